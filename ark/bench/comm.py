@@ -23,6 +23,7 @@ from ark.collective import Collective, CollectiveProgram
 from ark.comm.simulate import simulate
 from ark.distributed.calls import Key, algorithm, machine_for
 from ark.distributed.group import Group
+from ark.distributed.members import Members
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan as make_plan
 from ark.ops.collectives import choose_program
@@ -65,17 +66,14 @@ def bus_factor(collective: str, ranks: int) -> float:
     return {"all_reduce": 2 * share, "broadcast": 1.0}.get(collective, share)
 
 
-def measure(
-    case: CommCase, job: Bootstrap, backend: Backend, device: Device, peer: Peer | None
-) -> CommFigures:
-    """Measures one size on all ranks; the same figures on each."""
-    world, rank = job.world_size, job.rank
+def case_key(case: CommCase, world: int) -> Key:
+    """The call that the case measures, on so many ranks."""
     itemsize = case.dtype.itemsize
     elements = max(1, case.nbytes // itemsize // world) * world
     if case.collective == Collective.ALL_GATHER:
         elements //= world
     reduces = Collective(case.collective).reduces
-    key = Key(
+    return Key(
         case.collective,
         case.dtype.name if reduces else "uint32" if itemsize == 4 else "uint8",
         itemsize,
@@ -89,9 +87,29 @@ def measure(
         case.algorithm,
         case.engine,
     )
+
+
+def measure(
+    case: CommCase,
+    job: Bootstrap | Members,
+    backend: Backend,
+    device: Device,
+    peer: Peer | None,
+    plans: list[Plan] | None = None,
+) -> CommFigures:
+    """Measures one size on all ranks; the same figures on each. plans: those of the case's graph,
+    verified, if they are made already.
+    """
+    world, rank = job.world_size, job.rank
+    key = case_key(case, world)
+    elements = key.elements
     values = [((np.arange(elements) * 7 + r) % 13).astype(case.dtype.numpy) for r in range(world)]
-    run = _in_graph if case.way == GRAPH else _alone
-    seconds, got = run(case, key, values[rank], job, backend, device)
+    if case.way == GRAPH:
+        plan = (plans or case_plans(case, world, device))[rank]
+        seconds, got = _in_graph(case, key, plan, values[rank], job, backend, device)
+    else:
+        assert isinstance(job, Bootstrap), "calls one by one have a group of the whole job"
+        seconds, got = _alone(case, key, values[rank], job, backend, device)
     wrong = wrong_elements(case.collective, values, rank, got, key.reduction)
     other = peer.seconds(case, elements) if peer is not None else None
     said = [json.loads(s) for s in job.all_gather(json.dumps([seconds, wrong, other]).encode())]
@@ -146,8 +164,11 @@ def wrong_elements(
     return int((~near).sum())
 
 
-def _plans(case: CommCase, key: Key, world: int, device: Device) -> list[Plan]:
-    """Collectives behind each other where the result can be the next one's input; else one."""
+def case_plans(case: CommCase, world: int, device: Device) -> list[Plan]:
+    """All ranks' verified plans of a case: collectives behind each other where the result can be
+    the next one's input; else one.
+    """
+    key = case_key(case, world)
     machine = machine_for(device.machine, world, key)
     how = _program(case, key, world)
     attrs = {"program": how, "element": key.element, "engine": key.engine}
@@ -157,7 +178,7 @@ def _plans(case: CommCase, key: Key, world: int, device: Device) -> list[Plan]:
         x = graph.tensor((key.elements,), case.dtype, arena="state", name="x")
         count = key.out_bytes(world) // key.itemsize
         source = x
-        for number in range(_chain(key)):
+        for number in range(_chain(key, how)):
             arena, name = ("activation", f"y{number}") if number else ("state", "y")
             target = graph.tensor((count,), case.dtype, arena=arena, name=name)
             graph.add("collective", [source], [target], attrs, key.collective)
@@ -170,13 +191,13 @@ def _plans(case: CommCase, key: Key, world: int, device: Device) -> list[Plan]:
 def _in_graph(
     case: CommCase,
     key: Key,
+    plan: Plan,
     values: np.ndarray,
-    job: Bootstrap,
+    job: Bootstrap | Members,
     backend: Backend,
     device: Device,
 ) -> tuple[float, np.ndarray]:
-    plan = _plans(case, key, job.world_size, device)[job.rank]
-    many = _chain(key)
+    many = _chain(key, _program(case, key, job.world_size))
     with Executor(plan, backend, device, ranks=job) as executor:
         places = {b.name: b for b in plan.buffers if b.rank == plan.rank}
         if "x" in places:  # a broadcast reads the root's alone
@@ -184,17 +205,18 @@ def _in_graph(
         executor.start(1).wait(60.0)
         data = device.read(executor.buffer_address(places["y"].id), places["y"].nbytes)
         got = data.view(case.dtype.numpy)
-        seconds = seconds_each(executor, job, case.repeats, 2000)
+        seconds = seconds_each(executor, job, case.repeats, 2000, case.least)
     return seconds / many, got
 
 
-def _chain(key: Key) -> int:
+def _chain(key: Key, program: CollectiveProgram) -> int:
     """Collectives of an iteration: many, where the result can be the next one's input."""
     if key.collective not in ("all_reduce", "all_to_all", "broadcast"):
         return 1
     if key.nbytes >= HUGE:
         return 2
-    return FEW if key.nbytes >= LARGE else CHAIN
+    cut = program.chunks > 8 * program.ranks  # into many small puts, which take long to plan
+    return FEW if key.nbytes >= LARGE or cut else CHAIN
 
 
 def _alone(

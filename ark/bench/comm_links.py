@@ -1,63 +1,113 @@
 """What puts between two ranks take: the figures of `ark topo measure`.
 
 Both ranks exchange data in one launch, each transfer waiting for the one before, so that a time is
-a put's latency and its bytes, in both directions at once. Called by ark.cli.topo_measure, in a job
-of two ranks for every pair of devices.
+a put's latency and its bytes, in both directions at once. All pairs of a job are measured one after
+another while the other ranks wait; they run the same plans, of which every rank makes some and
+sends them to the others. Called by ark.cli.topo_measure.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+from collections.abc import Mapping
+
+import msgspec
+
 from ark.backend.protocol import Backend, Device
-from ark.bench.comm import measure
+from ark.bench.comm import case_plans, measure
 from ark.bench.comm_peer import GRAPH, CommCase
 from ark.collective import Collective
 from ark.comm.classics import build
 from ark.comm.topology.measured import Line, Pair, fit
+from ark.distributed.members import Members
 from ark.errors import PlanError, UnsupportedError
 from ark.ir.dtype import by_name
+from ark.json_reader import read
 from ark.lower.engines import PACKET, THREADS
+from ark.plan.serialize import from_json, to_json
+from ark.plan.types import Plan
 from ark.runtime.bootstrap import Bootstrap
 
-SIZES = (64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)  # bytes of a put
+SIZES = (64, 4 << 10, 64 << 10, 1 << 20, 4 << 20)  # bytes of a put
 _MANY = 8  # puts in place of one
 _SMALL, _LARGE = 4 << 10, 1 << 20
+_ENGINES = (PACKET, THREADS)
+_SWAP, _SUM = Collective.ALL_TO_ALL.value, Collective.ALL_REDUCE.value
+# Of what a rank exchanges it keeps half.
+_PUTS = {(e, n): (_SWAP, 2 * n, e, 1) for e in _ENGINES for n in SIZES}
+_MANY_PUTS = {e: (_SWAP, 2 * _SMALL, e, _MANY) for e in _ENGINES}
+_SUMS = {e: (_SUM, _LARGE, e, 1) for e in _ENGINES}
+Asked = tuple[str, int, str, int]  # collective, bytes, engine, pieces
 
 
-def measure_pair(
-    one: int, other: int, job: Bootstrap, backend: Backend, device: Device, repeats: int
+def measure_pairs(job: Bootstrap, backend: Backend, device: Device, repeats: int) -> list[Pair]:
+    """Measures every two ranks of the job; the same figures on each rank."""
+    plans = _made_together(job, device, repeats)
+    found: list[Pair] = []
+    for pair in itertools.combinations(range(job.world_size), 2):
+        said = b""
+        if job.rank in pair:
+            members = Members(job, pair, "a pair that is measured")
+            said = msgspec.json.encode(_measured(pair, members, backend, device, repeats, plans))
+        found.append(read(job.all_gather(said, f"pair {pair}")[pair[0]], Pair, "a measured pair"))
+    return found
+
+
+def _case(asked: Asked, repeats: int) -> CommCase:
+    collective, nbytes, engine, pieces = asked
+    program = build("one_shot", collective, 2, pieces=pieces)
+    return CommCase(
+        collective, nbytes, by_name("fp32"), GRAPH, program, engine, repeats, least=True
+    )
+
+
+def _made_together(job: Bootstrap, device: Device, repeats: int) -> Mapping[Asked, list[Plan]]:
+    """Both ranks' plans of each case; none of what the machine cannot do."""
+    every = [*_PUTS.values(), *_MANY_PUTS.values(), *_SUMS.values()]
+    own: dict[int, list[str]] = {}
+    for number in range(job.rank, len(every), job.world_size):
+        try:
+            made = case_plans(_case(every[number], repeats), 2, device)
+        except (PlanError, UnsupportedError):
+            continue  # not by this engine, or not as much at once
+        own[number] = [to_json(p) for p in made]
+    found: dict[Asked, list[Plan]] = {}
+    for said in job.all_gather(json.dumps(own).encode(), "the plans of pairs"):
+        for number, texts in read(said, dict[int, list[str]], "plans").items():
+            found[every[number]] = [from_json(t) for t in texts]
+    return found
+
+
+def _measured(
+    pair: tuple[int, int],
+    members: Members,
+    backend: Backend,
+    device: Device,
+    repeats: int,
+    plans: Mapping[Asked, list[Plan]],
 ) -> Pair:
-    """Measures this job's two ranks, which stand for the ranks `one` and `other` of a network."""
-    dtype = by_name("fp32")
-
-    def seconds(collective: str, nbytes: int, engine: str, pieces: int = 1) -> float:
-        program = build("one_shot", collective, 2, pieces=pieces)
-        case = CommCase(collective, nbytes, dtype, GRAPH, program, engine, repeats)
-        return measure(case, job, backend, device, None).seconds
+    def us(asked: Asked) -> float:
+        case = _case(asked, repeats)
+        return 1e6 * measure(case, members, backend, device, None, plans[asked]).seconds
 
     lines: dict[str, Line] = {}
-    for engine in (PACKET, THREADS):
-        sizes, times = [], []
-        for nbytes in SIZES:
-            try:
-                # Of what a rank exchanges it keeps half.
-                times.append(1e6 * seconds(Collective.ALL_TO_ALL.value, 2 * nbytes, engine))
-            except (PlanError, UnsupportedError):
-                continue  # not by this engine, or not as much at once
-            sizes.append(nbytes)
+    took: dict[Asked, float] = {}
+    for engine in _ENGINES:
+        sizes = [n for n in SIZES if _PUTS[engine, n] in plans]
+        took |= {_PUTS[engine, n]: us(_PUTS[engine, n]) for n in sizes}
         if len(sizes) > 1:
-            lines[engine] = fit(sizes, times)
+            lines[engine] = fit(sizes, [took[_PUTS[engine, n]] for n in sizes])
     if not lines:
         raise UnsupportedError("no engine moves data between these ranks; see `ark info`.")
     quick = min(lines, key=lambda name: lines[name].alpha_us)
-    many = seconds(Collective.ALL_TO_ALL.value, 2 * _SMALL, quick, _MANY)
-    single = seconds(Collective.ALL_TO_ALL.value, 2 * _SMALL, quick)
+    more = us(_MANY_PUTS[quick]) - took[_PUTS[quick, _SMALL]]
     wide = max(lines, key=lambda name: lines[name].gbps)
     moved = lines[wide].alpha_us + _LARGE / lines[wide].gbps / 1e3
-    sums = 1e6 * seconds(Collective.ALL_REDUCE.value, _LARGE, wide) - moved
+    sums = us(_SUMS[wide]) - moved
     return Pair(
-        one,
-        other,
+        *pair,
         lines,
-        max(0.0, (many - single) / (_MANY - 1) * 1e6),
+        max(0.0, more / (_MANY - 1)),
         3 * _LARGE / sums / 1e3 if sums > 0 else None,  # two read and one written
     )

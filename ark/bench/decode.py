@@ -210,11 +210,18 @@ def _text(length: int) -> list[int]:
 
 
 def _write_state(
-    executor: Executor, shape: Shape, text: Sequence[int], position: int, total: int
+    executor: Executor,
+    shape: Shape,
+    text: Sequence[int],
+    position: int,
+    total: int,
+    last: Sequence[int] = (),
 ) -> None:
-    """The same for all sequences of the batch."""
+    """The same for all sequences of the batch, but their last tokens where these are given."""
     tokens = np.zeros((shape.batch, shape.context), np.int32)
     tokens[:, : len(text)] = text
+    if last:
+        tokens[:, len(text) - 1] = last
     executor.write("tokens", tokens.ravel())
     executor.write("position", np.full(shape.batch, position, np.int32))
     settings = [0, 0, 0, len(text) - 1, total, 0]
@@ -223,12 +230,12 @@ def _write_state(
 
 
 def _run(
-    executor: Executor, shape: Shape, text: Sequence[int], tokens: int
+    executor: Executor, shape: Shape, text: Sequence[int], tokens: int, last: Sequence[int] = ()
 ) -> tuple[float, list[int]]:
-    """Seconds of a launch in which each sequence reads the last token of the text and makes so
-    many, and those of the first one.
+    """Seconds of a launch in which each sequence reads the last token of the text, or its own of
+    `last`, and makes so many, and those of the first one.
     """
-    _write_state(executor, shape, text, len(text) - 1, len(text) + tokens)
+    _write_state(executor, shape, text, len(text) - 1, len(text) + tokens, last)
     run: Run = executor.start(tokens)
     run.wait()
     made = executor.read("tokens")[len(text) : len(text) + tokens].tolist()
@@ -236,10 +243,10 @@ def _run(
 
 
 def _fill_caches(executor: Executor, plan: Plan) -> None:
-    """Random keys and values, so that attention reads real numbers."""
+    """Random keys and values, each sequence its own, so that attention reads real numbers."""
     pool = np.random.default_rng(1).standard_normal(POOL, np.float32)
     for tensor in plan.tensors:
-        if re.fullmatch(r".*\.(keys|values)(\.\d+)?", tensor.name):
+        if re.fullmatch(r".*\.(keys|values)", tensor.name):
             values = np.resize(pool, int(np.prod(tensor.shape)))
             executor.write(tensor.name, values.astype(dtype_by_name(tensor.dtype).numpy))
 
@@ -269,10 +276,10 @@ def _compare(
     # Each has a cache of the length that it needs: torch reads all of it.
     for row in figures.contexts:
         room = row.context + max(tokens, STEPS) + 1
-        decoder = TorchDecoder(shape.config, torch_weights, room, place)
+        decoder = TorchDecoder(shape.config, torch_weights, room, place, batch=shape.batch)
         _copy_caches(executor, decoder)
         for peer in peers:
-            first = _text(row.context + 1)[-1]
+            first = _text(row.context + 1)[-1:] * shape.batch
             row.peer_s[peer] = decoder.run(first, row.context, tokens, peer == "compiled")
         row.fidelity = _fidelity(executor, shape, decoder, row.context)
     for prompt in figures.prompts:
@@ -288,25 +295,26 @@ def _fidelity(
     torch = import_torch()
     config, weights, place = decoder.config, decoder.weights, decoder.device
     _copy_caches(executor, decoder)
-    reference = TorchDecoder(config, weights, len(decoder.places), place, torch.float32)
+    room, batch = len(decoder.places), shape.batch
+    reference = TorchDecoder(config, weights, room, place, torch.float32, batch)
     _copy_caches(executor, reference)
     text = _text(context + 1)
 
-    def ours(token: int, position: int) -> np.ndarray:
-        _run(executor, shape, [*text[:-1], *[0] * (position - context), token], 1)
-        return executor.read("decode.head.logits").astype(np.float32).ravel()
+    def ours(tokens: list[int], position: int) -> np.ndarray:
+        _run(executor, shape, [*text, *[0] * (position - context)], 1, tokens)
+        return executor.read("decode.head.logits").astype(np.float32).reshape(batch, -1)
 
-    read, rows = greedy(ours, text[-1], context)
+    # Sequences that differ in their tokens and caches.
+    read, rows = greedy(ours, [text[-1] + i for i in range(batch)], context)
 
     def theirs(model: TorchDecoder) -> np.ndarray:
         made = []
         with torch.inference_mode():
-            for i, token in enumerate(read):
-                model.step(
-                    torch.tensor([token], device=place), torch.tensor([context + i], device=place)
-                )
-                made.append(model.logits.float().cpu().numpy().ravel())
-        return np.stack(made)
+            for i, tokens in enumerate(read):
+                at = torch.tensor([context + i], device=place)
+                model.step(torch.tensor(tokens, device=place), at)
+                made.append(model.logits.float().cpu().numpy())
+        return np.concatenate(made)
 
     right = theirs(reference)
     del reference

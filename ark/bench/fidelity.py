@@ -48,13 +48,13 @@ def compare(rows: np.ndarray, reference: np.ndarray) -> Fidelity:
 
 
 def greedy(
-    step: Callable[[int, int], np.ndarray], token: int, position: int
-) -> tuple[list[int], np.ndarray]:
-    """The tokens read and the logits of STEPS steps of step(token, position), each taking the best
-    token of the one before.
+    step: Callable[[list[int], int], np.ndarray], first: list[int], position: int
+) -> tuple[list[list[int]], np.ndarray]:
+    """The tokens read and the logits, (STEPS * texts, vocabulary), of STEPS steps of
+    step(tokens, position), a token of each text, each taking the best tokens of the one before.
     """
-    read, rows = [token], []
+    read, rows = [first], []
     for i in range(STEPS):
         rows.append(step(read[-1], position + i))
-        read.append(int(rows[-1].argmax()))
-    return read[:-1], np.stack(rows)
+        read.append(rows[-1].argmax(1).tolist())
+    return read[:-1], np.concatenate(rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,8 @@ def repeated(
 
 
 class TorchDecoder:
-    """A Llama over ark's packed weights (rotary pairs are neighbours), with caches of its own.
+    """A Llama over ark's packed weights (rotary pairs are neighbours), with caches of its own for
+    `batch` texts of one length.
 
     weights: torch tensors by ark's parameter names. dtype: what is computed in; None for the
     weights' own. A wider one converts each weight when it is used, so that no second copy of a
@@ -98,11 +99,12 @@ class TorchDecoder:
         context: int,
         device: str,
         dtype: Any = None,
+        batch: int = 1,
     ) -> None:
         torch = import_torch()
         self.config, self.weights, self.device = config, weights, device
-        self.dtype = dtype or weights["embedding"].dtype
-        dims = (1, config.num_key_value_heads, context, config.head_dim)
+        self.dtype, self.batch = dtype or weights["embedding"].dtype, batch
+        dims = (batch, config.num_key_value_heads, context, config.head_dim)
         self.caches = [
             tuple(torch.zeros(dims, dtype=self.dtype, device=device) for _ in range(2))
             for _ in range(config.num_hidden_layers)
@@ -113,20 +115,22 @@ class TorchDecoder:
         self.places = torch.arange(context, device=device)
 
     def fill(self, layer: int, keys: Any, values: Any) -> None:
-        """Sets a layer's caches from (kv_heads, positions, head_dim) each, at least as many
+        """Sets a layer's caches from (batch * kv_heads, positions, head_dim) each, at least as many
         positions as there are here.
         """
         with import_torch().inference_mode():
             for cache, given in zip(self.caches[layer], (keys, values), strict=True):
-                cache.copy_(given.to(self.dtype)[None, :, : cache.shape[2]])
+                texts = given.to(self.dtype).unflatten(0, cache.shape[:2])
+                cache.copy_(texts[:, :, : cache.shape[2]])
 
     def step(self, tokens: Any, position: Any) -> Any:
-        """tokens: int64 (rows,), of one text; position: int64 (1,), the first one's. Returns the
-        token after the last of them, shape (1,); its logits are in `logits`.
+        """tokens: int64 (batch * rows,), text after text; position: int64 (1,), each text's first
+        one's. Returns the tokens after the last ones, shape (batch,), whose logits, (batch,
+        vocabulary), are in `logits`.
         """
         torch = import_torch()
-        c = self.config
-        rows = tokens.shape[0]
+        c, batch = self.config, self.batch
+        rows = tokens.shape[0] // batch
         heads, kv, width = c.num_attention_heads, c.num_key_value_heads, c.head_dim
         linear = torch.nn.functional.linear
 
@@ -142,7 +146,7 @@ class TorchDecoder:
         cos, sin = self.cos[places], self.sin[places]
 
         def by_head(x: Any, count: int) -> Any:
-            return x.view(1, rows, count, width).transpose(1, 2)
+            return x.view(batch, rows, count, width).transpose(1, 2)
 
         def rotate(x: Any) -> Any:
             a, b = x[..., 0::2].float(), x[..., 1::2].float()
@@ -159,20 +163,22 @@ class TorchDecoder:
             a = torch.nn.functional.scaled_dot_product_attention(
                 rotate(by_head(q, heads)), keys, values, attn_mask=mask, enable_gqa=heads != kv
             )
-            a = a.transpose(1, 2).reshape(rows, heads * width)
+            a = a.transpose(1, 2).reshape(batch * rows, heads * width)
             h = h + linear(a, weight(at + "attention.output"))
             gate_up = linear(norm(h, at + "mlp_norm"), weight(at + "mlp.gate+up"))
             gated = torch.nn.functional.silu(gate_up[:, 0::2]) * gate_up[:, 1::2]
             h = h + linear(gated, weight(at + "mlp.down"))
         head = "embedding" if c.tie_word_embeddings else "head.weight"
-        self.logits = linear(norm(h[-1:], "norm"), weight(head))
+        self.logits = linear(norm(h.view(batch, rows, -1)[:, -1], "norm"), weight(head))
         return self.logits.argmax(-1)
 
-    def run(self, token: int, position: int, steps: int, compiled: bool) -> float:
-        """Seconds a token over `steps`. compiled: torch.compile, replayed as a CUDA graph."""
+    def run(self, first: Sequence[int], position: int, steps: int, compiled: bool) -> float:
+        """Seconds for a token of each text over `steps`, from each one's first. compiled:
+        torch.compile, replayed as a CUDA graph.
+        """
         torch = import_torch()
         with torch.inference_mode():
-            tokens = torch.tensor([token], device=self.device)
+            tokens = torch.tensor(first, device=self.device)
             place = torch.tensor([position], device=self.device)
             if not compiled:
                 return self._eager(tokens, place, steps)
@@ -188,7 +194,7 @@ class TorchDecoder:
                 place_next = place + 1
                 tokens.copy_(out)
                 place.copy_(place_next)
-            tokens.fill_(token)
+            tokens.copy_(torch.tensor(first))
             place.fill_(position)
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
@@ -218,5 +224,5 @@ class TorchDecoder:
         for _ in range(steps):
             tokens = self.step(tokens, place)
             place = place + 1
-            int(tokens)
+            tokens.tolist()
         return (time.perf_counter() - start) / steps

@@ -139,10 +139,8 @@ def run(args: argparse.Namespace) -> int:
     context = max(*(c + after + 1 for c in contexts), *(n + 1 for n in args.prompt), 0)
     shape = Shape(config, dtype, context, 0, rank_info.rank, world)
     batches = [dataclasses.replace(shape, batch=n) for n in args.batch]
-    if args.batch != [1] and (args.vs or args.prompt):
-        raise InvalidUsageError(
-            "--batch measures decoding alone; leave --vs and --prompt away beside it"
-        )
+    if args.batch != [1] and args.prompt:
+        raise InvalidUsageError("--batch measures decoding alone; leave --prompt away beside it")
     if args.vs:
         check_peer(config, world)
     if args.model:
@@ -196,13 +194,14 @@ def run(args: argparse.Namespace) -> int:
         else:
             show(figures, name, probe.notes)
     failed = [
-        c.context
-        for c in measured[0].contexts
+        f"{c.context} positions" + (f" of {figures.batch} texts" if figures.batch > 1 else "")
+        for figures in measured
+        for c in figures.contexts
         if "ark" in c.fidelity and not c.fidelity["ark"].passes(dtype.name)
     ]
     if failed:
         errors.print(
-            f"the logits after {', '.join(map(str, failed))} positions are further than "
+            f"the logits after {', '.join(failed)} are further than "
             f"{TOLERANCE[dtype.name]:g} of their norm from torch's in fp32; do not trust these "
             "times, and please report it",
             style="red",

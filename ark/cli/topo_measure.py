@@ -5,19 +5,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-import tempfile
-from pathlib import Path
-
-import msgspec
 
 from ark.backend import registry
-from ark.bench.comm_links import measure_pair
-from ark.cli.common import positive, write_file
+from ark.bench.comm_links import measure_pairs
+from ark.cli.common import positive, to_be_started, write_file
 from ark.comm.simulate import Routes
 from ark.comm.topology import Topology, full_mesh, load, to_json
 from ark.comm.topology.measured import Pair, measured
 from ark.errors import InvalidUsageError
-from ark.json_reader import read
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
@@ -35,41 +30,44 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", metavar="FILE", help="write the topology here, as JSON")
     command.add_argument("--repeats", type=positive, default=3, help="of every time (3)")
     command.add_argument("--backend")
-    command.add_argument("--pair", metavar="A,B", help=argparse.SUPPRESS)  # one of two such ranks
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures all pairs, each in a job of two ranks, or is a rank of such a job."""
-    if args.pair is not None:
-        return _rank(args)
-    topology = load(args.topology) if args.topology else full_mesh(max(args.ranks or 2, 2))
+    """Measures all pairs in one job of all ranks, of which this is one, or starts them."""
+    topology = load(args.topology) if args.topology else None
+    info = rank_from_environment()
+    named = args.ranks or (info.world_size if info.world_size > 1 else None)
+    topology = topology or full_mesh(max(named or 2, 2))
     ranks = len(topology.ranks)
-    if ranks < 2 or args.ranks not in (None, ranks):
+    if ranks < 2 or named not in (None, ranks):
         raise InvalidUsageError(
-            f"{topology.name} has {ranks} ranks, and --ranks says {args.ranks or ranks}; they must "
+            f"{topology.name} has {ranks} ranks, and --ranks says {named or ranks}; they must "
             "agree, and be 2 or more."
         )
-    _, probe = registry.choose(args.backend)
+    backend, probe = registry.choose(args.backend)
     if args.backend not in (None, registry.FALLBACK) and ranks > len(probe.devices):
         raise InvalidUsageError(
             f"{ranks} ranks need as many devices; {len(probe.devices)} were found."
         )
-    pairs = []
-    for one, other in itertools.combinations(range(ranks), 2):
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "pair.json"
-            words = ["topo", "measure", "--pair", f"{one},{other}", "--out", str(file)]
-            words += ["--repeats", str(args.repeats)]
-            words += ["--backend", args.backend] if args.backend else []
-            code = launch_command(2, [sys.executable, "-m", "ark", *words])
-            if code:
-                return code
-            pairs.append(read(file.read_bytes(), Pair, "the measured pair"))
+    if to_be_started(ranks, info):
+        return launch_command(ranks, [sys.executable, "-m", "ark", *args.words])
+    with Bootstrap.from_environment(rank_info=info) as job:
+        device = backend.open(info.rank % len(probe.devices))
+        try:
+            pairs = measure_pairs(job, backend, device, args.repeats)
+        finally:
+            device.close()
+    if info.rank == 0:
+        _show(args.out, topology, pairs)
+    return 0
+
+
+def _show(out: str | None, topology: Topology, pairs: list[Pair]) -> None:
     made = _written(topology, pairs)
-    if args.out is None:
+    if out is None:
         print(to_json(made), end="")
-        return 0
-    write_file(args.out, to_json(made))
+        return
+    write_file(out, to_json(made))
     for pair in pairs:
         for name, line in pair.lines.items():
             print(
@@ -79,8 +77,7 @@ def run(args: argparse.Namespace) -> int:
     costs = made.costs
     assert costs is not None
     sums = "not told" if costs.local_gbps is None else f"{costs.local_gbps:.1f} GB/s"
-    print(f"a put more: {costs.put_overhead_us:.2f} us; sums: {sums} -> {args.out}")
-    return 0
+    print(f"a put more: {costs.put_overhead_us:.2f} us; sums: {sums} -> {out}")
 
 
 def _written(topology: Topology, pairs: list[Pair]) -> Topology:
@@ -91,23 +88,3 @@ def _written(topology: Topology, pairs: list[Pair]) -> Topology:
         for a, b in itertools.permutations(range(len(names)), 2)
     }
     return measured(topology, pairs, ways)
-
-
-def _rank(args: argparse.Namespace) -> int:
-    info = rank_from_environment()
-    try:
-        one, other = (int(word) for word in args.pair.split(","))
-    except ValueError:
-        raise InvalidUsageError(f"--pair {args.pair!r} is no pair of ranks.") from None
-    if info.world_size != 2:
-        raise InvalidUsageError("--pair is for the two ranks that `ark topo measure` starts.")
-    backend, probe = registry.choose(args.backend)
-    with Bootstrap.from_environment(rank_info=info) as job:
-        device = backend.open((one, other)[info.rank] % len(probe.devices))
-        try:
-            pair = measure_pair(one, other, job, backend, device, args.repeats)
-        finally:
-            device.close()
-    if info.rank == 0:
-        write_file(args.out, msgspec.json.encode(pair))
-    return 0

@@ -1,5 +1,5 @@
 """Some of a job's ranks as a group of their own, over the job's bootstrap. Used by pairs that send
-to each other, of whom nobody else knows.
+to each other, of whom nobody else knows, and by pairs whose link is measured.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ class Members:
         self._ranks = tuple(ranks)
         self._label = f"{label} {self._ranks}"
         self.rank = self._ranks.index(job.rank)
+        self.world_size = len(self._ranks)
 
     def all_gather(self, data: bytes) -> list[bytes]:
         """Everybody's data, in the order of the members."""

@@ -37,8 +37,20 @@ ARK_DEVICE void ark_sample_tile(ArkCtx& c, const ArkTask& t, L logits, S setting
   const int lo = static_cast<int>(static_cast<ark_i64>(VOCABULARY) * tile / TILES);
   const int hi = static_cast<int>(static_cast<ark_i64>(VOCABULARY) * (tile + 1) / TILES);
   ArkSampler sampler = ark_sampler(settings, position, ark_token_of<VOCABULARY, FIRST>(lo));
-  for (int i = lo + ark_tid(); i < hi; i += ARK_THREADS) {
-    ark_sample(sampler, ark_get(logits.p, i), ark_token_of<VOCABULARY, FIRST>(i));
+  // Several logits are asked for at once: few tiles have many of them.
+  constexpr int B = 8;
+  for (int first = lo + ark_tid(); first < hi; first += B * ARK_THREADS) {
+    float logit[B];
+#pragma unroll
+    for (int b = 0; b < B; ++b) {
+      const int i = first + b * ARK_THREADS;
+      logit[b] = i < hi ? ark_get(logits.p, i) : -ark_inf();
+    }
+#pragma unroll
+    for (int b = 0; b < B; ++b) {
+      const int i = first + b * ARK_THREADS;
+      if (i < hi) ark_sample(sampler, logit[b], ark_token_of<VOCABULARY, FIRST>(i));
+    }
   }
   ark_sampled(sampler, candidates, tile, reinterpret_cast<float*>(ARK_SCRATCH(c)));
 }

@@ -22,7 +22,7 @@ from examples.common.plot import Panel, page
 from examples.pose import algebra
 
 STEPS = 20  # no problem of a sensible size needs more
-TOLERANCE = 1e-5  # of a step: radians, and units of length
+TOLERANCE = 1e-5  # of a step's length: radians, and units of length
 ROW, COLUMN = np.triu_indices(6)
 
 
@@ -88,6 +88,22 @@ def kabsch(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.concatenate([algebra.to_quaternion(rotation), position], 1).T.astype(np.float32)
 
 
+def iteration(
+    first: ark.Tensor, second: ark.Tensor, covariance: ark.Tensor, pose: ark.Tensor
+) -> tuple[list[ark.Tensor], ark.Tensor, ark.Tensor]:
+    """A step of all poses, in place: sum H'WH as it was before (the triangle), J, and the
+    square of the batch's longest step.
+    """
+    parts = [[t[i] for i in range(t.shape()[0])] for t in (first, second, covariance, pose)]
+    triangle, gradient, squares = algebra.normal_equations(
+        *parts, total=lambda x: ark.reduce_sum(x, 1)
+    )
+    step = dense.solve(triangle, gradient)
+    for new, old in zip(algebra.moved(parts[3], step), parts[3], strict=True):
+        ark.copy(new, output=old)
+    return triangle, ark.mul(squares, 0.5), ark.reduce_max(dense.dot(step, step), [0, 1, 2])
+
+
 def solve(problems: Problems, repeats: int = 1) -> tuple[Poses, float]:
     """The poses, and the seconds of a launch, the least of so many (compilation and the start are
     before it).
@@ -97,19 +113,11 @@ def solve(problems: Problems, repeats: int = 1) -> tuple[Poses, float]:
     first, second = ark.tensor([3, points, batch]), ark.tensor([3, points, batch])
     covariance = ark.tensor([21, points, batch])
     pose = ark.tensor([7, 1, batch])
-    parts = [[t[i] for i in range(t.shape()[0])] for t in (first, second, covariance, pose)]
-    triangle, gradient, squares = algebra.normal_equations(
-        *parts, total=lambda x: ark.reduce_sum(x, 1)
-    )
-    information, cost = ark.concat(triangle, 0), ark.mul(squares, 0.5)
-    step = dense.solve(triangle, gradient)
-    for new, old in zip(algebra.moved(parts[3], step), parts[3], strict=True):
-        ark.copy(new, output=old)
-    # Token 1 is drawn, which ends the launch, once no step is larger than the tolerance.
-    largest = ark.reduce_max(ark.abs(ark.concat(step, 0)), [0, 1, 2])
-    limit = ark.constant(TOLERANCE, [1, 1], ark.fp32)
+    triangle, cost, longest = iteration(first, second, covariance, pose)
+    # Token 1 is drawn, which ends the launch, once no step is longer than the tolerance.
+    limit = ark.constant(TOLERANCE**2, [1, 1], ark.fp32)
     state = ark.TokenState.make(STEPS + 2)
-    ark.sample(ark.concat([ark.reshape(largest, [1, 1]), limit], 1), state)
+    ark.sample(ark.concat([ark.reshape(longest, [1, 1]), limit], 1), state)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         first.from_numpy(problems.first)
@@ -127,7 +135,7 @@ def solve(problems: Problems, repeats: int = 1) -> tuple[Poses, float]:
             seconds = min(seconds, time.perf_counter() - begin)
         result = pose.to_numpy().reshape(7, batch).astype(np.float64)
         square = np.zeros((batch, 6, 6))
-        square[:, ROW, COLUMN] = information.to_numpy().reshape(21, batch).T
+        square[:, ROW, COLUMN] = np.stack([t.to_numpy().reshape(batch) for t in triangle], 1)
         square[:, COLUMN, ROW] = square[:, ROW, COLUMN]
         poses = Poses(
             np.moveaxis(np.array(algebra.to_matrix(result[:4])), -1, 0),
@@ -143,12 +151,12 @@ def in_numpy(problems: Problems, start: np.ndarray) -> tuple[np.ndarray, int]:
     """The same iterations over NumPy arrays: pose (7, batch), and how many there were."""
     pose = list(start[:, None])
     given = [list(a) for a in (problems.first, problems.second, problems.covariance)]
-    done, largest = 0, np.inf
-    while largest > TOLERANCE and done < STEPS:
+    done, longest = 0, np.inf
+    while longest > TOLERANCE and done < STEPS:
         found = algebra.normal_equations(*given, pose, total=lambda x: x.sum(0, keepdims=True))
         step = dense.solve(*found[:2])
         pose = algebra.moved(pose, step)
-        done, largest = done + 1, max(np.abs(s).max() for s in step)
+        done, longest = done + 1, float(dense.dot(step, step).max()) ** 0.5
     return np.concatenate(pose), done
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from ark.cli import main
 from ark.comm.topology import load
+from tests.slow import slow
 
 
 def test_two_ranks_are_measured(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
@@ -23,3 +25,22 @@ def test_two_ranks_are_measured(tmp_path: Path, capfd: pytest.CaptureFixture) ->
     assert "GB/s each way" in capfd.readouterr().out
     words = ["topo", "simulate", str(file), "--collective", "all_reduce", "--size", "4K"]
     assert main(words) == 0
+
+
+@slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_every_pair_of_more_ranks_is_measured(ranks: int, tmp_path: Path) -> None:
+    """In one job; programs for the links that were found are run in turn, and give right sums."""
+    file, figures = tmp_path / "here.json", tmp_path / "figures.json"
+    words = ["--ranks", str(ranks), "--backend", "cpu", "--repeats", "1"]
+    assert main(["topo", "measure", *words, "--out", str(file)]) == 0
+    topology = load(str(file))
+    assert len(topology.links) == ranks * (ranks - 1)
+    assert len({link.bandwidth for link in topology.links}) < 10
+    for algorithm in ("forestcoll", "ring"):
+        how = ["--algorithm", algorithm, "--topology", str(file), "--json", str(figures)]
+        assert main(["bench", "comm", "all_reduce", *words, "--sizes", "64K", *how]) == 0
+        (row,) = json.loads(figures.read_text())["rows"]
+        assert (row["algorithm"], row["wrong"], row["ranks"]) == (algorithm, 0, ranks)
+        assert row["predicted_seconds"] > 0

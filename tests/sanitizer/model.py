@@ -26,7 +26,9 @@ ROLES = (
     ("ark_barrier_init(&ark_handshake.open, 1u)", "ark_barrier_init(&ark_handshake.open, 32u)"),
     ("ark_handshake.done, ARK_WARPS)", "ark_handshake.done, 32u * ARK_WARPS)"),
     ("ark_handshake.gathered, ARK_WARPS)", "ark_handshake.gathered, 32u * ARK_WARPS)"),
+    ("ark_handshake.squared, ARK_WARPS)", "ark_handshake.squared, 32u * ARK_WARPS)"),
     ("if (ark_lane() == 0) ark_barrier_arrive(&ark_handshake", "ark_barrier_arrive(&ark_handshake"),
+    ("if (ark_lane() == 0) ark_barrier_arrive(barrier", "ark_barrier_arrive(barrier"),
 )
 STREAM = (
     ("ark_ring.empty[slot], ARK_WARPS)", "ark_ring.empty[slot], 32u * ARK_WARPS)"),

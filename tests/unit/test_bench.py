@@ -51,6 +51,16 @@ def test_every_row_is_beside_torch(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["peer_s"]["eager"] > 0 and made["read_bandwidth"] > 0
 
 
+def test_every_sequence_of_a_batch_is_beside_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    made = figures(capsys, "--context", "12", "--tokens", "4", "--batch", "3", "--vs", "torch")
+    (row,) = made["contexts"]
+    found = row["fidelity"]["ark"]
+    assert found["rows"] == found["agreed"] == 3 * STEPS
+    assert 0 < found["mean"] < found["most"] < 0.1 and found["distance"] < 5e-3
+    assert row["peer_s"]["eager"] > 0
+
+
 def test_the_distance_is_by_row() -> None:
     right = np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 10.0]])
     off = right.copy()
@@ -70,12 +80,12 @@ def test_what_is_no_number_fails() -> None:
 
 
 def test_each_step_reads_the_best_of_the_one_before() -> None:
-    def step(token: int, position: int) -> np.ndarray:
-        return np.eye(64)[(token + position) % 64]
+    def step(tokens: list[int], position: int) -> np.ndarray:
+        return np.eye(64)[[(token + position) % 64 for token in tokens]]
 
-    read, rows = greedy(step, 5, 10)
-    assert read[:3] == [5, 15, 26] and rows.shape == (STEPS, 64)
-    assert [int(r.argmax()) for r in rows[:-1]] == read[1:]
+    read, rows = greedy(step, [5, 7], 10)
+    assert read[:3] == [[5, 7], [15, 17], [26, 28]] and rows.shape == (2 * STEPS, 64)
+    assert rows[:-2].argmax(1).tolist() == [token for tokens in read[1:] for token in tokens]
 
 
 @pytest.mark.parametrize(

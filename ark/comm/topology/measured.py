@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -18,6 +18,7 @@ from ark.comm.topology.costs import CostModel, Protocol
 from ark.comm.topology.model import Link, Topology
 
 _LEAST_GBPS = Fraction(1, 1000)
+_ALIKE = 1.15  # links whose figures differ less are alike: so much do repeats differ
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,17 @@ class Pair:
 def fit(sizes: Sequence[int], times_us: Sequence[float]) -> Line:
     """Returns the line with the least sum of squared relative errors, neither part below zero.
 
-    sizes: bytes, two or more different ones. times_us: microseconds, above 0.
+    sizes: bytes, two or more different ones. times_us: microseconds, above 0. Times that are not
+    those of a line, because other programs held the ranks up, show no bandwidth above twice what
+    any of them attained.
     """
     n, t = np.array(sizes, float), np.array(times_us, float)
     rows = np.stack([1 / t, n / t], axis=1)
     (alpha, beta), *_ = np.linalg.lstsq(rows, np.ones(len(t)), rcond=None)
     if alpha < 0:
         alpha, beta = 0.0, float((n / t).sum() / ((n / t) ** 2).sum())
-    if beta <= 0:
-        beta = min(times_us) / max(sizes) / 1e3  # the largest took no longer than the least
-    return Line(float(alpha), float(1e-3 / beta))
+    beta = max(beta, float((t / n).min()) / 2)
+    return Line(float(alpha), 1e-3 / float(beta))
 
 
 def measured(
@@ -64,9 +66,10 @@ def measured(
     """Returns the topology with the pairs' figures in its links and costs.
 
     A link has the bandwidth of the fastest pair whose way (`routes`, node ids by rank numbers)
-    passes it, since no slower pair was held up by it, and the least latency a hop of these pairs;
-    links that none passes keep theirs. Protocols cost what they add to the quickest on the median
-    pair.
+    passes it, since no slower pair was held up by it, and the least latency a hop of these pairs,
+    each to two digits and the same for links that are `alike`, so that what was measured of equal
+    links gives the trees of equal links; links that none passes keep theirs. Protocols cost what
+    they add to the quickest on the median pair.
     """
     gbps: dict[tuple[str, str], float] = {}
     latency: dict[tuple[str, str], float] = {}
@@ -79,13 +82,26 @@ def measured(
                 gbps[hop] = max(gbps.get(hop, 0.0), best)
                 latency[hop] = min(latency.get(hop, alpha), alpha / (len(way) - 1))
     links = []
+    rates, late = alike(gbps.values()), alike(latency.values())
     for link in topology.links:
         hop = link.src, link.dst
         if hop in gbps:
-            exact = max(_LEAST_GBPS, Fraction(gbps[hop]).limit_denominator(1000))
-            link = Link(*hop, exact, round(latency[hop], 3))
+            exact = max(_LEAST_GBPS, Fraction(f"{rates[gbps[hop]]:.2g}"))
+            link = Link(*hop, exact, round(late[latency[hop]], 3))
         links.append(link)
     return replace(topology, links=tuple(dict.fromkeys(links)), costs=_costs(pairs))
+
+
+def alike(figures: Iterable[float]) -> dict[float, float]:
+    """The median of the figures near to each, by figure; a group's greatest is at most _ALIKE times
+    its least.
+    """
+    groups: list[list[float]] = []
+    for figure in sorted(figures):
+        if not groups or figure > _ALIKE * groups[-1][0]:
+            groups.append([])
+        groups[-1].append(figure)
+    return {figure: statistics.median(group) for group in groups for figure in group}
 
 
 def _costs(pairs: Sequence[Pair]) -> CostModel:

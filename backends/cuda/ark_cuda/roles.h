@@ -16,6 +16,7 @@ struct ArkHandshake {
   ark_u64 open;      // the lead warp arrives: a task may begin
   ark_u64 done;      // each computing warp arrives: it has ended the task
   ark_u64 gathered;  // each computing warp arrives: its part of a task's input is in shared memory
+  ark_u64 squared;   // each computing warp arrives: so are its squares' sums
   ark_u32 quit;      // written before a handshake opens: leave instead
   ark_u32 begin;     // the iteration's tasks, written before its first handshake
   ark_u32 end;
@@ -24,6 +25,7 @@ struct ArkHandshake {
   ark_u32 posted[ARK_LATER];   // and the word
   ark_u32 failed[ARK_WARPS];   // each warp's own: a wait in it gave up, in this task or before
   ark_u32 gathers[ARK_WARPS];  // each warp's own: inputs that it has gathered
+  ark_u32 squares[ARK_WARPS];  // each warp's own: of how many of them it has summed squares
 };
 
 __shared__ ArkHandshake ark_handshake;
@@ -34,10 +36,12 @@ ARK_DEVICE void ark_handshake_init(const ArkParams* p, ark_u32 processor, char* 
   ark_barrier_init(&ark_handshake.open, 1u);
   ark_barrier_init(&ark_handshake.done, ARK_WARPS);
   ark_barrier_init(&ark_handshake.gathered, ARK_WARPS);
+  ark_barrier_init(&ark_handshake.squared, ARK_WARPS);
   ark_handshake.quit = 0u;
   for (int i = 0; i < ARK_LATER; ++i) ark_handshake.later[i] = 0u;
   for (int w = 0; w < ARK_WARPS; ++w) {
-    ark_handshake.ended[w] = ark_handshake.failed[w] = ark_handshake.gathers[w] = 0u;
+    ark_handshake.ended[w] = ark_handshake.failed[w] = 0u;
+    ark_handshake.gathers[w] = ark_handshake.squares[w] = 0u;
   }
 }
 
@@ -66,15 +70,28 @@ ARK_DEVICE void ark_end_handshake(const ArkCtx& c) {
   if (ark_lane() == 0) ark_barrier_arrive(&ark_handshake.done, 1u);
 }
 
-// Called by all computing warps when each has stored its part of an input; all parts are there
-// then.
-ARK_DEVICE void ark_gathered() {
-  ark_u32* gathers = &ark_handshake.gathers[ark_warp()];
-  const ark_u32 count = ark_warp_load(gathers);
+// Called by all computing warps when each has stored its part of something; what it returns is for
+// ark_handshake_wait, behind which all parts are there.
+ARK_DEVICE ark_u32 ark_part_stored(ark_u64* barrier, ark_u32* counts) {
+  const ark_u32 count = ark_warp_load(&counts[ark_warp()]);
   __syncwarp();
-  ark_warp_store(gathers, count + 1u);
-  if (ark_lane() == 0) ark_barrier_arrive(&ark_handshake.gathered, 1u);
+  ark_warp_store(&counts[ark_warp()], count + 1u);
+  if (ark_lane() == 0) ark_barrier_arrive(barrier, 1u);
+  return count;
+}
+// The same for an input, and its squares: between the two calls is what needs only the own part.
+ARK_DEVICE ark_u32 ark_gather_stored() {
+  return ark_part_stored(&ark_handshake.gathered, ark_handshake.gathers);
+}
+ARK_DEVICE void ark_gather_wait(ark_u32 count) {
   ark_handshake_wait(&ark_handshake.gathered, count);
+}
+ARK_DEVICE void ark_gathered() { ark_gather_wait(ark_gather_stored()); }
+ARK_DEVICE ark_u32 ark_squares_stored() {
+  return ark_part_stored(&ark_handshake.squared, ark_handshake.squares);
+}
+ARK_DEVICE void ark_squares_wait(ark_u32 count) {
+  ark_handshake_wait(&ark_handshake.squared, count);
 }
 
 // A store to the host's memory holds up every release behind it, so that all would wait for the

@@ -22,6 +22,24 @@ ARK_DEVICE void ark_multiply_tile(const ark_f16*, float (&d)[4], ark_u32 a0, ark
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// Pairs of a row's elements, as of ark_load_pairs; whole rows in fp32 have theirs in 8 bytes.
+template <int N, typename P, typename At>
+ARK_DEVICE void ark_row_pairs(ArkCtx& c, const P* p, const At& at, float (&v)[2 * N], bool system) {
+  ark_load_pairs<N>(c, p, at, v, system);
+}
+template <int N, typename At>
+ARK_DEVICE void ark_row_pairs(ArkCtx&, const float*, const At& at, float (&v)[2 * N], bool) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    v[2 * i] = v[2 * i + 1] = 0.0f;
+    if (at(i) == nullptr) continue;
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(v[2 * i]), "=f"(v[2 * i + 1])
+                 : "l"(at(i))
+                 : "memory");
+  }
+}
+
 // Loads M rows of K elements, times `factor` if NORM, to xs, PITCH elements apart, in the order of
 // boxes' products if BOXED; adds this thread's squares of each row to `square`.
 template <int M, int K, int PITCH, bool NORM, bool BOXED, typename P, typename T, int F>
@@ -40,7 +58,7 @@ ARK_DEVICE void ark_batch_rows(ArkCtx& c, const P* p, const float (&factor)[F], 
     const auto at = [&](int i) -> const P* {
       return there(i) ? p + row(i) * K + place(i) : nullptr;
     };
-    ark_load_pairs<N>(c, p, at, v, system);
+    ark_row_pairs<N>(c, p, at, v, system);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (!there(i)) continue;
@@ -231,27 +249,26 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
   }
   float square[M] = {};
   ark_batch_rows<M, K, PITCH, N::norm, BOXED>(c, input.p, factor, xs, square, X::system);
+  const ark_u32 gathered = ark_gather_stored();
+  ark_u32 squared = 0u;
   if constexpr (N::norm) {
 #pragma unroll
     for (int i = 0; i < M; ++i) {
       const float all = ark_warp_sum(square[i]);
       if (ark_lane() == 0) squares[ark_warp() * M + i] = all;
     }
-  }
-  ark_gathered();
-  float scale[2] = {1.0f, 1.0f};
-  if constexpr (N::norm) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      float all = 0.0f;
-      for (int w = 0; column + e < M && w < ARK_WARPS; ++w) all += squares[w * M + column + e];
-      scale[e] = ark_rsqrt(all / K + prologue.eps);
-    }
+    squared = ark_squares_stored();
   }
   const int stages = static_cast<int>(t.fetch_end - t.fetch_begin);
+  const W* w = nullptr;
+  if (first < stages) w = reinterpret_cast<const W*>(ark_stage(c, t.fetch_begin + first));
+  ark_gather_wait(gathered);
+  float scale[2] = {1.0f, 1.0f};
   for (int j = first; j < stages; j += ARK_WARPS) {
-    if (j != first) ark_tile_ahead<Tile>(c, epilogue, row_of(j), end, ahead);
-    const W* w = reinterpret_cast<const W*>(ark_stage(c, t.fetch_begin + j));
+    if (j != first) {
+      ark_tile_ahead<Tile>(c, epilogue, row_of(j), end, ahead);
+      w = reinterpret_cast<const W*>(ark_stage(c, t.fetch_begin + j));
+    }
     const W* part = xs + j % P * PART;
     float sum[Tile::ALL];
     if constexpr (BOXED) {
@@ -275,6 +292,19 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
       ark_flat_products<M, R, PART, PITCH>(w, part, sum);
     }
     ark_stage_done(c, t.fetch_begin + j);
+    if constexpr (N::norm) {
+      if (j == first) {  // not before: the ring waits for the slot
+        ark_squares_wait(squared);
+#pragma unroll
+        for (int e = 0; e < Tile::COLUMNS; ++e) {
+          const int own = column + e < M ? column + e : 0;
+          float all = 0.0f;
+#pragma unroll
+          for (int i = 0; i < ARK_WARPS; ++i) all += squares[i * M + own];
+          scale[e] = ark_rsqrt(all / K + prologue.eps);
+        }
+      }
+    }
     if constexpr (P > 1) {
       if (!ark_batch_total<Tile, R * M, P, KEPT>(j, parts, counts, sum)) continue;
     }

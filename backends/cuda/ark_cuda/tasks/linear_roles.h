@@ -137,26 +137,36 @@ ARK_DEVICE bool ark_linear_roles(ArkCtx& c, const ArkTask& t, X input, const N& 
     for (int i = ark_tid(); i < TASK_ROWS; i += ARK_THREADS) counts[i] = 0u;
   }
   float square = ark_row<K, SHARES, FIRST, N::norm>(c, input.p, factor, xs, X::system);
+  const ark_u32 gathered = ark_gather_stored();
+  ark_u32 squared = 0u;
   if constexpr (N::norm) {
     square = ark_warp_sum(square);
     if (ark_lane() == 0) squares[ark_warp()] = square;
-  }
-  ark_gathered();
-  float scale = 1.0f;
-  if constexpr (N::norm) {
-    float all = 0.0f;
-#pragma unroll
-    for (int w = 0; w < ARK_WARPS; ++w) all += squares[w];
-    scale = ark_rsqrt(all / K + prologue.eps);
+    squared = ark_squares_stored();
   }
   const int stages = static_cast<int>(t.fetch_end - t.fetch_begin);
+  const W* w = nullptr;
+  if (first < stages) w = reinterpret_cast<const W*>(ark_stage(c, t.fetch_begin + first));
+  ark_gather_wait(gathered);
+  float scale = 1.0f;
   for (int j = first; j < stages; j += ARK_WARPS) {
     const int row = row_of(j);
-    if (j != first) prepare(row);
-    const W* w = reinterpret_cast<const W*>(ark_stage(c, t.fetch_begin + j));
+    if (j != first) {
+      prepare(row);
+      w = reinterpret_cast<const W*>(ark_stage(c, t.fetch_begin + j));
+    }
     float sum[R];
     ark_stage_dots<R, K / P>(w, xs + j % P * (K / P), sum);
     ark_stage_done(c, t.fetch_begin + j);
+    if constexpr (N::norm) {
+      if (j == first) {  // not before: the ring waits for the slot
+        ark_squares_wait(squared);
+        float all = 0.0f;
+#pragma unroll
+        for (int i = 0; i < ARK_WARPS; ++i) all += squares[i];
+        scale = ark_rsqrt(all / K + prologue.eps);
+      }
+    }
     float total = ark_fold<R>(sum);
     if constexpr (P > 1) {
       if (!ark_row_total<P>(total, j / P, j % P, parts, counts, total)) continue;

@@ -70,13 +70,9 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
     if not narrows(sig, machine) or not boxed(sig):
         return ()
     weight, (rows, parts) = sig.operands[1], (sig.params["rows"], sig.params["split_k"])
-    (high, k), pitch, deep = (
-        weight.shape,
-        weight.shape[1] * weight.itemsize,
-        LINE // weight.itemsize,
-    )
-    box = (deep, rows, k // deep // parts)
-    return (BoxMap(1, weight.dtype, (deep, high, k // deep), (pitch, LINE), box),)
+    (high, k), deep = weight.shape, LINE // weight.itemsize
+    strides, box = (k * weight.itemsize, LINE), (deep, rows, k // deep // parts)
+    return (BoxMap(1, weight.dtype, (deep, high, k // deep), strides, box),)
 
 
 def poll(name: str, sig: Signature, machine: Machine) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.matmul import along_k, matrix_tiles
+from ark.tasks.matmul import along_k, matrix_tiles, plain
 from ark_cuda.tasks import inline, wgmma
 
 _MIN_ROWS = 9
@@ -41,7 +41,7 @@ class _Shape:
 def _shape(sig: Signature, machine: Machine) -> _Shape | None:
     """The largest chunk that fits; None where the common body serves."""
     a, b, out = sig.operands[:3]
-    if sig.params.get("expr") is not None or sig.params.get("gated"):
+    if not plain(sig):
         return None
     if sig.params.get("splits", 1) > 1:
         return None
@@ -88,5 +88,5 @@ def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that the bodies instantiate."""
     own = [inline.header("matmul.h")] if machine.has("mma_sync") else []
     if machine.has("wgmma") and machine.variant.name == "matrix":
-        own.append(inline.header("wgmma.h"))
+        own += [inline.header("wgmma.h"), inline.header("push.h")]
     return (text.header("rotary.h"), text.header("tiles.h"), *own)

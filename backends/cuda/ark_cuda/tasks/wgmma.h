@@ -46,6 +46,7 @@ ARK_DEVICE void ark_matrix_join(ArkCtx& c, int group, const S (&d)[P::ALL / 2],
                                 S (&made)[P::WIDE / 2]) {
   constexpr int HALF = P::WIDE / 2, SOME = 16;
   static_assert(2 * 128 * SOME * sizeof(S) <= 8 * ARK_MATRIX_SLAB, "sums fit the slabs");
+  ark_matrix_slab_free();
   S* room = reinterpret_cast<S*>(ark_matrix_slab(c, 0)) + ark_tid() % 128;
 #pragma unroll
   for (int q = 0; q < HALF; q += SOME) {

@@ -14,18 +14,33 @@ from collections.abc import Sequence
 from importlib import resources
 
 from ark.codegen.dialect import BoxMap
+from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import expression, text
-from ark.tasks.matmul import deal, dims, finish, k_range, outputs, part_of_k, place_names
+from ark.tasks.matmul import (
+    deal,
+    dims,
+    finish,
+    k_range,
+    others,
+    outputs,
+    part_of_k,
+    place_names,
+    plain,
+    stored,
+)
 
 HEIGHTS, WIDTHS = (64, 128), (64, 128, 256)
 LINE = 128  # bytes of k in a stage, of each row
 ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
+SLAB = 2048  # bytes of a warp's results on their way out, 16 by 64 of them; ARK_MATRIX_SLAB
+PUSH_ROOM, PUSH_SLAB = 3 * 49152, 8192  # the same where tiles leave by copies: 16 by 256
 MOST_STAGES = 16
 DEEPER, LEAST_STAGES = 2, 6  # lines of k in a stage, where there is room for so many such stages
-# The stages, a slab of 16 by 64 results a warp, and room to begin at a multiple of 1024.
-SCRATCH = ROOM + 8 * 2048 + 1024
+# The stages, the slabs, and room to begin at a multiple of 1024.
+SCRATCH = ROOM + 8 * SLAB + 1024
+assert PUSH_ROOM + 8 * PUSH_SLAB == ROOM + 8 * SLAB
 HALVES = {"bf16": "bf16", "fp16": "f16"}  # of which k may be across
 BYTES = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
 # As instructions call the types; fp32 where tf32 was asked for.
@@ -36,15 +51,15 @@ def serves(sig: Signature, machine: Machine) -> bool:
     """Does this body compute the signature's tiles?"""
     rows, columns = sig.params["tile"]
     left, right, out = sig.operands[:3]
-    plain = sig.params.get("expr") is None and not sig.params.get("gated")
+    alone = plain(sig)
     return (
         machine.has("wgmma")
         and machine.variant.name == "matrix"
         and _typed(sig)
-        and (out.dtype in _stored(left.dtype) or not plain)
+        and (out.dtype in _sums_as(left.dtype) or not alone)
         and (rows in HEIGHTS or rows == dims(sig)[0] < HEIGHTS[-1])
         and columns in WIDTHS
-        and all(_mappable(o) for o in ((left, right, out) if plain else (left, right)))
+        and all(_mappable(o) for o in ((left, right, out) if alone else (left, right)))
         and not any(o.packet for o in sig.operands)
     )
 
@@ -61,7 +76,7 @@ def _typed(sig: Signature) -> bool:
     return asked and left == right and side_by_side
 
 
-def _stored(dtype: str) -> tuple[str, ...]:
+def _sums_as(dtype: str) -> tuple[str, ...]:
     """The types in which the sums of products of `dtype` can be stored as they are."""
     if dtype in BYTES:
         return ("fp32", *HALVES)
@@ -76,15 +91,23 @@ def _sum(side: OperandType) -> str:
 def loader(signatures: Sequence[Signature], machine: Machine) -> str:
     """The ring's shape for a plan's products, and the loading thread's code."""
     stage = max((_stage(s) for s in signatures if _matmul_here(s, machine)), default=ROOM // 4)
-    if any(s.kind == "attention_tiles" for s in signatures):
+    attention = any(s.kind == "attention_tiles" for s in signatures)
+    if attention:
         stage = ROOM // 4  # beside its queries four stages fit
-    stages = min(MOST_STAGES, ROOM // stage)
+    pushes = any(s.params.get("late") for s in signatures)
+    if pushes and (attention or not any(_matmul_here(s, machine) for s in signatures)):
+        raise PlanError("what leaves late has its room beside products, and not attention's tiles")
+    room, slab = (PUSH_ROOM, PUSH_SLAB) if pushes else (ROOM, SLAB)
+    stages = min(MOST_STAGES, room // stage)
     if any(_matmul_here(s, machine) and _height(s) == HEIGHTS[0] for s in signatures):
         stages -= stages % 2  # each warpgroup has slots of its own
     files = resources.files("ark_cuda")
     return (
         f"{files.joinpath('barriers.h').read_text()}"
         f"constexpr ark_u32 ARK_MATRIX_STAGES = {stages}u;\n"
+        f"constexpr ark_u32 ARK_MATRIX_ROOM = {room}u;\n"
+        f"constexpr ark_u32 ARK_MATRIX_SLAB = {slab}u;\n"
+        f"constexpr bool ARK_MATRIX_PUSHES = {str(pushes).lower()};\n"
         f"constexpr ark_u32 ARK_MATRIX_STAGE = {stage}u;\n"
         f"{files.joinpath('matrix.h').read_text()}"
     )
@@ -141,17 +164,21 @@ def _mappable(operand: OperandType) -> bool:
 
 
 def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
-    """The tensor maps of a and b, whose addresses follow the operands' in a record."""
+    """The tensor maps of a and b, and of where tiles leave to by copies; in a record their
+    addresses follow the operands'.
+    """
     if not serves(sig, machine):
         return ()
     deep = LINE // sig.operands[0].itemsize
     a_rows = deep if sig.params["transpose_a"] else _high(sig)
     b_rows = sig.params["tile"][1] if sig.params["transpose_b"] else deep
     flat = _flat(sig)
+    left = tuple(_map(sig.operands[i], i, 128, True) for i in (stored(sig) if _pushes(sig) else ()))
     if _lines(sig) > 1:
         rows = _high(sig), int(sig.params["tile"][1])
-        return tuple(_map_of_lines(sig, i, rows[i]) for i in (0, 1))
-    return tuple(_map(sig.operands[i], i, rows, flat) for i, rows in ((0, a_rows), (1, b_rows)))
+        return (*(_map_of_lines(sig, i, rows[i]) for i in (0, 1)), *left)
+    sides = ((0, a_rows), (1, b_rows))
+    return (*(_map(sig.operands[i], i, rows, flat) for i, rows in sides), *left)
 
 
 def _flat(sig: Signature) -> bool:
@@ -271,12 +298,14 @@ def _store(sig: Signature) -> str:
         return _store_gated(sig)
     wide, out = _wide(sig), sig.operands[2]
     start = text.offset(sig, 2, place_names(sig, "m0", "left0"))
-    if sig.params.get("expr") is None and out.dtype in ("fp32", "int32"):
+    if _pushes(sig):
+        return _push(sig)
+    if plain(sig) and out.dtype in ("fp32", "int32"):
         return (
             f"  ark_matrix_store_whole<{wide}>(\n"
             f"      d, po + {start}, {out.strides[-2]}, top, {m} - m0, {n} - left0);\n"
         )
-    if sig.params.get("expr") is None:
+    if plain(sig):
         return (
             f"  ark_matrix_store<{out.ctype}, {wide}>(\n"
             f"      c, d, po + {start}, {out.strides[-2]}, top, {m} - m0, {n} - left0);\n"
@@ -336,24 +365,137 @@ def _eight(sig: Signature, packed: list[int]) -> str:
     names = place_names(sig, "row", "column")
     lines = ["const int row = m0 + at_row, column = left0 + at_column;"]
     leaves = [("v[j]", _sum(sig.operands[0]))]
-    for i in range(3, len(sig.operands)):
+    for i in others(sig):
         at = text.offset(sig, i, names)
         width = 8 if i in packed else 1
         lines.append(f"const auto e{i} = ark_load_pack<{width}>(p{i} + {at});")
         loaded = text.load(sig, i, f"e{i}.v", "j" if width > 1 else "0")
         leaves.append((loaded, text.loaded(sig, i)))
+    lines += _made(sig, leaves)
+    for i in stored(sig):
+        place = f"{'po' if i == 2 else f'p{i}'} + {text.offset(sig, i, names)}"
+        lines.append(f"ark_store_pack<8>({place}, made);")
+    return "".join(f"{'' if line[0] == '#' else '      '}{line}\n" for line in lines)
+
+
+def _made(sig: Signature, leaves: list[tuple[str, str]]) -> list[str]:
+    """Statements that compute eight neighbouring results as `made`."""
     writer = expression.Writer(leaves, text.literal)
-    value, _ = writer.write(sig.params["expr"])
-    lines += [
+    value = leaves[0][0]
+    if sig.params.get("expr") is not None:
+        value, _ = writer.write(sig.params["expr"])
+    return [
         f"ArkPack<{sig.operands[2].ctype}, 8> made;",
         "#pragma unroll",
         "for (int j = 0; j < 8; ++j) {",
         *writer.statements,
         text.store(sig, 2, "made.v", "j", value),
         "}",
-        f"ark_store_pack<8>(po + {text.offset(sig, 2, names)}, made);",
     ]
-    return "".join(f"{'' if line[0] == '#' else '      '}{line}\n" for line in lines)
+
+
+def _pushes(sig: Signature) -> bool:
+    """Do the tiles leave by copies (push.h)? Whole pieces of 16 bytes, of types of 16 bits."""
+    out = sig.operands[2]
+    lying = all(
+        len(o.shape) == 2 and o.strides[0] % 8 == 0 and o.strides[1] == 1
+        for o in (sig.operands[i] for i in (*stored(sig), *others(sig)))
+    )
+    added = [sig.operands[i] for i in others(sig)]
+    same = all(o.shape == out.shape and o.dtype in HALVES for o in added)
+    fits = out.dtype in HALVES and out.shape[1] % 8 == 0 and _height(sig) == HEIGHTS[-1]
+    return bool(sig.params.get("late")) and fits and lying and same
+
+
+def _push(sig: Signature) -> str:
+    """A tile that leaves by copies; what is added to it is read where it lies meanwhile."""
+    _, n, _ = dims(sig)
+    first = len(sig.operands) + 2  # behind the maps of both sides
+    maps = ", ".join(f"t.operand[{first + i}]" for i in range(len(stored(sig))))
+    name = f"po + {text.offset(sig, 2, place_names(sig, 'm0', 'n0'))}"
+    add = "  const ArkAsSummed add{};\n" if sig.params.get("expr") is None else _add(sig)
+    return (
+        f"  const ark_u64 maps[] = {{{maps}}};\n{add}"
+        f"  ark_matrix_push<{_wide(sig)}>(c, d, maps, m0, left0, top, {n} - left0, {name}, add);\n"
+    )
+
+
+def _add(sig: Signature) -> str:
+    """What the expression makes of pieces of eight rounded sums and what lies at their places."""
+    m, names = dims(sig)[0], place_names(sig, "row", "column")
+    leaves = [("ark_float(own[i].v[j])", "float")]
+    held, loads = [], []
+    for i in others(sig):
+        kind = sig.operands[i].ctype
+        held.append(f"ArkHeldAs<{kind}, 8, {str(kind != 'float').lower()}>::type e{i}[SOME];")
+        loads.append(f"ark_hold<{kind}, 8>(e{i}[i], p{i} + {text.offset(sig, i, names)});")
+        leaves.append((text.load(sig, i, f"u{i}.v", "j"), text.loaded(sig, i)))
+    unpacked = [f"const auto u{i} = ark_unpacked(e{i}[i]);" for i in others(sig)]
+    lines = [
+        "const auto add = [&](int at_row, int step, int at_column, auto& own) {",
+        "constexpr int SOME = sizeof(own) / sizeof(own[0]);",
+        "const int column = left0 + at_column;",
+        *held,
+        "#pragma unroll",
+        "for (int i = 0; i < SOME; ++i) {",
+        "const int row = m0 + at_row + i * step;",
+        f"if (row < {m}) {{",
+        *loads,
+        "}",
+        "}",
+        "#pragma unroll",
+        "for (int i = 0; i < SOME; ++i) {",
+        *unpacked,
+        *_made(sig, leaves),
+        "own[i] = made;",
+        "}",
+        "};",
+    ]
+    return "".join(f"{'' if line[0] == '#' else '  '}{line}\n" for line in lines)
+
+
+def landed(name: str, sig: Signature, machine: Machine) -> str | None:
+    """Waits for a tile that left by copies; None where none do."""
+    if not (machine.has("wgmma") and machine.variant.name == "matrix"):
+        return None
+    place = text.offset(sig, 0, ["m0", "n0"])
+    return text.function(
+        name,
+        f"  const int m0 = t.coord[2], n0 = t.coord[3];\n{text.operand(sig, 0, 'po')}"
+        f"  ark_matrix_landed(po + {place});\n",
+    )
+
+
+def _carries(sig: Signature, machine: Machine) -> bool:
+    """Does a matrix leave by copies as it is?"""
+    source, target = sig.operands
+    rows, columns = sig.params["tile"]
+    lying = all(o.strides[0] % 8 == 0 and o.strides[1] == 1 for o in (source, target))
+    fits = rows <= HEIGHTS[-1] and columns == WIDTHS[-1] and source.shape[1] % 8 == 0
+    able = machine.has("wgmma") and machine.variant.name == "matrix"
+    return able and lying and fits and source.itemsize == 2
+
+
+def carry(name: str, sig: Signature, machine: Machine) -> str | None:
+    """The body of a push; None where the common body serves."""
+    if not _carries(sig, machine):
+        return None
+    (m, n), pitch = sig.operands[0].shape, sig.operands[0].strides[0]
+    arguments = f"c, from, {pitch}, t.operand[2], t.coord[2], t.coord[3], {m}, {n}, to"
+    place = text.offset(sig, 1, ["t.coord[2]", "t.coord[3]"])
+    return text.function(
+        name,
+        f"{text.operand(sig, 0, 'from')}{text.operand(sig, 1, 'at')}"
+        f"  const auto* to = at + {place};\n"
+        f"  ark_matrix_carry<{sig.params['tile'][0]}>({arguments});\n",
+    )
+
+
+def carry_maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
+    """The tensor map of where it goes."""
+    if not _carries(sig, machine):
+        return ()
+    return (_map(sig.operands[1], 1, sig.params["tile"][0], True),)
 
 
 def load(name: str, sig: Signature, machine: Machine) -> str | None:
