@@ -22,7 +22,13 @@ from ark.runtime.executor import Executor
 emulator = pytest.importorskip("ark_rocm_emulator")
 
 # (columns of the input, hidden columns, result's columns, type of the weights)
-CASES = [(1024, 520, 37, bf16), (2048, 3072, 21, bf16), (520, 264, 100, fp16), (384, 96, 41, fp32), (72, 1024, 9, bf16)]
+CASES = [
+    (1024, 520, 37, bf16),
+    (2048, 3072, 21, bf16),
+    (520, 264, 100, fp16),
+    (384, 96, 41, fp32),
+    (72, 1024, 9, bf16),
+]
 
 
 @pytest.fixture(scope="module", params=["gfx942", "gfx1100"])
