@@ -110,6 +110,10 @@ def _movement(dtype: DataType) -> None:
     ark.attention(ark.tensor((3, 64), dtype), keys, values, position)
     sinks = ark.tensor((4,), fp32)
     ark.attention(ark.tensor((9, 64), dtype), keys, values, position, window=5, sinks=sinks)
+    pools = [ark.tensor((6, 2, 32, 16), dtype) for _ in range(2)]
+    table, places = ark.tensor((3, 4), int32), ark.tensor((3,), int32)
+    paged = [ark.paged_append(pool, rows, table, places) for pool in pools]
+    ark.paged_attention(ark.tensor((3, 64), dtype), *paged, table, places)
     ark.kv_cache_slot(ark.tensor((6, 2, 16), dtype), ark.tensor((2, 16), dtype), position)
     for interleaved in (False, True):
         ark.rotary_embedding(rows, position, ark.tensor((8,)), interleaved)
