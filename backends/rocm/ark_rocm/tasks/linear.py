@@ -1,8 +1,9 @@
 """Linear layers of one input row: all waves of a block share each task's weights evenly.
 
 Serves decoding in the variant `block`: one row, weights of a type whose rows are whole 16-byte
-loads. The body begins before its task's waits (Dialect.enters): what it reads then are weights that
-nobody writes. Everything else is the common body's. linear.h has the device side. Called by the
+loads. Where the waves' equal parts of a row of bf16 weights are whole loads, matrix units multiply
+(linear_matrix.h); else rows are cut into parts that are dealt to the waves (linear.h). The body begins before its task's waits (Dialect.enters): what it reads then are weights that
+nobody writes. Everything else is the common body's. Called by the
 writer through the dialect.
 """
 
@@ -96,8 +97,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     operands = (weights, text.given(sig, 0), prologue(sig), epilogue(sig))
     matrix = _matrix(sig, machine)
     if matrix:
-        constants = (k, rows, matrix[0], min(matrix[1], MATRIX_CHUNK))
-        call = text.called("ark_linear_matrix", constants, operands)
+        sizes = (k, rows, matrix[0], min(matrix[1], MATRIX_CHUNK))
+        call = text.called("ark_linear_matrix", sizes, operands)
     else:
         constants = (sig.operands[1].ctype, k, _parts(sig, machine), rows)
         call = text.called("ark_linear_split", constants, operands)
