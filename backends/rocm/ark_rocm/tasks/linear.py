@@ -2,9 +2,9 @@
 
 Serves decoding in the variant `block`: one row, weights of a type whose rows are whole 16-byte
 loads. Where the waves' equal parts of a row of bf16 weights are whole loads, matrix units multiply
-(linear_matrix.h); else rows are cut into parts that are dealt to the waves (linear.h). The body begins before its task's waits (Dialect.enters): what it reads then are weights that
-nobody writes. Everything else is the common body's. Called by the
-writer through the dialect.
+(linear_matrix.h); else rows are cut into parts that are dealt to the waves (linear.h). The body
+begins before its task's waits (Dialect.enters): what it reads then are weights that nobody writes.
+Everything else is the common body's. Called by the writer through the dialect.
 """
 
 from __future__ import annotations
