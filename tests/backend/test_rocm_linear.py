@@ -18,6 +18,7 @@ from ark.lower.pipeline import plan
 from ark.plan import kind as kinds
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
+from tests.slow import slow
 
 emulator = pytest.importorskip("ark_rocm_emulator")
 
@@ -28,6 +29,7 @@ CASES = [
     (520, 264, 100, fp16),
     (384, 96, 41, fp32),
     (72, 1024, 9, bf16),
+    pytest.param(72, 14336, 9, bf16, marks=slow),  # 14 loads of a row's part
 ]
 
 
