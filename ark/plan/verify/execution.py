@@ -125,7 +125,9 @@ class Run:
         signals = _Lists(signalled[:, [1, 0]], nodes)
         waiters = _Lists(waiting, self._events)
         counters = waiting[~np.array(self._packet, bool)[waiting[:, 0]]]
-        needs = [_Lists(w[:, ::-1], nodes).distinct() for w in (waiting, counters)]
+        # Where nothing is a packet, what counters order is all of the order.
+        ways = (waiting, counters) if any(self._packet) else (waiting,)
+        needs = [_Lists(w[:, ::-1], nodes).distinct() for w in ways]
         pending = np.bincount(waiting[:, 1], minlength=nodes) + (self.position > 0)
         for listed in self._partial.values():
             np.add.at(pending, [node for _, node in listed], 1)
@@ -157,6 +159,8 @@ class Run:
             reached = np.concatenate(met)
             np.subtract.at(pending, reached, 1)
             ready = np.unique(reached[pending[reached] == 0])
+        if len(ways) == 1:
+            self.clock[1] = self.clock[0]
         if started == nodes:
             return None
         return nodes - started, int(np.flatnonzero(pending > 0)[0])
