@@ -35,9 +35,9 @@ WORKERS = ("-n", "3", "--dist", "worksteal")
 # import ark: where a machine turns bytecode files off, each would compile it anew.
 BESIDE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
-# CPU kernels that tests run once are compiled in a third of the time; tests/backend/conftest.py
+# CPU kernels that tests run once are compiled in a quarter of the time; tests/backend/conftest.py
 # names those that keep ark's own flags, and the slow session uses no others.
-QUICK = {**BESIDE, "ARK_CPU_FLAGS": "-O1"}
+QUICK = {**BESIDE, "ARK_CPU_FLAGS": "-Og"}
 
 MATRIX = nox.project.load_toml("ci/matrix.toml")
 

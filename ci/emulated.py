@@ -17,9 +17,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-# What generates with a model, by file; of the models those that the slow session runs alone, and
-# of the other tests: compositions of ops that others cover, every op in every type, what bodies use
-# of scratch memory, and those that bring an emulated device of their own, which need no second one.
+# What generates with a model, by file; of the models those that the slow session runs alone, whose
+# tasks are of the same kinds as those of one that stays; and of the other tests: compositions of
+# ops that others cover, every op in every type, what bodies use of scratch memory, those that bring
+# an emulated device of their own, which need no second one, and those that run on the same device
+# with all checks (`synchronising`).
 MODELS = ("batch", "decoders", "generate", "models_page", "prompt_kernel", "stopping")
 FILES = [f"tests/backend/test_{name}.py" for name in MODELS]
 RARE = (
@@ -32,12 +34,21 @@ RARE = (
     "qwen3-moe",
     "mixtral",
     "16_bits",
+    "rocm-fp32]",
+    "shipped_checkpoint",
+    "draws_as_it_does_alone",
+    "context[rocm-8]",
+    "context[rocm-32]",
+    "no_numbers",
+    "ends_the_benchmark",
+    "of_the_page",
 )
 SELDOM = (
     *("examples", "gradients", "hints", "pose", "rocm_linear", "rocm_matmul", "scratch"),
     *("training", "types"),
 )
-ELSEWHERE = [f"tests/backend/test_{name}.py" for name in SELDOM]
+CHECKED = ("faults", "programs")
+ELSEWHERE = [f"tests/backend/test_{name}.py" for name in (*SELDOM, *CHECKED)]
 # The words of ci/matrix.toml for tests on emulated devices, the longest first.
 TESTS: dict[str, tuple[str, ...]] = {
     "all": ("tests/backend",),

@@ -110,6 +110,10 @@ def _movement(dtype: DataType) -> None:
     ark.attention(ark.tensor((3, 64), dtype), keys, values, position)
     sinks = ark.tensor((4,), fp32)
     ark.attention(ark.tensor((9, 64), dtype), keys, values, position, window=5, sinks=sinks)
+    pools = [ark.tensor((6, 2, 32, 16), dtype) for _ in range(2)]
+    table, places = ark.tensor((3, 4), int32), ark.tensor((3,), int32)
+    paged = [ark.paged_append(pool, rows, table, places) for pool in pools]
+    ark.paged_attention(ark.tensor((3, 64), dtype), *paged, table, places)
     ark.kv_cache_slot(ark.tensor((6, 2, 16), dtype), ark.tensor((2, 16), dtype), position)
     for interleaved in (False, True):
         ark.rotary_embedding(rows, position, ark.tensor((8,)), interleaved)
@@ -222,7 +226,7 @@ def _sums(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]
 
 
 def _overlapped(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
-    """A product whose tiles leave for their peer as they are stored."""
+    """Products whose tiles leave for their peer, and one of gathered rows."""
     found = []
     for dtype in [t for t in FLOATS if t in types][:1]:
         pair = []
@@ -234,6 +238,17 @@ def _overlapped(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, 
             pair.append(plan(model.graph, machine, {"overlap": True}))
         verify(pair)
         found.append((f"overlapped-{dtype.name}", pair[0]))
+    for dtype in [t for t in FLOATS if t in types and t.itemsize == 2 and machine.has("wgmma")][:1]:
+        pair = []
+        for rank in range(2):
+            model = Model(rank, 2)
+            with use_model(model):
+                a, b = ark.tensor((1024, 512), dtype), ark.tensor((512, 1024), dtype)
+                ark.all_reduce(ark.matmul(a, b), rank, 2)
+                ark.matmul(ark.all_gather(a, rank, 2), b)
+            pair.append(plan(model.graph, machine, {"overlap": True}))
+        verify(pair)
+        found.append((f"pushed-{dtype.name}", pair[0]))
     return found
 
 

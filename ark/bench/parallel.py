@@ -68,6 +68,23 @@ class ParallelCase:
             )
         return ranks // self.width, self.width
 
+    @property
+    def two_axes(self) -> bool:
+        """Is it a pipeline of stages whose ops are split?"""
+        return len(self.names) == 2 and self.names[0] in STAGED and self.names[1] in PLANS
+
+    def check(self, ranks: int) -> None:
+        """InvalidUsageError for plans that are not measured, or not on so many ranks."""
+        self.mesh(ranks)
+        if self.plan in STAGED or self.plan in PLANS or self.two_axes:
+            return
+        others = sorted(set(PIPELINES) - set(STAGED))
+        raise InvalidUsageError(
+            f"{self.plan!r} is not measured; give one of {', '.join((*PLANS, *STAGED))} "
+            f"({', '.join(others)} have other models), or a pipeline and a plan of its stages, as "
+            "1f1b+megatron"
+        )
+
 
 @dataclass(frozen=True)
 class ParallelFigures:
@@ -97,24 +114,14 @@ def predicted(case: ParallelCase, ranks: int, machine: Machine) -> Prediction:
 
 
 def graphs(case: ParallelCase, ranks: int, machine: Machine, made: Prediction) -> list[Graph]:
-    """The step's graph on each rank; InvalidUsageError for plans that are not measured.
-
-    made: the prediction, whose stages are taken.
-    """
+    """The step's graph on each rank. made: the prediction, whose stages are taken."""
     layers = [s for b, s in zip(made.blocks, made.stage_of, strict=True) if b.block.numbered]
     graph = micro_batches(case, layers, max(made.stage_of))
     if case.plan in STAGED:
         return parallelize(graph, ranks, case.plan).ranks.graphs
     how = {"machine": machine, "link_gbps": case.link_gbps}
-    if len(case.names) == 2 and case.names[0] in STAGED and case.names[1] in PLANS:
+    if case.two_axes:
         return parallelize(graph, case.mesh(ranks), case.names, **how).ranks.graphs  # type: ignore[arg-type]
-    if case.plan not in PLANS:
-        others = sorted(set(PIPELINES) - set(STAGED))
-        raise InvalidUsageError(
-            f"{case.plan!r} is not measured; give one of {', '.join((*PLANS, *STAGED))} "
-            f"({', '.join(others)} have other models), or a pipeline and a plan of its stages, as "
-            "1f1b+megatron"
-        )
     return parallelize(graph, ranks, case.plan, **how).ranks.graphs  # type: ignore[arg-type]
 
 

@@ -17,6 +17,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Sequence
+from typing import NoReturn
 
 from ark import _interrupt
 from ark._version import __version__
@@ -41,9 +42,18 @@ COMMANDS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its errors show the control characters of the words that they quote."""
+
+    def error(self, message: str) -> NoReturn:
+        from ark.cli.common import visible
+
+        super().error(visible(message))
+
+
 def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     """Returns the parser; only the subcommand that `argv` names is imported."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ark",
         description="Compiles a whole model into one persistent kernel per GPU.",
     )

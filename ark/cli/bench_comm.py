@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 import sys
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -18,7 +17,7 @@ from ark.bench.comm import COLLECTIVES, CommFigures, measure
 from ark.bench.comm_norm import NormFigures, measure_norm, norm_shapes
 from ark.bench.comm_overlap import OVERLAPS, OverlapFigures, measure_overlap, overlap_case
 from ark.bench.comm_peer import ALONE, GRAPH, CommCase, Peer
-from ark.cli.common import device_index, positive, to_be_started
+from ark.cli.common import device_index, positive, to_be_started, write_file
 from ark.comm import algorithms
 from ark.comm.topology import Topology, full_mesh, load
 from ark.errors import InvalidUsageError
@@ -152,13 +151,13 @@ def run(args: argparse.Namespace) -> int:
             if r.peer_seconds
         ]
         title = f"ark's speed, in {args.vs}'s, {rows[0].ranks} ranks, {name}"
-        Path(args.svg).write_text(bars(title, ratios))
+        write_file(args.svg, bars(title, ratios))
     if args.json == "-":
         print(json.dumps(data))
         return 0
-    if args.json:
-        Path(args.json).write_text(json.dumps(data, indent=1))
     show(name, probe.notes, rows, args.vs)
+    if args.json:
+        write_file(args.json, json.dumps(data, indent=1))
     return 0
 
 
@@ -190,13 +189,13 @@ def _fused(args: argparse.Namespace, backend: Backend, probe: Probe, ranks: Rank
     if args.json == "-":
         print(json.dumps({"device": name, "rows": rows}))
         return 0
-    if args.json:
-        Path(args.json).write_text(json.dumps({"device": name, "rows": rows}, indent=1))
     console = _console(probe.notes)
     if overlaps:
         console.print(_overlap_table(name, overlaps))
     if norms:
         console.print(_norm_table(name, norms))
+    if args.json:
+        write_file(args.json, json.dumps({"device": name, "rows": rows}, indent=1))
     return 0
 
 

@@ -8,7 +8,6 @@ import fnmatch
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -18,7 +17,7 @@ from ark.backend.protocol import InspectedBackend
 from ark.bench.cases import OpCase, cases
 from ark.bench.chart import bars
 from ark.bench.ops import OpFigures, inspected, measure
-from ark.cli.common import positive
+from ark.cli.common import positive, write_file
 from ark.errors import InvalidUsageError, SystemError
 from ark.machine import Machine
 
@@ -87,13 +86,13 @@ def run(args: argparse.Namespace) -> int:
     data = {"device": name, "peer": args.vs, "rows": [dataclasses.asdict(r) for r in rows]}
     if args.svg:
         ratios = [(r.name, r.peer_seconds / r.seconds) for r in rows if r.peer_seconds]
-        Path(args.svg).write_text(bars(f"ark's speed, in {args.vs}'s, on {name}", ratios))
+        write_file(args.svg, bars(f"ark's speed, in {args.vs}'s, on {name}", ratios))
     if args.json == "-":
         print(json.dumps(data))
         return 0
-    if args.json:
-        Path(args.json).write_text(json.dumps(data, indent=1))
     _show(name, machine, rows)
+    if args.json:
+        write_file(args.json, json.dumps(data, indent=1))
     return 0
 
 
@@ -107,7 +106,7 @@ def _inspect(args: argparse.Namespace) -> int:
         print(json.dumps(data))
         return 0
     if args.json:
-        Path(args.json).write_text(json.dumps(data, indent=1))
+        write_file(args.json, json.dumps(data, indent=1))
     heads = (
         "case",
         "slots of matrix units",

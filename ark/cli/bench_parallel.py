@@ -58,6 +58,10 @@ def run(args: argparse.Namespace) -> int:
     backend, probe = registry.choose(args.backend)
     if args.ranks < 2 and rank_info.world_size < 2:
         raise InvalidUsageError("a plan is for several ranks; say how many with --ranks N")
+    how = (args.sequence, args.batch, args.link_gbps, args.repeats, args.width)
+    cases = [ParallelCase(config, by_name(args.type), p, *how) for p in args.plan.split(",")]
+    for case in cases:
+        case.check(max(args.ranks, rank_info.world_size))
     if to_be_started(args.ranks, rank_info):
         return launch_command(args.ranks, [sys.executable, "-m", "ark", *args.words])
     index = device_index(args.device, rank_info, len(probe.devices))
@@ -65,25 +69,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         machine = share(device.machine, backend.name, rank_info.world_size, len(probe.devices))
         with Bootstrap.from_environment(rank_info=rank_info) as job:
-            rows = [
-                measure(
-                    ParallelCase(
-                        config,
-                        by_name(args.type),
-                        plan,
-                        args.sequence,
-                        args.batch,
-                        args.link_gbps,
-                        args.repeats,
-                        args.width,
-                    ),
-                    job,
-                    backend,
-                    device,
-                    machine,
-                )
-                for plan in args.plan.split(",")
-            ]
+            rows = [measure(case, job, backend, device, machine) for case in cases]
     finally:
         device.close()
     if rank_info.rank == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -93,14 +94,14 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 def write_file(path: str, data: str | bytes) -> None:
     """Writes a file whole or not at all; SystemError if it cannot be written.
 
-    What is there and no file (a device, a pipe) is written to, never replaced.
+    What is there and no file (a device, a pipe that somebody reads) is written to, never replaced.
     """
     target = Path(path)
     content = data.encode() if isinstance(data, str) else data
+    temporary = None
     try:
         if target.exists() and not target.is_file():
-            with open(target, "wb") as out:
-                out.write(content)
+            _write_to_device(target, content)
             return
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         with os.fdopen(handle, "wb") as out:
@@ -110,7 +111,21 @@ def write_file(path: str, data: str | bytes) -> None:
         os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, target)
     except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
         raise SystemError(f"{path} cannot be written: {error}; choose another place") from error
+
+
+def _write_to_device(target: Path, content: bytes) -> None:
+    try:
+        handle = os.open(target, os.O_WRONLY | os.O_NONBLOCK)  # opening a pipe waits for its reader
+    except OSError as error:
+        if error.errno == errno.ENXIO and target.is_fifo():
+            raise OSError("it is a pipe that nobody reads") from None
+        raise
+    os.set_blocking(handle, True)
+    with os.fdopen(handle, "wb") as out:
+        out.write(content)
 
 
 def read_file(path: str, what: str) -> str:

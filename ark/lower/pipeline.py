@@ -354,12 +354,13 @@ class _Tables:
     def _place(self, waves: bool) -> None:
         """Offsets: activations share memory, everything else lies one behind the other.
 
-        waves: ops stand side by side, which would wait for each other if they shared memory; where
-        all activations are few bytes each has its own.
+        Where ops stand side by side (waves), or come after each other by packets, which order no
+        other memory, they would wait for each other if they shared memory: where all activations
+        are few bytes each has its own then.
         """
         local = [b for b in self.buffers if b.rank == self.rank]
         sharing = [b for b in local if b.arena == "activation"]
-        if waves and sum(memory.align(b.nbytes) for b in sharing) <= memory.FEW:
+        if (waves or self.packets) and sum(memory.align(b.nbytes) for b in sharing) <= memory.FEW:
             everywhere = 0, len(self.ops)
             self._lifetimes.update({b.id: everywhere for b in sharing})
         offsets, total = memory.share(

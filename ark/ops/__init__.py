@@ -123,6 +123,7 @@ from ark.ops.math import (
     tanh,
 )
 from ark.ops.movement import embedding, rope, transpose
+from ark.ops.paged import paged_append, paged_attention
 from ark.ops.quantize import (
     dequantize,
     quantize,
@@ -253,6 +254,8 @@ __all__ = [
     "one_hot",
     "ones",
     "pad",
+    "paged_append",
+    "paged_attention",
     "parameter",
     "placeholder",
     "pow",

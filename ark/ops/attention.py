@@ -359,13 +359,13 @@ def _lower_attention(lowering: Lowering, node: Node) -> None:
     for partial, one in (m for m in merges if m is not None):
         rows, heads, splits, width = partial.shape
         merge = {"heads": heads, "head_dim": node.attrs["head_dim"], "splits": splits}
-        group = _merged(batch * rows * heads, heads, 4 * splits * width, lowering.machine)
+        group = merge_group(batch * rows * heads, heads, 4 * splits * width, lowering.machine)
         merge |= {"group": group} if group > 1 else {}
         coords = [(r, h) for r in range(rows) for h in range(0, heads, group)]
         lowering.emit("attention_merge", merge, [partial, one.outputs[0]], coords, ".merge")
 
 
-def _merged(heads: int, most: int, size: int, machine: Machine) -> int:
+def merge_group(heads: int, most: int, size: int, machine: Machine) -> int:
     """Heads, of so many, that a task merges: enough that processors have one task each. most: of a
     row. size: bytes of a head's parts, all of which are in shared memory.
     """

@@ -1,10 +1,9 @@
 """What is known to be complete: vector clocks (Mattern 1989), shared by all who know the same.
 
-A row has an entry per processor: how many of its tasks have run, or of how many it is seen what
-they wrote; a task knows one row of each. A packet tells that its producer ran, but brings no other
-memory along; a counter does both. What a task knows of its own processor follows from its place
-there and is left out, so processors that waited for the same have the same rows, and only waits
-make new ones.
+A row has an entry per processor: how many of its tasks are complete. Counters alone tell: a packet
+brings no other memory along, and its producer may still be at work. What a task knows of its own
+processor follows from its place there and is left out, so processors that waited for the same have
+the same rows, and only waits make new ones.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-RAN, SEEN = 0, 1
 START = 0  # the row of those who know nothing
 NOBODY = frozenset[int]()
 

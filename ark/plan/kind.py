@@ -81,11 +81,7 @@ class TaskKind(ABC):
         return params
 
     def packets(self, sig: Signature) -> frozenset[int]:
-        """Operands that the body can load or publish as packets {value, epoch}.
-
-        Who reads a task's packets may overwrite the plain memory that the task has read: a body
-        publishes its packets only after its last such read.
-        """
+        """Operands that the body can load or publish as packets {value, epoch}."""
         return frozenset()
 
     def early(self, sig: Signature) -> frozenset[int]:

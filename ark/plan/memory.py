@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Mapping, Sequence
 
 ALIGN = 256
-FEW = 16 << 20  # bytes that are not worth sharing where it makes ops wait for each other
+FEW = 32 << 20  # bytes that are not worth sharing where it makes ops wait for each other
 
 
 def align(nbytes: int) -> int:

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ark.plan.access import Region
-from ark.plan.clocks import RAN, SEEN, Clocks
+from ark.plan.clocks import Clocks
 from ark.plan.frontier import Frontier
 
-Clock = tuple[int, int]  # what has run, what is seen
-PACKETS, WRITTEN, READ = 0, 1, 2  # whose packets are read, what must be seen, what have run
+PACKETS, OTHERS = 0, 1  # whose packets are read, who else comes first
 NO_ENDS = np.zeros(0, np.int64)
 
 
@@ -44,21 +43,21 @@ class OpRun:
     first: int
     lanes: np.ndarray
     ends: np.ndarray
-    clocks: list[Clock]
+    clocks: list[int]
 
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """Sets that tasks come after. packets: those whose packets are read. others: by op, latest
-    first, (WRITTEN or READ, set).
+    """Sets that tasks come after. packets: those whose packets are read, which loading them waits
+    for. others: one of each op, the latest first.
     """
 
     packets: tuple[int, ...]
-    others: tuple[tuple[tuple[int, int], ...], ...]
+    others: tuple[int, ...]
 
     @property
     def sets(self) -> list[int]:
-        return [*self.packets, *(number for listed in self.others for _, number in listed)]
+        return [*self.packets, *self.others]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +68,7 @@ class Decision:
     """
 
     waits: tuple[int, ...]
-    clock: Clock
+    clock: int
     special: frozenset[int]
 
 
@@ -82,21 +81,20 @@ class Ordering:
         self.runs: dict[int, OpRun] = {}
         self.sets: list[TaskSet] = []
         self._numbers: dict[tuple[int, bytes], int] = {}
-        self._after: dict[tuple[int, int], np.ndarray] = {}  # by set and kind of row
+        self._after: dict[int, np.ndarray] = {}  # by set
         self._missing: dict[tuple[int, int], frozenset[int]] = {}  # by row and set
-        self._joined: dict[tuple[int, int, int], int] = {}  # by row, set and kind of row
+        self._joined: dict[tuple[int, int], int] = {}  # by row and set
 
     def needs(self, mine: Sequence[Region], count: int) -> list[Needs | None]:
         """By task what it comes after; None for those that come after nothing."""
         found: list[list[int]] = [[] for _ in range(count)]
         for access in mine:
             for other in self.frontier.conflicts(access):
-                kind = PACKETS if access.packet and not access.write else READ
-                kind = WRITTEN if other.write and kind == READ else kind
+                kind = PACKETS if access.packet and not access.write else OTHERS
                 met = access.tasks_after(other)
                 names = zip(met.theirs, met.their_names, met.mine_listed, strict=True)
                 for theirs, name, tasks in names:
-                    code = 3 * self._set(other.op, theirs, name) + kind
+                    code = 2 * self._set(other.op, theirs, name) + kind
                     for task in tasks:
                         found[task].append(code)
         distinct: dict[tuple[int, ...], Needs | None] = {(): None}
@@ -110,22 +108,17 @@ class Ordering:
 
     def _merged(self, codes: tuple[int, ...], joined: dict[tuple[int, ...], int]) -> Needs:
         """Needs with one set for each op and kind."""
-        by_op: dict[tuple[bool, int, int], set[int]] = {}
+        by_op: dict[tuple[int, int], set[int]] = {}
         for code in codes:
-            number, kind = divmod(code, 3)
-            by_op.setdefault((kind != PACKETS, -self.sets[number].op, kind), set()).add(number)
-        packets: list[int] = []
-        others: dict[int, list[tuple[int, int]]] = {}
-        for (_, op, kind), sets in sorted(by_op.items()):
+            number, kind = divmod(code, 2)
+            by_op.setdefault((kind, -self.sets[number].op), set()).add(number)
+        found: tuple[list[int], list[int]] = ([], [])
+        for (kind, op), sets in sorted(by_op.items()):
             key = tuple(sorted(sets))
             if len(key) > 1 and key not in joined:
                 joined[key] = self._union(-op, key)
-            number = joined[key] if len(key) > 1 else key[0]
-            if kind == PACKETS:
-                packets.append(number)
-            else:
-                others.setdefault(op, []).append((kind, number))
-        return Needs(tuple(packets), tuple(map(tuple, others.values())))
+            found[kind].append(joined[key] if len(key) > 1 else key[0])
+        return Needs(tuple(found[PACKETS]), tuple(found[OTHERS]))
 
     def _set(self, op: int, tasks: np.ndarray, name: bytes) -> int:
         """The number of a set of an op's tasks, given by their places in it, also as bytes."""
@@ -161,37 +154,24 @@ class Ordering:
         self._missing.clear()
         self._joined.clear()
 
-    def decide(self, clock: Clock, needs: Needs, lane: int) -> Decision:
+    def decide(self, clock: int, needs: Needs, lane: int) -> Decision:
         """What a task on processor `lane` waits for; -1: one that is not special."""
-        ran, seen = clock
         waits: list[int] = []
         special: set[int] = set()
-        for number in needs.packets:
-            ran = self._join(ran, number, RAN)
-        for listed in needs.others:
-            missing = []
-            for kind, number in listed:
-                lacking = self._lacking(seen if kind == WRITTEN else ran, number)
-                if lacking:
-                    if len(lacking) == 1:
-                        special |= lacking
-                    if lacking - {lane}:
-                        missing.append(number)
-            if missing:
-                number = missing[0]
-                if len(missing) > 1:
-                    number = self._union(self.sets[number].op, missing)
+        for number in needs.others:
+            lacking = self._lacking(clock, number)
+            if len(lacking) == 1:
+                special |= lacking
+            if lacking - {lane}:
                 waits.append(number)
-                ran, seen = self._join(ran, number, RAN), self._join(seen, number, SEEN)
-        return Decision(tuple(waits), (ran, seen), frozenset(special))
+                clock = self._join(clock, number)
+        return Decision(tuple(waits), clock, frozenset(special))
 
-    def waits(self, clock: Clock, needs: Needs, lane: int) -> bool:
+    def waits(self, clock: int, needs: Needs, lane: int) -> bool:
         """Must a task on processor `lane` wait for anything?"""
-        ran, seen = clock
         return any(
-            self.clocks.missing(row, needed.lanes, needed.ends) - {lane}
-            for kind, number in (pair for listed in needs.others for pair in listed)
-            for row, needed in [(seen if kind == WRITTEN else ran, self.sets[number])]
+            self.clocks.missing(clock, needed.lanes, needed.ends) - {lane}
+            for needed in (self.sets[number] for number in needs.others)
         )
 
     def _lacking(self, row: int, number: int) -> frozenset[int]:
@@ -202,16 +182,13 @@ class Ordering:
             self._missing[row, number] = found
         return found
 
-    def _join(self, row: int, number: int, which: int) -> int:
-        found = self._joined.get((row, number, which))
+    def _join(self, row: int, number: int) -> int:
+        found = self._joined.get((row, number))
         if found is None:
-            after = self._after.get((number, which))
+            after = self._after.get(number)
             if after is None:
                 needed, run = self.sets[number], self.runs[self.sets[number].op]
-                tasks = (needed.members - run.first).tolist()
-                rows = {run.clocks[task][which] for task in tasks}
-                after = self.clocks.after(rows, needed.lanes, needed.ends)
-                self._after[number, which] = after
-            found = self.clocks.join(row, after)
-            self._joined[row, number, which] = found
+                rows = {run.clocks[task] for task in (needed.members - run.first).tolist()}
+                after = self._after[number] = self.clocks.after(rows, needed.lanes, needed.ends)
+            found = self._joined[row, number] = self.clocks.join(row, after)
         return found

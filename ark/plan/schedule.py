@@ -14,10 +14,10 @@ import numpy as np
 from ark.machine import Machine
 from ark.plan.access import Region, region
 from ark.plan.boxes import Templates
-from ark.plan.clocks import SEEN, START
+from ark.plan.clocks import START
 from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature
-from ark.plan.ordering import Clock, Decision, Needs, OpRun, Ordering
+from ark.plan.ordering import Decision, Needs, OpRun, Ordering
 from ark.plan.types import ITERATION_BARRIER, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Task
 from ark.variant import COMMUNICATE
 
@@ -137,9 +137,7 @@ class _PhaseRun:
         processors = self.machine.processors
         self.lists: list[list[int]] = [[] for _ in range(processors)]
         self.order = Ordering(processors)
-        self.now: list[Clock] = [
-            (START, START)
-        ] * processors  # the clock that each processor's next task starts with
+        self.now = [START] * processors  # the clock that each processor's next task starts with
         self.rotation = 0
         self.groups: list[tuple[PlanOp, Group, Signature]] = []
         self.waits: list[Waits] = []  # by task
@@ -161,7 +159,7 @@ class _PhaseRun:
             lanes = self._deal(group, count)
         run = OpRun(first, lanes, np.zeros(count, np.int64), [])
         self.order.begin(op.id, run)
-        decisions: dict[tuple[Clock, Needs], Decision] = {}
+        decisions: dict[tuple[int, Needs], Decision] = {}
         counters: dict[Decision, Waits] = {}
         for i, lane in enumerate(lanes.tolist()):
             clock, needed = self.now[lane], needs[i]
@@ -310,7 +308,7 @@ class _PhaseRun:
         lanes = np.array(list(tails), np.int64)
         ends = np.array([len(self.lists[lane]) for lane in tails], np.int64)
         openers = frozenset(tails)
-        for row in {self.now[lane][SEEN] for lane in tails}:
+        for row in {self.now[lane] for lane in tails}:
             openers &= self.order.clocks.missing(row, lanes, ends)
         for lane in sorted(openers):
             self.signals[tails[lane]] += self.s.barriers
@@ -325,7 +323,7 @@ class _PhaseRun:
             if indices
             and lane != mine
             and self.order.clocks.missing(
-                run.clocks[-1][SEEN], np.array([lane]), np.array([len(indices)])
+                run.clocks[-1], np.array([lane]), np.array([len(indices)])
             )
         ]
         if tails:

@@ -268,11 +268,17 @@ class Wrapped(torch.nn.Module):
         return self.inner(x, power, y=y)
 
 
-def test_parameters_that_lie_elsewhere_are_found() -> None:
-    module = torch.nn.Linear(4, 3)
+def test_a_module_that_is_moved_is_found() -> None:
+    """A strided parameter is copied in every call, so what is written into it is seen too."""
+    module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 3))
+    module[1].weight = torch.nn.Parameter(torch.randn(3, 3).T)
     made = ark.from_torch(module, (x := torch.randn(2, 4),))
     for _ in range(3):
-        module.weight.data = torch.randn(3, 4)
+        for part in module:
+            part.weight.data.add_(1.0)
+        close(made(x), module(x).detach())
+        for part in module:
+            part.weight.data, part.bias.data = part.weight * 2.0, part.bias + 1.0
         close(made(x), module(x).detach())
     module.double()
     with pytest.raises(ark.InvalidUsageError, match=r"torch\.float64"):

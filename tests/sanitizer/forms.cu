@@ -11,17 +11,22 @@ namespace {
 constexpr int kRounds = 16, kSlots = 2, kWords = 32, kWarps = 3;
 
 enum Form {
-  kNamed,        // bar.sync of two warps of three
-  kTurns,        // barrier.arrive of one warp, barrier.sync of the other, and the reverse
-  kVote,         // barrier.red of two warps of three
-  kRegisters,    // kVote, the barrier's number and its count in registers
-  kLeader,       // kVote behind work of lane 0 alone, in a loop in which a warp might be divided
-  kDivided,      // kNamed in such a loop; lane 0 comes a trip later than the others, so one is
-  kDividedVote,  // the same by barrier.red
-  kOneStores,    // mbarriers: one lane arrives for its warp, after __syncwarp
-  kOneRecords,   // the same, filled by 8-byte cp.async (roles.h)
-  kOneBulk,      // the same, filled by bulk copies (stream.h)
-  kAllStores,    // the three again, but every lane arrives for itself
+  kNamed,          // bar.sync of two warps of three
+  kTurns,          // barrier.arrive of one warp, barrier.sync of the other, and the reverse
+  kVote,           // barrier.red of two warps of three
+  kRegisters,      // kVote, the barrier's number and its count in registers
+  kLeader,         // kVote behind work of lane 0 alone, in a loop in which a warp might be divided
+  kDivided,        // kNamed in such a loop; lane 0 comes a trip later than the others, so one is
+  kDividedVote,    // the same by barrier.red
+  kWide,           // barrier.red of eight warps of twelve; the others have left
+  kWideRegisters,  // the same, the barrier's number and its count in registers
+  kWideLane,       // the same, but one lane of the ninth warp is still there
+  kWideQuota,      // the same, and the warps have moved registers (setmaxnreg)
+  kWideDivided,    // kDividedVote of eight warps of twelve, with that lane
+  kOneStores,      // mbarriers: one lane arrives for its warp, after __syncwarp
+  kOneRecords,     // the same, filled by 8-byte cp.async (roles.h)
+  kOneBulk,        // the same, filled by bulk copies (stream.h)
+  kAllStores,      // the three again, but every lane arrives for itself
   kAllRecords,
   kAllBulk,
   kEarlyWrite,     // kAllStores whose writer does not wait for the reader: a race
@@ -32,14 +37,17 @@ enum Form {
   kForms
 };
 const char* const kNames[kForms] = {
-    "named",        "turns",       "vote",        "registers",   "leader",         "divided",
-    "divided-vote", "one-stores",  "one-records", "one-bulk",    "all-stores",     "all-records",
-    "all-bulk",     "early-write", "early-read",  "polled-word", "polled-ordered", "polled-atomic"};
+    "named",       "turns",          "vote",         "registers",      "leader",
+    "divided",     "divided-vote",   "wide",         "wide-registers", "wide-lane",
+    "wide-quota",  "wide-divided",   "one-stores",   "one-records",    "one-bulk",
+    "all-stores",  "all-records",    "all-bulk",     "early-write",    "early-read",
+    "polled-word", "polled-ordered", "polled-atomic"};
 __host__ __device__ constexpr bool every(Form f) { return f >= kAllStores; }
 __host__ __device__ constexpr bool polls(Form f) { return f >= kPolledWord; }
 __host__ __device__ constexpr bool bulk(Form f) { return f == kOneBulk || f == kAllBulk; }
 __host__ __device__ constexpr bool records(Form f) { return f == kOneRecords || f == kAllRecords; }
 __host__ __device__ constexpr bool votes(Form f) { return f >= kVote && f <= kDividedVote; }
+__host__ __device__ constexpr bool wide(Form f) { return f >= kWide && f <= kWideDivided; }
 __host__ __device__ constexpr bool race(Form f) { return f == kEarlyWrite || f == kEarlyRead; }
 
 struct Shared {
@@ -181,7 +189,7 @@ __device__ bool meet(bool vote) {
     return vote;
   }
   uint32_t all;
-  if (F == kRegisters) {
+  if (F == kRegisters || (wide(F) && F != kWide && F != kWideDivided)) {
     asm volatile(
         "{\n .reg .pred p, q;\n setp.ne.u32 p, %1, 0;\n"
         " barrier.red.and.pred q, %2, %3, p;\n selp.u32 %0, 1, 0, q;\n}"
@@ -191,9 +199,9 @@ __device__ bool meet(bool vote) {
   } else {
     asm volatile(
         "{\n .reg .pred p, q;\n setp.ne.u32 p, %1, 0;\n"
-        " barrier.red.and.pred q, 1, 64, p;\n selp.u32 %0, 1, 0, q;\n}"
+        " barrier.red.and.pred q, 1, %2, p;\n selp.u32 %0, 1, 0, q;\n}"
         : "=r"(all)
-        : "r"(static_cast<uint32_t>(vote))
+        : "r"(static_cast<uint32_t>(vote)), "n"(wide(F) ? 256 : 64)
         : "memory");
   }
   return all != 0u;
@@ -234,9 +242,49 @@ __device__ void voted(Shared& s, const uint32_t* from, uint32_t* to) {
   if (warp == 1u) to[lane] = sum;
 }
 
+// Eight warps of twelve, as the variant `matrix` has: each writes a slot and reads its neighbour's.
+template <Form F>
+__device__ void of_twelve(Shared& s, const uint32_t* from, uint32_t* to) {
+  const uint32_t warp = threadIdx.x / 32u, lane = threadIdx.x & 31u, slot = warp % 8u;
+  const volatile uint32_t* words = from;
+  __shared__ uint32_t wide[8][kWords];
+  if (warp >= 8u) {
+    if (F == kWideQuota) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if constexpr (F >= kWideLane) {
+      while (threadIdx.x == 256u && atomicAdd(&s.begun, 0u) < kRounds) __nanosleep(100);
+    }
+    return;
+  }
+  if (F == kWideQuota) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+  const bool comes_late = F == kWideDivided && threadIdx.x == 0u;
+  bool late = comes_late;
+  uint32_t sum = 0u;
+  for (uint32_t i = 0u; i < kRounds;) {
+    if (late) {
+      __nanosleep(2000);
+      late = false;
+      continue;
+    }
+    wide[slot][lane] = from[i * kWords + lane];
+    if (!meet<F>(words[1] != 0u)) return;
+    sum += wide[(slot + 1u) % 8u][lane ^ 5u] * (i + 1u);
+    if constexpr (F == kWideDivided) {
+      for (uint32_t n = 0u; n < words[0]; ++n) {
+        if (!meet<F>(words[n] != 0u)) return;
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      }
+    }
+    if (!meet<F>(words[2] != 0u)) return;
+    ++i;
+    late = comes_late;
+  }
+  if (threadIdx.x == 0u) atomicExch(&s.begun, static_cast<uint32_t>(kRounds));
+  if (warp == 1u) to[lane] = sum;
+}
+
 // Warp 0 fills slots, warp 1 reads what the other lanes' words are; a third warp takes no part.
 template <Form F>
-__global__ void form(const uint32_t* from, uint32_t* to) {
+__global__ void __launch_bounds__(384, 1) form(const uint32_t* from, uint32_t* to) {
   __shared__ Shared s;
   const uint32_t warp = threadIdx.x / 32u, lane = threadIdx.x & 31u;
   if (threadIdx.x == 0u) {
@@ -251,6 +299,10 @@ __global__ void form(const uint32_t* from, uint32_t* to) {
   __syncthreads();
   if constexpr (polls(F)) {
     polled<F>(s, from, to);
+    return;
+  }
+  if constexpr (wide(F)) {
+    of_twelve<F>(s, from, to);
     return;
   }
   if constexpr (votes(F)) {
@@ -286,7 +338,8 @@ __global__ void form(const uint32_t* from, uint32_t* to) {
 template <int F = 0>
 void launch(int wanted, const uint32_t* from, uint32_t* to) {
   if constexpr (F < kForms) {
-    if (F == wanted) form<static_cast<Form>(F)><<<1, 32 * kWarps>>>(from, to);
+    if (F == wanted)
+      form<static_cast<Form>(F)><<<1, 32 * (wide(static_cast<Form>(F)) ? 12 : kWarps)>>>(from, to);
     launch<F + 1>(wanted, from, to);
   }
 }

@@ -58,7 +58,8 @@ def compile_graph(
     """A function of the graph's inputs that gives its results, in a list or as the graph does.
     fixed: places of inputs that are the same tensors in nearly every call.
 
-    A graph of sizes that vary is compiled for the sizes of each call, once for each.
+    A graph of sizes that vary is compiled for the sizes of each call, once for each. One that stays
+    in torch in part is called part by part.
     """
     if any(varies(e) for e in examples) or any(varies(v) for v in values(module)):
         return _Sized(module, fixed)

@@ -20,6 +20,7 @@ from ark.errors import InvalidUsageError, UnsupportedError
 from ark.interop.torch.compile import compile_graph, refuse_missing, values, varies
 from ark.interop.torch.export import export
 from ark.interop.torch.graph import drop_checks
+from ark.interop.torch.program import Program
 
 WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
@@ -29,8 +30,9 @@ class Module(torch.nn.Module):
 
     module: exported for `example`, a tuple of tensors, with torch.export. Called as the module is;
     inference only. dynamic_shapes: sizes that may vary, with their bounds, as torch.export takes
-    them; there is a kernel for each size that is called. The parameters are those that the module
-    has now: values that are written into them are seen, others that are put in their place are not.
+    them; there is a kernel for each size that is called. The kernel reads the module's parameters
+    where they lie: what is written into them is seen, and so is a module that is moved or converted
+    as a whole (`to`); memory that is put in the place of a single one (`weight.data = ...`) is not.
     InvalidUsageError for other shapes and types than those, and where torch.export cannot follow
     the module. UnsupportedError lists every operator that ark lacks, with its reason.
     """
@@ -50,7 +52,15 @@ class Module(torch.nn.Module):
         self._constants = _constants(exported.graph_signature)
         graph = _without(graph, self._constants, len(self._kept))
         self._writes = _writes(exported.graph_signature)
-        self._run = compile_graph(graph, values(graph), range(len(self._kept)))
+        self._program: Program | None = None
+        if self._sized:
+            self._run = compile_graph(graph, values(graph), range(len(self._kept)))
+        else:
+            self._bound = [i for i, t in enumerate(self._kept) if t.is_contiguous()]
+            held = {i: self._kept[i].detach() for i in self._bound}
+            self._run = self._program = Program.of(graph, values(graph), bound=held)
+            self._loose = [t for t in self._kept if not t.is_contiguous()]
+            self._lies = self._kept[0].data_ptr() if self._kept else 0
         flat = pytree.tree_structure(((0,) * given.num_leaves, {}))
         self._plain = given.num_leaves if given == flat and not self._constants else None
         self._made = exported.call_spec.out_spec
@@ -58,13 +68,30 @@ class Module(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module computes."""
         known = len(args) == self._plain and not kwargs and not self._sized
-        given = [*self._kept, *(args if known else self._flat(args, kwargs))]
-        made = self._run(*given)
+        given = args if known else self._flat(args, kwargs)
+        if self._program is None:
+            made = self._run(*self._kept, *given)
+        else:
+            if self._kept and self._kept[0].data_ptr() != self._lies:
+                self._moved(self._program)
+            made = self._run(*self._loose, *given)
         if self._writes:
+            written = [*self._kept, *given]
             for place, value in zip(self._writes, made, strict=False):
-                given[place].copy_(value)
+                written[place].copy_(value)
             made = made[len(self._writes) :]
         return made[0] if self._made.is_leaf() else pytree.tree_unflatten(made, self._made)
+
+    def _moved(self, program: Program) -> None:
+        """The module was moved or converted: its parameters lie elsewhere."""
+        now = [self._kept[i].detach() for i in self._bound]
+        if not all(t.is_contiguous() for t in now):
+            raise InvalidUsageError(
+                "the module's parameters were contiguous and are strided now; call ark.from_torch "
+                "again"
+            )
+        program.hold(now)
+        self._lies = self._kept[0].data_ptr()
 
     def _flat(self, args: Any, kwargs: Any) -> list[Any]:
         """The tensors of a call of any form, in the graph's order."""

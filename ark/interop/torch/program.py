@@ -8,7 +8,7 @@ are moved; launches go on from one another, so that a call costs little more tha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 from weakref import WeakSet
@@ -84,15 +84,30 @@ class Program:
 
     @classmethod
     def of(
-        cls, module: fx.GraphModule, examples: Sequence[Any], fixed: Sequence[int] = ()
+        cls,
+        module: fx.GraphModule,
+        examples: Sequence[Any],
+        fixed: Sequence[int] = (),
+        bound: Mapping[int, torch.Tensor] | None = None,
     ) -> Program:
-        """A torch graph of ark's operators. examples: tensors like its inputs, or fake ones."""
+        """A torch graph of ark's operators. examples: tensors like its inputs, or fake ones. bound:
+        inputs by place that are held for ever; calls have the others.
+        """
+        bound = bound or {}
         built = build(module, examples)
         with ark.use_model(built.model):
             taken: set[int] = set()
             outputs = [own(v, taken) if isinstance(v, Value) else v for v in built.outputs]
         kept = [t.detach().contiguous() for _, t in held(module)]
-        return cls(built.model, built.inputs, outputs, kept, fixed)
+        last = [built.inputs[i] for i in bound]
+        inputs = [v for i, v in enumerate(built.inputs[: len(examples)]) if i not in bound]
+        inputs += [*last, *built.inputs[len(examples) :]]
+        return cls(built.model, inputs, outputs, [*bound.values(), *kept], fixed)
+
+    def hold(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Others in the place of the first ones that are held."""
+        self._held[: len(tensors)] = tensors
+        self._kinds = None
 
     def __call__(self, *given: Any, iterations: int = 1) -> list[Any]:
         """The graph's results as new tensors, behind one launch of so many iterations."""
@@ -207,7 +222,7 @@ class Program:
         the caller is capturing, which has a kernel with tables of its own.
         """
         stream = torch._C._cuda_getCurrentRawStream(where.index)
-        if torch.cuda.is_current_stream_capturing():
+        if torch._C._cuda_isCurrentStreamCapturing():
             places = self._places(addresses)
             self._captured.append(
                 record(self._plan, backend(), self._device, places, iterations, stream)

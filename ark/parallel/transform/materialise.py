@@ -25,7 +25,7 @@ from ark.parallel.transform.pieces import ParallelGraph, Piece
 from ark.parallel.transform.views import Box, View, meeting
 
 RESULTS = ("state", "external")  # arenas of what a caller reads
-IN_PLACE = ("kv_append", "kv_cache_slot", "sample", "sample_each")
+IN_PLACE = ("kv_append", "kv_cache_slot", "paged_append", "sample", "sample_each")
 """Ops that write into a part of an operand."""
 ENDS = ("sample", "sample_each")  # ops that may end the run, which all ranks must do together
 TAG = 0

@@ -53,20 +53,13 @@ class LocalTouches:
             for region in mine:
                 for other in frontier.conflicts(region):
                     nodes = listed.by_op[other.op][0], listed.by_op[region.op][0]
-                    if not _comes_as_packets(other, region):
-                        self.needs.add(other, region, *nodes)
+                    self.needs.add(other, region, *nodes)
                 self.by_space[region.space].append(region)
                 if region.packet and not region.pretended:
                     self.packets.append(region)
             self.either += _inside(mine, listed.by_op)
             frontier.add(mine)
         self.frozen: Frozen = self.needs.freeze(listed.lane)
-
-
-def _comes_as_packets(made: Region, read: Region) -> bool:
-    """Does the execution let readers wait for makers (ark.plan.verify.packets)?"""
-    here = made.packet and read.packet and made.memory == read.memory
-    return here and made.write and not read.write and not read.pretended
 
 
 def _inside(mine: Sequence[Region], by_op: ByOp) -> list[Pairs]:
@@ -210,7 +203,8 @@ def _check_either(
     """One must come before the other, no matter which."""
     if not len(firsts):
         return
-    fine = order.before(firsts, seconds, must(first)) | order.before(seconds, firsts, must(second))
+    fine = order.before(firsts, seconds, must(first, second))
+    fine |= order.before(seconds, firsts, must(second, first))
     if not fine.all():
         at = int(np.flatnonzero(~fine)[0])
         nodes = int(firsts[at]), int(seconds[at])

@@ -5,7 +5,8 @@ ark.plan.verify.iterations, which say why that proves something.
 All tasks that can run do so in one step, with array operations. What is known are two rows of a
 vector clock (Mattern 1989); tasks that know the same share them (a lane's knowledge of itself is
 its position and left out), so rows grow with the different things that are waited for, not with
-tasks.
+tasks. What packets tell (RAN alone) counts for the tasks behind the reader: of a task's warps each
+may have read others.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from ark.plan.verify.counters import Counters
 from ark.plan.verify.rank_set import RankSet
 
-RAN, SEEN = 0, 1
+RAN, SEEN, AWAITED = 0, 1, 2  # the last is no clock: who reads packets waits for their makers
 REMEMBERED = 1 << 12  # what is known after so many events
 
 
@@ -125,9 +126,10 @@ class Run:
         signals = _Lists(signalled[:, [1, 0]], nodes)
         waiters = _Lists(waiting, self._events)
         counters = waiting[~np.array(self._packet, bool)[waiting[:, 0]]]
-        # Where nothing is a packet, what counters order is all of the order.
-        ways = (waiting, counters) if any(self._packet) else (waiting,)
-        needs = [_Lists(w[:, ::-1], nodes).distinct() for w in ways]
+        packets = waiting[np.array(self._packet, bool)[waiting[:, 0]]]
+        by_counters, by_packets = (
+            _Lists(w[:, ::-1], nodes).distinct() for w in (counters, packets)
+        )
         pending = np.bincount(waiting[:, 1], minlength=nodes) + (self.position > 0)
         for listed in self._partial.values():
             np.add.at(pending, [node for _, node in listed], 1)
@@ -139,16 +141,10 @@ class Run:
         while len(ready):
             started += len(ready)
             lanes = self.lane[ready]
-            for which, (needed, sets) in enumerate(needs):
-                rows = now[which, lanes]
-                wait = np.flatnonzero(needed[ready])
-                if len(wait):
-                    codes = rows[wait] * len(sets) + needed[ready[wait]]
-                    distinct, back = np.unique(codes, return_inverse=True)
-                    known = (divmod(code, len(sets)) for code in distinct.tolist())
-                    joined = [self._join(which, old, sets[number]) for old, number in known]
-                    rows[wait] = np.array(joined, np.int64)[back]
+            for which in (RAN, SEEN):
+                rows = self._met(which, now[which, lanes], ready, *by_counters)
                 now[which, lanes] = self.clock[which, ready] = rows
+            now[RAN, lanes] = self._met(RAN, now[RAN, lanes], ready, *by_packets)
             events = signals.of(ready)
             np.add.at(counts, events, 1)
             events = np.unique(events)
@@ -159,11 +155,31 @@ class Run:
             reached = np.concatenate(met)
             np.subtract.at(pending, reached, 1)
             ready = np.unique(reached[pending[reached] == 0])
-        if len(ways) == 1:
-            self.clock[1] = self.clock[0]
         if started == nodes:
             return None
         return nodes - started, int(np.flatnonzero(pending > 0)[0])
+
+    def _met(
+        self,
+        which: int,
+        rows: np.ndarray,
+        nodes: np.ndarray,
+        needed: np.ndarray,
+        sets: Sequence[tuple[int, ...]],
+    ) -> np.ndarray:
+        """What is known to nodes that knew rows and have waited; needed: by node which set of
+        events for.
+        """
+        wait = np.flatnonzero(needed[nodes])
+        if not len(wait):
+            return rows
+        codes = rows[wait] * len(sets) + needed[nodes[wait]]
+        distinct, back = np.unique(codes, return_inverse=True)
+        known = (divmod(code, len(sets)) for code in distinct.tolist())
+        joined = [self._join(which, old, sets[number]) for old, number in known]
+        rows = rows.copy()
+        rows[wait] = np.array(joined, np.int64)[back.reshape(-1)]
+        return rows
 
     def _meet_partial(self, events: np.ndarray, counts: np.ndarray) -> np.ndarray:
         found = []
@@ -181,7 +197,7 @@ class Run:
         # The lane of the image: what the twin has as its own, the rank has as this one.
         start = self.lanes.starts
         lane = at_home - start[home] + start[rank]
-        end = self.position[node] + 1
+        end = self.position[node] + ~np.array(self._packet, bool)[event]
         order = np.lexsort((end, lane, event))
         event, lane, end = event[order], lane[order], end[order]
         last = np.ones(len(event), bool)

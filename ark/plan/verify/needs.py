@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ark.plan.access import Region
-from ark.plan.verify.execution import RAN, SEEN, spans
+from ark.plan.verify.execution import AWAITED, RAN, SEEN, spans
 from ark.plan.verify.order import Order
 
 CHUNK = 1 << 22
@@ -51,6 +51,8 @@ class Needs:
         """Where the regions overlap, the second's tasks come after the first's. firsts, seconds:
         their ops' nodes.
         """
+        if come_as_packets(first, second):
+            return
         groups = second.tasks_after(first)
         if not groups.mine:
             return
@@ -61,7 +63,7 @@ class Needs:
         self._need.append(of_later + self._count)
         self._pairs.append((first, second))
         self._firsts.append(self._count)
-        self._which.append(must(first))
+        self._which.append(must(first, second))
         self._sizes.append(len(groups.mine))
         self._count += len(groups.mine)
 
@@ -92,11 +94,20 @@ class Needs:
         )
 
 
-def must(first: Region) -> int:
-    """What was written must be seen, what was read be past. Packets carry their own epoch, so that
-    knowing that one was written is seeing it.
+def must(first: Region, second: Region) -> int:
+    """What touches plain memory must be seen, written or read: a packet orders no other memory. A
+    packet carries its own epoch: who reads it waits for its maker, and to know that it was read is
+    enough for who writes it again.
     """
-    return SEEN if first.write and not first.packet else RAN
+    if not first.packet:
+        return SEEN
+    return AWAITED if come_as_packets(first, second) else RAN
+
+
+def come_as_packets(made: Region, read: Region) -> bool:
+    """Does the execution let readers wait for makers (ark.plan.verify.packets)?"""
+    here = made.packet and read.packet and made.memory == read.memory
+    return here and made.write and not read.write and not (made.pretended or read.pretended)
 
 
 def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | None:

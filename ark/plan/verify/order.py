@@ -18,14 +18,15 @@ import numpy as np
 
 from ark.plan.types import ITERATION_BARRIER
 from ark.plan.verify.counters import counters_of
-from ark.plan.verify.execution import SEEN, Awaited, Lanes, Run
+from ark.plan.verify.execution import AWAITED, RAN, SEEN, Awaited, Lanes, Run
 from ark.plan.verify.rank_set import RankSet, refuse
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """What has run, and what is seen, when a task starts. A packet proves that its producer ran,
-    but brings no other memory along; a counter does both.
+    """What has run, and what is seen, when a task starts. A counter proves both. A packet brings no
+    other memory along, and its maker's other warps may still be at work: it proves to who comes
+    behind its reader, on the same processor, that all before its maker has run.
 
     Nodes and lanes are counted over all ranks; bases: the first node of each rank, and one past the
     last. rows[clock[RAN, i], l]: how many tasks of lane l have certainly run before node i of those
@@ -53,7 +54,9 @@ class Order:
 
     def before(self, earlier: np.ndarray, later: np.ndarray, which: np.ndarray | int) -> np.ndarray:
         """By pair of nodes: has the earlier one run (or is it seen, by `which`) by then?"""
-        known = self.known(self.clocks(which, later), earlier, self.rank[later])
+        awaited = np.equal(which, AWAITED)
+        rows = self.clocks(np.where(awaited, RAN, which), later)
+        known = self.known(rows, earlier, self.rank[later]) | awaited
         same_lane = (self.lane[earlier] == self.lane[later]) & (
             self.position[earlier] < self.position[later]
         )

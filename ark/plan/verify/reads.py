@@ -184,7 +184,7 @@ def _in_parts(
         rows, columns = rows[whole], columns[whole]
         places = spans(starts[rows], starts[rows + 1])
         writer = np.repeat(touch.nodes[made[firsts[columns]]], starts[rows + 1] - starts[rows])
-        there = order.before(writer, nodes[tasks[places]], must(touch.region))
+        there = order.before(writer, nodes[tasks[places]], must(touch.region, region))
         brought[places[there]] = True
     late = np.concatenate(([0], np.cumsum(~brought)))
     return lacking[late[starts[lacking + 1]] > late[starts[lacking]]]
@@ -204,7 +204,7 @@ def _undelivered(
             nodes = touch.nodes[tasks[starts[i] : starts[i + 1]]]
             begin, end = np.maximum(lo[i], low) - low, np.minimum(hi[i], high) - low
             inside = tuple(map(slice, begin.tolist(), end.tolist()))
-            parts.append(([inside], nodes, must(touch.region)))
+            parts.append(([inside], nodes, must(touch.region, region)))
     return _first_uncovered(order, readers, np.ones(tuple(high - low), bool), parts)
 
 
@@ -234,7 +234,7 @@ def _undelivered_runs(
         tasks, starts = boxes.by_box
         for i in met.tolist():
             nodes = touch.nodes[tasks[starts[i] : starts[i + 1]]]
-            parts.append((inside(touch.region, i), nodes, must(touch.region)))
+            parts.append((inside(touch.region, i), nodes, must(touch.region, region)))
     return _first_uncovered(order, readers, wanted, parts)
 
 

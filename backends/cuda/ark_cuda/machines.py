@@ -38,8 +38,7 @@ def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ..
         return (*made, *matrix)
     # Wide rows leave no room for the last slot; what they wait for is a smaller part of a token.
     wide = _roles(ROLE_WARPS, min(in_flight + 1, 3))
-    # Stages of parts of rows are started piece by piece, which takes a part of their time.
-    several = tuple(_roles(warps, min(in_flight + 2, 4)) for warps in SEVERAL_WARPS)
+    several = tuple(_roles(warps, in_flight) for warps in SEVERAL_WARPS)
     return (*made, _roles(ROLE_WARPS + 1, in_flight), wide, *several, *matrix)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +128,17 @@ def test_a_reader_that_has_gone(words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_a_file_that_cannot_grow_leaves_nothing(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(SystemError, match="cannot be written"):
+            write_file(str(tmp_path / "plan.json"), "text")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_export_that_fails_leaves_no_files(tmp_path: Path) -> None:
     tmp_path.joinpath("b.c").mkdir()
     with pytest.raises(SystemError, match="cannot be written"):
@@ -178,6 +191,8 @@ def test_a_device_is_written_to_and_not_replaced(
         assert fifo.is_fifo() and os.read(reader, 100) == b"text"
     finally:
         os.close(reader)
+    with pytest.raises(SystemError, match="a pipe that nobody reads"):
+        write_file(str(fifo), "text")
     assert main(["topo", "synthesize", "full3", "--out", "/dev/full"]) == 2
     assert "No space left" in capsys.readouterr().err and Path("/dev/full").is_char_device()
 
@@ -189,6 +204,9 @@ def test_escapes_in_what_an_error_quotes_are_shown(
     assert main(["generate", str(tmp_path), "--prompt", "x"]) == 2
     err = capsys.readouterr().err
     assert "\x1b" not in err and "\x9b" not in err and "\\x1b[2J\\x9b31m" in err
+    with pytest.raises(builtins.SystemExit, match="2"):
+        main(["topo", "show", "full3", "\x1b[31m"])
+    assert "\x1b" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ NO_RULE = {
     "fusion",
     "gather_own_first",
     "linear",
+    "paged_append",
+    "paged_attention",
     "quantized_linear",
     "recv",
     "rope_kv",

@@ -68,11 +68,11 @@ def conflict(a: list, b: list) -> bool:
 
 
 def conflicts(a: list, b: list) -> set[str]:
-    """How they do: the first one "wrote" plain memory, which the second must see, or the first
-    "ran" is enough.
+    """How they do: in "plain" memory, where the first must be complete and seen, or in "packets",
+    whose load is a wait.
     """
     return {
-        "wrote" if x[2] and x[0] != "packet" else "ran"
+        "packets" if x[0] == "packet" else "plain"
         for x, y in itertools.product(a, b)
         if x[0] == y[0] and (x[2] or y[2]) and not (x[3] and y[3] and x[2] != y[2]) and x[1] & y[1]
     }
@@ -119,8 +119,10 @@ def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
     seen.add_nodes_from(graph)
     listed = {k: t for k, t in tasks(plan).items() if k[0] == number}
     touches = {k: touched(plan, t) for k, t in listed.items()}
-    after = {"ran": {k: nx.descendants(graph, k) for k in graph}}
-    after["wrote"] = {k: nx.descendants(seen, k) for k in graph}
+    after = {
+        "packets": {k: set(graph.successors(k)) | nx.descendants(seen, k) for k in graph},
+        "plain": {k: nx.descendants(seen, k) for k in graph},
+    }
     found = []
     for a, b in itertools.combinations(sorted(listed), 2):
         if listed[a].op == listed[b].op:

@@ -11,7 +11,7 @@ from ark_cpu import machines
 
 import ark
 from ark.frontend.model import Model, use_model
-from ark.ir.dtype import FLOATS, DataType, fp32, int4, int32, int64
+from ark.ir.dtype import FLOATS, DataType, fp16, fp32, int4, int32, int64
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.models.build import Shape
@@ -208,7 +208,9 @@ def family_plan(family: Family, seed: int) -> Plan:
 
 
 def sum_plan(seed: int) -> Plan:
-    """The last rank's plan of sums over two or three ranks, one of a product, one normed."""
+    """The last rank's plan of sums over two or three ranks, one of a product, one normed, and a
+    product of gathered rows; with even seeds tiles of both leave by the processor's copies.
+    """
     draw = Draw(seed)
     world, packets = draw.int(2, 3), draw.one((False, True))
     calls = [(draw.shape(1, 3), draw.one((*FLOATS, int32))) for _ in range(3)]
@@ -221,9 +223,14 @@ def sum_plan(seed: int) -> Plan:
                 ark.all_reduce(ark.tensor(shape, dtype), rank, world)
             a, b = ark.tensor([rows, 8], kind), ark.tensor([8, columns], kind)
             ark.relu(ark.all_reduce(ark.matmul(a, b), rank, world))
+            c, d = ark.tensor([rows, 8], fp16), ark.tensor([8, columns], fp16)
+            ark.matmul(ark.all_gather(c, rank, world), d)
             stream = ark.all_reduce(ark.tensor([rows, 8 * columns], kind), rank, world)
             ark.rmsnorm(stream, ark.tensor([8 * columns], fp32))
-        made.append(make_plan(model.graph, target(3, packets), {"overlap": True}))
+        able = ("peer_bulk",) if seed % 2 == 0 else ()
+        machine = target(3, packets)
+        machine = dataclasses.replace(machine, capabilities=(*machine.capabilities, *able))
+        made.append(make_plan(model.graph, machine, {"overlap": True}))
     verify(made)
     return made[-1]
 

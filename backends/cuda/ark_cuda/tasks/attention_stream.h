@@ -209,19 +209,19 @@ ARK_DEVICE void ark_stage_newest(T* row, const float* current) {
   for (int i = 2 * ark_lane(); i < D; i += 64) ark_narrow(row + i, current[i], current[i + 1]);
 }
 
-// Joins and publishes the parts of W warps; a thread takes pairs of elements.
-template <int W, int G, int D, int SPLITS, class O>
+// Joins and publishes the first warps' parts; a thread takes pairs of elements.
+template <int G, int D, int SPLITS, class O>
 ARK_DEVICE void ark_staged_join(ArkCtx& c, const ArkTask& t, const ArkStagedAttention<G, D>& s,
-                                O output, int thread, int threads) {
+                                O output, int parts, int thread, int threads) {
   const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
 #pragma unroll 1
   for (int i = 2 * thread; i < G * D; i += 2 * threads) {
     const int g = i / D, d = i % D, base = g * (D + 2);
     float m = s.own[0][base + D], sum[2] = {}, all = 0.0f;
-#pragma unroll
-    for (int w = 1; w < W; ++w) m = fmaxf(m, s.own[w][base + D]);
-#pragma unroll
-    for (int w = 0; w < W; ++w) {
+#pragma unroll 4
+    for (int w = 1; w < parts; ++w) m = fmaxf(m, s.own[w][base + D]);
+#pragma unroll 4
+    for (int w = 0; w < parts; ++w) {
       const float share = ark_exp(s.own[w][base + D] - m);
       sum[0] = fmaf(share, s.own[w][base + d], sum[0]);
       sum[1] = fmaf(share, s.own[w][base + d + 1], sum[1]);
@@ -258,12 +258,12 @@ ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q
   ark_attention_gather<G, KV_HEADS, D>(c, s.query, t.coord[0], head, newest < end, scale * LOG2E,
                                        query, fresh);
   ark_gathered();
+  const int units = (end - begin + ROWS - 1) / ROWS;
   uint4 a[D / 32][2];
   ark_query_tiles<G, D, T>(s.query, a);
   ArkStagedSoftmax<G> r = {};
   r.top = -1e30f;
   float* own = s.own[ark_warp()];
-  const int units = (end - begin + ROWS - 1) / ROWS;
   for (int unit = ark_warp(); unit < units; unit += ARK_WARPS) {
     const int j = unit / SHARERS, place = unit % SHARERS;
     const int at = begin + unit * ROWS, n = end - at < ROWS ? end - at : ROWS;
@@ -285,16 +285,17 @@ ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q
     ark_stage_left(c, t.fetch_begin + j, warps);
   }
   ark_stages_grown(static_cast<ark_u32>((end - begin + STEP - 1) / STEP));
-  // What one warp has done alone it publishes alone; else each has a part, if an empty one.
+  // What one warp has done alone it publishes alone; else each that had positions has a part.
   if (units <= 1) {
     if (ark_warp() != 0) return true;
     ark_stage_part<G, D>(r, own);
     __syncwarp();
-    ark_staged_join<1, G, D, SPLITS>(c, t, s, output, ark_lane(), 32);
+    ark_staged_join<G, D, SPLITS>(c, t, s, output, 1, ark_lane(), 32);
   } else {
-    ark_stage_part<G, D>(r, own);
+    if (ark_warp() < units) ark_stage_part<G, D>(r, own);
     ark_gathered();
-    ark_staged_join<ARK_WARPS, G, D, SPLITS>(c, t, s, output, ark_tid(), ARK_THREADS);
+    const int parts = units < ARK_WARPS ? units : ARK_WARPS;
+    ark_staged_join<G, D, SPLITS>(c, t, s, output, parts, ark_tid(), ARK_THREADS);
   }
   return true;
 }

@@ -1,0 +1,185 @@
+"""Attention over key/value caches in pages that sequences share, and appending to one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.errors import ModelError
+from ark.frontend.model import Model
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.dtype import fp32, int32
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.ops.attention import attention_reference, attention_splits, merge_group
+from ark.ops.base import float_dtype, result
+
+
+def _check(what: str, cache: Tensor, pages: Tensor, position: Tensor, rows: int) -> tuple[int, int]:
+    """(heads, width) of a cache in pages; ModelError if it, the table or the position is none."""
+    float_dtype(what, cache)
+    shape, table, at = cache.ir.shape, pages.ir, position.ir
+    if len(shape) != 4 or not cache.ir.dense:
+        raise ModelError(
+            f"{what}: the cache has shape {list(shape)}; expected (pages, heads, positions of a "
+            "page, width), dense"
+        )
+    if len(table.shape) != 2 or table.dtype != int32 or not table.dense:
+        raise ModelError(
+            f"{what}: the table of pages is {table.dtype.name} {list(table.shape)}; expected int32 "
+            "(sequences, most pages), dense"
+        )
+    sequences = table.shape[0]
+    if at.shape != (sequences,) or at.dtype != int32 or not at.dense:
+        raise ModelError(
+            f"{what}: the position is {at.dtype.name} {list(at.shape)}; expected int32 "
+            f"({sequences},), one of each row of the table"
+        )
+    if sequences not in (1, rows):
+        raise ModelError(
+            f"{what}: {rows} rows are neither of {sequences} sequences, one each, nor of one"
+        )
+    return shape[1], shape[3]
+
+
+def paged_append(cache: Any, input: Any, pages: Any, position: Any, name: str = "") -> Tensor:
+    """Writes rows into a cache in pages; returns the new tensor on the cache's memory.
+
+    cache (pages, heads, page, width); input (rows, heads * width); pages (sequences, most) int32,
+    the numbers of each sequence's pages in order; position (sequences,) int32, read when the kernel
+    runs. Row r is sequence r's at its position, or, of one sequence, at position + r. Rows past the
+    table, and those whose page has no number of the pool's, are dropped; sequences must not share
+    a page that is written. ModelError for what does not fit.
+    """
+    target, rows, table, at = (as_tensor(t) for t in (cache, input, pages, position))
+    heads, width = _check("paged_append", target, table, at, rows.ir.shape[0])
+    float_dtype("paged_append", rows)
+    if len(rows.ir.shape) != 2 or rows.ir.shape[1] != heads * width:
+        raise ModelError(
+            f"paged_append: the input has shape {list(rows.ir.shape)}; expected (rows, "
+            f"{heads * width})"
+        )
+    model = Model.get_model()
+    made = model.graph.rewrite(target.ir, name)
+    inputs = [rows.ir, table.ir, at.ir, target.ir]
+    model.graph.add("paged_append", inputs, [made], {}, name)
+    return Tensor(made, model)
+
+
+def _lower_append(lowering: Lowering, node: Node) -> None:
+    rows, table, position, _ = node.inputs
+    cache = node.outputs[0]
+    coords = [(head,) for head in range(cache.shape[1])]
+    lowering.emit("paged_append", {}, [rows, table, position, cache], coords)
+
+
+def _append(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    rows, table, position, cache = inputs
+    made, page = cache.copy(), cache.shape[2]
+    for r, row in enumerate(rows):
+        of = r if len(table) > 1 else 0
+        at = int(position[of]) + r - of
+        number = int(table[of, at // page]) if 0 <= at < table.shape[1] * page else -1
+        if 0 <= number < len(cache):
+            made[number, :, at % page] = row.reshape(cache.shape[1], cache.shape[3])
+    return [made]
+
+
+def paged_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    pages: Any,
+    position: Any,
+    scale: float | None = None,
+    output: Any = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """Causal grouped-query attention over keys and values in pages (PagedAttention, Kwon et al.
+    2023).
+
+    query (rows, heads * width); key and value (pages, kv_heads, page, width), alike; heads must be
+    a multiple of kv_heads. pages (sequences, most) int32: the numbers of each sequence's pages in
+    order; in what no row sees they may be any, else one outside of the pool ends the run with an
+    error. position (sequences,) int32.
+    Row r is sequence r's and sees its positions 0 to position, or, of one sequence, 0 to position +
+    r. scale: of scores, by default width ** -0.5. Result of the query's shape and type, fp32, fp16
+    or bf16; sums and exponentials are in fp32. ModelError for what does not fit.
+    """
+    q, k, v, table, at = (as_tensor(t) for t in (query, key, value, pages, position))
+    dtype = float_dtype("paged_attention", q)
+    if len(q.ir.shape) != 2:
+        raise ModelError(
+            f"paged_attention: the query has shape {list(q.ir.shape)}; expected (rows, heads * "
+            "width)"
+        )
+    rows, columns = q.ir.shape
+    kv_heads, width = _check("paged_attention", k, table, at, rows)
+    if v.ir.shape != k.ir.shape or v.ir.dtype != k.ir.dtype or not v.ir.dense:
+        raise ModelError(
+            f"paged_attention: keys are {k.ir.dtype.name} {list(k.ir.shape)}, values are "
+            f"{v.ir.dtype.name} {list(v.ir.shape)}; they must be alike, and dense"
+        )
+    if columns % (kv_heads * width):
+        raise ModelError(
+            f"paged_attention: the query has shape {[rows, columns]}; expected (rows, heads * "
+            f"{width}) with heads a multiple of {kv_heads}"
+        )
+    attrs = {
+        "heads": columns // width,
+        "head_dim": width,
+        "scale": float(width**-0.5 if scale is None else scale),
+    }
+    inputs = [q, k, v, table, at]
+    return result("paged_attention", inputs, q.ir.shape, dtype, output, attrs, name)
+
+
+def _lower_attention(lowering: Lowering, node: Node) -> None:
+    """Each sequence by splits of its positions, so that most processors have a part."""
+    q, key, value, table, position = node.inputs
+    machine, sequences = lowering.machine, table.shape[0]
+    heads, width = node.attrs["heads"], node.attrs["head_dim"]
+    kv_heads, page = key.shape[1:3]
+    splits = attention_splits(q.shape[0], kv_heads, page * table.shape[1], machine.processors)
+    # All parts of a head are in shared memory when they are merged.
+    room = (machine.shared_bytes - machine.ring_bytes) // (4 * (width + 2))
+    splits = max(1, min(splits, room))
+    params = {**node.attrs, "kv_heads": kv_heads, "splits": splits}
+    merges = []
+    for b in range(sequences):
+        own, row, at, out = (
+            lowering.part(t, sequences, b) for t in (q, table, position, node.outputs[0])
+        )
+        rows = own.shape[0]
+        coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in range(kv_heads)]
+        made = out
+        if splits > 1:
+            made = lowering.temp((rows, heads, splits, width + 2), fp32, f"{node.name}.partial")
+            merges.append((made, out))
+        lowering.emit("paged_attention", params, [own, key, value, row, at, made], coords)
+    for partial, out in merges:
+        group = merge_group(q.shape[0] * heads, heads, 4 * splits * (width + 2), machine)
+        merge = {"heads": heads, "head_dim": width, "splits": splits, "group": group}
+        coords2 = [(r, h) for r in range(out.shape[0]) for h in range(0, heads, group)]
+        lowering.emit("attention_merge", merge, [partial, out], coords2, ".merge")
+
+
+def _attention(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    q, key, value, table, position = inputs
+    made = []
+    for of, rows in enumerate(np.split(q, len(table))):
+        numbers = table[of].astype(np.int64)
+        numbers = np.where((numbers >= 0) & (numbers < len(key)), numbers, 0)
+        caches = (
+            c[numbers].transpose(1, 0, 2, 3).reshape(c.shape[1], -1, c.shape[3])
+            for c in (key, value)
+        )
+        made += attention_reference([rows, *caches, position[of : of + 1]], attrs)
+    return [np.concatenate(made)]
+
+
+register("paged_append", _append, _lower_append)
+register("paged_attention", _attention, _lower_attention, aliasing="none")

@@ -1,0 +1,172 @@
+"""Caches of keys and values in pages of a pool that sequences share (vLLM's PagedAttention, Kwon et
+al. 2023): attention over one, and what appends to it. paged.h has the bodies.
+
+A cache is (pool, kv_heads, page, head_dim); position p of a sequence is row p % page of the page
+whose number stands at p // page in the sequence's row of the table.
+
+`paged_attention` params: heads, kv_heads, head_dim, splits, scale. operands: q (m, heads *
+head_dim), keys, values, the table's row (1, most), position (1,), output. Row r of q sees positions
+0 .. position + r. coord, output and splits as of `attention` (ark.tasks.attention), whose splits
+`attention_merge` joins. `paged_append` operands: rows (m, heads * head_dim), table (sequences,
+most), position (sequences,), cache. coord: head. Either each row is of a sequence of its own, or
+all are of one, from its position on. What has no place in the table or the pool is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.params import (
+    INT_MAX,
+    Heads,
+    Params,
+    Places,
+    Splits,
+    count,
+    matrix,
+    need,
+    shaped,
+    typed,
+)
+from ark.tasks import text
+from ark.tasks.attention import CHUNK
+from ark.tasks.movement import HEADERS
+
+
+class PagedAttentionParams(Params, frozen=True):
+    heads: Heads
+    kv_heads: Heads
+    head_dim: Heads
+    splits: Splits
+    scale: float
+
+
+class PagedAttention(TaskKind):
+    name = "paged_attention"
+    params = PagedAttentionParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 6)
+        p = sig.params
+        heads, kv_heads, width, splits = p["heads"], p["kv_heads"], p["head_dim"], p["splits"]
+        need(heads % kv_heads == 0, f"{heads} heads do not share {kv_heads} evenly")
+        rows, columns = matrix(sig, 0)
+        need(columns == heads * width, f"{columns} columns are not {heads} heads of {width}")
+        pool, page = _pool(sig, 1)
+        for index in (1, 2):
+            shaped(sig, index, (pool, kv_heads, page, width), sig.operands[1].dtype, dense=True)
+        most = sig.operands[3].shape[-1]
+        shaped(sig, 3, (1, most), "int32")
+        shaped(sig, 4, (1,), "int32")
+        large = heads * splits * (width + 2) > INT_MAX or page * most + rows > INT_MAX
+        need(not large, "it is too large")
+        if splits == 1:
+            shaped(sig, 5, (rows, columns))
+        else:
+            shaped(sig, 5, (rows, heads, splits, width + 2), "fp32")
+
+    def places(self, sig: Signature) -> Places:
+        p, rows = sig.params, sig.operands[0].shape[0]
+        return Places((range(rows), range(p["kv_heads"]), range(p["splits"])))
+
+    def wide(self, sig: Signature) -> frozenset[int]:
+        row = sig.params["head_dim"] * sig.operands[1].itemsize
+        return frozenset({1, 2} if row % 16 == 0 else ())
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        p, (row, head, split) = sig.params, coord[:3]
+        group, width = p["heads"] // p["kv_heads"], p["head_dim"]
+        pool, _, page, _ = sig.operands[1].shape
+        begin, end = head * group, (head + 1) * group
+        cache = (0, head, 0, 0), (pool, head + 1, page, width)
+        box = (row, begin * width), (row + 1, end * width)
+        made = Access(5, *box, write=True)
+        if p["splits"] > 1:
+            part = (row, begin, split, 0), (row + 1, end, split + 1, width + 2)
+            made = Access(5, *part, write=True)
+        read = [Access(0, *box), Access(1, *cache), Access(2, *cache)]
+        tables = [whole(i, sig.operands[i]) for i in (3, 4)]
+        return [*read, *tables, made]
+
+    def packets(self, sig: Signature) -> frozenset[int]:
+        return frozenset({0, 5})
+
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        p = sig.params
+        context = sig.operands[3].shape[-1] * sig.operands[1].shape[2]
+        share = context * p["head_dim"] / p["splits"]
+        return 4.0 * share * p["heads"] / p["kv_heads"], 2.0 * share * sig.operands[1].itemsize
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        p = sig.params
+        group = p["heads"] // p["kv_heads"]
+        return 4 * ((group + 1) * p["head_dim"] * 2 + group * (CHUNK + 3))
+
+    def headers(self) -> tuple[str, ...]:
+        return (*HEADERS, text.header("attention.h"), text.header("paged.h"))
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        p = sig.params
+        pool, page = _pool(sig, 1)
+        group, most = p["heads"] // p["kv_heads"], sig.operands[3].shape[-1]
+        constants = (group, p["kv_heads"], p["head_dim"], page, pool, most, p["splits"], CHUNK)
+        operands = [text.given(sig, i, const=i != 5) for i in range(6)]
+        given = (text.literal(p["scale"]), *operands)
+        return text.call(name, "ark_paged_attention", constants, given)
+
+
+class PagedAppend(TaskKind):
+    name = "paged_append"
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 4)
+        rows, columns = matrix(sig, 0)
+        pool, page = _pool(sig, 3)
+        _, heads, _, width = sig.operands[3].shape
+        shaped(sig, 3, (pool, heads, page, width), dense=True)
+        table = sig.operands[1].shape
+        need(len(table) == 2 and table[0] in (1, rows), f"the table has shape {list(table)}")
+        shaped(sig, 1, table, "int32", dense=True)
+        shaped(sig, 2, (table[0],), "int32", dense=True)
+        need(columns == heads * width, f"rows of {columns} are not {heads} heads of {width}")
+        need(rows * width <= INT_MAX and page * table[1] + rows <= INT_MAX, "it is too large")
+
+    def places(self, sig: Signature) -> Places:
+        return Places((range(sig.operands[3].shape[1]),))
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        rows, head = sig.operands[0].shape[0], coord[0]
+        pool, _, page, width = sig.operands[3].shape
+        return [
+            Access(0, (0, head * width), (rows, (head + 1) * width)),
+            *(whole(i, sig.operands[i]) for i in (1, 2)),
+            Access(3, (0, head, 0, 0), (pool, head + 1, page, width), write=True),
+        ]
+
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        return 0.0, 2.0 * sig.operands[0].shape[0] * sig.operands[3].shape[3] * 4
+
+    def headers(self) -> tuple[str, ...]:
+        return (*HEADERS, text.header("attention.h"), text.header("paged.h"))
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        sequences, most = sig.operands[1].shape
+        pool, _, page, width = sig.operands[3].shape
+        constants = (sig.operands[0].shape[0], sequences, width, page, pool, most)
+        operands = [text.given(sig, i, const=i != 3) for i in range(4)]
+        return text.call(name, "ark_paged_append", constants, operands)
+
+
+def _pool(sig: Signature, index: int) -> tuple[int, int]:
+    """Pages of a pool, and positions of a page."""
+    shape = typed(sig, index).shape
+    need(len(shape) == 4, f"the cache has shape {list(shape)}")
+    return shape[0], shape[2]
+
+
+register(PagedAttention())
+register(PagedAppend())

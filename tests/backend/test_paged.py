@@ -1,0 +1,186 @@
+"""Attention over caches in pages, against torch's scaled_dot_product_attention in float64 over the
+same positions side by side, and what is appended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ark
+from ark.errors import ModelError
+from ark.ir.dtype import DataType
+from tests.opcheck import TOLERANCE, Case, check
+
+
+@dataclass(frozen=True)
+class Shape:
+    """positions: of sequences, with a row each; of the only one, with `rows` rows."""
+
+    positions: tuple[int, ...]
+    rows: int
+    heads: int
+    kv_heads: int
+    width: int
+    page: int
+    most: int  # pages of a sequence
+    pool: int
+
+
+SHAPES = (
+    Shape((5, 0, 23), 3, 4, 2, 16, 8, 3, 12),
+    Shape((13,), 6, 2, 2, 24, 16, 2, 5),
+    Shape((255, 300), 2, 8, 2, 64, 32, 10, 40),
+    Shape((6,), 1, 3, 1, 8, 1, 7, 9),
+    Shape((90,), 9, 4, 1, 32, 5, 20, 20),
+)
+
+
+def table(s: Shape, seed: int) -> np.ndarray:
+    """No page twice; what lies behind the last position has numbers that no page has."""
+    rng = np.random.default_rng(seed)
+    numbers = rng.permutation(s.pool)
+    found = np.full((len(s.positions), s.most), -7)
+    for b, position in enumerate(s.positions):
+        last = position + (s.rows - 1 if len(s.positions) == 1 else 0)
+        used = last // s.page + 1
+        found[b, :used], numbers = numbers[:used], numbers[used:]
+        found[b, used:] = rng.choice([-1, s.pool, 2**31 - 1], s.most - used)
+    return found
+
+
+def side_by_side(cache: np.ndarray, row: np.ndarray) -> torch.Tensor:
+    """A sequence's (heads, positions, width), pages of which it has none as zeros."""
+    pages = [cache[n] if 0 <= n < len(cache) else np.zeros_like(cache[0]) for n in row]
+    return torch.tensor(np.concatenate(pages, axis=1))
+
+
+def by_torch(
+    s: Shape, q: np.ndarray, k: np.ndarray, v: np.ndarray, pages: np.ndarray, at: np.ndarray
+) -> np.ndarray:
+    made = []
+    for b, rows in enumerate(np.split(q, len(s.positions))):
+        queries = torch.tensor(rows).reshape(len(rows), s.heads, s.width).transpose(0, 1)
+        keys, values = (
+            side_by_side(c, pages[b]).repeat_interleave(s.heads // s.kv_heads, 0) for c in (k, v)
+        )
+        seen = torch.arange(keys.shape[1])[None] <= at[b] + torch.arange(len(rows))[:, None]
+        attend = torch.nn.functional.scaled_dot_product_attention
+        out = attend(queries, keys, values, attn_mask=seen)
+        made.append(out.transpose(0, 1).reshape(len(rows), -1).numpy())
+    return np.concatenate(made)
+
+
+def case(s: Shape, dtype: DataType, seed: int) -> Case:
+    rng = np.random.default_rng(seed)
+    cache = (s.pool, s.kv_heads, s.page, s.width)
+    inputs = [
+        (rng.standard_normal((s.rows, s.heads * s.width)), dtype),
+        (rng.standard_normal(cache), dtype),
+        (rng.standard_normal(cache), dtype),
+        (table(s, seed), ark.int32),
+        (np.array(s.positions), ark.int32),
+    ]
+
+    def want(*arrays: Any) -> np.ndarray:
+        return by_torch(s, *arrays)
+
+    tolerance = TOLERANCE[dtype.name]
+    return Case(f"{s} {dtype}", inputs, ark.paged_attention, want, tolerance)
+
+
+def test_paged_attention_is_torchs(backend: str) -> None:
+    types = (ark.fp32, ark.fp16, ark.bf16)
+    check([case(s, d, i) for i, s in enumerate(SHAPES) for d in types])
+
+
+@pytest.mark.parametrize("positions", [(5, 0, 23), (6,), (22,)])
+def test_rows_are_written_where_the_table_says(backend: str, positions: tuple[int, ...]) -> None:
+    """Of one sequence two rows behind the table's end are dropped, and a page with no number."""
+    rng = np.random.default_rng(1)
+    cache, rows = (rng.standard_normal(s).astype(np.float32) for s in ((9, 2, 8, 4), (3, 8)))
+    pages = np.array([[3, 0, 7], [8, -1, -1], [5, 9, 1]], np.int32)[: len(positions)]
+    target, given = ark.tensor([9, 2, 8, 4]), ark.tensor([3, 8])
+    at, numbers = ark.tensor([len(positions)], ark.int32), ark.tensor(list(pages.shape), ark.int32)
+    made = ark.paged_append(target, given, numbers, at)
+    ark.copy(made)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        for tensor, array in ((target, cache), (given, rows), (numbers, pages)):
+            tensor.from_numpy(array)
+        at.from_numpy(np.array(positions, np.int32))
+        runtime.run()
+        got = made.to_numpy()
+    want, alone = cache.copy(), len(positions) == 1
+    for r in range(3):
+        place = positions[0] + r if alone else positions[r]
+        if place >= 24:
+            continue
+        page = pages[0 if alone else r, place // 8]
+        for head in range(2):
+            want[page, head, place % 8] = rows[r, 4 * head : 4 * head + 4]
+    np.testing.assert_array_equal(got, want)
+
+
+def test_a_loop_appends_and_reads(backend: str) -> None:
+    """Two sequences grow by a row an iteration; after the last, torch sees the same."""
+    s = Shape((11, 3), 2, 4, 2, 16, 4, 4, 8)
+    pages = table(s, 3)
+    rng = np.random.default_rng(2)
+    first = rng.standard_normal((2, s.pool, s.kv_heads, s.page, s.width)).astype(np.float32)
+    x = rng.standard_normal((2, 64)).astype(np.float32)
+    caches = [ark.tensor(list(first.shape[1:])) for _ in range(2)]
+    rows, numbers = ark.tensor([2, 64]), ark.tensor(list(pages.shape), ark.int32)
+    at = ark.tensor([2], ark.int32)
+    ark.add(at, ark.constant(1, [2], ark.int32), output=at)
+    keys, values = (ark.paged_append(c, rows[:, :32], numbers, at) for c in caches)
+    made = ark.paged_attention(rows, keys, values, numbers, at)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        for tensor, array in zip((*caches, rows, numbers), (*first, x, pages), strict=True):
+            tensor.from_numpy(array.astype(tensor.dtype().numpy))
+        at.from_numpy(np.array([8, 0], np.int32))
+        runtime.run(3)
+        got, cached = made.to_numpy(), [c.to_numpy() for c in caches]
+    want = first.copy()
+    for b, start in enumerate((9, 1)):
+        for place in range(start, start + 3):
+            want[:, pages[b, place // 4], :, place % 4] = x[b, :32].reshape(2, 16)
+    np.testing.assert_array_equal(cached, want)
+    whole = (a.astype(np.float64) for a in (x, *want))
+    np.testing.assert_allclose(got, by_torch(s, *whole, pages, np.array([11, 3])), atol=2e-5)
+
+
+def test_a_page_that_is_not_there_ends_the_run(backend: str) -> None:
+    pool = ark.tensor([5, 1, 8, 16])
+    pages, at = ark.tensor([2, 3], ark.int32), ark.tensor([2], ark.int32)
+    ark.paged_attention(ark.tensor([2, 32]), pool, pool, pages, at)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        pages.from_numpy(np.array([[4, 99, 99], [1, 77, 99]], np.int32))
+        at.from_numpy(np.array([7, 8], np.int32))
+        with pytest.raises(ark.GpuError, match=r"77.*out of range \(expected 0 to 4\)"):
+            runtime.run()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    q, k = ark.tensor((2, 32)), ark.tensor((5, 1, 8, 16))
+    pages, at = ark.tensor((2, 3), ark.int32), ark.tensor((2,), ark.int32)
+    with pytest.raises(ModelError, match=r"expected \(pages, heads"):
+        ark.paged_attention(q, ark.tensor((5, 8, 16)), k, pages, at)
+    with pytest.raises(ModelError, match="must be alike"):
+        ark.paged_attention(q, k, ark.tensor((5, 1, 8, 16), ark.fp16), pages, at)
+    with pytest.raises(ModelError, match=r"expected int32 \(sequences, most pages\)"):
+        ark.paged_attention(q, k, k, ark.tensor((2, 3)), at)
+    with pytest.raises(ModelError, match="one of each row of the table"):
+        ark.paged_attention(q, k, k, pages, ark.tensor((1,), ark.int32))
+    with pytest.raises(ModelError, match="3 rows are neither of 2 sequences"):
+        ark.paged_attention(ark.tensor((3, 32)), k, k, pages, at)
+    with pytest.raises(ModelError, match="heads a multiple of 1"):
+        ark.paged_attention(ark.tensor((2, 24)), k, k, pages, at)
+    with pytest.raises(ModelError, match=r"expected \(rows, 16\)"):
+        ark.paged_append(k, q, pages, at)
