@@ -11,6 +11,7 @@ import numpy as np
 import ark
 from ark.errors import ModelError
 from ark.interop.onnx.values import Call, Value, made, operator, refuse
+from ark.ir.dtype import FLOATS
 
 Pairs = list[tuple[int, int]]
 
@@ -123,7 +124,11 @@ def _pool(function: Callable[..., Any], mean: bool) -> Callable[[Call], Value]:
         }
         if mean:
             words["count_include_pad"] = bool(call.attribute("count_include_pad", 0))
-        tensor = function(call.tensor(0), kernel, **words)
+        given = call.tensor(0)
+        if given.ir.dtype in FLOATS or mean:
+            tensor = function(given, kernel, **words)
+        else:  # the standard's are of 8 bits, which fp32 holds
+            tensor = ark.cast(function(ark.cast(given, ark.fp32), kernel, **words), given.ir.dtype)
         return made(tensor, tensor.ir.shape)
 
     return run
