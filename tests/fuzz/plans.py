@@ -135,6 +135,15 @@ def _attending() -> None:
     ark.random_uniform([3, 4], 7, ark.tensor([1], ark.int64))
 
 
+def _paged() -> None:
+    """Two sequences whose caches are pages of one pool."""
+    caches = [ark.tensor([6, 2, 8, 16]) for _ in range(2)]
+    rows, at = ark.tensor([2, 64]), ark.tensor([2], ark.int32)
+    pages = ark.tensor([2, 3], ark.int32)
+    keys, values = (ark.paged_append(cache, rows[:, :32], pages, at) for cache in caches)
+    ark.paged_attention(rows, keys, values, pages, at)
+
+
 def _types() -> None:
     a, b = ark.tensor([2, 3, 8], ark.int64), ark.tensor([3, 1], ark.int64)
     chosen = ark.where(ark.less(a, b), ark.mod(a, 3), ark.maximum(a, b))
@@ -153,6 +162,7 @@ _BUILT: dict[str, Callable[[], None]] = {
     "reduced": _reduced,
     "windows": _windows,
     "attending": _attending,
+    "paged": _paged,
     "types": _types,
 }
 _DECODERS: dict[str, Callable[[], Plan]] = {
