@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ark.backend import registry
 from ark.backend.protocol import PredictingBackend
-from ark.bench.decode import ContextFigures, Figures, decode
+from ark.bench.decode import ContextFigures, Figures, decode, scaled
 from ark.bench.fidelity import STEPS, TOLERANCE
 from ark.cli import bench_comm, bench_ops, bench_parallel, bench_torch
 from ark.cli.common import device_index, errors, positive, share, to_be_started
@@ -96,8 +96,36 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         metavar="NAME",
         help="predict the times for this product with the backend's timing model, no device needed",
     )
+    d.add_argument(
+        "--layers",
+        type=listed,
+        metavar="FEW,MORE",
+        help="with --model: predict so few layers and so many, and scale to the model's",
+    )
     d.add_argument("--json", action="store_true")
     d.set_defaults(func=run)
+
+
+def cut(shape: Shape, layers: list[int] | None, args: argparse.Namespace) -> list[Shape]:
+    """The shape with each of two numbers of layers, or as it is where none are named.
+
+    InvalidUsageError where they are not two of this model, or are not for a prediction.
+    """
+    if layers is None:
+        return [shape]
+    most = shape.config.num_hidden_layers
+    if len(layers) != 2 or not layers[0] < layers[1] <= most:
+        raise InvalidUsageError(
+            f"--layers {','.join(map(str, layers))}: expected two different numbers of layers, the "
+            f"smaller one first, of the model's {most}; write --layers 1,3"
+        )
+    if not args.model or args.prompt or args.vs or "/" in args.config:
+        raise InvalidUsageError(
+            "--layers scales a prediction of a built-in shape: give --model, and leave --prompt "
+            "and --vs away"
+        )
+    configs = [dataclasses.replace(shape.config, num_hidden_layers=n) for n in layers]
+    return [dataclasses.replace(shape, config=c) for c in configs]
 
 
 def _numbers(value: Machine | Variant) -> set[str]:
@@ -138,7 +166,9 @@ def run(args: argparse.Namespace) -> int:
     after = max(tokens, STEPS if args.vs else 0)
     context = max(*(c + after + 1 for c in contexts), *(n + 1 for n in args.prompt), 0)
     shape = Shape(config, dtype, context, 0, rank_info.rank, world)
-    batches = [dataclasses.replace(shape, batch=n) for n in args.batch]
+    whole = config.num_hidden_layers
+    cuts = cut(shape, args.layers, args)
+    batches = [dataclasses.replace(one, batch=n) for n in args.batch for one in cuts]
     if args.batch != [1] and args.prompt:
         raise InvalidUsageError("--batch measures decoding alone; leave --prompt away beside it")
     if args.vs:
@@ -183,6 +213,10 @@ def run(args: argparse.Namespace) -> int:
     name = probe.devices[index].name
     if args.model:
         name = f"{args.model}, predicted by a timing model ({name})"
+    if args.layers:
+        pairs = zip(measured[::2], measured[1::2], strict=True)
+        measured = [scaled(few, more, args.layers, whole) for few, more in pairs]
+        name += f"; {args.layers[0]} and {args.layers[1]} layers of {whole}, scaled"
     if world > 1:
         name = f"{world} ranks, {name}; sizes are one rank's"
     if rank_info.rank != 0:

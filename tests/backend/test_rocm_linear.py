@@ -18,11 +18,19 @@ from ark.lower.pipeline import plan
 from ark.plan import kind as kinds
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
+from tests.slow import slow
 
 emulator = pytest.importorskip("ark_rocm_emulator")
 
 # (columns of the input, hidden columns, result's columns, type of the weights)
-CASES = [(1024, 520, 37, bf16), (520, 264, 100, fp16), (384, 96, 41, fp32), (72, 1024, 9, bf16)]
+CASES = [
+    (1024, 520, 37, bf16),
+    (2048, 3072, 21, bf16),
+    (520, 264, 100, fp16),
+    (384, 96, 41, fp32),
+    (72, 1024, 9, bf16),
+    pytest.param(72, 14336, 9, bf16, marks=slow),  # 14 loads of a row's part
+]
 
 
 @pytest.fixture(scope="module", params=["gfx942", "gfx1100"])

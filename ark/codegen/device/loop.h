@@ -83,8 +83,13 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       ark_dispatch(c, task);
 #endif
       ark_copies_done();
-      if (!ark_all(!ark_failed(c))) return;
-      ark_signal_task(team, loop, i);
+      // What is published as packets arrives by itself; a signal says that all has.
+      if (task.signal_begin == task.signal_end) {
+        if (!ark_agree(!ark_failed(c))) return;
+      } else {
+        if (!ark_all(!ark_failed(c))) return;
+        ark_signal_task(team, loop, i);
+      }
       if (p->trace && leader) ark_trace(c, task, traced, begin);
       if (p->trace) ark_sync();
     }

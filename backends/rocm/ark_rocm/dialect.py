@@ -23,11 +23,13 @@ def dialect(arch: str) -> Dialect:
         entry=_text("entry.h"),
         bodies={
             "attention": attention.write,
+            "attention_merge": attention.merge_write,
             "linear": linear.write,
             "matmul": matmul.write,
         },
         headers={
             "attention": attention.headers,
+            "attention_merge": attention.merge_headers,
             "linear": linear.headers,
             "matmul": matmul.headers,
         },

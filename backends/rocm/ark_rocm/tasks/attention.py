@@ -11,6 +11,7 @@ from __future__ import annotations
 from importlib import resources
 
 from ark.machine import Machine
+from ark.plan import kind as kinds
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention import FRESH
@@ -57,6 +58,19 @@ def serves(sig: Signature, machine: Machine) -> bool:
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that `write` instantiates."""
     return ((resources.files("ark_rocm") / "tasks/attention.h").read_text(),)
+
+
+def merge_write(name: str, sig: Signature, machine: Machine) -> str | None:
+    """The common body, with headers of its own."""
+    if "mfma" not in machine.capabilities or machine.variant.name != "block":
+        return None
+    return kinds.get("attention_merge").source(name, sig, machine)
+
+
+def merge_headers(machine: Machine) -> tuple[str, ...]:
+    """How the common body of `attention_merge` waits for its parts."""
+    names = ("ask.h", "merge.h")
+    return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
 
 
 def scratch(sig: Signature, machine: Machine) -> int:

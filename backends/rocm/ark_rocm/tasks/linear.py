@@ -1,9 +1,10 @@
 """Linear layers of one input row: all waves of a block share each task's weights evenly.
 
 Serves decoding in the variant `block`: one row, weights of a type whose rows are whole 16-byte
-loads. The body begins before its task's waits (Dialect.enters): what it reads then are weights that
-nobody writes. Everything else is the common body's. linear.h has the device side. Called by the
-writer through the dialect.
+loads. Where the waves' equal parts of a row of bf16 weights are whole loads, matrix units multiply
+(linear_matrix.h); else rows are cut into parts that are dealt to the waves (linear.h). The body
+begins before its task's waits (Dialect.enters): what it reads then are weights that nobody writes.
+Everything else is the common body's. Called by the writer through the dialect.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from ark.tasks import text
 from ark.tasks.linear import epilogue, prologue
 
 LOADS_AHEAD = 4  # of a wave, AHEAD of linear.h
+MATRIX_PIECE = 128  # elements of each of four rows in a load of a wave
+MATRIX_LOADS = 16  # of a wave under way where matrix units multiply: 64 registers
+MATRIX_CHUNK = 4  # pieces of the input that lie in shared memory at once
 _TYPES = ("fp32", "fp16", "bf16")
 
 
@@ -32,8 +36,28 @@ def _rows(sig: Signature, machine: Machine) -> int:
     return -(-stages // machine.processors) * rows
 
 
+def _matrix(sig: Signature, machine: Machine) -> tuple[int, int] | None:
+    """Fours of rows that a wave has under way, and its loads of each (pieces of its part of a row);
+    None where matrix units do not multiply these weights.
+    """
+    weight = sig.operands[1]
+    pieces, rest = divmod(weight.shape[1], MATRIX_PIECE * machine.warps)
+    fits = weight.dtype == "bf16" and not rest and 1 <= pieces <= MATRIX_LOADS
+    if not fits or "mfma" not in machine.capabilities or machine.lanes != 64:
+        return None
+    fours = -(-_rows(sig, machine) // 4)
+    return min(fours, MATRIX_LOADS // pieces), pieces
+
+
 def _bytes(sig: Signature, machine: Machine) -> int:
     """The input row, the parts' sums, and what reductions over the block take."""
+    matrix = _matrix(sig, machine)
+    if matrix:
+        ahead, pieces = matrix
+        fours = -(-_rows(sig, machine) // 4)
+        sums = -(-fours // ahead) * ahead * 4 * machine.warps
+        spread = 3 * (min(pieces, MATRIX_CHUNK) * MATRIX_PIECE + 16) * machine.warps
+        return 4 * (sums + 2 * machine.warps) + 2 * spread
     k = sig.operands[0].shape[1]
     sums = _rows(sig, machine) * _parts(sig, machine) + LOADS_AHEAD * machine.warps
     return 4 * (k + sums + 2 * machine.warps)
@@ -54,7 +78,9 @@ def serves(sig: Signature, machine: Machine) -> bool:
 
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that `write` instantiates."""
-    return ((resources.files("ark_rocm") / "tasks/linear.h").read_text(),)
+    matrix = ("ask.h", "linear_matrix.h") if "mfma" in machine.capabilities else ()
+    names = ("linear.h", *matrix)
+    return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
 
 
 def scratch(sig: Signature, machine: Machine) -> int:
@@ -66,14 +92,14 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     """The body's source, or None where the common body serves."""
     if not serves(sig, machine):
         return None
-    k = sig.operands[0].shape[1]
-    constants = (
-        sig.operands[1].ctype,
-        k,
-        _parts(sig, machine),
-        _rows(sig, machine),
-    )
+    k, rows = sig.operands[0].shape[1], _rows(sig, machine)
     weights = f"{text.given(sig, 1)}.p"
     operands = (weights, text.given(sig, 0), prologue(sig), epilogue(sig))
-    call = text.called("ark_linear_split", constants, operands)
+    matrix = _matrix(sig, machine)
+    if matrix:
+        sizes = (k, rows, matrix[0], min(matrix[1], MATRIX_CHUNK))
+        call = text.called("ark_linear_matrix", sizes, operands)
+    else:
+        constants = (sig.operands[1].ctype, k, _parts(sig, machine), rows)
+        call = text.called("ark_linear_split", constants, operands)
     return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n  return {call};\n}}\n"

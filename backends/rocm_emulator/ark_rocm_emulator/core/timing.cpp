@@ -149,7 +149,8 @@ Cost Timing::cost_of(const Inst& i) const {
       cost.unit = Unit::Vector;
       if (has(name, "mfma") || has(name, "smfmac")) {
         cost.unit = Unit::Matrix;
-        cost.latency = static_cast<float>(matrix_work(name) / model_.matrix_flops);
+        // Two passes of four cycles at least: the blocks of 4x4 run at half the rate.
+        cost.latency = static_cast<float>(std::max(8.0, matrix_work(name) / model_.matrix_flops));
       } else if (quarter_rate(name)) {
         cost.issue = 16;
       }

@@ -13,7 +13,7 @@ namespace {
 constexpr TimingModel kModels[] = {
     {.name = "mi300x", .arch = Arch::gfx942, .ghz = 2.1, .units = 304, .dies = 8,
      .matrix_flops = 512, .lds_width = 128, .l1_width = 64, .l2_width = 2048, .fabric_width = 1024,
-     .mall_width = 8192, .memory_width = 5300 * 0.81 / 2.1, .lds_latency = 64,
+     .mall_width = 11900 / 2.1, .memory_width = 5300 * 0.81 / 2.1, .lds_latency = 64,
      .scalar_latency = 60, .l1_latency = 125, .l2_latency = 250, .mall_latency = 500,
      .memory_latency = 800, .atomic_step = 14, .poll_step = 2, .flush = 500, .invalidate = 120,
      .barrier = 16, .taken_branch = 16, .l1_lines = 256, .l2_lines = 32768,

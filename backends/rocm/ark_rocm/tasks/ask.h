@@ -1,0 +1,44 @@
+// While a block waits for packets, one wave of it asks for weights that the processor's next tasks
+// begin with: a dword of each line, which brings the line to the die's second-level cache and to
+// the memory-side cache. Weights are read in place, so nobody depends on it.
+
+constexpr int ARK_ASKED = 48;          // loads of a wave, a line a lane: 384 KB
+constexpr int ARK_ASKED_TOGETHER = 2;  // between two polls
+constexpr ark_u32 ARK_ASKED_TASKS = 3u;
+
+// Polls a packet until it is there or all is asked for; `patience` polls come first. A poll comes
+// back behind what was asked for before it, so that little is under way at a time, and who reads
+// something urgent finds no long queue before him.
+ARK_DEVICE void ark_poll_asking(ArkCtx& c, const ark_u64* packet, bool system, int patience) {
+  const ark_u32 running = ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP;
+  const auto* tasks = ARK_POINTER(const ArkTask, ARK_PARAMS(c)->tasks);
+  int asked = 0;
+  for (int poll = 0; poll < patience; ++poll) {
+    if (ark_packet_ready(c, ark_packet_load(packet, system))) return;
+    ark_pause(0u);
+  }
+#pragma unroll 1
+  for (ark_u32 ahead = 1u; ahead <= ARK_ASKED_TASKS; ++ahead) {
+    if (running + ahead >= c.task_end) return;
+    const ArkTask& next = tasks[running + ahead];
+    if (next.fetch_begin == next.fetch_end) continue;
+    const ArkFetch& fetch = ark_fetch(c, next.fetch_begin);
+    if (fetch.form != 0u) continue;  // no plain stages, which lie one behind the other
+    const auto* from = (const ark_global<char>*)fetch.address;
+    const int lines = static_cast<int>((next.fetch_end - next.fetch_begin) * fetch.bytes / 128u);
+#pragma unroll 1
+    for (int line = ark_lane(); line - ark_lane() < lines; line += ARK_ASKED_TOGETHER * ARK_LANES) {
+      ark_u32 word[ARK_ASKED_TOGETHER];
+#pragma unroll
+      for (int i = 0; i < ARK_ASKED_TOGETHER; ++i) {
+        const int at = line + i * ARK_LANES;
+        word[i] = *(const ark_global<ark_u32>*)(from + (at < lines ? at : lines - 1) * 128);
+      }
+      const bool ready = ark_packet_ready(c, ark_packet_load(packet, system));
+#pragma unroll
+      for (int i = 0; i < ARK_ASKED_TOGETHER; ++i) asm volatile("" ::"v"(word[i]));
+      asked += ARK_ASKED_TOGETHER;
+      if (ready || asked >= ARK_ASKED) return;
+    }
+  }
+}

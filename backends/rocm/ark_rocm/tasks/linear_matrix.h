@@ -1,0 +1,229 @@
+// Linear layers of one input row by matrix units: a wave has an equal part of every row of the
+// task's weights, so that it reads its own part of the input, keeps it in registers, and meets the
+// other waves once, for the sums. A load of a wave is 256 bytes of each of four rows, which as they
+// come are the operands of two products of sixteen blocks of 4x4x4: block b has the places 8 b to
+// 8 b + 7 of the four rows. Columns are the input's parts of 8 bits of the significand each, three
+// of them, whose sum is the input exactly; the fourth column is zero.
+
+typedef float ark_mfma_sums __attribute__((ext_vector_type(4)));
+typedef short ark_mfma_pack __attribute__((ext_vector_type(4)));
+
+// A wave's lanes meet in shared memory: no barrier, but the compiler must keep the order.
+ARK_DEVICE void ark_wave_sync() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
+
+// EACH elements of the input a lane, from `first` on and ARK_LANES apart: asked for, then taken.
+template <int EACH, int PART, class X>
+struct ArkPartInput {
+  const X& x;
+  int first;
+  float v[EACH];
+
+  ARK_METHOD void ask(ArkCtx&) {}
+  ARK_METHOD void take(ArkCtx& c, int) {
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+      v[e] = ark_load(c, x, 0, 0, 0, first + ark_lane() + e * ARK_LANES);
+    }
+  }
+};
+template <int EACH, int PART, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
+struct ArkPartInput<EACH, PART, ArkOperand<const ark_u64, S0, S1, S2, S3, SYSTEM>> {
+  const ArkOperand<const ark_u64, S0, S1, S2, S3, SYSTEM>& x;
+  int first;
+  float v[EACH];
+  ark_u64 seen[EACH];
+
+  ARK_METHOD const ark_u64* mine(int e) const {
+    return ark_address(x, 0, 0, 0, first + ark_lane() + e * ARK_LANES);
+  }
+  ARK_METHOD void ask(ArkCtx&) {
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) seen[e] = ark_packet_load(mine(e), SYSTEM);
+  }
+  ARK_METHOD bool ready(ArkCtx& c) const {
+    bool all = true;
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) all = all && ark_packet_ready(c, seen[e]);
+    return all;
+  }
+  // Where packets are late, one is polled before all are asked for again: polls of many are in each
+  // other's way.
+  ARK_METHOD void take(ArkCtx& c, int patience) {
+    if (!ark_warp_all(ready(c))) {
+      const int polled = static_cast<int>(c.processor * 61u % static_cast<ark_u32>(PART));
+      const ark_u64* gate = ark_address(x, 0, 0, 0, first + polled);
+      if (ark_warp() == ARK_WARPS - 1) ark_poll_asking(c, gate, SYSTEM, patience);
+      ark_wait_packet(c, gate, SYSTEM);
+      for (;;) {
+        ask(c);
+        const ark_u64* late = nullptr;
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) {
+          if (!ark_packet_ready(c, seen[e])) late = mine(e);
+        }
+        if (late == nullptr || ark_failed(c)) break;
+        ark_wait_packet(c, late, SYSTEM);
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) v[e] = ark_bits_float(static_cast<ark_u32>(seen[e]));
+  }
+};
+
+// Three parts of 8 bits each; one for what is not finite.
+ARK_DEVICE void ark_three_parts(float v, ark_u16 (&part)[3]) {
+  const ark_u32 bits = ark_float_bits(v);
+  const float high = ark_bits_float(bits & 0xffff0000u);
+  const float rest = (bits & 0x7f800000u) == 0x7f800000u ? 0.0f : v - high;
+  const ark_u32 middle = ark_float_bits(rest) & 0xffff0000u;
+  part[0] = static_cast<ark_u16>(bits >> 16);
+  part[1] = static_cast<ark_u16>(middle >> 16);
+  part[2] = static_cast<ark_u16>(ark_float_bits(rest - ark_bits_float(middle)) >> 16);
+}
+
+// A wave's part of the input as the products take it: lane l has elements 8 (l / 4) and on of each
+// piece, their part l % 4. xs: shared memory of the wave, three parts of CHUNK pieces.
+template <int PIECES, int CHUNK>
+ARK_DEVICE void ark_part_spread(const float (&v)[2 * PIECES], ark_u16* xs,
+                                ark_u32x4 (&to)[PIECES]) {
+  constexpr int STRIDE = CHUNK * 128 + 16;  // elements; parts begin at different banks
+  const int lane = ark_lane(), column = lane % 4;
+#pragma unroll
+  for (int done = 0; done < PIECES; done += CHUNK) {
+#pragma unroll
+    for (int e = 0; e < 2 * CHUNK; ++e) {
+      if (2 * done + e >= 2 * PIECES) break;
+      ark_u16 part[3];
+      ark_three_parts(v[2 * done + e], part);
+#pragma unroll
+      for (int n = 0; n < 3; ++n) xs[n * STRIDE + lane + e * ARK_LANES] = part[n];
+    }
+    ark_wave_sync();
+#pragma unroll
+    for (int p = 0; p < CHUNK; ++p) {
+      if (done + p >= PIECES) break;
+      const ark_u16* from = xs + (column < 3 ? column : 0) * STRIDE + p * 128 + lane / 4 * 8;
+      const ark_u32x4 piece = *reinterpret_cast<const ark_u32x4*>(from);
+      to[done + p] = column < 3 ? piece : ark_u32x4(0u);
+    }
+    ark_wave_sync();
+  }
+}
+
+ARK_DEVICE ark_mfma_sums ark_mfma_add(ark_u32x4 w, ark_u32x4 x, ark_mfma_sums sums) {
+  struct Halves {
+    ark_mfma_pack low, high;
+  };
+  const Halves a = __builtin_bit_cast(Halves, w), b = __builtin_bit_cast(Halves, x);
+  sums = __builtin_amdgcn_mfma_f32_4x4x4bf16_1k(a.low, b.low, sums, 0, 0, 0);
+  return __builtin_amdgcn_mfma_f32_4x4x4bf16_1k(a.high, b.high, sums, 0, 0, 0);
+}
+
+// coord: first and last+1 row of the weights; at most ROWS. AHEAD: fours of rows whose loads are
+// under way. False if the processor is to leave.
+template <int K, int ROWS, int AHEAD, int CHUNK, class X, class P, class E>
+ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* weights, X x,
+                                  const P& prologue, E epilogue) {
+  constexpr int PART = K / ARK_WARPS, PIECES = PART / 128, EACH = PART / ARK_LANES;
+  constexpr int MOST = (ROWS + 3) / 4, ROUNDS = (MOST + AHEAD - 1) / AHEAD, WIDTH = E::WIDTH;
+  constexpr int OWN = (ROWS / WIDTH + ARK_THREADS - 1) / ARK_THREADS;  // of a thread
+  constexpr int SPREAD = 3 * (CHUNK * 128 + 16);                       // a wave's, in elements
+  static_assert(PIECES * 128 * ARK_WARPS == K, "whole loads");
+  float* sums = reinterpret_cast<float*>(ARK_SCRATCH(c));  // by row, wave
+  float* red = sums + ROUNDS * AHEAD * 4 * ARK_WARPS;
+  const int lane = ark_lane(), warp = ark_warp();
+  ark_u16* xs = reinterpret_cast<ark_u16*>(red + 2 * ARK_WARPS) + warp * SPREAD;
+  const int first = t.coord[0], rows = t.coord[1] - first;
+  const auto* base = (const ark_global<char>*)(weights + static_cast<ark_i64>(first) * K);
+  const ark_u32 at = static_cast<ark_u32>(warp * PART + lane / 4 * 8) * 2u;
+  // Beyond the last row that one comes again: a load must not depend on a branch.
+  const auto load = [&](int four, int piece) {
+    const int row = four * 4 + lane % 4;
+    const ark_u32 offset = static_cast<ark_u32>(row < rows ? row : rows - 1) * (2u * K) + at;
+    return __builtin_nontemporal_load((const ark_global<ark_u32x4>*)(base + offset + piece * 256));
+  };
+  float factors[EACH];
+  if constexpr (P::norm) {
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+      factors[e] = ark_get(prologue.weight.p, warp * PART + lane + e * ARK_LANES);
+    }
+  }
+  ark_u32x4 ring[AHEAD][PIECES];
+#pragma unroll
+  for (int a = 0; a < AHEAD; ++a) {
+#pragma unroll
+    for (int p = 0; p < PIECES; ++p) ring[a][p] = load(a, p);
+  }
+  if (!ark_enter(c)) return false;
+  ArkPartInput<EACH, PART, X> part{x, warp * PART};
+  part.ask(c);
+  float ahead[OWN][1][WIDTH] = {};
+#pragma unroll
+  for (int o = 0; o < OWN; ++o) {
+    const int row = (ark_tid() + o * ARK_THREADS) * WIDTH;
+    if (row < rows) ark_sums_ahead(c, epilogue, 0, first + row, rows - row, ahead[o]);
+  }
+  ark_u32x4 input[PIECES];
+  {
+    // Where the first loads fill the memory's queue, what is asked for stands behind them.
+    part.take(c, ROWS * K * 2 <= 65536 ? 1 : 4);
+    float (&v)[EACH] = part.v;
+    if constexpr (P::norm) {
+      float squares = 0.0f;
+#pragma unroll
+      for (int e = 0; e < EACH; ++e) {
+        squares += v[e] * v[e];
+        v[e] *= factors[e];
+      }
+      squares = ark_warp_sum(squares);
+      if (lane == 0) red[warp] = squares;
+    }
+    ark_part_spread<PIECES, CHUNK>(v, xs, input);
+  }
+#pragma unroll 1
+  for (int four = 0; four < MOST; four += AHEAD) {
+    if (four * 4 >= rows) break;
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a) {
+      ark_mfma_sums total = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int p = 0; p < PIECES; ++p) {
+        total = ark_mfma_add(ring[a][p], input[p], total);
+        if constexpr (ROUNDS > 1) ring[a][p] = load(four + AHEAD + a, p);
+      }
+      const float four_sums[4] = {total[0], total[1], total[2], total[3]};
+      const float sum = ark_sum_four(four_sums, lane);
+      if (lane < 4) sums[((four + a) * 4 + lane) * ARK_WARPS + warp] = sum;
+    }
+  }
+  ark_sync();
+  float scale = 1.0f;
+  if constexpr (P::norm) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int w = 0; w < ARK_WARPS; ++w) squares += red[w];
+    scale = ark_rsqrt(squares / K + prologue.eps);
+  }
+#pragma unroll
+  for (int o = 0; o < OWN; ++o) {
+    const int row = (ark_tid() + o * ARK_THREADS) * WIDTH;
+    if (row >= rows) continue;
+    float total[WIDTH];
+#pragma unroll
+    for (int r = 0; r < WIDTH; ++r) {
+      total[r] = 0.0f;
+#pragma unroll
+      for (int w = 0; w < ARK_WARPS; ++w) total[r] += sums[(row + r) * ARK_WARPS + w];
+      total[r] *= scale;
+    }
+    ark_sums_store(c, epilogue, 0, first + row, rows - row, total, ahead[o][0]);
+  }
+  if constexpr (P::norm) ark_sync();
+  ark_sums_finish(c, t, epilogue, red);
+  return true;
+}
