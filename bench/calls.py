@@ -10,7 +10,7 @@ the CPU launches are replaced by nothing. Columns, in microseconds, the least of
     ark       torch.compile(backend="ark")
     part      ark's part of that, by a clock in it, the median; with `launch`
     module    what ark.from_torch gives, with `launch`
-    launch    the driver's part of both, the median: what launching a kernel costs whoever does it (GPU)
+    launch    the driver's part of both, the median (GPU): what any launch costs
     eager     --peers: torch.compile(backend="eager"), one launch an op (GPU)
     inductor  --peers: torch.compile(mode="reduce-overhead"), one captured graph (GPU)
 
