@@ -248,7 +248,7 @@ def _overlapped(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, 
                 ark.matmul(ark.all_gather(a, rank, 2), b)
             pair.append(plan(model.graph, machine, {"overlap": True}))
         verify(pair)
-        found.append((f"pushed-{dtype.name}", pair[0]))
+        found.append((f"bands-{dtype.name}", pair[0]))
     return found
 
 

@@ -360,7 +360,8 @@ class _Tables:
         """
         local = [b for b in self.buffers if b.rank == self.rank]
         sharing = [b for b in local if b.arena == "activation"]
-        if (waves or self.packets) and sum(memory.align(b.nbytes) for b in sharing) <= memory.FEW:
+        apart = waves or any(b.arena == "packet" for b in local)
+        if apart and sum(memory.align(b.nbytes) for b in sharing) <= memory.FEW:
             everywhere = 0, len(self.ops)
             self._lifetimes.update({b.id: everywhere for b in sharing})
         offsets, total = memory.share(

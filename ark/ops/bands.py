@@ -1,9 +1,8 @@
 """Products whose rows are dealt to ranks in bands: how their tiles are cut, who multiplies them,
-and when a tile that leaves has arrived (ark.ops.overlapped).
+and when a tile that leaves is told (ark.ops.overlapped).
 
-Where a processor has hardware that copies for it, a tile leaves while the next one is multiplied;
-a task behind that one waits until it is there and tells its reader. Elsewhere a tile's own task
-stores it and tells.
+A signal to a peer waits for what was stored there. So a tile's own task stores it, and another one
+behind the next tile signals: the stores travel while that is multiplied.
 """
 
 from __future__ import annotations
@@ -70,22 +69,6 @@ class Product:
         able = machine.has("single_thread") or (machine.variant.name == "matrix" and fits)
         return able and self.a.dtype in (*FLOATS, *SMALL_FLOATS)
 
-    def copies_itself(self) -> bool:
-        """Has a processor copies of its own, and room for them beside this graph's other bodies?"""
-        machine = self.lowering.machine
-        able = machine.variant.name == "matrix" or machine.has("single_thread")
-        attention = any(n.type.startswith("attention") for n in self.lowering.graph.nodes)
-        return machine.has("peer_bulk") and able and not attention
-
-    def _leaves_late(self, group: Group) -> bool:
-        """Do its tiles leave by the processor's own copies, while it goes on?"""
-        if group.kind == "push":
-            return True
-        maps = MAPS + 1 + group.params.get("copies", 0)
-        fits = len(group.operands) + maps <= RECORD_OPERANDS
-        product = group.kind == "matmul" and fits
-        return self.copies_itself() and product
-
     def multiply(
         self,
         a: IrTensor,
@@ -129,31 +112,25 @@ class Product:
         return -(-self.columns // self.wide)
 
     def leave(self, group: Group, told: Told, turn: int) -> None:
-        """Tasks that store to peers tell them: when they end, or when their stores have landed,
-        which is asked behind the next tiles, or before own bands of that turn.
+        """What tasks store at peers is told these behind the next tiles, or before own bands of
+        that turn: it travels while those are multiplied.
         """
-        if not self._leaves_late(group):
-            self._tell(group, told)
-            return
-        self.land()
-        group.params["late"] = True
+        self.tell()
         self._leaving.append((group, told, turn))
 
-    def land(self, turn: int | None = None) -> None:
-        """What has left, of turns up to this one, has landed behind the tiles emitted so far."""
+    def tell(self, turn: int | None = None) -> None:
+        """Tells what has left, of turns up to this one, behind the tiles emitted so far."""
         left = [entry for entry in self._leaving if turn is None or entry[2] <= turn]
         self._leaving = [entry for entry in self._leaving if entry not in left]
         for group, told, _ in left:
-            copies = group.params.get("copies", 0)
-            made = 2 if group.kind == "matmul" else 1
-            operands = [group.operands[made], *group.operands[len(group.operands) - copies :]]
-            suffix = f"{group.name.removeprefix(self.node.name)}.landed"
-            params = {"tile": group.params["tile"]}
-            landed = self.lowering.emit("landed", params, operands, group.coords, suffix)
-            landed.lanes = group.lanes
-            self._tell(landed, told)
+            coords = [(i,) for i in range(len(told))]
+            suffix = f"{group.name.removeprefix(self.node.name)}.told"
+            made = self.lowering.emit("tell", {"tasks": len(told)}, [], coords, suffix)
+            made.lanes = group.lanes
+            self.sends(made, told)
 
-    def _tell(self, group: Group, told: Told) -> None:
+    def sends(self, group: Group, told: Told) -> None:
+        """Tasks tell peers themselves."""
         group.sends = [
             tuple(self.lowering.semaphore(rank, name) for rank, name in task) for task in told
         ]

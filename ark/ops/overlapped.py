@@ -70,7 +70,7 @@ class _Sum(Product):
                 self._send(turn, step)
         for turn in range(self.bands):
             self._own(turn)
-        self.land()
+        self.tell()
         for turn in range(self.bands if self.everywhere else 0):
             for step in self.steps:
                 self._arrive(turn, step)
@@ -111,7 +111,7 @@ class _Sum(Product):
         residuals = [part(t, 0, begin, end - begin) for t in self.residuals]
         order = [(other - self.rank) % self.world for other in range(self.world)]
         order += range(self.world, self.world + len(residuals))
-        self.land(turn)
+        self.tell(turn)
         left = self._left(begin, end)
         if self.folded:
             own = ["cast", self.dtype.name, expression.leaf(0)]
@@ -131,7 +131,10 @@ class _Sum(Product):
         ]
         if self.everywhere:
             told = [[(self.peer(s), self._told(turn, s, i)) for s in self.steps] for i in rows]
-            self.leave(group, told, self.bands)
+            if self.folded:
+                self.leave(group, told, self.bands)
+            else:
+                self.sends(group, told)
 
     def _combine(
         self, turn: int, operands: Sequence[IrTensor], order: list[int], outputs: int

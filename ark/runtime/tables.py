@@ -141,8 +141,8 @@ def build(
 
 
 def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> frozenset[int]:
-    """Ops whose box maps are of memory that nothing writes during a launch, but for what they store
-    through maps themselves, so that they may be loaded before their tasks begin.
+    """Ops whose box maps are of memory that nothing writes during a launch, so that they may be
+    loaded before their tasks begin.
     """
     mapped = {
         op.id: {op.operands[m.operand] for m in maps}
@@ -158,10 +158,7 @@ def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> frozenset[int]:
     templates, written = Templates(), set()
     for op in plan.ops:
         boxes = templates.boxes(kinds.signature(plan, op), tuple(coords.get(op.id, ())))
-        stored = {op.operands[b.operand] for b in boxes if b.write}
-        written |= {plan.tensors[tensor].buffer for tensor in stored}
-        if op.id in mapped:
-            mapped[op.id] -= stored
+        written |= {plan.tensors[op.operands[b.operand]].buffer for b in boxes if b.write}
     given = any(plan.buffers[b].arena == "external" for b in written)  # which may be any memory
     kept = ("parameter", "state") if given else ("parameter", "state", "external")
 
@@ -169,7 +166,7 @@ def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> frozenset[int]:
         buffer = plan.buffers[plan.tensors[tensor].buffer]
         return buffer.id not in written and buffer.arena in kept and buffer.rank == plan.rank
 
-    return frozenset(op for op, tensors in mapped.items() if tensors and all(map(still, tensors)))
+    return frozenset(op for op, tensors in mapped.items() if all(map(still, tensors)))
 
 
 def cells(plan: Plan, built: Tables) -> dict[int, np.ndarray | None]:

@@ -6,8 +6,6 @@ of the output's dimensions 0 and 1, first row, first column.
 With the param expr, a tree of ark.tasks.expression over the product (the tree's operand 0, as it is
 accumulated) and the operands behind the output, which broadcast to it, that is what is stored.
 With the param copies the last so many operands, of the output's shape and type, get the same.
-With the param late a task may end before its stores have arrived: only when the task `landed` of
-the same tile has ended, which follows on the same processor, are they there.
 With the param gated neighbouring columns of the product are a gate and what it lets pass, and the
 output, of half as many columns, is silu(gate) * passed; there is one matrix then and no expr.
 With the params tasks and group a task has several tiles: tiles are numbered down `group` rows of
@@ -57,7 +55,6 @@ class MatmulParams(Params, frozen=True):
     gated: bool = False
     tf32: bool = False
     copies: Annotated[int, msgspec.Meta(ge=0, le=MAX_OPERANDS)] = 0
-    late: bool = False
 
 
 class Matmul(TaskKind):
@@ -87,7 +84,7 @@ class Matmul(TaskKind):
         need(min(len(a), len(b), len(out)) >= 2, "an operand has fewer than 2 dimensions")
         m, n, k = dims(sig)
         if sig.params.get("gated"):
-            alone = tree is None and not copies and not sig.params.get("late")
+            alone = tree is None and not copies
             need(alone and len(out) == 2, "gated products are one matrix without expression")
             need(sig.params["tile"][1] % 2 == 0, "a tile of gated products ends within a pair")
         left = a[-2:][::-1] if sig.params["transpose_a"] else a[-2:]

@@ -5,7 +5,6 @@ signal is missing.
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from collections.abc import Callable, Iterator
 from functools import reduce
@@ -16,13 +15,9 @@ import pytest
 import ark
 from ark.backend import registry
 from ark.codegen.writer import write
-from ark.machine import Machine
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.plan.verify import verify
-from ark.plan.verify.late import check_late
-from ark.plan.verify.rank_set import RankSet
-from ark.plan.verify.symmetry import symmetry_of
 from ark.runtime.executor import Executor
 from tests.multi.test_collectives import build, devices, keep
 from tests.ranks import ThreadRanks, run_ranks
@@ -125,15 +120,11 @@ def expected(world: int, what: str, rank: int) -> dict[str, np.ndarray]:
     }
 
 
-def results(
-    name: str, world: int, what: str, late: bool = False, **options: object
-) -> list[dict[str, np.ndarray]]:
-    """By rank what was kept, after some iterations. late: tiles land behind the next ones."""
+def results(name: str, world: int, what: str, **options: object) -> list[dict[str, np.ndarray]]:
+    """By rank what was kept, after some iterations."""
     with devices(name, world) as (opened, target):
-        able = copying(target) if late else target
-        plans = build(world, body(world, what), able, **{"overlap": True, **options})
+        plans = build(world, body(world, what), target, **{"overlap": True, **options})
         verify(plans)
-        assert late <= ("landed" in {op.kind for op in plans[0].ops})
         given = inputs(world, what)
 
         def run(ranks: ThreadRanks) -> dict[str, np.ndarray]:
@@ -155,18 +146,12 @@ def results(
         return run_ranks(world, run)
 
 
-def copying(target: Machine) -> Machine:
-    """The machine, if a processor could copy while it goes on; on a CPU it copies at once."""
-    more = (*target.capabilities, "peer_bulk")
-    return dataclasses.replace(target, capabilities=more)
-
-
 def names(plans: list[Plan]) -> set[str]:
     return {op.name for op in plans[0].ops}
 
 
-def check(name: str, world: int, what: str, late: bool = False, **options: object) -> None:
-    fused = results(name, world, what, late, **options)
+def check(name: str, world: int, what: str, **options: object) -> None:
+    fused = results(name, world, what, **options)
     apart = results(name, world, what, overlap=False)
     for rank in range(world):
         wanted = expected(world, what, rank)
@@ -179,10 +164,9 @@ def check(name: str, world: int, what: str, late: bool = False, **options: objec
             np.testing.assert_array_equal(fused[0][label], fused[rank][label])
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
 @pytest.mark.parametrize("what", sorted(set(SHAPES) - {"large"}))
-def test_on_cpu_ranks(what: str, late: bool) -> None:
-    check("cpu", 3 if what == "ragged" else 2, what, late)
+def test_on_cpu_ranks(what: str) -> None:
+    check("cpu", 3 if what == "ragged" else 2, what)
 
 
 @slow
@@ -213,68 +197,28 @@ def overlapped(target: object, **options: object) -> list[Plan]:
     return build(2, body(2, "ragged"), target, overlap=True, **options)  # type: ignore[arg-type]
 
 
-def test_a_tile_lands_behind_the_next_one() -> None:
-    """On each processor, in the order of its list; own tiles come when what they add has landed."""
-    plan = overlapped(copying(machine(2)))[0]
+def test_a_tile_is_told_behind_the_next_one() -> None:
+    """On each processor, in the order of its list; own tiles come when what they add is told."""
+    plan = overlapped(machine(2))[0]
     for tasks in plan.phases[0].processors:
         listed = [plan.ops[t.op] for t in tasks if "all_reduce" in plan.ops[t.op].name]
         products = [op.kind == "matmul" for op in listed]
-        assert not any(op.kind == "landed" for op in listed[: products.index(True) + 2])
+        assert not any(op.kind == "tell" for op in listed[: products.index(True) + 2])
         sums = [i for i, op in enumerate(listed) if op.params.get("expr") is not None]
         assert min(sums) > products.index(True)
     assert not any(op.kind == "combine" and op.params.get("op") for op in plan.ops)
 
 
-def test_a_gpu_of_the_variant_matrix_pushes_its_tiles() -> None:
-    """What NVRTC would get: tiles of products leave through maps of the peers' memory."""
+def test_sums_of_ranks_are_made_of_what_a_product_has_rounded() -> None:
+    """On a GPU of the variant matrix the body that reads what peers stored serves the own tiles."""
     target = registry.machine("h100")
     plans = build(2, body(2, "large"), target, overlap=True, cuts=CUTS)
     verify(plans)
     planned = machine_of(plans[0])
     made = write(plans[0], planned, registry.get("cuda").dialect("sm_90a")).source.text
     assert planned.variant.name == "matrix"
-    products = [op for op in plans[0].ops if op.params.get("late")]
-    assert products and made.count("  ark_matrix_push<256>") >= 2
-    assert "ARK_MATRIX_PUSHES = true" in made
-    small = build(2, body(2, "ragged"), target, overlap=True)
-    assert "landed" not in {op.kind for op in small[0].ops}
-
-
-def without(plan: Plan, kind: str) -> Plan:
-    """The plan without a task of a kind, whose signals the task before it makes."""
-    for processor, tasks in enumerate(plan.phases[0].processors):
-        for place, task in enumerate(tasks):
-            if plan.ops[task.op].kind == kind:
-                other = tasks[place - 1]
-                signals = (*other.signals, *task.signals)
-                plan = replace_task(plan, (0, processor, place - 1), signals=signals)
-                return replace_task(plan, (0, processor, place), op=other.op, coord=other.coord)
-    raise AssertionError(f"no task of kind {kind}")
-
-
-def test_a_tile_that_does_not_land_is_refused() -> None:
-    plans = overlapped(copying(machine(2)))
-    verify(plans)
-    with pytest.raises(ark.PlanError):
-        verify([without(plans[0], "landed"), plans[1]])
-
-
-def test_what_has_not_landed_is_not_read() -> None:
-    """An op between a tile's product and its landing that reads what the product stores."""
-    plans = overlapped(copying(machine(2)))
-    plan = plans[0]
-    late = next(op for op in plan.ops if op.params.get("late") and op.params.get("copies"))
-    landing = next(o for o in plan.ops if o.kind == "landed" and o.operands[0] == late.operands[2])
-    between = next(o for o in plan.ops if late.id < o.id < landing.id and o.kind == "matmul")
-    read = dataclasses.replace(
-        between, operands=(*between.operands[:3], late.operands[2], *between.operands[4:])
-    )
-    changed = dataclasses.replace(
-        plan, ops=tuple(read if o.id == between.id else o for o in plan.ops)
-    )
-    rank_set = RankSet([changed, plans[1]], symmetry_of([changed, plans[1]]))
-    with pytest.raises(ark.PlanError, match="has not landed"):
-        check_late(rank_set, 0)
+    sums = [op for op in plans[0].ops if op.kind == "matmul" and op.params.get("expr")]
+    assert sums and made.count("  ark_matrix_store_joined<256>(") >= 3
 
 
 def damaged(plan: Plan) -> Iterator[Plan]:

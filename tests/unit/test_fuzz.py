@@ -40,8 +40,7 @@ def test_hostile_input_is_accepted_or_refused(name: str, seed: int) -> None:
 
 # What tasks of several ranks do for each other: no plan of one rank has it.
 BETWEEN_RANKS = {
-    *("arrival", "bulk", "combine", "combine_norm", "iteration_end", "landed", "push", "token"),
-    "transfer",
+    *("arrival", "bulk", "combine", "combine_norm", "iteration_end", "tell", "token", "transfer"),
 }
 
 

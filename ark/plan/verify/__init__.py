@@ -4,9 +4,9 @@ All ranks' plans are checked together, one for all that do the same (symmetry): 
 box is in range (structure), that every op is one that its kind can do, and is done wholly (work),
 that counters add up and waits cannot cycle (order), that whatever touches the same memory is
 ordered as the program orders it (conflicts), nothing is read before it is written (reads), not even
-by bodies that read before they wait (early) or of bodies whose stores arrive after they have ended
-(late), and ranks that begin iterations by themselves do not meet each other's (iterations). The
-order is derived from the finished plan alone; nothing that the planner believed is used.
+by bodies that read before they wait (early), and ranks that begin iterations by themselves do not
+meet each other's (iterations). The order is
+derived from the finished plan alone; nothing that the planner believed is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from ark.plan.types import ITERATION_BARRIER, Plan
 from ark.plan.verify.conflicts import LocalTouches, check_conflicts, foreign_touches
 from ark.plan.verify.early import check_early
 from ark.plan.verify.iterations import check_iterations
-from ark.plan.verify.late import check_late
 from ark.plan.verify.order import first_nodes, order_phase
 from ark.plan.verify.packets import awaited_packets
 from ark.plan.verify.phases import Touches, check_counters, check_memory
@@ -64,7 +63,6 @@ def _check_phase(rank_set: RankSet, number: int) -> Touches:
         check_delivered(rank_set, order, number, rank, missing, foreign[rank])
         check_early(rank_set, number, rank, foreign[rank])
         check_fetched(rank_set, order, number, rank, local[rank], foreign[rank])
-    check_late(rank_set, number)
     check_iterations(rank_set, number, local, foreign, packets, order)
     return local, foreign
 

@@ -4,9 +4,9 @@
 
 #define ARK_HAS_LOADER 1
 // ARK_MATRIX_STAGES slots of ARK_MATRIX_STAGE bytes (ark_cuda.tasks.wgmma): 128 bytes of k of the
-// rows of a and of b that the plan's largest tile has. Behind ARK_MATRIX_ROOM bytes the slabs, one
-// a warp, for elements on their way out: 16 by 64, or where tiles leave by copies
-// (ARK_MATRIX_PUSHES) together a whole tile.
+// rows of a and of b that the plan's largest tile has. Behind them the slabs.
+constexpr ark_u32 ARK_MATRIX_ROOM = 196608u;
+constexpr ark_u32 ARK_MATRIX_SLAB = 2048u;  // 16 by 64 elements on their way out, one a warp
 constexpr int ARK_MATRIX_GROUPS = ARK_WARPS / 4;
 static_assert(ARK_MATRIX_GROUPS == 2, "a tile is shared by two warpgroups");
 static_assert(ARK_MATRIX_STAGES * ARK_MATRIX_STAGE <= ARK_MATRIX_ROOM, "stages fit");
@@ -37,7 +37,6 @@ struct ArkMatrixRing {
   ark_u64 begun;    // one more than the running task's place in time, 0 before; polled, by atomics
   ark_u32 leave;    // the computing warps have left the loop; polled, by atomics
   ark_u32 stopped;  // the loading thread has given up a wait
-  ark_u64 pushed;   // the tile that left last by copies
 };
 
 __shared__ ArkMatrixRing ark_matrix;
@@ -63,7 +62,7 @@ ARK_DEVICE void ark_matrix_open() {
     }
     for (int w = 0; w < ARK_WARPS; ++w) ark_matrix.used[w] = 0u;
     ark_matrix.leave = ark_matrix.stopped = 0u;
-    ark_matrix.begun = ark_matrix.pushed = 0u;
+    ark_matrix.begun = 0u;
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
@@ -72,18 +71,9 @@ ARK_DEVICE void ark_matrix_open() {
 // A warpgroup's registers: the one that loads gives up most of its own to those that compute.
 ARK_DEVICE void ark_matrix_loads_only() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }
 ARK_DEVICE void ark_matrix_computes() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }
-// Before the slabs are written to, by all computing threads: what leaves from there by copies,
-// which one thread starts, has been read.
-ARK_DEVICE void ark_matrix_slab_free() {
-  if (!ARK_MATRIX_PUSHES) return;
-  if (ark_tid() == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-  ark_sync();
-}
 // Called by the computing threads when they have left the loop.
 ARK_DEVICE void ark_matrix_close() {
-  if (threadIdx.x != 0) return;
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-  atomicExch(&ark_matrix.leave, 1u);
+  if (threadIdx.x == 0) atomicExch(&ark_matrix.leave, 1u);
 }
 // A task's place in time: its iteration, and its place in the table.
 ARK_DEVICE ark_u64 ark_matrix_place(ark_u32 iteration, ark_u32 at) {
@@ -291,14 +281,6 @@ ARK_DEVICE ark_u32 ark_pack_pair(ark_f16*, float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
-// 16 columns of a warp's 16 rows of sums, rounded; to: the lane's 16 bytes, of row lane % 16.
-template <typename T>
-ARK_DEVICE void ark_matrix_slab_store(ark_u32 to, T* type, const float* d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-               "r"(ark_pack_pair(type, d[0], d[1])), "r"(ark_pack_pair(type, d[2], d[3])),
-               "r"(ark_pack_pair(type, d[4], d[5])), "r"(ark_pack_pair(type, d[6], d[7]))
-               : "memory");
-}
 // A warp's 16 rows of up to 64 columns of sums, rounded, into its slab; 16-byte pieces of a row of
 // 128 bytes change places with the row, so that no access meets a bank twice.
 template <typename T, int COLUMNS>
@@ -309,7 +291,12 @@ ARK_DEVICE void ark_matrix_slab_fill(char* slab, const float* d) {
   for (int j = 0; j < COLUMNS / 8; j += 2) {
     const int chunk = j + (lane >> 4);
     const ark_u32 to = ark_shared_address(slab) + row * 128 + ((chunk ^ (row & 7)) << 4);
-    ark_matrix_slab_store(to, type, d + 4 * j);
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                 "r"(ark_pack_pair(type, d[4 * j], d[4 * j + 1])),
+                 "r"(ark_pack_pair(type, d[4 * j + 2], d[4 * j + 3])),
+                 "r"(ark_pack_pair(type, d[4 * j + 4], d[4 * j + 5])),
+                 "r"(ark_pack_pair(type, d[4 * j + 6], d[4 * j + 7]))
+                 : "memory");
   }
 }
 // Stores COLUMNS columns of a tile: each warp its 16 rows from `first` on, in whole lines, without
@@ -318,7 +305,6 @@ template <typename T, int COLUMNS>
 ARK_DEVICE void ark_matrix_store(ArkCtx& c, const float* d, T* out, ark_i64 pitch, int first,
                                  int rows, int columns) {
   char* slab = ark_matrix_slab(c, ark_warp());
-  ark_matrix_slab_free();
   const bool wide = ark_aligned(reinterpret_cast<ark_u64>(out));
 #pragma unroll
   for (int q = 0; q < COLUMNS; q += 64) {

@@ -209,7 +209,7 @@ def family_plan(family: Family, seed: int) -> Plan:
 
 def sum_plan(seed: int) -> Plan:
     """The last rank's plan of sums over two or three ranks, one of a product, one normed, and a
-    product of gathered rows; with even seeds tiles of both leave by the processor's copies.
+    product of gathered rows.
     """
     draw = Draw(seed)
     world, packets = draw.int(2, 3), draw.one((False, True))
@@ -227,10 +227,7 @@ def sum_plan(seed: int) -> Plan:
             ark.matmul(ark.all_gather(c, rank, world), d)
             stream = ark.all_reduce(ark.tensor([rows, 8 * columns], kind), rank, world)
             ark.rmsnorm(stream, ark.tensor([8 * columns], fp32))
-        able = ("peer_bulk",) if seed % 2 == 0 else ()
-        machine = target(3, packets)
-        machine = dataclasses.replace(machine, capabilities=(*machine.capabilities, *able))
-        made.append(make_plan(model.graph, machine, {"overlap": True}))
+        made.append(make_plan(model.graph, target(3, packets), {"overlap": True}))
     verify(made)
     return made[-1]
 

@@ -18,10 +18,8 @@ BODIES: Mapping[str, BodyWriter] = {
     "attention_merge": attention.merge,
     "attention_tiles": attention_tiles.write,
     "bulk": bulk.write,
-    "landed": wgmma.landed,
     "linear": linear.write,
     "matmul": matmul.write,
-    "push": wgmma.carry,
 }
 HEADERS: Mapping[str, HeaderRule] = {
     "attention": attention.headers,
@@ -42,7 +40,6 @@ MAPS: Mapping[str, MapRule] = {
     "attention_tiles": attention_tiles.maps,
     "linear": linear_roles.maps,
     "matmul": wgmma.maps,
-    "push": wgmma.carry_maps,
 }
 SCRATCH: Mapping[str, ScratchRule] = {
     "attention": attention.scratch,

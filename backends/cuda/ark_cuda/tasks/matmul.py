@@ -88,5 +88,5 @@ def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that the bodies instantiate."""
     own = [inline.header("matmul.h")] if machine.has("mma_sync") else []
     if machine.has("wgmma") and machine.variant.name == "matrix":
-        own += [inline.header("wgmma.h"), inline.header("push.h")]
+        own.append(inline.header("wgmma.h"))
     return (text.header("rotary.h"), text.header("tiles.h"), *own)

@@ -46,7 +46,6 @@ ARK_DEVICE void ark_matrix_join(ArkCtx& c, int group, const S (&d)[P::ALL / 2],
                                 S (&made)[P::WIDE / 2]) {
   constexpr int HALF = P::WIDE / 2, SOME = 16;
   static_assert(2 * 128 * SOME * sizeof(S) <= 8 * ARK_MATRIX_SLAB, "sums fit the slabs");
-  ark_matrix_slab_free();
   S* room = reinterpret_cast<S*>(ark_matrix_slab(c, 0)) + ark_tid() % 128;
 #pragma unroll
   for (int q = 0; q < HALF; q += SOME) {
@@ -192,5 +191,55 @@ ARK_DEVICE void ark_store_gated(T* to, const float* v, int left, bool aligned) {
     ark_store_pack<4>(to, made);
   } else {
     for (int j = 0; 2 * j < left; ++j) to[j] = made.v[j];
+  }
+}
+
+// The same tile of some matrices: its first element in each, and elements from row to row.
+template <typename T, int MANY>
+struct ArkPlaces {
+  T* first[MANY];
+  ark_i64 pitch[MANY];
+};
+
+// Stores what `join` makes of eight neighbouring sums, rounded, and what lies at their place in
+// some matrices, at each of the outputs. As ark_matrix_store otherwise. What is read of 64 columns
+// is on its way while those before are stored.
+template <int COLUMNS, typename T, int OUTS, int READ, class Join>
+ARK_DEVICE void ark_matrix_store_joined(ArkCtx& c, const float* d, const ArkPlaces<T, OUTS>& outs,
+                                        const ArkPlaces<const T, READ>& read, int first, int rows,
+                                        int columns, const Join& join) {
+  char* slab = ark_matrix_slab(c, ark_warp());
+  const int down = ark_lane() / 8, piece = ark_lane() % 8;
+  ArkWords<T, 8> held[2][4][READ];
+  const auto fetch = [&](int q, ArkWords<T, 8>(&to)[4][READ]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = first + 4 * i + down, column = q + 8 * piece;
+      if (row >= rows || column >= columns) continue;
+#pragma unroll
+      for (int r = 0; r < READ; ++r) {
+        ark_hold<T, 8>(to[i][r], read.first[r] + row * read.pitch[r] + column);
+      }
+    }
+  };
+  fetch(0, held[0]);
+#pragma unroll
+  for (int q = 0; q < COLUMNS; q += 64) {
+    if (q + 64 < COLUMNS) fetch(q + 64, held[(q / 64 + 1) % 2]);
+    __syncwarp();
+    ark_matrix_slab_fill<T, 64>(slab, d + q / 2);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int local = 4 * i + down, row = first + local, column = q + 8 * piece;
+      if (row >= rows || column >= columns) continue;
+      const auto own = *reinterpret_cast<const ArkPack<T, 8>*>(slab + local * 128 +
+                                                               ((piece ^ (local & 7)) << 4));
+      const ArkPack<T, 8> made = join(own, held[q / 64 % 2][i]);
+#pragma unroll
+      for (int o = 0; o < OUTS; ++o) {
+        ark_store_pack<8>(outs.first[o] + row * outs.pitch[o] + column, made);
+      }
+    }
   }
 }

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from importlib import resources
+from typing import Any
 
 from ark.codegen.dialect import BoxMap
-from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import expression, text
@@ -34,13 +34,11 @@ from ark.tasks.matmul import (
 HEIGHTS, WIDTHS = (64, 128), (64, 128, 256)
 LINE = 128  # bytes of k in a stage, of each row
 ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
-SLAB = 2048  # bytes of a warp's results on their way out, 16 by 64 of them; ARK_MATRIX_SLAB
-PUSH_ROOM, PUSH_SLAB = 3 * 49152, 8192  # the same where tiles leave by copies: 16 by 256
 MOST_STAGES = 16
+MOST_READ = 2  # matrices that are held beside a tile's sums
 DEEPER, LEAST_STAGES = 2, 6  # lines of k in a stage, where there is room for so many such stages
-# The stages, the slabs, and room to begin at a multiple of 1024.
-SCRATCH = ROOM + 8 * SLAB + 1024
-assert PUSH_ROOM + 8 * PUSH_SLAB == ROOM + 8 * SLAB
+# The stages, a slab of 16 by 64 results a warp, and room to begin at a multiple of 1024.
+SCRATCH = ROOM + 8 * 2048 + 1024
 HALVES = {"bf16": "bf16", "fp16": "f16"}  # of which k may be across
 BYTES = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
 # As instructions call the types; fp32 where tf32 was asked for.
@@ -91,23 +89,15 @@ def _sum(side: OperandType) -> str:
 def loader(signatures: Sequence[Signature], machine: Machine) -> str:
     """The ring's shape for a plan's products, and the loading thread's code."""
     stage = max((_stage(s) for s in signatures if _matmul_here(s, machine)), default=ROOM // 4)
-    attention = any(s.kind == "attention_tiles" for s in signatures)
-    if attention:
+    if any(s.kind == "attention_tiles" for s in signatures):
         stage = ROOM // 4  # beside its queries four stages fit
-    pushes = any(s.params.get("late") for s in signatures)
-    if pushes and (attention or not any(_matmul_here(s, machine) for s in signatures)):
-        raise PlanError("what leaves late has its room beside products, and not attention's tiles")
-    room, slab = (PUSH_ROOM, PUSH_SLAB) if pushes else (ROOM, SLAB)
-    stages = min(MOST_STAGES, room // stage)
+    stages = min(MOST_STAGES, ROOM // stage)
     if any(_matmul_here(s, machine) and _height(s) == HEIGHTS[0] for s in signatures):
         stages -= stages % 2  # each warpgroup has slots of its own
     files = resources.files("ark_cuda")
     return (
         f"{files.joinpath('barriers.h').read_text()}"
         f"constexpr ark_u32 ARK_MATRIX_STAGES = {stages}u;\n"
-        f"constexpr ark_u32 ARK_MATRIX_ROOM = {room}u;\n"
-        f"constexpr ark_u32 ARK_MATRIX_SLAB = {slab}u;\n"
-        f"constexpr bool ARK_MATRIX_PUSHES = {str(pushes).lower()};\n"
         f"constexpr ark_u32 ARK_MATRIX_STAGE = {stage}u;\n"
         f"{files.joinpath('matrix.h').read_text()}"
     )
@@ -164,21 +154,17 @@ def _mappable(operand: OperandType) -> bool:
 
 
 def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
-    """The tensor maps of a and b, and of where tiles leave to by copies; in a record their
-    addresses follow the operands'.
-    """
+    """The tensor maps of a and b, whose addresses follow the operands' in a record."""
     if not serves(sig, machine):
         return ()
     deep = LINE // sig.operands[0].itemsize
     a_rows = deep if sig.params["transpose_a"] else _high(sig)
     b_rows = sig.params["tile"][1] if sig.params["transpose_b"] else deep
     flat = _flat(sig)
-    left = tuple(_map(sig.operands[i], i, 128, True) for i in (stored(sig) if _pushes(sig) else ()))
     if _lines(sig) > 1:
         rows = _high(sig), int(sig.params["tile"][1])
-        return (*(_map_of_lines(sig, i, rows[i]) for i in (0, 1)), *left)
-    sides = ((0, a_rows), (1, b_rows))
-    return (*(_map(sig.operands[i], i, rows, flat) for i, rows in sides), *left)
+        return tuple(_map_of_lines(sig, i, rows[i]) for i in (0, 1))
+    return tuple(_map(sig.operands[i], i, rows, flat) for i, rows in ((0, a_rows), (1, b_rows)))
 
 
 def _flat(sig: Signature) -> bool:
@@ -298,8 +284,8 @@ def _store(sig: Signature) -> str:
         return _store_gated(sig)
     wide, out = _wide(sig), sig.operands[2]
     start = text.offset(sig, 2, place_names(sig, "m0", "left0"))
-    if _pushes(sig):
-        return _push(sig)
+    if _rounded_first(sig):
+        return _store_rounded(sig)
     if plain(sig) and out.dtype in ("fp32", "int32"):
         return (
             f"  ark_matrix_store_whole<{wide}>(\n"
@@ -394,108 +380,57 @@ def _made(sig: Signature, leaves: list[tuple[str, str]]) -> list[str]:
     ]
 
 
-def _pushes(sig: Signature) -> bool:
-    """Do the tiles leave by copies (push.h)? Whole pieces of 16 bytes, of types of 16 bits."""
-    out = sig.operands[2]
+def _rounded_first(sig: Signature) -> bool:
+    """Does the expression read the sums rounded to the output's type, of 16 bits, and beside them
+    matrices of that type and shape, each in rows of whole pieces of 16 bytes?
+    """
+    out, read = sig.operands[2], [sig.operands[i] for i in others(sig)]
+    tree = sig.params.get("expr")
+    few = 0 < len(read) <= MOST_READ
+    if tree is None or not few or sig.params.get("splits", 1) > 1 or out.dtype not in HALVES:
+        return False
     lying = all(
         len(o.shape) == 2 and o.strides[0] % 8 == 0 and o.strides[1] == 1
-        for o in (sig.operands[i] for i in (*stored(sig), *others(sig)))
+        for o in (*read, *(sig.operands[i] for i in stored(sig)))
     )
-    added = [sig.operands[i] for i in others(sig)]
-    same = all(o.shape == out.shape and o.dtype in HALVES for o in added)
-    fits = out.dtype in HALVES and out.shape[1] % 8 == 0 and _height(sig) == HEIGHTS[-1]
-    return bool(sig.params.get("late")) and fits and lying and same
+    same = all((o.dtype, o.shape) == (out.dtype, out.shape) for o in read)
+    return lying and same and out.shape[1] % 8 == 0 and _wide(sig) >= 64 and _only(tree, out.dtype)
 
 
-def _push(sig: Signature) -> str:
-    """A tile that leaves by copies; what is added to it is read where it lies meanwhile."""
-    _, n, _ = dims(sig)
-    first = len(sig.operands) + 2  # behind the maps of both sides
-    maps = ", ".join(f"t.operand[{first + i}]" for i in range(len(stored(sig))))
-    name = f"po + {text.offset(sig, 2, place_names(sig, 'm0', 'n0'))}"
-    add = "  const ArkAsSummed add{};\n" if sig.params.get("expr") is None else _add(sig)
+def _only(tree: Sequence[Any], dtype: str) -> bool:
+    """Does a checked tree read its operand 0 only as a value of that type?"""
+    if list(tree) == ["cast", dtype, ["input", 0]]:
+        return True
+    if tree[0] == "input":
+        return bool(tree[1] != 0)
+    return all(_only(part, dtype) for part in tree[1:] if isinstance(part, list | tuple))
+
+
+def _store_rounded(sig: Signature) -> str:
+    """Stores what such an expression makes, at all outputs."""
+    m, n, _ = dims(sig)
+    names, out = place_names(sig, "m0", "left0"), sig.operands[2].ctype
+
+    def places(kind: str, operands: Sequence[int]) -> str:
+        starts = (f"{'po' if i == 2 else f'p{i}'} + {text.offset(sig, i, names)}" for i in operands)
+        pitches = (str(sig.operands[i].strides[0]) for i in operands)
+        listed = f"{{{', '.join(starts)}}}, {{{', '.join(pitches)}}}"
+        return f"ArkPlaces<{kind}{out}, {len(operands)}>{{{listed}}}"
+
+    read = list(others(sig))
+    leaves = [("ark_float(own.v[j])", "float")]
+    leaves += [(f"ark_get(e{i}.v, j)", "float") for i in read]
+    unpacked = [f"const auto e{i} = ark_unpacked(held[{at}]);" for at, i in enumerate(read)]
+    body = "".join(
+        f"{'' if line[0] == '#' else '      '}{line}\n"
+        for line in (*unpacked, *_made(sig, leaves), "return made;")
+    )
     return (
-        f"  const ark_u64 maps[] = {{{maps}}};\n{add}"
-        f"  ark_matrix_push<{_wide(sig)}>(c, d, maps, m0, left0, top, {n} - left0, {name}, add);\n"
+        f"  const auto join = [&](const ArkPack<{out}, 8>& own, "
+        f"const ArkWords<{out}, 8> (&held)[{len(read)}]) {{\n{body}  }};\n"
+        f"  ark_matrix_store_joined<{_wide(sig)}>(\n      c, d, {places('', stored(sig))},\n"
+        f"      {places('const ', read)},\n      top, {m} - m0, {n} - left0, join);\n"
     )
-
-
-def _add(sig: Signature) -> str:
-    """What the expression makes of pieces of eight rounded sums and what lies at their places."""
-    m, names = dims(sig)[0], place_names(sig, "row", "column")
-    leaves = [("ark_float(own[i].v[j])", "float")]
-    held, loads = [], []
-    for i in others(sig):
-        kind = sig.operands[i].ctype
-        held.append(f"ArkHeldAs<{kind}, 8, {str(kind != 'float').lower()}>::type e{i}[SOME];")
-        loads.append(f"ark_hold<{kind}, 8>(e{i}[i], p{i} + {text.offset(sig, i, names)});")
-        leaves.append((text.load(sig, i, f"u{i}.v", "j"), text.loaded(sig, i)))
-    unpacked = [f"const auto u{i} = ark_unpacked(e{i}[i]);" for i in others(sig)]
-    lines = [
-        "const auto add = [&](int at_row, int step, int at_column, auto& own) {",
-        "constexpr int SOME = sizeof(own) / sizeof(own[0]);",
-        "const int column = left0 + at_column;",
-        *held,
-        "#pragma unroll",
-        "for (int i = 0; i < SOME; ++i) {",
-        "const int row = m0 + at_row + i * step;",
-        f"if (row < {m}) {{",
-        *loads,
-        "}",
-        "}",
-        "#pragma unroll",
-        "for (int i = 0; i < SOME; ++i) {",
-        *unpacked,
-        *_made(sig, leaves),
-        "own[i] = made;",
-        "}",
-        "};",
-    ]
-    return "".join(f"{'' if line[0] == '#' else '  '}{line}\n" for line in lines)
-
-
-def landed(name: str, sig: Signature, machine: Machine) -> str | None:
-    """Waits for a tile that left by copies; None where none do."""
-    if not (machine.has("wgmma") and machine.variant.name == "matrix"):
-        return None
-    place = text.offset(sig, 0, ["m0", "n0"])
-    return text.function(
-        name,
-        f"  const int m0 = t.coord[2], n0 = t.coord[3];\n{text.operand(sig, 0, 'po')}"
-        f"  ark_matrix_landed(po + {place});\n",
-    )
-
-
-def _carries(sig: Signature, machine: Machine) -> bool:
-    """Does a matrix leave by copies as it is?"""
-    source, target = sig.operands
-    rows, columns = sig.params["tile"]
-    lying = all(o.strides[0] % 8 == 0 and o.strides[1] == 1 for o in (source, target))
-    fits = rows <= HEIGHTS[-1] and columns == WIDTHS[-1] and source.shape[1] % 8 == 0
-    able = machine.has("wgmma") and machine.variant.name == "matrix"
-    return able and lying and fits and source.itemsize == 2
-
-
-def carry(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The body of a push; None where the common body serves."""
-    if not _carries(sig, machine):
-        return None
-    (m, n), pitch = sig.operands[0].shape, sig.operands[0].strides[0]
-    arguments = f"c, from, {pitch}, t.operand[2], t.coord[2], t.coord[3], {m}, {n}, to"
-    place = text.offset(sig, 1, ["t.coord[2]", "t.coord[3]"])
-    return text.function(
-        name,
-        f"{text.operand(sig, 0, 'from')}{text.operand(sig, 1, 'at')}"
-        f"  const auto* to = at + {place};\n"
-        f"  ark_matrix_carry<{sig.params['tile'][0]}>({arguments});\n",
-    )
-
-
-def carry_maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
-    """The tensor map of where it goes."""
-    if not _carries(sig, machine):
-        return ()
-    return (_map(sig.operands[1], 1, sig.params["tile"][0], True),)
 
 
 def load(name: str, sig: Signature, machine: Machine) -> str | None:
