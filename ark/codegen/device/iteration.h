@@ -19,19 +19,31 @@ ARK_DEVICE void ark_lower_limit(const ArkCtx& c, ark_u32 iterations) {
   ark_post_host(&ark_control(ARK_PARAMS(c))->limit, iterations);
 }
 
+// Does processor 0 ask the host now whether to leave? Once an iteration, but where the answer takes
+// longer than a short one does, not before so many nanoseconds are over.
+#define ARK_ASK_NS 50000u
+ARK_DEVICE bool ark_ask(ArkCtx& c) {
+  if (c.processor != 0u) return false;
+  if (ARK_HOST_CHECK == 0u) return true;
+  const ark_u64 now = ark_time_ns();
+  if (now - c.asked < ARK_ASK_NS) return false;
+  c.asked = now;
+  return true;
+}
+
 // Leader only: may this processor begin the iteration? The barrier opens when all of the iteration
-// before it is done on the ranks that begin it together: all of them, or this one. Once an
-// iteration processor 0 asks the host whether to leave, before it waits for the barrier, so that
-// the answer comes while it waits; in persistent mode it also asks for the iteration. The last
-// processor, which often has least to do, tells the host which iterations are done: at the end and
-// now and then, as a store to the host can hold up iterations of some microseconds; each one only
-// in persistent mode, in which the host may read results before the launch ends.
+// before it is done on the ranks that begin it together: all of them, or this one. Processor 0 asks
+// the host whether to leave before it waits for the barrier, so that the answer comes while it
+// waits; in persistent mode it also asks for the iteration. The last processor, which often has
+// least to do, tells the host which iterations are done: at the end and now and then, as a store to
+// the host can hold up iterations of some microseconds; each one only in persistent mode, in which
+// the host may read results before the launch ends.
 ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
   const bool tells = c.processor + 1u == ARK_PARAMS(c)->processors;
   const bool over = ARK_PARAMS(c)->end != 0u && iteration == ARK_PARAMS(c)->end;
   if (over && !tells) return false;
   ArkControl* control = ark_control(ARK_PARAMS(c));
-  const ark_u32 leave = c.processor == 0u ? ark_peek_host(&ark_host(ARK_PARAMS(c))->abort) : 0u;
+  const ark_u32 leave = ark_ask(c) ? ark_peek_host(&ark_host(ARK_PARAMS(c))->abort) : 0u;
 #if !defined(ARK_LIMIT_FALLS)
   const ark_u32 limit = ark_peek_host(&control->limit);
 #endif
@@ -91,6 +103,7 @@ ARK_DEVICE void ark_open_loop(ArkCtx& c, const ArkParams* p, ark_u32 processor, 
   c.scratch = scratch + ARK_LOOP_BYTES;
   c.processor = processor;
   c.iteration = 0u;
+  c.asked = 0u;
   for (int w = 0; w < ARK_BLOCK_WARPS; ++w) c.warps[w] = ARK_NO_TASK;
 }
 // The iterations at which phases end. The last one's has no end but the loop's.
