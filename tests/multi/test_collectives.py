@@ -152,6 +152,7 @@ def devices(name: str, world: int) -> Iterator[tuple[list[Device], Machine]]:
         pytest.param("cpu", 8, marks=slow),
         ("cuda", 2),
         ("cuda", 4),
+        ("cuda", 8),
         pytest.param("rocm", 2, marks=slow),
     ],
 )

@@ -122,12 +122,19 @@ def test_emulated_devices_give_the_tokens_of_the_cpu(ranks: str) -> None:
     assert json.loads(out.splitlines()[-1])["tokens"] == alone(NOAH, tokens)
 
 
-@slow
-@pytest.mark.parametrize("ranks", [4, 8])
-def test_more_ranks_of_an_fp32_model(ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("backend", "ranks"),
+    [
+        *(pytest.param("cpu", ranks, marks=slow) for ranks in (4, 8)),
+        *(("cuda", ranks) for ranks in (4, 8)),
+    ],
+)
+def test_more_ranks_of_an_fp32_model(backend: str, ranks: int, tmp_path: Path) -> None:
+    if not usable(backend, ranks):
+        pytest.skip(f"{backend} has fewer than {ranks} devices")
     directory = make_checkpoint(tmp_path / "m", heads=8, kv_heads=ranks, head_dim=8, layers=2)
-    said = answer(directory, "--backend", "cpu", "--max-new-tokens", "8", "--ranks", str(ranks))
-    assert said["tokens"] == alone(directory, 8)
+    said = answer(directory, "--backend", backend, "--max-new-tokens", "8", "--ranks", str(ranks))
+    assert said["tokens"] == alone(directory, 8, backend=backend)
 
 
 FOUR_EMULATED = {"ARK_ROCM_DEVICE": "emulated:gfx942,4"}

@@ -47,7 +47,7 @@ def main() -> int:
         return 2
     with tempfile.TemporaryDirectory(prefix="ark-forms-") as folder:
         program = str(Path(folder, "forms"))
-        flags = ["-std=c++17", "-arch=sm_90a", "-O2", "-lineinfo"]
+        flags = ["-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-O2", "-lineinfo"]
         subprocess.run(["nvcc", *flags, "-o", program, str(SOURCE)], check=True)
         names = subprocess.run([program], capture_output=True, text=True, check=True)
         bad = 0

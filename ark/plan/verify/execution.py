@@ -130,6 +130,7 @@ class Run:
         by_counters, by_packets = (
             _Lists(w[:, ::-1], nodes).distinct() for w in (counters, packets)
         )
+        ways = (RAN, SEEN) if len(packets) else (RAN,)  # alike where nothing is a packet
         pending = np.bincount(waiting[:, 1], minlength=nodes) + (self.position > 0)
         for listed in self._partial.values():
             np.add.at(pending, [node for _, node in listed], 1)
@@ -141,7 +142,7 @@ class Run:
         while len(ready):
             started += len(ready)
             lanes = self.lane[ready]
-            for which in (RAN, SEEN):
+            for which in ways:
                 rows = self._met(which, now[which, lanes], ready, *by_counters)
                 now[which, lanes] = self.clock[which, ready] = rows
             now[RAN, lanes] = self._met(RAN, now[RAN, lanes], ready, *by_packets)
@@ -155,6 +156,8 @@ class Run:
             reached = np.concatenate(met)
             np.subtract.at(pending, reached, 1)
             ready = np.unique(reached[pending[reached] == 0])
+        if not len(packets):
+            self.clock[SEEN] = self.clock[RAN]
         if started == nodes:
             return None
         return nodes - started, int(np.flatnonzero(pending > 0)[0])
