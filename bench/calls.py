@@ -8,9 +8,9 @@ the CPU launches are replaced by nothing. Columns, in microseconds, the least of
     dynamo    torch.compile with a backend whose function gives a result that is there already
     aot       the same through AOTAutograd, as most backends do
     ark       torch.compile(backend="ark")
-    part      ark's part of that, by a clock in it, with `launch`
+    part      ark's part of that, by a clock in it, the median; with `launch`
     module    what ark.from_torch gives, with `launch`
-    launch    the driver's part of both: what launching a kernel costs whoever does it (GPU)
+    launch    the driver's part of both, the median (GPU): what any launch costs
     eager     --peers: torch.compile(backend="eager"), one launch an op (GPU)
     inductor  --peers: torch.compile(mode="reduce-overhead"), one captured graph (GPU)
 
@@ -45,10 +45,14 @@ READINGS = 100
 
 
 class _Clock:
-    """Keeps the least time, in microseconds, of calls of functions that it went around."""
+    """Keeps the times, in microseconds, of calls of functions that it went around."""
 
     def __init__(self) -> None:
-        self.least = float("inf")
+        self.times: list[float] = []
+
+    @property
+    def median(self) -> float:
+        return sorted(self.times)[len(self.times) // 2] if self.times else 0.0
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, timed."""
@@ -56,7 +60,7 @@ class _Clock:
         def timed(*given: Any, **named: Any) -> Any:
             start = time.perf_counter()
             made = function(*given, **named)
-            self.least = min(self.least, (time.perf_counter() - start) * 1e6)
+            self.times.append((time.perf_counter() - start) * 1e6)
             return made
 
         return timed
@@ -132,7 +136,7 @@ def measured(name: str, place: str, peers: bool) -> dict[str, float]:
             if program._streamed is not None and program._streamed._again is not None:
                 program._streamed._again = launch.around(program._streamed._again)  # type: ignore[assignment]
         _measured(partial(made, example), place)
-    return {**found, "part": part.least, "launch": launch.least if place != "cpu" else 0.0}
+    return {**found, "part": part.median, "launch": launch.median}
 
 
 def _measured(call: Callable[[], Any], place: str) -> float:

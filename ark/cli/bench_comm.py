@@ -226,6 +226,7 @@ def _overlap_table(name: str, rows: list[OverlapFigures]) -> Table:
         "collective",
         "shape",
         "type",
+        "engine",
         "product us",
         "collective us",
         "apart us",
@@ -236,7 +237,7 @@ def _overlap_table(name: str, rows: list[OverlapFigures]) -> Table:
         table.add_column(head, justify="left" if head == "collective" else "right")
     for r in rows:
         times = (r.product_seconds, r.collective_seconds, r.apart_seconds, r.seconds)
-        cells = [r.collective, r.shape, r.dtype, *(f"{t * 1e6:.2f}" for t in times)]
+        cells = [r.collective, r.shape, r.dtype, r.engine, *(f"{t * 1e6:.2f}" for t in times)]
         table.add_row(*cells, f"{r.hidden:.0%}", str(r.wrong))
     return table
 

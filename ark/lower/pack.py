@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ark.ir.dtype import fp32
@@ -165,7 +165,10 @@ def pack(graph: Graph, kept: frozenset[int]) -> tuple[Graph, list[Packing]]:
     """A copy of the graph with packed weights, and how these are made of the model's parameters."""
     finder = _Finder(graph, kept)
     matches: dict[tuple[object, ...], list[_Match]] = {}
+    readers: dict[int, set[int]] = defaultdict(set)
     for node in graph.nodes:
+        for tensor in (*node.inputs, *node.after):
+            readers[tensor.buffer.id].add(node.id)
         match = None
         if node.hints is not None:
             continue
@@ -178,7 +181,7 @@ def pack(graph: Graph, kept: frozenset[int]) -> tuple[Graph, list[Packing]]:
     replaced: dict[int, Node | None] = {}
     packings = []
     for found in matches.values():
-        if not _agreed(graph, found):
+        if not _agreed(readers, found):
             continue
         packing = _packing(found[0])
         packings.append(packing)
@@ -191,15 +194,10 @@ def pack(graph: Graph, kept: frozenset[int]) -> tuple[Graph, list[Packing]]:
     return graph.with_nodes(n for n in nodes if n is not None), packings
 
 
-def _agreed(graph: Graph, found: Sequence[_Match]) -> bool:
-    """Is nobody else reading the weights?"""
+def _agreed(readers: Mapping[int, set[int]], found: Sequence[_Match]) -> bool:
+    """Is nobody else reading the weights? readers: ids of nodes by buffer."""
     products = {n.id for match in found for n in match.products}
-    weights = {w.buffer.id for w in found[0].weights}
-    return all(
-        n.id in products
-        for n in graph.nodes
-        if any(t.buffer.id in weights for t in (*n.inputs, *n.after))
-    )
+    return all(readers[w.buffer.id] <= products for w in found[0].weights)
 
 
 def _packing(match: _Match) -> Packing:

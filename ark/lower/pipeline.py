@@ -132,7 +132,7 @@ def plan(
     `variant` (the kernel variant by name), `cuts` (how products are cut, by shape: ark.lower.cuts),
     `hosts` (a number for each rank, equal where ranks share memory; all by default), `together`
     (True: all ranks begin an iteration together, also where each could do so by itself), `overlap`
-    (True joins products with the collectives that they meet).
+    (True joins products with the collectives that they meet; "dma": with copies by the proxy).
     Raises InvalidUsageError for any other.
     """
     return plan_prepared(prepare(graph, machine, options), meta)

@@ -1,35 +1,31 @@
-"""Products whose rows are dealt to ranks in bands: how their tiles are cut, who multiplies them,
-and when a tile that leaves is told (ark.ops.overlapped).
+"""Products whose rows are dealt to ranks in bands: how their tiles are cut, who multiplies, and who
+adds and sends meanwhile (ark.ops.overlapped).
 
-A signal to a peer waits for what was stored there. So a tile's own task stores it, and another one
-behind the next tile signals: the stores travel while that is multiplied.
+Where the tiles leave processors idle, because they do not divide among all, these add and send;
+where they leave none, all do between two tiles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from ark.codegen.layout import RECORD_OPERANDS
-from ark.ir.dtype import FLOATS, SMALL_FLOATS, fp32
+from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.cuts import choose_cut, matrix_group
-from ark.lower.engines import ENGINES, THREADS, tile_bytes
-from ark.lower.tiling import box_coords
-from ark.ops.communication import copy_box, dense
+from ark.lower.engines import DMA, ENGINES, THREADS, choose_engine, tile_bytes
+from ark.lower.tiling import box_coords, split
+from ark.ops.communication import copy_box, dense, move
 from ark.plan.groups import Group
 from ark.tasks import expression
 from ark.tasks.combine import tiles
 
-MAPS = 2  # of a product's two sides, in a task's record
+LANE_RATE = 6e3  # bytes a microsecond that a processor combines and sends, on an H100
+LANE_BYTES = 64 << 10  # of a task of a processor that does nothing else
 Chunks = list[tuple[int, int]]  # first and last+1 element
-Told = list[list[tuple[int, str]]]  # by task: ranks and the names of counters there
 
 
 class Product:
-    """A product whose rows are bands, and what leaves of it."""
+    """A product whose rows are bands, and who multiplies, adds and sends."""
 
     def __init__(self, lowering: Lowering, node: Node, rows: int) -> None:
         self.lowering, self.node = lowering, node
@@ -44,9 +40,16 @@ class Product:
         begin, end = node.processors or (0, lowering.machine.processors)
         count = -(-rows // self.high) * -(-self.columns // self.wide)
         self.rounds = -(-count // (end - begin))
-        self.computing = range(begin, begin + -(-count // self.rounds))
-        self._dealt = 0
-        self._leaving: list[tuple[Group, Told, int]] = []
+        computing = -(-count // self.rounds)
+        self.computing = range(begin, begin + computing)
+        self.idle = range(begin + computing, end)
+        self._dealt = self._turn = 0
+        self.copies = None
+        if lowering.options.get("overlap") == DMA:
+            self.copies = choose_engine(lowering.machine, self.out.nbytes, DMA)
+        # Those of the idle that wait for copies.
+        self.copiers = self.idle[: -(-len(self.idle) // 2) if self.copies else 0]
+        self._round = (0, 0, 0)  # the number of its first tile, how many it has, who begins
 
     def _tile(self) -> tuple[int, int]:
         machine, a = self.lowering.machine, self.a
@@ -62,23 +65,9 @@ class Product:
         )
         return cut.rows, cut.columns
 
-    def takes_expressions(self, operands: int) -> bool:
-        """Does the product's body compute with its sums and so many operands before it stores?"""
-        machine = self.lowering.machine
-        fits = operands + MAPS <= RECORD_OPERANDS
-        able = machine.has("single_thread") or (machine.variant.name == "matrix" and fits)
-        return able and self.a.dtype in (*FLOATS, *SMALL_FLOATS)
-
-    def multiply(
-        self,
-        a: IrTensor,
-        outs: Sequence[IrTensor],
-        suffix: str,
-        expr: Any = None,
-        read: Sequence[IrTensor] = (),
-    ) -> Group:
-        """The tiles of some rows, which a and the outs hold. expr: over the product and `read`."""
-        machine, attrs, out = self.lowering.machine, self.node.attrs, outs[0]
+    def multiply(self, a: IrTensor, out: IrTensor, suffix: str) -> Group:
+        """The tiles of some rows; `a` and `out` hold these."""
+        machine, attrs = self.lowering.machine, self.node.attrs
         rows = out.shape[0]
         tile = (min(self.high, rows), self.wide)
         coords = box_coords((1, 1, *out.shape), (1, 1, *tile))
@@ -86,58 +75,46 @@ class Product:
         coords.sort(key=lambda c: (c[2] // (group * tile[0]), c[3], c[2]))
         turns = {name: bool(attrs[name]) for name in ("transpose_a", "transpose_b")}
         params: dict[str, object] = {**turns, "tile": list(tile)}
-        if expr is None and machine.variant.name == "matrix" and out.dtype not in (a.dtype, fp32):
-            expr = expression.leaf(0)
-        if expr is not None:
-            params["expr"] = expr
-        if len(outs) > 1:
-            params["copies"] = len(outs) - 1
-        operands = [a, self.b, out, *read, *outs[1:]]
-        made = self.lowering.emit("matmul", params, operands, coords, suffix)
-        made.lanes = self.deal(len(coords))
+        if machine.variant.name == "matrix" and out.dtype not in (a.dtype, fp32):
+            params["expr"] = expression.leaf(0)
+        made = self.lowering.emit("matmul", params, [a, self.b, out], coords, suffix)
+        made.lanes = [self._lane(i) for i in range(len(coords))]
         self._dealt += len(coords)
         return made
 
-    def deal(self, count: int) -> list[int]:
-        """The processors of the next so many tiles."""
-        lanes = self.computing
-        return [lanes[(self._dealt + i) % len(lanes)] for i in range(count)]
+    def begin_round(self, count: int, shift: int) -> None:
+        """The next so many tiles are a round, of which the processors take turns in beginning: who
+        stored to a peer in the last one, which takes longer, stores here now.
+        """
+        self._round = self._dealt, count, shift
 
-    def rows_of(self, group: Group) -> list[int]:
-        """By tile: which row of tiles of its band it is in."""
-        return [coord[2] // self.high for coord in group.coords]
+    def _lane(self, number: int) -> int:
+        first, count, shift = self._round
+        number += self._dealt - first
+        if number < count:
+            number = (number + shift) % count
+        return self.computing[(first + number) % len(self.computing)]
 
     def across(self) -> int:
         """Tiles side by side."""
         return -(-self.columns // self.wide)
 
-    def leave(self, group: Group, told: Told, turn: int) -> None:
-        """What tasks store at peers is told these behind the next tiles, or before own bands of
-        that turn: it travels while those are multiplied.
+    def others(self, count: int, nbytes: int, everyone: bool) -> list[int]:
+        """Processors for tasks that combine or send so many bytes each: those that multiply
+        nothing, as far as they keep up with a round of products, then the others.
         """
-        self.tell()
-        self._leaving.append((group, told, turn))
+        free = [] if everyone else [*self.idle[len(self.copiers) :]]
+        rate = 1e6 * self.lowering.machine.tflops / self.lowering.machine.processors
+        round_us = 2.0 * self.high * self.wide * self.depth / rate
+        taken = min(count, len(free) * max(1, int(LANE_RATE * round_us / nbytes)))
+        lanes = [free[i % len(free)] for i in range(taken)]
+        rest = [*self.computing, *(self.idle if everyone else ())]
+        lanes += [rest[(self._turn + i) % len(rest)] for i in range(count - taken)]
+        self._turn += count - taken
+        return lanes
 
-    def tell(self, turn: int | None = None) -> None:
-        """Tells what has left, of turns up to this one, behind the tiles emitted so far."""
-        left = [entry for entry in self._leaving if turn is None or entry[2] <= turn]
-        self._leaving = [entry for entry in self._leaving if entry not in left]
-        for group, told, _ in left:
-            coords = [(i,) for i in range(len(told))]
-            suffix = f"{group.name.removeprefix(self.node.name)}.told"
-            made = self.lowering.emit("tell", {"tasks": len(told)}, [], coords, suffix)
-            made.lanes = group.lanes
-            self.sends(made, told)
-
-    def sends(self, group: Group, told: Told) -> None:
-        """Tasks tell peers themselves."""
-        group.sends = [
-            tuple(self.lowering.semaphore(rank, name) for rank, name in task) for task in told
-        ]
-
-    def chunks(self, rows: int, width: int, itemsize: int) -> list[Chunks]:
+    def chunks(self, rows: int, width: int, nbytes: int, itemsize: int) -> list[Chunks]:
         """By row of tiles of a band: how its elements are cut; both ends of a put agree."""
-        nbytes = tile_bytes(ENGINES[THREADS], self.lowering.machine, rows * width * itemsize)
         return [
             [
                 (begin * width + lo, begin * width + hi)
@@ -147,6 +124,30 @@ class Product:
             ]
             for begin in range(0, rows, self.high)
         ]
+
+    def share_bytes(self, band: int, last: bool) -> int:
+        """Bytes of a task that combines or sends a part of a band."""
+        machine = self.lowering.machine
+        if self.idle and not last:
+            return LANE_BYTES
+        return tile_bytes(ENGINES[THREADS], machine, band)
+
+    def copy(self, source: IrTensor, target: IrTensor, rows: int, width: int, suffix: str) -> Group:
+        """Rows to a peer by the proxy: few copies, as each is waited for."""
+        assert self.copies is not None
+        coords = [
+            (part.start * self.high * width, min(part.stop * self.high, rows) * width)
+            for part in self.copied(rows)
+        ]
+        group = move(self.lowering, self.copies, source, target, coords, suffix)
+        free = self.copiers or self.computing[-1:]
+        group.lanes = [free[i % len(free)] for i in range(len(coords))]
+        return group
+
+    def copied(self, rows: int) -> list[range]:
+        """The rows of tiles of each copy that the proxy makes."""
+        parts = split(-(-rows // self.high), max(1, len(self.copiers)))
+        return [range(a, b) for a, b in parts]
 
     def peer(self, step: int) -> int:
         return (self.rank + step) % self.world

@@ -1,19 +1,23 @@
 """Products and the collectives that they meet as one op, tile by tile (ark.lower.overlap makes the
-nodes): a tile of a product leaves for its owner's memory while the next one is multiplied, the
-owner's own tile takes it in when it is multiplied, and the sum goes on to all ranks, or stays.
+nodes): a tile of a product leaves for its owner's memory as it is stored, the owner adds what has
+arrived while further tiles are multiplied, and the sum goes on to all ranks, or stays.
 
-Each rank owns a share of the result's rows. All ranks multiply what others own first and what they
-own last, so that what belongs to an own tile has come when that is done, and only the sums of the
-last tiles travel when the products have ended. Rows are added in rank order in fp32 and rounded
-once: the bits are those of the ops one by one, on all ranks, from run to run. Where the product's
-body does not compute with its sums, tasks behind the products add. Called by the lowering.
+Each rank owns a share of the result's rows. All ranks multiply in rounds: of each round the next
+rank's band of rows first, then the one after that, their own last. So at any time each rank's links
+carry something, and of the sums only the last round's are left when the products end. Rows are
+added in rank order in fp32 and rounded once: the bits are those of the ops one by one, on all
+ranks, from run to run.
+
+What other ranks own can also be stored here and copied by the host's proxy (the option
+`overlap="dma"`), all rounds but the last: then no tile's stores wait for a link.
+Called by the lowering.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
-from functools import reduce
 
 from ark.ir.graph import Node
 from ark.ir.values import Buffer
@@ -23,8 +27,6 @@ from ark.lower.merge import part
 from ark.lower.overlap import SHARE, SUM
 from ark.lower.registry import register
 from ark.ops.bands import Chunks, Product
-from ark.plan.groups import Group
-from ark.tasks import expression
 from ark.tasks.combine import moved
 
 
@@ -35,14 +37,15 @@ class _Sum(Product):
         super().__init__(lowering, node, node.attrs["rows"])
         self.everywhere = node.type == SUM
         self.dtype = self.out.dtype
-        self.steps = range(1, self.world)
-        self.residuals = [lowering.view(t, (self.rows, self.columns)) for t in node.inputs[2:]]
-        self.result = lowering.view(self.out, (self.out.elements // self.columns, self.columns))
+        self.residuals = [lowering.flat(t) for t in node.inputs[2:]]
+        self.flat = lowering.flat(self.out)
         least = min(self._tile_rows(owner) for owner in range(self.world))
-        self.bands = max(1, min(self.rounds // self.world, least))
+        self.rounds = max(1, min(self.rounds, least))
         self.direct = self.everywhere and self.out.buffer.arena == "symmetric"
-        stored = self.world if self.everywhere else 1
-        self.folded = self.takes_expressions(2 + stored + self.world - 1 + len(self.residuals))
+
+    def _copied(self, turn: int) -> bool:
+        """Does the proxy carry what a round sends?"""
+        return self.copies is not None and turn < self.rounds - 1
 
     def _owned(self, owner: int) -> tuple[int, int]:
         """First and last+1 row of a rank."""
@@ -58,37 +61,58 @@ class _Sum(Product):
         return -(-(end - begin) // self.high)
 
     def _band(self, owner: int, turn: int) -> tuple[int, int]:
-        """The rows of a rank whose turn it is."""
+        """The rows of a rank whose turn is in a round."""
         begin, end = self._owned(owner)
         many = self._tile_rows(owner)
-        first, last = (begin + many * i // self.bands * self.high for i in (turn, turn + 1))
+        first, last = (begin + many * i // self.rounds * self.high for i in (turn, turn + 1))
         return first, min(last, end)
 
     def write(self) -> None:
-        for turn in range(self.bands):
-            for step in self.steps:
-                self._send(turn, step)
-        for turn in range(self.bands):
-            self._own(turn)
-        self.tell()
-        for turn in range(self.bands if self.everywhere else 0):
-            for step in self.steps:
-                self._arrive(turn, step)
+        own = before = None
+        for turn in range(self.rounds):
+            bands = [self._band(owner, turn) for owner in range(self.world)]
+            count = sum(-(-(end - begin) // self.high) for begin, end in bands) * self.across()
+            self.begin_round(count, count // self.world * turn)
+            for step in (*range(1, self.world), 0):
+                own = self._multiply(turn, step)
+            if turn:
+                self._add(turn - 1, before)
+            before = own
+        self._add(self.rounds - 1, before)
+        if self.everywhere:
+            for turn in range(self.rounds):
+                for step in range(1, self.world):
+                    self._arrive(turn, step)
         self.finish()
 
-    def _left(self, begin: int, end: int) -> IrTensor:
-        """The rows of the left side that make these rows."""
-        return part(self.a, int(bool(self.node.attrs["transpose_a"])), begin, end - begin)
-
-    def _send(self, turn: int, step: int) -> None:
-        """A band's products, into the memory of its owner."""
-        owner = self.peer(step)
+    def _multiply(self, turn: int, step: int) -> IrTensor | None:
+        """A band's products, into the memory of its owner; None if it has no rows."""
+        lowering, owner = self.lowering, self.peer(step)
         begin, end = self._band(owner, turn)
         if begin == end:
-            return
-        made = self._received(turn, self.world - step, (end - begin, self.columns), owner)
-        group = self.multiply(self._left(begin, end), [made], f".{turn}.put+{step}")
-        self.leave(group, [[(owner, f"{made.name}.{row}")] for row in self.rows_of(group)], turn)
+            return None
+        shape = (end - begin, self.columns)
+        a = part(self.a, int(bool(self.node.attrs["transpose_a"])), begin, end - begin)
+        if step == 0:
+            made = lowering.temp(shape, self.dtype, f"{self.name}.{turn}.own")
+            self.multiply(a, made, f".{turn}")
+            return made
+        back = self.world - step
+        made = self._received(turn, back, shape, owner)
+        if self._copied(turn):
+            sent = lowering.temp(shape, self.dtype, f"{self.name}.{turn}.to+{step}")
+            self.multiply(a, sent, f".{turn}.for+{step}")
+            group = self.copy(sent, made, *shape, f".{turn}.put+{step}")
+            group.sends = [
+                tuple(lowering.semaphore(owner, f"{made.name}.{i}") for i in rows)
+                for rows in self.copied(shape[0])
+            ]
+            return made
+        group = self.multiply(a, made, f".{turn}.put+{step}")
+        group.sends = [
+            (lowering.semaphore(owner, f"{made.name}.{c[2] // self.high}"),) for c in group.coords
+        ]
+        return made
 
     def _received(self, turn: int, step: int, shape: Sequence[int], owner: int = -1) -> IrTensor:
         """Where the owner of a band gets the products of the rank `step` behind it."""
@@ -97,62 +121,57 @@ class _Sum(Product):
             shape, self.dtype, arena="symmetric", rank=owner, name=name
         )
 
-    def _own(self, turn: int) -> None:
-        """An own band: all ranks' products, added in rank order."""
-        begin, end = self._band(self.rank, turn)
-        if begin == end:
+    def _cut(self, owner: int, turn: int) -> list[Chunks]:
+        begin, end = self._band(owner, turn)
+        size = self.dtype.itemsize
+        last = turn == self.rounds - 1
+        nbytes = self.share_bytes((end - begin) * self.columns * size, last)
+        return self.chunks(end - begin, self.columns, nbytes, size)
+
+    def _rows_of(self, flat: IrTensor, begin: int, end: int) -> IrTensor:
+        return part(flat, 0, begin * self.columns, (end - begin) * self.columns)
+
+    def _add(self, turn: int, own: IrTensor | None) -> None:
+        """Adds all ranks' products of an own band, and puts the sums where they are wanted."""
+        if own is None:
             return
-        shape = (end - begin, self.columns)
+        lowering = self.lowering
+        begin, end = self._band(self.rank, turn)
+        steps = range(1, self.world)
+        received = [self._received(turn, step, own.shape) for step in steps]
+        shares = [lowering.flat(t) for t in (own, *received)]
+        shares += [self._rows_of(t, begin, end) for t in self.residuals]
         base = 0 if self.everywhere else self._owned(self.rank)[0]
-        outs = [part(self.result, 0, begin - base, end - begin)]
-        if self.everywhere:
-            outs += [self._there(turn, step, begin, end) for step in self.steps]
-        received = [self._received(turn, step, shape) for step in self.steps]
-        residuals = [part(t, 0, begin, end - begin) for t in self.residuals]
+        outs = [self._rows_of(self.flat, begin - base, end - base)]
+        told = self.everywhere and not self._copied(turn)
+        if told:
+            outs += [self._there(turn, step, begin, end) for step in steps]
         order = [(other - self.rank) % self.world for other in range(self.world)]
-        order += range(self.world, self.world + len(residuals))
-        self.tell(turn)
-        left = self._left(begin, end)
-        if self.folded:
-            own = ["cast", self.dtype.name, expression.leaf(0)]
-            terms = [expression.leaf(place) if place else own for place in order]
-            total = reduce(lambda a, b: ["add", a, b], terms)
-            group = self.multiply(left, outs, f".{turn}", total, [*received, *residuals])
-            rows = self.rows_of(group)
-        else:
-            made = self.lowering.temp(shape, self.dtype, f"{self.name}.{turn}.own")
-            self.multiply(left, [made], f".{turn}")
-            operands = [made, *received, *residuals, *outs]
-            group, rows = self._combine(turn, operands, order[: self.world], len(outs))
-        across = self.across()
+        cut = self._cut(self.rank, turn)
+        coords = [chunk for row in cut for chunk in row]
+        rows = [i for i, row in enumerate(cut) for _ in row]
+        params = {"element": self.dtype.name, "op": "sum", "order": order, "outputs": len(outs)}
+        group = lowering.emit("combine", params, [*shares, *outs], coords, f".{turn}.sum")
+        nbytes = (coords[0][1] - coords[0][0]) * self.dtype.itemsize
+        group.lanes = self.others(len(coords), nbytes, turn == self.rounds - 1)
+        across = 1 if self._copied(turn) else self.across()
         group.awaits = [
-            tuple((self.lowering.semaphore(self.rank, f"{t.name}.{i}"), across) for t in received)
+            tuple((lowering.semaphore(self.rank, f"{t.name}.{i}"), across) for t in received)
             for i in rows
         ]
-        if self.everywhere:
-            told = [[(self.peer(s), self._told(turn, s, i)) for s in self.steps] for i in rows]
-            if self.folded:
-                self.leave(group, told, self.bands)
-            else:
-                self.sends(group, told)
-
-    def _combine(
-        self, turn: int, operands: Sequence[IrTensor], order: list[int], outputs: int
-    ) -> tuple[Group, list[int]]:
-        """Tasks that add a band's products where the product's own do not, and their rows of
-        tiles.
-        """
-        cut = self._cut(self.rank, turn)
-        params = {"element": self.dtype.name, "op": "sum", "order": order, "outputs": outputs}
-        flat = [self.lowering.flat(t) for t in operands]
-        coords = [chunk for row in cut for chunk in row]
-        group = self.lowering.emit("combine", params, flat, coords, f".{turn}.sum")
-        return group, [i for i, row in enumerate(cut) for _ in row]
-
-    def _cut(self, owner: int, turn: int) -> list[Chunks]:
-        """A band as it is added, by row of tiles."""
-        begin, end = self._band(owner, turn)
-        return self.chunks(end - begin, self.columns, self.dtype.itemsize)
+        if told:
+            group.sends = [
+                tuple(lowering.semaphore(self.peer(s), self._told(turn, s, i)) for s in steps)
+                for i in rows
+            ]
+        for step in steps if self.everywhere and not told else ():
+            there = self._there(turn, step, begin, end)
+            copied = self.copy(outs[0], there, end - begin, self.columns, f".{turn}.sum+{step}")
+            peer = self.peer(step)
+            copied.sends = [
+                tuple(lowering.semaphore(peer, self._told(turn, step, i)) for i in rows)
+                for rows in self.copied(end - begin)
+            ]
 
     def _told(self, turn: int, step: int, row: int) -> str:
         """The counter of the rank `step` on for a row of tiles that this one has summed."""
@@ -161,16 +180,17 @@ class _Sum(Product):
     def _there(self, turn: int, step: int, begin: int, end: int) -> IrTensor:
         """A band of the result at a peer: in place, or where it is received."""
         peer = self.peer(step)
-        if not self.direct:
-            return self._sums(turn, self.world - step, begin, end, peer)
-        there = dataclasses.replace(self.result, buffer=self._buffer_at(peer))
-        return part(there, 0, begin, end - begin)
+        if self.direct:
+            flat = dataclasses.replace(self.flat, buffer=self._buffer_at(peer))
+            return self._rows_of(flat, begin, end)
+        return self._sums(turn, self.world - step, begin, end, peer)
 
     def _sums(self, turn: int, step: int, begin: int, end: int, owner: int) -> IrTensor:
         """Where a rank receives the sums of the rank `step` on."""
+        size = ((end - begin) * self.columns,)
         name = f"{self.name}.{turn}.sums+{step}"
         return self.lowering.graph.tensor(
-            (end - begin, self.columns), self.dtype, arena="symmetric", rank=owner, name=name
+            size, self.dtype, arena="symmetric", rank=owner, name=name
         )
 
     def _buffer_at(self, peer: int) -> Buffer:
@@ -186,8 +206,9 @@ class _Sum(Product):
         begin, end = self._band(owner, turn)
         if begin == end:
             return
-        place = lowering.flat(part(self.result, 0, begin, end - begin))
+        place = self._rows_of(self.flat, begin, end)
         cut = self._cut(owner, turn)
+        many = [1 if self._copied(turn) else len(row) for row in cut]
         if self.direct:
             coords = [(row[0][0], row[-1][1]) for row in cut]
             rows = list(range(len(cut)))
@@ -195,14 +216,14 @@ class _Sum(Product):
         else:
             coords = [chunk for row in cut for chunk in row]
             rows = [i for i, row in enumerate(cut) for _ in row]
-            source = lowering.flat(self._sums(turn, step, begin, end, -1))
+            source = self._sums(turn, step, begin, end, -1)
             params = {"element": moved(self.dtype)}
-            group = lowering.emit(
-                "combine", params, [source, place], coords, f".{turn}.from+{step}"
-            )
-        parts = [self.across() if self.folded else len(row) for row in cut]
+            operands = [source, place]
+            group = lowering.emit("combine", params, operands, coords, f".{turn}.from+{step}")
+        nbytes = math.ceil(place.nbytes / len(coords))
+        group.lanes = self.others(len(coords), nbytes, True)
         name = f"{self.name}.{turn}.sum+{step}"
-        group.awaits = [((lowering.semaphore(self.rank, f"{name}.{i}"), parts[i]),) for i in rows]
+        group.awaits = [((lowering.semaphore(self.rank, f"{name}.{i}"), many[i]),) for i in rows]
 
 
 def _lower_sum(lowering: Lowering, node: Node) -> None:

@@ -22,65 +22,68 @@ class _Gathered(Product):
         super().__init__(lowering, node, node.attrs["rows"])
         self.own = dense(lowering, node.inputs[0], ".dense", fill=True)
         self.share, self.k = self.own.shape
-        self.cut = self.chunks(self.share, self.k, self.own.dtype.itemsize)
+        nbytes = self.share_bytes(self.own.nbytes, False)
+        if self.copies:
+            nbytes, self.copiers = self.own.nbytes, self.idle
+        self.cut = self.chunks(self.share, self.k, nbytes, self.own.dtype.itemsize)
 
     def write(self) -> None:
         steps = range(1, self.world)
-        high = -(-self.share // self.high)
-        slots = max(1, min(self.rounds // self.world, high))
-        for slot in range(slots):
-            begin, end = self._cut_at(slot, slots), self._cut_at(slot + 1, slots)
-            for step in steps:
-                self._put(step, slot, begin, end)
-            own = part(self.own, 0, begin, end - begin)
-            self.multiply(own, [self._rows_of(self.rank, begin, end)], f".{slot}")
-        self.tell()
+        for step in steps:
+            self._put(step)
+        self.multiply(self.own, self._rows_of(self.rank, 0, self.share), "")
         received = {
             step: self.lowering.graph.tensor(
                 self.own.shape, self.own.dtype, arena="symmetric", name=f"{self.name}.from+{step}"
             )
             for step in steps
         }
+        high = -(-self.share // self.high)
         turns = max(1, min(self.rounds, high))
         for turn in range(turns):
-            begin, end = self._cut_at(turn, turns), self._cut_at(turn + 1, turns)
+            begin, end = (min(self.share, high * i // turns * self.high) for i in (turn, turn + 1))
             for step, source in received.items():
                 self._multiply_received(step, source, begin, end)
         self.finish()
 
-    def _cut_at(self, number: int, parts: int) -> int:
-        """Where a part of the shared rows begins, in whole tiles."""
-        return min(self.share, -(-self.share // self.high) * number // parts * self.high)
-
     def _rows_of(self, owner: int, begin: int, end: int) -> IrTensor:
         return part(self.out, 0, owner * self.share + begin, end - begin)
 
-    def _put(self, step: int, slot: int, begin: int, end: int) -> None:
-        """Some own rows to the rank `step` on."""
+    def _put(self, step: int) -> None:
+        """Own rows to the rank `step` on."""
         lowering, peer, back = self.lowering, self.peer(step), self.world - step
         name = f"{self.name}.from+{back}"
         target = lowering.graph.tensor(
             self.own.shape, self.own.dtype, arena="symmetric", rank=peer, name=name
         )
-        rows = range(begin // self.high, -(-end // self.high))
-        first, count = begin * self.k, (end - begin) * self.k
-        coords = [(lo - first, hi - first) for row in rows for lo, hi in self.cut[row]]
-        operands = [part(lowering.flat(t), 0, first, count) for t in (self.own, target)]
-        params = {"element": moved(self.own.dtype)}
-        group = lowering.emit("combine", params, operands, coords, f".{slot}.put+{step}")
-        group.lanes = self.deal(len(coords))
-        told = [[(peer, f"{name}.{row}")] for row in rows for _ in self.cut[row]]
-        self.leave(group, told, slot)
+        coords = [chunk for row in self.cut for chunk in row]
+        rows = [i for i, row in enumerate(self.cut) for _ in row]
+        suffix = f".put+{step}"
+        if self.copies:
+            group = self.copy(self.own, target, self.share, self.k, suffix)
+            told = self.copied(self.share)
+        else:
+            operands = [lowering.flat(self.own), lowering.flat(target)]
+            params = {"element": moved(self.own.dtype)}
+            group = lowering.emit("combine", params, operands, coords, suffix)
+            nbytes = (coords[0][1] - coords[0][0]) * self.own.dtype.itemsize
+            # While own rows are multiplied, and of two parts that a sum has only one is moved.
+            rounds = 2 * max(1, self.rounds // self.world)
+            group.lanes = self.others(len(coords), -(-nbytes // rounds), False)
+            told = [range(i, i + 1) for i in rows]
+        group.sends = [
+            tuple(lowering.semaphore(peer, f"{name}.{i}") for i in covered) for covered in told
+        ]
 
     def _multiply_received(self, step: int, source: IrTensor, begin: int, end: int) -> None:
         owner = self.peer(step)
         suffix = f".from+{step}.{begin // self.high}"
         out = self._rows_of(owner, begin, end)
-        group = self.multiply(part(source, 0, begin, end - begin), [out], suffix)
-        first = begin // self.high
+        group = self.multiply(part(source, 0, begin, end - begin), out, suffix)
+        rows = [(begin + c[2]) // self.high for c in group.coords]
         group.awaits = [
             ((self.lowering.semaphore(self.rank, f"{source.name}.{i}"), len(self.cut[i])),)
-            for i in (first + row for row in self.rows_of(group))
+            for i in rows
         ]
 
 

@@ -20,6 +20,10 @@ from ark.plan.frontier import Frontier
 
 PACKETS, OTHERS = 0, 1  # whose packets are read, who else comes first
 NO_ENDS = np.zeros(0, np.int64)
+# A needed set as one number: its kind, the op (latest first) and its own number; sorted, those of a
+# kind and an op stand side by side.
+_KIND, _OP, _NUMBER = 56, 32, (1 << 32) - 1
+_LAST_OP = (1 << 24) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +97,9 @@ class Ordering:
                 kind = PACKETS if access.packet and not access.write else OTHERS
                 met = access.tasks_after(other)
                 names = zip(met.theirs, met.their_names, met.mine_listed, strict=True)
+                head = kind << _KIND | (_LAST_OP - other.op) << _OP
                 for theirs, name, tasks in names:
-                    code = 2 * self._set(other.op, theirs, name) + kind
+                    code = head | self._set(other.op, theirs, name)
                     for task in tasks:
                         found[task].append(code)
         distinct: dict[tuple[int, ...], Needs | None] = {(): None}
@@ -108,16 +113,18 @@ class Ordering:
 
     def _merged(self, codes: tuple[int, ...], joined: dict[tuple[int, ...], int]) -> Needs:
         """Needs with one set for each op and kind."""
-        by_op: dict[tuple[int, int], set[int]] = {}
-        for code in codes:
-            number, kind = divmod(code, 2)
-            by_op.setdefault((kind, -self.sets[number].op), set()).add(number)
+        by_head: dict[int, list[int]] = {}
+        for code in sorted(set(codes)):
+            by_head.setdefault(code >> _OP, []).append(code & _NUMBER)
         found: tuple[list[int], list[int]] = ([], [])
-        for (kind, op), sets in sorted(by_op.items()):
-            key = tuple(sorted(sets))
-            if len(key) > 1 and key not in joined:
-                joined[key] = self._union(-op, key)
-            found[kind].append(joined[key] if len(key) > 1 else key[0])
+        for head, sets in by_head.items():
+            number = sets[0]
+            if len(sets) > 1:
+                key = tuple(sets)
+                if key not in joined:
+                    joined[key] = self._union(self.sets[number].op, key)
+                number = joined[key]
+            found[head >> _KIND - _OP].append(number)
         return Needs(tuple(found[PACKETS]), tuple(found[OTHERS]))
 
     def _set(self, op: int, tasks: np.ndarray, name: bytes) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from ark.errors import PlanError
 from ark.machine import Machine
@@ -81,16 +84,15 @@ def _fetch(fetch: Fetch) -> list[Any]:
 
 def to_json(plan: Plan) -> str:
     """One line per task, keys in a fixed order."""
-    data = to_dict(plan)
+    data = to_dict(replace(plan, phases=tuple(replace(p, processors=()) for p in plan.phases)))
     phases = data.pop("phases")
     head = json.dumps(data, separators=(",", ":"))[:-1]
+    encode = msgspec.json.encode  # of lists of whole numbers as json.dumps, in a tenth of the time
     parts = []
-    for phase in phases:
+    for made, phase in zip(plan.phases, phases, strict=True):
         lists = ",\n".join(
-            "[\n" + ",\n".join(json.dumps(t, separators=(",", ":")) for t in tasks) + "]"
-            if tasks
-            else "[]"
-            for tasks in phase["processors"]
+            "[\n" + ",\n".join([encode(_task(t)).decode() for t in tasks]) + "]" if tasks else "[]"
+            for tasks in made.processors
         )
         head_of = f'"name":{json.dumps(phase["name"])},"variant":{phase["variant"]}'
         parts.append(f'{{{head_of},"processors":[\n{lists}\n]}}')

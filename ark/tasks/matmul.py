@@ -5,7 +5,6 @@ params: transpose_a, transpose_b, tile (rows, columns). operands: a, b, output. 
 of the output's dimensions 0 and 1, first row, first column.
 With the param expr, a tree of ark.tasks.expression over the product (the tree's operand 0, as it is
 accumulated) and the operands behind the output, which broadcast to it, that is what is stored.
-With the param copies the last so many operands, of the output's shape and type, get the same.
 With the param gated neighbouring columns of the product are a gate and what it lets pass, and the
 output, of half as many columns, is silu(gate) * passed; there is one matrix then and no expr.
 With the params tasks and group a task has several tiles: tiles are numbered down `group` rows of
@@ -28,7 +27,6 @@ from ark.ir.fold import fold, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INT_MAX, Params, Places, Size, box, count, fits, need, typed
-from ark.plan.types import MAX_OPERANDS
 from ark.tasks import expression, text
 from ark.tasks.pointwise import broadcast_access, broadcasts
 
@@ -54,7 +52,6 @@ class MatmulParams(Params, frozen=True):
     splits: Size = 1
     gated: bool = False
     tf32: bool = False
-    copies: Annotated[int, msgspec.Meta(ge=0, le=MAX_OPERANDS)] = 0
 
 
 class Matmul(TaskKind):
@@ -63,29 +60,21 @@ class Matmul(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        tree, copies = sig.params.get("expr"), sig.params.get("copies", 0)
+        tree, others = sig.params.get("expr"), sig.operands[3:]
         if tree is None:
-            count(sig, 3 + copies)
+            count(sig, 3)
         else:
-            need(len(sig.operands) >= 3 + copies, "it has no output")
-            types = (sig.operands[index].dtype for index in others(sig))
-            expression.check(tree, [sums_of(sig), *types])
+            need(len(sig.operands) >= 3, "it has no output")
+            expression.check(tree, [sums_of(sig), *(o.dtype for o in others)])
             need(not expression.places(tree), "its expression asks for an element's place")
-            for index in others(sig):
+            for index in range(3, len(sig.operands)):
                 broadcasts(sig, index, 2)
-        for index in stored(sig)[1:]:
-            made, copy = sig.operands[2], sig.operands[index]
-            need(
-                (copy.dtype, copy.shape) == (made.dtype, made.shape),
-                f"a copy of {made.dtype}{list(made.shape)} is {copy.dtype}{list(copy.shape)}",
-            )
         _check_types(sig)
         a, b, out = (sig.operands[index].shape for index in range(3))
         need(min(len(a), len(b), len(out)) >= 2, "an operand has fewer than 2 dimensions")
         m, n, k = dims(sig)
         if sig.params.get("gated"):
-            alone = tree is None and not copies
-            need(alone and len(out) == 2, "gated products are one matrix without expression")
+            need(tree is None and len(out) == 2, "gated products are one matrix without expression")
             need(sig.params["tile"][1] % 2 == 0, "a tile of gated products ends within a pair")
         left = a[-2:][::-1] if sig.params["transpose_a"] else a[-2:]
         right = b[-2:][::-1] if sig.params["transpose_b"] else b[-2:]
@@ -141,9 +130,10 @@ class Matmul(TaskKind):
             box = ((coord[2], coord[3] // 2), (m1, n1 // 2))
             return [*found, Access(2, *box, write=True)]
         lo, hi = unfold(sig.operands[2].shape, coord, (coord[0] + 1, coord[1] + 1, m1, n1))
-        found += [broadcast_access(sig, i, lo, hi) for i in others(sig)]
-        out_box = self._batched(sig, 2, coord, ((coord[2], coord[3]), (m1, n1)))
-        return [*found, *(Access(i, *out_box, write=True) for i in stored(sig))]
+        found += [broadcast_access(sig, i, lo, hi) for i in range(3, len(sig.operands))]
+        out_box = ((coord[2], coord[3]), (m1, n1))
+        found.append(Access(2, *self._batched(sig, 2, coord, out_box), write=True))
+        return found
 
     def _batched(
         self,
@@ -250,8 +240,8 @@ def _check_types(sig: Signature) -> None:
     whole = sums_of(sig) == "int32"
     for index in (0, 1):
         typed(sig, index, *(("int8",) if whole else text.FLOATS))
-    as_summed = sig.params.get("expr") is None
-    typed(sig, 2, *(("int32",) if whole and as_summed else text.FLOATS))
+    plain = sig.params.get("expr") is None
+    typed(sig, 2, *(("int32",) if whole and plain else text.FLOATS))
     need(not whole or not sig.params.get("gated"), "gated products are of floating point")
     need(
         not sig.params.get("tf32") or all(sig.operands[i].dtype == "fp32" for i in (0, 1)),
@@ -267,7 +257,7 @@ def _check_splits(sig: Signature, k: int) -> None:
         len(out.shape) == 3
         and out.shape[0] == splits
         and out.dtype == sums_of(sig)
-        and plain(sig)
+        and sig.params.get("expr") is None
         and max(len(sig.operands[i].shape) for i in (0, 1)) == 2,
         f"{splits} parts of k are not matrices of sums of {list(out.shape)}",
     )
@@ -295,27 +285,10 @@ def k_range(sig: Signature) -> tuple[str, str]:
     return f"i1 * {part}", end if k % part == 0 else f"({end} < {k} ? {end} : {k})"
 
 
-def others(sig: Signature) -> range:
-    """The operands that an expression reads beside the product."""
-    return range(3, len(sig.operands) - sig.params.get("copies", 0))
-
-
-def stored(sig: Signature) -> list[int]:
-    """The output, and the operands that get the same."""
-    return [2, *range(others(sig).stop, len(sig.operands))]
-
-
-def plain(sig: Signature) -> bool:
-    """Is the product as it is all that is stored, in one place?"""
-    p = sig.params
-    return p.get("expr") is None and not p.get("gated") and not p.get("copies")
-
-
 def outputs(sig: Signature) -> str:
-    """Declares the output as po, what an expression reads as p3, p4, ... and copies likewise."""
-    copies = (text.operand(sig, i, f"p{i}", const=False) for i in stored(sig)[1:])
-    read = (text.operand(sig, i, f"p{i}") for i in others(sig))
-    return "".join((text.operand(sig, 2, "po", const=False), *read, *copies))
+    """Declares the output as po, and what an expression reads as p3, p4, ..."""
+    others = (text.operand(sig, i, f"p{i}") for i in range(3, len(sig.operands)))
+    return text.operand(sig, 2, "po", const=False) + "".join(others)
 
 
 def finish(sig: Signature, total: str, row: str, column: str) -> str:
@@ -324,18 +297,13 @@ def finish(sig: Signature, total: str, row: str, column: str) -> str:
     value, lines = total, []
     if sig.params.get("expr") is not None:
         leaves = [(total, _sum_type(sig))]
-        for i in others(sig):
+        for i in range(3, len(sig.operands)):
             loaded = text.load(sig, i, f"p{i}", text.offset(sig, i, names))
             leaves.append((loaded, text.loaded(sig, i)))
         writer = expression.Writer(leaves, text.literal)
         value, _ = writer.write(sig.params["expr"])
         lines = writer.statements
-    places = stored(sig)
-    if len(places) > 1:
-        lines, value = [*lines, f"const auto made = {value};"], "made"
-    for i in places:
-        place = text.offset(sig, i, place_names(sig, row, column))
-        lines = [*lines, text.store(sig, i, "po" if i == 2 else f"p{i}", place, value)]
+    lines = [*lines, text.store(sig, 2, "po", text.offset(sig, 2, names), value)]
     return "".join(f"      {line}\n" for line in lines)
 
 

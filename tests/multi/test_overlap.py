@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 
 import ark
-from ark.backend import registry
-from ark.codegen.writer import write
-from ark.plan.serialize import machine_of
+from ark.lower.engines import DMA
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
@@ -31,10 +29,7 @@ SHAPES = {
     "half": (192, 96, 40, ark.fp16, True, False),
     "bfloat": (264, 160, 32, ark.bf16, False, False),
     "few rows": (9, 64, 16, ark.fp32, False, True),
-    "large": (904, 520, 256, ark.bf16, False, True),  # for warpgroups, on a GPU that has them
 }
-# The tiles of the large one's products, by their rows.
-CUTS = {f"1x1x{rows}x520x256x2": (128, 256) for rows in (904, 1808)}
 Body = Callable[[int], object]
 
 
@@ -164,7 +159,7 @@ def check(name: str, world: int, what: str, **options: object) -> None:
             np.testing.assert_array_equal(fused[0][label], fused[rank][label])
 
 
-@pytest.mark.parametrize("what", sorted(set(SHAPES) - {"large"}))
+@pytest.mark.parametrize("what", sorted(SHAPES))
 def test_on_cpu_ranks(what: str) -> None:
     check("cpu", 3 if what == "ragged" else 2, what)
 
@@ -188,37 +183,30 @@ def test_on_emulated_amd(what: str) -> None:
     check("rocm", 2, what)
 
 
-@pytest.mark.parametrize("what", ["bfloat", "large"])
-def test_on_cuda(what: str) -> None:
-    check("cuda", 2, what, cuts=CUTS)
+@pytest.mark.parametrize("options", [{}, {"overlap": DMA}], ids=["stores", "copies"])
+def test_on_cuda(options: dict[str, object]) -> None:
+    check("cuda", 2, "bfloat", **options)
 
 
 def overlapped(target: object, **options: object) -> list[Plan]:
     return build(2, body(2, "ragged"), target, overlap=True, **options)  # type: ignore[arg-type]
 
 
-def test_a_tile_is_told_behind_the_next_one() -> None:
-    """On each processor, in the order of its list; own tiles come when what they add is told."""
-    plan = overlapped(machine(2))[0]
-    for tasks in plan.phases[0].processors:
-        listed = [plan.ops[t.op] for t in tasks if "all_reduce" in plan.ops[t.op].name]
-        products = [op.kind == "matmul" for op in listed]
-        assert not any(op.kind == "tell" for op in listed[: products.index(True) + 2])
-        sums = [i for i, op in enumerate(listed) if op.params.get("expr") is not None]
-        assert min(sums) > products.index(True)
-    assert not any(op.kind == "combine" and op.params.get("op") for op in plan.ops)
-
-
-def test_sums_of_ranks_are_made_of_what_a_product_has_rounded() -> None:
-    """On a GPU of the variant matrix the body that reads what peers stored serves the own tiles."""
-    target = registry.machine("h100")
-    plans = build(2, body(2, "large"), target, overlap=True, cuts=CUTS)
-    verify(plans)
-    planned = machine_of(plans[0])
-    made = write(plans[0], planned, registry.get("cuda").dialect("sm_90a")).source.text
-    assert planned.variant.name == "matrix"
-    sums = [op for op in plans[0].ops if op.kind == "matmul" and op.params.get("expr")]
-    assert sums and made.count("  ark_matrix_store_joined<256>(") >= 3
+def test_processors_that_multiply_nothing_add_and_send() -> None:
+    """Of 7 processors, 16 tiles in 3 rounds leave one idle."""
+    plans = overlapped(machine(7, warps=4))
+    plan = plans[0]
+    adders = {
+        processor
+        for processor, tasks in enumerate(plan.phases[0].processors)
+        if any(plan.ops[t.op].name == "matmul.all_reduce.0.sum" for t in tasks)
+    }
+    multiply = {
+        processor
+        for processor, tasks in enumerate(plan.phases[0].processors)
+        if any(plan.ops[t.op].name.startswith("matmul.all_reduce.0.put") for t in tasks)
+    }
+    assert 6 in adders and 6 not in multiply
 
 
 def damaged(plan: Plan) -> Iterator[Plan]:
@@ -273,3 +261,7 @@ def test_what_stays_apart(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plans = build(2, make, machine(4, warps=4), overlap=case != "off")
     verify(plans)
     assert not any(op.kind == "arrival" for op in plans[0].ops)
+
+
+def test_an_engine_that_copies_between_rounds() -> None:
+    check("cpu", 2, "bfloat", overlap=DMA)

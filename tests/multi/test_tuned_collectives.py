@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import ark
 from ark.backend import registry
 from ark.bench.comm import COLLECTIVES
 from ark.cli import main
-from ark.distributed import tuned
+from ark.distributed import functions, tuned
+from ark.distributed.calls import plans_for
+from ark.distributed.group import EVERYBODY
 from ark.distributed.tuned import Entry
 from ark.runtime import cache
+from ark.runtime.rank_info import rank_from_environment
 
 MACHINE = registry.machine("cpu-2")
 TABLE = {
@@ -76,6 +83,46 @@ def test_ranks_measure_and_keep(tmp_path: Path) -> None:
     (entry,) = tuned.KEPT.load(device.machine)["all_reduce.2"]
     device.close()
     assert entry.nbytes == 1024 and 0 < entry.us <= entry.usual_us
+
+
+def _sums_by_tables(root: str) -> None:
+    """A rank of the test below: with files of its own it sums as rank 0's say."""
+    ranks = rank_from_environment()
+    os.environ["ARK_CACHE_DIR"] = str(Path(root) / str(ranks.rank))
+    ark.init(backend="cpu")
+    found = {}
+    for count in (256, 70001):
+        total = ark.comm.all_reduce(np.full(count, ranks.rank + 1, np.float32))
+        assert (total == 3.0).all()
+    group = functions.group()
+    for key, call in group._calls[EVERYBODY].items():
+        chosen = group._chosen(key)
+        wanted = plans_for(chosen, 2, group._device.machine)[ranks.rank]
+        assert call.executor.plan.ops == wanted.ops
+        found[str(key.elements)] = [chosen.algorithm, chosen.engine]
+    (Path(root) / f"took{ranks.rank}.json").write_text(json.dumps(found))
+
+
+def test_all_ranks_take_what_rank_0_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the command's file to the calls: tables that differ from rank to rank, and a size that
+    nobody measured.
+    """
+    words = ["--ranks", "2", "--backend", "cpu", "--sizes", "1K", "--repeats", "1"]
+    command = [sys.executable, "-m", "ark", "tune", "--collectives", "all_reduce", *words]
+    monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path / "0"))
+    subprocess.run(command, capture_output=True, timeout=300, check=True)
+    device = registry.get("cpu").open(0)
+    (entry,) = tuned.KEPT.load(device.machine)["all_reduce.2"]
+    monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path / "1"))
+    other = "ring" if entry.algorithm != "ring" else "two_shot"
+    tuned.KEPT.store(device.machine, {"all_reduce.2": [Entry(1024, other, "threads", 1.0, 2.0)]})
+    device.close()
+    assert ark.launch(2, _sums_by_tables, str(tmp_path)) == 0
+    for rank in range(2):
+        took = json.loads((tmp_path / f"took{rank}.json").read_text())
+        assert took == {"256": [entry.algorithm, entry.engine], "70001": ["auto", "auto"]}
 
 
 @pytest.mark.parametrize("words", [["gather"], []])

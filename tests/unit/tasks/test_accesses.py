@@ -224,10 +224,10 @@ def _of_every_kind() -> list[Plan]:
 
 def test_every_kind_is_among_them() -> None:
     """A new kind needs a call above that makes tasks of it. Transfers touch nothing themselves: the
-    host's proxy does; an iteration's end and what only signals touch nothing at all.
+    host's proxy does; an iteration's end touches nothing at all.
     """
     used = {op.kind for made in _of_every_kind() for op in made.ops}
-    nothing = {"transfer", "iteration_end", "tell"}
+    nothing = {"transfer", "iteration_end"}
     assert used - nothing == set(kinds.names()) - nothing
 
 
@@ -245,7 +245,7 @@ def _half(access: kinds.Access) -> kinds.Access:
 def test_half_of_any_declaration_is_found(write: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind whose tasks touch more than one element so; what arrives, peers have written."""
     plans, missed = _of_every_kind(), set()
-    names = {op.kind for made in plans for op in made.ops} - {"transfer", "iteration_end", "tell"}
+    names = {op.kind for made in plans for op in made.ops} - {"transfer", "iteration_end"}
     for name in names:
         kind, true, halved = kinds.get(name), kinds.get(name).accesses, []
 

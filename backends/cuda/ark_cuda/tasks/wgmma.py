@@ -12,30 +12,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from importlib import resources
-from typing import Any
 
 from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import expression, text
-from ark.tasks.matmul import (
-    deal,
-    dims,
-    finish,
-    k_range,
-    others,
-    outputs,
-    part_of_k,
-    place_names,
-    plain,
-    stored,
-)
+from ark.tasks.matmul import deal, dims, finish, k_range, outputs, part_of_k, place_names
 
 HEIGHTS, WIDTHS = (64, 128), (64, 128, 256)
 LINE = 128  # bytes of k in a stage, of each row
 ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
 MOST_STAGES = 16
-MOST_READ = 2  # matrices that are held beside a tile's sums
 DEEPER, LEAST_STAGES = 2, 6  # lines of k in a stage, where there is room for so many such stages
 # The stages, a slab of 16 by 64 results a warp, and room to begin at a multiple of 1024.
 SCRATCH = ROOM + 8 * 2048 + 1024
@@ -49,15 +36,15 @@ def serves(sig: Signature, machine: Machine) -> bool:
     """Does this body compute the signature's tiles?"""
     rows, columns = sig.params["tile"]
     left, right, out = sig.operands[:3]
-    alone = plain(sig)
+    plain = sig.params.get("expr") is None and not sig.params.get("gated")
     return (
         machine.has("wgmma")
         and machine.variant.name == "matrix"
         and _typed(sig)
-        and (out.dtype in _sums_as(left.dtype) or not alone)
+        and (out.dtype in _stored(left.dtype) or not plain)
         and (rows in HEIGHTS or rows == dims(sig)[0] < HEIGHTS[-1])
         and columns in WIDTHS
-        and all(_mappable(o) for o in ((left, right, out) if alone else (left, right)))
+        and all(_mappable(o) for o in ((left, right, out) if plain else (left, right)))
         and not any(o.packet for o in sig.operands)
     )
 
@@ -74,7 +61,7 @@ def _typed(sig: Signature) -> bool:
     return asked and left == right and side_by_side
 
 
-def _sums_as(dtype: str) -> tuple[str, ...]:
+def _stored(dtype: str) -> tuple[str, ...]:
     """The types in which the sums of products of `dtype` can be stored as they are."""
     if dtype in BYTES:
         return ("fp32", *HALVES)
@@ -284,14 +271,12 @@ def _store(sig: Signature) -> str:
         return _store_gated(sig)
     wide, out = _wide(sig), sig.operands[2]
     start = text.offset(sig, 2, place_names(sig, "m0", "left0"))
-    if _rounded_first(sig):
-        return _store_rounded(sig)
-    if plain(sig) and out.dtype in ("fp32", "int32"):
+    if sig.params.get("expr") is None and out.dtype in ("fp32", "int32"):
         return (
             f"  ark_matrix_store_whole<{wide}>(\n"
             f"      d, po + {start}, {out.strides[-2]}, top, {m} - m0, {n} - left0);\n"
         )
-    if plain(sig):
+    if sig.params.get("expr") is None:
         return (
             f"  ark_matrix_store<{out.ctype}, {wide}>(\n"
             f"      c, d, po + {start}, {out.strides[-2]}, top, {m} - m0, {n} - left0);\n"
@@ -351,86 +336,24 @@ def _eight(sig: Signature, packed: list[int]) -> str:
     names = place_names(sig, "row", "column")
     lines = ["const int row = m0 + at_row, column = left0 + at_column;"]
     leaves = [("v[j]", _sum(sig.operands[0]))]
-    for i in others(sig):
+    for i in range(3, len(sig.operands)):
         at = text.offset(sig, i, names)
         width = 8 if i in packed else 1
         lines.append(f"const auto e{i} = ark_load_pack<{width}>(p{i} + {at});")
         loaded = text.load(sig, i, f"e{i}.v", "j" if width > 1 else "0")
         leaves.append((loaded, text.loaded(sig, i)))
-    lines += _made(sig, leaves)
-    for i in stored(sig):
-        place = f"{'po' if i == 2 else f'p{i}'} + {text.offset(sig, i, names)}"
-        lines.append(f"ark_store_pack<8>({place}, made);")
-    return "".join(f"{'' if line[0] == '#' else '      '}{line}\n" for line in lines)
-
-
-def _made(sig: Signature, leaves: list[tuple[str, str]]) -> list[str]:
-    """Statements that compute eight neighbouring results as `made`."""
     writer = expression.Writer(leaves, text.literal)
-    value = leaves[0][0]
-    if sig.params.get("expr") is not None:
-        value, _ = writer.write(sig.params["expr"])
-    return [
+    value, _ = writer.write(sig.params["expr"])
+    lines += [
         f"ArkPack<{sig.operands[2].ctype}, 8> made;",
         "#pragma unroll",
         "for (int j = 0; j < 8; ++j) {",
         *writer.statements,
         text.store(sig, 2, "made.v", "j", value),
         "}",
+        f"ark_store_pack<8>(po + {text.offset(sig, 2, names)}, made);",
     ]
-
-
-def _rounded_first(sig: Signature) -> bool:
-    """Does the expression read the sums rounded to the output's type, of 16 bits, and beside them
-    matrices of that type and shape, each in rows of whole pieces of 16 bytes?
-    """
-    out, read = sig.operands[2], [sig.operands[i] for i in others(sig)]
-    tree = sig.params.get("expr")
-    few = 0 < len(read) <= MOST_READ
-    if tree is None or not few or sig.params.get("splits", 1) > 1 or out.dtype not in HALVES:
-        return False
-    lying = all(
-        len(o.shape) == 2 and o.strides[0] % 8 == 0 and o.strides[1] == 1
-        for o in (*read, *(sig.operands[i] for i in stored(sig)))
-    )
-    same = all((o.dtype, o.shape) == (out.dtype, out.shape) for o in read)
-    return lying and same and out.shape[1] % 8 == 0 and _wide(sig) >= 64 and _only(tree, out.dtype)
-
-
-def _only(tree: Sequence[Any], dtype: str) -> bool:
-    """Does a checked tree read its operand 0 only as a value of that type?"""
-    if list(tree) == ["cast", dtype, ["input", 0]]:
-        return True
-    if tree[0] == "input":
-        return bool(tree[1] != 0)
-    return all(_only(part, dtype) for part in tree[1:] if isinstance(part, list | tuple))
-
-
-def _store_rounded(sig: Signature) -> str:
-    """Stores what such an expression makes, at all outputs."""
-    m, n, _ = dims(sig)
-    names, out = place_names(sig, "m0", "left0"), sig.operands[2].ctype
-
-    def places(kind: str, operands: Sequence[int]) -> str:
-        starts = (f"{'po' if i == 2 else f'p{i}'} + {text.offset(sig, i, names)}" for i in operands)
-        pitches = (str(sig.operands[i].strides[0]) for i in operands)
-        listed = f"{{{', '.join(starts)}}}, {{{', '.join(pitches)}}}"
-        return f"ArkPlaces<{kind}{out}, {len(operands)}>{{{listed}}}"
-
-    read = list(others(sig))
-    leaves = [("ark_float(own.v[j])", "float")]
-    leaves += [(f"ark_get(e{i}.v, j)", "float") for i in read]
-    unpacked = [f"const auto e{i} = ark_unpacked(held[{at}]);" for at, i in enumerate(read)]
-    body = "".join(
-        f"{'' if line[0] == '#' else '      '}{line}\n"
-        for line in (*unpacked, *_made(sig, leaves), "return made;")
-    )
-    return (
-        f"  const auto join = [&](const ArkPack<{out}, 8>& own, "
-        f"const ArkWords<{out}, 8> (&held)[{len(read)}]) {{\n{body}  }};\n"
-        f"  ark_matrix_store_joined<{_wide(sig)}>(\n      c, d, {places('', stored(sig))},\n"
-        f"      {places('const ', read)},\n      top, {m} - m0, {n} - left0, join);\n"
-    )
+    return "".join(f"{'' if line[0] == '#' else '      '}{line}\n" for line in lines)
 
 
 def load(name: str, sig: Signature, machine: Machine) -> str | None:

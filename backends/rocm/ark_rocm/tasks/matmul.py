@@ -12,7 +12,7 @@ from importlib import resources
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.matmul import along_k, matrix_tiles, plain
+from ark.tasks.matmul import along_k, matrix_tiles
 
 _PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}  # of the left side
 _OUTPUTS = ("fp32", "bf16", "fp16")
@@ -24,14 +24,14 @@ def serves(sig: Signature, machine: Machine) -> bool:
     """Whether this body takes the signature."""
     if not (machine.has("mfma") or machine.has("wmma")):
         return False
-    if not plain(sig):
+    if sig.params.get("expr") is not None or sig.params.get("gated"):
         return False
     if sig.params.get("splits", 1) > 1:
         return False
     a, b, out = sig.operands
-    memory = not (a.packet or b.packet or out.packet)
+    plain = not (a.packet or b.packet or out.packet)
     kinds = (a.dtype, b.dtype) in _PARTS and out.dtype in _OUTPUTS
-    if not (memory and kinds and sig.params["tile"][0] >= _MIN_ROWS):
+    if not (plain and kinds and sig.params["tile"][0] >= _MIN_ROWS):
         return False
     return _step_bytes(sig) <= machine.shared_bytes
 
