@@ -488,4 +488,5 @@ def test_chains_become_one_op(backend: str) -> None:
     )
     check(cases)
     plan = ark.Runtime.last_plan
-    assert [op.kind for op in plan.inner.ops] == ["pointwise"] * len(cases)
+    assert len(plan.inner.ops) <= len(cases)
+    assert {op.kind for op in plan.inner.ops} <= {"pointwise", "fusion"}

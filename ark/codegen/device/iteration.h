@@ -25,7 +25,7 @@ ARK_DEVICE void ark_lower_limit(const ArkCtx& c, ark_u32 iterations) {
 ARK_DEVICE bool ark_ask(ArkCtx& c) {
   if (c.processor != 0u) return false;
   if (ARK_HOST_CHECK == 0u) return true;
-  const ark_u64 now = ark_time_ns();
+  const ark_u32 now = static_cast<ark_u32>(ark_time_ns());
   if (now - c.asked < ARK_ASK_NS) return false;
   c.asked = now;
   return true;

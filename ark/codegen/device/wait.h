@@ -35,7 +35,7 @@ struct ArkCtx {
   ark_u32 task_end;                // of this processor's list in this phase
   ark_u32 stage_base;              // stages consumed in earlier iterations, up to ARK_STAGE_PERIOD
   ark_u32 warps[ARK_BLOCK_WARPS];  // of all roles
-  ark_u64 asked;                   // when the host was last asked whether to leave
+  ark_u32 asked;                   // when the host was last asked whether to leave, in ns
 };
 
 // A backend may know without looking where shared memory and the parameters are.

@@ -116,6 +116,18 @@ def caches(d: Draw, dtype: DataType) -> None:
     ark.attention(queries, *plain, causal=causal, window=d.int(0, 9) * causal)
 
 
+def _paged(d: Draw, dtype: DataType) -> None:
+    if dtype is int32:
+        return
+    kv_heads, group, width, rows = d.int(1, 3), d.int(1, 3), d.int(1, 9), d.int(1, 4)
+    pages, position = ark.tensor([rows, d.int(1, 3)], int32), ark.tensor([rows], int32)
+    pool = [ark.tensor([d.int(2, 4), kv_heads, d.int(1, 5), width], dtype)] * 2
+    fresh = d.tensor([rows, kv_heads * width], dtype)
+    keys, values = (ark.paged_append(cache, fresh, pages, position) for cache in pool)
+    query = d.tensor([rows, kv_heads * group * width], dtype)
+    ark.paged_attention(query, keys, values, pages, position)
+
+
 def _experts(d: Draw, dtype: DataType) -> None:
     if dtype is int32:
         return
@@ -186,6 +198,7 @@ FAMILIES: tuple[Family, ...] = (
     _rows,
     movement,
     caches,
+    _paged,
     _experts,
     _rotary,
     _indexing,

@@ -49,6 +49,8 @@ LARGER = {
     "expert_linear": "the experts say whose weights",
     "kv_append": "the position says which rows of the cache",
     "rope_kv": "the position says which rows of the cache, and drops those past its end",
+    "paged_append": "the table and the position say which rows of the pool, and drop others",
+    "paged_attention": "the table and the position say which rows of the pool",
     "gather": "the indices say which elements",
     "convolution": "strides leave out what lies between windows",
     "pool": "strides leave out what lies between windows",
@@ -157,6 +159,11 @@ def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:
         settings[:, 3:5] = rng.integers(-1, context, settings[:, 3:5].shape)
         settings[:, 5] = rng.integers(0, shapes[6][0] + 1)
         bench.operand(op, 2)[...] = rng.integers(0, context, shapes[2])
+        return None
+    if entry.kind in ("paged_append", "paged_attention"):
+        cache, table = (3, 1) if entry.kind == "paged_append" else (1, 3)
+        for i, most in (table, shapes[cache][0]), (table + 1, shapes[cache][2] * shapes[table][-1]):
+            bench.operand(op, i)[...] = rng.integers(0, most, bench.operand(op, i).shape)
         return None
     caches = [s for s, d in zip(shapes, kinds_of, strict=True) if len(s) == 3]
     limit = caches[0][1] if caches else shapes[4][0] if entry.kind == "choose" else 4
