@@ -227,10 +227,13 @@ def _settled(nodes: Sequence[Node]) -> bool:
 
 def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
     """Is there a layer of one row, which takes what its stream brings, beside a ring of fewer
-    slots than the machine's first variant has? Of several rows the products cost more.
+    slots than the machine's first variant has? Or, of several rows alone, whose products cost
+    more, are more copies in flight than there, behind which the larger exchanges queue?
     """
-    single = any(n.type == "linear" and n.inputs[0].shape[0] == 1 for n in nodes)
-    return single and target.variant.stages < machine.variants[0].stages
+    first = machine.variants[0]
+    if any(n.type == "linear" and n.inputs[0].shape[0] == 1 for n in nodes):
+        return target.variant.stages < first.stages
+    return target.variant.in_flight > first.in_flight
 
 
 def _fits(nodes: list[Node], machine: Machine) -> bool:

@@ -82,6 +82,14 @@ def test_all_layers_have_the_body_of_several_rows(sizes: tuple) -> None:
             assert fetch.stage <= machine.stage_bytes
 
 
+@pytest.mark.parametrize(("sizes", "in_flight"), [((1, 4096, 14336), 3), ((4, 2048, 8192), 2)])
+def test_several_rows_have_no_more_copies_in_flight(sizes: tuple, in_flight: int) -> None:
+    """Of the two forms with 12 slots one wide row takes that with more in flight."""
+    made = planned(backend.machine("h100"), *sizes, 512, bf16)
+    variant = machine_of(made).variant
+    assert (variant.stages, variant.in_flight) == (12, in_flight)
+
+
 @pytest.mark.parametrize("sizes", [SIZES[0], SIZES[3]])
 def test_the_stream_brings_every_byte_once(sizes: tuple) -> None:
     """The records, read as the device reads them, against the rows that the tasks multiply: boxes

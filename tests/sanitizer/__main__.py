@@ -4,9 +4,10 @@ compute-sanitizer.
 
 Forms named `one-` and `all-` differ in nothing but who arrives at an mbarrier: one lane for its
 warp, after __syncwarp (as the loop kernel does), or every lane. All compute the right result.
-Nothing is expected of them, of `polled-word` and of `polled-ordered`, whose lines say what the tool
-makes of the form; `polled-atomic` differs from these in the instructions alone. `divided` and
-`divided-vote` ask whether a tool follows a barrier whose warp comes in parts, which PTX allows.
+Nothing is expected of them, of `polled-word`, `polled-ordered` and `counted`, whose lines say what
+the tool makes of the form; `polled-atomic` differs from the first two in the instructions alone.
+`divided` and `divided-vote` ask whether a tool follows a barrier whose warp comes in parts, which
+PTX allows.
 """
 
 from __future__ import annotations

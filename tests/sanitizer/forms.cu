@@ -34,16 +34,17 @@ enum Form {
   kPolledWord,     // a growing word that one lane writes and others poll, volatile on both sides
   kPolledOrdered,  // the same by st.release and ld.acquire, one lane of a warp polling
   kPolledAtomic,   // the same by atomics (ark_ring.begun)
+  kCounted,        // who counts last by an atomic reads what all have stored (ark_batch_total)
   kForms
 };
 const char* const kNames[kForms] = {
-    "named",       "turns",          "vote",         "registers",      "leader",
-    "divided",     "divided-vote",   "wide",         "wide-registers", "wide-lane",
-    "wide-quota",  "wide-divided",   "one-stores",   "one-records",    "one-bulk",
-    "all-stores",  "all-records",    "all-bulk",     "early-write",    "early-read",
-    "polled-word", "polled-ordered", "polled-atomic"};
+    "named",       "turns",          "vote",          "registers",      "leader",
+    "divided",     "divided-vote",   "wide",          "wide-registers", "wide-lane",
+    "wide-quota",  "wide-divided",   "one-stores",    "one-records",    "one-bulk",
+    "all-stores",  "all-records",    "all-bulk",      "early-write",    "early-read",
+    "polled-word", "polled-ordered", "polled-atomic", "counted"};
 __host__ __device__ constexpr bool every(Form f) { return f >= kAllStores; }
-__host__ __device__ constexpr bool polls(Form f) { return f >= kPolledWord; }
+__host__ __device__ constexpr bool polls(Form f) { return f >= kPolledWord && f <= kPolledAtomic; }
 __host__ __device__ constexpr bool bulk(Form f) { return f == kOneBulk || f == kAllBulk; }
 __host__ __device__ constexpr bool records(Form f) { return f == kOneRecords || f == kAllRecords; }
 __host__ __device__ constexpr bool votes(Form f) { return f >= kVote && f <= kDividedVote; }
@@ -282,6 +283,33 @@ __device__ void of_twelve(Shared& s, const uint32_t* from, uint32_t* to) {
   if (warp == 1u) to[lane] = sum;
 }
 
+// Two warps each store a part of every round's words; the one that counts last adds the parts up.
+// No place is used twice, so that all order is the count's.
+__device__ void counted(const uint32_t* from, uint32_t* to) {
+  __shared__ uint32_t part[kRounds][2][kWords], count[kRounds], total[kWords];
+  const uint32_t warp = threadIdx.x / 32u, lane = threadIdx.x & 31u;
+  if (threadIdx.x < kRounds) count[threadIdx.x] = 0u;
+  if (warp == 0u) total[lane] = 0u;
+  __syncthreads();
+  uint32_t sum = 0u;
+  for (uint32_t i = 0u; i < kRounds && warp < 2u; ++i) {
+    part[i][warp][lane] = from[i * kWords + lane] * (warp == 0u ? i : 1u);
+    __syncwarp();
+    uint32_t before = 0u;
+    if (lane == 0u) {
+      __threadfence_block();
+      before = atomicAdd(&count[i], 1u);
+      __threadfence_block();
+    }
+    before = __shfl_sync(0xffffffffu, before, 0);
+    __syncwarp();
+    if (before == 1u) sum += part[i][0][lane ^ 5u] + part[i][1][lane ^ 5u];
+  }
+  atomicAdd(&total[lane], sum);
+  __syncthreads();
+  if (warp == 1u) to[lane] = total[lane];
+}
+
 // Warp 0 fills slots, warp 1 reads what the other lanes' words are; a third warp takes no part.
 template <Form F>
 __global__ void __launch_bounds__(384, 1) form(const uint32_t* from, uint32_t* to) {
@@ -297,6 +325,10 @@ __global__ void __launch_bounds__(384, 1) form(const uint32_t* from, uint32_t* t
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
   __syncthreads();
+  if constexpr (F == kCounted) {
+    counted(from, to);
+    return;
+  }
   if constexpr (polls(F)) {
     polled<F>(s, from, to);
     return;

@@ -18,7 +18,7 @@ GIB = 1 << 30
 STAGE = 16384
 WARPS = 16
 ROLE_WARPS = 12  # computing warps of the variant `roles`; one more where a row leaves the room
-SEVERAL_WARPS = (11, 10, 9, 8, 7, 6, 5)  # where several rows leave less room
+SEVERAL_WARPS = (12, 11, 10, 9, 8, 7, 6, 5)  # where several rows leave less room
 ROW_SLICE = 32  # of the 96 registers that a thread of 17 warps has
 # The ring's barriers and the loop's records, kept out of what the planner may use.
 RESERVED = 2048
@@ -36,7 +36,7 @@ def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ..
     made = (block(WARPS, 1, **ring),)
     if slots < ROLE_WARPS:
         return (*made, *matrix)
-    # Wide rows leave no room for the last slot; what they wait for is a smaller part of a token.
+    # One wide row leaves no room for the last slot; what it waits for is a smaller part of a token.
     wide = _roles(ROLE_WARPS, min(in_flight + 1, 3))
     several = tuple(_roles(warps, in_flight) for warps in SEVERAL_WARPS)
     return (*made, _roles(ROLE_WARPS + 1, in_flight), wide, *several, *matrix)

@@ -177,12 +177,18 @@ ARK_DEVICE bool ark_batch_total(int stage, float* parts, ark_u32* counts, float 
     const int at = Tile::at(e);
     if (at >= 0) own[place % P * RM + at] = sum[e];
   }
-  __threadfence_block();
+  // The order between warps is the count's: lane 0 releases what its warp has stored and takes over
+  // what the others have. A shuffle orders no memory.
   __syncwarp();
   ark_u32 before = 0u;
-  if (ark_lane() == 0) before = atomicAdd(&counts[rows], 1u);
-  if (__shfl_sync(0xffffffffu, before, 0) % P != P - 1) return false;
-  __threadfence_block();
+  if (ark_lane() == 0) {
+    __threadfence_block();
+    before = atomicAdd(&counts[rows], 1u);
+    __threadfence_block();
+  }
+  before = __shfl_sync(0xffffffffu, before, 0);
+  __syncwarp();
+  if (before % P != P - 1) return false;
 #pragma unroll
   for (int e = 0; e < Tile::ALL; ++e) {
     const int at = Tile::at(e);

@@ -88,7 +88,9 @@ ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_
     before = atomicAdd(&counts[row], 1u);
     __threadfence_block();
   }
-  if (__shfl_sync(0xffffffffu, before, 0) != P - 1) return false;
+  before = __shfl_sync(0xffffffffu, before, 0);
+  __syncwarp();  // what lane 0 has seen, all lanes see; a shuffle orders no memory
+  if (before != P - 1) return false;
   total = 0.0f;
 #pragma unroll
   for (int i = 0; i < P; ++i) total += *const_cast<volatile float*>(&parts[row * P + i]);
