@@ -26,6 +26,15 @@ from ark.tasks.attention import staged_bytes
 from ark.variant import COMMUNICATE
 
 
+def check_rows(op: str, rows: Tensor, columns: int) -> None:
+    """Raises ModelError if these are no rows that a cache can take: (any number, columns)."""
+    float_dtype(op, rows)
+    if len(rows.ir.shape) != 2 or rows.ir.shape[1] != columns:
+        raise ModelError(
+            f"{op}: the input has shape {list(rows.ir.shape)}; expected (rows, {columns})"
+        )
+
+
 def check_cache(what: str, cache: Tensor, position: Tensor, rows: int = 1) -> tuple[int, int, int]:
     """A cache's sizes (heads, context, width) for each sequence; ModelError if it or the position
     is none. rows: with as many positions each is of a sequence of its own.
@@ -51,12 +60,7 @@ def kv_append(cache: Any, input: Any, position: Any, name: str = "") -> Tensor:
     """
     target, rows, at = as_tensor(cache), as_tensor(input), as_tensor(position)
     heads, _, width = check_cache("kv_append", target, at, rows.ir.shape[0])
-    float_dtype("kv_append", rows)
-    if len(rows.ir.shape) != 2 or rows.ir.shape[1] != heads * width:
-        raise ModelError(
-            f"kv_append: the input has shape {list(rows.ir.shape)}; expected (rows, "
-            f"{heads * width})"
-        )
+    check_rows("kv_append", rows, heads * width)
     model = Model.get_model()
     made = model.graph.rewrite(target.ir, name)
     model.graph.add("kv_append", [rows.ir, at.ir, target.ir], [made], {}, name)

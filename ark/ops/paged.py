@@ -14,7 +14,7 @@ from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
-from ark.ops.attention import attention_reference, attention_splits, merge_group
+from ark.ops.attention import attention_reference, attention_splits, check_rows, merge_group
 from ark.ops.base import float_dtype, result
 
 
@@ -56,12 +56,7 @@ def paged_append(cache: Any, input: Any, pages: Any, position: Any, name: str = 
     """
     target, rows, table, at = (as_tensor(t) for t in (cache, input, pages, position))
     heads, width = _check("paged_append", target, table, at, rows.ir.shape[0])
-    float_dtype("paged_append", rows)
-    if len(rows.ir.shape) != 2 or rows.ir.shape[1] != heads * width:
-        raise ModelError(
-            f"paged_append: the input has shape {list(rows.ir.shape)}; expected (rows, "
-            f"{heads * width})"
-        )
+    check_rows("paged_append", rows, heads * width)
     model = Model.get_model()
     made = model.graph.rewrite(target.ir, name)
     inputs = [rows.ir, table.ir, at.ir, target.ir]
