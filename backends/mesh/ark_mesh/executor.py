@@ -68,7 +68,7 @@ class MeshExecutor(PlanMemory):
         super().__init__(plan, device, externals)
         self.machine = machine_of(plan)
         self._budget_s = budget_s
-        self._run: Run | None = None
+        self.latest: Run | None = None
         self._resumed: int | None = None
         self._phase_ends: list[int] = []
         self.exchange = Exchange(plan)
@@ -168,15 +168,15 @@ class MeshExecutor(PlanMemory):
         return self._launch(first, [self._resumed], persistent=False)
 
     def _check_idle(self) -> None:
-        if self._run is not None and self._run.running():
+        if self.latest is not None and self.latest.running():
             raise InvalidUsageError(
                 "the launch before is still running; wait for its end or stop it (Run.stop)"
             )
 
     def _launch(self, first: int, ends: list[int], persistent: bool) -> Run:
         assert self._host.host is not None
-        if self._run is not None:
-            self._run.detach()
+        if self.latest is not None:
+            self.latest.detach()
         self._host.host[:] = 0
         self._hosts[:] = np.zeros(1, self._hosts.dtype)
         self._control[:] = np.zeros(1, self._control.dtype)
@@ -186,7 +186,7 @@ class MeshExecutor(PlanMemory):
         self._phase_ends = ends[:-1]
         self._params["persistent"], self._params["first"] = int(persistent), first
         launch = self._processor.launch(self._loaded, self._params.tobytes(), Grid(1, 1, 0))
-        self._run = Run(
+        self.latest = Run(
             launch,
             self._host.host.view(layout.dtype("ArkHost")),
             ends[-1],
@@ -194,7 +194,7 @@ class MeshExecutor(PlanMemory):
             self._budget_s,
             self._explain,
         )
-        return self._run
+        return self.latest
 
     def _explain(self, record: Any) -> str:
         made = self._tables[int(record["error_processor"])]
@@ -216,11 +216,11 @@ class MeshExecutor(PlanMemory):
 
     def close(self, together: bool = True) -> bool:
         """Stops what runs and frees everything; safe to call twice. False if it does not stop."""
-        if self._run is not None:
-            if not self._run.stop():
+        if self.latest is not None:
+            if not self.latest.stop():
                 return False
-            self._run.detach()
-        self._run = None
+            self.latest.detach()
+        self.latest = None
         own, self._memory = self._memory, []
         self._free(own, together)
         loaded, self._loaded = self._loaded, None
