@@ -227,28 +227,26 @@ def _sums(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]
 
 def _overlapped(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
     """Products whose tiles leave for their peer, and one of gathered rows."""
+
+    def first(dtype: DataType, m: int, n: int, k: int, gathered: bool) -> Plan:
+        pair = []
+        for rank in range(2):
+            model = Model(rank, 2)
+            with use_model(model):
+                a, b = ark.tensor((m, k), dtype), ark.tensor((k, n), dtype)
+                ark.all_reduce(ark.matmul(a, b), rank, 2)
+                if gathered:
+                    ark.matmul(ark.all_gather(a, rank, 2), b)
+            pair.append(plan(model.graph, machine, {"overlap": True}))
+        verify(pair)
+        return pair[0]
+
     found = []
-    for dtype in [t for t in FLOATS if t in types][:1]:
-        pair = []
-        for rank in range(2):
-            model = Model(rank, 2)
-            with use_model(model):
-                a, b = ark.tensor((768, 64), dtype), ark.tensor((64, 512), dtype)
-                ark.all_reduce(ark.matmul(a, b), rank, 2)
-            pair.append(plan(model.graph, machine, {"overlap": True}))
-        verify(pair)
-        found.append((f"overlapped-{dtype.name}", pair[0]))
-    for dtype in [t for t in FLOATS if t in types and t.itemsize == 2 and machine.has("wgmma")][:1]:
-        pair = []
-        for rank in range(2):
-            model = Model(rank, 2)
-            with use_model(model):
-                a, b = ark.tensor((1024, 512), dtype), ark.tensor((512, 1024), dtype)
-                ark.all_reduce(ark.matmul(a, b), rank, 2)
-                ark.matmul(ark.all_gather(a, rank, 2), b)
-            pair.append(plan(model.graph, machine, {"overlap": True}))
-        verify(pair)
-        found.append((f"bands-{dtype.name}", pair[0]))
+    floats = [t for t in FLOATS if t in types]
+    for dtype in floats[:1]:
+        found.append((f"overlapped-{dtype.name}", first(dtype, 768, 512, 64, False)))
+    for dtype in [t for t in floats if t.itemsize == 2 and machine.has("wgmma")][:1]:
+        found.append((f"bands-{dtype.name}", first(dtype, 1024, 1024, 512, True)))
     return found
 
 

@@ -51,7 +51,19 @@ class AttentionParams(Params, frozen=True):
     streamed: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
 
 
-class Attention(TaskKind):
+class SplitAttention(TaskKind):
+    """Attention of single rows over keys and values (operands 1 and 2), cut by positions."""
+
+    def places(self, sig: Signature) -> Places:
+        p, rows = sig.params, sig.operands[0].shape[0]
+        return Places((range(rows), range(p["kv_heads"]), range(p["splits"])))
+
+    def wide(self, sig: Signature) -> frozenset[int]:
+        row = sig.params["head_dim"] * sig.operands[1].itemsize
+        return frozenset({1, 2} if row % 16 == 0 else ())
+
+
+class Attention(SplitAttention):
     name = "attention"
     params = AttentionParams
 
@@ -82,14 +94,6 @@ class Attention(TaskKind):
         if p.get("streamed", 0):
             need(len(sig.operands) > FRESH, "what it streams is not older than the iteration")
             need(width * cache.itemsize % 16 == 0, "rows of the cache are no whole 16 bytes")
-
-    def places(self, sig: Signature) -> Places:
-        p, rows = sig.params, sig.operands[0].shape[0]
-        return Places((range(rows), range(p["kv_heads"]), range(p["splits"])))
-
-    def wide(self, sig: Signature) -> frozenset[int]:
-        row = sig.params["head_dim"] * sig.operands[1].itemsize
-        return frozenset({1, 2} if row % 16 == 0 else ())
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         p = sig.params

@@ -31,7 +31,7 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import text
-from ark.tasks.attention import CHUNK
+from ark.tasks.attention import CHUNK, SplitAttention
 from ark.tasks.movement import HEADERS
 
 
@@ -43,7 +43,7 @@ class PagedAttentionParams(Params, frozen=True):
     scale: float
 
 
-class PagedAttention(TaskKind):
+class PagedAttention(SplitAttention):
     name = "paged_attention"
     params = PagedAttentionParams
 
@@ -67,14 +67,6 @@ class PagedAttention(TaskKind):
             shaped(sig, 5, (rows, columns))
         else:
             shaped(sig, 5, (rows, heads, splits, width + 2), "fp32")
-
-    def places(self, sig: Signature) -> Places:
-        p, rows = sig.params, sig.operands[0].shape[0]
-        return Places((range(rows), range(p["kv_heads"]), range(p["splits"])))
-
-    def wide(self, sig: Signature) -> frozenset[int]:
-        row = sig.params["head_dim"] * sig.operands[1].itemsize
-        return frozenset({1, 2} if row % 16 == 0 else ())
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         p, (row, head, split) = sig.params, coord[:3]
