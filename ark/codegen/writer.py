@@ -74,11 +74,6 @@ def constants(
 
 def _constants(machine: Machine, plan: Plan, scratch: int, run: range) -> str:
     phases = len(plan.phases)
-    if phases > layout.MAX_PHASES:
-        raise PlanError(
-            f"the plan has {phases} phases; a launch has at most {layout.MAX_PHASES}. Give the "
-            "model fewer entry points"
-        )
     lists = plan.phases[run[-1]].processors
     streamed = sum(task.streamed for tasks in lists for task in tasks)
     every = [
