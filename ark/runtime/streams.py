@@ -56,7 +56,7 @@ class Streamed:
             kernel = executor.kernels[0]
             self._again = device.again(kernel.loaded, params, kernel.grid(executor.plan.processors))
             self._params = params
-            self._first, self._end = memoryview(params["first"]), memoryview(params["end"])
+            self._first, self._end = params["first"].data, params["end"].data
         self._run = executor.watched(self._again)
-        self._error = memoryview(self._run.host["error"])
+        self._error = self._run.host["error"].data
         return self._run
