@@ -162,7 +162,7 @@ def test_sizes_that_may_not_be_padded() -> None:
     cases: dict[str, Any] = {
         "mean": lambda x: x.mean(0),
         "product": lambda x: x.T @ x,
-        "turned": lambda x: x.flip(0) * 2.0,
+        "flipped": lambda x: x.flip(0) * 2.0,
         "number": lambda x: x * x.shape[0],
         "joined": lambda x: torch.cat([x, x], 0) + 1.0,
         "cut": lambda x: x[-2:] * 2.0,
