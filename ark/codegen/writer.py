@@ -51,7 +51,7 @@ def constants(
 ) -> str:
     """What preludes and device code know of machine and kernel; scratch, streamed: in bytes.
 
-    grows, cuts: does the stream bring rows that grow in number, or parts of several rows at once?
+    grows, cuts: does the stream load rows that grow in number, or parts of several rows at once?
     signals: words of a counter that peers signal (signal_words).
     """
     values = {

@@ -42,9 +42,10 @@ struct ArkMatrixRing {
 
 __shared__ ArkMatrixRing ark_matrix;
 
-ARK_DEVICE char* ark_matrix_stage(ArkCtx& c, ark_u32 slot) {
-  const ark_u64 base = (reinterpret_cast<ark_u64>(ARK_SCRATCH(c)) + 1023u) & ~1023ull;
-  return reinterpret_cast<char*>(base) + slot * ARK_MATRIX_STAGE;
+// By arithmetic on an offset: the compiler knows that the result is shared memory.
+ARK_DEVICE char* ark_matrix_stage(ArkCtx&, ark_u32 slot) {
+  constexpr ark_u32 BASE = (ARK_RING_BYTES + ARK_LOOP_BYTES + 1023u) & ~1023u;
+  return ark_shared + BASE + slot * ARK_MATRIX_STAGE;
 }
 ARK_DEVICE char* ark_matrix_slab(ArkCtx& c, int warp) {
   return ark_matrix_stage(c, 0u) + ARK_MATRIX_ROOM + warp * ARK_MATRIX_SLAB;

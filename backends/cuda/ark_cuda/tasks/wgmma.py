@@ -103,7 +103,7 @@ def _height(sig: Signature) -> int:
 
 
 def _high(sig: Signature) -> int:
-    """Rows of a that a stage brings: of a tile, or all there are if they are fewer."""
+    """Rows of a that a stage holds: of a tile, or all there are if they are fewer."""
     rows = _height(sig)
     return rows if sig.params["transpose_a"] else min(rows, -(-dims(sig)[0] // 8) * 8)
 
