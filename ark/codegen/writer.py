@@ -51,7 +51,7 @@ def constants(
 ) -> str:
     """What preludes and device code know of machine and kernel; scratch, streamed: in bytes.
 
-    grows, cuts: does the stream bring rows that grow in number, or parts of several rows at once?
+    grows, cuts: does the stream load rows that grow in number, or parts of several rows at once?
     signals: words of a counter that peers signal (signal_words).
     """
     values = {
@@ -74,11 +74,6 @@ def constants(
 
 def _constants(machine: Machine, plan: Plan, scratch: int, run: range) -> str:
     phases = len(plan.phases)
-    if phases > layout.MAX_PHASES:
-        raise PlanError(
-            f"the plan has {phases} phases; a launch has at most {layout.MAX_PHASES}. Give the "
-            "model fewer entry points"
-        )
     lists = plan.phases[run[-1]].processors
     streamed = sum(task.streamed for tasks in lists for task in tasks)
     every = [

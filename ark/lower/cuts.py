@@ -19,7 +19,7 @@ LINE = 128  # bytes of k in a step
 # Microseconds, and bytes a microsecond, of one processor of an H100.
 FULL_STEP_US = 0.58  # 128 by 256, 128 bytes deep, on the matrix units
 LEAST_STEP_US = 0.18  # the loading thread starts a stage's two copies
-SMALL_STAGE = 32768  # bytes up to which a stage brings two steps, at a higher rate
+SMALL_STAGE = 32768  # bytes up to which a stage holds two steps, at a higher rate
 SMALL_LOAD_RATE = 110e3
 LOAD_RATE = 68e3  # what a processor loads while all do: L2 gives 8.7 TB/s
 FOLD_US, EACH_PART_US = 2.0, 0.1  # parts are handed over to those who add them up

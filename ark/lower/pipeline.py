@@ -30,7 +30,7 @@ from ark.lower.packets import choose_packets
 from ark.lower.regions import join_regions
 from ark.lower.slices import read_boxes
 from ark.lower.spread import spread
-from ark.lower.turned import read_turned
+from ark.lower.transposes import read_transposed
 from ark.lower.waves import in_waves
 from ark.lower.windows import read_windows
 from ark.machine import Machine
@@ -77,7 +77,7 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
             f"hosts names {len(hosts)} of {graph.world_size} ranks; give a number for each"
         )
     external = frozenset(chosen.get("external", ()))
-    private = read_turned(_private_copy(graph), external)
+    private = read_transposed(_private_copy(graph), external)
     packings: list[Packing] = []
     if chosen.get("pack", True):
         private, packings = pack(private, external)

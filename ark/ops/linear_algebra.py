@@ -105,7 +105,7 @@ def _result_type(a: Tensor, b: Tensor, asked: DataType | None, tf32: bool) -> Da
 
 
 def _turned(tensor: Tensor) -> Tensor:
-    """The matrices turned, in memory; of fewer than 2 dimensions as they are."""
+    """The matrices transposed, in memory; of fewer than 2 dimensions as they are."""
     rank = len(tensor.ir.shape)
     return transpose(tensor, [*range(rank - 2), rank - 1, rank - 2]) if rank > 1 else tensor
 

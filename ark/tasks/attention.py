@@ -136,7 +136,7 @@ class Attention(SplitAttention):
 
     def early(self, sig: Signature) -> frozenset[int]:
         # Without a newest row of its own the iteration writes what the caches are read for; what
-        # the stream brings no body reads.
+        # the stream loads no body reads.
         older = len(sig.operands) > FRESH and not sig.params.get("streamed", 0)
         return frozenset({1, 2, 3} if older else {3})
 

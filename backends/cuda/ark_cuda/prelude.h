@@ -166,6 +166,13 @@ ARK_DEVICE void ark_load_once(const void* p, void* to) {
                : "l"(p));
   *static_cast<uint4*>(to) = v;
 }
+// 16 bytes by one access. NVRTC parts a store of a uint4 that was put together from 16-bit values.
+#define ARK_HAS_STORE_WORDS 1
+ARK_DEVICE void ark_store_words(void* p, const ark_u32 (&v)[4]) {
+  asm volatile("st.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v[0]), "r"(v[1]), "r"(v[2]),
+               "r"(v[3])
+               : "memory");
+}
 // Copies that run while a task does, without a register.
 #define ARK_HAS_COPY_AHEAD 1
 ARK_DEVICE void ark_copy_ahead(ark_u64* to, const ark_u64* from) {

@@ -18,6 +18,7 @@ from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import expression, text
 from ark.tasks.matmul import deal, dims, finish, k_range, outputs, part_of_k, place_names
+from ark.variant import COMPUTE, LOAD
 
 HEIGHTS, WIDTHS = (64, 128), (64, 128, 256)
 LINE = 128  # bytes of k in a stage, of each row
@@ -74,7 +75,7 @@ def _sum(side: OperandType) -> str:
 
 
 def loader(signatures: Sequence[Signature], machine: Machine) -> str:
-    """The ring's shape for a plan's products, and the loading thread's code."""
+    """The ring's shape for a plan's products, the roles' registers, the loading thread's code."""
     stage = max((_stage(s) for s in signatures if _matmul_here(s, machine)), default=ROOM // 4)
     if any(s.kind == "attention_tiles" for s in signatures):
         stage = ROOM // 4  # beside its queries four stages fit
@@ -86,6 +87,8 @@ def loader(signatures: Sequence[Signature], machine: Machine) -> str:
         f"{files.joinpath('barriers.h').read_text()}"
         f"constexpr ark_u32 ARK_MATRIX_STAGES = {stages}u;\n"
         f"constexpr ark_u32 ARK_MATRIX_STAGE = {stage}u;\n"
+        f"constexpr int ARK_LOAD_REGISTERS = {machine.variant.registers(LOAD)};\n"
+        f"constexpr int ARK_COMPUTE_REGISTERS = {machine.variant.registers(COMPUTE)};\n"
         f"{files.joinpath('matrix.h').read_text()}"
     )
 
@@ -100,7 +103,7 @@ def _height(sig: Signature) -> int:
 
 
 def _high(sig: Signature) -> int:
-    """Rows of a that a stage brings: of a tile, or all there are if they are fewer."""
+    """Rows of a that a stage holds: of a tile, or all there are if they are fewer."""
     rows = _height(sig)
     return rows if sig.params["transpose_a"] else min(rows, -(-dims(sig)[0] // 8) * 8)
 
