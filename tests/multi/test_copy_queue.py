@@ -21,6 +21,7 @@ from ark.plan.verify import verify
 from ark.runtime import copy_queue
 from ark.runtime import proxy as proxies
 from ark.runtime.copy_queue import CopyQueue
+from ark.tasks import transfer
 from tests.multi import test_channels as channels
 from tests.multi.test_collectives import build, devices
 from tests.multi.test_proxy import fetch, put_and_send
@@ -156,7 +157,9 @@ def test_a_full_ring_is_waited_for_no_longer_than_the_budget(
 
     monkeypatch.setattr(queues, "create", deaf)
     plans = build(2, unanswered, machine)
-    with pytest.raises(GpuError, match=r"transfer .* waited for a copy engine longer"):
+    with pytest.raises(
+        GpuError, match=r"transfer .* waited for a copy engine .* expected 1, seen 0"
+    ):
         channels.run(plans, "rocm", opened, 1, budget_s=1.0)
 
 
@@ -165,7 +168,7 @@ def test_a_packet_that_is_none_stops_the_engine(
 ) -> None:
     opened, machine = two
     plain = dialect._text
-    wrong = {"1ull | static_cast<ark_u64>(size": "99ull | static_cast<ark_u64>(size"}
+    wrong = {"1ull << 32,": "99ull << 32,"}
 
     def garbled(name: str) -> str:
         text = plain(name)
@@ -179,6 +182,48 @@ def test_a_packet_that_is_none_stops_the_engine(
     with pytest.raises(GpuError):
         channels.run(plans, "rocm", opened, 1, budget_s=1.0)
     assert "is not one that is modelled" in emulator.failures()[0].message
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "found"),
+    [
+        # What is copied is not written back before the engine hears of it.
+        ("queue.h", "  ark_release_to_system();\n", "", "the engine reads what workgroup"),
+        # The task ends when the engine has been told, and the bytes are under way.
+        (
+            "transfer.h",
+            "return ark_wait(c, &queue->done, behind, true",
+            "return true; (void)(true",
+            "a DMA engine",
+        ),
+    ],
+)
+def test_a_missing_order_is_found(
+    monkeypatch: pytest.MonkeyPatch, two: tuple, file: str, old: str, new: str, found: str
+) -> None:
+    """The engine has a clock of its own: it sees what was released before the doorbell, and others
+    see what it wrote when they have its fence.
+    """
+    opened, machine = two
+    texts = {"queue.h": dialect._text, "transfer.h": transfer.device_text}
+
+    def changed(name: str) -> str:
+        text = texts[file](name)
+        assert name != file or old in text
+        return text.replace(old, new) if name == file else text
+
+    monkeypatch.setattr(
+        dialect if file == "queue.h" else transfer,
+        "_text" if file == "queue.h" else "device_text",
+        changed,
+    )
+    emulator.set_option("report", 0)
+    plans = build(2, put_and_send, machine)
+    with pytest.raises(GpuError):
+        channels.run(plans, "rocm", opened, 2, budget_s=2.0)
+    message = emulator.failures()[0].message
+    assert "Race" in message or "race" in message
+    assert found in message
 
 
 def test_without_a_queue_the_proxy_copies(monkeypatch: pytest.MonkeyPatch, two: tuple) -> None:

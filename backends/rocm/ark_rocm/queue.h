@@ -1,6 +1,6 @@
-// Requests to an SDMA engine, as the Linux driver's public headers lay packets out (SDMA 4.4 and 6):
-// a linear copy, a fence that writes a word once the copy is done, and a NOP over the rest of the
-// slot, so that no packet crosses the end of the ring.
+// Requests to an SDMA engine, as the Linux driver's public headers lay packets out (SDMA 4.4, 6): a
+// NOP that fills the slot, so that no packet crosses the end of the ring; a linear copy; a fence
+// that writes a word once the copy is done. It comes last, and says that the slot has been read.
 
 #define ARK_HAS_COPY_QUEUE 1
 constexpr ark_u32 ARK_REQUEST_BYTES = 64u;
@@ -15,14 +15,14 @@ constexpr ark_u32 ARK_SDMA_FENCE = 5u | 3u << 16;  // written past the caches
 ARK_DEVICE void ark_queue_request(ark_u64 slot, ark_u64 source, ark_u64 target, ark_u32 size,
                                   ark_u64 done, ark_u32 value) {
   const ark_u64 words[8] = {
-      1ull | static_cast<ark_u64>(size - 1u) << 32,  // COPY_LINEAR, its size less one,
-      source << 32,                                  // no parameters, then addresses
-      source >> 32 | target << 32,
-      target >> 32 | static_cast<ark_u64>(ARK_SDMA_FENCE) << 32,
-      done,
-      static_cast<ark_u64>(value) | 4ull << 48,  // then a NOP over four words more
+      4ull << 16,  // NOP over four words more
       0u,
-      0u,
+      1ull << 32,                       // COPY_LINEAR,
+      static_cast<ark_u64>(size - 1u),  // its size less one, no parameters,
+      source,
+      target,
+      ARK_SDMA_FENCE | done << 32,
+      done >> 32 | static_cast<ark_u64>(value) << 32,
   };
   ark_u64* to = ARK_POINTER(ark_u64, slot);
   for (int i = 0; i < 8; ++i) ark_packet_store(to + i, words[i], true);
