@@ -327,7 +327,7 @@ def test_types_of_few_bits_are_multiplied_by_warpgroups(
     assert [op.kind for op in made.ops] == ["matmul", *(["pointwise"] if parts else [])]
     machine = machine_of(made)
     emitted = write(made, machine, backend.dialect("sm_90a"))
-    assert f"{instruction} " in emitted.source.text
+    assert f'{instruction}"' in emitted.source.text
     binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
     assert "serialized" not in binary.log
 
