@@ -14,6 +14,7 @@ from ark.codegen.dialect import BoxMap, Dialect, Source
 from ark.errors import PlanError, UnsupportedError
 from ark.machine import Machine
 from ark.plan import kind as kinds
+from ark.plan.signature import SHORT_PACKET
 from ark.plan.types import Plan, PlanOp
 from ark.variant import COMMUNICATE, LOAD
 
@@ -22,6 +23,7 @@ DEVICE = (
     *("wait.h", "task_slots.h", "iteration.h", "loop.h"),
     *("common.h", "math.h", "small_floats.h", "pack.h", "operand.h"),
 )
+SHORT = ("short_packets.h",)  # where they are, or a loop is ready for them
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         _constants(machine, plan, scratch, phases),
         dialect.prelude,
         layout.declarations(),
-        *map(device_text, DEVICE),
+        *map(device_text, (*DEVICE, *(SHORT if leads or _short(signatures) else ()))),
         stream,
         roles,
         dialect.loader(signatures, machine) if loads and dialect.loader else "",
@@ -237,6 +239,11 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     ]
     text = "\n".join(part for part in parts if part)
     return Emitted(Source(text), tuple(opcode), scratch, tuple(bodies), tuple(maps))
+
+
+def _short(signatures: Iterable[kinds.Signature]) -> bool:
+    """Are there packets of 4 bytes?"""
+    return any(o.packet and o.itemsize == SHORT_PACKET for s in signatures for o in s.operands)
 
 
 def _ends(plan: Plan, texts: Iterable[str]) -> bool:
