@@ -115,7 +115,8 @@ void swap_b32(Wave& w, const Inst& i) {
 U64 mad_u64_u32(const U32* a, const U32* b, const U32* c, U32* out, int lanes) {
   U64 carry = 0;
   const auto widened = [](const U32* from) {
-    return _mm512_maskz_cvtepu32_epi64(0xff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return _mm512_maskz_cvtepu32_epi64(0xff, narrow);
   };
   const auto store = [](U32* to, __m512i value) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtepi64_epi32(0xff, value));
