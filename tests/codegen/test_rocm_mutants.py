@@ -33,6 +33,7 @@ POLL, POLLED = "ark_u32 ark_poll(", "void ark_polled("
 DEVICE, SYSTEM = "void ark_release_to_device(", "void ark_release_to_system("
 FENCE = '__builtin_amdgcn_fence(__ATOMIC_RELEASE, "{}");'
 AGENT, ALL = "__HIP_MEMORY_SCOPE_AGENT", "__HIP_MEMORY_SCOPE_SYSTEM"
+BLOCK = "__HIP_MEMORY_SCOPE_WORKGROUP"
 
 # Name: the function of the prelude ("": the whole source), what is replaced in it by what, the
 # architectures on which that makes a difference, and the rule that is broken. Where a fence goes
@@ -50,7 +51,28 @@ MUTANTS: dict[str, tuple[str, str, str, tuple[str, ...], str]] = {
         ACQUIRE, ALL, AGENT, CDNA, "acquire-invalidate",
     ),
     "an acquire in the device has a block's scope": (
-        ACQUIRE, AGENT, "__HIP_MEMORY_SCOPE_WORKGROUP", ARCHS, "acquire-invalidate",
+        ACQUIRE, AGENT, BLOCK, ARCHS, "acquire-invalidate",
+    ),
+    "an acquire from peers has a block's scope": (
+        ACQUIRE, ALL, BLOCK, ARCHS, "acquire-invalidate",
+    ),
+    "a wait in the device acquires from the block": (
+        POLLED, '(__ATOMIC_ACQUIRE, "agent")', '(__ATOMIC_ACQUIRE, "workgroup")', ARCHS,
+        "acquire-invalidate",
+    ),
+    "a wait for peers acquires from the block": (
+        POLLED, '(__ATOMIC_ACQUIRE, "")', '(__ATOMIC_ACQUIRE, "workgroup")', ARCHS,
+        "acquire-invalidate",
+    ),
+    "an exchange acquires from the block": (CAS, AGENT, BLOCK, ARCHS, "acquire-invalidate"),
+    "an addition in the device does not release": (
+        ADD, "ark_release_to_device();", "", ARCHS, "release-missing",
+    ),
+    "an addition for peers does not release": (
+        ADD, "ark_release_to_system();", "", ARCHS, "release-missing",
+    ),
+    "an exchange does not release": (
+        CAS, "ark_release_to_device();", "", ARCHS, "release-missing",
     ),
     "a wait in the device does not acquire": (
         POLLED, '__builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");', "", ARCHS,
