@@ -60,6 +60,10 @@ class Variant:
         """Warps of the role, 0 if the variant has none."""
         return sum(role.warps for role in self.roles if role.name == name)
 
+    def registers(self, name: str) -> int:
+        """Registers of a thread of the role, 0 for what the compiler gives."""
+        return max((role.registers for role in self.roles if role.name == name), default=0)
+
 
 def block(warps: int, load: int = 0, **ring: int) -> Variant:
     """The variant in which all computing warps share each task and a task ends with a block-level

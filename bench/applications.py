@@ -64,10 +64,10 @@ def by_linalg(problems: poses.Problems, start: np.ndarray) -> np.ndarray:
         a_rb = a @ rb
         a_rr_a = a @ rr @ a.swapaxes(-1, -2)
         w = np.linalg.inv(bb - a_rb - a_rb.swapaxes(-1, -2) + a_rr_a)
-        turned = np.einsum("nxij,npj->npi", a, r, optimize=True)
-        e = b - turned - np.stack(pose[4:], 1)[:, None]
+        rotated = np.einsum("nxij,npj->npi", a, r, optimize=True)
+        e = b - rotated - np.stack(pose[4:], 1)[:, None]
         pull = np.einsum("npij,npj->npi", w, e)
-        q = turned - np.einsum("npji,npj->npi", a_rb - a_rr_a, pull)
+        q = rotated - np.einsum("npji,npj->npi", a_rb - a_rr_a, pull)
         h[..., 0, 1], h[..., 1, 0] = q[..., 2], -q[..., 2]
         h[..., 1, 2], h[..., 2, 1] = q[..., 0], -q[..., 0]
         h[..., 2, 0], h[..., 0, 2] = q[..., 1], -q[..., 1]

@@ -1,6 +1,6 @@
 """The host's time for a call of a torch module, by who spends it:
 
-    python -m bench.calls [resnet mobilenet lstm bert gpt2] [--place cpu|cuda] [--peers]
+    python -m bench.calls [NETWORK ...] [--place cpu|cuda] [--peers] [--lock FILE]
 
 On a GPU a call returns before its kernel has ended: 10 calls are timed behind an idle device. On
 the CPU launches are replaced by nothing. Columns, in microseconds, the least of many readings:
@@ -14,18 +14,21 @@ the CPU launches are replaced by nothing. Columns, in microseconds, the least of
     eager     --peers: torch.compile(backend="eager"), one launch an op (GPU)
     inductor  --peers: torch.compile(mode="reduce-overhead"), one captured graph (GPU)
 
-Freeing of cyclic garbage by Python is not counted.
+Freeing of cyclic garbage by Python is not counted. Runs that share --lock build their kernels side
+by side and take their readings one at a time.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import gc
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -76,6 +79,17 @@ class _Ended:
         return True
 
 
+@contextlib.contextmanager
+def _alone(lock: Path | None) -> Iterator[None]:
+    """While no other run that names this file takes readings."""
+    if lock is None:
+        yield
+        return
+    with open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def least(call: Callable[[], Any], place: str) -> float:
     """Microseconds of a call after which nobody waits."""
     done = waiting(place != "cpu")
@@ -106,7 +120,7 @@ def _boxed(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Any:
     return make_boxed_func(_ready(module, examples))
 
 
-def measured(name: str, place: str, peers: bool) -> dict[str, float]:
+def measured(name: str, place: str, peers: bool, lock: Path | None = None) -> dict[str, float]:
     """The columns of one network."""
     module, example = network(name)
     module, example = module.to(place), example.to(place)
@@ -125,24 +139,24 @@ def measured(name: str, place: str, peers: bool) -> dict[str, float]:
             torch._dynamo.reset()
             compiled = partial(torch.compile(module, **words), example)
             compiled()
-            found[column] = _measured(compiled, place)
+            found[column] = _measured(compiled, place, lock)
             if column == "ark":
                 with mock.patch.object(Program, "__call__", part.around(Program.__call__)):
-                    _measured(compiled, place)
+                    _measured(compiled, place, lock)
         made = ark.from_torch(module, (example,))
         made(example)
-        found["module"] = _measured(partial(made, example), place)
+        found["module"] = _measured(partial(made, example), place, lock)
         for program in PROGRAMS:
             if program._streamed is not None and program._streamed._again is not None:
                 program._streamed._again = launch.around(program._streamed._again)  # type: ignore[assignment]
-        _measured(partial(made, example), place)
+        _measured(partial(made, example), place, lock)
     return {**found, "part": part.median, "launch": launch.median}
 
 
-def _measured(call: Callable[[], Any], place: str) -> float:
+def _measured(call: Callable[[], Any], place: str, lock: Path | None) -> float:
     """Of a call that was made before: behind launches of nothing a real one would wait for ever."""
     nothing = mock.patch.object(CpuDevice, "launch", lambda *given: _Ended())
-    with nothing if place == "cpu" else contextlib.nullcontext():
+    with _alone(lock), nothing if place == "cpu" else contextlib.nullcontext():
         return least(call, place)
 
 
@@ -154,6 +168,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NETWORK", help=", ".join(NETWORKS))
     parser.add_argument("--place", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--lock", type=Path, metavar="FILE", help="readings one run at a time")
     given = parser.parse_args()
     if given.peers and given.place == "cpu":
         parser.error("--peers is for a GPU: on the CPU their calls compute")
@@ -164,7 +179,7 @@ def main() -> None:
     columns += ["eager", "inductor"] if given.peers else []
     print("network   ", *(f"{c:>8}" for c in columns))
     for name in given.names or list(NETWORKS):
-        figures = measured(name, given.place, given.peers)
+        figures = measured(name, given.place, given.peers, given.lock)
         print(f"{name:<10}", *(f"{figures[c]:8.1f}" for c in columns), flush=True)
 
 

@@ -109,7 +109,7 @@ def _messages(op: OpEntry, plan: TaskPlan, before: int) -> list[Message]:
             f"{what} is for {args(int, 'NPeers')} peers of rank {args(int, 'Rank')}, but it writes "
             f"to {len(writes) - 1}, on rank {plan.rank}"
         )
-    _check_alike(op)
+    _check_same(op)
     pairs = list(zip(reads[1:], writes[1:], strict=True))
     return [
         *(_packets(op, plan, writes[0], to.buffer.rank, own, sends=False) for own, to in pairs),
@@ -117,7 +117,7 @@ def _messages(op: OpEntry, plan: TaskPlan, before: int) -> list[Message]:
     ]
 
 
-def _check_alike(op: OpEntry) -> None:
+def _check_same(op: OpEntry) -> None:
     read, written = op.read_tensors[0], op.write_tensors[0]
     if (read.data_type, read.shape) != (written.data_type, written.shape):
         raise PlanError(
@@ -133,7 +133,7 @@ def _all_to_all(op: OpEntry, plan: TaskPlan, args: Arguments, tag: int) -> list[
     what = f"op {op.name!r} of type {op.type}"
     if tag > (1 << 31) - 1:
         raise PlanError(f"{what}: a plan may have {(1 << 31) - FUSED_TAGS} of that type")
-    _check_alike(op)
+    _check_same(op)
     own, made = op.read_tensors[0], op.write_tensors[0]
     held = [*op.read_tensors[1:], *op.write_tensors[1:]]
     if any(is_far(t.buffer, plan.rank) for t in (own, made)):

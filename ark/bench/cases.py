@@ -122,6 +122,27 @@ def _linear_gelu(m: int, n: int, k: int) -> OpCase:
     return OpCase(name, bf16, shapes, build, peer, 2.0 * m * n * k, moved, on_cpu=False)
 
 
+def _attention(heads: int, width: int, rows: int) -> OpCase:
+    """Causal attention of as many rows as keys, forward; of the square half is counted."""
+    shape = (heads, rows, width)
+
+    def peer(q: Any, k: Any, v: Any) -> Any:
+        query = q.view(rows, heads, width).transpose(0, 1)[None]
+        made = _functional().scaled_dot_product_attention(query, k[None], v[None], is_causal=True)
+        return made[0].transpose(0, 1).reshape(rows, heads * width)
+
+    return OpCase(
+        f"attention-{heads}x{width}-{rows}-causal-bf16",
+        bf16,
+        ((rows, heads * width), shape, shape),
+        ark.attention,
+        peer,
+        2.0 * heads * width * rows * rows,
+        2.0 * 4 * heads * rows * width,
+        on_cpu=False,
+    )
+
+
 def lstm(layers: int, steps: int, hidden: int) -> OpCase:
     """An LSTM of batch 1 from plain ops, and its last step: of each step an input (1, hidden), of
     each layer the weights of input and state (4 hidden, hidden) and a bias (1, 4 hidden); gates i,
@@ -300,6 +321,7 @@ def cases() -> tuple[OpCase, ...]:
         _matmul(16, 4096, 4096),
         _matmul(512, 512, 512, on_cpu=True),
         _matmul(512, 512, 512, "nn", on_cpu=True),
+        _attention(16, 128, 8192),
         lstm(10, 100, 256),
         lstm(2, 4, 64),
     ]

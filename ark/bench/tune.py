@@ -68,8 +68,8 @@ class Product:
         m, n = self.shape[2:]
         batch = self.shape[0] * self.shape[1]
         many = f"{batch} x " if batch > 1 else ""
-        turned = "".join("t" if t else "n" for t in self.transposes)
-        return f"{many}{m}x{n}x{self.depth} {turned} {self.dtypes[0]}"
+        layout = "".join("t" if t else "n" for t in self.transposes)
+        return f"{many}{m}x{n}x{self.depth} {layout} {self.dtypes[0]}"
 
 
 def products(plans: Iterable[Plan]) -> list[Product]:
@@ -105,7 +105,8 @@ def candidates(product: Product, machine: Machine) -> list[Cut]:
     if product.variant != "matrix":
         return cuts.tiles(product.shape, product.depth, product.itemsize, machine)
     several = len(product.shapes[2]) == 2
-    able = cuts.candidates(product.shape, product.depth, product.itemsize, several)
+    narrow = product.transposes[1]
+    able = cuts.candidates(product.shape, product.depth, product.itemsize, several, narrow)
 
     def predicted(cut: Cut) -> float:
         return cuts.predicted_us(cut, product.shape, product.depth, product.itemsize, machine)

@@ -6,6 +6,7 @@ fills; so the two cannot drift apart. All members are naturally aligned and no c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -15,7 +16,6 @@ import numpy as np
 RECORD_OPERANDS = 12
 MAX_COORDS = 6
 MAP_BYTES = 128  # of a box map in the hardware's form
-MAX_PHASES = 8
 FIFO_SLOTS = 1024  # of triggers for the proxy; a power of two
 
 _NUMPY = {"u32": "<u4", "i32": "<i4", "u64": "<u8"}
@@ -75,14 +75,13 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("fetch_end", "u32", 1),
     ),
     # Device memory that steers the loop. limit: iterations to run (a stop token lowers it);
-    # go: iterations released so far (persistent mode raises it); phase_end: the
-    # iteration at which each phase but the last ends; fifo_head: triggers pushed so far.
+    # go: iterations released so far (persistent mode raises it); fifo_head: triggers pushed so far.
+    # Behind it lie the iterations at which the phases but the last end, a word each.
     "ArkControl": (
         ("abort", "u32", 1),
         ("error", "u32", 1),
         ("limit", "u32", 1),
         ("go", "u32", 1),
-        ("phase_end", "u32", MAX_PHASES),
         ("fifo_head", "u32", 1),
     ),
     # Host-mapped memory: what the host tells (target, quit, abort) and what it reads.
@@ -177,6 +176,15 @@ def box_form(row: np.ndarray) -> np.ndarray:
     the box's, and above bit 16 its first place along the map's last dimension.
     """
     return (3 << 30) | row
+
+
+def control(limit: int, ends: Sequence[int]) -> np.ndarray:
+    """ArkControl before a launch of `limit` iterations, and behind it the ends of phases but the
+    last, as words.
+    """
+    head = np.zeros(1, dtype("ArkControl"))
+    head["limit"] = limit
+    return np.concatenate([head.view(np.uint32), np.array(ends, np.uint32)])
 
 
 @cache

@@ -14,6 +14,7 @@ from ark.codegen.dialect import BoxMap, Dialect, Source
 from ark.errors import PlanError, UnsupportedError
 from ark.machine import Machine
 from ark.plan import kind as kinds
+from ark.plan.signature import SHORT_PACKET
 from ark.plan.types import Plan, PlanOp
 from ark.variant import COMMUNICATE, LOAD
 
@@ -22,6 +23,7 @@ DEVICE = (
     *("wait.h", "task_slots.h", "iteration.h", "loop.h"),
     *("common.h", "math.h", "small_floats.h", "pack.h", "operand.h"),
 )
+SHORT = ("short_packets.h",)  # where they are, or a loop is ready for them
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def constants(
 ) -> str:
     """What preludes and device code know of machine and kernel; scratch, streamed: in bytes.
 
-    grows, cuts: does the stream bring rows that grow in number, or parts of several rows at once?
+    grows, cuts: does the stream load rows that grow in number, or parts of several rows at once?
     signals: words of a counter that peers signal (signal_words).
     """
     values = {
@@ -74,11 +76,6 @@ def constants(
 
 def _constants(machine: Machine, plan: Plan, scratch: int, run: range) -> str:
     phases = len(plan.phases)
-    if phases > layout.MAX_PHASES:
-        raise PlanError(
-            f"the plan has {phases} phases; a launch has at most {layout.MAX_PHASES}. Give the "
-            "model fewer entry points"
-        )
     lists = plan.phases[run[-1]].processors
     streamed = sum(task.streamed for tasks in lists for task in tasks)
     every = [
@@ -224,7 +221,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         _constants(machine, plan, scratch, phases),
         dialect.prelude,
         layout.declarations(),
-        *map(device_text, DEVICE),
+        *map(device_text, (*DEVICE, *(SHORT if leads or _short(signatures) else ()))),
         stream,
         roles,
         dialect.loader(signatures, machine) if loads and dialect.loader else "",
@@ -242,6 +239,11 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     ]
     text = "\n".join(part for part in parts if part)
     return Emitted(Source(text), tuple(opcode), scratch, tuple(bodies), tuple(maps))
+
+
+def _short(signatures: Iterable[kinds.Signature]) -> bool:
+    """Are there packets of 4 bytes?"""
+    return any(o.packet and o.itemsize == SHORT_PACKET for s in signatures for o in s.operands)
 
 
 def _ends(plan: Plan, texts: Iterable[str]) -> bool:

@@ -55,7 +55,7 @@ class Program:
         self.chunks = builder.chunks
 
     def input(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:
-        """What the rank brings: all chunks of a reduction or all-to-all, its own of a gather."""
+        """What the rank contributes: all chunks of a reduction or all-to-all, one of a gather."""
         return self._place(rank, IN, slot, count)
 
     def output(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:

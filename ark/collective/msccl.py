@@ -77,7 +77,7 @@ class _Gpu:
     waited_for: set[_Place] = field(default_factory=set)
 
     def block(self, send: int, recv: int, number: int) -> int:
-        """The thread block of a connection on a channel; local ones are numbered alike."""
+        """The thread block of a connection on a channel; local ones are numbered the same way."""
         key = (send, recv, number)
         if key not in self.index:
             self.index[key] = len(self.blocks)

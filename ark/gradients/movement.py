@@ -136,9 +136,9 @@ def _rope(call: Call) -> Gradients:
             made.append(None)
             continue
         odd = ["equal", ["mod", index(-1), number(2)], number(1)]
-        turned: Tree = ["where", odd, ["neg", leaf(0)], leaf(0)]
+        negated: Tree = ["where", odd, ["neg", leaf(0)], leaf(0)]
         other = call.input(1 - place)
-        conjugate = computed(turned, [other], other.ir.shape, other.ir.dtype)
+        conjugate = computed(negated, [other], other.ir.shape, other.ir.dtype)
         made.append(unbroadcast(rope(call.gradient(), conjugate), tensor.shape, tensor.dtype))
     return made
 
@@ -230,6 +230,6 @@ def along(rule_of_axis: Sequence[object], size: int, limit: int) -> tuple[Tensor
     if edge == "wrap":
         at = mod(at, limit)
     elif edge == "reflect":
-        turned = mod(add(at, limit - 1), max(1, 2 * limit - 2))
-        at = computed(["abs", ["sub", leaf(0), number(limit - 1)]], [turned], [size], int64)
+        wrapped = mod(add(at, limit - 1), max(1, 2 * limit - 2))
+        at = computed(["abs", ["sub", leaf(0), number(limit - 1)]], [wrapped], [size], int64)
     return clip(at, 0, limit - 1), within

@@ -24,41 +24,41 @@ def _as(tensor: Tensor, like: Tensor) -> Tensor:
 
 @rule("matmul")
 def _matmul(call: Call) -> Gradients:
-    """C = A B: the gradients are dC B^T and A^T dC, with the operands turned as they were."""
+    """C = A B: the gradients are dC B^T and A^T dC, with the operands transposed as they were."""
     given = call.gradient()
-    turned_a, turned_b = call.attrs["transpose_a"], call.attrs["transpose_b"]
+    transpose_a, transpose_b = call.attrs["transpose_a"], call.attrs["transpose_b"]
     left = right = None
     if call.wanted[0]:
         b = _as(call.input(1), given)
-        if turned_a:
-            left = matmul(b, given, transpose_input=turned_b, transpose_other=True)
+        if transpose_a:
+            left = matmul(b, given, transpose_input=transpose_b, transpose_other=True)
         else:
-            left = matmul(given, b, transpose_other=not turned_b)
+            left = matmul(given, b, transpose_other=not transpose_b)
         left = unbroadcast(left, call.shape(0), call.node.inputs[0].dtype)
     if call.wanted[1]:
         a, back = _as(call.input(0), given), given
         shape = call.shape(1)
-        if math.prod(shape[:-2]) == 1 and not turned_a:  # one product, its sum is over all rows
+        if math.prod(shape[:-2]) == 1 and not transpose_a:  # one product, its sum is over all rows
             a = reshape(a, [-1, a.ir.shape[-1]])
             back = reshape(given, [-1, given.ir.shape[-1]])
-        if turned_b:
-            right = matmul(back, a, transpose_input=True, transpose_other=turned_a)
+        if transpose_b:
+            right = matmul(back, a, transpose_input=True, transpose_other=transpose_a)
         else:
-            right = matmul(a, back, transpose_input=not turned_a)
+            right = matmul(a, back, transpose_input=not transpose_a)
         right = unbroadcast(right, shape, call.node.inputs[1].dtype)
     return [left, right]
 
 
 @rule("rotary_embedding")
 def _rotary(call: Call) -> Gradients:
-    """A rotation's transpose turns the other way."""
+    """A rotation's transpose is the rotation by the negative angle."""
     if call.wanted[2]:
         raise refuse(call, "the frequencies")
     back = neg(call.input(2))
-    turned = rotary_embedding(
+    rotated = rotary_embedding(
         call.gradient(), call.input(1), back, interleaved=call.attrs["interleaved"]
     )
-    return [turned, None, None]
+    return [rotated, None, None]
 
 
 @rule("attention")
@@ -88,8 +88,8 @@ def _attention(call: Call) -> Gradients:
         mean = reduce_sum(mul(back, weights), -1)
         slope = mul(mul(weights, sub(back, mean)), scale)
         if call.wanted[0]:
-            turned = reshape(matmul(slope, key), [kv_heads, group, rows, width])
-            flat = reshape(transpose(turned, [2, 0, 1, 3]), call.shape(0))
+            grouped = reshape(matmul(slope, key), [kv_heads, group, rows, width])
+            flat = reshape(transpose(grouped, [2, 0, 1, 3]), call.shape(0))
             made[0] = call.fitted(flat, 0)
         if call.wanted[1]:
             made[1] = call.fitted(matmul(slope, query, transpose_input=True), 1)

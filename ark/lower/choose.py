@@ -226,7 +226,7 @@ def _settled(nodes: Sequence[Node]) -> bool:
 
 
 def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
-    """Is there a layer of one row, which takes what its stream brings, beside a ring of fewer
+    """Is there a layer of one row, which reads its operand stream, beside a ring of fewer
     slots than the machine's first variant has? Or, of several rows alone, whose products cost
     more, are more copies in flight than there, behind which the larger exchanges queue?
     """

@@ -115,7 +115,7 @@ class Lowering:
         return RemoteSemaphore(rank, name)
 
     def number(self, key: str) -> int:
-        """How often `key` was asked for before: pairs up what ranks name alike."""
+        """How often `key` was asked for before: pairs up what ranks give the same name."""
         count = self._numbers.get(key, 0)
         self._numbers[key] = count + 1
         return count

@@ -21,7 +21,7 @@ def own_first(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
     """A copy of the graph with such gathers. kept: ids of buffers that somebody else reads."""
     uses = Counter(t.buffer.id for n in graph.nodes if not n.virtual for t in _touched(n))
     gathers = {n.outputs[0].buffer.id: n for n in graph.nodes if _plain_gather(n)}
-    turned: set[int] = set()
+    rewritten: set[int] = set()
     for node in graph.nodes:
         logits = node.inputs[0] if node.type == "sample" else None
         gather = gathers.get(logits.buffer.id) if logits is not None else None
@@ -31,9 +31,9 @@ def own_first(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
         fits = whole and logits.nbytes == gather.outputs[0].nbytes == logits.buffer.nbytes
         private = logits.buffer.arena == "activation" and logits.buffer.id not in kept
         if fits and private and node.phase == gather.phase:
-            turned |= {gather.id, node.id}
+            rewritten |= {gather.id, node.id}
     world = graph.world_size
-    return graph.with_nodes(_turned(n, world) if n.id in turned else n for n in graph.nodes)
+    return graph.with_nodes(_rewritten(n, world) if n.id in rewritten else n for n in graph.nodes)
 
 
 def _touched(node: Node) -> tuple[Tensor, ...]:
@@ -48,7 +48,7 @@ def _plain_gather(node: Node) -> bool:
     )
 
 
-def _turned(node: Node, world: int) -> Node:
+def _rewritten(node: Node, world: int) -> Node:
     if node.type == "sample":
         return dataclasses.replace(node, attrs={**node.attrs, "shares": world})
     return dataclasses.replace(node, type="gather_own_first", attrs={})

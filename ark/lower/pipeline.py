@@ -30,7 +30,7 @@ from ark.lower.packets import choose_packets
 from ark.lower.regions import join_regions
 from ark.lower.slices import read_boxes
 from ark.lower.spread import spread
-from ark.lower.turned import read_turned
+from ark.lower.transposes import read_transposed
 from ark.lower.waves import in_waves
 from ark.lower.windows import read_windows
 from ark.machine import Machine
@@ -40,6 +40,7 @@ from ark.plan.collector import paused
 from ark.plan.groups import Group
 from ark.plan.packing import Packing, to_meta
 from ark.plan.schedule import Schedule
+from ark.plan.signature import packet_bytes
 from ark.plan.types import INITIAL, Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 
 OPTIONS = ("cuts", "external", "fuse", "hosts", "overlap", "pack", "packets", "together", "variant")
@@ -77,7 +78,7 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
             f"hosts names {len(hosts)} of {graph.world_size} ranks; give a number for each"
         )
     external = frozenset(chosen.get("external", ()))
-    private = read_turned(_private_copy(graph), external)
+    private = read_transposed(_private_copy(graph), external)
     packings: list[Packing] = []
     if chosen.get("pack", True):
         private, packings = pack(private, external)
@@ -345,7 +346,9 @@ class _Tables:
                     id=found,
                     name=source.name or tensor.name or f"b{source.id}",
                     arena="packet" if packet and arena != "symmetric" else arena,
-                    nbytes=source.nbytes // tensor.dtype.itemsize * 8 if packet else source.nbytes,
+                    nbytes=source.nbytes // tensor.dtype.itemsize * packet_bytes(tensor.dtype.name)
+                    if packet
+                    else source.nbytes,
                     rank=rank,
                     initial=arena in INITIAL,
                 )

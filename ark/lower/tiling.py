@@ -89,15 +89,15 @@ def _cut(shape: Sequence[int], tasks: int) -> list[int]:
     return tile
 
 
-def turned_tile(shape: Sequence[int], turned: int, machine: Machine) -> list[int]:
-    """Tile sizes for a result whose dimension `turned` (of the four it folds to) is its source's
-    last: long enough along both that each side is read and written by whole lines.
+def transpose_tile(shape: Sequence[int], transposed: int, machine: Machine) -> list[int]:
+    """Tile sizes for a result of which dimension `transposed` (of the four it folds to) is the
+    source's last: long enough along both that each side is read and written by whole lines.
     """
-    if turned == 3 or (turned == 0 and len(shape) > FOLDED):
+    if transposed == 3 or (transposed == 0 and len(shape) > FOLDED):
         return box_tile(shape, machine)
     full, shape = shape, fold(shape)
-    across, down = -(-shape[turned] // LINE), -(-shape[3] // LINE)
-    planes = math.prod(shape) // (shape[turned] * shape[3])
+    across, down = -(-shape[transposed] // LINE), -(-shape[3] // LINE)
+    planes = math.prod(shape) // (shape[transposed] * shape[3])
 
     def busy(chunks: tuple[int, int]) -> tuple[int, int]:
         """Squares that the busiest processor transposes, a task counted as one more; and tasks."""
@@ -106,13 +106,13 @@ def turned_tile(shape: Sequence[int], turned: int, machine: Machine) -> list[int
 
     chunks = min(itertools.product(_powers(across), _powers(down)), key=busy)
     tile = [1, 1, 1, 1]
-    tile[turned] = min(shape[turned], chunks[0] * LINE)
+    tile[transposed] = min(shape[transposed], chunks[0] * LINE)
     tile[3] = min(shape[3], chunks[1] * LINE)
     if chunks == (across, down):
         share = -(-planes // machine.processors)
-        least = -(-MIN_TILE // (tile[turned] * tile[3]))
+        least = -(-MIN_TILE // (tile[transposed] * tile[3]))
         for d in (2, 1, 0):
-            if d != turned:
+            if d != transposed:
                 tile[d] = min(shape[d], max(share, least))
                 share, least = -(-share // tile[d]), -(-least // tile[d])
     tile[0] = block(full, tile[0])

@@ -71,7 +71,7 @@ class LlamaConfig:
             )
         if self.head_dim < 2 or self.head_dim % 2:
             raise ModelError(
-                f"The config gives heads of {self.head_dim} elements, but rotary embeddings turn "
+                f"The config gives heads of {self.head_dim} elements, but rotary embeddings rotate "
                 "elements in pairs, so the number must be even and positive. Correct head_dim "
                 "(where it is absent, it is hidden_size / num_attention_heads)."
             )
@@ -225,7 +225,7 @@ def read_rope(fields: Fields, context: int) -> Rope:
     for place in (fields, table):
         if (part := place.number("partial_rotary_factor", 1.0)) != 1.0:
             raise UnsupportedError(
-                f"{place.source}: partial_rotary_factor is {part:g}, but ark turns whole heads. "
+                f"{place.source}: partial_rotary_factor is {part:g}, but ark rotates whole heads. "
                 "Use a checkpoint whose rotary embedding covers the whole head."
             )
     theta = table.number("rope_theta", theta)
@@ -250,7 +250,7 @@ def read_rope(fields: Fields, context: int) -> Rope:
 
 
 def rope_inverse_frequencies(config: LlamaConfig) -> npt.NDArray[np.float32]:
-    """Radians a token by which each pair of a head's elements turns: float32, [head_dim / 2].
+    """Radians a token by which each pair of a head's elements is rotated: float32, [head_dim / 2].
 
     Su et al., RoFormer (2021), section 3.2; the llama3 kind divides low frequencies by `factor`,
     keeps high ones and blends between (Llama 3.1's reference code). Each step rounds to float32 as

@@ -187,7 +187,7 @@ def attention(
     if v.ir.shape != shape or v.ir.dtype != k.ir.dtype or not (v.ir.dense and k.ir.dense):
         raise ModelError(
             f"attention: keys are {k.ir.dtype.name} {list(shape)}, values are "
-            f"{v.ir.dtype.name} {list(v.ir.shape)}; they must be alike, and dense"
+            f"{v.ir.dtype.name} {list(v.ir.shape)}; they must have one dtype and shape and be dense"
         )
     many = len(q.ir.shape) == 2 and position is not None
     at = as_tensor(position) if position is not None else None

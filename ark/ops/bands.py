@@ -73,8 +73,8 @@ class Product:
         coords = box_coords((1, 1, *out.shape), (1, 1, *tile))
         group = matrix_group(tile[0], self.depth, a.dtype.itemsize)
         coords.sort(key=lambda c: (c[2] // (group * tile[0]), c[3], c[2]))
-        turns = {name: bool(attrs[name]) for name in ("transpose_a", "transpose_b")}
-        params: dict[str, object] = {**turns, "tile": list(tile)}
+        transposes = {name: bool(attrs[name]) for name in ("transpose_a", "transpose_b")}
+        params: dict[str, object] = {**transposes, "tile": list(tile)}
         if machine.variant.name == "matrix" and out.dtype not in (a.dtype, fp32):
             params["expr"] = expression.leaf(0)
         made = self.lowering.emit("matmul", params, [a, self.b, out], coords, suffix)

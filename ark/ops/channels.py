@@ -88,7 +88,7 @@ class Channel:
         ModelError for another shape or type, or a target that is not symmetric.
         """
         x, place = as_tensor(source), self._symmetric("put", target)
-        _check_alike("put", x.ir, place.ir)
+        _check_same("put", x.ir, place.ir)
         there = self._at_peer(place)
         self._add("channel_put", [x.ir], there)
         self._moved += (there,)
@@ -114,7 +114,7 @@ class Channel:
         if op not in OPS:
             raise InvalidUsageError(f"reduce: there is no {op!r}; there are {', '.join(OPS)}")
         x, place = as_tensor(source), self._symmetric("reduce", target)
-        _check_alike("reduce", x.ir, place.ir)
+        _check_same("reduce", x.ir, place.ir)
         there = self._at_peer(place)
         self._add("channel_reduce", [x.ir], there, {"op": op})
         self._moved += (there,)
@@ -218,11 +218,11 @@ def _buffer_at(model: Model, own: Buffer, peer: int) -> Buffer:
     return model.graph.buffer("symmetric", own.nbytes, peer, own.name)
 
 
-def _check_alike(what: str, source: IrTensor, target: IrTensor) -> None:
+def _check_same(what: str, source: IrTensor, target: IrTensor) -> None:
     if (source.shape, source.dtype) != (target.shape, target.dtype):
         raise ModelError(
             f"{what}: the source is {source.dtype.name}{list(source.shape)}, the peer's memory "
-            f"{target.dtype.name}{list(target.shape)}; they must be alike"
+            f"{target.dtype.name}{list(target.shape)}; they must have one dtype and one shape"
         )
 
 

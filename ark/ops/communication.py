@@ -1,7 +1,7 @@
 """Communication between ranks as tile tasks over symmetric memory: send, recv, and the all_reduce
 that puts every share to every peer. ark.ops.collectives has the algorithms that pass shares on.
 
-A put is a copy whose output lies on a peer; the counter that it signals there is named alike on
+A put is a copy whose output lies on a peer; the counter that it signals there has the same name on
 both ranks, tile by tile, so a tile is used as soon as it has arrived. Receive buffers belong to one
 op each. Where ranks begin iterations by themselves, a message's put waits until the receiver has
 read the one of the iteration before; that of a collective waits until the receiver has ended that

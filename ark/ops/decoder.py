@@ -37,7 +37,7 @@ def rotary_embedding(
     output: Any = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Turns pairs of each head's elements by an angle that grows with the position.
+    """Rotates pairs of each head's elements by an angle that grows with the position.
 
     Su et al., RoFormer (2021), section 3.2.
 
@@ -80,7 +80,7 @@ def rope_kv(
         raise ModelError(
             f"rope_kv: keys are {key.ir.dtype.name} {list(key.ir.shape)}, values "
             f"{value.ir.dtype.name} {list(value.ir.shape)} with {freqs.ir.shape[0]} frequencies; "
-            "the caches must be alike and twice as wide as there are frequencies"
+            "the caches must have one shape and be twice as wide as there are frequencies"
         )
     if len(x.ir.shape) != 2 or x.ir.shape[1] % width or heads < 1 or heads % kv_heads:
         raise ModelError(
@@ -117,14 +117,14 @@ def _head_width(what: str, frequencies: Tensor) -> int:
 def _rotated(
     x: np.ndarray, position: int, frequencies: np.ndarray, interleaved: bool
 ) -> np.ndarray:
-    """x (rows, heads * width) turned."""
+    """x (rows, heads * width) rotated."""
     rows, half = len(x), len(frequencies)
     pairs = (half, 2) if interleaved else (2, half)
     split_at = 3 if interleaved else 2
     parts = np.moveaxis(x.reshape(rows, -1, *pairs), split_at, 0)
     angles = ((position + np.arange(rows))[:, None] * frequencies)[:, None, :]
-    turned = (parts[0] + 1j * parts[1]) * np.exp(1j * angles)
-    return np.stack([turned.real, turned.imag], split_at).reshape(x.shape)
+    rotated = (parts[0] + 1j * parts[1]) * np.exp(1j * angles)
+    return np.stack([rotated.real, rotated.imag], split_at).reshape(x.shape)
 
 
 def _rotary(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

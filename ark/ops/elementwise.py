@@ -30,8 +30,11 @@ Number = (int, float)
 
 def _lower(lowering: Lowering, node: Node) -> None:
     """Tiles over the output; when nothing is broadcast or strided, over one flat dimension."""
-    tensors = [*node.inputs, *node.outputs]
-    expr = expression_of(node)
+    inputs = list(dict.fromkeys(node.inputs))  # of what is given twice one read
+    expr = expression.substitute(
+        expression_of(node), [expression.leaf(inputs.index(t)) for t in node.inputs]
+    )
+    tensors = [*inputs, *node.outputs]
     plain = node.hints is None or not node.hints.cuts
     same = all(t.dense and t.shape == node.outputs[0].shape for t in tensors)
     if not plain or expression.places(expr):

@@ -121,7 +121,7 @@ def group_norm(
     eps: float = 1e-5,
     name: str = "",
 ) -> Tensor:
-    """Groups of channels brought to mean 0 and variance 1, then scaled by channel (Wu, He 2018).
+    """Groups of channels normalised to mean 0 and variance 1, then scaled by channel (Wu, He 2018).
 
     input (n, channels, spatial...); scale and shift (channels,). One group a channel is an instance
     norm (Ulyanov et al. 2016).

@@ -109,8 +109,10 @@ def flip(input: Any, axis: int | Sequence[int], name: str = "") -> Tensor:
     tensor = as_tensor(input)
     shape = tensor.ir.shape
     axes = [axis] if isinstance(axis, int) else list(axis)
-    turned = {positive_axis("flip", a, len(shape)) for a in axes}
-    rules = [[[[d, -1]], n - 1, 1, "fill"] if d in turned else same(d) for d, n in enumerate(shape)]
+    flipped = {positive_axis("flip", a, len(shape)) for a in axes}
+    rules = [
+        [[[d, -1]], n - 1, 1, "fill"] if d in flipped else same(d) for d, n in enumerate(shape)
+    ]
     return remap("flip", tensor, shape, rules, name=name)
 
 

@@ -105,7 +105,7 @@ def _result_type(a: Tensor, b: Tensor, asked: DataType | None, tf32: bool) -> Da
 
 
 def _turned(tensor: Tensor) -> Tensor:
-    """The matrices turned, in memory; of fewer than 2 dimensions as they are."""
+    """The matrices transposed, in memory; of fewer than 2 dimensions as they are."""
     rank = len(tensor.ir.shape)
     return transpose(tensor, [*range(rank - 2), rank - 1, rank - 2]) if rank > 1 else tensor
 
@@ -220,7 +220,8 @@ def _lower_large(
     else:
         several = alone and all(len(t.shape) <= 2 for t in tensors) and "gated" not in node.attrs
         measured = lowering.options.get("cuts", {})
-        cut = choose_cut(shape, depth, a.dtype.itemsize, machine, several, measured)
+        narrow = bool(node.attrs["transpose_b"])
+        cut = choose_cut(shape, depth, a.dtype.itemsize, machine, several, measured, narrow)
     tile = min(cut.rows, shape[2]), cut.columns
     group = matrix_group(tile[0], depth, a.dtype.itemsize)
     params = _product(node) | {"tile": list(tile)}

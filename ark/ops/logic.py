@@ -97,7 +97,7 @@ def bitwise_xor(input: Any, other: Any, output: Any = NullTensor, name: str = ""
 
 
 def bitwise_not(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """All bits turned over; integers."""
+    """All bits inverted; integers."""
     tensor = as_tensor(input)
     if tensor.ir.dtype not in INTEGERS:
         raise ModelError(f"bitwise_not needs integers, but the input is {tensor.ir.dtype.name}")

@@ -16,7 +16,7 @@ from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.merge import bytes_of, merge_turned
 from ark.lower.registry import get, register
-from ark.lower.tiling import box_coords, box_tile, turned_tile
+from ark.lower.tiling import box_coords, box_tile, transpose_tile
 from ark.lower.unpack import convert, unpacked
 from ark.ops.base import broadcast, float_dtype, index_dtype, result, same_dtype
 
@@ -57,8 +57,8 @@ def _permute(lowering: Lowering, source: IrTensor, out: IrTensor, order: list[in
     pad = max(0, FOLDED - len(order))
     perm = [*range(pad), *(p + pad for p in order)]
     last = len(perm) - 1
-    turned = max(0, perm.index(last) - (last - 3))
-    tile = hinted or turned_tile(out.shape, turned, lowering.machine)
+    transposed = max(0, perm.index(last) - (last - 3))
+    tile = hinted or transpose_tile(out.shape, transposed, lowering.machine)
     params = {"perm": perm, "tile": tile}
     lowering.emit("transpose", params, [source, out], box_coords(out.shape, tile))
 

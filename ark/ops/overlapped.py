@@ -43,9 +43,9 @@ class _Sum(Product):
         self.rounds = max(1, min(self.rounds, least))
         self.direct = self.everywhere and self.out.buffer.arena == "symmetric"
 
-    def _copied(self, turn: int) -> bool:
+    def _copied(self, round_index: int) -> bool:
         """Does the proxy carry what a round sends?"""
-        return self.copies is not None and turn < self.rounds - 1
+        return self.copies is not None and round_index < self.rounds - 1
 
     def _owned(self, owner: int) -> tuple[int, int]:
         """First and last+1 row of a rank."""
@@ -60,135 +60,143 @@ class _Sum(Product):
         begin, end = self._owned(owner)
         return -(-(end - begin) // self.high)
 
-    def _band(self, owner: int, turn: int) -> tuple[int, int]:
-        """The rows of a rank whose turn is in a round."""
+    def _band(self, owner: int, round_index: int) -> tuple[int, int]:
+        """The rows of a rank that are multiplied in a round."""
         begin, end = self._owned(owner)
         many = self._tile_rows(owner)
-        first, last = (begin + many * i // self.rounds * self.high for i in (turn, turn + 1))
+        first, last = (
+            begin + many * i // self.rounds * self.high for i in (round_index, round_index + 1)
+        )
         return first, min(last, end)
 
     def write(self) -> None:
         own = before = None
-        for turn in range(self.rounds):
-            bands = [self._band(owner, turn) for owner in range(self.world)]
+        for round_index in range(self.rounds):
+            bands = [self._band(owner, round_index) for owner in range(self.world)]
             count = sum(-(-(end - begin) // self.high) for begin, end in bands) * self.across()
-            self.begin_round(count, count // self.world * turn)
+            self.begin_round(count, count // self.world * round_index)
             for step in (*range(1, self.world), 0):
-                own = self._multiply(turn, step)
-            if turn:
-                self._add(turn - 1, before)
+                own = self._multiply(round_index, step)
+            if round_index:
+                self._add(round_index - 1, before)
             before = own
         self._add(self.rounds - 1, before)
         if self.everywhere:
-            for turn in range(self.rounds):
+            for round_index in range(self.rounds):
                 for step in range(1, self.world):
-                    self._arrive(turn, step)
+                    self._arrive(round_index, step)
         self.finish()
 
-    def _multiply(self, turn: int, step: int) -> IrTensor | None:
+    def _multiply(self, round_index: int, step: int) -> IrTensor | None:
         """A band's products, into the memory of its owner; None if it has no rows."""
         lowering, owner = self.lowering, self.peer(step)
-        begin, end = self._band(owner, turn)
+        begin, end = self._band(owner, round_index)
         if begin == end:
             return None
         shape = (end - begin, self.columns)
         a = part(self.a, int(bool(self.node.attrs["transpose_a"])), begin, end - begin)
         if step == 0:
-            made = lowering.temp(shape, self.dtype, f"{self.name}.{turn}.own")
-            self.multiply(a, made, f".{turn}")
+            made = lowering.temp(shape, self.dtype, f"{self.name}.{round_index}.own")
+            self.multiply(a, made, f".{round_index}")
             return made
         back = self.world - step
-        made = self._received(turn, back, shape, owner)
-        if self._copied(turn):
-            sent = lowering.temp(shape, self.dtype, f"{self.name}.{turn}.to+{step}")
-            self.multiply(a, sent, f".{turn}.for+{step}")
-            group = self.copy(sent, made, *shape, f".{turn}.put+{step}")
+        made = self._received(round_index, back, shape, owner)
+        if self._copied(round_index):
+            sent = lowering.temp(shape, self.dtype, f"{self.name}.{round_index}.to+{step}")
+            self.multiply(a, sent, f".{round_index}.for+{step}")
+            group = self.copy(sent, made, *shape, f".{round_index}.put+{step}")
             group.sends = [
                 tuple(lowering.semaphore(owner, f"{made.name}.{i}") for i in rows)
                 for rows in self.copied(shape[0])
             ]
             return made
-        group = self.multiply(a, made, f".{turn}.put+{step}")
+        group = self.multiply(a, made, f".{round_index}.put+{step}")
         group.sends = [
             (lowering.semaphore(owner, f"{made.name}.{c[2] // self.high}"),) for c in group.coords
         ]
         return made
 
-    def _received(self, turn: int, step: int, shape: Sequence[int], owner: int = -1) -> IrTensor:
+    def _received(
+        self, round_index: int, step: int, shape: Sequence[int], owner: int = -1
+    ) -> IrTensor:
         """Where the owner of a band gets the products of the rank `step` behind it."""
-        name = f"{self.name}.{turn}.from+{step}"
+        name = f"{self.name}.{round_index}.from+{step}"
         return self.lowering.graph.tensor(
             shape, self.dtype, arena="symmetric", rank=owner, name=name
         )
 
-    def _cut(self, owner: int, turn: int) -> list[Chunks]:
-        begin, end = self._band(owner, turn)
+    def _cut(self, owner: int, round_index: int) -> list[Chunks]:
+        begin, end = self._band(owner, round_index)
         size = self.dtype.itemsize
-        last = turn == self.rounds - 1
+        last = round_index == self.rounds - 1
         nbytes = self.share_bytes((end - begin) * self.columns * size, last)
         return self.chunks(end - begin, self.columns, nbytes, size)
 
     def _rows_of(self, flat: IrTensor, begin: int, end: int) -> IrTensor:
         return part(flat, 0, begin * self.columns, (end - begin) * self.columns)
 
-    def _add(self, turn: int, own: IrTensor | None) -> None:
+    def _add(self, round_index: int, own: IrTensor | None) -> None:
         """Adds all ranks' products of an own band, and puts the sums where they are wanted."""
         if own is None:
             return
         lowering = self.lowering
-        begin, end = self._band(self.rank, turn)
+        begin, end = self._band(self.rank, round_index)
         steps = range(1, self.world)
-        received = [self._received(turn, step, own.shape) for step in steps]
+        received = [self._received(round_index, step, own.shape) for step in steps]
         shares = [lowering.flat(t) for t in (own, *received)]
         shares += [self._rows_of(t, begin, end) for t in self.residuals]
         base = 0 if self.everywhere else self._owned(self.rank)[0]
         outs = [self._rows_of(self.flat, begin - base, end - base)]
-        told = self.everywhere and not self._copied(turn)
+        told = self.everywhere and not self._copied(round_index)
         if told:
-            outs += [self._there(turn, step, begin, end) for step in steps]
+            outs += [self._there(round_index, step, begin, end) for step in steps]
         order = [(other - self.rank) % self.world for other in range(self.world)]
-        cut = self._cut(self.rank, turn)
+        cut = self._cut(self.rank, round_index)
         coords = [chunk for row in cut for chunk in row]
         rows = [i for i, row in enumerate(cut) for _ in row]
         params = {"element": self.dtype.name, "op": "sum", "order": order, "outputs": len(outs)}
-        group = lowering.emit("combine", params, [*shares, *outs], coords, f".{turn}.sum")
+        group = lowering.emit("combine", params, [*shares, *outs], coords, f".{round_index}.sum")
         nbytes = (coords[0][1] - coords[0][0]) * self.dtype.itemsize
-        group.lanes = self.others(len(coords), nbytes, turn == self.rounds - 1)
-        across = 1 if self._copied(turn) else self.across()
+        group.lanes = self.others(len(coords), nbytes, round_index == self.rounds - 1)
+        across = 1 if self._copied(round_index) else self.across()
         group.awaits = [
             tuple((lowering.semaphore(self.rank, f"{t.name}.{i}"), across) for t in received)
             for i in rows
         ]
         if told:
             group.sends = [
-                tuple(lowering.semaphore(self.peer(s), self._told(turn, s, i)) for s in steps)
+                tuple(
+                    lowering.semaphore(self.peer(s), self._told(round_index, s, i)) for s in steps
+                )
                 for i in rows
             ]
         for step in steps if self.everywhere and not told else ():
-            there = self._there(turn, step, begin, end)
-            copied = self.copy(outs[0], there, end - begin, self.columns, f".{turn}.sum+{step}")
+            there = self._there(round_index, step, begin, end)
+            copied = self.copy(
+                outs[0], there, end - begin, self.columns, f".{round_index}.sum+{step}"
+            )
             peer = self.peer(step)
             copied.sends = [
-                tuple(lowering.semaphore(peer, self._told(turn, step, i)) for i in rows)
+                tuple(lowering.semaphore(peer, self._told(round_index, step, i)) for i in rows)
                 for rows in self.copied(end - begin)
             ]
 
-    def _told(self, turn: int, step: int, row: int) -> str:
+    def _told(self, round_index: int, step: int, row: int) -> str:
         """The counter of the rank `step` on for a row of tiles that this one has summed."""
-        return f"{self.name}.{turn}.sum+{self.world - step}.{row}"
+        return f"{self.name}.{round_index}.sum+{self.world - step}.{row}"
 
-    def _there(self, turn: int, step: int, begin: int, end: int) -> IrTensor:
+    def _there(self, round_index: int, step: int, begin: int, end: int) -> IrTensor:
         """A band of the result at a peer: in place, or where it is received."""
         peer = self.peer(step)
         if self.direct:
             flat = dataclasses.replace(self.flat, buffer=self._buffer_at(peer))
             return self._rows_of(flat, begin, end)
-        return self._sums(turn, self.world - step, begin, end, peer)
+        return self._sums(round_index, self.world - step, begin, end, peer)
 
-    def _sums(self, turn: int, step: int, begin: int, end: int, owner: int) -> IrTensor:
+    def _sums(self, round_index: int, step: int, begin: int, end: int, owner: int) -> IrTensor:
         """Where a rank receives the sums of the rank `step` on."""
         size = ((end - begin) * self.columns,)
-        name = f"{self.name}.{turn}.sums+{step}"
+        name = f"{self.name}.{round_index}.sums+{step}"
         return self.lowering.graph.tensor(
             size, self.dtype, arena="symmetric", rank=owner, name=name
         )
@@ -200,29 +208,31 @@ class _Sum(Product):
                 return buffer
         return graph.buffer("symmetric", own.nbytes, peer, own.name)
 
-    def _arrive(self, turn: int, step: int) -> None:
+    def _arrive(self, round_index: int, step: int) -> None:
         """The sums of the rank `step` on: they are there, or are copied to where they belong."""
         lowering, owner = self.lowering, self.peer(step)
-        begin, end = self._band(owner, turn)
+        begin, end = self._band(owner, round_index)
         if begin == end:
             return
         place = self._rows_of(self.flat, begin, end)
-        cut = self._cut(owner, turn)
-        many = [1 if self._copied(turn) else len(row) for row in cut]
+        cut = self._cut(owner, round_index)
+        many = [1 if self._copied(round_index) else len(row) for row in cut]
         if self.direct:
             coords = [(row[0][0], row[-1][1]) for row in cut]
             rows = list(range(len(cut)))
-            group = lowering.emit("arrival", {}, [place], coords, f".{turn}.from+{step}")
+            group = lowering.emit("arrival", {}, [place], coords, f".{round_index}.from+{step}")
         else:
             coords = [chunk for row in cut for chunk in row]
             rows = [i for i, row in enumerate(cut) for _ in row]
-            source = self._sums(turn, step, begin, end, -1)
+            source = self._sums(round_index, step, begin, end, -1)
             params = {"element": moved(self.dtype)}
             operands = [source, place]
-            group = lowering.emit("combine", params, operands, coords, f".{turn}.from+{step}")
+            group = lowering.emit(
+                "combine", params, operands, coords, f".{round_index}.from+{step}"
+            )
         nbytes = math.ceil(place.nbytes / len(coords))
         group.lanes = self.others(len(coords), nbytes, True)
-        name = f"{self.name}.{turn}.sum+{step}"
+        name = f"{self.name}.{round_index}.sum+{step}"
         group.awaits = [((lowering.semaphore(self.rank, f"{name}.{i}"), many[i]),) for i in rows]
 
 

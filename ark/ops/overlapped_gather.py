@@ -4,6 +4,8 @@ multiplied first, then peers' bands as they arrive. Called by the lowering.
 
 from __future__ import annotations
 
+import itertools
+
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
@@ -39,9 +41,9 @@ class _Gathered(Product):
             for step in steps
         }
         high = -(-self.share // self.high)
-        turns = max(1, min(self.rounds, high))
-        for turn in range(turns):
-            begin, end = (min(self.share, high * i // turns * self.high) for i in (turn, turn + 1))
+        rounds = max(1, min(self.rounds, high))
+        cuts = [min(self.share, high * i // rounds * self.high) for i in range(rounds + 1)]
+        for begin, end in itertools.pairwise(cuts):
             for step, source in received.items():
                 self._multiply_received(step, source, begin, end)
         self.finish()

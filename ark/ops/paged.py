@@ -116,7 +116,7 @@ def paged_attention(
     if v.ir.shape != k.ir.shape or v.ir.dtype != k.ir.dtype or not v.ir.dense:
         raise ModelError(
             f"paged_attention: keys are {k.ir.dtype.name} {list(k.ir.shape)}, values are "
-            f"{v.ir.dtype.name} {list(v.ir.shape)}; they must be alike, and dense"
+            f"{v.ir.dtype.name} {list(v.ir.shape)}; they must have one dtype and shape and be dense"
         )
     if columns % (kv_heads * width):
         raise ModelError(

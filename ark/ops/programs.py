@@ -4,7 +4,7 @@ A put is a tile combined of one share whose result lies on a peer; a reduction c
 copy is nothing at all. Every put has a receive buffer of its own, so within an iteration nothing
 that a peer may read is overwritten, and the only waits between ranks are for data: the packets
 themselves, or a counter for each tile. All ranks lower the same program, so they name receive
-buffers and counters alike.
+buffers as well as counters.
 """
 
 from __future__ import annotations

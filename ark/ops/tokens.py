@@ -130,7 +130,7 @@ def embed(tokens: Any, weight: Any, position: Any, rows: int = 1, name: str = ""
     float_dtype("embed", table)
     batch = check_position("embed", at, at.ir.shape[0] if rows == 1 else 1)
     if ids.ir.shape[0] % batch:
-        raise ModelError(f"embed: {ids.ir.shape[0]} tokens are not those of {batch} texts alike")
+        raise ModelError(f"embed: {ids.ir.shape[0]} tokens are not {batch} texts of equal length")
     if ids.ir.dtype != int32 or len(ids.ir.shape) != 1 or len(table.ir.shape) != 2 or rows < 1:
         raise ModelError(
             f"embed: {rows} rows of tokens {ids.ir.dtype.name} {list(ids.ir.shape)} in a table of "

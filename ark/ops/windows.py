@@ -193,8 +193,8 @@ def conv_transpose(
     ]
     windows = _windows(x, groups, kernel, rules, sizes)
     each, outputs = channels // groups, w.ir.shape[1]
-    turned = transpose(reshape(w, [groups, each, outputs, math.prod(kernel)]), [0, 2, 1, 3])
-    table = reshape(turned, [groups * outputs, each, *kernel])
+    transposed = transpose(reshape(w, [groups, each, outputs, math.prod(kernel)]), [0, 2, 1, 3])
+    table = reshape(transposed, [groups * outputs, each, *kernel])
     return _multiplied(table, windows, groups, sizes, bias, name or "conv_transpose")
 
 

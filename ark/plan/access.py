@@ -290,7 +290,7 @@ class Region:
 
 def _meet_combs(a: list[np.ndarray], b: list[np.ndarray], gap: np.ndarray) -> np.ndarray:
     """(count, step, length) against the same, b `gap` bytes behind a, of one step or one range:
-    they meet where a whole number of steps between them brings two ranges together.
+    they meet where a whole number of steps between them makes two ranges meet.
     """
     step = np.where(a[0] > 1, a[1], b[1])
     least = np.maximum((gap - a[2]) // step + 1, 1 - b[0])

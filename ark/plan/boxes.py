@@ -1,8 +1,8 @@
 """Which boxes of its operands the tasks of an op touch, relative to each operand's first element.
 
-Ops of one signature touch alike, so a model's equal layers, the cells of a recurrent net and the
-ranks of a set share these arrays; an op adds only where its operands lie (ark.plan.access). Tasks
-that touch the same box share a row. Called by lowering, scheduler and verifier.
+Ops of one signature touch the same boxes, so a model's equal layers, the cells of a recurrent net
+and the ranks of a set share these arrays; an op adds only where its operands lie (ark.plan.access).
+Tasks that touch the same box share a row. Called by lowering, scheduler and verifier.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is known to be complete: vector clocks (Mattern 1989), shared by all who know the same.
 
 A row has an entry per processor: how many of its tasks are complete. Counters alone tell: a packet
-brings no other memory along, and its producer may still be at work. What a task knows of its own
+publishes no other memory, and its producer may still be at work. What a task knows of its own
 processor follows from its place there and is left out, so processors that waited for the same have
 the same rows, and only waits make new ones.
 """

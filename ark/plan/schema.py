@@ -169,7 +169,7 @@ class PlanFile(Closed, frozen=True):
     tensors: tuple[TensorRow, ...]
     ops: tuple[OpRow, ...]
     counters: tuple[CounterRow, ...]
-    phases: Annotated[tuple[PhaseEntry, ...], Meta(min_length=1, max_length=8)]
+    phases: Annotated[tuple[PhaseEntry, ...], Meta(min_length=1)]
 
 
 def read(data: Any) -> Plan:

@@ -12,6 +12,13 @@ from typing import Any
 
 from ark.ir.dtype import by_name
 
+SHORT_PACKET = 4
+
+
+def packet_bytes(dtype: str) -> int:
+    """Bytes of a packet: {32-bit word, epoch}, or {16-bit value, 16 bits of the epoch}."""
+    return SHORT_PACKET if by_name(dtype).bits == 16 else 8
+
 
 @dataclass(frozen=True)
 class OperandType:
@@ -25,12 +32,15 @@ class OperandType:
 
     @property
     def ctype(self) -> str:
-        return "ark_u64" if self.packet else by_name(self.dtype).storage
+        storage = by_name(self.dtype).storage
+        if not self.packet:
+            return storage
+        return f"ArkShort<{storage}>" if self.itemsize == SHORT_PACKET else "ark_u64"
 
     @property
     def itemsize(self) -> int:
         """Bytes of an item: an element, or the byte that elements of 4 bits share."""
-        return 8 if self.packet else by_name(self.dtype).itemsize
+        return packet_bytes(self.dtype) if self.packet else by_name(self.dtype).itemsize
 
     @property
     def per_item(self) -> int:

@@ -138,7 +138,7 @@ class Executor(PlanMemory):
             lambda counter: own._counter_address(counter),
             lambda counter: own._counters[False] + counter * own.machine.line_bytes,
         )
-        self._control = self._alloc(layout.dtype("ArkControl").itemsize)
+        self._control = self._alloc(layout.control(0, [0] * (len(plan.phases) - 1)).nbytes)
         self._trace_records = trace_records
         self._trace_bytes = trace_records * plan.processors * layout.dtype("ArkTrace").itemsize
         traced = self._trace_bytes * len(self.kernels)
@@ -320,9 +320,7 @@ class Executor(PlanMemory):
             self.device.zero(self._shared.address, self._received_bytes)
         if self._trace is not None:
             self.device.zero(self._trace.address, self._trace.nbytes)
-        control = np.zeros(1, layout.dtype("ArkControl"))
-        control["limit"] = ends[-1]
-        control["phase_end"][0, : len(ends) - 1] = ends[:-1]
+        control = layout.control(ends[-1], ends[:-1])
         self.device.write(self._control.address, control.view(np.uint8))
         assert self._host.host is not None
         self._host.host[:] = 0

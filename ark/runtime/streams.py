@@ -28,7 +28,8 @@ class Streamed:
         self._again: Again | None = None
         self._params: np.ndarray | None = None
         self._run: Run | None = None
-        self._first: Any = None
+        self._error: Any = None  # words of the host's and of the parameters, as memory: reading a
+        self._first: Any = None  # field of an array costs several times as much
         self._end: Any = None
 
     def __call__(self, stream: int, iterations: int = 1) -> None:
@@ -37,7 +38,7 @@ class Streamed:
         run = self._run
         if run is None or executor.latest is not run or executor.resumed is None:
             run = self._begin()
-        if run.host["error"][0]:
+        if self._error[0]:
             run.check()
         assert self._again is not None
         self._first[0] = executor.resumed
@@ -55,6 +56,7 @@ class Streamed:
             kernel = executor.kernels[0]
             self._again = device.again(kernel.loaded, params, kernel.grid(executor.plan.processors))
             self._params = params
-            self._first, self._end = params["first"], params["end"]
+            self._first, self._end = params["first"].data, params["end"].data
         self._run = executor.watched(self._again)
+        self._error = self._run.host["error"].data
         return self._run

@@ -67,7 +67,7 @@ ARK_DEVICE int ark_attention_end(int place) {
 }
 
 // Shared memory of the common body: R rows of queries at a time, scores of C keys, sums; by one
-// thread also C keys, turned.
+// thread also C keys, transposed.
 template <class S, int C, int R>
 struct ArkAttentionTileScratch {
   float query[R * S::D];

@@ -7,7 +7,7 @@ tree, ...]` a function of ark.tasks.functions. Trees come from the lowering or f
 name is looked up, a number is printed as a number, so that nothing of a file becomes code.
 
 Values are of one of four types, C's names: float for all floating point; ark_i32 for integers of
-32 bits and less, ark_i64 for int64 and uint32, bool. A function's arguments are brought to the
+32 bits and less, ark_i64 for int64 and uint32, bool. A function's arguments are converted to the
 widest of theirs; a result of fewer bits comes by a cast or the store.
 """
 
@@ -150,7 +150,7 @@ def _check(tree: Any, dtypes: Sequence[str], rank: int, left: list[int]) -> str:
 
 
 def _computes(name: str, types: Sequence[str]) -> str:
-    """The type that a function's arguments are brought to; for `where` those behind the first."""
+    """The type that a function's arguments are converted to; for `where` those behind the first."""
     function = FUNCTIONS[name]
     if function.logical:
         return "bool"

@@ -172,8 +172,8 @@ class Matmul(TaskKind):
         shape: tuple[Any, ...] = (*sig.params["tile"], *dims(sig)[:2])
         callee = "ark_matmul_gated" if gated else "ark_matmul"
         if machine.has("single_thread") and sig.params["tile"][0] >= FEW_ROWS:
-            turned = (bool(sig.params[name]) for name in ("transpose_a", "transpose_b"))
-            callee, shape = "ark_matmul_blocked", (*shape, DEPTH, gated, *turned)
+            transposed = (bool(sig.params[name]) for name in ("transpose_a", "transpose_b"))
+            callee, shape = "ark_matmul_blocked", (*shape, DEPTH, gated, *transposed)
         elif machine.has("single_thread") and not gated and not sig.params["transpose_b"]:
             callee = "ark_matmul_alone"
         elif _staged(sig, machine):

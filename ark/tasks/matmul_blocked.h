@@ -34,7 +34,7 @@ ARK_DEVICE void ark_panels(const S* a, const S* b, int depth, S* sums) {
 
 // Panels of WIDTH of the `count` lines of `depth` elements, zeros where lines end. at(line, k)
 // gives an element's place. ALONG: a line's elements are neighbours in memory, so they are read
-// side by side and turned in a small buffer.
+// side by side and transposed in a small buffer.
 template <int WIDTH, bool ALONG, typename S, class At>
 ARK_DEVICE void ark_pack_panels(S* to, int count, int depth, const At& at) {
   constexpr int SOME = 16;
@@ -45,15 +45,15 @@ ARK_DEVICE void ark_pack_panels(S* to, int count, int depth, const At& at) {
       for (int i = 0; i < WIDTH * depth; ++i) to[i] = 0;
     } else if (ALONG) {
       for (; k + SOME <= depth; k += SOME) {
-        S turned[WIDTH][SOME];
+        S transposed[WIDTH][SOME];
         for (int i = 0; i < WIDTH; ++i) {
           const auto* line = at(first + i, k);
           ARK_VECTOR_LOOP
-          for (int j = 0; j < SOME; ++j) turned[i][j] = ark_factor(line + j);
+          for (int j = 0; j < SOME; ++j) transposed[i][j] = ark_factor(line + j);
         }
         for (int j = 0; j < SOME; ++j) {
           ARK_VECTOR_LOOP
-          for (int i = 0; i < WIDTH; ++i) to[(k + j) * WIDTH + i] = turned[i][j];
+          for (int i = 0; i < WIDTH; ++i) to[(k + j) * WIDTH + i] = transposed[i][j];
         }
       }
     } else {

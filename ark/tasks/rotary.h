@@ -35,7 +35,7 @@ ARK_DEVICE int ark_rope_place(const R& rope, int m) {
   return rope.position + m;
 }
 
-// The angle by which the pair of row m at this column is turned.
+// The angle by which the pair of row m at this column is rotated.
 template <class R>
 ARK_DEVICE float ark_rope_angle(const R& rope, int m, int column) {
   return static_cast<float>(ark_rope_place(rope, m)) * rope.frequencies.p[column % R::D / 2];

@@ -1,4 +1,4 @@
-"""Rotary embedding, and what a projection's result is turned or gated into in pairs.
+"""Rotary embedding, and what a projection's result is rotated or gated into in pairs.
 
 They stand on their own where the product before them is no linear task; the linear kind stores
 through the same functions (rotary.h).
@@ -39,7 +39,7 @@ def sequences_of(sig: Signature, first: int) -> int:
 
 
 def rotary_check(sig: Signature, out: int, first: int, shape: tuple[int, int]) -> None:
-    """Raises PlanError unless a projection of this shape can be turned and stored.
+    """Raises PlanError unless a projection of this shape can be rotated and stored.
 
     out: the queries' operand; first: the position's, before frequencies, caches and perhaps fresh.
     """

@@ -1,5 +1,5 @@
-// Squares of SIDE by SIDE elements turned through shared memory: packs are read along the source's
-// rows and written along the target's, and the next squares are on their way meanwhile.
+// Squares of SIDE by SIDE elements transposed through shared memory: packs are read along the
+// source's rows and written along the target's, and the next squares are loaded meanwhile.
 
 template <typename T>
 struct ArkSquare {
@@ -13,7 +13,7 @@ ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, cha
                               const Place& place) {
   constexpr int PITCH = SIDE + 4 / (sizeof(T) < 4 ? sizeof(T) : 4), ROW = SIDE / V;
   constexpr int PACKS = (SIDE * ROW + ARK_THREADS - 1) / ARK_THREADS;
-  T* turned = reinterpret_cast<T*>(scratch);
+  T* transposed = reinterpret_cast<T*>(scratch);
   ArkHeld<T, V> ahead[COUNT][PACKS], now[COUNT][PACKS];
   const auto load = [&](int first) {
 #pragma unroll
@@ -48,7 +48,7 @@ ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, cha
         if (r >= SIDE) continue;
         const ArkPack<T, V> pack = ark_unpacked(now[s][i]);
 #pragma unroll
-        for (int j = 0; j < V; ++j) turned[r * PITCH + c + j] = pack.v[j];
+        for (int j = 0; j < V; ++j) transposed[r * PITCH + c + j] = pack.v[j];
       }
       ark_sync();
 #pragma unroll
@@ -57,7 +57,7 @@ ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, cha
         if (c >= square.columns || r >= square.rows) continue;
         ArkPack<T, V> pack;
 #pragma unroll
-        for (int j = 0; j < V; ++j) pack.v[j] = turned[(r + j) * PITCH + c];
+        for (int j = 0; j < V; ++j) pack.v[j] = transposed[(r + j) * PITCH + c];
         ark_store_pack<V>(square.to + c * to_row + r, pack);
       }
     }

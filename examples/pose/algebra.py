@@ -62,11 +62,11 @@ def normal_equations(
     ]
     weight = inverse(spread)
     rows = [[weight[at(3, i, j)] for j in three] for i in three]
-    turned = [dot(a[i], first) for i in three]
-    e = [second[i] - turned[i] - p[i] for i in three]
+    rotated = [dot(a[i], first) for i in three]
+    e = [second[i] - rotated[i] - p[i] for i in three]
     pull = [dot(rows[i], e) for i in three]
     # A r^, where r^ = r - (R_rb - R_rr A') W e is the best estimate of the true r.
-    q = [turned[i] - dot([a_rb[i][j] - a_rr_a[at(3, i, j)] for j in three], pull) for i in three]
+    q = [rotated[i] - dot([a_rb[i][j] - a_rr_a[at(3, i, j)] for j in three], pull) for i in three]
     # H = [-[q]x, I], so H'W = [[q]x W, W], and [q]x W has the columns q x (columns of W).
     columns = [cross(q, rows[j]) for j in three]
     mixed = [[columns[j][i] for j in three] for i in three]
@@ -83,6 +83,6 @@ def moved(pose: Sequence[Number], step: Sequence[Number]) -> list[Number]:
     """The pose after a step (rotation vector, position): A <- C A, C the Cayley transform."""
     w, x, y, z = pose[:4]
     a, b, c = (0.5 * s for s in step[:3])
-    turned = [w - a * x - b * y - c * z, x + a * w + b * z - c * y]
-    turned += [y + b * w + c * x - a * z, z + c * w + a * y - b * x]
-    return turned + [p + s for p, s in zip(pose[4:], step[3:], strict=True)]
+    rotated = [w - a * x - b * y - c * z, x + a * w + b * z - c * y]
+    rotated += [y + b * w + c * x - a * z, z + c * w + a * y - b * x]
+    return rotated + [p + s for p, s in zip(pose[4:], step[3:], strict=True)]

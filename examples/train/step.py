@@ -119,7 +119,7 @@ class Builder:
                 self.weights[name] = ark.parameter(size, name=name)
                 self.step.names[name] = self.weights[name].ir.buffer.name
             self.cos, self.sin = (self.tensor(n, (c.rows, c.head)) for n in ("cos", "sin"))
-            self.turn = self.tensor("turn", (c.head, c.head))
+            self.rotation = self.tensor("rotation", (c.head, c.head))
             self.mask = self.tensor("mask", (c.rows, c.rows))
             found: dict[str, list[tuple[str, Any]]] = {name: [] for name in self.weights}
             count = range(self.shape.micro_batches)
@@ -194,12 +194,12 @@ class Builder:
             split = ark.reshape(x, (self.rows, c.rows, c.kv_heads, group, c.head))
             return ark.transpose(split, [0, 2, 3, 1, 4])
 
-        def turned(x: Any) -> Any:
-            return ark.add(ark.mul(x, self.cos), ark.mul(ark.matmul(x, self.turn), self.sin))
+        def rotated(x: Any) -> Any:
+            return ark.add(ark.mul(x, self.cos), ark.mul(ark.matmul(x, self.rotation), self.sin))
 
         x = ark.rmsnorm(h, self.weight(f"{name}.attention_norm", used), c.eps)
-        query = turned(heads(product(x, "query"), c.heads // c.kv_heads))
-        key, value = turned(heads(product(x, "key"), 1)), heads(product(x, "value"), 1)
+        query = rotated(heads(product(x, "query"), c.heads // c.kv_heads))
+        key, value = rotated(heads(product(x, "key"), 1)), heads(product(x, "value"), 1)
         scores = ark.mul(ark.matmul(query, key, transpose_other=True), c.head**-0.5)
         mixed = ark.matmul(ark.softmax(ark.add(scores, self.mask)), value)
         rows = ark.reshape(ark.transpose(mixed, [0, 3, 1, 2, 4]), (self.rows, c.rows, c.hidden))
@@ -265,7 +265,7 @@ def arrays(c: Config, seed: int, micro_batches: int) -> tuple[dict[str, np.ndarr
     turn = np.zeros((c.head, c.head))
     turn[np.arange(half) + half, np.arange(half)] = -1
     turn[np.arange(half), np.arange(half) + half] = 1
-    found["turn"] = turn
+    found["rotation"] = turn
     found["mask"] = np.triu(np.full((c.rows, c.rows), -1e9), 1)
     tokens = random.integers(0, c.vocab, (c.batch, c.rows + 1))
     one_hot = np.eye(c.vocab)[tokens]

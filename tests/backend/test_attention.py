@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ark.attention(q, k, k, causal=False, window=3)
     with pytest.raises(ModelError, match=r"expected fp32 \(2,\)"):
         ark.attention(q, k, k, sinks=ark.tensor((3,)))
-    with pytest.raises(ModelError, match="must be alike"):
+    with pytest.raises(ModelError, match="must have one dtype and shape"):
         ark.attention(q, k, ark.tensor((1, 8, 16), ark.fp16))
     with pytest.raises(ModelError, match="heads a multiple of 1"):
         ark.attention(ark.tensor((4, 24)), k, k)

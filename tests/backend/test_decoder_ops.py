@@ -24,7 +24,7 @@ def values(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-def turned(x: np.ndarray, position: int, interleaved: bool) -> np.ndarray:
+def rotated(x: np.ndarray, position: int, interleaved: bool) -> np.ndarray:
     """As transformers turns (rows, heads * 16) from a position on."""
     rows = len(x)
     heads = torch.tensor(x).view(1, rows, -1, 16).transpose(1, 2)
@@ -52,7 +52,7 @@ def test_rotary_embedding_turns_as_transformers_do(backend: str) -> None:
             def expected(
                 x: Any, p: Any, f: Any, at: int = position, pairs: bool = interleaved
             ) -> np.ndarray:
-                return turned(x, at, pairs)
+                return rotated(x, at, pairs)
 
             inputs = [
                 (values(3, 48), dtype),
@@ -175,8 +175,8 @@ def test_rope_kv_is_rotation_and_two_appends(backend: str) -> None:
         runtime.run()
         found = [t.to_numpy() for t in made]
     query, key, value = np.split(x, [64, 96], axis=1)
-    wanted = [turned(query, position, True)]
-    key = turned(key, position, True)
+    wanted = [rotated(query, position, True)]
+    key = rotated(key, position, True)
     for cache, fresh in zip(caches, (key, value), strict=True):
         after = cache.copy()
         after[:, position : position + rows] = fresh.reshape(rows, 2, 16).swapaxes(0, 1)

@@ -336,7 +336,7 @@ def test_products(backend: str) -> None:
 
 def test_convolutions_and_pools(backend: str) -> None:
     image, weight, bias = values(2, 4, 7, 6, seed=5), values(6, 2, 3, 2, seed=6), values(6, seed=7)
-    turned = values(4, 3, 3, 2, seed=8)
+    kernel = values(4, 3, 3, 2, seed=8)
     line = values(1, 2, 9, seed=9)
     check(
         [
@@ -366,7 +366,7 @@ def test_convolutions_and_pools(backend: str) -> None:
             ),
             Case(
                 "conv_transpose",
-                [image, turned],
+                [image, kernel],
                 lambda x, w: ark.conv_transpose(x, w, stride=2, padding=1, output_padding=1),
                 lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1),
             ),

@@ -51,13 +51,13 @@ def test_any_tile_gives_the_same_result(backend: str, tile: list[int]) -> None:
     v = x[1].astype(np.float64)
     e = np.exp(v - v.max(1, keepdims=True))
     pairs = v[:, 0::2] + 1j * v[:, 1::2]
-    turned = np.stack([(pairs**2).real, (pairs**2).imag], -1).reshape(40, 96)
+    rotated = np.stack([(pairs**2).real, (pairs**2).imag], -1).reshape(40, 96)
     w = v + 1
     wanted = [
         0.5 * w * (1 + np.tanh(np.sqrt(2 / np.pi) * (w + 0.044715 * w**3))),
         v * row[1],
         v @ b[1].astype(np.float64),
-        turned,
+        rotated,
         v.sum(1, keepdims=True),
         v.max(0, keepdims=True),
         e / e.sum(1, keepdims=True),

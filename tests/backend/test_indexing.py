@@ -137,8 +137,8 @@ def scattered(a: np.ndarray, ids: np.ndarray, u: np.ndarray, axis: int, reductio
 
 
 def summed(a: np.ndarray, axis: int, exclusive: bool, reverse: bool) -> np.ndarray:
-    turned = np.flip(a, axis) if reverse else a
-    made = turned.cumsum(axis) - (turned if exclusive else 0)
+    flipped = np.flip(a, axis) if reverse else a
+    made = flipped.cumsum(axis) - (flipped if exclusive else 0)
     return np.flip(made, axis) if reverse else made
 
 

@@ -424,22 +424,23 @@ def test_in_place(backend: str) -> None:
     moved = ark.add(shift[:-1], 1.0, output=shift[1:])
     square = ark.tensor([96, 96])
     product = ark.matmul(square, square, output=square)
-    turned = ark.tensor([80, 80])
-    flipped = ark.transpose(turned, [1, 0], output=turned)
+    transposed = ark.tensor([80, 80])
+    flipped = ark.transpose(transposed, [1, 0], output=transposed)
     rows = ark.tensor([40, 33])
     normed = ark.softmax(rows, output=rows)
     arrays = {
-        id(t): values(*t.shape(), seed=20).astype(np.float32) for t in (shift, square, turned, rows)
+        id(t): values(*t.shape(), seed=20).astype(np.float32)
+        for t in (shift, square, transposed, rows)
     }
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
-        for tensor in (shift, square, turned, rows):
+        for tensor in (shift, square, transposed, rows):
             tensor.from_numpy(arrays[id(tensor)])
         runtime.run()
         np.testing.assert_allclose(moved.to_numpy(), arrays[id(shift)][:-1] + 1)
         wide = arrays[id(square)].astype(np.float64)
         np.testing.assert_allclose(product.to_numpy(), wide @ wide, rtol=1e-3, atol=1e-3)
-        np.testing.assert_array_equal(flipped.to_numpy(), arrays[id(turned)].T)
+        np.testing.assert_array_equal(flipped.to_numpy(), arrays[id(transposed)].T)
         e = np.exp(arrays[id(rows)].astype(np.float64))
         np.testing.assert_allclose(normed.to_numpy(), e / e.sum(1, keepdims=True), rtol=1e-5)
 

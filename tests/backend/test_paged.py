@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_refused() -> None:
     pages, at = ark.tensor((2, 3), ark.int32), ark.tensor((2,), ark.int32)
     with pytest.raises(ModelError, match=r"expected \(pages, heads"):
         ark.paged_attention(q, ark.tensor((5, 8, 16)), k, pages, at)
-    with pytest.raises(ModelError, match="must be alike"):
+    with pytest.raises(ModelError, match="must have one dtype and shape"):
         ark.paged_attention(q, k, ark.tensor((5, 1, 8, 16), ark.fp16), pages, at)
     with pytest.raises(ModelError, match=r"expected int32 \(sequences, most pages\)"):
         ark.paged_attention(q, k, k, ark.tensor((2, 3)), at)

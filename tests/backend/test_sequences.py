@@ -71,13 +71,13 @@ def test_each_sequence_is_computed_as_if_alone(backend: str) -> None:
         return [t for _, t in made]
 
     key, position, keys = inputs("kv_append")
-    turned = ark.rope_kv(*inputs("rope_kv"))
+    rotated = ark.rope_kv(*inputs("rope_kv"))
     results = {
         "embed": [ark.embed(*inputs("embed"))],
         "rotary_embedding": [ark.rotary_embedding(*inputs("rotary_embedding"))],
         "kv_append": [ark.kv_append(keys, key, position)],
         "attention": [ark.attention(*inputs("attention"))],
-        "rope_kv": list(turned),
+        "rope_kv": list(rotated),
     }
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)

@@ -5,6 +5,8 @@ on a GPU equal to NumPy's for all transposes, batches and ragged edges.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 
 import numpy as np
@@ -17,11 +19,12 @@ from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
 from ark.lower.tiling import side_by_side
 from ark.machine import Machine
-from ark.plan.serialize import machine_of
+from ark.plan.serialize import from_json, machine_of, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from ark.runtime.tables import build
+from ark.variant import COMPUTE, LOAD, Role
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -43,7 +46,9 @@ CASES = [
     ((), (), 136, 3000, 1000, (False, True), fp16),
     ((3,), (3,), 256, 512, 1024, (False, True), bf16),
     ((2, 1), (1, 3), 200, 328, 1032, (False, False), bf16),
-    ((), (), 16, 4096, 1096, (False, True), bf16),  # few rows, parts of k
+    ((), (), 16, 4096, 1096, (False, True), bf16),  # few rows, tiles of 32 columns
+    ((), (), 16, 4096, 4096, (False, True), bf16),  # and stages of several lines of k
+    ((), (), 16, 4096, 1096, (False, False), fp16),  # few rows, tiles of 64
     ((), (), 40, 1096, 4096, (True, False), fp16),
     ((), (), 100, 1000, 2056, (False, False), bf16),
     ((), (), 128, 1024, 4096, (True, True), bf16),
@@ -96,6 +101,25 @@ def test_the_compiler_does_not_wait_between_instructions(
 )
 def test_what_boxes_cannot_bring_stays_in_the_block_variant(m, n, k, dtype) -> None:
     assert product(H100, (), (), m, n, k, (False, False), dtype).variant == "block"
+
+
+def test_the_registers_of_roles_are_those_that_the_plan_names() -> None:
+    """A warpgroup has as many as its role, which all together are no more than a processor has."""
+    made = product(H100, *CASES[0])
+    entry = to_json(made)
+    (variant,) = machine_of(made).variants
+    assert sum(32 * r.warps * r.registers for r in variant.roles) <= 65536
+    codes = []
+    for compute, load in ((232, 40), (216, 72)):
+        roles = (Role(COMPUTE, 8, compute), Role(LOAD, 4, load))
+        assert roles == variant.roles or codes
+        changed = json.loads(entry)
+        changed["machine"]["variants"][0]["roles"] = [dataclasses.asdict(r) for r in roles]
+        plan = from_json(json.dumps(changed))
+        target = machine_of(plan)
+        source = write(plan, target, backend.dialect(H100.arch)).source
+        codes.append(backend.compiler().compile(source, Target(H100.arch, target.threads)).data)
+    assert codes[0] != codes[1]
 
 
 def test_processors_run_through_the_tiles_together() -> None:
@@ -220,7 +244,12 @@ def fused(machine: Machine, m: int, n: int, k: int, dtype: DataType) -> Plan:
     return found
 
 
-FUSED = [(512, 1096, 520, bf16), (999, 1096, 520, fp16), (33, 1096, 4096, bf16)]
+FUSED = [
+    (512, 1096, 520, bf16),
+    (999, 1096, 520, fp16),
+    (33, 1096, 4096, bf16),
+    (16, 4096, 4096, bf16),
+]
 
 
 @pytest.mark.parametrize(("m", "n", "k", "dtype"), FUSED)

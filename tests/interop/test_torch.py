@@ -162,7 +162,7 @@ def test_sizes_that_may_not_be_padded() -> None:
     cases: dict[str, Any] = {
         "mean": lambda x: x.mean(0),
         "product": lambda x: x.T @ x,
-        "turned": lambda x: x.flip(0) * 2.0,
+        "flipped": lambda x: x.flip(0) * 2.0,
         "number": lambda x: x * x.shape[0],
         "joined": lambda x: torch.cat([x, x], 0) + 1.0,
         "cut": lambda x: x[-2:] * 2.0,
@@ -283,3 +283,18 @@ def test_a_module_that_is_moved_is_found() -> None:
     module.double()
     with pytest.raises(ark.InvalidUsageError, match=r"torch\.float64"):
         made(x)
+
+
+def test_parameters_that_move_under_torch_compile_are_found() -> None:
+    """Shapes and types are what Dynamo's guards look at; where a parameter lies is ark's part."""
+    module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 3))
+    compiled, x = torch.compile(module, backend=backend), torch.randn(2, 4)
+    with torch.no_grad():
+        for number in range(4):
+            close(compiled(x), module(x))
+            part = module[2 * (number % 2)]
+            part.weight.data, part.bias.data = part.weight * 2.0, part.bias + 1.0
+        close(compiled(x), module(x))
+        module.double()
+        close(compiled(x.double()), module(x.double()))  # other guards, another graph
+    assert sum(p._guarded for p in PROGRAMS) >= 1

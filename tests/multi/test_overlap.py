@@ -49,24 +49,24 @@ def body(world: int, what: str, symmetric: bool = False) -> Body:
     place = {"world_size": world}
 
     def make(rank: int) -> None:
-        def operand(name: str, shape: list[int], turned: bool) -> ark.Tensor:
-            shape = shape[::-1] if turned else shape
+        def operand(name: str, shape: list[int], transposed: bool) -> ark.Tensor:
+            shape = shape[::-1] if transposed else shape
             x = ark.tensor(shape, ark.fp32, name=name)
             return ark.cast(ark.add(x, 1.0, output=x) if name == "a" else x, dtype)
 
         b = operand("b", [depth, columns], turn_b)
-        turns = {"transpose_input": turn_a, "transpose_other": turn_b}
+        transposes = {"transpose_input": turn_a, "transpose_other": turn_b}
         a = operand("a", [rows, depth], turn_a)
         residual = ark.cast(ark.tensor([rows, columns], name="residual"), dtype)
-        made = ark.all_reduce(ark.matmul(a, b, **turns), rank, **place)
+        made = ark.all_reduce(ark.matmul(a, b, **transposes), rank, **place)
         keep(ark.cast(made, ark.fp32), "sum")
-        direct = ark.all_reduce(ark.matmul(a, b, **turns), rank, **place)
+        direct = ark.all_reduce(ark.matmul(a, b, **transposes), rank, **place)
         keep(ark.cast(ark.add(direct, residual), ark.fp32), "residual")
         out = ark.tensor([rows, columns], dtype, name="kept")
-        ark.all_reduce(ark.matmul(a, b, **turns), rank, **place, output=out)
+        ark.all_reduce(ark.matmul(a, b, **transposes), rank, **place, output=out)
         keep(ark.cast(out, ark.fp32), "given")
         even = operand("even", [rounded(world, rows), depth], turn_a)
-        share = ark.reduce_scatter(ark.matmul(even, b, **turns), rank, **place)
+        share = ark.reduce_scatter(ark.matmul(even, b, **transposes), rank, **place)
         keep(ark.cast(share, ark.fp32), "share")
         c = operand("c", [rows, depth], False)
         gathered = ark.all_gather(c, rank, **place)
@@ -82,8 +82,8 @@ def inputs(world: int, what: str) -> list[dict[str, np.ndarray]]:
     for rank in range(world):
         rng = np.random.default_rng(rank)
 
-        def whole(m: int, n: int, turned: bool, rng: np.random.Generator = rng) -> np.ndarray:
-            return rng.integers(-1, 2, (n, m) if turned else (m, n)).astype(np.float32)
+        def whole(m: int, n: int, transposed: bool, rng: np.random.Generator = rng) -> np.ndarray:
+            return rng.integers(-1, 2, (n, m) if transposed else (m, n)).astype(np.float32)
 
         made.append(
             {

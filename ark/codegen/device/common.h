@@ -108,7 +108,7 @@ ARK_DEVICE float ark_load_row(ArkCtx& c, const ark_u64* p, int stride, int n, fl
   return squares;
 }
 
-// Turns a pair of neighbours by an angle given as sine and cosine (RoPE, pairwise complex
+// Rotates a pair of neighbours by an angle given as sine and cosine (RoPE, pairwise complex
 // multiply).
 ARK_DEVICE void ark_rotate(float& a, float& b, float sine, float cosine) {
   const float x = a, y = b;

@@ -106,13 +106,15 @@ ARK_DEVICE void ark_open_loop(ArkCtx& c, const ArkParams* p, ark_u32 processor, 
   c.asked = 0u;
   for (int w = 0; w < ARK_BLOCK_WARPS; ++w) c.warps[w] = ARK_NO_TASK;
 }
-// The iterations at which phases end. The last one's has no end but the loop's.
+// The iterations at which phases end; they lie behind ArkControl. The last one's has no end but the
+// loop's.
 struct ArkPhases {
   ark_u32 end[ARK_PHASES];
 };
 ARK_DEVICE ArkPhases ark_phases(const ArkParams* p) {
   ArkPhases phases = {};
-  for (ark_u32 i = 0u; i + 1u < ARK_PHASES; ++i) phases.end[i] = ark_control(p)->phase_end[i];
+  const ark_u32* ends = reinterpret_cast<const ark_u32*>(ark_control(p) + 1);
+  for (ark_u32 i = 0u; i + 1u < ARK_PHASES; ++i) phases.end[i] = ends[i];
   return phases;
 }
 ARK_DEVICE ark_u32 ark_phase(const ArkPhases& phases, ark_u32 iteration) {

@@ -86,9 +86,29 @@ ARK_DEVICE ArkPack<T, N> ark_unpacked(const ArkWords<T, N>& held) {
   } both = {held};
   return both.pack;
 }
+// Stored as the words that it is, for the same reason. A backend whose compiler parts those too
+// says how to store 16 bytes at once.
+template <typename T, int N>
+ARK_DEVICE void ark_store_held(const ArkPack<T, N>& held, T* p) {
+  *reinterpret_cast<ArkPack<T, N>*>(p) = held;
+}
+template <typename T, int N>
+ARK_DEVICE void ark_store_held(const ArkWords<T, N>& held, T* p) {
+#if defined(ARK_HAS_STORE_WORDS)
+  if constexpr (sizeof(held.words) == 16) {
+    ark_store_words(p, held.words.v);
+    return;
+  }
+#endif
+  *reinterpret_cast<decltype(ArkWords<T, N>::words)*>(p) = held.words;
+}
 template <int N, typename T>
 ARK_DEVICE void ark_store_pack(T* p, const ArkPack<T, N>& pack) {
-  *reinterpret_cast<ArkPack<T, N>*>(p) = pack;
+  union {
+    ArkPack<T, N> pack;
+    ArkHeld<T, N> held;
+  } both = {pack};
+  ark_store_held(both.held, p);
 }
 
 // Is device memory at this address aligned for whole packs?

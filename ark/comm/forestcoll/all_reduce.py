@@ -57,8 +57,8 @@ def optimal_all_reduce(topology: Topology, in_network: bool = False) -> AllReduc
     whether some reach the rate, `ark.comm.forestcoll.forest` finds out by drawing them.
     """
     net = network(topology)
-    turned = topology.reverse()
-    equal, backward = optimal(topology), optimal(turned)
+    reverse = topology.reverse()
+    equal, backward = optimal(topology), optimal(reverse)
     # Links' shares p and 1 - p for gathering and reducing: both at the same rate.
     inverse = equal.inv_x + backward.inv_x
     share = equal.inv_x / inverse
@@ -69,7 +69,7 @@ def optimal_all_reduce(topology: Topology, in_network: bool = False) -> AllReduc
         (rate / net.ranks,) * net.ranks,
         (
             tuple(share * each for each in balanced(net).bandwidth),
-            tuple((1 - share) * each for each in balanced(network(turned)).bandwidth),
+            tuple((1 - share) * each for each in balanced(network(reverse)).bandwidth),
         ),
     )
     programme = Programme(net, both=True, in_network=in_network)

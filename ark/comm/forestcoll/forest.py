@@ -101,12 +101,12 @@ def forest(
             f"{collective} was given root {root}; broadcast and reduce need one, others take none."
         )
     roots = None if root is None else {root: 1}
-    turned = topology.reverse()
+    reverse = topology.reverse()
     if collective in ("all_gather", "broadcast"):
         optimum, gathering = _gathering(topology, k, roots)
         return Forest(topology, collective, optimum, gathering=gathering)
     if collective in ("reduce_scatter", "reduce"):
-        optimum, outward = _gathering(turned, k, roots)
+        optimum, outward = _gathering(reverse, k, roots)
         return Forest(topology, collective, optimum, reducing=_reversed(outward))
     made = None
     if k is None:
@@ -116,11 +116,11 @@ def forest(
 
 def _in_two_phases(topology: Topology, k: int | None) -> Forest:
     """Returns an all-reduce that is a reduce-scatter and then an all-gather."""
-    turned = topology.reverse()
+    reverse = topology.reverse()
     optimum, gathering = _gathering(topology, k, None)
     other, outward = optimum, gathering
-    if turned.capacities() != topology.capacities() or turned.multicast != topology.multicast:
-        other, outward = _gathering(turned, k, None)
+    if reverse.capacities() != topology.capacities() or reverse.multicast != topology.multicast:
+        other, outward = _gathering(reverse, k, None)
     trees_a_root = math.lcm(optimum.k, other.k)
     gathering = _finer(gathering, trees_a_root // optimum.k)
     reducing = _reversed(_finer(outward, trees_a_root // other.k))
@@ -174,9 +174,9 @@ def _weighted(topology: Topology) -> Forest | None:
         return None
     scale = Fraction(units, common)
     net = replace(network(topology), demand=demand)
-    turned = replace(net, tails=net.heads, heads=net.tails, topology=topology.reverse())
+    reverse = replace(net, tails=net.heads, heads=net.tails, topology=topology.reverse())
     outcome = []
-    for each, shares in ((net, best.gather), (turned, best.reduce)):
+    for each, shares in ((net, best.gather), (reverse, best.reduce)):
         part = replace(each, bandwidth=shares)
         try:
             found = _pack(part, part.capacity(scale), demand)
@@ -281,7 +281,7 @@ def check(
 
     Each tree spans all ranks from its root, the trees of a root sum to its demand, and the trees on
     every physical link are at most `scale` times its bandwidth; a switch in `multicast` sends on
-    what a tree brings it.
+    what a tree sends it.
     """
     ranks, switches = net.topology.ranks, set(net.topology.switches)
     rooted: Counter[int] = Counter()

@@ -29,7 +29,7 @@ class Edge:
 
     `alpha_us` is the latency of its route, `gbps` the bandwidth of the route's tightest link (less,
     where the sketch splits it). `sender` is the local number of the sending rank if the link leaves
-    a box, else None; it stays the sender's when the link is turned round.
+    a box, else None; it stays the sender's when the link is reversed.
     """
 
     src: int
@@ -40,7 +40,7 @@ class Edge:
     sender: int | None = None
 
     def reversed(self) -> Edge:
-        """The link turned round, for reductions."""
+        """The reversed link, for reductions."""
         return dataclasses.replace(self, src=self.dst, dst=self.src, route=self.route[::-1])
 
 
@@ -59,7 +59,7 @@ class Logical:
         return len(self.topology.ranks)
 
     def reversed(self) -> Logical:
-        """All links turned round; an all-gather on it, run backwards, is a reduce-scatter here."""
+        """All links reversed; an all-gather on it, run backwards, is a reduce-scatter here."""
         edges = tuple(sorted((e.reversed() for e in self.edges), key=lambda e: (e.src, e.dst)))
         return dataclasses.replace(self, topology=self.topology.reverse(), edges=edges)
 

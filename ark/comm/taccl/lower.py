@@ -22,7 +22,7 @@ def lower(
     reduction: str | None,
     pieces: int,
 ) -> CollectiveProgram:
-    """Writes the program; `reducing` is a plan on the topology turned round."""
+    """Writes the program; `reducing` is a plan on the reversed topology."""
     parts = graph.sketch.input_chunkup
     b = ProgramBuilder(
         f"taccl {collective.value} on {graph.topology.name}",

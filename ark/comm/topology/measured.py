@@ -18,7 +18,7 @@ from ark.comm.topology.costs import CostModel, Protocol
 from ark.comm.topology.model import Link, Topology
 
 _LEAST_GBPS = Fraction(1, 1000)
-_ALIKE = 1.15  # links whose figures differ less are alike: so much do repeats differ
+_NOISE = 1.15  # links whose figures differ by a smaller factor count as equal: so do repeats
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ def measured(
 
     A link has the bandwidth of the fastest pair whose way (`routes`, node ids by rank numbers)
     passes it, since no slower pair was held up by it, and the least latency a hop of these pairs,
-    each to two digits and the same for links that are `alike`, so that what was measured of equal
-    links gives the trees of equal links; links that none passes keep theirs. Protocols cost what
-    they add to the quickest on the median pair.
+    each to two digits and the same for links that are equal within the noise, so that what was
+    measured of equal links gives the trees of equal links; links that none passes keep theirs.
+    Protocols cost what they add to the quickest on the median pair.
     """
     gbps: dict[tuple[str, str], float] = {}
     latency: dict[tuple[str, str], float] = {}
@@ -82,7 +82,7 @@ def measured(
                 gbps[hop] = max(gbps.get(hop, 0.0), best)
                 latency[hop] = min(latency.get(hop, alpha), alpha / (len(way) - 1))
     links = []
-    rates, late = alike(gbps.values()), alike(latency.values())
+    rates, late = _smoothed(gbps.values()), _smoothed(latency.values())
     for link in topology.links:
         hop = link.src, link.dst
         if hop in gbps:
@@ -92,13 +92,13 @@ def measured(
     return replace(topology, links=tuple(dict.fromkeys(links)), costs=_costs(pairs))
 
 
-def alike(figures: Iterable[float]) -> dict[float, float]:
-    """The median of the figures near to each, by figure; a group's greatest is at most _ALIKE times
+def _smoothed(figures: Iterable[float]) -> dict[float, float]:
+    """The median of the figures near to each, by figure; a group's greatest is at most _NOISE times
     its least.
     """
     groups: list[list[float]] = []
     for figure in sorted(figures):
-        if not groups or figure > _ALIKE * groups[-1][0]:
+        if not groups or figure > _NOISE * groups[-1][0]:
             groups.append([])
         groups[-1].append(figure)
     return {figure: statistics.median(group) for group in groups for figure in group}

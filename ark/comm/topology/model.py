@@ -165,7 +165,7 @@ class Topology:
         return graph
 
     def reverse(self) -> Topology:
-        """Returns the topology with every link turned round (reductions run on it)."""
+        """Returns the topology with every link reversed (reductions run on it)."""
         links = tuple(Link(k.dst, k.src, k.bandwidth, k.latency_us) for k in self.links)
         return replace(self, links=links, multicast=self.reduces, reduces=self.multicast)
 

@@ -84,7 +84,8 @@ static int allocate(ark_instance* i) {
   }
   const uint64_t counters = (uint64_t)m->counter_count * m->counter_stride;
   if (status == ARK_OK) status = ark_device_alloc(i, counters, 0, &i->counters);
-  if (status == ARK_OK) status = ark_device_alloc(i, sizeof(struct ArkControl), 0, &i->control);
+  const uint64_t control = sizeof(struct ArkControl) + m->phase_count * sizeof(uint32_t);
+  if (status == ARK_OK) status = ark_device_alloc(i, control, 0, &i->control);
   if (status == ARK_OK) status = ark_device_alloc(i, sizeof(struct ArkHost), 1, &i->host);
   const uint64_t maps = (uint64_t)m->map_count * ARK_MAP_BYTES;
   if (status == ARK_OK && maps != 0) status = ark_device_alloc(i, maps, 0, &i->maps);
@@ -105,8 +106,10 @@ int ark_create(const ark_model* model, ark_instance** made) {
   i->model = model;
   i->bases = calloc(model->segment_count + 1, sizeof *i->bases);
   i->loaded = calloc(model->tensor_count + 1, 1);
-  const int status =
-      i->bases && i->loaded ? allocate(i) : ark_fail(i, ARK_NO_MEMORY, "the system gave no memory");
+  i->ends = calloc(model->phase_count + 1, sizeof *i->ends);
+  const int status = i->bases && i->loaded && i->ends
+                         ? allocate(i)
+                         : ark_fail(i, ARK_NO_MEMORY, "the system gave no memory");
   if (status != ARK_OK) {
     memcpy(not_made, i->error, sizeof not_made);
     ark_destroy(i);
@@ -133,6 +136,7 @@ void ark_destroy(ark_instance* i) {
   ark_device_close(i);
   free(i->bases);
   free(i->loaded);
+  free(i->ends);
   free(i);
 }
 
@@ -333,7 +337,7 @@ static int run_kernels(ark_instance* i, struct ArkParams* params, const uint32_t
 int ark_execute(ark_instance* i, const uint32_t* iterations, size_t phases, uint32_t* done) {
   if (i == NULL || iterations == NULL) return ARK_BAD_ARGUMENT;
   const ark_model* m = i->model;
-  if (phases != m->phase_count || phases > ARK_MOST_PHASES) {
+  if (phases != m->phase_count) {
     return ark_fail(i, ARK_BAD_ARGUMENT,
                     "the model has %u phases, but iterations of %zu were given", m->phase_count,
                     phases);
@@ -342,20 +346,22 @@ int ark_execute(ark_instance* i, const uint32_t* iterations, size_t phases, uint
   if (ready != ARK_OK) return ready;
   int status = i->placed ? ARK_OK : place_tables(i);
   uint64_t end = 0;
-  uint32_t ends[ARK_MOST_PHASES];
   struct ArkControl control;
   memset(&control, 0, sizeof control);
   for (size_t p = 0; p < phases; ++p) {
     end += iterations[p];
     if (end > UINT32_MAX) return ark_fail(i, ARK_BAD_ARGUMENT, "too many iterations");
-    ends[p] = (uint32_t)end;
-    if (p + 1 < phases) control.phase_end[p] = (uint32_t)end;
+    i->ends[p] = (uint32_t)end;
   }
   control.limit = (uint32_t)end;
   struct ArkHost* host = i->host.host;
   memset(host, 0, sizeof *host);
   if (status == ARK_OK) {
     status = ark_device_write(i, i->control.address, &control, sizeof control);
+  }
+  if (status == ARK_OK) {  // behind it, the phases' ends
+    const uint64_t behind = i->control.address + sizeof control;
+    status = ark_device_write(i, behind, i->ends, phases * sizeof *i->ends);
   }
   const size_t counters = (size_t)m->counter_count * m->counter_stride;
   if (status == ARK_OK) status = ark_device_zero(i, i->counters.address, counters);
@@ -375,7 +381,7 @@ int ark_execute(ark_instance* i, const uint32_t* iterations, size_t phases, uint
   params.processors = m->processors;
   params.together = m->together;
   params.budget_ns = m->budget_ns;
-  if (status == ARK_OK) status = run_kernels(i, &params, ends);
+  if (status == ARK_OK) status = run_kernels(i, &params, i->ends);
   if (status != ARK_OK) return status;
   if (done != NULL) *done = host->done;
   if (host->error != 0) return explain(i);

@@ -81,13 +81,14 @@ struct ark_model {
 
 // The arrays of tables that a model has, in the order of ArkParams' first members, and the lists.
 enum { ARK_TABLES = 6 };
-enum { ARK_MAP_BYTES = 128, ARK_MOST_PHASES = 8 };
+enum { ARK_MAP_BYTES = 128 };
 
 struct ark_instance {
   const ark_model* model;
   ark_device* device;
   ark_memory* bases;      // by segment; address 0 where an external one has no memory
   unsigned char* loaded;  // by tensor: 1 where a parameter has its value
+  uint32_t* ends;         // of the phases, in iterations: of the last launch
   ark_memory tables[ARK_TABLES];
   ark_memory counters, control, host, maps;
   int placed;  // do the tables hold the present addresses?

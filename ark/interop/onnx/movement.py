@@ -248,8 +248,8 @@ def _depth_to_space(call: Call) -> Value:
         sizes, order = [n, size, size, c // size**2, h, w], [0, 3, 4, 1, 5, 2]
     else:
         sizes, order = [n, c // size**2, size, size, h, w], [0, 1, 4, 2, 5, 3]
-    turned = ark.transpose(ark.reshape(call.tensor(0), sizes), order)
-    return made(turned, (n, c // size**2, h * size, w * size))
+    transposed = ark.transpose(ark.reshape(call.tensor(0), sizes), order)
+    return made(transposed, (n, c // size**2, h * size, w * size))
 
 
 @operator("SpaceToDepth")
@@ -257,8 +257,8 @@ def _space_to_depth(call: Call) -> Value:
     n, c, h, w = call.shape(0)
     size = call.attribute("blocksize")
     parts = ark.reshape(call.tensor(0), [n, c, h // size, size, w // size, size])
-    turned = ark.transpose(parts, [0, 3, 5, 1, 2, 4])
-    return made(turned, (n, c * size**2, h // size, w // size))
+    transposed = ark.transpose(parts, [0, 3, 5, 1, 2, 4])
+    return made(transposed, (n, c * size**2, h // size, w // size))
 
 
 @operator("OneHot")

@@ -92,8 +92,8 @@ def _recurrent(call: Call) -> list[Value]:
             both = call.tensor(3)[d : d + 1]
             parts, bias = ark.add(parts, both[:, 0:gates]), ark.copy(both[:, gates : 2 * gates])
         h, c = (_start(call, place, d, batch, width, first, x) for place in (5, 6))
-        turned = d == 1 or call.attribute("direction", "forward") == "reverse"
-        for step in reversed(range(steps)) if turned else range(steps):
+        backwards = d == 1 or call.attribute("direction", "forward") == "reverse"
+        for step in reversed(range(steps)) if backwards else range(steps):
             part = parts[step * batch : (step + 1) * batch]
             h, c = _STEPS[call.op](part, h, c, back, bias, call)
             outputs[step].append(ark.reshape(h, [1, 1, batch, width]))

@@ -130,8 +130,8 @@ def _top_k(call: Call) -> list[Value]:
     values, places = ark.topk(ark.neg(rows) if least else rows, k)
     values = ark.neg(values) if least else values
     result = [*shape[:axis], k, *shape[axis + 1 :]]
-    turned = []
+    transposed = []
     for one in (values, ark.cast(places, ark.int64)):
         one = ark.reshape(one, [result[d] for d in order])
-        turned.append(one if axis == len(shape) - 1 else ark.transpose(one, back))
-    return [made(one, result) for one in turned]
+        transposed.append(one if axis == len(shape) - 1 else ark.transpose(one, back))
+    return [made(one, result) for one in transposed]

@@ -53,10 +53,14 @@ class _Kernel(torch.nn.Module):
 
 
 def compile_graph(
-    module: fx.GraphModule, examples: Sequence[Any], fixed: Sequence[int] = ()
+    module: fx.GraphModule,
+    examples: Sequence[Any],
+    fixed: Sequence[int] = (),
+    guarded: bool = False,
 ) -> Callable[..., Any]:
     """A function of the graph's inputs that gives its results, in a list or as the graph does.
-    fixed: places of inputs that are the same tensors in nearly every call.
+    fixed: places of inputs that are the same tensors in nearly every call. guarded: who calls it
+    sees to it that the inputs are like the first call's (Program).
 
     A graph of sizes that vary is compiled for the sizes of each call, once for each. One that stays
     in torch in part is called part by part.
@@ -69,7 +73,7 @@ def compile_graph(
     missing = [n for n in calls if not support.is_node_supported({}, n)]
     _tell(missing, support, len(calls))
     if not missing and calls:
-        return _listed(module, Program.of(module, examples, fixed))
+        return _listed(module, Program.of(module, examples, fixed, guarded=guarded))
     places = [n for n in module.graph.nodes if n.op == "placeholder"]
     parameters = {places[i] for i in fixed}
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
@@ -170,7 +174,8 @@ def _compile_traced(module: fx.GraphModule, examples: Sequence[Any]) -> Callable
     context = torch._guards.TracingContext.try_get()
     known = context.fw_metadata if context is not None else None
     fixed = known.static_input_indices if known is not None else ()
-    return make_boxed_func(compile_graph(module, examples, fixed))  # type: ignore[no-any-return]
+    made = compile_graph(module, examples, fixed, guarded=known is not None)
+    return make_boxed_func(made)  # type: ignore[no-any-return]
 
 
 def _compile_backward(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:

@@ -173,7 +173,7 @@ class Executor:
         refuse_missing(graph)
         ranks = self.options.ranks if self._training else 1
         rank = ark.Model.get_rank() if ranks > 1 else 0
-        members = alike(self.module) if ranks > 1 else None
+        members = replicas(self.module) if ranks > 1 else None
         with ark.use_model(ark.Model(rank, ranks)) as model:
             return _Builder(self, exported, given).build(model, members)
 
@@ -357,7 +357,7 @@ class _Builder:
         return made
 
 
-def alike(module: torch.nn.Module) -> Ranks | None:
+def replicas(module: torch.nn.Module) -> Ranks | None:
     """The job's ranks. SystemError unless all have equal parameters when they begin, as their
     replicas would be of different models.
     """

@@ -30,7 +30,7 @@ _VIEWS = (
     "flatten.using_ints",
 )
 def _view(call: Call, x: Value, *_: Any, **__: Any) -> Any:
-    """The driver brings the tensor to the shape that torch says."""
+    """The driver converts the tensor to the shape that torch says."""
     return x.tensor
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -19,6 +19,7 @@ from torch import fx
 import ark
 from ark.api.session import backend, device
 from ark.errors import InvalidUsageError
+from ark.interop.torch.calls import Fixed, kinds, maker
 from ark.interop.torch.graph import build, held
 from ark.interop.torch.values import Value
 from ark.lower.pipeline import plan as make_plan
@@ -35,8 +36,6 @@ from ark.runtime.runner import Runner, load
 from ark.runtime.streams import Streamed
 from ark.variant import COMPUTE, block
 
-# Compares tensors' addresses; on torch's builds for GPUs alone.
-COMPARE = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
 HOST = 1  # DLPack's number for the host's memory
 PROGRAMS: WeakSet[Program] = WeakSet()  # all that live, for who measures them
 
@@ -48,7 +47,9 @@ class Program:
     inputs: values on the caller's memory. outputs: values, or what is known beforehand. held:
     tensors for the last inputs, the same ones in every call. fixed: places of inputs that are the
     same tensors in nearly every call (parameters); that they still are costs little to see.
-    members: the job's ranks, for a model of several, which make and call theirs together.
+    members: the job's ranks, for a model of several, which make and call theirs together. guarded:
+    the caller sees in every call that shapes, types and devices are those of the first one, as
+    Dynamo's guards do.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class Program:
         held: Sequence[torch.Tensor] = (),
         fixed: Sequence[int] = (),
         members: Ranks | None = None,
+        guarded: bool = False,
     ) -> None:
         self._members = members
+        self._guarded = guarded
         self._held = list(held)
         self._given = len(inputs) - len(held)
         self._fixed = Fixed(fixed)
@@ -80,6 +83,13 @@ class Program:
         self._executor: Runner | None = None
         self._streamed: Streamed | None = None
         self._kinds: list[tuple[Any, ...]] | None = None  # of what moved in the call before
+        kind, index = self._device.dlpack
+        self._where = torch.device("cpu") if kind == HOST else torch.device("cuda", index)
+        self._makers = [
+            maker(v.shape, v.dtype, self._where) if isinstance(v, Value) else partial(_same, v)
+            for v in self._outputs
+        ]
+        self._new = [i for i, v in enumerate(self._outputs) if isinstance(v, Value)]
         PROGRAMS.add(self)
 
     @classmethod
@@ -89,6 +99,7 @@ class Program:
         examples: Sequence[Any],
         fixed: Sequence[int] = (),
         bound: Mapping[int, torch.Tensor] | None = None,
+        guarded: bool = False,
     ) -> Program:
         """A torch graph of ark's operators. examples: tensors like its inputs, or fake ones. bound:
         inputs by place that are held for ever; calls have the others.
@@ -102,7 +113,8 @@ class Program:
         last = [built.inputs[i] for i in bound]
         inputs = [v for i, v in enumerate(built.inputs[: len(examples)]) if i not in bound]
         inputs += [*last, *built.inputs[len(examples) :]]
-        return cls(built.model, inputs, outputs, [*bound.values(), *kept], fixed)
+        held_now = [*bound.values(), *kept]
+        return cls(built.model, inputs, outputs, held_now, fixed, guarded=guarded)
 
     def hold(self, tensors: Sequence[torch.Tensor]) -> None:
         """Others in the place of the first ones that are held."""
@@ -115,37 +127,38 @@ class Program:
             raise InvalidUsageError(f"{len(given)} tensors were given; expected {self._given}")
         inputs = list(given)
         moving = [inputs[i] for i in self._moving]
-        try:
-            kinds = [(t.shape, t.dtype, t.device, t.layout) for t in moving]
-        except AttributeError as error:
-            names = ", ".join(type(t).__name__ for t in moving)
-            raise InvalidUsageError(f"tensors are expected, got {names}") from error
-        if kinds != self._kinds or not self._fixed.lie(inputs):
+        alike = self._kinds is not None and (self._guarded or self._alike(moving))
+        if not alike or not self._fixed.lie(inputs):
             self._check(inputs)
-            self._kinds = kinds
-        for i in self._moving:
-            if not inputs[i].is_contiguous():
-                inputs[i] = inputs[i].contiguous()
-        where = inputs[0].device if inputs else torch.device("cpu")
-        made = [
-            torch.empty(v.shape, dtype=v.dtype, device=where) if isinstance(v, Value) else v
-            for v in self._outputs
-        ]
-        addresses = [
-            *[inputs[i].data_ptr() for i in self._moving],
-            *[t.data_ptr() for t in made if isinstance(t, torch.Tensor)],
-        ]
+            moving = [inputs[i] for i in self._moving]
+            self._kinds = kinds(moving)
+        for place, tensor in enumerate(moving):
+            if not tensor.is_contiguous():
+                moving[place] = tensor.contiguous()
+        made = [make() for make in self._makers]
+        addresses = [t.data_ptr() for t in moving]
+        addresses += [made[i].data_ptr() for i in self._new]
         if self._device.dlpack[0] == HOST:
             self._placed(addresses).resume(iterations).wait()
         else:
-            self._on_stream(addresses, where, iterations)
+            self._on_stream(addresses, iterations)
         return made
+
+    def _alike(self, moving: Sequence[Any]) -> bool:
+        """Have these tensors the shapes, types and devices of those in the call before?"""
+        try:
+            return kinds(moving) == self._kinds
+        except AttributeError as error:
+            names = ", ".join(type(t).__name__ for t in moving)
+            raise InvalidUsageError(f"tensors are expected, got {names}") from error
 
     def _check(self, inputs: Sequence[torch.Tensor]) -> None:
         """The tensors' device is ark's, and shapes and types are those of the plan. Learns where
         the fixed ones lie.
         """
         for tensor, value in zip((*inputs, *self._held), self._inputs, strict=True):
+            if not isinstance(tensor, torch.Tensor):
+                raise InvalidUsageError(f"a tensor is expected, got {type(tensor).__name__}")
             if tensor.layout != torch.strided:
                 raise InvalidUsageError(
                     f"a tensor has the layout {tensor.layout}; call to_dense() on it before"
@@ -155,7 +168,7 @@ class Program:
                     f"a tensor is {tensor.dtype} {list(tensor.shape)}; the kernel is made for "
                     f"{value.dtype} {list(value.shape)}"
                 )
-            if _place(tensor) != self._device.dlpack[0]:
+            if _place(tensor) != self._device.dlpack:
                 raise InvalidUsageError(
                     f"a tensor lies on {tensor.device}, but ark runs on {backend().name}; move the "
                     "module and its inputs there, or call ark.init(backend=...)"
@@ -217,11 +230,11 @@ class Program:
             self._replaced = replaced
         self._tables[key] = table
 
-    def _on_stream(self, addresses: list[int], where: torch.device, iterations: int) -> None:
+    def _on_stream(self, addresses: list[int], iterations: int) -> None:
         """Behind what the caller has queued, as DLPack's stream rule asks; or into the graph that
         the caller is capturing, which has a kernel with tables of its own.
         """
-        stream = torch._C._cuda_getCurrentRawStream(where.index)
+        stream = torch._C._cuda_getCurrentRawStream(self._where.index)
         if torch._C._cuda_isCurrentStreamCapturing():
             places = self._places(addresses)
             self._captured.append(
@@ -281,34 +294,18 @@ def _counting_on(machine: Machine) -> Machine:
     return dataclasses.replace(machine, variants=(block(machine.variants[0].role(COMPUTE)),))
 
 
-def _place(tensor: torch.Tensor) -> int:
-    """DLPack's number for the kind of device; -1 for one that has none, such as meta."""
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    """DLPack's numbers of the device; -1 for one that has none, such as meta."""
     try:
-        return int(tensor.__dlpack_device__()[0])
+        kind, index = tensor.__dlpack_device__()
     except (BufferError, ValueError, RuntimeError, NotImplementedError):
-        return -1
+        return -1, -1
+    return int(kind), int(index)
 
 
-class Fixed:
-    """The inputs that are the same tensors in nearly every call. which: their places."""
-
-    def __init__(self, which: Sequence[int]) -> None:
-        self.which = sorted(which)
-        self.addresses: dict[int, int] = {}  # by place, where they lay when they were looked at
-        self._each: list[int] = []  # by every input's place; 0 of the others
-        self._pick = itemgetter(*self.which) if len(self.which) > 1 else None
-
-    def learn(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Looks where they lie."""
-        self.addresses = {i: inputs[i].data_ptr() for i in self.which}
-        self._each = [self.addresses.get(i, 0) for i in range(len(inputs))]
-
-    def lie(self, inputs: list[torch.Tensor]) -> bool:
-        """Do they still lie there?"""
-        if COMPARE is not None:
-            return bool(COMPARE(inputs, self._each, self.which))
-        picked = [inputs[i] for i in self.which] if self._pick is None else self._pick(inputs)
-        return list(map(torch.Tensor.data_ptr, picked)) == list(self.addresses.values())
+def _same(value: Any) -> Any:
+    """What is known beforehand."""
+    return value
 
 
 def own(value: Value, taken: set[int]) -> Value:

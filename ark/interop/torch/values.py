@@ -2,7 +2,7 @@
 
 ark's tensors have at least one dimension, torch's may have none; so a value has torch's shape
 beside its tensor. An entry of the table takes a `Call` and the operator's arguments as its schema
-has them, values for tensors; what it returns is brought to the shapes and types that torch's own
+has them, values for tensors; what it returns is converted to the shapes and types that torch's own
 shape propagation gave.
 """
 

@@ -1,7 +1,7 @@
-"""A graph as a row of blocks (a model's layers and what is around them), and which are alike.
+"""A graph as a row of blocks (a model's layers and what is around them), and which are isomorphic.
 
 Blocks follow the scopes of names: all ops whose names agree up to the first number are one block.
-Blocks of the same ops are split alike by the search, which then is as large as one layer.
+Blocks of the same ops are split the same way by the search, which then is as large as one layer.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def copies_plan(name: str, graph: Graph, ranks: int, cuts: Mapping[str, int]) ->
 
 
 def _updated(graph: Graph) -> tuple[list[tuple[str, tuple[int, ...]]], ...]:
-    """Names and sizes of parameters that the graph brings up to date, and of what it keeps of
+    """Names and sizes of parameters that the graph updates, and of what it keeps of
     them: memory of a parameter's size that is read and then written."""
     first: dict[int, bool] = {}  # by buffer: is it read before anybody writes it?
     written = {}

@@ -1,5 +1,5 @@
 """What a plan may choose for each op, and what that costs: by which letter an axis of the mesh
-splits it, or that all ranks of the axis compute it alike.
+splits it, or that all ranks of the axis compute the same.
 
 The cost model of ark.parallel.plans: what an op takes (ark.parallel.plans.times), and what changes
 of layout move, by ring volumes. In training each op's gradient costs twice the op, and gradients
@@ -169,7 +169,7 @@ class Costs:
         return tensor.elements // math.prod(cuts)
 
     def moves(self, tensor: Tensor, have: State, want: State) -> list[Move]:
-        """The collectives that bring a tensor from one state to another, axis by axis."""
+        """The collectives that take a tensor from one state to another, axis by axis."""
         made, held = [], float(self.local(tensor, have))
         for axis, (count, before, after) in enumerate(zip(self.mesh, have, want, strict=True)):
             if before == "R" and after == "V" and count > 1:
@@ -193,12 +193,12 @@ class Costs:
         return made
 
     def change_us(self, tensor: Tensor, have: State, want: State) -> float:
-        """What it takes to bring a tensor from one state to another."""
+        """What it costs to take a tensor from one state to another."""
         return sum(move.us for move in self.moves(tensor, have, want))
 
 
 def of_gradient(state: State) -> State:
-    """How the gradient of a value in a state is wanted: of partial sums all, otherwise alike."""
+    """The state of a value's gradient: of partial sums replicated, otherwise that of the value."""
     return tuple("R" if kind == "V" else kind for kind in state)
 
 

@@ -76,7 +76,7 @@ def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -
     chosen: list[tuple[Piece, str]] = []
     for node in (n for n in plan.nodes if n.id in inside):
         if layout(plan, node) != REPLICATED:
-            raise ModelError(f"{node.name} is not computed by all ranks alike; leave it as it is")
+            raise ModelError(f"{node.name} is not replicated on all ranks; leave it as it is")
         annotation = annotate(node)
         letters = set()
         for tensor, names in zip(node.inputs, annotation.operands, strict=False):
@@ -105,8 +105,8 @@ def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -
 def as_slice(plan: ParallelGraph, name: str, dimension: int = 0) -> int:
     """Shards a Replicated state: each rank keeps its slice; returns the elements of one.
 
-    What all ranks compute alike of the state is computed for the slice too. Ranks keep what they
-    read, so nothing else is to be done. ModelError names who still reads more than the slice.
+    What all ranks compute of the replicated state is computed for the slice too. Ranks keep what
+    they read, so nothing else is to be done. ModelError names who still reads more than the slice.
     """
     kept = 0
     for node in plan.nodes:

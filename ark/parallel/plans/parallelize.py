@@ -60,7 +60,7 @@ def parallelize(
 
     Args:
         model: whose ops write to memory of their own, or to what lasts; several entry points, as a
-            decoder has, are split alike where they share memory.
+            decoder has, are split the same way where they share memory.
         mesh: how many ranks, or how many along each axis; ranks are numbered row by row.
         plan: a name of `PLANS`, for all axes or one an axis; "auto" for the least predicted time;
             along a mesh of one axis a pipeline's name, or `zero1`, `zero2`, `zero3`, `co-shard`

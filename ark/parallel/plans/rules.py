@@ -61,7 +61,7 @@ def _megatron(node: Node, state: str, letter: str | None) -> bool:
 
 
 def _sequence(node: Node, state: str, letter: str | None) -> bool:
-    """As megatron, but the rest is split too: what it would do alike on all ranks, by rows."""
+    """As megatron, but the rest is split too: what it would replicate on all ranks, by rows."""
     return state in ("V", _last(node)) if _weights(node) else state not in ("R", "V")
 
 

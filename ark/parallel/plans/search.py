@@ -1,6 +1,6 @@
 """The best choices for all ops of a graph together, under rules that named plans set, by CP-SAT.
 
-One choice a node, or one for all nodes that are alike (layers of a model); a value that is wanted
+One choice a node, or one for all isomorphic nodes (layers of a model); a value that is wanted
 in a state it is not in costs its change once for each such state, and so does its gradient. The
 sum is the least there is where the solver proves it.
 """

@@ -155,7 +155,7 @@ def _transpose(node: Node) -> str:
 
 
 def _heads(node: Node) -> str:
-    """Rows of heads, which are turned by position: rows stay whole, since they count from it."""
+    """Rows of heads, which are rotated by position: rows stay whole, since they count from it."""
     return f"x^ h/{node.attrs['head_dim']}, 1, d^ -> x^ h/{node.attrs['head_dim']}"
 
 

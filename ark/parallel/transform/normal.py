@@ -4,7 +4,7 @@ this iteration writes.
 Views make no node, and optimizers write parameters in place. Here a view of another shape becomes
 a node `reshape` on a tensor of its own, and a read of memory that the iteration writes later reads
 a twin: what the iteration before left. Each entry point that writes such memory has a version of
-its own. ark.parallel.transform.materialise brings twins up to date.
+its own. ark.parallel.transform.materialise updates twins.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Run:
         by_counters, by_packets = (
             _Lists(w[:, ::-1], nodes).distinct() for w in (counters, packets)
         )
-        ways = (RAN, SEEN) if len(packets) else (RAN,)  # alike where nothing is a packet
+        ways = (RAN, SEEN) if len(packets) else (RAN,)  # the same where nothing is a packet
         pending = np.bincount(waiting[:, 1], minlength=nodes) + (self.position > 0)
         for listed in self._partial.values():
             np.add.at(pending, [node for _, node in listed], 1)

@@ -19,8 +19,8 @@ class Listing:
     """By node: its task, op, lane (processor) and position; lengths: tasks of each lane.
 
     Row i of `waits` is (node, counter, threshold), of `signals` (node, counter). by_op: the nodes
-    of an op and their coordinates, in the order of these, so that equal ops look alike wherever
-    their tasks are.
+    of an op and their coordinates, in the order of these, so that isomorphic ops have equal lists
+    wherever their tasks are.
     """
 
     tasks: tuple[Task, ...]

@@ -24,8 +24,8 @@ from ark.plan.verify.rank_set import RankSet, refuse
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """What has run, and what is seen, when a task starts. A counter proves both. A packet brings no
-    other memory along, and its maker's other warps may still be at work: it proves to who comes
+    """What has run, and what is seen, when a task starts. A counter proves both. A packet publishes
+    no other memory, and its maker's other warps may still be at work: it proves to who comes
     behind its reader, on the same processor, that all before its maker has run.
 
     Nodes and lanes are counted over all ranks; bases: the first node of each rank, and one past the

@@ -167,12 +167,12 @@ def check_fetched(
 def _in_parts(
     order: Order, region: Region, lacking: np.ndarray, nodes: np.ndarray, writers: Sequence[Touch]
 ) -> np.ndarray:
-    """Those of the boxes that no single write of a peer brings whole before each of its readers."""
+    """Those of the boxes that no single write of a peer covers before each of its readers."""
     tasks, starts = region.boxes.by_box
     low, high = _bounds(region)
     wanted = np.zeros(len(low), bool)
     wanted[lacking] = True
-    brought = np.zeros(len(tasks), bool)  # by place in `tasks`
+    covered = np.zeros(len(tasks), bool)  # by place in `tasks`
     for touch in writers:
         rows, columns = region.overlaps(touch.region)
         lo, hi = _bounds(touch.region)
@@ -185,8 +185,8 @@ def _in_parts(
         places = spans(starts[rows], starts[rows + 1])
         writer = np.repeat(touch.nodes[made[firsts[columns]]], starts[rows + 1] - starts[rows])
         there = order.before(writer, nodes[tasks[places]], must(touch.region, region))
-        brought[places[there]] = True
-    late = np.concatenate(([0], np.cumsum(~brought)))
+        covered[places[there]] = True
+    late = np.concatenate(([0], np.cumsum(~covered)))
     return lacking[late[starts[lacking + 1]] > late[starts[lacking]]]
 
 

@@ -180,7 +180,7 @@ class Ucx {
     if (UCS_PTR_IS_ERR(request)) check(UCS_PTR_STATUS(request), what);
     flying_.push_back({request, false, std::move(value)});
   }
-  // An operation has ended when what it has brought is in the peer's memory.
+  // An operation has ended when what it has written is in the peer's memory.
   void finish(Peer& peer) {
     const ucp_request_param_t none = {};
     void* request = ucp_ep_flush_nbx(peer.end, &none);

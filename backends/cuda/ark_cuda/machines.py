@@ -31,7 +31,8 @@ def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ..
     """
     if not slots:
         return (block(WARPS),)
-    matrix = (Variant("matrix", (Role(COMPUTE, 8), Role(LOAD, 4))),) if warpgroups else ()
+    roles = (Role(COMPUTE, 8, 232), Role(LOAD, 4, 40))  # 12 warps begin with 168 each
+    matrix = (Variant("matrix", roles),) if warpgroups else ()
     ring = {"stages": slots, "stage_bytes": STAGE, "in_flight": in_flight, "row_slice": ROW_SLICE}
     made = (block(WARPS, 1, **ring),)
     if slots < ROLE_WARPS:
@@ -77,7 +78,7 @@ def _machine(
     )
 
 
-_COMMON = ("mma_sync", "named_barriers", "packets", "peer_packets", "proxy")
+_COMMON = ("mma_sync", "named_barriers", "packets", "peer_packets", "proxy", "short_packets")
 _HOPPER = (*_COMMON, "peer_bulk", "wgmma")
 
 MODELS = {

@@ -4,7 +4,8 @@
 
 #define ARK_HAS_LOADER 1
 // ARK_MATRIX_STAGES slots of ARK_MATRIX_STAGE bytes (ark_cuda.tasks.wgmma): 128 bytes of k of the
-// rows of a and of b that the plan's largest tile has. Behind them the slabs.
+// rows of a and of b that the plan's largest tile has. Behind them the slabs. ARK_LOAD_REGISTERS,
+// ARK_COMPUTE_REGISTERS: of a thread of each role, as the variant says.
 constexpr ark_u32 ARK_MATRIX_ROOM = 196608u;
 constexpr ark_u32 ARK_MATRIX_SLAB = 2048u;  // 16 by 64 elements on their way out, one a warp
 constexpr int ARK_MATRIX_GROUPS = ARK_WARPS / 4;
@@ -41,9 +42,10 @@ struct ArkMatrixRing {
 
 __shared__ ArkMatrixRing ark_matrix;
 
-ARK_DEVICE char* ark_matrix_stage(ArkCtx& c, ark_u32 slot) {
-  const ark_u64 base = (reinterpret_cast<ark_u64>(ARK_SCRATCH(c)) + 1023u) & ~1023ull;
-  return reinterpret_cast<char*>(base) + slot * ARK_MATRIX_STAGE;
+// By arithmetic on an offset: the compiler knows that the result is shared memory.
+ARK_DEVICE char* ark_matrix_stage(ArkCtx&, ark_u32 slot) {
+  constexpr ark_u32 BASE = (ARK_RING_BYTES + ARK_LOOP_BYTES + 1023u) & ~1023u;
+  return ark_shared + BASE + slot * ARK_MATRIX_STAGE;
 }
 ARK_DEVICE char* ark_matrix_slab(ArkCtx& c, int warp) {
   return ark_matrix_stage(c, 0u) + ARK_MATRIX_ROOM + warp * ARK_MATRIX_SLAB;
@@ -69,8 +71,12 @@ ARK_DEVICE void ark_matrix_open() {
   __syncthreads();
 }
 // A warpgroup's registers: the one that loads gives up most of its own to those that compute.
-ARK_DEVICE void ark_matrix_loads_only() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }
-ARK_DEVICE void ark_matrix_computes() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }
+ARK_DEVICE void ark_matrix_loads_only() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(ARK_LOAD_REGISTERS));
+}
+ARK_DEVICE void ark_matrix_computes() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(ARK_COMPUTE_REGISTERS));
+}
 // Called by the computing threads when they have left the loop.
 ARK_DEVICE void ark_matrix_close() {
   if (threadIdx.x == 0) atomicExch(&ark_matrix.leave, 1u);
@@ -358,6 +364,7 @@ ARK_DEVICE void ark_matrix_each(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int r
                                 const Eight& eight) {
   char* slab = ark_matrix_slab(c, ark_warp());
   const int lane = ark_lane();
+  constexpr int SOME = COLUMNS < 32 ? COLUMNS : 32;  // columns at a time
   // Pieces of 16 bytes change places so that neither four rows of pairs nor two rows of eights
   // meet in a bank.
   const auto piece = [&](int row, int at) {
@@ -368,7 +375,7 @@ ARK_DEVICE void ark_matrix_each(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int r
   for (int q = 0; q < COLUMNS; q += 32) {
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < SOME / 8; ++j) {
 #pragma unroll
       for (int high = 0; high < 2; ++high) {
         const S* pair = d + 4 * j + 2 * high;
@@ -387,7 +394,7 @@ ARK_DEVICE void ark_matrix_each(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int r
       const S v[8] = {low.v[0],  low.v[1],  low.v[2],  low.v[3],
                       high.v[0], high.v[1], high.v[2], high.v[3]};
       const int left = columns - column < 8 ? columns - column : 8;
-      if (row < rows && left > 0) eight(row, column, v, left);
+      if (row < rows && left > 0 && lane % 4 * 8 < SOME) eight(row, column, v, left);
     }
   }
 }

@@ -133,6 +133,24 @@ ARK_DEVICE void ark_packet_store(ark_u64* p, ark_u64 v, bool system) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
   }
 }
+// Packets of 4 bytes, {16-bit value, 16 bits of the epoch}.
+#define ARK_HAS_SHORT_PACKETS 1
+ARK_DEVICE ark_u32 ark_short_load(const ark_u32* p, bool system) {
+  ark_u32 v;
+  if (system) {
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  } else {
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  }
+  return v;
+}
+ARK_DEVICE void ark_short_store(ark_u32* p, ark_u32 v, bool system) {
+  if (system) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+  } else {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+  }
+}
 // Two of them by one access: each half is whole by itself.
 #define ARK_HAS_PACKET_PAIRS 1
 ARK_DEVICE void ark_packets_load(const ark_u64* p, ark_u64& first, ark_u64& second, bool system) {
@@ -165,6 +183,13 @@ ARK_DEVICE void ark_load_once(const void* p, void* to) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(p));
   *static_cast<uint4*>(to) = v;
+}
+// 16 bytes by one access. NVRTC parts a store of a uint4 that was put together from 16-bit values.
+#define ARK_HAS_STORE_WORDS 1
+ARK_DEVICE void ark_store_words(void* p, const ark_u32 (&v)[4]) {
+  asm volatile("st.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v[0]), "r"(v[1]), "r"(v[2]),
+               "r"(v[3])
+               : "memory");
 }
 // Copies that run while a task does, without a register.
 #define ARK_HAS_COPY_AHEAD 1

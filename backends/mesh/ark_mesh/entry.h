@@ -22,7 +22,7 @@ struct MeshParams {
   ark_u64 copies;      // MeshMessage to what a core remembers of the iteration's beginning
   ark_u64 staging;     // room for the bytes of the largest exchange
   ark_u64 remembered;  // from a core's memory to what it remembers of it, in bytes
-  ark_u64 control;     // ArkControl of the launch
+  ark_u64 control;     // ArkControl of the launch, and behind it the phases' ends
   ark_u64 host;        // ArkHost
   ark_u64 counts;      // two words: supersteps so far, and bytes exchanged in them
   ark_u64 idle_ns;
@@ -151,6 +151,7 @@ static bool mesh_released(const MeshParams* m, ark_u32 iteration, bool& waited) 
 
 static void mesh_loop(const MeshParams* m, char* scratch) {
   ArkControl* control = ARK_POINTER(ArkControl, m->control);
+  const ark_u32* ends = reinterpret_cast<const ark_u32*>(control + 1);
   ArkHost* host = ARK_POINTER(ArkHost, m->host);
   bool fresh = true;  // the host may have written since the cores were filled
   for (ark_u32 iteration = m->first; iteration < control->limit; ++iteration) {
@@ -161,7 +162,7 @@ static void mesh_loop(const MeshParams* m, char* scratch) {
     }
     if (fresh) mesh_in(m);
     ark_u32 phase = 0u;
-    for (ark_u32 i = 0u; i + 1u < m->phases; ++i) phase += iteration >= control->phase_end[i];
+    for (ark_u32 i = 0u; i + 1u < m->phases; ++i) phase += iteration >= ends[i];
     if (!mesh_iteration(m, phase, iteration, scratch)) return;
     for (ark_u32 core = 0u; core < m->count; ++core) {
       const ark_u32 limit = ark_control(mesh_core(m, core))->limit;
@@ -169,8 +170,8 @@ static void mesh_loop(const MeshParams* m, char* scratch) {
     }
     const ark_u32 next = iteration + 1u;
     const bool idles = m->persistent != 0u && ark_load_host(&host->target) <= next;
-    const bool ends = phase + 1u < m->phases && next >= control->phase_end[phase];
-    if (idles || ends || next >= control->limit) mesh_out(m->outputs, m->ends, phase);
+    const bool over = phase + 1u < m->phases && next >= ends[phase];
+    if (idles || over || next >= control->limit) mesh_out(m->outputs, m->ends, phase);
     mesh_out(m->posts, m->post_ends, phase);
     fresh = idles;
     ark_store_host(&host->done, next);

@@ -87,9 +87,9 @@ class MeshExecutor(PlanMemory):
         self._memory += self.cores.own
         self._host = self._alloc(layout.dtype("ArkHost").itemsize, "host")
         assert self._host.host is not None
-        self._control = np.zeros(1, layout.dtype("ArkControl"))
+        self._control = layout.control(0, [0] * (len(self.plan.phases) - 1))
         count = self.plan.processors
-        self._controls = np.zeros(count, layout.dtype("ArkControl"))
+        self._controls = np.tile(self._control, (count, 1))
         self._hosts = np.zeros(count, layout.dtype("ArkHost"))
         opcode = self.program.emitted.opcode
         self._tables = [self.cores.tables(core, opcode) for core in range(count)]
@@ -179,10 +179,8 @@ class MeshExecutor(PlanMemory):
             self.latest.detach()
         self._host.host[:] = 0
         self._hosts[:] = np.zeros(1, self._hosts.dtype)
-        self._control[:] = np.zeros(1, self._control.dtype)
-        self._control["limit"] = min(ends[-1], MOST_ITERATIONS)
-        self._control["phase_end"][0, : len(ends) - 1] = ends[:-1]
-        self._controls[:] = self._control[0]
+        self._control[:] = layout.control(min(ends[-1], MOST_ITERATIONS), ends[:-1])
+        self._controls[:] = self._control
         self._phase_ends = ends[:-1]
         self._params["persistent"], self._params["first"] = int(persistent), first
         launch = self._processor.launch(self._loaded, self._params.tobytes(), Grid(1, 1, 0))
@@ -202,7 +200,8 @@ class MeshExecutor(PlanMemory):
 
     def end(self) -> int:
         """How many iterations the last launch was to run; see Executor.end."""
-        return int(self._control["limit"][0])
+        head = layout.dtype("ArkControl")
+        return int(self._control[: head.itemsize // 4].view(head)["limit"][0])
 
     @property
     def supersteps(self) -> int:

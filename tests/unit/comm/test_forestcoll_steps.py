@@ -245,8 +245,8 @@ def test_networks_with_degraded_links_have_an_optimum_that_trees_attain(seed):
         assert made.optimum.inv_x >= brute_force(topology)
         if not topology.switches:
             assert made.optimum.inv_x == brute_force(topology)
-        turned = forest(topology, "reduce_scatter")
-        assert turned.optimum == optimal(topology.reverse())
+        scattered = forest(topology, "reduce_scatter")
+        assert scattered.optimum == optimal(topology.reverse())
         both = forest(topology, "all_reduce")
         best = optimal_all_reduce(topology)
         assert best.exact and both.algbw <= best.rate

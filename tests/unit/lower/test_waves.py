@@ -25,8 +25,8 @@ def test_a_program_in_waves_computes_the_same(seed: int, monkeypatch: pytest.Mon
     with use_model(model):
         inputs, _ = build(seed, 24)
     graph, first = model.graph, contents(inputs, seed)
-    turned = graph.with_nodes(waves.in_waves(graph.nodes, [H100]))
-    want, got = reference(graph, first), reference(turned, first)
+    reordered = graph.with_nodes(waves.in_waves(graph.nodes, [H100]))
+    want, got = reference(graph, first), reference(reordered, first)
     for key, image in want.items():
         np.testing.assert_array_equal(got[key], image)
 

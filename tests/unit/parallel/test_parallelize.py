@@ -45,7 +45,7 @@ def two_blocks() -> Any:
 
 
 def mixing() -> Any:
-    """Products between activations, turned and summed, in the way of attention."""
+    """Products between activations, transposed and summed, in the way of attention."""
     x = ark.tensor((ROWS, WIDTH), name="x")
     query, key, value = (
         ark.linear(x, ark.parameter((WIDTH, WIDTH), name=name)) for name in ("q", "k", "v")

@@ -75,12 +75,12 @@ def test_1f1b_runs_on_cpu_ranks() -> None:
 def test_a_schedule_that_contradicts_the_data_is_refused() -> None:
     graph = there_and_back(2)
     schedule = tessel(shape("V", 2, 1, 2), 2, MICRO_BATCHES)
-    turned = dataclasses.replace(
+    backwards = dataclasses.replace(
         schedule,
         entries=tuple(dataclasses.replace(e, start=-e.start) for e in schedule.entries),
     )
     with pytest.raises(ModelError, match="round in a circle"):
-        parallelize(graph, 2, pipelined(turned, block_of))
+        parallelize(graph, 2, pipelined(backwards, block_of))
     short = tessel(shape("V", 2, 1, 2), 2, MICRO_BATCHES - 1)
     with pytest.raises(ModelError, match="which the schedule has not"):
         parallelize(graph, 2, pipelined(short, block_of))

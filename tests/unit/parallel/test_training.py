@@ -108,12 +108,14 @@ def test_recycled_passes_spread_in_torch_itself() -> None:
     config = example.Config()
     given, tokens = example.arrays(config, 1, 4)
     order = np.random.default_rng(0).permutation(config.inner)
-    turned = dict(given)
+    permuted = dict(given)
     for i in range(config.layers):
         for name in ("gate", "up"):
-            turned[f"layers.{i}.{name}"] = given[f"layers.{i}.{name}"][order]
-        turned[f"layers.{i}.down"] = given[f"layers.{i}.down"][:, order]
-    one, other = (np.array(example.torch_losses(config, g, tokens, 90, 3)) for g in (given, turned))
+            permuted[f"layers.{i}.{name}"] = given[f"layers.{i}.{name}"][order]
+        permuted[f"layers.{i}.down"] = given[f"layers.{i}.down"][:, order]
+    one, other = (
+        np.array(example.torch_losses(config, g, tokens, 90, 3)) for g in (given, permuted)
+    )
     apart = np.abs(other / one - 1)
     assert apart[:50].max() < 1e-4 < apart.max()
 
@@ -212,15 +214,15 @@ def test_co_shard_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
     layer makes is made again for its gradients, so less is kept at once.
     """
     monkeypatch.setattr(memory, "FEW", 0)  # a few bytes are not shared at all
-    config, sizes, turns = dataclasses.replace(CONFIG, rows=24, layers=4), {}, {}
+    config, sizes, orders = dataclasses.replace(CONFIG, rows=24, layers=4), {}, {}
     for plan in ("data", "co-shard"):
         _, made = example.make(config, plan, 2, 1)
         ops = [n for n in made.graphs[0].nodes if n.type in ("softmax", "swiglu")]
-        turns[plan] = [n.type for n in ops if n.name.startswith("f0-0")]
+        orders[plan] = [n.type for n in ops if n.name.startswith("f0-0")]
         sizes[plan] = [
             p.arenas["activation"] for p in plan_ranks(made.graphs, registry.machine("cpu-1"))
         ]
-    assert turns["co-shard"] == ["softmax", "swiglu"] * 2
+    assert orders["co-shard"] == ["softmax", "swiglu"] * 2
     assert max(sizes["co-shard"]) < 0.8 * min(sizes["data"])
 
 

@@ -162,12 +162,12 @@ def random_graph(data: st.DataObject) -> Graph:
         for _ in range(data.draw(st.integers(1, 4))):
             a = data.draw(st.sampled_from(values))
             same = [v for v in values if v.shape() == a.shape()]
-            turned = [v for v in values if v.shape()[-1] == a.shape()[-1]]
+            wide = [v for v in values if v.shape()[-1] == a.shape()[-1]]
             choices = [
                 lambda a=a: ark.relu(a),
                 lambda a=a: ark.transpose(a, [1, 0]),
                 lambda a=a, s=same: ark.add(a, data.draw(st.sampled_from(s))),
-                lambda a=a, t=turned: ark.linear(a, data.draw(st.sampled_from(t))),
+                lambda a=a, t=wide: ark.linear(a, data.draw(st.sampled_from(t))),
                 lambda a=a: ark.sub(a, ark.reduce_sum(a, axis=1)),
                 lambda a=a: ark.mul(a[:, 0:4], 2.0),
             ]

@@ -81,7 +81,7 @@ def conflicts(a: list, b: list) -> set[str]:
 def order(plan: Plan, number: int) -> nx.DiGraph:
     """Happens-before of one phase: program order, full waits, packet reads.
 
-    Edges of packets have `packet`: they bring no other memory along.
+    Edges of packets have `packet`: they publish no other memory.
     """
     graph = nx.DiGraph()
     listed = {k: t for k, t in tasks(plan).items() if k[0] == number}

@@ -43,7 +43,7 @@ MUTATIONS = [*test_verify.MUTATIONS, *test_verify_ranks.MUTATIONS]
 
 
 @pytest.fixture(scope="module", params=sorted(MACHINES))
-def alike(request: pytest.FixtureRequest) -> Rotated:
+def isomorphic(request: pytest.FixtureRequest) -> Rotated:
     """Plans as decoders have them, whose ranks begin iterations together: every wait counts."""
     found = plan_ranks(decoder_graphs(4), MACHINES[request.param], {"together": True})
     assert isinstance(found, Rotated)
@@ -142,10 +142,10 @@ def test_plans_with_a_moved_view_come_back_from_the_cache(
     assert isinstance(again, Rotated) and again.moved == made.moved and again.moved
 
 
-def test_the_symmetry_is_found_again_in_the_plans_of_all_ranks(alike: Rotated) -> None:
-    assert symmetry_of(list(alike)) == symmetry_of(alike)
-    assert symmetry_of(alike).checked == (0,)
-    assert symmetry_of(alike).renaming[3] == (3, 0, 1, 2)
+def test_the_symmetry_is_found_again_in_the_plans_of_all_ranks(isomorphic: Rotated) -> None:
+    assert symmetry_of(list(isomorphic)) == symmetry_of(isomorphic)
+    assert symmetry_of(isomorphic).checked == (0,)
+    assert symmetry_of(isomorphic).renaming[3] == (3, 0, 1, 2)
 
 
 def accepted(rank_set: RankSet) -> bool:
@@ -159,11 +159,11 @@ def accepted(rank_set: RankSet) -> bool:
 
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
 def test_a_mutation_of_all_ranks_alike_is_refused_by_one_rank_as_by_all(
-    alike: Rotated, mutate: Callable[[Plan, random.Random], Plan]
+    isomorphic: Rotated, mutate: Callable[[Plan, random.Random], Plan]
 ) -> None:
     """15 mutations x 3 machines x 2 seeds, 12 times as many in `nox -s plan_fuzz`."""
     for seed in range(2 * test_verify.MORE):
-        changed = Rotated(mutate(alike.first, random.Random(seed)))
+        changed = Rotated(mutate(isomorphic.first, random.Random(seed)))
         by_one = accepted(RankSet(changed, symmetry_of(changed)))
         by_all = accepted(RankSet(list(changed), alone(4)))
         assert (by_one, by_all) == (False, False)
@@ -184,19 +184,19 @@ def test_so_it_is_where_ranks_begin_iterations_by_themselves(
 
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
 def test_a_mutation_of_one_rank_ends_the_symmetry_and_is_refused(
-    alike: Rotated, mutate: Callable[[Plan, random.Random], Plan]
+    isomorphic: Rotated, mutate: Callable[[Plan, random.Random], Plan]
 ) -> None:
     for seed in range(2 * test_verify.MORE):
         rank = seed % 4
-        plans = list(alike)
+        plans = list(isomorphic)
         plans[rank] = mutate(plans[rank], random.Random(seed))
         assert rank in symmetry_of(plans).checked
         with pytest.raises(PlanError):
             verify(plans)
 
 
-def test_a_rank_that_differs_harmlessly_is_accepted_beside_the_others(alike: Rotated) -> None:
-    plans = list(alike)
+def test_a_rank_that_differs_harmlessly_is_accepted_beside_the_others(isomorphic: Rotated) -> None:
+    plans = list(isomorphic)
     counters = (*plans[2].counters, dataclasses.replace(plans[2].counters[-1], name="more"))
     counters = tuple(dataclasses.replace(c, id=i) for i, c in enumerate(counters))
     plans[2] = dataclasses.replace(plans[2], counters=counters)
@@ -204,9 +204,9 @@ def test_a_rank_that_differs_harmlessly_is_accepted_beside_the_others(alike: Rot
     verify(plans)
 
 
-def test_names_that_meet_another_ranks_are_no_symmetry(alike: Rotated) -> None:
+def test_names_that_meet_another_ranks_are_no_symmetry(isomorphic: Rotated) -> None:
     """Two receive buffers of one rank with their names exchanged: puts meet the wrong ones."""
-    plans = list(alike)
+    plans = list(isomorphic)
     own = [b for b in plans[1].buffers if b.arena == "symmetric" and b.rank == 1][:2]
     names = {own[0].id: own[1].name, own[1].id: own[0].name}
     buffers = [dataclasses.replace(b, name=names.get(b.id, b.name)) for b in plans[1].buffers]

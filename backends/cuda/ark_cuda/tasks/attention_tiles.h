@@ -1,5 +1,5 @@
 // Attention of 128 queries on warpgroups: each has 64 rows, whose scores and sums stay in
-// registers. The loading thread brings the queries once and keys and values in blocks of BN through
+// registers. The loading thread loads the queries once and keys and values in blocks of BN through
 // the ring of the variant `matrix`; the scores of a block are multiplied while the values of the
 // one before are, and what becomes of them is computed meanwhile (FlashAttention-3, Shah et al.
 // 2024). What a task computes is said in ark/tasks/attention_tiles.py.

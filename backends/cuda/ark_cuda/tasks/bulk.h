@@ -1,4 +1,4 @@
-// Copies to a peer by the bulk copy unit (sm_90 and later): one thread brings pieces into shared
+// Copies to a peer by the bulk copy unit (sm_90 and later): one thread loads pieces into shared
 // memory and sends them on, SLOTS of SLOT bytes, half of them on their way in and half on their
 // way out.
 

@@ -8,7 +8,7 @@ struct ArkWgmma;
 
 // A product's tiles of ROWS (64 or 128) by COLUMNS. A warpgroup has half of the rows; of 64 it has
 // every other stage of k, the ring's even slots or the odd ones, and stores half of the columns
-// when both have added up theirs. HIGH: rows of a that a stage brings. LINES: of k in a stage.
+// when both have added up theirs. HIGH: rows of a that a stage holds. LINES: of k in a stage.
 // OVERLAP: the products of one stage are under way while the next one is waited for.
 template <class DEAL, typename T_, typename T_B, int ROWS, int COLUMNS, int HIGH, bool ACROSS_A,
           bool ACROSS_B, bool OVERLAP_, int LINES_>
@@ -44,7 +44,7 @@ ARK_DEVICE void ark_wgmma_keep(ark_i32& sum) { asm volatile("" : "+r"(sum) : : "
 template <class P, typename S>
 ARK_DEVICE void ark_matrix_join(ArkCtx& c, int group, const S (&d)[P::ALL / 2],
                                 S (&made)[P::WIDE / 2]) {
-  constexpr int HALF = P::WIDE / 2, SOME = 16;
+  constexpr int HALF = P::WIDE / 2, SOME = HALF < 16 ? HALF : 16;
   static_assert(2 * 128 * SOME * sizeof(S) <= 8 * ARK_MATRIX_SLAB, "sums fit the slabs");
   S* room = reinterpret_cast<S*>(ark_matrix_slab(c, 0)) + ark_tid() % 128;
 #pragma unroll
@@ -138,7 +138,7 @@ struct ArkBatch {};
 
 // The boxes of one operand of a stage: the ROWS rows from `row` on. ACROSS: k counts rows of the
 // map, and boxes of DEEP rows stand side by side. Of several LINES the map is of three dimensions,
-// and one box brings them one behind the other.
+// and one box loads them one behind the other.
 template <bool ACROSS, int ROWS, int DEEP, int LINES, bool FLAT, bool FIRST, bool SECOND>
 ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, int i1,
                                  ark_u64* full, ArkBatch<FLAT, FIRST, SECOND>) {

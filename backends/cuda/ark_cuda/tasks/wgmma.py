@@ -18,12 +18,13 @@ from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import expression, text
 from ark.tasks.matmul import deal, dims, finish, k_range, outputs, part_of_k, place_names
+from ark.variant import COMPUTE, LOAD
 
-HEIGHTS, WIDTHS = (64, 128), (64, 128, 256)
+HEIGHTS, WIDTHS = (64, 128), (32, 64, 128, 256)
 LINE = 128  # bytes of k in a stage, of each row
 ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
 MOST_STAGES = 16
-DEEPER, LEAST_STAGES = 2, 6  # lines of k in a stage, where there is room for so many such stages
+DEEPER, LEAST_STAGES = (4, 2), 6  # lines of k in a stage, where so many such stages have room
 # The stages, a slab of 16 by 64 results a warp, and room to begin at a multiple of 1024.
 SCRATCH = ROOM + 8 * 2048 + 1024
 HALVES = {"bf16": "bf16", "fp16": "f16"}  # of which k may be across
@@ -44,6 +45,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
         and (out.dtype in _stored(left.dtype) or not plain)
         and (rows in HEIGHTS or rows == dims(sig)[0] < HEIGHTS[-1])
         and columns in WIDTHS
+        and (columns > WIDTHS[0] or bool(sig.params["transpose_b"]))  # boxes of 64 columns
         and all(_mappable(o) for o in ((left, right, out) if plain else (left, right)))
         and not any(o.packet for o in sig.operands)
     )
@@ -74,7 +76,7 @@ def _sum(side: OperandType) -> str:
 
 
 def loader(signatures: Sequence[Signature], machine: Machine) -> str:
-    """The ring's shape for a plan's products, and the loading thread's code."""
+    """The ring's shape for a plan's products, the roles' registers, the loading thread's code."""
     stage = max((_stage(s) for s in signatures if _matmul_here(s, machine)), default=ROOM // 4)
     if any(s.kind == "attention_tiles" for s in signatures):
         stage = ROOM // 4  # beside its queries four stages fit
@@ -86,6 +88,8 @@ def loader(signatures: Sequence[Signature], machine: Machine) -> str:
         f"{files.joinpath('barriers.h').read_text()}"
         f"constexpr ark_u32 ARK_MATRIX_STAGES = {stages}u;\n"
         f"constexpr ark_u32 ARK_MATRIX_STAGE = {stage}u;\n"
+        f"constexpr int ARK_LOAD_REGISTERS = {machine.variant.registers(LOAD)};\n"
+        f"constexpr int ARK_COMPUTE_REGISTERS = {machine.variant.registers(COMPUTE)};\n"
         f"{files.joinpath('matrix.h').read_text()}"
     )
 
@@ -100,7 +104,7 @@ def _height(sig: Signature) -> int:
 
 
 def _high(sig: Signature) -> int:
-    """Rows of a that a stage brings: of a tile, or all there are if they are fewer."""
+    """Rows of a that a stage holds: of a tile, or all there are if they are fewer."""
     rows = _height(sig)
     return rows if sig.params["transpose_a"] else min(rows, -(-dims(sig)[0] // 8) * 8)
 
@@ -116,15 +120,20 @@ def _line_bytes(sig: Signature) -> int:
 
 
 def _lines(sig: Signature) -> int:
-    """Lines of k in a stage: two of small tiles, whose copies take the loading thread longer to
+    """Lines of k in a stage: several of small tiles, whose copies take the loading thread longer to
     start than they take.
     """
     _, _, k = dims(sig)
     deep, part = LINE // sig.operands[0].itemsize, part_of_k(sig)
     across = sig.params["transpose_a"] or not sig.params["transpose_b"]
-    whole = k % deep == 0 and all(n // deep % DEEPER == 0 for n in (part, k % part or part))
-    fits = DEEPER * _line_bytes(sig) <= ROOM // LEAST_STAGES
-    return DEEPER if whole and fits and not across and _flat(sig) else 1
+    if k % deep or across or not _flat(sig):
+        return 1
+    counts = part // deep, (k % part or part) // deep
+    for lines in DEEPER:
+        fits = lines * _line_bytes(sig) <= ROOM // LEAST_STAGES
+        if fits and all(n % lines == 0 for n in counts):
+            return lines
+    return 1
 
 
 def _wide(sig: Signature) -> int:

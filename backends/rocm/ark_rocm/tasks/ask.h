@@ -1,5 +1,5 @@
 // While a block waits for packets, one wave of it asks for weights that the processor's next tasks
-// begin with: a dword of each line, which brings the line to the die's second-level cache and to
+// begin with: a dword of each line, which loads the line into the die's second-level cache and to
 // the memory-side cache. Weights are read in place, so nobody depends on it.
 
 constexpr int ARK_ASKED = 48;          // loads of a wave, a line a lane: 384 KB

@@ -1,5 +1,5 @@
 // Attention of one query row over a cache read in place: a lane has 16 bytes of a position's row,
-// D * size / 16 lanes a position, so that one load of a wave brings several whole positions. Each
+// D * size / 16 lanes a position, so that one load of a wave covers several whole positions. Each
 // group of lanes has a running maximum and sums of its own (online softmax); groups are joined by
 // shuffles, waves in shared memory.
 

@@ -122,7 +122,7 @@ ARK_DEVICE ark_u64 ark_uniform(ark_u64 v) {
   return static_cast<ark_u64>(static_cast<ark_u32>(high)) << 32 | static_cast<ark_u32>(low);
 }
 
-// Brings ROWS x ARK_STEP_K elements from memory into registers, and from there into shared memory.
+// Loads ROWS x ARK_STEP_K elements from memory into registers, and from there into shared memory.
 template <int ROWS, bool ALONG_K, typename T>
 struct ArkStep {
   static constexpr int TOTAL = ROWS * ARK_STEP_K / ARK_PIECE;

@@ -15,17 +15,17 @@ from ark.ir.values import Tensor
 FLAGS = ("transpose_a", "transpose_b")
 
 
-def read_turned(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
+def read_transposed(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
     """A copy of the graph with such products. kept: ids of buffers that somebody else reads."""
-    turned: dict[int, tuple[int, Node]] = {}  # by tensor: place and node
+    transposed: dict[int, tuple[int, Node]] = {}  # by tensor: place and node
     written: dict[int, int] = {}  # by buffer: place of the last write
     nodes: list[Node] = []
     for place, node in enumerate(graph.nodes):
-        if _turns(node):
-            turned[node.outputs[0].id] = (place, node)
+        if _is_transpose(node):
+            transposed[node.outputs[0].id] = (place, node)
         elif node.type == "matmul" and node.hints is None:
             for side in (0, 1):
-                at, before = turned.get(node.inputs[side].id, (-1, None))
+                at, before = transposed.get(node.inputs[side].id, (-1, None))
                 if before is None or node.inputs[side] != before.outputs[0]:
                     continue
                 source = before.inputs[0]
@@ -35,11 +35,11 @@ def read_turned(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
             written[tensor.buffer.id] = place
         nodes.append(node)
     read = Counter(t.buffer.id for n in nodes for t in (*n.inputs, *n.after))
-    ids = {node.id for _, node in turned.values()}
+    ids = {node.id for _, node in transposed.values()}
     return graph.with_nodes(n for n in nodes if n.id not in ids or not _unread(n, read, kept))
 
 
-def _turns(node: Node) -> bool:
+def _is_transpose(node: Node) -> bool:
     """Does it swap the last two dimensions, and no others?"""
     if node.type != "transpose" or node.hints is not None or node.outputs[0].dtype.packed:
         return False

@@ -1,0 +1,65 @@
+"""What a call of a kernel looks at and makes, in as few steps of the host as can be: whether its
+tensors are what the plan is for, whether those that stay still lie where they lay, and memory for
+the results. Called by program.py.
+
+torch's own compiler has functions in C++ for two of these; where a build of torch lacks them, its
+public ones do the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+# Compares tensors' addresses; on torch's builds for GPUs alone.
+COMPARE = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
+
+
+class Fixed:
+    """The inputs that are the same tensors in nearly every call. which: their places."""
+
+    def __init__(self, which: Sequence[int]) -> None:
+        self.which = sorted(which)
+        self.addresses: dict[int, int] = {}  # by place, where they lay when they were looked at
+        self._each: list[int] = []  # by every input's place; 0 of the others
+        self._pick = itemgetter(*self.which) if len(self.which) > 1 else None
+
+    def learn(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Looks where they lie."""
+        self.addresses = {i: inputs[i].data_ptr() for i in self.which}
+        self._each = [self.addresses.get(i, 0) for i in range(len(inputs))]
+
+    def lie(self, inputs: list[torch.Tensor]) -> bool:
+        """Do they still lie there?"""
+        if not self.which:
+            return True
+        if COMPARE is not None:
+            return bool(COMPARE(inputs, self._each, self.which))
+        picked = [inputs[i] for i in self.which] if self._pick is None else self._pick(inputs)
+        return list(map(torch.Tensor.data_ptr, picked)) == list(self.addresses.values())
+
+
+def kinds(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Of each: what the kernel is made for. AttributeError for what is no tensor."""
+    return [(t.shape, t.dtype, t.device, t.layout) for t in tensors]
+
+
+def maker(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Callable[[], torch.Tensor]:
+    """A function that gives a new tensor, contiguous, whose contents are any."""
+    quick = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    if quick is None or device.index not in (None, 0) or _several(device):
+        return partial(torch.empty, shape, dtype=dtype, device=device)
+    strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    return partial(quick, shape, strides, dtype)
+
+
+def _several(device: torch.device) -> bool:
+    """Are there others of the kind? The quick way takes the one that is current."""
+    return device.type != "cpu" and torch.get_device_module(device).device_count() > 1

@@ -1,0 +1,66 @@
+"""Types, ranks and many operands drawn by hypothesis, as tests/backend/test_types.py runs them:
+planned, verified and compiled for a GPU that need not be there.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+import ark
+from ark.codegen import layout
+from ark.frontend.model import Model, use_model
+from ark.lower.pipeline import plan
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.program import build
+from tests.backend import test_types
+from tests.opcheck import Case
+from tests.slow import examples, slow
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+from ark_cuda import backend, machines
+
+DRAWN = settings(
+    phases=[Phase.explicit, Phase.generate],
+    max_examples=examples(3),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def compiled(drawn: list[Case]) -> Plan:
+    machine, model = machines.MODELS["h100"], Model()
+    with use_model(model):
+        kept = [
+            case.build(*(ark.tensor(list(a.shape), dtype) for a, dtype in case.inputs))
+            for case in drawn
+        ]
+    made = plan(model.graph, machine)
+    verify([made])
+    assert kept and build(made, machine, backend, machine.arch).binary.data[:4] == b"\x7fELF"
+    return made
+
+
+@given(drawn=test_types.movements())
+@DRAWN
+def test_movements_compile(drawn: list[Case]) -> None:
+    types = {t.dtype for t in compiled(drawn).tensors}
+    assert {"bool", "int64", "int4", "uint4", "fp4"} <= types
+    assert max(array.ndim for case in drawn for array, _ in case.inputs) > 4
+
+
+@slow
+@given(drawn=test_types.elementwise())
+@DRAWN
+def test_elementwise_ops_compile(drawn: list[Case]) -> None:
+    assert max(len(op.operands) for op in compiled(drawn).ops) > layout.RECORD_OPERANDS
+
+
+@slow
+@given(drawn=test_types.reductions())
+@DRAWN
+def test_reductions_compile(drawn: list[Case]) -> None:
+    compiled(drawn)
