@@ -196,34 +196,37 @@ def multiply(
     left, right = sides
     total = _sum(left)
     whole = total == "ark_i32"
-    registers = ", ".join(f"%{i}" for i in range(count))
-    results = ", ".join(f'"+{"r" if whole else "f"}"(d[{i}])' for i in range(count))
     kinds = KINDS[left.dtype], KINDS[right.dtype]
-    name = f"{columns}_{'_'.join(kinds)}_{transposes[0]}{transposes[1]}"
-    across = ", ".join(str(bool(t)).lower() for t in transposes)
     form = f"m64n{columns}k{32 // left.itemsize}.{'s32' if whole else 'f32'}.{'.'.join(kinds)}"
     # Signs of both sides, and which have k across, for the types that have such.
     more = "" if whole else ", 1, 1"
     if left.dtype in HALVES:
         more += f", {transposes[0]}, {transposes[1]}"
-    return f"""#ifndef ARK_WGMMA_{name}
-#define ARK_WGMMA_{name}
-template <>
-struct ArkWgmma<{columns}, {left.ctype}, {right.ctype}, {across}> {{
-  typedef {total} Sum;
-  ARK_DEVICE void multiply(Sum (&d)[{count}], ark_u32 a, ark_u32 b, ark_u32 add) {{
-    asm volatile(
-      "{{\\n .reg .pred p;\\n .reg .b64 x, y;\\n setp.ne.b32 p, %{count + 2}, 0;\\n"
-      " mov.b64 x, {{%{count}, " ARK_MATRIX_ROWS "}};\\n"
-      " mov.b64 y, {{%{count + 1}, " ARK_MATRIX_ROWS "}};\\n"
-      " wgmma.mma_async.sync.aligned.{form} {{{registers}}}, "
-      "x, y, p{more};\\n}}"
-      : {results}
-      : "r"(a), "r"(b), "r"(add));
-  }}
-}};
-#endif
-"""
+    across = (str(bool(t)).lower() for t in transposes)
+    types = (str(columns), left.ctype, right.ctype, *across, total)
+    operands = (register_list(0, count), *(f"%{count + i}" for i in range(3)))
+    words = (
+        *types,
+        *(f'"{w}"' for w in (form, *operands, more)),
+        sums(count, "r" if whole else "f"),
+    )
+    name = f"{columns}_{'_'.join(kinds)}_{transposes[0]}{transposes[1]}"
+    return once(f"ARK_WGMMA_{name}", f"ARK_WGMMA({', '.join(words)})")
+
+
+def register_list(first: int, count: int) -> str:
+    """Registers as an instruction names them: operands of its asm by number."""
+    return ", ".join(f"%{first + i}" for i in range(count))
+
+
+def sums(count: int, kind: str) -> str:
+    """The operands d[0], d[1], ... that an asm reads and writes, "f" or "r"."""
+    return ", ".join(f'"+{kind}"(d[{i}])' for i in range(count))
+
+
+def once(guard: str, text: str) -> str:
+    """Bodies of one kernel may need the same instruction: the first defines it."""
+    return f"#ifndef {guard}\n#define {guard}\n{text}\n#endif\n"
 
 
 def _product(sig: Signature) -> str:
@@ -299,7 +302,7 @@ def _store(sig: Signature) -> str:
     )
     packed = _packed(sig)
     if packed is not None:
-        addresses = " | ".join(text.address(sig, i) for i in packed)
+        addresses = text.addresses(sig, packed)
         body = (
             f"    if (left == 8 && ark_aligned({addresses})) {{\n{_eight(sig, packed)}"
             f"    }} else {{\n{body}    }}\n"
