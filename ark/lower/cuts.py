@@ -110,7 +110,7 @@ def tiles(shape: Sequence[int], depth: int, itemsize: int, machine: Machine) -> 
     """The cuts to try where the variant is another: the usual one first, then tiles a quarter,
     half, as large and twice as high and wide.
     """
-    rows, columns = machine.matmul_tile(*shape[2:], shape[0] * shape[1], 8 * itemsize)
+    rows, columns = machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1], 8 * itemsize)
     while columns < shape[3] and tiles_together(2 * rows * columns * depth, machine):
         columns = min(2 * columns, shape[3])
     found = {Cut(rows, columns): None}
