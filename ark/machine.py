@@ -28,10 +28,12 @@ class Machine:
     capabilities: words by which bodies and forms are chosen: "mma_sync", "wgmma", "mfma", "wmma"
     (matrix units), "named_barriers" (some warps of a block can meet apart from the others),
     "packets" (small activations may travel as {value, epoch}), "packet_gate" (linear layers of one
-    row wait for one packet before they ask for the others), "peer_packets" (the same to peers),
+    row wait for one packet before they ask for the others), "short_packets" (what a linear layer
+    of one row would round to 16 bits travels so), "peer_packets" (packets to peers),
     "peer_stores" (links to peers carry stores but no read-modify-write: ranks signal by stores),
     "peer_bulk" (a processor has hardware that copies to peers by whole pieces),
-    "proxy" (the host can copy for the device),
+    "proxy" (the host can copy for the device), "uncached_copies" (copy engines write past caches
+    that may hold what lies in memory other than symmetric),
     "single_thread" (a processor runs a task in one thread, so bodies are loops that the compiler
     vectorises).
     """

@@ -3,8 +3,9 @@ fp32 activations and weights of 16 bits.
 
 In the variant for large products the input of such a product, and the queries of attention over
 caches of such a type, are rounded to the weights' type where they are made, or by a cast of their
-own. Where few rows go through linear layers and are much for packets, whoever makes them rounds
-them if he can, as each reader would. Sums stay in fp32. Called by ark.lower.pipeline.
+own. Where few rows go through linear layers and are much for packets, or one row goes as packets of
+16 bits, whoever makes them rounds them if he can, as each reader would. Sums stay in fp32. Called
+by ark.lower.pipeline.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import Counter
 from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.packets import PACKET_READ_FEW
+from ark.lower.packets import PACKET_READ_FEW, SHORT_ROW, takes_short
 from ark.machine import Machine
 from ark.tasks.linear import MOST_NARROW
 from ark.variant import COMMUNICATE
@@ -28,10 +29,13 @@ def narrow(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -
     """A copy of the graph in which such products read 16-bit inputs. kept: ids of buffers that
     somebody else reads.
     """
-    matrix = machine.variant.name == "matrix"
-    if not matrix and not machine.variant.role(COMMUNICATE):
+    matrix, short = machine.variant.name == "matrix", takes_short(machine)
+    if not matrix and not short and not machine.variant.role(COMMUNICATE):
         return graph
-    wants = _dtype if matrix else _few
+
+    def wants(node: Node) -> DataType | None:
+        return _dtype(node) if matrix else _few(node, short)
+
     made = graph.with_nodes(graph.nodes)
     uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
     touched = Counter(t.buffer.id for n in graph.nodes for t in (*n.inputs, *n.outputs))
@@ -92,16 +96,17 @@ def _rounds(maker: Node) -> bool:
     return maker.type in ROUNDS or maker.attrs.get("epilogue") == "swiglu"
 
 
-def _few(node: Node) -> DataType | None:
+def _few(node: Node, short: bool) -> DataType | None:
     """The same of rows of a linear layer that take longer as packets than the wait for a counter
-    and a quarter of the bytes.
+    and a quarter of the bytes; and of one row where short packets are, which have half the bytes.
     """
     if node.type != "linear" or node.attrs["prologue"] != "none":
         return None
     x, weight = node.inputs[:2]
-    plain = x.dtype == fp32 and 1 < x.shape[0] <= MOST_NARROW and x.dense
-    many = x.elements > PACKET_READ_FEW
-    return weight.dtype if plain and many and weight.dtype in (bf16, fp16) else None
+    plain = x.dtype == fp32 and x.shape[0] <= MOST_NARROW and x.dense
+    row = short and x.shape[0] == 1 and x.elements % SHORT_ROW == 0
+    many = x.shape[0] > 1 and x.elements > PACKET_READ_FEW
+    return weight.dtype if plain and (many or row) and weight.dtype in (bf16, fp16) else None
 
 
 def _dtype(node: Node) -> DataType | None:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ark.ir.dtype import fp32
 from ark.ir.values import Tensor
 from ark.machine import Machine
 from ark.plan.boxes import Templates
@@ -22,6 +23,15 @@ PACKET_LIMIT = 1 << 18  # bytes of fp32 activations that may travel as packets
 PACKET_READ = 1 << 12  # elements of one that a task may read; beyond, a counter is faster
 PACKET_READ_POLLED = 1 << 14  # the same where a body polls only after one packet has come
 PACKET_READ_FEW = 1 << 13  # the same where whoever makes several rows can round them instead
+SHORT_ROW = 8  # elements of 16 bits, of which a row that travels as short packets has whole ones
+
+
+def takes_short(machine: Machine) -> bool:
+    """May elements of 16 bits travel as packets? Bodies that take slices of a ring's stages read
+    no such packets.
+    """
+    slices = machine.ring_bytes > 0 and not machine.variant.role(COMMUNICATE)
+    return machine.has("short_packets") and not slices
 
 
 def choose_packets(
@@ -34,8 +44,9 @@ def choose_packets(
     """Ids of the tensors that carry their epoch: small activations, where everybody who touches
     them can read that.
 
-    A buffer qualifies if all its tensors are dense fp32 views, its bytes stay small, and
-    no task reads much of it: a packet costs 8 bytes an element, and polls more. machines: by phase.
+    A buffer qualifies if all its tensors are dense views of fp32 (or, where short packets are, of
+    16 bits), its bytes stay small, and no task reads much of it: a packet costs 8 bytes an element,
+    or 4, and polls more. machines: by phase.
     received: ids of buffers between ranks that hold packets in any case.
     """
     found: set[int] = set()
@@ -48,6 +59,7 @@ def choose_packets(
         able = kind.packets(sig)
         boxes = templates.boxes(sig, tuple(group.coords))
         given = {b.operand for b in boxes if b.write}
+        short = takes_short(machines[group.phase])
         for tensor in (group.operands[i] for i in given):
             # A second write in an iteration would carry the same epoch.
             if any(_meet(tensor, other) for other in written[tensor.buffer.id]):
@@ -56,7 +68,9 @@ def choose_packets(
         for i, tensor in enumerate(group.operands):
             touched.setdefault(tensor.buffer.id, []).append(tensor)
             kinds[tensor.buffer.id].add(group.kind)
-            if i not in able or not tensor.dense or tensor.dtype.name != "fp32":
+            types = kind.packet_types if short else ()
+            fits = tensor.dtype == fp32 or (tensor.dtype.bits == 16 and tensor.dtype.name in types)
+            if i not in able or not tensor.dense or not fits:
                 barred.add(tensor.buffer.id)
         limit = _most_read(group, machines[group.phase])
         for access in kind.accesses(sig, group.coords[0]):

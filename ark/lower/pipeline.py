@@ -40,6 +40,7 @@ from ark.plan.collector import paused
 from ark.plan.groups import Group
 from ark.plan.packing import Packing, to_meta
 from ark.plan.schedule import Schedule
+from ark.plan.signature import packet_bytes
 from ark.plan.types import INITIAL, Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 
 OPTIONS = ("cuts", "external", "fuse", "hosts", "overlap", "pack", "packets", "together", "variant")
@@ -344,7 +345,9 @@ class _Tables:
                     id=found,
                     name=source.name or tensor.name or f"b{source.id}",
                     arena="packet" if packet and arena != "symmetric" else arena,
-                    nbytes=source.nbytes // tensor.dtype.itemsize * 8 if packet else source.nbytes,
+                    nbytes=source.nbytes // tensor.dtype.itemsize * packet_bytes(tensor.dtype.name)
+                    if packet
+                    else source.nbytes,
                     rank=rank,
                     initial=arena in INITIAL,
                 )

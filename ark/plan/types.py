@@ -14,6 +14,7 @@ from typing import Any
 
 from ark.ir.dtype import by_name
 from ark.ir.values import row_major
+from ark.plan.signature import packet_bytes
 
 # Where a buffer lives. `state` and `parameter` keep their contents between iterations and launches,
 # `external` belongs to the caller, `symmetric` is visible to peers, `host` is mapped by the host,
@@ -68,7 +69,8 @@ class Items:
 class PlanTensor:
     """A view of a buffer: element [i, ...] is at offsets + i in a row-major array of `extents`.
 
-    packet: elements are 8-byte {32-bit word, epoch} pairs and loading one is waiting for it.
+    packet: elements are 8-byte {32-bit word, epoch} pairs, 4-byte ones where the type has 16 bits,
+    and loading one is waiting for it.
     """
 
     id: int
@@ -83,7 +85,7 @@ class PlanTensor:
     @cached_property
     def itemsize(self) -> int:
         """Bytes of an item: an element, or the byte that elements of 4 bits share."""
-        return 8 if self.packet else by_name(self.dtype).itemsize
+        return packet_bytes(self.dtype) if self.packet else by_name(self.dtype).itemsize
 
     @cached_property
     def items(self) -> Items:

@@ -66,6 +66,7 @@ class SplitAttention(TaskKind):
 class Attention(SplitAttention):
     name = "attention"
     params = AttentionParams
+    packet_types = ("fp32", "fp16", "bf16")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -132,7 +133,8 @@ class Attention(SplitAttention):
         return (Fetch(1, head * room, room, rows * row, growth),)
 
     def packets(self, sig: Signature) -> frozenset[int]:
-        return frozenset({0, 4, FRESH})
+        read = {i for i in (0, FRESH) if i < len(sig.operands)}
+        return frozenset({4, *(i for i in read if sig.operands[i].dtype == "fp32")})
 
     def early(self, sig: Signature) -> frozenset[int]:
         # Without a newest row of its own the iteration writes what the caches are read for; what
@@ -181,6 +183,7 @@ class AttentionMergeParams(Params, frozen=True):
 class AttentionMerge(TaskKind):
     name = "attention_merge"
     params = AttentionMergeParams
+    packet_types = ("fp32", "fp16", "bf16")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)

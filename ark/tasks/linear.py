@@ -172,6 +172,7 @@ class LinearParams(Params, frozen=True):
 class Linear(TaskKind):
     name = "linear"
     params = LinearParams
+    packet_types = ("fp32", "fp16", "bf16")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -253,7 +254,9 @@ class Linear(TaskKind):
         return found
 
     def packets(self, sig: Signature) -> frozenset[int]:
-        found = {0, *outputs(sig)}
+        x, weight = sig.operands[:2]
+        row = x.shape[0] == 1 and x.dtype == weight.dtype and sig.params["prologue"] == "none"
+        found = {0, *outputs(sig)} - (set() if row or x.dtype == "fp32" else {0})
         first = first_extra(sig)
         if sig.params["epilogue"] == "add":
             found.add(first)

@@ -78,7 +78,7 @@ def _machine(
     )
 
 
-_COMMON = ("mma_sync", "named_barriers", "packets", "peer_packets", "proxy")
+_COMMON = ("mma_sync", "named_barriers", "packets", "peer_packets", "proxy", "short_packets")
 _HOPPER = (*_COMMON, "peer_bulk", "wgmma")
 
 MODELS = {

@@ -133,6 +133,24 @@ ARK_DEVICE void ark_packet_store(ark_u64* p, ark_u64 v, bool system) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
   }
 }
+// Packets of 4 bytes, {16-bit value, 16 bits of the epoch}.
+#define ARK_HAS_SHORT_PACKETS 1
+ARK_DEVICE ark_u32 ark_short_load(const ark_u32* p, bool system) {
+  ark_u32 v;
+  if (system) {
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  } else {
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  }
+  return v;
+}
+ARK_DEVICE void ark_short_store(ark_u32* p, ark_u32 v, bool system) {
+  if (system) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+  } else {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+  }
+}
 // Two of them by one access: each half is whole by itself.
 #define ARK_HAS_PACKET_PAIRS 1
 ARK_DEVICE void ark_packets_load(const ark_u64* p, ark_u64& first, ark_u64& second, bool system) {

@@ -179,8 +179,45 @@ ARK_DEVICE void ark_load_pairs(ArkCtx&, const T*, const At& at, float (&v)[2 * N
   }
 }
 
+// The same of short packets, as they are: this thread's fours, four i at at(i), 16 bytes a load.
+template <int N, typename T, typename At>
+ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const At& at, uint4 (&seen)[N]) {
+  const ark_u32 epoch = ark_short_epoch(c);
+#pragma unroll
+  for (int i = 0; i < N; ++i) seen[i].x = seen[i].y = seen[i].z = seen[i].w = ~epoch;
+  const auto here = [&](int i) {
+    const ark_u32 late = (seen[i].x ^ epoch) | (seen[i].y ^ epoch) | (seen[i].z ^ epoch);
+    return (late | (seen[i].w ^ epoch)) < 0x10000u;
+  };
+  ArkSpin spin{0u, 0u};
+  for (;;) {
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const ArkShort<T>* from = at(i);
+      if (from == nullptr || here(i)) continue;
+      asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(seen[i].x), "=r"(seen[i].y), "=r"(seen[i].z), "=r"(seen[i].w)
+                   : "l"(from)
+                   : "memory");
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) all = all && (at(i) == nullptr || here(i));
+    if (all || ark_failed(c)) return;
+    const ArkVerdict verdict = ark_spin(c.p, spin, c.p->budget_ns);
+    if (verdict == ARK_KEEP) continue;
+    if (verdict == ARK_TIMEOUT) ark_fail(c, 2u, 0u, epoch >> 16, seen[0].x >> 16);
+    ark_give_up(c);
+  }
+}
+
 // What the lead warp waits for beside a task's counters: one packet of its input has come.
 ARK_DEVICE void ark_poll_packet(ArkCtx& c, const ark_u64* packet, bool system) {
+  if (ark_lane() == 0) ark_wait_packet(c, packet, system);
+  __syncwarp();
+}
+template <typename T>
+ARK_DEVICE void ark_poll_packet(ArkCtx& c, const ArkShort<T>* packet, bool system) {
   if (ark_lane() == 0) ark_wait_packet(c, packet, system);
   __syncwarp();
 }

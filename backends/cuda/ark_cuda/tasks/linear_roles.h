@@ -50,6 +50,30 @@ ARK_DEVICE float ark_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
   return square;
 }
 
+// The same of short packets of xs's type, which are not scaled: there is nothing to convert.
+template <int K, int S, int FIRST, bool NORM, typename T, int F>
+ARK_DEVICE float ark_row(ArkCtx& c, const ArkShort<T>* p, const float (&)[F], T* xs, bool) {
+  static_assert(S == 1 && !NORM && K % 4 == 0, "one row as it is");
+  constexpr int ALL = (K / 4 + ARK_THREADS - 1) / ARK_THREADS, N = ALL < 8 ? ALL : 8;
+#pragma unroll
+  for (int first = 0; first < ALL; first += N) {
+    uint4 v[N];
+    const auto place = [&](int i) { return 4 * ((first + i) * ARK_THREADS + ark_tid()); };
+    const auto at = [&](int i) -> const ArkShort<T>* {
+      return place(i) < K ? p + place(i) : nullptr;
+    };
+    ark_load_fours<N>(c, p, at, v);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (place(i) >= K) continue;
+      ark_u32* to = reinterpret_cast<ark_u32*>(xs + place(i));
+      to[0] = (v[i].x & 0xffffu) | v[i].y << 16;
+      to[1] = (v[i].z & 0xffffu) | v[i].w << 16;
+    }
+  }
+  return 0.0f;
+}
+
 // This lane's share of the products of R rows of K weights, `pitch` apart, with x; all in shared
 // memory. Few rows have several running sums each.
 template <int R, int K, typename T>

@@ -1,0 +1,80 @@
+"""What a linear layer of one row would round travels as packets of 16 bits, where a machine takes
+them: results against NumPy, which rounds at the same place, also when epochs begin again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.frontend.model import Model, use_model
+from ark.ir.dtype import DataType, bf16, fp16
+from ark.lower.pipeline import plan
+from ark.machine import Machine
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+
+
+def gated(columns: int, inner: int, dtype: DataType) -> Model:
+    """One row through a gated block with its residual."""
+    model = Model(0, 1)
+    with use_model(model):
+        x = ark.tensor([1, columns], name="x")
+        norm = ark.parameter([columns], name="norm")
+        gate, up = (ark.parameter([inner, columns], dtype, name=n) for n in ("gate", "up"))
+        down = ark.parameter([columns, inner], dtype, name="down")
+        normed = ark.rmsnorm(x, norm, 1e-5)
+        made = ark.swiglu(ark.linear(normed, gate), ark.linear(normed, up))
+        ark.add(x, ark.linear(made, down), name="result")
+    return model
+
+
+def short(machine: Machine) -> Machine:
+    """The machine, which takes short packets."""
+    words = {*machine.capabilities, "packets", "short_packets"}
+    return dataclasses.replace(machine, capabilities=tuple(sorted(words)))
+
+
+@pytest.mark.parametrize(("dtype", "iterations"), [(bf16, 66_000), (fp16, 3)], ids=str)
+def test_a_gated_block_agrees_with_numpy(backend: str, dtype: DataType, iterations: int) -> None:
+    columns, inner = 24, 40
+    rng = np.random.default_rng(3)
+    arrays = {
+        "x": rng.standard_normal((1, columns)),
+        "norm": rng.uniform(0.5, 1.5, columns),
+        "gate": rng.standard_normal((inner, columns)) / 5,
+        "up": rng.standard_normal((inner, columns)) / 5,
+        "down": rng.standard_normal((columns, inner)) / 5,
+    }
+    for name in ("gate", "up", "down"):
+        arrays[name] = arrays[name].astype(dtype.numpy).astype(np.float64)
+    x = arrays["x"]
+    normed = x / np.sqrt((x**2).mean() + 1e-5) * arrays["norm"]
+    a, b = normed @ arrays["gate"].T, normed @ arrays["up"].T
+    made = (a / (1 + np.exp(-a)) * b).astype(dtype.numpy).astype(np.float64)
+    want = x + made @ arrays["down"].T
+    with contextlib.closing(registry.get(backend).open(0)) as device:
+        machine = short(dataclasses.replace(device.machine, processors=2))
+        result = plan(gated(columns, inner, dtype).graph, machine)
+        verify([result])
+        packets = [t for t in result.tensors if t.packet and t.dtype == dtype.name]
+        assert [t.shape for t in packets] == [(1, inner)]
+        assert [result.buffers[t.buffer].nbytes for t in packets] == [4 * inner]
+        with Executor(result, registry.get(backend), device) as executor:
+            assert "ArkShort<" in executor.program.emitted.source.text
+            # The two halves of the gate lie together in memory, row by row.
+            names = {t.name.split(".")[0].split("+")[0]: t.name for t in result.tensors}
+            both = np.stack([arrays.pop("gate"), arrays.pop("up")], 1).reshape(-1, columns)
+            for name, array in {**arrays, "gate": both}.items():
+                executor.write(names[name], array)
+            executor.start(iterations if backend == "cpu" else 3).wait(120)
+            found = executor.find("result")
+            data = device.read(executor.tensor_address(found), found.itemsize * columns)
+            got = data.view(np.float32).reshape(1, columns, -1)[..., 0]
+    step = 2.0 ** (-8 if dtype is bf16 else -11)  # a value between two may be rounded the other way
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=2 * step * np.abs(made).max())
