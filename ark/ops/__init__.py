@@ -1,5 +1,8 @@
 """The ops that users call. Each family's module has, for every op, its shape rule, its NumPy
 reference and how it becomes tile tasks; importing this package registers them all.
+
+A docstring names shapes and types. What does not fit them is a ModelError; an argument that is
+nothing of what is asked for (no tensor, no such axis, a size below 1) is an InvalidUsageError.
 """
 
 from inspect import isfunction

@@ -192,7 +192,10 @@ def all_reduce(
 def all_reduce_packet(
     input: Any, rank: int, world_size: int, output: Any = NullTensor, name: str = ""
 ) -> Tensor:
-    """The same sum as all_reduce; how shares travel is the plan's choice, not the caller's."""
+    """The same sum as all_reduce; how shares travel is the plan's choice, not the caller's.
+
+    Arguments, types and errors as for all_reduce.
+    """
     tensor = _placed("all_reduce_packet", input, rank, world_size)
     _summable("all_reduce_packet", tensor)
     return _one_shot(tensor, output, name or "all_reduce_packet", packet=True)

@@ -302,7 +302,7 @@ def _store(sig: Signature) -> str:
     )
     packed = _packed(sig)
     if packed is not None:
-        addresses = " | ".join(text.address(sig, i) for i in packed)
+        addresses = text.addresses(sig, packed)
         body = (
             f"    if (left == 8 && ark_aligned({addresses})) {{\n{_eight(sig, packed)}"
             f"    }} else {{\n{body}    }}\n"
