@@ -139,7 +139,8 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     # Kernel parameters; every address is valid on the device. first, end: the iterations of a
     # launch that goes on where the one before ended; end is 0 for others, which the limit ends.
     # together: signals that open the iteration barrier, some of them from peers if peers is 1.
-    # queue: an ArkQueue, 0 where copies are asked of the proxy.
+    # queue: an ArkQueue, 0 where copies are asked of the proxy. multicast: how far behind an
+    # address of symmetric memory lies the one that stands for it on all ranks, 0 where none does.
     "ArkParams": (
         ("tasks", "u64", 1),
         ("counter_ops", "u64", 1),
@@ -162,6 +163,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("pad", "u32", 1),
         ("fifo", "u64", 1),
         ("queue", "u64", 1),
+        ("multicast", "u64", 1),
     ),
 }
 
