@@ -149,6 +149,19 @@ class ProxiedDevice(Protocol):
     def copies(self) -> Copies: ...
 
 
+@dataclass(frozen=True)
+class Queue:
+    """A copy engine's queue that a kernel may write, as addresses valid on the device. ring:
+    requests of the size that the vendor's device code says; write_pointer, doorbell: 64-bit words.
+    handle: what the vendor gives it back by.
+    """
+
+    ring: int
+    write_pointer: int
+    doorbell: int
+    handle: object
+
+
 class Device(Protocol):
     """An opened device: what the host can address of it.
 
@@ -189,6 +202,21 @@ class Device(Protocol):
 
         A device on which a launch is still running stays as it is: nothing is freed under a kernel.
         """
+        ...
+
+
+@runtime_checkable
+class QueuedDevice(Device, Protocol):
+    """A device whose copy engines take requests from queues that its kernels write."""
+
+    def open_queue(self, slots: int) -> Queue:
+        """A new, empty queue with room for so many requests, a power of two. SystemError with the
+        reason where none can be made.
+        """
+        ...
+
+    def close_queue(self, queue: Queue) -> None:
+        """Gives a queue back; no kernel that writes it may be running."""
         ...
 
 

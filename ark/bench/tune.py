@@ -105,7 +105,8 @@ def candidates(product: Product, machine: Machine) -> list[Cut]:
     if product.variant != "matrix":
         return cuts.tiles(product.shape, product.depth, machine)
     several = len(product.shapes[2]) == 2
-    able = cuts.candidates(product.shape, product.depth, product.itemsize, several)
+    narrow = product.transposes[1]
+    able = cuts.candidates(product.shape, product.depth, product.itemsize, several, narrow)
 
     def predicted(cut: Cut) -> float:
         return cuts.predicted_us(cut, product.shape, product.depth, product.itemsize, machine)

@@ -115,6 +115,20 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("pad", "u32", 15),
         ("words", "u32", 4 * FIFO_SLOTS),
     ),
+    # A copy engine's queue that the device writes itself: requests taken and told so far, what the
+    # engine has completed (which it writes), requests that the ring holds (a power of two), and
+    # addresses.
+    "ArkQueue": (
+        ("head", "u32", 1),
+        ("told", "u32", 1),
+        ("slots", "u32", 1),
+        ("pad", "u32", 29),
+        ("done", "u32", 1),
+        ("pad_done", "u32", 31),
+        ("ring", "u64", 1),
+        ("write_pointer", "u64", 1),
+        ("doorbell", "u64", 1),
+    ),
     "ArkTrace": (
         ("task", "u32", 1),
         ("iteration", "u32", 1),
@@ -124,6 +138,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     # Kernel parameters; every address is valid on the device. first, end: the iterations of a
     # launch that goes on where the one before ended; end is 0 for others, which the limit ends.
     # together: signals that open the iteration barrier, some of them from peers if peers is 1.
+    # queue: an ArkQueue, 0 where copies are asked of the proxy.
     "ArkParams": (
         ("tasks", "u64", 1),
         ("counter_ops", "u64", 1),
@@ -145,6 +160,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("peers", "u32", 1),
         ("pad", "u32", 1),
         ("fifo", "u64", 1),
+        ("queue", "u64", 1),
     ),
 }
 
@@ -161,6 +177,7 @@ ERROR_KINDS = {
     5: "index",
     6: "logits",
     7: "proxy",
+    8: "copy engine",
 }
 
 

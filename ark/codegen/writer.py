@@ -14,7 +14,7 @@ from ark.codegen.dialect import BoxMap, Dialect, Source
 from ark.errors import PlanError, UnsupportedError
 from ark.machine import Machine
 from ark.plan import kind as kinds
-from ark.plan.signature import SHORT_PACKET
+from ark.plan.signature import SHORT_PACKET, Signature
 from ark.plan.types import Plan, PlanOp
 from ark.variant import COMMUNICATE, LOAD
 
@@ -146,6 +146,18 @@ def signal_words(plan: Plan, machine: Machine) -> int:
     return plan.world_size
 
 
+def _agreed(signatures: Sequence[Signature]) -> list[Signature]:
+    """The signatures, an operand aligned where it is in all that are else the same: these keep one
+    function.
+    """
+    plain = [s.with_aligned([False] * len(s.operands)) for s in signatures]
+    common: dict[tuple[object, ...], list[bool]] = {}
+    for sig, same in zip(signatures, plain, strict=True):
+        found = common.setdefault(same.key, [True] * len(sig.operands))
+        found[:] = [a and o.aligned for a, o in zip(found, sig.operands, strict=True)]
+    return [s.with_aligned(common[s.key]) for s in plain]
+
+
 def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None = None) -> Emitted:
     """Emits the loop kernel of `plan` for `machine` in `dialect`.
 
@@ -168,7 +180,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     seen: dict[tuple[object, ...], int] = {}
     written: dict[str, int] = {}  # by text, of bodies that are the same for all vendors
     ops = _ops(plan, phases)
-    signatures = [kinds.signature(plan, op) for op in ops]
+    signatures = _agreed([kinds.signature(plan, op) for op in ops])
     for op, sig in zip(ops, signatures, strict=True):
         code = seen.get(sig.key)
         if code is None:

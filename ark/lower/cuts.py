@@ -20,6 +20,7 @@ LINE = 128  # bytes of k in a step
 FULL_STEP_US = 0.58  # 128 by 256, 128 bytes deep, on the matrix units
 LEAST_STEP_US = 0.18  # the loading thread starts a stage's two copies
 SMALL_STAGE = 32768  # bytes up to which a stage holds two steps, at a higher rate
+NARROW = 32  # columns of tiles of few rows, where k of the right side lies side by side
 SMALL_LOAD_RATE = 110e3
 LOAD_RATE = 68e3  # what a processor loads while all do: L2 gives 8.7 TB/s
 FOLD_US, EACH_PART_US = 2.0, 0.1  # parts are handed over to those who add them up
@@ -35,18 +36,23 @@ class Cut:
     parts: int = 1
 
 
-def candidates(shape: Sequence[int], depth: int, itemsize: int, parts: bool) -> list[Cut]:
+def candidates(
+    shape: Sequence[int], depth: int, itemsize: int, parts: bool, narrow: bool = False
+) -> list[Cut]:
     """The cuts of a product of this shape (batch, batch, rows, columns) that kernels exist for.
 
-    depth: elements of k. parts: may k be cut?
+    depth: elements of k. parts: may k be cut? narrow: do the right side's elements of k lie side by
+    side?
     """
     steps = -(-depth * itemsize // LINE)
     several = parts and shape[0] == shape[1] == 1
     counts = [p for p in (1, 2, 3, 4, 6, 8) if p == 1 or several]
     found = [
         Cut(rows, columns, many)
-        for rows, columns, many in itertools.product((128, 64), (256, 128, 64), counts)
-        if (many - 1) * -(-steps // many) < steps and columns <= shape[3]
+        for rows, columns, many in itertools.product((128, 64), (256, 128, 64, NARROW), counts)
+        if (many - 1) * -(-steps // many) < steps
+        and columns <= shape[3]
+        and (columns > NARROW or (narrow and shape[2] <= rows == 64))
     ]
     return [c for c in found if c.rows == 64 or shape[2] > 64]
 
@@ -59,8 +65,8 @@ def predicted_us(
     tiles = shape[0] * shape[1] * -(-rows // cut.rows) * -(-columns // cut.columns) * cut.parts
     high = min(cut.rows, -(-rows // 8) * 8)
     line = LINE * (high + cut.columns)
-    small = 2 * line <= SMALL_STAGE
-    least = LEAST_STEP_US / 2 if small else LEAST_STEP_US
+    together = next((n for n in (4, 2) if n * line <= SMALL_STAGE), 1)
+    small, least = together > 1, LEAST_STEP_US / together
     step = max(
         FULL_STEP_US * cut.rows * cut.columns / (128 * 256),
         line / (SMALL_LOAD_RATE if small else LOAD_RATE),
@@ -81,9 +87,10 @@ def choose_cut(
     machine: Machine,
     parts: bool,
     measured: Mapping[str, Sequence[int]],
+    narrow: bool = False,
 ) -> Cut:
     """The cut of a product; measured: cuts by `key`, for what they were found to be fastest."""
-    able = candidates(shape, depth, itemsize, parts)
+    able = candidates(shape, depth, itemsize, parts, narrow)
     known = measured.get(key(shape, depth, itemsize))
     if known is not None and Cut(*known) in able:
         return Cut(*known)

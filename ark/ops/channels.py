@@ -247,7 +247,19 @@ def _transfer(lowering: Lowering, source: IrTensor, target: IrTensor, asked: str
     coords = tiles(
         source.elements, source.dtype.itemsize, tile_bytes(engine, machine, source.nbytes)
     )
-    move(lowering, engine, source, target, coords)
+    # No cache of this device would notice what a copy engine writes where caches may hold it.
+    cached = target.buffer.rank < 0 and target.buffer.arena != "symmetric"
+    landing = cached and engine.proxied and machine.has("uncached_copies")
+    into = _landing(lowering, target) if landing else target
+    move(lowering, engine, source, into, coords)
+    if landing:
+        copy_box(lowering, into, target, ".out")
+
+
+def _landing(lowering: Lowering, like: IrTensor) -> IrTensor:
+    """Symmetric memory of this rank, which is not cached, for what `like` is to hold."""
+    name = f"{like.name}.{lowering.number('landing')}.landing"
+    return lowering.graph.tensor(like.shape, like.dtype, arena="symmetric", name=name)
 
 
 def _lower_put(lowering: Lowering, node: Node) -> None:

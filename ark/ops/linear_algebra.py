@@ -220,7 +220,8 @@ def _lower_large(
     else:
         several = alone and all(len(t.shape) <= 2 for t in tensors) and "gated" not in node.attrs
         measured = lowering.options.get("cuts", {})
-        cut = choose_cut(shape, depth, a.dtype.itemsize, machine, several, measured)
+        narrow = bool(node.attrs["transpose_b"])
+        cut = choose_cut(shape, depth, a.dtype.itemsize, machine, several, measured, narrow)
     tile = min(cut.rows, shape[2]), cut.columns
     group = matrix_group(tile[0], depth, a.dtype.itemsize)
     params = _product(node) | {"tile": list(tile)}

@@ -16,7 +16,7 @@ from typing import Any
 from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan.params import Params, Places, read_params
-from ark.plan.signature import OperandType, Signature
+from ark.plan.signature import ALIGNMENT, ARRANGED, OperandType, Signature
 from ark.plan.types import Fetch, Plan, PlanOp, PlanTensor
 
 
@@ -136,6 +136,7 @@ def signature(plan: Plan, op: PlanOp) -> Signature:
                 tensor.strides,
                 tensor.packet,
                 buffer.arena == "symmetric",
+                buffer.arena in ARRANGED and (buffer.offset + tensor.first_byte) % ALIGNMENT == 0,
             )
         )
     return Signature(op.kind, op.params, tuple(operands))

@@ -5,13 +5,16 @@ Ops of one signature share a function, so that equal layers compile once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from ark.ir.dtype import by_name
 
+ALIGNMENT = 16  # bytes of the widest access
+# Arenas that begin at a multiple of it, and keep their place.
+ARRANGED = ("activation", "parameter", "state")
 SHORT_PACKET = 4
 
 
@@ -22,13 +25,16 @@ def packet_bytes(dtype: str) -> int:
 
 @dataclass(frozen=True)
 class OperandType:
-    """Everything about an operand that is fixed when source is written."""
+    """Everything about an operand that is fixed when source is written. aligned: wherever its arena
+    lies, its address is a multiple of ALIGNMENT.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     packet: bool = False
     system: bool = False
+    aligned: bool = False
 
     @property
     def ctype(self) -> str:
@@ -60,3 +66,8 @@ class Signature:
     def key(self) -> tuple[Any, ...]:
         """Hashable and sortable identity."""
         return (self.kind, repr(sorted(self.params.items())), self.operands)
+
+    def with_aligned(self, aligned: Sequence[bool]) -> Signature:
+        """The same with other known alignments, by operand."""
+        pairs = zip(self.operands, aligned, strict=True)
+        return replace(self, operands=tuple(replace(o, aligned=a) for o, a in pairs))

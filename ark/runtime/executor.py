@@ -23,6 +23,7 @@ from ark.errors import GpuError, InvalidUsageError
 from ark.plan.serialize import machine_of
 from ark.plan.types import ITERATION_BARRIER, Plan
 from ark.runtime import live
+from ark.runtime.copy_queue import CopyQueue, copy_queue
 from ark.runtime.device_tables import DeviceTables
 from ark.runtime.faults import explain
 from ark.runtime.kernels import launch_all, load_kernels
@@ -87,6 +88,7 @@ class Executor(PlanMemory):
         self.machine = machine_of(plan)
         self.latest: Run | None = None
         self._proxy: Proxy | None = None
+        self._queue: CopyQueue | None = None
         self.resumed: int | None = None  # iterations so far of launches that go on
         self._params = np.zeros(1, layout.dtype("ArkParams"))
         self._peers = Peers.of(plan)
@@ -123,7 +125,9 @@ class Executor(PlanMemory):
         assert self._host.host is not None
         self._told = self._host.host.view(layout.dtype("ArkHost"))
         variants = {kernel.machine.variant.name for kernel in self.kernels}
-        self._proxy = self._peers.proxy(self.device, variants, self._host)
+        self._queue = copy_queue(plan, self.device, bool(self._peers.far))
+        if self._queue is None:
+            self._proxy = self._peers.proxy(self.device, variants, self._host)
         self._connect(symmetric)
         self._allow()
         # The tables ask through a weak reference: an executor that nobody holds is freed at once.
@@ -326,6 +330,8 @@ class Executor(PlanMemory):
         self._host.host[:] = 0
         if self._proxy is not None:
             self._proxy.restart()
+        if self._queue is not None:
+            self._queue.restart()
         self._meet("the launch")
 
     def end(self) -> int:
@@ -355,6 +361,7 @@ class Executor(PlanMemory):
         params["trace"] = self._trace.address if self._trace else 0
         params["trace_capacity"] = self._trace_records
         params["fifo"] = self._proxy.fifo.address if self._proxy is not None else 0
+        params["queue"] = self._queue.address if self._queue is not None else 0
         params["processors"] = self.plan.processors
         params["together"] = self.plan.counters[ITERATION_BARRIER].step
         params["peers"] = int(self.plan.counters[ITERATION_BARRIER].system)
@@ -431,6 +438,10 @@ class Executor(PlanMemory):
         if self._proxy is not None:
             self._proxy.close()
             self._proxy = None
+        if self._queue is not None:
+            with contextlib.suppress(*tolerated(together)):
+                self._queue.close()
+            self._queue = None
         peers, own = self._peers.clear(), self._memory
         if peers and not together:
             own = [m for m in own if m.kind != "symmetric"]

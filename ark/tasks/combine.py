@@ -191,14 +191,14 @@ class Combine(TaskKind):
             kind, places = element.storage, range(last, len(sig.operands))
             pointers = (f"ARK_POINTER({kind}, {text.address(sig, i)})" for i in places)
             given = f"ArkEach<{kind}, {outputs(sig)}>{{{{{', '.join(pointers)}}}}}"
-        plain = [text.address(sig, i) for i, o in enumerate(sig.operands) if not o.packet]
+        plain = [i for i, o in enumerate(sig.operands) if not o.packet]
         constants = [element.storage, OPS[sig.params.get("op", "sum")], self._size(sig)]
         return text.call(
             name,
             "ark_combine",
             [*constants, sig.params.get("divide", 1)],
             [
-                f"ark_aligned({' | '.join(plain) or '0u'})",
+                f"ark_aligned({text.addresses(sig, plain)})",
                 given,
                 *(share(i) for i in terms),
             ],

@@ -129,13 +129,13 @@ class CombineNorm(TaskKind):
             scope = "true" if operand.system else "false"
             return f"ArkShare<{kind}, {scope}>{{ARK_POINTER({kind}, {text.address(sig, index)})}}"
 
-        plain = [text.address(sig, i) for i, o in enumerate(sig.operands) if not o.packet]
+        plain = [i for i, o in enumerate(sig.operands) if not o.packet]
         return text.call(
             name,
             "ark_combine_norm",
             [storage, sig.params["columns"], self._held(sig, machine)],
             [
-                f"ark_aligned({' | '.join(plain)})",
+                f"ark_aligned({text.addresses(sig, plain)})",
                 text.pointer(sig, count + 1, const=False),
                 text.pointer(sig, count + 2, const=False),
                 text.pointer(sig, count),

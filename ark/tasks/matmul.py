@@ -188,7 +188,7 @@ class Matmul(TaskKind):
         )
         if callee == "ark_matmul":
             shape = (*shape, _pack(sig))
-            arguments = (*arguments, f"{text.address(sig, 0)} | {text.address(sig, 1)}")
+            arguments = (*arguments, text.addresses(sig, (0, 1)))
         body = f"  {text.called(callee, shape, arguments)};\n"
         return text.function(name, outputs(sig) + each_tile(sig, body))
 

@@ -121,7 +121,7 @@ class Transpose(TaskKind):
             str(text.pad4(sig.operands[1].strides, 0)[perm.index(last)]),
             text.place(sig, 0, NAMES, places),
             text.place(sig, 1, NAMES, names, const=False),
-            f"{text.address(sig, 0)} | {text.address(sig, 1)}",
+            text.addresses(sig, (0, 1)),
         )
         return text.call(name, "ark_transpose_tile", constants, arguments)
 

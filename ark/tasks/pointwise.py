@@ -136,7 +136,7 @@ def write_box(
     pack, packed = writer.pack()
     if pack == 1:
         return declare + writer.flat(1, frozenset(), machine)
-    addresses = " | ".join(text.address(sig, i) for i in sorted(packed))
+    addresses = text.addresses(sig, sorted(packed))
     return (
         f"{declare}  if (ark_aligned({addresses})) {{\n"
         f"{writer.flat(pack, packed, machine)}  }} else {{\n"

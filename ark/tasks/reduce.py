@@ -158,7 +158,7 @@ class Reduce(TaskKind):
         arguments = (
             text.place(sig, 0, NAMES[:3], names),
             f"[&](int i0, int i1, int i2, {_compute(sig)} v) {{ {_UNUSED}{store} }}",
-            text.address(sig, 0),
+            text.addresses(sig, (0,)),
         )
         return text.call(name, "ark_reduce_last", constants, arguments)
 
@@ -184,7 +184,7 @@ class Reduce(TaskKind):
             text.place(sig, 1, NAMES, names, const=False),
             f"[&]({sig.operands[1].ctype}* to, int k, {_compute(sig)} v) "
             f"{{ {text.store(sig, 1, 'to', 'k', self._value(sig))} }}",
-            text.address(sig, 0),
+            text.addresses(sig, (0,)),
         )
         return text.call(name, "ark_reduce_across", constants, arguments)
 

@@ -143,7 +143,7 @@ class RowNorm(TaskKind):
             text.place(sig, out, ("r",), names, const=False),
             "ArkOnes{}" if out == 1 else text.pointer(sig, 1),
             text.literal(sig.params.get("eps", 0.0)),
-            " | ".join(text.address(sig, i) for i in range(out + 1)),
+            text.addresses(sig, range(out + 1)),
         )
         return text.call(name, "ark_row_norm", constants, arguments)
 

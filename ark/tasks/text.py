@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 
 import numpy as np
@@ -29,6 +29,12 @@ def address(sig: Signature, index: int) -> str:
     if len(sig.operands) <= RECORD_OPERANDS or index < last:
         return f"t.operand[{index}]"
     return f"ARK_POINTER(const ark_u64, t.operand[{last}])[{index - last}]"
+
+
+def addresses(sig: Signature, indices: Iterable[int]) -> str:
+    """The bits of these operands' addresses, for `ark_aligned`: of those that may have low ones."""
+    asked = (address(sig, i) for i in indices if not sig.operands[i].aligned)
+    return " | ".join(asked) or "0u"
 
 
 def pointer(sig: Signature, index: int, const: bool = True) -> str:

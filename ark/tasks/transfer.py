@@ -1,7 +1,8 @@
-"""A copy that the host's proxy makes: by copy engines, or to a rank on another host.
+"""A copy by copy engines or the network: asked for in a queue that the device writes itself
+(device/transfer.h), or of the host's proxy, which also reaches ranks on other hosts.
 
 operands: source, target, both of one dense dimension and one type. coord: first and last+1 element.
-The task hands the proxy a trigger and ends when the bytes are there, so its accesses are those of a
+The task asks for it and ends when the bytes are there, so its accesses are those of a
 copy that it makes itself. Emitted by lowerings that ask for the engines `dma` and `nic`.
 """
 
@@ -47,14 +48,14 @@ class Transfer(TaskKind):
         return [Access(0, (begin,), (end,)), Access(1, (begin,), (end,), write=True)]
 
     def headers(self) -> tuple[str, ...]:
-        return (device_text("proxy.h"),)
+        return (device_text("proxy.h"), device_text("transfer.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         size = sig.operands[0].itemsize
         body = (
             f"  const ark_u64 first = static_cast<ark_u64>(t.coord[0]) * {size}u;\n"
             f"  const ark_u32 many = static_cast<ark_u32>(t.coord[1] - t.coord[0]) * {size}u;\n"
-            f"  ark_proxy_copy(c, {text.address(sig, 0)} + first, {text.address(sig, 1)} + first, "
+            f"  ark_transfer(c, {text.address(sig, 0)} + first, {text.address(sig, 1)} + first, "
             "many);\n"
         )
         return text.function(name, body)

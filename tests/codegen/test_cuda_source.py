@@ -17,6 +17,8 @@ from ark.codegen.writer import write
 from ark.doctor import bench as doctor
 from ark.errors import SystemError
 from ark.ir.dtype import by_name
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan as make_plan
 from ark.models.build import Shape
 from ark.models.config import builtin_config
 from ark.models.plans import plans as llama_plans
@@ -256,3 +258,27 @@ def test_the_doctors_kernel_compiles(name):
     machine = dataclasses.replace(machine, variants=(block(machine.variant.role(COMPUTE)),))
     target = Target(machine.arch, machine.threads)
     assert backend.compiler().compile(doctor.source(machine, backend), target).data
+
+
+def sums(offsets: list[int], arena: str = "state") -> Plan:
+    """A plan of sums y = x + x of 256 fp32 elements of x from each offset."""
+    graph = Graph()
+    x = graph.tensor((512,), by_name("fp32"), arena=arena, name="x")
+    for number, first in enumerate(offsets):
+        part = graph.tensor(
+            (256,), by_name("fp32"), buffer=x.buffer, extents=(512,), offsets=(first,)
+        )
+        y = graph.tensor((256,), by_name("fp32"), arena="state", name=f"y{number}")
+        graph.add("add", [part, part], [y], {}, f"add{number}")
+    return make_plan(graph, machines.MODELS["h100"], {"fuse": False})
+
+
+@pytest.mark.parametrize(
+    ("offsets", "arena", "asked"),
+    [([0], "state", False), ([1], "state", True), ([0, 1], "state", True), ([4], "external", True)],
+)
+def test_addresses_are_asked_for_their_alignment_where_the_plan_cannot_tell(offsets, arena, asked):
+    made = sums(offsets, arena)
+    text = write(made, machine_of(made), backend.dialect("sm_90a")).source.text
+    found = set(re.findall(r"  if \(ark_aligned\((.*?)\)\) \{", text))
+    assert found and any("operand" in f for f in found) == asked

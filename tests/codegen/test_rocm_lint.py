@@ -15,8 +15,12 @@ from ark_rocm import backend, compiler
 from ark.codegen.dialect import Source
 from ark.codegen.writer import write
 from ark.ir.dtype import bf16
+from ark.machine import Machine
+from ark.plan.types import Plan
 from tests import signatures
 from tests.codegen.test_rocm_compile import ARCHS, assembly, machine_for
+from tests.multi.test_collectives import build
+from tests.multi.test_proxy import put_and_send
 from tests.slow import slow
 
 pytest.importorskip("ark_rocm_emulator")
@@ -39,11 +43,17 @@ def findings(arch: str, name: str, source: Source | None = None, *links: str) ->
     machine = machine_for(arch)
     machine = dataclasses.replace(machine, capabilities=(*machine.capabilities, *links))
     plan = dict(signatures.plans(machine, (bf16,)))[name]
+    return findings_of(plan, machine, arch, source, name.endswith("unfused"))
+
+
+def findings_of(
+    plan: Plan, machine: Machine, arch: str, source: Source | None = None, matrix: bool = False
+) -> list[Finding]:
     emitted = write(plan, machine, backend.dialect(arch))
     expected = Expectations(
         threads=machine.threads,
         dynamic_lds=emitted.scratch_bytes,
-        matrix=name.endswith("unfused"),
+        matrix=matrix,
         marked=SCOPES,
         completed_barriers=True,
         kernels=("ark_loop",),
@@ -57,6 +67,14 @@ def findings(arch: str, name: str, source: Source | None = None, *links: str) ->
 @pytest.mark.parametrize("arch", [pytest.param(a, marks=[slow] * (a != "gfx942")) for a in ARCHS])
 def test_loop_kernels_are_clean(arch: str, name: str) -> None:
     assert [str(f) for f in findings(arch, name)] == []
+
+
+@pytest.mark.parametrize("arch", [pytest.param(a, marks=[slow] * (a != "gfx942")) for a in ARCHS])
+def test_requests_to_copy_engines_are_clean(arch: str) -> None:
+    """Packets, write pointer and doorbell, which no other plan has."""
+    machine = machine_for(arch)
+    plan = build(2, put_and_send, machine)[0]
+    assert [str(f) for f in findings_of(plan, machine, arch)] == []
 
 
 @slow

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -104,6 +105,15 @@ def test_collectives_by_the_proxy(algorithm: str) -> None:
 
         for found in run_ranks(world, work):
             np.testing.assert_array_equal(found, (xs + 2).sum(0))
+
+
+def test_each_vendor_copies_by_its_own_driver() -> None:
+    """Both in one process: a module of one name would be loaded once, and serve the other too."""
+    rocm = pytest.importorskip("ark_rocm")
+    header = resources.files(rocm).joinpath("copies.h").read_text()
+    own = registry.get("cpu").open(0)
+    assert proxies._module(header).Proxy is not proxies._module(own.copies().header).Proxy
+    own.close()
 
 
 @pytest.fixture

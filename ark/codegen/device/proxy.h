@@ -2,6 +2,16 @@
 // FIFO in its memory. A slot's last word has the parity of the lap in its highest bit, so that
 // slots are never cleared; `done` counts what has been served, in the order of the triggers.
 
+// One thread: counts up, and returns what was there.
+ARK_DEVICE ark_u32 ark_take_ticket(ark_u32* head) {
+  ark_u32 at = ark_load_acquire(head, false);
+  for (ark_u32 seen = ark_cas(head, at, at + 1u); seen != at;) {
+    at = seen;
+    seen = ark_cas(head, at, at + 1u);
+  }
+  return at;
+}
+
 constexpr ark_u32 ARK_FIFO_SLOTS = sizeof(ArkFifo{}.words) / sizeof(ArkTrigger);
 
 // One thread: asks the host to copy `size` bytes, or, with none, to add `source` to the counter at
@@ -10,12 +20,7 @@ constexpr ark_u32 ARK_FIFO_SLOTS = sizeof(ArkFifo{}.words) / sizeof(ArkTrigger);
 ARK_COLD bool ark_proxy_push(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size,
                              ark_u32& behind) {
   const ArkParams* p = ARK_PARAMS(c);
-  ark_u32* head = &ark_control(p)->fifo_head;
-  ark_u32 at = ark_load_acquire(head, false);
-  for (ark_u32 seen = ark_cas(head, at, at + 1u); seen != at;) {
-    at = seen;
-    seen = ark_cas(head, at, at + 1u);
-  }
+  const ark_u32 at = ark_take_ticket(&ark_control(p)->fifo_head);
   behind = at + 1u;
   ArkFifo* fifo = ARK_POINTER(ArkFifo, p->fifo);
   if (!ark_wait(c, &fifo->done, behind - ARK_FIFO_SLOTS, true, 7u, 0u, p->budget_ns)) return false;
@@ -29,13 +34,10 @@ ARK_COLD bool ark_proxy_push(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 
   return true;
 }
 
-// The block: copies bytes by the proxy and waits until they are there.
-ARK_DEVICE void ark_proxy_copy(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size) {
-  if (ark_tid() != 0) return;
+// One thread: copies bytes by the proxy and waits until they are there; false if they do not come.
+ARK_DEVICE bool ark_proxy_copy(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size) {
   ark_u32 behind = 0u;
-  const bool pushed = ark_proxy_push(c, source, target, size, behind);
   ArkFifo* fifo = ARK_POINTER(ArkFifo, ARK_PARAMS(c)->fifo);
-  if (!pushed || !ark_wait(c, &fifo->done, behind, true, 7u, 0u, ARK_PARAMS(c)->budget_ns)) {
-    ark_give_up(c);
-  }
+  return ark_proxy_push(c, source, target, size, behind) &&
+         ark_wait(c, &fifo->done, behind, true, 7u, 0u, ARK_PARAMS(c)->budget_ns);
 }

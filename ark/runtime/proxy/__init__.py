@@ -7,6 +7,7 @@ It needs pybind11 and a compiler; without them everything but the engines `dma` 
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import mmap
 import os
@@ -74,7 +75,15 @@ def _built(header: str) -> ModuleType:
     files["copies.h"] = header
     network = ("-DARK_UCX", "-lucp", "-lucs") if has_ucx(command) else ()
     includes = (pybind11.get_include(), sysconfig.get_paths()["include"])
-    options = (*FLAGS, *(f"-I{path}" for path in includes), *network, "-ldl")
+    # Python loads a module of one name once: each vendor's has its own.
+    name = f"ark_proxy_{hashlib.sha256(header.encode()).hexdigest()[:12]}"
+    options = (
+        *FLAGS,
+        f"-DARK_MODULE={name}",
+        *(f"-I{path}" for path in includes),
+        *network,
+        "-ldl",
+    )
     key = kept.key(
         "proxy", __version__, sys.version, pybind11.__version__, native.version(command),
         *command, *options, *files.values(),
@@ -85,10 +94,10 @@ def _built(header: str) -> ModuleType:
     if data is None:
         data, _ = native.shared_library(command, files, options, "the proxy")
         kept.store(kept.PROGRAMS, key, data)
-    return _loaded(data)
+    return _loaded(name, data)
 
 
-def _loaded(data: bytes) -> ModuleType:
+def _loaded(name: str, data: bytes) -> ModuleType:
     """The bytes of a Python extension as a module. The file stays open as long as the process."""
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create("ark-proxy")
@@ -97,8 +106,8 @@ def _loaded(data: bytes) -> ModuleType:
         handle, path = tempfile.mkstemp(prefix="ark-proxy", suffix=".so")
     with os.fdopen(os.dup(handle), "wb") as out:
         out.write(data)
-    loader = ExtensionFileLoader("ark_proxy", path)
-    spec = importlib.util.spec_from_loader("ark_proxy", loader, origin=path)
+    loader = ExtensionFileLoader(name, path)
+    spec = importlib.util.spec_from_loader(name, loader, origin=path)
     assert spec is not None
     try:
         made = importlib.util.module_from_spec(spec)

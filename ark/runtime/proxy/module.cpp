@@ -116,7 +116,7 @@ struct Bound {
 
 }  // namespace
 
-PYBIND11_MODULE(ark_proxy, m) {
+PYBIND11_MODULE(ARK_MODULE, m) {
   const auto free = py::call_guard<py::gil_scoped_release>();
   py::class_<Bound> bound(m, "Proxy", py::module_local());
   bound

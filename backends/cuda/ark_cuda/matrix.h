@@ -364,6 +364,7 @@ ARK_DEVICE void ark_matrix_each(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int r
                                 const Eight& eight) {
   char* slab = ark_matrix_slab(c, ark_warp());
   const int lane = ark_lane();
+  constexpr int SOME = COLUMNS < 32 ? COLUMNS : 32;  // columns at a time
   // Pieces of 16 bytes change places so that neither four rows of pairs nor two rows of eights
   // meet in a bank.
   const auto piece = [&](int row, int at) {
@@ -374,7 +375,7 @@ ARK_DEVICE void ark_matrix_each(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int r
   for (int q = 0; q < COLUMNS; q += 32) {
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < SOME / 8; ++j) {
 #pragma unroll
       for (int high = 0; high < 2; ++high) {
         const S* pair = d + 4 * j + 2 * high;
@@ -393,7 +394,7 @@ ARK_DEVICE void ark_matrix_each(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int r
       const S v[8] = {low.v[0],  low.v[1],  low.v[2],  low.v[3],
                       high.v[0], high.v[1], high.v[2], high.v[3]};
       const int left = columns - column < 8 ? columns - column : 8;
-      if (row < rows && left > 0) eight(row, column, v, left);
+      if (row < rows && left > 0 && lane % 4 * 8 < SOME) eight(row, column, v, left);
     }
   }
 }

@@ -19,9 +19,9 @@ from weakref import WeakSet
 
 import numpy as np
 
-from ark.backend.protocol import Binary, Copies, Grid, Memory, MemoryKind
+from ark.backend.protocol import Binary, Copies, Grid, Memory, MemoryKind, Queue
 from ark.errors import GpuError, InvalidUsageError, SystemError
-from ark_rocm import driver, links, machines
+from ark_rocm import driver, links, machines, queues
 from ark_rocm.driver import call, device_properties
 from ark_rocm.probe import probe, text
 
@@ -208,6 +208,13 @@ class Device:
     def copies(self) -> Copies:
         header = resources.files("ark_rocm").joinpath("copies.h").read_text()
         return Copies(header, driver.library(), self.index)
+
+    def open_queue(self, slots: int) -> Queue:
+        self._select()
+        return queues.create(self._hip, self.index, slots)
+
+    def close_queue(self, queue: Queue) -> None:
+        queues.destroy(queue)
 
     def export(self, memory: Memory) -> bytes:
         self._select()

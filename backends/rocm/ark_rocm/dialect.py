@@ -15,11 +15,11 @@ def _text(name: str) -> str:
 
 def dialect(arch: str) -> Dialect:
     """The dialect for `arch`; UnsupportedError if this backend does not know it."""
-    ticks = machines.describe(arch).tick_ns
+    ticks = f"constexpr unsigned ARK_TICKS_NS = {machines.describe(arch).tick_ns};\n"
     return Dialect(
         name="rocm",
         suffix=".hip",
-        prelude=f"constexpr unsigned ARK_TICKS_NS = {ticks};\n{_text('prelude.h')}",
+        prelude=ticks + _text("prelude.h") + _text("queue.h"),
         entry=_text("entry.h"),
         bodies={
             "attention": attention.write,

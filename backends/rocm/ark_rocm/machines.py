@@ -40,7 +40,7 @@ ARCHS = {
 WARPS = 8
 LINE = 128  # bytes of a line of the second-level cache, which CDNA and RDNA 3 share
 STAGE_BYTES = 4096  # of weights read in place: tasks are cut between rows, or pairs, of them
-CAPABILITIES = ("packets", "packet_gate", "peer_packets", "proxy")
+CAPABILITIES = ("packets", "packet_gate", "peer_packets", "proxy", "uncached_copies")
 TILE = (128, 128)  # of a matmul; two steps of both sides take 40 KB of shared memory
 
 

@@ -279,6 +279,11 @@ def set_option(name: str, value: int) -> None:
     _set_options({name: value})
 
 
+def active() -> bool:
+    """Are emulated devices under hip-python now?"""
+    return _active is not None
+
+
 def describe() -> str:
     """One sentence for people: what is emulated in this process, or that nothing is."""
     return str(_active) if _active else "nothing is emulated"

@@ -83,6 +83,26 @@ ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& l
   });
 }
 
+// What a warpgroup multiplies: its 64 queries by BN keys, DP deep, and their powers by BN values.
+template <typename T, int DP, int BN>
+struct ArkAttentionProducts {
+  typedef T type;
+  ARK_DEVICE_MEMBER static void scores(float (&d)[BN / 2], ark_u32 a, ark_u32 b) {
+#pragma unroll
+    for (int i = 0; i < DP / 16; ++i) {
+      ArkWgmma<BN, T, T, false, false>::multiply(d, a + i / 4 * 1024 + i % 4 * 2,
+                                                 b + i / 4 * (BN * 8) + i % 4 * 2, i > 0);
+    }
+  }
+  ARK_DEVICE_MEMBER static void values(float (&d)[DP / 2], ark_u32 (&p)[BN / 4], ark_u32 b) {
+#pragma unroll
+    for (int i = 0; i < BN / 16; ++i) {
+      ArkWgmmaHeld<DP, T>::multiply(d, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3],
+                                    b + 128 * i);
+    }
+  }
+};
+
 // The compiler may not move these registers' uses past this place.
 template <int N>
 ARK_DEVICE void ark_matrix_hold(float (&v)[N]) {

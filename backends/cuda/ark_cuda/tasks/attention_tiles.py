@@ -84,49 +84,16 @@ def headers(machine: Machine) -> tuple[str, ...]:
     return (text.header("rotary.h"), text.header("tiles.h"), text.header("attention_tiles.h"), *own)
 
 
-def _products(sig: Signature) -> tuple[str, str]:
-    """The name of the struct that multiplies, and its source."""
+def _instructions(sig: Signature) -> str:
+    """Those of scores, which read shared memory alone, and of values, with powers in registers."""
     padded, keys, _ = _layout(sig)
-    kind = wgmma.HALVES[sig.operands[0].dtype]
-    name = f"ArkAttentionProducts_{padded}_{kind}"
-    ctype = sig.operands[0].ctype
-    registers = ", ".join(f"%{i}" for i in range(padded // 2))
-    results = ", ".join(f'"+f"(d[{i}])' for i in range(padded // 2))
-    at = padded // 2
-    return (
-        name,
-        wgmma.multiply(keys, (sig.operands[0], sig.operands[1]), (0, 0))
-        + f"""#ifndef ARK_ATTENTION_{padded}_{kind}
-#define ARK_ATTENTION_{padded}_{kind}
-struct {name} {{
-  typedef {ctype} type;
-  ARK_DEVICE_MEMBER static void scores(float (&d)[{keys // 2}], ark_u32 a, ark_u32 b) {{
-#pragma unroll
-    for (int i = 0; i < {padded // 16}; ++i) {{
-      ArkWgmma<{keys}, {ctype}, {ctype}, false, false>::multiply(
-          d, a + i / 4 * 1024 + i % 4 * 2, b + i / 4 * {keys * 8} + i % 4 * 2, i > 0);
-    }}
-  }}
-  ARK_DEVICE_MEMBER static void value(float (&d)[{padded // 2}], ark_u32 a0, ark_u32 a1, ark_u32 a2,
-                                      ark_u32 a3, ark_u32 b) {{
-    asm volatile(
-        "{{\\n .reg .b64 y;\\n mov.b64 y, {{%{at + 4}, " ARK_MATRIX_ROWS "}};\\n"
-        " wgmma.mma_async.sync.aligned.m64n{padded}k16.f32.{kind}.{kind} {{{registers}}}, "
-        "{{%{at}, %{at + 1}, %{at + 2}, %{at + 3}}}, y, 1, 1, 1, 1;\\n}}"
-        : {results}
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b));
-  }}
-  ARK_DEVICE_MEMBER static void values(float (&d)[{padded // 2}], ark_u32 (&p)[{keys // 4}],
-                                       ark_u32 b) {{
-#pragma unroll
-    for (int i = 0; i < {keys // 16}; ++i) {{
-      value(d, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], b + 128 * i);
-    }}
-  }}
-}};
-#endif
-""",
-    )
+    kind, count = wgmma.HALVES[sig.operands[0].dtype], padded // 2
+    form = f"m64n{padded}k16.f32.{kind}.{kind}"
+    lists = (wgmma.register_list(0, count), wgmma.register_list(count, 4), f"%{count + 4}")
+    words = (str(padded), sig.operands[0].ctype, *(f'"{w}"' for w in (form, *lists)))
+    held = f"ARK_WGMMA_HELD({', '.join(words)}, {wgmma.sums(count, 'f')})"
+    scores = wgmma.multiply(keys, (sig.operands[0], sig.operands[1]), (0, 0))
+    return scores + wgmma.once(f"ARK_WGMMA_HELD_{padded}_{kind}", held)
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str | None:
@@ -134,14 +101,15 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     if not serves(sig, machine):
         return None
     padded, keys, held = _layout(sig)
-    products, source = _products(sig)
+    products = f"ArkAttentionProducts<{sig.operands[0].ctype}, {padded}, {keys}>"
     scale, cap, _, _, _, output, position, sinks = given(sig)
     arguments = (scale, cap, output, position, sinks)
     call = text.called(
         "ark_attention_warpgroups", (shape(sig), products, padded, keys, held), arguments
     )
     # Inlined, as products are.
-    return f"{source}ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{\n  {call};\n}}\n"
+    body = f"ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{\n  {call};\n}}\n"
+    return _instructions(sig) + body
 
 
 def load(name: str, sig: Signature, machine: Machine) -> str | None:

@@ -1,10 +1,47 @@
-// Tiles of matrix products on warpgroups, in the variant `matrix`: both halves of the body. Python
-// writes the instructions (wgmma.py), which name each register of a tile's sums.
+// Tiles of matrix products on warpgroups, in the variant `matrix`: both halves of the body. An
+// instruction names each register of a tile's sums, so Python writes their lists (wgmma.py).
 
 // multiply(d, a, b, add): 64 rows, COLUMNS columns, 32 bytes deep; ACROSS_A, ACROSS_B: k is not the
 // inner dimension of that operand.
 template <int COLUMNS, typename A, typename B, bool ACROSS_A, bool ACROSS_B>
 struct ArkWgmma;
+
+// FORM: shape and types. SUMS: the registers of d, which are also the last arguments; AT_A, AT_B,
+// AT_ADD: the registers behind them. MODIFIERS: signs and transposes, where the types have such.
+#define ARK_WGMMA(COLUMNS, A, B, ACROSS_A, ACROSS_B, SUM, FORM, SUMS, AT_A, AT_B, AT_ADD,        \
+                  MODIFIERS, ...)                                                                \
+  template <>                                                                                    \
+  struct ArkWgmma<COLUMNS, A, B, ACROSS_A, ACROSS_B> {                                           \
+    typedef SUM Sum;                                                                             \
+    ARK_DEVICE void multiply(Sum (&d)[COLUMNS / 2], ark_u32 a, ark_u32 b, ark_u32 add) {         \
+      asm volatile("{\n .reg .pred p;\n .reg .b64 x, y;\n setp.ne.b32 p, " AT_ADD                \
+                   ", 0;\n"                                                                      \
+                   " mov.b64 x, {" AT_A ", " ARK_MATRIX_ROWS                                     \
+                   "};\n"                                                                        \
+                   " mov.b64 y, {" AT_B ", " ARK_MATRIX_ROWS                                     \
+                   "};\n"                                                                        \
+                   " wgmma.mma_async.sync.aligned." FORM " {" SUMS "}, x, y, p" MODIFIERS ";\n}" \
+                   : __VA_ARGS__                                                                 \
+                   : "r"(a), "r"(b), "r"(add));                                                  \
+    }                                                                                            \
+  };
+
+// multiply(d, a0, a1, a2, a3, b): 64 rows of a, 16 deep, that the warpgroup holds; added to d.
+template <int COLUMNS, typename T>
+struct ArkWgmmaHeld;
+#define ARK_WGMMA_HELD(COLUMNS, T, FORM, SUMS, HELD, AT_B, ...)                           \
+  template <>                                                                             \
+  struct ArkWgmmaHeld<COLUMNS, T> {                                                       \
+    ARK_DEVICE void multiply(float (&d)[COLUMNS / 2], ark_u32 a0, ark_u32 a1, ark_u32 a2, \
+                             ark_u32 a3, ark_u32 b) {                                     \
+      asm volatile("{\n .reg .b64 y;\n mov.b64 y, {" AT_B ", " ARK_MATRIX_ROWS            \
+                   "};\n"                                                                 \
+                   " wgmma.mma_async.sync.aligned." FORM " {" SUMS "}, {" HELD            \
+                   "}, y, 1, 1, 1, 1;\n}"                                                 \
+                   : __VA_ARGS__                                                          \
+                   : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b));                         \
+    }                                                                                     \
+  };
 
 // A product's tiles of ROWS (64 or 128) by COLUMNS. A warpgroup has half of the rows; of 64 it has
 // every other stage of k, the ring's even slots or the odd ones, and stores half of the columns
@@ -44,7 +81,7 @@ ARK_DEVICE void ark_wgmma_keep(ark_i32& sum) { asm volatile("" : "+r"(sum) : : "
 template <class P, typename S>
 ARK_DEVICE void ark_matrix_join(ArkCtx& c, int group, const S (&d)[P::ALL / 2],
                                 S (&made)[P::WIDE / 2]) {
-  constexpr int HALF = P::WIDE / 2, SOME = 16;
+  constexpr int HALF = P::WIDE / 2, SOME = HALF < 16 ? HALF : 16;
   static_assert(2 * 128 * SOME * sizeof(S) <= 8 * ARK_MATRIX_SLAB, "sums fit the slabs");
   S* room = reinterpret_cast<S*>(ark_matrix_slab(c, 0)) + ark_tid() % 128;
 #pragma unroll

@@ -20,11 +20,11 @@ from ark.tasks import expression, text
 from ark.tasks.matmul import deal, dims, finish, k_range, outputs, part_of_k, place_names
 from ark.variant import COMPUTE, LOAD
 
-HEIGHTS, WIDTHS = (64, 128), (64, 128, 256)
+HEIGHTS, WIDTHS = (64, 128), (32, 64, 128, 256)
 LINE = 128  # bytes of k in a stage, of each row
 ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
 MOST_STAGES = 16
-DEEPER, LEAST_STAGES = 2, 6  # lines of k in a stage, where there is room for so many such stages
+DEEPER, LEAST_STAGES = (4, 2), 6  # lines of k in a stage, where so many such stages have room
 # The stages, a slab of 16 by 64 results a warp, and room to begin at a multiple of 1024.
 SCRATCH = ROOM + 8 * 2048 + 1024
 HALVES = {"bf16": "bf16", "fp16": "f16"}  # of which k may be across
@@ -45,6 +45,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
         and (out.dtype in _stored(left.dtype) or not plain)
         and (rows in HEIGHTS or rows == dims(sig)[0] < HEIGHTS[-1])
         and columns in WIDTHS
+        and (columns > WIDTHS[0] or bool(sig.params["transpose_b"]))  # boxes of 64 columns
         and all(_mappable(o) for o in ((left, right, out) if plain else (left, right)))
         and not any(o.packet for o in sig.operands)
     )
@@ -119,15 +120,20 @@ def _line_bytes(sig: Signature) -> int:
 
 
 def _lines(sig: Signature) -> int:
-    """Lines of k in a stage: two of small tiles, whose copies take the loading thread longer to
+    """Lines of k in a stage: several of small tiles, whose copies take the loading thread longer to
     start than they take.
     """
     _, _, k = dims(sig)
     deep, part = LINE // sig.operands[0].itemsize, part_of_k(sig)
     across = sig.params["transpose_a"] or not sig.params["transpose_b"]
-    whole = k % deep == 0 and all(n // deep % DEEPER == 0 for n in (part, k % part or part))
-    fits = DEEPER * _line_bytes(sig) <= ROOM // LEAST_STAGES
-    return DEEPER if whole and fits and not across and _flat(sig) else 1
+    if k % deep or across or not _flat(sig):
+        return 1
+    counts = part // deep, (k % part or part) // deep
+    for lines in DEEPER:
+        fits = lines * _line_bytes(sig) <= ROOM // LEAST_STAGES
+        if fits and all(n % lines == 0 for n in counts):
+            return lines
+    return 1
 
 
 def _wide(sig: Signature) -> int:
@@ -190,34 +196,37 @@ def multiply(
     left, right = sides
     total = _sum(left)
     whole = total == "ark_i32"
-    registers = ", ".join(f"%{i}" for i in range(count))
-    results = ", ".join(f'"+{"r" if whole else "f"}"(d[{i}])' for i in range(count))
     kinds = KINDS[left.dtype], KINDS[right.dtype]
-    name = f"{columns}_{'_'.join(kinds)}_{transposes[0]}{transposes[1]}"
-    across = ", ".join(str(bool(t)).lower() for t in transposes)
     form = f"m64n{columns}k{32 // left.itemsize}.{'s32' if whole else 'f32'}.{'.'.join(kinds)}"
     # Signs of both sides, and which have k across, for the types that have such.
     more = "" if whole else ", 1, 1"
     if left.dtype in HALVES:
         more += f", {transposes[0]}, {transposes[1]}"
-    return f"""#ifndef ARK_WGMMA_{name}
-#define ARK_WGMMA_{name}
-template <>
-struct ArkWgmma<{columns}, {left.ctype}, {right.ctype}, {across}> {{
-  typedef {total} Sum;
-  ARK_DEVICE void multiply(Sum (&d)[{count}], ark_u32 a, ark_u32 b, ark_u32 add) {{
-    asm volatile(
-      "{{\\n .reg .pred p;\\n .reg .b64 x, y;\\n setp.ne.b32 p, %{count + 2}, 0;\\n"
-      " mov.b64 x, {{%{count}, " ARK_MATRIX_ROWS "}};\\n"
-      " mov.b64 y, {{%{count + 1}, " ARK_MATRIX_ROWS "}};\\n"
-      " wgmma.mma_async.sync.aligned.{form} {{{registers}}}, "
-      "x, y, p{more};\\n}}"
-      : {results}
-      : "r"(a), "r"(b), "r"(add));
-  }}
-}};
-#endif
-"""
+    across = (str(bool(t)).lower() for t in transposes)
+    types = (str(columns), left.ctype, right.ctype, *across, total)
+    operands = (register_list(0, count), *(f"%{count + i}" for i in range(3)))
+    words = (
+        *types,
+        *(f'"{w}"' for w in (form, *operands, more)),
+        sums(count, "r" if whole else "f"),
+    )
+    name = f"{columns}_{'_'.join(kinds)}_{transposes[0]}{transposes[1]}"
+    return once(f"ARK_WGMMA_{name}", f"ARK_WGMMA({', '.join(words)})")
+
+
+def register_list(first: int, count: int) -> str:
+    """Registers as an instruction names them: operands of its asm by number."""
+    return ", ".join(f"%{first + i}" for i in range(count))
+
+
+def sums(count: int, kind: str) -> str:
+    """The operands d[0], d[1], ... that an asm reads and writes, "f" or "r"."""
+    return ", ".join(f'"+{kind}"(d[{i}])' for i in range(count))
+
+
+def once(guard: str, text: str) -> str:
+    """Bodies of one kernel may need the same instruction: the first defines it."""
+    return f"#ifndef {guard}\n#define {guard}\n{text}\n#endif\n"
 
 
 def _product(sig: Signature) -> str:
@@ -293,7 +302,7 @@ def _store(sig: Signature) -> str:
     )
     packed = _packed(sig)
     if packed is not None:
-        addresses = " | ".join(text.address(sig, i) for i in packed)
+        addresses = text.addresses(sig, packed)
         body = (
             f"    if (left == 8 && ark_aligned({addresses})) {{\n{_eight(sig, packed)}"
             f"    }} else {{\n{body}    }}\n"

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "checks_agent.h"
 #include "checks_shared.h"
 #include "grid.h"
 #include "memory.h"
@@ -67,6 +68,10 @@ void add_wave_checks(Grid& grid, Wave& w) {
   c->seen_lds = std::make_shared<Clock>();
   for (const uint32_t slot : world.free_slots) (*c->seen)[slot] = world.slots[slot].epoch;
   for (const uint32_t slot : checks.slots) (*c->seen)[slot] = world.slots[slot].epoch;
+  for (size_t slot = 0; slot < world.slots.size(); slot++) {   // what engines have done so far, too
+    const SlotHistory& other = world.slots[slot];
+    if (other.live && other.device == kEngine) (*c->seen)[slot] = other.epoch;
+  }
   c->past = c->seen;
   SlotHistory& history = world.slots[c->slot];
   c->epoch = history.epoch + 2;
@@ -184,9 +189,6 @@ Scope relation_to(const Wave& w, const WaveChecks& c, uint32_t slot) {
   return other.device == w.grid->device ? Scope::Agent : Scope::System;
 }
 
-namespace {
-
-// What a wave had released when it made that access; null if it has ended, which orders all it did.
 const ReleaseRecord* record_of(Contributor from) {
   const SlotHistory& history = World::get().slots[from.slot];
   if (from.epoch < history.start) return nullptr;
@@ -196,6 +198,8 @@ const ReleaseRecord* record_of(Contributor from) {
   // Older than what is kept: the oldest kept one says too much, which may miss a race.
   return next == records.begin() ? &records.front() : &*(next - 1);
 }
+
+namespace {
 
 void join_past(WaveChecks& c, Contributor from) {
   uint32_t& passed = c.passed[from.slot];

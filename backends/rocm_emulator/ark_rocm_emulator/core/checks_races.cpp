@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "checks_agent.h"
 #include "checks_shared.h"
 #include "grid.h"
 #include "memory.h"
@@ -20,6 +21,7 @@ bool cdna3(const Wave& w) {
 
 std::string describe(const Record& record, const Wave& w) {
   const SlotHistory& other = World::get().slots[record.slot];
+  if (other.device == kEngine) return "a DMA engine";
   if (other.grid != w.checks->grid) return "a wave of another grid";
   return "workgroup number " + std::to_string(other.group) + " at " +
          w.grid->where(w, record.pc).function;

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "checks.h"
+#include "checks_agent.h"
 #include "code_object.h"
 #include "engine.h"
 #include "grid.h"
@@ -138,6 +139,8 @@ class MachineImpl : public Machine, public std::enable_shared_from_this<MachineI
 
   std::vector<LaunchResult> run_together(std::vector<LaunchDesc> descs, uint64_t seed) override;
 
+  std::shared_ptr<Memory> memory() const { return memory_; }
+
   void set_engine_hook(Hook hook) override {
     const std::lock_guard lock(mutex_);
     hook_ = std::move(hook);
@@ -240,6 +243,10 @@ std::shared_ptr<Machine> Machine::create(const std::vector<Arch>& devices) {
     throw Error("a machine has 1 to 64 devices, " + std::to_string(devices.size()) + " were asked");
   }
   return std::make_shared<MachineImpl>(devices);
+}
+
+std::unique_ptr<Agent> make_agent(Machine& machine) {
+  return checked_agent(static_cast<MachineImpl&>(machine).memory());
 }
 
 }  // namespace ark_emu

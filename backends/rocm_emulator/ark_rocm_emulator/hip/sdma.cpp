@@ -68,10 +68,31 @@ bool compare(uint32_t function, uint32_t seen, uint32_t wanted) {
   }
 }
 
+// Without checks: what the engine writes is written, as if by the host.
+class Unchecked final : public ark_emu::Agent {
+ public:
+  explicit Unchecked(ark_emu::Machine& machine) : machine_(machine) {}
+  void acquire(uint64_t, uint64_t) override {}
+  std::string read(uint64_t, uint64_t) override { return {}; }
+  std::string write(uint64_t address, uint64_t size) override {
+    machine_.host_wrote(address, size);
+    return {};
+  }
+  std::string publish(uint64_t address, uint64_t size, bool, bool) override {
+    return write(address, size);
+  }
+
+ private:
+  ark_emu::Machine& machine_;
+};
+
 }  // namespace
 
 SdmaQueue::SdmaQueue(Runtime& rt, int device, uint64_t ring_bytes)
-    : rt_(rt), device_(device), ring_bytes_(ring_bytes) {
+    : rt_(rt),
+      device_(device),
+      ring_bytes_(ring_bytes),
+      random_{rt.settings.seed * 0x2545f4914f6cdd1dull + uint64_t(device)} {
   constexpr uint64_t kPage = 4096;
   span_ = ring_bytes + kPage;
   void* memory = mmap(nullptr, span_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -86,6 +107,11 @@ SdmaQueue::SdmaQueue(Runtime& rt, int device, uint64_t ring_bytes)
   region.initialised = true;
   region.name = "sdma queue of device " + std::to_string(device);
   rt.machine->add_region(std::move(region));
+  if (rt.settings.checks) {
+    agent_ = ark_emu::make_agent(*rt.machine);
+  } else {
+    agent_ = std::make_unique<Unchecked>(*rt.machine);
+  }
 }
 
 SdmaQueue::~SdmaQueue() {
@@ -120,6 +146,26 @@ bool SdmaQueue::reachable(uint64_t address, uint64_t size, const char* what) {
   return false;
 }
 
+bool SdmaQueue::sound(const std::string& wrong) {
+  if (!wrong.empty()) fail("Race: the engine " + wrong + ".");
+  return wrong.empty();
+}
+
+SdmaQueue::Step SdmaQueue::copy_part(uint64_t from, uint64_t to, uint64_t size) {
+  const uint64_t rest = size - moved_, least = std::min<uint64_t>(rest, 256);
+  const uint64_t part = least + random_.below(rest - least + 1);
+  if (!sound(agent_->read(from + moved_, part))) return Step::Broken;
+  if (!sound(agent_->write(to + moved_, part))) return Step::Broken;
+  memmove(reinterpret_cast<void*>(to + moved_), reinterpret_cast<void*>(from + moved_), part);
+  ark_emu::Region region;   // other processes' records of it know only what the host writes
+  if (rt_.machine->find_region(to, &region) && region.records != nullptr)
+    rt_.machine->host_wrote(to + moved_, part);
+  moved_ += part;
+  if (moved_ < size) return Step::Part;
+  moved_ = 0;
+  return Step::Done;
+}
+
 // One packet at ring offset `at` (bytes, counted without end). `length` gets its size in bytes.
 SdmaQueue::Step SdmaQueue::execute(uint64_t at, uint64_t available, uint64_t* length) {
   uint32_t header = word(at, 0), op = header & 0xff;
@@ -138,8 +184,7 @@ SdmaQueue::Step SdmaQueue::execute(uint64_t at, uint64_t available, uint64_t* le
       uint64_t size = uint64_t(word(at, 1) & 0x3fffffff) + 1, from = wide(at, 3), to = wide(at, 5);
       if (!reachable(from, size, "the source") || !reachable(to, size, "the target"))
         return Step::Broken;
-      copy_bytes(rt_, reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), size);
-      return Step::Done;
+      return copy_part(from, to, size);
     }
     case kWrite: {
       uint64_t words = uint64_t(word(at, 3) & 0xfffff) + 1, to = wide(at, 1);
@@ -164,7 +209,7 @@ SdmaQueue::Step SdmaQueue::execute(uint64_t at, uint64_t available, uint64_t* le
     case kFence: {
       uint64_t to = wide(at, 1);
       if (!whole(4) || !reachable(to, 4, "the fence")) return Step::Broken;
-      rt_.machine->host_wrote(to, 4);
+      if (!sound(agent_->publish(to, 4, true))) return Step::Broken;
       __atomic_store_n(reinterpret_cast<uint32_t*>(to), word(at, 3), __ATOMIC_SEQ_CST);
       return Step::Done;
     }
@@ -174,7 +219,8 @@ SdmaQueue::Step SdmaQueue::execute(uint64_t at, uint64_t available, uint64_t* le
       if (!whole(8)) return Step::Broken;
       if (kind != kAdd32 && kind != kSwap32 && bytes == 4) break;
       if (!reachable(to, bytes, "the atomic")) return Step::Broken;
-      rt_.machine->host_wrote(to, bytes);
+      if (!sound(agent_->publish(to, bytes, true, kind == kAdd32 || kind == kAdd64)))
+        return Step::Broken;
       if (bytes == 8)
         atomic_step<uint64_t>(to, kind, wide(at, 3));
       else
@@ -185,7 +231,9 @@ SdmaQueue::Step SdmaQueue::execute(uint64_t at, uint64_t available, uint64_t* le
       uint64_t from = wide(at, 1);
       if (!whole(6) || !reachable(from, 4, "the polled word")) return Step::Broken;
       uint32_t seen = __atomic_load_n(reinterpret_cast<uint32_t*>(from), __ATOMIC_SEQ_CST);
-      return compare(header >> 28 & 7, seen & word(at, 4), word(at, 3)) ? Step::Done : Step::Wait;
+      if (!compare(header >> 28 & 7, seen & word(at, 4), word(at, 3))) return Step::Wait;
+      agent_->acquire(from, 4);
+      return Step::Done;
     }
     default: break;
   }
@@ -196,13 +244,20 @@ SdmaQueue::Step SdmaQueue::execute(uint64_t at, uint64_t available, uint64_t* le
   return Step::Broken;
 }
 
+// The packet has been read, in two pieces at the ring's end.
+std::string SdmaQueue::fetched(uint64_t at, uint64_t length) {
+  const uint64_t begin = at % ring_bytes_, first = std::min(length, ring_bytes_ - begin);
+  const std::string wrong = agent_->read(base_ + begin, first);
+  return wrong.empty() && first < length ? agent_->read(base_, length - first) : wrong;
+}
+
 bool SdmaQueue::progress() {
   std::unique_lock<std::mutex> hold(lock_, std::try_to_lock);
   if (!hold || broken_) return false;
   auto* read = reinterpret_cast<uint64_t*>(read_pointer());
   uint64_t at = *read;
   uint64_t until = __atomic_load_n(reinterpret_cast<uint64_t*>(doorbell()), __ATOMIC_ACQUIRE);
-  if (until <= at) return false;
+  if (until <= at || random_.below(4) == 0) return false;
   uint64_t written =
       __atomic_load_n(reinterpret_cast<uint64_t*>(write_pointer()), __ATOMIC_ACQUIRE);
   if (written < until) {
@@ -215,11 +270,14 @@ bool SdmaQueue::progress() {
          " bytes. Wait for the read pointer.");
     return false;
   }
+  agent_->acquire(doorbell(), 8);
   bool worked = false;
   while (at < until) {
     uint64_t length = 0;
     Step step = execute(at, until - at, &length);
+    worked = worked || step == Step::Part;
     if (step != Step::Done) break;
+    if (!sound(fetched(at, length)) || !sound(agent_->publish(read_pointer(), 8, false))) break;
     at += length;
     __atomic_store_n(read, at, __ATOMIC_RELEASE);
     executed_ += 1;

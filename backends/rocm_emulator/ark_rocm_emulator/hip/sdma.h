@@ -5,8 +5,11 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <string>
 
+#include "agent.h"
+#include "random.h"
 #include "runtime.h"
 
 namespace ark_hip {
@@ -27,18 +30,21 @@ class SdmaQueue {
   uint64_t doorbell() const { return base_ + ring_bytes_ + 128; }
   uint64_t executed() const { return executed_.load(); }
 
-  // Executes packets until the doorbell's value, a poll that does not hold yet, or an error. True
-  // if any was executed.
+  // Executes packets until the doorbell's value, a poll that does not hold yet, or an error; by the
+  // emulator's seed it is late, and a copy is there in parts. True if anything was done.
   bool progress();
 
  private:
-  enum class Step { Done, Wait, Broken };
+  enum class Step { Done, Part, Wait, Broken };
   Step execute(uint64_t at, uint64_t available, uint64_t* length);
   uint32_t word(uint64_t at, int index) const;
   uint64_t wide(uint64_t at, int index) const {
     return word(at, index) | uint64_t(word(at, index + 1)) << 32;
   }
   bool reachable(uint64_t address, uint64_t size, const char* what);
+  bool sound(const std::string& wrong);   // reports what the checks have found
+  std::string fetched(uint64_t at, uint64_t length);
+  Step copy_part(uint64_t from, uint64_t to, uint64_t size);
   void fail(const std::string& why);
 
   Runtime& rt_;
@@ -47,6 +53,9 @@ class SdmaQueue {
   std::atomic<uint64_t> executed_{0};
   std::atomic<bool> broken_{false};
   std::mutex lock_;
+  std::unique_ptr<ark_emu::Agent> agent_;
+  ark_emu::Random random_;
+  uint64_t moved_ = 0;                     // bytes of the packet's copy that are there
 };
 
 }  // namespace ark_hip

@@ -1,0 +1,48 @@
+// A copy by the device's copy engines: asked for in a queue that the device writes itself where the
+// vendor's engines have one and the host could make it, else of the host's proxy.
+
+#if defined(ARK_HAS_COPY_QUEUE)
+// A vendor says what a request is (ARK_REQUEST_BYTES in the ring, for at most ARK_REQUEST_MOST
+// bytes; the engine writes a word when it has copied them) and how the engine is told that the ring
+// holds one more. The turns of processors are the same for all: a ticket each, and the engine is
+// told in the order of the tickets.
+
+// One thread: writes a request and tells the engine. `behind` is what the engine writes when it is
+// done. false where no room comes within the budget.
+ARK_COLD bool ark_queue_push(ArkCtx& c, ArkQueue* queue, ark_u64 source, ark_u64 target,
+                             ark_u32 size, ark_u32& behind) {
+  const ark_u64 budget = ARK_PARAMS(c)->budget_ns;
+  const ark_u32 at = ark_take_ticket(&queue->head);
+  behind = at + 1u;
+  if (!ark_wait(c, &queue->done, behind - queue->slots, true, 8u, 0u, budget)) return false;
+  const ark_u64 slot = queue->ring + (at & (queue->slots - 1u)) * ARK_REQUEST_BYTES;
+  ark_queue_request(slot, source, target, size, reinterpret_cast<ark_u64>(&queue->done), behind);
+  if (!ark_wait(c, &queue->told, at, false, 8u, 0u, budget)) return false;
+  ark_queue_tell(queue->write_pointer, queue->doorbell);
+  ark_add_release(&queue->told, 1u, false);
+  return true;
+}
+
+// One thread: copies bytes and waits until they are there; false if they do not come.
+ARK_COLD bool ark_queue_copy(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size) {
+  ArkQueue* queue = ARK_POINTER(ArkQueue, ARK_PARAMS(c)->queue);
+  ark_u32 behind = 0u;
+  for (ark_u32 at = 0u; at < size; at += ARK_REQUEST_MOST) {
+    const ark_u32 part = size - at < ARK_REQUEST_MOST ? size - at : ARK_REQUEST_MOST;
+    if (!ark_queue_push(c, queue, source + at, target + at, part, behind)) return false;
+  }
+  return ark_wait(c, &queue->done, behind, true, 8u, 0u, ARK_PARAMS(c)->budget_ns);
+}
+#endif
+
+// The block: copies bytes and waits until they are there.
+ARK_DEVICE void ark_transfer(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size) {
+  if (ark_tid() != 0) return;
+#if defined(ARK_HAS_COPY_QUEUE)
+  if (ARK_PARAMS(c)->queue != 0u) {
+    if (!ark_queue_copy(c, source, target, size)) ark_give_up(c);
+    return;
+  }
+#endif
+  if (!ark_proxy_copy(c, source, target, size)) ark_give_up(c);
+}

@@ -1,0 +1,41 @@
+// Requests to an SDMA engine, as the Linux driver's public headers lay packets out (SDMA 4.4, 6): a
+// NOP that fills the slot, so that no packet crosses the end of the ring; a linear copy; a fence
+// that writes a word once the copy is done. It comes last, and says that the slot has been read.
+
+#define ARK_HAS_COPY_QUEUE 1
+constexpr ark_u32 ARK_REQUEST_BYTES = 64u;
+constexpr ark_u32 ARK_REQUEST_MOST = 1u << 22;  // 22 bits of size in all versions of the packet
+#if defined(__GFX9__)
+constexpr ark_u32 ARK_SDMA_FENCE = 5u;
+#else
+constexpr ark_u32 ARK_SDMA_FENCE = 5u | 3u << 16;  // written past the caches
+#endif
+
+// One thread: the request at `slot` of the ring. The engine writes `value` to the word at `done`.
+ARK_DEVICE void ark_queue_request(ark_u64 slot, ark_u64 source, ark_u64 target, ark_u32 size,
+                                  ark_u64 done, ark_u32 value) {
+  const ark_u64 words[8] = {
+      4ull << 16,  // NOP over four words more
+      0u,
+      1ull << 32,                       // COPY_LINEAR,
+      static_cast<ark_u64>(size - 1u),  // its size less one, no parameters,
+      source,
+      target,
+      ARK_SDMA_FENCE | done << 32,
+      done >> 32 | static_cast<ark_u64>(value) << 32,
+  };
+  ark_u64* to = ARK_POINTER(ark_u64, slot);
+  for (int i = 0; i < 8; ++i) ark_packet_store(to + i, words[i], true);
+}
+
+// One thread, whose turn it is: the ring holds one request more. The engine reads past the caches:
+// what the thread has seen, what is copied among it, is in memory first.
+ARK_DEVICE void ark_queue_tell(ark_u64 write_pointer, ark_u64 doorbell) {
+  ark_u64* written = ARK_POINTER(ark_u64, write_pointer);
+  const ark_u64 behind = ark_packet_load(written, true) + ARK_REQUEST_BYTES;
+  ark_release_to_system();
+  ark_packet_store(written, behind, true);
+  ARK_RELEASED("system");
+  ark_drain();
+  ark_packet_store(ARK_POINTER(ark_u64, doorbell), behind, true);
+}

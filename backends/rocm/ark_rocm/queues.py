@@ -1,0 +1,45 @@
+"""Queues of SDMA engines that kernels write: the driver's, or the emulator's where it stands in for
+HIP. Called by ark_rocm.device; docs/channels.md says what flows through them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from ark.backend.protocol import Queue
+from ark.errors import SystemError
+from ark_rocm import kfd
+from ark_rocm.driver import device_properties
+
+REQUEST_BYTES = 64  # ARK_REQUEST_BYTES of queue.h
+_descriptors: list[int] = []  # of the driver; it ends a process's queues when the last is closed
+
+
+def create(hip: Any, index: int, slots: int) -> Queue:
+    """A queue of device `index` with room for so many requests. SystemError with the reason."""
+    ring_bytes = max(slots * REQUEST_BYTES, kfd.PAGE)
+    emulator = sys.modules.get("ark_rocm_emulator")
+    made: Any
+    if emulator is not None and emulator.active():
+        made = importlib.import_module("ark_rocm_emulator.sdma").SdmaQueue.create(index, ring_bytes)
+    else:
+        properties = device_properties(hip, index)
+        place = (properties.pciDomainID, properties.pciBusID, properties.pciDeviceID)
+        gpu = kfd.gpu_id((int(place[0]), int(place[1]), int(place[2])))
+        if not _descriptors:
+            _descriptors.append(kfd.open_driver())
+        try:
+            made = kfd.KfdQueue.create(kfd.driver_ioctl(_descriptors[0]), gpu, ring_bytes)
+        except OSError as error:
+            raise SystemError(
+                f"the driver made no queue of AMD GPU {index}'s SDMA engines ({error.strerror})"
+            ) from error
+    return Queue(made.ring, made.write_pointer, made.doorbell, made)
+
+
+def destroy(queue: Queue) -> None:
+    """Gives a queue of `create` back."""
+    handle: Any = queue.handle
+    handle.destroy()

@@ -1,0 +1,250 @@
+"""The engine `dma` where the device writes its copy engine's queue itself: AMD's SDMA, emulated.
+The bytes arrive for odd sizes and past the end of the ring, the host's proxy takes over where there
+is no queue, and what is wrong ends the launch with an error in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.backend.protocol import Device, Queue
+from ark.errors import GpuError, SystemError
+from ark.ir.dtype import int32
+from ark.machine import Machine
+from ark.plan.verify import verify
+from ark.runtime import copy_queue
+from ark.runtime import proxy as proxies
+from ark.runtime.copy_queue import CopyQueue
+from ark.tasks import transfer
+from tests.multi import test_channels as channels
+from tests.multi.test_collectives import build, devices
+from tests.multi.test_proxy import fetch, put_and_send
+
+emulator = pytest.importorskip("ark_rocm_emulator")
+pytest.importorskip("hip")
+
+from ark_rocm import dialect, queues  # noqa: E402
+
+
+class Made:
+    """The queues that were made, and packets that their engines have executed."""
+
+    def __init__(self) -> None:
+        self.queues: list[Queue] = []
+        self.executed = 0
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Without the proxy: what arrives has come through queues."""
+    seen, create, destroy = Made(), queues.create, queues.destroy
+
+    def creating(hip: Any, index: int, slots: int) -> Queue:
+        seen.queues.append(create(hip, index, slots))
+        return seen.queues[-1]
+
+    def destroying(queue: Queue) -> None:
+        seen.executed += queue.handle.executed  # type: ignore[attr-defined]
+        destroy(queue)
+
+    def no_proxy(*_: object) -> None:
+        raise AssertionError("the proxy was asked for")
+
+    monkeypatch.setattr(queues, "create", creating)
+    monkeypatch.setattr(queues, "destroy", destroying)
+    monkeypatch.setattr(proxies.Proxy, "__init__", no_proxy)
+    return seen
+
+
+@pytest.fixture
+def short_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of 256 bytes, and as few of them in the ring as a page holds."""
+    plain = dialect._text
+
+    def shortened(name: str) -> str:
+        return plain(name).replace("ARK_REQUEST_MOST = 1u << 22", "ARK_REQUEST_MOST = 256u")
+
+    monkeypatch.setattr(dialect, "_text", shortened)
+    monkeypatch.setattr(copy_queue, "SLOTS", 64)
+
+
+@pytest.fixture
+def two() -> Iterator[tuple[list[Device], Machine]]:
+    with devices("rocm", 2) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("body", [put_and_send, fetch], ids=["put", "get"])
+def test_copies_go_through_the_queue(body: channels.Body, made: Made, two: tuple) -> None:
+    opened, machine = two
+    plans = build(2, body, machine)
+    verify(plans)
+    got = channels.run(plans, "rocm", opened, 3)
+    np.testing.assert_array_equal(got, channels.wanted(channels.N, 3))
+    assert made.executed >= 3 * 3  # a copy, a fence and a NOP in each iteration
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_caches_hold_is_not_what_the_engine_copies(made: Made, seed: int) -> None:
+    """Caches hold old values wherever the memory model leaves it open: the source is written back
+    first, and what a get brings does not land where a cache may have something older.
+    """
+    with emulator.emulated("gfx942", 2, stale=1, seed=seed, compute_units=3):
+        backend = registry.get("rocm")
+        opened = [backend.open(rank) for rank in range(2)]
+        for body in (put_and_send, fetch):
+            plans = build(2, body, opened[0].machine)
+            verify(plans)
+            got = channels.run(plans, "rocm", opened, 3)
+            np.testing.assert_array_equal(got, channels.wanted(channels.N, 3))
+        for device in opened:
+            device.close()
+    assert made.executed
+
+
+def odd_sizes(rank: int) -> None:
+    """1, 3 and 4099 elements, one behind the other in one memory."""
+    x, inbox = channels.counting(4103), ark.comm.symmetric([4103], int32)
+    channel = ark.comm.channel(1 - rank, engine="dma")
+    if rank == 0:
+        for begin, end in ((0, 1), (1, 4), (4, 4103)):
+            channel.put(x[begin:end], inbox[begin:end])
+        channel.signal()
+    else:
+        (arrived,) = channel.wait(inbox)
+        channels.add_up(arrived)
+
+
+def test_requests_fill_the_ring_and_go_round_it(
+    made: Made, short_requests: None, two: tuple
+) -> None:
+    """67 requests an iteration through a ring of 64, of sizes down to 4 bytes."""
+    opened, machine = two
+    plans = build(2, odd_sizes, machine)
+    verify(plans)
+    got = channels.run(plans, "rocm", opened, 3)
+    np.testing.assert_array_equal(got, channels.wanted(4103, 3))
+    assert made.executed >= 3 * 3 * 67
+
+
+def test_a_full_ring_is_waited_for_no_longer_than_the_budget(
+    monkeypatch: pytest.MonkeyPatch, short_requests: None, two: tuple
+) -> None:
+    """The engine never hears of a request: 64 are written, and the next finds no room."""
+
+    def unanswered(rank: int) -> None:
+        x, inbox = channels.counting(4103), ark.comm.symmetric([4103], int32)
+        if rank == 0:
+            channel = ark.comm.channel(1, engine="dma")
+            channel.put(x, inbox)
+            channel.flush()
+        else:
+            ark.mul(x, 0, output=inbox)
+
+    opened, machine = two
+    create, held = queues.create, []
+
+    def deaf(hip: Any, index: int, slots: int) -> Queue:
+        queue = create(hip, index, slots)
+        held.append(opened[index].alloc(8, "symmetric"))
+        return Queue(queue.ring, queue.write_pointer, held[-1].address, queue.handle)
+
+    monkeypatch.setattr(queues, "create", deaf)
+    plans = build(2, unanswered, machine)
+    with pytest.raises(
+        GpuError, match=r"transfer .* waited for a copy engine .* expected 1, seen 0"
+    ):
+        channels.run(plans, "rocm", opened, 1, budget_s=1.0)
+
+
+def test_a_packet_that_is_none_stops_the_engine(
+    monkeypatch: pytest.MonkeyPatch, two: tuple
+) -> None:
+    opened, machine = two
+    plain = dialect._text
+    wrong = {"1ull << 32,": "99ull << 32,"}
+
+    def garbled(name: str) -> str:
+        text = plain(name)
+        for old, new in wrong.items():
+            text = text.replace(old, new)
+        return text
+
+    monkeypatch.setattr(dialect, "_text", garbled)
+    emulator.set_option("report", 0)
+    plans = build(2, odd_sizes, machine)
+    with pytest.raises(GpuError):
+        channels.run(plans, "rocm", opened, 1, budget_s=1.0)
+    assert "is not one that is modelled" in emulator.failures()[0].message
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "found"),
+    [
+        # What is copied is not written back before the engine hears of it.
+        ("queue.h", "  ark_release_to_system();\n", "", "the engine reads what workgroup"),
+        # The task ends when the engine has been told, and the bytes are under way.
+        (
+            "transfer.h",
+            "return ark_wait(c, &queue->done, behind, true",
+            "return true; (void)(true",
+            "a DMA engine",
+        ),
+    ],
+)
+def test_a_missing_order_is_found(
+    monkeypatch: pytest.MonkeyPatch, two: tuple, file: str, old: str, new: str, found: str
+) -> None:
+    """The engine has a clock of its own: it sees what was released before the doorbell, and others
+    see what it wrote when they have its fence.
+    """
+    opened, machine = two
+    texts = {"queue.h": dialect._text, "transfer.h": transfer.device_text}
+
+    def changed(name: str) -> str:
+        text = texts[file](name)
+        assert name != file or old in text
+        return text.replace(old, new) if name == file else text
+
+    monkeypatch.setattr(
+        dialect if file == "queue.h" else transfer,
+        "_text" if file == "queue.h" else "device_text",
+        changed,
+    )
+    emulator.set_option("report", 0)
+    plans = build(2, put_and_send, machine)
+    with pytest.raises(GpuError):
+        channels.run(plans, "rocm", opened, 2, budget_s=2.0)
+    message = emulator.failures()[0].message
+    assert "Race" in message or "race" in message
+    assert found in message
+
+
+def test_without_a_queue_the_proxy_copies(monkeypatch: pytest.MonkeyPatch, two: tuple) -> None:
+    def refused(*_: object) -> Queue:
+        raise SystemError("/dev/kfd cannot be opened (No such file or directory)")
+
+    monkeypatch.setattr(queues, "create", refused)
+    opened, machine = two
+    plans = build(2, put_and_send, machine)
+    got = channels.run(plans, "rocm", opened, 2)
+    np.testing.assert_array_equal(got, channels.wanted(channels.N, 2))
+
+
+def test_a_queue_in_which_something_was_left_is_made_anew(made: Made, two: tuple) -> None:
+    opened, _ = two
+    queue = CopyQueue(opened[0])
+    queue.restart()
+    assert len(made.queues) == 1
+    opened[0].write(queue.address, np.array([1], np.uint32).view(np.uint8))  # a ticket was taken
+    queue.restart()
+    assert len(made.queues) == 2
+    queue.restart()
+    assert len(made.queues) == 2
+    queue.close()
