@@ -8,9 +8,9 @@ the CPU launches are replaced by nothing. Columns, in microseconds, the least of
     dynamo    torch.compile with a backend whose function gives a result that is there already
     aot       the same through AOTAutograd, as most backends do
     ark       torch.compile(backend="ark")
-    part      ark's part of that, by a clock in it, the median; with `launch`
+    part      ark's part of that, by a clock in it, of every tenth call less; with `launch`
     module    what ark.from_torch gives, with `launch`
-    launch    the driver's part of both, the median (GPU): what any launch costs
+    launch    the driver's part of both, likewise (GPU): what any launch costs
     eager     --peers: torch.compile(backend="eager"), one launch an op (GPU)
     inductor  --peers: torch.compile(mode="reduce-overhead"), one captured graph (GPU)
 
@@ -54,8 +54,9 @@ class _Clock:
         self.times: list[float] = []
 
     @property
-    def median(self) -> float:
-        return sorted(self.times)[len(self.times) // 2] if self.times else 0.0
+    def tenth(self) -> float:
+        """What every tenth call took less than: others share the machine."""
+        return sorted(self.times)[len(self.times) // 10] if self.times else 0.0
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, timed."""
@@ -141,7 +142,7 @@ def measured(name: str, place: str, peers: bool, lock: Path | None = None) -> di
             compiled()
             found[column] = _measured(compiled, place, lock)
             if column == "ark":
-                with mock.patch.object(Program, "__call__", part.around(Program.__call__)):
+                with mock.patch.object(Program, "run", part.around(Program.run)):
                     _measured(compiled, place, lock)
         made = ark.from_torch(module, (example,))
         made(example)
@@ -150,7 +151,7 @@ def measured(name: str, place: str, peers: bool, lock: Path | None = None) -> di
             if program._streamed is not None and program._streamed._again is not None:
                 program._streamed._again = launch.around(program._streamed._again)  # type: ignore[assignment]
         _measured(partial(made, example), place, lock)
-    return {**found, "part": part.median, "launch": launch.median}
+    return {**found, "part": part.tenth, "launch": launch.tenth}
 
 
 def _measured(call: Callable[[], Any], place: str, lock: Path | None) -> float:

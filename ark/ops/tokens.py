@@ -141,7 +141,11 @@ def embed(tokens: Any, weight: Any, position: Any, rows: int = 1, name: str = ""
 
 
 def advance(state: TokenState, rows: int, name: str = "") -> None:
-    """Moves the position on by `rows`, a chunk of the prompt; at most to its last token."""
+    """Moves the position on by `rows`, a chunk of the prompt; at most to its last token. ModelError
+    if they are fewer than one.
+    """
+    if rows < 1:
+        raise ModelError(f"advance: {rows} rows; expected at least one")
     model = Model.get_model()
     position = model.graph.rewrite(as_tensor(state.position).ir)
     inputs = [as_tensor(t).ir for t in (state.settings, state.position)]
@@ -158,7 +162,8 @@ def sample(logits: Any, state: TokenState, name: str = "") -> None:
     positions, ends the run.
 
     Of several sequences logits have a row each, (batch, vocabulary). One that is still within its
-    prompt only moves on, and the run ends when all have ended.
+    prompt only moves on, and the run ends when all have ended. fp32, fp16 or bf16; ModelError for
+    other types or shapes.
     """
     tensor = as_tensor(logits)
     float_dtype("sample", tensor)

@@ -13,10 +13,12 @@ from functools import cache
 import pytest
 from ark_rocm import backend, compiler
 
+import ark
 from ark.codegen.dialect import Source
 from ark.codegen.writer import write
-from ark.ir.dtype import bf16
-from tests import signatures
+from ark.frontend.model import Model, use_model
+from ark.ir.dtype import bf16, int32
+from ark.lower.pipeline import plan
 from tests.codegen.test_rocm_compile import ARCHS, assembly, machine_for
 
 pytest.importorskip("ark_rocm_emulator")
@@ -31,6 +33,7 @@ POLL, POLLED = "ark_u32 ark_poll(", "void ark_polled("
 DEVICE, SYSTEM = "void ark_release_to_device(", "void ark_release_to_system("
 FENCE = '__builtin_amdgcn_fence(__ATOMIC_RELEASE, "{}");'
 AGENT, ALL = "__HIP_MEMORY_SCOPE_AGENT", "__HIP_MEMORY_SCOPE_SYSTEM"
+BLOCK = "__HIP_MEMORY_SCOPE_WORKGROUP"
 
 # Name: the function of the prelude ("": the whole source), what is replaced in it by what, the
 # architectures on which that makes a difference, and the rule that is broken. Where a fence goes
@@ -48,7 +51,28 @@ MUTANTS: dict[str, tuple[str, str, str, tuple[str, ...], str]] = {
         ACQUIRE, ALL, AGENT, CDNA, "acquire-invalidate",
     ),
     "an acquire in the device has a block's scope": (
-        ACQUIRE, AGENT, "__HIP_MEMORY_SCOPE_WORKGROUP", ARCHS, "acquire-invalidate",
+        ACQUIRE, AGENT, BLOCK, ARCHS, "acquire-invalidate",
+    ),
+    "an acquire from peers has a block's scope": (
+        ACQUIRE, ALL, BLOCK, ARCHS, "acquire-invalidate",
+    ),
+    "a wait in the device acquires from the block": (
+        POLLED, '(__ATOMIC_ACQUIRE, "agent")', '(__ATOMIC_ACQUIRE, "workgroup")', ARCHS,
+        "acquire-invalidate",
+    ),
+    "a wait for peers acquires from the block": (
+        POLLED, '(__ATOMIC_ACQUIRE, "")', '(__ATOMIC_ACQUIRE, "workgroup")', ARCHS,
+        "acquire-invalidate",
+    ),
+    "an exchange acquires from the block": (CAS, AGENT, BLOCK, ARCHS, "acquire-invalidate"),
+    "an addition in the device does not release": (
+        ADD, "ark_release_to_device();", "", ARCHS, "release-missing",
+    ),
+    "an addition for peers does not release": (
+        ADD, "ark_release_to_system();", "", ARCHS, "release-missing",
+    ),
+    "an exchange does not release": (
+        CAS, "ark_release_to_device();", "", ARCHS, "release-missing",
     ),
     "a wait in the device does not acquire": (
         POLLED, '__builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");', "", ARCHS,
@@ -114,10 +138,14 @@ def _plain_clang(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def source(arch: str) -> str:
-    """A loop kernel whose bodies store in several forms."""
-    machine = machine_for(arch)
-    plan = dict(signatures.plans(machine, (bf16,)))["movement-bf16"]
-    return write(plan, machine, backend.dialect(arch)).source.text
+    """A loop kernel whose bodies store in several forms; a small one, as it is compiled often."""
+    machine, model = machine_for(arch), Model()
+    with use_model(model):
+        ark.transpose(ark.tensor((2, 3, 40), bf16), (2, 0, 1))
+        ark.embedding(ark.tensor((3, 2), int32), ark.tensor((9, 40), bf16))
+        cache, rows = ark.tensor((2, 192, 16), bf16), ark.tensor((3, 32), bf16)
+        ark.kv_append(cache, rows, ark.tensor((1,), int32))
+    return write(plan(model.graph, machine), machine, backend.dialect(arch)).source.text
 
 
 def broken(arch: str, text: str) -> set[str]:

@@ -6,11 +6,8 @@ is a finding.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import os
 import random
-import shutil
 import socket
 import tempfile
 import threading
@@ -30,12 +27,21 @@ from ark.parallel.pipeline import Placement, tessel
 from ark.plan import serialize
 from ark.runtime import rendezvous
 from ark.runtime.admission import admit
-from tests.fuzz import WrongResult, collectives, mutate, mutate_onnx, plans
+from tests.fuzz import (
+    WrongResult,
+    checkpoints,
+    collectives,
+    exports,
+    mutate,
+    mutate_onnx,
+    plans,
+)
+from tests.fuzz.checkpoints import NOAH
+from tests.fuzz.commands import command
 from tests.fuzz.execute import compare
 from tests.fuzz.task_plans import run_task_plan, task_plan
 
 CORPUS = Path(__file__).parent.parent / "corpus"
-NOAH = Path(__file__).parent.parent.parent / "examples" / "noah"
 
 # Keeps what is about to run where the parent finds it if this process dies.
 Keep = Callable[[str], None]
@@ -154,48 +160,6 @@ def run_placement(text: str) -> bool:
     return True
 
 
-FILES = ("config.json", "tokenizer.json", "generation_config.json", "model.safetensors")
-
-
-def checkpoint(rng: random.Random, keep: Keep) -> bool:
-    """A checkpoint with one file mutated."""
-    names = [n for n in sorted(os.listdir(NOAH)) if (NOAH / n).is_file()]
-    name = rng.choice(names)
-    data = (NOAH / name).read_bytes()
-    if name.endswith(".json") and rng.random() < 0.8:
-        data = mutate.text_of(mutate.of_json(json.loads(data), rng)).encode("utf-8", "replace")
-    elif name.endswith(".safetensors") and rng.random() < 0.8:
-        length = int.from_bytes(data[:8], "little")
-        header = mutate.of_json(json.loads(data[8 : 8 + length]), rng)
-        head = mutate.text_of(header).encode("utf-8", "replace")
-        data = len(head).to_bytes(8, "little") + head + data[8 + length :]
-    else:
-        data = mutate.of_bytes(data, rng)
-    keep(f"{name}\n{data[:20000]!r}")
-    with tempfile.TemporaryDirectory(prefix="ark-fuzz-") as folder:
-        for other in names:
-            if other == name:
-                Path(folder, other).write_bytes(data)
-            else:
-                os.symlink(NOAH / other, Path(folder, other))
-        return _open(folder)
-
-
-def _open(folder: str) -> bool:
-    from ark.models.checkpoint import Checkpoint
-    from ark.models.tokenizer import Tokenizer
-
-    try:
-        opened = Checkpoint.open(folder)
-        tokens = Tokenizer.open(folder, vocab_size=opened.config.vocab_size)
-        tokens.decode(tokens.encode("The king"))
-        for _ in opened:
-            pass
-    except BaseError:
-        return False
-    return True
-
-
 WORDS: tuple[str, ...] = (
     *(
         "plan",
@@ -259,32 +223,10 @@ def command_line(rng: random.Random, keep: Keep) -> bool:
 
 def run_command_line(words: list[str]) -> bool:
     """True for exit code 0; 1 and 2 are refusals in a paragraph."""
-    code, _ = _command([w for w in words if w != "--debug"])
+    code, _ = command([w for w in words if w != "--debug"])
     if code not in (0, 1, 2):
         raise WrongResult(f"exit code {code}")
     return code == 0
-
-
-def _command(words: list[str]) -> tuple[int, str]:
-    """The exit code of ark's command in an empty folder, and what it says on standard error."""
-    from ark.cli import main
-
-    before = os.getcwd()
-    folder = tempfile.mkdtemp(prefix="ark-fuzz-")
-    os.chdir(folder)
-    out, err = io.StringIO(), io.StringIO()
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                code = main(words)
-            except SystemExit as end:  # argparse, or --help
-                code = int(end.code or 0)
-    finally:
-        os.chdir(before)
-        shutil.rmtree(folder, ignore_errors=True)
-    if "Traceback" in err.getvalue():
-        raise WrongResult(err.getvalue()[-2000:])
-    return code, err.getvalue()
 
 
 def onnx_file(rng: random.Random, keep: Keep) -> bool:
@@ -295,12 +237,19 @@ def onnx_file(rng: random.Random, keep: Keep) -> bool:
         Path(folder, "m.onnx").write_bytes(data)
         np.save(Path(folder, "x.npy"), np.arange(8, dtype=np.float32).reshape(2, 4))
         words = ["run", f"{folder}/m.onnx", "--input", f"{folder}/x.npy", "--backend", "cpu"]
-        code, said = _command(words)
+        code, said = command(words)
     if code == 0:
         return True
     if code != 2 or not said.startswith("ark: ") or "\n\n" in said or len(said) > 3000:
         raise WrongResult(f"exit code {code}: {said[-2000:]}")
     return False
+
+
+def module(rng: random.Random, keep: Keep) -> bool | str:
+    """A random torch module by ark.from_torch; see tests.fuzz.modules, which imports torch."""
+    from tests.fuzz import modules
+
+    return modules.module(rng, keep)
 
 
 class _Served:
@@ -345,7 +294,7 @@ Target = Callable[[random.Random, Keep], bool | str]
 TARGETS: dict[str, Target] = {
     "plan": plan,
     "task_plan": task_plan,
-    "checkpoint": checkpoint,
+    "checkpoint": checkpoints.checkpoint,
     "topology": topology,
     "sketch": sketch,
     "placement": placement,
@@ -354,6 +303,8 @@ TARGETS: dict[str, Target] = {
     "execution_plan": collectives.execution_plan,
     "command_line": command_line,
     "onnx_file": onnx_file,
+    "module": module,
+    "export": exports.export,
     "bootstrap": bootstrap,
 }
 # How a corpus text is handed in again.

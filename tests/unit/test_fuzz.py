@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ from ark.errors import PlanError
 from ark.plan import kind, serialize
 from ark.plan.verify import verify
 from ark.runtime.admission import admit
-from tests.fuzz import plans
+from tests.fuzz import WrongResult, exports, plans
 from tests.fuzz.__main__ import _sanitizer
 from tests.fuzz.targets import CORPUS, REPLAY, TARGETS, run_command_line
 from tests.slow import slow
@@ -31,7 +32,10 @@ FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(Health
 CASES = [(kind, path) for kind in sorted(REPLAY) for path in sorted((CORPUS / kind).iterdir())]
 
 
-@pytest.mark.parametrize("name", [n for n in sorted(TARGETS) if n != "plan"])
+COMPILED = ("plan", "module", "export")
+
+
+@pytest.mark.parametrize("name", [n for n in sorted(TARGETS) if n not in COMPILED])
 @FEW
 @given(seed=st.integers(0, 2**32 - 1))
 def test_hostile_input_is_accepted_or_refused(name: str, seed: int) -> None:
@@ -39,7 +43,16 @@ def test_hostile_input_is_accepted_or_refused(name: str, seed: int) -> None:
 
 
 # What tasks of several ranks do for each other: no plan of one rank has it.
-BETWEEN_RANKS = {"arrival", "bulk", "combine", "combine_norm", "iteration_end", "token", "transfer"}
+BETWEEN_RANKS = {
+    "arrival",
+    "bulk",
+    "combine",
+    "combine_norm",
+    "iteration_end",
+    "switch",
+    "token",
+    "transfer",
+}
 
 
 def test_mutations_begin_with_every_kind_of_task() -> None:
@@ -71,6 +84,38 @@ def test_ops_with_operands_too_few_or_too_many(name: str) -> None:
 @given(seed=st.integers(0, 2**32 - 1))
 def test_hostile_plans_are_refused_or_right(seed: int) -> None:
     TARGETS["plan"](random.Random(seed), lambda text: None)
+
+
+@pytest.mark.parametrize("name", ["module", "export"])
+@settings(FEW, max_examples=5)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_what_is_compiled_is_refused_or_right(name: str, seed: int) -> None:
+    pytest.importorskip("torch")
+    TARGETS[name](random.Random(seed), lambda text: None)
+
+
+def test_a_module_that_computes_something_else_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """This one multiplies; it is one of the first forty."""
+    pytest.importorskip("torch")
+    from ark.interop.torch import values
+    from tests.fuzz.modules import module
+
+    monkeypatch.setitem(values.TABLE, "mul.Tensor", values.TABLE["add.Tensor"])
+    with pytest.raises(WrongResult, match="differs from torch's"):
+        module(random.Random(6), lambda text: None)
+
+
+def test_exported_code_that_a_compiler_refuses_is_a_finding(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "model.c").write_text('const char *name = "a"; } int b(void) {";\n')
+    (tmp_path / "libmodel_loop.so").write_bytes(b"")
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no gcc here")
+    with pytest.raises(WrongResult, match="the exported C is refused"):
+        exports._check(tmp_path)
 
 
 @pytest.mark.parametrize(("kind", "path"), CASES, ids=[f"{k}-{p.stem}" for k, p in CASES])

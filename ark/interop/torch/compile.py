@@ -168,21 +168,26 @@ class _Sized:
 
 
 def _compile_traced(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-    """What AOTAutograd calls: the result is called with a list, as it says of itself."""
-    from functorch.compile import make_boxed_func
-
+    """What AOTAutograd calls."""
     context = torch._guards.TracingContext.try_get()
     known = context.fw_metadata if context is not None else None
     fixed = known.static_input_indices if known is not None else ()
-    made = compile_graph(module, examples, fixed, guarded=known is not None)
-    return make_boxed_func(made)  # type: ignore[no-any-return]
+    return _boxed(compile_graph(module, examples, fixed, guarded=known is not None))
 
 
 def _compile_backward(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
     """The same for gradients, whose inputs are what the forward graph has kept."""
-    from functorch.compile import make_boxed_func
+    return _boxed(compile_graph(module, examples))
 
-    return make_boxed_func(compile_graph(module, examples))  # type: ignore[no-any-return]
+
+def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of a list of its arguments, which is how AOTAutograd calls what says so."""
+
+    def call(given: list[Any]) -> Any:
+        return function.run(given) if isinstance(function, Program) else function(*given)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 def backend(module: fx.GraphModule, examples: Sequence[Any], **given: Any) -> Callable[..., Any]:

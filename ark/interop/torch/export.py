@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +23,12 @@ TRACING = threading.RLock()
 
 def decompositions() -> dict[Any, Any]:
     """torch's decompositions into core ATen operators, of those that ark does not have itself."""
+    return dict(_found())
+
+
+@cache
+def _found() -> dict[Any, Any]:
+    """The same, which takes torch half a second."""
     found = {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in TABLE}
     return {**found, **get_decompositions([torch.ops.aten._native_batch_norm_legit_functional])}
 

@@ -123,9 +123,12 @@ class Program:
 
     def __call__(self, *given: Any, iterations: int = 1) -> list[Any]:
         """The graph's results as new tensors, behind one launch of so many iterations."""
-        if len(given) != self._given:
-            raise InvalidUsageError(f"{len(given)} tensors were given; expected {self._given}")
-        inputs = list(given)
+        return self.run(list(given), iterations)
+
+    def run(self, inputs: list[Any], iterations: int = 1) -> list[Any]:
+        """The same for a list, as AOTAutograd calls."""
+        if len(inputs) != self._given:
+            raise InvalidUsageError(f"{len(inputs)} tensors were given; expected {self._given}")
         moving = [inputs[i] for i in self._moving]
         alike = self._kinds is not None and (self._guarded or self._alike(moving))
         if not alike or not self._fixed.lie(inputs):

@@ -43,7 +43,7 @@ def prepare() -> tuple[str, ...]:
     if kind != "emulated" or not spec:
         raise SystemError(
             f"{VARIABLE}={wanted!r} is not understood; set it to emulated:ARCH, such as "
-            f"emulated:gfx942, or unset it"
+            f"emulated:gfx942, to shim (the doctor on an NVIDIA GPU), or unset it"
         )
     try:
         emulator = importlib.import_module("ark_rocm_emulator")

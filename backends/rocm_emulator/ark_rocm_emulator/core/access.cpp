@@ -11,6 +11,7 @@
 #include "floats.h"
 #include "grid.h"
 #include "half.h"
+#include "lane_bytes.h"
 #include "memory.h"
 #include "stale.h"
 
@@ -55,6 +56,11 @@ const RegionEntry* check_global_range(Wave& w, const Inst& i, const Addresses& a
 
 void check_lds_range(Wave& w, const Inst& i, const Addresses& a, int bytes) {
   const uint64_t size = w.group->lds.size();
+  if (a.active == w.full) {
+    uint64_t high = 0;
+    for (int l = 0; l < w.lanes; l++) high = std::max(high, a.at[l]);
+    if (high + static_cast<uint64_t>(bytes) <= size) return;
+  }
   for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
     if (a.at[lane] + static_cast<uint64_t>(bytes) <= size) continue;
@@ -101,61 +107,9 @@ void store_scratch(Wave& w, const Inst& i, const Addresses& a, int bytes, const 
   }
 }
 
-// A dword, one access where it is aligned, so that no other thread sees half of it.
-uint32_t read_dword(const uint8_t* from) {
-  if ((reinterpret_cast<uintptr_t>(from) & 3) == 0) {
-    return __atomic_load_n(reinterpret_cast<const uint32_t*>(from), __ATOMIC_RELAXED);
-  }
-  uint32_t value;
-  std::memcpy(&value, from, 4);
-  return value;
-}
-
-void read_element(const uint8_t* from, int bytes, uint32_t* rows, int lane) {
-  if (bytes == 1) {
-    rows[lane] = __atomic_load_n(from, __ATOMIC_RELAXED);
-  } else if (bytes == 2) {
-    uint16_t value;
-    std::memcpy(&value, from, 2);
-    rows[lane] = value;
-  } else if (bytes == 8 && (reinterpret_cast<uintptr_t>(from) & 7) == 0) {
-    const uint64_t value =
-        __atomic_load_n(reinterpret_cast<const uint64_t*>(from), __ATOMIC_RELAXED);
-    rows[lane] = static_cast<uint32_t>(value);
-    rows[kLanes + lane] = static_cast<uint32_t>(value >> 32);
-  } else {
-    for (int d = 0; d * 4 < bytes; d++) rows[d * kLanes + lane] = read_dword(from + 4 * d);
-  }
-}
-
-template <class T>
-bool write_value(uint8_t* to, T value) {
-  if (reinterpret_cast<uintptr_t>(to) % sizeof(T) == 0) {
-    T* cell = reinterpret_cast<T*>(to);
-    const bool changed = __atomic_load_n(cell, __ATOMIC_RELAXED) != value;
-    __atomic_store_n(cell, value, __ATOMIC_RELAXED);
-    return changed;
-  }
-  T old;
-  std::memcpy(&old, to, sizeof(T));
-  std::memcpy(to, &value, sizeof(T));
-  return old != value;
-}
-
-bool write_element(uint8_t* to, int bytes, const uint32_t* rows, int lane) {
-  if (bytes == 1) return write_value(to, static_cast<uint8_t>(rows[lane]));
-  if (bytes == 2) return write_value(to, static_cast<uint16_t>(rows[lane]));
-  if (bytes == 8) {
-    return write_value(to, rows[lane] | static_cast<uint64_t>(rows[kLanes + lane]) << 32);
-  }
-  bool changed = false;
-  for (int d = 0; d * 4 < bytes; d++) changed |= write_value(to + 4 * d, rows[d * kLanes + lane]);
-  return changed;
-}
-
-uint8_t* bytes_at(Wave& w, const Addresses& a, int lane) {
-  if (a.space == Space::Lds) return w.group->lds.data() + a.at[lane];
-  return reinterpret_cast<uint8_t*>(a.at[lane]);
+// Where lanes' offsets or addresses count from.
+uint8_t* base_of(Wave& w, const Addresses& a) {
+  return a.space == Space::Lds ? w.group->lds.data() : nullptr;
 }
 
 void notify_stores(const Addresses& a, const RegionEntry* region, int bytes, MemoryView& view) {
@@ -282,18 +236,14 @@ void load_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, uint32_t*
   if (w.checks != nullptr) check_access(w, i, a, AccessKind::Read, bytes);
   if (w.watched != nullptr && a.space == Space::Global) note_polls(w, a, bytes);
   if (is_stale(w, a)) return w.grid->stale->load(w, i, a, bytes, rows);
-  if (bytes == 4 && a.active == w.full) {   // the common case, without a branch per lane
-    const uint64_t base =
-        a.space == Space::Lds ? reinterpret_cast<uint64_t>(w.group->lds.data()) : 0;
-    for (int l = 0; l < w.lanes; l++) {
-      std::memcpy(&rows[l], reinterpret_cast<const uint8_t*>(base + a.at[l]), 4);
+  const uint8_t* base = base_of(w, a);
+  with_bytes(bytes, [&](auto size) {
+    if (a.active == w.full) {
+      read_all<size>(base, a.at, w.lanes, rows);
+    } else {
+      read_active<size>(base, a.at, a.active, rows);
     }
-    return;
-  }
-  for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
-    const int l = std::countr_zero(rest);
-    read_element(bytes_at(w, a, l), bytes, rows, l);
-  }
+  });
 }
 
 void store_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const uint32_t* rows) {
@@ -317,10 +267,9 @@ void store_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const ui
     if (is_stale(w, a)) {
       changed = w.grid->stale->store(w, i, a, bytes, rows);
     } else {
-      for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
-        const int l = std::countr_zero(rest);
-        changed |= write_element(bytes_at(w, a, l), bytes, rows, l);
-      }
+      changed = with_bytes(bytes, [&](auto size) {
+        return write_active<size>(base_of(w, a), a.at, a.active, w.full, w.lanes, rows);
+      });
     }
     w.changed |= changed;
   }   // doorbells ring outside: what they start may report writes of its own
@@ -369,7 +318,7 @@ void atomic_lanes(Wave& w, const Inst& i, const Addresses& a, AtomicOp op, int b
     if (stale) held = std::unique_lock(w.grid->stale->caches().mutex);
     for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
       const int l = std::countr_zero(rest);
-      uint8_t* cell = stale ? w.grid->stale->cell(w, i, a.at[l], bytes) : bytes_at(w, a, l);
+      uint8_t* cell = stale ? w.grid->stale->cell(w, i, a.at[l], bytes) : base_of(w, a) + a.at[l];
       const uint64_t old =
           bytes == 4 ? modify<uint32_t>(cell, op, value(data, l), value(data2, l), changed)
                      : modify<uint64_t>(cell, op, value(data, l), value(data2, l), changed);

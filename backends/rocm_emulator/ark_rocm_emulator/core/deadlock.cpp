@@ -18,34 +18,43 @@ namespace {
 constexpr uint64_t kWatchSteps = 20000;   // longest cycle that is recognised
 constexpr size_t kPrintedWaves = 24;
 
-uint64_t mix(uint64_t hash, uint64_t value) {
-  hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
-  return hash ^ (hash >> 29);
+constexpr uint64_t kLooks = 100000;       // clock between looks at a grid that stands still
+constexpr uint64_t kLongestPause = 64;    // how many times that, while it turns out to be working
+
+// Calls f(begin, bytes) for everything that decides what a wave does next, but its pc.
+template <class F>
+void each_part(const Wave& w, size_t vgprs, size_t agprs, F f) {
+  f(&w.scc, sizeof w.scc);
+  f(&w.mode, sizeof w.mode);
+  f(w.s, 128 * sizeof w.s[0]);
+  f(w.v, vgprs * kLanes * 4);
+  f(w.v + 256 * kLanes, agprs * kLanes * 4);
+  // Private memory is state too: a wave that recurses goes on though its registers repeat.
+  if (w.scratch != nullptr) f(w.scratch, w.scratch_size);
 }
 
 }  // namespace
 
-uint64_t Grid::state_hash(const Wave& w) const {
-  uint64_t hash = mix(w.scc ? 1 : 2, w.mode);
-  for (int k = 0; k < 128; k += 2) hash = mix(hash, w.s64(static_cast<unsigned>(k)));
-  const size_t rows = std::min<size_t>(kernel->vgprs + 1, vgpr_rows);
-  const auto* cells = reinterpret_cast<const uint8_t*>(w.v);
-  for (size_t at = 0; at < rows * kLanes * 4; at += 8) {
-    uint64_t value;
-    std::memcpy(&value, cells + at, 8);
-    hash = mix(hash, value);
-  }
-  if (vgpr_rows > 256) {
-    const auto* agprs = w.v + 256 * kLanes;
-    for (size_t at = 0; at < size_t{kernel->agprs} * kLanes; at++) hash = mix(hash, agprs[at]);
-  }
-  // Private memory is state too: a wave that recurses goes on though its registers repeat.
-  for (uint64_t at = 0; at + 8 <= w.scratch_size && w.scratch != nullptr; at += 8) {
-    uint64_t value;
-    std::memcpy(&value, w.scratch + at, 8);
-    if (value != 0) hash = mix(hash, value ^ at << 32);
-  }
-  return hash;
+void Grid::keep_state(const Wave& w, std::vector<uint8_t>& state) const {
+  state.clear();
+  const size_t agprs = vgpr_rows > 256 ? kernel->agprs : 0;
+  each_part(w, std::min<size_t>(kernel->vgprs + 1, vgpr_rows), agprs,
+            [&state](const void* from, size_t bytes) {
+              const auto* begin = static_cast<const uint8_t*>(from);
+              state.insert(state.end(), begin, begin + bytes);
+            });
+}
+
+bool Grid::is_in_state(const Wave& w, const std::vector<uint8_t>& state) const {
+  bool same = true;
+  size_t at = 0;
+  const size_t agprs = vgpr_rows > 256 ? kernel->agprs : 0;
+  each_part(w, std::min<size_t>(kernel->vgprs + 1, vgpr_rows), agprs,
+            [&](const void* from, size_t bytes) {
+              same = same && std::memcmp(from, state.data() + at, bytes) == 0;
+              at += bytes;
+            });
+  return same;
 }
 
 bool Grid::externally_written(uint64_t address) const {
@@ -79,11 +88,13 @@ Grid::Stuck Grid::watch(Wave& w) {
   PollLog log;
   w.watched = &log;
   uint32_t mark_pc = w.pc;
-  uint64_t mark_hash = state_hash(w), mark_at = 0, next_mark = 1;
+  uint64_t mark_at = 0, next_mark = 1;
+  std::vector<uint8_t> mark;
+  keep_state(w, mark);
   for (uint64_t steps = 1; steps <= kWatchSteps && !ended; steps++) {
     run_slice(w, 1);
     if (w.changed || w.status != WaveStatus::Ready || ended) break;
-    if (w.pc == mark_pc && state_hash(w) == mark_hash) {
+    if (w.pc == mark_pc && is_in_state(w, mark)) {
       stuck.cycles = true;
       break;
     }
@@ -91,7 +102,7 @@ Grid::Stuck Grid::watch(Wave& w) {
       mark_at = steps;
       next_mark *= 2;
       mark_pc = w.pc;
-      mark_hash = state_hash(w);
+      keep_state(w, mark);
       log.addresses.clear();
       log.values.clear();
     }
@@ -105,10 +116,11 @@ Grid::Stuck Grid::watch(Wave& w) {
 bool Grid::look_for_deadlock() {
   if (!quiet()) {
     waiting_external = false;
+    pause = 1;
     return false;
   }
   if (clock < next_look) return false;
-  next_look = clock + 100000 + 2000 * live_waves;
+  next_look = clock + pause * (kLooks + 2000 * live_waves);
   wake_sleepers(true);
   if (stale != nullptr) stale->settle();
   bool external = false;
@@ -116,8 +128,9 @@ bool Grid::look_for_deadlock() {
   const std::vector<Wave*> looked_at = ready;
   for (Wave* wave : looked_at) {
     const Stuck stuck = watch(*wave);
-    if (ended || !stuck.cycles) {
+    if (ended || !stuck.cycles) {   // it computes for long: look less often
       waiting_external = false;
+      pause = std::min(2 * pause, kLongestPause);
       return ended;
     }
     external |= stuck.external;

@@ -37,15 +37,19 @@ void permute(Wave& w, const Inst& i) {
   w.blend(w.row(i.dst[0].reg), out, w.exec());
 }
 
+// The row with zeros for inactive lanes.
+void active_lanes(Wave& w, const uint32_t* from, uint32_t* to) {
+  fill_row(to, 0, w.lanes);
+  w.blend(to, from, w.exec());
+}
+
 // ds_bpermute: each lane reads from the lane its address names; inactive sources give 0.
 void bpermute(Wave& w, const Inst& i) {
-  const uint32_t *address = w.row(i.src[0].reg), *data = w.row(i.src[1].reg);
-  alignas(64) Row out = {};
-  for (int l = 0; l < w.lanes; l++) {
-    const uint32_t from = (address[l] + static_cast<uint32_t>(i.imm)) / 4;
-    const uint32_t lane = from & static_cast<uint32_t>(w.lanes - 1);
-    out[l] = ((w.exec() >> lane) & 1) != 0 ? data[lane] : 0;
-  }
+  const uint32_t* address = w.row(i.src[0].reg);
+  alignas(64) Row data, out;
+  active_lanes(w, w.row(i.src[1].reg), data);
+  const auto offset = static_cast<uint32_t>(i.imm), last = static_cast<uint32_t>(w.lanes - 1);
+  each_lane(w, [&](int l) { out[l] = data[(address[l] + offset) / 4 & last]; });
   w.blend(w.row(i.dst[0].reg), out, w.exec());
 }
 
@@ -74,11 +78,10 @@ int swizzle_source(uint32_t offset, int lane) {
 }
 
 void swizzle(Wave& w, const Inst& i) {
-  const uint32_t* data = w.row(i.src[0].reg);
-  alignas(64) Row out = {};
+  alignas(64) Row data, out;
+  active_lanes(w, w.row(i.src[0].reg), data);
   for (int l = 0; l < w.lanes; l++) {
-    const int from = swizzle_source(static_cast<uint32_t>(i.imm), l);
-    out[l] = ((w.exec() >> from) & 1) != 0 ? data[from] : 0;
+    out[l] = data[swizzle_source(static_cast<uint32_t>(i.imm), l)];
   }
   w.blend(w.row(i.dst[0].reg), out, w.exec());
 }

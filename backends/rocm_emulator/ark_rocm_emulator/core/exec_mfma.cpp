@@ -21,18 +21,22 @@ int swizzled(unsigned blgp, int lane) {
 
 template <int kSize, int kDepth, int kBlocks, class T>
 struct Tiles {
-  T at[kBlocks][kDepth][kSize];
+  alignas(64) T at[kBlocks][kDepth][kSize];
 };
 
 template <class In, int kSize, int kDepth, int kBlocks, class T>
 void load(Wave& w, const Inst& i, int k, Tiles<kSize, kDepth, kBlocks, T>& tiles) {
-  constexpr int kEach = kSize * kDepth * kBlocks / 64;
-  for (int lane = 0; lane < 64; lane++) {
-    const int from = k == 1 ? swizzled(i.blgp, lane) : lane;
-    const int line = lane % kSize, block = lane / kSize % kBlocks;
-    const int depth = lane / kSize / kBlocks * kEach;
-    for (int e = 0; e < kEach; e++) {
-      tiles.at[block][depth + e][line] = element<In>(w, i.src[k], e, from);
+  constexpr int kEach = kSize * kDepth * kBlocks / 64, kPerWord = 32 / In::kBits;
+  alignas(64) uint32_t constant[kLanes], moved[kLanes];
+  for (int e = 0; e < kEach; e++) {
+    const uint32_t* words = words_of(w, i.src[k], e / kPerWord, constant);
+    if (k == 1 && i.blgp != 0) {
+      for (int lane = 0; lane < 64; lane++) moved[lane] = words[swizzled(i.blgp, lane)];
+      words = moved;
+    }
+    for (int lane = 0; lane < 64; lane += kSize) {   // lanes that hold one k of one block
+      const int block = lane / kSize % kBlocks, depth = lane / kSize / kBlocks * kEach + e;
+      In::widen(w, words + lane, In::kBits * (e % kPerWord), kSize, tiles.at[block][depth]);
     }
   }
 }
@@ -49,7 +53,7 @@ void multiply(Wave& w, const Inst& i) {
   Tiles<kSize, kDepth, kBlocks, T> a, b;
   load<A>(w, i, 0, a);
   load<B>(w, i, 1, b);
-  T sums[kBlocks][kSize][kSize] = {};
+  alignas(64) T sums[kBlocks][kSize][kSize] = {};
   for (int block = 0; block < kBlocks; block++) {
     multiply_add(a.at[block_of_a(i, block)], b.at[block], sums[block]);
   }

@@ -8,49 +8,54 @@
 namespace ark_emu {
 namespace {
 
+// flags: 0 or ~0 for each lane.
 template <bool WriteExec>
-void finish_compare(Wave& w, const Inst& i, const uint8_t* flags) {
-  uint64_t bits = pack_bits(flags);
+void finish_compare(Wave& w, const Inst& i, const uint32_t* flags) {
+  uint64_t bits = row_bits(flags, w.lanes);
   if (i.ext == Ext::Dpp || i.ext == Ext::Dpp8) bits &= w.dpp_lanes;
   const uint64_t result = bits & w.exec();
   w.put_mask(i, 0, bits);
   if (WriteExec) w.set_exec(result);
 }
 
+// Lanes of source k: raw dwords, of 64-bit types the low ones and then the high ones.
 template <class T>
-void load_source(Wave& w, const Inst& i, int k, T* out) {
-  alignas(64) Row2 tmp;
+const uint32_t* lanes_of(Wave& w, const Inst& i, int k, uint32_t* tmp) {
+  return sizeof(T) == 8   ? w.src64(i, k, tmp)
+         : sizeof(T) == 4 ? w.src32(i, k, tmp)
+                          : w.src16(i, k, tmp);
+}
+
+template <class T>
+T value_at(const uint32_t* raw, int l) {
   if constexpr (sizeof(T) == 8) {
-    const uint32_t* raw = w.src64(i, k, tmp);
-    for (int l = 0; l < kLanes; l++) out[l] = std::bit_cast<T>(join(raw[l], raw[kLanes + l]));
+    return std::bit_cast<T>(join(raw[l], raw[kLanes + l]));
   } else if constexpr (sizeof(T) == 4) {
-    const uint32_t* raw = w.src32(i, k, tmp);
-    std::memcpy(out, raw, kLanes * 4);
+    return std::bit_cast<T>(raw[l]);
   } else {
-    const uint32_t* raw = w.src16(i, k, tmp);
-    for (int l = 0; l < kLanes; l++) out[l] = static_cast<T>(raw[l]);
+    return static_cast<T>(raw[l]);
   }
 }
 
 template <class T, bool WriteExec, class F>
 void compare(Wave& w, const Inst& i) {
-  alignas(64) T a[kLanes], b[kLanes];
-  alignas(64) uint8_t flags[kLanes];
-  load_source(w, i, 0, a);
-  load_source(w, i, 1, b);
-  for (int l = 0; l < kLanes; l++) flags[l] = F{}(a[l], b[l]) ? 1 : 0;
+  alignas(64) Row2 t0, t1;
+  alignas(64) Row flags;
+  const uint32_t *a = lanes_of<T>(w, i, 0, t0), *b = lanes_of<T>(w, i, 1, t1);
+  each_lane(w, [&](int l) { flags[l] = F{}(value_at<T>(a, l), value_at<T>(b, l)) ? ~0u : 0; });
   finish_compare<WriteExec>(w, i, flags);
 }
 
 template <bool WriteExec, class F>
 void compare_half(Wave& w, const Inst& i) {
-  alignas(64) uint16_t a[kLanes], b[kLanes];
-  alignas(64) uint8_t flags[kLanes];
-  load_source(w, i, 0, a);
-  load_source(w, i, 1, b);
-  for (int l = 0; l < kLanes; l++) {
-    flags[l] = F{}(half_to_float(a[l]), half_to_float(b[l])) ? 1 : 0;
-  }
+  alignas(64) Row t0, t1, flags;
+  const uint32_t *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1);
+  each_lane(w, [&](int l) {
+    flags[l] = F{}(half_to_float(static_cast<uint16_t>(a[l])),
+                   half_to_float(static_cast<uint16_t>(b[l])))
+                   ? ~0u
+                   : 0;
+  });
   finish_compare<WriteExec>(w, i, flags);
 }
 
@@ -65,18 +70,17 @@ int float_class(bool negative, uint64_t exponent, uint64_t top, uint64_t mantiss
 
 template <class T, int Mantissa, bool WriteExec>
 void compare_class(Wave& w, const Inst& i) {
-  alignas(64) T a[kLanes];
-  alignas(64) Row t1;
-  alignas(64) uint8_t flags[kLanes];
-  load_source(w, i, 0, a);
+  alignas(64) Row2 t0;
+  alignas(64) Row t1, flags;
+  const uint32_t* a = lanes_of<T>(w, i, 0, t0);
   const uint32_t* b = sizeof(T) == 2 ? w.src16(i, 1, t1) : w.src32(i, 1, t1);
   constexpr int kBits = 8 * sizeof(T);
   constexpr uint64_t kTop = (1ull << (kBits - 1 - Mantissa)) - 1;
-  for (int l = 0; l < kLanes; l++) {
-    const uint64_t value = a[l];
+  for (int l = 0; l < w.lanes; l++) {
+    const uint64_t value = value_at<T>(a, l);
     const int which = float_class((value >> (kBits - 1)) & 1, (value >> Mantissa) & kTop, kTop,
                                   value & ((1ull << Mantissa) - 1), 1ull << (Mantissa - 1));
-    flags[l] = (b[l] >> which) & 1;
+    flags[l] = (b[l] >> which) & 1 ? ~0u : 0;
   }
   finish_compare<WriteExec>(w, i, flags);
 }

@@ -50,17 +50,18 @@ void fmac(Wave& w, const Inst& i) {
   const uint32_t* c = w.row(i.dst[0].reg);
   const uint32_t flip = (i.neg & 4) != 0 ? 0x80000000u : 0,
                  keep = (i.abs & 4) != 0 ? 0x7fffffff : ~0u;
-  for (int l = 0; l < kLanes; l++) {
-    out[l] = as_bits(std::fma(as_float(a[l]), as_float(b[l]), as_float((c[l] & keep) ^ flip)));
-  }
-  w.put32(i, out);
+  uint32_t* to = w.target(i, out);
+  each_lane(w, [&](int l) {
+    to[l] = as_bits(std::fma(as_float(a[l]), as_float(b[l]), as_float((c[l] & keep) ^ flip)));
+  });
+  if (to == out) w.put32(i, out);
 }
 
 void div_scale(Wave& w, const Inst& i) {
   alignas(64) Row t0, t1, t2, out;
   const uint32_t *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1), *c = w.src32(i, 2, t2);
   uint64_t scaled = 0;
-  for (int l = 0; l < kLanes; l++) {
+  for (int l = 0; l < w.lanes; l++) {
     bool flag = false;
     out[l] = as_bits(scale_for_division(as_float(a[l]), as_float(b[l]), as_float(c[l]), flag));
     scaled |= static_cast<uint64_t>(flag) << l;
@@ -73,7 +74,7 @@ void div_fmas(Wave& w, const Inst& i) {
   alignas(64) Row t0, t1, t2, out;
   const uint32_t *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1), *c = w.src32(i, 2, t2);
   const uint64_t scaled = w.vcc();
-  for (int l = 0; l < kLanes; l++) {
+  for (int l = 0; l < w.lanes; l++) {
     const float x = as_float(a[l]), y = as_float(b[l]), z = as_float(c[l]);
     const bool large = ((c[l] >> 23) & 0xff) > 127;   // the quotient estimate was scaled down
     const bool undo = ((scaled >> l) & 1) != 0;

@@ -27,43 +27,42 @@ template <bool Signed, bool Subtract, bool Reverse>
 void add_sub(Wave& w, const Inst& i) {
   alignas(64) Row t0, t1, out;
   const U32 *a = w.src32(i, Reverse ? 1 : 0, t0), *b = w.src32(i, Reverse ? 0 : 1, t1);
+  U32* to = w.target(i, out);
   if (!i.clamp) {
-    for (int l = 0; l < kLanes; l++) out[l] = Subtract ? a[l] - b[l] : a[l] + b[l];
+    each_lane(w, [&](int l) { to[l] = Subtract ? a[l] - b[l] : a[l] + b[l]; });
   } else {
-    for (int l = 0; l < kLanes; l++) {
+    each_lane(w, [&](int l) {
       const I64 x = Signed ? I64(I32(a[l])) : I64(a[l]), y = Signed ? I64(I32(b[l])) : I64(b[l]);
-      out[l] = saturated<Signed>(Subtract ? x - y : x + y);
-    }
+      to[l] = saturated<Signed>(Subtract ? x - y : x + y);
+    });
   }
-  w.put32(i, out);
+  if (to == out) w.put32(i, out);
 }
 
 // Carry in from a lane mask (or 0), carry out to one.
 template <bool Subtract, bool Reverse, bool CarryIn>
 void add_carry(Wave& w, const Inst& i) {
-  alignas(64) Row t0, t1, out;
+  alignas(64) Row t0, t1, out, in, over;
   const U32 *a = w.src32(i, Reverse ? 1 : 0, t0), *b = w.src32(i, Reverse ? 0 : 1, t1);
-  const U64 in = CarryIn ? w.src_mask(i.src[2]) : 0;
-  U64 carry = 0;
-  for (int l = 0; l < kLanes; l++) {
-    const U64 c = (in >> l) & 1;
-    const U64 r = Subtract ? U64(a[l]) - b[l] - c : U64(a[l]) + b[l] + c;
-    const U64 over = (r >> 32) & 1;
-    const U32 limit = Subtract ? 0 : ~0u;
-    out[l] = i.clamp && over != 0 ? limit : static_cast<U32>(r);
-    carry |= over << l;
-  }
+  if (CarryIn) bits_row(in, w.src_mask(i.src[2]), w.lanes);
+  const U32 limit = i.clamp ? ~0u : 0;   // lanes where it counts get all or none of the bits
+  each_lane(w, [&](int l) {
+    const U32 c = CarryIn ? in[l] & 1 : 0;
+    const U32 first = Subtract ? a[l] - b[l] : a[l] + b[l];
+    const U32 r = Subtract ? first - c : first + c;
+    const bool carried = Subtract ? a[l] < b[l] || first < c : first < a[l] || r < first;
+    over[l] = carried ? ~0u : 0;
+    out[l] = Subtract ? r & ~(over[l] & limit) : r | (over[l] & limit);
+  });
   w.put32(i, out);
-  w.put_mask(i, 1, carry);
+  w.put_mask(i, 1, row_bits(over, w.lanes));
 }
 
 void cndmask(Wave& w, const Inst& i) {
   alignas(64) Row t0, t1, out;
   const U32 *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1);
-  alignas(64) Row chosen;
-  const U64 mask = w.src_mask(i.src[2]);
-  for (int l = 0; l < kLanes; l++) chosen[l] = 0u - static_cast<U32>((mask >> l) & 1);
-  for (int l = 0; l < kLanes; l++) out[l] = (b[l] & chosen[l]) | (a[l] & ~chosen[l]);
+  std::memcpy(out, a, sizeof out);
+  blend_row(out, b, w.src_mask(i.src[2]), w.lanes);
   w.put32(i, out);
 }
 
@@ -94,6 +93,10 @@ void mov_b32(Wave& w, const Inst& i) {
   }
   alignas(64) Row t0, out;
   const U32* a = w.src32(i, 0, t0);
+  if (i.plain_dst) {
+    w.blend(w.row(i.dst[0].reg), a, w.exec());
+    return;
+  }
   std::memcpy(out, a, sizeof out);
   w.put32(i, out);
 }
@@ -107,12 +110,45 @@ void swap_b32(Wave& w, const Inst& i) {
   w.blend(b, old_a, w.exec());
 }
 
+#if defined(__AVX512F__)
+// a * b + c without saturation; gives the carries of all lanes. Compilers multiply 64 bits by 64.
+U64 mad_u64_u32(const U32* a, const U32* b, const U32* c, U32* out, int lanes) {
+  U64 carry = 0;
+  const auto widened = [](const U32* from) {
+    const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return _mm512_maskz_cvtepu32_epi64(0xff, narrow);
+  };
+  const auto store = [](U32* to, __m512i value) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtepi64_epi32(0xff, value));
+  };
+  for (int l = 0; l < lanes; l += 8) {
+    const __m512i high = _mm512_maskz_slli_epi64(0xff, widened(c + kLanes + l), 32);
+    const __m512i product = _mm512_maskz_mul_epu32(0xff, widened(a + l), widened(b + l));
+    const __m512i sum = _mm512_add_epi64(product, _mm512_or_si512(widened(c + l), high));
+    carry |= static_cast<U64>(_mm512_cmplt_epu64_mask(sum, product)) << l;
+    store(out + l, sum);
+    store(out + kLanes + l, _mm512_maskz_srli_epi64(0xff, sum, 32));
+  }
+  return carry;
+}
+#endif
+
 template <bool Signed>
 void mad_64_32(Wave& w, const Inst& i) {
   alignas(64) Row2 t0, t1, t2, out;
+  alignas(64) Row carry;
   const U32 *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1), *c = w.src64(i, 2, t2);
-  U64 carry = 0;
-  for (int l = 0; l < kLanes; l++) {
+#if defined(__AVX512F__)
+  if (!Signed && !i.clamp) {
+    U32* to = w.target(i, out);
+    const U64 carries = mad_u64_u32(a, b, c, to, w.lanes);
+    if (to == out) w.put64(i, out);
+    w.put_mask(i, 1, carries);
+    return;
+  }
+#endif
+  const bool clamps = i.clamp;
+  each_lane(w, [&](int l) {
     const U64 product = Signed ? static_cast<U64>(I64(I32(a[l])) * I32(b[l])) : U64(a[l]) * b[l];
     const U64 addend = join(c[l], c[kLanes + l]), sum = product + addend;
     // Bit 64 of the exact sum: the carry, or the sign.
@@ -120,11 +156,11 @@ void mad_64_32(Wave& w, const Inst& i) {
                                  : sum < product;
     const bool bit64 = Signed ? overflow != ((sum >> 63) != 0) : overflow;
     const U64 limit = Signed ? U64(INT64_MAX) + (bit64 ? 1 : 0) : ~0ull;
-    split(i.clamp && overflow ? limit : sum, out, l);
-    carry |= static_cast<U64>(bit64) << l;
-  }
+    split(clamps && overflow ? limit : sum, out, l);
+    carry[l] = bit64 ? ~0u : 0;
+  });
   w.put64(i, out);
-  w.put_mask(i, 1, carry);
+  w.put_mask(i, 1, row_bits(carry, w.lanes));
 }
 
 U32 bit_field_signed(U32 a, U32 offset, U32 width) {
@@ -172,12 +208,10 @@ U32 truth_table(U32 table, U32 a, U32 b, U32 c) {
 void bitop3(Wave& w, const Inst& i) {   // the modifier bits are the truth table
   const U32 table = static_cast<U32>(i.omod) << 6 | static_cast<U32>(i.abs) << 3 | i.neg;
   alignas(64) Row t[3], out;
-  Inst plain = i;
-  plain.omod = plain.abs = plain.neg = 0;
   const U32* src[3];
-  for (int k = 0; k < 3; k++) src[k] = w.src32(plain, k, t[k]);
-  for (int l = 0; l < kLanes; l++) out[l] = truth_table(table, src[0][l], src[1][l], src[2][l]);
-  w.put32(plain, out);
+  for (int k = 0; k < 3; k++) src[k] = w.raw32(i.src[k], t[k]);
+  each_lane(w, [&](int l) { out[l] = truth_table(table, src[0][l], src[1][l], src[2][l]); });
+  w.blend(w.row(i.dst[0].reg), out, w.exec());
 }
 
 void bitop3_b16(Wave& w, const Inst& i) {
@@ -195,11 +229,11 @@ template <bool High>
 void mbcnt(Wave& w, const Inst& i) {
   alignas(64) Row t0, t1, out;
   const U32 *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1);
-  for (int l = 0; l < kLanes; l++) {
+  each_lane(w, [&](int l) {
     const U64 below = (1ull << l) - 1;
     const U32 mask = static_cast<U32>(High ? below >> 32 : below);
     out[l] = b[l] + static_cast<U32>(std::popcount(a[l] & mask));
-  }
+  });
   w.put32(i, out);
 }
 

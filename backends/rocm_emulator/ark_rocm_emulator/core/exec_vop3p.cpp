@@ -15,13 +15,6 @@ using U16 = uint16_t;
 using I16 = int16_t;
 using I32 = int32_t;
 
-// The dwords of source k before op_sel and neg.
-const U32* raw_source(Wave& w, const Inst& i, int k, U32* tmp) {
-  Inst plain = i;
-  plain.plain_src = true;
-  return w.src32(plain, k, tmp);
-}
-
 // One half of source k as op_sel (low result) or op_sel_hi (high result) picks it, neg applied when
 // the operand is f16.
 void pick_half(const Inst& i, int k, bool high_result, const U32* raw, U32* out) {
@@ -36,7 +29,7 @@ template <class F>
 void packed(Wave& w, const Inst& i, int sources, F each) {
   alignas(64) Row tmp[3], half[3], result[2], out;
   const U32* raw[3];
-  for (int k = 0; k < sources; k++) raw[k] = raw_source(w, i, k, tmp[k]);
+  for (int k = 0; k < sources; k++) raw[k] = w.raw32(i.src[k], tmp[k]);
   for (int h = 0; h < 2; h++) {
     for (int k = 0; k < sources; k++) pick_half(i, k, h == 1, raw[k], half[k]);
     each(half[0], half[sources > 1 ? 1 : 0], half[sources > 2 ? 2 : 0], result[h]);
@@ -126,9 +119,7 @@ Handler packed_float(F) {
   return [](Wave& w, const Inst& i) {
     alignas(64) Row2 tmp[3], out;
     const U32* raw[3];
-    Inst plain = i;
-    plain.plain_src = true;
-    for (int k = 0; k < Sources; k++) raw[k] = w.src64(plain, k, tmp[k]);
+    for (int k = 0; k < Sources; k++) raw[k] = w.raw64(i.src[k], tmp[k]);
     for (int h = 0; h < 2; h++) {
       const unsigned select = h == 1 ? i.opsel_hi : i.opsel, negate = h == 1 ? i.abs : i.neg;
       const U32* part[3];
@@ -139,10 +130,10 @@ Handler packed_float(F) {
         flip[k] = (negate >> from) & 1 ? 0x80000000u : 0;
       }
       U32* r = out + h * kLanes;
-      for (int l = 0; l < kLanes; l++) {
+      each_lane(w, [&](int l) {
         r[l] = as_bits(F{}(as_float(part[0][l] ^ flip[0]), as_float(part[1][l] ^ flip[1]),
                            as_float(part[2][l] ^ flip[2])));
-      }
+      });
       if (!i.clamp) continue;
       for (int l = 0; l < kLanes; l++) {
         const float v = as_float(r[l]);
@@ -156,10 +147,8 @@ Handler packed_float(F) {
 
 void pk_mov_b32(Wave& w, const Inst& i) {
   alignas(64) Row2 t0, t1, out;
-  Inst plain = i;
-  plain.plain_src = true;
-  const U32* a = w.src64(plain, 0, t0) + (i.opsel & 1) * kLanes;
-  const U32* b = w.src64(plain, 1, t1) + ((i.opsel >> 1) & 1) * kLanes;
+  const U32* a = w.raw64(i.src[0], t0) + (i.opsel & 1) * kLanes;
+  const U32* b = w.raw64(i.src[1], t1) + ((i.opsel >> 1) & 1) * kLanes;
   std::memcpy(out, a, sizeof(Row));
   std::memcpy(out + kLanes, b, sizeof(Row));
   w.blend(w.row(i.dst[0].reg), out, w.exec());
@@ -172,7 +161,7 @@ Handler dot(F) {
   return [](Wave& w, const Inst& i) {
     alignas(64) Row tmp[3], out;
     const U32* raw[3];
-    for (int k = 0; k < 3; k++) raw[k] = raw_source(w, i, k, tmp[k]);
+    for (int k = 0; k < 3; k++) raw[k] = w.raw32(i.src[k], tmp[k]);
     const U32 flip = (i.neg & 4) != 0 ? 0x80000000u : 0;
     for (int l = 0; l < kLanes; l++) out[l] = F{}(raw[0][l], raw[1][l], raw[2][l] ^ flip);
     if (i.clamp) {
@@ -206,7 +195,7 @@ template <int Width, bool Signed>
 void dot_int(Wave& w, const Inst& i) {
   alignas(64) Row tmp[3], out;
   const U32* raw[3];
-  for (int k = 0; k < 3; k++) raw[k] = raw_source(w, i, k, tmp[k]);
+  for (int k = 0; k < 3; k++) raw[k] = w.raw32(i.src[k], tmp[k]);
   for (int l = 0; l < kLanes; l++) {
     int64_t sum = Signed ? int64_t{I32(raw[2][l])} : int64_t{raw[2][l]};
     for (int at = 0; at < 32; at += Width) {

@@ -10,16 +10,19 @@
 
 #include "exec_gfx11.h"
 #include "half.h"
+#include "lanes.h"
+#include "matrix_rows.h"
 
 namespace ark_emu {
 namespace {
 
 constexpr int kSize = 16;
 
-// Register `offset` of an operand in one lane; a constant is the same everywhere.
-uint32_t operand_word(Wave& w, const Operand& operand, int offset, int lane) {
-  if (operand.kind == Kind::Vgpr) return w.row(operand.reg + offset)[lane];
-  return operand.lo;
+// Register `offset` of an operand; a constant is the same everywhere.
+const uint32_t* operand_row(Wave& w, const Operand& operand, int offset, uint32_t* tmp) {
+  if (operand.kind == Kind::Vgpr) return w.row(operand.reg + offset);
+  fill_row(tmp, operand.lo, kLanes);
+  return tmp;
 }
 
 template <class T>
@@ -33,14 +36,6 @@ void expect_wave32(const Wave& w, const Inst& i) {
               "for waves of 64 (-mwavefrontsize64)"};
 }
 
-// A by row or B by column: `bits` wide elements, the k-th of them for lane `line`.
-template <int kBits>
-uint32_t element(Wave& w, const Operand& operand, int line, int k) {
-  constexpr int kPerWord = 32 / kBits;
-  const uint32_t word = operand_word(w, operand, k / kPerWord, line);
-  return (word >> (kBits * (k % kPerWord))) & ((1u << kBits) - 1);
-}
-
 enum class In : uint8_t { F16, BF16 };
 
 template <In kIn>
@@ -49,42 +44,57 @@ float widen(uint32_t bits) {
   return kIn == In::F16 ? half_to_float(half) : bf16_to_float(half);
 }
 
-// neg and neg_hi of source k act on its even and odd elements.
+// A and B by (k, line). neg and neg_hi of source k act on its even and odd elements.
 template <In kIn>
 void load_floats(Wave& w, const Inst& i, int k, Tile<double>& tile) {
-  for (int line = 0; line < kSize; line++) {
-    for (int e = 0; e < kSize; e++) {
-      const uint8_t negated = e % 2 == 0 ? i.neg : i.abs;
-      const double value = widen<kIn>(element<16>(w, i.src[k], line, e));
-      tile[line][e] = (negated >> k) & 1 ? -value : value;
+  alignas(64) uint32_t constant[kLanes];
+  for (int e = 0; e < kSize; e++) {
+    const uint32_t* words = operand_row(w, i.src[k], e / 2, constant);
+    const int shift = 16 * (e % 2);
+    if (kIn == In::F16) {
+      widen_halves(words, shift, kSize, tile[e]);
+    } else {
+      for (int line = 0; line < kSize; line++) tile[e][line] = as_float(words[line] >> shift << 16);
+    }
+    if (((e % 2 == 0 ? i.neg : i.abs) >> k & 1) == 0) continue;
+    for (int line = 0; line < kSize; line++) tile[e][line] = -tile[e][line];
+  }
+}
+
+// abs and neg of the addend.
+void modify_addend(const Inst& i, Tile<double>& sums) {
+  const bool positive = ((i.abs >> 2) & 1) != 0, negated = ((i.neg >> 2) & 1) != 0;
+  if (!positive && !negated) return;
+  for (auto& row : sums) {
+    for (double& value : row) {
+      if (positive) value = std::fabs(value);
+      if (negated) value = -value;
     }
   }
 }
 
-// Where element (row, column) of C and D lies.
+// Where a row of C and D begins: its register, and its lane there.
 int result_word(int row) { return row / 2; }
-int result_lane(int row, int column) { return column + (row % 2) * kSize; }
+int result_lane(int row) { return row % 2 * kSize; }
 
 template <In kIn>
 void wmma_f32(Wave& w, const Inst& i) {
   expect_wave32(w, i);
-  Tile<double> a, b;
+  alignas(64) Tile<double> a, b, sums;
+  alignas(64) uint32_t constant[kLanes];
   load_floats<kIn>(w, i, 0, a);
   load_floats<kIn>(w, i, 1, b);
-  uint32_t out[8][32];
   for (int row = 0; row < kSize; row++) {
-    for (int column = 0; column < kSize; column++) {
-      const int word = result_word(row), lane = result_lane(row, column);
-      float c = std::bit_cast<float>(operand_word(w, i.src[2], word, lane));
-      if ((i.abs >> 2) & 1) c = std::fabs(c);
-      if ((i.neg >> 2) & 1) c = -c;
-      double sum = c;
-      for (int k = 0; k < kSize; k++) sum += a[row][k] * b[column][k];
-      out[word][lane] = std::bit_cast<uint32_t>(static_cast<float>(sum));
-    }
+    const uint32_t* c = operand_row(w, i.src[2], result_word(row), constant) + result_lane(row);
+    for (int column = 0; column < kSize; column++) sums[row][column] = as_float(c[column]);
   }
-  for (int word = 0; word < 8; word++) {
-    std::copy(out[word], out[word] + 32, w.row(i.dst[0].reg + word));
+  modify_addend(i, sums);
+  multiply_add(a, b, sums);
+  for (int row = 0; row < kSize; row++) {
+    uint32_t* to = w.row(i.dst[0].reg + result_word(row)) + result_lane(row);
+    for (int column = 0; column < kSize; column++) {
+      to[column] = as_bits(static_cast<float>(sums[row][column]));
+    }
   }
 }
 
@@ -92,59 +102,60 @@ void wmma_f32(Wave& w, const Inst& i) {
 template <In kIn>
 void wmma_16(Wave& w, const Inst& i) {
   expect_wave32(w, i);
-  Tile<double> a, b;
+  alignas(64) Tile<double> a, b, sums;
+  alignas(64) uint32_t constant[kLanes];
   load_floats<kIn>(w, i, 0, a);
   load_floats<kIn>(w, i, 1, b);
   const int shift = (i.opsel & 4) != 0 ? 16 : 0;
-  uint32_t out[8][32];
   for (int row = 0; row < kSize; row++) {
+    const uint32_t* c = operand_row(w, i.src[2], result_word(row), constant) + result_lane(row);
     for (int column = 0; column < kSize; column++) {
-      const int word = result_word(row), lane = result_lane(row, column);
-      double sum = widen<kIn>(operand_word(w, i.src[2], word, lane) >> shift);
-      if ((i.abs >> 2) & 1) sum = std::fabs(sum);
-      if ((i.neg >> 2) & 1) sum = -sum;
-      for (int k = 0; k < kSize; k++) sum += a[row][k] * b[column][k];
-      const uint32_t rounded = kIn == In::F16 ? double_to_half(sum, Round::Nearest)
-                                              : float_to_bf16(static_cast<float>(sum));
-      const uint32_t old = w.row(i.dst[0].reg + word)[lane];
-      out[word][lane] = (old & ~(0xffffu << shift)) | rounded << shift;
+      sums[row][column] = widen<kIn>(c[column] >> shift);
     }
   }
-  for (int word = 0; word < 8; word++) {
-    std::copy(out[word], out[word] + 32, w.row(i.dst[0].reg + word));
+  modify_addend(i, sums);
+  multiply_add(a, b, sums);
+  for (int row = 0; row < kSize; row++) {
+    uint32_t* to = w.row(i.dst[0].reg + result_word(row)) + result_lane(row);
+    for (int column = 0; column < kSize; column++) {
+      const double sum = sums[row][column];
+      const uint32_t rounded = kIn == In::F16 ? double_to_half(sum, Round::Nearest)
+                                              : float_to_bf16(static_cast<float>(sum));
+      to[column] = (to[column] & ~(0xffffu << shift)) | rounded << shift;
+    }
   }
 }
 
 // neg bit k: source k is signed. Clamp saturates the 32-bit sum.
 template <int kBits>
 void wmma_i32(Wave& w, const Inst& i) {
+  constexpr int kPerWord = 32 / kBits;
   expect_wave32(w, i);
-  const auto load = [&w, &i](int k, Tile<int64_t>& tile) {
+  alignas(64) uint32_t constant[kLanes];
+  const auto load = [&](int k, Tile<int32_t>& tile) {
     const bool is_signed = ((i.neg >> k) & 1) != 0;
-    for (int line = 0; line < kSize; line++) {
-      for (int e = 0; e < kSize; e++) {
-        const uint32_t value = element<kBits>(w, i.src[k], line, e);
-        const uint32_t top = value << (32 - kBits);
-        tile[line][e] = is_signed ? static_cast<int32_t>(top) >> (32 - kBits)
-                                  : static_cast<int64_t>(value);
+    for (int e = 0; e < kSize; e++) {
+      const uint32_t* words = operand_row(w, i.src[k], e / kPerWord, constant);
+      const int above = 32 - kBits - kBits * (e % kPerWord);
+      for (int line = 0; line < kSize; line++) {
+        const uint32_t top = words[line] << above;
+        tile[e][line] = is_signed ? static_cast<int32_t>(top) >> (32 - kBits)
+                                  : static_cast<int32_t>(top >> (32 - kBits));
       }
     }
   };
-  Tile<int64_t> a, b;
+  alignas(64) Tile<int32_t> a, b, sums = {};
   load(0, a);
   load(1, b);
-  uint32_t out[8][32];
+  multiply_add(a, b, sums);
   for (int row = 0; row < kSize; row++) {
+    const uint32_t* c = operand_row(w, i.src[2], result_word(row), constant) + result_lane(row);
+    uint32_t* to = w.row(i.dst[0].reg + result_word(row)) + result_lane(row);
     for (int column = 0; column < kSize; column++) {
-      const int word = result_word(row), lane = result_lane(row, column);
-      int64_t sum = static_cast<int32_t>(operand_word(w, i.src[2], word, lane));
-      for (int k = 0; k < kSize; k++) sum += a[row][k] * b[column][k];
+      int64_t sum = int64_t{static_cast<int32_t>(c[column])} + sums[row][column];
       if (i.clamp) sum = std::clamp<int64_t>(sum, INT32_MIN, INT32_MAX);
-      out[word][lane] = static_cast<uint32_t>(sum);
+      to[column] = static_cast<uint32_t>(sum);
     }
-  }
-  for (int word = 0; word < 8; word++) {
-    std::copy(out[word], out[word] + 32, w.row(i.dst[0].reg + word));
   }
 }
 

@@ -232,7 +232,6 @@ void Grid::init_wave(Workgroup& group, Wave& w, uint32_t slot, const KernelDescr
   w.mode = ((d.rsrc1 >> 12) & 0xff) | ((d.rsrc1 >> 21) & 1) << 8 | ((d.rsrc1 >> 23) & 1) << 9 |
            ((d.rsrc1 >> 26) & 1) << 23;
   w.default_mode = (w.mode & 0xff) == 0xf0;
-  std::memset(w.mask_row, 0, sizeof w.mask_row);
   const uint64_t first = uint64_t{w.id_in_group} * static_cast<uint64_t>(lanes);
   const uint64_t count = std::min<uint64_t>(desc.block.count() - first,
                                             static_cast<uint64_t>(lanes));

@@ -120,7 +120,8 @@ struct Grid {
   Stuck watch(Wave& wave);
   std::string poll_state(const PollLog& log) const;
   bool externally_written(uint64_t address) const;
-  uint64_t state_hash(const Wave& wave) const;
+  void keep_state(const Wave& wave, std::vector<uint8_t>& state) const;
+  bool is_in_state(const Wave& wave, const std::vector<uint8_t>& state) const;
 
   LazyPages arguments, registers, scratch;
   uint32_t waves_per_group = 1;
@@ -128,7 +129,7 @@ struct Grid {
   uint32_t vgpr_rows = 0;                // rows the kernel uses, AGPRs after the VGPRs
   uint64_t live_waves = 0;
   uint64_t last_change = 0;              // clock when memory last changed
-  uint64_t next_look = 0;
+  uint64_t next_look = 0, pause = 1;     // when to look for a deadlock again; how patiently
   std::chrono::steady_clock::time_point external_since;
   bool waiting_external = false;
 };

@@ -23,6 +23,15 @@ inline void split(uint64_t value, uint32_t* out, int lane) {
   out[kLanes + lane] = static_cast<uint32_t>(value >> 32);
 }
 
+// Calls f(lane) for the lanes of the wave, active or not; f touches nothing but its lane's.
+template <class F>
+[[gnu::always_inline]] inline void each_lane(const Wave& w, F f) {
+  for (int from = 0; from < w.lanes; from += 32) {
+    ARK_LANES
+    for (int l = from; l < from + 32; l++) f(l);
+  }
+}
+
 using Row = uint32_t[kLanes];
 using Row2 = uint32_t[2 * kLanes];
 
@@ -32,8 +41,9 @@ Handler int1(F) {
   return [](Wave& w, const Inst& i) {
     alignas(64) Row t0, out;
     const uint32_t* a = w.src32(i, 0, t0);
-    for (int l = 0; l < kLanes; l++) out[l] = F{}(a[l]);
-    w.put32(i, out);
+    uint32_t* to = w.target(i, out);
+    each_lane(w, [&](int l) { to[l] = F{}(a[l]); });
+    if (to == out) w.put32(i, out);
   };
 }
 
@@ -42,8 +52,9 @@ Handler int2(F) {
   return [](Wave& w, const Inst& i) {
     alignas(64) Row t0, t1, out;
     const uint32_t *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1);
-    for (int l = 0; l < kLanes; l++) out[l] = F{}(a[l], b[l]);
-    w.put32(i, out);
+    uint32_t* to = w.target(i, out);
+    each_lane(w, [&](int l) { to[l] = F{}(a[l], b[l]); });
+    if (to == out) w.put32(i, out);
   };
 }
 
@@ -52,8 +63,9 @@ Handler int3(F) {
   return [](Wave& w, const Inst& i) {
     alignas(64) Row t0, t1, t2, out;
     const uint32_t *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1), *c = w.src32(i, 2, t2);
-    for (int l = 0; l < kLanes; l++) out[l] = F{}(a[l], b[l], c[l]);
-    w.put32(i, out);
+    uint32_t* to = w.target(i, out);
+    each_lane(w, [&](int l) { to[l] = F{}(a[l], b[l], c[l]); });
+    if (to == out) w.put32(i, out);
   };
 }
 
@@ -69,12 +81,13 @@ Handler exact3(F) {
   return [](Wave& w, const Inst& i) {
     alignas(64) Row t0, t1, t2, out;
     const uint32_t *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1), *c = w.src32(i, 2, t2);
+    uint32_t* to = w.target(i, out);
     if (i.clamp) {
-      for (int l = 0; l < kLanes; l++) out[l] = saturated<Signed>(F{}(a[l], b[l], c[l]));
+      each_lane(w, [&](int l) { to[l] = saturated<Signed>(F{}(a[l], b[l], c[l])); });
     } else {
-      for (int l = 0; l < kLanes; l++) out[l] = static_cast<uint32_t>(F{}(a[l], b[l], c[l]));
+      each_lane(w, [&](int l) { to[l] = static_cast<uint32_t>(F{}(a[l], b[l], c[l])); });
     }
-    w.put32(i, out);
+    if (to == out) w.put32(i, out);
   };
 }
 
@@ -83,12 +96,13 @@ Handler exact2(F) {
   return [](Wave& w, const Inst& i) {
     alignas(64) Row t0, t1, out;
     const uint32_t *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1);
+    uint32_t* to = w.target(i, out);
     if (i.clamp) {
-      for (int l = 0; l < kLanes; l++) out[l] = saturated<Signed>(F{}(a[l], b[l]));
+      each_lane(w, [&](int l) { to[l] = saturated<Signed>(F{}(a[l], b[l])); });
     } else {
-      for (int l = 0; l < kLanes; l++) out[l] = static_cast<uint32_t>(F{}(a[l], b[l]));
+      each_lane(w, [&](int l) { to[l] = static_cast<uint32_t>(F{}(a[l], b[l])); });
     }
-    w.put32(i, out);
+    if (to == out) w.put32(i, out);
   };
 }
 
@@ -114,15 +128,20 @@ Handler float3(F) {
 inline const uint32_t* src_wide(Wave& w, const Inst& i, int k, uint32_t* tmp) {
   if (i.src[k].dwords == 2) return w.src64(i, k, tmp);
   const uint32_t* narrow = w.src32(i, k, tmp + kLanes);
-  for (int l = 0; l < kLanes; l++) tmp[l] = narrow[l];
-  for (int l = 0; l < kLanes; l++) tmp[kLanes + l] = 0;
+  each_lane(w, [&](int l) { tmp[l] = narrow[l]; });
+  fill_row(tmp + kLanes, 0, w.lanes);
   return tmp;
 }
 
-inline void put_any(Wave& w, const Inst& i, uint32_t* out) {
+// Results of 64 bits, or their low halves where the destination has 32.
+template <class F>
+[[gnu::always_inline]] inline void wide_lanes(Wave& w, const Inst& i, uint32_t* out, F f) {
   if (i.dst[0].dwords == 2) {
-    w.put64(i, out);
+    uint32_t* to = w.target(i, out);
+    each_lane(w, [&](int l) { split(f(l), to, l); });
+    if (to == out) w.put64(i, out);
   } else {
+    each_lane(w, [&](int l) { out[l] = static_cast<uint32_t>(f(l)); });
     w.put32(i, out);
   }
 }
@@ -132,8 +151,7 @@ Handler wide1(F) {
   return [](Wave& w, const Inst& i) {
     alignas(64) Row2 t0, out;
     const uint32_t* a = src_wide(w, i, 0, t0);
-    for (int l = 0; l < kLanes; l++) split(F{}(join(a[l], a[kLanes + l])), out, l);
-    put_any(w, i, out);
+    wide_lanes(w, i, out, [&](int l) { return F{}(join(a[l], a[kLanes + l])); });
   };
 }
 
@@ -142,10 +160,9 @@ Handler wide2(F) {
   return [](Wave& w, const Inst& i) {
     alignas(64) Row2 t0, t1, out;
     const uint32_t *a = src_wide(w, i, 0, t0), *b = src_wide(w, i, 1, t1);
-    for (int l = 0; l < kLanes; l++) {
-      split(F{}(join(a[l], a[kLanes + l]), join(b[l], b[kLanes + l])), out, l);
-    }
-    put_any(w, i, out);
+    wide_lanes(w, i, out, [&](int l) {
+      return F{}(join(a[l], a[kLanes + l]), join(b[l], b[kLanes + l]));
+    });
   };
 }
 
@@ -155,11 +172,9 @@ Handler wide3(F) {
     alignas(64) Row2 t0, t1, t2, out;
     const uint32_t *a = src_wide(w, i, 0, t0), *b = src_wide(w, i, 1, t1),
                    *c = src_wide(w, i, 2, t2);
-    for (int l = 0; l < kLanes; l++) {
-      split(F{}(join(a[l], a[kLanes + l]), join(b[l], b[kLanes + l]), join(c[l], c[kLanes + l])),
-            out, l);
-    }
-    put_any(w, i, out);
+    wide_lanes(w, i, out, [&](int l) {
+      return F{}(join(a[l], a[kLanes + l]), join(b[l], b[kLanes + l]), join(c[l], c[kLanes + l]));
+    });
   };
 }
 
@@ -189,7 +204,7 @@ Handler short1(F) {
   return [](Wave& w, const Inst& i) {
     alignas(64) Row t0, out;
     const uint32_t* a = w.src16(i, 0, t0);
-    for (int l = 0; l < kLanes; l++) out[l] = F{}(static_cast<uint16_t>(a[l]));
+    each_lane(w, [&](int l) { out[l] = F{}(static_cast<uint16_t>(a[l])); });
     w.put16(i, out);
   };
 }
@@ -199,9 +214,9 @@ Handler short2(F) {
   return [](Wave& w, const Inst& i) {
     alignas(64) Row t0, t1, out;
     const uint32_t *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1);
-    for (int l = 0; l < kLanes; l++) {
+    each_lane(w, [&](int l) {
       out[l] = F{}(static_cast<uint16_t>(a[l]), static_cast<uint16_t>(b[l]));
-    }
+    });
     w.put16(i, out);
   };
 }
@@ -211,23 +226,12 @@ Handler short3(F) {
   return [](Wave& w, const Inst& i) {
     alignas(64) Row t0, t1, t2, out;
     const uint32_t *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1), *c = w.src16(i, 2, t2);
-    for (int l = 0; l < kLanes; l++) {
+    each_lane(w, [&](int l) {
       out[l] = F{}(static_cast<uint16_t>(a[l]), static_cast<uint16_t>(b[l]),
                    static_cast<uint16_t>(c[l]));
-    }
+    });
     w.put16(i, out);
   };
-}
-
-// 64 bytes of 0 or 1 -> one bit each.
-inline uint64_t pack_bits(const uint8_t* flags) {
-  uint64_t bits = 0;
-  for (int k = 0; k < 8; k++) {
-    uint64_t eight;
-    std::memcpy(&eight, flags + 8 * k, 8);
-    bits |= ((eight * 0x0102040810204080ull) >> 56) << (8 * k);
-  }
-  return bits;
 }
 
 // f16 arithmetic: exact in double (sums and products of f16 fit), rounded once to f16. With the

@@ -13,6 +13,7 @@
 
 #include "grid.h"
 #include "lanes.h"
+#include "matrix_rows.h"
 #include "ops.h"
 
 namespace ark_emu {
@@ -29,65 +30,88 @@ inline uint32_t without_denormal(uint32_t bits) {
   return (bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits;
 }
 
-// Types of elements: bits wide, and the value that enters the arithmetic.
-struct InF16 {
+// Types of elements: how many bits, and the values that enter the arithmetic of those that lie in
+// bits shift to shift + kBits - 1 of `count` dwords.
+template <int kWidth>
+struct InHalf {   // f16 or bf16, by the bits of the exponent
   static constexpr int kBits = 16;
-  static double value(const Wave& w, uint32_t bits) {
-    const bool flushed = (bits & 0x7c00) == 0 && flushes_denormals(w);
-    return half_to_float(static_cast<uint16_t>(flushed ? bits & 0x8000 : bits));
+  static void widen(const Wave& w, const uint32_t* from, int shift, int count, double* to) {
+    constexpr uint32_t kExponent = kWidth == 5 ? 0x7c00 : 0x7f80;
+    alignas(64) uint32_t flushed[kLanes];
+    if (flushes_denormals(w)) {
+      for (int l = 0; l < count; l++) {
+        const uint32_t bits = from[l] >> shift;
+        flushed[l] = (bits & kExponent) == 0 ? bits & 0x8000 : bits;
+      }
+      from = flushed;
+      shift = 0;
+    }
+    if constexpr (kWidth == 5) {
+      widen_halves(from, shift, count, to);
+    } else {
+      for (int l = 0; l < count; l++) to[l] = as_float(from[l] >> shift << 16);
+    }
   }
 };
-struct InBF16 {
-  static constexpr int kBits = 16;
-  static double value(const Wave& w, uint32_t bits) {
-    const bool flushed = (bits & 0x7f80) == 0 && flushes_denormals(w);
-    return bf16_to_float(static_cast<uint16_t>(flushed ? bits & 0x8000 : bits));
-  }
-};
-struct InF32 {   // the only type whose denormals MODE decides about
+using InF16 = InHalf<5>;
+using InBF16 = InHalf<8>;
+
+template <uint32_t kKept>
+struct InFloat {   // the only type whose denormals MODE decides about
   static constexpr int kBits = 32;
-  static double value(const Wave& w, uint32_t bits) {
-    const bool flushed = (w.mode & 0x10) == 0 && (bits & 0x7f800000u) == 0;
-    return as_float(flushed ? bits & 0x80000000u : bits);
+  static void widen(const Wave& w, const uint32_t* from, int, int count, double* to) {
+    const bool flushes = (w.mode & 0x10) == 0;
+    for (int l = 0; l < count; l++) {
+      const uint32_t bits = from[l] & kKept;
+      to[l] = as_float(flushes && (bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits);
+    }
   }
 };
-struct InXF32 {   // 10 bits of mantissa
-  static constexpr int kBits = 32;
-  static double value(const Wave& w, uint32_t bits) { return InF32::value(w, bits & 0xffffe000u); }
-};
+using InF32 = InFloat<~0u>;
+using InXF32 = InFloat<0xffffe000u>;   // 10 bits of mantissa
+
 struct InI8 {
   static constexpr int kBits = 8;
-  static int64_t value(const Wave&, uint32_t bits) { return static_cast<int8_t>(bits); }
-};
-struct InFp8 {
-  static constexpr int kBits = 8;
-  static double value(const Wave& w, uint32_t bits) {
-    return small_table(has_fnuz(w) ? Small::E4M3Fnuz : Small::E4M3)[bits];
-  }
-};
-struct InBf8 {
-  static constexpr int kBits = 8;
-  static double value(const Wave& w, uint32_t bits) {
-    return small_table(has_fnuz(w) ? Small::E5M2Fnuz : Small::E5M2)[bits];
+  static void widen(const Wave&, const uint32_t* from, int shift, int count, int32_t* to) {
+    for (int l = 0; l < count; l++) to[l] = static_cast<int8_t>(from[l] >> shift);
   }
 };
 
+template <Small kFnuz, Small kOcp>
+struct InSmall {
+  static constexpr int kBits = 8;
+  static void widen(const Wave& w, const uint32_t* from, int shift, int count, double* to) {
+    const float* table = small_table(has_fnuz(w) ? kFnuz : kOcp);
+    for (int l = 0; l < count; l++) to[l] = table[(from[l] >> shift) & 0xff];
+  }
+};
+using InFp8 = InSmall<Small::E4M3Fnuz, Small::E4M3>;
+using InBf8 = InSmall<Small::E5M2Fnuz, Small::E5M2>;
+
 // Integers are summed as integers.
 template <class In>
-using SumOf = std::conditional_t<std::is_same_v<In, InI8>, int64_t, double>;
+using SumOf = std::conditional_t<std::is_same_v<In, InI8>, int32_t, double>;
 
 inline uint32_t word_of(Wave& w, const Operand& operand, int offset, int lane) {
   if (operand.kind == Kind::Vgpr) return w.row(operand.reg + static_cast<unsigned>(offset))[lane];
   return operand.lo;
 }
 
+// Register `offset` of an operand; a constant is the same in all lanes.
+inline const uint32_t* words_of(Wave& w, const Operand& operand, int offset, uint32_t* tmp) {
+  if (operand.kind == Kind::Vgpr) return w.row(operand.reg + static_cast<unsigned>(offset));
+  fill_row(tmp, operand.lo, kLanes);
+  return tmp;
+}
+
 // Element e of a lane's registers.
 template <class In>
 SumOf<In> element(Wave& w, const Operand& operand, int e, int lane) {
   constexpr int kPerWord = 32 / In::kBits;
-  constexpr uint32_t kMask = In::kBits == 32 ? ~0u : (1u << (In::kBits & 31)) - 1;
   const uint32_t word = word_of(w, operand, e / kPerWord, lane);
-  return static_cast<SumOf<In>>(In::value(w, (word >> (In::kBits % 32 * (e % kPerWord))) & kMask));
+  SumOf<In> value;
+  In::widen(w, &word, In::kBits * (e % kPerWord), 1, &value);
+  return value;
 }
 
 // Where register r of a lane lies in C and D.
@@ -105,23 +129,11 @@ constexpr Place place(int reg, int lane) {
   return {lane / 4, reg, lane % 4};
 }
 
-// sums += left * right for one block, both by (k, line).
-template <int kSize, int kDepth, class T>
-void multiply_add(const T (&left)[kDepth][kSize], const T (&right)[kDepth][kSize],
-                  T (&sums)[kSize][kSize]) {
-  for (int k = 0; k < kDepth; k++) {
-    for (int row = 0; row < kSize; row++) {
-      const T scale = left[k][row];
-      for (int column = 0; column < kSize; column++) sums[row][column] += scale * right[k][column];
-    }
-  }
-}
-
 inline uint32_t total(double sum, uint32_t addend) {
   return as_bits(static_cast<float>(sum + as_float(addend)));
 }
 
-inline uint32_t total(int64_t sum, uint32_t addend) { return static_cast<uint32_t>(sum) + addend; }
+inline uint32_t total(int32_t sum, uint32_t addend) { return static_cast<uint32_t>(sum) + addend; }
 
 // Where MODE asks for it: the largest number instead of an overflow.
 inline uint32_t limited(double sum, uint32_t addend) {
@@ -131,8 +143,8 @@ inline uint32_t limited(double sum, uint32_t addend) {
   return as_bits(std::copysign(std::numeric_limits<float>::max(), result));
 }
 
-inline uint32_t limited(int64_t sum, uint32_t addend) {
-  const int64_t exact = sum + static_cast<int32_t>(addend);
+inline uint32_t limited(int32_t sum, uint32_t addend) {
+  const int64_t exact = int64_t{sum} + static_cast<int32_t>(addend);
   return static_cast<uint32_t>(std::clamp<int64_t>(exact, INT32_MIN, INT32_MAX));
 }
 
@@ -140,12 +152,15 @@ template <int kSize, int kBlocks, class T, class F>
 [[gnu::always_inline]] inline void write_with(Wave& w, const Inst& i, const Operand& c,
                                               const T (&sums)[kBlocks][kSize][kSize], F add) {
   for (int reg = 0; reg < kSize * kSize * kBlocks / 64; reg++) {
-    uint32_t out[64];
-    for (int lane = 0; lane < 64; lane++) {
+    alignas(64) uint32_t tmp[kLanes];
+    const uint32_t* addend = words_of(w, c, reg, tmp);
+    uint32_t* to = w.row(i.dst[0].reg + static_cast<unsigned>(reg));
+    for (int lane = 0; lane < 64; lane += kSize) {   // a row of the matrix
       const Place p = place<kSize>(reg, lane);
-      out[lane] = add(sums[p.block][p.row][p.column], word_of(w, c, reg, lane));
+      const T* sum = sums[p.block][p.row];
+      ARK_LANES
+      for (int l = 0; l < kSize; l++) to[lane + l] = add(sum[l], addend[lane + l]);
     }
-    std::copy(out, out + 64, w.row(i.dst[0].reg + static_cast<unsigned>(reg)));
   }
 }
 

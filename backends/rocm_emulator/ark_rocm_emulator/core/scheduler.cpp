@@ -247,6 +247,7 @@ void Grid::run_group(uint32_t index, const std::atomic<bool>& cancel) {
   ended = false;
   last_change = clock;
   next_look = 0;
+  pause = 1;
   random.state = desc.options.seed * 0x2545f4914f6cdd1dull + index;
   // What the group before left in the registers must not show.
   for (uint32_t k = 0; k < waves_per_group; k++) {

@@ -33,6 +33,58 @@ int dpp_source(unsigned ctrl, int lane, int lanes) {
   }
 }
 
+bool is_dpp(const Inst& inst) { return inst.ext == Ext::Dpp || inst.ext == Ext::Dpp8; }
+
+// From which lane each lane reads, and whether there is such a lane.
+struct LaneMap {
+  alignas(64) int32_t from[kLanes] = {};
+  uint64_t valid = 0;
+
+  void set(int lane, int source) {
+    if (source < 0) return;
+    from[lane] = source;
+    valid |= 1ull << lane;
+  }
+  void move(uint32_t* to, const uint32_t* row, int lanes) const {
+    for (int start = 0; start < lanes; start += 32) {
+      for (int l = start; l < start + 32; l++) to[l] = row[from[l]];
+    }
+  }
+  static LaneMap of_dpp8(uint32_t selectors) {
+    LaneMap map;
+    for (int l = 0; l < kLanes; l++) {
+      map.set(l, (l & ~7) + static_cast<int>((selectors >> (3 * (l & 7))) & 7));
+    }
+    return map;
+  }
+  static const LaneMap& of_dpp(unsigned ctrl, int lanes) {
+    constexpr unsigned kControls = 512;
+    struct All {
+      LaneMap of[2][kControls];
+      All() {
+        for (int wide = 0; wide < 2; wide++) {
+          for (unsigned ctrl = 0; ctrl < kControls; ctrl++) {
+            const int count = wide == 1 ? 64 : 32;
+            for (int l = 0; l < count; l++) of[wide][ctrl].set(l, dpp_source(ctrl, l, count));
+          }
+        }
+      }
+    };
+    static const All& all = *new All;   // never destroyed: grids may still run
+    return all.of[lanes == 64 ? 1 : 0][ctrl % kControls];
+  }
+};
+
+// The lanes that the row and bank masks of a DPP instruction leave on.
+uint64_t selected_lanes(const Inst& inst) {
+  uint64_t banks = 0, rows = 0;
+  for (int k = 0; k < 4; k++) {
+    if ((inst.bank_mask >> k) & 1) banks |= 0x000f000f000f000full << (4 * k);
+    if ((inst.row_mask >> k) & 1) rows |= 0xffffull << (16 * k);
+  }
+  return banks & rows;
+}
+
 float scale_by_omod(float value, unsigned omod) {
   return omod == 1 ? value * 2.0f : omod == 2 ? value * 4.0f : value * 0.5f;
 }
@@ -45,10 +97,8 @@ T clamp01(T value) {
 
 }  // namespace
 
-uint32_t Wave::scalar32(const Operand& operand) const {
+uint32_t Wave::condition(const Operand& operand) const {
   switch (operand.kind) {
-    case Kind::Sgpr: return s[operand.reg];
-    case Kind::Const: return operand.lo;
     case Kind::Scc: return scc ? 1 : 0;
     case Kind::Vccz: return vcc() == 0 ? 1 : 0;
     case Kind::Execz: return exec() == 0 ? 1 : 0;
@@ -56,47 +106,30 @@ uint32_t Wave::scalar32(const Operand& operand) const {
   }
 }
 
-uint64_t Wave::scalar64(const Operand& operand) const {
-  switch (operand.kind) {
-    case Kind::Sgpr: return s64(operand.reg);
-    case Kind::Const: return operand.lo | static_cast<uint64_t>(operand.hi) << 32;
-    default: return scalar32(operand);
-  }
-}
-
-void Wave::put_scalar32(const Operand& operand, uint32_t value) {
-  if (operand.kind == Kind::Sgpr) s[operand.reg] = value;
-}
-
-void Wave::put_scalar64(const Operand& operand, uint64_t value) {
-  if (operand.kind == Kind::Sgpr) set_s64(operand.reg, value);
-}
-
 uint64_t Wave::src_mask(const Operand& operand) const {
   return lanes == 64 ? scalar64(operand) : scalar32(operand);
 }
 
-void Wave::expand_mask(uint64_t bits) {
-  for (int l = 0; l < kLanes; l++) mask_row[l] = 0u - static_cast<uint32_t>((bits >> l) & 1);
-  mask_bits = bits;
-}
-
 // Source 0 as the DPP control moves it between lanes; notes which lanes may be written.
 const uint32_t* Wave::dpp_row(const Inst& inst, const uint32_t* from, uint32_t* tmp) {
-  uint64_t writable = 0;
-  for (int l = 0; l < lanes; l++) {
-    int source = inst.ext == Ext::Dpp8
-                     ? (l & ~7) + static_cast<int>((inst.dpp8 >> (3 * (l & 7))) & 7)
-                     : dpp_source(inst.dpp_ctrl, l, lanes);
-    const bool valid = source >= 0 && (inst.fetch_inactive || ((exec() >> source) & 1) != 0);
-    tmp[l] = valid ? from[source] : 0;
-    const bool selected = ((inst.row_mask >> (l >> 4)) & 1) != 0 &&
-                          ((inst.bank_mask >> ((l >> 2) & 3)) & 1) != 0;
-    const bool zero_fill = inst.bound_ctrl || inst.ext == Ext::Dpp8;
-    if (selected && (valid || zero_fill)) writable |= 1ull << l;
+  const bool dpp8 = inst.ext == Ext::Dpp8;
+  LaneMap made;
+  if (dpp8) made = LaneMap::of_dpp8(inst.dpp8);
+  const LaneMap& map = dpp8 ? made : LaneMap::of_dpp(inst.dpp_ctrl, lanes);
+  uint64_t valid = map.valid & full;
+  const uint64_t active = exec();
+  if (!inst.fetch_inactive && active != full) {
+    alignas(64) uint32_t on[kLanes], moved[kLanes];
+    bits_row(on, active, lanes);
+    map.move(moved, on, lanes);
+    valid &= row_bits(moved, lanes);
   }
-  for (int l = lanes; l < kLanes; l++) tmp[l] = 0;
-  dpp_lanes = writable;
+  alignas(64) uint32_t moved[kLanes];
+  map.move(moved, from, lanes);
+  fill_row(tmp, 0, kLanes);
+  blend_row(tmp, moved, valid, lanes);
+  const bool zero_fill = inst.bound_ctrl || dpp8;
+  dpp_lanes = selected_lanes(inst) & (zero_fill ? full : valid);
   return tmp;
 }
 
@@ -113,13 +146,10 @@ void Wave::modify(const Inst& inst, int k, uint32_t* tmp) {
 
 const uint32_t* Wave::src32_slow(const Inst& inst, int k, uint32_t* tmp) {
   const Operand& operand = inst.src[k];
-  if (operand.kind != Kind::Vgpr) {
-    const uint32_t value = scalar32(operand);
-    for (int l = 0; l < kLanes; l++) tmp[l] = value;
-  } else if (k == 0 && (inst.ext == Ext::Dpp || inst.ext == Ext::Dpp8)) {
+  if (k == 0 && operand.kind == Kind::Vgpr && is_dpp(inst)) {
     dpp_row(inst, row(operand.reg), tmp);
-  } else {
-    std::memcpy(tmp, row(operand.reg), kLanes * 4);
+  } else if (const uint32_t* raw = raw32(operand, tmp); raw != tmp) {
+    std::memcpy(tmp, raw, static_cast<size_t>(lanes) * 4);
   }
   if (inst.plain_src) return tmp;
   if (inst.ext == Ext::Sdwa && k < 2 && inst.sel[k] < 6) {
@@ -156,17 +186,11 @@ const uint32_t* Wave::src16(const Inst& inst, int k, uint32_t* tmp) {
 
 const uint32_t* Wave::src64_slow(const Inst& inst, int k, uint32_t* tmp) {
   const Operand& operand = inst.src[k];
-  if (operand.kind != Kind::Vgpr) {
-    const uint64_t value = scalar64(operand);
-    for (int l = 0; l < kLanes; l++) {
-      tmp[l] = static_cast<uint32_t>(value);
-      tmp[kLanes + l] = static_cast<uint32_t>(value >> 32);
-    }
-  } else if (k == 0 && (inst.ext == Ext::Dpp || inst.ext == Ext::Dpp8)) {
+  if (k == 0 && operand.kind == Kind::Vgpr && is_dpp(inst)) {
     dpp_row(inst, row(operand.reg), tmp);
     dpp_row(inst, row(operand.reg + 1), tmp + kLanes);
-  } else {
-    std::memcpy(tmp, row(operand.reg), kLanes * 8);
+  } else if (const uint32_t* raw = raw64(operand, tmp); raw != tmp) {
+    std::memcpy(tmp, raw, kLanes * 8);
   }
   if (!inst.plain_src && operand.ty == Ty::F64) {
     const uint32_t keep = (inst.abs >> k) & 1 ? 0x7fffffffu : ~0u;
@@ -208,8 +232,7 @@ void Wave::put32_slow(const Inst& inst, uint32_t* out) {
       out[l] = value;
     }
   }
-  const bool dpp = inst.ext == Ext::Dpp || inst.ext == Ext::Dpp8;
-  blend(to, out, dpp ? exec() & dpp_lanes : exec());
+  blend(to, out, is_dpp(inst) ? exec() & dpp_lanes : exec());
 }
 
 void Wave::put16(const Inst& inst, uint32_t* out) {
@@ -237,8 +260,7 @@ void Wave::put16(const Inst& inst, uint32_t* out) {
   } else {
     for (int l = 0; l < kLanes; l++) out[l] = (out[l] & 0xffff) | (keep ? to[l] & 0xffff0000 : 0);
   }
-  const bool dpp = inst.ext == Ext::Dpp || inst.ext == Ext::Dpp8;
-  blend(to, out, dpp ? exec() & dpp_lanes : exec());
+  blend(to, out, is_dpp(inst) ? exec() & dpp_lanes : exec());
 }
 
 void Wave::put64(const Inst& inst, uint32_t* out) {
@@ -254,15 +276,14 @@ void Wave::put64(const Inst& inst, uint32_t* out) {
       out[kLanes + l] = static_cast<uint32_t>(bits >> 32);
     }
   }
-  const bool dpp = inst.ext == Ext::Dpp || inst.ext == Ext::Dpp8;
-  const uint64_t bits = dpp ? exec() & dpp_lanes : exec();
+  const uint64_t bits = is_dpp(inst) ? exec() & dpp_lanes : exec();
   blend(row(dst.reg), out, bits);
   blend(row(dst.reg + 1), out + kLanes, bits);
 }
 
 void Wave::put_mask(const Inst& inst, int which, uint64_t bits) {
   bits &= exec();
-  if (inst.ext == Ext::Dpp || inst.ext == Ext::Dpp8) bits &= dpp_lanes;   // disabled lanes too
+  if (is_dpp(inst)) bits &= dpp_lanes;   // disabled lanes too
   if (lanes == 64) {
     put_scalar64(inst.dst[which], bits);
   } else {

@@ -7,10 +7,9 @@
 
 #include "engine.h"
 #include "inst.h"
+#include "rows.h"
 
 namespace ark_emu {
-
-constexpr int kLanes = 64;   // lanes of a row; a wave32 uses the lower half
 
 struct Grid;
 struct Workgroup;
@@ -61,8 +60,6 @@ struct Wave {
   bool changed = false;                 // this slice changed memory: others may go on
 
   uint64_t dpp_lanes = ~0ull;           // lanes a DPP source left writable (current instruction)
-  alignas(64) uint32_t mask_row[kLanes];  // mask_bits, one dword per lane: 0 or ~0
-  uint64_t mask_bits = 0;
 
   uint32_t* row(unsigned reg) { return v + size_t(reg) * kLanes; }
   uint64_t s64(unsigned reg) const {
@@ -77,27 +74,55 @@ struct Wave {
   uint32_t m0() const { return s[m0_reg]; }
 
   // Scalar operand values (SGPR, constant, SCC, ...).
-  uint32_t scalar32(const Operand& operand) const;
-  uint64_t scalar64(const Operand& operand) const;
-  void put_scalar32(const Operand& operand, uint32_t value);
-  void put_scalar64(const Operand& operand, uint64_t value);
+  uint32_t scalar32(const Operand& operand) const {
+    if (operand.kind == Kind::Sgpr) return s[operand.reg];
+    return operand.kind == Kind::Const ? operand.lo : condition(operand);
+  }
+  uint64_t scalar64(const Operand& operand) const {
+    if (operand.kind == Kind::Sgpr) return s64(operand.reg);
+    if (operand.kind != Kind::Const) return condition(operand);
+    return operand.lo | static_cast<uint64_t>(operand.hi) << 32;
+  }
+  void put_scalar32(const Operand& operand, uint32_t value) {
+    if (operand.kind == Kind::Sgpr) s[operand.reg] = value;
+  }
+  void put_scalar64(const Operand& operand, uint64_t value) {
+    if (operand.kind == Kind::Sgpr) set_s64(operand.reg, value);
+  }
+
+  bool all_lanes() const { return exec() == full; }
 
   // Lanes of source k with all modifiers applied. `tmp` holds 64 (src32) or 128 (src64: low dwords,
   // then high dwords) entries; the result may point into the register file instead.
   const uint32_t* src32(const Inst& inst, int k, uint32_t* tmp) {
     const Operand& operand = inst.src[k];
-    if (inst.plain_src && operand.kind == Kind::Vgpr) return row(operand.reg);
-    return src32_slow(inst, k, tmp);
+    return inst.plain_src ? raw32(operand, tmp) : src32_slow(inst, k, tmp);
+  }
+  // The same without modifiers.
+  const uint32_t* raw32(const Operand& operand, uint32_t* tmp) {
+    if (operand.kind == Kind::Vgpr) return row(operand.reg);
+    fill_row(tmp, scalar32(operand), lanes);
+    return tmp;
+  }
+  const uint32_t* raw64(const Operand& operand, uint32_t* tmp) {
+    if (operand.kind == Kind::Vgpr) return row(operand.reg);
+    const uint64_t value = scalar64(operand);
+    fill_row(tmp, static_cast<uint32_t>(value), lanes);
+    fill_row(tmp + kLanes, static_cast<uint32_t>(value >> 32), lanes);
+    return tmp;
   }
   const uint32_t* src64(const Inst& inst, int k, uint32_t* tmp) {
-    const Operand& operand = inst.src[k];
-    if (inst.plain_src && operand.kind == Kind::Vgpr) return row(operand.reg);
-    return src64_slow(inst, k, tmp);
+    return inst.plain_src ? raw64(inst.src[k], tmp) : src64_slow(inst, k, tmp);
   }
   // 16-bit source in the low half of each lane, upper half zero; op_sel picks the half.
   const uint32_t* src16(const Inst& inst, int k, uint32_t* tmp);
   uint64_t src_mask(const Operand& operand) const;   // Ty::Mask
 
+  // Where a handler puts its results: the destination itself if nothing is to be done to them, else
+  // `out`, which is to be given to put32 or put64 then.
+  uint32_t* target(const Inst& inst, uint32_t* out) {
+    return inst.plain_dst && all_lanes() ? row(inst.dst[0].reg) : out;
+  }
   // Results, under EXEC: clamp, omod, op_sel, SDWA destination by the type of dst[0].
   void put32(const Inst& inst, uint32_t* out) {
     if (inst.plain_dst) {
@@ -110,21 +135,16 @@ struct Wave {
   void put16(const Inst& inst, uint32_t* out);       // low half of each lane of `out`
   // dst[which] of Ty::Mask; lanes outside EXEC get 0.
   void put_mask(const Inst& inst, int which, uint64_t bits);
-  const uint32_t* lane_masks(uint64_t bits) {
-    if (bits != mask_bits) expand_mask(bits);
-    return mask_row;
-  }
   void blend(uint32_t* to, const uint32_t* from, uint64_t bits) {
-    if (bits == full) {
-      std::memcpy(to, from, kLanes * 4);
-      return;
+    if (bits != full) {
+      blend_row(to, from, bits, lanes);
+    } else if (to != from) {
+      std::memcpy(to, from, static_cast<size_t>(lanes) * 4);
     }
-    const uint32_t* mask = lane_masks(bits);
-    for (int l = 0; l < kLanes; l++) to[l] = (from[l] & mask[l]) | (to[l] & ~mask[l]);
   }
-  void expand_mask(uint64_t bits);
 
  private:
+  uint32_t condition(const Operand& operand) const;   // SCC, VCCZ, EXECZ
   void modify(const Inst& inst, int k, uint32_t* tmp);
   const uint32_t* dpp_row(const Inst& inst, const uint32_t* from, uint32_t* tmp);
   const uint32_t* src32_slow(const Inst& inst, int k, uint32_t* tmp);

@@ -93,7 +93,9 @@ class Coherence:
     def findings(self) -> Iterator[Finding]:
         blocks = self._function.blocks
         entry: list[_Facts | None] = [None] * len(blocks)
-        entry[0] = frozenset({f"unread:{scope}" for scope in SCOPES[1:]})
+        entry[0] = frozenset(
+            f"{word}:{scope}" for word in ("unread", "bare") for scope in SCOPES[1:]
+        )
         todo = [0]
         while todo:
             index = todo.pop()
@@ -122,9 +124,11 @@ class Coherence:
             if inst.mnemonic == "arrived" or (inst.mnemonic == "acquire" and self._reads):
                 return facts
             if inst.mnemonic == "release":
-                return facts | {f"release:{scope}"}
+                covered = {f"bare:{s}" for s in SCOPES[1:] if _reaches(scope, s)}
+                return (facts | {f"release:{scope}"}) - covered
             if inst.mnemonic == "released":
-                return frozenset(f for f in facts if not f.startswith("release:"))
+                kept = frozenset(f for f in facts if not f.startswith("release:"))
+                return kept | {f"bare:{wide}" for wide in SCOPES[1:]}
             return facts | {f"unread:{wide}" for wide in SCOPES[1:]}
         counters = waited(inst)
         if counters:
@@ -181,6 +185,9 @@ class Coherence:
             return
         if inst.mnemonic == "arrived" and inst.is_marker:
             yield from self._judge_others(inst, facts)
+            return
+        if inst.mnemonic == "released" and inst.is_marker:
+            yield from self._judge_released(inst, facts)
             return
         if inst.mnemonic == "s_barrier" and "lds-out" in facts:
             yield self._finding(
@@ -256,6 +263,16 @@ class Coherence:
                 "stores of other waves may still be in flight: a barrier before this publication "
                 "is passed with stores outstanding, and no wait of this wave covers them. "
                 f"Expected a wait for {self._rules.stores_wait_on} before that barrier.",
+            )
+
+    def _judge_released(self, inst: Instruction, facts: _Facts) -> Iterator[Finding]:
+        scope = inst.operands[0]
+        if f"bare:{scope}" in facts:
+            yield self._finding(
+                "release-missing",
+                inst,
+                f"a {scope}-scope publication is reached without a release of that scope since "
+                "the last one; what was written before it may arrive after it.",
             )
 
     def _judge_read(self, inst: Instruction, facts: _Facts) -> Iterator[Finding]:

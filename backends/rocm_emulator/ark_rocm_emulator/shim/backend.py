@@ -1,0 +1,99 @@
+"""The ROCm dialect's synchronisation on an NVIDIA GPU: `ARK_ROCM_DEVICE=shim`.
+
+`ark doctor --backend rocm` then asks such a GPU. The doctor's kernel is written with the ROCm
+prelude as it is, its fences, scopes, polls and packets, and compiled by NVRTC through the shim; the
+CUDA backend's device runs it. So the prelude's hand-overs run under a real weak memory model,
+between blocks, processes and the host. Nothing of AMD's code generation, memory or driver is shown,
+and there are no task bodies: this serves the doctor alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from importlib import resources
+from typing import Any
+
+from ark.backend.protocol import Compiler, KernelDevice, Probe
+from ark.codegen.dialect import Dialect
+from ark.errors import SystemError
+from ark.machine import Machine
+
+from . import HEADER
+
+NOTE = (
+    "NVIDIA GPUs behind the ROCm dialect: its synchronisation compiled by NVRTC through the shim; "
+    "this shows nothing of AMD hardware"
+)
+# Where the prelude's synchronisation ends: conversions and arithmetic are clang's, and not the
+# doctor's.
+ARITHMETIC = "ARK_DEVICE float ark_float(ark_bf16 v)"
+ENTRY = """
+extern "C" __global__ void __launch_bounds__(ARK_THREADS, 1)
+    ark_loop(const __grid_constant__ ArkParams given) {
+  __shared__ ArkParams params;
+  if (threadIdx.x == 0) params = given;
+  __syncthreads();
+  ark_run(&params, blockIdx.x, ark_lds);
+}
+"""
+
+
+def prelude() -> str:
+    """The synchronisation of the ROCm prelude, to be compiled behind the shim's header."""
+    more = HEADER.with_name("prelude_on_nvrtc.h").read_text()
+    own = (resources.files("ark_rocm") / "prelude.h").read_text()
+    begin, found, _ = own.partition(ARITHMETIC)
+    if not found:
+        raise SystemError(f"the ROCm prelude has no {ARITHMETIC!r}, where its arithmetic begins")
+    return f"{more}constexpr unsigned ARK_TICKS_NS = 1;\n{begin}"
+
+
+class ShimBackend:
+    """See ark.backend.protocol.KernelBackend: the CUDA backend, but for the dialect."""
+
+    name = "rocm"
+
+    def __init__(self) -> None:
+        try:
+            self._cuda: Any = importlib.import_module("ark_cuda").backend
+        except ImportError as error:
+            raise SystemError(
+                f"the shim runs on the CUDA backend, which cannot be imported ({error}); install "
+                "it with `pip install 'ark-gpu[cuda]'`"
+            ) from error
+
+    def probe(self) -> Probe:
+        found: Probe = self._cuda.probe()
+        return dataclasses.replace(found, notes=(NOTE, *found.notes), simulated=True)
+
+    def dialect(self, arch: str) -> Dialect:
+        made: Dialect = self._cuda.dialect(arch)
+        text = HEADER.read_text().replace("#pragma once\n", "") + prelude()
+        return dataclasses.replace(
+            made, name=self.name, suffix=".hip", prelude=text, entry=ENTRY, bodies={}
+        )
+
+    def machine(self, name: str) -> Machine | None:
+        found: Machine | None = self._cuda.machine(name)
+        return found
+
+    def machine_names(self) -> tuple[str, ...]:
+        return tuple(self._cuda.machine_names())
+
+    def compiler(self) -> Compiler:
+        made: Compiler = self._cuda.compiler()
+        return made
+
+    def default_arch(self) -> str:
+        return str(self._cuda.default_arch())
+
+    def archs(self) -> tuple[str, ...]:
+        return tuple(self._cuda.archs())
+
+    def open(self, index: int) -> KernelDevice:
+        device: KernelDevice = self._cuda.open(index)
+        return device
+
+
+backend = ShimBackend()

@@ -1,0 +1,19 @@
+// What ark's own ROCm prelude uses beyond hip_on_nvrtc.h. Its assembly is AMD's: waits for stores,
+// which the fences beside them ask for here, and markers for the lint. So `asm volatile(...)` is
+// nothing from here on (no other use of `volatile` has a parenthesis behind it).
+#define asm
+#define volatile(...) ((void)0)
+
+// The entry point hands the parameters over; nothing reads them in place.
+#define __builtin_amdgcn_kernarg_segment_ptr() (static_cast<const void*>(nullptr))
+#define __builtin_amdgcn_s_sendmsg_rtnl(MESSAGE) ark_global_time()
+
+// Moves within rows of 16 lanes: quad_perm, row_mirror and row_half_mirror.
+template <int CONTROL>
+__device__ __forceinline__ int ark_row_source(int lane) {
+  if (CONTROL < 0x100) return (lane & ~3) + ((CONTROL >> (2 * (lane & 3))) & 3);
+  const int last = CONTROL == 0x141 ? 7 : 15;
+  return (lane & ~last) + last - (lane & last);
+}
+#define __builtin_amdgcn_update_dpp(OLD, V, CONTROL, ROWS, BANKS, BOUND) \
+  __shfl_sync(__activemask(), V, ark_row_source<CONTROL>(threadIdx.x & 31))

@@ -1,0 +1,75 @@
+"""What `ark export` is given: mutated plans, checkpoints and ONNX files. It is refused in one
+paragraph, or makes a folder whose C a compiler takes: no name of a file becomes code.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.fuzz import WrongResult, checkpoints, mutate_onnx, plans
+from tests.fuzz.commands import command
+
+Keep = Callable[[str], None]
+STEMS = ("model", "a b", "1;x", "ark", "\u00b2", "x" * 100, "int", '"', "-o")
+
+
+def _plan(rng: random.Random, keep: Keep, folder: str) -> str:
+    text = plans.mutated(rng)
+    keep(text)
+    path = Path(folder, f"{rng.choice(STEMS)}.json")
+    path.write_text(text, errors="surrogatepass")
+    return str(path)
+
+
+def _checkpoint(rng: random.Random, keep: Keep, folder: str) -> str:
+    path = Path(folder, rng.choice(STEMS))
+    path.mkdir()
+    checkpoints.mutated(rng, keep, str(path))
+    return str(path)
+
+
+def _network(rng: random.Random, keep: Keep, folder: str) -> str:
+    data = mutate_onnx.of_model(rng)
+    keep(repr(data))
+    path = Path(folder, f"{rng.choice(STEMS)}.onnx")
+    path.write_bytes(data)
+    return str(path)
+
+
+SOURCES = (_plan, _plan, _checkpoint, _network)
+
+
+def export(rng: random.Random, keep: Keep) -> bool:
+    """Exports one for the CPU."""
+    with tempfile.TemporaryDirectory(prefix="ark-fuzz-") as folder:
+        source = rng.choice(SOURCES)(rng, keep, folder)
+        made = Path(folder, "made")
+        words = ["export", source, "--backend", "cpu", "-o", str(made)]
+        code, said = command(words + rng.choice(([], ["--name", "model"])))
+        if code == 0:
+            _check(made)
+            return True
+        if made.exists():
+            raise WrongResult(f"exit code {code}, and files are left: {sorted(made.iterdir())}")
+    if code not in (1, 2) or "ark: " not in said or "\n\n" in said or len(said) > 3000:
+        raise WrongResult(f"exit code {code}: {said[-2000:]}")
+    return False
+
+
+def _check(folder: Path) -> None:
+    """WrongResult unless the C compiler takes all of it, where there is one."""
+    sources = sorted(p.name for p in folder.glob("*.c"))
+    if not sources or not list(folder.glob("lib*_loop.*")):
+        raise WrongResult(f"exit code 0, and the folder has {sorted(folder.iterdir())}")
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        return
+    words = [compiler, "-std=c11", "-Wall", "-Werror", "-fsyntax-only", *sources]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise WrongResult(f"the exported C is refused: {done.stderr[:2000]}")

@@ -1,0 +1,97 @@
+"""`ark doctor` in the ROCm dialect on an NVIDIA GPU: the prelude's hand-overs through the shim.
+
+Compiled everywhere, and its PTX checked against the orders and scopes that the prelude asks for;
+run where there is a GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from ark_rocm_emulator.shim import compile_ptx
+from ark_rocm_emulator.shim.backend import ShimBackend, prelude
+
+from ark.backend.protocol import KernelBackend, Target
+from ark.codegen import layout
+from ark.codegen.dialect import Source
+from ark.doctor.bench import source
+from ark.variant import COMPUTE, block
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+
+def doctor(backend: KernelBackend) -> tuple[Source, int]:
+    """The doctor's source for an H100, and the threads of a block."""
+    machine = backend.machine("h100")
+    assert machine is not None
+    machine = dataclasses.replace(machine, variants=(block(machine.variant.role(COMPUTE)),))
+    return source(machine, backend), machine.threads
+
+
+def ordering(statement: str) -> list[str]:
+    """The memory-model instructions of a kernel with one statement of the prelude's."""
+    text = f"""constexpr int ARK_LANES = 32, ARK_WARPS = 4, ARK_LOOP_BYTES = {layout.LOOP_BYTES};
+    struct ArkParams {{}};
+    {prelude()}
+    extern "C" __global__ void k(ark_u32* p, ark_u64* w, bool system, ark_u64* out) {{
+      {statement}
+    }}"""
+    ptx = compile_ptx(text)
+    found = re.findall(r"\b(?:(?:ld|st|atom|red)\.\S*(?:sys|gpu)\S*|fence\.\S+)", ptx)
+    return [re.sub(r"\.(?:global|u32|b32|u64|b64)|;", "", word) for word in found]
+
+
+@pytest.mark.parametrize(
+    ("statement", "wanted"),
+    [
+        ("out[0] = ark_poll(p, true); ark_polled(true);", ["ld.relaxed.sys", "fence.acquire.sys"]),
+        (
+            "out[0] = ark_poll(p, false); ark_polled(false);",
+            ["ld.relaxed.gpu", "fence.acquire.gpu"],
+        ),
+        ("ark_add_release(p, 1u, false);", ["fence.release.gpu", "atom.add.relaxed.gpu"]),
+        ("ark_add_release(p, 1u, true);", ["fence.release.sys", "atom.add.relaxed.sys"]),
+        ("ark_store_host(p, 1u);", ["fence.release.sys", "st.relaxed.sys"]),
+        ("out[0] = ark_load_host(p);", ["ld.acquire.sys"]),
+        ("ark_packet_store(w, 1u, true);", ["st.relaxed.sys"]),
+        ("out[0] = ark_packet_load(w, false);", ["ld.relaxed.gpu"]),
+    ],
+)
+def test_the_preludes_orders_and_scopes_arrive(statement: str, wanted: list[str]) -> None:
+    assert ordering(statement) == wanted
+
+
+def test_the_doctors_kernel_compiles() -> None:
+    backend = ShimBackend()
+    text, threads = doctor(backend)
+    assert "__hip_atomic_fetch_add(g, v" in text.text  # the ROCm prelude's own words
+    for arch in ("sm_80", "sm_90a"):
+        made = backend.compiler().compile(text, Target(arch, threads))
+        assert made.data and " 0 bytes spill stores" in made.log
+
+
+def test_the_doctor_passes_on_a_gpu() -> None:
+    found = ShimBackend().probe()
+    if not found.devices:
+        if "cuda" in os.environ.get("ARK_REQUIRE", ""):
+            pytest.fail(f"ARK_REQUIRE promises an NVIDIA GPU, but {found.reason}")
+        pytest.skip(found.reason)
+    done = subprocess.run(
+        [sys.executable, "-m", "ark", "doctor", "--backend", "rocm", "--json"],
+        env={**os.environ, "ARK_ROCM_DEVICE": "shim"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["backend"] == "rocm" and report["device"]["arch"].startswith("sm_")
+    assert len(report["checks"]) >= 11
+    assert not [c for c in report["checks"] if c["verdict"] == "fail"]
