@@ -1,6 +1,4 @@
-"""One row's products by matrix units, run on the host as tests/codegen/test_cuda_boxes.py does, against
-NumPy.
-"""
+"""One row's products by matrix units, run on the host as those of boxes are, against NumPy."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ import pytest
 pytest.importorskip("ark_cuda")
 
 from ark_cuda.tasks import inline
+
 from tests.codegen.test_cuda_boxes import HOST, to_bf16
 
 SIZES = [(4, 256), (4, 2048), (2, 512), (2, 4096), (1, 512), (1, 7168)]
