@@ -20,7 +20,6 @@ struct ArkHandshake {
   ark_u32 quit;      // written before a handshake opens: leave instead
   ark_u32 begin;     // the iteration's tasks, written before its first handshake
   ark_u32 end;
-  ark_u32 streamed;            // the clock when the task before ended, if it took long; else 0
   ark_u32 ended[ARK_WARPS];    // each warp's own: handshakes that it has ended
   ark_u64 later[ARK_LATER];    // where such a word goes; 0: nowhere
   ark_u32 posted[ARK_LATER];   // and the word
@@ -38,7 +37,7 @@ ARK_DEVICE void ark_handshake_init(const ArkParams* p, ark_u32 processor, char* 
   ark_barrier_init(&ark_handshake.done, ARK_WARPS);
   ark_barrier_init(&ark_handshake.gathered, ARK_WARPS);
   ark_barrier_init(&ark_handshake.squared, ARK_WARPS);
-  ark_handshake.quit = ark_handshake.streamed = 0u;
+  ark_handshake.quit = 0u;
   for (int i = 0; i < ARK_LATER; ++i) ark_handshake.later[i] = 0u;
   for (int w = 0; w < ARK_WARPS; ++w) {
     ark_handshake.ended[w] = ark_handshake.failed[w] = 0u;
@@ -93,24 +92,6 @@ ARK_DEVICE ark_u32 ark_squares_stored() {
 }
 ARK_DEVICE void ark_squares_wait(ark_u32 count) {
   ark_handshake_wait(&ark_handshake.squared, count);
-}
-
-// Who streams slower than others makes them wait. A processor that is late, as it sees by how soon
-// all others' parts are there after its own, has one more stage in flight now and then. One thread
-// says so, when its input has been gathered.
-constexpr ark_u32 ARK_LATE = 2600u;  // cycles
-constexpr ark_u32 ARK_FASTER = 16u, ARK_SLOWER = 2u;
-ARK_DEVICE ark_u32 ark_clock() {
-  ark_u32 now;
-  asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
-  return now;
-}
-ARK_DEVICE void ark_pace() {
-  if (ark_tid() != 0 || ark_handshake.streamed == 0u) return;
-  const ark_u32 more = *const_cast<volatile ark_u32*>(&ark_ring.more);
-  const bool late = ark_clock() - ark_handshake.streamed < ARK_LATE;
-  const ark_u32 up = more + ARK_FASTER, down = more > ARK_SLOWER ? more - ARK_SLOWER : 0u;
-  atomicExch(&ark_ring.more, late ? (up < 256u ? up : 256u) : down);
 }
 
 // A store to the host's memory holds up every release behind it, so that all would wait for the
@@ -285,7 +266,6 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
       ark_open_iteration(c, iteration, phases, range, stage_base);
       *const_cast<volatile ark_u32*>(&ark_handshake.begin) = range.task_begin;
       *const_cast<volatile ark_u32*>(&ark_handshake.end) = end;
-      *const_cast<volatile ark_u32*>(&ark_handshake.streamed) = 0u;
       if (ARK_STREAM_GROWS) {
         __threadfence();  // the loader takes over what this lane has seen
         atomicExch(&ark_ring.begun, iteration + 1u);
@@ -312,10 +292,6 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
       if (i + 2u < end) ark_task_ahead(team, loop, p, i + 2u);
       fine = ark_close_handshake(c, handshakes);
       if (!fine) break;
-      if (leader) {
-        const bool took = task.fetch_end - task.fetch_begin > ARK_RING_DEPTH;
-        *const_cast<volatile ark_u32*>(&ark_handshake.streamed) = took ? ark_clock() | 1u : 0u;
-      }
       ark_signal_task(team, loop, i);
       if (p->trace && leader) ark_trace(c, task, traced, begin);
       __syncwarp();

@@ -8,7 +8,7 @@
 
 #define ARK_HAS_RING 1
 constexpr int ARK_RING_DEPTH = ARK_RING_BYTES / ARK_STAGE_BYTES;
-static_assert(ARK_RING_DEPTH > ARK_IN_FLIGHT + 1, "the ring must be deeper than what is in flight");
+static_assert(ARK_RING_DEPTH > ARK_IN_FLIGHT, "the ring must be deeper than what is in flight");
 static_assert(ARK_STAGE_BYTES % 128 == 0, "slots are 128-byte aligned");
 
 // What is streamed through, if larger than any L2, is not seen again this iteration: it may go
@@ -25,7 +25,6 @@ struct ArkRing {
   ark_u32 leave;                  // the computing warps have left the loop
   ark_u32 begun;                  // 1 + the iteration that may begin, once it may; read and written
                                   // by atomics, which racecheck takes for what they are
-  ark_u32 more;                   // of 256 stages so many have one more in flight (roles.h)
   ark_u32
       grown[ARK_WARPS];  // each warp's own: stages beyond one of the iteration's growing fetches
 };
@@ -212,14 +211,6 @@ ARK_DEVICE bool ark_stream_landed(ArkCtx& c, ark_u32 issued, ark_u32 back) {
   return ark_slot_filled(c, index % ARK_RING_DEPTH, index / ARK_RING_DEPTH);
 }
 
-// How many stages may be in flight when this one starts. parts: of 256, of one more.
-ARK_DEVICE ark_u32 ark_stream_flight(ark_u32& parts) {
-  parts += *const_cast<volatile ark_u32*>(&ark_ring.more);
-  const ark_u32 flight = ARK_IN_FLIGHT + parts / 256u;
-  parts %= 256u;
-  return flight;
-}
-
 // A record as another lane of the warp has it.
 ARK_DEVICE ArkGrowth ark_from_lane(const ArkGrowth& g, ark_u32 lane) {
   ArkGrowth made;
@@ -275,8 +266,7 @@ ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkGrowth& g, ark_u32 length,
 
 // One iteration's fetches, `issued` stages after the launch; false when there is no use for more.
 // Records are read 32 at a time, one a lane, and the next 32 are on their way while these are used.
-ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& issued,
-                                     ark_u32& parts) {
+ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& issued) {
   const uint4* records = reinterpret_cast<const uint4*>(c.p->fetches);
   const ark_u32 lane = static_cast<ark_u32>(ark_lane());
   const ark_u32 end = range.fetch_end;
@@ -315,7 +305,7 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
       // Little is in flight at once: the time from one copy's end to the next one's start counts.
       if (!ark_slot_free(slot, issued / ARK_RING_DEPTH)) return false;
       if (!ark_prepare_slot(c, slot, address, pieces.count * bytes)) return false;
-      if (!ark_stream_landed(c, issued, ark_stream_flight(parts))) return false;
+      if (!ark_stream_landed(c, issued, ARK_IN_FLIGHT)) return false;
       if (boxed) {
         ark_fill_box(slot, address, form & 0x3fffffffu, packed >> 16);
       } else if (pieces.pitch != 0u) {
@@ -349,17 +339,17 @@ ARK_DEVICE void ark_stream_run(const ArkParams* p, ark_u32 processor) {
   c.warps[ark_warp()] = ARK_NO_TASK;
   const ArkPhases phases = ark_phases(p);
   const ArkRange* ranges = reinterpret_cast<const ArkRange*>(p->ranges);
-  ark_u32 issued = 0u, parts = 0u;
+  ark_u32 issued = 0u;
   for (;; ++c.iteration) {
     bool go = true;
     if (ark_lane() == 0) go = ark_stream_may_begin(p, c.iteration);
     if (!__shfl_sync(0xffffffffu, go, 0)) break;
     const ark_u32 first = ark_phase(phases, c.iteration) * p->processors;
-    if (!ark_stream_iteration(c, ranges[first + processor], issued, parts)) break;
+    if (!ark_stream_iteration(c, ranges[first + processor], issued)) break;
   }
   // A block must not end while copies into its shared memory are under way. A copy that was started
   // lands whatever else has failed, so that this wait asks nobody and needs no budget.
-  for (ark_u32 back = ARK_IN_FLIGHT + 1; back > 0u; --back) {
+  for (ark_u32 back = ARK_IN_FLIGHT; back > 0u; --back) {
     if (issued < back) continue;
     const ark_u32 index = issued - back;
     ark_u64* full = &ark_ring.full[index % ARK_RING_DEPTH];
@@ -375,7 +365,7 @@ ARK_DEVICE void ark_stream_open() {
       ark_barrier_init(&ark_ring.full[slot], 1u);
       ark_barrier_init(&ark_ring.empty[slot], ARK_WARPS);
     }
-    ark_ring.leave = ark_ring.begun = ark_ring.more = 0u;
+    ark_ring.leave = ark_ring.begun = 0u;
     for (int w = 0; w < ARK_WARPS; ++w) ark_ring.grown[w] = 0u;
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -231,7 +231,6 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
   const W* w = nullptr;
   if (first < stages) w = reinterpret_cast<const W*>(ark_stage(c, t.fetch_begin + first));
   ark_gather_wait(gathered);
-  ark_pace();
   float scale[2] = {1.0f, 1.0f};
   for (int j = first; j < stages; j += ARK_WARPS) {
     if (j != first) {
@@ -315,7 +314,6 @@ ARK_DEVICE bool ark_linear_apart(ArkCtx& c, const ArkTask& t, X input, S epilogu
     for (int i = ark_tid(); i < KEPT / P; i += ARK_THREADS) counts[i] = 0u;
   }
   ark_gathered();
-  ark_pace();
   // What a lane has of two neighbouring pieces of 32: of a box's block two chunks.
   const int chunk = BOXED ? Box::chunk() : ark_lane() % 4, next = BOXED ? Box::NEXT : 4;
   const W* from = input.p + own * K + chunk * 8;

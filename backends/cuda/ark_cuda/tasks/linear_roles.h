@@ -174,7 +174,6 @@ ARK_DEVICE bool ark_linear_roles(ArkCtx& c, const ArkTask& t, X input, const N& 
   const W* w = nullptr;
   if (first < stages) w = reinterpret_cast<const W*>(ark_stage(c, t.fetch_begin + first));
   ark_gather_wait(gathered);
-  ark_pace();
   float scale = 1.0f;
   for (int j = first; j < stages; j += ARK_WARPS) {
     const int row = row_of(j);
