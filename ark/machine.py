@@ -35,8 +35,9 @@ class Machine:
     of one row would round to 16 bits travels so), "peer_packets" (packets to peers),
     "peer_stores" (links to peers carry stores but no read-modify-write: ranks signal by stores),
     "peer_bulk" (a processor has hardware that copies to peers by whole pieces),
-    "proxy" (the host can copy for the device), "uncached_copies" (copy engines write past caches
-    that may hold what lies in memory other than symmetric),
+    "peer_multicast" (a switch adds and stores for all ranks at once; no model has it, as nobody
+    maps the memory yet), "proxy" (the host can copy for the device), "uncached_copies" (copy
+    engines write past caches that may hold what lies in memory other than symmetric),
     "single_thread" (a processor runs a task in one thread, so bodies are loops that the compiler
     vectorises).
     """
