@@ -15,6 +15,7 @@ from ark.ops import overlapped as overlapped
 from ark.ops import overlapped_gather as overlapped_gather
 from ark.ops import programs as programs
 from ark.ops import sequences as sequences
+from ark.ops import switched as switched
 from ark.ops import views
 from ark.ops.attention import attention, kv_append, kv_cache_slot
 from ark.ops.checked import checked
