@@ -13,6 +13,8 @@ from typing import Any
 from ark.ranges import Bytes, Count, LineBytes, MemoryBytes, Name, Rate, Threads, Word, Words
 from ark.variant import COMPUTE, Variant
 
+SMALL_SHARE = 0.55  # of its time that a loop of tiles smaller than large_tiles multiplies
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -24,7 +26,8 @@ class Machine:
     for itself (ark.codegen.layout.LOOP_BYTES). variants: kernel variants that it can run, the one
     to use first. bandwidth_gbps, tflops: for the cost model. signal_us: one counter hand-over.
     line_bytes: a cache line; counters of different producers lie so far apart. tile: rows and
-    columns of a matmul tile.
+    columns of a matmul tile. large_tiles: rows and columns of those that have a loop of their own
+    for 16-bit types, and the share of its time that matrix units multiply.
     capabilities: words by which bodies and forms are chosen: "mma_sync", "wgmma", "mfma", "wmma"
     (matrix units), "named_barriers" (some warps of a block can meet apart from the others),
     "packets" (small activations may travel as {value, epoch}), "packet_gate" (linear layers of one
@@ -32,8 +35,9 @@ class Machine:
     of one row would round to 16 bits travels so), "peer_packets" (packets to peers),
     "peer_stores" (links to peers carry stores but no read-modify-write: ranks signal by stores),
     "peer_bulk" (a processor has hardware that copies to peers by whole pieces),
-    "proxy" (the host can copy for the device), "uncached_copies" (copy engines write past caches
-    that may hold what lies in memory other than symmetric),
+    "peer_multicast" (a switch adds and stores for all ranks at once; no model has it, as nobody
+    maps the memory yet), "proxy" (the host can copy for the device), "uncached_copies" (copy
+    engines write past caches that may hold what lies in memory other than symmetric),
     "single_thread" (a processor runs a task in one thread, so bodies are loops that the compiler
     vectorises).
     """
@@ -51,6 +55,7 @@ class Machine:
     signal_us: Rate = 1.0
     line_bytes: LineBytes = 64
     tile: tuple[Count, Count] = (64, 64)
+    large_tiles: tuple[tuple[Count, Count, Rate], ...] = ()
     capabilities: Words = ()
 
     @property
@@ -101,14 +106,29 @@ class Machine:
     def has(self, capability: str) -> bool:
         return capability in self.capabilities
 
-    def matmul_tile(self, rows: int, columns: int, batch: int) -> tuple[int, int]:
-        """Rows and columns of a matmul tile: large for reuse, small enough to busy everybody."""
+    def matmul_tile(self, rows: int, columns: int, batch: int, bits: int = 32) -> tuple[int, int]:
+        """Rows and columns of a matmul tile: large for reuse, small enough to busy everybody.
+
+        bits: of an element of the left side.
+        """
         tile_m, tile_n = self.tile
         tile_m = min(tile_m, max(1, rows))
         tile_n = min(tile_n, max(1, columns))
         while tile_n > 32 and batch * -(-rows // tile_m) * -(-columns // tile_n) < self.processors:
             tile_n //= 2
-        return tile_m, tile_n
+        if bits != 16:
+            return tile_m, tile_n
+
+        def time(high: int, wide: int, share: float) -> float:
+            tiles = batch * -(-rows // high) * -(-columns // wide)
+            return -(-tiles // self.processors) * high * wide / share
+
+        able = [t for t in self.large_tiles if t[0] <= rows and t[1] <= columns]
+        others = (
+            [] if (tile_m, tile_n) in [t[:2] for t in able] else [(tile_m, tile_n, SMALL_SHARE)]
+        )
+        high, wide, _ = min((*able, *others), key=lambda t: time(*t))
+        return high, wide
 
     def with_processors(self, processors: int) -> Machine:
         return dataclasses.replace(self, processors=processors)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ark.api.planner import Plan
 from ark.api.runtime import Runtime
-from ark.errors import BaseError
+from ark.errors import BaseError, InvalidUsageError
 from ark.runtime.executor import Executor
 
 __all__ = ["Plan", "Profiler", "main", "timeit"]
@@ -31,9 +31,17 @@ def timeit(plan: Plan, iter: int, loop_mode: bool, warmup: int = 3) -> float:
 
 
 class Profiler:
-    """Times a plan and prints what it finds."""
+    """Times a plan and prints what it finds, in microseconds.
+
+    plan: what Planner.plan gave. InvalidUsageError for anything else.
+    """
 
     def __init__(self, plan: Plan) -> None:
+        if not isinstance(plan, Plan):
+            raise InvalidUsageError(
+                f"a Profiler times an ark.Plan, not {type(plan).__name__}; make one with "
+                "ark.Planner().plan()"
+            )
         self.plan = plan
 
     def run(

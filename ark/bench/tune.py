@@ -103,7 +103,7 @@ def products(plans: Iterable[Plan]) -> list[Product]:
 def candidates(product: Product, machine: Machine) -> list[Cut]:
     """The cuts to try, the usual one first."""
     if product.variant != "matrix":
-        return cuts.tiles(product.shape, product.depth, machine)
+        return cuts.tiles(product.shape, product.depth, product.itemsize, machine)
     several = len(product.shapes[2]) == 2
     narrow = product.transposes[1]
     able = cuts.candidates(product.shape, product.depth, product.itemsize, several, narrow)

@@ -16,6 +16,7 @@ import numpy as np
 RECORD_OPERANDS = 12
 MAX_COORDS = 6
 MAP_BYTES = 128  # of a box map in the hardware's form
+SLOT_COUNTER_OPS = 8  # waits and signals of a task that the loop copies ahead
 FIFO_SLOTS = 1024  # of triggers for the proxy; a power of two
 
 _NUMPY = {"u32": "<u4", "i32": "<i4", "u64": "<u8"}
@@ -138,7 +139,8 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     # Kernel parameters; every address is valid on the device. first, end: the iterations of a
     # launch that goes on where the one before ended; end is 0 for others, which the limit ends.
     # together: signals that open the iteration barrier, some of them from peers if peers is 1.
-    # queue: an ArkQueue, 0 where copies are asked of the proxy.
+    # queue: an ArkQueue, 0 where copies are asked of the proxy. multicast: how far behind an
+    # address of symmetric memory lies the one that stands for it on all ranks, 0 where none does.
     "ArkParams": (
         ("tasks", "u64", 1),
         ("counter_ops", "u64", 1),
@@ -161,6 +163,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("pad", "u32", 1),
         ("fifo", "u64", 1),
         ("queue", "u64", 1),
+        ("multicast", "u64", 1),
     ),
 }
 
@@ -219,7 +222,7 @@ LOOP_BYTES = 1536
 
 def declarations() -> str:
     """The C structs, in the order in which they are defined."""
-    parts = []
+    parts = [f"constexpr ark_u32 ARK_SLOT_COUNTER_OPS = {SLOT_COUNTER_OPS}u;"]
     for name, members in STRUCTS.items():
         lines = [f"  ark_{t} {m}{f'[{n}]' if n > 1 else ''};" for m, t, n in members]
         size = dtype(name).itemsize

@@ -106,11 +106,11 @@ def tiles_together(many: int, machine: Machine) -> int:
     return 0 if machine.has("single_thread") else min(MOST_TOGETHER, FEW // many)
 
 
-def tiles(shape: Sequence[int], depth: int, machine: Machine) -> list[Cut]:
+def tiles(shape: Sequence[int], depth: int, itemsize: int, machine: Machine) -> list[Cut]:
     """The cuts to try where the variant is another: the usual one first, then tiles a quarter,
     half, as large and twice as high and wide.
     """
-    rows, columns = machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1])
+    rows, columns = machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1], 8 * itemsize)
     while columns < shape[3] and tiles_together(2 * rows * columns * depth, machine):
         columns = min(2 * columns, shape[3])
     found = {Cut(rows, columns): None}
@@ -128,7 +128,7 @@ def choose_tile(
     measured: Mapping[str, Sequence[int]],
 ) -> tuple[int, int]:
     """Rows and columns of the tiles of a product in any variant but `matrix`."""
-    able = tiles(shape, depth, machine)
+    able = tiles(shape, depth, itemsize, machine)
     known = measured.get(key(shape, depth, itemsize))
     cut = Cut(*known) if known is not None and Cut(*known) in able else able[0]
     return cut.rows, cut.columns

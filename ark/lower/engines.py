@@ -18,6 +18,7 @@ THREADS = "threads"
 BULK = "bulk"
 DMA = "dma"
 NIC = "nic"
+SWITCH = "switch"
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ ENGINES = {
         Engine(DMA, "proxy", 4 << 20, proxied=True, copies=True),
         # To other hosts, by the proxy; to ranks of this one as `threads`.
         Engine(NIC, "proxy", 1 << 20),
+        # Sums by the switch between devices; no machine is said to have one.
+        Engine(SWITCH, "peer_multicast", 64 << 10),
     )
 }
 # Transfers up to so many bytes travel as packets. One thread writes packets word by word.
@@ -74,7 +77,7 @@ def choose_engine(
             there = [e.name for e in able]
             raise UnsupportedError(
                 f"{machine.name} does not move this by the engine {asked!r}; it has "
-                f"{', '.join(there)}"
+                f"{', '.join(there) or 'no other for it'}"
             )
         return engine
     limit = PACKET_BYTES_SINGLE if machine.has("single_thread") else PACKET_BYTES

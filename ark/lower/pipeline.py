@@ -269,6 +269,7 @@ def _machine_entry(machine: Machine) -> dict[str, Any]:
     entry = dataclasses.asdict(machine)
     entry["capabilities"] = list(machine.capabilities)
     entry["tile"] = list(machine.tile)
+    entry["large_tiles"] = [list(t) for t in machine.large_tiles]
     entry["variants"] = [{**v, "roles": list(v["roles"])} for v in entry["variants"]]
     return entry
 

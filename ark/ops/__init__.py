@@ -1,5 +1,8 @@
 """The ops that users call. Each family's module has, for every op, its shape rule, its NumPy
 reference and how it becomes tile tasks; importing this package registers them all.
+
+A docstring names shapes and types. What does not fit them is a ModelError; an argument that is
+nothing of what is asked for (no tensor, no such axis, a size below 1) is an InvalidUsageError.
 """
 
 from inspect import isfunction
@@ -12,6 +15,7 @@ from ark.ops import overlapped as overlapped
 from ark.ops import overlapped_gather as overlapped_gather
 from ark.ops import programs as programs
 from ark.ops import sequences as sequences
+from ark.ops import switched as switched
 from ark.ops import views
 from ark.ops.attention import attention, kv_append, kv_cache_slot
 from ark.ops.checked import checked

@@ -54,7 +54,7 @@ class Product:
     def _tile(self) -> tuple[int, int]:
         machine, a = self.lowering.machine, self.a
         if machine.variant.name != "matrix":
-            return machine.matmul_tile(self.rows, self.columns, 1)
+            return machine.matmul_tile(self.rows, self.columns, 1, a.dtype.bits)
         cut = choose_cut(
             (1, 1, self.rows, self.columns),
             self.depth,

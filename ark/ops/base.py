@@ -87,7 +87,7 @@ def float_dtype(what: str, tensor: Tensor) -> DataType:
     if tensor.ir.dtype not in dtypes.FLOATS:
         raise ModelError(
             f"{what} needs fp32, fp16 or bf16, but the input is {tensor.ir.dtype.name}; use "
-            "ark.cast them"
+            "ark.cast"
         )
     return tensor.ir.dtype
 
@@ -97,7 +97,7 @@ def index_type(what: str, dtype: DataType) -> DataType:
     if dtype not in dtypes.INDICES:
         raise ModelError(
             f"{what}: the indices are {getattr(dtype, 'name', dtype)}; expected int32 or int64: "
-            "ark.cast them"
+            "use ark.cast"
         )
     return dtype
 

@@ -16,7 +16,7 @@ from ark.collective.values import coarsened
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import FLOATS, DataType, fp16, int32
-from ark.lower.engines import AUTO
+from ark.lower.engines import AUTO, SWITCH
 from ark.ops.base import result
 from ark.tasks.combine import OPS
 
@@ -160,7 +160,8 @@ def all_reduce(
         algorithm: a name of `ark.comm.algorithms(topology, "all_reduce")`, or a program.
         topology: a network of as many ranks, a name or a file of one; a full mesh by default.
         reduction: sum, product, max, min or mean (integers divide towards zero).
-        engine: how bytes travel (docs/channels.md): packet, threads, or auto.
+        engine: how bytes travel (docs/channels.md): packet, threads, or auto. `switch` adds in an
+            order of its own, by the algorithm one_shot alone.
 
     Raises:
         ModelError: rank or world_size contradict the model's, or the type cannot be added.
@@ -172,6 +173,9 @@ def all_reduce(
     if algorithm == ONE_SHOT and reduction == "sum" and engine == AUTO:
         route = _arks_route(tensor, world_size)
         return _one_shot(tensor, output, name or route, bool(route))
+    if (algorithm, reduction, engine) == (ONE_SHOT, "sum", SWITCH):
+        dims, dtype = tensor.ir.shape, tensor.ir.dtype
+        return result("all_reduce_switch", [tensor], dims, dtype, output, {}, name)
     return _collective(
         "all_reduce",
         tensor,
@@ -188,7 +192,10 @@ def all_reduce(
 def all_reduce_packet(
     input: Any, rank: int, world_size: int, output: Any = NullTensor, name: str = ""
 ) -> Tensor:
-    """The same sum as all_reduce; how shares travel is the plan's choice, not the caller's."""
+    """The same sum as all_reduce; how shares travel is the plan's choice, not the caller's.
+
+    Arguments, types and errors as for all_reduce.
+    """
     tensor = _placed("all_reduce_packet", input, rank, world_size)
     _summable("all_reduce_packet", tensor)
     return _one_shot(tensor, output, name or "all_reduce_packet", packet=True)

@@ -311,7 +311,10 @@ def send_done(input: Any, name: str = "") -> Tensor:
 
 
 def recv(output: Any, remote_rank: int, tag: int, name: str = "") -> Tensor:
-    """Receives into `output` what `remote_rank` sends under `tag`; returns the new tensor on it."""
+    """Receives into `output` what `remote_rank` sends under `tag`; returns the new tensor on it.
+
+    Shape and type, any, are those of what is sent.
+    """
     tensor = as_tensor(output)
     attrs = {"remote_rank": _peer("recv", tensor, remote_rank), "tag": int(tag)}
     return result("recv", [], tensor.ir.shape, tensor.ir.dtype, tensor, attrs, name)

@@ -68,7 +68,7 @@ def rope_kv(
     input (rows, (heads + 2 kv_heads) * width): queries, keys, values one behind the other, pairs as
     neighbours. position and frequencies as for rotary_embedding (interleaved), keys and values
     caches (kv_heads, context, width); with as many positions as rows, of as many sequences.
-    Results: queries (rows, heads * width) fp32, both caches.
+    Results: queries (rows, heads * width) fp32, both caches. ModelError for what does not fit.
     """
     tensors = [as_tensor(t) for t in (input, position, frequencies, keys, values)]
     x, at, freqs, key, value = tensors
@@ -97,7 +97,7 @@ def rope_kv(
 
 def last_row(rows: Any, state: TokenState, name: str = "") -> Tensor:
     """The row (1, width) of the text's last token among rows (n, width) of those from the position
-    on; of the last of these if it is further on.
+    on; of the last of these if it is further on. Types of 8 bits or more.
     """
     tensor = as_tensor(rows)
     last = as_tensor(state.settings)[SETTINGS.index("last") : SETTINGS.index("last") + 1]

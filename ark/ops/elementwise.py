@@ -129,7 +129,9 @@ def relu(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
 
 
 def gelu(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """GELU in its tanh approximation (Hendrycks and Gimpel 2016), elementwise."""
+    """GELU in its tanh approximation (Hendrycks and Gimpel 2016), elementwise; any
+    shape; fp32, fp16, bf16.
+    """
     return _unary("gelu", input, output, name)
 
 
@@ -322,10 +324,10 @@ def constant(value: float, shape: Sequence[int], dtype: DataType = fp32, name: s
 
 
 def ones(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
-    """A tensor of ones."""
+    """A tensor of ones in every iteration; up to 8 dimensions, any type."""
     return constant(1.0, shape, dtype, name)
 
 
 def zeros(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
-    """A tensor of zeros."""
+    """A tensor of zeros in every iteration; up to 8 dimensions, any type."""
     return constant(0.0, shape, dtype, name)

@@ -31,7 +31,7 @@ def resize(
 
     mode: nearest (halves rounded down) or linear. coordinates: how a place of the result is one of
     the input: half_pixel, (i + 0.5) * scale - 0.5; asymmetric, i * scale; align_corners, ends on
-    ends. Places outside of the input take its nearest element.
+    ends. Places outside of the input take its nearest element. Types of 8 bits or more.
     """
     tensor = as_tensor(input)
     count = spatial("resize", tensor)
@@ -124,7 +124,7 @@ def group_norm(
     """Groups of channels normalised to mean 0 and variance 1, then scaled by channel (Wu, He 2018).
 
     input (n, channels, spatial...); scale and shift (channels,). One group a channel is an instance
-    norm (Ulyanov et al. 2016).
+    norm (Ulyanov et al. 2016). fp32, fp16, bf16.
     """
     x = as_tensor(input)
     float_dtype("group_norm", x)
@@ -142,7 +142,7 @@ def group_norm(
 def instance_norm(
     input: Any, scale: Any = None, shift: Any = None, eps: float = 1e-5, name: str = ""
 ) -> Tensor:
-    """group_norm with a group for every channel."""
+    """group_norm with a group for every channel; shapes and types as for it."""
     return group_norm(input, as_tensor(input).ir.shape[1], scale, shift, eps, name)
 
 

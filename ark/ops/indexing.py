@@ -105,7 +105,7 @@ def pad(
 
 
 def flip(input: Any, axis: int | Sequence[int], name: str = "") -> Tensor:
-    """The elements in reverse order along one axis or several."""
+    """The elements in reverse order along one axis or several; types of 8 bits or more."""
     tensor = as_tensor(input)
     shape = tensor.ir.shape
     axes = [axis] if isinstance(axis, int) else list(axis)
@@ -123,7 +123,9 @@ def strided_slice(
     steps: Sequence[int],
     name: str = "",
 ) -> Tensor:
-    """`sizes` elements of each dimension, from `begins` on, `steps` apart (negative: backwards)."""
+    """`sizes` elements of each dimension, from `begins` on, `steps` apart (negative: backwards);
+    types of 8 bits or more. InvalidUsageError for what is outside of the input.
+    """
     tensor = as_tensor(input)
     shape = tensor.ir.shape
     if not len(begins) == len(sizes) == len(steps) == len(shape):
@@ -148,7 +150,10 @@ def tile(input: Any, repeats: Sequence[int], name: str = "") -> Tensor:
 
 
 def expand(input: Any, shape: Sequence[int], output: Any = NullTensor, name: str = "") -> Tensor:
-    """The tensor broadcast together with a shape, as a tensor of its own; any type."""
+    """The tensor broadcast together with a shape, as a tensor of its own; any type.
+
+    ModelError if the shapes do not broadcast.
+    """
     tensor = as_tensor(input)
     dims = broadcast(tensor.ir.shape, check_dims("expand", shape), "expand")
     attrs = {"expr": ["input", 0], "shape": dims}
@@ -196,7 +201,10 @@ def _concat(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
 
 
 def split(input: Any, sizes: Sequence[int], axis: int, name: str = "") -> list[Tensor]:
-    """Views of consecutive parts along `axis`, of these sizes, which together are all of it."""
+    """Views of consecutive parts along `axis`, of these sizes, which together are all of it.
+
+    Any type. InvalidUsageError if the sizes do not add up, or there is no such axis.
+    """
     tensor = as_tensor(input)
     shape = tensor.ir.shape
     axis = positive_axis("split", axis, len(shape))

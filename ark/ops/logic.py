@@ -27,7 +27,10 @@ from ark.tasks.expression import Tree, index, leaf, narrowed, number
 
 
 def less(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
-    """input < other, as bool; floating point or integers of one type, or a number."""
+    """input < other, as bool, with broadcasting; either may be a number.
+
+    Floating point, or integers, of one type. ModelError if shapes do not broadcast or types differ.
+    """
     return binary("less", input, other, output, name, bool_)
 
 
@@ -234,12 +237,16 @@ def _banded(what: str, input: Any, diagonal: int, lower: bool, output: Any, name
 
 
 def tril(input: Any, diagonal: int = 0, output: Any = NullTensor, name: str = "") -> Tensor:
-    """The lower triangle of the last two dimensions, up to a diagonal (above 0: further up)."""
+    """The lower triangle of the last two dimensions, up to a diagonal (above 0: further up);
+    zeros elsewhere. Types of 8 bits or more; ModelError for fewer than two dimensions.
+    """
     return _banded("tril", input, diagonal, True, output, name)
 
 
 def triu(input: Any, diagonal: int = 0, output: Any = NullTensor, name: str = "") -> Tensor:
-    """The upper triangle of the last two dimensions, from a diagonal on (above 0: further up)."""
+    """The upper triangle of the last two dimensions, from a diagonal on (above 0: further up);
+    zeros elsewhere. Types and errors as for tril.
+    """
     return _banded("triu", input, diagonal, False, output, name)
 
 

@@ -17,7 +17,7 @@ from ark.ops.views import detach, reshape
 
 
 def log_softmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """Logarithm of the softmax over the last dimension; fp32, fp16, bf16."""
+    """Logarithm of the softmax over the last dimension; any shape; fp32, fp16, bf16."""
     tensor = as_tensor(input)
     float_dtype("log_softmax", tensor)
     # Whatever is subtracted, the result is the same: the largest element is a constant.

@@ -71,13 +71,15 @@ def _positive(tree: Tree) -> Tree:
 
 
 def leaky_relu(input: Any, slope: float = 0.01, output: Any = NullTensor, name: str = "") -> Tensor:
-    """input where it is positive, else slope * input; fp32, fp16, bf16."""
+    """input where it is positive, else slope * input; any shape; fp32, fp16, bf16."""
     tree = ["where", _positive(X), X, ["mul", X, number(float(slope))]]
     return activation("leaky_relu", input, output, name, tree)
 
 
 def elu(input: Any, alpha: float = 1.0, output: Any = NullTensor, name: str = "") -> Tensor:
-    """input where it is positive, else alpha (e^input - 1) (Clevert et al. 2015)."""
+    """input where it is positive, else alpha (e^input - 1) (Clevert et al. 2015);
+    any shape; fp32, fp16, bf16.
+    """
     return activation("elu", input, output, name, _elu(float(alpha), 1.0))
 
 
@@ -94,7 +96,9 @@ def selu(
     output: Any = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """gamma times elu with `alpha` (Klambauer et al. 2017)."""
+    """gamma times elu with `alpha` (Klambauer et al. 2017); any shape; fp32, fp16,
+    bf16.
+    """
     return activation("selu", input, output, name, _elu(float(alpha), float(gamma)))
 
 
@@ -111,7 +115,9 @@ def _hard(alpha: float, beta: float) -> Tree:
 
 
 def hard_swish(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """input * hard_sigmoid(input, 1/6, 1/2) (Howard et al. 2019)."""
+    """input * hard_sigmoid(input, 1/6, 1/2) (Howard et al. 2019); any shape; fp32, fp16,
+    bf16.
+    """
     return activation("hard_swish", input, output, name, ["mul", X, _hard(1.0 / 6.0, 0.5)])
 
 
@@ -122,12 +128,12 @@ def _log1p_exp(x: Tree) -> Tree:
 
 
 def log_sigmoid(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """log(sigmoid(input)); fp32, fp16, bf16."""
+    """log(sigmoid(input)), elementwise; any shape; fp32, fp16, bf16."""
     return activation("log_sigmoid", input, output, name, ["neg", _log1p_exp(["neg", X])])
 
 
 def mish(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """input * tanh(log(1 + e^input)) (Misra 2019)."""
+    """input * tanh(log(1 + e^input)) (Misra 2019); any shape; fp32, fp16, bf16."""
     return activation("mish", input, output, name, ["mul", X, ["tanh", _log1p_exp(X)]])
 
 
@@ -138,7 +144,9 @@ def softsign(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
 
 
 def gelu_erf(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """GELU by its definition, input times the normal distribution (Hendrycks and Gimpel 2016)."""
+    """GELU by its definition, input times the normal distribution (Hendrycks and Gimpel
+    2016); any shape; fp32, fp16, bf16.
+    """
     normal = ["add", ["erf", ["mul", X, number(math.sqrt(0.5))]], number(1.0)]
     return activation("gelu_erf", input, output, name, ["mul", ["mul", X, number(0.5)], normal])
 

@@ -22,7 +22,10 @@ from ark.ops.base import broadcast, float_dtype, index_dtype, result, same_dtype
 
 
 def transpose(input: Any, perm: Sequence[int], output: Any = NullTensor, name: str = "") -> Tensor:
-    """Permutes dimensions: result dimension i is input dimension perm[i]; any type."""
+    """Permutes dimensions: result dimension i is input dimension perm[i]; any type.
+
+    InvalidUsageError if perm does not name each dimension once.
+    """
     tensor = as_tensor(input)
     shape = tensor.ir.shape
     if not isinstance(perm, Sequence) or isinstance(perm, str) or len(perm) > MAX_DIMS:

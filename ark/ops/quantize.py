@@ -59,6 +59,7 @@ def dequantize(
 
     weight: int4, uint4, fp4, int8 or uint8; zeros of the scales' shape, floating point; the result
     of `dtype`, fp32, fp16 or bf16. A group is an even number of elements.
+    ModelError for other types, or scales that do not fit.
     """
     w, s = as_tensor(weight), as_tensor(scales)
     z = None if zeros is None else as_tensor(zeros)
@@ -112,7 +113,7 @@ def quantized_linear(
     """input dequantize(weight)^T: (rows, k) and (n, k) to (rows, n), accumulated in fp32.
 
     Up to eight rows read the weight's bits alone; more dequantise it first. Types as dequantize;
-    the result is of the input's type.
+    the result is of the input's type. ModelError for shapes or types that do not fit.
     """
     x, w, s = as_tensor(input), as_tensor(weight), as_tensor(scales)
     z = None if zeros is None else as_tensor(zeros)

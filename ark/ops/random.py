@@ -121,7 +121,9 @@ def random_normal(
     dtype: DataType = fp32,
     name: str = "",
 ) -> Tensor:
-    """Normal numbers by Box and Muller's method, each of two words of its own; |z| < 5.8."""
+    """Normal numbers by Box and Muller's method, each of two words of its own; |z| < 5.8.
+    Shape, type, seed and step as for random_uniform.
+    """
     _floating("random_normal", dtype)
     mean, std = (scalar("random_normal", v, dtype) for v in (mean, std))
     numbers = _Numbers("random_normal", shape, seed, step)
@@ -133,8 +135,8 @@ def random_normal(
 
 
 def dropout(input: Any, rate: float, seed: Any, step: Any = 0, name: str = "") -> Tensor:
-    """Each element with probability `rate` 0, else divided by 1 - rate; which ones, says the same
-    random_uniform in the gradient.
+    """Each element with probability `rate` 0, else divided by 1 - rate. Which ones, says the same
+    random_uniform in the gradient. Any shape; fp32, fp16, bf16.
     """
     tensor = as_tensor(input)
     float_dtype("dropout", tensor)

@@ -351,7 +351,7 @@ def softmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
 
 
 def layernorm(input: Any, eps: float = 1e-6, output: Any = NullTensor, name: str = "") -> Tensor:
-    """(x - mean) / sqrt(variance + eps) over the last dimension; fp32, fp16, bf16.
+    """(x - mean) / sqrt(variance + eps) over the last dimension; any shape; fp32, fp16, bf16.
 
     Layer normalisation (Ba et al. 2016), without weight and bias."""
     tensor = as_tensor(input)

@@ -17,7 +17,6 @@ import numpy as np
 from ark.errors import ModelError
 from ark.frontend.model import Model
 from ark.frontend.tensor import Tensor, as_tensor
-from ark.ir import values as ir
 from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -142,7 +141,11 @@ def embed(tokens: Any, weight: Any, position: Any, rows: int = 1, name: str = ""
 
 
 def advance(state: TokenState, rows: int, name: str = "") -> None:
-    """Moves the position on by `rows`, a chunk of the prompt; at most to its last token."""
+    """Moves the position on by `rows`, a chunk of the prompt; at most to its last token. ModelError
+    if they are fewer than one.
+    """
+    if rows < 1:
+        raise ModelError(f"advance: {rows} rows; expected at least one")
     model = Model.get_model()
     position = model.graph.rewrite(as_tensor(state.position).ir)
     inputs = [as_tensor(t).ir for t in (state.settings, state.position)]
@@ -159,7 +162,8 @@ def sample(logits: Any, state: TokenState, name: str = "") -> None:
     positions, ends the run.
 
     Of several sequences logits have a row each, (batch, vocabulary). One that is still within its
-    prompt only moves on, and the run ends when all have ended.
+    prompt only moves on, and the run ends when all have ended. fp32, fp16 or bf16; ModelError for
+    other types or shapes.
     """
     tensor = as_tensor(logits)
     float_dtype("sample", tensor)
@@ -242,13 +246,20 @@ def _lower_advance(lowering: Lowering, node: Node) -> None:
     lowering.emit("advance", {"rows": node.attrs["rows"]}, list(node.inputs), [(0,)])
 
 
-def _makes(product: Group, logits: ir.Tensor, node: Node) -> bool:
-    """Is this group the linear layer of one row whose plain result are the logits?"""
+def makes_logits(lowering: Lowering, node: Node) -> Group | None:
+    """The last group if it is the linear layer whose plain result are the node's logits, and may
+    find the best of its own. Who makes logits asks for the position before it waits.
+    """
+    moved = any(g.kind == "advance" and g.phase == node.phase for g in lowering.groups)
+    product = lowering.groups[-1] if lowering.groups else None
+    return product if product is not None and not moved and _makes(product, node) else None
+
+
+def _makes(product: Group, node: Node) -> bool:
     return (
         product.kind == "linear"
         and product.params["epilogue"] == "store"
-        and product.operands[2].id == logits.id
-        and logits.shape[0] == 1
+        and product.operands[2].id == node.inputs[0].id
         and product.phase == node.phase
         and product.processors == node.processors
         and not node.after
@@ -263,11 +274,8 @@ def _lower_sample(lowering: Lowering, node: Node) -> None:
     shared = {"shares": shares, "first": lowering.graph.rank} if shares > 1 else {}
     logits, settings, position, tokens, output, stops = node.inputs
     vocabulary = logits.shape[1]
-    product = lowering.groups[-1] if lowering.groups else None
-    # Who makes logits asks for the position before it waits.
-    moved = any(g.kind == "advance" and g.phase == node.phase for g in lowering.groups)
-    if product is not None and not moved and _makes(product, logits, node):
-        # Who makes the logits also finds the best of its own.
+    product = makes_logits(lowering, node)
+    if product is not None:
         tiles = len(product.coords)
         candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
         product.params.update(epilogue="sample", tiles=tiles)

@@ -67,7 +67,8 @@ def tensor(
 ) -> Tensor:
     """A tensor whose contents the host sets and that last from iteration to iteration; zero first.
 
-    strides: the buffer's size per dimension, default padded_shape. At most 8 dimensions.
+    shape: at most 8 dimensions of at least 1; any type. strides: the buffer's size per dimension,
+    default padded_shape. ModelError where a view does not fit its buffer.
     """
     if rank not in (-1, Model.get_rank()):
         raise UnsupportedError(
@@ -102,7 +103,8 @@ def placeholder(
 ) -> Tensor:
     """A tensor on memory that the caller owns: a torch tensor, a device address, or 0 for later.
 
-    Bind later with tensor_mappings of Runtime.launch or Runtime.run.
+    Bind later with tensor_mappings of Runtime.launch or Runtime.run. Shape, type, strides and
+    errors as for tensor.
     """
     made = new_tensor("placeholder", "external", shape, dtype, strides, offsets, padded_shape, name)
     made.bind(data)
@@ -128,7 +130,8 @@ def refer(base: Tensor, shape: Sequence[int], offsets: Sequence[int], name: str 
 def reshape(input: Any, shape: Sequence[int], allowzero: bool = False, name: str = "") -> Tensor:
     """The same elements in another shape. One size may be -1; 0 keeps the input's size there.
 
-    allowzero: a 0 means no elements, which is refused. A view where memory allows, else a copy.
+    allowzero: a 0 means no elements, which is refused. A view where memory allows, else a copy; any
+    type. ModelError if the shapes hold different numbers of elements.
     """
     base = as_tensor(input)
     if not isinstance(shape, Sequence) or isinstance(shape, str):
@@ -171,7 +174,9 @@ def reshape(input: Any, shape: Sequence[int], allowzero: bool = False, name: str
 
 
 def identity(input: Any, deps: Sequence[Any] = (), name: str = "") -> Tensor:
-    """The same tensor, whose users also come after `deps` have been written."""
+    """The same tensor, whose users also come after `deps` have been written; any shape and
+    type.
+    """
     base = as_tensor(input)
     made = refer(base, base.ir.shape, [0] * len(base.ir.shape), name)
     base.model.graph.depend(made.ir, [as_tensor(d).ir for d in deps])
@@ -179,7 +184,7 @@ def identity(input: Any, deps: Sequence[Any] = (), name: str = "") -> Tensor:
 
 
 def detach(input: Any, name: str = "") -> Tensor:
-    """The same tensor, through which no gradient passes."""
+    """The same tensor, through which no gradient passes; any shape and type."""
     base = as_tensor(input)
     made = refer(base, base.ir.shape, [0] * len(base.ir.shape), name)
     base.model.graph.detached.add(made.ir.id)
@@ -187,7 +192,9 @@ def detach(input: Any, name: str = "") -> Tensor:
 
 
 def sharding(input: Any, axis: int, dim_per_shard: int, name: str = "") -> list[Tensor]:
-    """Views that cut `axis` into pieces of `dim_per_shard`; ModelError if it does not divide."""
+    """Views that cut `axis` into pieces of `dim_per_shard`; any type. ModelError
+    if it does not divide.
+    """
     base = as_tensor(input)
     shape = base.ir.shape
     axis = positive_axis("sharding", axis, len(shape))
@@ -204,7 +211,7 @@ def sharding(input: Any, axis: int, dim_per_shard: int, name: str = "") -> list[
 
 
 def noop(input: Any, name: str = "") -> None:
-    """Mentions a tensor in the model; does nothing."""
+    """Mentions a tensor, of any shape and type, in the model; does nothing."""
     base = as_tensor(input)
     base.model.graph.add("noop", [base.ir], [], {}, name, virtual=True)
 

@@ -113,7 +113,8 @@ def conv(
 
     input (n, channels, spatial...); weight (outputs, channels / groups, kernel...); bias
     (outputs,). padding: a number, one a dimension, or (before, behind) a dimension, of zeros.
-    fp32, fp16, bf16 of one type, accumulated in fp32.
+    fp32, fp16, bf16 of one type, accumulated in fp32. Result (n, outputs, spatial...). ModelError
+    for shapes or types that do not meet, InvalidUsageError for other strides than 1 or more.
     """
     x, w = as_tensor(input), as_tensor(weight)
     float_dtype("conv", x)
@@ -283,13 +284,17 @@ def avg_pool(
 
 
 def global_max_pool(input: Any, name: str = "") -> Tensor:
-    """Largest element of every channel: (n, channels, spatial...) to (n, channels, 1...)."""
+    """Largest element of every channel: (n, channels, spatial...) to (n, channels,
+    1...); floating point or integers.
+    """
     tensor = as_tensor(input)
     return reduce_max(tensor, range(2, len(tensor.ir.shape)), name=name)
 
 
 def global_avg_pool(input: Any, name: str = "") -> Tensor:
-    """Mean of every channel: (n, channels, spatial...) to (n, channels, 1...)."""
+    """Mean of every channel: (n, channels, spatial...) to (n, channels, 1...);
+    fp32, fp16, bf16.
+    """
     tensor = as_tensor(input)
     return reduce_mean(tensor, range(2, len(tensor.ir.shape)), name=name)
 

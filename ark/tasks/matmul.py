@@ -359,8 +359,10 @@ def each_tile(sig: Signature, body: str, meet: bool = True) -> str:
     )
 
 
-def matrix_tiles(sig: Signature, constants: Sequence[object]) -> str:
-    """A body that hands each tile to ark_matrix_tile<constants>, the vendor's."""
+def matrix_tiles(
+    sig: Signature, constants: Sequence[object], callee: str = "ark_matrix_tile"
+) -> str:
+    """A body that hands each tile to callee<constants>, the vendor's."""
     m, n, k = dims(sig)
     rows, columns = sig.params["tile"]
     places = place_names(sig, "0", "0")
@@ -372,7 +374,7 @@ def matrix_tiles(sig: Signature, constants: Sequence[object]) -> str:
         f"  const auto b = ark_side<{columns}, {n}, {_side(sig, 1, k)}>(p1 + {starts[1]}, n0);\n"
         f"  auto* out = p2 + {starts[2]} + static_cast<ark_i64>(m0) * {down} + "
         f"static_cast<ark_i64>(n0) * {across};\n"
-        f"  ark_matrix_tile<{', '.join(str(c).lower() for c in constants)}>("
+        f"  {callee}<{', '.join(str(c).lower() for c in constants)}>("
         f"ARK_SCRATCH(c), a, b, out, {down}, {across});\n"
     )
     return declared + each_tile(sig, body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -46,6 +47,69 @@ def values(shape: tuple[int, ...], dtype: DataType, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype.to_numpy())
 
 
+# (rows of a, columns of b, k, transposes, types, tile): rows and columns beyond the last whole
+# tile; odd ones, parts of a step of k and rows that do not begin at multiples of 16 bytes, all of
+# which take the loop with tests.
+LARGE = [
+    (512, 256, 128, (False, True), (bf16, bf16, bf16), (256, 256)),
+    (260, 300, 96, (False, False), (fp16, fp16, fp32), (256, 256)),
+    (300, 262, 96, (True, False), (bf16, bf16, fp32), (256, 256)),
+    (257, 259, 64, (True, True), (fp16, fp16, fp16), (256, 256)),
+    (300, 140, 64, (True, True), (bf16, bf16, fp32), (256, 128)),
+    (130, 300, 70, (False, True), (bf16, bf16, bf16), (128, 256)),
+    (200, 130, 160, (False, False), (fp16, fp16, fp32), (128, 128)),
+]
+
+
+def test_fp16_keeps_denormals_and_infinities(arch: str) -> None:
+    x = values((32, 64), fp16, 3) * np.float16(2.0**-16)  # most of them below 2^-14
+    y = values((32, 64), fp16, 4) * np.float16(2.0**6)
+    exact = x.astype(np.float64) @ y.astype(np.float64).T
+    found = product(x, y)
+    assert (np.abs(x) < 2.0**-14).mean() > 0.9
+    assert np.abs(found - exact).max() <= 2.0**-20 * np.abs(exact).max()
+    x[3, 5], x[4, 6], y[7, 5] = np.inf, np.nan, np.float16(2.0**-24)
+    with np.errstate(invalid="ignore"):
+        exact = x.astype(np.float64) @ y.astype(np.float64).T
+    found = product(x, y)
+    assert (np.isnan(found) == np.isnan(exact)).all() and (np.isinf(found) == np.isinf(exact)).all()
+    assert np.isinf(found[3]).all() and np.isnan(found[4]).all()
+
+
+def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """x y^T of fp16, in fp32."""
+    graph = Graph()
+    a = graph.tensor(x.shape, fp16, arena="state", name="a")
+    b = graph.tensor(y.shape, fp16, arena="state", name="b")
+    c = graph.tensor((len(x), len(y)), fp32, name="c")
+    graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True}, "product")
+    with contextlib.closing(backend.open(0)) as device:
+        made = plan(graph, device.machine, {"fuse": False})
+        with Executor(made, backend, device) as executor:
+            executor.write("a", x)
+            executor.write("b", y)
+            executor.start(1).wait(60)
+            return executor.read("c").astype(np.float64)
+
+
+@pytest.mark.parametrize(("m", "n", "k", "transposes", "dtypes", "tile"), LARGE)
+def test_large_tiles(
+    arch: str,
+    m: int,
+    n: int,
+    k: int,
+    transposes: tuple[bool, bool],
+    dtypes: tuple[DataType, DataType, DataType],
+    tile: tuple[int, int],
+) -> None:
+    if arch == "gfx1100":
+        pytest.skip("the loop for large tiles is MFMA's")
+    if arch == "gfx90a" and fp16 in dtypes[:2]:
+        pytest.skip("fp16 is split into bf16 there, in the loop for small tiles")
+    source = multiply(arch, (), m, n, k, transposes, dtypes, tile)
+    assert f"ark_large_tile<{tile[0]}, {tile[1]}," in source
+
+
 @pytest.mark.parametrize(("batch", "m", "n", "k", "transposes", "dtypes"), CASES)
 def test_matmul(
     arch: str,
@@ -56,6 +120,22 @@ def test_matmul(
     transposes: tuple[bool, bool],
     dtypes: tuple[DataType, DataType, DataType],
 ) -> None:
+    source = multiply(arch, batch, m, n, k, transposes, dtypes)
+    units = m > 8 and dtypes[0].bits > 8
+    assert ("ark_matrix_tile<" in source or "ark_large_tile<" in source) == units
+
+
+def multiply(
+    arch: str,
+    batch: tuple[int, ...],
+    m: int,
+    n: int,
+    k: int,
+    transposes: tuple[bool, bool],
+    dtypes: tuple[DataType, DataType, DataType],
+    tile: tuple[int, int] | None = None,
+) -> str:
+    """Runs a product, in tiles of that size if one is given, and compares. Its source."""
     ta, tb = transposes
     graph = Graph()
     a = graph.tensor((*batch, *((k, m) if ta else (m, k))), dtypes[0], arena="state", name="a")
@@ -65,21 +145,23 @@ def test_matmul(
     x, y = values(a.shape, dtypes[0], 1), values(b.shape, dtypes[1], 2)
     device = backend.open(0)
     with contextlib.closing(device):
-        made = plan(graph, device.machine, {"fuse": False})
+        machine = device.machine
+        if tile:
+            large = ((*tile, 1.0),)
+            machine = dataclasses.replace(machine, tile=tile, large_tiles=large, processors=2)
+        made = plan(graph, machine, {"fuse": False})
         verify([made])
         with Executor(made, backend, device) as executor:
-            units = m > 8 and dtypes[0].bits > 8
-            assert ("ark_matrix_tile<" in executor.program.emitted.source.text) == units
+            source = executor.program.emitted.source.text
             executor.write("a", x)
             executor.write("b", y)
             executor.start(1).wait(60)
             found = executor.read("c").astype(np.float64)
     left, right = x.astype(np.float64), y.astype(np.float64)
-    if arch == "gfx90a":  # whose matrix instructions take denormals of 16 bits as zeros
-        left, right = (np.where(np.abs(v) < 2.0**-14, 0.0, v) for v in (left, right))
     left = left.swapaxes(-1, -2) if ta else left
     right = right.swapaxes(-1, -2) if tb else right
     exact, scale = left @ right, np.sqrt(left**2 @ right**2)
     # The result's own rounding, and fp32 sums whose every step rounds once.
     bound = ROUNDING[dtypes[2].name] * np.abs(exact) + 2.0**-22 * np.sqrt(k) * scale
     assert (np.abs(found - exact) <= bound).all()
+    return source

@@ -13,10 +13,12 @@ from functools import cache
 import pytest
 from ark_rocm import backend, compiler
 
+import ark
 from ark.codegen.dialect import Source
 from ark.codegen.writer import write
-from ark.ir.dtype import bf16
-from tests import signatures
+from ark.frontend.model import Model, use_model
+from ark.ir.dtype import bf16, int32
+from ark.lower.pipeline import plan
 from tests.codegen.test_rocm_compile import ARCHS, assembly, machine_for
 
 pytest.importorskip("ark_rocm_emulator")
@@ -136,10 +138,14 @@ def _plain_clang(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def source(arch: str) -> str:
-    """A loop kernel whose bodies store in several forms."""
-    machine = machine_for(arch)
-    plan = dict(signatures.plans(machine, (bf16,)))["movement-bf16"]
-    return write(plan, machine, backend.dialect(arch)).source.text
+    """A loop kernel whose bodies store in several forms; a small one, as it is compiled often."""
+    machine, model = machine_for(arch), Model()
+    with use_model(model):
+        ark.transpose(ark.tensor((2, 3, 40), bf16), (2, 0, 1))
+        ark.embedding(ark.tensor((3, 2), int32), ark.tensor((9, 40), bf16))
+        cache, rows = ark.tensor((2, 192, 16), bf16), ark.tensor((3, 32), bf16)
+        ark.kv_append(cache, rows, ark.tensor((1,), int32))
+    return write(plan(model.graph, machine), machine, backend.dialect(arch)).source.text
 
 
 def broken(arch: str, text: str) -> set[str]:

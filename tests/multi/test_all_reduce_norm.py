@@ -119,7 +119,9 @@ def test_on_cpu_ranks(world: int, what: str, dtype: str, residual: bool) -> None
     check("cpu", world, what, dtype, residual)
 
 
-@pytest.mark.parametrize(("what", "dtype"), [("row", "bf16"), ("rows", "fp32")])
+@pytest.mark.parametrize(
+    ("what", "dtype"), [("row", "bf16"), pytest.param("rows", "fp32", marks=slow)]
+)
 def test_on_emulated_amd(what: str, dtype: str) -> None:
     check("rocm", 2, what, dtype, True)
 

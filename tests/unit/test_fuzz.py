@@ -43,7 +43,16 @@ def test_hostile_input_is_accepted_or_refused(name: str, seed: int) -> None:
 
 
 # What tasks of several ranks do for each other: no plan of one rank has it.
-BETWEEN_RANKS = {"arrival", "bulk", "combine", "combine_norm", "iteration_end", "token", "transfer"}
+BETWEEN_RANKS = {
+    "arrival",
+    "bulk",
+    "combine",
+    "combine_norm",
+    "iteration_end",
+    "switch",
+    "token",
+    "transfer",
+}
 
 
 def test_mutations_begin_with_every_kind_of_task() -> None:

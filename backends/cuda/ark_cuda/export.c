@@ -37,14 +37,18 @@
 #define HOST_PORTABLE_MAPPED 3u     // CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
 #define MAX_DYNAMIC_SHARED_BYTES 8  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
+struct loaded {
+  void *module, *function;
+};
+
 struct ark_device {
   void* library;
   int number;
   void* context;
-  void *modules[ARK_MOST_PHASES], *functions[ARK_MOST_PHASES];
 #define MEMBER(name, symbol, arguments) int(*name) arguments;
   FUNCTIONS(MEMBER)
 #undef MEMBER
+  struct loaded kernels[];  // of the model
 };
 
 static int failed(ark_instance* i, int status, int code, const char* doing) {
@@ -72,15 +76,16 @@ static int load(ark_instance* i) {
   int code = 0;
   for (uint32_t k = 0; code == 0 && k < m->kernel_count; ++k) {
     const int shared_bytes = (int)m->kernels[k].shared_bytes;
-    code = d->load(&d->modules[k], m->kernels[k].image);
-    if (code == 0) code = d->function_of(&d->functions[k], d->modules[k], "ark_loop");
-    if (code == 0) code = d->set(d->functions[k], MAX_DYNAMIC_SHARED_BYTES, shared_bytes);
+    code = d->load(&d->kernels[k].module, m->kernels[k].image);
+    if (code == 0) code = d->function_of(&d->kernels[k].function, d->kernels[k].module, "ark_loop");
+    if (code == 0) code = d->set(d->kernels[k].function, MAX_DYNAMIC_SHARED_BYTES, shared_bytes);
   }
   return code == 0 ? ARK_OK : failed(i, ARK_NO_DEVICE, code, m->made_for);
 }
 
 int ark_device_open(ark_instance* i) {
-  struct ark_device* d = i->device = calloc(1, sizeof *d);
+  const size_t kernels = i->model->kernel_count * sizeof(struct loaded);
+  struct ark_device* d = i->device = calloc(1, sizeof *d + kernels);
   if (d == NULL) return ark_fail(i, ARK_NO_MEMORY, "the system gave no memory");
   const int status = open_library(i);
   if (status != ARK_OK) return status;
@@ -104,7 +109,7 @@ void ark_device_close(ark_instance* i) {
   if (d->context != NULL) {
     d->push(d->context);
     for (uint32_t k = 0; k < i->model->kernel_count; ++k) {
-      if (d->modules[k] != NULL) d->unload(d->modules[k]);
+      if (d->kernels[k].module != NULL) d->unload(d->kernels[k].module);
     }
     d->pop(&context);
     d->release(d->number);
@@ -207,7 +212,7 @@ int ark_device_run(ark_instance* i, uint32_t number, const struct ArkParams* par
   void* context = NULL;
   d->push(d->context);
   // Cooperative: the driver refuses the launch unless all blocks are resident together.
-  int code = d->launch(d->functions[number], m->processors, 1, 1, kernel->threads, 1, 1,
+  int code = d->launch(d->kernels[number].function, m->processors, 1, 1, kernel->threads, 1, 1,
                        kernel->shared_bytes, NULL, arguments);
   if (code == 0) code = d->synchronize();
   d->pop(&context);

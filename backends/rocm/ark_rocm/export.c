@@ -28,13 +28,17 @@
 #define TO_DEVICE 1                       // hipMemcpyHostToDevice
 #define TO_HOST 2                         // hipMemcpyDeviceToHost
 
+struct loaded {
+  void *module, *function;
+};
+
 struct ark_device {
   void* library;
-  void *modules[ARK_MOST_PHASES], *functions[ARK_MOST_PHASES];
   const char* (*words)(int);
 #define MEMBER(name, symbol, arguments) int(*name) arguments;
   FUNCTIONS(MEMBER)
 #undef MEMBER
+  struct loaded kernels[];  // of the model
 };
 
 static int failed(ark_instance* i, int status, int code, const char* doing) {
@@ -60,7 +64,8 @@ static int open_library(ark_instance* i) {
 }
 
 int ark_device_open(ark_instance* i) {
-  struct ark_device* d = i->device = calloc(1, sizeof *d);
+  const size_t kernels = i->model->kernel_count * sizeof(struct loaded);
+  struct ark_device* d = i->device = calloc(1, sizeof *d + kernels);
   if (d == NULL) return ark_fail(i, ARK_NO_MEMORY, "the system gave no memory");
   const int status = open_library(i);
   if (status != ARK_OK) return status;
@@ -68,8 +73,8 @@ int ark_device_open(ark_instance* i) {
   if (code == 0) code = d->select(0);
   if (code != 0) return failed(i, ARK_NO_DEVICE, code, "opening the first GPU");
   for (uint32_t k = 0; code == 0 && k < i->model->kernel_count; ++k) {
-    code = d->load(&d->modules[k], i->model->kernels[k].image);
-    if (code == 0) code = d->function_of(&d->functions[k], d->modules[k], "ark_loop");
+    code = d->load(&d->kernels[k].module, i->model->kernels[k].image);
+    if (code == 0) code = d->function_of(&d->kernels[k].function, d->kernels[k].module, "ark_loop");
   }
   return code == 0 ? ARK_OK : failed(i, ARK_NO_DEVICE, code, i->model->made_for);
 }
@@ -78,7 +83,7 @@ void ark_device_close(ark_instance* i) {
   struct ark_device* d = i->device;
   if (d == NULL) return;
   for (uint32_t k = 0; k < i->model->kernel_count; ++k) {
-    if (d->modules[k] != NULL) d->unload(d->modules[k]);
+    if (d->kernels[k].module != NULL) d->unload(d->kernels[k].module);
   }
   if (d->library != NULL) dlclose(d->library);
   free(d);
@@ -150,7 +155,7 @@ int ark_device_run(ark_instance* i, uint32_t number, const struct ArkParams* par
   int code = d->select(0);
   // Cooperative: the driver refuses the launch unless all blocks are resident together.
   if (code == 0) {
-    code = d->launch(d->functions[number], m->processors, 1, 1, kernel->threads, 1, 1,
+    code = d->launch(d->kernels[number].function, m->processors, 1, 1, kernel->threads, 1, 1,
                      kernel->shared_bytes, NULL, arguments);
   }
   if (code == 0) code = d->synchronize();

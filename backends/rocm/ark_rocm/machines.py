@@ -42,6 +42,8 @@ LINE = 128  # bytes of a line of the second-level cache, which CDNA and RDNA 3 s
 STAGE_BYTES = 4096  # of weights read in place: tasks are cut between rows, or pairs, of them
 CAPABILITIES = ("packets", "packet_gate", "peer_packets", "proxy", "uncached_copies")
 TILE = (128, 128)  # of a matmul; two steps of both sides take 40 KB of shared memory
+# Tiles of 16-bit types and the share of their loop's issue slots that matrix units have, of gfx942.
+LARGE_TILES = ((256, 256, 0.87), (256, 128, 0.82), (128, 256, 0.82), (128, 128, 0.73))
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def machine(name: str, model: Model) -> Machine:
         signal_us=model.signal_us,
         line_bytes=LINE,
         tile=TILE,
+        large_tiles=LARGE_TILES if arch.unit == "mfma" else (),
         capabilities=(arch.unit, *CAPABILITIES),
     )
 
@@ -121,5 +124,6 @@ def opened(
         signal_us=like.signal_us,
         line_bytes=LINE,
         tile=TILE,
+        large_tiles=LARGE_TILES if ARCHS[plain].unit == "mfma" else (),
         capabilities=(ARCHS[plain].unit, *CAPABILITIES, *("peer_stores",) * peer_stores),
     )

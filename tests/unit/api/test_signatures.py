@@ -5,6 +5,7 @@ ark's, whichever the op and the place. What is not refused is taken.
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,15 @@ def test_it_is_taken_or_refused_in_words(op: str) -> None:
                 raise
             except ark.BaseError as error:
                 assert str(error), (op, place, wrong)
+
+
+# Names of types, or what stands for them.
+TYPES = re.compile(r"fp32|any type|[Tt]ypes?\b|int\d|bool|integers|[Aa]s (for )?`?\w+")
+
+
+@pytest.mark.parametrize("op", sorted({*OPS} - {"advance"}))  # which takes no tensor
+def test_its_docstring_names_types(op: str) -> None:
+    assert TYPES.search(inspect.getdoc(getattr(ark, op)) or "")
 
 
 def test_there_are_ops() -> None:

@@ -12,7 +12,7 @@ from ark.comm.forestcoll import forest, optimal, optimal_all_reduce
 from ark.comm.packages import require
 from ark.comm.simulate import simulate, tune_pieces
 from ark.comm.topology import Link, Topology, named
-from tests.slow import slow
+from tests.slow import examples, slow
 from tests.unit.comm.networks import random_eulerian
 
 # The rate in GB/s and how much of it two phases of equal roots reach. Totals by hand: every piece
@@ -103,7 +103,7 @@ def test_the_programme_over_cuts_equals_the_one_over_all_trees(seed):
 
 @pytest.mark.parametrize("seed", range(0, 60, 10))
 def test_on_random_networks_the_trees_attain_what_is_claimed_and_nobody_beats_the_bound(seed):
-    for each in range(seed, seed + 10):
+    for each in range(seed, seed + examples(10)):
         topology = random_eulerian(each)
         if len(topology.ranks) < 2:
             continue

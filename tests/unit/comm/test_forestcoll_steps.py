@@ -235,7 +235,7 @@ def degraded(seed):
 
 @pytest.mark.parametrize("seed", range(0, 80, 10))
 def test_networks_with_degraded_links_have_an_optimum_that_trees_attain(seed):
-    for each in range(seed, seed + 10):
+    for each in range(seed, seed + examples(10)):
         topology = degraded(each)
         if len(topology.ranks) < 2:
             continue

@@ -255,6 +255,7 @@ def channel_plan(seed: int) -> Plan:
         with use_model(model):
             shared, channel = ark.comm.symmetric(shape, dtype), ark.comm.channel(1 - rank)
             other, whole = ark.comm.symmetric(shape, dtype), ark.comm.channel(1 - rank, 1, "bulk")
+            ark.all_reduce(ark.tensor([99, *shape], fp32), rank, 2, engine="switch")
             if rank == 0:
                 (there,) = channel.wait(shared)
                 channel.signal(after=[ark.copy(there, output=ark.tensor(shape, dtype))])
@@ -268,7 +269,7 @@ def channel_plan(seed: int) -> Plan:
                 channel.send(ark.tensor(shape, dtype))
                 whole.put(ark.tensor(shape, dtype), other, signal=True)
         machine = target(3)
-        able = (*machine.capabilities, "peer_bulk")
+        able = (*machine.capabilities, "peer_bulk", "peer_multicast")
         made.append(make_plan(model.graph, dataclasses.replace(machine, capabilities=able)))
     verify(made)
     return made[-1]

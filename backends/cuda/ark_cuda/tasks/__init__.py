@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ark.codegen.dialect import BodyWriter, HeaderRule, LoaderRule, MapRule, ScratchRule
-from ark_cuda.tasks import attention, attention_tiles, bulk, linear, linear_roles, matmul, wgmma
+from ark_cuda.tasks import (
+    attention,
+    attention_tiles,
+    bulk,
+    linear,
+    linear_roles,
+    matmul,
+    switch,
+    wgmma,
+)
 
 BODIES: Mapping[str, BodyWriter] = {
     "attention": attention.write,
@@ -20,6 +29,7 @@ BODIES: Mapping[str, BodyWriter] = {
     "bulk": bulk.write,
     "linear": linear.write,
     "matmul": matmul.write,
+    "switch": switch.write,
 }
 HEADERS: Mapping[str, HeaderRule] = {
     "attention": attention.headers,
@@ -28,6 +38,7 @@ HEADERS: Mapping[str, HeaderRule] = {
     "bulk": bulk.headers,
     "linear": linear.headers,
     "matmul": matmul.headers,
+    "switch": switch.headers,
 }
 POLLS: Mapping[str, BodyWriter] = {
     "attention": attention.poll,

@@ -2,7 +2,9 @@
 
 Serves fp16 and bf16, and fp32 times bf16 (activations times weights: a float is the exact sum of
 three bf16), in tiles of more than eight rows, on machines with the capability mfma or wmma; the
-common body does the rest. Called by the writer through the dialect; matrix.h has the device side.
+common body does the rest. Tiles of 128 or 256 rows and columns of 16-bit types have a loop of their
+own where there is mfma. Called by the writer through the dialect; matrix.h and matrix_large.h have
+the device side.
 """
 
 from __future__ import annotations
@@ -18,6 +20,10 @@ _PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}  # of t
 _OUTPUTS = ("fp32", "bf16", "fp16")
 _MIN_ROWS = 9  # below, a row at a time on the vector units reads the weights as fast
 _PITCH = 40  # ARK_PITCH of matrix.h
+_FLUSHES = "gfx90a"  # takes denormal fp16 as zeros: matrix.h splits them into bf16
+_LARGE = (128, 256)  # rows and columns of tiles that matrix_large.h has
+_LARGE_WAVES = {(256, 256): (2, 4), (256, 128): (4, 2), (128, 256): (2, 4), (128, 128): (2, 4)}
+_LARGE_PIECES = 4  # of 16 bytes along k in a step
 
 
 def serves(sig: Signature, machine: Machine) -> bool:
@@ -33,12 +39,12 @@ def serves(sig: Signature, machine: Machine) -> bool:
     kinds = (a.dtype, b.dtype) in _PARTS and out.dtype in _OUTPUTS
     if not (plain and kinds and sig.params["tile"][0] >= _MIN_ROWS):
         return False
-    return _step_bytes(sig) <= machine.shared_bytes
+    return _step_bytes(sig, machine) <= machine.shared_bytes
 
 
 def scratch(sig: Signature, machine: Machine) -> int:
     """The steps of both sides that are held at once, in bytes."""
-    return _buffers(sig, machine) * _step_bytes(sig) if serves(sig, machine) else 0
+    return _buffers(sig, machine) * _step_bytes(sig, machine) if serves(sig, machine) else 0
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str | None:
@@ -46,16 +52,28 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     if not serves(sig, machine):
         return None
     rows, columns = _padded(sig)
-    waves = _waves(rows // 16, columns // 16, machine.warps)
     along = (along_k(sig, 0), along_k(sig, 1))
-    constants = (rows, columns, *waves, _buffers(sig, machine), *along)
-    return text.function(name, matrix_tiles(sig, constants))
+    buffers = _buffers(sig, machine)
+    if _large(sig, machine):
+        constants = (rows, columns, *_LARGE_WAVES[rows, columns], buffers, *along)
+        return text.function(name, matrix_tiles(sig, constants, "ark_large_tile"))
+    waves = _waves(rows // 16, columns // 16, machine.warps)
+    return text.function(name, matrix_tiles(sig, (rows, columns, *waves, buffers, *along)))
 
 
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code of these bodies."""
-    own = resources.files("ark_rocm").joinpath("tasks/matrix.h").read_text()
-    return (text.header("tiles.h"), own)
+    names = ("matrix.h", "matrix_large.h") if machine.has("mfma") else ("matrix.h",)
+    own = ((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
+    return (text.header("tiles.h"), *own)
+
+
+def _large(sig: Signature, machine: Machine) -> bool:
+    """Does the loop for large tiles take it?"""
+    sixteen = all(sig.operands[i].itemsize == 2 for i in (0, 1))
+    exact = machine.arch != _FLUSHES or sig.operands[0].dtype == "bf16"
+    tile = all(n in _LARGE for n in _padded(sig))
+    return sixteen and exact and tile and machine.has("mfma") and machine.warps == 8
 
 
 def _padded(sig: Signature) -> tuple[int, int]:
@@ -63,15 +81,17 @@ def _padded(sig: Signature) -> tuple[int, int]:
     return -(-rows // 16) * 16, -(-columns // 16) * 16
 
 
-def _step_bytes(sig: Signature) -> int:
+def _step_bytes(sig: Signature, machine: Machine) -> int:
     rows, columns = _padded(sig)
+    if _large(sig, machine):
+        return 16 * _LARGE_PIECES * (rows + columns + 4)
     parts = _PARTS[sig.operands[0].dtype, sig.operands[1].dtype]
     return 2 * (parts * rows + columns) * _PITCH
 
 
 def _buffers(sig: Signature, machine: Machine) -> int:
     """Two if shared memory has room, else one."""
-    return 2 if 2 * _step_bytes(sig) <= machine.shared_bytes else 1
+    return 2 if 2 * _step_bytes(sig, machine) <= machine.shared_bytes else 1
 
 
 def _waves(blocks_m: int, blocks_n: int, waves: int) -> tuple[int, int]:

@@ -1,0 +1,90 @@
+"""The all-reduce that a switch adds (engine `switch`): each rank owns a part, asks for the sum of
+all ranks' shares of it, and has it stored at all of them. Lowered only where it is named.
+"""
+
+from __future__ import annotations
+
+from ark.errors import UnsupportedError
+from ark.ir.graph import Node
+from ark.ir.values import Tensor as IrTensor
+from ark.lower.context import Lowering
+from ark.lower.engines import SWITCH, choose_engine, tile_bytes
+from ark.lower.merge import part
+from ark.lower.registry import register
+from ark.ops.communication import copy_box, dense
+from ark.plan.types import MAX_OPERANDS
+from ark.tasks.combine import CHUNK, moved, tiles
+
+NODE = "all_reduce_switch"
+TYPES = ("fp32", "bf16", "fp16")
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    graph, machine = lowering.graph, lowering.machine
+    rank, world = graph.rank, graph.world_size
+    share = dense(lowering, node.inputs[0], ".dense", fill=True)
+    out = dense(lowering, node.outputs[0], ".sum", fill=False)
+    engine = choose_engine(machine, share.nbytes, SWITCH, (SWITCH,))
+    if 2 * world > MAX_OPERANDS or share.dtype.name not in TYPES:
+        raise UnsupportedError(
+            f"a switch adds {', '.join(TYPES)} of at most {MAX_OPERANDS // 2} ranks, not "
+            f"{share.dtype.name} of {world}"
+        )
+    name = f"switch.{lowering.number('switch')}"
+    size, elements = share.dtype.itemsize, share.elements
+    peers = [(rank + step) % world for step in range(1, world)]
+
+    def everywhere(what: str) -> list[IrTensor]:
+        """Memory of one name on all ranks, the own first."""
+        return [
+            graph.tensor(
+                (elements,), share.dtype, arena="symmetric", rank=owner, name=f"{name}.{what}"
+            )
+            for owner in (-1, *peers)
+        ]
+
+    given, sums = everywhere("given"), everywhere("sum")
+    nbytes = tile_bytes(engine, machine, share.nbytes)
+
+    def owned(owner: int) -> list[tuple[str, int, list[tuple[int, int]]]]:
+        """What adds a rank's part: by the switch, and what is no whole chunk by loads; from where
+        on, and in which tiles.
+        """
+        whole = elements * size // CHUNK * CHUNK // size
+        lines = -(-whole * size // 128)
+        begin, end = (min(lines * r // world * 128 // size, whole) for r in (owner, owner + 1))
+        found = [("switch", begin, tiles(end - begin, size, nbytes))]
+        if owner == world - 1 and whole < elements:
+            found.append(("combine", whole, [(0, elements - whole)]))
+        return [(kind, first, cut) for kind, first, cut in found if cut]
+
+    moves = {"element": moved(share.dtype)}
+    coords = tiles(elements, size, nbytes)
+    group = lowering.emit("combine", moves, [lowering.flat(share), given[0]], coords, ".given")
+    adding = [p for p in peers if owned(p)]
+    group.sends = [tuple(lowering.semaphore(p, f"{name}.given") for p in adding)] * len(coords)
+    awaited = ((lowering.semaphore(rank, f"{name}.given"), len(peers) * len(coords)),)
+
+    order = [(other - rank) % world for other in range(world)]
+    params = {"element": share.dtype.name, "op": "sum", "order": order, "outputs": world}
+    for kind, first, cut in owned(rank):
+        operands = [part(t, 0, first, cut[-1][1]) for t in (*given, *sums)]
+        group = lowering.emit(kind, params, operands, cut, f".{kind}")
+        group.awaits = [awaited] * len(cut)
+        told = tuple(lowering.semaphore(p, f"{name}.sum.{rank}") for p in peers)
+        group.sends = [told] * len(cut)
+    for owner in peers:
+        cuts = owned(owner)
+        if not cuts:
+            continue
+        begin, count = cuts[0][1], sum(cut[-1][1] for *_, cut in cuts)
+        place = part(sums[0], 0, begin, count)
+        group = lowering.emit("arrival", {}, [place], [(0, count)], f".from{owner}")
+        tasks = sum(len(cut) for *_, cut in cuts)
+        group.awaits = [((lowering.semaphore(rank, f"{name}.sum.{owner}"), tasks),)]
+    lowering.emit("combine", moves, [sums[0], lowering.flat(out)], coords, ".out")
+    if out is not node.outputs[0]:
+        copy_box(lowering, out, node.outputs[0], ".strided")
+
+
+register(NODE, None, _lower, aliasing="none", all_ranks=True)

@@ -1,0 +1,30 @@
+"""A sum of all ranks' shares, stored at all ranks: what a switch can do for whoever asks it.
+
+operands: a share of each rank, then a result at each, the own ones first; plain memory of one dense
+dimension. params and coord: as for combine, whose body it has where no switch is mapped. A switch
+adds in an order of its own, so its sums are the same on all ranks, not those of rank order. Emitted
+for the engine `switch` (ark.lower.engines).
+"""
+
+from __future__ import annotations
+
+from ark.plan.kind import Signature, register
+from ark.plan.params import need
+from ark.tasks.combine import Combine, outputs, shares
+
+
+class Switch(Combine):
+    name = "switch"
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        need(outputs(sig) == shares(sig), "it has a share and a result of each rank")
+        need(sig.params.get("op", "sum") == "sum", "a switch adds")
+        need(sig.params.get("divide", 1) == 1, "a switch does not divide")
+        need(not any(o.packet for o in sig.operands), "it adds no packets")
+
+    def packets(self, sig: Signature) -> frozenset[int]:
+        return frozenset()
+
+
+register(Switch())

@@ -1,0 +1,300 @@
+// Large tiles of products of 16-bit types on CDNA's matrix units: blocks of 32 x 32, of which a
+// wave has several, in steps of 32 along k. While a step is multiplied, the next one is on its way
+// from registers to shared memory and the one behind it from memory to registers; a wave's operands
+// are read half a step before they are multiplied, so that matrix units have work on either side of
+// a barrier.
+
+#if defined(__GFX9__)
+typedef float ark_large_sums __attribute__((ext_vector_type(16)));
+
+constexpr int ARK_LARGE = 32;  // rows and columns of a block
+constexpr int ARK_DEEP = 32;   // of k in a step
+constexpr int ARK_HALF_PIECES = 2;
+
+// Shared memory as an address that stays in a register: the compiler would work it out again at
+// each use.
+template <typename T>
+using ark_in_local = __attribute__((address_space(3))) T;
+typedef ark_in_local<char> ark_local;
+ARK_DEVICE ark_local* ark_kept(ark_local* p) {
+  asm volatile("" : "+v"(p));
+  return p;
+}
+
+// Lane l has row l % 32 of both operands, the places 8 * (l / 32) and on of 16 along k. Sum e of a
+// block: row 8 * (e / 4) + 4 * (l / 32) + e % 4, column l % 32. Where an instruction takes 8 along
+// k, which ones it takes is the same for both operands, and so all the same.
+ARK_DEVICE int ark_large_row(int e) { return e / 4 * 8 + ark_lane() / 32 * 4 + e % 4; }
+
+#if defined(__gfx950__)
+constexpr int ARK_LARGE_PARTS = 1;  // instructions that 16 along k take
+#define ARK_LARGE_MULTIPLY(type, wide) __builtin_amdgcn_mfma_f32_32x32x16_##wide
+#else
+constexpr int ARK_LARGE_PARTS = 2;
+#define ARK_LARGE_MULTIPLY(type, wide) __builtin_amdgcn_mfma_f32_32x32x8##type
+#endif
+template <typename T>
+struct ArkLargePart {
+  typedef T type __attribute__((ext_vector_type(8 / ARK_LARGE_PARTS)));
+  // Instruction `part`'s operand.
+  ARK_DEVICE type of(ark_u16x8 piece, int part) {
+    struct Parts {
+      type part[ARK_LARGE_PARTS];
+    };
+    return __builtin_bit_cast(Parts, piece).part[part];
+  }
+};
+ARK_DEVICE ark_large_sums ark_large_multiply(const ark_f16*, ark_u16x8 a, ark_u16x8 b,
+                                             ark_large_sums sums, int part) {
+  typedef ArkLargePart<_Float16> Part;
+  return ARK_LARGE_MULTIPLY(f16, f16)(Part::of(a, part), Part::of(b, part), sums, 0, 0, 0);
+}
+ARK_DEVICE ark_large_sums ark_large_multiply(const ark_bf16*, ark_u16x8 a, ark_u16x8 b,
+                                             ark_large_sums sums, int part) {
+#if defined(__gfx950__)
+  typedef ArkLargePart<__bf16> Part;
+#else
+  typedef ArkLargePart<short> Part;
+#endif
+  return ARK_LARGE_MULTIPLY(bf16_1k, bf16)(Part::of(a, part), Part::of(b, part), sums, 0, 0, 0);
+}
+
+// One side of a step, from memory to registers to shared memory. There, piece p (of 8 along k) of
+// row r is at (p * PITCH + r) * 16 bytes: 32 lanes that read rows side by side meet no bank twice,
+// and with two rows more than there are, lanes that write four pieces of two rows do not either.
+template <bool ALONG_K>
+struct ArkLargeLoad {
+  typedef ark_u32x4 type;
+};
+template <>
+struct ArkLargeLoad<false> {
+  typedef ark_u32 type;
+};
+template <int ROWS, bool ALONG_K, typename T>
+struct ArkLargeStep {
+  static constexpr int PITCH = ROWS + 2;
+  static constexpr int MINE = ROWS * ARK_DEEP / ARK_PIECE / ARK_THREADS;  // pieces of a thread
+  static constexpr int DEEP = 4 * MINE;  // where rows lie side by side: a thread's, of two rows
+  static constexpr int LOADS = ALONG_K ? MINE : DEEP;
+  static constexpr int BYTES = PITCH * ARK_DEEP / ARK_PIECE * 16;
+  static_assert(MINE == 1 || MINE == 2, "128 or 256 rows for 8 waves");
+  typedef typename ArkLargeLoad<ALONG_K>::type load;
+  load loads[LOADS];
+  ark_u64 base, stride;  // where all of the steps lie inside: of the next one; bytes between steps
+  ark_u32 offsets[LOADS];
+  ark_local* to;  // of the thread's first piece, in the first step
+
+  // Piece i's row, or a load's first row; its place along k.
+  ARK_METHOD static int row_of(int i) {
+    if (ALONG_K) return (ark_tid() + i * ARK_THREADS) / 4;
+    return ark_tid() % (ROWS / 2) * 2;
+  }
+  ARK_METHOD static int k_of(int i) {
+    if (ALONG_K) return ark_tid() % 4 * ARK_PIECE;
+    return ark_tid() / (ROWS / 2) * DEEP + i;
+  }
+  // Rows that are not there are the last ones again, whose sums nobody stores.
+  ARK_METHOD bool inside(const ArkSide<T>& side) const {
+    const ark_i64 near = ALONG_K ? side.k_stride : side.row_stride;
+    const ark_i64 far = ALONG_K ? side.row_stride : side.k_stride;
+    constexpr int WIDE = sizeof(load) / sizeof(T);
+    const bool aligned = (reinterpret_cast<ark_u64>(side.at) & (sizeof(load) - 1u)) == 0u;
+    return near == 1 && aligned && far % WIDE == 0 && far > 0 && far < (1 << 20) &&
+           side.depth % ARK_DEEP == 0 && (ALONG_K || side.rows % 2 == 0);
+  }
+  ARK_METHOD void begin(ark_local* tile) {
+    const int k = k_of(0), within = ALONG_K ? 0 : k % ARK_PIECE * 2;
+    to = ark_kept(tile + (k / ARK_PIECE * PITCH + row_of(0)) * 16 + within);
+  }
+  ARK_METHOD void begin_inside(const ArkSide<T>& side) {
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      const int row = row_of(i), last = side.rows - (ALONG_K ? 1 : 2);
+      const ark_i64 at = (row < last ? row : last) * side.row_stride + k_of(i) * side.k_stride;
+      offsets[i] = static_cast<ark_u32>(at) * sizeof(T);
+    }
+    base = ark_uniform(reinterpret_cast<ark_u64>(side.at));
+    stride = ARK_DEEP * sizeof(T) * ark_uniform(static_cast<ark_u64>(side.k_stride));
+  }
+  // The next step; `more`: there is one behind it.
+  ARK_METHOD void fetch_inside(bool more) {
+    const auto* from = (const ark_global<char>*)base;
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      asm volatile("" : "+v"(offsets[i]));  // 32 bits of it here, which the load itself adds
+      loads[i] = *(const ark_global<load>*)(from + offsets[i]);
+    }
+    base += more ? stride : 0u;
+  }
+  ARK_METHOD void fetch(const ArkSide<T>& side, int k0) {
+    const auto* from = (const ark_global<ark_u16>*)side.at;
+    const auto element = [&](int row, int k) -> ark_u32 {
+      if (row >= side.rows || k >= side.depth) return 0u;
+      return from[row * side.row_stride + k * side.k_stride];
+    };
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      const int row = row_of(i), k = k0 + k_of(i);
+      if constexpr (ALONG_K) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          loads[i][e] = element(row, k + 2 * e) | element(row, k + 2 * e + 1) << 16;
+        }
+      } else {
+        loads[i] = element(row, k) | element(row + 1, k) << 16;
+      }
+    }
+  }
+  // at: of the step's buffer, in bytes.
+  ARK_METHOD void place(int at) const {
+    if constexpr (ALONG_K) {
+      constexpr int NEXT = ARK_THREADS / 4 * 16;
+#pragma unroll
+      for (int i = 0; i < MINE; ++i) *(ark_in_local<ark_u32x4>*)(to + at + i * NEXT) = loads[i];
+    } else {
+      typedef ark_u32 part __attribute__((ext_vector_type(DEEP / 2)));
+      part low, high;
+#pragma unroll
+      for (int e = 0; e < DEEP / 2; ++e) {
+        low[e] = __builtin_amdgcn_perm(loads[2 * e + 1], loads[2 * e], 0x05040100u);
+        high[e] = __builtin_amdgcn_perm(loads[2 * e + 1], loads[2 * e], 0x07060302u);
+      }
+      *(ark_in_local<part>*)(to + at) = low;
+      *(ark_in_local<part>*)(to + at + 16) = high;
+    }
+  }
+};
+
+// A wave's operands of half a step: BLOCKS blocks, STEP rows apart.
+template <int BLOCKS, int STEP, int PITCH>
+struct ArkLargeHalf {
+  ark_u16x8 piece[BLOCKS];
+
+  ARK_METHOD void clear() {
+#pragma unroll
+    for (int i = 0; i < BLOCKS; ++i) piece[i] = 0;
+  }
+  // at: of the wave's first block and lane.
+  ARK_METHOD void read(const ark_local* at, int half) {
+#pragma unroll
+    for (int i = 0; i < BLOCKS; ++i) {
+      const int offset = (half * ARK_HALF_PIECES * PITCH + i * STEP) * 16;
+      piece[i] = *(const ark_in_local<ark_u16x8>*)(at + offset);
+    }
+  }
+};
+
+// As ark_matrix_tile of matrix.h, for tiles of 128 or 256 rows and columns.
+template <int TM, int TN, int WAVES_M, int WAVES_N, int BUFFERS, bool A_ALONG_K, bool B_ALONG_K,
+          typename T, typename O>
+ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<T>& b, O* out,
+                               ark_i64 out_row, ark_i64 out_column) {
+  static_assert(WAVES_M * WAVES_N == ARK_WARPS, "every wave has its place");
+  constexpr int BLOCKS_M = TM / ARK_LARGE / WAVES_M, BLOCKS_N = TN / ARK_LARGE / WAVES_N;
+  static_assert(BLOCKS_M % 2 == 0, "two halves of a wave's rows");
+  typedef ArkLargeStep<TM, A_ALONG_K, T> StepA;
+  typedef ArkLargeStep<TN, B_ALONG_K, T> StepB;
+  typedef ArkLargeHalf<BLOCKS_M, WAVES_M * ARK_LARGE, StepA::PITCH> HalfA;
+  typedef ArkLargeHalf<BLOCKS_N, WAVES_N * ARK_LARGE, StepB::PITCH> HalfB;
+  constexpr int STEP = StepA::BYTES + StepB::BYTES;
+  const int wave_m = ark_warp() % WAVES_M, wave_n = ark_warp() / WAVES_M;
+  const int row = ark_lane() % ARK_LARGE, piece = ark_lane() / ARK_LARGE;
+  auto* tile_a = (ark_local*)shared;
+  ark_local* tile_b = tile_a + StepA::BYTES;
+  const ark_local* mine_a =
+      ark_kept(tile_a + (piece * StepA::PITCH + wave_m * ARK_LARGE + row) * 16);
+  const ark_local* mine_b =
+      ark_kept(tile_b + (piece * StepB::PITCH + wave_n * ARK_LARGE + row) * 16);
+  ark_large_sums sums[BLOCKS_M][BLOCKS_N];
+#pragma unroll
+  for (int i = 0; i < BLOCKS_M; ++i) {
+#pragma unroll
+    for (int j = 0; j < BLOCKS_N; ++j) sums[i][j] = 0.0f;
+  }
+  HalfA first_a, second_a;
+  HalfB first_b, second_b;
+  second_a.clear();
+  second_b.clear();
+  StepA step_a;
+  StepB step_b;
+  const int steps = (a.depth + ARK_DEEP - 1) / ARK_DEEP;
+  // Rows of blocks from `begin` on, half of them.
+  const auto multiply = [&](const HalfA& x, const HalfB& y,
+                            int begin) __attribute__((always_inline)) {
+#pragma unroll
+    for (int part = 0; part < ARK_LARGE_PARTS; ++part) {
+#pragma unroll
+      for (int i = begin; i < begin + BLOCKS_M / 2; ++i) {
+#pragma unroll
+        for (int j = 0; j < BLOCKS_N; ++j) {
+          sums[i][j] = ark_large_multiply(b.at, x.piece[i], y.piece[j], sums[i][j], part);
+        }
+      }
+    }
+    // What stands between two of these stays between them.
+    __builtin_amdgcn_sched_barrier(0);
+  };
+  step_a.begin(tile_a);
+  step_b.begin(tile_b);
+  const auto place = [&](int at) __attribute__((always_inline)) {
+    step_a.place(at);
+    step_b.place(at);
+  };
+  // fetch(s): step s, from memory to registers. Beyond the last one whatever is there.
+  const auto run = [&](const auto& fetch) __attribute__((always_inline)) {
+    fetch(0);
+    place(0);
+    fetch(1);
+    ark_sync();
+#pragma unroll 2
+    for (int s = 0; s < steps; ++s) {
+      const int now = s % BUFFERS * STEP, next = (s + 1) % BUFFERS * STEP;
+      first_a.read(mine_a + now, 0);
+      first_b.read(mine_b + now, 0);
+      __builtin_amdgcn_sched_barrier(0);
+      multiply(second_a, second_b, 0);
+      multiply(second_a, second_b, BLOCKS_M / 2);
+      second_a.read(mine_a + now, 1);
+      second_b.read(mine_b + now, 1);
+      __builtin_amdgcn_sched_barrier(0);
+      multiply(first_a, first_b, 0);
+      if (BUFFERS == 1) ark_sync();
+      place(next);
+      __builtin_amdgcn_sched_barrier(0);
+      fetch(s + 2);
+      __builtin_amdgcn_sched_barrier(0);
+      multiply(first_a, first_b, BLOCKS_M / 2);
+      ark_sync();
+    }
+    multiply(second_a, second_b, 0);
+    multiply(second_a, second_b, BLOCKS_M / 2);
+  };
+  if (step_a.inside(a) && step_b.inside(b)) {
+    step_a.begin_inside(a);
+    step_b.begin_inside(b);
+    run([&](int s) __attribute__((always_inline)) {
+      step_a.fetch_inside(s + 1 < steps);
+      step_b.fetch_inside(s + 1 < steps);
+    });
+  } else {
+    run([&](int s) __attribute__((always_inline)) {
+      step_a.fetch(a, s * ARK_DEEP);
+      step_b.fetch(b, s * ARK_DEEP);
+    });
+  }
+#pragma unroll
+  for (int i = 0; i < BLOCKS_M; ++i) {
+#pragma unroll
+    for (int j = 0; j < BLOCKS_N; ++j) {
+      const int column = (wave_n + j * WAVES_N) * ARK_LARGE + ark_lane() % ARK_LARGE;
+#pragma unroll
+      for (int e = 0; e < 16; ++e) {
+        const int down = (wave_m + i * WAVES_M) * ARK_LARGE + ark_large_row(e);
+        if (down < a.rows && column < b.rows) {
+          ark_put(out, down * out_row + column * out_column, sums[i][j][e]);
+        }
+      }
+    }
+  }
+}
+#endif

@@ -1,0 +1,83 @@
+"""What the timing model of docs/rocm-timing.md predicts for a product of bf16 on an AMD GPU.
+
+The emulator takes a minute for 2^34 multiplications, so a long product is cut: as many tiles as
+compute units run at once, over two depths, and the difference is what a depth takes. A prediction:
+nobody measured it.
+
+    python bench/rocm_matmul.py --shape 8192x8192x8192 --tile 256x128
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import math
+
+import ark_rocm_emulator
+import numpy as np
+from ark_rocm import backend
+
+from ark.ir.dtype import bf16
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+
+
+def sizes(text: str) -> list[int]:
+    return [int(n) for n in text.split("x")]
+
+
+def microseconds(model: str, shape: list[int], tile: tuple[int, int], turned: str) -> float:
+    """One run of a product (rows, columns, depth) whose tiles are `tile`."""
+    m, n, k = shape
+    ta, tb = (letter == "t" for letter in turned)
+    graph = Graph()
+    a = graph.tensor((k, m) if ta else (m, k), bf16, arena="state", name="a")
+    b = graph.tensor((n, k) if tb else (k, n), bf16, arena="state", name="b")
+    c = graph.tensor((m, n), bf16, name="c")
+    graph.add("matmul", [a, b], [c], {"transpose_a": ta, "transpose_b": tb}, "product")
+    random = np.random.default_rng(0)
+    with ark_rocm_emulator.emulated(model), contextlib.closing(backend.open(0)) as device:
+        machine = dataclasses.replace(device.machine, tile=tile, large_tiles=((*tile, 1.0),))
+        made = plan(graph, machine, {"fuse": False})
+        verify([made])
+        with Executor(made, backend, device) as executor:
+            for x in (a, b):
+                executor.write(x.name, random.standard_normal(x.shape).astype(bf16.to_numpy()))
+            run = executor.start(1)
+            run.wait(3600)
+            return run.elapsed_ms() * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="mi300x")
+    parser.add_argument("--shape", type=sizes, default=[8192, 8192, 8192], help="MxNxK")
+    parser.add_argument("--tile", type=sizes, default=[256, 128], help="rows x columns")
+    parser.add_argument("--transposes", default="nt", help="of a and b, as in BLAS")
+    parser.add_argument("--depths", type=sizes, default=[512, 1536], help="two that are run")
+    args = parser.parse_args()
+    m, n, k = args.shape
+    high, wide = args.tile
+    few, more = args.depths
+    units = backend.machine(args.model).processors
+    # Tiles in flight: 16 rows of them, as many columns as there are units for.
+    rows, columns = min(m, 16 * high), min(n, units // 16 * wide)
+    short, long = (
+        microseconds(args.model, [rows, columns, depth], (high, wide), args.transposes)
+        for depth in (few, more)
+    )
+    per_k = (long - short) / (more - few)
+    rounds = math.ceil(math.ceil(m / high) * math.ceil(n / wide) / units)
+    total = rounds * (short + per_k * (k - few))
+    print(f"{rows}x{columns}: {few} deep {short:.1f} us, {more} deep {long:.1f} us (predicted)")
+    print(
+        f"{m}x{n}x{k} in {rounds} rounds: {total:.0f} us, {2 * m * n * k / total / 1e6:.0f} "
+        "TFLOP/s (predicted, at the nominal clock)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The engine `switch`: planned and verified, its sums right by the common body on CPU ranks, its
+own instructions compiled for sm_90a, never run; and chosen by nobody who does not name it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.backend.protocol import Target
+from ark.codegen.writer import write
+from ark.errors import UnsupportedError
+from ark.ir.dtype import DataType, bf16, by_name, fp16, fp32
+from ark.lower.engines import ENGINES, MESSAGES, SWITCH, TRANSFERS, choose_engine
+from ark.machine import Machine
+from ark.plan.serialize import machine_of
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from tests.multi.test_collectives import build, devices
+from tests.ranks import ThreadRanks, run_ranks
+
+COUNTS = (1, 3, 4, 4099, 70001)
+
+
+def able(machine: Machine) -> Machine:
+    return dataclasses.replace(machine, capabilities=(*machine.capabilities, "peer_multicast"))
+
+
+def sums(rank: int, world: int, dtype: DataType = fp32, engine: str = SWITCH) -> None:
+    for count in COUNTS:
+        x = ark.tensor([count], dtype, name=f"x{count}")
+        total = ark.all_reduce(x, rank, world, engine=engine)
+        ark.copy(total, output=ark.tensor([count], dtype, name=f"sum{count}"))
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_sums_are_right_where_the_common_body_adds(world: int) -> None:
+    with devices("cpu", world) as (opened, machine):
+        plans = build(world, lambda rank: sums(rank, world), able(machine))
+        verify(plans)
+        assert "switch" in {op.kind for op in plans[0].ops}
+        xs = [{n: np.arange(n, dtype=np.float32) % 251 + r for n in COUNTS} for r in range(world)]
+
+        def work(ranks: ThreadRanks) -> list[np.ndarray]:
+            plan, device = plans[ranks.rank], opened[ranks.rank]
+            with Executor(plan, registry.get("cpu"), device, ranks=ranks) as executor:
+                for n, values in xs[ranks.rank].items():
+                    executor.write(f"x{n}", values)
+                executor.start(3).wait(60.0)
+                found = [executor.read(f"sum{n}") for n in COUNTS]
+                ranks.barrier()
+                return found
+
+        for found in run_ranks(world, work):
+            for n, got in zip(COUNTS, found, strict=True):
+                np.testing.assert_array_equal(got, sum(x[n] for x in xs))
+
+
+@pytest.mark.parametrize("dtype", [fp32, bf16, fp16], ids=lambda d: d.name)
+def test_its_instructions_compile_for_sm_90a(dtype: DataType) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    backend = registry.get("cuda")
+    machine = able(registry.machine("h100"))
+    plans = build(2, lambda rank: sums(rank, 2, dtype), machine)
+    verify(plans)
+    made = machine_of(plans[0])
+    source = write(plans[0], made, backend.dialect("sm_90a")).source
+    assert "multimem.ld_reduce" in source.text and "multimem.st" in source.text
+    assert backend.compiler().compile(source, Target("sm_90a", made.threads)).data
+
+
+@pytest.mark.parametrize("name", ["cpu-2", "h100", "h200", "b200", "mi300x"])
+def test_no_machine_has_it_and_nothing_chooses_it(name: str) -> None:
+    machine = registry.machine(name)
+    assert not machine.has(ENGINES[SWITCH].needs)
+    with pytest.raises(UnsupportedError, match="'switch'"):
+        build(2, lambda rank: sums(rank, 2), machine)
+    for nbytes in (1, 1 << 20, 1 << 30):
+        for among in (MESSAGES, TRANSFERS, tuple(ENGINES)):
+            assert choose_engine(able(machine), nbytes, among=among).name != SWITCH
+    plan = build(2, lambda rank: sums(rank, 2, engine="auto"), able(machine))[0]
+    assert "switch" not in {op.kind for op in plan.ops}
+
+
+def test_types_that_no_switch_adds_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="a switch adds fp32, bf16, fp16"):
+        build(2, lambda rank: sums(rank, 2, by_name("int32")), able(registry.machine("cpu-2")))
