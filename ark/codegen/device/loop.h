@@ -60,7 +60,9 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       ark_copies_done();
       ark_sync();
       if (range.task_begin < end) ark_counter_ops_ahead(team, loop, p, range.task_begin);
-      if (range.task_begin + 1u < end) ark_counter_ops_ahead(team, loop, p, range.task_begin + 1u);
+      if (ARK_BACKGROUND_COPIES && range.task_begin + 1u < end) {
+        ark_counter_ops_ahead(team, loop, p, range.task_begin + 1u);
+      }
       ark_copies_done();
       held = end - range.task_begin <= ARK_SLOTS ? range.task_begin : ARK_NO_TASK;
     }

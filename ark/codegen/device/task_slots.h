@@ -21,6 +21,9 @@ ARK_DEVICE void ark_copies_done() {}
 // The end of what a task copies ahead; waits for what the tasks before have, not for that.
 ARK_DEVICE void ark_copies_ahead() {}
 ARK_DEVICE void ark_copies_before() {}
+constexpr bool ARK_BACKGROUND_COPIES = false;
+#else
+constexpr bool ARK_BACKGROUND_COPIES = true;
 #endif
 
 // The threads that share a piece of the loop's own work: all computing ones, or a warp.
@@ -59,7 +62,11 @@ ARK_DEVICE void ark_counter_ops_ahead(ArkTeam team, ArkLoop& loop, const ArkPara
 // copied.
 ARK_DEVICE void ark_next_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i,
                                ark_u32 end) {
-#if defined(ARK_HAS_COPY_AHEAD)
+  if (!ARK_BACKGROUND_COPIES) {
+    if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);
+    if (i + 2u < end) ark_task_ahead(team, loop, p, i + 2u);
+    return;
+  }
   const ArkTeam warp{static_cast<ark_u32>(ark_lane()), static_cast<ark_u32>(ARK_LANES)};
   if (i + 2u < end && ark_warp() == 0) ark_task_ahead(warp, loop, p, i + 2u);
   if (i + 2u < end && ark_warp() == ARK_WARPS - 1) {
@@ -69,10 +76,6 @@ ARK_DEVICE void ark_next_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, 
                    sizeof(loop.counter_ops[0]) / 8u);
   }
   ark_copies_ahead();
-#else
-  if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);
-  if (i + 2u < end) ark_task_ahead(team, loop, p, i + 2u);
-#endif
 }
 ARK_DEVICE ArkCounterOp ark_counter_op(const ArkLoop& loop, ark_u32 i, ark_u32 number) {
   const ark_u32 at = number - loop.tasks[i % ARK_SLOTS].wait_begin;
