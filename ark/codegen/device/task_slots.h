@@ -4,7 +4,6 @@
 // so that no task begins with a trip to memory. Of four slots one is in use, the next two are
 // filled, and the fourth may still be read by threads that signal the task before.
 constexpr ark_u32 ARK_SLOTS = 4u;
-constexpr ark_u32 ARK_SLOT_COUNTER_OPS = 8u;
 
 struct ArkLoop {
   ArkTask tasks[ARK_SLOTS];
