@@ -220,10 +220,12 @@ def training_ranks(session: nox.Session) -> None:
 
 @nox.session
 def shim(session: nox.Session) -> None:
-    """The suite's synchronising kernels as HIP source on an NVIDIA GPU; needs cuda:1."""
+    """The suite's synchronising kernels and the doctor's as HIP source on an NVIDIA GPU; needs
+    cuda:1.
+    """
     session.install("-e", ".[dev]")
-    test = "tests/rocm_emulator/test_shim_gpu.py"
-    session.run("pytest", test, *session.posargs, env={"ARK_REQUIRE": "cuda:1"})
+    tests = [f"tests/rocm_emulator/test_shim_{name}.py" for name in ("gpu", "doctor")]
+    session.run("pytest", *tests, *session.posargs, env={"ARK_REQUIRE": "cuda:1"})
 
 
 def _row_session(row: dict) -> None:

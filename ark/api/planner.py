@@ -241,7 +241,7 @@ class PlannerContext:
         configs = (c.settings.get("config", {}) for c in self._stack)
         graph.hints = hints_of({key: value for one in configs for key, value in one.items()})
         if graph.context is None and self._joins():
-            graph.context = sum(1 for c in {n.context for n in graph.nodes} if c is not None)
+            graph.context = graph.new_context()
         return self
 
     def _joins(self) -> bool:

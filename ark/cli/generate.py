@@ -207,7 +207,7 @@ def answer(
             print(json.dumps({"text": "".join(pieces), "tokens": tokens}), flush=True)
     if show:
         errors.print(
-            f"{len(prompt)} prompt tokens and the first new one in {1e3 * (first - begin):.1f} ms; "
+            f"{len(prompt)} prompt tokens and the first new one in {1e3 * (first - begin):.1f} ms"
             f"{_rate(len(tokens) - 1, end - first)}",
             style="dim",
         )
@@ -256,5 +256,7 @@ def answer_batch(
 
 
 def _rate(after: int, seconds: float) -> str:
-    """How fast tokens came after the first."""
-    return f"{after} more in {seconds:.2f} s, {after / max(seconds, 1e-9):.1f} tokens/s"
+    """How fast tokens came after the first; nothing where there were none."""
+    if after < 1:
+        return ""
+    return f"; {after} more in {seconds:.2f} s, {after / max(seconds, 1e-9):.1f} tokens/s"

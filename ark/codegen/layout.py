@@ -16,6 +16,7 @@ import numpy as np
 RECORD_OPERANDS = 12
 MAX_COORDS = 6
 MAP_BYTES = 128  # of a box map in the hardware's form
+SLOT_COUNTER_OPS = 8  # waits and signals of a task that the loop copies ahead
 FIFO_SLOTS = 1024  # of triggers for the proxy; a power of two
 
 _NUMPY = {"u32": "<u4", "i32": "<i4", "u64": "<u8"}
@@ -220,7 +221,12 @@ LOOP_BYTES = 1536
 
 
 def declarations() -> str:
-    """The C structs, in the order in which they are defined."""
+    """What the loop's code needs: a constant, and the structures."""
+    return f"constexpr ark_u32 ARK_SLOT_COUNTER_OPS = {SLOT_COUNTER_OPS}u;\n" + structures()
+
+
+def structures() -> str:
+    """The C structs, in the order in which they are defined; C as well as C++."""
     parts = []
     for name, members in STRUCTS.items():
         lines = [f"  ark_{t} {m}{f'[{n}]' if n > 1 else ''};" for m, t, n in members]

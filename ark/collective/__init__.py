@@ -1,15 +1,15 @@
 """Collective programs: their frozen form, the builder, dumps, the checker and the NumPy executor.
 
-`ark.collective.types` defines what a program means; start there.
+`ark.collective.types` defines what a program means; start there. The forms of other libraries load
+when one of their functions is asked for.
 """
+
+import importlib
+from typing import Any
 
 from ark.collective.builder import IN, OUT, ProgramBuilder
 from ark.collective.checker import Report, check
 from ark.collective.execute import execute, reference_result
-from ark.collective.execution_read import from_execution_plan
-from ark.collective.execution_write import to_execution_plan
-from ark.collective.msccl import TARGETS, to_xml
-from ark.collective.msccl_read import from_xml
 from ark.collective.order import final_writers, in_order, steps
 from ark.collective.reductions import REDUCTIONS
 from ark.collective.text import dump, from_json, to_json
@@ -25,11 +25,25 @@ from ark.collective.types import (
     Span,
 )
 
+_FORMS = {
+    "TARGETS": "msccl",
+    "from_execution_plan": "execution_read",
+    "from_xml": "msccl_read",
+    "to_execution_plan": "execution_write",
+    "to_xml": "msccl",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FORMS:
+        return getattr(importlib.import_module(f"ark.collective.{_FORMS[name]}"), name)
+    raise AttributeError(f"module 'ark.collective' has no attribute {name!r}")
+
+
 __all__ = [
     "IN",
     "OUT",
     "REDUCTIONS",
-    "TARGETS",
     "Buffer",
     "Collective",
     "CollectiveProgram",
@@ -45,13 +59,10 @@ __all__ = [
     "dump",
     "execute",
     "final_writers",
-    "from_execution_plan",
     "from_json",
-    "from_xml",
     "in_order",
     "reference_result",
     "steps",
-    "to_execution_plan",
     "to_json",
-    "to_xml",
+    *_FORMS,
 ]

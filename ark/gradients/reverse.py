@@ -153,15 +153,18 @@ class _Reverse:
         return found
 
     def _undo(self, place: int, uses: Sequence[bool]) -> None:
-        """From the gradients of what a node made to those of what it read."""
+        """From the gradients of what a node made to those of what it read. Their nodes stay on the
+        processors that this one was asked to stay on.
+        """
         node = self.nodes[place]
         given = [self.regions.take(out) for out in reversed(node.outputs)][::-1]
         if all(g is None for g in given):
             return
-        made = rule_of(node)(Call(node, given, uses, lambda t: self._value(t, place)))
-        for tensor, gradient, used in zip(node.inputs, made, uses, strict=True):
-            if used and gradient is not None:
-                self.regions.put(tensor, gradient)
+        with self.graph.placed(node.processors):
+            made = rule_of(node)(Call(node, given, uses, lambda t: self._value(t, place)))
+            for tensor, gradient, used in zip(node.inputs, made, uses, strict=True):
+                if used and gradient is not None:
+                    self.regions.put(tensor, gradient)
 
     def _value(self, tensor: ir.Tensor, place: int) -> Tensor:
         """The handle of what a node read or made; ModelError where it is overwritten since."""

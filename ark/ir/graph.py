@@ -72,6 +72,24 @@ class Graph:
         return made
 
     @contextmanager
+    def placed(self, processors: tuple[int, int] | None) -> Iterator[None]:
+        """Nodes added within stay on those processors, unless somebody has asked for others."""
+        if processors is None or self.processors is not None:
+            yield
+            return
+        before = self.context
+        self.processors = processors
+        self.context = self.new_context() if before is None else before
+        try:
+            yield
+        finally:
+            self.processors, self.context = None, before
+
+    def new_context(self) -> int:
+        """A number for nodes that are asked for together from here on."""
+        return sum(1 for c in {n.context for n in self.nodes} if c is not None)
+
+    @contextmanager
     def entry(self, name: str) -> Iterator[None]:
         """Opens a phase of the loop, an entry point of the model: nodes added within belong to it.
 

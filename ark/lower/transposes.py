@@ -19,6 +19,7 @@ def read_transposed(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
     """A copy of the graph with such products. kept: ids of buffers that somebody else reads."""
     transposed: dict[int, tuple[int, Node]] = {}  # by tensor: place and node
     written: dict[int, int] = {}  # by buffer: place of the last write
+    taken: set[int] = set()  # nodes whose result a product no longer reads
     nodes: list[Node] = []
     for place, node in enumerate(graph.nodes):
         if _is_transpose(node):
@@ -31,12 +32,12 @@ def read_transposed(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
                 source = before.inputs[0]
                 if before.phase == node.phase and written.get(source.buffer.id, -1) <= at:
                     node = _reading(node, side, source)
+                    taken.add(before.id)
         for tensor in node.outputs:
             written[tensor.buffer.id] = place
         nodes.append(node)
     read = Counter(t.buffer.id for n in nodes for t in (*n.inputs, *n.after))
-    ids = {node.id for _, node in transposed.values()}
-    return graph.with_nodes(n for n in nodes if n.id not in ids or not _unread(n, read, kept))
+    return graph.with_nodes(n for n in nodes if n.id not in taken or not _unread(n, read, kept))
 
 
 def _is_transpose(node: Node) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -73,29 +73,40 @@ _OPTIONAL = " | None"
 
 def checked(op: _F) -> _F:
     """The op, which raises InvalidUsageError for arguments of other kinds than it says."""
-    kinds: dict[str, tuple[Callable[[Any], bool], str]] = {}
-    signature = inspect.signature(op)
-    for name, parameter in signature.parameters.items():
-        said = str(parameter.annotation)
-        kind = _KINDS.get(said.removesuffix(_OPTIONAL))
-        if kind is not None:
-            kinds[name] = kind
-    names = list(signature.parameters)
-    defaults = {name: p.default for name, p in signature.parameters.items()}
-    optional = {
-        name for name, p in signature.parameters.items() if str(p.annotation).endswith(_OPTIONAL)
-    }
+    parameters: dict[str, _Parameter | None] = {}  # when it is first called: most never are
 
     @functools.wraps(op)
     def call(*given: Any, **named: Any) -> Any:
-        for name, value in (*zip(names, given, strict=False), *named.items()):
-            kind = kinds.get(name)
-            if kind is None or value is defaults[name] or (value is None and name in optional):
+        if not parameters:
+            parameters.update(_parameters(op))
+        for name, value in (*zip(parameters, given, strict=False), *named.items()):
+            known = parameters.get(name)
+            if known is None or value is known.default or (value is None and known.optional):
                 continue
-            if not kind[0](value):
+            if not known.fits(value):
                 raise InvalidUsageError(
-                    f"{op.__name__}: {name} is {value!r:.60}; expected {kind[1]}"
+                    f"{op.__name__}: {name} is {value!r:.60}; expected {known.said}"
                 )
         return op(*given, **named)
 
     return call  # type: ignore[return-value]
+
+
+class _Parameter(NamedTuple):
+    """One whose kind is checked. said: what fits, in words."""
+
+    fits: Callable[[Any], bool]
+    said: str
+    default: Any
+    optional: bool
+
+
+def _parameters(op: Callable[..., Any]) -> dict[str, _Parameter | None]:
+    """All parameters of an op by name; None for those of any kind."""
+    found: dict[str, _Parameter | None] = {}
+    for name, parameter in inspect.signature(op).parameters.items():
+        annotation = str(parameter.annotation)
+        kind = _KINDS.get(annotation.removesuffix(_OPTIONAL))
+        optional = annotation.endswith(_OPTIONAL)
+        found[name] = _Parameter(*kind, parameter.default, optional) if kind else None
+    return found

@@ -14,7 +14,11 @@ from ark.ir.values import Tensor
 from ark.lower.context import Lowering
 from ark.lower.merge import part
 from ark.lower.registry import register
-from ark.ops.tokens import sample_reference
+from ark.machine import Machine
+from ark.ops.tokens import makes_logits, sample_reference
+from ark.plan.groups import Group
+from ark.tasks.linear import MATRIX_ROWS, MOST_NARROW, narrow_rows
+from ark.variant import COMMUNICATE
 
 
 def _sample_each(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -43,13 +47,33 @@ def _share(tensor: Tensor, batch: int, sequence: int) -> Tensor:
     return dataclasses.replace(part(tensor, 0, sequence * size, size), name=name)
 
 
+def _takes(product: Group, machine: Machine) -> bool:
+    """Has the layer a body of several rows that finds each one's best?"""
+    x, weight = product.operands[:2]
+    return (
+        machine.variant.role(COMMUNICATE) > 0
+        and 1 < x.shape[0] <= MOST_NARROW
+        and narrow_rows(x.shape[0], weight, product.params["split_k"])
+        and product.params["rows"] in MATRIX_ROWS
+    )
+
+
 def _lower_sample_each(lowering: Lowering, node: Node) -> None:
-    """Each tile finds its best token of each sequence, one task chooses among these for all."""
+    """Each tile finds its best token of each sequence, one task chooses among these for all. In a
+    variant whose bodies take few rows at once, who makes logits finds the best of its own.
+    """
     logits, settings, position, tokens, output, stops = node.inputs
     batch, vocabulary = logits.shape
+    product = makes_logits(lowering, node)
+    finds = product is not None and _takes(product, lowering.machine)
     tiles = max(1, min(lowering.machine.processors // batch, vocabulary // 256))
+    if product is not None and finds:
+        tiles = len(product.coords)
     candidates = lowering.temp((batch * tiles, 2), fp32, f"{node.name}.candidates")
-    for b in range(batch):
+    if product is not None and finds:
+        product.params.update(epilogue="sample", tiles=tiles)
+        product.operands += (settings, position, candidates)
+    for b in range(0 if finds else batch):
         shared = (logits, settings, position, candidates)
         operands = [_share(tensor, batch, b) for tensor in shared]
         coords = [(i,) for i in range(tiles)]

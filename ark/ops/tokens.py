@@ -17,7 +17,6 @@ import numpy as np
 from ark.errors import ModelError
 from ark.frontend.model import Model
 from ark.frontend.tensor import Tensor, as_tensor
-from ark.ir import values as ir
 from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -247,13 +246,20 @@ def _lower_advance(lowering: Lowering, node: Node) -> None:
     lowering.emit("advance", {"rows": node.attrs["rows"]}, list(node.inputs), [(0,)])
 
 
-def _makes(product: Group, logits: ir.Tensor, node: Node) -> bool:
-    """Is this group the linear layer of one row whose plain result are the logits?"""
+def makes_logits(lowering: Lowering, node: Node) -> Group | None:
+    """The last group if it is the linear layer whose plain result are the node's logits, and may
+    find the best of its own. Who makes logits asks for the position before it waits.
+    """
+    moved = any(g.kind == "advance" and g.phase == node.phase for g in lowering.groups)
+    product = lowering.groups[-1] if lowering.groups else None
+    return product if product is not None and not moved and _makes(product, node) else None
+
+
+def _makes(product: Group, node: Node) -> bool:
     return (
         product.kind == "linear"
         and product.params["epilogue"] == "store"
-        and product.operands[2].id == logits.id
-        and logits.shape[0] == 1
+        and product.operands[2].id == node.inputs[0].id
         and product.phase == node.phase
         and product.processors == node.processors
         and not node.after
@@ -268,11 +274,8 @@ def _lower_sample(lowering: Lowering, node: Node) -> None:
     shared = {"shares": shares, "first": lowering.graph.rank} if shares > 1 else {}
     logits, settings, position, tokens, output, stops = node.inputs
     vocabulary = logits.shape[1]
-    product = lowering.groups[-1] if lowering.groups else None
-    # Who makes logits asks for the position before it waits.
-    moved = any(g.kind == "advance" and g.phase == node.phase for g in lowering.groups)
-    if product is not None and not moved and _makes(product, logits, node):
-        # Who makes the logits also finds the best of its own.
+    product = makes_logits(lowering, node)
+    if product is not None:
         tiles = len(product.coords)
         candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
         product.params.update(epilogue="sample", tiles=tiles)

@@ -8,7 +8,6 @@ and why, and leaves no process behind, whatever ends it.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import pickle
 import secrets
@@ -21,7 +20,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,8 +52,11 @@ def launch(ranks: int, function: Callable[..., Any], *args: Any) -> int:
     code of the rank that failed first after printing its error: 2 for an error of ark, else 1.
     """
     _check(ranks)
+    import multiprocessing  # not by all who import ark
+    from multiprocessing import reduction
+
     try:
-        ForkingPickler.dumps(function)
+        reduction.ForkingPickler.dumps(function)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise InvalidUsageError(
             f"launch: new processes cannot be given {function!r:.80}: {error}; "

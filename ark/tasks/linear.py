@@ -55,7 +55,7 @@ from ark.tasks.rotary import (
     rotary_accesses,
     rotary_check,
 )
-from ark.tasks.tokens import sample_check, sample_tile
+from ark.tasks.tokens import SETTINGS, sample_check, sample_tile
 from ark.variant import COMMUNICATE
 
 
@@ -249,8 +249,9 @@ class Linear(TaskKind):
                 found += _shares(sig, next_operand, n0, n1)
             if epilogue == "sample":
                 found += [whole(i, sig.operands[i]) for i in (next_operand, next_operand + 1)]
-                tile = sample_tile(sig, 1, n0)
-                found.append(Access(next_operand + 2, (tile, 0), (tile + 1, 2), write=True))
+                tile, tiles = sample_tile(sig, 1, n0), sig.params["tiles"]
+                own = range(tile, m * tiles, tiles)
+                found += [Access(next_operand + 2, (i, 0), (i + 1, 2), write=True) for i in own]
         return found
 
     def packets(self, sig: Signature) -> frozenset[int]:
@@ -273,7 +274,7 @@ class Linear(TaskKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
-        best = 8 * machine.warps if sig.params["epilogue"] == "sample" else 0
+        best = 8 * machine.warps * m if sig.params["epilogue"] == "sample" else 0
         if narrows(sig, machine):
             held = 0 if reads_from_memory(sig) else narrow_bytes(m, k, sig.operands[1].itemsize)
             return 4 * machine.warps * m + held + best
@@ -300,6 +301,11 @@ class Linear(TaskKind):
                 "a machine model with row_slice 0"
             )
         m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
+        if m > 1 and sig.params["epilogue"] == "sample":
+            raise PlanError(
+                f"{name} draws tokens of {m} sequences, but the code generator of {machine.arch} "
+                "has no body for that; expected a plan of this machine's own"
+            )
         weight, rows = sig.operands[1], sig.params["rows"]
         constants = (weight.ctype, m, k, rows, weight.shape[0] % rows != 0)
         operands = (_summed(sig, 0), prologue(sig), epilogue(sig))
@@ -333,6 +339,9 @@ def epilogue(sig: Signature) -> str:
         constants = f"{rows}, {sig.params['tiles']}, {-(-sig.operands[1].shape[0] // rows)}"
         given = (text.given(sig, first), text.given(sig, first + 1))
         operands = ", ".join((out, *given, text.given(sig, first + 2, const=False)))
+        m = sig.operands[2].shape[0]
+        if m > 1:
+            return f"ark_sample_rows<{m}, {len(SETTINGS)}, {constants}>({operands})"
         return f"ark_sample_sums<{constants}>(t, {operands})"
     return f"ark_{kind}_sums({out})"
 

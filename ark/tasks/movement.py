@@ -88,7 +88,8 @@ class Transpose(TaskKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         size = sig.operands[0].itemsize
-        return SQUARE * (SQUARE * size + 4) if not machine.has("single_thread") else 0
+        apart = SQUARE * size + max(4, size)  # bytes between rows of a square
+        return 0 if machine.has("single_thread") else SQUARE * apart
 
     def headers(self) -> tuple[str, ...]:
         return (*pointwise.HEADERS, text.header("transpose.h"))

@@ -20,18 +20,35 @@ ARK_DEVICE bool ark_ranks(S settings) {
          ark_bits_float(static_cast<ark_u32>(settings.p[0])) > 0.0f;
 }
 
+// A lane's candidates of a sequence. They are asked for with all else that a task reads first.
+template <int TILES>
+struct ArkCandidates {
+  static constexpr int EACH = (TILES + ARK_LANES - 1) / ARK_LANES;
+  float score[EACH];
+  float id[EACH];
+};
+template <int TILES, class C>
+ARK_DEVICE void ark_candidates(C candidates, ArkCandidates<TILES>& own) {
+  for (int i = 0; i < ArkCandidates<TILES>::EACH; ++i) {
+    const int k = i * ARK_LANES + ark_lane();
+    own.score[i] = k < TILES ? candidates.p[2 * k] : -ark_inf();
+    own.id[i] = k < TILES ? candidates.p[2 * k + 1] : 0.0f;
+  }
+}
+
 // As ark_choose of sequence `number`, by one warp; true for its first lane if that has ended, and
 // for the others.
-template <int TILES, int CONTEXT, int STOPS, class S, class P, class C, class T, class H, class E>
-ARK_DEVICE bool ark_choose_by_warp(ArkCtx& c, int number, S settings, P position_at, C candidates,
-                                   T tokens, H host, E stop_tokens) {
+template <int TILES, int CONTEXT, int STOPS, class S, class P, class T, class H, class E>
+ARK_DEVICE bool ark_choose_by_warp(ArkCtx& c, int number, S settings, P position_at,
+                                   const ArkCandidates<TILES>& own, T tokens, H host,
+                                   E stop_tokens) {
   const int position = position_at.p[0], limit = settings.p[4];
   const int stops = settings.p[5] < STOPS ? settings.p[5] : STOPS;
   float best = -ark_inf();
   ark_u32 token = 0u;
-  for (int k = ark_lane(); k < TILES; k += ARK_LANES) {
-    const float score = candidates.p[2 * k];
-    const ark_u32 id = ark_float_bits(candidates.p[2 * k + 1]);
+  for (int i = 0; i < ArkCandidates<TILES>::EACH; ++i) {
+    const float score = own.score[i];
+    const ark_u32 id = ark_float_bits(own.id[i]);
     if (score > best || (score == best && id < token)) best = score, token = id;
   }
   ark_warp_best(best, token);
@@ -68,6 +85,8 @@ ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S setting
   }
   for (int b = 0; b < BATCH; ++b) {
     if (ranks || b % ARK_WARPS == ark_warp()) {
+      ArkCandidates<TILES> own;
+      if (!ranks) ark_candidates<TILES>(candidates, own);
       const bool ended = ark_ended<CONTEXT, STOPS>(settings, position, tokens, stop_tokens);
       // A warp's lanes have all read, when they have this, what its first writes.
       const bool reads = ark_warp_sum(position.p[0] < settings.p[3] ? 1.0f : 0.0f) > 0.0f;
@@ -83,8 +102,8 @@ ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S setting
           over = ark_ended<CONTEXT, STOPS>(settings, position, tokens, stop_tokens) && over;
         }
       } else if (!ended) {
-        const bool last = ark_choose_by_warp<TILES, CONTEXT, STOPS>(
-            c, b, settings, position, candidates, tokens, host, stop_tokens);
+        const bool last = ark_choose_by_warp<TILES, CONTEXT, STOPS>(c, b, settings, position, own,
+                                                                    tokens, host, stop_tokens);
         over = over && last;
       }
     }

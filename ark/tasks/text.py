@@ -157,8 +157,9 @@ def function(name: str, body: str) -> str:
 
 
 def literal(value: float) -> str:
-    """A float literal, rounded to fp32; infinities through the device ABI."""
-    value = float(np.float32(value))
+    """A float literal, rounded to fp32; what is too large for it is infinite, by the device ABI."""
+    with np.errstate(over="ignore"):
+        value = float(np.float32(value))
     if math.isnan(value):
         return "(ark_inf() - ark_inf())"
     if math.isinf(value):

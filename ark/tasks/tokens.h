@@ -89,7 +89,7 @@ ARK_DEVICE void ark_choose(ArkCtx& c, const ArkTask&, L logits, S settings, P po
     sampler.best = candidates.p[2 * i];
     sampler.token = ark_float_bits(candidates.p[2 * i + 1]);
   }
-  const ark_i32 stop = i < stops ? stop_tokens.p[i] : -1;
+  const ark_i32 stop = i < STOPS ? stop_tokens.p[i] : -1;
   if (top_k > 0 && top_k < VOCABULARY && sampler.temperature > 0.0f) {
     sampler.best = -ark_inf();
     ark_sample_top_k<VOCABULARY, FIRST>(sampler, logits, top_k, red);

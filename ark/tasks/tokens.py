@@ -51,10 +51,10 @@ HEADERS = (text.header("sampling.h"), text.header("tokens.h"))
 def sample_check(sig: Signature, first: int, rows: int, stages: int) -> None:
     """What a product with the epilogue `sample` adds to its signature."""
     tiles = int(sig.params.get("tiles") or 0)
-    need(rows == 1 and 0 < tiles <= stages, f"{stages} stages have {tiles} tasks")
-    shaped(sig, first, (len(SETTINGS),), "int32", dense=True)
-    shaped(sig, first + 1, (1,), "int32")
-    shaped(sig, first + 2, (tiles, 2), "fp32", dense=True)
+    need(0 < tiles <= stages, f"{stages} stages have {tiles} tasks")
+    shaped(sig, first, (rows * len(SETTINGS),), "int32", dense=True)
+    shaped(sig, first + 1, (rows,), "int32", dense=True)
+    shaped(sig, first + 2, (rows * tiles, 2), "fp32", dense=True)
 
 
 def sample_tile(sig: Signature, weight: int, row: int) -> int:

@@ -13,6 +13,7 @@ ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, cha
                               const Place& place) {
   constexpr int PITCH = SIDE + 4 / (sizeof(T) < 4 ? sizeof(T) : 4), ROW = SIDE / V;
   constexpr int PACKS = (SIDE * ROW + ARK_THREADS - 1) / ARK_THREADS;
+  static_assert(SIDE * PITCH * sizeof(T) <= ARK_SCRATCH_BYTES - ARK_LOOP_BYTES, "a square fits");
   T* transposed = reinterpret_cast<T*>(scratch);
   ArkHeld<T, V> ahead[COUNT][PACKS], now[COUNT][PACKS];
   const auto load = [&](int first) {
@@ -64,15 +65,33 @@ ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, cha
   }
 }
 
-// By one thread: squares that its cache holds.
+// By one thread: strips of a square, as wide as a line of its cache, go through a buffer of its
+// own. The source's rows are often a power of two apart, so that one place of the cache serves them
+// all, and each line is read once.
 template <int SIDE, typename T, class Place>
 ARK_DEVICE void ark_transpose_alone(int squares, ark_i64 from_row, ark_i64 to_row,
                                     const Place& place) {
+  constexpr int WIDE =
+      64 / static_cast<int>(sizeof(T)) < SIDE ? 64 / static_cast<int>(sizeof(T)) : SIDE;
+  T strip[WIDE][SIDE];
   for (int s = 0; s < squares; ++s) {
     const ArkSquare<T> square = place(s);
-    for (int c = 0; c < square.columns; ++c) {
-      for (int r = 0; r < square.rows; ++r) {
-        square.to[c * to_row + r] = square.from[r * from_row + c];
+    for (int first = 0; first < square.columns; first += WIDE) {
+      const int wide = square.columns - first < WIDE ? square.columns - first : WIDE;
+      if (wide == WIDE) {
+        for (int r = 0; r < square.rows; ++r) {
+          const T* from = square.from + r * from_row + first;
+          for (int c = 0; c < WIDE; ++c) strip[c][r] = from[c];
+        }
+      } else {
+        for (int r = 0; r < square.rows; ++r) {
+          for (int c = 0; c < wide; ++c) strip[c][r] = square.from[r * from_row + first + c];
+        }
+      }
+      for (int c = 0; c < wide; ++c) {
+        T* to = square.to + (first + c) * to_row;
+        ARK_VECTOR_LOOP
+        for (int r = 0; r < square.rows; ++r) to[r] = strip[c][r];
       }
     }
   }

@@ -61,6 +61,37 @@ LARGE = [
 ]
 
 
+def test_fp16_keeps_denormals_and_infinities(arch: str) -> None:
+    x = values((32, 64), fp16, 3) * np.float16(2.0**-16)  # most of them below 2^-14
+    y = values((32, 64), fp16, 4) * np.float16(2.0**6)
+    exact = x.astype(np.float64) @ y.astype(np.float64).T
+    found = product(x, y)
+    assert (np.abs(x) < 2.0**-14).mean() > 0.9
+    assert np.abs(found - exact).max() <= 2.0**-20 * np.abs(exact).max()
+    x[3, 5], x[4, 6], y[7, 5] = np.inf, np.nan, np.float16(2.0**-24)
+    with np.errstate(invalid="ignore"):
+        exact = x.astype(np.float64) @ y.astype(np.float64).T
+    found = product(x, y)
+    assert (np.isnan(found) == np.isnan(exact)).all() and (np.isinf(found) == np.isinf(exact)).all()
+    assert np.isinf(found[3]).all() and np.isnan(found[4]).all()
+
+
+def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """x y^T of fp16, in fp32."""
+    graph = Graph()
+    a = graph.tensor(x.shape, fp16, arena="state", name="a")
+    b = graph.tensor(y.shape, fp16, arena="state", name="b")
+    c = graph.tensor((len(x), len(y)), fp32, name="c")
+    graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True}, "product")
+    with contextlib.closing(backend.open(0)) as device:
+        made = plan(graph, device.machine, {"fuse": False})
+        with Executor(made, backend, device) as executor:
+            executor.write("a", x)
+            executor.write("b", y)
+            executor.start(1).wait(60)
+            return executor.read("c").astype(np.float64)
+
+
 @pytest.mark.parametrize(("m", "n", "k", "transposes", "dtypes", "tile"), LARGE)
 def test_large_tiles(
     arch: str,
@@ -73,6 +104,8 @@ def test_large_tiles(
 ) -> None:
     if arch == "gfx1100":
         pytest.skip("the loop for large tiles is MFMA's")
+    if arch == "gfx90a" and fp16 in dtypes[:2]:
+        pytest.skip("fp16 is split into bf16 there, in the loop for small tiles")
     source = multiply(arch, (), m, n, k, transposes, dtypes, tile)
     assert f"ark_large_tile<{tile[0]}, {tile[1]}," in source
 
@@ -125,10 +158,6 @@ def multiply(
             executor.start(1).wait(60)
             found = executor.read("c").astype(np.float64)
     left, right = x.astype(np.float64), y.astype(np.float64)
-    if (
-        arch == "gfx90a" and dtypes[0] == fp16
-    ):  # whose matrix instructions take denormals of 16 bits as zeros
-        left, right = (np.where(np.abs(v) < 2.0**-14, 0.0, v) for v in (left, right))
     left = left.swapaxes(-1, -2) if ta else left
     right = right.swapaxes(-1, -2) if tb else right
     exact, scale = left @ right, np.sqrt(left**2 @ right**2)

@@ -4,6 +4,7 @@ planned, verified and compiled for a GPU that need not be there.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
@@ -50,6 +51,16 @@ def test_movements_compile(drawn: list[Case]) -> None:
     types = {t.dtype for t in compiled(drawn).tensors}
     assert {"bool", "int64", "int4", "uint4", "fp4"} <= types
     assert max(array.ndim for case in drawn for array, _ in case.inputs) > 4
+
+
+def test_squares_of_wide_elements_fit_into_shared_memory() -> None:
+    """A transpose's, whose rows are an element further apart than they are long."""
+    array = np.zeros((130, 130), np.int64)
+
+    def build(t: ark.Tensor) -> ark.Tensor:
+        return ark.transpose(t, (1, 0), output=ark.tensor((130, 130), ark.int64))
+
+    compiled([Case("transposed", [(array, ark.int64)], build, np.transpose)])
 
 
 @slow

@@ -154,6 +154,13 @@ def test_pipeline_stages_have_processors_of_their_own() -> None:
             model(x)
         return
     close(model(x), plain)
+    where, plan = processors_by_stage(model)
+    half = plan.processors // 2
+    assert max(where["first"]) < half <= min(where["second"])
+
+
+def processors_by_stage(model: Any) -> tuple[dict[str, set[int]], Any]:
+    """Who works on tensors of the shape of each layer's weight; the plan."""
     plan = model._program._plan
     where: dict[str, set[int]] = {}
     for processor, tasks in enumerate(plan.phases[0].processors):
@@ -163,6 +170,34 @@ def test_pipeline_stages_have_processors_of_their_own() -> None:
             for stage, weight in (("first", (16, 6)), ("second", (4, 16))):
                 if weight in shapes:
                     where.setdefault(stage, set()).add(processor)
+    return where, plan
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_gradients_and_updates_stay_on_their_stages(name: str, launches: list[int]) -> None:
+    """Steps of two stages are torch's; whatever touches a weight, its gradient or its moments is
+    done by the stage's processors.
+    """
+    if ark.api.session.device().machine.processors < 2:
+        pytest.skip("two stages need two processors")
+    ours = Learner()
+    theirs = copy.deepcopy(ours)
+    mine, other = (OPTIMIZERS[name](list(m.parameters())) for m in (ours, theirs))
+    ark.torch.block(ours.first, 0)
+    ark.torch.block(ours.second, 1)
+    options = ark.torch.Options(device_iterations=3, gradient_accumulation=2)
+    model = ark.training_model(ours, options, mine)
+    x, y = torch.randn(30, 6), torch.randint(0, 4, (30,))
+    model(x, y)
+    for rows, labels in zip(x.split(10), y.split(10), strict=True):
+        other.zero_grad()
+        for part in zip(rows.split(5), labels.split(5), strict=True):
+            (theirs(*part)[1] / 2).backward()
+        other.step()
+    for left, right in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=2e-4, atol=2e-5)
+    assert len(launches) == 1
+    where, plan = processors_by_stage(model)
     half = plan.processors // 2
     assert max(where["first"]) < half <= min(where["second"])
 

@@ -298,3 +298,19 @@ def test_parameters_that_move_under_torch_compile_are_found() -> None:
         module.double()
         close(compiled(x.double()), module(x.double()))  # other guards, another graph
     assert sum(p._guarded for p in PROGRAMS) >= 1
+
+
+class Parts(torch.nn.Module):
+    """Of a split only some parts are read; rows are made of length 1."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        _, second, _ = x.split((2, 5, 1), -1)
+        last = x.split(3, -1)[2]
+        one = torch.linalg.vector_norm(x, 1, (0, 1)) + torch.linalg.vector_norm(x, float("inf"))
+        return second * 2.0, last, torch.nn.functional.normalize(x, dim=-1), one
+
+
+def test_parts_that_nobody_reads_and_norms_of_vectors() -> None:
+    x = torch.randn(3, 4, 8)
+    for got, want in zip(ark.from_torch(Parts(), (x,))(x), Parts()(x), strict=True):
+        close(got, want)

@@ -156,10 +156,13 @@ def test_four_emulated_devices_give_the_tokens_of_one(tmp_path: Path) -> None:
     what orders the two goes through packets.
     """
     directory = make_checkpoint(tmp_path / "m", heads=4, kv_heads=4, layers=1)
-    process = start_emulated(directory, 3, "--json", "--context", "64", environment=CHECKED)
+    # Two chunks of a prompt and two tokens; three chunks and three tokens in the slow session.
+    text, count = (PROMPT, 3) if SLOW else ("The fox", 2)
+    words = ("--json", "--context", "64", "--prompt", text)
+    process = start_emulated(directory, count, *words, environment=CHECKED)
     out, err = process.communicate(timeout=850)
     assert process.returncode == 0, err
-    assert json.loads(out.splitlines()[-1])["tokens"] == alone(directory, 3)
+    assert json.loads(out.splitlines()[-1])["tokens"] == alone(directory, count, text)
 
 
 def test_torchrun_variables_start_the_ranks_too() -> None:

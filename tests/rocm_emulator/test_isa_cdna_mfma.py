@@ -138,6 +138,15 @@ def _upward(shape: Shape) -> Case:
     return Case(mode + plain.body, plain.inputs, plain.outputs, OUT)
 
 
+def _apart(shape: Shape, offset: int) -> Case:
+    """C begins some registers from D, which it overlaps."""
+    a, b, c = _words(shape, shape.a), _words(shape, shape.b), shape.results
+    lines = _move(0, 80, a) + _move(a, 88, b) + _move(a + b, OUT + offset, c)
+    sources = ", ".join(_register(*at) for at in ((80, a), (88, b), (OUT + offset, c)))
+    lines.append(f"v_mfma_{shape.name} {_register(OUT, c)}, {sources}\ns_nop 15\ns_nop 3")
+    return Case("\n".join(lines), a + b + c, c, OUT)
+
+
 FOUR = Shape("f32_16x16x4_4b_f16", 16, 4, 4, np.float16, np.float16)
 HALVES = Shape("f32_16x16x16_f16", 16, 16, 1, np.float16, np.float16)
 FLOATS = Shape("f32_16x16x4_f32", 16, 4, 1, np.float32, np.float32)
@@ -147,6 +156,8 @@ EXTRA = {
     "broadcast": _case(FOUR, " cbsz:2 abid:1"),
     "rotate": _case(FOUR, " blgp:3"),
     "in_agprs": _case(FOUR, agpr=True),
+    "c_before_d": _apart(HALVES, -2),
+    "c_behind_d": _apart(HALVES, 2),
     "f64_16": Case(
         "v_mov_b32 v80, v10\nv_mov_b32 v81, v11\nv_mov_b32 v82, v12\nv_mov_b32 v83, v13\n"
         + "\n".join(f"v_mov_b32 v{40 + k}, v{14 + k}" for k in range(8))
@@ -233,6 +244,13 @@ def test_product(arch: str, shape: Shape) -> None:
 def test_accumulator_registers() -> None:
     a, b, c = operands(FOUR, 2)
     close(run("gfx942", "in_agprs", FOUR, a, b, c), a, b, c)
+
+
+@pytest.mark.parametrize("name", ["c_before_d", "c_behind_d"])
+def test_c_overlaps_d(name: str) -> None:
+    """Compilers allocate four registers of sums so."""
+    a, b, c = operands(HALVES, 2)
+    close(run("gfx942", name, HALVES, a, b, c), a, b, c)
 
 
 def test_one_block_of_a_serves_all() -> None:

@@ -44,7 +44,13 @@ def ordering(statement: str) -> list[str]:
     }}"""
     ptx = compile_ptx(text)
     found = re.findall(r"\b(?:(?:ld|st|atom|red)\.\S*(?:sys|gpu)\S*|fence\.\S+)", ptx)
-    return [re.sub(r"\.(?:global|u32|b32|u64|b64)|;", "", word) for word in found]
+    plain = [re.sub(r"\.(?:global|u32|b32|u64|b64)|;", "", word) for word in found]
+    # A fence that older compilers make of either; an addition whose result nobody wants.
+    return [word.replace("red.add", "atom.add") for word in plain]
+
+
+def agree(got: str, wanted: str) -> bool:
+    return got in (wanted, re.sub(r"^fence\.(?:acquire|release)", "fence.acq_rel", wanted))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +70,8 @@ def ordering(statement: str) -> list[str]:
     ],
 )
 def test_the_preludes_orders_and_scopes_arrive(statement: str, wanted: list[str]) -> None:
-    assert ordering(statement) == wanted
+    got = ordering(statement)
+    assert len(got) == len(wanted) and all(map(agree, got, wanted)), got
 
 
 def test_the_doctors_kernel_compiles() -> None:

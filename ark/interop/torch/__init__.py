@@ -6,8 +6,9 @@ movement, reductions and products fill.
 """
 
 from ark.interop.torch.compile import backend
-from ark.interop.torch.iterate import Options, block, inference_model, training_model
+from ark.interop.torch.iterate import Options, inference_model, training_model
 from ark.interop.torch.module import Module, from_torch
+from ark.interop.torch.stages import block
 
 __all__ = [
     "Module",

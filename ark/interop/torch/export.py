@@ -30,7 +30,9 @@ def decompositions() -> dict[Any, Any]:
 def _found() -> dict[Any, Any]:
     """The same, which takes torch half a second."""
     found = {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in TABLE}
-    return {**found, **get_decompositions([torch.ops.aten._native_batch_norm_legit_functional])}
+    aten = torch.ops.aten
+    others = [aten._native_batch_norm_legit_functional, aten.linalg_vector_norm]
+    return {**found, **get_decompositions(others)}
 
 
 def check_module(module: Any) -> torch.nn.Module:

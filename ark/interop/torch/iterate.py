@@ -13,29 +13,26 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
-from torch import fx
 from torch.export.graph_signature import InputKind, OutputKind
 
 import ark
 from ark.api import session
-from ark.api.session import device
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.interop.torch.compile import refuse_missing
 from ark.interop.torch.export import check_module, export
 from ark.interop.torch.graph import apply, drop_checks
 from ark.interop.torch.optimizers import Rates
 from ark.interop.torch.program import Program
+from ark.interop.torch.stages import Stages
 from ark.interop.torch.values import Value, input_of
 from ark.runtime.run import Ranks
 
 MODES = ("all", "final", "sum", "every")
-_STAGE = "_ark_stage"
 
 
 @dataclass(frozen=True)
@@ -91,18 +88,6 @@ class Options:
     def shares(self) -> int:
         """Batches of an iteration on this rank."""
         return self.replication // self.ranks * self.gradient_accumulation
-
-
-def block(module: torch.nn.Module, stage: int) -> torch.nn.Module:
-    """Annotates a module as part of a pipeline's stage, from 0, and returns it.
-
-    The device's processors are dealt to the stages in equal parts, and a stage's forward ops stay
-    on its own; batches of one iteration (options) then pass through the stages side by side.
-    """
-    if isinstance(stage, bool) or not isinstance(stage, int) or stage < 0:
-        raise InvalidUsageError(f"a pipeline stage is {stage!r}; it must be a number from 0")
-    setattr(module, _STAGE, stage)
-    return module
 
 
 class Executor:
@@ -204,6 +189,7 @@ class _Builder:
         self.options, self.mode = executor.options, executor._mode
         self.rates = executor._rates
         self.module = executor.module
+        self.stages = Stages(executor.module)
         self.exported = exported
         self.given = given
         self.at: ark.Tensor | None = None
@@ -264,7 +250,7 @@ class _Builder:
             next(given) if spec.kind == InputKind.USER_INPUT else kept[spec.arg.name]
             for spec in signature.input_specs
         ]
-        made = apply(self.exported.graph_module, values, self._within())
+        made = apply(self.exported.graph_module, values, self.stages.of_node)
         results = []
         names = {spec.target: spec.arg.name for spec in signature.input_specs}
         for spec, value in zip(signature.output_specs, made, strict=True):
@@ -277,37 +263,6 @@ class _Builder:
                     f"a result of the kind {spec.kind.name} is not built; return tensors alone"
                 )
         return results
-
-    def _within(self) -> Callable[[fx.Node], AbstractContextManager[Any]]:
-        """Where the nodes of pipeline stages are placed."""
-        stages = [getattr(m, _STAGE) for m in self.module.modules() if hasattr(m, _STAGE)]
-        if not stages:
-            return lambda node: nullcontext()
-        count, processors = max(stages) + 1, device().machine.processors
-        if count > processors:
-            raise InvalidUsageError(
-                f"the pipeline has {count} stages, but the device has {processors} processors"
-            )
-
-        def within(node: fx.Node) -> AbstractContextManager[Any]:
-            stage = self._stage(node)
-            if stage is None:
-                return nullcontext()
-            span = [stage * processors // count, (stage + 1) * processors // count]
-            return cast(AbstractContextManager[Any], ark.PlannerContext(processor_range=span))
-
-        return within
-
-    def _stage(self, node: fx.Node) -> int | None:
-        """The stage of the innermost annotated module that a node belongs to."""
-        for path, _ in reversed(list(node.meta.get("nn_module_stack", {}).values())):
-            owner: Any = self.module
-            for part in [p for p in path.split(".") if p]:
-                owner = getattr(owner, part, None)
-            stage = getattr(owner, _STAGE, None)
-            if stage is not None:
-                return int(stage)
-        return None
 
     def _train(self, results: Sequence[Sequence[Value]], kept: dict[str, Value]) -> list[Value]:
         """Gradients of the mean loss, and the update; the learning rates' values."""
@@ -331,7 +286,8 @@ class _Builder:
             for name, tensor in self.module.named_parameters()
             if name in names
         }
-        return self.rates.step(total, len(losses) * self.options.ranks, values)
+        count = len(losses) * self.options.ranks
+        return self.rates.step(total, count, values, self.stages)
 
     def _result(self, parts: Sequence[Value]) -> Value:
         """What a call gives of a result, on memory of its own. parts: by batch."""

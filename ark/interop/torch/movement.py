@@ -97,10 +97,14 @@ def _narrow(call: Call, x: Value, dim: int, start: int, length: int) -> Any:
 
 @operator("split_with_sizes.default", "split.Tensor", "split_with_sizes_copy.default")
 def _split(call: Call, x: Value, sizes: Any, dim: int = 0) -> list[Any]:
-    axis, found, at = axis_of(dim, len(x.shape)), [], 0
-    for shape, _ in call.expected:
-        found.append(_part(x.tensor, axis, at, shape[axis]))
-        at += shape[axis]
+    axis, at = axis_of(dim, len(x.shape)), 0
+    length = x.shape[axis]
+    if isinstance(sizes, int):
+        sizes = [min(sizes, length - begin) for begin in range(0, length, max(sizes, 1))]
+    found = []
+    for place, size in enumerate(sizes):  # a part that nobody reads has no expected shape
+        found.append(_part(x.tensor, axis, at, size) if call.wants(place) else None)
+        at += size
     return found
 
 

@@ -9,6 +9,7 @@ import torch
 
 import ark
 from ark.errors import InvalidUsageError, UnsupportedError
+from ark.interop.torch.stages import Stages
 from ark.interop.torch.values import Value, input_of
 
 
@@ -37,30 +38,40 @@ class Rates:
         ]
 
     def step(
-        self, total: ark.Tensor, count: int, values: Mapping[torch.Tensor, ark.Tensor]
+        self,
+        total: ark.Tensor,
+        count: int,
+        values: Mapping[torch.Tensor, ark.Tensor],
+        stages: Stages,
     ) -> list[Value]:
         """Adds gradients and update to the current model; gives the learning rates' values.
 
         total: the sum of this rank's losses; gradients are those of the mean of the `count` losses
-        of all ranks.
+        of all ranks. stages: of the module; a parameter's update is placed on its stage's
+        processors.
         """
         groups = [
-            [values[p] for p in group["params"] if p in values and p.requires_grad]
+            [p for p in group["params"] if p in values and p.requires_grad]
             for group in self._optimizer.param_groups
         ]
         if not any(groups):
             raise InvalidUsageError("the optimizer has none of the module's parameters")
-        found = ark.grad(ark.mul(total, 1.0 / count), [p for group in groups for p in group])
+        found = ark.grad(ark.mul(total, 1.0 / count), [values[p] for g in groups for p in g])
         graph = ark.Model.get_model().graph
         if graph.world_size > 1:
             found = [ark.all_reduce(g, graph.rank, graph.world_size) for g in found]
         gradients = iter(found)
-        rates = []
+        rates, stage_of = [], stages.of_parameters()
         for group, parameters in zip(self._optimizer.param_groups, groups, strict=True):
             rates.append(input_of((1,), torch.float32))
-            if parameters:
-                made = self._made(parameters, rates[-1].tensor, group)
-                made.step([next(gradients) for _ in parameters])
+            by_stage: dict[int | None, list[tuple[ark.Tensor, ark.Tensor]]] = {}
+            for parameter in parameters:
+                pair = values[parameter], next(gradients)
+                by_stage.setdefault(stage_of.get(parameter), []).append(pair)
+            for stage, pairs in by_stage.items():
+                with stages.within(stage):
+                    made = self._made([p for p, _ in pairs], rates[-1].tensor, group)
+                    made.step([g for _, g in pairs])
         return rates
 
     def _made(self, parameters: list[ark.Tensor], rate: ark.Tensor, group: dict[str, Any]) -> Any:

@@ -46,6 +46,10 @@ def test_who_else_reads_the_transposed_matrix_still_has_it() -> None:
     assert sorted(kinds(planned(build))) == ["matmul", "pointwise", "transpose"]
 
 
+def test_a_transpose_that_nobody_reads_is_done() -> None:
+    assert kinds(planned(lambda: ark.transpose(ark.tensor((24, 16)), [1, 0]))) == ["transpose"]
+
+
 def test_a_matrix_that_is_written_in_between_is_copied() -> None:
     def build() -> None:
         source = ark.tensor((24, 16))

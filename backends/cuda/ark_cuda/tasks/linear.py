@@ -41,8 +41,8 @@ def _pitch(sig: Signature, machine: Machine) -> int:
 
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that `write` instantiates."""
-    roles = ("linear_roles.h", "linear_boxes.h", "linear_batch.h") if inline.leads(machine) else ()
-    names = ("packets.h", "linear.h", *roles)
+    roles = ("units", "roles", "boxes", "tiles", "batch") if inline.leads(machine) else ()
+    names = ("packets.h", "linear.h", *(f"linear_{name}.h" for name in roles))
     return tuple(map(inline.header, names))
 
 

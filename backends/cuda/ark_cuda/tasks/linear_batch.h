@@ -74,22 +74,6 @@ ARK_DEVICE void ark_batch_rows(ArkCtx& c, const P* p, const float (&factor)[F], 
   }
 }
 
-// What a lane has of the products of R rows of weights with M rows of the input: two neighbouring
-// rows of weights from row() on, with COLUMNS input rows from column() on; element e is of row
-// e / COLUMNS and column e % COLUMNS. TALL: weights are the 16 rows of matrix units' tile, else its
-// 8 columns.
-template <bool TALL, int R, int M>
-struct ArkRowsTile {
-  static constexpr int COLUMNS = TALL ? 2 : 1, ALL = 2 * COLUMNS;
-  ARK_DEVICE int row() { return (TALL ? ark_lane() / 4 : ark_lane() % 4) * 2; }
-  ARK_DEVICE int column() { return TALL ? ark_lane() % 4 * 2 : ark_lane() / 4; }
-  // Where element e is among R by M; -1 if it is not.
-  ARK_DEVICE int at(int e) {
-    const int own = row() + e / COLUMNS, other = column() + e % COLUMNS;
-    return own < R && other < M ? own * M + other : -1;
-  }
-};
-
 ARK_DEVICE uint4 ark_either(bool first, const uint4& a, const uint4& b) {
   return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
 }
@@ -199,29 +183,6 @@ ARK_DEVICE bool ark_batch_total(int stage, float* parts, ark_u32* counts, float 
   return true;
 }
 
-// What the epilogue asks for beforehand, and what it does with a tile's sums: both of a lane's rows
-// at once, for each of its columns. row: its first row of the weights, of which `end` there are.
-template <class Tile, class S>
-ARK_DEVICE void ark_tile_ahead(ArkCtx& c, const S& epilogue, int row, int end,
-                               float (&ahead)[Tile::COLUMNS][1][2]) {
-#pragma unroll
-  for (int e = 0; e < Tile::COLUMNS; ++e) {
-    if (Tile::at(e) < 0 || row >= end) continue;
-    ark_sums_ahead(c, epilogue, Tile::column() + e, row, end - row, ahead[e]);
-  }
-}
-template <class Tile, class S>
-ARK_DEVICE void ark_tile_store(ArkCtx& c, S& epilogue, int row, int end,
-                               const float (&sum)[Tile::ALL], const float (&scale)[2],
-                               const float (&ahead)[Tile::COLUMNS][1][2]) {
-#pragma unroll
-  for (int e = 0; e < Tile::COLUMNS; ++e) {
-    if (Tile::at(e) < 0 || row >= end) continue;
-    const float both[2] = {sum[e] * scale[e], sum[Tile::COLUMNS + e] * scale[e]};
-    ark_sums_store(c, epilogue, Tile::column() + e, row, end - row, both, ahead[e][0]);
-  }
-}
-
 // This warp's first stage of the task.
 ARK_DEVICE int ark_first_stage(const ArkCtx& c, const ArkTask& t) {
   const ark_u32 before = (ark_stages_before(c) + t.fetch_begin) % ARK_WARPS;
@@ -246,6 +207,7 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
   const auto row_of = [&](int j) { return t.coord[0] + j / P * R + Tile::row(); };
   float ahead[Tile::COLUMNS][1][2] = {};
   if constexpr (!S::WAITS) ark_tile_ahead<Tile>(c, epilogue, row_of(first), end, ahead);
+  ark_tile_begin<Tile>(epilogue);
   float factor[N::norm ? 2 * ARK_ROW_PAIRS<K> : 1];
   if constexpr (N::norm) ark_row_factors<K>(prologue.weight.p, factor);
   if (!ark_enter(c)) return false;
@@ -316,6 +278,7 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
     }
     ark_tile_store<Tile>(c, epilogue, row_of(j), end, sum, scale, ahead);
   }
+  ark_tile_finish<Tile>(t, epilogue, parts + (P > 1 ? KEPT * (R * M + 1) : 0));
   return true;
 }
 

@@ -182,7 +182,11 @@ ARK_DEVICE bool ark_linear_roles(ArkCtx& c, const ArkTask& t, X input, const N& 
       w = reinterpret_cast<const W*>(ark_stage(c, t.fetch_begin + j));
     }
     float sum[R];
-    ark_stage_dots<R, K / P>(w, xs + j % P * (K / P), sum);
+    if constexpr (ARK_BY_UNITS<R, K / P, W>) {
+      ark_stage_products<R, K / P>(w, xs + j % P * (K / P), sum);
+    } else {
+      ark_stage_dots<R, K / P>(w, xs + j % P * (K / P), sum);
+    }
     ark_stage_done(c, t.fetch_begin + j);
     if constexpr (N::norm) {
       if (j == first) {  // not before: the ring waits for the slot

@@ -49,10 +49,11 @@ def scratch(sig: Signature, machine: Machine) -> int:
     bytes.
     """
     splits, rows = sig.params["split_k"], _rows(sig)
+    best = 8 * machine.warps * rows if sig.params["epilogue"] == "sample" else 0
     if rows > 1:
-        return _input_bytes(sig) + sums_bytes(machine.warps, rows, sig.params["rows"], splits)
+        sums = sums_bytes(machine.warps, rows, sig.params["rows"], splits)
+        return _input_bytes(sig) + sums + best
     parts = 4 * (splits + 1) * _task_rows(sig, machine) if splits > 1 else 0
-    best = 8 * machine.warps if sig.params["epilogue"] == "sample" else 0
     return _input_bytes(sig) + 4 * machine.warps + parts + best
 
 

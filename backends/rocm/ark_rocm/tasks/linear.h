@@ -92,6 +92,27 @@ ARK_DEVICE bool ark_gate(ArkCtx& c, const ArkSummed<S, FIRST, M, A>& x) {
   return ark_gate<K>(c, x.shares);
 }
 
+// Adds up the parts of each of a thread's rows, or pairs of them, and stores what the epilogue
+// makes of them. sums: by row, part. ahead: what was read of the epilogue's operands.
+template <int PARTS, int OWN, class E>
+ARK_DEVICE void ark_split_store(ArkCtx& c, E& epilogue, const float* sums, float scale, int first,
+                                int rows, float (&ahead)[OWN][1][E::WIDTH]) {
+#pragma unroll
+  for (int o = 0; o < OWN; ++o) {
+    const int row = (ark_tid() + o * ARK_THREADS) * E::WIDTH;
+    if (row >= rows) continue;
+    float total[E::WIDTH];
+#pragma unroll
+    for (int r = 0; r < E::WIDTH; ++r) {
+      total[r] = 0.0f;
+#pragma unroll
+      for (int p = 0; p < PARTS; ++p) total[r] += sums[(row + r) * PARTS + p];
+      total[r] *= scale;
+    }
+    ark_sums_store(c, epilogue, 0, first + row, rows - row, total, ahead[o][0]);
+  }
+}
+
 // coord: first and last+1 row of the weights; at most ROWS. False if the processor is to leave.
 template <typename T, int K, int PARTS, int ROWS, class X, class P, class E>
 ARK_DEVICE bool ark_linear_split(ArkCtx& c, const ArkTask& t, const T* weights, X x,
@@ -131,19 +152,7 @@ ARK_DEVICE bool ark_linear_split(ArkCtx& c, const ArkTask& t, const T* weights, 
     if (split.lane < AHEAD) sums[part + split.lane * ARK_WARPS] = total;
   }
   ark_sync();
-#pragma unroll
-  for (int o = 0; o < OWN; ++o) {
-    const int row = (ark_tid() + o * ARK_THREADS) * WIDTH;
-    if (row >= rows) continue;
-    float total[WIDTH];
-#pragma unroll
-    for (int r = 0; r < WIDTH; ++r) {
-      total[r] = 0.0f;
-      for (int p = 0; p < PARTS; ++p) total[r] += sums[(row + r) * PARTS + p];
-      if constexpr (P::norm) total[r] *= scale;
-    }
-    ark_sums_store(c, epilogue, 0, first + row, rows - row, total, ahead[o][0]);
-  }
+  ark_split_store<PARTS>(c, epilogue, sums, scale, first, rows, ahead);
   ark_sums_finish(c, t, epilogue, red);
   return true;
 }

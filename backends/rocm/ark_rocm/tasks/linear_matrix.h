@@ -209,20 +209,7 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
     for (int w = 0; w < ARK_WARPS; ++w) squares += red[w];
     scale = ark_rsqrt(squares / K + prologue.eps);
   }
-#pragma unroll
-  for (int o = 0; o < OWN; ++o) {
-    const int row = (ark_tid() + o * ARK_THREADS) * WIDTH;
-    if (row >= rows) continue;
-    float total[WIDTH];
-#pragma unroll
-    for (int r = 0; r < WIDTH; ++r) {
-      total[r] = 0.0f;
-#pragma unroll
-      for (int w = 0; w < ARK_WARPS; ++w) total[r] += sums[(row + r) * ARK_WARPS + w];
-      total[r] *= scale;
-    }
-    ark_sums_store(c, epilogue, 0, first + row, rows - row, total, ahead[o][0]);
-  }
+  ark_split_store<ARK_WARPS>(c, epilogue, sums, scale, first, rows, ahead);
   if constexpr (P::norm) ark_sync();
   ark_sums_finish(c, t, epilogue, red);
   return true;

@@ -20,6 +20,7 @@ _PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}  # of t
 _OUTPUTS = ("fp32", "bf16", "fp16")
 _MIN_ROWS = 9  # below, a row at a time on the vector units reads the weights as fast
 _PITCH = 40  # ARK_PITCH of matrix.h
+_FLUSHES = "gfx90a"  # takes denormal fp16 as zeros: matrix.h splits them into bf16
 _LARGE = (128, 256)  # rows and columns of tiles that matrix_large.h has
 _LARGE_WAVES = {(256, 256): (2, 4), (256, 128): (4, 2), (128, 256): (2, 4), (128, 128): (2, 4)}
 _LARGE_PIECES = 4  # of 16 bytes along k in a step
@@ -70,8 +71,9 @@ def headers(machine: Machine) -> tuple[str, ...]:
 def _large(sig: Signature, machine: Machine) -> bool:
     """Does the loop for large tiles take it?"""
     sixteen = all(sig.operands[i].itemsize == 2 for i in (0, 1))
+    exact = machine.arch != _FLUSHES or sig.operands[0].dtype == "bf16"
     tile = all(n in _LARGE for n in _padded(sig))
-    return sixteen and tile and machine.has("mfma") and machine.warps == 8
+    return sixteen and exact and tile and machine.has("mfma") and machine.warps == 8
 
 
 def _padded(sig: Signature) -> tuple[int, int]:

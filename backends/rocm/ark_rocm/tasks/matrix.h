@@ -34,6 +34,35 @@ ARK_DEVICE ark_part ark_load_part(const ark_u16* p) {
   return *reinterpret_cast<const ark_part_shared*>(p);
 }
 
+#if defined(__gfx90a__)
+// Matrix units of MI200 take denormals of 16 bits as zeros. An fp16 is the exact sum of two bf16,
+// whose least is far below fp16's; infinity and NaN are in `high` alone, so that they meet no part
+// that is zero where the number is not.
+struct ArkTwoParts {
+  ark_part high, finite, low;
+};
+ARK_DEVICE ArkTwoParts ark_two_parts(ark_part v) {
+  ArkTwoParts parts;
+#pragma unroll
+  for (int e = 0; e < ARK_LANE_K; ++e) {
+    const float whole = ark_float(ark_f16{static_cast<ark_u16>(v[e])});
+    const ark_u32 high = ark_float_bits(whole) & 0xffff0000u;
+    const bool finite = (high & 0x7f800000u) != 0x7f800000u;
+    const float low = finite ? whole - ark_bits_float(high) : 0.0f;
+    parts.high[e] = static_cast<short>(high >> 16);
+    parts.finite[e] = finite ? parts.high[e] : static_cast<short>(0);
+    parts.low[e] = static_cast<short>(ark_float_bits(low) >> 16);
+  }
+  return parts;
+}
+ARK_DEVICE ark_block ark_multiply(const ark_f16*, ark_part a, ark_part b, ark_block c) {
+  const ArkTwoParts x = ark_two_parts(a), y = ark_two_parts(b);
+  c = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(x.low, y.low, c, 0, 0, 0);
+  c = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(x.finite, y.low, c, 0, 0, 0);
+  c = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(x.low, y.finite, c, 0, 0, 0);
+  return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(x.high, y.high, c, 0, 0, 0);
+}
+#else
 ARK_DEVICE ark_block ark_multiply(const ark_f16*, ark_part a, ark_part b, ark_block c) {
   const ark_part_f16 x = __builtin_bit_cast(ark_part_f16, a);
   const ark_part_f16 y = __builtin_bit_cast(ark_part_f16, b);
@@ -45,6 +74,7 @@ ARK_DEVICE ark_block ark_multiply(const ark_f16*, ark_part a, ark_part b, ark_bl
   return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(x, y, c);
 #endif
 }
+#endif
 ARK_DEVICE ark_block ark_multiply(const ark_bf16*, ark_part a, ark_part b, ark_block c) {
 #if defined(__gfx950__)
   return __builtin_amdgcn_mfma_f32_16x16x32_bf16(__builtin_bit_cast(ark_part_bf16, a),

@@ -110,24 +110,33 @@ void swap_b32(Wave& w, const Inst& i) {
   w.blend(b, old_a, w.exec());
 }
 
-#if defined(__AVX512F__)
-// a * b + c without saturation; gives the carries of all lanes. Compilers multiply 64 bits by 64.
+#if defined(__AVX512F__) && defined(__BMI2__)
+// a * b + c without saturation; gives the carries of all lanes. Even and odd lanes apart, each in
+// 64 bits: compilers widen rows and multiply 64 bits by 64.
 U64 mad_u64_u32(const U32* a, const U32* b, const U32* c, U32* out, int lanes) {
+  constexpr __mmask8 kAll = 0xff;
+  constexpr __mmask16 kOdd = 0xaaaa;
   U64 carry = 0;
-  const auto widened = [](const U32* from) {
-    const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-    return _mm512_maskz_cvtepu32_epi64(0xff, narrow);
-  };
-  const auto store = [](U32* to, __m512i value) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtepi64_epi32(0xff, value));
-  };
-  for (int l = 0; l < lanes; l += 8) {
-    const __m512i high = _mm512_maskz_slli_epi64(0xff, widened(c + kLanes + l), 32);
-    const __m512i product = _mm512_maskz_mul_epu32(0xff, widened(a + l), widened(b + l));
-    const __m512i sum = _mm512_add_epi64(product, _mm512_or_si512(widened(c + l), high));
-    carry |= static_cast<U64>(_mm512_cmplt_epu64_mask(sum, product)) << l;
-    store(out + l, sum);
-    store(out + kLanes + l, _mm512_maskz_srli_epi64(0xff, sum, 32));
+  for (int l = 0; l < lanes; l += 16) {
+    const __m512i x = _mm512_loadu_si512(a + l), y = _mm512_loadu_si512(b + l);
+    const __m512i low = _mm512_loadu_si512(c + l), high = _mm512_loadu_si512(c + kLanes + l);
+    const __m512i even = _mm512_maskz_mul_epu32(kAll, x, y);
+    const __m512i odd = _mm512_maskz_mul_epu32(kAll, _mm512_maskz_srli_epi64(kAll, x, 32),
+                                               _mm512_maskz_srli_epi64(kAll, y, 32));
+    const __m512i high_of_even = _mm512_maskz_slli_epi64(kAll, high, 32);
+    const __m512i low_of_odd = _mm512_maskz_srli_epi64(kAll, low, 32);
+    const __m512i sum_even =
+        _mm512_add_epi64(even, _mm512_mask_blend_epi32(kOdd, low, high_of_even));
+    const __m512i sum_odd = _mm512_add_epi64(odd, _mm512_mask_blend_epi32(kOdd, low_of_odd, high));
+    const __m512i low_out =
+        _mm512_mask_blend_epi32(kOdd, sum_even, _mm512_maskz_slli_epi64(kAll, sum_odd, 32));
+    const __m512i high_out =
+        _mm512_mask_blend_epi32(kOdd, _mm512_maskz_srli_epi64(kAll, sum_even, 32), sum_odd);
+    _mm512_storeu_si512(out + l, low_out);
+    _mm512_storeu_si512(out + kLanes + l, high_out);
+    const U64 over_even = _mm512_cmplt_epu64_mask(sum_even, even),
+              over_odd = _mm512_cmplt_epu64_mask(sum_odd, odd);
+    carry |= (_pdep_u64(over_even, 0x5555) | _pdep_u64(over_odd, 0xaaaa)) << l;
   }
   return carry;
 }
@@ -138,7 +147,7 @@ void mad_64_32(Wave& w, const Inst& i) {
   alignas(64) Row2 t0, t1, t2, out;
   alignas(64) Row carry;
   const U32 *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1), *c = w.src64(i, 2, t2);
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && defined(__BMI2__)
   if (!Signed && !i.clamp) {
     U32* to = w.target(i, out);
     const U64 carries = mad_u64_u32(a, b, c, to, w.lanes);

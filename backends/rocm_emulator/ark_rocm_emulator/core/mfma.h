@@ -151,7 +151,11 @@ inline uint32_t limited(int32_t sum, uint32_t addend) {
 template <int kSize, int kBlocks, class T, class F>
 [[gnu::always_inline]] inline void write_with(Wave& w, const Inst& i, const Operand& c,
                                               const T (&sums)[kBlocks][kSize][kSize], F add) {
-  for (int reg = 0; reg < kSize * kSize * kBlocks / 64; reg++) {
+  constexpr int kRegs = kSize * kSize * kBlocks / 64;
+  // C may overlap D: no register is written before it is read.
+  const bool backwards = c.kind == Kind::Vgpr && c.reg < i.dst[0].reg;
+  for (int step = 0; step < kRegs; step++) {
+    const int reg = backwards ? kRegs - 1 - step : step;
     alignas(64) uint32_t tmp[kLanes];
     const uint32_t* addend = words_of(w, c, reg, tmp);
     uint32_t* to = w.row(i.dst[0].reg + static_cast<unsigned>(reg));

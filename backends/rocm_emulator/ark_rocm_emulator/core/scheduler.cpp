@@ -112,9 +112,10 @@ struct Timed : Plainly {
 
 template <class Around>
 void Grid::execute(Wave& w, const Inst*& current, const Around& around) {
-  bool goes_on = true;
-  while (w.slice > 0 && goes_on) {
-    const Inst& inst = program->at(w.pc);
+  Program& code = *program;
+  const Inst* next = &code.at(w.pc);
+  while (true) {
+    const Inst& inst = *next;
     current = &inst;
     around.before(w, inst);
     w.pc = inst.next;
@@ -127,7 +128,16 @@ void Grid::execute(Wave& w, const Inst*& current, const Around& around) {
       const FpMode scope((flags & kOwnRounding) != 0 ? 0xf0 : w.mode, (flags & kMode64) != 0);
       if (!around.instead(w, inst)) inst.run(w, inst);
     }
-    goes_on = around.after(w, inst);
+    if (!around.after(w, inst) || w.slice <= 0) return;
+    // The one behind this one is found without waiting for what was stored in w.pc; the compiler
+    // must not see that the two are the same then.
+    uint32_t behind = inst.next;
+    if (w.pc == behind) [[likely]] {
+      asm("" : "+r"(behind));
+      next = &code.at(behind);
+    } else {
+      next = &code.at(w.pc);
+    }
   }
 }
 

@@ -1,0 +1,138 @@
+"""Drawing each sequence's best where a batch's logits are made, run on the host: 32 threads are a
+warp's lanes, against NumPy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ark_cuda")
+
+from ark_cuda.tasks import inline
+
+from ark.tasks import text
+from tests.codegen.test_cuda_boxes import HOST
+
+SIZES = [(8, 2), (8, 3), (8, 8), (16, 2), (16, 5), (16, 8)]  # rows of a stage, sequences
+STAGES, TILES = 6, 2
+HEAD = r"""
+#include <cmath>
+#define ARK_LANES 32
+#define ARK_WARPS 1
+using ark_u32 = uint32_t;
+using ark_i32 = int32_t;
+using ark_i64 = int64_t;
+using ark_u64 = uint64_t;
+struct ArkCtx {};
+struct ArkTask { int coord[2]; };
+template <typename T>
+struct Operand { T* p; };
+static int ark_tid() { return lane; }
+static int ark_warp() { return 0; }
+static void ark_sync() { together.arrive_and_wait(); }
+static float ark_inf() { return INFINITY; }
+static float ark_log(float v) { return logf(v); }
+static float ark_bits_float(ark_u32 v) { float f; __builtin_memcpy(&f, &v, 4); return f; }
+static ark_u32 ark_float_bits(float v) { ark_u32 u; __builtin_memcpy(&u, &v, 4); return u; }
+static ark_u32 ark_shfl_xor(ark_u32 v, int mask) {
+  return ark_float_bits(ark_shfl_xor(ark_bits_float(v), mask));
+}
+static void ark_post_host(ark_u32*, ark_u32) {}
+struct Logits { float* p; int width; };
+static void ark_publish(ArkCtx&, const Logits& x, int, int, int m, int n, float v) {
+  x.p[m * x.width + n] = v;
+}
+template <class S, int M, int R>
+static void ark_sums_ahead(ArkCtx&, const S&, int, int, int, float (&)[M][R]) {}
+template <class S, int R>
+static void ark_sums_store(ArkCtx&, S&, int, int, int, const float (&)[R], const float (&)[R]) {}
+"""
+CALLS = r"""
+// All stages of one of the tasks, whose logits are given: row n of sequence m at m * width + n.
+template <int R, int M>
+static void draw(int task, int width, const float* given, int* settings, int* position,
+                 float* made, float* candidates) {
+  using Tile = ArkRowsTile<(R > 8), R, M>;
+  ArkCtx c;
+  const ArkTask t{{task * R * STAGES / TILES, 0}};
+  auto e = ark_sample_rows<M, 6, R, TILES, STAGES>(Logits{made, width}, Operand<int>{settings},
+                                                   Operand<int>{position},
+                                                   Operand<float>{candidates});
+  static float red[2 * M];
+  ark_tile_begin<Tile>(e);
+  const float scale[2] = {1.0f, 1.0f};
+  for (int stage = 0; stage < STAGES / TILES; ++stage) {
+    float sum[Tile::ALL] = {}, ahead[Tile::COLUMNS][1][2] = {};
+    const int row = t.coord[0] + stage * R + Tile::row();
+    for (int i = 0; i < Tile::ALL; ++i) {
+      const int n = row + i / Tile::COLUMNS, m = Tile::column() + i % Tile::COLUMNS;
+      if (m < M && n < width && Tile::row() < R) sum[i] = given[m * width + n];
+    }
+    ark_tile_store<Tile>(c, e, row, width, sum, scale, ahead);
+  }
+  ark_tile_finish<Tile>(t, e, red);
+}
+template <int R, int M, class... A>
+static void warp(A... given) {
+  std::vector<std::thread> lanes;
+  for (int i = 0; i < 32; ++i) {
+    lanes.emplace_back([=] {
+      lane = i;
+      draw<R, M>(given...);
+    });
+  }
+  for (auto& each : lanes) each.join();
+}
+extern "C" void run(int r, int m, int task, int width, const float* given, int* settings,
+                    int* position, float* made, float* candidates) {
+"""
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder: Path = tmp_path_factory.mktemp("tiles")
+    source, library = folder / "tiles.cpp", folder / "tiles.so"
+    words = "task, width, given, settings, position, made, candidates"
+    calls = "".join(f"  if (r == {r} && m == {m}) warp<{r}, {m}>({words});\n" for r, m in SIZES)
+    sizes = f"constexpr int STAGES = {STAGES}, TILES = {TILES};\n"
+    device_code = text.header("sampling.h") + inline.header("linear_tiles.h")
+    source.write_text(HOST + HEAD + sizes + device_code + CALLS + calls + "}\n")
+    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
+    subprocess.run([*command, "-Wno-unknown-pragmas", source, "-o", library], check=True)
+    return ctypes.CDLL(str(library))
+
+
+@pytest.mark.parametrize("hot", [False, True])
+@pytest.mark.parametrize(("rows", "batch"), SIZES)
+def test_a_batchs_best_are_found(device: ctypes.CDLL, rows: int, batch: int, hot: bool) -> None:
+    from ark.ops.tokens import _scores
+
+    width = rows * STAGES - 3
+    rng = np.random.default_rng(rows + batch)
+    given = rng.standard_normal((batch, width)).astype(np.float32)
+    given[0, 1] = given[0, 5] = 9.0  # of equals the lower one
+    temperatures = np.full(batch, 0.8 if hot else 0.0, np.float32)
+    settings = np.zeros((batch, 6), np.int32)
+    settings[:, 0], settings[:, 2] = temperatures.view(np.int32), np.arange(batch) + 7
+    position = np.arange(batch, dtype=np.int32) * 3
+    made = np.full((batch, width), np.nan, np.float32)
+    candidates = np.full((batch, TILES, 2), np.nan, np.float32)
+    pointers = [
+        a.ctypes.data_as(ctypes.c_void_p) for a in (given, settings, position, made, candidates)
+    ]
+    for task in range(TILES):
+        device.run(rows, batch, task, width, *pointers)
+    np.testing.assert_array_equal(made, given)
+    half = rows * STAGES // TILES
+    for m in range(batch):
+        scores = _scores(given[m], temperatures[m], 0, m + 7, int(position[m]))
+        for task in range(TILES):
+            part = scores[task * half : (task + 1) * half]
+            best = task * half + int(part.argmax())
+            assert candidates[m, task, 1].view(np.uint32) == best
+            np.testing.assert_allclose(candidates[m, task, 0], scores[best], rtol=1e-4)
