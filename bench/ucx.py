@@ -1,5 +1,5 @@
-"""Puts by the proxy over UCX between two network namespaces on TCP, beside ucx_perftest over the same
-cable in the same run: `python bench/ucx.py [--bytes 1024]`. Needs root, UCX and ucx_perftest.
+"""Puts by the proxy over UCX between two network namespaces on TCP, beside ucx_perftest over the
+same cable in the same run: `python bench/ucx.py [--bytes 1024]`. Needs root, UCX, ucx_perftest.
 
 Two figures, each the least of several rounds that alternate between the two programs:
 - many: a put when as many as the FIFO holds are under way; ucx_perftest's ucp_put_bw.
