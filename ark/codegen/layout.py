@@ -221,8 +221,13 @@ LOOP_BYTES = 1536
 
 
 def declarations() -> str:
-    """The C structs, in the order in which they are defined."""
-    parts = [f"constexpr ark_u32 ARK_SLOT_COUNTER_OPS = {SLOT_COUNTER_OPS}u;"]
+    """What the loop's code needs: a constant, and the structures."""
+    return f"constexpr ark_u32 ARK_SLOT_COUNTER_OPS = {SLOT_COUNTER_OPS}u;\n" + structures()
+
+
+def structures() -> str:
+    """The C structs, in the order in which they are defined; C as well as C++."""
+    parts = []
     for name, members in STRUCTS.items():
         lines = [f"  ark_{t} {m}{f'[{n}]' if n > 1 else ''};" for m, t, n in members]
         size = dtype(name).itemsize

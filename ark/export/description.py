@@ -133,7 +133,7 @@ def declarations() -> str:
             "typedef int32_t ark_i32;",
             "typedef uint64_t ark_u64;",
             *(f"typedef struct {struct} {struct};" for struct in layout.STRUCTS),
-            layout.declarations().rstrip(),
+            layout.structures().rstrip(),
             f"#define ARK_ERROR_KINDS {len(kinds)}u",
             "static const char* const ark_error_kinds[ARK_ERROR_KINDS] = {",
             *(f"    {text(kind)}," for kind in kinds),
