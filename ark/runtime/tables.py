@@ -130,9 +130,7 @@ def build(
         fetches["form"] = np.concatenate(fetch_forms)
     return Tables(
         tasks=np.array(records, layout.dtype("ArkTask")),
-        counter_ops=np.array(
-            counter_ops + [(0, 0, 0, 0, 0)] * layout.SLOT_COUNTER_OPS, layout.dtype("ArkCounterOp")
-        ),
+        counter_ops=np.array(counter_ops or [(0, 0, 0, 0, 0)], layout.dtype("ArkCounterOp")),
         fetches=fetches,
         growths=np.array(growths or [(0,) * 9], layout.dtype("ArkGrowth")),
         ranges=np.array(ranges, layout.dtype("ArkRange")),

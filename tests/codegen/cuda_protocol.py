@@ -150,7 +150,7 @@ class Job:
         )
         self.program = device.load(self.binary)
         self.counters = device.alloc(64 * 64, "device")
-        self.control = device.alloc(layout.dtype("ArkControl").itemsize, "device")
+        self.control = device.alloc(layout.control(0, [0] * (len(phases) - 1)).nbytes, "device")
         self.host = device.alloc(layout.dtype("ArkHost").itemsize, "host")
         self.mail = self.host.host.view(layout.dtype("ArkHost"))[0]
         self.settings = {"limit": 1, "phase0": 0, "persistent": 0, **control}
@@ -220,10 +220,9 @@ class Job:
 
     def start(self, budget_s=5.0, idle_s=20.0):
         self.device.zero(self.counters.address, self.counters.nbytes)
-        control = np.zeros(1, layout.dtype("ArkControl"))
-        control["limit"] = self.settings["limit"]
-        control["phase_end"][0, 0] = self.settings["phase0"]
-        self.device.write(self.control.address, control)
+        ends = [self.settings["phase0"]] * (len(self.phases) - 1)
+        control = layout.control(self.settings["limit"], ends)
+        self.device.write(self.control.address, control.view(np.uint8))
         self.host.host[:] = 0
         params = np.zeros(1, layout.dtype("ArkParams"))
         for name, address in zip(

@@ -43,7 +43,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
   ArkCtx& c = loop.ctx;
   const ArkTeam team = ark_block_team();
-  const bool leader = ark_tid() == 0, tracing = p->trace != 0u;
+  const bool leader = ark_tid() == 0;
   if (leader) ark_open_loop(c, p, processor, scratch);
   ark_sync();
   const ArkPhases phases = ark_phases(p);
@@ -60,9 +60,6 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       ark_copies_done();
       ark_sync();
       if (range.task_begin < end) ark_counter_ops_ahead(team, loop, p, range.task_begin);
-      if (ARK_BACKGROUND_COPIES && range.task_begin + 1u < end) {
-        ark_counter_ops_ahead(team, loop, p, range.task_begin + 1u);
-      }
       ark_copies_done();
       held = end - range.task_begin <= ARK_SLOTS ? range.task_begin : ARK_NO_TASK;
     }
@@ -74,27 +71,27 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
     if (!ark_all(go)) return;
     for (ark_u32 i = range.task_begin; i < end; ++i) {
       const ArkTask& task = loop.tasks[i % ARK_SLOTS];
-      const bool signals = task.signal_begin != task.signal_end;
-      ark_next_ahead(team, loop, p, i, end);
+      if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);
+      if (i + 2u < end) ark_task_ahead(team, loop, p, i + 2u);
       ark_warp_store(&c.warps[ark_warp()], i);
 #if defined(ARK_BODIES_ENTER)
       if (!ark_dispatch(c, task)) return;
-      const ark_u64 begin = tracing && leader ? loop.begun : 0u;
+      const ark_u64 begin = p->trace && leader ? loop.begun : 0u;
 #else
       if (!ark_enter_task(loop, i)) return;
-      const ark_u64 begin = tracing ? ark_time_ns() : 0u;
+      const ark_u64 begin = p->trace ? ark_time_ns() : 0u;
       ark_dispatch(c, task);
 #endif
-      ark_copies_before();
+      ark_copies_done();
       // What is published as packets arrives by itself; a signal says that all has.
-      if (!signals) {
+      if (task.signal_begin == task.signal_end) {
         if (!ark_agree(!ark_failed(c))) return;
       } else {
         if (!ark_all(!ark_failed(c))) return;
         ark_signal_task(team, loop, i);
       }
-      if (tracing && leader) ark_trace(c, task, traced, begin);
-      if (tracing) ark_sync();
+      if (p->trace && leader) ark_trace(c, task, traced, begin);
+      if (p->trace) ark_sync();
     }
     stage_base = ark_next_stage(stage_base, range);
     // A loop must not end in the leader's work alone: a compiler may join it to the next round's,

@@ -18,12 +18,6 @@ static_assert(sizeof(ArkTask) <= 256 && sizeof(ArkCounterOp) * ARK_SLOT_COUNTER_
 // 8 bytes from memory to shared memory; there after ark_copies_done() and a barrier.
 ARK_DEVICE void ark_copy_ahead(ark_u64* to, const ark_u64* from) { *to = *from; }
 ARK_DEVICE void ark_copies_done() {}
-// The end of what a task copies ahead; waits for what the tasks before have, not for that.
-ARK_DEVICE void ark_copies_ahead() {}
-ARK_DEVICE void ark_copies_before() {}
-constexpr bool ARK_BACKGROUND_COPIES = false;
-#else
-constexpr bool ARK_BACKGROUND_COPIES = true;
 #endif
 
 // The threads that share a piece of the loop's own work: all computing ones, or a warp.
@@ -54,28 +48,6 @@ ARK_DEVICE void ark_counter_ops_ahead(ArkTeam team, ArkLoop& loop, const ArkPara
   const ArkCounterOp* ops = ARK_POINTER(const ArkCounterOp, p->counter_ops) + task.wait_begin;
   const ark_u32 fit = count < ARK_SLOT_COUNTER_OPS ? count : ARK_SLOT_COUNTER_OPS;
   ark_copy_words(team, loop.counter_ops[i % ARK_SLOTS], ops, fit * (sizeof(ArkCounterOp) / 8u));
-}
-// While task i runs: what the next ones need. Where copies run in the background, the waits and
-// signals of the task after the next come with its record, so that no task ends with a trip to
-// memory: they lie behind the next one's, and how many there are is not known yet, so that a slot
-// is filled (tables end with as many more). A warp copies each. Otherwise what is not there is not
-// copied.
-ARK_DEVICE void ark_next_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i,
-                               ark_u32 end) {
-  if (!ARK_BACKGROUND_COPIES) {
-    if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);
-    if (i + 2u < end) ark_task_ahead(team, loop, p, i + 2u);
-    return;
-  }
-  const ArkTeam warp{static_cast<ark_u32>(ark_lane()), static_cast<ark_u32>(ARK_LANES)};
-  if (i + 2u < end && ark_warp() == 0) ark_task_ahead(warp, loop, p, i + 2u);
-  if (i + 2u < end && ark_warp() == ARK_WARPS - 1) {
-    const ark_u32 begin = loop.tasks[(i + 1u) % ARK_SLOTS].signal_end;
-    const ArkCounterOp* ops = ARK_POINTER(const ArkCounterOp, p->counter_ops) + begin;
-    ark_copy_words(warp, loop.counter_ops[(i + 2u) % ARK_SLOTS], ops,
-                   sizeof(loop.counter_ops[0]) / 8u);
-  }
-  ark_copies_ahead();
 }
 ARK_DEVICE ArkCounterOp ark_counter_op(const ArkLoop& loop, ark_u32 i, ark_u32 number) {
   const ark_u32 at = number - loop.tasks[i % ARK_SLOTS].wait_begin;

@@ -100,23 +100,23 @@ class Ucx {
   }
 
   void put(int rank, uint64_t source, uint64_t there, uint64_t size) {
-    Peer& peer = known(rank);
+    Peer& peer = next(rank);
     const ucp_request_param_t none = {};
     keep(ucp_put_nbx(peer.end, reinterpret_cast<void*>(source), size, there, peer.key, &none),
          "a put");
-    finish(peer);
+    ++open_;
   }
 
   void get(int rank, uint64_t target, uint64_t there, uint64_t size) {
-    Peer& peer = known(rank);
+    Peer& peer = next(rank);
     const ucp_request_param_t none = {};
     keep(ucp_get_nbx(peer.end, reinterpret_cast<void*>(target), size, there, peer.key, &none),
          "a get");
-    finish(peer);
+    ++open_;
   }
 
   void add(int rank, uint64_t there, uint32_t value) {
-    Peer& peer = known(rank);
+    Peer& peer = next(rank);
     auto held = std::make_unique<uint32_t>(value);
     ucp_request_param_t params = {};
     params.op_attr_mask = UCP_OP_ATTR_FIELD_DATATYPE;
@@ -124,7 +124,7 @@ class Ucx {
     void* request =
         ucp_atomic_op_nbx(peer.end, UCP_ATOMIC_OP_ADD, held.get(), 1, there, peer.key, &params);
     keep(request, "a signal", std::move(held));
-    finish(peer);
+    ++open_;
   }
 
   // Moves things on; operations that have ended, those of this host among them.
@@ -136,10 +136,13 @@ class Ucx {
     while (!flying_.empty()) {
       const ucs_status_t how = status(flying_.front());
       if (how == UCS_INPROGRESS) break;
-      if (flying_.front().counts) ++done_;
+      done_ += flying_.front().counts;
+      flushes_ -= flying_.front().counts != 0;
       drop(flying_);
       check(how, "an operation over UCX");
     }
+    // One flush tells of all before it. What comes while two are under way waits for the next.
+    if (open_ != 0 && (flushes_ < 2 || open_ >= MANY)) finish();
     return done_;
   }
 
@@ -155,7 +158,7 @@ class Ucx {
   void begin() {
     std::move(flying_.begin(), flying_.end(), std::back_inserter(late_));
     flying_.clear();
-    done_ = 0;
+    done_ = open_ = flushes_ = 0;
   }
 
  private:
@@ -167,25 +170,31 @@ class Ucx {
   };
   struct Flying {
     void* request;
-    bool counts;
+    uint32_t counts;                  // operations that have ended with it
     std::unique_ptr<uint32_t> value;  // that it sends: stays until it has ended
   };
 
-  Peer& known(int rank) {
+  // The peer of the operation that begins; those with another end first, so that all are counted in
+  // their order.
+  Peer& next(int rank) {
     const auto found = peers_.find(rank);
     if (found == peers_.end()) throw std::runtime_error("there is no way to that host");
+    if (open_ != 0 && peer_ != &found->second) finish();
+    peer_ = &found->second;
     return found->second;
   }
   void keep(void* request, const char* what, std::unique_ptr<uint32_t> value = nullptr) {
     if (UCS_PTR_IS_ERR(request)) check(UCS_PTR_STATUS(request), what);
-    flying_.push_back({request, false, std::move(value)});
+    flying_.push_back({request, 0, std::move(value)});
   }
-  // An operation has ended when what it has written is in the peer's memory.
-  void finish(Peer& peer) {
+  // Operations have ended when what they have written is in the peer's memory.
+  void finish() {
     const ucp_request_param_t none = {};
-    void* request = ucp_ep_flush_nbx(peer.end, &none);
+    void* request = ucp_ep_flush_nbx(peer_->end, &none);
     if (UCS_PTR_IS_ERR(request)) check(UCS_PTR_STATUS(request), "a flush");
-    flying_.push_back({request, true, nullptr});
+    flying_.push_back({request, open_, nullptr});
+    open_ = 0;
+    ++flushes_;
   }
   static ucs_status_t status(const Flying& one) {
     return one.request == nullptr ? UCS_OK : ucp_request_check_status(one.request);
@@ -206,7 +215,9 @@ class Ucx {
   std::vector<ucp_mem_h> memory_;
   std::deque<Flying> flying_, late_;
   std::string lost_;
-  uint32_t done_ = 0;
+  static constexpr uint32_t MANY = 64;
+  Peer* peer_ = nullptr;  // of those that no flush follows yet
+  uint32_t open_ = 0, flushes_ = 0, done_ = 0;
 };
 
 }  // namespace ark

@@ -198,8 +198,6 @@ ARK_DEVICE void ark_copy_ahead(ark_u64* to, const ark_u64* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(from) : "memory");
 }
 ARK_DEVICE void ark_copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-ARK_DEVICE void ark_copies_ahead() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-ARK_DEVICE void ark_copies_before() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
 ARK_DEVICE ark_u64 ark_time_ns() {
   ark_u64 now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)::"memory");

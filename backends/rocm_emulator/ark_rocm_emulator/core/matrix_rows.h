@@ -2,6 +2,7 @@
 // that a row of lanes is a row of the matrix. Sums are formed in double, one k after the other.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "half.h"
@@ -48,7 +49,7 @@ void multiply_add(const double (&left)[kDepth][kSize], const double (&right)[kDe
   } else {
     constexpr int kVectors = kSize / kDoubles;
     constexpr int kColumns = kVectors < kAccumulators ? kVectors : kAccumulators;
-    constexpr int kRows = kAccumulators / kColumns;
+    constexpr int kRows = std::min(kAccumulators / kColumns, kSize);
     for (int row = 0; row < kSize; row += kRows) {
       for (int column = 0; column < kVectors; column += kColumns) {
         Doubles sum[kRows][kColumns];
