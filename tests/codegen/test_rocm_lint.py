@@ -29,8 +29,14 @@ from ark_rocm_emulator.lint import TARGETS, Expectations, Finding, lint
 # Processors of a device, and the host or peers: every hand-over of the loop is marked with its own.
 SCOPES = ("agent", "system")
 
-# Decoding with prompts, unfused so that matrix units serve the prompt, and a rank with peers.
-PLANS = ("llama-bf16-unfused", "llama-bf16-rank0")
+# Decoding with prompts, unfused so that matrix units serve the prompt, and ranks with peers: a sum,
+# every way of a channel, and by `nox -s slow` a decoder.
+PLANS = (
+    "llama-bf16-unfused",
+    "sums-bf16",
+    "channel0-bf16",
+    pytest.param("llama-bf16-rank0", marks=slow),
+)
 
 
 @pytest.fixture(autouse=True)

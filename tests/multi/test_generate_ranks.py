@@ -151,15 +151,17 @@ def start_emulated(
 
 
 @pytest.mark.timeout(900)
-def test_four_emulated_devices_give_the_tokens_of_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", ["2", pytest.param("4", marks=slow)])
+def test_checked_emulated_devices_give_the_tokens_of_one(ranks: str, tmp_path: Path) -> None:
     """With all checks. In the prompt's phase memory is reused that another processor has read, and
     what orders the two goes through packets.
     """
     directory = make_checkpoint(tmp_path / "m", heads=4, kv_heads=4, layers=1)
     # Two chunks of a prompt and two tokens; three chunks and three tokens in the slow session.
     text, count = (PROMPT, 3) if SLOW else ("The fox", 2)
-    words = ("--json", "--context", "64", "--prompt", text)
-    process = start_emulated(directory, count, *words, environment=CHECKED)
+    words = ("--json", "--context", "64", "--prompt", text, "--ranks", ranks)
+    environment = {**CHECKED, "ARK_ROCM_DEVICE": f"emulated:gfx942,{ranks}"}
+    process = start_emulated(directory, count, *words, environment=environment)
     out, err = process.communicate(timeout=850)
     assert process.returncode == 0, err
     assert json.loads(out.splitlines()[-1])["tokens"] == alone(directory, count, text)
