@@ -21,6 +21,7 @@ FULL_STEP_US = 0.58  # 128 by 256, 128 bytes deep, on the matrix units
 LEAST_STEP_US = 0.18  # the loading thread starts a stage's two copies
 SMALL_STAGE = 32768  # bytes up to which a stage holds two steps, at a higher rate
 NARROW = 32  # columns of tiles of few rows, where k of the right side lies side by side
+FEW_TILES = 64  # of 64 by 64, which leave half of an H100 idle
 SMALL_LOAD_RATE = 110e3
 LOAD_RATE = 68e3  # what a processor loads while all do: L2 gives 8.7 TB/s
 FOLD_US, EACH_PART_US = 2.0, 0.1  # parts are handed over to those who add them up
@@ -45,6 +46,7 @@ def candidates(
     side?
     """
     steps = -(-depth * itemsize // LINE)
+    few = shape[0] * shape[1] * -(-shape[2] // 64) * -(-shape[3] // 64) <= FEW_TILES
     several = parts and shape[0] == shape[1] == 1
     counts = [p for p in (1, 2, 3, 4, 6, 8) if p == 1 or several]
     found = [
@@ -52,7 +54,7 @@ def candidates(
         for rows, columns, many in itertools.product((128, 64), (256, 128, 64, NARROW), counts)
         if (many - 1) * -(-steps // many) < steps
         and columns <= shape[3]
-        and (columns > NARROW or (narrow and shape[2] <= rows == 64))
+        and (columns > NARROW or (narrow and rows == 64 and (shape[2] <= 64 or few)))
     ]
     return [c for c in found if c.rows == 64 or shape[2] > 64]
 
