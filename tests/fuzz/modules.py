@@ -1,4 +1,4 @@
-"""Random torch modules (random_modules.py): what ark takes of them must compute what torch computes,
+"""Random torch modules (random_modules.py): what ark takes must compute what torch computes,
 on the CPU; what it refuses is refused in one line. torch computes them in float64 too, which says
 how much of a difference is rounding.
 """
