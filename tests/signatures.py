@@ -308,6 +308,12 @@ def types_for(arch: str, archs: Sequence[str]) -> tuple[DataType, ...]:
     return (floats[(at + 1) % len(floats)], *others[at :: len(archs)])
 
 
+def _of_roles(made: Plan, op: PlanOp) -> bool:
+    """Has a variant with roles alone a body for it?"""
+    several = op.kind == "linear" and made.tensors[op.operands[2]].shape[0] > 1
+    return several and op.params["epilogue"] == "sample"
+
+
 def united(
     machine: Machine,
     types: tuple[DataType, ...],
@@ -327,7 +333,7 @@ def united(
     for one in made:
         for op in one.ops:
             key = kinds.signature(one, op).key
-            if key in seen:
+            if key in seen or _of_roles(one, op):
                 continue
             seen.add(key)
             if op.kind not in own:

@@ -255,6 +255,7 @@ class Linear(TaskKind):
         return found
 
     def packets(self, sig: Signature) -> frozenset[int]:
+        need(len(sig.operands) > 2, "it lacks an input, weights or an output")
         x, weight = sig.operands[:2]
         row = x.shape[0] == 1 and x.dtype == weight.dtype and sig.params["prologue"] == "none"
         found = {0, *outputs(sig)} - (set() if row or x.dtype == "fp32" else {0})

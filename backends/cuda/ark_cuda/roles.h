@@ -125,8 +125,9 @@ ARK_DEVICE bool ark_close_handshake(const ArkCtx& c, ark_u32& count) {
   return __all_sync(0xffffffffu, fine) != 0;
 }
 
-// This thread's pairs of elements: pair i is at at(i), which may be null. Packets are asked for all
-// at once, 16 bytes a load, and those that are late again.
+// This thread's pairs of elements: pair i is at at(i) if there(i), else zeros. Packets are asked
+// for all at once, 16 bytes a load, and those that are late again. No null pointer says that a pair
+// is not there: NVRTC 13.0 then loaded from it on an H100.
 ARK_DEVICE void ark_packet_pair(const ark_u64* p, ark_u64& a, ark_u64& b, bool system) {
   if (system) {
     asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
@@ -140,9 +141,9 @@ ARK_DEVICE void ark_packet_pair(const ark_u64* p, ark_u64& a, ark_u64& b, bool s
                  : "memory");
   }
 }
-template <int N, typename At>
-ARK_DEVICE void ark_load_pairs(ArkCtx& c, const ark_u64*, const At& at, float (&v)[2 * N],
-                               bool system) {
+template <int N, typename There, typename At>
+ARK_DEVICE void ark_load_pairs(ArkCtx& c, const ark_u64*, const There& there, const At& at,
+                               float (&v)[2 * N], bool system) {
   const ark_u32 epoch = c.iteration + 1u;
   ark_u64 seen[2 * N] = {};  // no epoch is 0
   const auto here = [&](int i) { return static_cast<ark_u32>(seen[i] >> 32) == epoch; };
@@ -151,14 +152,13 @@ ARK_DEVICE void ark_load_pairs(ArkCtx& c, const ark_u64*, const At& at, float (&
     bool all = true;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const ark_u64* from = at(i);
-      if (from != nullptr && !(here(2 * i) && here(2 * i + 1))) {
-        ark_packet_pair(from, seen[2 * i], seen[2 * i + 1], system);
+      if (there(i) && !(here(2 * i) && here(2 * i + 1))) {
+        ark_packet_pair(at(i), seen[2 * i], seen[2 * i + 1], system);
       }
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      all = all && (at(i) == nullptr || (here(2 * i) && here(2 * i + 1)));
+      all = all && (!there(i) || (here(2 * i) && here(2 * i + 1)));
     }
     if (all || ark_failed(c)) break;
     const ArkVerdict verdict = ark_spin(c.p, spin, c.p->budget_ns);
@@ -169,19 +169,20 @@ ARK_DEVICE void ark_load_pairs(ArkCtx& c, const ark_u64*, const At& at, float (&
 #pragma unroll
   for (int i = 0; i < 2 * N; ++i) v[i] = ark_bits_float(static_cast<ark_u32>(seen[i]));
 }
-template <int N, typename T, typename At>
-ARK_DEVICE void ark_load_pairs(ArkCtx&, const T*, const At& at, float (&v)[2 * N], bool) {
+template <int N, typename T, typename There, typename At>
+ARK_DEVICE void ark_load_pairs(ArkCtx&, const T*, const There& there, const At& at,
+                               float (&v)[2 * N], bool) {
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const T* from = at(i);
-    v[2 * i] = from != nullptr ? ark_get(from, 0) : 0.0f;
-    v[2 * i + 1] = from != nullptr ? ark_get(from, 1) : 0.0f;
+    v[2 * i] = there(i) ? ark_get(at(i), 0) : 0.0f;
+    v[2 * i + 1] = there(i) ? ark_get(at(i), 1) : 0.0f;
   }
 }
 
 // The same of short packets, as they are: this thread's fours, four i at at(i), 16 bytes a load.
-template <int N, typename T, typename At>
-ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const At& at, uint4 (&seen)[N]) {
+template <int N, typename T, typename There, typename At>
+ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const There& there, const At& at,
+                               uint4 (&seen)[N]) {
   const ark_u32 epoch = ark_short_epoch(c);
 #pragma unroll
   for (int i = 0; i < N; ++i) seen[i].x = seen[i].y = seen[i].z = seen[i].w = ~epoch;
@@ -194,15 +195,14 @@ ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const At& at, uint
     bool all = true;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const ArkShort<T>* from = at(i);
-      if (from == nullptr || here(i)) continue;
+      if (!there(i) || here(i)) continue;
       asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(seen[i].x), "=r"(seen[i].y), "=r"(seen[i].z), "=r"(seen[i].w)
-                   : "l"(from)
+                   : "l"(at(i))
                    : "memory");
     }
 #pragma unroll
-    for (int i = 0; i < N; ++i) all = all && (at(i) == nullptr || here(i));
+    for (int i = 0; i < N; ++i) all = all && (!there(i) || here(i));
     if (all || ark_failed(c)) return;
     const ArkVerdict verdict = ark_spin(c.p, spin, c.p->budget_ns);
     if (verdict == ARK_KEEP) continue;

@@ -20,6 +20,7 @@ def test_every_op_has_a_rule_or_is_a_constant() -> None:
 NO_RULE = {
     "all_gather_matmul",
     "all_reduce_norm",
+    "all_reduce_switch",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "convolution",

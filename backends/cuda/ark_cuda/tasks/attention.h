@@ -20,20 +20,21 @@ ARK_DEVICE void ark_attention_gather(ArkCtx& c, float* to, int row, int head, bo
   // Queries first, then the new key, then its value: all asked for together.
   constexpr int N = ((G + 2) * D / 2 + ARK_THREADS - 1) / ARK_THREADS;
   float loaded[2 * N];
-  const auto at = [&](int n) -> decltype(query.p) {
-    int i = 2 * (n * ARK_THREADS + ark_tid());
-    if (i < G * D) return ark_address(query, 0, 0, row, head * (G * D) + i);
-    if constexpr (F::given) {
-      i -= G * D;
-      const int column = i < D ? head * D + i : (KV_HEADS + head - 1) * D + i;
-      if (newest && i < 2 * D) return ark_address(fresh, 0, 0, 0, column);
-    }
-    return nullptr;
+  const auto place = [&](int n) { return 2 * (n * ARK_THREADS + ark_tid()); };
+  const auto there = [&](int n) {
+    return place(n) < G * D || (F::given && newest && place(n) < (G + 2) * D);
   };
-  ark_load_pairs<N>(c, query.p, at, loaded, Q::system);
+  const auto at = [&](int n) -> decltype(query.p) {
+    if constexpr (F::given) {
+      const int i = place(n) - G * D, column = (i < D ? head : KV_HEADS + head - 1) * D + i;
+      if (i >= 0) return ark_address(fresh, 0, 0, 0, column);
+    }
+    return ark_address(query, 0, 0, row, head * (G * D) + place(n));
+  };
+  ark_load_pairs<N>(c, query.p, there, at, loaded, Q::system);
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    const int i = 2 * (n * ARK_THREADS + ark_tid());
+    const int i = place(n);
     const float factor = i < G * D ? scale : 1.0f;
     if (i >= (G + 2) * D) continue;
     to[i] = loaded[2 * n] * factor;

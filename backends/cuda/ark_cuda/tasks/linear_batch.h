@@ -23,16 +23,18 @@ ARK_DEVICE void ark_multiply_tile(const ark_f16*, float (&d)[4], ark_u32 a0, ark
 }
 
 // Pairs of a row's elements, as of ark_load_pairs; whole rows in fp32 have theirs in 8 bytes.
-template <int N, typename P, typename At>
-ARK_DEVICE void ark_row_pairs(ArkCtx& c, const P* p, const At& at, float (&v)[2 * N], bool system) {
-  ark_load_pairs<N>(c, p, at, v, system);
+template <int N, typename P, typename There, typename At>
+ARK_DEVICE void ark_row_pairs(ArkCtx& c, const P* p, const There& there, const At& at,
+                              float (&v)[2 * N], bool system) {
+  ark_load_pairs<N>(c, p, there, at, v, system);
 }
-template <int N, typename At>
-ARK_DEVICE void ark_row_pairs(ArkCtx&, const float*, const At& at, float (&v)[2 * N], bool) {
+template <int N, typename There, typename At>
+ARK_DEVICE void ark_row_pairs(ArkCtx&, const float*, const There& there, const At& at,
+                              float (&v)[2 * N], bool) {
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     v[2 * i] = v[2 * i + 1] = 0.0f;
-    if (at(i) == nullptr) continue;
+    if (!there(i)) continue;
     asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];"
                  : "=f"(v[2 * i]), "=f"(v[2 * i + 1])
                  : "l"(at(i))
@@ -55,10 +57,8 @@ ARK_DEVICE void ark_batch_rows(ArkCtx& c, const P* p, const float (&factor)[F], 
     const auto row = [&](int i) { return (first + i) / EACH; };
     const auto place = [&](int i) { return 2 * ((first + i) % EACH * ARK_THREADS + ark_tid()); };
     const auto there = [&](int i) { return first + i < ALL && place(i) < K; };
-    const auto at = [&](int i) -> const P* {
-      return there(i) ? p + row(i) * K + place(i) : nullptr;
-    };
-    ark_row_pairs<N>(c, p, at, v, system);
+    const auto at = [&](int i) { return p + row(i) * K + place(i); };
+    ark_row_pairs<N>(c, p, there, at, v, system);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (!there(i)) continue;

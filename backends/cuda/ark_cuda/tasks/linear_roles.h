@@ -27,10 +27,9 @@ ARK_DEVICE float ark_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
   for (int first = 0; first < ALL; first += N) {
     float v[2 * N * S];
     const auto place = [&](int i) { return 2 * ((first + i) * ARK_THREADS + ark_tid()); };
-    const auto at = [&](int i) -> const P* {
-      return place(i / S) < K ? p + i % S * K + place(i / S) : nullptr;
-    };
-    ark_load_pairs<N * S>(c, p, at, v, system);
+    const auto there = [&](int i) { return place(i / S) < K; };
+    const auto at = [&](int i) { return p + i % S * K + place(i / S); };
+    ark_load_pairs<N * S>(c, p, there, at, v, system);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (place(i) >= K) continue;
@@ -59,10 +58,9 @@ ARK_DEVICE float ark_row(ArkCtx& c, const ArkShort<T>* p, const float (&)[F], T*
   for (int first = 0; first < ALL; first += N) {
     uint4 v[N];
     const auto place = [&](int i) { return 4 * ((first + i) * ARK_THREADS + ark_tid()); };
-    const auto at = [&](int i) -> const ArkShort<T>* {
-      return place(i) < K ? p + place(i) : nullptr;
-    };
-    ark_load_fours<N>(c, p, at, v);
+    const auto there = [&](int i) { return place(i) < K; };
+    const auto at = [&](int i) { return p + place(i); };
+    ark_load_fours<N>(c, p, there, at, v);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (place(i) >= K) continue;

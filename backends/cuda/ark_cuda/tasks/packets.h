@@ -37,10 +37,9 @@ ARK_DEVICE void ark_load_block(ArkCtx& c, const At& at, float* to, bool system) 
   for (int first = 0; first < ALL; first += B) {
     float loaded[2 * B];
     const auto place = [&](int n) { return 2 * ((first + n) * ARK_THREADS + ark_tid()); };
-    const auto from = [&](int n) -> decltype(at(0)) {
-      return place(n) < N ? at(place(n)) : nullptr;
-    };
-    ark_load_pairs<B>(c, at(0), from, loaded, system);
+    const auto there = [&](int n) { return place(n) < N; };
+    const auto from = [&](int n) { return at(place(n)); };
+    ark_load_pairs<B>(c, at(0), there, from, loaded, system);
 #pragma unroll
     for (int n = 0; n < B; ++n) {
       if (place(n) >= N) continue;
