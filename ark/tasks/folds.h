@@ -27,13 +27,14 @@ struct ArkMulFold {
     return static_cast<ark_i64>(static_cast<ark_u64>(a) * static_cast<ark_u64>(b));
   }
 };
+// What is no number is the result, as in NumPy: it differs from itself.
 struct ArkMaxFold {
   ARK_DEVICE float none(float) { return -ark_inf(); }
   ARK_DEVICE ark_i32 none(ark_i32) { return -2147483647 - 1; }
   ARK_DEVICE ark_i64 none(ark_i64) { return -9223372036854775807ll - 1; }
   template <typename T>
   ARK_DEVICE T join(T a, T b) {
-    return b > a ? b : a;
+    return b > a || b != b ? b : a;
   }
 };
 struct ArkMinFold {
@@ -42,7 +43,7 @@ struct ArkMinFold {
   ARK_DEVICE ark_i64 none(ark_i64) { return 9223372036854775807ll; }
   template <typename T>
   ARK_DEVICE T join(T a, T b) {
-    return b < a ? b : a;
+    return b < a || b != b ? b : a;
   }
 };
 

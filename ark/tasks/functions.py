@@ -102,7 +102,7 @@ FUNCTIONS: dict[str, Function] = {
         Function("sqrt", "ark_sqrt(a)", np.sqrt),
         Function("rsqrt", "ark_rsqrt(a)", lambda a: 1.0 / np.sqrt(a)),
         Function("reciprocal", "(1.0f / a)", lambda a: 1.0 / a),
-        Function("relu", "(a > 0.0f ? a : 0.0f)", lambda a: np.maximum(a, 0.0)),
+        Function("relu", "(a < 0.0f ? 0.0f : a)", lambda a: np.maximum(a, 0.0)),
         Function("gelu", f"(a * {_logistic(_GELU)})", _gelu),
         Function("sigmoid", _logistic("a"), lambda a: 1 / (1 + np.exp(-a))),
         Function("silu", f"(a * {_logistic('a')})", lambda a: a / (1 + np.exp(-a))),

@@ -3,7 +3,10 @@
 // What a row op does: a first statistic (the row's largest element or its mean), a term of every
 // element that is summed and may replace it, and the factor and value that follow.
 struct ArkSoftmax {
-  typedef ArkMaxFold First;
+  // What is no number comes into the sum by its own term.
+  struct First : ArkMaxFold {
+    ARK_DEVICE float join(float a, float b) { return b > a ? b : a; }
+  };
   static constexpr bool FIRST = true;
   ARK_DEVICE float centre(float most, int) { return most; }
   ARK_DEVICE float term(float& v, float most) { return v = ark_exp(v - most); }

@@ -90,7 +90,9 @@ class Pool(TaskKind):
         spatial = len(source) - 2
         at = [*names[:2], *(f"x{d}" for d in range(spatial))]
         load = text.load(sig, 0, "p0", text.offset(sig, 0, at))
-        join = "total = v > total ? v : total;" if p["function"] == "max" else "total += v;"
+        join = (
+            "total = v > total || v != v ? v : total;" if p["function"] == "max" else "total += v;"
+        )
         inner = f"      const float v = {load};\n      {join}\n      ++many;\n"
         for d in range(spatial - 1, -1, -1):
             window = (

@@ -112,3 +112,41 @@ def cases(draw: Any) -> list[Case]:
 def test_any_shape(backend: str, drawn: list[Case]) -> None:
     ark.init(backend=backend)
     check(drawn)
+
+
+def _windows(a: np.ndarray) -> np.ndarray:
+    """Windows of 3 x 3 that lie side by side, in the last dimension."""
+    n, c, h, w = a.shape
+    parts = a.reshape(n, c, h // 3, 3, w // 3, 3).swapaxes(3, 4)
+    return parts.reshape(n, c, h // 3, w // 3, 9)
+
+
+def test_what_is_no_number_is_not_dropped(backend: str) -> None:
+    """As in NumPy and torch: by relu, maxima and minima, and maxima of windows."""
+    ark.init(backend=backend)
+    rng = np.random.default_rng(7)
+    made = []
+    for dtype in (ark.fp32, ark.bf16):
+        rows, image = rng.uniform(-1, 1, (6, 300)), rng.uniform(-1, 1, (1, 2, 6, 9))
+        for a in (rows, image):
+            a.reshape(-1)[rng.integers(0, a.size, a.size // 20)] = np.nan
+        made.append(Case(f"relu {dtype}", [(rows, dtype)], ark.relu, lambda a: np.maximum(a, 0)))
+        for axis in (0, 1):
+            for op, reference in ((ark.reduce_max, np.max), (ark.reduce_min, np.min)):
+                made.append(
+                    Case(
+                        f"{op.__name__} {axis} {dtype}",
+                        [(rows, dtype)],
+                        lambda t, op=op, axis=axis: op(t, axis),
+                        lambda a, r=reference, axis=axis: r(a, axis, keepdims=True),
+                    )
+                )
+        made.append(
+            Case(
+                f"max_pool {dtype}",
+                [(image, dtype)],
+                lambda t: ark.max_pool(t, 3),
+                lambda a: _windows(a).max(-1),
+            )
+        )
+    check(made)

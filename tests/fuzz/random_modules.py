@@ -141,7 +141,7 @@ UNARY = [
 ]
 UNARY_EXACT = [torch.neg, torch.abs, F.relu, F.relu6, torch.clone, F.hardtanh, torch.positive]
 # What torch says of these where a value is no number: docs/torch.md has what ark says.
-ODD = (torch.sign, torch.amax, torch.amin, torch.max, F.relu)
+ODD = (torch.sign,)
 JUMPS = [torch.floor, torch.ceil, torch.round, torch.trunc, torch.sign, torch.frac]
 BINARY = [torch.atan2, torch.div, torch.hypot, torch.logaddexp]
 BINARY_EXACT = [torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, torch.rsub]
@@ -294,13 +294,11 @@ def multiplied(m: Maker) -> None:
 
 def windows(m: Maker) -> None:
     """Convolutions and pools. Zeros around or between values meet a weight that is infinite."""
-    if m.odd:
-        raise Unfit
     rng, plane = m.rng, rng_shape(m)
     x = m.tensor([rng.choice((1, 2)), *plane])
     channels, rank = plane[0], len(plane) - 1
     size, stride, padding = rng.randint(1, 3), rng.randint(1, 2), rng.randint(0, 1)
-    kind = rng.randrange(5)
+    kind = rng.randrange(3, 5) if m.odd else rng.randrange(5)
     if kind < 2:
         groups = rng.choice((1, channels))
         weight = m.tensor([channels * rng.choice((1, 2)), channels // groups, *[size] * rank])
