@@ -52,5 +52,5 @@ def test_each_part_is_written_once() -> None:
     assert writer.statements == [
         "const float x0 = v;",
         "const float x1 = ark_exp(x0);",
-        "const float x2 = (x1 > 0.0f ? x1 : 0.0f);",
+        "const float x2 = (x1 < 0.0f ? 0.0f : x1);",
     ]

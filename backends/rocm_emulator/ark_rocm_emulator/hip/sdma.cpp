@@ -171,7 +171,8 @@ SdmaQueue::Step SdmaQueue::execute(uint64_t at, uint64_t available, uint64_t* le
   uint32_t header = word(at, 0), op = header & 0xff;
   auto whole = [&](uint64_t words) {
     *length = words * 4;
-    if (*length <= available) return true;
+    // Read before it has any effect: whoever sees that may write the slot again.
+    if (*length <= available) return sound(fetched(at, *length));
     fail("the doorbell was rung in the middle of a packet (operation " + std::to_string(op) + ").");
     return false;
   };
@@ -244,7 +245,7 @@ SdmaQueue::Step SdmaQueue::execute(uint64_t at, uint64_t available, uint64_t* le
   return Step::Broken;
 }
 
-// The packet has been read, in two pieces at the ring's end.
+// The packet is read, in two pieces at the ring's end.
 std::string SdmaQueue::fetched(uint64_t at, uint64_t length) {
   const uint64_t begin = at % ring_bytes_, first = std::min(length, ring_bytes_ - begin);
   const std::string wrong = agent_->read(base_ + begin, first);
@@ -277,7 +278,7 @@ bool SdmaQueue::progress() {
     Step step = execute(at, until - at, &length);
     worked = worked || step == Step::Part;
     if (step != Step::Done) break;
-    if (!sound(fetched(at, length)) || !sound(agent_->publish(read_pointer(), 8, false))) break;
+    if (!sound(agent_->publish(read_pointer(), 8, false))) break;
     at += length;
     __atomic_store_n(read, at, __ATOMIC_RELEASE);
     executed_ += 1;
