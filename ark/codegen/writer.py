@@ -150,12 +150,14 @@ def _agreed(signatures: Sequence[Signature]) -> list[Signature]:
     """The signatures, an operand aligned where it is in all that are else the same: these keep one
     function.
     """
-    plain = [s.with_aligned([False] * len(s.operands)) for s in signatures]
+    distinct = {sig.key: sig for sig in signatures}
+    plain = {key: sig.with_aligned([False] * len(sig.operands)) for key, sig in distinct.items()}
     common: dict[tuple[object, ...], list[bool]] = {}
-    for sig, same in zip(signatures, plain, strict=True):
-        found = common.setdefault(same.key, [True] * len(sig.operands))
+    for key, sig in distinct.items():
+        found = common.setdefault(plain[key].key, [True] * len(sig.operands))
         found[:] = [a and o.aligned for a, o in zip(found, sig.operands, strict=True)]
-    return [s.with_aligned(common[s.key]) for s in plain]
+    made = {key: same.with_aligned(common[same.key]) for key, same in plain.items()}
+    return [made[sig.key] for sig in signatures]
 
 
 def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None = None) -> Emitted:

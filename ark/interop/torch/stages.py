@@ -4,6 +4,7 @@ belong to, and the processors that a stage has. Called by iterate.py and optimiz
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -43,19 +44,22 @@ class Stages:
         that it belongs to.
         """
         stack = node.meta.get("nn_module_stack", {}).values()
-        each = (self._at(path) for path, _ in reversed(list(stack)))
-        return self.within(next((stage for stage in each if stage is not None), None))
+        return self.within(self._first(path for path, _ in reversed(list(stack))))
 
     def of_parameters(self) -> dict[torch.Tensor, int]:
         """By parameter, the stage of the innermost annotated module that has it."""
         found: dict[torch.Tensor, int] = {}
         for name, tensor in self._module.named_parameters():
             parts = name.split(".")[:-1]
-            each = (self._at(".".join(parts[:n])) for n in range(len(parts), -1, -1))
-            stage = next((stage for stage in each if stage is not None), None)
+            stage = self._first(".".join(parts[:n]) for n in range(len(parts), -1, -1))
             if stage is not None:
                 found[tensor] = stage
         return found
+
+    def _first(self, paths: Iterable[str]) -> int | None:
+        """What the first of these modules that is annotated is annotated with."""
+        each = (self._at(path) for path in paths)
+        return next((stage for stage in each if stage is not None), None)
 
     def _at(self, path: str) -> int | None:
         """What the module of that name is annotated with, if it is."""
