@@ -122,7 +122,7 @@ def _linear_gelu(m: int, n: int, k: int) -> OpCase:
     return OpCase(name, bf16, shapes, build, peer, 2.0 * m * n * k, moved, on_cpu=False)
 
 
-def _attention(heads: int, width: int, rows: int) -> OpCase:
+def attention(heads: int, width: int, rows: int) -> OpCase:
     """Causal attention of as many rows as keys, forward; of the square half is counted."""
     shape = (heads, rows, width)
 
@@ -321,7 +321,7 @@ def cases() -> tuple[OpCase, ...]:
         _matmul(16, 4096, 4096),
         _matmul(512, 512, 512, on_cpu=True),
         _matmul(512, 512, 512, "nn", on_cpu=True),
-        _attention(16, 128, 8192),
+        attention(16, 128, 8192),
         lstm(10, 100, 256),
         lstm(2, 4, 64),
     ]

@@ -23,6 +23,7 @@ from ark.ops.communication import copy_box
 from ark.ops.movement import whole_view
 from ark.ops.tokens import by_sequence, check_position
 from ark.tasks.attention import staged_bytes
+from ark.tasks.attention_tiles import balanced_group
 from ark.variant import COMMUNICATE
 
 
@@ -301,9 +302,14 @@ def _lower_tiles(lowering: Lowering, node: Node) -> None:
     each = 2 * key.shape[-2] * width * key.dtype.itemsize * key.shape[-3] / heads
     # Heads together: what L2 holds, and enough for tiles of all lengths to be dealt at once.
     enough = -(-2 * machine.processors * rows // length)
-    params["group"] = max(1, min(batch * heads, max(enough, int(L2_SHARE / each))))
+    most = max(1, min(batch * heads, max(enough, int(L2_SHARE / each))))
+    params["group"] = most
     if machine.variant.name == "matrix" and lowering.graph.world_size == 1:
         params["tasks"] = min(tiles, machine.processors)
+        blocks = -(-length // rows)
+        window = -(-how["window"] // rows) + 1 if how["window"] else blocks
+        seen = min(blocks, window) if how["causal"] else 1
+        params["group"] = balanced_group(batch * heads, blocks, params["tasks"], seen, most)
         coords: list[tuple[int, ...]] = [(t,) for t in range(params["tasks"])]
     else:
         starts = range(0, length, rows)

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
+import numpy as np
 
 from ark.machine import Machine
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
@@ -30,6 +31,7 @@ from ark.plan.params import INT_MAX, Heads, Params, Places, Size, need, shaped, 
 from ark.plan.params import count as counted
 from ark.tasks import text
 
+T = TypeVar("T", int, np.ndarray)
 Whole = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
 
 
@@ -183,6 +185,38 @@ def number_of_tiles(sig: Signature) -> int:
     return _batch(sig) * int(sig.params["heads"]) * _blocks(sig)
 
 
+def _head_and_block(number: T, heads: int, blocks: int, group: int) -> tuple[T, T]:
+    """Of all heads of a batch, and from the first rows on: where the tile with this number is."""
+    section, within = number // (group * blocks), number % (group * blocks)
+    high = np.minimum(group, heads - section * group)
+    rising = (-(-heads // group) - 1 - section) % 2
+    block = within // high
+    return section * group + within % high, rising * block + (1 - rising) * (blocks - 1 - block)
+
+
+MOST_TRIED = 32  # sizes of a section
+TILE_BLOCKS = 1.5  # what a tile takes beside its blocks of keys, in such blocks
+
+
+def balanced_group(heads: int, blocks: int, tasks: int, seen: int, most: int) -> int:
+    """How many heads, up to `most`, a section has so that the fullest task has least.
+
+    heads: of all the batch, each with `blocks` tiles, of which tile n sees n + 1 blocks of keys but
+    never more than `seen`.
+    """
+    numbers = np.arange(heads * blocks)
+    step, at = numbers // tasks, numbers % tasks
+    owner = np.where(step % 2, tasks - 1 - at, at)
+
+    def fullest(group: int) -> float:
+        _, block = _head_and_block(numbers, heads, blocks, group)
+        cost = np.minimum(block + 1, seen) + TILE_BLOCKS
+        return float(np.bincount(owner, cost).max())
+
+    most = max(1, min(most, heads))
+    return min(range(most, max(0, most - MOST_TRIED), -1), key=fullest)
+
+
 def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, int, int]]:
     """(batch, head, first row) of each tile of the task at `coord`."""
     p = sig.params
@@ -190,7 +224,6 @@ def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, int, int]]:
     if not tasks:
         return [(coord[0], coord[1], coord[2])]
     total, blocks = _batch(sig) * p["heads"], _blocks(sig)
-    sections = -(-total // group)
     found: list[tuple[int, int, int]] = []
     for step in itertools.count():
         number = step * tasks + (tasks - 1 - coord[0] if step % 2 else coord[0])
@@ -198,12 +231,8 @@ def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, int, int]]:
             return found
         if number >= total * blocks:
             continue
-        section, within = divmod(number, group * blocks)
-        high = min(group, total - section * group)
-        head = section * group + within % high
-        falling = (sections - 1 - section) % 2 == 0
-        row = (blocks - 1 - within // high if falling else within // high) * p["rows"]
-        found.append((head // p["heads"], head % p["heads"], row))
+        head, block = (int(n) for n in _head_and_block(number, total, blocks, group))
+        found.append((head // p["heads"], head % p["heads"], block * p["rows"]))
     return found
 
 
