@@ -59,7 +59,7 @@ def test_launches_count_on_and_tables_come_back(program: Program) -> None:
     rng = np.random.default_rng(0)
     pairs = [torch.from_numpy(rng.normal(size=(2, 4, 5)).astype(np.float32)) for _ in range(3)]
     made = [torch.empty(4, 5) for _ in range(2)]
-    addresses = [[*(t.data_ptr() for t in p), m.data_ptr()] for p in pairs for m in made]
+    addresses = [(*(t.data_ptr() for t in p), m.data_ptr()) for p in pairs for m in made]
     executor = program._placed(addresses[0])
     assert isinstance(executor, Executor) and isinstance(executor.device, StreamDevice)
     streamed = Streamed(executor)
@@ -85,7 +85,7 @@ def test_more_addresses_than_tables_are_kept_for(program: Program) -> None:
     result = torch.empty(4, 5)
     for _ in range(2):
         for x in kept:
-            executor = program._placed([x.data_ptr(), x.data_ptr(), result.data_ptr()])
+            executor = program._placed((x.data_ptr(), x.data_ptr(), result.data_ptr()))
             streamed = streamed or Streamed(executor)
             streamed(0)
             executor.wait_idle()

@@ -1,9 +1,9 @@
 """What a call of a kernel looks at and makes, in as few steps of the host as can be: whether its
-tensors are what the plan is for, whether those that stay still lie where they lay, and memory for
-the results. Called by program.py.
+tensors are what the plan is for, whether those that stay still lie where they lay (look.py asks
+both in one step, where it can), and memory for the results. Called by program.py.
 
-torch's own compiler has functions in C++ for two of these; where a build of torch lacks them, its
-public ones do the same.
+torch's own compiler has a function in C++ for that memory; where a build of torch lacks it, a
+public one does the same.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from typing import Any
 
 import torch
 
-# Compares tensors' addresses; on torch's builds for GPUs alone.
-COMPARE = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
-
 
 class Fixed:
     """The inputs that are the same tensors in nearly every call. which: their places."""
@@ -26,20 +23,16 @@ class Fixed:
     def __init__(self, which: Sequence[int]) -> None:
         self.which = sorted(which)
         self.addresses: dict[int, int] = {}  # by place, where they lay when they were looked at
-        self._each: list[int] = []  # by every input's place; 0 of the others
         self._pick = itemgetter(*self.which) if len(self.which) > 1 else None
 
     def learn(self, inputs: Sequence[torch.Tensor]) -> None:
         """Looks where they lie."""
         self.addresses = {i: inputs[i].data_ptr() for i in self.which}
-        self._each = [self.addresses.get(i, 0) for i in range(len(inputs))]
 
     def lie(self, inputs: list[torch.Tensor]) -> bool:
         """Do they still lie there?"""
         if not self.which:
             return True
-        if COMPARE is not None:
-            return bool(COMPARE(inputs, self._each, self.which))
         picked = [inputs[i] for i in self.which] if self._pick is None else self._pick(inputs)
         return list(map(torch.Tensor.data_ptr, picked)) == list(self.addresses.values())
 

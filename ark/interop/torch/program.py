@@ -21,6 +21,7 @@ from ark.api.session import backend, device
 from ark.errors import InvalidUsageError
 from ark.interop.torch.calls import Fixed, kinds, maker
 from ark.interop.torch.graph import build, held
+from ark.interop.torch.look import Look, looker, nothing
 from ark.interop.torch.values import Value
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
@@ -75,7 +76,7 @@ class Program:
         self._plan = planned(model, places, self._device.machine, members)
         by_name = {b.name: b.id for b in self._plan.buffers if b.arena == "external"}
         self._ids = [by_name.get(b.name) for b in self._buffers]
-        self._addresses: list[int] = []  # in the last call, of what moves
+        self._addresses: tuple[int, ...] = ()  # in the last call, of what moves
         self._loose: list[int | None] = []  # the plan's buffers of what moves
         self._tables: dict[tuple[int, ...], int] = {}  # of such addresses before
         self._replaced = 0
@@ -83,6 +84,7 @@ class Program:
         self._executor: Runner | None = None
         self._streamed: Streamed | None = None
         self._kinds: list[tuple[Any, ...]] | None = None  # of what moved in the call before
+        self._look: Look = nothing
         kind, index = self._device.dlpack
         self._where = torch.device("cpu") if kind == HOST else torch.device("cuda", index)
         self._makers = [
@@ -119,7 +121,7 @@ class Program:
     def hold(self, tensors: Sequence[torch.Tensor]) -> None:
         """Others in the place of the first ones that are held."""
         self._held[: len(tensors)] = tensors
-        self._kinds = None
+        self._kinds, self._look = None, nothing
 
     def __call__(self, *given: Any, iterations: int = 1) -> list[Any]:
         """The graph's results as new tensors, behind one launch of so many iterations."""
@@ -127,6 +129,20 @@ class Program:
 
     def run(self, inputs: list[Any], iterations: int = 1) -> list[Any]:
         """The same for a list, as AOTAutograd calls."""
+        found = self._look(inputs)
+        if found is None:
+            moving = self._seen(inputs)  # held until the launch: there may be copies among them
+            found = tuple([t.data_ptr() for t in moving])
+        made = [make() for make in self._makers]
+        addresses = (*found, *[made[i].data_ptr() for i in self._new])
+        if self._device.dlpack[0] == HOST:
+            self._placed(addresses).resume(iterations).wait()
+        else:
+            self._on_stream(addresses, iterations)
+        return made
+
+    def _seen(self, inputs: list[Any]) -> list[torch.Tensor]:
+        """Those that move, contiguous, where something is not as in the call before."""
         if len(inputs) != self._given:
             raise InvalidUsageError(f"{len(inputs)} tensors were given; expected {self._given}")
         moving = [inputs[i] for i in self._moving]
@@ -135,17 +151,8 @@ class Program:
             self._check(inputs)
             moving = [inputs[i] for i in self._moving]
             self._kinds = kinds(moving)
-        for place, tensor in enumerate(moving):
-            if not tensor.is_contiguous():
-                moving[place] = tensor.contiguous()
-        made = [make() for make in self._makers]
-        addresses = [t.data_ptr() for t in moving]
-        addresses += [made[i].data_ptr() for i in self._new]
-        if self._device.dlpack[0] == HOST:
-            self._placed(addresses).resume(iterations).wait()
-        else:
-            self._on_stream(addresses, iterations)
-        return made
+            self._look = looker(inputs, self._moving)
+        return [t if t.is_contiguous() else t.contiguous() for t in moving]
 
     def _alike(self, moving: Sequence[Any]) -> bool:
         """Have these tensors the shapes, types and devices of those in the call before?"""
@@ -181,7 +188,7 @@ class Program:
             self._fixed = Fixed([i for i in self._fixed.which if i not in strided])
             self._moving = sorted({*self._moving, *strided})
         self._fixed.learn(inputs)
-        self._addresses = []
+        self._addresses = ()
 
     def _places(self, addresses: Sequence[int]) -> dict[int, int]:
         """By external buffer of the plan: where it lies in this call. addresses: of the inputs that
@@ -194,7 +201,7 @@ class Program:
         each = [*[lie[i] for i in range(self._given)], *held, *addresses[count:]]
         return {i: a for i, a in zip(self._ids, each, strict=True) if i is not None}
 
-    def _placed(self, addresses: list[int]) -> Runner:
+    def _placed(self, addresses: tuple[int, ...]) -> Runner:
         """The kernel, which knows where the tensors of this call lie."""
         if self._executor is None:
             places = self._places(addresses)
@@ -213,7 +220,7 @@ class Program:
             self._loose = [*[self._ids[i] for i in self._moving], *self._ids[len(self._inputs) :]]
         return self._executor
 
-    def _moved(self, addresses: list[int]) -> None:
+    def _moved(self, addresses: tuple[int, ...]) -> None:
         """Addresses of a call before have a table already."""
         executor = self._executor
         each = zip(self._loose, addresses, strict=True)
@@ -221,8 +228,7 @@ class Program:
             assert executor is not None
             executor.rebind({i: a for i, a in each if i is not None})
             return
-        key = tuple(addresses)
-        known = self._tables.get(key)
+        known = self._tables.get(addresses)
         if known is not None:
             executor.use_table(known)
             return
@@ -231,9 +237,9 @@ class Program:
         if replaced != self._replaced:
             self._tables.clear()
             self._replaced = replaced
-        self._tables[key] = table
+        self._tables[addresses] = table
 
-    def _on_stream(self, addresses: list[int], iterations: int) -> None:
+    def _on_stream(self, addresses: tuple[int, ...], iterations: int) -> None:
         """Behind what the caller has queued, as DLPack's stream rule asks; or into the graph that
         the caller is capturing, which has a kernel with tables of its own.
         """

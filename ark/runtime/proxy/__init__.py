@@ -11,28 +11,22 @@ import hashlib
 import importlib.util
 import mmap
 import os
-import sys
-import sysconfig
-import tempfile
 import threading
 import time
 from functools import cache
 from importlib import resources
-from importlib.machinery import ExtensionFileLoader
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from ark._version import __version__
 from ark.backend import native
 from ark.backend.protocol import Copies, Device, Memory, ProxiedDevice
 from ark.codegen import layout
 from ark.errors import SystemError
-from ark.runtime import cache as kept
+from ark.runtime.extension import extension
 
 FILES = ("module.cpp", "proxy.h", "driver_copies.h", "ucx.h")
-FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-w")
 REMEDY = "or leave the engines `dma` and `nic` out"
 
 
@@ -74,47 +68,16 @@ def _built(header: str) -> ModuleType:
     files = {name: folder.joinpath(name).read_text() for name in FILES}
     files["copies.h"] = header
     network = ("-DARK_UCX", "-lucp", "-lucs") if has_ucx(command) else ()
-    includes = (pybind11.get_include(), sysconfig.get_paths()["include"])
     # Python loads a module of one name once: each vendor's has its own.
     name = f"ark_proxy_{hashlib.sha256(header.encode()).hexdigest()[:12]}"
-    options = (
-        *FLAGS,
-        f"-DARK_MODULE={name}",
-        *(f"-I{path}" for path in includes),
-        *network,
-        "-ldl",
-    )
-    key = kept.key(
-        "proxy", __version__, sys.version, pybind11.__version__, native.version(command),
-        *command, *options, *files.values(),
-    )  # fmt: skip
+    include = f"-I{pybind11.get_include()}"
+    options = ("-pthread", f"-DARK_MODULE={name}", include, *network, "-ldl")
     # UCX would write on standard output, which is the user's; its errors are raised here.
     os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
-    data = kept.load(kept.PROGRAMS, key)
-    if data is None:
-        data, _ = native.shared_library(command, files, options, "the proxy")
-        kept.store(kept.PROGRAMS, key, data)
-    return _loaded(name, data)
-
-
-def _loaded(name: str, data: bytes) -> ModuleType:
-    """The bytes of a Python extension as a module. The file stays open as long as the process."""
-    if hasattr(os, "memfd_create"):
-        handle = os.memfd_create("ark-proxy")
-        path = f"/proc/self/fd/{handle}"
-    else:
-        handle, path = tempfile.mkstemp(prefix="ark-proxy", suffix=".so")
-    with os.fdopen(os.dup(handle), "wb") as out:
-        out.write(data)
-    loader = ExtensionFileLoader(name, path)
-    spec = importlib.util.spec_from_loader(name, loader, origin=path)
-    assert spec is not None
     try:
-        made = importlib.util.module_from_spec(spec)
-        loader.exec_module(made)
-    except ImportError as error:
-        raise SystemError(f"the compiled proxy cannot be loaded: {error}; {REMEDY}") from error
-    return made
+        return extension(name, command, files, options, "the proxy", (pybind11.__version__,))
+    except SystemError as error:
+        raise SystemError(f"{error}; {REMEDY}") from error
 
 
 class Proxy:

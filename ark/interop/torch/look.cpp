@@ -1,0 +1,158 @@
+// A look at the tensors of a call, in one step of the interpreter: do those that stay still lie
+// where they lay, and where do the others lie? Compiled and called by look.py.
+//
+// A tensor's object embeds torch's own handle of it, an at::Tensor, at a place that look.py finds.
+// The rest is torch's C interface (aoti_torch/c/shim.h), whose functions come as addresses.
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using Handle = void*;
+
+struct Functions {  // in the order of look.py's FUNCTIONS; each gives 0 if it worked
+  int (*data_ptr)(Handle, void**);
+  int (*dim)(Handle, int64_t*);
+  int (*sizes)(Handle, int64_t**);
+  int (*strides)(Handle, int64_t**);
+  int (*dtype)(Handle, int32_t*);
+  int (*layout)(Handle, int32_t*);
+  int (*device_type)(Handle, int32_t*);
+  int (*device_index)(Handle, int32_t*);
+};
+
+// What a kernel is made for. Strides are of an example that is contiguous.
+struct Kind {
+  int64_t dim;
+  int32_t dtype, layout, device_type, device_index;
+  std::vector<int64_t> extents;  // sizes, then strides
+};
+
+struct Known {
+  Py_ssize_t place;
+  PyTypeObject* type;
+  void* address;  // of a tensor that stays
+  Kind kind;      // of one that moves
+};
+
+struct Look {
+  Functions torch;
+  Py_ssize_t offset, given;
+  std::vector<Known> staying, moving;
+
+  Handle handle(PyObject* object) const { return reinterpret_cast<char*>(object) + offset; }
+
+  bool read(PyObject* object, Kind& kind) const {
+    Handle h = handle(object);
+    int64_t *sizes, *strides;
+    if (torch.layout(h, &kind.layout) || torch.dim(h, &kind.dim) || torch.sizes(h, &sizes) ||
+        torch.strides(h, &strides) || torch.dtype(h, &kind.dtype) ||
+        torch.device_type(h, &kind.device_type) || torch.device_index(h, &kind.device_index))
+      return false;
+    kind.extents.assign(sizes, sizes + kind.dim);
+    kind.extents.insert(kind.extents.end(), strides, strides + kind.dim);
+    return true;
+  }
+
+  // The layout first: of what is sparse, nothing else can be asked.
+  bool is(PyObject* object, const Kind& kind) const {
+    Handle h = handle(object);
+    int32_t layout, dtype, type, index;
+    int64_t dim, *sizes, *strides;
+    if (torch.layout(h, &layout) || layout != kind.layout || torch.dim(h, &dim) ||
+        dim != kind.dim || torch.sizes(h, &sizes) || torch.strides(h, &strides) ||
+        torch.dtype(h, &dtype) || torch.device_type(h, &type) || torch.device_index(h, &index))
+      return false;
+    const int64_t* wanted = kind.extents.data();
+    return dtype == kind.dtype && type == kind.device_type && index == kind.device_index &&
+           (dim == 0 || (!std::memcmp(sizes, wanted, dim * sizeof *wanted) &&
+                         !std::memcmp(strides, wanted + dim, dim * sizeof *wanted)));
+  }
+};
+
+const char NAME[] = "ark.look";
+
+void drop(PyObject* capsule) { delete static_cast<Look*>(PyCapsule_GetPointer(capsule, NAME)); }
+
+// Of a list of tensors: the addresses of those that move, or None if anything is not as it was.
+PyObject* look(PyObject* capsule, PyObject* given) {
+  const Look& my = *static_cast<Look*>(PyCapsule_GetPointer(capsule, NAME));
+  if (!PyList_Check(given) || PyList_Size(given) != my.given) Py_RETURN_NONE;
+  for (const Known& known : my.staying) {
+    PyObject* object = PyList_GetItem(given, known.place);
+    void* address;
+    if (Py_TYPE(object) != known.type || my.torch.data_ptr(my.handle(object), &address) ||
+        address != known.address)
+      Py_RETURN_NONE;
+  }
+  for (const Known& known : my.moving) {
+    PyObject* object = PyList_GetItem(given, known.place);
+    if (Py_TYPE(object) != known.type || !my.is(object, known.kind)) Py_RETURN_NONE;
+  }
+  PyObject* made = PyTuple_New(my.moving.size());
+  for (size_t i = 0; made != nullptr && i < my.moving.size(); ++i) {
+    void* address;
+    PyObject* object = PyList_GetItem(given, my.moving[i].place);
+    bool failed = my.torch.data_ptr(my.handle(object), &address);
+    PyObject* number = failed ? nullptr : PyLong_FromVoidPtr(address);
+    if (number == nullptr || PyTuple_SetItem(made, i, number)) Py_CLEAR(made);
+    if (failed) Py_RETURN_NONE;
+  }
+  return made;
+}
+
+PyMethodDef LOOK = {"look", look, METH_O, nullptr};
+
+// looker(functions, offset, tensors, moves): a function `look` for calls with tensors like these.
+// functions: their addresses; offset: of the handle in an object; moves: for each, is it another
+// tensor in other calls?
+PyObject* looker(PyObject*, PyObject* words) {
+  PyObject *functions, *tensors, *moves;
+  Py_ssize_t offset;
+  if (!PyArg_ParseTuple(words, "O!nO!O!", &PyTuple_Type, &functions, &offset, &PyList_Type,
+                        &tensors, &PyList_Type, &moves))
+    return nullptr;
+  void* found[sizeof(Functions) / sizeof(void*)];
+  for (size_t i = 0; i < sizeof(Functions) / sizeof(void*); ++i) {
+    PyObject* number = PyTuple_GetItem(functions, i);
+    found[i] = number != nullptr ? PyLong_AsVoidPtr(number) : nullptr;
+    if (found[i] == nullptr) return nullptr;
+  }
+  Look* my = new (std::nothrow) Look();
+  if (my == nullptr) return PyErr_NoMemory();
+  PyObject* capsule = PyCapsule_New(my, NAME, drop);
+  if (capsule == nullptr) {
+    delete my;
+    return nullptr;
+  }
+  std::memcpy(&my->torch, found, sizeof found);
+  my->offset = offset;
+  my->given = PyList_Size(tensors);
+  bool good = PyList_Size(moves) == my->given;
+  for (Py_ssize_t i = 0; good && i < my->given; ++i) {
+    PyObject* object = PyList_GetItem(tensors, i);
+    bool moving = PyObject_IsTrue(PyList_GetItem(moves, i));
+    Known known = {i, Py_TYPE(object), nullptr, {}};
+    good = moving ? my->read(object, known.kind)
+                  : !my->torch.data_ptr(my->handle(object), &known.address);
+    (moving ? my->moving : my->staying).push_back(std::move(known));
+  }
+  PyObject* made = good ? PyCFunction_NewEx(&LOOK, capsule, nullptr) : nullptr;
+  Py_DECREF(capsule);
+  if (!good) PyErr_SetString(PyExc_ValueError, "torch does not say what a tensor is");
+  return made;
+}
+
+PyMethodDef METHODS[] = {{"looker", looker, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "ark_look", nullptr, -1, METHODS, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_ark_look() { return PyModule_Create(&MODULE); }

@@ -1,0 +1,91 @@
+"""A look at the tensors of a call of a kernel, in one step of the interpreter: do those that stay
+still lie where they lay, are the others of the shapes and types that the kernel is for, and where
+do they lie? Called by program.py.
+
+torch's C interface answers, through a function that is compiled once (look.cpp): of 122 tensors in
+a quarter of the time that calls of torch's Python functions take. Where there is no compiler, or
+torch lacks that interface, those do the same (calls.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from ark import log
+from ark.backend import native
+from ark.errors import SystemError
+from ark.runtime.extension import extension
+
+Look = Callable[[list[torch.Tensor]], "tuple[int, ...] | None"]
+
+# Of torch's aoti_torch/c/shim.h, in the order of look.cpp's Functions.
+FUNCTIONS = tuple(
+    f"aoti_torch_get_{name}"
+    for name in (
+        "data_ptr", "dim", "sizes", "strides", "dtype", "layout", "device_type", "device_index"
+    )
+)  # fmt: skip
+WORDS = range(2, 4)  # of an object, behind its head, where the handle may lie
+
+
+def nothing(tensors: list[torch.Tensor]) -> None:
+    """A look that knows nothing."""
+
+
+def looker(tensors: Sequence[torch.Tensor], moving: Sequence[int]) -> Look:
+    """A function of a call's tensors that gives the addresses of those that move, or None if
+    anything is not as it is now: type, shape, strides, dtype, device or layout of one that moves,
+    the address of another. moving: their places.
+    """
+    if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in tensors):
+        return nothing
+    known = _functions()
+    module = _module() if known is not None else None
+    offsets = {_offset(t) for t in tensors}
+    if module is None or len(offsets) != 1 or None in offsets:
+        return nothing
+    moves = [i in set(moving) for i in range(len(tensors))]
+    examples = [t.contiguous() if m else t for t, m in zip(tensors, moves, strict=True)]
+    made: Look = module.looker(known, offsets.pop(), examples, moves)
+    return made
+
+
+def _offset(tensor: torch.Tensor) -> int | None:
+    """Where a tensor's object holds its handle, whose one word is the address of what it holds."""
+    words = (ctypes.c_void_p * WORDS.stop).from_address(id(tensor))
+    at = next((i for i in WORDS if words[i] == tensor._cdata), None)
+    return None if at is None else at * ctypes.sizeof(ctypes.c_void_p)
+
+
+@cache
+def _functions() -> tuple[int, ...] | None:
+    """Addresses of FUNCTIONS."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        found = [ctypes.cast(getattr(library, name), ctypes.c_void_p) for name in FUNCTIONS]
+    except (OSError, AttributeError) as error:
+        log.info(f"torch's C interface is not there, calls take longer: {error}")
+        return None
+    return tuple(int(f.value or 0) for f in found)
+
+
+@cache
+def _module() -> ModuleType | None:
+    """look.cpp, compiled."""
+    command = native.find_compiler()
+    if command is None:
+        log.info("there is no C++ compiler; calls of torch modules take longer")
+        return None
+    text = resources.files("ark.interop.torch").joinpath("look.cpp").read_text()
+    try:
+        return extension("ark_look", command, {"look.cpp": text}, (), "a look at tensors")
+    except SystemError as error:
+        log.info(f"calls of torch modules take longer: {error}")
+        return None

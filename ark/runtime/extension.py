@@ -1,0 +1,64 @@
+"""Python extensions of ark's own, compiled by the host's compiler when they are first needed and
+kept in the cache. Called by the proxy and by ark.interop.torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ExtensionFileLoader
+from types import ModuleType
+
+from ark._version import __version__
+from ark.backend import native
+from ark.errors import SystemError
+from ark.runtime import cache
+
+FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
+
+
+def extension(
+    name: str,
+    command: tuple[str, ...],
+    files: Mapping[str, str],
+    options: Sequence[str],
+    what: str,
+    made_with: Sequence[str] = (),
+) -> ModuleType:
+    """The module `name` of C++ texts, the first of which is compiled. what: names it in errors.
+    made_with: versions of what its headers belong to, beside Python. SystemError if it cannot.
+    """
+    words = (*FLAGS, f"-I{sysconfig.get_paths()['include']}", *options)
+    key = cache.key(
+        what, __version__, sys.version, *made_with, native.version(command),
+        *command, *words, *files.values(),
+    )  # fmt: skip
+    data = cache.load(cache.PROGRAMS, key)
+    if data is None:
+        data, _ = native.shared_library(command, files, words, what)
+        cache.store(cache.PROGRAMS, key, data)
+    return _loaded(name, data, what)
+
+
+def _loaded(name: str, data: bytes, what: str) -> ModuleType:
+    """The bytes of a Python extension as a module. The file stays open as long as the process."""
+    if hasattr(os, "memfd_create"):
+        handle = os.memfd_create(name)
+        path = f"/proc/self/fd/{handle}"
+    else:
+        handle, path = tempfile.mkstemp(prefix=name, suffix=".so")
+    with os.fdopen(os.dup(handle), "wb") as out:
+        out.write(data)
+    loader = ExtensionFileLoader(name, path)
+    spec = importlib.util.spec_from_loader(name, loader, origin=path)
+    assert spec is not None
+    try:
+        made = importlib.util.module_from_spec(spec)
+        loader.exec_module(made)
+    except ImportError as error:
+        raise SystemError(f"what was compiled of {what} cannot be loaded: {error}") from error
+    return made
