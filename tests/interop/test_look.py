@@ -86,16 +86,22 @@ def _swapped(module: Any) -> None:
 CHANGES = (
     _data, _set, _set_into_a_storage, _assign, _another, _storage, _strided, _written, _swapped
 )  # fmt: skip
+# Of those, what leaves the parameters themselves, and contiguous.
+HELD = (_data, _set, _set_into_a_storage, _storage, _written)
 
 
-def test_changed_parameters_are_seen() -> None:
-    """Under torch.compile, each change several times between calls."""
+@pytest.mark.parametrize("way", ["torch.compile", "from_torch"])
+def test_changed_parameters_are_seen(way: str) -> None:
+    """Each change several times between calls."""
     module, x = network(), torch.randn(2, 4)
-    compiled = torch.compile(module, backend=backend)
+    if way == "torch.compile":
+        compiled, changes = torch.compile(module, backend=backend), CHANGES
+    else:
+        compiled, changes = ark.from_torch(module, (x,)), HELD
     with torch.no_grad():
         for _ in range(3):
             close(compiled(x), module(x))
-        for change in (c for c in CHANGES for _ in range(3)):
+        for change in (c for c in changes for _ in range(3)):
             before = [(p.detach(), p.data_ptr()) for p in module.parameters()]
             change(module)
             now = {p.data_ptr() for p in module.parameters()}

@@ -17,9 +17,11 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from ark.errors import InvalidUsageError, UnsupportedError
+from ark.interop.torch.calls import Fixed
 from ark.interop.torch.compile import compile_graph, refuse_missing, values, varies
 from ark.interop.torch.export import export
 from ark.interop.torch.graph import drop_checks
+from ark.interop.torch.look import looker
 from ark.interop.torch.program import Program
 
 WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
@@ -31,8 +33,9 @@ class Module(torch.nn.Module):
     module: exported for `example`, a tuple of tensors, with torch.export. Called as the module is;
     inference only. dynamic_shapes: sizes that may vary, with their bounds, as torch.export takes
     them; there is a kernel for each size that is called. The kernel reads the module's parameters
-    where they lie: what is written into them is seen, and so is a module that is moved or converted
-    as a whole (`to`); memory that is put in the place of a single one (`weight.data = ...`) is not.
+    where they lie: what is written into them is seen, and so is other memory of theirs (`to`,
+    `weight.data = ...`); another parameter in the place of one (`load_state_dict(assign=True)`) is
+    not.
     InvalidUsageError for other shapes and types than those, and where torch.export cannot follow
     the module. UnsupportedError lists every operator that ark lacks, with its reason.
     """
@@ -58,9 +61,9 @@ class Module(torch.nn.Module):
         else:
             self._bound = [i for i, t in enumerate(self._kept) if t.is_contiguous()]
             held = {i: self._kept[i].detach() for i in self._bound}
-            self._run = self._program = Program.of(graph, values(graph), bound=held)
+            self._program = Program.of(graph, values(graph), bound=held)
             self._loose = [t for t in self._kept if not t.is_contiguous()]
-            self._lies = self._kept[0].data_ptr() if self._kept else 0
+            self._learn()
         flat = pytree.tree_structure(((0,) * given.num_leaves, {}))
         self._plain = given.num_leaves if given == flat and not self._constants else None
         self._made = exported.call_spec.out_spec
@@ -72,9 +75,9 @@ class Module(torch.nn.Module):
         if self._program is None:
             made = self._run(*self._kept, *given)
         else:
-            if self._kept and self._kept[0].data_ptr() != self._lies:
+            if self._look(self._here) is None and not self._fixed.lie(self._here):
                 self._moved(self._program)
-            made = self._run(*self._loose, *given)
+            made = self._program.run([*self._loose, *given])
         if self._writes:
             written = [*self._kept, *given]
             for place, value in zip(self._writes, made, strict=False):
@@ -82,16 +85,23 @@ class Module(torch.nn.Module):
             made = made[len(self._writes) :]
         return made[0] if self._made.is_leaf() else pytree.tree_unflatten(made, self._made)
 
+    def _learn(self) -> None:
+        """Where the parameters lie that the kernel holds."""
+        self._here = [self._kept[i] for i in self._bound]
+        self._fixed = Fixed(range(len(self._here)))
+        self._fixed.learn(self._here)
+        self._look = looker(self._here, [])
+
     def _moved(self, program: Program) -> None:
-        """The module was moved or converted: its parameters lie elsewhere."""
-        now = [self._kept[i].detach() for i in self._bound]
+        """Parameters lie elsewhere, as after the module was moved or converted."""
+        now = [t.detach() for t in self._here]
         if not all(t.is_contiguous() for t in now):
             raise InvalidUsageError(
                 "the module's parameters were contiguous and are strided now; call ark.from_torch "
                 "again"
             )
         program.hold(now)
-        self._lies = self._kept[0].data_ptr()
+        self._learn()
 
     def _flat(self, args: Any, kwargs: Any) -> list[Any]:
         """The tensors of a call of any form, in the graph's order."""
