@@ -19,7 +19,8 @@ LINE = 128  # bytes of k in a step
 # Microseconds, and bytes a microsecond, of one processor of an H100.
 FULL_STEP_US = 0.58  # 128 by 256, 128 bytes deep, on the matrix units
 LEAST_STEP_US = 0.18  # the loading thread starts a stage's two copies
-SMALL_STAGE = 32768  # bytes up to which a stage holds two steps, at a higher rate
+SMALL_STAGE = 32768  # bytes up to which a stage holds two steps, at a higher rate of few rows
+FEW_ROWS = 128  # with more of them, and many tiles, all processors load at L2's rate
 NARROW = 32  # columns of tiles of few rows, where k of the right side lies side by side
 FEW_TILES = 64  # of 64 by 64, which leave half of an H100 idle
 SMALL_LOAD_RATE = 110e3
@@ -46,7 +47,7 @@ def candidates(
     side?
     """
     steps = -(-depth * itemsize // LINE)
-    few = shape[0] * shape[1] * -(-shape[2] // 64) * -(-shape[3] // 64) <= FEW_TILES
+    few = _few_tiles(shape)
     several = parts and shape[0] == shape[1] == 1
     counts = [p for p in (1, 2, 3, 4, 6, 8) if p == 1 or several]
     found = [
@@ -59,6 +60,10 @@ def candidates(
     return [c for c in found if c.rows == 64 or shape[2] > 64]
 
 
+def _few_tiles(shape: Sequence[int]) -> bool:
+    return shape[0] * shape[1] * -(-shape[2] // 64) * -(-shape[3] // 64) <= FEW_TILES
+
+
 def predicted_us(
     cut: Cut, shape: Sequence[int], depth: int, itemsize: int, machine: Machine
 ) -> float:
@@ -68,7 +73,8 @@ def predicted_us(
     high = min(cut.rows, -(-rows // 8) * 8)
     line = LINE * (high + cut.columns)
     together = next((n for n in (4, 2) if n * line <= SMALL_STAGE), 1)
-    small, least = together > 1, LEAST_STEP_US / together
+    busy = rows > FEW_ROWS and not _few_tiles(shape)
+    small, least = together > 1 and not busy, LEAST_STEP_US / together
     step = max(
         FULL_STEP_US * cut.rows * cut.columns / (128 * 256),
         line / (SMALL_LOAD_RATE if small else LOAD_RATE),

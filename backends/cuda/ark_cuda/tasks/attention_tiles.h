@@ -143,9 +143,13 @@ ARK_DEVICE void ark_attention_pass(int group) {
 
 // A row's statistics: a thread has two rows, which four lanes share.
 struct ArkAttentionRows {
-  float top[2];     // largest score so far, times log2(e)
+  float top[2];  // what powers are relative to: the largest score so far, or nearly, times log2(e)
   float weight[2];  // this lane's share of the sum of powers
 };
+
+// A row's maximum follows its scores only when they have outgrown it by so much (powers of two):
+// sums of powers up to 2^8 lose nothing, and are seldom scaled down.
+constexpr float ARK_ATTENTION_SLACK = 8.0f;
 
 // Scores to powers against the running maximum; keep: what the new maximum leaves of the sums
 // before. Scores come times `factor` (log2(e) and the scale).
@@ -161,7 +165,8 @@ ARK_DEVICE void ark_attention_powers(float (&s)[BN / 2], ArkAttentionRows& rows,
     }
     m = fmaxf(m, ark_shfl_xor(m, 1));
     m = fmaxf(m, ark_shfl_xor(m, 2));
-    m = fmaxf(m * factor, rows.top[half]);
+    m *= factor;
+    m = m > rows.top[half] + ARK_ATTENTION_SLACK ? m : rows.top[half];
     keep[half] = ark_attention_power(rows.top[half] - m);
     rows.top[half] = m;
     float sum = 0.0f;
@@ -294,8 +299,10 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
         ark_matrix_hold(p);
         release(used + 1u);
         used += 2u;
+        if (__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) {
 #pragma unroll
-        for (int i = 0; i < DP / 2; ++i) o[i] *= keep[i / 2 % 2];
+          for (int i = 0; i < DP / 2; ++i) o[i] *= keep[i / 2 % 2];
+        }
         ark_attention_round<T, BN>(s, p);
       }
       ark_matrix_hold(o);

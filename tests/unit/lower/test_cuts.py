@@ -1,0 +1,60 @@
+"""The cut that is predicted to be fastest is one of the fastest that were measured on an H100."""
+
+from __future__ import annotations
+
+import pytest
+
+from ark.backend import registry
+from ark.lower.cuts import choose_cut
+
+SUM = 11.0  # what adding up two to four parts takes where all of the model runs
+
+# (rows, columns, depth): microseconds by (rows and columns of a tile, parts), weights from memory
+# (docs/matmul.md); of the last three alone, in a loop.
+MEASURED = {
+    (512, 3072, 2048): {
+        (64, 64, 1): 28.1,
+        (128, 64, 1): 26.2,
+        (64, 128, 1): 35.4,
+        (128, 128, 1): 19.2,
+        (64, 256, 1): 28.0,
+        (128, 256, 1): 30.7,
+        (128, 128, 2): 24.0 + SUM,
+        (128, 256, 2): 22.9 + SUM,
+    },
+    (512, 2048, 2048): {
+        (64, 64, 1): 22.3,
+        (128, 64, 1): 17.7,
+        (64, 128, 1): 22.5,
+        (128, 128, 1): 22.7,
+        (128, 128, 2): 13.6 + SUM,
+        (128, 256, 4): 15.2 + SUM,
+    },
+    (512, 16384, 2048): {
+        (128, 256, 1): 60.8,
+        (128, 128, 1): 71.2,
+        (64, 256, 1): 98.4,
+        (128, 64, 1): 102.9,
+    },
+    (512, 2048, 8192): {
+        (64, 64, 1): 75.1,
+        (128, 64, 1): 50.3,
+        (64, 128, 1): 71.5,
+        (128, 128, 2): 33.6 + SUM,
+        (128, 128, 4): 37.0 + SUM,
+        (128, 256, 4): 33.7 + SUM,
+        (64, 256, 2): 48.0 + SUM,
+    },
+    (512, 4096, 4096): {(128, 128, 1): 28.7, (64, 256, 1): 32.3, (128, 256, 2): 38.2},
+    (16, 4096, 4096): {(64, 32, 1): 8.6, (64, 64, 2): 8.6, (64, 128, 4): 11.0, (64, 256, 4): 14.1},
+    (2048, 2048, 2048): {(128, 256, 1): 26.1, (64, 256, 1): 35.7},
+}
+
+
+@pytest.mark.parametrize("shape", MEASURED)
+def test_the_cut_chosen_is_near_the_fastest_measured(shape: tuple[int, int, int]) -> None:
+    rows, columns, depth = shape
+    times, machine = MEASURED[shape], registry.machine("h100")
+    several = shape != (512, 16384, 2048)  # whose gates are stored by its own tiles
+    cut = choose_cut((1, 1, rows, columns), depth, 2, machine, several, {}, narrow=True)
+    assert times[cut.rows, cut.columns, cut.parts] <= 1.02 * min(times.values())
