@@ -26,6 +26,7 @@ from ark.ops.elementwise import sub
 from ark.ops.logic import minimum
 from ark.ops.lookup import gather
 from ark.ops.tokens import TokenState, by_sequence, check_position
+from ark.tasks.rotary import PACK
 from ark.tasks.tokens import SETTINGS
 
 
@@ -176,8 +177,10 @@ def _lower_rope_kv(lowering: Lowering, node: Node) -> None:
     """Cuts columns only: rows share the caches."""
     x = node.inputs[0]
     operands = [x, node.outputs[0], *node.inputs[1:], *node.outputs[1:]]
-    parts = split(x.shape[1] // 2, lowering.machine.processors)
-    lowering.emit("rope_kv", node.attrs, operands, [(a * 2, b * 2) for a, b in parts])
+    # Of many rows whole packs: columns that one access moves stay together.
+    step = PACK if x.shape[0] > 1 and node.attrs["head_dim"] % PACK == 0 else 2
+    parts = split(x.shape[1] // step, lowering.machine.processors)
+    lowering.emit("rope_kv", node.attrs, operands, [(a * step, b * step) for a, b in parts])
 
 
 def _lower_pairs(lowering: Lowering, node: Node) -> None:

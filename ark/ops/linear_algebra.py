@@ -18,6 +18,7 @@ from ark.lower.context import Lowering
 from ark.lower.cuts import Cut, choose_cut, choose_tile, matrix_group, tiles_together
 from ark.lower.merge import join, joins, part, widen
 from ark.lower.overlap import SHARE, SUM
+from ark.lower.parts import ADDED, sum_of_parts
 from ark.lower.registry import get, register
 from ark.lower.tiling import (
     box_coords,
@@ -279,9 +280,7 @@ def _add_parts(
     """
     parts, m, n = sums.shape
     views = [part(sums, 0, i, 1) for i in range(parts)]
-    tree = expression.leaf(0)
-    for i in range(1, parts):
-        tree = ["add", tree, expression.leaf(i)]
+    tree = sum_of_parts(parts)
     if "finish" in node.attrs:
         leaves = [tree, *(expression.leaf(parts + i) for i in range(len(others)))]
         tree = expression.substitute(node.attrs["finish"], leaves)
@@ -289,7 +288,7 @@ def _add_parts(
     tile = [1, 1, -(-min(cut.rows, m) // parts), min(cut.columns, n)]
     coords = box_coords(fold(wide[-1].shape), tile)
     params = {"expr": tree, "tile": tile}
-    lowering.emit("pointwise", params, [*views, *wide], coords, ".sum")
+    lowering.emit("pointwise", params, [*views, *wide], coords, ADDED)
 
 
 def _merge_batch(tensors: Sequence[IrTensor]) -> list[IrTensor]:

@@ -20,6 +20,7 @@ from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.ir.values import dense_view
 from ark.lower.context import Lowering
+from ark.lower.parts import norm_sum
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
 from ark.machine import Machine
@@ -150,6 +151,8 @@ def _beside_axis(node: Node | None, axis: int) -> list[int] | None:
 
 
 def _lower_rows(lowering: Lowering, node: Node) -> None:
+    if norm_sum(lowering, node):
+        return
     (source, *others), out, machine = node.inputs, node.outputs[0], lowering.machine
     few = 1
     if node.hints is None and not machine.has("single_thread"):

@@ -94,6 +94,56 @@ ARK_DEVICE void ark_rope_kv(ArkCtx& c, const ArkTask& t, X x, const R& rope) {
   }
 }
 
+template <typename T>
+ARK_DEVICE void ark_rope_store_pack(T* to, const float (&v)[8]) {
+  ArkPack<T, 8> made;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) ark_put(made.v, j, v[j]);
+  ark_store_pack<8>(to, made);
+}
+// The same by eight columns at a time, of one sequence: whole lines are read, and 16 bytes written.
+template <int ROWS, class X, class R>
+ARK_DEVICE void ark_rope_kv_packs(ArkCtx&, const ArkTask& t, X x, const R& rope) {
+  constexpr int BATCH = 3;  // packs that are asked for together
+  const int packs = (t.coord[1] - t.coord[0]) / 8;
+  for (int first = ark_tid(); first < packs * ROWS; first += BATCH * ARK_THREADS) {
+    decltype(ark_load_pack<8>(x.p)) asked[BATCH];
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      const int e = first + i * ARK_THREADS;
+      if (e >= packs * ROWS) break;
+      asked[i] = ark_load_pack<8>(ark_address(x, 0, 0, e / packs, t.coord[0] + e % packs * 8));
+    }
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      const int e = first + i * ARK_THREADS;
+      if (e >= packs * ROWS) break;
+      const int m = e / packs, column = t.coord[0] + e % packs * 8, at = column % R::D;
+      const int place = rope.position + m;
+      float v[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[j] = ark_get(asked[i].v, j);
+      if (column < R::ROTATED) {
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) {
+          float sine, cosine;
+          ark_sincos(ark_rope_angle(rope, m, column + j), sine, cosine);
+          ark_rotate(v[j], v[j + 1], sine, cosine);
+        }
+      }
+      if (column < R::QUERIES) {
+        ark_rope_store_pack(ark_address(rope.output, 0, 0, m, column), v);
+      } else if (place >= 0 && place < R::CONTEXT) {
+        const bool key = column < R::ROTATED;
+        const int head = (column - (key ? R::QUERIES : R::ROTATED)) / R::D;
+        auto* to = key ? ark_address(rope.keys, 0, head, place, at)
+                       : ark_address(rope.values, 0, head, place, at);
+        ark_rope_store_pack(to, v);
+      }
+    }
+  }
+}
+
 // coord: row, first and last+1 head. Pairs are neighbours, or the halves of a head.
 template <int D, bool INTERLEAVED, class X, class O, class P, class F>
 ARK_DEVICE void ark_rotary_embedding(ArkCtx& c, const ArkTask& t, X x, O output, P position,

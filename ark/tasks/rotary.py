@@ -102,6 +102,16 @@ def rope(sig: Signature, out: int, first: int) -> str:
     return f"ark_rope<{listed}>({', '.join(operands)})"
 
 
+PACK = 8  # columns that a thread takes together
+
+
+def packs_fit(sig: Signature) -> bool:
+    """May rope_kv take its columns in packs? Of a prompt's rows, where heads hold whole packs."""
+    heads = (sig.params["head_dim"] % PACK, *(sig.operands[i].strides[0] % PACK for i in (0, 1)))
+    plain = not any(o.packet for o in sig.operands) and not has_fresh(sig, 2)
+    return sig.operands[0].shape[0] > 1 == sequences_of(sig, 2) and plain and not any(heads)
+
+
 class RopeKvParams(Params, frozen=True):
     heads: Heads
     kv_heads: Heads
@@ -138,8 +148,15 @@ class RopeKv(TaskKind):
         return (text.header("rotary.h"),)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        rows = sig.operands[0].shape[0]
-        return text.call(name, "ark_rope_kv", (rows,), (text.given(sig, 0), rope(sig, 1, 2)))
+        rows, given = sig.operands[0].shape[0], (text.given(sig, 0), rope(sig, 1, 2))
+        if not packs_fit(sig):
+            return text.call(name, "ark_rope_kv", (rows,), given)
+        return (
+            f"ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{\n"
+            f"  if (ark_aligned({text.addresses(sig, (0, 1, 4, 5))})) {{\n"
+            f"    {text.called('ark_rope_kv_packs', (rows,), given)};\n"
+            f"  }} else {{\n    {text.called('ark_rope_kv', (rows,), given)};\n  }}\n}}\n"
+        )
 
 
 class SwiGlu(TaskKind):

@@ -38,16 +38,18 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("prompts"), dtype="bfloat16", **sizes)
 
 
-def planned(shape: Shape, device: Device) -> Plan:
-    """The plan that a machine with the variant `matrix` gets, for this CPU."""
+def planned(shape: Shape, device: Device, cuts: dict[str, list[int]]) -> Plan:
+    """The plan that a machine with the variant `matrix` gets, for this CPU. cuts: of products."""
     machine = device.machine
     matrix = Variant("matrix", (Role(COMPUTE, 1),))
     machine = dataclasses.replace(machine, variants=(*machine.variants, matrix))
-    (plan,) = make_plans(shape, machine, {"variant": "matrix"})
+    (plan,) = make_plans(shape, machine, {"variant": "matrix", "cuts": cuts})
     return plan
 
 
-def test_a_prompt_for_matrix_units_gives_the_models_tokens(directory: Path) -> None:
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_prompt_for_matrix_units_gives_the_models_tokens(directory: Path, parts: int) -> None:
+    """parts: of k, of the products that end a layer; whoever adds them up norms the rows."""
     backend, _ = registry.choose("cpu")
     checkpoint = Checkpoint.open(directory)
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
@@ -56,8 +58,9 @@ def test_a_prompt_for_matrix_units_gives_the_models_tokens(directory: Path) -> N
         dtype = DataType.from_numpy(checkpoint.dtype)
         assert dtype == by_name("bf16")
         shape = Shape(checkpoint.config, dtype, 280, 128)
-        plan = planned(shape, device)
+        plan = planned(shape, device, {"1x1x128x64x96x2": [128, 64, parts]})
         kinds = {op.kind for op in plan.ops}
+        assert ("combine_norm" in kinds) == (parts > 1)
         products = [op for op in plan.ops if op.kind == "matmul"]
         assert "attention_tiles" in kinds and any(op.params.get("gated") for op in products)
         assert all(plan.tensors[op.operands[0]].dtype == "bf16" for op in products)
