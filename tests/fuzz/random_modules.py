@@ -96,8 +96,6 @@ class Maker:
         """A node for a function's tensor, which may have views, numbers and tensors among what it
         is given. exact: it rounds nothing where its operands are exact.
         """
-        if self.odd and function in ODD:
-            raise Unfit
         tensors: list[Made] = []
 
         def seen(part: Any) -> Any:
@@ -140,8 +138,6 @@ UNARY = [
     *(F.hardsigmoid, F.softsign, F.tanhshrink, torch.square, torch.log1p, torch.asinh, torch.log2),
 ]
 UNARY_EXACT = [torch.neg, torch.abs, F.relu, F.relu6, torch.clone, F.hardtanh, torch.positive]
-# What torch says of these where a value is no number: docs/torch.md has what ark says.
-ODD = (torch.sign,)
 JUMPS = [torch.floor, torch.ceil, torch.round, torch.trunc, torch.sign, torch.frac]
 BINARY = [torch.atan2, torch.div, torch.hypot, torch.logaddexp]
 BINARY_EXACT = [torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, torch.rsub]

@@ -230,6 +230,18 @@ def test_a_softmax_of_nothing_is_nothing(dim: int) -> None:
         torch.testing.assert_close(mine, theirs, rtol=2e-5, atol=2e-5, equal_nan=True)
 
 
+def test_the_sign_of_what_is_no_number() -> None:
+    x = torch.tensor([-torch.inf, -2.0, -0.0, 0.0, 0.25, torch.inf, torch.nan])
+
+    class Signs(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+            return x.sign(), x.half().sgn() * 2.0, y.sign(), x.trunc()
+
+    given = x, torch.arange(-3, 4)
+    got, want = ark.from_torch(Signs(), given)(*given), Signs()(*given)
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
 class Counting(torch.nn.Module):
     """Writes a buffer and what it is called with, and takes a number."""
 

@@ -24,6 +24,11 @@ def _trunc(tensor: Any) -> Any:
     return ark.mul(ark.sign(tensor), ark.floor(ark.abs(tensor)))
 
 
+def _sign(tensor: Any) -> Any:
+    """0 of what is no number."""
+    return ark.where(ark.isnan(tensor), 0.0, ark.sign(tensor))
+
+
 _UNARY: dict[str, Callable[[Any], Any]] = {
     "abs": ark.abs,
     "acos": ark.acos,
@@ -57,9 +62,9 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "round": ark.round,
     "rsqrt": ark.rsqrt,
     "selu": ark.selu,
-    "sgn": ark.sign,
+    "sgn": _sign,
     "sigmoid": ark.sigmoid,
-    "sign": ark.sign,
+    "sign": _sign,
     "silu": ark.silu,
     "sin": ark.sin,
     "sinh": ark.sinh,
@@ -78,6 +83,8 @@ def _unary(name: str, function: Callable[[Any], Any]) -> Callable[..., Any]:
         if not x.dtype.is_floating_point and name in _WHOLE:
             if name in ("ceil", "floor", "round", "trunc"):
                 return ark.copy(x.tensor)
+            if name in ("sgn", "sign"):
+                return ark.sign(x.tensor)
             if name == "relu":
                 return ark.maximum(x.tensor, 0)
             return function(x.tensor)
