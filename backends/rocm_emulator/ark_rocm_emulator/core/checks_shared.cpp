@@ -91,10 +91,19 @@ struct Own {
   Ledger* ledger = nullptr;
 };
 
+// Asked for at every access, so the system is asked once; a child of fork asks again.
+uint32_t own_process() {
+  static std::atomic<uint32_t> known{0};
+  if (const uint32_t found = known.load(std::memory_order_relaxed)) return found;
+  static const int forgets = pthread_atfork(nullptr, nullptr, [] { known = 0; });
+  if (forgets == 0) known = static_cast<uint32_t>(getpid());
+  return static_cast<uint32_t>(getpid());
+}
+
 // This process's own ledger; a child of fork makes another.
 Own& own() {
   static Own mine;
-  const auto process = static_cast<uint32_t>(getpid());
+  const uint32_t process = own_process();
   if (mine.process == process) return mine;
   mine.process = process;
   mine.fd = memfd_create("ark-emulated-ledger", MFD_CLOEXEC);

@@ -20,6 +20,7 @@ constexpr size_t kPrintedWaves = 24;
 
 constexpr uint64_t kLooks = 100000;       // clock between looks at a grid that stands still
 constexpr uint64_t kLongestPause = 64;    // how many times that, while it turns out to be working
+constexpr std::chrono::microseconds kShortestNap{200}, kLongestNap{20000};
 
 // Calls f(begin, bytes) for everything that decides what a wave does next, but its pc.
 template <class F>
@@ -143,8 +144,9 @@ bool Grid::look_for_deadlock() {
   }
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - external_since);
   if (external && waited.count() < static_cast<int64_t>(desc.options.external_wait_ms)) {
-    // Somebody outside may still write: leave the processor to them, look again soon.
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    // Somebody outside may still write: leave the processor to them, the longer the longer it takes.
+    const auto nap = std::chrono::duration_cast<std::chrono::microseconds>(now - external_since) / 4;
+    std::this_thread::sleep_for(std::clamp(nap, kShortestNap, kLongestNap));
     next_look = clock + 64 * live_waves;
     return false;
   }
