@@ -112,8 +112,8 @@ def _touched(node: Node) -> tuple[Tensor, ...]:
 def _kind(maker: Node, node: Node) -> str:
     """What two neighbours become; empty if they stay apart."""
     if _plain_product(maker):
-        if node.type == "all_reduce":
-            return SUM
+        if node.type == "all_reduce":  # a residual is each rank's own: an owner has not the others'
+            return "" if node.inputs[1:] else SUM
         if _by_default(node, "reduce_scatter", "sum"):
             return SHARE
     elif _by_default(maker, "all_gather", None) and _plain_product(node):
