@@ -78,7 +78,7 @@ def tests(session: nox.Session) -> None:
     its checks.
     """
     session.install("-e", ".[dev]")
-    session.run("python", "-c", BUILD_EMULATOR)
+    session.run("python", "-c", BUILD_EMULATOR, env=BESIDE)
     if session.posargs:
         session.run("pytest", *session.posargs)
         return

@@ -21,7 +21,7 @@ from typing import Any
 # tasks are of the same kinds as those of one that stays; and of the other tests: compositions of
 # ops that others cover, every op in every type, what bodies use of scratch memory, those that bring
 # an emulated device of their own, which need no second one, and those that run on the same device
-# with all checks (`synchronising`).
+# with all checks (`synchronising`). What is of another device is not even imported.
 MODELS = ("batch", "decoders", "generate", "models_page", "prompt_kernel", "stopping")
 FILES = [f"tests/backend/test_{name}.py" for name in MODELS]
 RARE = (
@@ -44,7 +44,7 @@ RARE = (
     "of_the_page",
 )
 SELDOM = (
-    *("examples", "gradients", "hints", "pose", "rocm_linear", "rocm_matmul", "scratch"),
+    *("examples", "gradients", "hints", "mesh", "pose", "rocm_linear", "rocm_matmul", "scratch"),
     *("training", "types"),
 )
 CHECKED = ("faults", "programs")

@@ -19,7 +19,7 @@ from ark.errors import UnsupportedError
 
 NAMES = ("cpu", "cuda", "rocm")
 SIMULATED = ("mesh",)
-OPTIMISED = ("test_attention.py", "test_decoder_ops.py", "test_decoders.py", "test_ops.py")
+OPTIMISED = ("test_attention.py", "test_ops.py")
 
 
 def required(name: str) -> int:
