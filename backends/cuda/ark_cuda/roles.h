@@ -211,18 +211,21 @@ ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const There& there
   }
 }
 
-// What the lead warp waits for beside a task's counters: one packet of its input has come.
-ARK_DEVICE void ark_poll_packet(ArkCtx& c, const ark_u64* packet, bool system) {
-  if (ark_lane() == 0) ark_wait_packet(c, packet, system);
+// What the lead warp waits for beside a task's counters: one packet of its input has come, or one
+// of each of SHARES that are `apart`, a lane each: asked for one behind the other they would take a
+// trip to memory each.
+template <int SHARES = 1>
+ARK_DEVICE void ark_poll_packet(ArkCtx& c, const ark_u64* packet, bool system, int apart = 0) {
+  if (ark_lane() < SHARES) ark_wait_packet(c, packet + ark_lane() * apart, system);
   __syncwarp();
 }
-template <typename T>
-ARK_DEVICE void ark_poll_packet(ArkCtx& c, const ArkShort<T>* packet, bool system) {
-  if (ark_lane() == 0) ark_wait_packet(c, packet, system);
+template <int SHARES = 1, typename T>
+ARK_DEVICE void ark_poll_packet(ArkCtx& c, const ArkShort<T>* packet, bool system, int apart = 0) {
+  if (ark_lane() < SHARES) ark_wait_packet(c, packet + ark_lane() * apart, system);
   __syncwarp();
 }
-template <typename T>
-ARK_DEVICE void ark_poll_packet(ArkCtx&, const T*, bool) {}
+template <int SHARES = 1, typename T>
+ARK_DEVICE void ark_poll_packet(ArkCtx&, const T*, bool, int = 0) {}
 
 ARK_DEVICE void ark_dispatch_poll(ArkCtx& c, const ArkTask& task);
 

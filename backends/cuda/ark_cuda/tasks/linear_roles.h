@@ -120,14 +120,13 @@ ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_
 }
 
 // The lead warp's poll, of row ROW: the packet that a processor far from this one is expected to
-// publish last; of shares that of the rank itself and of the one before it.
+// publish last; of shares one of each.
 template <int K, int SHARES, int ROW, int PROCESSORS, class X>
 ARK_DEVICE void ark_linear_poll(ArkCtx& c, const ArkTask&, X input) {
   const int far = (static_cast<int>(c.processor) + PROCESSORS / 2) % PROCESSORS;
   const auto* last =
       input.p + ROW * K + (static_cast<ark_i64>(far + 1) * K + PROCESSORS - 1) / PROCESSORS - 1;
-  ark_poll_packet(c, last, X::system);
-  if (SHARES > 1) ark_poll_packet(c, last + (SHARES - 1) * K, X::system);
+  ark_poll_packet<SHARES>(c, last, X::system, K);
 }
 
 // coord: first and last+1 row of the weights, of type W, R rows of K to a stage, or one row in P
