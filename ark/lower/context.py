@@ -34,6 +34,7 @@ class Lowering:
         self.groups: list[Group] = []
         self.node: Node | None = None  # the one that is being lowered
         self.cut = False  # were its tasks cut as its hints say?
+        self.shares: dict[int, Tensor] = {}  # by the buffer of logits that nobody gathers
         self._numbers: dict[str, int] = {}
 
     def emit(

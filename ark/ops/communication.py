@@ -26,6 +26,7 @@ from ark.lower.normed import SUM_AND_NORM
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile, split
 from ark.ops.base import result
+from ark.ops.logits import gives_logits
 from ark.plan.groups import Group
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks.combine import moved, tiles, words
@@ -200,6 +201,9 @@ def _lower_sum_and_norm(lowering: Lowering, node: Node) -> None:
 
 def _lower_gather(lowering: Lowering, node: Node) -> None:
     """Every rank's share, the rank's own first, then the next rank's, and so on round."""
+    if gives_logits(lowering, node):
+        lowering.shares[node.outputs[0].buffer.id] = node.inputs[0]
+        return
     rank, world = lowering.graph.rank, lowering.graph.world_size
     share = dense(lowering, node.inputs[0], ".dense", fill=True)
     name = f"gather.{lowering.number('gather')}"

@@ -15,7 +15,8 @@ from ark.lower.context import Lowering
 from ark.lower.merge import part
 from ark.lower.registry import register
 from ark.machine import Machine
-from ark.ops.tokens import makes_logits, sample_reference
+from ark.ops.logits import makes_logits
+from ark.ops.tokens import sample_reference
 from ark.plan.groups import Group
 from ark.tasks.linear import MATRIX_ROWS, MOST_NARROW, narrow_rows
 from ark.variant import COMMUNICATE

@@ -22,8 +22,8 @@ from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
+from ark.ops.logits import Drawing, give_logits, makes_logits
 from ark.ops.views import new_tensor, refer
-from ark.plan.groups import Group
 from ark.tasks.tokens import SETTINGS
 
 MAX_STOPS = 16
@@ -246,26 +246,6 @@ def _lower_advance(lowering: Lowering, node: Node) -> None:
     lowering.emit("advance", {"rows": node.attrs["rows"]}, list(node.inputs), [(0,)])
 
 
-def makes_logits(lowering: Lowering, node: Node) -> Group | None:
-    """The last group if it is the linear layer whose plain result are the node's logits, and may
-    find the best of its own. Who makes logits asks for the position before it waits.
-    """
-    moved = any(g.kind == "advance" and g.phase == node.phase for g in lowering.groups)
-    product = lowering.groups[-1] if lowering.groups else None
-    return product if product is not None and not moved and _makes(product, node) else None
-
-
-def _makes(product: Group, node: Node) -> bool:
-    return (
-        product.kind == "linear"
-        and product.params["epilogue"] == "store"
-        and product.operands[2].id == node.inputs[0].id
-        and product.phase == node.phase
-        and product.processors == node.processors
-        and not node.after
-    )
-
-
 def _lower_sample(lowering: Lowering, node: Node) -> None:
     """Each tile finds its best token, one task chooses among these. shares: of the logits, which
     begin with the rank's own (ark.lower.gathers).
@@ -273,7 +253,12 @@ def _lower_sample(lowering: Lowering, node: Node) -> None:
     shares = node.attrs.get("shares", 1)
     shared = {"shares": shares, "first": lowering.graph.rank} if shares > 1 else {}
     logits, settings, position, tokens, output, stops = node.inputs
+    drawing = Drawing(settings, position, tokens, output, stops)
     vocabulary = logits.shape[1]
+    share = lowering.shares.get(logits.buffer.id)
+    if share is not None:
+        give_logits(lowering, share, drawing)
+        return
     product = makes_logits(lowering, node)
     if product is not None:
         tiles = len(product.coords)
@@ -289,13 +274,7 @@ def _lower_sample(lowering: Lowering, node: Node) -> None:
             [logits, settings, position, candidates],
             [(i,) for i in range(tiles)],
         )
-    lowering.emit(
-        "choose",
-        {"tiles": tiles, **shared},
-        [logits, settings, position, candidates, tokens, output, stops],
-        [(0,)],
-        ".choose",
-    )
+    drawing.choose(lowering, {"tiles": tiles, **shared}, logits, candidates)
 
 
 register("embed", _embed, _lower_embed)

@@ -64,6 +64,12 @@ ARK_DEVICE void ark_publish(ArkCtx& c, const ArkBoth<A, B>& x, int i0, int i1, i
   ark_publish(c, x.second, i0, i1, i2, i3, v);
 }
 
+template <class A, class B>
+ARK_DEVICE void ark_candidate(const ArkBoth<A, B>& x, int tile, float best, ark_u32 token) {
+  ark_candidate(x.first, tile, best, token);
+  ark_candidate(x.second, tile, best, token);
+}
+
 // What is done to the input before the product: nothing, or a norm by its root mean square.
 struct ArkPlain {
   static constexpr bool norm = false;
@@ -103,8 +109,8 @@ struct ArkSwigluSums {
   static constexpr bool WAITS = false;
   O output;
 };
-// R: rows of a stage; the TILES tasks share STAGES stages.
-template <int R, int TILES, int STAGES, class O, class C>
+// R: rows of a stage; the TILES tasks share STAGES stages. FIRST: the token of the first row.
+template <int R, int TILES, int STAGES, int FIRST, class O, class C>
 struct ArkSampleSums {
   static constexpr int WIDTH = 1;
   static constexpr bool WAITS = false;
@@ -130,11 +136,11 @@ template <class O>
 ARK_DEVICE ArkSwigluSums<O> ark_swiglu_sums(O output) {
   return {output};
 }
-template <int R, int TILES, int STAGES, class O, class S, class P, class C>
-ARK_DEVICE ArkSampleSums<R, TILES, STAGES, O, C> ark_sample_sums(const ArkTask& t, O output,
-                                                                 S settings, P position,
-                                                                 C candidates) {
-  return {output, candidates, ark_sampler(settings, position, t.coord[0])};
+template <int R, int TILES, int STAGES, int FIRST, class O, class S, class P, class C>
+ARK_DEVICE ArkSampleSums<R, TILES, STAGES, FIRST, O, C> ark_sample_sums(const ArkTask& t, O output,
+                                                                        S settings, P position,
+                                                                        C candidates) {
+  return {output, candidates, ark_sampler(settings, position, FIRST + t.coord[0])};
 }
 template <class R>
 ARK_DEVICE ArkRopeSums<R> ark_rope_sums(R rope) {
@@ -186,13 +192,13 @@ ARK_DEVICE void ark_sums_store(ArkCtx& c, const ArkSwigluSums<O>& e, int m, int 
     if (r < rows) ark_publish(c, e.output, 0, 0, m, (n + r) / 2, ark_swiglu(sum[r], sum[r + 1]));
   }
 }
-template <int S, int TILES, int STAGES, class O, class C, int R>
-ARK_DEVICE void ark_sums_store(ArkCtx& c, ArkSampleSums<S, TILES, STAGES, O, C>& e, int m, int n,
-                               int rows, const float (&sum)[R], const float (&)[R]) {
+template <int S, int TILES, int STAGES, int FIRST, class O, class C, int R>
+ARK_DEVICE void ark_sums_store(ArkCtx& c, ArkSampleSums<S, TILES, STAGES, FIRST, O, C>& e, int m,
+                               int n, int rows, const float (&sum)[R], const float (&)[R]) {
   for (int r = 0; r < R; ++r) {
     if (r >= rows) continue;
     ark_publish(c, e.output, 0, 0, m, n + r, sum[r]);
-    ark_sample(e.sampler, sum[r], n + r);
+    ark_sample(e.sampler, sum[r], FIRST + n + r);
   }
 }
 template <class T, int R>
@@ -210,9 +216,9 @@ ARK_DEVICE void ark_sums_store(ArkCtx& c, const ArkRopeSums<T>& e, int m, int n,
 // uses.
 template <class E>
 ARK_DEVICE void ark_sums_finish(ArkCtx&, const ArkTask&, E&, float*) {}
-template <int R, int TILES, int STAGES, class O, class C>
-ARK_DEVICE void ark_sums_finish(ArkCtx&, const ArkTask& t, ArkSampleSums<R, TILES, STAGES, O, C>& e,
-                                float* red) {
+template <int R, int TILES, int STAGES, int FIRST, class O, class C>
+ARK_DEVICE void ark_sums_finish(ArkCtx&, const ArkTask& t,
+                                ArkSampleSums<R, TILES, STAGES, FIRST, O, C>& e, float* red) {
   const ark_i64 stage = t.coord[0] / R;
   ark_sampled(e.sampler, e.candidates, static_cast<int>((stage * TILES + STAGES - 1) / STAGES),
               red);

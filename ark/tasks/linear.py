@@ -12,9 +12,11 @@ params: rows (of w per stage), split_k (stages of these rows), prologue
 (none, rmsnorm), eps, epilogue (store, add, swiglu, rope_kv, sample), and for rope_kv heads,
 kv_heads, head_dim; for sample tiles (tasks).
 operands: x (m, k), w (n, k), output, [norm weight], then add: residual; sample: settings, place,
-candidates (tasks, 2), as of ark.tasks.tokens; rope_kv: position, frequencies, key and value cache
-(kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values once
-more, for readers in the same iteration]. coord: first and last+1 row of w.
+candidates (tasks, 2), as of ark.tasks.tokens, of logits that are share number `share` of `shares`,
+and for each peer places for this output and these candidates once more; rope_kv: position,
+frequencies, key and value cache (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim):
+the new keys and values once more, for readers in the same iteration]. coord: first and last+1 row
+of w.
 
 Between ranks (ark.lower.spread) x, and the residual, may be sums that their readers make: as many
 times m rows as there are shares, the first share's m rows before the second's. And with `store` and
@@ -140,7 +142,7 @@ AHEAD = {"store": (), "add": (0,), "swiglu": (), "rope_kv": (0, 1), "sample": (0
 EXTRA = {"store": (0,), "add": (1,), "swiglu": (0,), "rope_kv": (4, 5), "sample": (3,)}
 
 
-SPREAD = ("store", "add")  # epilogues whose output peers may get too
+SPREAD = ("store", "add")  # epilogues whose output peers may get too; so they may of `sample`
 
 
 def first_extra(sig: Signature) -> int:
@@ -150,9 +152,17 @@ def first_extra(sig: Signature) -> int:
 
 def outputs(sig: Signature) -> tuple[int, ...]:
     """The output's operands: this rank's, then the peers'."""
-    last = first_extra(sig) + EXTRA[sig.params["epilogue"]][0]
-    spread = sig.params["epilogue"] in SPREAD
-    return (2, *(range(last, len(sig.operands)) if spread else ()))
+    epilogue = sig.params["epilogue"]
+    last = first_extra(sig) + EXTRA[epilogue][0]
+    each = 1 if epilogue in SPREAD else 2 if epilogue == "sample" else 0
+    return (2, *(range(last, len(sig.operands), each) if each else ()))
+
+
+def candidates(sig: Signature) -> tuple[int, ...]:
+    """The operands of `sample` that get candidates: this rank's, then each peer's, which comes
+    behind the peer's output.
+    """
+    return (first_extra(sig) + 2, *(i + 1 for i in outputs(sig)[1:]))
 
 
 class LinearParams(Params, frozen=True):
@@ -165,6 +175,8 @@ class LinearParams(Params, frozen=True):
     kv_heads: Heads | None = None
     head_dim: Heads | None = None
     tiles: Splits | None = None
+    shares: Splits = 1
+    share: Annotated[int, msgspec.Meta(ge=0, le=1 << 12)] = 0
     ranks: Splits = 1
     first: Annotated[int, msgspec.Meta(ge=0, le=1 << 12)] = 0
 
@@ -184,7 +196,12 @@ class Linear(TaskKind):
         ranks, share = p.get("ranks", 1), p.get("first", 0)
         need(share < ranks, f"share {share} of {ranks} is added first")
         need(ranks == 1 or rows // m in (1, ranks), f"{rows} rows are no shares of {ranks} ranks")
-        if p["epilogue"] not in SPREAD:
+        if p["epilogue"] == "sample":
+            more = len(sig.operands) - first - extra[0]
+            need(
+                more % 2 == 0, f"peers have {more} places for logits and candidates, an odd number"
+            )
+        elif p["epilogue"] not in SPREAD:
             count(sig, *(first + n for n in extra))
         for peer in outputs(sig)[1:]:
             shaped(sig, peer, (m, n))
@@ -209,7 +226,9 @@ class Linear(TaskKind):
             need(fits, f"{added} rows are no shares of {ranks} ranks")
             shaped(sig, first, (added, n))
         if p["epilogue"] == "sample":
-            sample_check(sig, first, m, -(-n // p["rows"]))
+            for place in candidates(sig):
+                sample_check(sig, first, place, m, -(-n // p["rows"]))
+            need(p.get("share", 0) < p.get("shares", 1), "its logits are no share")
 
     def places(self, sig: Signature) -> Places:
         return Places((range(0, sig.operands[1].shape[0], sig.params["rows"]),), span=True)
@@ -221,7 +240,10 @@ class Linear(TaskKind):
     def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
         ranks = params.get("ranks", 1)
         first = (params.get("first", 0) - by) % ranks
-        return {**params, "first": first} if ranks > 1 else params
+        moved = {**params, "first": first} if ranks > 1 else params
+        shares = params.get("shares", 1)
+        share = (params.get("share", 0) + by) % shares
+        return {**moved, "share": share} if shares > 1 else moved
 
     def wide(self, sig: Signature) -> frozenset[int]:
         cut = sig.params["rows"] > 1 and sig.params["split_k"] > 1
@@ -251,7 +273,8 @@ class Linear(TaskKind):
                 found += [whole(i, sig.operands[i]) for i in (next_operand, next_operand + 1)]
                 tile, tiles = sample_tile(sig, 1, n0), sig.params["tiles"]
                 own = range(tile, m * tiles, tiles)
-                found += [Access(next_operand + 2, (i, 0), (i + 1, 2), write=True) for i in own]
+                for place in candidates(sig):
+                    found += [Access(place, (i, 0), (i + 1, 2), write=True) for i in own]
         return found
 
     def packets(self, sig: Signature) -> frozenset[int]:
@@ -336,13 +359,18 @@ def epilogue(sig: Signature) -> str:
             residual = f"ark_awaited({residual})"
         return f"ark_add_sums({out}, {residual})"
     if kind == "sample":
-        rows = sig.params["rows"]
-        constants = f"{rows}, {sig.params['tiles']}, {-(-sig.operands[1].shape[0] // rows)}"
+        rows, n = sig.params["rows"], sig.operands[1].shape[0]
+        constants = f"{rows}, {sig.params['tiles']}, {-(-n // rows)}"
         given = (text.given(sig, first), text.given(sig, first + 1))
-        operands = ", ".join((out, *given, text.given(sig, first + 2, const=False)))
+        own, *others = candidates(sig)
+        best = text.given(sig, own, const=False)
+        for peer in others:
+            best = f"ark_both({text.given(sig, peer, const=False)}, {best})"
+        operands = ", ".join((out, *given, best))
         m = sig.operands[2].shape[0]
         if m > 1:
             return f"ark_sample_rows<{m}, {len(SETTINGS)}, {constants}>({operands})"
+        constants += f", {sig.params.get('share', 0) * n}"
         return f"ark_sample_sums<{constants}>(t, {operands})"
     return f"ark_{kind}_sums({out})"
 

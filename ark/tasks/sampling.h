@@ -84,12 +84,15 @@ ARK_DEVICE void ark_sample(ArkSampler& s, float logit, int token) {
     s.token = id;
   }
 }
-// The block's best becomes candidate `tile`: (score, bits of the token). red: 2 * ARK_WARPS words.
+// A candidate: (score, bits of the token).
+template <class C>
+ARK_DEVICE void ark_candidate(const C& candidates, int tile, float best, ark_u32 token) {
+  candidates.p[2 * tile] = best;
+  candidates.p[2 * tile + 1] = ark_bits_float(token);
+}
+// The block's best becomes candidate `tile`. red: 2 * ARK_WARPS words.
 template <class C>
 ARK_DEVICE void ark_sampled(ArkSampler& s, C candidates, int tile, float* red) {
   ark_best(s.best, s.token, red);
-  if (ark_tid() == 0) {
-    candidates.p[2 * tile] = s.best;
-    candidates.p[2 * tile + 1] = ark_bits_float(s.token);
-  }
+  if (ark_tid() == 0) ark_candidate(candidates, tile, s.best, s.token);
 }

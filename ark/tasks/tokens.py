@@ -48,13 +48,15 @@ SETTINGS = ("temperature", "top_k", "seed", "last", "limit", "stops")
 HEADERS = (text.header("sampling.h"), text.header("tokens.h"))
 
 
-def sample_check(sig: Signature, first: int, rows: int, stages: int) -> None:
-    """What a product with the epilogue `sample` adds to its signature."""
+def sample_check(sig: Signature, first: int, candidates: int, rows: int, stages: int) -> None:
+    """What a product with the epilogue `sample` adds to its signature: settings, position, and
+    places for candidates.
+    """
     tiles = int(sig.params.get("tiles") or 0)
     need(0 < tiles <= stages, f"{stages} stages have {tiles} tasks")
     shaped(sig, first, (rows * len(SETTINGS),), "int32", dense=True)
     shaped(sig, first + 1, (rows,), "int32", dense=True)
-    shaped(sig, first + 2, (rows * tiles, 2), "fp32", dense=True)
+    shaped(sig, candidates, (rows * tiles, 2), "fp32", dense=True)
 
 
 def sample_tile(sig: Signature, weight: int, row: int) -> int:
@@ -136,6 +138,20 @@ def _first_token(sig: Signature) -> int:
     return int(sig.operands[0].shape[1] // sig.params.get("shares", 1) * sig.params.get("first", 0))
 
 
+def _shares(sig: Signature, index: int, axis: int) -> list[Access]:
+    """All of an operand, equal shares along an axis apart: ranks may write one each."""
+    shape = sig.operands[index].shape
+    shares = sig.params.get("shares", 1)
+    size, rest = divmod(shape[axis], shares)
+    if rest:
+        return [whole(index, sig.operands[index])]
+
+    def corner(share: int, other: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(share * size if d == axis else n for d, n in enumerate(other))
+
+    return [Access(index, corner(s, (0, 0)), corner(s + 1, shape)) for s in range(shares)]
+
+
 def _check_sampling(sig: Signature) -> None:
     """The operands that sample and choose share."""
     rows, vocabulary = matrix(sig, 0)
@@ -208,9 +224,9 @@ class Choose(TaskKind):
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         written = (2, 4, 5)
-        return [whole(i, sig.operands[i]) for i in range(7)] + [
-            whole(i, sig.operands[i], write=True) for i in written
-        ]
+        shared = [*_shares(sig, 0, 1), *_shares(sig, 3, 0)]
+        read = [whole(i, sig.operands[i]) for i in range(7) if i not in (0, 3)]
+        return shared + read + [whole(i, sig.operands[i], write=True) for i in written]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return 8 * machine.warps

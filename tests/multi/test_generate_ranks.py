@@ -84,6 +84,14 @@ def test_ranks_share_other_decoders(case: str, tmp_path: Path) -> None:
     assert said["tokens"] == alone(directory, 20)
 
 
+def test_two_ranks_draw_the_tokens_of_one() -> None:
+    """Each finds the best of its own logits, and all need all for the 3 best."""
+    drawn = ("--temperature", "1.5", "--top-k", "3", "--seed", "11", "--max-new-tokens", "16")
+    common = (*drawn, "--backend", "cpu")
+    one, two = (answer(NOAH, *common, "--ranks", str(n))["tokens"] for n in (1, 2))
+    assert one == two and len(one) == 16
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_benchmark_measures_ranks_together(backend: str) -> None:
     argv = [sys.executable, "-m", "ark", "bench", "decode", "--config", str(NOAH), "--json"]

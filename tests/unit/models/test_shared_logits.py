@@ -1,0 +1,36 @@
+"""Ranks that share a decoder's logits: who makes a share finds its best and gives both to every
+rank, where a task's record has room for all their places; else logits are gathered first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ark.backend import registry
+from ark.ir.dtype import bf16
+from ark.models.build import Shape
+from ark.models.plans import make_plans
+from ark.plan.types import Plan
+from tests.unit.plan.shapes import CONFIG
+
+
+def tail(world: int) -> tuple[Plan, list[str]]:
+    """A rank's plan, and the kinds of its ops from the one on that makes logits."""
+    config = dataclasses.replace(CONFIG, num_attention_heads=8, num_key_value_heads=8)
+    machine = dataclasses.replace(registry.machine("cpu-2"), processors=2)
+    made = make_plans(Shape(config, bf16, 64, 0, 0, world), machine)[1]
+    kinds = [op.kind for op in made.ops]
+    return made, kinds[len(kinds) - 1 - kinds[::-1].index("linear") :]
+
+
+def test_a_share_is_given_by_who_makes_it() -> None:
+    made, kinds = tail(2)
+    assert kinds == ["linear", "choose"]
+    choose = made.ops[-1]
+    (task,) = (t for tasks in made.phases[-1].processors for t in tasks if t.op == choose.id)
+    told = [made.counters[c] for c, _ in task.waits if made.counters[c].system]
+    assert [(c.rank, c.step) for c in told] == [(1, 2)]  # the peer's tasks, by a counter here
+
+
+def test_a_record_has_room_for_few_peers() -> None:
+    assert "combine" in tail(4)[1]
