@@ -9,7 +9,7 @@ import pytest
 from ark_rocm_emulator import emulated
 from ark_rocm_emulator.compile import compile_hip
 from hip import hip
-from hip_runner import Arguments, Buffers, check, launch
+from hip_runner import Arguments, Buffers, check, download, launch
 
 UNITS = 304
 SOURCE = """
@@ -20,6 +20,7 @@ typedef short s16x4 __attribute__((ext_vector_type(4)));
 #define THREAD __builtin_amdgcn_workitem_id_x()
 #define LOAD(p) __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT)
 #define STORE(p, v) __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT)
+#define CLOCK __builtin_readsteadycounter()  // of 10 ns
 #define ADD(p) __hip_atomic_fetch_add(p, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT)
 
 // Each block sums `each` times 8 KB of its own.
@@ -52,6 +53,46 @@ KERNEL(64) barriers(unsigned* word, int rounds, int blocks) {
     }
     __builtin_amdgcn_s_barrier();
   }
+}
+
+// Blocks before `reader` ask for a megabyte each, a dword of each line: 16 loads of a wave, which
+// take a compute unit's address unit 8 us. After `naps` half microseconds block `reader` reads
+// `count` lines, `apart` bytes behind each other, and says how long that took.
+KERNEL(512) asked(const char* from, unsigned* ticks, int reader, int naps, int first, int apart,
+                  int count) {
+  const int wave = THREAD / 64, lane = THREAD % 64;
+  if (BLOCK == static_cast<unsigned>(reader)) {
+    if (wave != 0) return;
+    for (int i = 0; i < naps; ++i) __builtin_amdgcn_s_sleep(16);
+    const unsigned long long begin = CLOCK;
+    const char* line = from + first + static_cast<long>(lane < count ? lane : 0) * apart;
+    asm volatile("" ::"v"(*reinterpret_cast<const unsigned*>(line)));  // has arrived
+    if (lane == 0) *ticks = static_cast<unsigned>(CLOCK - begin);
+  } else if (BLOCK < static_cast<unsigned>(reader)) {
+    const char* own = from + (BLOCK * 8l + wave) * (16 * 8192) + lane * 128;
+    unsigned word[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) word[i] = *reinterpret_cast<const unsigned*>(own + i * 8192);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) asm volatile("" ::"v"(word[i]));
+  }
+}
+
+// One wave reads 256 lines from memory, none of which it looks at before all are asked for.
+KERNEL(64) many(const char* from, unsigned* ticks) {
+  if (BLOCK != 0) return;
+  const unsigned long long begin = CLOCK;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    unsigned word;
+    asm volatile(
+        ".set at, 0\\n.rept 32\\nglobal_load_dword %0, %1, off offset:at\\n"
+        ".set at, at+128\\n.endr"
+        : "=&v"(word)
+        : "v"(from + i * 4096));
+  }
+  asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+  if (THREAD == 0) *ticks = static_cast<unsigned>(CLOCK - begin);
 }
 
 KERNEL(256) products(float* to, int rounds) {
@@ -114,6 +155,41 @@ def test_a_barrier_of_the_device_takes_what_was_measured(code: bytes) -> None:
         arguments = Arguments(word, np.int32(rounds), np.int32(UNITS))
         taken = seconds(code, "barriers", 64, arguments) / rounds
     assert 2.5e-6 < taken < 8.6e-6
+
+
+def reading(code: bytes, blocks: int, naps: int, first: int, apart: int, count: int) -> float:
+    """Microseconds in which block `blocks` reads lines while those before it ask for theirs."""
+    with emulated("mi300x"), Buffers() as held:
+        there, ticks = held.empty((blocks + 1) << 20), held.upload(np.zeros(1, np.uint32))
+        sizes = (np.int32(n) for n in (blocks, naps, first, apart, count))
+        seconds(code, "asked", 512, Arguments(there, ticks, *sizes))
+        return float(download(ticks, (1,), np.uint32)[0]) / 100
+
+
+def test_what_a_unit_has_yet_to_issue_is_in_nobodys_way(code: bytes) -> None:
+    """A unit's address unit is busy for 8 us; who reads a line on the same die waits for one trip
+    to memory.
+    """
+    taken = reading(code, 8, naps=2, first=8 << 20, apart=0, count=1)
+    assert 0.1 < taken < 1.5, taken
+
+
+def test_a_line_is_no_sooner_there_for_another_die(code: bytes) -> None:
+    """60 units ask for 63 MB in 8 us, of which memory gives 33: whoever reads a line that units of
+    another die asked for last waits for it.
+    """
+    last = 7 * 16 * 8192 + 14 * 8192  # the last wave's last load but one
+    taken = reading(code, 60, naps=15, first=last, apart=8 << 20, count=8)
+    assert taken > 3, taken
+
+
+def test_a_wave_has_no_more_than_63_accesses_under_way(code: bytes) -> None:
+    """256 lines take more than four trips to memory, 2.3 us; all at once they would take 1.3."""
+    with emulated("mi300x"), Buffers() as held:
+        there, ticks = held.empty(256 * 128), held.upload(np.zeros(1, np.uint32))
+        seconds(code, "many", 64, Arguments(there, ticks))
+        taken = float(download(ticks, (1,), np.uint32)[0]) / 100
+    assert 1.8 < taken < 3, taken
 
 
 def test_matrix_units_reach_the_data_sheet(code: bytes) -> None:

@@ -23,6 +23,10 @@ constexpr uint64_t kLine = 128;
 // hand-over as long as it was measured.
 constexpr double kCoherent = 1.7;
 
+// vmcnt counts to 63, so that a wave has no more accesses under way: the next one waits for vmcnt(62).
+constexpr uint32_t kMostUnderWay = (62 & 15) | (62 >> 4) << 14 | 15 << 8;
+constexpr double kMoment = 500;   // nanoseconds for which the profile says what memory has given
+
 bool has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
@@ -87,6 +91,12 @@ Timing::~Timing() {
     if (spent_[pc] == 0) continue;
     file << std::hex << pc * 4 << std::dec << '\t' << static_cast<uint64_t>(spent_[pc]) << '\t'
          << disassemble(grid_.program->at(pc), model_.arch) << '\n';
+  }
+  std::ofstream read(std::string(path) + ".memory");
+  for (size_t k = 0; k < memory_bytes_.size(); k++) {
+    if (memory_bytes_[k] != 0) {
+      read << static_cast<double>(k) * kMoment / 1000 << '\t' << memory_bytes_[k] << '\n';
+    }
   }
 }
 
@@ -179,6 +189,9 @@ Cost& Timing::known(const Inst& i) {
   return cost;
 }
 
+// Marks a line that memory has not yet given the memory-side cache.
+constexpr uint64_t kArriving = uint64_t{1} << 63;
+
 // A line of 128 bytes on its way through the caches; when it is there.
 double Timing::fetch(WaveTiming& t, uint64_t line, double at, bool through_l1) {
   ComputeUnit& unit = units_[t.unit];
@@ -195,16 +208,27 @@ double Timing::fetch(WaveTiming& t, uint64_t line, double at, bool through_l1) {
     const auto found = shared_.find(way);
     if (found == shared_.end()) return at + model_.l2_latency;
     const double there = std::max(found->second.visible, at + model_.l2_latency);
-    if (there > found->second.visible) shared_.erase(found);
+    if (there > found->second.visible) {
+      shared_.erase(found);
+      shared_.erase(line | kArriving);
+    }
     return there;
   }
   die.l2.fill(line);
   at = die.fabric.serve(at, kBytes / model_.fabric_width);
   at = mall_port_.serve(at, kBytes / model_.mall_width);
   double there = at + model_.mall_latency;
-  if (!mall_.find(line)) {
+  if (mall_.find(line)) {
+    const auto found = shared_.find(line | kArriving);
+    if (found != shared_.end()) there = std::max(there, found->second.visible);
+  } else {
     mall_.fill(line);
-    there = memory_.serve(at, kBytes / model_.memory_width) + model_.memory_latency;
+    const double served = memory_.serve(at, kBytes / model_.memory_width);
+    const auto moment = static_cast<size_t>(served / model_.ghz / kMoment);
+    if (moment >= memory_bytes_.size()) memory_bytes_.resize(moment + 1024);
+    memory_bytes_[moment] += kLine;
+    there = served + model_.memory_latency;
+    if (through_l1) shared_[line | kArriving].visible = there;
   }
   if (through_l1) shared_[way].visible = there;
   return there;
@@ -241,8 +265,13 @@ void Timing::access(Wave& w, const Inst& i, const Cost& cost) {
         if (std::find(lines, lines + count, line) == lines + count) lines[count++] = line;
       }
     }
-    const double address =
-        unit.addresses.serve(t.now, std::max(4.0, count * double{kLine} / model_.l1_width));
+    const double busy = std::max(4.0, count * double{kLine} / model_.l1_width);
+    // One access of a wave may wait for the address unit; the next one issues when it was taken.
+    // Else what a unit comes to much later would stand in the caches' queues before what others ask
+    // for now.
+    t.now = std::max(t.now, t.taken);
+    const double address = unit.addresses.serve(t.now, busy);
+    t.taken = address - busy;
     done = address;
     Die& die = dies_[t.unit % static_cast<uint32_t>(model_.dies)];
     // sc1: beyond this die's L2. Atomics are made at the memory side, as dies share no L2.
@@ -263,6 +292,7 @@ void Timing::access(Wave& w, const Inst& i, const Cost& cost) {
   }
   if (!t.vector_queue.empty()) done = std::max(done, t.vector_queue.back());
   t.vector_queue.push_back(done);
+  wait(t, kMostUnderWay);
 }
 
 // How long the LDS is busy: lanes that want different dwords of one bank take turns.

@@ -97,6 +97,7 @@ struct WaveTiming {
   double mark = 0;                    // up to where its time is in the profile
   uint32_t at = 0;                    // the instruction that runs, or ran last
   bool queued = false;
+  double taken = 0;                   // when the address unit began with its last access
   double matrix_until = 0;            // no register is pending from then on
   uint32_t unit = 0, simd = 0;        // over all units
   std::vector<double> vector_queue, scalar_queue;   // when accesses under way will be done
@@ -165,6 +166,7 @@ class Timing {
   std::unordered_map<uint64_t, Shared> shared_;
   std::vector<std::unique_ptr<WaveTiming>> waves_;
   std::vector<double> spent_;          // cycles of all waves, by instruction
+  std::vector<uint64_t> memory_bytes_; // read from memory, by half microsecond
   std::vector<Cost> costs_;
   std::priority_queue<Turn> turns_;
   uint64_t order_ = 0;
