@@ -2,6 +2,8 @@
 // (B) l mod M of block (l / M) mod blocks, and the K elements of its group run through its
 // registers (mfma.h says where that is documented).
 #include <bit>
+#include <cstdlib>
+#include <cstring>
 
 #include "mfma.h"
 
@@ -47,17 +49,57 @@ int block_of_a(const Inst& i, int block) {
   return (block & ~group) + (i.abid & group);
 }
 
+// The rows of C, in which those of D may be written at any time: a copy where the two overlap.
+template <int kRegs>
+const uint32_t* rows_of_c(Wave& w, const Inst& i, uint32_t (&copy)[kRegs][kLanes]) {
+  const Operand& c = i.src[2];
+  if (c.kind != Kind::Vgpr) {
+    fill_row(copy[0], c.lo, kRegs * kLanes);
+    return copy[0];
+  }
+  const int apart = std::abs(int{c.reg} - int{i.dst[0].reg});
+  if (apart == 0 || apart >= kRegs) return w.row(c.reg);
+  std::memcpy(copy, w.row(c.reg), sizeof copy);
+  return copy[0];
+}
+
+// D = C + A * B, each sum rounded once it is complete.
+template <int kSize, int kDepth, int kBlocks>
+void multiply_to_d(Wave& w, const Inst& i, const Tiles<kSize, kDepth, kBlocks, double>& a,
+                   const Tiles<kSize, kDepth, kBlocks, double>& b) {
+  constexpr int kRegs = kSize * kSize * kBlocks / 64;
+  alignas(64) uint32_t copy[kRegs][kLanes];
+  const uint32_t* c = rows_of_c(w, i, copy);
+  uint32_t* d = w.row(i.dst[0].reg);
+  for (int block = 0; block < kBlocks; block++) {
+    multiply(
+        a.at[block_of_a(i, block)], b.at[block], [](int, int) { return spread(0); },
+        [=](int row, int column, Doubles sum) {
+          const int at = word_in_d<kSize>(block, row) + column;
+          to_floats(d + at, sum + from_floats(c + at));
+        });
+  }
+}
+
 template <int kSize, int kDepth, int kBlocks, class A, class B>
 void multiply(Wave& w, const Inst& i) {
   using T = SumOf<A>;
   Tiles<kSize, kDepth, kBlocks, T> a, b;
   load<A>(w, i, 0, a);
   load<B>(w, i, 1, b);
+  const bool flushes =
+      (std::is_same_v<A, InF16> || std::is_same_v<A, InBF16>) && flushes_denormals(w);
+  if constexpr (std::is_same_v<T, double> && kSize % kDoubles == 0) {
+    if (!flushes && !saturates(w)) {
+      multiply_to_d(w, i, a, b);
+      return;
+    }
+  }
   alignas(64) T sums[kBlocks][kSize][kSize] = {};
   for (int block = 0; block < kBlocks; block++) {
     multiply_add(a.at[block_of_a(i, block)], b.at[block], sums[block]);
   }
-  if ((std::is_same_v<A, InF16> || std::is_same_v<A, InBF16>) && flushes_denormals(w)) {
+  if (flushes) {
     write_with(w, i, i.src[2], sums, [](T sum, uint32_t addend) {
       return without_denormal(total(sum, without_denormal(addend)));
     });

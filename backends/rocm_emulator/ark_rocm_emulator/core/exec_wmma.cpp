@@ -84,6 +84,14 @@ void wmma_f32(Wave& w, const Inst& i) {
   alignas(64) uint32_t constant[kLanes];
   load_floats<kIn>(w, i, 0, a);
   load_floats<kIn>(w, i, 1, b);
+  if (i.src[2].kind == Kind::Vgpr && i.src[2].reg == i.dst[0].reg && ((i.abs | i.neg) & 4) == 0) {
+    uint32_t* d = w.row(i.dst[0].reg);
+    const auto word = [](int row) { return result_word(row) * kLanes + result_lane(row); };
+    multiply(
+        a, b, [=](int row, int column) { return from_floats(d + word(row) + column); },
+        [=](int row, int column, Doubles sum) { to_floats(d + word(row) + column, sum); });
+    return;
+  }
   for (int row = 0; row < kSize; row++) {
     const uint32_t* c = operand_row(w, i.src[2], result_word(row), constant) + result_lane(row);
     for (int column = 0; column < kSize; column++) sums[row][column] = as_float(c[column]);

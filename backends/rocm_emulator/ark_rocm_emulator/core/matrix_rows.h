@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 
 #include "half.h"
@@ -18,6 +19,12 @@ inline Doubles spread(double value) { return _mm512_set1_pd(value); }
 inline Doubles load_doubles(const double* from) { return _mm512_loadu_pd(from); }
 inline void store_doubles(double* to, Doubles value) { _mm512_storeu_pd(to, value); }
 inline Doubles add_product(Doubles a, Doubles b, Doubles sum) { return _mm512_fmadd_pd(a, b, sum); }
+inline Doubles from_floats(const uint32_t* from) {
+  return _mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps(reinterpret_cast<const float*>(from)));
+}
+inline void to_floats(uint32_t* to, Doubles value) {
+  _mm256_storeu_ps(reinterpret_cast<float*>(to), _mm512_maskz_cvtpd_ps(0xff, value));
+}
 #elif defined(__AVX2__) && defined(__FMA__)
 using Doubles = __m256d;
 constexpr int kAccumulators = 8;
@@ -25,6 +32,12 @@ inline Doubles spread(double value) { return _mm256_set1_pd(value); }
 inline Doubles load_doubles(const double* from) { return _mm256_loadu_pd(from); }
 inline void store_doubles(double* to, Doubles value) { _mm256_storeu_pd(to, value); }
 inline Doubles add_product(Doubles a, Doubles b, Doubles sum) { return _mm256_fmadd_pd(a, b, sum); }
+inline Doubles from_floats(const uint32_t* from) {
+  return _mm256_cvtps_pd(_mm_loadu_ps(reinterpret_cast<const float*>(from)));
+}
+inline void to_floats(uint32_t* to, Doubles value) {
+  _mm_storeu_ps(reinterpret_cast<float*>(to), _mm256_cvtpd_ps(value));
+}
 #else
 using Doubles = double;
 constexpr int kAccumulators = 4;
@@ -32,11 +45,46 @@ inline Doubles spread(double value) { return value; }
 inline Doubles load_doubles(const double* from) { return *from; }
 inline void store_doubles(double* to, Doubles value) { *to = value; }
 inline Doubles add_product(Doubles a, Doubles b, Doubles sum) { return sum + a * b; }
+inline Doubles from_floats(const uint32_t* from) { return std::bit_cast<float>(*from); }
+inline void to_floats(uint32_t* to, Doubles value) {
+  *to = std::bit_cast<uint32_t>(static_cast<float>(value));
+}
 #endif
 constexpr int kDoubles = sizeof(Doubles) / sizeof(double);
 
-// sums += left * right for one block, both by (k, line). The product of two numbers of 24 bits or
-// fewer is exact in double, so that fused and separate additions round alike.
+// left * right for one block, both by (k, line), a vector of a row at a time: its sums begin with
+// begin(row, column) and go to end(row, column, sums). The product of two numbers of 24 bits or fewer
+// is exact in double, so that fused and separate additions round alike.
+template <int kSize, int kDepth, class Begin, class End>
+[[gnu::always_inline]] inline void multiply(const double (&left)[kDepth][kSize],
+                                            const double (&right)[kDepth][kSize], Begin begin,
+                                            End end) {
+  static_assert(kSize % kDoubles == 0);
+  constexpr int kVectors = kSize / kDoubles;
+  constexpr int kColumns = std::min(kVectors, kAccumulators / 2);
+  constexpr int kRows = std::min(kAccumulators / kColumns, kSize);
+  for (int row = 0; row < kSize; row += kRows) {
+    for (int column = 0; column < kSize; column += kColumns * kDoubles) {
+      Doubles sum[kRows][kColumns];
+      for (int r = 0; r < kRows; r++) {
+        for (int c = 0; c < kColumns; c++) sum[r][c] = begin(row + r, column + c * kDoubles);
+      }
+      for (int k = 0; k < kDepth; k++) {
+        Doubles other[kColumns];
+        for (int c = 0; c < kColumns; c++) other[c] = load_doubles(&right[k][column + c * kDoubles]);
+        for (int r = 0; r < kRows; r++) {
+          const Doubles scale = spread(left[k][row + r]);
+          for (int c = 0; c < kColumns; c++) sum[r][c] = add_product(scale, other[c], sum[r][c]);
+        }
+      }
+      for (int r = 0; r < kRows; r++) {
+        for (int c = 0; c < kColumns; c++) end(row + r, column + c * kDoubles, sum[r][c]);
+      }
+    }
+  }
+}
+
+// sums += left * right.
 template <int kSize, int kDepth>
 void multiply_add(const double (&left)[kDepth][kSize], const double (&right)[kDepth][kSize],
                   double (&sums)[kSize][kSize]) {
@@ -47,33 +95,9 @@ void multiply_add(const double (&left)[kDepth][kSize], const double (&right)[kDe
       }
     }
   } else {
-    constexpr int kVectors = kSize / kDoubles;
-    constexpr int kColumns = kVectors < kAccumulators ? kVectors : kAccumulators;
-    constexpr int kRows = std::min(kAccumulators / kColumns, kSize);
-    for (int row = 0; row < kSize; row += kRows) {
-      for (int column = 0; column < kVectors; column += kColumns) {
-        Doubles sum[kRows][kColumns];
-        for (int r = 0; r < kRows; r++) {
-          for (int c = 0; c < kColumns; c++) {
-            sum[r][c] = load_doubles(&sums[row + r][(column + c) * kDoubles]);
-          }
-        }
-        for (int k = 0; k < kDepth; k++) {
-          for (int r = 0; r < kRows; r++) {
-            const Doubles scale = spread(left[k][row + r]);
-            for (int c = 0; c < kColumns; c++) {
-              const Doubles other = load_doubles(&right[k][(column + c) * kDoubles]);
-              sum[r][c] = add_product(scale, other, sum[r][c]);
-            }
-          }
-        }
-        for (int r = 0; r < kRows; r++) {
-          for (int c = 0; c < kColumns; c++) {
-            store_doubles(&sums[row + r][(column + c) * kDoubles], sum[r][c]);
-          }
-        }
-      }
-    }
+    multiply(
+        left, right, [&](int row, int column) { return load_doubles(&sums[row][column]); },
+        [&](int row, int column, Doubles sum) { store_doubles(&sums[row][column], sum); });
   }
 }
 
@@ -100,6 +124,13 @@ inline void widen_halves(const uint32_t* from, int shift, int count, double* to)
       const __m128i eight = _mm_load_si128(reinterpret_cast<const __m128i*>(halves + k));
       _mm512_storeu_pd(to + l + k, _mm512_maskz_cvtps_pd(0xff, _mm256_cvtph_ps(eight)));
     }
+  }
+#elif defined(__AVX2__) && defined(__F16C__)
+  const __m128i by = _mm_cvtsi32_si128(shift), low = _mm_set1_epi32(0xffff);
+  for (; l + 4 <= count; l += 4) {
+    const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + l));
+    const __m128i halves = _mm_and_si128(_mm_srl_epi32(words, by), low);
+    _mm256_storeu_pd(to + l, _mm256_cvtps_pd(_mm_cvtph_ps(_mm_packus_epi32(halves, halves))));
   }
 #endif
   for (; l < count; l++) to[l] = half_to_float(static_cast<uint16_t>(from[l] >> shift));

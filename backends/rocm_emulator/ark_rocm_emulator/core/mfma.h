@@ -129,6 +129,14 @@ constexpr Place place(int reg, int lane) {
   return {lane / 4, reg, lane % 4};
 }
 
+// Where row `row` of block `block` begins in the registers of C and D, in dwords.
+template <int kSize>
+constexpr int word_in_d(int block, int row) {
+  if (kSize == 32) return (16 * block + 4 * (row / 8) + row % 4) * kLanes + row / 4 % 2 * 32;
+  if (kSize == 16) return (4 * block + row % 4) * kLanes + row / 4 * 16;
+  return row * kLanes + 4 * block;
+}
+
 inline uint32_t total(double sum, uint32_t addend) {
   return as_bits(static_cast<float>(sum + as_float(addend)));
 }
