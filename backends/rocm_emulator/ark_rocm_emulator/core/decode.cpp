@@ -103,7 +103,7 @@ bool Decoder::lookup(Inst& inst, Format format, unsigned opcode) const {
   const OpcodeEntry& entry = table[opcode];
   inst.op = entry.op;
   inst.name = &entry.name;
-  inst.run = entry.op->run;
+  inst.run = entry.op->handlers.run;
   inst.format = format;
   inst.opcode = static_cast<uint16_t>(opcode);
   const auto typed = [this](Operand& operand, Ty ty) {
@@ -204,6 +204,26 @@ void Decoder::finish_valu(Inst& inst) {
                    inst.ext == Ext::None && inst.dst[0].kind == Kind::Vgpr;
 }
 
+Handler Decoder::handler_of(const Inst& inst) {
+  const OpInfo& op = *inst.op;
+  const bool writes_lanes = inst.dst[0].kind == Kind::Vgpr;
+  if (!inst.plain_src || (writes_lanes ? !inst.plain_dst : inst.dst[0].ty != Ty::Mask) ||
+      op.src_count > 3) {
+    return op.handlers.run;
+  }
+  unsigned uniform = 0;
+  for (unsigned k = 0; k < op.src_count; k++) {
+    const Kind kind = inst.src[k].kind;
+    if (kind == Kind::Sgpr || kind == Kind::Const) {
+      uniform |= 1u << k;
+    } else if (kind != Kind::Vgpr) {
+      return op.handlers.run;
+    }
+  }
+  const Handler whole = op.handlers.whole[uniform];
+  return whole != nullptr ? whole : op.handlers.run;
+}
+
 Inst Decoder::decode(std::span<const uint32_t> words, uint32_t pc) const {
   Inst inst;
   inst.pc = pc;
@@ -233,7 +253,11 @@ Inst Decoder::decode(std::span<const uint32_t> words, uint32_t pc) const {
     return bad;
   }
   inst.next = pc + static_cast<uint32_t>(length);
-  if (inst.run == nullptr) inst.run = unknown_opcode;
+  if (inst.run == nullptr) {
+    inst.run = unknown_opcode;
+  } else if (inst.run == inst.op->handlers.run) {
+    inst.run = handler_of(inst);
+  }
   return inst;
 }
 

@@ -220,8 +220,10 @@ class Gfx11Decoder : public Decoder {
     for (Inst* half : {&inst, &other}) {
       finish_operands(*half);
     }
+    inst.first = handler_of(inst);
+    other.run = handler_of(other);
+    inst.run = inst.first != nullptr && other.run != nullptr ? vopd_handler(inst, other) : nullptr;
     inst.second = std::make_shared<const Inst>(other);
-    inst.run = inst.op->run != nullptr && other.op->run != nullptr ? run_vopd : nullptr;
     return length;
   }
 

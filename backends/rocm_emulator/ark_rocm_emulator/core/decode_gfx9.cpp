@@ -234,7 +234,7 @@ class Gfx9Decoder : public Decoder {
     const OpInfo* op = Ops::all().find("global_load_lds_" + inst.op->name.substr(prefix.size()));
     if (op == nullptr) return false;
     inst.op = op;
-    inst.run = op->run;
+    inst.run = op->handlers.run;
     inst.lds = true;
     inst.dst[0] = Operand();
     return true;

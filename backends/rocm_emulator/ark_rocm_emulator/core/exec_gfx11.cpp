@@ -44,7 +44,7 @@ void set_mode(Wave& w, U32 mode) {
 // The only message with an answer that compiled code sends is the one that asks for the time.
 void sendmsg_rtn(Wave& w, const Inst& i) {
   constexpr unsigned kGetRealtime = 0x83;
-  static const Handler real_time = Ops::all().find("s_memrealtime")->run;
+  static const Handler real_time = Ops::all().find("s_memrealtime")->handlers.run;
   if (i.src[0].enc != kGetRealtime) {
     throw Fault{ErrorKind::UnknownOpcode,
                 "s_sendmsg_rtn with message " + std::to_string(i.src[0].enc) + " is not emulated"};
@@ -220,8 +220,8 @@ void movrel(Wave& w, const Inst& i) {
 void register_fused16(Ops& ops) {
   const OpInfo* fma = ops.find("v_fma_f16");
   if (fma == nullptr) return;
-  ops.add("v_fmamk_f16", "f16=f16,lit,f16", fma->run, fma->flags);
-  ops.add("v_fmaak_f16", "f16=f16,f16,lit", fma->run, fma->flags);
+  ops.add("v_fmamk_f16", "f16=f16,lit,f16", fma->handlers.run, fma->flags);
+  ops.add("v_fmaak_f16", "f16=f16,f16,lit", fma->handlers.run, fma->flags);
 }
 
 void register_minmax(Ops& ops) {
@@ -263,7 +263,7 @@ void register_scalar(Ops& ops) {
   if (const OpInfo* wait = ops.find("s_waitcnt")) {
     for (const char* name :
          {"s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_expcnt", "s_waitcnt_lgkmcnt"}) {
-      ops.add(name, "=", wait->run);
+      ops.add(name, "=", wait->handlers.run);
     }
   }
   ops.add("s_sendmsg_rtn_b64", "b64=b32", sendmsg_rtn);
@@ -278,32 +278,35 @@ void register_scalar(Ops& ops) {
 
 }  // namespace
 
-void run_vopd(Wave& wave, const Inst& inst) {
-  const Inst& other = *inst.second;
+Handler vopd_handler(const Inst& inst, const Inst& other) {
   const auto reads = [](const Inst& half, const Operand& dst) {
     return std::any_of(std::begin(half.src), std::end(half.src), [&dst](const Operand& src) {
       return src.kind == Kind::Vgpr && src.reg == dst.reg;
     });
   };
   if (!reads(other, inst.dst[0])) {
-    inst.op->run(wave, inst);
-    other.op->run(wave, other);
-    return;
+    return [](Wave& w, const Inst& i) {
+      i.first(w, i);
+      i.second->run(w, *i.second);
+    };
   }
   if (!reads(inst, other.dst[0])) {
-    other.op->run(wave, other);
-    inst.op->run(wave, inst);
-    return;
+    return [](Wave& w, const Inst& i) {
+      i.second->run(w, *i.second);
+      i.first(w, i);
+    };
   }
   // Each reads what the other writes: put X's result aside while Y runs on the old values.
-  uint32_t before[kLanes], after[kLanes];
-  uint32_t* row = wave.row(inst.dst[0].reg);
-  std::copy(row, row + kLanes, before);
-  inst.op->run(wave, inst);
-  std::copy(row, row + kLanes, after);
-  std::copy(before, before + kLanes, row);
-  other.op->run(wave, other);
-  std::copy(after, after + kLanes, row);
+  return [](Wave& w, const Inst& i) {
+    uint32_t before[kLanes], after[kLanes];
+    uint32_t* row = w.row(i.dst[0].reg);
+    std::copy(row, row + kLanes, before);
+    i.first(w, i);
+    std::copy(row, row + kLanes, after);
+    std::copy(before, before + kLanes, row);
+    i.second->run(w, *i.second);
+    std::copy(after, after + kLanes, row);
+  };
 }
 
 void register_gfx11(Ops& ops) {

@@ -6,8 +6,9 @@
 
 namespace ark_emu {
 
-// Both halves of a VOPD: `inst` is X, `inst.second` is Y. Both read their sources first.
-void run_vopd(Wave& wave, const Inst& inst);
+// What executes both halves of a VOPD: `inst` is X and will have `other`, Y, as its second. Both read
+// their sources first.
+Handler vopd_handler(const Inst& inst, const Inst& other);
 
 void register_wmma(Ops& ops);
 

@@ -46,6 +46,27 @@ void compare(Wave& w, const Inst& i) {
   finish_compare<WriteExec>(w, i, flags);
 }
 
+// 32 bits without modifiers; F on lanes of two such sources.
+template <class T, bool WriteExec, unsigned kUniform, class F>
+void compare_whole(Wave& w, const Inst& i) {
+  alignas(64) Row flags;
+  const Source<(kUniform & 1) != 0> a(w, i.src[0]);
+  const Source<(kUniform & 2) != 0> b(w, i.src[1]);
+  each_lane(w, [&flags, a, b](int l) {
+    flags[l] = F{}(std::bit_cast<T>(a[l]), std::bit_cast<T>(b[l])) ? ~0u : 0;
+  });
+  finish_compare<WriteExec>(w, i, flags);
+}
+
+template <class T, bool WriteExec, class F>
+Handlers compare32() {
+  Handlers all = compare<T, WriteExec, F>;
+  all.whole[0] = compare_whole<T, WriteExec, 0, F>;
+  all.whole[1] = compare_whole<T, WriteExec, 1, F>;
+  all.whole[2] = compare_whole<T, WriteExec, 2, F>;
+  return all;
+}
+
 template <bool WriteExec, class F>
 void compare_half(Wave& w, const Inst& i) {
   alignas(64) Row t0, t1, flags;
@@ -93,7 +114,7 @@ void add_float(Ops& ops, const char* name, F) {
     ops.add(base + "_f16", "m=f16,f16", writes ? compare_half<true, F> : compare_half<false, F>,
             flags | kMode64);
     ops.add(base + "_f32", "m=f32,f32",
-            writes ? compare<float, true, F> : compare<float, false, F>, flags);
+            writes ? compare32<float, true, F>() : compare32<float, false, F>(), flags);
     ops.add(base + "_f64", "m=f64,f64",
             writes ? compare<double, true, F> : compare<double, false, F>, flags | kMode64);
   };
@@ -105,8 +126,13 @@ template <class T, class F>
 void add_int_type(Ops& ops, const char* name, const char* type) {
   const std::string tail = std::string(name) + "_" + type;
   const std::string signature = "m=" + std::string(type) + "," + type;
-  ops.add("v_cmp_" + tail, signature, compare<T, false, F>);
-  ops.add("v_cmpx_" + tail, signature, compare<T, true, F>, kWritesExec);
+  if constexpr (sizeof(T) == 4) {
+    ops.add("v_cmp_" + tail, signature, compare32<T, false, F>());
+    ops.add("v_cmpx_" + tail, signature, compare32<T, true, F>(), kWritesExec);
+  } else {
+    ops.add("v_cmp_" + tail, signature, compare<T, false, F>);
+    ops.add("v_cmpx_" + tail, signature, compare<T, true, F>, kWritesExec);
+  }
 }
 
 template <class F>

@@ -134,7 +134,7 @@ void cvt_f32_f16(Wave& w, const Inst& i) {
 
 // Packs two results of F (16 bits each) into a dword.
 template <class F>
-Handler pack2(F) {
+Handlers pack2(F) {
   return int2([](U32 a, U32 b) { return (F{}(a) & 0xffff) | F{}(b) << 16; });
 }
 
@@ -168,10 +168,10 @@ Handler to_double(F) {      // 32-bit source, f64 result
 }
 
 void register_f32(Ops& ops) {
-  const auto from_f32 = [&ops](const char* name, Handler run) {
+  const auto from_f32 = [&ops](const char* name, const Handlers& run) {
     ops.add(name, "b32=f32", run, kFloat);
   };
-  const auto to_f32 = [&ops](const char* name, Handler run) {
+  const auto to_f32 = [&ops](const char* name, const Handlers& run) {
     ops.add(name, "f32=b32", run, kFloat);
   };
   to_f32("v_cvt_f32_i32", int1([](U32 a) { return as_bits(float(int32_t(a))); }));
@@ -206,7 +206,7 @@ void register_f32(Ops& ops) {
     whole.opsel &= 8;
     w.put32(whole, out);
   }, kFloat);
-  const auto pack = [&ops](const char* name, const char* signature, Handler run) {
+  const auto pack = [&ops](const char* name, const char* signature, const Handlers& run) {
     ops.add(name, signature, run, kFloat);
   };
   pack("v_cvt_pkrtz_f16_f32", "b32=f32,f32",

@@ -16,7 +16,7 @@ float flush(float value) {
 
 // Hardware transcendental: denormals flushed on the way in and out.
 template <class F>
-Handler transcendental(F) {
+Handlers transcendental(F) {
   return float1([](float a) { return flush(F{}(flush(a))); });
 }
 
@@ -86,13 +86,13 @@ void div_fmas(Wave& w, const Inst& i) {
 }  // namespace
 
 void register_valu_f32(Ops& ops) {
-  const auto binary = [&ops](const char* name, Handler run) {
+  const auto binary = [&ops](const char* name, const Handlers& run) {
     ops.add(name, "f32=f32,f32", run, kFloat);
   };
-  const auto ternary = [&ops](const char* name, Handler run) {
+  const auto ternary = [&ops](const char* name, const Handlers& run) {
     ops.add(name, "f32=f32,f32,f32", run, kFloat);
   };
-  const auto unary = [&ops](const char* name, Handler run) {
+  const auto unary = [&ops](const char* name, const Handlers& run) {
     ops.add(name, "f32=f32", run, kFloat);
   };
   binary("v_add_f32", float2([](float a, float b) { return a + b; }));
@@ -102,13 +102,16 @@ void register_valu_f32(Ops& ops) {
   binary("v_mul_legacy_f32", float2([](float a, float b) { return mul_legacy(a, b); }));
   binary("v_min_f32", float2([](float a, float b) { return min_number(a, b); }));
   binary("v_max_f32", float2([](float a, float b) { return max_number(a, b); }));
-  const Handler fma = float3([](float a, float b, float c) { return std::fma(a, b, c); });
+  const Handlers fma = float3([](float a, float b, float c) { return std::fma(a, b, c); });
   ternary("v_fma_f32", fma);
-  ops.add("v_fmac_f32", "f32=f32,f32,tied", fmac, kFloat);
+  ops.add("v_fmac_f32", "f32=f32,f32,tied",
+          with_whole3(fmac, [](uint32_t a, uint32_t b, uint32_t c) {
+            return as_bits(std::fma(as_float(a), as_float(b), as_float(c)));
+          }), kFloat);
   ops.add("v_fmamk_f32", "f32=f32,lit,f32", fma, kFloat);
   ops.add("v_fmaak_f32", "f32=f32,f32,lit", fma, kFloat);
   // Multiply, round, add; denormals are zero whatever MODE says.
-  const Handler mad = float3([](float a, float b, float c) {
+  const Handlers mad = float3([](float a, float b, float c) {
     return flush(flush(flush(a) * flush(b)) + flush(c));
   });
   ternary("v_mad_f32", mad);

@@ -1,4 +1,4 @@
-// Integer vector operations, 32 and 64 bits wide.
+// Integer vector operations, 32 bits wide.
 #include <algorithm>
 #include <bit>
 
@@ -46,15 +46,17 @@ void add_carry(Wave& w, const Inst& i) {
   const U32 *a = w.src32(i, Reverse ? 1 : 0, t0), *b = w.src32(i, Reverse ? 0 : 1, t1);
   if (CarryIn) bits_row(in, w.src_mask(i.src[2]), w.lanes);
   const U32 limit = i.clamp ? ~0u : 0;   // lanes where it counts get all or none of the bits
+  U32* to = w.target(i, out);
   each_lane(w, [&](int l) {
     const U32 c = CarryIn ? in[l] & 1 : 0;
     const U32 first = Subtract ? a[l] - b[l] : a[l] + b[l];
     const U32 r = Subtract ? first - c : first + c;
     const bool carried = Subtract ? a[l] < b[l] || first < c : first < a[l] || r < first;
-    over[l] = carried ? ~0u : 0;
-    out[l] = Subtract ? r & ~(over[l] & limit) : r | (over[l] & limit);
+    const U32 all = carried ? ~0u : 0;
+    over[l] = all;
+    to[l] = Subtract ? r & ~(all & limit) : r | (all & limit);
   });
-  w.put32(i, out);
+  if (to == out) w.put32(i, out);
   w.put_mask(i, 1, row_bits(over, w.lanes));
 }
 
@@ -64,6 +66,28 @@ void cndmask(Wave& w, const Inst& i) {
   std::memcpy(out, a, sizeof out);
   blend_row(out, b, w.src_mask(i.src[2]), w.lanes);
   w.put32(i, out);
+}
+
+// Lanes of sources 0 and 1 by source 2, which is a lane mask.
+template <bool kUniform0, bool kUniform1>
+void cndmask_whole(Wave& w, const Inst& i) {
+  if (!w.all_lanes()) [[unlikely]] {
+    cndmask(w, i);
+    return;
+  }
+  const Source<kUniform0> a(w, i.src[0]);
+  const Source<kUniform1> b(w, i.src[1]);
+  const U64 mask = w.src_mask(i.src[2]);
+  U32* to = w.row(i.dst[0].reg);
+  const int lanes = w.lanes;
+  for (int from = 0; from < lanes; from += 32) {
+    const auto bits = static_cast<U32>(mask >> from);
+    ARK_LANES
+    for (int l = 0; l < 32; l++) {
+      const U32 chosen = 0u - (bits >> l & 1);
+      to[from + l] = (b[from + l] & chosen) | (a[from + l] & ~chosen);
+    }
+  }
 }
 
 void mov_b32(Wave& w, const Inst& i);
@@ -101,6 +125,15 @@ void mov_b32(Wave& w, const Inst& i) {
   w.put32(i, out);
 }
 
+template <bool kUniform>
+void mov_whole(Wave& w, const Inst& i) {
+  if (w.gpr_index) [[unlikely]] {
+    mov_b32(w, i);
+  } else {
+    run_whole<decltype([](U32 a) { return a; }), kUniform, 0>(w, i);
+  }
+}
+
 void swap_b32(Wave& w, const Inst& i) {
   U32 *a = w.row(i.dst[0].reg), *b = w.row(i.src[0].reg);
   alignas(64) Row old_a, old_b;
@@ -108,68 +141,6 @@ void swap_b32(Wave& w, const Inst& i) {
   std::memcpy(old_b, b, sizeof old_b);
   w.blend(a, old_b, w.exec());
   w.blend(b, old_a, w.exec());
-}
-
-#if defined(__AVX512F__) && defined(__BMI2__)
-// a * b + c without saturation; gives the carries of all lanes. Even and odd lanes apart, each in
-// 64 bits: compilers widen rows and multiply 64 bits by 64.
-U64 mad_u64_u32(const U32* a, const U32* b, const U32* c, U32* out, int lanes) {
-  constexpr __mmask8 kAll = 0xff;
-  constexpr __mmask16 kOdd = 0xaaaa;
-  U64 carry = 0;
-  for (int l = 0; l < lanes; l += 16) {
-    const __m512i x = _mm512_loadu_si512(a + l), y = _mm512_loadu_si512(b + l);
-    const __m512i low = _mm512_loadu_si512(c + l), high = _mm512_loadu_si512(c + kLanes + l);
-    const __m512i even = _mm512_maskz_mul_epu32(kAll, x, y);
-    const __m512i odd = _mm512_maskz_mul_epu32(kAll, _mm512_maskz_srli_epi64(kAll, x, 32),
-                                               _mm512_maskz_srli_epi64(kAll, y, 32));
-    const __m512i high_of_even = _mm512_maskz_slli_epi64(kAll, high, 32);
-    const __m512i low_of_odd = _mm512_maskz_srli_epi64(kAll, low, 32);
-    const __m512i sum_even =
-        _mm512_add_epi64(even, _mm512_mask_blend_epi32(kOdd, low, high_of_even));
-    const __m512i sum_odd = _mm512_add_epi64(odd, _mm512_mask_blend_epi32(kOdd, low_of_odd, high));
-    const __m512i low_out =
-        _mm512_mask_blend_epi32(kOdd, sum_even, _mm512_maskz_slli_epi64(kAll, sum_odd, 32));
-    const __m512i high_out =
-        _mm512_mask_blend_epi32(kOdd, _mm512_maskz_srli_epi64(kAll, sum_even, 32), sum_odd);
-    _mm512_storeu_si512(out + l, low_out);
-    _mm512_storeu_si512(out + kLanes + l, high_out);
-    const U64 over_even = _mm512_cmplt_epu64_mask(sum_even, even),
-              over_odd = _mm512_cmplt_epu64_mask(sum_odd, odd);
-    carry |= (_pdep_u64(over_even, 0x5555) | _pdep_u64(over_odd, 0xaaaa)) << l;
-  }
-  return carry;
-}
-#endif
-
-template <bool Signed>
-void mad_64_32(Wave& w, const Inst& i) {
-  alignas(64) Row2 t0, t1, t2, out;
-  alignas(64) Row carry;
-  const U32 *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1), *c = w.src64(i, 2, t2);
-#if defined(__AVX512F__) && defined(__BMI2__)
-  if (!Signed && !i.clamp) {
-    U32* to = w.target(i, out);
-    const U64 carries = mad_u64_u32(a, b, c, to, w.lanes);
-    if (to == out) w.put64(i, out);
-    w.put_mask(i, 1, carries);
-    return;
-  }
-#endif
-  const bool clamps = i.clamp;
-  each_lane(w, [&](int l) {
-    const U64 product = Signed ? static_cast<U64>(I64(I32(a[l])) * I32(b[l])) : U64(a[l]) * b[l];
-    const U64 addend = join(c[l], c[kLanes + l]), sum = product + addend;
-    // Bit 64 of the exact sum: the carry, or the sign.
-    const bool overflow = Signed ? ((~(product ^ addend) & (product ^ sum)) >> 63) != 0
-                                 : sum < product;
-    const bool bit64 = Signed ? overflow != ((sum >> 63) != 0) : overflow;
-    const U64 limit = Signed ? U64(INT64_MAX) + (bit64 ? 1 : 0) : ~0ull;
-    split(clamps && overflow ? limit : sum, out, l);
-    carry[l] = bit64 ? ~0u : 0;
-  });
-  w.put64(i, out);
-  w.put_mask(i, 1, row_bits(carry, w.lanes));
 }
 
 U32 bit_field_signed(U32 a, U32 offset, U32 width) {
@@ -247,9 +218,15 @@ void mbcnt(Wave& w, const Inst& i) {
 }
 
 void register_arithmetic(Ops& ops) {
-  ops.add("v_add_u32", "u32=u32,u32", add_sub<false, false, false>);
-  ops.add("v_sub_u32", "u32=u32,u32", add_sub<false, true, false>);
-  ops.add("v_subrev_u32", "u32=u32,u32", add_sub<false, true, true>);
+  const auto two = [&ops](const char* name, const Handlers& run) {
+    ops.add(name, "u32=u32,u32", run);
+  };
+  two("v_add_u32",
+      with_whole2(add_sub<false, false, false>, [](U32 a, U32 b) { return a + b; }));
+  two("v_sub_u32",
+      with_whole2(add_sub<false, true, false>, [](U32 a, U32 b) { return a - b; }));
+  two("v_subrev_u32",
+      with_whole2(add_sub<false, true, true>, [](U32 a, U32 b) { return b - a; }));
   ops.add("v_add_i32", "i32=i32,i32", add_sub<true, false, false>);
   ops.add("v_sub_i32", "i32=i32,i32", add_sub<true, true, false>);
   ops.add("v_add_co_u32", "u32,m=u32,u32", add_carry<false, false, false>);
@@ -258,8 +235,7 @@ void register_arithmetic(Ops& ops) {
   ops.add("v_addc_co_u32", "u32,m=u32,u32,m", add_carry<false, false, true>);
   ops.add("v_subb_co_u32", "u32,m=u32,u32,m", add_carry<true, false, true>);
   ops.add("v_subbrev_co_u32", "u32,m=u32,u32,m", add_carry<true, true, true>);
-  const auto two = [&ops](const char* name, Handler run) { ops.add(name, "u32=u32,u32", run); };
-  const auto three = [&ops](const char* name, Handler run) {
+  const auto three = [&ops](const char* name, const Handlers& run) {
     ops.add(name, "u32=u32,u32,u32", run);
   };
   two("v_mul_lo_u32", int2([](U32 a, U32 b) { return a * b; }));
@@ -284,8 +260,6 @@ void register_arithmetic(Ops& ops) {
   three("v_mad_u32_u24", exact3<false>([](U32 a, U32 b, U32 c) {
           return I64(a & 0xffffff) * (b & 0xffffff) + c;
         }));
-  ops.add("v_mad_u64_u32", "u64,m=u32,u32,u64", mad_64_32<false>);
-  ops.add("v_mad_i64_i32", "i64,m=i32,i32,i64", mad_64_32<true>);
   two("v_min_i32", int2([](U32 a, U32 b) { return I32(a) < I32(b) ? a : b; }));
   two("v_max_i32", int2([](U32 a, U32 b) { return I32(a) > I32(b) ? a : b; }));
   two("v_min_u32", int2([](U32 a, U32 b) { return a < b ? a : b; }));
@@ -331,8 +305,8 @@ void register_arithmetic(Ops& ops) {
 }
 
 void register_bits(Ops& ops) {
-  const auto two = [&ops](const char* name, Handler run) { ops.add(name, "b32=b32,b32", run); };
-  const auto three = [&ops](const char* name, Handler run) {
+  const auto two = [&ops](const char* name, const Handlers& run) { ops.add(name, "b32=b32,b32", run); };
+  const auto three = [&ops](const char* name, const Handlers& run) {
     ops.add(name, "b32=b32,b32,b32", run);
   };
   two("v_lshrrev_b32", int2([](U32 a, U32 b) { return b >> (a & 31); }));
@@ -363,14 +337,19 @@ void register_bits(Ops& ops) {
   three("v_or3_b32", int3([](U32 a, U32 b, U32 c) { return a | b | c; }));
   three("v_bitop3_b32", bitop3);
   ops.add("v_bitop3_b16", "b16=b16,b16,b16", bitop3_b16, kKeepHigh);
-  const auto one = [&ops](const char* name, Handler run) { ops.add(name, "b32=b32", run); };
-  ops.add("v_mov_b32", "b32=b32", mov_b32);
-  ops.add("v_accvgpr_read_b32", "b32=b32", mov_b32);
-  ops.add("v_accvgpr_write_b32", "b32=b32", mov_b32);
-  ops.add("v_accvgpr_mov_b32", "b32=b32", mov_b32);
+  const auto one = [&ops](const char* name, const Handlers& run) { ops.add(name, "b32=b32", run); };
+  Handlers move = mov_b32;
+  move.whole = {mov_whole<false>, mov_whole<true>};
+  one("v_mov_b32", move);
+  one("v_accvgpr_read_b32", move);
+  one("v_accvgpr_write_b32", move);
+  one("v_accvgpr_mov_b32", move);
   ops.add("v_swap_b32", "b32=b32", swap_b32);
   // A selection of bits, but neg and abs act on its sources as on floats.
-  ops.add("v_cndmask_b32", "f32=f32,f32,m", cndmask);
+  Handlers select = cndmask;
+  select.whole = {nullptr, nullptr, nullptr, nullptr, cndmask_whole<false, false>,
+                  cndmask_whole<true, false>, cndmask_whole<false, true>, cndmask_whole<true, true>};
+  ops.add("v_cndmask_b32", "f32=f32,f32,m", select);
   one("v_not_b32", int1([](U32 a) { return ~a; }));
   one("v_bfrev_b32", int1([](U32 a) { return reverse_bits(a); }));
   one("v_ffbh_u32", int1([](U32 a) { return a == 0 ? ~0u : U32(std::countl_zero(a)); }));
@@ -384,13 +363,6 @@ void register_bits(Ops& ops) {
         const auto saturate = [](U32 half) { return U32(std::clamp<int>(int16_t(half), 0, 255)); };
         return saturate(a & 0xffff) | saturate(a >> 16) << 8;
       }));
-  ops.add("v_mov_b64", "b64=b64", wide1([](U64 a) { return a; }));
-  ops.add("v_lshlrev_b64", "b64=u32,b64", wide2([](U64 a, U64 b) { return b << (a & 63); }));
-  ops.add("v_lshrrev_b64", "b64=u32,b64", wide2([](U64 a, U64 b) { return b >> (a & 63); }));
-  ops.add("v_ashrrev_i64", "i64=u32,i64",
-          wide2([](U64 a, U64 b) { return static_cast<U64>(I64(b) >> (a & 63)); }));
-  ops.add("v_lshl_add_u64", "u64=u64,u32,u64",
-          wide3([](U64 a, U64 b, U64 c) { return (a << (b & 7)) + c; }));
 }
 
 }  // namespace

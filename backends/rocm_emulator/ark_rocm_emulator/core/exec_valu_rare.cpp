@@ -133,17 +133,17 @@ void register_valu_rare(Ops& ops) {
   ops.add("v_qsad_pk_u16_u8", "b64=b64,b32,b64", four_differences<false, false>);
   ops.add("v_mqsad_pk_u16_u8", "b64=b64,b32,b64", four_differences<true, false>);
   ops.add("v_mqsad_u32_u8", "b128=b64,b32,b128", four_differences<true, true>);
-  const auto three = [&ops](const char* name, Handler run) {
+  const auto three = [&ops](const char* name, const Handlers& run) {
     ops.add(name, "f32=f32,f32,f32", run, kFloat);
   };
   three("v_cubeid_f32", float3([](float x, float y, float z) { return cube_face(x, y, z); }));
   three("v_cubesc_f32", float3([](float x, float y, float z) { return cube_s(x, y, z); }));
   three("v_cubetc_f32", float3([](float x, float y, float z) { return cube_t(x, y, z); }));
   three("v_cubema_f32", float3([](float x, float y, float z) { return cube_major(x, y, z); }));
-  const Handler fma = float3([](float a, float b, float c) { return fma_zero_wins(a, b, c); });
+  const Handlers fma = float3([](float a, float b, float c) { return fma_zero_wins(a, b, c); });
   three("v_fma_dx9_zero_f32", fma);
   ops.add("v_fmac_dx9_zero_f32", "f32=f32,f32,tied", [](Wave& w, const Inst& i) {
-    static const Handler run = Ops::all().find("v_fma_dx9_zero_f32")->run;
+    static const Handler run = Ops::all().find("v_fma_dx9_zero_f32")->handlers.run;
     Inst plain = i;
     plain.src[2].ty = Ty::F32;   // so that neg and abs apply to it
     run(w, plain);

@@ -115,34 +115,76 @@ void pk_mad(Wave& w, const Inst& i) {
 
 // Two f32 per lane in a register pair; op_sel picks the dword for each result.
 template <int Sources, class F>
-Handler packed_float(F) {
-  return [](Wave& w, const Inst& i) {
-    alignas(64) Row2 tmp[3], out;
-    const U32* raw[3];
-    for (int k = 0; k < Sources; k++) raw[k] = w.raw64(i.src[k], tmp[k]);
-    for (int h = 0; h < 2; h++) {
-      const unsigned select = h == 1 ? i.opsel_hi : i.opsel, negate = h == 1 ? i.abs : i.neg;
-      const U32* part[3];
-      U32 flip[3];
-      for (int k = 0; k < 3; k++) {
-        const int from = k < Sources ? k : 0;
-        part[k] = raw[from] + ((select >> from) & 1) * kLanes;
-        flip[k] = (negate >> from) & 1 ? 0x80000000u : 0;
-      }
-      U32* r = out + h * kLanes;
-      each_lane(w, [&](int l) {
-        r[l] = as_bits(F{}(as_float(part[0][l] ^ flip[0]), as_float(part[1][l] ^ flip[1]),
-                           as_float(part[2][l] ^ flip[2])));
-      });
-      if (!i.clamp) continue;
-      for (int l = 0; l < kLanes; l++) {
-        const float v = as_float(r[l]);
-        r[l] = as_bits(v > 0 ? std::min(v, 1.0f) : 0.0f);
-      }
+void packed_float(Wave& w, const Inst& i) {
+  alignas(64) Row2 tmp[3], out;
+  const U32* raw[3];
+  for (int k = 0; k < Sources; k++) raw[k] = w.raw64(i.src[k], tmp[k]);
+  for (int h = 0; h < 2; h++) {
+    const unsigned select = h == 1 ? i.opsel_hi : i.opsel, negate = h == 1 ? i.abs : i.neg;
+    const U32* part[3];
+    U32 flip[3];
+    for (int k = 0; k < 3; k++) {
+      const int from = k < Sources ? k : 0;
+      part[k] = raw[from] + ((select >> from) & 1) * kLanes;
+      flip[k] = (negate >> from) & 1 ? 0x80000000u : 0;
     }
-    w.blend(w.row(i.dst[0].reg), out, w.exec());
-    w.blend(w.row(i.dst[0].reg + 1), out + kLanes, w.exec());
+    U32* r = out + h * kLanes;
+    each_lane(w, [&](int l) {
+      r[l] = as_bits(F{}(as_float(part[0][l] ^ flip[0]), as_float(part[1][l] ^ flip[1]),
+                         as_float(part[2][l] ^ flip[2])));
+    });
+    if (!i.clamp) continue;
+    for (int l = 0; l < kLanes; l++) {
+      const float v = as_float(r[l]);
+      r[l] = as_bits(v > 0 ? std::min(v, 1.0f) : 0.0f);
+    }
+  }
+  w.blend(w.row(i.dst[0].reg), out, w.exec());
+  w.blend(w.row(i.dst[0].reg + 1), out + kLanes, w.exec());
+}
+
+// The same without neg and with op_sel 0, one source or none the same in all lanes.
+template <class F, unsigned kUniform, int... k>
+void packed_float_whole(Wave& w, const Inst& i) {
+  if (!w.all_lanes()) [[unlikely]] {
+    i.op->handlers.run(w, i);
+    return;
+  }
+  U32* to = w.row(i.dst[0].reg);
+  const auto second = [&i](int source) {   // where the high result has it from
+    Operand operand = i.src[source];
+    if ((i.opsel_hi >> source & 1) == 0) return operand;
+    operand.lo = operand.hi;
+    operand.reg++;
+    return operand;
   };
+  const auto apply = [&w, to](const auto&... source) {
+    each_lane(w, [=](int l) {
+      const U32 low = as_bits(F{}(as_float(source.first[l])...));
+      const U32 high = as_bits(F{}(as_float(source.second[l])...));
+      to[l] = low;
+      to[kLanes + l] = high;
+    });
+  };
+  apply(std::pair<Source<(kUniform >> k & 1) != 0>, Source<(kUniform >> k & 1) != 0>>(
+      Source<(kUniform >> k & 1) != 0>(w, i.src[k]),
+      Source<(kUniform >> k & 1) != 0>(w, second(k)))...);
+}
+
+template <class F>
+Handlers packed_float2(F) {
+  Handlers all = packed_float<2, decltype([](float a, float b, float) { return F{}(a, b); })>;
+  all.whole = {packed_float_whole<F, 0, 0, 1>, packed_float_whole<F, 1, 0, 1>,
+               packed_float_whole<F, 2, 0, 1>};
+  return all;
+}
+
+template <class F>
+Handlers packed_float3(F) {
+  Handlers all = packed_float<3, F>;
+  all.whole = {packed_float_whole<F, 0, 0, 1, 2>, packed_float_whole<F, 1, 0, 1, 2>,
+               packed_float_whole<F, 2, 0, 1, 2>, nullptr, packed_float_whole<F, 4, 0, 1, 2>};
+  return all;
 }
 
 void pk_mov_b32(Wave& w, const Inst& i) {
@@ -247,11 +289,11 @@ void register_vop3p(Ops& ops) {
   ops.add("v_pk_fma_f16", "pkf16=pkf16,pkf16,pkf16", pk_fma_f16, kFlags);
   ops.add("v_pk_fmac_f16", "pkf16=pkf16,pkf16,tied", pk_fmac_f16, kFlags);
   ops.add("v_pk_fma_f32", "pkf32=pkf32,pkf32,pkf32",
-          packed_float<3>([](float a, float b, float c) { return std::fma(a, b, c); }), kFloat);
+          packed_float3([](float a, float b, float c) { return std::fma(a, b, c); }), kFloat);
   ops.add("v_pk_mul_f32", "pkf32=pkf32,pkf32",
-          packed_float<2>([](float a, float b, float) { return a * b; }), kFloat);
+          packed_float2([](float a, float b) { return a * b; }), kFloat);
   ops.add("v_pk_add_f32", "pkf32=pkf32,pkf32",
-          packed_float<2>([](float a, float b, float) { return a + b; }), kFloat);
+          packed_float2([](float a, float b) { return a + b; }), kFloat);
   ops.add("v_pk_mov_b32", "pkf32=pkf32,pkf32", pk_mov_b32);
 }
 

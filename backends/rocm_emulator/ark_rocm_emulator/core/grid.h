@@ -108,6 +108,7 @@ struct Grid {
   void run_slice(Wave& wave, int32_t instructions);
   template <class Around>
   void execute(Wave& wave, const Inst*& current, const Around& around);
+  void execute_rows(Wave& wave, const Inst*& current);
   void step_timed();
   void release_barrier(Workgroup& group);
   void forget(Wave& wave);               // takes it out of `ready`

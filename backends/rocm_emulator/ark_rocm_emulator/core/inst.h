@@ -1,15 +1,30 @@
 // What a decoded instruction is. The decoders fill it, the handlers and the disassembler read it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 namespace ark_emu {
 
 struct Wave;
 struct Inst;
 using Handler = void (*)(Wave&, const Inst&);
+
+// What executes one operation. whole[m] serves its instructions without modifiers, m's bit k saying
+// that source k is the same in all lanes, and asks `run` for help while some lanes are off; where it
+// is null, `run` serves those too.
+struct Handlers {
+  Handler run = nullptr;
+  std::array<Handler, 8> whole = {};
+
+  Handlers() = default;
+  template <class F>
+    requires std::is_convertible_v<F, Handler>
+  Handlers(F handler) : run(handler) {}
+};
 
 // Operand types: width, how inline constants widen, what neg and abs mean.
 enum class Ty : uint8_t {
@@ -68,7 +83,7 @@ enum : uint32_t {
 
 struct OpInfo {
   std::string name;
-  Handler run = nullptr;   // null: known by name only
+  Handlers handlers;       // run is null: known by name only
   Ty dst[2] = {Ty::None, Ty::None};
   Ty src[4] = {Ty::None, Ty::None, Ty::None, Ty::None};
   uint8_t dst_count = 0, src_count = 0;
@@ -109,7 +124,8 @@ struct Inst {
   bool glc = false, slc = false, dlc = false, scc_bit = false;  // gfx940: sc0 = glc, nt = slc, sc1
   bool lds = false, offen = false, idxen = false, gds = false, has_saddr = false;
 
-  std::shared_ptr<const Inst> second; // VOPD: the other half, executed with the same inputs
+  Handler first = nullptr;            // VOPD: what executes this half alone, and
+  std::shared_ptr<const Inst> second; // the other half, executed with the same inputs
 };
 
 }  // namespace ark_emu

@@ -26,10 +26,68 @@ inline void split(uint64_t value, uint32_t* out, int lane) {
 // Calls f(lane) for the lanes of the wave, active or not; f touches nothing but its lane's.
 template <class F>
 [[gnu::always_inline]] inline void each_lane(const Wave& w, F f) {
-  for (int from = 0; from < w.lanes; from += 32) {
+  const int lanes = w.lanes;
+  for (int from = 0; from < lanes; from += 32) {
     ARK_LANES
     for (int l = from; l < from + 32; l++) f(l);
   }
+}
+
+// Source k of an instruction without modifiers: a row, or one value for all lanes.
+template <bool kUniform>
+struct Source {
+  const uint32_t* row;
+  Source(Wave& w, const Operand& operand) : row(w.row(operand.reg)) {}
+  uint32_t operator[](int lane) const { return row[lane]; }
+};
+template <>
+struct Source<true> {
+  uint32_t value;
+  Source(const Wave& w, const Operand& operand)
+      : value(operand.kind == Kind::Sgpr ? w.s[operand.reg] : operand.lo) {}
+  uint32_t operator[](int) const { return value; }
+};
+
+// Handlers::whole: F on the sources k, 32 bits each.
+template <class F, unsigned kUniform, int... k>
+void run_whole(Wave& w, const Inst& i) {
+  if (!w.all_lanes()) [[unlikely]] {
+    i.op->handlers.run(w, i);
+    return;
+  }
+  uint32_t* to = w.row(i.dst[0].reg);
+  const auto apply = [&w, to](const auto... source) {
+    each_lane(w, [=](int l) { to[l] = F{}(source[l]...); });
+  };
+  apply(Source<(kUniform >> k & 1) != 0>(w, i.src[k])...);
+}
+
+// `run` with such handlers beside it, for uniform sources as compilers have them.
+template <class F>
+Handlers with_whole1(Handler run, F) {
+  Handlers all = run;
+  all.whole[0] = run_whole<F, 0, 0>;
+  return all;
+}
+
+template <class F>
+Handlers with_whole2(Handler run, F) {
+  Handlers all = run;
+  all.whole[0] = run_whole<F, 0, 0, 1>;
+  all.whole[1] = run_whole<F, 1, 0, 1>;
+  all.whole[2] = run_whole<F, 2, 0, 1>;
+  return all;
+}
+
+template <class F>
+Handlers with_whole3(Handler run, F) {
+  Handlers all = run;
+  all.whole[0] = run_whole<F, 0, 0, 1, 2>;
+  all.whole[1] = run_whole<F, 1, 0, 1, 2>;
+  all.whole[2] = run_whole<F, 2, 0, 1, 2>;
+  all.whole[4] = run_whole<F, 4, 0, 1, 2>;
+  all.whole[6] = run_whole<F, 6, 0, 1, 2>;
+  return all;
 }
 
 using Row = uint32_t[kLanes];
@@ -37,36 +95,39 @@ using Row2 = uint32_t[2 * kLanes];
 
 // 32-bit integers in, 32 bits out.
 template <class F>
-Handler int1(F) {
-  return [](Wave& w, const Inst& i) {
+Handlers int1(F each) {
+  const Handler run = [](Wave& w, const Inst& i) {
     alignas(64) Row t0, out;
     const uint32_t* a = w.src32(i, 0, t0);
     uint32_t* to = w.target(i, out);
     each_lane(w, [&](int l) { to[l] = F{}(a[l]); });
     if (to == out) w.put32(i, out);
   };
+  return with_whole1(run, each);
 }
 
 template <class F>
-Handler int2(F) {
-  return [](Wave& w, const Inst& i) {
+Handlers int2(F each) {
+  const Handler run = [](Wave& w, const Inst& i) {
     alignas(64) Row t0, t1, out;
     const uint32_t *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1);
     uint32_t* to = w.target(i, out);
     each_lane(w, [&](int l) { to[l] = F{}(a[l], b[l]); });
     if (to == out) w.put32(i, out);
   };
+  return with_whole2(run, each);
 }
 
 template <class F>
-Handler int3(F) {
-  return [](Wave& w, const Inst& i) {
+Handlers int3(F each) {
+  const Handler run = [](Wave& w, const Inst& i) {
     alignas(64) Row t0, t1, t2, out;
     const uint32_t *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1), *c = w.src32(i, 2, t2);
     uint32_t* to = w.target(i, out);
     each_lane(w, [&](int l) { to[l] = F{}(a[l], b[l], c[l]); });
     if (to == out) w.put32(i, out);
   };
+  return with_whole3(run, each);
 }
 
 // An integer result that clamp saturates: F gives the exact value.
@@ -108,17 +169,17 @@ Handler exact2(F) {
 
 // f32 in, f32 out.
 template <class F>
-Handler float1(F) {
+Handlers float1(F) {
   return int1([](uint32_t a) { return as_bits(F{}(as_float(a))); });
 }
 
 template <class F>
-Handler float2(F) {
+Handlers float2(F) {
   return int2([](uint32_t a, uint32_t b) { return as_bits(F{}(as_float(a), as_float(b))); });
 }
 
 template <class F>
-Handler float3(F) {
+Handlers float3(F) {
   return int3([](uint32_t a, uint32_t b, uint32_t c) {
     return as_bits(F{}(as_float(a), as_float(b), as_float(c)));
   });

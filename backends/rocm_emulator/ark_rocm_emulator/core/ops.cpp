@@ -55,10 +55,11 @@ int ty_dwords(Ty ty) {
   return 0;
 }
 
-void Ops::add(std::string_view name, std::string_view signature, Handler run, uint32_t flags) {
+void Ops::add(std::string_view name, std::string_view signature, const Handlers& handlers,
+              uint32_t flags) {
   OpInfo info;
   info.name = name;
-  info.run = run;
+  info.handlers = handlers;
   info.flags = flags;
   const size_t equals = signature.find('=');
   if (equals == std::string_view::npos) throw std::logic_error("signature without '='");
@@ -87,8 +88,8 @@ Ops& Ops::all() {
   static std::once_flag once;
   std::call_once(once, [] {
     for (auto add : {register_salu, register_salu_unary, register_sopp, register_valu_f32,
-                     register_valu_f16, register_valu_f64, register_valu_int, register_valu_cmp,
-                     register_valu_cvt, register_valu_rare, register_cvt_scale, register_vop3p,
+                     register_valu_f16, register_valu_f64, register_valu_int, register_valu_wide,
+                     register_valu_cmp, register_valu_cvt, register_valu_rare, register_cvt_scale, register_vop3p,
                      register_dot, register_cross, register_mfma, register_smem, register_lds,
                      register_mem, register_buffer, register_gfx11}) {
       add(ops);

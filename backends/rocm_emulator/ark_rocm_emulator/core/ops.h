@@ -1,4 +1,4 @@
-// The registry of operations: name -> signature, flags, handler. Filled once per process by the
+// The registry of operations: name -> signature, flags, handlers. Filled once per process by the
 // register_... functions of the exec_*.cpp files; the opcode tables of the architectures refer to
 // its names.
 #pragma once
@@ -15,7 +15,8 @@ namespace ark_emu {
 class Ops {
  public:
   // signature: "dst[,dst]=src[,src...]" in the type names of README.md; either side may be empty.
-  void add(std::string_view name, std::string_view signature, Handler run, uint32_t flags = 0);
+  void add(std::string_view name, std::string_view signature, const Handlers& handlers,
+           uint32_t flags = 0);
   const OpInfo* find(std::string_view name) const;   // null if unknown
   // An operation known by name only (decodes and prints, cannot run).
   const OpInfo* named_only(std::string_view name);
@@ -34,6 +35,7 @@ void register_valu_f32(Ops&);
 void register_valu_f16(Ops&);
 void register_valu_f64(Ops&);
 void register_valu_int(Ops&);
+void register_valu_wide(Ops&);
 void register_valu_cmp(Ops&);
 void register_valu_cvt(Ops&);
 void register_valu_rare(Ops&);

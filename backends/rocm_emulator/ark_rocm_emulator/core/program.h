@@ -12,6 +12,14 @@
 
 namespace ark_emu {
 
+// An instruction in a row of which only the last one branches, ends a slice, or has to do with MODE or
+// the time. Its successors in the row lie behind it.
+struct Step {
+  Handler run;
+  const Inst* inst;
+  int32_t left;     // how many steps the row still has, this one among them
+};
+
 class Program {
  public:
   // `image`: the loaded image (virtual address 0 first); only [code_begin, code_end) bytes execute.
@@ -26,19 +34,31 @@ class Program {
     }
     return decode_at(pc);
   }
+  // The same as the beginning of a row.
+  const Step& step_at(uint32_t pc) {
+    const uint32_t slot = pc - first_;
+    if (slot < count_) {
+      const Step* step = steps_[slot].load(std::memory_order_acquire);
+      if (step != nullptr) return *step;
+    }
+    return make_steps(pc);
+  }
   uint64_t code_begin() const { return begin_; }
   uint64_t code_end() const { return end_; }
 
  private:
   const Inst& decode_at(uint32_t pc);
+  const Step& make_steps(uint32_t pc);
   Arch arch_;
   const Decoder& decoder_;
   uint64_t begin_, end_;
   uint32_t first_, count_;        // dwords of code: the index of the first, how many
   std::vector<uint32_t> words_;
   std::unique_ptr<std::atomic<const Inst*>[]> slots_;
+  std::unique_ptr<std::atomic<const Step*>[]> steps_;
   std::mutex mutex_;
   std::deque<Inst> store_;
+  std::deque<std::vector<Step>> rows_;
 };
 
 }  // namespace ark_emu

@@ -141,6 +141,33 @@ void Grid::execute(Wave& w, const Inst*& current, const Around& around) {
   }
 }
 
+// The same as execute with nothing around: rows of instructions at a time.
+void Grid::execute_rows(Wave& w, const Inst*& current) {
+  while (w.slice > 0) {
+    if (!w.default_mode) [[unlikely]] {
+      execute(w, current, Plainly());
+      return;
+    }
+    const Step* step = &program->step_at(w.pc);
+    const int32_t count = std::min(w.slice, step->left);
+    const Step* last = step + count - 1;
+    w.slice -= count;
+    w.executed += static_cast<uint32_t>(count);
+    try {
+      for (; step != last; step++) {
+        current = step->inst;
+        step->run(w, *current);
+      }
+    } catch (const Fault&) {
+      w.executed -= static_cast<uint32_t>(last - step);
+      throw;
+    }
+    current = last->inst;
+    w.pc = current->next;
+    last->run(w, *current);
+  }
+}
+
 void Grid::run_slice(Wave& w, int32_t instructions) {
   if (stale != nullptr) stale->progress();
   const Inst* current = nullptr;
@@ -155,7 +182,7 @@ void Grid::run_slice(Wave& w, int32_t instructions) {
     } else if (w.stale != nullptr) {
       execute(w, current, Stale(*stale));
     } else {
-      execute(w, current, Plainly());
+      execute_rows(w, current);
     }
   } catch (const Fault& fault) {
     clock += w.executed - before;
