@@ -230,7 +230,7 @@ def sample_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
 
 def _lower_embed(lowering: Lowering, node: Node) -> None:
     ids, table, position = node.inputs
-    out = node.outputs[0]
+    out, *again = node.outputs
     rows, width = out.shape
     parts = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
     columns = -(-width // parts)
@@ -239,7 +239,8 @@ def _lower_embed(lowering: Lowering, node: Node) -> None:
     coords = [(r, c) for r in range(rows // batch) for c in range(0, width, columns)]
     for b in range(batch):
         of = functools.partial(lowering.part, parts=batch, number=b)
-        lowering.emit("embedding", params, [of(ids), table, of(out), of(position)], coords)
+        operands = [of(ids), table, of(out), of(position), *map(of, again)]
+        lowering.emit("embedding", params, operands, coords)
 
 
 def _lower_advance(lowering: Lowering, node: Node) -> None:

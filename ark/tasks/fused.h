@@ -47,23 +47,7 @@ ARK_DEVICE float ark_load(ArkCtx& c, const ArkAwaited<A>& x, int i0, int i1, int
   return 0.0f;
 }
 
-// Two places of one result.
-template <class A, class B>
-struct ArkBoth {
-  A first;
-  B second;
-};
-template <class A, class B>
-ARK_DEVICE ArkBoth<A, B> ark_both(A first, B second) {
-  return {first, second};
-}
-template <class A, class B>
-ARK_DEVICE void ark_publish(ArkCtx& c, const ArkBoth<A, B>& x, int i0, int i1, int i2, int i3,
-                            float v) {
-  ark_publish(c, x.first, i0, i1, i2, i3, v);
-  ark_publish(c, x.second, i0, i1, i2, i3, v);
-}
-
+// What the logits' epilogue keeps of each tile, in both places.
 template <class A, class B>
 ARK_DEVICE void ark_candidate(const ArkBoth<A, B>& x, int tile, float best, ark_u32 token) {
   ark_candidate(x.first, tile, best, token);

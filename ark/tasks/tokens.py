@@ -1,7 +1,8 @@
 """The token loop: embedding look-up, sampling, and advancing the position, all on the device.
 
 `embedding` params: columns (per task), rows, dynamic. operands: ids, table, output, and with
-dynamic the position, to which row numbers are relative. coord: first row, first column.
+dynamic the position, to which row numbers are relative, and perhaps the output in another type once
+more. coord: first row, first column.
 `sample` params: tiles, shares, first: of so many equal shares of the logits the one numbered
 `first` lies first, the next ones follow, round. operands: logits (1, vocab), settings, position,
 candidates. coord: tile.
@@ -78,7 +79,7 @@ class Embedding(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         dynamic = sig.params["dynamic"]
-        count(sig, 4 if dynamic else 3)
+        count(sig, *((4, 5) if dynamic else (3,)))
         ids = typed(sig, 0, *INDEX_NAMES).shape
         (_, width), (rows, columns) = matrix(sig, 1), matrix(sig, 2)
         need(len(ids) == 1 and (dynamic or ids[0] >= rows), f"ids of shape {list(ids)} do not fit")
@@ -86,12 +87,17 @@ class Embedding(TaskKind):
         fits((sig.params["rows"], sig.params["columns"]), (rows, columns))
         if dynamic:
             shaped(sig, 3, (1,), "int32")
+        for again in self._outputs(sig)[1:]:
+            shaped(sig, again, (rows, columns))
+
+    def _outputs(self, sig: Signature) -> tuple[int, ...]:
+        return (2, *range(4, len(sig.operands)))
 
     def places(self, sig: Signature) -> Places:
         return box(sig.operands[2].shape, (sig.params["rows"], sig.params["columns"]))
 
     def packets(self, sig: Signature) -> frozenset[int]:
-        return frozenset({2})
+        return frozenset(self._outputs(sig))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         rows, width = sig.operands[2].shape
@@ -100,7 +106,7 @@ class Embedding(TaskKind):
         found = [
             whole(0, sig.operands[0]),
             Access(1, (0, coord[1]), (sig.operands[1].shape[0], c1)),
-            Access(2, (coord[0], coord[1]), (r1, c1), write=True),
+            *(Access(i, (coord[0], coord[1]), (r1, c1), write=True) for i in self._outputs(sig)),
         ]
         if sig.params["dynamic"]:
             found.append(whole(3, sig.operands[3]))
@@ -117,8 +123,10 @@ class Embedding(TaskKind):
         (rows, width), vocabulary = sig.operands[2].shape, sig.operands[1].shape[0]
         tile = (sig.params["rows"], sig.params["columns"])
         constants = (*tile, rows, width, vocabulary, sig.operands[0].shape[0])
-        operands = [text.given(sig, i, const=i != 2) for i in range(4)]
-        return text.call(name, "ark_embedding", constants, operands)
+        ids, table, output, position = (text.given(sig, i, const=i != 2) for i in range(4))
+        for again in self._outputs(sig)[1:]:
+            output = f"ark_both({text.given(sig, again, const=False)}, {output})"
+        return text.call(name, "ark_embedding", constants, (ids, table, output, position))
 
 
 class SamplingParams(Params, frozen=True):

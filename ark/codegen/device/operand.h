@@ -49,6 +49,23 @@ ARK_DEVICE void ark_publish(ArkCtx& c, const ArkOperand<T, S0, S1, S2, S3, SYSTE
   ark_publish(c, x.p, ark_at(x, i0, i1, i2, i3), v, SYSTEM);
 }
 
+// Two places of one result.
+template <class A, class B>
+struct ArkBoth {
+  A first;
+  B second;
+};
+template <class A, class B>
+ARK_DEVICE ArkBoth<A, B> ark_both(A first, B second) {
+  return {first, second};
+}
+template <class A, class B>
+ARK_DEVICE void ark_publish(ArkCtx& c, const ArkBoth<A, B>& x, int i0, int i1, int i2, int i3,
+                            float v) {
+  ark_publish(c, x.first, i0, i1, i2, i3, v);
+  ark_publish(c, x.second, i0, i1, i2, i3, v);
+}
+
 // Row i2 of a matrix to shared memory, as ark_load_row does it.
 template <bool SCALED, typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
 ARK_DEVICE float ark_load_row(ArkCtx& c, const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x, int i2,

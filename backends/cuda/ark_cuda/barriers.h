@@ -26,3 +26,19 @@ ARK_DEVICE bool ark_barrier_passed(ark_u64* barrier, ark_u32 parity) {
       : "memory");
   return passed != 0u;
 }
+// The same at once: the warp does not sleep.
+ARK_DEVICE bool ark_barrier_tested(ark_u64* barrier, ark_u32 parity) {
+  ark_u32 passed;
+  asm volatile(
+      "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      " selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(passed)
+      : "r"(ark_shared_address(barrier)), "r"(parity)
+      : "memory");
+  return passed != 0u;
+}
+ARK_DEVICE ark_u32 ark_clock() {
+  ark_u32 now;
+  asm volatile("mov.u32 %0, %clock;" : "=r"(now)::"memory");
+  return now;
+}

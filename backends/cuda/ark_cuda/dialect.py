@@ -26,7 +26,7 @@ def dialect(arch: str) -> Dialect:
         bodies=BODIES,
         headers=HEADERS,
         scratch=SCRATCH,
-        stream=_text("barriers.h") + _text("stream.h"),
+        stream="".join(map(_text, ("barriers.h", "ring.h", "prefetch.h", "stream.h"))),
         polls=POLLS,
         roles=_text("roles.h"),
         loads=LOADS,

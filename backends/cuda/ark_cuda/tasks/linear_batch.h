@@ -22,58 +22,6 @@ ARK_DEVICE void ark_multiply_tile(const ark_f16*, float (&d)[4], ark_u32 a0, ark
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Pairs of a row's elements, as of ark_load_pairs; whole rows in fp32 have theirs in 8 bytes.
-template <int N, typename P, typename There, typename At>
-ARK_DEVICE void ark_row_pairs(ArkCtx& c, const P* p, const There& there, const At& at,
-                              float (&v)[2 * N], bool system) {
-  ark_load_pairs<N>(c, p, there, at, v, system);
-}
-template <int N, typename There, typename At>
-ARK_DEVICE void ark_row_pairs(ArkCtx&, const float*, const There& there, const At& at,
-                              float (&v)[2 * N], bool) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    v[2 * i] = v[2 * i + 1] = 0.0f;
-    if (!there(i)) continue;
-    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(v[2 * i]), "=f"(v[2 * i + 1])
-                 : "l"(at(i))
-                 : "memory");
-  }
-}
-
-// Loads M rows of K elements, times `factor` if NORM, to xs, PITCH elements apart, in the order of
-// boxes' products if BOXED; adds this thread's squares of each row to `square`.
-template <int M, int K, int PITCH, bool NORM, bool BOXED, typename P, typename T, int F>
-ARK_DEVICE void ark_batch_rows(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
-                               float (&square)[M], bool system) {
-  // Fewer warps have more registers, and fewer trips to memory do.
-  constexpr int MOST = ARK_WARPS > 9 ? 12 : 20;
-  constexpr int EACH = ARK_ROW_PAIRS<K>, ALL = M * EACH, N = ALL < MOST ? ALL : MOST;
-  constexpr int ROUNDS = (ALL + N - 1) / N;
-#pragma unroll(NORM ? ROUNDS : 1)
-  for (int first = 0; first < ALL; first += N) {
-    float v[2 * N];
-    const auto row = [&](int i) { return (first + i) / EACH; };
-    const auto place = [&](int i) { return 2 * ((first + i) % EACH * ARK_THREADS + ark_tid()); };
-    const auto there = [&](int i) { return first + i < ALL && place(i) < K; };
-    const auto at = [&](int i) { return p + row(i) * K + place(i); };
-    ark_row_pairs<N>(c, p, there, at, v, system);
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (!there(i)) continue;
-      float a = v[2 * i], b = v[2 * i + 1];
-      if constexpr (NORM) {
-        float& own = square[row(i)];
-        own = fmaf(a, a, fmaf(b, b, own));
-        a *= factor[2 * ((first + i) % EACH)], b *= factor[2 * ((first + i) % EACH) + 1];
-      }
-      const int to = BOXED ? ark_box_place(place(i)) : place(i);
-      ark_narrow(xs + row(i) * PITCH + to, a, b);
-    }
-  }
-}
-
 ARK_DEVICE uint4 ark_either(bool first, const uint4& a, const uint4& b) {
   return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
 }
@@ -208,15 +156,25 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
   float ahead[Tile::COLUMNS][1][2] = {};
   if constexpr (!S::WAITS) ark_tile_ahead<Tile>(c, epilogue, row_of(first), end, ahead);
   ark_tile_begin<Tile>(epilogue);
-  float factor[N::norm ? 2 * ARK_ROW_PAIRS<K> : 1];
-  if constexpr (N::norm) ark_row_factors<K>(prologue.weight.p, factor);
+  constexpr bool ROUNDED = ARK_ROUNDED<decltype(input.p), W>;
+  float factor[N::norm && !ROUNDED ? 2 * ARK_ROW_PAIRS<K> : 1];
+  uint4 factors[N::norm && ROUNDED ? ARK_ROW_EIGHTS<K> : 1];
+  if constexpr (N::norm && ROUNDED) {
+    ark_eight_factors<K>(prologue.weight.p, factors);
+  } else if constexpr (N::norm) {
+    ark_row_factors<K>(prologue.weight.p, factor);
+  }
   if (!ark_enter(c)) return false;
   if constexpr (S::WAITS) ark_tile_ahead<Tile>(c, epilogue, row_of(first), end, ahead);
   if constexpr (P > 1) {
     for (int i = ark_tid(); i < KEPT / P; i += ARK_THREADS) counts[i] = 0u;
   }
   float square[M] = {};
-  ark_batch_rows<M, K, PITCH, N::norm, BOXED>(c, input.p, factor, xs, square, X::system);
+  if constexpr (ROUNDED) {
+    ark_batch_eights<M, K, PITCH, N::norm, BOXED>(input.p, factors, xs, square);
+  } else {
+    ark_batch_rows<M, K, PITCH, N::norm, BOXED>(c, input.p, factor, xs, square, X::system);
+  }
   const ark_u32 gathered = ark_gather_stored();
   ark_u32 squared = 0u;
   if constexpr (N::norm) {
@@ -280,16 +238,6 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
   }
   ark_tile_finish<Tile>(t, epilogue, parts + (P > 1 ? KEPT * (R * M + 1) : 0));
   return true;
-}
-
-// 16 bytes that another processor wrote, past the first cache.
-template <typename T>
-ARK_DEVICE uint4 ark_load_far(const T* p) {
-  uint4 v;
-  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
 }
 
 // The same where the input, of the weights' type in plain memory, stays there: a warp asks for the

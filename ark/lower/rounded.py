@@ -1,0 +1,61 @@
+"""Rows that norms read, once more in 16 bits: where few rows go through linear layers with a norm
+before them, each processor gathers all of every row, and packets of fp32 are four times the bytes
+of the weights' type. Whoever makes such rows then writes them twice: in fp32, which residuals read
+element by element, and rounded, which the layers behind a norm gather. Called by the pipeline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+
+from ark.ir.dtype import bf16, fp32
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.lower.packets import PACKET_READ_FEW
+from ark.machine import Machine
+from ark.tasks.linear import MOST_NARROW, SPREAD
+from ark.variant import COMMUNICATE
+
+
+def round_rows(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
+    """A copy of the graph in which such layers read rounded rows.
+
+    Of bf16 alone, which has fp32's range: what a norm reads may be large. kept: ids of buffers that
+    somebody else reads.
+    """
+    if not machine.variant.role(COMMUNICATE):
+        return graph
+    readers: dict[int, list[int]] = defaultdict(list)  # by tensor: places of such layers
+    for place, node in enumerate(graph.nodes):
+        if _gathers(node) and node.inputs[0].buffer.id not in kept:
+            readers[node.inputs[0].id].append(place)
+    made = graph.with_nodes(graph.nodes)
+    for place, node in enumerate(graph.nodes):
+        out = node.outputs[0] if len(node.outputs) == 1 else None
+        if out is None or out.id not in readers or not _writes_twice(node, out):
+            continue
+        rounded = made.tensor(out.shape, bf16, name=f"{out.name}.rounded")
+        made.nodes[place] = dataclasses.replace(made.nodes[place], outputs=(out, rounded))
+        for at in readers[out.id]:
+            reader = made.nodes[at]
+            inputs = (rounded, *reader.inputs[1:])
+            made.nodes[at] = dataclasses.replace(reader, inputs=inputs)
+    return made
+
+
+def _gathers(node: Node) -> bool:
+    """Is it a layer of few rows with a norm before it, whose rows are many packets?"""
+    if node.type != "linear" or node.attrs["prologue"] == "none":
+        return False
+    x, weight = node.inputs[:2]
+    few = 1 < x.shape[0] <= MOST_NARROW and x.elements > PACKET_READ_FEW
+    whole = x.dense and x.nbytes == x.buffer.nbytes and x.buffer.arena == "activation"
+    return few and whole and x.dtype == fp32 and weight.dtype == node.inputs[2].dtype == bf16
+
+
+def _writes_twice(maker: Node, out: Tensor) -> bool:
+    """Has the node a place for a result of another type beside this one?"""
+    if maker.type == "linear":
+        return maker.attrs["epilogue"] in SPREAD and maker.inputs[0].shape[0] == out.shape[0]
+    return maker.type == "embed"

@@ -1,0 +1,138 @@
+// How the rows of a batch come to shared memory (linear_batch.h): from packets or memory in fp32,
+// or from memory in the weights' type.
+
+// Pairs of a row's elements, as of ark_load_pairs; whole rows in fp32 have theirs in 8 bytes.
+template <int N, typename P, typename There, typename At>
+ARK_DEVICE void ark_row_pairs(ArkCtx& c, const P* p, const There& there, const At& at,
+                              float (&v)[2 * N], bool system) {
+  ark_load_pairs<N>(c, p, there, at, v, system);
+}
+template <int N, typename There, typename At>
+ARK_DEVICE void ark_row_pairs(ArkCtx&, const float*, const There& there, const At& at,
+                              float (&v)[2 * N], bool) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    v[2 * i] = v[2 * i + 1] = 0.0f;
+    if (!there(i)) continue;
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(v[2 * i]), "=f"(v[2 * i + 1])
+                 : "l"(at(i))
+                 : "memory");
+  }
+}
+
+// 16 bytes that another processor wrote, past the first cache.
+template <typename T>
+ARK_DEVICE uint4 ark_load_far(const T* p) {
+  uint4 v;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+
+// Two products of a 16-bit type at once: as of floats that are rounded, which hold them exactly.
+ARK_DEVICE ark_u32 ark_multiply_pair(const ark_bf16*, ark_u32 a, ark_u32 b) {
+  ark_u32 made;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(made) : "r"(a), "r"(b));
+  return made;
+}
+ARK_DEVICE ark_u32 ark_multiply_pair(const ark_f16*, ark_u32 a, ark_u32 b) {
+  ark_u32 made;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(made) : "r"(a), "r"(b));
+  return made;
+}
+
+// Is an input of the weights' type, in plain memory?
+template <typename P, typename W>
+constexpr bool ARK_ROUNDED = false;
+template <typename W>
+inline constexpr bool ARK_ROUNDED<const W*, W> = true;
+
+// Eights of a row's elements that a thread has.
+template <int K>
+constexpr int ARK_ROW_EIGHTS = (K / 8 + ARK_THREADS - 1) / ARK_THREADS;
+
+// The norm's weights for this thread's eights.
+template <int K, typename T>
+ARK_DEVICE void ark_eight_factors(const T* norm, uint4 (&factor)[ARK_ROW_EIGHTS<K>]) {
+#pragma unroll
+  for (int i = 0; i < ARK_ROW_EIGHTS<K>; ++i) {
+    const int at = 8 * (i * ARK_THREADS + ark_tid());
+    factor[i] = *reinterpret_cast<const uint4*>(norm + (at < K ? at : K - 8));
+  }
+}
+
+// As ark_batch_rows, of an input and norm weights of the weights' type: all of a thread's eights
+// are asked for at once. Threads without any ask for the last, since a branch would cost registers.
+template <int M, int K, int PITCH, bool NORM, bool BOXED, typename T, int F>
+ARK_DEVICE void ark_batch_eights(const T* p, const uint4 (&factor)[F], T* xs, float (&square)[M]) {
+  constexpr int EACH = ARK_ROW_EIGHTS<K>;
+  uint4 v[EACH][M];
+  const auto place = [&](int i) { return 8 * (i * ARK_THREADS + ark_tid()); };
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) {
+    const T* from = p + (place(i) < K ? place(i) : K - 8);
+#pragma unroll
+    for (int m = 0; m < M; ++m) v[i][m] = ark_load_far(from + m * K);
+  }
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) {
+    if (place(i) >= K) break;
+    T* to = xs + (BOXED ? ark_box_place(place(i)) : place(i));
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+      ark_u32 words[4] = {v[i][m].x, v[i][m].y, v[i][m].z, v[i][m].w};
+      if constexpr (NORM) {
+        const ark_u32 by[4] = {factor[i].x, factor[i].y, factor[i].z, factor[i].w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float2 pair = ark_pair(p, words[e]);
+          square[m] = fmaf(pair.x, pair.x, fmaf(pair.y, pair.y, square[m]));
+          words[e] = ark_multiply_pair(p, words[e], by[e]);
+        }
+      }
+      if constexpr (BOXED) {  // even pairs, and odd ones
+        uint2* even = reinterpret_cast<uint2*>(to + m * PITCH);
+        uint2* odd = reinterpret_cast<uint2*>(to + m * PITCH + ARK_BOX_BLOCK / 2);
+        *even = make_uint2(words[0], words[2]);
+        *odd = make_uint2(words[1], words[3]);
+      } else {
+        *reinterpret_cast<uint4*>(to + m * PITCH) =
+            make_uint4(words[0], words[1], words[2], words[3]);
+      }
+    }
+  }
+}
+
+// Loads M rows of K elements, times `factor` if NORM, to xs, PITCH elements apart, in the order of
+// boxes' products if BOXED; adds this thread's squares of each row to `square`.
+template <int M, int K, int PITCH, bool NORM, bool BOXED, typename P, typename T, int F>
+ARK_DEVICE void ark_batch_rows(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
+                               float (&square)[M], bool system) {
+  // Fewer warps have more registers, and fewer trips to memory do.
+  constexpr int MOST = ARK_WARPS > 9 ? 12 : 20;
+  constexpr int EACH = ARK_ROW_PAIRS<K>, ALL = M * EACH, N = ALL < MOST ? ALL : MOST;
+  constexpr int ROUNDS = (ALL + N - 1) / N;
+#pragma unroll(NORM ? ROUNDS : 1)
+  for (int first = 0; first < ALL; first += N) {
+    float v[2 * N];
+    const auto row = [&](int i) { return (first + i) / EACH; };
+    const auto place = [&](int i) { return 2 * ((first + i) % EACH * ARK_THREADS + ark_tid()); };
+    const auto there = [&](int i) { return first + i < ALL && place(i) < K; };
+    const auto at = [&](int i) { return p + row(i) * K + place(i); };
+    ark_row_pairs<N>(c, p, there, at, v, system);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (!there(i)) continue;
+      float a = v[2 * i], b = v[2 * i + 1];
+      if constexpr (NORM) {
+        float& own = square[row(i)];
+        own = fmaf(a, a, fmaf(b, b, own));
+        a *= factor[2 * ((first + i) % EACH)], b *= factor[2 * ((first + i) % EACH) + 1];
+      }
+      const int to = BOXED ? ark_box_place(place(i)) : place(i);
+      ark_narrow(xs + row(i) * PITCH + to, a, b);
+    }
+  }
+}
