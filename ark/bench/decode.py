@@ -118,8 +118,10 @@ def decode(
     ranks: Ranks | None = None,
     peers: tuple[str, ...] = (),
     options: dict[str, Any] | None = None,
+    warm_up: int = 1,
 ) -> Figures:
     """Decodes `tokens` tokens from each of `contexts` on, `repeats` times; the median run counts.
+    As many runs as `warm_up` says precede them and do not count.
 
     shape: the model's, or one rank's share of it, with room for those positions, and with a chunk
     where `prompts` (lengths) are measured too. peers: "eager", "compiled"; they run the whole
@@ -147,9 +149,9 @@ def decode(
         beside = _load(executor, plan, shape, checkpoint, accelerated if peers else None)
         _fill_caches(executor, plan)
         for context in contexts:
-            figures.contexts.append(_measure(executor, shape, context, tokens, repeats))
+            figures.contexts.append(_measure(executor, shape, context, tokens, repeats, warm_up))
         for length in prompts:
-            figures.prompts.append(_measure_prompt(executor, shape, length, repeats))
+            figures.prompts.append(_measure_prompt(executor, shape, length, repeats, warm_up))
         if beside is not None:
             _compare(figures, executor, shape, beside, tokens, peers, accelerated)
     return figures
@@ -203,15 +205,15 @@ def _load(
 
 
 def _measure(
-    executor: Executor, shape: Shape, context: int, tokens: int, repeats: int
+    executor: Executor, shape: Shape, context: int, tokens: int, repeats: int, warm_up: int
 ) -> ContextFigures:
     runs: list[float] = []
     made: list[int] = []
     text = _text(context + 1)
-    for _ in range(repeats + 1):
+    for _ in range(warm_up + repeats):
         seconds, made = _run(executor, shape, text, tokens)
         runs.append(seconds / tokens)
-    del runs[0]
+    del runs[:warm_up]
     c = shape.config
     each = 2 * c.num_hidden_layers * c.kv_size // shape.world_size * shape.dtype.itemsize
     cached = shape.batch * each * (context + tokens // 2)
@@ -219,14 +221,16 @@ def _measure(
     return ContextFigures(context, sorted(runs)[len(runs) // 2], runs, made, read)
 
 
-def _measure_prompt(executor: Executor, shape: Shape, length: int, repeats: int) -> PromptFigures:
+def _measure_prompt(
+    executor: Executor, shape: Shape, length: int, repeats: int, warm_up: int
+) -> PromptFigures:
     runs = []
-    for _ in range(repeats + 1):
+    for _ in range(warm_up + repeats):
         _write_state(executor, shape, _text(length), 0, length + 1)
         run: Run = executor.start(shape.iterations(length, 1))
         run.wait()
         runs.append(run.elapsed_ms() / 1e3)
-    del runs[0]
+    del runs[:warm_up]
     return PromptFigures(length, sorted(runs)[len(runs) // 2], runs)
 
 

@@ -205,6 +205,8 @@ def run(args: argparse.Namespace) -> int:
                     machine=machine,
                     ranks=ranks,
                     peers=peers,
+                    # Each launch of a prediction begins with empty caches.
+                    warm_up=0 if args.model else 1,
                 )
                 for one in batches
             ]

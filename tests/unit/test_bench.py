@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ark.bench import decode
 from ark.bench.fidelity import STEPS, TOLERANCE, compare, greedy
-from ark.cli import main
+from ark.cli import bench, main
 
 NOAH = str(Path(__file__).parents[2] / "examples" / "noah")
 BENCH = ["bench", "decode", "--backend", "cpu", "--config", NOAH, "--repeats", "1"]
@@ -29,6 +30,23 @@ def test_contexts_and_prompts_of_one_plan(capsys: pytest.CaptureFixture[str]) ->
     assert far["read_bytes"] - near["read_bytes"] == (200 - 16) * 6 * 2 * 32 * 2 * 2
     assert near["read_bytes"] > made["weight_bytes"] > 0
     assert made["prompts"][0]["length"] == 40 and made["prompts"][0]["seconds"] > 0
+
+
+@pytest.mark.parametrize(("words", "runs"), [((), 3), (("--model", "any"), 2)])
+def test_a_prediction_needs_no_warm_up(
+    words: tuple[str, ...],
+    runs: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two runs that count; a measurement is preceded by one that does not."""
+    whole, made = decode._run, []
+    monkeypatch.setattr(decode, "_run", lambda *a: made.append(whole(*a)) or made[-1])
+    monkeypatch.setattr(bench, "predict", lambda backend, model: None)
+    got = figures(capsys, "--repeats", "2", "--context", "16", "--tokens", "2", *words)
+    assert len(made) == runs
+    counted = [seconds / 2 for seconds, _ in made[-2:]]
+    assert got["contexts"][0]["runs"] == pytest.approx(counted)
 
 
 def test_batches(capsys: pytest.CaptureFixture[str]) -> None:
