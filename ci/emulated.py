@@ -47,13 +47,24 @@ SELDOM = (
     *("examples", "gradients", "hints", "mesh", "pose", "rocm_linear", "rocm_matmul", "scratch"),
     *("training", "types"),
 )
+# Of one op in several types or sizes, those of which others stay; the slow session runs them all.
+SIBLINGS = (
+    *("few_lines[rocm-set", "few_lines[rocm-maximum", "few_bits[rocm-ark.int4"),
+    *("few_bits[rocm-ark.uint4", "expert_linear_are_torchs[rocm-ark.fp16", "warp[rocm-262139"),
+    *("exact[rocm-1", "exact[rocm-2", "written[rocm-dtype1", "functions[rocm-shape1"),
+    *("twice[rocm-dtype1", "asked[rocm-iterations0", "says[rocm-positions1"),
+)
 CHECKED = ("faults", "programs")
 ELSEWHERE = [f"tests/backend/test_{name}.py" for name in (*SELDOM, *CHECKED)]
 # The words of ci/matrix.toml for tests on emulated devices, the longest first.
 TESTS: dict[str, tuple[str, ...]] = {
     "all": ("tests/backend",),
     "models": (*FILES, "-k", f"rocm and not ({' or '.join(RARE)})"),
-    "operations": ("tests/backend", *(f"--ignore={file}" for file in (*FILES, *ELSEWHERE))),
+    "operations": (
+        "tests/backend",
+        *(f"--ignore={file}" for file in (*FILES, *ELSEWHERE)),
+        *("-k", f"rocm and not ({' or '.join(SIBLINGS)})"),
+    ),
     "some": ("tests/backend/test_ops.py", "tests/backend/test_faults.py"),
     "synchronising": ("tests/backend/test_programs.py", "tests/backend/test_faults.py"),
 }

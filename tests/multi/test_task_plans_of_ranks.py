@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import ark
+from tests.slow import slow
 from tests.task_plans import fused_sum, packet_ring, packet_sum, ring
 
 SHAPE = (3, 700)
@@ -97,9 +98,12 @@ def run_sum(folder: str, world: int, backend: str, size: int) -> None:
             runtime.barrier()
 
 
+# Whose tensors, and how many ranks there are, are apart: each by one of two by default.
+PLACES = [(2, False), (3, True), *(pytest.param(*p, marks=slow) for p in ((2, True), (3, False)))]
+
+
 @pytest.mark.parametrize("form", [ring, packet_ring])
-@pytest.mark.parametrize("of_model", [True, False])
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(("world", "of_model"), PLACES)
 def test_ranks_run_their_own_plan_files(
     world: int, of_model: bool, form: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -139,8 +143,7 @@ def run_fused(folder: str, world: int, backend: str, of_model: bool) -> None:
         runtime.barrier()
 
 
-@pytest.mark.parametrize("of_model", [True, False])
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize(("world", "of_model"), [(1, True), (1, False), *PLACES])
 def test_a_fused_all_reduce(world: int, of_model: bool, tmp_path: Path) -> None:
     """In one op of ARK's 2026 plans; every rank has the same bits."""
     folder = write(tmp_path, [fused_sum(rank, world) for rank in range(world)])
