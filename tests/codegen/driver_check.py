@@ -6,14 +6,18 @@ each version of cuda-bindings: `python driver_check.py` prints that version.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import subprocess
 import sys
+from typing import Any
 
 import cuda.bindings
 import numpy as np
-from ark_cuda import backend
+from ark_cuda import backend, driver
 
 from ark.backend.protocol import Binary, Grid, Source, Target
+from ark.errors import SystemError
 
 NUMBERS = np.arange(64, dtype=np.uint8)
 
@@ -47,10 +51,57 @@ def everything() -> None:
         assert launch.wait(10) and launch.done() and launch.elapsed_ms() == 1.0
         device.unload(program)
     kept = device.load(Binary(b"none", ".cubin"))
+    launches_that_follow_each_other(device, kept)
     for memory in (shared, plain, host):
         device.free(memory)
     assert kept is not None
     device.close()
+
+
+def launched() -> list[int]:
+    """What the stand-in was given: function, grid, blocks, shared bytes, stream, parameters, event,
+    and its stream."""
+    words = (ctypes.c_uint64 * 64)()
+    return list(words[: ctypes.CDLL("libcuda.so.1").stand_in_launched(words)])
+
+
+def launches_that_follow_each_other(device: Any, program: Any) -> None:
+    """By the bindings where a stream is new or another context is current, else by the compiled
+    function; the driver sees no difference. With and without a compiler.
+    """
+    params = np.zeros(12, np.uint64)
+    for compiled in (True, False):
+        made = device.again(program, params, Grid(4, 32, 1024))
+        assert made._quick is not None
+        if not compiled:
+            made._quick = None
+        slowly: list[int] = []
+        bindings = made._launch
+        made._launch = lambda s, f=bindings, seen=slowly: seen.append(s) or f(s)
+        given = [int(program.function), 4, 1, 1, 32, 1, 1, 1024]
+        behind = [params.ctypes.data, int(made._end)]
+        for current, stream, quickly in (
+            (False, 0, False),
+            (False, 0, False),
+            (True, 0, True),
+            (True, 1 << 40, False),
+            (True, 1 << 40, True),
+        ):
+            slowly.clear()
+            with driver.current(device.context) if current else contextlib.nullcontext():
+                made(stream)
+            assert launched() == [*given, stream, *behind, stream]
+            assert slowly == ([] if quickly and compiled else [stream])
+        assert made.done() and made.wait(1)
+        with driver.current(device.context):
+            made._stream = 0x66  # as if that had worked before
+            made._queue = driver.cu.CUstream(0x66)
+            try:
+                made(0x66)
+            except SystemError as error:
+                assert "launching the loop kernel" in str(error), error
+            else:
+                raise AssertionError("a launch that failed was not told")
 
 
 class NoCompiler:

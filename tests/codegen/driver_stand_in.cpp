@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +18,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 using Result = int;
 using Address = unsigned long long;
@@ -32,6 +34,9 @@ std::mutex lock;
 std::map<Address, Block> blocks;
 std::map<Address, Block> peers;
 int modules = 0;
+std::vector<uint64_t> launched;  // see stand_in_launched
+thread_local std::vector<void*> contexts;
+void* const kBroken = reinterpret_cast<void*>(0x66);  // a stream that takes no launches
 volatile uint32_t* abort_word = nullptr;  // of the kernel that was launched last
 
 std::string setting(const char* name) {
@@ -115,10 +120,14 @@ API cuDevicePrimaryCtxRetain(void** context, int) {
 API cuDevicePrimaryCtxRelease(int) { return must_be_idle("context released"), kSuccess; }
 API cuDeviceCanAccessPeer(int* can, int, int) { return *can = 1, kSuccess; }
 API cuCtxEnablePeerAccess(void*, unsigned) { return kSuccess; }
-API cuCtxPushCurrent(void*) { return kSuccess; }
-API cuCtxGetCurrent(void** context) { return *context = nullptr, kSuccess; }
+API cuCtxPushCurrent(void* context) { return contexts.push_back(context), kSuccess; }
+API cuCtxGetCurrent(void** context) {
+  return *context = contexts.empty() ? nullptr : contexts.back(), kSuccess;
+}
 API cuCtxPopCurrent(void** context) {
-  return *context = reinterpret_cast<void*>(0x10), kSuccess;
+  if (contexts.empty()) return 201;
+  *context = contexts.back();
+  return contexts.pop_back(), kSuccess;
 }
 
 API cuMemAlloc(Address* address, size_t size) {
@@ -212,8 +221,13 @@ API cuFuncSetAttribute(void*, int, int) { return kSuccess; }
 API cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks_each, void*, int, size_t) {
   return *blocks_each = 1, kSuccess;
 }
-API cuLaunchCooperativeKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                              unsigned, void*, void** params) {
+API cuLaunchCooperativeKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                              unsigned by, unsigned bz, unsigned shared, void* stream,
+                              void** params) {
+  if (stream == kBroken) return kInvalid;
+  launched = {reinterpret_cast<uint64_t>(function), gx, gy, gz, bx, by, bz, shared};
+  launched.push_back(reinterpret_cast<uint64_t>(stream));
+  launched.push_back(reinterpret_cast<uint64_t>(params[0]));
   // ArkParams.host is its seventh address, ArkHost.abort its third word.
   const uint64_t host = static_cast<const uint64_t*>(params[0])[6];
   abort_word = host ? reinterpret_cast<volatile uint32_t*>(host) + 2 : nullptr;
@@ -229,7 +243,16 @@ API cuEventCreate(void** event, unsigned) {
   return *event = reinterpret_cast<void*>(++count), kSuccess;
 }
 API cuEventDestroy(void*) { return kSuccess; }
-API cuEventRecord(void*, void*) { return kSuccess; }
+API cuEventRecord(void* event, void* stream) {
+  launched.push_back(reinterpret_cast<uint64_t>(event));
+  return launched.push_back(reinterpret_cast<uint64_t>(stream)), kSuccess;
+}
+API cuStreamWaitEvent(void*, void*, unsigned) { return kSuccess; }
+// What the last launch was given, and the events behind it with their streams. Gives how many.
+extern "C" int stand_in_launched(uint64_t* words) {
+  std::copy(launched.begin(), launched.end(), words);
+  return static_cast<int>(launched.size());
+}
 API cuEventQuery(void*) { return running() ? kNotReady : kSuccess; }
 API cuEventElapsedTime(float* ms, void*, void*) { return *ms = 1.0f, kSuccess; }
 
@@ -249,7 +272,7 @@ const std::map<std::string, void*> kTable = {
     ENTRY(cuFuncSetAttribute), ENTRY(cuOccupancyMaxActiveBlocksPerMultiprocessor),
     ENTRY(cuLaunchCooperativeKernel), ENTRY(cuStreamCreate), ENTRY(cuStreamDestroy),
     ENTRY(cuStreamSynchronize), ENTRY(cuEventCreate), ENTRY(cuEventDestroy), ENTRY(cuEventRecord),
-    ENTRY(cuEventQuery), ENTRY(cuEventElapsedTime),
+    ENTRY(cuEventQuery), ENTRY(cuEventElapsedTime), ENTRY(cuStreamWaitEvent),
 };
 }  // namespace
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -82,3 +83,38 @@ def test_captured_in_a_graph(network: Any) -> None:
             torch.testing.assert_close(second, network(x + 1.0) + want, rtol=2e-4, atol=2e-4)
             torch.testing.assert_close(compiled(x), network(x), rtol=2e-4, atol=2e-4)
     assert sum(len(p._captured) for p in PROGRAMS) == 2
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "bindings"])
+def test_streams_in_turn_and_other_threads(
+    network: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two streams in turn, each twice, then a thread whose driver has no context yet; parameters
+    that lie elsewhere each time.
+    """
+    from ark_cuda import again
+
+    if not compiled:
+        monkeypatch.setattr(again, "_module", lambda: None)
+    call = torch.compile(network, backend=backend)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    first = next(network.parameters())
+    x, threads = torch.randn(8, 16, device="cuda"), ThreadPoolExecutor(1)
+
+    def check() -> None:
+        with torch.no_grad():
+            torch.testing.assert_close(call(x), network(x), rtol=2e-4, atol=2e-4)
+
+    def on(stream: Any) -> None:
+        with torch.cuda.stream(stream):
+            check()
+            check()
+        torch.cuda.current_stream().wait_stream(stream)
+
+    for number in range(4):
+        on(streams[number % 2])
+        first.data = first.data * 1.5
+        torch.cuda.synchronize()
+        threads.submit(check).result()
+    again_of = [p._streamed._again for p in PROGRAMS if p._streamed is not None]
+    assert any((a._quick is not None) == compiled for a in again_of)

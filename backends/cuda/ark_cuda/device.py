@@ -21,8 +21,9 @@ from ark.codegen.dialect import BoxMap
 from ark.errors import GpuError, SystemError
 from ark.machine import Machine
 from ark_cuda import boxes, machines, peer, probe
+from ark_cuda.again import CudaAgain
 from ark_cuda.driver import check, cu, current, words
-from ark_cuda.launches import CudaAgain, CudaLaunch, Events, Program, enqueue
+from ark_cuda.launches import CudaLaunch, Events, Program, enqueue
 
 _ATTRIBUTE = cu.CUdevice_attribute
 _FUNCTION = cu.CUfunction_attribute

@@ -1,5 +1,5 @@
 """Launches of loop kernels on an NVIDIA GPU, each between two events of a stream. Called by
-device.py.
+device.py and again.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from ark.backend.protocol import Grid
-from ark.errors import InvalidUsageError
-from ark_cuda.driver import check, cu, current
+from ark_cuda.driver import check, cu
 
 
 @dataclass(frozen=True)
@@ -92,42 +91,7 @@ class CudaLaunch:
         self._events.release(self._begin, self._end)
 
 
-class CudaAgain(CudaLaunch):
-    """See StreamDevice.again: what a launch needs is found once; an event marks the last one's end,
-    behind which the next one lies also where it is given another stream.
-    """
-
-    def __init__(self, events: Events, program: Program, params: np.ndarray, grid: Grid) -> None:
-        doing = f"launching the loop kernel on {events.label}"
-        super().__init__(events, events.take(doing), events.take(doing))
-        self._params = params
-        self._pointers = np.array([params.ctypes.data], np.uint64)
-        self._given = (program.function, *_dimensions(grid))
-        self._address = int(self._pointers.ctypes.data)
-        self._doing = doing
-        self._stream: int | None = None
-        self._queue = cu.CUstream(0)
-
-    def __call__(self, stream: int) -> None:
-        with current(self._events.context):
-            if stream != self._stream:
-                self._queue = cu.CUstream(stream)
-                if self._stream is not None:
-                    check(cu.cuStreamWaitEvent(self._queue, self._end, 0), self._doing)
-                self._stream = stream
-            made = cu.cuLaunchCooperativeKernel(*self._given, self._queue, self._address)
-            if made[0]:
-                check(made, self._doing)
-            made = cu.cuEventRecord(self._end, self._queue)
-            if made[0]:
-                check(made, self._doing)
-
-    def elapsed_ms(self) -> float:
-        """Launches that follow each other are not timed."""
-        raise InvalidUsageError("these launches are not timed; time them on the stream")
-
-
-def _dimensions(grid: Grid) -> tuple[int, ...]:
+def dimensions(grid: Grid) -> tuple[int, ...]:
     """Of the grid and of its blocks, x, y and z, and the dynamic shared memory."""
     return grid.processors, 1, 1, grid.threads, 1, 1, grid.shared_bytes
 
@@ -137,5 +101,5 @@ def enqueue(program: Program, params: bytes, grid: Grid, queue: Any, doing: str)
     values = np.frombuffer(params, np.uint8)
     pointers = np.array([values.ctypes.data], np.uint64)
     address = pointers.ctypes.data
-    given = (program.function, *_dimensions(grid))
+    given = (program.function, *dimensions(grid))
     check(cu.cuLaunchCooperativeKernel(*given, queue, address), doing)

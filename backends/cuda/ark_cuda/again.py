@@ -1,0 +1,95 @@
+"""Launches of one kernel that follow each other on a caller's streams, many a second. What one
+needs is found once, and the driver is called by a function that is compiled once (again.cpp); the
+bindings, which do the same where there is no compiler, take 1.6 us of Python's time for the three
+calls, and twice that where other work has emptied the caches in between. Called by device.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from types import ModuleType
+
+import numpy as np
+
+from ark import log
+from ark.backend import native
+from ark.backend.protocol import Grid
+from ark.errors import InvalidUsageError, SystemError
+from ark.runtime.extension import extension
+from ark_cuda.driver import check, cu, current
+from ark_cuda.launches import CudaLaunch, Events, Program, dimensions
+
+FUNCTIONS = ("cuCtxGetCurrent", "cuLaunchCooperativeKernel", "cuEventRecord")
+OTHER = -1  # of again.cpp
+
+
+class CudaAgain(CudaLaunch):
+    """See StreamDevice.again: an event marks the last one's end, behind which the next one lies
+    also where it is given another stream.
+    """
+
+    def __init__(self, events: Events, program: Program, params: np.ndarray, grid: Grid) -> None:
+        doing = f"launching the loop kernel on {events.label}"
+        super().__init__(events, events.take(doing), events.take(doing))
+        self._params = params
+        self._pointers = np.array([params.ctypes.data], np.uint64)
+        self._given = (program.function, *dimensions(grid))
+        self._address = int(self._pointers.ctypes.data)
+        self._doing = doing
+        self._stream: int | None = None
+        self._queue = cu.CUstream(0)
+        self._quick = self._launcher()
+
+    def _launcher(self) -> Callable[[int], int] | None:
+        module = _module()
+        if module is None:
+            return None
+        library = ctypes.CDLL("libcuda.so.1")
+        found = [ctypes.cast(getattr(library, f), ctypes.c_void_p).value for f in FUNCTIONS]
+        function, *grid = self._given
+        words = (self._events.context, function, self._end, self._address, *grid)
+        made: Callable[[int], int] = module.launcher(*found, *(int(w) for w in words))
+        return made
+
+    def __call__(self, stream: int) -> None:
+        if stream == self._stream and self._quick is not None:
+            code = self._quick(stream)
+            if code == 0:
+                return
+            if code != OTHER:
+                check((cu.CUresult(code),), self._doing)
+        self._launch(stream)
+
+    def _launch(self, stream: int) -> None:
+        """By the bindings: on another stream, or where another context is current."""
+        with current(self._events.context):
+            if stream != self._stream:
+                self._queue = cu.CUstream(stream)
+                if self._stream is not None:
+                    check(cu.cuStreamWaitEvent(self._queue, self._end, 0), self._doing)
+                self._stream = stream
+            check(
+                cu.cuLaunchCooperativeKernel(*self._given, self._queue, self._address), self._doing
+            )
+            check(cu.cuEventRecord(self._end, self._queue), self._doing)
+
+    def elapsed_ms(self) -> float:
+        """Launches that follow each other are not timed."""
+        raise InvalidUsageError("these launches are not timed; time them on the stream")
+
+
+@cache
+def _module() -> ModuleType | None:
+    """again.cpp, compiled."""
+    command = native.find_compiler()
+    if command is None:
+        return None
+    text = resources.files("ark_cuda").joinpath("again.cpp").read_text()
+    try:
+        return extension("ark_again", command, {"again.cpp": text}, (), "launches on a stream")
+    except SystemError as error:
+        log.info(f"launches on streams take longer: {error}")
+        return None
