@@ -395,14 +395,18 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
     rows = out.shape[0]
     kv_heads, context, _ = key.shape
     machine = lowering.machine
-    least = 32 if machine.variant.role(COMMUNICATE) else 64
+    streamed = 0
+    if fresh and _older(lowering, node):
+        streamed = _streamed(key, node.attrs["heads"] // kv_heads, machine)
+    # A processor of which the ring takes keys and values has a stage of them at least.
+    least = max(32, streamed) if machine.variant.role(COMMUNICATE) else 64
     splits = attention_splits(rows * batch, kv_heads, context, machine.processors, least)
     # All parts of a head are in shared memory when they are merged.
     part = 4 * (node.attrs["head_dim"] + 2)
     splits = max(1, min(splits, (machine.shared_bytes - machine.ring_bytes) // part))
     params = {**node.attrs, "kv_heads": kv_heads, "splits": splits}
     if fresh and _older(lowering, node):
-        params["streamed"] = _streamed(key, node.attrs["heads"] // kv_heads, machine)
+        params["streamed"] = streamed
     coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in range(kv_heads)]
     if splits == 1:
         lowering.emit("attention", params, [q, key, value, position, out, *fresh], coords)

@@ -78,6 +78,14 @@ def test_who_reads_in_place_streams_nothing(dtype: ark.DataType) -> None:
     assert not growing(decoder(offers_roles(), dtype=dtype, **options))
 
 
+def test_a_part_has_a_stage_at_least() -> None:
+    """Of 64 positions of a head of 64, though there are processors for parts of fewer."""
+    config = dataclasses.replace(WIDE, head_dim=64)
+    target = registry.machine("h100")
+    (made,) = make_plans(Shape(config, bf16, 640, 0), target, {"variant": "roles"})
+    assert {op.params["splits"] for op in made.ops if op.kind == "attention"} == {10}
+
+
 def test_a_head_has_no_more_parts_than_can_be_merged() -> None:
     """Many processors for few heads, beside a ring that leaves little: 24 parts of 34 floats."""
     target = dataclasses.replace(offers_roles().with_processors(64), shared_bytes=6 * 4096 + 3264)

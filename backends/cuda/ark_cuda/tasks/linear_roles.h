@@ -120,13 +120,18 @@ ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_
 }
 
 // The lead warp's poll, of row ROW: the packet that a processor far from this one is expected to
-// publish last; of shares one of each.
+// publish last. Of few elements in shares one of each, together; of more one of the rank's own,
+// then one of the rank before it: who begins to gather much before it is there takes the bandwidth
+// from the weights.
+constexpr int ARK_POLLED_TOGETHER = 4096;
 template <int K, int SHARES, int ROW, int PROCESSORS, class X>
 ARK_DEVICE void ark_linear_poll(ArkCtx& c, const ArkTask&, X input) {
   const int far = (static_cast<int>(c.processor) + PROCESSORS / 2) % PROCESSORS;
   const auto* last =
       input.p + ROW * K + (static_cast<ark_i64>(far + 1) * K + PROCESSORS - 1) / PROCESSORS - 1;
-  ark_poll_packet<SHARES>(c, last, X::system, K);
+  constexpr bool TOGETHER = SHARES * K <= ARK_POLLED_TOGETHER;
+  ark_poll_packet<TOGETHER ? SHARES : 1>(c, last, X::system, K);
+  if (SHARES > 1 && !TOGETHER) ark_poll_packet(c, last + (SHARES - 1) * K, X::system);
 }
 
 // coord: first and last+1 row of the weights, of type W, R rows of K to a stage, or one row in P
