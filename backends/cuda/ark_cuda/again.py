@@ -1,7 +1,7 @@
 """Launches of one kernel that follow each other on a caller's streams, many a second. What one
 needs is found once, and the driver is called by a function that is compiled once (again.cpp); the
-bindings, which do the same where there is no compiler, take 1.6 us of Python's time for the three
-calls, and twice that where other work has emptied the caches in between. Called by device.py.
+bindings, which do the same where there is no compiler, take 2.6 us more for the three calls, and
+twice that where other work has emptied the caches in between. Called by device.py.
 """
 
 from __future__ import annotations
