@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ark.ranges import Bytes, Count, LineBytes, MemoryBytes, Name, Rate, Threads, Word, Words
-from ark.variant import COMPUTE, Variant
+from ark.variant import COMPUTE, MOVE, Variant
 
 SMALL_SHARE = 0.55  # of its time that a loop of tiles smaller than large_tiles multiplies
 
@@ -67,6 +67,13 @@ class Machine:
     def warps(self) -> int:
         """Computing warps of a block."""
         return self.variant.role(COMPUTE)
+
+    @property
+    def lists(self) -> int:
+        """Task lists of a phase: one a processor, and where the variant has warps that move, behind
+        these one more each.
+        """
+        return self.processors * (2 if self.variant.role(MOVE) else 1)
 
     @property
     def threads(self) -> int:

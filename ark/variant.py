@@ -12,14 +12,15 @@ from dataclasses import dataclass
 
 from ark.ranges import Few, StageBytes, Threads, Word
 
-LOAD, COMPUTE, COMMUNICATE = "load", "compute", "communicate"
+LOAD, COMPUTE, COMMUNICATE, MOVE = "load", "compute", "communicate", "move"
 
 
 @dataclass(frozen=True)
 class Role:
     """Warps of a block that do one kind of work.
 
-    name: `compute`, `load` or `communicate`. warps: how many. registers: per thread of these warps
+    name: `compute`, `load`, `communicate` or `move`; who moves has a task list of its own, of
+    copies and sums, beside the processor's. warps: how many. registers: per thread of these warps
     where the hardware can divide them, 0 for what the compiler gives.
     """
 

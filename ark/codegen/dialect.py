@@ -71,9 +71,11 @@ class Dialect:
     warp there waits for a task's input; where one writes None, the body is in block form. loads: by
     task kind, writers of NAME_load, the half of a body that a loading thread runs in variants that
     have loading warps but no ring; loader: writes the source text of their loop, for the signatures
-    of all ops. enters: by task kind, whether the vendor's own body of the variant `block` begins
-    before its task's waits and calls ark_enter itself; it returns a bool then, and until that call
-    reads nothing but what the stream fetches. maps: by task kind, the box maps of its operands.
+    of all ops. moves: by task kind, writers of NAME_move(const ArkTask&), which the warps run that
+    have a task list of their own. enters: by task kind, whether the vendor's own body of the
+    variant `block` begins before its task's waits and calls ark_enter itself; it returns a bool
+    then, and until that call reads nothing but what the stream fetches. maps: by task kind, the
+    box maps of its operands.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Dialect:
     polls: Mapping[str, BodyWriter] = field(default_factory=dict)
     roles: str = ""
     loads: Mapping[str, BodyWriter] = field(default_factory=dict)
+    moves: Mapping[str, BodyWriter] = field(default_factory=dict)
     enters: Mapping[str, EnterRule] = field(default_factory=dict)
     maps: Mapping[str, MapRule] = field(default_factory=dict)
     loader: LoaderRule | None = None

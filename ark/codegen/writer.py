@@ -16,7 +16,7 @@ from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.signature import SHORT_PACKET, Signature
 from ark.plan.types import Plan, PlanOp
-from ark.variant import COMMUNICATE, LOAD
+from ark.variant import COMMUNICATE, LOAD, MOVE
 
 # What every kernel has of ark/codegen/device, in order.
 DEVICE = (
@@ -176,6 +176,8 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     entering: set[int] = set()  # bodies in block form that wait for their tasks themselves
     leads = bool(machine.variant.role(COMMUNICATE))
     loads = bool(machine.variant.role(LOAD)) and not machine.ring_bytes
+    moves = bool(machine.variant.role(MOVE)) and not machine.has("single_thread")
+    moved: set[int] = set()  # bodies of warps that move
     halves: set[int] = set()  # bodies with a loading half
     spares: set[int] = set()  # bodies that use no shared memory
     maps: list[tuple[BoxMap, ...]] = []
@@ -188,6 +190,14 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         if code is None:
             code = len(bodies)
             name = f"task_{code}_{op.kind}"
+            if moves and sig.params.get("moved"):
+                opcode[op.id] = seen[sig.key] = code
+                bodies.append(name)
+                moved.add(code)
+                maps.append(())
+                headers.update(dict.fromkeys(kinds.get(op.kind).headers()))
+                texts.append(_moved(name, op, sig, machine, dialect))
+                continue
             special = dialect.bodies.get(op.kind)
             text = special(name, sig, machine) if special else None
             common = "" if text else kinds.get(op.kind).source(name, sig, machine)
@@ -231,6 +241,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         f"// ark loop kernel, dialect {dialect.name}\n",
         "#define ARK_REMOTE 1\n" if far else "",
         "#define ARK_BODIES_ENTER 1\n" if entering else "",
+        "#define ARK_MOVERS 1\n" if moves else "",
         "#define ARK_LIMIT_FALLS 1\n" if _ends(plan, (*headers, *texts)) else "",
         _constants(machine, plan, scratch, phases),
         dialect.prelude,
@@ -247,12 +258,32 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
             entering,
             "  ark_task_begins(c);\n" if loads else "",
             _seldom(plan, opcode, phases[-1]) if leads else (),
+            moved,
         ),
         _dispatch_load(bodies, halves, spares) if loads else "",
+        _dispatch_move(bodies, moved) if moves else "",
         dialect.entry,
     ]
     text = "\n".join(part for part in parts if part)
     return Emitted(Source(text), tuple(opcode), scratch, tuple(bodies), tuple(maps))
+
+
+def _dispatch_move(bodies: Sequence[str], moved: set[int]) -> str:
+    """The switch over what warps that move run."""
+    lines = "".join(f"    case {i}u: {bodies[i]}_move(t); return;\n" for i in sorted(moved))
+    return (
+        "ARK_DEVICE void ark_dispatch_move(const ArkTask& t) {\n"
+        f"  switch (t.kind) {{\n{lines}    default: return;\n  }}\n}}\n"
+    )
+
+
+def _moved(name: str, op: PlanOp, sig: Signature, machine: Machine, dialect: Dialect) -> str:
+    """The body of an op whose tasks are all in lists of warps that move."""
+    write_body = dialect.moves.get(op.kind)
+    text = write_body(name, sig, machine) if write_body else None
+    if not text:
+        raise PlanError(f"op {op.name!r} is for warps that move, and they have no body for it")
+    return text
 
 
 def _short(signatures: Iterable[kinds.Signature]) -> bool:
@@ -293,15 +324,19 @@ def _dispatch(
     entering: set[int],
     first: str = "",
     seldom: Collection[int] = (),
+    moved: Collection[int] = (),
 ) -> str:
     """The switches over kinds. polls: with the variant `roles`, bodies that the
     lead warp polls for and that enter by themselves. entering: the same in the variant `block`.
     first: what happens before any body. seldom: bodies behind a call of their own, so that what
-    they need is not kept in registers, or spilled, where others run.
+    they need is not kept in registers, or spilled, where others run. moved: bodies that computing
+    warps do not run.
     """
     lines: dict[bool, list[str]] = {False: [], True: []}
     polling = []
     for i, name in enumerate(bodies):
+        if i in moved:
+            continue
         if polls is None and not entering:
             run = f"{name}(c, t); return true;"
         elif i in entering:

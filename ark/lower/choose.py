@@ -25,7 +25,7 @@ from ark.tasks.linear import (
     narrow_rows,
     sums_bytes,
 )
-from ark.variant import COMMUNICATE, LOAD, Variant
+from ark.variant import COMMUNICATE, LOAD, MOVE, Variant
 
 HELD = 1024  # bytes that one row's sums take, or what else several need
 
@@ -47,6 +47,14 @@ def choose(
             if variant is not None and _reads_prompts(nodes):
                 machines[phase] = dataclasses.replace(machine, variants=(variant,))
     return tuple(machines)
+
+
+def with_movers(machine: Machine, offered: Machine) -> Machine:
+    """The machine with a variant of the same name some of whose warps move, if that is offered."""
+    for variant in offered.variants:
+        if variant.name == machine.variant.name and variant.role(MOVE):
+            return dataclasses.replace(machine, variants=(variant,))
+    return machine
 
 
 def _boxed(variant: Variant) -> bool:

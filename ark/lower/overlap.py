@@ -21,14 +21,14 @@ from ark.lower.fuse import still
 from ark.plan.types import MAX_OPERANDS
 
 SUM, SHARE, GATHER = "matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmul"
+JOINED = (SUM, SHARE, GATHER)
 ONE_SHOT = "one_shot"
 
 
 def overlap(graph: Graph, options: Mapping[str, Any], kept: frozenset[int]) -> Graph:
     """A copy of the graph with such nodes. kept: ids of buffers that somebody else reads.
 
-    The option `overlap` asks for it. Each rank's part has a plan of its own then, and on two H100
-    the two ops one by one took less (docs/performance.md).
+    The option `overlap` asks for it; figures are in docs/performance.md.
     """
     wanted = bool(options.get("overlap"))
     far = len(set(options.get("hosts") or ())) > 1

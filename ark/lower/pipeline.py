@@ -17,14 +17,14 @@ from ark.errors import InvalidUsageError, PlanError
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.chains import join_chains
-from ark.lower.choose import choose
+from ark.lower.choose import choose, with_movers
 from ark.lower.epilogues import join_epilogues
 from ark.lower.fuse import fuse
 from ark.lower.gathers import own_first
 from ark.lower.narrow import narrow
 from ark.lower.nodes import begins_alone, lower_nodes, meets_peers
 from ark.lower.normed import join_norms
-from ark.lower.overlap import overlap
+from ark.lower.overlap import JOINED, overlap
 from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
 from ark.lower.regions import join_regions
@@ -102,6 +102,8 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
         part, more = spread(part, target, chosen, kept)
         nodes += part.nodes
         received |= more
+    if len(machines) == 1 and any(n.type in JOINED for n in nodes):
+        machines = (with_movers(machines[0], machine),)
     private.nodes = in_waves(nodes, machines) if chosen.get("fuse", True) else nodes
     waves = private.nodes != nodes
     return Prepared(private, machines, chosen, tuple(packings), received, alone, ended, waves)

@@ -17,7 +17,7 @@ from ark.lower.tiling import box_coords, split
 from ark.ops.communication import copy_box, dense, move
 from ark.plan.groups import Group
 from ark.tasks import expression
-from ark.tasks.combine import tiles
+from ark.tasks.combine import moved, tiles
 
 LANE_RATE = 6e3  # bytes a microsecond that a processor combines and sends, on an H100
 LANE_BYTES = 64 << 10  # of a task of a processor that does nothing else
@@ -50,6 +50,10 @@ class Product:
         # Those of the idle that wait for copies.
         self.copiers = self.idle[: -(-len(self.idle) // 2) if self.copies else 0]
         self._round = (0, 0, 0)  # the number of its first tile, how many it has, who begins
+        # Lists of warps that move, if what they move while others multiply is done before these.
+        count = lowering.machine.processors
+        moved = lowering.machine.lists > count and self.rounds >= self.world and not self.copies
+        self.movers = range(count + begin, count + end) if moved else range(0)
 
     def _tile(self) -> tuple[int, int]:
         machine, a = self.lowering.machine, self.a
@@ -72,6 +76,8 @@ class Product:
         tile = (min(self.high, rows), self.wide)
         coords = box_coords((1, 1, *out.shape), (1, 1, *tile))
         group = matrix_group(tile[0], self.depth, a.dtype.itemsize)
+        if self.movers:  # so that rows are done when a round is
+            group = min(group, max(1, len(self.computing) // self.across()))
         coords.sort(key=lambda c: (c[2] // (group * tile[0]), c[3], c[2]))
         transposes = {name: bool(attrs[name]) for name in ("transpose_a", "transpose_b")}
         params: dict[str, object] = {**transposes, "tile": list(tile)}
@@ -113,6 +119,17 @@ class Product:
         self._turn += count - taken
         return lanes
 
+    def moving(self, count: int) -> list[int]:
+        """Lists of warps that move, for so many tasks of like size."""
+        lanes = [self.movers[(self._turn + i) % len(self.movers)] for i in range(count)]
+        self._turn += count
+        return lanes
+
+    def is_last(self, number: int) -> bool:
+        """Is a tile, by its number, of those that processors multiply last?"""
+        last = -(-self._dealt // len(self.computing)) - 1
+        return number // len(self.computing) == last
+
     def chunks(self, rows: int, width: int, nbytes: int, itemsize: int) -> list[Chunks]:
         """By row of tiles of a band: how its elements are cut; both ends of a put agree."""
         return [
@@ -128,9 +145,25 @@ class Product:
     def share_bytes(self, band: int, last: bool) -> int:
         """Bytes of a task that combines or sends a part of a band."""
         machine = self.lowering.machine
-        if self.idle and not last:
+        if self.movers or (self.idle and not last):
             return LANE_BYTES
         return tile_bytes(ENGINES[THREADS], machine, band)
+
+    def put(self, source: IrTensor, target: IrTensor, cut: list[Chunks], suffix: str) -> Group:
+        """What is cut so to a peer, by the warps that move; a counter for each row of tiles."""
+        lowering = self.lowering
+        coords = [chunk for row in cut for chunk in row]
+        operands = [lowering.flat(source), lowering.flat(target)]
+        params = {"element": moved(source.dtype), "moved": True}
+        group = lowering.emit("combine", params, operands, coords, suffix)
+        group.lanes = self.moving(len(coords))
+        peer = target.buffer.rank
+        group.sends = [
+            (lowering.semaphore(peer, f"{target.buffer.name}.{i}"),)
+            for i, row in enumerate(cut)
+            for _ in row
+        ]
+        return group
 
     def copy(self, source: IrTensor, target: IrTensor, rows: int, width: int, suffix: str) -> Group:
         """Rows to a peer by the proxy: few copies, as each is waited for."""

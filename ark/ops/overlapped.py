@@ -40,7 +40,9 @@ class _Sum(Product):
         self.residuals = [lowering.flat(t) for t in node.inputs[2:]]
         self.flat = lowering.flat(self.out)
         least = min(self._tile_rows(owner) for owner in range(self.world))
-        self.rounds = max(1, min(self.rounds, least))
+        self.rounds = 1 if self.movers else max(1, min(self.rounds, least))
+        self._products: IrTensor | None = None
+        self._last_rows: set[int] = set()  # rows of own tiles that are multiplied last
         self.direct = self.everywhere and self.out.buffer.arena == "symmetric"
 
     def _copied(self, round_index: int) -> bool:
@@ -74,7 +76,8 @@ class _Sum(Product):
         for round_index in range(self.rounds):
             bands = [self._band(owner, round_index) for owner in range(self.world)]
             count = sum(-(-(end - begin) // self.high) for begin, end in bands) * self.across()
-            self.begin_round(count, count // self.world * round_index)
+            if not self.movers:
+                self.begin_round(count, count // self.world * round_index)
             for step in (*range(1, self.world), 0):
                 own = self._multiply(round_index, step)
             if round_index:
@@ -96,11 +99,19 @@ class _Sum(Product):
         shape = (end - begin, self.columns)
         a = part(self.a, int(bool(self.node.attrs["transpose_a"])), begin, end - begin)
         if step == 0:
-            made = lowering.temp(shape, self.dtype, f"{self.name}.{round_index}.own")
-            self.multiply(a, made, f".{round_index}")
+            made = self._made(shape, begin, f"{round_index}.own")
+            first = self._dealt
+            group = self.multiply(a, made, f".{round_index}")
+            tiles = enumerate(group.coords, first)
+            self._last_rows = {c[2] // self.high for i, c in tiles if self.is_last(i)}
             return made
         back = self.world - step
         made = self._received(round_index, back, shape, owner)
+        if self.movers:
+            sent = self._made(shape, begin, f"{round_index}.to+{step}")
+            self.multiply(a, sent, f".{round_index}.for+{step}")
+            self.put(sent, made, self._cut(owner, round_index), f".{round_index}.put+{step}")
+            return made
         if self._copied(round_index):
             sent = lowering.temp(shape, self.dtype, f"{self.name}.{round_index}.to+{step}")
             self.multiply(a, sent, f".{round_index}.for+{step}")
@@ -115,6 +126,17 @@ class _Sum(Product):
             (lowering.semaphore(owner, f"{made.name}.{c[2] // self.high}"),) for c in group.coords
         ]
         return made
+
+    def _made(self, shape: tuple[int, int], begin: int, name: str) -> IrTensor:
+        """Where a band's products are stored here. Those that are sent while others are multiplied
+        are parts of one tensor, or the later would wait for the memory of the earlier.
+        """
+        if not self.movers:
+            return self.lowering.temp(shape, self.dtype, f"{self.name}.{name}")
+        if self._products is None:
+            whole = (self.rows, self.columns)
+            self._products = self.lowering.temp(whole, self.dtype, f"{self.name}.made")
+        return part(self._products, 0, begin, shape[0])
 
     def _received(
         self, round_index: int, step: int, shape: Sequence[int], owner: int = -1
@@ -152,24 +174,31 @@ class _Sum(Product):
             outs += [self._there(round_index, step, begin, end) for step in steps]
         order = [(other - self.rank) % self.world for other in range(self.world)]
         cut = self._cut(self.rank, round_index)
-        coords = [chunk for row in cut for chunk in row]
-        rows = [i for i, row in enumerate(cut) for _ in row]
         params = {"element": self.dtype.name, "op": "sum", "order": order, "outputs": len(outs)}
-        group = lowering.emit("combine", params, [*shares, *outs], coords, f".{round_index}.sum")
-        nbytes = (coords[0][1] - coords[0][0]) * self.dtype.itemsize
-        group.lanes = self.others(len(coords), nbytes, round_index == self.rounds - 1)
-        across = 1 if self._copied(round_index) else self.across()
-        group.awaits = [
-            tuple((lowering.semaphore(self.rank, f"{t.name}.{i}"), across) for t in received)
-            for i in rows
-        ]
-        if told:
-            group.sends = [
-                tuple(
-                    lowering.semaphore(self.peer(s), self._told(round_index, s, i)) for s in steps
+        last = round_index == self.rounds - 1
+        split = min(self._last_rows, default=len(cut)) if self.movers else 0
+        for early, rows in ((True, range(split)), (False, range(split, len(cut)))):
+            if not rows:
+                continue
+            lo, hi = cut[rows[0]][0][0], cut[rows[-1]][-1][1]
+            operands = [part(t, 0, lo, hi - lo) for t in (*shares, *outs)]
+            coords = [(a - lo, b - lo) for i in rows for a, b in cut[i]]
+            suffix = f".{round_index}.sum{'.early' if early else ''}"
+            chosen = {**params, "moved": True} if early else params
+            group = lowering.emit("combine", chosen, operands, coords, suffix)
+            nbytes = (coords[0][1] - coords[0][0]) * self.dtype.itemsize
+            group.lanes = (
+                self.moving(len(coords)) if early else self.others(len(coords), nbytes, last)
+            )
+            for i in (row for row in rows for _ in cut[row]):
+                parts = self._parts(cut, i, round_index)
+                group.awaits.append(
+                    tuple((lowering.semaphore(self.rank, f"{t.name}.{i}"), parts) for t in received)
                 )
-                for i in rows
-            ]
+                if told:
+                    names = [self._told(round_index, s, i) for s in steps]
+                    peers = [self.peer(s) for s in steps]
+                    group.sends.append(tuple(map(lowering.semaphore, peers, names)))
         for step in steps if self.everywhere and not told else ():
             there = self._there(round_index, step, begin, end)
             copied = self.copy(
@@ -180,6 +209,12 @@ class _Sum(Product):
                 tuple(lowering.semaphore(peer, self._told(round_index, step, i)) for i in rows)
                 for rows in self.copied(end - begin)
             ]
+
+    def _parts(self, cut: list[Chunks], row: int, round_index: int) -> int:
+        """By how many tasks a row of tiles comes from a peer."""
+        if self.movers:
+            return len(cut[row])
+        return 1 if self._copied(round_index) else self.across()
 
     def _told(self, round_index: int, step: int, row: int) -> str:
         """The counter of the rank `step` on for a row of tiles that this one has summed."""

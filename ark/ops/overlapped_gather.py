@@ -41,7 +41,7 @@ class _Gathered(Product):
             for step in steps
         }
         high = -(-self.share // self.high)
-        rounds = max(1, min(self.rounds, high))
+        rounds = 1 if self.movers else max(1, min(self.rounds, high))
         cuts = [min(self.share, high * i // rounds * self.high) for i in range(rounds + 1)]
         for begin, end in itertools.pairwise(cuts):
             for step, source in received.items():
@@ -58,6 +58,9 @@ class _Gathered(Product):
         target = lowering.graph.tensor(
             self.own.shape, self.own.dtype, arena="symmetric", rank=peer, name=name
         )
+        if self.movers:
+            self.put(self.own, target, self.cut, f".put+{step}")
+            return
         coords = [chunk for row in self.cut for chunk in row]
         rows = [i for i, row in enumerate(self.cut) for _ in row]
         suffix = f".put+{step}"

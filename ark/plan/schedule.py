@@ -134,10 +134,10 @@ class _PhaseRun:
         self.s = schedule
         self.number = number
         self.machine = schedule.machines[number]
-        processors = self.machine.processors
-        self.lists: list[list[int]] = [[] for _ in range(processors)]
-        self.order = Ordering(processors)
-        self.now = [START] * processors  # the clock that each processor's next task starts with
+        lists = self.machine.lists
+        self.lists: list[list[int]] = [[] for _ in range(lists)]
+        self.order = Ordering(lists)
+        self.now = [START] * lists  # the clock that each list's next task starts with
         self.rotation = 0
         self.groups: list[tuple[PlanOp, Group, Signature]] = []
         self.waits: list[Waits] = []  # by task
@@ -207,9 +207,9 @@ class _PhaseRun:
         for number in reversed(need.sets):
             needed = self.order.sets[number]
             for lane, end in zip(needed.lanes.tolist(), needed.ends.tolist(), strict=True):
-                if len(self.lists[lane]) == end and not self.order.waits(
-                    self.now[lane], need, lane
-                ):
+                if lane >= self.machine.processors or len(self.lists[lane]) != end:
+                    continue
+                if not self.order.waits(self.now[lane], need, lane):
                     return int(lane)
         return None
 
@@ -219,7 +219,7 @@ class _PhaseRun:
         """
         if group.lanes:
             return np.array(group.lanes, np.int64)
-        begin, end = group.processors or (0, len(self.lists))
+        begin, end = group.processors or (0, self.machine.processors)
         processors = end - begin
         share = np.arange(count, dtype=np.int64)
         if group.granularity is not None:
@@ -228,7 +228,7 @@ class _PhaseRun:
         if count > processors:
             share = share * processors // count
         lanes = begin + (self.rotation + share) % processors
-        self.rotation = (self.rotation + count) % len(self.lists)
+        self.rotation = (self.rotation + count) % self.machine.processors
         return lanes
 
     def _pair(self, group: Group, first: int) -> None:

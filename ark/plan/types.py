@@ -236,6 +236,11 @@ class Plan:
         return int(self.machine["processors"])
 
     @property
+    def lists(self) -> int:
+        """The most task lists that a phase has."""
+        return max(len(phase.processors) for phase in self.phases)
+
+    @property
     def variant(self) -> str:
         """The kernel variant of the last phase, by name."""
         return self.variant_of(len(self.phases) - 1)

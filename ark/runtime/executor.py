@@ -144,7 +144,7 @@ class Executor(PlanMemory):
         )
         self._control = self._alloc(layout.control(0, [0] * (len(plan.phases) - 1)).nbytes)
         self._trace_records = trace_records
-        self._trace_bytes = trace_records * plan.processors * layout.dtype("ArkTrace").itemsize
+        self._trace_bytes = trace_records * plan.lists * layout.dtype("ArkTrace").itemsize
         traced = self._trace_bytes * len(self.kernels)
         self._trace = self._alloc(traced) if traced else None
 
@@ -411,7 +411,7 @@ class Executor(PlanMemory):
             raise InvalidUsageError("tracing is off; make the executor with trace_records > 0")
         kind = layout.dtype("ArkTrace")
         data = self.device.read(self._trace.address, self._trace.nbytes).view(kind)
-        rows = data.reshape(len(self.kernels), self.plan.processors, self._trace_records)
+        rows = data.reshape(len(self.kernels), self.plan.lists, self._trace_records)
         return [row[row["end"] != 0] for row in np.concatenate(rows, axis=1)]
 
     def _meet(self, what: str) -> None:

@@ -38,7 +38,9 @@ class Kernel:
         return self.machine.threads, scratch_bytes + self.machine.ring_bytes
 
     def grid(self, processors: int) -> Grid:
-        """Its launch on so many processors."""
+        """Its launch on so many processors. Where these have one thread, who moves is one more."""
+        if self.machine.has("single_thread"):
+            processors = self.machine.with_processors(processors).lists
         return Grid(processors, *self._block)
 
 

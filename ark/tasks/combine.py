@@ -3,7 +3,8 @@ the receipt of one; with several it adds, multiplies or compares them in the ord
 
 params: element (a name of ELEMENTS: what the operands' bytes are), op (a name of OPS), divide (what
 the result is divided by), order (the shares that are combined first, in this order; the others
-follow in theirs), outputs (how many get the result, one by default; several are plain memory).
+follow in theirs), outputs (how many get the result, one by default; several are plain memory),
+moved (its tasks are in lists of warps that move).
 operands: shares..., outputs..., all of one dimension; each is plain memory, dense and of one type,
 or packets: a receive buffer (uint32 words, four of which hold 16 bytes of elements), or fp32
 activations. coord: first and last+1 element of the operands' type; what is neither the end nor a
@@ -67,6 +68,7 @@ class CombineParams(Params, frozen=True):
     divide: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 1
     order: tuple[Place, ...] = ()
     outputs: Annotated[int, msgspec.Meta(ge=1, le=MAX_OPERANDS)] = 1
+    moved: bool = False
 
 
 def moved(dtype: DataType) -> str:
@@ -100,7 +102,7 @@ class Combine(TaskKind):
             sorted(order) == list(range(len(order))) and len(order) <= shares(sig),
             f"the order {list(order)} does not name its first shares, each once",
         )
-        first, size = self._first(sig), self._size(sig)
+        first, size = self._first(sig), unit(sig)
         element = ELEMENTS[sig.params["element"]]
         for index, operand in enumerate(sig.operands):
             need(
@@ -134,12 +136,8 @@ class Combine(TaskKind):
         """The operand in whose elements coordinates count: plain memory if there is any."""
         return next((o for o in sig.operands if not o.packet), sig.operands[0])
 
-    def _size(self, sig: Signature) -> int:
-        """Bytes of a unit of the coordinates."""
-        return by_name(self._first(sig).dtype).itemsize
-
     def _packets_of(self, sig: Signature, operand: OperandType) -> int:
-        nbytes = self._first(sig).shape[0] * self._size(sig)
+        nbytes = self._first(sig).shape[0] * unit(sig)
         return words(nbytes) if operand.dtype == RECEIVE else nbytes // 4
 
     def able(self, sig: Signature, operand: OperandType) -> bool:
@@ -148,7 +146,7 @@ class Combine(TaskKind):
         )
 
     def places(self, sig: Signature) -> Places:
-        step = CHUNK // self._size(sig)
+        step = CHUNK // unit(sig)
         return Places((range(0, self._first(sig).shape[0], step),), span=True)
 
     def in_place(self, sig: Signature) -> frozenset[int]:
@@ -161,7 +159,7 @@ class Combine(TaskKind):
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         begin, end = coord
-        size = self._size(sig)
+        size = unit(sig)
         found = []
         for index, operand in enumerate(sig.operands):
             lo, hi = begin, end
@@ -192,7 +190,7 @@ class Combine(TaskKind):
             pointers = (f"ARK_POINTER({kind}, {text.address(sig, i)})" for i in places)
             given = f"ArkEach<{kind}, {outputs(sig)}>{{{{{', '.join(pointers)}}}}}"
         plain = [i for i, o in enumerate(sig.operands) if not o.packet]
-        constants = [element.storage, OPS[sig.params.get("op", "sum")], self._size(sig)]
+        constants = [element.storage, OPS[sig.params.get("op", "sum")], unit(sig)]
         return text.call(
             name,
             "ark_combine",
@@ -203,6 +201,12 @@ class Combine(TaskKind):
                 *(share(i) for i in terms),
             ],
         )
+
+
+def unit(sig: Signature) -> int:
+    """Bytes of a unit of the coordinates: an element of plain memory if there is any."""
+    first = next((o for o in sig.operands if not o.packet), sig.operands[0])
+    return by_name(first.dtype).itemsize
 
 
 def outputs(sig: Signature) -> int:

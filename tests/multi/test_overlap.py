@@ -5,6 +5,7 @@ signal is missing.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable, Iterator
 from functools import reduce
@@ -14,15 +15,18 @@ import pytest
 
 import ark
 from ark.lower.engines import DMA
-from ark.plan.types import Plan
+from ark.machine import Machine
+from ark.plan.types import Plan, Task
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
+from ark.variant import MOVE, Role
 from tests.multi.test_collectives import build, devices, keep
 from tests.ranks import ThreadRanks, run_ranks
 from tests.slow import slow
 from tests.unit.plan.shapes import machine, replace_task
 
 ITERATIONS = 3
+ROUNDS = "rounds"  # in which a GPU multiplies it
 SHAPES = {
     # rows, columns, depth, type, transposes
     "ragged": (203, 133, 24, ark.fp32, False, True),
@@ -30,6 +34,7 @@ SHAPES = {
     "bfloat": (264, 160, 32, ark.bf16, False, False),
     "few rows": (9, 64, 16, ark.fp32, False, True),
 }
+LARGE = {ROUNDS: (4096, 4096, 64, ark.bf16, False, True)}
 Body = Callable[[int], object]
 
 
@@ -47,7 +52,7 @@ def body(world: int, what: str, symmetric: bool = False) -> Body:
     """Both matrices of small whole numbers, of which one grows with the iteration. What is added
     to a sum differs from rank to rank.
     """
-    rows, columns, depth, dtype, turn_a, turn_b = SHAPES[what]
+    rows, columns, depth, dtype, turn_a, turn_b = (SHAPES | LARGE)[what]
     place = {"world_size": world}
 
     def make(rank: int) -> None:
@@ -79,7 +84,7 @@ def body(world: int, what: str, symmetric: bool = False) -> Body:
 
 
 def inputs(world: int, what: str) -> list[dict[str, np.ndarray]]:
-    rows, columns, depth, _, turn_a, turn_b = SHAPES[what]
+    rows, columns, depth, _, turn_a, turn_b = (SHAPES | LARGE)[what]
     made = []
     for rank in range(world):
         rng = np.random.default_rng(rank)
@@ -100,7 +105,7 @@ def inputs(world: int, what: str) -> list[dict[str, np.ndarray]]:
 
 
 def expected(world: int, what: str, rank: int) -> dict[str, np.ndarray]:
-    *_, turn_a, turn_b = SHAPES[what]
+    *_, turn_a, turn_b = (SHAPES | LARGE)[what]
     given = inputs(world, what)
     right = [x["b"].T if turn_b else x["b"] for x in given]
     left = [(x["a"].T if turn_a else x["a"]) + ITERATIONS for x in given]
@@ -117,11 +122,29 @@ def expected(world: int, what: str, rank: int) -> dict[str, np.ndarray]:
     }
 
 
-def results(name: str, world: int, what: str, **options: object) -> list[dict[str, np.ndarray]]:
-    """By rank what was kept, after some iterations."""
+def moving(target: Machine) -> Machine:
+    """The machine, some of whose warps can move what others multiply; in small tiles, so that it
+    multiplies for some rounds.
+    """
+    first = target.variants[0]
+    with_lists = dataclasses.replace(first, roles=(*first.roles, Role(MOVE, 1)))
+    return dataclasses.replace(target, variants=(first, with_lists), tile=(32, 64))
+
+
+def moved(plan: Plan) -> list[Task]:
+    """The tasks of the lists behind the processors'."""
+    return [t for listed in plan.phases[0].processors[plan.processors :] for t in listed]
+
+
+def results(
+    name: str, world: int, what: str, moves: bool = False, **options: object
+) -> list[dict[str, np.ndarray]]:
+    """By rank what was kept, after some iterations. moves: on machines whose warps can."""
     with devices(name, world) as (opened, target):
+        target = moving(target) if moves and name == "cpu" else target
         plans = build(world, body(world, what), target, **{"overlap": True, **options})
         verify(plans)
+        assert any(moved(plan) for plan in plans) == moves
         given = inputs(world, what)
 
         def run(ranks: ThreadRanks) -> dict[str, np.ndarray]:
@@ -151,7 +174,7 @@ def check(name: str, world: int, what: str, **options: object) -> None:
     """Sums of few whole numbers are exact in fp32: there the ops one by one have NumPy's bits."""
     fused = results(name, world, what, **options)
     wanted = [expected(world, what, rank) for rank in range(world)]
-    exact = SHAPES[what][3] is ark.fp32
+    exact = (SHAPES | LARGE)[what][3] is ark.fp32
     apart = wanted if exact else results(name, world, what, overlap=False)
     for rank in range(world):
         for label, values in wanted[rank].items():
@@ -167,6 +190,13 @@ def check(name: str, world: int, what: str, **options: object) -> None:
 @pytest.mark.parametrize("what", sorted(SHAPES))
 def test_on_cpu_ranks(what: str) -> None:
     check("cpu", 3 if what == "ragged" else 2, what)
+
+
+@pytest.mark.parametrize("what", ["bfloat", "half", "ragged"])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=slow), pytest.param(4, marks=slow)])
+def test_lists_of_those_that_move(what: str, world: int) -> None:
+    """On a CPU they are processors more."""
+    check("cpu", world, what, moves=True)
 
 
 @slow
@@ -191,6 +221,37 @@ def test_on_emulated_amd(what: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"overlap": DMA}], ids=["stores", "copies"])
 def test_on_cuda(options: dict[str, object]) -> None:
     check("cuda", 2, "bfloat", **options)
+
+
+def test_on_cuda_in_rounds() -> None:
+    check("cuda", 2, ROUNDS, moves=True)
+
+
+def test_on_cuda_who_moves_gives_up_when_its_budget_is_over() -> None:
+    with devices("cuda", 2) as (opened, target):
+        plans = build(2, body(2, ROUNDS), target, overlap=True)
+        lists = plans[0].phases[0].processors
+        far = {c.id for c in plans[0].counters if c.system}
+        place = next(
+            (0, lane, i)
+            for lane in range(plans[0].processors, len(lists))
+            for i, task in enumerate(lists[lane])
+            if any(c in far for c, _ in task.waits)
+        )
+        waits = tuple((c, n + (c in far)) for c, n in lists[place[1]][place[2]].waits)
+        plans[0] = replace_task(plans[0], place, waits=waits)
+
+        def run(ranks: ThreadRanks) -> str:
+            backend, device = ark.backend.registry.get("cuda"), opened[ranks.rank]
+            plan = plans[ranks.rank]
+            with (
+                Executor(plan, backend, device, ranks=ranks, budget_s=0.5) as executor,
+                pytest.raises(ark.GpuError) as failed,
+            ):
+                executor.start(1).wait(30.0)
+            return str(failed.value)
+
+        assert "processor" in run_ranks(2, run)[0]
 
 
 def overlapped(target: object, **options: object) -> list[Plan]:
@@ -235,8 +296,9 @@ def damaged(plan: Plan) -> Iterator[Plan]:
                     yield replace_task(plan, (0, processor, place), **changed)
 
 
-def test_without_a_signal_or_a_wait_a_plan_is_refused() -> None:
-    plans = overlapped(machine(3, warps=4))
+@pytest.mark.parametrize("target", [machine(3, warps=4), moving(machine(3, warps=4))])
+def test_without_a_signal_or_a_wait_a_plan_is_refused(target: Machine) -> None:
+    plans = overlapped(target)
     verify(plans)
     count = 0
     for changed in damaged(plans[0]):

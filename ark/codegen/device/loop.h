@@ -38,6 +38,11 @@ ARK_DEVICE bool ark_enter(ArkCtx& c) {
 }
 #endif
 
+#if defined(ARK_MOVERS)
+// Leader: warps with a list of their own may begin the iteration too.
+ARK_DEVICE void ark_movers_begin(ark_u32 iteration);
+#endif
+
 // The loop of the variant `block`: all computing threads take each task together.
 ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
@@ -69,6 +74,9 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       if (go) ark_open_iteration(c, iteration, phases, range, stage_base);
     }
     if (!ark_all(go)) return;
+#if defined(ARK_MOVERS)
+    if (leader) ark_movers_begin(iteration);
+#endif
     for (ark_u32 i = range.task_begin; i < end; ++i) {
       const ArkTask& task = loop.tasks[i % ARK_SLOTS];
       if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);

@@ -65,11 +65,12 @@ ARK_DEVICE ArkControl* ark_control(const ArkParams* p) {
 ARK_DEVICE ArkHost* ark_host(const ArkParams* p) { return ARK_POINTER(ArkHost, p->host); }
 
 // Records the first failure of this launch for the host and raises the abort word for everybody.
-ARK_COLD void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected, ark_u32 seen) {
+// at: the running task's place in the table.
+ARK_DEVICE void ark_report(const ArkCtx& c, ark_u32 at, ark_u32 why, ark_u32 counter,
+                           ark_u32 expected, ark_u32 seen) {
   ArkControl* control = ark_control(ARK_PARAMS(c));
   if (ark_cas(&control->error, 0u, why) == 0u) {
     ArkHost* host = ark_host(ARK_PARAMS(c));
-    const ark_u32 at = ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP;
     const ArkTask* task = ARK_POINTER(const ArkTask, ARK_PARAMS(c)->tasks) + at;
     host->error_task = at == ARK_NO_TASK ? 0xffffffffu : task->index;
     host->error_op = at == ARK_NO_TASK ? 0xffffffffu : task->op;
@@ -81,6 +82,10 @@ ARK_COLD void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected
     ark_store_host(&host->error, why);
   }
   ark_add_release(&control->abort, 1u, false);
+}
+ARK_COLD void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected, ark_u32 seen) {
+  const ark_u32 at = ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP;
+  ark_report(c, at, why, counter, expected, seen);
   ark_give_up(c);
 }
 

@@ -215,15 +215,15 @@ def _check_counters(rank_set: RankSet, plan: Plan) -> None:
 def _check_lists(rank_set: RankSet, plan: Plan) -> None:
     """Every processor has a task list in every phase, every op that is named exists."""
     phase_of: dict[int, int] = {}
-    processors = machine_of(plan).processors
     offered = len(plan.machine["variants"])
     for number, phase in enumerate(plan.phases):
         if phase.variant >= offered:
             raise refuse(f"phase {phase.name!r} runs under variant {phase.variant} of {offered}")
-        if len(phase.processors) != processors:
+        machine = machine_of(plan, number)
+        if len(phase.processors) != machine.lists:
             raise refuse(
                 f"phase {phase.name!r} has {len(phase.processors)} task lists for "
-                f"{processors} processors"
+                f"{machine.processors} processors"
             )
         for op in rank_set.listing(plan.rank, number).by_op:
             if not 0 <= op < len(plan.ops):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import resources
 
 from ark.codegen.dialect import Dialect
-from ark_cuda.tasks import BODIES, HEADERS, LOADER, LOADS, MAPS, POLLS, SCRATCH
+from ark_cuda.tasks import BODIES, HEADERS, LOADER, LOADS, MAPS, MOVES, POLLS, SCRATCH
 
 
 def _text(name: str) -> str:
@@ -31,5 +31,6 @@ def dialect(arch: str) -> Dialect:
         roles=_text("roles.h"),
         loads=LOADS,
         maps=MAPS,
+        moves=MOVES,
         loader=LOADER,
     )

@@ -29,10 +29,16 @@ extern "C" __global__ void __launch_bounds__(ARK_BLOCK_THREADS, 1)
 #endif
   ark_stream_close();
 #elif defined(ARK_HAS_LOADER)
+#if defined(ARK_MOVERS)
+  if (threadIdx.x == 0) ark_movers_open(&shared_params);
+#endif
   ark_matrix_open();
   if (ark_warp() >= ARK_WARPS) {
     ark_matrix_loads_only();
     if (threadIdx.x == 32 * ARK_WARPS) ark_matrix_run(&shared_params, blockIdx.x, ark_shared);
+#if defined(ARK_MOVERS)
+    if (ark_warp() > ARK_WARPS) ark_move_run(&shared_params);
+#endif
     return;
   }
   ark_matrix_computes();

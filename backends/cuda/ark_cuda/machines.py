@@ -12,7 +12,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from ark.machine import Machine
-from ark.variant import COMMUNICATE, COMPUTE, LOAD, Role, Variant, block
+from ark.variant import COMMUNICATE, COMPUTE, LOAD, MOVE, Role, Variant, block
 
 GIB = 1 << 30
 STAGE = 16384
@@ -27,12 +27,15 @@ RESERVED = 2048
 def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ...]:
     """What a machine with so many ring slots can run; without slots it reads operands in place.
 
-    warpgroups: it multiplies matrices by them: two compute, one thread of a third loads.
+    warpgroups: it multiplies matrices by them: two compute, one thread of a third loads, and where
+    products meet collectives three warps of that one move.
     """
     if not slots:
         return (block(WARPS),)
-    roles = (Role(COMPUTE, 8, 232), Role(LOAD, 4, 40))  # 12 warps begin with 168 each
-    matrix = (Variant("matrix", roles),) if warpgroups else ()
+    # 12 warps begin with 168 each.
+    alone = Variant("matrix", (Role(COMPUTE, 8, 232), Role(LOAD, 4, 40)))
+    moving = Variant("matrix", (Role(COMPUTE, 8, 224), Role(LOAD, 1, 56), Role(MOVE, 3, 56)))
+    matrix = (alone, moving) if warpgroups else ()
     ring = {"stages": slots, "stage_bytes": STAGE, "in_flight": in_flight, "row_slice": ROW_SLICE}
     made = (block(WARPS, 1, **ring),)
     if slots < ROLE_WARPS:

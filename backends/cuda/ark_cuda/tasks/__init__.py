@@ -2,7 +2,8 @@
 
 BODIES: their writers. HEADERS: the device code that they stand on. POLLS: what the lead warp of the
 variant `roles` waits for. SCRATCH: the shared memory that they need. LOADS: the halves that the
-loading thread of the variant `matrix` runs; LOADER: its loop. MAPS: their operands' tensor maps.
+loading thread of the variant `matrix` runs; LOADER: its loop. MOVES: what the warps of that variant
+run that move. MAPS: their operands' tensor maps.
 Called through the dialect.
 """
 
@@ -18,6 +19,7 @@ from ark_cuda.tasks import (
     linear,
     linear_roles,
     matmul,
+    moves,
     switch,
     wgmma,
 )
@@ -46,6 +48,7 @@ POLLS: Mapping[str, BodyWriter] = {
     "linear": linear.poll,
 }
 LOADS: Mapping[str, BodyWriter] = {"attention_tiles": attention_tiles.load, "matmul": wgmma.load}
+MOVES: Mapping[str, BodyWriter] = {"combine": moves.write}
 LOADER: LoaderRule = wgmma.loader
 MAPS: Mapping[str, MapRule] = {
     "attention_tiles": attention_tiles.maps,

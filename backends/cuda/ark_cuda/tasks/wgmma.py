@@ -18,7 +18,7 @@ from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import expression, text
 from ark.tasks.matmul import deal, dims, finish, k_range, outputs, part_of_k, place_names
-from ark.variant import COMPUTE, LOAD
+from ark.variant import COMPUTE, LOAD, MOVE
 
 HEIGHTS, WIDTHS = (64, 128), (32, 64, 128, 256)
 LINE = 128  # bytes of k in a stage, of each row
@@ -91,7 +91,7 @@ def loader(signatures: Sequence[Signature], machine: Machine) -> str:
         f"constexpr int ARK_LOAD_REGISTERS = {machine.variant.registers(LOAD)};\n"
         f"constexpr int ARK_COMPUTE_REGISTERS = {machine.variant.registers(COMPUTE)};\n"
         f"{files.joinpath('matrix.h').read_text()}"
-    )
+    ) + (files.joinpath("movers.h").read_text() if machine.variant.role(MOVE) else "")
 
 
 def _matmul_here(sig: Signature, machine: Machine) -> bool:

@@ -1,0 +1,42 @@
+"""Copies and sums by the warps that move in the variant `matrix`: the bodies of `combine` for plain
+memory, inlined into their loop. Called through the dialect.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from ark.machine import Machine
+from ark.plan.kind import Signature
+from ark.tasks import text
+from ark.tasks.combine import ELEMENTS, OPS, outputs, shares, unit
+from ark_cuda.tasks.wgmma import once
+
+
+def write(name: str, sig: Signature, machine: Machine) -> str | None:
+    """The function NAME_move; None where an operand holds packets."""
+    if any(o.packet for o in sig.operands):
+        return None
+    element = ELEMENTS[sig.params["element"]].storage
+    last = shares(sig)
+    order = sig.params.get("order", ())
+    terms = [*order, *range(len(order), last)]
+
+    def pointers(const: str, indices: list[int]) -> str:
+        listed = (f"ARK_POINTER({const}{element}, {text.address(sig, i)})" for i in indices)
+        return f"{{{', '.join(listed)}}}"
+
+    to = pointers("", list(range(last, len(sig.operands))))
+    constants = (
+        *(element, OPS[sig.params.get("op", "sum")], unit(sig), sig.params.get("divide", 1)),
+        *(last, outputs(sig)),
+    )
+    moved = f"ArkMoved<{element}, {last}, {outputs(sig)}>"
+    every = list(range(len(sig.operands)))
+    header = resources.files("ark_cuda.tasks").joinpath("moves.h").read_text()
+    return once("ARK_MOVES", header) + (
+        f"ARK_DEVICE void {name}_move(const ArkTask& t) {{\n"
+        f"  ark_move<{', '.join(map(str, constants))}>(\n"
+        f"      t, ark_aligned({text.addresses(sig, every)}),\n"
+        f"      {moved}{{{pointers('const ', terms)}, {to}}});\n}}\n"
+    )
