@@ -95,3 +95,66 @@ ARK_DEVICE void ark_combine_norm(ArkCtx& c, const ArkTask& t, bool aligned, T* s
                                       shares...);
   }
 }
+
+// The same of shares in plain memory, at multiples of 16 bytes: ROWS rows at a time, whose loads
+// are under way together, HELD chunks of each a thread.
+template <typename T, int K, int HELD, int ROWS, typename O, typename W, typename... Shares>
+ARK_DEVICE void ark_combine_norm_plain(ArkCtx& c, const ArkTask& t, T* sum, O* normed,
+                                       const W* weight, float eps, Shares... shares) {
+  constexpr int MANY = static_cast<int>(16 / sizeof(T)), CHUNKS = K / MANY;
+  constexpr int SHARES = static_cast<int>(sizeof...(Shares));
+  const T* const from[SHARES] = {shares.p...};
+  float* folds = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  const int end = t.coord[1] / K;
+  int parity = 0;
+  for (int row = t.coord[0] / K; row < end; row += ROWS) {
+    const auto there = [&](int r, int h) {
+      return row + r < end && h * ARK_THREADS + ark_tid() < CHUNKS;
+    };
+    const auto place = [&](int r, int h) {
+      return (static_cast<ark_i64>(row + r) * CHUNKS + h * ARK_THREADS + ark_tid()) * MANY;
+    };
+    // Cleared: what is read before it is written would be alive in all other bodies of the loop
+    // too.
+    ArkPack<T, MANY> v[ROWS][HELD][SHARES] = {};
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+      for (int h = 0; h < HELD; ++h) {
+        if (!there(r, h)) continue;
+#pragma unroll
+        for (int s = 0; s < SHARES; ++s) v[r][h][s] = ark_load_pack<MANY>(from[s] + place(r, h));
+      }
+    }
+    float kept[ROWS][HELD][MANY] = {}, total[ROWS] = {};
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+      for (int h = 0; h < HELD; ++h) {
+        if (!there(r, h)) continue;
+        ArkPack<T, MANY> made = {};
+#pragma unroll
+        for (int i = 0; i < MANY; ++i) {
+          float joined = ark_get(v[r][h][0].v, i);
+#pragma unroll
+          for (int s = 1; s < SHARES; ++s) joined += ark_get(v[r][h][s].v, i);
+          ark_put(made.v, i, joined);
+          kept[r][h][i] = ark_get(made.v, i);
+          total[r] += kept[r][h][i] * kept[r][h][i];
+        }
+        ark_store_pack<MANY>(sum + place(r, h), made);
+      }
+    }
+    ark_fold<ArkAddFold, ARK_WARPS>(total, folds, parity);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const float factor = ark_rsqrt(total[r] / static_cast<float>(K) + eps);
+#pragma unroll
+      for (int h = 0; h < HELD; ++h) {
+        if (!there(r, h)) continue;
+        const W* scale = weight + (h * ARK_THREADS + ark_tid()) * MANY;
+        ark_store_normed(normed + place(r, h), scale, kept[r][h], factor, true);
+      }
+    }
+  }
+}

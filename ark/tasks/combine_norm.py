@@ -21,6 +21,7 @@ from ark.tasks import text
 from ark.tasks.combine import CHUNK, ELEMENTS, RECEIVE, WORDS, Place, words
 
 HELD = 32  # elements of a row that a thread keeps in registers
+MOST_ROWS, MOST_CHUNKS = 4, 24
 FOLDS = 128  # bytes of shared memory for a warp's sums
 FLOAT_ELEMENTS = ("fp32", "fp16", "bf16")
 
@@ -118,6 +119,16 @@ class CombineNorm(TaskKind):
         each = -(-chunks // (machine.lanes * machine.warps))
         return each if each * CHUNK // self._size(sig) <= HELD else 0
 
+    def _rows(self, sig: Signature, machine: Machine) -> int:
+        """Rows whose loads are under way together, where all shares are in plain memory that this
+        rank caches; 0 elsewhere.
+        """
+        shares, held = sig.operands[:-3], self._held(sig, machine)
+        apart = any(o.packet or o.system for o in shares)
+        if machine.has("single_thread") or not held or apart:
+            return 0
+        return min(MOST_ROWS, MOST_CHUNKS // (held * len(shares)))
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         count = len(sig.operands) - 3
         order = sig.params.get("order", ())
@@ -130,19 +141,25 @@ class CombineNorm(TaskKind):
             return f"ArkShare<{kind}, {scope}>{{ARK_POINTER({kind}, {text.address(sig, index)})}}"
 
         plain = [i for i, o in enumerate(sig.operands) if not o.packet]
-        return text.call(
-            name,
-            "ark_combine_norm",
-            [storage, sig.params["columns"], self._held(sig, machine)],
-            [
-                f"ark_aligned({text.addresses(sig, plain)})",
-                text.pointer(sig, count + 1, const=False),
-                text.pointer(sig, count + 2, const=False),
-                text.pointer(sig, count),
-                text.literal(sig.params["eps"]),
-                *(share(i) for i in (*order, *range(len(order), count))),
-            ],
+        aligned = f"ark_aligned({text.addresses(sig, plain)})"
+        held, rows = self._held(sig, machine), self._rows(sig, machine)
+        columns = sig.params["columns"]
+        results = (
+            text.pointer(sig, count + 1, const=False),
+            text.pointer(sig, count + 2, const=False),
         )
+        rest = (
+            *results,
+            text.pointer(sig, count),
+            text.literal(sig.params["eps"]),
+            *(share(i) for i in (*order, *range(len(order), count))),
+        )
+        usual = text.called("ark_combine_norm", (storage, columns, held), (aligned, *rest))
+        body = f"  {usual};\n"
+        if rows:
+            together = text.called("ark_combine_norm_plain", (storage, columns, held, rows), rest)
+            body = f"  if ({aligned}) {{\n    {together};\n    return;\n  }}\n{body}"
+        return f"ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{\n{body}}}\n"
 
 
 register(CombineNorm())

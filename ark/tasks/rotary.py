@@ -152,7 +152,7 @@ class RopeKv(TaskKind):
         if not packs_fit(sig):
             return text.call(name, "ark_rope_kv", (rows,), given)
         return (
-            f"ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{\n"
+            f"ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{\n"
             f"  if (ark_aligned({text.addresses(sig, (0, 1, 4, 5))})) {{\n"
             f"    {text.called('ark_rope_kv_packs', (rows,), given)};\n"
             f"  }} else {{\n    {text.called('ark_rope_kv', (rows,), given)};\n  }}\n}}\n"
