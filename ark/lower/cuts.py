@@ -26,6 +26,7 @@ FEW_TILES = 64  # of 64 by 64, which leave half of an H100 idle
 SMALL_LOAD_RATE = 110e3
 LOAD_RATE = 68e3  # what a processor loads while all do: L2 gives 8.7 TB/s
 FOLD_US, EACH_PART_US = 2.0, 0.1  # parts are handed over to those who add them up
+NORMED_US, MOST_NORMED = 2.0, 2  # a norm of parts against that of a sum; more parts brought nothing
 KEPT, FOLD_RATE = 6e6, 1.6e6  # bytes of parts that L2 keeps, and what is written and read of more
 
 
@@ -65,9 +66,17 @@ def _few_tiles(shape: Sequence[int]) -> bool:
 
 
 def predicted_us(
-    cut: Cut, shape: Sequence[int], depth: int, itemsize: int, machine: Machine
+    cut: Cut,
+    shape: Sequence[int],
+    depth: int,
+    itemsize: int,
+    machine: Machine,
+    normed: bool = False,
 ) -> float:
-    """About how long the product takes; only comparisons of cuts mean something."""
+    """About how long the product takes; only comparisons of cuts mean something.
+
+    normed: whoever adds parts up norms the rows, which somebody has to read anyway.
+    """
     rows, columns = shape[2], shape[3]
     tiles = shape[0] * shape[1] * -(-rows // cut.rows) * -(-columns // cut.columns) * cut.parts
     high = min(cut.rows, -(-rows // 8) * 8)
@@ -82,7 +91,9 @@ def predicted_us(
     )
     steps = math.ceil(math.ceil(depth * itemsize / LINE) / cut.parts)
     fold = 0.0
-    if cut.parts > 1:
+    if cut.parts > 1 and normed:
+        fold = NORMED_US
+    elif cut.parts > 1:
         moved = 8.0 * cut.parts * rows * columns
         fold = FOLD_US + EACH_PART_US * cut.parts + max(0.0, moved - KEPT) / FOLD_RATE
     return -(-tiles // machine.processors) * steps * step + fold
@@ -96,13 +107,19 @@ def choose_cut(
     parts: bool,
     measured: Mapping[str, Sequence[int]],
     narrow: bool = False,
+    normed: bool = False,
 ) -> Cut:
-    """The cut of a product; measured: cuts by `key`, for what they were found to be fastest."""
+    """The cut of a product; measured: cuts by `key`, for what they were found to be fastest.
+
+    normed: a norm of its rows follows.
+    """
     able = candidates(shape, depth, itemsize, parts, narrow)
     known = measured.get(key(shape, depth, itemsize))
     if known is not None and Cut(*known) in able:
         return Cut(*known)
-    return min(able, key=lambda c: predicted_us(c, shape, depth, itemsize, machine))
+    if normed:
+        able = [c for c in able if c.parts <= MOST_NORMED]
+    return min(able, key=lambda c: predicted_us(c, shape, depth, itemsize, machine, normed))
 
 
 FEW = 1 << 15  # multiplications that a processor does in the time of a hand-over

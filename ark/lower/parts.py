@@ -1,7 +1,7 @@
 """The parts of a product and the rmsnorm of their sum: whoever adds up a row norms it, so that the
 sum is not read again. A residual may be added too, and the sum is written for others.
 
-Called by the lowering of rmsnorm, whose place is just behind the product's.
+Called by the lowering of rmsnorm, whose place is just behind the product's, and of products.
 """
 
 from __future__ import annotations
@@ -25,6 +25,20 @@ def sum_of_parts(count: int) -> list:
     for i in range(1, count):
         tree = ["add", tree, expression.leaf(i)]
     return tree
+
+
+def is_normed(lowering: Lowering, node: Node) -> bool:
+    """Is the next node an rmsnorm of a product's rows, which can be one with the sum of parts?"""
+    nodes = [n for n in lowering.graph.nodes if not n.virtual]
+    after = next((i + 1 for i, n in enumerate(nodes) if n.id == node.id), len(nodes))
+    if after == len(nodes):
+        return False
+    norm, made = nodes[after], node.outputs[0]
+    return (
+        (norm.type, norm.placement) == ("rmsnorm", node.placement)
+        and norm.inputs[0].buffer.id == made.buffer.id
+        and made.dtype == fp32
+    )
 
 
 def norm_sum(lowering: Lowering, node: Node) -> bool:

@@ -18,7 +18,7 @@ from ark.lower.context import Lowering
 from ark.lower.cuts import Cut, choose_cut, choose_tile, matrix_group, tiles_together
 from ark.lower.merge import join, joins, part, widen
 from ark.lower.overlap import SHARE, SUM
-from ark.lower.parts import ADDED, sum_of_parts
+from ark.lower.parts import ADDED, is_normed, sum_of_parts
 from ark.lower.registry import get, register
 from ark.lower.tiling import (
     box_coords,
@@ -222,7 +222,8 @@ def _lower_large(
         several = alone and all(len(t.shape) <= 2 for t in tensors) and "gated" not in node.attrs
         measured = lowering.options.get("cuts", {})
         narrow = bool(node.attrs["transpose_b"])
-        cut = choose_cut(shape, depth, a.dtype.itemsize, machine, several, measured, narrow)
+        size, normed = a.dtype.itemsize, is_normed(lowering, node)
+        cut = choose_cut(shape, depth, size, machine, several, measured, narrow, normed)
     tile = min(cut.rows, shape[2]), cut.columns
     group = matrix_group(tile[0], depth, a.dtype.itemsize)
     params = _product(node) | {"tile": list(tile)}
