@@ -1,0 +1,43 @@
+"""Rows that are embedded in two types at once, as round_rows asks for: both hold the table's rows."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import numpy as np
+
+import ark
+from ark.backend import registry
+from ark.frontend.model import Model, use_model
+from ark.ir.dtype import bf16, int32
+from ark.lower.pipeline import plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+
+
+def test_rows_are_embedded_in_both_types(backend: str) -> None:
+    model = Model(0, 1)
+    with use_model(model):
+        tokens = ark.tensor([12], int32, name="tokens")
+        table = ark.parameter([9, 70], bf16, name="table")
+        position = ark.tensor([1], int32, name="position")
+        ark.embed(tokens, table, position, rows=3, name="rows")
+    graph = model.graph
+    node = next(n for n in graph.nodes if n.type == "embed")
+    again = graph.tensor((3, 70), bf16, name="again")
+    graph.nodes[graph.nodes.index(node)] = dataclasses.replace(node, outputs=(*node.outputs, again))
+    rng = np.random.default_rng(5)
+    rows = rng.standard_normal((9, 70)).astype(bf16.numpy)
+    ids, place = rng.integers(0, 9, 12).astype(np.int32), np.array([2], np.int32)
+    right = rows[ids[2:5]]
+    with contextlib.closing(registry.get(backend).open(0)) as device:
+        made = plan(graph, device.machine, {"packets": False})
+        verify([made])
+        with Executor(made, registry.get(backend), device) as executor:
+            executor.write("tokens", ids)
+            executor.write("table", rows)
+            executor.write("position", place)
+            executor.start(1).wait()
+            assert np.array_equal(executor.read("rows").reshape(3, 70), right.astype(np.float32))
+            assert np.array_equal(executor.read("again").reshape(3, 70), right)
