@@ -1,4 +1,4 @@
-"""Rows that are embedded in two types at once, as round_rows asks for: both hold the table's rows."""
+"""Rows that are embedded in two types at once (ark.lower.rounded): both hold the table's."""
 
 from __future__ import annotations
 
