@@ -1,10 +1,11 @@
 // Weights on their way to L2 while the operand stream's ring is full (stream.h).
 
 // While the ring is full, the weights that come next go to L2, so that the memory does not stand
-// still while processors wait for each other: so many stages at most, one each so many clocks. They
-// would be evicted first otherwise, which is what the copy to shared memory makes of them.
+// still while processors wait for each other: so many stages at most, one each so many clocks;
+// boxes more slowly, which delay exchanges more. The policy is the ordinary one: the copy to shared
+// memory is what makes lines the first to leave.
 constexpr ark_u32 ARK_PREFETCHED = 8u;
-constexpr ark_u32 ARK_PREFETCH_CLOCKS = 700u;
+constexpr ark_u32 ARK_PREFETCH_CLOCKS = ARK_STREAM_CUTS ? 1200u : 700u;
 constexpr ark_u64 ARK_PREFETCH_POLICY = 0x1000000000000000ull;
 
 // The records of a processor's fetches from `begin` on, 32 in `mine`, a lane each, and the next 32.

@@ -45,16 +45,14 @@ ARK_DEVICE bool ark_stream_begun(const ArkCtx& c) {
 }
 // A growing fetch: rows of two operands in each stage, as far as they are older than the iteration.
 // Caches are small beside the weights, or read but once: they keep the ordinary place in L2.
-// behind: the next fetch's record.
-ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkGrowth& g, ark_u32 length, ark_u32& issued,
-                                  ArkRecords& r, ark_u32 behind) {
+ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkGrowth& g, ark_u32 length, ark_u32& issued) {
   const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts);
   for (ark_u32 first = rows.begin; first < rows.end; first += g.step) {
     const ark_u32 slot = issued % ARK_RING_DEPTH;
     const ark_u32 end = rows.end < rows.newest ? rows.end : rows.newest;
     const ark_u32 left = first < end ? end - first : 0u;
     const ark_u32 bytes = (left < g.step ? left : g.step) * g.row;
-    if (!ark_slot_free_prefetching(slot, issued / ARK_RING_DEPTH, r, behind)) return false;
+    if (!ark_slot_free(slot, issued / ARK_RING_DEPTH)) return false;
     if (!ark_prepare_slot(c, slot, g.address, 2u * bytes)) return false;
     if (!ark_stream_landed(c, issued, ARK_IN_FLIGHT)) return false;
     if (ark_lane() == 0 && bytes != 0u) {
@@ -96,7 +94,7 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
           lengths = g.length;
           length = *reinterpret_cast<const volatile ark_u32*>(lengths);
         }
-        if (!ark_stream_growth(c, g, length, issued, r, first + k + 1u)) return false;
+        if (!ark_stream_growth(c, g, length, issued)) return false;
         continue;
       }
       const ark_u32 slot = issued % ARK_RING_DEPTH;
