@@ -35,12 +35,12 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dispatch = writer._dispatch
 
     def poisoning(
-        bodies: Sequence[str], polls: Any, entering: Any, first: str = "", seldom: Any = ()
+        bodies: Sequence[str], polls: Any, entering: Any, first: str = "", *others: Any
     ) -> str:
         if first:
-            return dispatch(bodies, polls, entering, first, seldom)
+            return dispatch(bodies, polls, entering, first, *others)
         written.append(len(bodies))
-        return POISON + dispatch(bodies, polls, entering, "  ark_poison_scratch(c);\n", seldom)
+        return POISON + dispatch(bodies, polls, entering, "  ark_poison_scratch(c);\n", *others)
 
     monkeypatch.setattr(writer, "_dispatch", poisoning)
     yield
