@@ -37,7 +37,6 @@ class _Sum(Product):
         super().__init__(lowering, node, node.attrs["rows"])
         self.everywhere = node.type == SUM
         self.dtype = self.out.dtype
-        self.residuals = [lowering.flat(t) for t in node.inputs[2:]]
         self.flat = lowering.flat(self.out)
         least = min(self._tile_rows(owner) for owner in range(self.world))
         self.rounds = 1 if self.movers else max(1, min(self.rounds, least))
@@ -166,7 +165,6 @@ class _Sum(Product):
         steps = range(1, self.world)
         received = [self._received(round_index, step, own.shape) for step in steps]
         shares = [lowering.flat(t) for t in (own, *received)]
-        shares += [self._rows_of(t, begin, end) for t in self.residuals]
         base = 0 if self.everywhere else self._owned(self.rank)[0]
         outs = [self._rows_of(self.flat, begin - base, end - base)]
         told = self.everywhere and not self._copied(round_index)
