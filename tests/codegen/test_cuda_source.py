@@ -68,7 +68,7 @@ def test_the_loop_compiles(name):
 # decoder's bodies are, and of all functions, among them what a called one saves for its caller. Not
 # good, but no worse: who lowers one lowers the figure here. A prompt shares a kernel with `roles`
 # only where chunks are short; a decoder alone must not spill there (below).
-SPILLS = {("block", 0): (128, 128), ("block", 64): (212, 1428), ("roles", 64): (132, 788)}
+SPILLS = {("block", 0): (128, 128), ("block", 64): (212, 1428), ("roles", 64): (136, 788)}
 
 
 @slow  # the kernels that are shipped are below
