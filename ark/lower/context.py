@@ -33,6 +33,7 @@ class Lowering:
         self.alone = alone  # do ranks begin iterations by themselves?
         self.groups: list[Group] = []
         self.node: Node | None = None  # the one that is being lowered
+        self.next: Node | None = None  # the one behind it that makes tasks
         self.cut = False  # were its tasks cut as its hints say?
         self.shares: dict[int, Tensor] = {}  # by the buffer of logits that nobody gathers
         self._numbers: dict[str, int] = {}

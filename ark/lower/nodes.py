@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from ark.errors import PlanError
@@ -40,10 +41,9 @@ def lower_nodes(
     phase.
     """
     lowering = Lowering(graph, machines[0], options, alone)
-    for node in list(graph.nodes):
-        if node.virtual:
-            continue
-        lowering.node, lowering.machine = node, machines[node.phase]
+    nodes = [node for node in graph.nodes if not node.virtual]
+    for node, after in zip_longest(nodes, nodes[1:]):
+        lowering.node, lowering.next, lowering.machine = node, after, machines[node.phase]
         op = registry.get(node.type)
         lowering.cut = False
         if op.aliasing == "any":

@@ -29,13 +29,10 @@ def sum_of_parts(count: int) -> list:
 
 def is_normed(lowering: Lowering, node: Node) -> bool:
     """Is the next node an rmsnorm of a product's rows, which can be one with the sum of parts?"""
-    nodes = [n for n in lowering.graph.nodes if not n.virtual]
-    after = next((i + 1 for i, n in enumerate(nodes) if n.id == node.id), len(nodes))
-    if after == len(nodes):
-        return False
-    norm, made = nodes[after], node.outputs[0]
+    norm, made = lowering.next, node.outputs[0]
     return (
-        (norm.type, norm.placement) == ("rmsnorm", node.placement)
+        norm is not None
+        and (norm.type, norm.placement) == ("rmsnorm", node.placement)
         and norm.inputs[0].buffer.id == made.buffer.id
         and made.dtype == fp32
     )

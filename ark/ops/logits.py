@@ -68,13 +68,12 @@ def gives_logits(lowering: Lowering, node: Node) -> bool:
     a record has room for the places of few peers.
     """
     share, world = node.inputs[0], lowering.graph.world_size
-    nodes = [n for n in lowering.graph.nodes if not n.virtual]
-    after = next(i for i, n in enumerate(nodes, 1) if n.id == node.id)
     uses = sum(share.buffer.id in {t.buffer.id for t in n.inputs} for n in lowering.graph.nodes)
     product = makes_logits(lowering, node)
     return (
         product is not None
-        and [n.type for n in nodes[after : after + 1]] == ["sample"]
+        and lowering.next is not None
+        and lowering.next.type == "sample"
         and not lowering.alone
         and not lowering.far(*range(world))
         and share.shape[0] == 1

@@ -1,5 +1,5 @@
 """Python extensions of ark's own, compiled by the host's compiler when they are first needed and
-kept in the cache. Called by the proxy and by ark.interop.torch.
+kept in the cache. Called by the proxy, by ark.interop.torch and by backends.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from importlib.machinery import ExtensionFileLoader
 from types import ModuleType
 
+from ark import log
 from ark._version import __version__
 from ark.backend import native
 from ark.errors import SystemError
@@ -42,6 +44,22 @@ def extension(
         data, _ = native.shared_library(command, files, words, what)
         cache.store(cache.PROGRAMS, key, data)
     return _loaded(name, data, what)
+
+
+def optional(name: str, package: str, file: str, what: str, without: str) -> ModuleType | None:
+    """The module `name` of a package's C++ file; None if it cannot be made, for which there is
+    another way. what: names it in errors. without: what that costs, for the log.
+    """
+    command = native.find_compiler()
+    if command is None:
+        log.info(f"there is no C++ compiler; {without}")
+        return None
+    text = resources.files(package).joinpath(file).read_text()
+    try:
+        return extension(name, command, {file: text}, (), what)
+    except SystemError as error:
+        log.info(f"{without}: {error}")
+        return None
 
 
 def _loaded(name: str, data: bytes, what: str) -> ModuleType:

@@ -12,16 +12,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
 from ark import log
-from ark.backend import native
-from ark.errors import SystemError
-from ark.runtime.extension import extension
+from ark.runtime.extension import optional
 
 Look = Callable[[list[torch.Tensor]], "tuple[int, ...] | None"]
 
@@ -79,13 +76,10 @@ def _functions() -> tuple[int, ...] | None:
 @cache
 def _module() -> ModuleType | None:
     """look.cpp, compiled."""
-    command = native.find_compiler()
-    if command is None:
-        log.info("there is no C++ compiler; calls of torch modules take longer")
-        return None
-    text = resources.files("ark.interop.torch").joinpath("look.cpp").read_text()
-    try:
-        return extension("ark_look", command, {"look.cpp": text}, (), "a look at tensors")
-    except SystemError as error:
-        log.info(f"calls of torch modules take longer: {error}")
-        return None
+    return optional(
+        "ark_look",
+        "ark.interop.torch",
+        "look.cpp",
+        "a look at tensors",
+        "calls of torch modules take longer",
+    )

@@ -9,16 +9,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from importlib import resources
 from types import ModuleType
 
 import numpy as np
 
-from ark import log
-from ark.backend import native
 from ark.backend.protocol import Grid
-from ark.errors import InvalidUsageError, SystemError
-from ark.runtime.extension import extension
+from ark.errors import InvalidUsageError
+from ark.runtime.extension import optional
 from ark_cuda.driver import check, cu, current
 from ark_cuda.launches import CudaLaunch, Events, Program, dimensions
 
@@ -84,12 +81,10 @@ class CudaAgain(CudaLaunch):
 @cache
 def _module() -> ModuleType | None:
     """again.cpp, compiled."""
-    command = native.find_compiler()
-    if command is None:
-        return None
-    text = resources.files("ark_cuda").joinpath("again.cpp").read_text()
-    try:
-        return extension("ark_again", command, {"again.cpp": text}, (), "launches on a stream")
-    except SystemError as error:
-        log.info(f"launches on streams take longer: {error}")
-        return None
+    return optional(
+        "ark_again",
+        "ark_cuda",
+        "again.cpp",
+        "launches on a stream",
+        "launches on streams take longer",
+    )
