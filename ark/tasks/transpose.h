@@ -67,7 +67,8 @@ ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, cha
 
 // By one thread: strips of a square, as wide as a line of its cache, go through a buffer of its
 // own. The source's rows are often a power of two apart, so that one place of the cache serves them
-// all, and each line is read once.
+// all, and each line is read once. A backend that transposes blocks of 16 bytes by as many rows in
+// registers says ARK_HAS_BLOCKS.
 template <int SIDE, typename T, class Place>
 ARK_DEVICE void ark_transpose_alone(int squares, ark_i64 from_row, ark_i64 to_row,
                                     const Place& place) {
@@ -79,7 +80,19 @@ ARK_DEVICE void ark_transpose_alone(int squares, ark_i64 from_row, ark_i64 to_ro
     for (int first = 0; first < square.columns; first += WIDE) {
       const int wide = square.columns - first < WIDE ? square.columns - first : WIDE;
       if (wide == WIDE) {
-        for (int r = 0; r < square.rows; ++r) {
+        int done = 0;
+#if defined(ARK_HAS_BLOCKS)
+        if constexpr (sizeof(T) <= 2) {
+          constexpr int N = 16 / static_cast<int>(sizeof(T));
+          for (; done + N <= square.rows; done += N) {
+            for (int c = 0; c < WIDE; c += N) {
+              const T* from = square.from + done * from_row + first + c;
+              ark_transpose_block(from, from_row, &strip[c][done], SIDE);
+            }
+          }
+        }
+#endif
+        for (int r = done; r < square.rows; ++r) {
           const T* from = square.from + r * from_row + first;
           for (int c = 0; c < WIDE; ++c) strip[c][r] = from[c];
         }

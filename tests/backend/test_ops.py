@@ -280,6 +280,8 @@ def test_movement(backend: str) -> None:
             ((2, 3, 4, 5), [3, 1, 0, 2], ark.bf16),
             ((1, 7, 3), [2, 0, 1], ark.fp32),
             ((70, 90), [1, 0], ark.int32),
+            ((90, 170), [1, 0], ark.bf16),
+            ((85, 150), [1, 0], ark.int8),
         ]
     ]
     for dtype in FLOATS:

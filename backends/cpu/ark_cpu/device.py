@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -77,7 +78,7 @@ class CpuDevice:
             )
         try:
             handle = self._shared_file(size) if kind == "symmetric" else None
-            mapping = mmap.mmap(-1 if handle is None else handle, size)
+            mapping = _private(size) if handle is None else mmap.mmap(handle, size)
         except (OSError, ValueError, OverflowError) as error:
             raise SystemError(
                 f"{size / 1e6:.0f} MB of memory could not be mapped: {error}"
@@ -196,6 +197,18 @@ class CpuDevice:
             if handle is not None:
                 os.close(handle)
         self._maps.clear()
+
+
+def _private(size: int) -> mmap.mmap:
+    """Memory of this process alone, in huge pages where the system has them: ops that go from row
+    to row of a large matrix touch more small pages than the processor remembers the places of.
+    """
+    mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    if advice is not None:
+        with contextlib.suppress(OSError):  # a kernel without them
+            mapping.madvise(advice)
+    return mapping
 
 
 def _fresh_name(handle: int) -> str:

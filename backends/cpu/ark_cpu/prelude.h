@@ -227,3 +227,53 @@ ARK_DEVICE float ark_row_dot(const T* w, const float* x, int k) {
   for (int i = 0; i < k; ++i) total += ark_scalar(w, i) * x[i];
   return total;
 }
+
+// Squares of small elements transposed in registers of 16 bytes, a row each: in every round rows of
+// the upper half alternate, element by element, with those of the lower one.
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define ARK_HAS_BLOCKS 1
+typedef uint8_t ark_u8x16 __attribute__((vector_size(16)));
+typedef uint16_t ark_u16x8 __attribute__((vector_size(16)));
+template <int BYTES>
+struct ArkBlock;  // of elements of so many bytes
+template <>
+struct ArkBlock<1> {
+  typedef ark_u8x16 row;
+  ARK_DEVICE row low(row a, row b) {
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  }
+  ARK_DEVICE row high(row a, row b) {
+    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15,
+                                   31);
+  }
+};
+template <>
+struct ArkBlock<2> {
+  typedef ark_u16x8 row;
+  ARK_DEVICE row low(row a, row b) {
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+  }
+  ARK_DEVICE row high(row a, row b) {
+    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+  }
+};
+// Element [r][c] of 16 / sizeof(T) rows and columns, from[r * from_row + c], goes to
+// to[c * to_row + r].
+template <typename T>
+ARK_DEVICE void ark_transpose_block(const T* from, ark_i64 from_row, T* to, ark_i64 to_row) {
+  constexpr int N = 16 / static_cast<int>(sizeof(T));
+  typedef ArkBlock<static_cast<int>(sizeof(T))> block;
+  typename block::row row[N], mixed[N];
+  for (int i = 0; i < N; ++i) memcpy(&row[i], from + i * from_row, 16);
+  for (int rounds = 1; rounds < N; rounds *= 2) {
+    for (int i = 0; i < N / 2; ++i) {
+      mixed[2 * i] = block::low(row[i], row[i + N / 2]);
+      mixed[2 * i + 1] = block::high(row[i], row[i + N / 2]);
+    }
+    for (int i = 0; i < N; ++i) row[i] = mixed[i];
+  }
+  for (int i = 0; i < N; ++i) memcpy(to + i * to_row, &row[i], 16);
+}
+#endif
+#endif

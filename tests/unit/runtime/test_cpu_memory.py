@@ -1,0 +1,33 @@
+"""Memory of the CPU as a device."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from ark_cpu.device import CpuDevice
+
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def _flags(address: int) -> list[str]:
+    """What the system knows of the mapping that an address lies in."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            first, last = (int(bound, 16) for bound in bounds.groups())
+            inside = first <= address < last
+        elif inside and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    return []
+
+
+@pytest.mark.skipif(not HUGE.exists(), reason="this system has no huge pages to ask for")
+def test_device_memory_asks_for_huge_pages() -> None:
+    device = CpuDevice(0)
+    memory = device.alloc(8 << 20, "device")
+    flags = _flags(memory.address)
+    assert "hg" in flags and "sh" not in flags
+    device.free(memory)
+    device.close()
