@@ -173,6 +173,44 @@ def test_idle_it_sleeps_and_then_serves_at_once(alone: tuple) -> None:
     assert (memory[8:16] == 9).all()
 
 
+@pytest.mark.parametrize("size", [4, 40_000])
+def test_what_is_counted_as_served_has_arrived(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Over UCX, with as many puts at once as the FIFO holds: small ones are taken several in a row,
+    and one flush tells of them all.
+    """
+    command = native.find_compiler()
+    if command is None or not proxies.has_ucx(command):
+        pytest.skip("needs UCX")
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    device = registry.get("cpu").open(0)
+    words = size // 4
+    count = min(layout.FIFO_SLOTS, (8 << 20) // size)
+    memories = [device.alloc(count * size, "symmetric") for _ in range(2)]
+    made = [Proxy(device, 0) for _ in range(2)]
+    ways = [proxy.network(memory) for proxy, memory in zip(made, memories, strict=True)]
+    source, target = (memory.host.view(np.uint32) for memory in memories if memory.host is not None)
+    source[:] = np.arange(count * words) + 1
+    there = made[0].connect(1, ways[1])
+    made[1].connect(0, ways[0])
+    made[0].allow(memories[0].address, memories[0].nbytes)
+    for proxy in made:
+        proxy.restart()
+    for at in range(count):
+        push(made[0], at, memories[0].address + at * size, there.address + at * size, size)
+    made[0].wake()
+    assert made[0].fifo.host is not None
+    done = made[0].fifo.host.view(np.uint32)
+    end, seen, right = time.monotonic() + 60.0, 0, True
+    while right and seen < count and time.monotonic() < end:
+        seen = int(done[0])
+        right = bool((target[: seen * words] == source[: seen * words]).all())
+    said = made[0].error()
+    for proxy in made:
+        proxy.close()
+    device.close()
+    assert right and seen == count and not said
+
+
 @pytest.mark.parametrize("offset", [-1, (1 << 16) - 3, 1 << 40])
 def test_other_memory_is_refused_and_the_kernel_told_to_leave(alone: tuple, offset: int) -> None:
     proxy, memory, abort = alone

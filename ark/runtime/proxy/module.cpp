@@ -74,11 +74,25 @@ class Both : public ark::Engine {
     return done;
   }
 
+  bool stirred() override {
+#if defined(ARK_UCX)
+    if (ucx != nullptr) return ucx->stirred();
+#endif
+    return ark::Engine::stirred();
+  }
+
   void rest(std::chrono::microseconds most) override {
 #if defined(ARK_UCX)
     if (ucx != nullptr) return ucx->rest(most);
 #endif
     ark::Engine::rest(most);
+  }
+
+  void wake() override {
+#if defined(ARK_UCX)
+    if (ucx != nullptr) return ucx->wake();
+#endif
+    ark::Engine::wake();
   }
 
   void close() override {

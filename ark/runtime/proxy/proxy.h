@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <stdexcept>
@@ -42,9 +43,28 @@ class Engine {
                     uint64_t size) = 0;
   virtual void add(const Range& to, uint64_t target, uint32_t value) = 0;
   virtual uint32_t completed() = 0;
+  // Has anything come from outside since this was asked last?
+  virtual bool stirred() { return false; }
   // Nothing is to do: waits for at most so long, less where there is something from outside.
-  virtual void rest(std::chrono::microseconds most) { std::this_thread::sleep_for(most); }
+  virtual void rest(std::chrono::microseconds most) {
+    std::unique_lock<std::mutex> hold(resting_);
+    woken_.wait_for(hold, most, [this] { return awake_; });
+    awake_ = false;
+  }
+  // Ends a rest, or the next one; called by other threads.
+  virtual void wake() {
+    {
+      std::lock_guard<std::mutex> hold(resting_);
+      awake_ = true;
+    }
+    woken_.notify_one();
+  }
   virtual void close() {}
+
+ private:
+  std::mutex resting_;
+  std::condition_variable woken_;
+  bool awake_ = false;
 };
 
 class Proxy {
@@ -72,7 +92,10 @@ class Proxy {
   }
 
   // Something will be asked for soon.
-  void wake() { hurry_ = true; }
+  void wake() {
+    hurry_ = true;
+    engine_.wake();
+  }
 
   std::string error() {
     std::lock_guard<std::mutex> hold(lock_);
@@ -101,7 +124,10 @@ class Proxy {
     uint32_t taken = 0, done = 0;
     auto last = std::chrono::steady_clock::now();
     for (uint32_t idle = 0;; ++idle) {
-      if (take(taken)) {
+      // Several in a row, so that what completes them is asked for once; not so many that the
+      // first would wait for long.
+      uint64_t bytes = 0;
+      for (uint32_t i = 0; i < ROW && bytes < ROW_BYTES && take(taken, bytes); ++i) {
         ++taken;
         idle = 0;
       }
@@ -112,6 +138,7 @@ class Proxy {
         __atomic_store_n(&fifo_->done, done, __ATOMIC_RELEASE);
         idle = 0;
       }
+      if (engine_.stirred() || hurry_.exchange(false)) idle = 0;
       if (idle == 0) last = std::chrono::steady_clock::now();
       if (stopping_) {
         // Who waits for a dead peer's answer waits no longer than this.
@@ -119,16 +146,12 @@ class Proxy {
           return;
         }
       }
-      if (idle > 64) pause(last, idle, taken != done);
+      if (idle > 64) pause(last, taken != done);
     }
   }
 
   // Spins for a while, then gives the core away, then sleeps longer the longer there is nothing.
-  void pause(std::chrono::steady_clock::time_point last, uint32_t& idle, bool busy) {
-    if (hurry_.exchange(false)) {
-      idle = 0;
-      return;
-    }
+  void pause(std::chrono::steady_clock::time_point last, bool busy) {
     const auto since = std::chrono::steady_clock::now() - last;
     using std::chrono::microseconds;
     using std::chrono::milliseconds;
@@ -143,7 +166,8 @@ class Proxy {
     }
   }
 
-  bool take(uint32_t at) {
+  // Begins what the trigger at this place asks for, if there is one, and adds its size.
+  bool take(uint32_t at, uint64_t& bytes) {
     Trigger& slot = fifo_->slots[at % slots_];
     const uint32_t last = __atomic_load_n(&slot.size, __ATOMIC_ACQUIRE);
     const uint32_t lap = (at / slots_ & 1u) ^ 1u;
@@ -151,6 +175,7 @@ class Proxy {
     const uint64_t source = slot.source | static_cast<uint64_t>(slot.high & 0xffffu) << 32;
     const uint64_t target = slot.target | static_cast<uint64_t>(slot.high >> 16) << 32;
     const uint64_t size = last & 0x7fffffffu;
+    bytes += size;
     if (size == 0) {
       engine_.add(find(target, 4), target, static_cast<uint32_t>(source));
     } else {
@@ -169,6 +194,9 @@ class Proxy {
     throw std::runtime_error("a trigger names " + std::to_string(size) + " bytes at " +
                              std::to_string(address) + ", which is no memory of the plan");
   }
+
+  static constexpr uint32_t ROW = 16;
+  static constexpr uint64_t ROW_BYTES = 64 << 10;
 
   Fifo* fifo_;
   uint32_t slots_;

@@ -13,6 +13,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "proxy.h"
 
@@ -129,8 +130,7 @@ class Ucx {
 
   // Moves things on; operations that have ended, those of this host among them.
   uint32_t completed() {
-    while (ucp_worker_progress(worker_) != 0) {
-    }
+    while (ucp_worker_progress(worker_) != 0) stirred_ = true;
     if (!lost_.empty()) throw std::runtime_error(lost_);
     while (!late_.empty() && status(late_.front()) != UCS_INPROGRESS) drop(late_);
     while (!flying_.empty()) {
@@ -146,12 +146,16 @@ class Ucx {
     return done_;
   }
 
+  bool stirred() { return std::exchange(stirred_, false); }
+
   void rest(std::chrono::microseconds most) {
     if (ucp_worker_arm(worker_) != UCS_OK) return;  // something has come
     struct pollfd waited = {events_, POLLIN, 0};
     const struct timespec limit = {0, static_cast<long>(most.count()) * 1000};
     ppoll(&waited, 1, &limit, nullptr);
   }
+
+  void wake() { ucp_worker_signal(worker_); }
 
   // What an earlier launch has left under way is not counted, and keeps what it sends until it
   // ends.
@@ -215,6 +219,7 @@ class Ucx {
   std::vector<ucp_mem_h> memory_;
   std::deque<Flying> flying_, late_;
   std::string lost_;
+  bool stirred_ = false;
   static constexpr uint32_t MANY = 64;
   Peer* peer_ = nullptr;  // of those that no flush follows yet
   uint32_t open_ = 0, flushes_ = 0, done_ = 0;
