@@ -102,6 +102,15 @@ def test_no_access_takes_the_flat_path(listing: dict[str, str], arch: str) -> No
     assert "\tglobal_load" in listing[arch] and "\tds_" in listing[arch]
 
 
+def test_a_failure_is_recorded_in_one_place(listing: dict[str, str]) -> None:
+    """Who records one claims the record by an exchange. Nothing else of an empty plan's loop does,
+    and its waits are many.
+    """
+    text = listing["gfx942"]
+    assert text.count("\tglobal_atomic_cmpswap") == 1
+    assert text.count("\ts_swappc_b64") > 3
+
+
 def _before(text: str, mark: str, store: str) -> bool:
     """Whether every `mark` is followed by a `store` before the next branch target."""
     return re.search(rf"{mark}\n(?:\t(?!s_cbranch).*\n)*?\t{store}", text) is not None

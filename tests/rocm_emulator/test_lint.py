@@ -69,6 +69,17 @@ extern "C" __global__ __launch_bounds__(256) void system_ring(unsigned* flag, un
   ring<1>(flag, data);
 }
 """
+CALLS = (
+    HAND_OVER
+    + """
+__device__ __attribute__((noinline)) void tell(unsigned* flag) { publish<1>(flag, 1); }
+extern "C" __global__ void calling(unsigned* flag, unsigned* data) {
+  data[__builtin_amdgcn_workitem_id_x()] = 1;
+  if (data[300] != 0) tell(flag);
+  tell(flag + 1);
+}
+"""
+)
 
 MATRIX = """
 typedef float f4 __attribute__((ext_vector_type(4)));
@@ -154,6 +165,17 @@ def test_a_removed_cache_operation_is_found(arch: str, kernel: str, line: str, r
     text = assembly(HAND_OVER, arch)
     assert rules(text, arch, only) == set()
     assert rule in rules(without(text, line), arch, only)
+
+
+def test_what_a_called_function_publishes_is_held_against_its_caller() -> None:
+    only = Expectations(kernels=("calling",))
+    text = assembly(CALLS, "gfx942")
+    assert text.count("s_swappc_b64") == 2
+    assert rules(text, "gfx942", only) == set()
+    broken = lint(without(text, r"buffer_wbl2 sc0 sc1"), TARGETS["gfx942"], only)
+    assert [finding.rule for finding in broken] == ["release-write-back"]
+    alone = without(text, r"buffer_wbl2 sc0 sc1").replace("@rel32@lo", "@lo")
+    assert rules(alone, "gfx942", only) == set()
 
 
 def test_a_narrower_scope_is_found() -> None:

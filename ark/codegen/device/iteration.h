@@ -2,7 +2,7 @@
 
 // The host has told the loop to end: nobody begins another iteration, every wait gives up.
 ARK_COLD void ark_leave(ArkCtx& c) {
-  ArkControl* control = ark_control(ARK_PARAMS(c));
+  ArkControl* control = ark_control(ARK_GIVEN_PARAMS(ARK_GIVEN(c).p));
   ark_post_host(&control->limit, 0u);  // others are reading it
   ark_add_release(&control->abort, 1u, false);
   ark_add_release(&control->go, 0x40000000u, false);

@@ -17,7 +17,7 @@ constexpr ark_u32 ARK_FIFO_SLOTS = sizeof(ArkFifo{}.words) / sizeof(ArkTrigger);
 // One thread: asks the host to copy `size` bytes, or, with none, to add `source` to the counter at
 // `target`. Everything that the thread has seen comes before it. The position behind the trigger,
 // or 0 where the host has left no room within the budget.
-ARK_COLD bool ark_proxy_push(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size,
+ARK_BODY bool ark_proxy_push(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size,
                              ark_u32& behind) {
   const ArkParams* p = ARK_PARAMS(c);
   const ark_u32 at = ark_take_ticket(&ark_control(p)->fifo_head);

@@ -74,7 +74,7 @@ ARK_DEVICE bool ark_wait_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
 
 #if defined(ARK_REMOTE)
 // Counters of ranks on other hosts: device/proxy.h.
-ARK_COLD bool ark_proxy_push(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size,
+ARK_BODY bool ark_proxy_push(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size,
                              ark_u32& behind);
 #endif
 // A peer's counter over a link that carries stores alone. What this rank has signalled so far is

@@ -9,7 +9,7 @@
 
 // One thread: writes a request and tells the engine. `behind` is what the engine writes when it is
 // done. false where no room comes within the budget.
-ARK_COLD bool ark_queue_push(ArkCtx& c, ArkQueue* queue, ark_u64 source, ark_u64 target,
+ARK_BODY bool ark_queue_push(ArkCtx& c, ArkQueue* queue, ark_u64 source, ark_u64 target,
                              ark_u32 size, ark_u32& behind) {
   const ark_u64 budget = ARK_PARAMS(c)->budget_ns;
   const ark_u32 at = ark_take_ticket(&queue->head);
@@ -24,7 +24,7 @@ ARK_COLD bool ark_queue_push(ArkCtx& c, ArkQueue* queue, ark_u64 source, ark_u64
 }
 
 // One thread: copies bytes and waits until they are there; false if they do not come.
-ARK_COLD bool ark_queue_copy(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size) {
+ARK_BODY bool ark_queue_copy(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size) {
   ArkQueue* queue = ARK_POINTER(ArkQueue, ARK_PARAMS(c)->queue);
   ark_u32 behind = 0u;
   for (ark_u32 at = 0u; at < size; at += ARK_REQUEST_MOST) {

@@ -43,6 +43,15 @@ struct ArkCtx {
 #define ARK_SCRATCH(ctx) ((ctx).scratch)
 #define ARK_PARAMS(ctx) ((ctx).p)
 #endif
+// The same in a function that is called (ARK_COLD), where the backend knows less.
+#if !defined(ARK_GIVEN)
+#define ARK_GIVEN(ctx) (ctx)
+#define ARK_GIVEN_PARAMS(p) (p)
+#endif
+// Whether such a function must call no other one.
+#if !defined(ARK_COLD_IS_LEAF)
+#define ARK_COLD_IS_LEAF false
+#endif
 
 ARK_DEVICE bool ark_failed(const ArkCtx& c) {
   return (ark_warp_load(&c.warps[ark_warp()]) & ARK_GAVE_UP) != 0u;
@@ -68,10 +77,10 @@ ARK_DEVICE ArkHost* ark_host(const ArkParams* p) { return ARK_POINTER(ArkHost, p
 // at: the running task's place in the table.
 ARK_DEVICE void ark_report(const ArkCtx& c, ark_u32 at, ark_u32 why, ark_u32 counter,
                            ark_u32 expected, ark_u32 seen) {
-  ArkControl* control = ark_control(ARK_PARAMS(c));
+  ArkControl* control = ark_control(ARK_GIVEN_PARAMS(c.p));
   if (ark_cas(&control->error, 0u, why) == 0u) {
-    ArkHost* host = ark_host(ARK_PARAMS(c));
-    const ArkTask* task = ARK_POINTER(const ArkTask, ARK_PARAMS(c)->tasks) + at;
+    ArkHost* host = ark_host(ARK_GIVEN_PARAMS(c.p));
+    const ArkTask* task = ARK_POINTER(const ArkTask, ARK_GIVEN_PARAMS(c.p)->tasks) + at;
     host->error_task = at == ARK_NO_TASK ? 0xffffffffu : task->index;
     host->error_op = at == ARK_NO_TASK ? 0xffffffffu : task->op;
     host->error_counter = counter;
@@ -83,10 +92,14 @@ ARK_DEVICE void ark_report(const ArkCtx& c, ark_u32 at, ark_u32 why, ark_u32 cou
   }
   ark_add_release(&control->abort, 1u, false);
 }
-ARK_COLD void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected, ark_u32 seen) {
+ARK_DEVICE void ark_fail_here(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected,
+                              ark_u32 seen) {
   const ark_u32 at = ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP;
   ark_report(c, at, why, counter, expected, seen);
   ark_give_up(c);
+}
+ARK_COLD void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected, ark_u32 seen) {
+  ark_fail_here(ARK_GIVEN(c), why, counter, expected, seen);
 }
 
 // Asking the host is slow, and slows everybody where many ask: once in so many polls. A backend
@@ -122,16 +135,21 @@ enum ArkVerdict { ARK_KEEP, ARK_TIMEOUT, ARK_ABORTED };
 #endif
 
 // The rare part of a spin: when it began, 0 if aborted, 1 past the budget.
-ARK_COLD ark_u64 ark_spin_check(const ArkParams* p, ArkSpin s, ark_u64 budget_ns) {
+ARK_DEVICE ark_u64 ark_spin_check_here(const ArkParams* p, ArkSpin s, ark_u64 budget_ns) {
   if (ark_aborted(p, (s.spins & ARK_HOST_CHECK) == 0u)) return 0u;
   const ark_u64 now = ARK_SPIN_TIME();
   if (s.start == 0u) return now;
   return now - s.start > budget_ns ? 1u : s.start;
 }
+ARK_COLD ark_u64 ark_spin_check(const ArkParams* p, ArkSpin s, ark_u64 budget_ns) {
+  return ark_spin_check_here(ARK_GIVEN_PARAMS(p), s, budget_ns);
+}
+// HERE: in place, in a function that is cold itself.
+template <bool HERE = false>
 ARK_DEVICE ArkVerdict ark_spin(const ArkParams* p, ArkSpin& s, ark_u64 budget_ns) {
   ark_pause(s.spins);
   if ((++s.spins & ARK_SPIN_CHECK) != 0u) return ARK_KEEP;
-  s.start = ark_spin_check(p, s, budget_ns);
+  s.start = HERE ? ark_spin_check_here(p, s, budget_ns) : ark_spin_check(p, s, budget_ns);
   return s.start > 1u ? ARK_KEEP : s.start == 1u ? ARK_TIMEOUT : ARK_ABORTED;
 }
 
@@ -171,15 +189,22 @@ ARK_DEVICE bool ark_packet_ready(const ArkCtx& c, ark_u64 seen) {
 }
 
 // Reads one packet: the load is the wait.
-ARK_COLD float ark_wait_packet(ArkCtx& c, const ark_u64* packet, bool system) {
+ARK_COLD float ark_wait_packet(ArkCtx& given, const ark_u64* packet, bool system) {
+  ArkCtx& c = ARK_GIVEN(given);
   ArkSpin spin{0u, 0u};
   while (!ark_failed(c)) {
     const ark_u64 seen = ark_packet_load(packet, system);
     if (ark_packet_ready(c, seen)) return ark_bits_float(static_cast<ark_u32>(seen));
-    const ArkVerdict verdict = ark_spin(ARK_PARAMS(c), spin, ARK_PARAMS(c)->budget_ns);
+    const ArkParams* p = ARK_GIVEN_PARAMS(c.p);
+    const ArkVerdict verdict = ark_spin<ARK_COLD_IS_LEAF>(p, spin, p->budget_ns);
     if (verdict == ARK_KEEP) continue;
     if (verdict == ARK_TIMEOUT) {
-      ark_fail(c, 2u, 0u, c.iteration + 1u, static_cast<ark_u32>(seen >> 32));
+      const ark_u32 found = static_cast<ark_u32>(seen >> 32);
+      if (ARK_COLD_IS_LEAF) {
+        ark_fail_here(c, 2u, 0u, c.iteration + 1u, found);
+      } else {
+        ark_fail(c, 2u, 0u, c.iteration + 1u, found);
+      }
     }
     ark_give_up(c);
   }

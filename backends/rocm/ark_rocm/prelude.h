@@ -16,12 +16,13 @@ struct ark_bf16 {
 typedef ark_u32 ark_u32x4 __attribute__((ext_vector_type(4)));
 typedef float ark_f32x4 __attribute__((ext_vector_type(4)));
 
-// Everything is inlined: calls would put the context into scratch memory, and only after inlining
-// does the compiler see which pointers are shared memory.
+// Everything is inlined, since only then does the compiler see which pointers are shared memory,
+// but for what a wait does when it goes on for long. Such a function calls none, which would need a
+// stack; then a call costs the caller the few registers that the function uses and no scratch.
 #define ARK_DEVICE static inline __attribute__((device, always_inline))
 #define ARK_METHOD inline __attribute__((device, always_inline))
 #define ARK_BODY ARK_DEVICE
-#define ARK_COLD ARK_DEVICE
+#define ARK_COLD static __attribute__((device, noinline, cold))
 #define ARK_SHARED static __attribute__((device, shared))
 #define ARK_SPIN_CHECK 0x3fu
 
@@ -53,6 +54,12 @@ ARK_DEVICE T ark_device_copy(ark_u64 address) {
 extern __attribute__((device, shared, aligned(16))) char ark_lds[];
 #define ARK_SCRATCH(ctx) (ark_lds + ARK_LOOP_BYTES)
 #define ARK_PARAMS(ctx) (static_cast<const ArkParams*>(ark_kernel_params()))
+// A called function knows neither, but which memory they are in. The low half of the address of
+// shared memory is its place there.
+#define ARK_GIVEN(ctx) \
+  (*(ArkCtx*)(__attribute__((address_space(3))) ArkCtx*)(ark_u32)(ark_u64) & (ctx))
+#define ARK_COLD_IS_LEAF true
+#define ARK_GIVEN_PARAMS(p) ARK_POINTER(const ArkParams, (ark_u64)(p))
 
 ARK_DEVICE const void* ark_kernel_params() {
   return (const void*)__builtin_amdgcn_kernarg_segment_ptr();

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .calls import with_calls
 from .coherence import check_coherence
 from .findings import Expectations, Finding
 from .listing import Resources, as_assembly, parse
@@ -48,7 +49,8 @@ def lint(
     for function in listing.functions:
         if expected.kernels and function.name not in expected.kernels:
             continue
-        found.extend(check_coherence(function, target.cache, expected))
+        whole = with_calls(function, listing.functions)
+        found.extend(check_coherence(whole, target.cache, expected))
         used = figures.get(function.name)
         found.extend(check_resources(function, used, target, expected))
     return found

@@ -316,8 +316,8 @@ def check_coherence(function: Function, rules: CacheRules, expected: Expectation
     Meant for optimised code: without optimisation a flat access may be to private memory, which
     the text does not tell from a publication.
     """
-    found = list(Coherence(function, rules, expected).findings())
-    found += _missing_markers(function, expected)
+    found = set(Coherence(function, rules, expected).findings())  # a function called twice, once
+    found |= set(_missing_markers(function, expected))
     return sorted(found, key=lambda finding: (finding.line, finding.rule))
 
 

@@ -18,6 +18,7 @@ _MARKER = re.compile(rf"^\s*;\s*ark\.({'|'.join(MARKERS)}) (workgroup|agent|syst
 _COUNTER = re.compile(r"\b(vmcnt|lgkmcnt|expcnt)\((\d+)\)")
 _LISTED = re.compile(r"^([0-9a-f]+): ((?:[0-9a-f]{8} )+) ?(\S.*)$")
 _BRANCH = re.compile(r"^(s_c?branch\w*) (-?\d+)$")
+_ENDS = ("s_branch", "s_cbranch", "s_endpgm", "s_setpc", "s_swappc")
 _KERNEL_KEY = re.compile(r"^ {4}\.(\w+):\s*(.+?)\s*$")
 
 
@@ -147,7 +148,7 @@ def _parse_function(name: str, lines: list[tuple[int, str]]) -> Function:
         if inst is None:
             continue
         blocks[-1].instructions.append(inst)
-        if inst.mnemonic.startswith(("s_branch", "s_cbranch", "s_endpgm", "s_setpc")):
+        if inst.mnemonic.startswith(_ENDS):
             blocks.append(Block())
     if len(blocks) > 1 and not blocks[-1].instructions and len(blocks) - 1 not in labels.values():
         blocks.pop()
