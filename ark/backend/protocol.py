@@ -9,7 +9,7 @@ vendor implements these classes in a package of its own. Called by ark.runtime a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
@@ -361,7 +361,9 @@ class PredictingBackend(KernelBackend, Protocol):
 class LoopFigures:
     """What a compiler made of a kernel's busiest matrix loop. instructions: by kind. matrix_share:
     of the issue slots of the loop, matrix units have so many. registers: vector registers a lane
-    of the whole kernel; spills: of them; scratch_bytes: a lane.
+    of the whole kernel; spills: of them; scratch_bytes: a lane. bank_conflicts: the share of the
+    cycles for which the loop keeps shared memory busy that lanes wait for each other's banks; None
+    where nobody counted.
     """
 
     instructions: dict[str, int]
@@ -369,6 +371,7 @@ class LoopFigures:
     registers: int
     spills: int
     scratch_bytes: int
+    bank_conflicts: float | None = None
 
 
 @runtime_checkable
@@ -379,6 +382,13 @@ class InspectedBackend(KernelBackend, Protocol):
         """Compiles for `arch` and looks at the loop that multiplies matrices.
 
         Raises InvalidUsageError if there is none.
+        """
+        ...
+
+    def counting(self, arch: str) -> AbstractContextManager[Callable[[], tuple[int, int]] | None]:
+        """Within it this backend's devices are stand-ins for `arch`, and what it gives says for how
+        many cycles the last launch kept shared memory busy, and how many of these lanes spent in
+        waiting for each other's banks; None if nobody knows the architecture's banks.
         """
         ...
 

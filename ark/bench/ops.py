@@ -8,6 +8,7 @@ several launches counts. Inputs are random and never zero. Called by `ark bench 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,8 @@ from ark.codegen.writer import write
 from ark.errors import BaseError, InvalidUsageError
 from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
-from ark.ir.dtype import INTEGERS
+from ark.ir.dtype import INTEGERS, by_name
+from ark.ir.graph import Graph
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.plan import kind as kinds
@@ -89,7 +91,54 @@ def inspected(case: OpCase, backend: InspectedBackend, arch: str) -> LoopFigures
             f"it knows {', '.join(backend.archs())}"
         )
     plan, _ = planned(case, machine)
-    return backend.inspect(write(plan, machine, backend.dialect(arch)).source, arch)
+    found = backend.inspect(write(plan, machine, backend.dialect(arch)).source, arch)
+    return dataclasses.replace(found, bank_conflicts=_bank_conflicts(plan, backend, arch))
+
+
+DEPTHS = (128, 256)  # of a tile that is run twice; what they differ by is the loop's
+
+
+def _bank_conflicts(plan: Plan, backend: InspectedBackend, arch: str) -> float | None:
+    """The share of the cycles for which the product's loop keeps shared memory busy that lanes
+    wait for each other's banks: of one tile like the plan's, on a stand-in for the device.
+    """
+    product = next((op for op in plan.ops if op.kind == "matmul"), None)
+    if product is None:
+        return None
+    sig = kinds.signature(plan, product)
+    with backend.counting(arch) as used:
+        if used is None:
+            return None
+        with contextlib.closing(backend.open(0)) as device:
+            counted = []
+            for depth in DEPTHS:
+                _run_tile(sig, depth, backend, device)
+                counted.append(used())
+    (few, few_lost), (more, more_lost) = counted
+    return (more_lost - few_lost) / (more - few) if more > few else 0.0
+
+
+def _run_tile(sig: kinds.Signature, depth: int, backend: Backend, device: Device) -> None:
+    """Runs one tile, `depth` deep, of a product with that signature on one processor."""
+    m, n = sig.params["tile"]
+    turned = {name: sig.params[name] for name in ("transpose_a", "transpose_b")}
+    left = (depth, m) if turned["transpose_a"] else (m, depth)
+    right = (n, depth) if turned["transpose_b"] else (depth, n)
+    shapes = (left, right, (m, n))
+    graph = Graph()
+    a, b, c = (
+        graph.tensor(shape, by_name(operand.dtype), arena="state", name=name)
+        for shape, operand, name in zip(shapes, sig.operands[:3], "abc", strict=True)
+    )
+    graph.add("matmul", [a, b], [c], turned, "product")
+    one = device.machine.with_processors(1)
+    machine = dataclasses.replace(one, tile=(m, n), large_tiles=((m, n, 1.0),))
+    made = make_plan(graph, machine, {"fuse": False})
+    verify([made])
+    with Executor(made, backend, device) as executor:
+        for tensor in (a, b):
+            executor.write(tensor.name, np.ones(tensor.shape, tensor.dtype.to_numpy()))
+        executor.start(1).wait()
 
 
 def measure(

@@ -110,16 +110,20 @@ def _inspect(args: argparse.Namespace) -> int:
     heads = (
         "case",
         "slots of matrix units",
+        "bank conflicts",
         "instructions of the loop",
         "registers",
         "spilled",
     )
-    table = Table(*heads, title=f"matrix loops on {args.isa}: compiled, not run")
+    table = Table(
+        *heads, title=f"matrix loops on {args.isa}: compiled; bank conflicts of an emulated tile"
+    )
     for name, row in rows.items():
         kinds = sorted(row.instructions.items(), key=lambda item: -item[1])
         made = ", ".join(f"{count} {kind}" for kind, count in kinds)
         spilled = f"{row.spills} ({row.scratch_bytes} bytes a lane)"
-        table.add_row(name, f"{row.matrix_share:.0%}", made, str(row.registers), spilled)
+        lost = "-" if row.bank_conflicts is None else f"{row.bank_conflicts:.0%}"
+        table.add_row(name, f"{row.matrix_share:.0%}", lost, made, str(row.registers), spilled)
     Console(markup=False).print(table)
     return 0
 

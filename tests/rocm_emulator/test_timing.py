@@ -4,9 +4,11 @@ what a counter's hand-over and a barrier of the device take, how fast the matrix
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from ark_rocm_emulator import emulated
+from ark_rocm_emulator import emulated, profile
 from ark_rocm_emulator.compile import compile_hip
 from hip import hip
 from hip_runner import Arguments, Buffers, check, download, launch
@@ -29,6 +31,18 @@ KERNEL(512) stream(const f32x4* from, float* to, int each) {
   f32x4 sum = 0.0f;
 #pragma unroll 8
   for (int i = 0; i < each; ++i) sum += __builtin_nontemporal_load(p + i * 512);
+  if (sum[0] == 12345.0f) to[THREAD] = sum[1] + sum[2] + sum[3];
+}
+
+// The same twice, all of a block's reads of one time before those of the other.
+KERNEL(512) twice(const f32x4* from, float* to, int each) {
+  const f32x4* p = from + static_cast<long>(BLOCK) * each * 512 + THREAD;
+  f32x4 sum = 0.0f;
+  for (int round = 0; round < 2; ++round) {
+#pragma unroll 8
+    for (int i = 0; i < each; ++i) sum += __builtin_nontemporal_load(p + i * 512);
+    asm volatile("" ::: "memory");
+  }
   if (sum[0] == 12345.0f) to[THREAD] = sum[1] + sum[2] + sum[3];
 }
 
@@ -95,6 +109,19 @@ KERNEL(64) many(const char* from, unsigned* ticks) {
   if (THREAD == 0) *ticks = static_cast<unsigned>(CLOCK - begin);
 }
 
+// One wave reads a dword of LDS a lane, `stride` dwords apart, `count` times.
+KERNEL(64) banks(unsigned* to, int stride, int count) {
+  __attribute__((shared)) static unsigned words[64 * 32];
+  for (int i = THREAD; i < 64 * 32; i += 64) words[i] = i;
+  unsigned sum = 0;
+  for (int i = 0; i < count; ++i) {
+    unsigned at = THREAD * stride;
+    asm volatile("" : "+v"(at)::"memory");
+    sum += words[at];
+  }
+  to[THREAD] = sum;
+}
+
 KERNEL(256) products(float* to, int rounds) {
   f32x4 sums[4] = {};
   s16x4 a = static_cast<short>(THREAD), b = static_cast<short>(THREAD + 1);
@@ -115,12 +142,14 @@ def code() -> bytes:
     return compile_hip(SOURCE, "gfx942", ("-O3",))
 
 
-def seconds(code: bytes, kernel: str, threads: int, arguments: Arguments) -> float:
-    """What the model predicts for a launch on all compute units."""
+def seconds(
+    code: bytes, kernel: str, threads: int, arguments: Arguments, units: int = UNITS
+) -> float:
+    """What the model predicts for a launch, on all compute units if `units` says nothing else."""
     function = check(hip.hipModuleGetFunction(check(hip.hipModuleLoadData(code)), kernel.encode()))
     begin, end = check(hip.hipEventCreate()), check(hip.hipEventCreate())
     check(hip.hipEventRecord(begin, None))
-    launch(function, UNITS, threads, arguments)
+    launch(function, units, threads, arguments)
     check(hip.hipEventRecord(end, None))
     check(hip.hipEventSynchronize(end))
     return float(check(hip.hipEventElapsedTime(begin, end))) / 1e3
@@ -134,6 +163,19 @@ def test_reads_reach_what_is_reached_of_the_data_sheet(code: bytes) -> None:
         there, out = held.empty(nbytes), held.empty(4096)
         taken = seconds(code, "stream", 512, Arguments(there, out, np.int32(each)))
     assert 3.6e12 < nbytes / taken < 4.4e12
+
+
+def test_what_fits_into_the_memory_side_cache_is_read_from_memory_once(
+    code: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """80 MB of 256, more than the dies' own caches hold: no set is full before the others."""
+    each = 32
+    nbytes = UNITS * each * 8192
+    monkeypatch.setenv(profile.VARIABLE, str(tmp_path / "profile"))
+    with emulated("mi300x"), Buffers() as held:
+        seconds(code, "twice", 512, Arguments(held.empty(nbytes), held.empty(4096), np.int32(each)))
+    rows = (tmp_path / "profile.memory").read_text().splitlines()
+    assert nbytes <= sum(int(row.split()[1]) for row in rows) < 1.01 * nbytes
 
 
 @pytest.mark.parametrize("other", [8, 1], ids=["one die", "two dies"])
@@ -190,6 +232,28 @@ def test_a_wave_has_no_more_than_63_accesses_under_way(code: bytes) -> None:
         seconds(code, "many", 64, Arguments(there, ticks))
         taken = float(download(ticks, (1,), np.uint32)[0]) / 100
     assert 1.8 < taken < 3, taken
+
+
+@pytest.mark.parametrize(
+    ("stride", "cycles", "conflicts"), [(0, 2, 0), (1, 2, 0), (2, 4, 2), (8, 16, 14), (32, 64, 62)]
+)
+def test_bank_conflicts_are_counted(code: bytes, stride: int, cycles: int, conflicts: int) -> None:
+    """By hand: 32 banks serve half a wave in a cycle if no two lanes want two words of one."""
+    counted = []
+    with profile.counting("gfx942") as used, Buffers() as held:
+        assert used is not None
+        out = held.empty(256)
+        for count in (4, 20):
+            arguments = Arguments(out, np.int32(stride), np.int32(count))
+            seconds(code, "banks", 64, arguments, units=1)
+            counted.append(used())
+    (few, few_lost), (more, more_lost) = counted
+    assert ((more - few) / 16, (more_lost - few_lost) / 16) == (cycles, conflicts)
+
+
+def test_no_banks_are_known_of_what_is_not_timed() -> None:
+    with profile.counting("gfx1100") as used:
+        assert used is None
 
 
 def test_matrix_units_reach_the_data_sheet(code: bytes) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib import resources
+from types import ModuleType
 
 from ark.backend.protocol import KernelBackend, LoopFigures, Probe, Target
 from ark.codegen.dialect import Dialect, Source
@@ -55,15 +58,26 @@ class RocmBackend:
 
     def inspect(self, source: Source, arch: str) -> LoopFigures:
         """See ark.backend.protocol.InspectedBackend; the emulator's lint reads the assembly."""
-        try:
-            reader = importlib.import_module("ark_rocm_emulator.lint.matrix_loop")
-        except ImportError:
-            raise SystemError(
-                "reading AMD machine code needs the emulator: pip install 'ark-gpu[emulator]'"
-            ) from None
+        reader = _emulator("lint.matrix_loop")
         text = assembly(source, Target(arch, 0))
         found: LoopFigures = reader.matrix_loop(text, arch, "ark_loop")
         return found
+
+    def counting(self, arch: str) -> AbstractContextManager[Callable[[], tuple[int, int]] | None]:
+        """See ark.backend.protocol.InspectedBackend; the emulator's timing model counts."""
+        found: AbstractContextManager[Callable[[], tuple[int, int]] | None]
+        found = _emulator("profile").counting(arch)
+        return found
+
+
+def _emulator(name: str) -> ModuleType:
+    """A module of the emulator, which a user may not have."""
+    try:
+        return importlib.import_module(f"ark_rocm_emulator.{name}")
+    except ImportError:
+        raise SystemError(
+            "reading AMD machine code needs the emulator: pip install 'ark-gpu[emulator]'"
+        ) from None
 
 
 def _backend() -> KernelBackend:

@@ -88,9 +88,11 @@ Timing::~Timing() {
   if (path == nullptr) return;
   std::ofstream file(path);
   for (uint32_t pc = 0; pc < spent_.size(); pc++) {
-    if (spent_[pc] == 0) continue;
-    file << std::hex << pc * 4 << std::dec << '\t' << static_cast<uint64_t>(spent_[pc]) << '\t'
-         << disassemble(grid_.program->at(pc), model_.arch) << '\n';
+    const Spent& s = spent_[pc];
+    if (s.cycles == 0 && s.lds.cycles == 0) continue;
+    file << std::hex << pc * 4 << std::dec << '\t' << static_cast<uint64_t>(s.cycles) << '\t'
+         << static_cast<uint64_t>(s.lds.cycles) << '\t' << static_cast<uint64_t>(s.lds.conflicts)
+         << '\t' << disassemble(grid_.program->at(pc), model_.arch) << '\n';
   }
   std::ofstream read(std::string(path) + ".memory");
   for (size_t k = 0; k < memory_bytes_.size(); k++) {
@@ -102,9 +104,13 @@ Timing::~Timing() {
 
 // Books the time since the last mark to the instruction that took it.
 void Timing::spend(WaveTiming& t) {
-  if (t.at >= spent_.size()) spent_.resize(t.at + 1024);
-  spent_[t.at] += t.now - t.mark;
+  spent(t.at).cycles += t.now - t.mark;
   t.mark = t.now;
+}
+
+Timing::Spent& Timing::spent(uint32_t pc) {
+  if (pc >= spent_.size()) spent_.resize(pc + 1024);
+  return spent_[pc];
 }
 
 void Timing::add(Wave& w) {
@@ -168,6 +174,9 @@ Cost Timing::cost_of(const Inst& i) const {
     case Format::DS:
       cost.unit = Unit::Lds;
       cost.bytes = access_bytes(name);
+      cost.accesses = has(name, "read2") || has(name, "write2") ? 2 : 1;
+      // Lanes exchange values past the banks: what looks like an address is none.
+      if (has(name, "swizzle") || has(name, "permute")) cost.accesses = 0;
       break;
     case Format::FLAT: case Format::GLOBAL: case Format::SCRATCH: case Format::MUBUF:
       if (has(name, "wbl2")) cost.unit = Unit::Flush;
@@ -296,14 +305,15 @@ void Timing::access(Wave& w, const Inst& i, const Cost& cost) {
 }
 
 // How long the LDS is busy: lanes that want different dwords of one bank take turns.
-double Timing::lds_cycles(Wave& w, const Inst& i, const Cost& cost) const {
+Timing::LdsUse Timing::lds_use(Wave& w, const Inst& i, const Cost& cost) const {
   const auto banks = static_cast<uint32_t>(model_.lds_width / 4);
   const uint32_t dwords = std::max(1, cost.bytes / 4);
   const uint32_t at_once = std::max(1u, banks / dwords);   // lanes
-  if (i.src[0].kind != Kind::Vgpr) return 4;
+  if (cost.accesses == 0) return {static_cast<double>(w.lanes) / banks, 0};
+  if (i.src[0].kind != Kind::Vgpr) return {4, 0};
   const uint32_t* address = w.row(i.src[0].reg);
   const uint64_t active = w.exec();
-  double cycles = 0;
+  LdsUse use;
   for (uint32_t first = 0; first < static_cast<uint32_t>(w.lanes); first += at_once) {
     uint8_t load[64] = {};
     uint32_t held[64] = {};
@@ -315,9 +325,10 @@ double Timing::lds_cycles(Wave& w, const Inst& i, const Cost& cost) const {
       held[bank] = word;
       most = std::max(most, ++load[bank]);
     }
-    cycles += most;
+    use.cycles += most;
+    if (most > 1) use.conflicts += most - 1;
   }
-  return std::max(cycles, 1.0);
+  return {std::max(use.cycles * cost.accesses, 1.0), use.conflicts * cost.accesses};
 }
 
 void Timing::wait(WaveTiming& t, uint32_t imm) const {
@@ -376,7 +387,11 @@ void Timing::before(Wave& w, const Inst& i) {
     }
     case Unit::Lds: {
       t.now = operands_ready(w, i);
-      const double end = units_[t.unit].lds.serve(t.now, lds_cycles(w, i, cost));
+      const LdsUse use = lds_use(w, i, cost);
+      const double end = units_[t.unit].lds.serve(t.now, use.cycles);
+      LdsUse& all = spent(i.pc).lds;
+      all.cycles += use.cycles;
+      all.conflicts += use.conflicts;
       t.now += cost.issue;
       t.scalar_queue.push_back(std::max(end + model_.lds_latency,
                                         t.scalar_queue.empty() ? 0 : t.scalar_queue.back()));

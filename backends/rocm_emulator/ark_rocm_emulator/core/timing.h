@@ -63,7 +63,10 @@ class LineCache {
  private:
   static constexpr uint32_t kWays = 16;
   size_t place(uint64_t line) const {
-    return ((line * 0x9e3779b97f4a7c15ull) >> 33) % sets_ * kWays;
+    // The product's highest bits: neighbouring lines lie in sets far from each other, and as many in
+    // each. Its middle bits would put 40% of 128 MB into the full sets of a cache of 256 MB.
+    const uint64_t high = (line * 0x9e3779b97f4a7c15ull) >> 32;
+    return static_cast<size_t>((high * sets_) >> 32) * kWays;
   }
   uint64_t key(uint64_t line) const { return line << 24 | (epoch_ & 0xffffff); }
   uint32_t sets_;
@@ -90,6 +93,7 @@ struct Cost {
   Unit unit = Unit::Other;
   float issue = 4, latency = 0;
   uint8_t bytes = 4;                  // an access, by lane
+  uint8_t accesses = 1;               // of the LDS, at offsets of their own
 };
 
 struct WaveTiming {
@@ -146,12 +150,19 @@ class Timing {
       return time != other.time ? time > other.time : order > other.order;
     }
   };
+  struct LdsUse {
+    double cycles = 0, conflicts = 0;  // that it is busy; of these, that lanes wait for a bank
+  };
+  struct Spent {
+    double cycles = 0;                 // of all waves
+    LdsUse lds;
+  };
   Cost cost_of(const Inst& i) const;
   Cost& known(const Inst& i);
   double fetch(WaveTiming& t, uint64_t line, double at, bool through_l1);
   void access(Wave& w, const Inst& i, const Cost& cost);
   double coherent(WaveTiming& t, uint64_t line, double at, bool writes, bool changes);
-  double lds_cycles(Wave& w, const Inst& i, const Cost& cost) const;
+  LdsUse lds_use(Wave& w, const Inst& i, const Cost& cost) const;
   void wait(WaveTiming& t, uint32_t imm) const;
   double operands_ready(const Wave& w, const Inst& i) const;
   void spend(WaveTiming& t);
@@ -165,7 +176,8 @@ class Timing {
   Server mall_port_, memory_;
   std::unordered_map<uint64_t, Shared> shared_;
   std::vector<std::unique_ptr<WaveTiming>> waves_;
-  std::vector<double> spent_;          // cycles of all waves, by instruction
+  Spent& spent(uint32_t pc);
+  std::vector<Spent> spent_;           // by instruction
   std::vector<uint64_t> memory_bytes_; // read from memory, by half microsecond
   std::vector<Cost> costs_;
   std::priority_queue<Turn> turns_;
