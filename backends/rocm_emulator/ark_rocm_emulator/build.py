@@ -30,7 +30,6 @@ PACKAGE = Path(__file__).parent
 # No contraction (a * b + c rounds twice) and no assumptions about aliasing: both are semantics.
 FLAGS = (
     "-std=c++20",
-    "-O3",
     "-march=native",
     "-ffp-contract=off",
     "-fno-math-errno",
@@ -43,6 +42,27 @@ FLAGS = (
     # A row of lanes is four of the widest vectors; compilers think them slow and take half of that.
     *(("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()),
 )
+
+# What loops over lanes at every instruction is worth the compiler's time: -O3 makes vectors of it.
+# Scalar and rare instructions, checks and stale values gain nothing by that, and what decodes,
+# prints, loads and starts runs once.
+_ONCE = re.compile(
+    r"code_object|decode|disasm|elf|launch|machine|metadata|module|opcodes|ops|timing_models"
+)
+_LANES = re.compile(
+    r"access|half|scheduler|wave"
+    r"|exec_(buffer|cross|gfx11|lds|mem|mfma|valu_(?!rare).+|vop3p|wmma)"
+)
+# Headers that most sources begin with are parsed once where this many sources are to be compiled.
+_PRECOMPILED = PACKAGE / "core" / "precompiled.h"
+_WORTH_PRECOMPILING = 8
+
+
+def _level(source: Path) -> str:
+    """How far `source` is optimised."""
+    if source.parent.name != "core" or _ONCE.match(source.stem):
+        return "-O1"
+    return "-O3" if _LANES.fullmatch(source.stem) else "-O2"
 
 
 def cache_folder() -> Path:
@@ -123,6 +143,26 @@ def _one_at_a_time() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _parsed_once(sources: int, flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """With which flags the compiler finds the common headers parsed, for so many sources.
+
+    gcc and clang both look for `NAME.gch` where they are told to include `NAME`. It takes 100 MB,
+    so it does not outlive the build. A compiler that makes none parses the headers each time.
+    """
+    with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=".making-") as folder:
+        header = Path(folder) / _PRECOMPILED.name
+        header.write_text(f'#include "{_PRECOMPILED}"\n')
+        words = [*compiler(), *flags, "-O2", "-x", "c++-header", str(header)]
+        made = (
+            sources >= _WORTH_PRECOMPILING
+            and not subprocess.run(
+                [*words, "-o", f"{header}.gch"], capture_output=True, check=False
+            ).returncode
+        )
+        yield ("-include", str(header)) if made else ()
+
+
 def _headers_of(source: Path, folders: Sequence[Path]) -> list[Path]:
     """The headers of this package that `source` includes, and those that they include, sorted."""
     found: set[Path] = set()
@@ -170,15 +210,16 @@ def shared_library(
         # Where this package lies does not matter (its headers count by content): two checkouts of
         # the same sources share what was built.
         outside = (str(f) for f in folders_of(source) if PACKAGE not in f.parents)
-        for word in (*FLAGS, *extra, *outside):
+        for word in (*FLAGS, _level(source), *extra, *outside):
             name.update(word.encode() + b"\0")
         for file in (*headers, source):
             name.update(file.read_bytes())
         return cache_folder() / "objects" / f"{source.stem}-{name.hexdigest()[:24]}.o"
 
-    def compiled(source: Path) -> None:
-        flags = [*FLAGS, *extra, *(f"-I{folder}" for folder in folders_of(source))]
-        _place([*compiler(), *flags, "-c", str(source)], objects[source], source.name)
+    def compiled(source: Path, parsed: Sequence[str]) -> None:
+        flags = [*FLAGS, _level(source), *extra, *parsed]
+        folders = [f"-I{folder}" for folder in folders_of(source)]
+        _place([*compiler(), *flags, *folders, "-c", str(source)], objects[source], source.name)
 
     objects = {source: object_of(source) for source in sorted(sources)}
     with _one_at_a_time(), ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
@@ -186,7 +227,8 @@ def shared_library(
         if missing:
             note = f"building {file_name}, {len(missing)} files, once for this version"
             print(f"ark_rocm_emulator: {note}", file=sys.stderr, flush=True)
-        list(pool.map(compiled, missing))
+        with _parsed_once(len(missing), [*FLAGS, *extra]) as parsed:
+            list(pool.map(lambda source: compiled(source, parsed), missing))
     made_of = [str(target) for target in objects.values()]
     digest = hashlib.sha256("\n".join([file_name, *made_of]).encode()).hexdigest()[:24]
     library = cache_folder() / digest / "lib" / file_name

@@ -21,24 +21,42 @@ int swizzled(unsigned blgp, int lane) {
   }
 }
 
-template <int kSize, int kDepth, int kBlocks, class T>
-struct Tiles {
-  alignas(64) T at[kBlocks][kDepth][kSize];
+// How deep the matrices of an instruction are, and how many of them it multiplies.
+struct Shape {
+  int depth, blocks;
 };
 
-template <class In, int kSize, int kDepth, int kBlocks, class T>
-void load(Wave& w, const Inst& i, int k, Tiles<kSize, kDepth, kBlocks, T>& tiles) {
-  constexpr int kEach = kSize * kDepth * kBlocks / 64, kPerWord = 32 / In::kBits;
+// A or B: row `block * depth + k` holds that k of all lines.
+template <int kSize, class T>
+struct Tiles {
+  static constexpr int kElements = std::is_same_v<T, double> ? 512 : 1024;   // the most there are
+  alignas(64) T at[kElements / kSize][kSize];
+};
+
+template <int kSize, class In, class T>
+[[gnu::noinline]] void load(Wave& w, const Inst& i, int k, Shape shape, Tiles<kSize, T>& tiles) {
+  constexpr int kPerWord = 32 / In::kBits, kGroups = 64 / kSize;
+  const int each = kSize * shape.depth * shape.blocks / 64;   // elements of a lane
   alignas(64) uint32_t constant[kLanes], moved[kLanes];
-  for (int e = 0; e < kEach; e++) {
-    const uint32_t* words = words_of(w, i.src[k], e / kPerWord, constant);
+  T* first[kGroups];   // of the lanes that hold one k of one block
+  for (int group = 0; group < kGroups; group++) {
+    const int block = group % shape.blocks, deep = group / shape.blocks * each;
+    first[group] = tiles.at[block * shape.depth + deep];
+  }
+  for (int reg = 0; reg < each / kPerWord; reg++) {
+    const uint32_t* words = words_of(w, i.src[k], reg, constant);
     if (k == 1 && i.blgp != 0) {
       for (int lane = 0; lane < 64; lane++) moved[lane] = words[swizzled(i.blgp, lane)];
       words = moved;
     }
-    for (int lane = 0; lane < 64; lane += kSize) {   // lanes that hold one k of one block
-      const int block = lane / kSize % kBlocks, depth = lane / kSize / kBlocks * kEach + e;
-      In::widen(w, words + lane, In::kBits * (e % kPerWord), kSize, tiles.at[block][depth]);
+    for (int group = 0; group < kGroups; group++) {
+      const uint32_t* from = words + group * kSize;
+      T* to = first[group] + reg * kPerWord * kSize;
+      if constexpr (In::kBits == 16) {
+        In::widen_both(w, from, kSize, to, to + kSize);
+      } else {
+        for (int e = 0; e < kPerWord; e++) In::widen(w, from, In::kBits * e, kSize, to + e * kSize);
+      }
     }
   }
 }
@@ -49,63 +67,65 @@ int block_of_a(const Inst& i, int block) {
   return (block & ~group) + (i.abid & group);
 }
 
-// The rows of C, in which those of D may be written at any time: a copy where the two overlap.
-template <int kRegs>
-const uint32_t* rows_of_c(Wave& w, const Inst& i, uint32_t (&copy)[kRegs][kLanes]) {
+// The `regs` rows of C, in which those of D may be written at any time: a copy where the two overlap.
+const uint32_t* rows_of_c(Wave& w, const Inst& i, int regs, uint32_t* copy) {
   const Operand& c = i.src[2];
   if (c.kind != Kind::Vgpr) {
-    fill_row(copy[0], c.lo, kRegs * kLanes);
-    return copy[0];
+    fill_row(copy, c.lo, regs * kLanes);
+    return copy;
   }
   const int apart = std::abs(int{c.reg} - int{i.dst[0].reg});
-  if (apart == 0 || apart >= kRegs) return w.row(c.reg);
-  std::memcpy(copy, w.row(c.reg), sizeof copy);
-  return copy[0];
+  if (apart == 0 || apart >= regs) return w.row(c.reg);
+  std::memcpy(copy, w.row(c.reg), sizeof(uint32_t) * kLanes * static_cast<size_t>(regs));
+  return copy;
 }
 
 // D = C + A * B, each sum rounded once it is complete.
-template <int kSize, int kDepth, int kBlocks>
-void multiply_to_d(Wave& w, const Inst& i, const Tiles<kSize, kDepth, kBlocks, double>& a,
-                   const Tiles<kSize, kDepth, kBlocks, double>& b) {
-  constexpr int kRegs = kSize * kSize * kBlocks / 64;
-  alignas(64) uint32_t copy[kRegs][kLanes];
-  const uint32_t* c = rows_of_c(w, i, copy);
-  uint32_t* d = w.row(i.dst[0].reg);
-  for (int block = 0; block < kBlocks; block++) {
-    multiply(
-        a.at[block_of_a(i, block)], b.at[block], [](int, int) { return spread(0); },
-        [=](int row, int column, Doubles sum) {
-          const int at = word_in_d<kSize>(block, row) + column;
-          to_floats(d + at, sum + from_floats(c + at));
-        });
-  }
-}
-
-template <int kSize, int kDepth, int kBlocks, class A, class B>
-void multiply(Wave& w, const Inst& i) {
-  using T = SumOf<A>;
-  Tiles<kSize, kDepth, kBlocks, T> a, b;
-  load<A>(w, i, 0, a);
-  load<B>(w, i, 1, b);
-  const bool flushes =
-      (std::is_same_v<A, InF16> || std::is_same_v<A, InBF16>) && flushes_denormals(w);
+template <int kSize, class T>
+[[gnu::noinline]] void multiply_to_d(Wave& w, const Inst& i, Shape shape, const Tiles<kSize, T>& a,
+                                     const Tiles<kSize, T>& b, bool flushes) {
+  constexpr int kMostBlocks = 64 / kSize;
   if constexpr (std::is_same_v<T, double> && kSize % kDoubles == 0) {
     if (!flushes && !saturates(w)) {
-      multiply_to_d(w, i, a, b);
+      alignas(64) uint32_t copy[kSize * kSize * kMostBlocks];
+      const uint32_t* c = rows_of_c(w, i, kSize * kSize * shape.blocks / 64, copy);
+      uint32_t* d = w.row(i.dst[0].reg);
+      for (int block = 0; block < shape.blocks; block++) {
+        multiply<kSize>(
+            &a.at[block_of_a(i, block) * shape.depth], &b.at[block * shape.depth], shape.depth,
+            [](int, int) { return spread(0); },
+            [=](int row, int column, Doubles sum) {
+              const int at = word_in_d<kSize>(block, row) + column;
+              to_floats(d + at, sum + from_floats(c + at));
+            });
+      }
       return;
     }
   }
-  alignas(64) T sums[kBlocks][kSize][kSize] = {};
-  for (int block = 0; block < kBlocks; block++) {
-    multiply_add(a.at[block_of_a(i, block)], b.at[block], sums[block]);
+  alignas(64) T sums[kMostBlocks][kSize][kSize] = {};
+  for (int block = 0; block < shape.blocks; block++) {
+    multiply_add(&a.at[block_of_a(i, block) * shape.depth], &b.at[block * shape.depth], shape.depth,
+                 sums[block]);
   }
   if (flushes) {
-    write_with(w, i, i.src[2], sums, [](T sum, uint32_t addend) {
+    write_with(w, i, i.src[2], sums, shape.blocks, [](T sum, uint32_t addend) {
       return without_denormal(total(sum, without_denormal(addend)));
     });
   } else {
-    write_d(w, i, i.src[2], sums);
+    write_d(w, i, i.src[2], sums, shape.blocks);
   }
+}
+
+// One handler for each combination of types and sizes, of which there are many: what takes long to
+// compile depends on the size of a matrix and either the type of an operand or that of the sums.
+template <int kSize, int kDepth, int kBlocks, class A, class B>
+void multiply(Wave& w, const Inst& i) {
+  constexpr Shape kShape = {kDepth, kBlocks};
+  Tiles<kSize, SumOf<A>> a, b;
+  static_assert(kDepth * kBlocks * kSize <= decltype(a)::kElements);
+  load<kSize, A>(w, i, 0, kShape, a);
+  load<kSize, B>(w, i, 1, kShape, b);
+  multiply_to_d(w, i, kShape, a, b, A::kBits == 16 && flushes_denormals(w));
 }
 
 // f64: one element a lane, other layouts, and blgp negates the operands.

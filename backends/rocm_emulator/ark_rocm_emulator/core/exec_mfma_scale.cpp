@@ -64,19 +64,16 @@ void multiply(Wave& w, const Inst& i) {
   load(w, i.src[1], format_of(i.blgp), b);
   double sums[1][kSize][kSize] = {};
   if (i.second == nullptr) {
-    multiply_add(a, b, sums[0]);
-    write_d(w, i, i.src[2], sums);
+    multiply_add(a, b, kDepth, sums[0]);
+    write_d(w, i, i.src[2], sums, 1);
     return;
   }
   double scale_a[kBlocks][kSize], scale_b[kBlocks][kSize];
   load_scales<kSize, kDepth>(w, *i.second, 0, scale_a);
   load_scales<kSize, kDepth>(w, *i.second, 1, scale_b);
-  using Block = double[kBlock][kSize];
   for (int block = 0; block < kBlocks; block++) {
     double part[kSize][kSize] = {};
-    const auto& left = *reinterpret_cast<const Block*>(a[block * kBlock]);
-    const auto& right = *reinterpret_cast<const Block*>(b[block * kBlock]);
-    multiply_add(left, right, part);
+    multiply_add(&a[block * kBlock], &b[block * kBlock], kBlock, part);
     for (int row = 0; row < kSize; row++) {
       for (int column = 0; column < kSize; column++) {
         const double scaled = part[row][column] * scale_a[block][row];
@@ -84,7 +81,7 @@ void multiply(Wave& w, const Inst& i) {
       }
     }
   }
-  write_d(w, i, i.src[2], sums);
+  write_d(w, i, i.src[2], sums, 1);
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ void multiply_sparse(Wave& w, const Inst& i) {
       }
     }
   }
-  write_d(w, i, i.dst[0], sums);
+  write_d(w, i, i.dst[0], sums, 1);
 }
 
 template <int kSize, int kDepth, class A, class B = A>

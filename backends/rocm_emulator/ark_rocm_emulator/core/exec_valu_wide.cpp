@@ -33,7 +33,7 @@ void mad_64_32(Wave& w, const Inst& i) {
 
 // Even and odd lanes of a row apart, each in 64 bits: compilers widen rows and multiply 64 bits by
 // 64.
-#if defined(__AVX512F__) && defined(__BMI2__)
+#if defined(__AVX512F__)
 #define ARK_WIDE_PRODUCTS 1
 using Words = __m512i;
 constexpr int kWords = 16;
@@ -43,13 +43,17 @@ Words load_words(const U32* from) { return _mm512_loadu_si512(from); }
 void store_words(U32* to, Words words) { _mm512_storeu_si512(to, words); }
 Words same_words(U32 value) { return _mm512_set1_epi32(static_cast<int>(value)); }
 Words product(Words a, Words b) { return _mm512_maskz_mul_epu32(kAll, a, b); }
-Words sum(Words a, Words b) { return _mm512_add_epi64(a, b); }
+Words sum(Words a, Words b) { return _mm512_add_epi32(a, b); }
 Words high_words(Words a) { return _mm512_maskz_srli_epi64(kAll, a, 32); }
 Words to_high(Words a) { return _mm512_maskz_slli_epi64(kAll, a, 32); }
 Words even_odd(Words even, Words odd) { return _mm512_mask_blend_epi32(kOdd, even, odd); }
-U64 below(Words even, Words than_even, Words odd, Words than_odd) {
-  return _pdep_u64(_mm512_cmplt_epu64_mask(even, than_even), 0x5555) |
-         _pdep_u64(_mm512_cmplt_epu64_mask(odd, than_odd), 0xaaaa);
+// ~0 where a + b = total did not carry.
+Words not_carried(Words a, Words total) {
+  return _mm512_maskz_set1_epi32(_mm512_cmple_epu32_mask(a, total), -1);
+}
+U64 carried(Words a, Words b, Words total) {   // with or without a carry into the sum
+  const Words bits = _mm512_ternarylogic_epi32(a, b, total, 0xd4);   // a & b | (a | b) & ~total
+  return _mm512_cmplt_epi32_mask(bits, _mm512_setzero_si512());
 }
 #elif defined(__AVX2__)
 #define ARK_WIDE_PRODUCTS 1
@@ -63,17 +67,18 @@ void store_words(U32* to, Words words) {
 }
 Words same_words(U32 value) { return _mm256_set1_epi32(static_cast<int>(value)); }
 Words product(Words a, Words b) { return _mm256_mul_epu32(a, b); }
-Words sum(Words a, Words b) { return _mm256_add_epi64(a, b); }
+Words sum(Words a, Words b) { return _mm256_add_epi32(a, b); }
 Words high_words(Words a) { return _mm256_srli_epi64(a, 32); }
 Words to_high(Words a) { return _mm256_slli_epi64(a, 32); }
 Words even_odd(Words even, Words odd) { return _mm256_blend_epi32(even, odd, 0xaa); }
-U64 below(Words even, Words than_even, Words odd, Words than_odd) {
-  const Words sign = _mm256_set1_epi64x(INT64_MIN);   // comparisons are signed
-  const auto less = [&](Words a, Words b) {
-    return _mm256_cmpgt_epi64(_mm256_xor_si256(b, sign), _mm256_xor_si256(a, sign));
-  };
-  const Words flags = even_odd(less(even, than_even), less(odd, than_odd));
-  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(flags)));
+// ~0 where a + b = total did not carry.
+Words not_carried(Words a, Words total) {
+  return _mm256_cmpeq_epi32(_mm256_max_epu32(a, total), total);
+}
+U64 carried(Words a, Words b, Words total) {   // with or without a carry into the sum
+  const Words bits = _mm256_or_si256(_mm256_and_si256(a, b),
+                                     _mm256_andnot_si256(total, _mm256_or_si256(a, b)));
+  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(bits)));
 }
 #endif
 
@@ -97,16 +102,20 @@ void mad_u64_u32(Wave& w, const Inst& i) {
     }
   };
   const int lanes = w.lanes;
+  const Words one = same_words(1);
   U64 carries = 0;
   for (int l = 0; l < lanes; l += kWords) {
     const Words x = words(a, l), y = words(b, l);
-    const Words low = load_words(c + l), high = load_words(c + kLanes + l);
+    const Words addend_low = load_words(c + l), addend_high = load_words(c + kLanes + l);
     const Words even = product(x, y), odd = product(high_words(x), high_words(y));
-    const Words sum_even = sum(even, even_odd(low, to_high(high)));
-    const Words sum_odd = sum(odd, even_odd(high_words(low), high));
-    store_words(to + l, even_odd(sum_even, to_high(sum_odd)));
-    store_words(to + kLanes + l, even_odd(high_words(sum_even), sum_odd));
-    carries |= below(sum_even, even, sum_odd, odd) << l;
+    const Words low = even_odd(even, to_high(odd)), high = even_odd(high_words(even), odd);
+    const Words sum_low = sum(low, addend_low);
+    // One more where the low halves carried: one more everywhere, and ~0 is one less.
+    const Words carry = sum(one, not_carried(low, sum_low));
+    const Words sum_high = sum(sum(high, addend_high), carry);
+    store_words(to + l, sum_low);
+    store_words(to + kLanes + l, sum_high);
+    carries |= carried(high, addend_high, sum_high) << l;
   }
   w.put_mask(i, 1, carries);
 }

@@ -48,16 +48,16 @@ float widen(uint32_t bits) {
 template <In kIn>
 void load_floats(Wave& w, const Inst& i, int k, Tile<double>& tile) {
   alignas(64) uint32_t constant[kLanes];
-  for (int e = 0; e < kSize; e++) {
+  for (int e = 0; e < kSize; e += 2) {
     const uint32_t* words = operand_row(w, i.src[k], e / 2, constant);
-    const int shift = 16 * (e % 2);
-    if (kIn == In::F16) {
-      widen_halves(words, shift, kSize, tile[e]);
-    } else {
-      for (int line = 0; line < kSize; line++) tile[e][line] = as_float(words[line] >> shift << 16);
+    const auto widen_both = kIn == In::F16 ? widen_halves : widen_bf16;
+    widen_both(words, kSize, tile[e], tile[e + 1]);
+  }
+  for (int odd = 0; odd < 2; odd++) {
+    if (((odd == 0 ? i.neg : i.abs) >> k & 1) == 0) continue;
+    for (int e = odd; e < kSize; e += 2) {
+      for (double& value : tile[e]) value = -value;
     }
-    if (((e % 2 == 0 ? i.neg : i.abs) >> k & 1) == 0) continue;
-    for (int line = 0; line < kSize; line++) tile[e][line] = -tile[e][line];
   }
 }
 
@@ -87,8 +87,8 @@ void wmma_f32(Wave& w, const Inst& i) {
   if (i.src[2].kind == Kind::Vgpr && i.src[2].reg == i.dst[0].reg && ((i.abs | i.neg) & 4) == 0) {
     uint32_t* d = w.row(i.dst[0].reg);
     const auto word = [](int row) { return result_word(row) * kLanes + result_lane(row); };
-    multiply(
-        a, b, [=](int row, int column) { return from_floats(d + word(row) + column); },
+    multiply<kSize>(
+        a, b, kSize, [=](int row, int column) { return from_floats(d + word(row) + column); },
         [=](int row, int column, Doubles sum) { to_floats(d + word(row) + column, sum); });
     return;
   }
@@ -97,7 +97,7 @@ void wmma_f32(Wave& w, const Inst& i) {
     for (int column = 0; column < kSize; column++) sums[row][column] = as_float(c[column]);
   }
   modify_addend(i, sums);
-  multiply_add(a, b, sums);
+  multiply_add(a, b, kSize, sums);
   for (int row = 0; row < kSize; row++) {
     uint32_t* to = w.row(i.dst[0].reg + result_word(row)) + result_lane(row);
     for (int column = 0; column < kSize; column++) {
@@ -122,7 +122,7 @@ void wmma_16(Wave& w, const Inst& i) {
     }
   }
   modify_addend(i, sums);
-  multiply_add(a, b, sums);
+  multiply_add(a, b, kSize, sums);
   for (int row = 0; row < kSize; row++) {
     uint32_t* to = w.row(i.dst[0].reg + result_word(row)) + result_lane(row);
     for (int column = 0; column < kSize; column++) {
@@ -155,7 +155,7 @@ void wmma_i32(Wave& w, const Inst& i) {
   alignas(64) Tile<int32_t> a, b, sums = {};
   load(0, a);
   load(1, b);
-  multiply_add(a, b, sums);
+  multiply_add(a, b, kSize, sums);
   for (int row = 0; row < kSize; row++) {
     const uint32_t* c = operand_row(w, i.src[2], result_word(row), constant) + result_lane(row);
     uint32_t* to = w.row(i.dst[0].reg + result_word(row)) + result_lane(row);

@@ -27,10 +27,12 @@ inline void split(uint64_t value, uint32_t* out, int lane) {
 template <class F>
 [[gnu::always_inline]] inline void each_lane(const Wave& w, F f) {
   const int lanes = w.lanes;
-  for (int from = 0; from < lanes; from += 32) {
+  int from = 0;
+  do {   // there are 32 at least
     ARK_LANES
     for (int l = from; l < from + 32; l++) f(l);
-  }
+    from += 32;
+  } while (from < lanes);
 }
 
 // Source k of an instruction without modifiers: a row, or one value for all lanes.

@@ -55,10 +55,9 @@ constexpr int kDoubles = sizeof(Doubles) / sizeof(double);
 // left * right for one block, both by (k, line), a vector of a row at a time: its sums begin with
 // begin(row, column) and go to end(row, column, sums). The product of two numbers of 24 bits or fewer
 // is exact in double, so that fused and separate additions round alike.
-template <int kSize, int kDepth, class Begin, class End>
-[[gnu::always_inline]] inline void multiply(const double (&left)[kDepth][kSize],
-                                            const double (&right)[kDepth][kSize], Begin begin,
-                                            End end) {
+template <int kSize, class Begin, class End>
+[[gnu::always_inline]] inline void multiply(const double (*left)[kSize], const double (*right)[kSize],
+                                            int depth, Begin begin, End end) {
   static_assert(kSize % kDoubles == 0);
   constexpr int kVectors = kSize / kDoubles;
   constexpr int kColumns = std::min(kVectors, kAccumulators / 2);
@@ -69,7 +68,7 @@ template <int kSize, int kDepth, class Begin, class End>
       for (int r = 0; r < kRows; r++) {
         for (int c = 0; c < kColumns; c++) sum[r][c] = begin(row + r, column + c * kDoubles);
       }
-      for (int k = 0; k < kDepth; k++) {
+      for (int k = 0; k < depth; k++) {
         Doubles other[kColumns];
         for (int c = 0; c < kColumns; c++) other[c] = load_doubles(&right[k][column + c * kDoubles]);
         for (int r = 0; r < kRows; r++) {
@@ -85,55 +84,58 @@ template <int kSize, int kDepth, class Begin, class End>
 }
 
 // sums += left * right.
-template <int kSize, int kDepth>
-void multiply_add(const double (&left)[kDepth][kSize], const double (&right)[kDepth][kSize],
+template <int kSize>
+void multiply_add(const double (*left)[kSize], const double (*right)[kSize], int depth,
                   double (&sums)[kSize][kSize]) {
   if constexpr (kSize % kDoubles != 0) {
-    for (int k = 0; k < kDepth; k++) {
+    for (int k = 0; k < depth; k++) {
       for (int row = 0; row < kSize; row++) {
         for (int c = 0; c < kSize; c++) sums[row][c] += left[k][row] * right[k][c];
       }
     }
   } else {
-    multiply(
-        left, right, [&](int row, int column) { return load_doubles(&sums[row][column]); },
+    multiply<kSize>(
+        left, right, depth, [&](int row, int column) { return load_doubles(&sums[row][column]); },
         [&](int row, int column, Doubles sum) { store_doubles(&sums[row][column], sum); });
   }
 }
 
 // Integers of 8 bits or fewer: their sums fit 32 bits.
-template <int kSize, int kDepth>
-void multiply_add(const int32_t (&left)[kDepth][kSize], const int32_t (&right)[kDepth][kSize],
+template <int kSize>
+void multiply_add(const int32_t (*left)[kSize], const int32_t (*right)[kSize], int depth,
                   int32_t (&sums)[kSize][kSize]) {
   for (int row = 0; row < kSize; row++) {
-    for (int k = 0; k < kDepth; k++) {
+    for (int k = 0; k < depth; k++) {
       const int32_t scale = left[k][row];
       for (int c = 0; c < kSize; c++) sums[row][c] += scale * right[k][c];
     }
   }
 }
 
-// The f16 in bits shift to shift + 15 of `count` dwords.
-inline void widen_halves(const uint32_t* from, int shift, int count, double* to) {
+// The f16 in the low and in the high halves of `count` dwords.
+inline void widen_halves(const uint32_t* from, int count, double* low, double* high) {
   int l = 0;
-#if defined(__AVX512F__) && defined(__F16C__)
-  for (; l + 16 <= count; l += 16) {
-    alignas(32) uint16_t halves[16];
-    for (int k = 0; k < 16; k++) halves[k] = static_cast<uint16_t>(from[l + k] >> shift);
-    for (int k = 0; k < 16; k += 8) {
-      const __m128i eight = _mm_load_si128(reinterpret_cast<const __m128i*>(halves + k));
-      _mm512_storeu_pd(to + l + k, _mm512_maskz_cvtps_pd(0xff, _mm256_cvtph_ps(eight)));
-    }
-  }
-#elif defined(__AVX2__) && defined(__F16C__)
-  const __m128i by = _mm_cvtsi32_si128(shift), low = _mm_set1_epi32(0xffff);
+#if defined(__AVX2__) && defined(__F16C__)
+  const __m128i apart = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
   for (; l + 4 <= count; l += 4) {
     const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + l));
-    const __m128i halves = _mm_and_si128(_mm_srl_epi32(words, by), low);
-    _mm256_storeu_pd(to + l, _mm256_cvtps_pd(_mm_cvtph_ps(_mm_packus_epi32(halves, halves))));
+    const __m256 floats = _mm256_cvtph_ps(_mm_shuffle_epi8(words, apart));
+    _mm256_storeu_pd(low + l, _mm256_cvtps_pd(_mm256_castps256_ps128(floats)));
+    _mm256_storeu_pd(high + l, _mm256_cvtps_pd(_mm256_extractf128_ps(floats, 1)));
   }
 #endif
-  for (; l < count; l++) to[l] = half_to_float(static_cast<uint16_t>(from[l] >> shift));
+  for (; l < count; l++) {
+    low[l] = half_to_float(static_cast<uint16_t>(from[l]));
+    high[l] = half_to_float(static_cast<uint16_t>(from[l] >> 16));
+  }
+}
+
+// The bf16 there.
+inline void widen_bf16(const uint32_t* from, int count, double* low, double* high) {
+  for (int l = 0; l < count; l++) {
+    low[l] = std::bit_cast<float>(from[l] << 16);
+    high[l] = std::bit_cast<float>(from[l] & 0xffff0000u);
+  }
 }
 
 }  // namespace ark_emu

@@ -35,22 +35,27 @@ inline uint32_t without_denormal(uint32_t bits) {
 template <int kWidth>
 struct InHalf {   // f16 or bf16, by the bits of the exponent
   static constexpr int kBits = 16;
-  static void widen(const Wave& w, const uint32_t* from, int shift, int count, double* to) {
-    constexpr uint32_t kExponent = kWidth == 5 ? 0x7c00 : 0x7f80;
+  // Both halves of `count` dwords, at most kLanes.
+  static void widen_both(const Wave& w, const uint32_t* from, int count, double* low, double* high) {
     alignas(64) uint32_t flushed[kLanes];
     if (flushes_denormals(w)) {
       for (int l = 0; l < count; l++) {
-        const uint32_t bits = from[l] >> shift;
-        flushed[l] = (bits & kExponent) == 0 ? bits & 0x8000 : bits;
+        flushed[l] = kept(from[l] & 0xffff) | kept(from[l] >> 16) << 16;
       }
       from = flushed;
-      shift = 0;
     }
-    if constexpr (kWidth == 5) {
-      widen_halves(from, shift, count, to);
-    } else {
-      for (int l = 0; l < count; l++) to[l] = as_float(from[l] >> shift << 16);
+    kWidth == 5 ? widen_halves(from, count, low, high) : widen_bf16(from, count, low, high);
+  }
+  static void widen(const Wave& w, const uint32_t* from, int shift, int count, double* to) {
+    for (int l = 0; l < count; l++) {
+      const uint32_t bits = from[l] >> shift & 0xffff, value = flushes_denormals(w) ? kept(bits) : bits;
+      to[l] = kWidth == 5 ? half_to_float(static_cast<uint16_t>(value)) : as_float(value << 16);
     }
+  }
+
+ private:
+  static uint32_t kept(uint32_t bits) {
+    return (bits & (kWidth == 5 ? 0x7c00 : 0x7f80)) == 0 ? bits & 0x8000 : bits;
   }
 };
 using InF16 = InHalf<5>;
@@ -156,14 +161,14 @@ inline uint32_t limited(int32_t sum, uint32_t addend) {
   return static_cast<uint32_t>(std::clamp<int64_t>(exact, INT32_MIN, INT32_MAX));
 }
 
-template <int kSize, int kBlocks, class T, class F>
+template <int kSize, class T, class F>
 [[gnu::always_inline]] inline void write_with(Wave& w, const Inst& i, const Operand& c,
-                                              const T (&sums)[kBlocks][kSize][kSize], F add) {
-  constexpr int kRegs = kSize * kSize * kBlocks / 64;
+                                              const T (*sums)[kSize][kSize], int blocks, F add) {
+  const int regs = kSize * kSize * blocks / 64;
   // C may overlap D: no register is written before it is read.
   const bool backwards = c.kind == Kind::Vgpr && c.reg < i.dst[0].reg;
-  for (int step = 0; step < kRegs; step++) {
-    const int reg = backwards ? kRegs - 1 - step : step;
+  for (int step = 0; step < regs; step++) {
+    const int reg = backwards ? regs - 1 - step : step;
     alignas(64) uint32_t tmp[kLanes];
     const uint32_t* addend = words_of(w, c, reg, tmp);
     uint32_t* to = w.row(i.dst[0].reg + static_cast<unsigned>(reg));
@@ -177,13 +182,12 @@ template <int kSize, int kBlocks, class T, class F>
 }
 
 // D = C + sums.
-template <int kSize, int kBlocks, class T>
-[[gnu::always_inline]] inline void write_d(Wave& w, const Inst& i, const Operand& c,
-                                           const T (&sums)[kBlocks][kSize][kSize]) {
+template <int kSize, class T>
+void write_d(Wave& w, const Inst& i, const Operand& c, const T (*sums)[kSize][kSize], int blocks) {
   if (saturates(w)) {
-    write_with(w, i, c, sums, [](T sum, uint32_t addend) { return limited(sum, addend); });
+    write_with(w, i, c, sums, blocks, [](T sum, uint32_t addend) { return limited(sum, addend); });
   } else {
-    write_with(w, i, c, sums, [](T sum, uint32_t addend) { return total(sum, addend); });
+    write_with(w, i, c, sums, blocks, [](T sum, uint32_t addend) { return total(sum, addend); });
   }
 }
 

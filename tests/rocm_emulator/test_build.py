@@ -1,0 +1,65 @@
+"""How the emulator's C++ is built: headers that many sources share are parsed once."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from ark_rocm_emulator import build
+
+SOURCE = "int twice() { return 2 * value(); }"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With an empty cache, and a small header for the one that sources share."""
+    monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path))
+    build.cache_folder().mkdir(parents=True)
+    header = tmp_path / "shared.h"
+    header.write_text("inline int value() { return 21; }")
+    monkeypatch.setattr(build, "_PRECOMPILED", header)
+    (tmp_path / "source.cpp").write_text(SOURCE)
+    return tmp_path
+
+
+def compiles(folder: Path, *flags: str) -> str:
+    """What the compiler says to the source; empty if it is content."""
+    command = [*build.compiler(), *build.FLAGS, *flags, "-c", str(folder / "source.cpp")]
+    command += ["-o", str(folder / "object.o")]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
+def test_many_sources_share_what_was_parsed_at_any_level(folder: Path) -> None:
+    version = subprocess.run(
+        [*build.compiler(), "--version"], capture_output=True, text=True, check=True
+    )
+    if "Free Software Foundation" not in version.stdout:
+        pytest.skip("clang looks whether a header has changed since")
+    with build._parsed_once(build._WORTH_PRECOMPILING, build.FLAGS) as parsed:
+        (folder / "shared.h").write_text("#error parsed again")
+        Path(parsed[-1]).write_text("#error parsed again")
+        for level in ("-O1", "-O2", "-O3"):
+            assert compiles(folder, level, *parsed) == ""
+    assert not Path(parsed[-1]).parent.exists()
+
+
+def test_few_sources_parse_for_themselves(folder: Path) -> None:
+    with build._parsed_once(build._WORTH_PRECOMPILING - 1, build.FLAGS) as parsed:
+        assert parsed == ()
+    assert "value" in compiles(folder, "-O1")
+
+
+def test_a_compiler_that_makes_none_does_without(folder: Path) -> None:
+    (folder / "shared.h").write_text("#error no")
+    with build._parsed_once(build._WORTH_PRECOMPILING, build.FLAGS) as parsed:
+        assert parsed == ()
+
+
+def test_every_source_has_a_level_and_what_loops_over_lanes_the_highest() -> None:
+    levels = {source.stem: build._level(source) for source in build.core_sources()}
+    assert {levels[name] for name in ("exec_valu_int", "exec_mfma", "exec_lds", "scheduler")} == {
+        "-O3"
+    }
+    assert levels["checks_races"] == levels["exec_salu"] == "-O2"
+    assert levels["decode_gfx9"] == build._level(build.PACKAGE / "hip" / "memory.cpp") == "-O1"
