@@ -54,7 +54,8 @@ def constants(
     """What preludes and device code know of machine and kernel; scratch, streamed: in bytes.
 
     grows, cuts: does the stream load rows that grow in number, or parts of several rows at once?
-    signals: words of a counter that peers signal (signal_words).
+    signals: words of a counter that peers signal (signal_words). STAGE_NS: in so many nanoseconds
+    the memory gives each processor a stage, as the machine's model has it.
     """
     values = {
         "LANES": machine.lanes,
@@ -65,6 +66,7 @@ def constants(
         "LOOP_BYTES": layout.LOOP_BYTES,
         "RING_BYTES": machine.ring_bytes,
         "STAGE_BYTES": machine.stage_bytes,
+        "STAGE_NS": round(machine.stage_bytes * machine.processors / machine.bandwidth_gbps),
         "IN_FLIGHT": machine.in_flight,
         "STREAM_MIB": streamed >> 20,
         "STREAM_GROWS": int(grows),

@@ -28,6 +28,8 @@ from ark.tasks.linear import (
 from ark.variant import COMMUNICATE, LOAD, MOVE, Variant
 
 HELD = 1024  # bytes that one row's sums take, or what else several need
+# More rows want more registers a thread than a block of more warps leaves them.
+ROOMY_ROWS, ROOMY_WARPS = 4, 12
 
 
 def choose(
@@ -236,9 +238,13 @@ def _settled(nodes: Sequence[Node]) -> bool:
 def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
     """Is there a layer of one row, which reads its operand stream, beside a ring of fewer
     slots than the machine's first variant has? Or, of several rows alone, whose products cost
-    more, are more copies in flight than there, behind which the larger exchanges queue?
+    more, are more copies in flight than there, behind which the larger exchanges queue, or more
+    warps than have registers for many rows?
     """
     first = machine.variants[0]
+    rows = max((n.inputs[0].shape[0] for n in nodes if n.type == "linear"), default=0)
+    if rows > ROOMY_ROWS and target.variant.warps > ROOMY_WARPS:
+        return True
     if any(n.type == "linear" and n.inputs[0].shape[0] == 1 for n in nodes):
         return target.variant.stages < first.stages
     return target.variant.in_flight > first.in_flight

@@ -400,7 +400,11 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
         streamed = _streamed(key, node.attrs["heads"] // kv_heads, machine)
     # A processor of which the ring takes keys and values has a stage of them at least.
     least = max(32, streamed) if machine.variant.role(COMMUNICATE) else 64
+    least *= 2 if streamed and batch > 1 and machine.ring_bytes else 1
     splits = attention_splits(rows * batch, kv_heads, context, machine.processors, least)
+    # Halves of what the ring holds are not worth the exchange that merges them.
+    if splits == 2 and batch > 1 and context <= streamed * machine.variant.stages:
+        splits = 1
     # All parts of a head are in shared memory when they are merged.
     part = 4 * (node.attrs["head_dim"] + 2)
     splits = max(1, min(splits, (machine.shared_bytes - machine.ring_bytes) // part))

@@ -90,6 +90,13 @@ def test_several_rows_have_no_more_copies_in_flight(sizes: tuple, in_flight: int
     assert (variant.stages, variant.in_flight) == (12, in_flight)
 
 
+@pytest.mark.parametrize(("rows", "warps"), [(2, 15), (4, 14), (5, 12), (8, 12)])
+def test_more_than_four_rows_have_registers(rows: int, warps: int) -> None:
+    """Three warps in each of four partitions have 168 a thread, a fourth leaves them 128."""
+    made = planned(backend.machine("h100"), rows, 2048, 8192, 512, bf16)
+    assert machine_of(made).variant.warps == warps
+
+
 @pytest.mark.parametrize("sizes", [SIZES[0], SIZES[3]])
 def test_the_stream_brings_every_byte_once(sizes: tuple) -> None:
     """The records, read as the device reads them, against the rows that the tasks multiply: boxes

@@ -1,12 +1,16 @@
 // Weights on their way to L2 while the operand stream's ring is full (stream.h).
 
 // While the ring is full, the weights that come next go to L2, so that the memory does not stand
-// still while processors wait for each other: so many stages at most, one each so many clocks;
-// boxes more slowly, which delay exchanges more. The policy is the ordinary one: the copy to shared
-// memory is what makes lines the first to leave.
-constexpr ark_u32 ARK_PREFETCHED = 8u;
-constexpr ark_u32 ARK_PREFETCH_CLOCKS = ARK_STREAM_CUTS ? 1200u : 700u;
-constexpr ark_u64 ARK_PREFETCH_POLICY = 0x1000000000000000ull;
+// still while processors wait for each other: so many stages at most, one each so many clocks, a
+// little slower than memory gives each processor a stage. Of runs each stage that goes into the
+// ring from L2 then makes room for another there. Boxes delay exchanges more: they come slower, and
+// only while the ring is full.
+constexpr ark_u32 ARK_PREFETCHED = ARK_STREAM_CUTS ? 24u : 16u;
+constexpr ark_u32 ARK_STAGE_CLOCKS = ARK_STAGE_NS * 7 / 4;  // at 1.75 GHz
+constexpr ark_u32 ARK_PREFETCH_CLOCKS = ARK_STAGE_CLOCKS * (ARK_STREAM_CUTS ? 12u : 11u) / 10u;
+// The ring has been full for so long before the first one.
+constexpr ark_u32 ARK_PREFETCH_AFTER = ARK_STREAM_CUTS ? ARK_PREFETCH_CLOCKS : 700u;
+constexpr bool ARK_PREFETCH_ON = !ARK_STREAM_CUTS;  // as long as stages come from L2
 
 // The records of a processor's fetches from `begin` on, 32 in `mine`, a lane each, and the next 32.
 struct ArkRecords {
@@ -15,42 +19,39 @@ struct ArkRecords {
   ark_u32 begin;
   ark_u32 end;         // of all
   ark_u32 prefetched;  // of all, so many have been seen to
+  ark_u32 asked;       // the clock of the last one
 };
 
-// One lane: asks for a stage of that record in L2. Those that grow, and pieces, are left out.
-ARK_DEVICE void ark_prefetch_stage(const uint4& record) {
-  const ark_u64 address = static_cast<ark_u64>(record.y) << 32 | record.x;
-  if (ark_stream_boxed(record.w)) {
-    asm volatile(
-        "cp.async.bulk.prefetch.tensor.3d.L2.global.tile.L2::cache_hint [%0, {%1, %2, %3}], %4;" ::
-            "l"(address),
-        "r"(0), "r"(record.w & 0x3fffffffu), "r"(record.z >> 16), "l"(ARK_PREFETCH_POLICY)
-        : "memory");
-  } else if (record.w == 0u && ark_slot_engine(address, record.z)) {
-    asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(address),
-                 "r"(record.z), "l"(ARK_PREFETCH_POLICY)
-                 : "memory");
-  }
+// The next one of them, by the whole warp. now: a clock that has been read, since the next stage
+// waits for what is done here.
+ARK_DEVICE void ark_prefetch_next(ArkRecords& r, ark_u32 now) {
+  r.asked = __shfl_sync(0xffffffffu, now, 0);
+  const ark_u32 from = r.prefetched++ - r.begin, lane = from % 32u;
+  const bool near = from < 32u;  // values are chosen: an address would put them into memory
+  uint4 record;
+  record.x = __shfl_sync(0xffffffffu, near ? r.mine.x : r.next.x, lane);
+  record.y = __shfl_sync(0xffffffffu, near ? r.mine.y : r.next.y, lane);
+  record.z = __shfl_sync(0xffffffffu, near ? r.mine.z : r.next.z, lane);
+  record.w = __shfl_sync(0xffffffffu, near ? r.mine.w : r.next.w, lane);
+  if (ark_lane() == 0) ark_prefetch_stage(record);
 }
 // Waits for a slot as ark_slot_free does, and meanwhile prefetches from record `place` on.
 ARK_DEVICE bool ark_slot_free_prefetching(ark_u32 slot, ark_u32 round, ArkRecords& r,
                                           ark_u32 place) {
   const ark_u32 limit = r.end - place < ARK_PREFETCHED ? r.end : place + ARK_PREFETCHED;
-  if (r.prefetched < place) r.prefetched = place;
-  ark_u32 asked = ark_clock();
+  const bool near = r.prefetched > place;  // this stage is in L2
+  if (!near) r.prefetched = place;
+  const ark_u32 began = ark_clock();
+  const auto due = [&](ark_u32 now) { return now - r.asked >= ARK_PREFETCH_CLOCKS; };
+  if (ARK_PREFETCH_ON && near && r.prefetched < limit && __all_sync(0xffffffffu, due(began))) {
+    ark_prefetch_next(r, began);
+  }
   while (r.prefetched < limit) {
     const bool free = ark_barrier_tested(&ark_ring.empty[slot], (round + 1u) & 1u);
     if (__all_sync(0xffffffffu, free)) return true;
-    if (!__all_sync(0xffffffffu, ark_clock() - asked >= ARK_PREFETCH_CLOCKS)) continue;
-    asked = ark_clock();
-    const ark_u32 from = r.prefetched++ - r.begin, lane = from % 32u;
-    const bool near = from < 32u;  // values are chosen: an address would put them into memory
-    uint4 record;
-    record.x = __shfl_sync(0xffffffffu, near ? r.mine.x : r.next.x, lane);
-    record.y = __shfl_sync(0xffffffffu, near ? r.mine.y : r.next.y, lane);
-    record.z = __shfl_sync(0xffffffffu, near ? r.mine.z : r.next.z, lane);
-    record.w = __shfl_sync(0xffffffffu, near ? r.mine.w : r.next.w, lane);
-    if (ark_lane() == 0) ark_prefetch_stage(record);
+    const ark_u32 now = ark_clock();
+    const bool full = now - began >= ARK_PREFETCH_AFTER;
+    if (__all_sync(0xffffffffu, full && due(now))) ark_prefetch_next(r, now);
   }
   return ark_slot_free(slot, round);
 }

@@ -198,3 +198,22 @@ ARK_DEVICE void ark_fill_box(ark_u32 slot, ark_u64 map, ark_u32 row, ark_u32 lin
       "l"(ARK_STREAM_POLICY)
       : "memory");
 }
+
+// Prefetched lines have the ordinary place in L2: the copy to shared memory is what makes them the
+// first to leave.
+constexpr ark_u64 ARK_PREFETCH_POLICY = 0x1000000000000000ull;
+// One lane: asks for a stage of that record in L2. Those that grow, and pieces, are left out.
+ARK_DEVICE void ark_prefetch_stage(const uint4& record) {
+  const ark_u64 address = static_cast<ark_u64>(record.y) << 32 | record.x;
+  if (ark_stream_boxed(record.w)) {
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.3d.L2.global.tile.L2::cache_hint [%0, {%1, %2, %3}], %4;" ::
+            "l"(address),
+        "r"(0), "r"(record.w & 0x3fffffffu), "r"(record.z >> 16), "l"(ARK_PREFETCH_POLICY)
+        : "memory");
+  } else if (record.w == 0u && ark_slot_engine(address, record.z)) {
+    asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(address),
+                 "r"(record.z), "l"(ARK_PREFETCH_POLICY)
+                 : "memory");
+  }
+}

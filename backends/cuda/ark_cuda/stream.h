@@ -72,7 +72,8 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
   const uint4* records = reinterpret_cast<const uint4*>(c.p->fetches);
   const ark_u32 lane = static_cast<ark_u32>(ark_lane());
   const ark_u32 end = range.fetch_end;
-  ArkRecords r = {{}, make_uint4(0u, 0u, 0u, 0u), range.fetch_begin, end, range.fetch_begin};
+  ArkRecords r = {{},  make_uint4(0u, 0u, 0u, 0u), range.fetch_begin,
+                  end, range.fetch_begin,          ark_clock()};
   const ArkGrowth* growths = reinterpret_cast<const ArkGrowth*>(c.p->growths);
   ArkGrowth growth = {};
   ark_u64 lengths = 0u;  // address of the number that is known

@@ -18,6 +18,7 @@ from ark.ir.graph import Graph
 from ark.lower.pipeline import plan as plan_graph
 from ark.machine import Machine
 from ark.models.build import Shape
+from ark.models.config import builtin_config
 from ark.models.llama import Llama
 from ark.models.plans import make_plans
 from ark.ops.tokens import TokenState
@@ -84,6 +85,19 @@ def test_a_part_has_a_stage_at_least() -> None:
     target = registry.machine("h100")
     (made,) = make_plans(Shape(config, bf16, 640, 0), target, {"variant": "roles"})
     assert {op.params["splits"] for op in made.ops if op.kind == "attention"} == {10}
+
+
+@pytest.mark.parametrize(
+    ("batch", "room", "parts"),
+    [(2, 576, 4), (2, 2048, 8), (3, 576, 4), (4, 576, 4), (8, 576, 1), (8, 640, 1), (8, 704, 2)],
+)
+def test_several_sequences_have_fewer_parts(batch: int, room: int, parts: int) -> None:
+    """Two stages each at least, and one part where a head's positions fit a ring of ten slots."""
+    config = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1)
+    (made,) = make_plans(Shape(config, bf16, room, 0, batch=batch), registry.machine("h100"))
+    assert made.variant == "roles"
+    assert {op.params["splits"] for op in made.ops if op.kind == "attention"} == {parts}
+    assert parts > 1 or not any(op.kind == "attention_merge" for op in made.ops)
 
 
 def test_a_head_has_no_more_parts_than_can_be_merged() -> None:

@@ -1,0 +1,115 @@
+"""When the operand stream asks for stages in L2, run on the host with a clock of its own: what a
+warp's lanes agree on is what one thread does here, and record k of a list is the number k.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import subprocess
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ark_cuda")
+
+HOST = r"""
+#include <cstdint>
+#define ARK_DEVICE static inline
+typedef uint32_t ark_u32;
+struct uint4 { uint32_t x, y, z, w; };
+struct { uint64_t empty[1]; } ark_ring;
+static uint32_t now, frees, asked[64], at[64], count;
+static uint32_t ark_clock() { return now += 10; }
+static bool __all_sync(uint32_t, bool x) { return x; }
+static uint32_t __shfl_sync(uint32_t, uint32_t v, uint32_t lane) { return v + lane; }
+static uint32_t ark_lane() { return 0; }
+static bool ark_barrier_tested(uint64_t*, uint32_t) { return now >= frees; }
+static void ark_prefetch_stage(const uint4& record) { asked[count] = record.x, at[count++] = now; }
+static bool ark_slot_free(uint32_t, uint32_t) {
+  if (now < frees) now = frees;
+  return true;
+}
+"""
+
+CALLS = r"""
+// Stages `first` to `last` of `end` go into the ring; the first has to wait until the clock is
+// `full`, then one goes every `every` clocks. Which stages were asked for, and when.
+extern "C" uint32_t run(uint32_t first, uint32_t last, uint32_t end, uint32_t full, uint32_t every,
+                        uint32_t* stages, uint32_t* clocks) {
+  now = count = 0;
+  ArkRecords r = {{0, 0, 0, 0}, {32, 0, 0, 0}, 0, end, 0, 0u - 100000u};
+  for (uint32_t place = first; place <= last; ++place) {
+    frees = place == first ? full : 0;
+    if (!ark_slot_free_prefetching(0, 0, r, place)) return ~0u;
+    now += every;
+  }
+  for (uint32_t i = 0; i < count; ++i) stages[i] = asked[i], clocks[i] = at[i];
+  return count;
+}
+"""
+
+
+def build(folder: Path, cuts: bool) -> ctypes.CDLL:
+    text = resources.files("ark_cuda").joinpath("prefetch.h").read_text()
+    source, library = folder / "prefetch.cpp", folder / "prefetch.so"
+    # A shuffle adds the lane to a record's first word, and so does it here to all of its words.
+    constants = f"constexpr int ARK_STAGE_NS = 624, ARK_STREAM_CUTS = {int(cuts)};\n"
+    source.write_text(f"{HOST}{constants}{text}{CALLS}")
+    subprocess.run(["g++", "-std=c++20", "-shared", "-fPIC", source, "-o", library], check=True)
+    return ctypes.CDLL(str(library))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return build(tmp_path_factory.mktemp("runs"), False)
+
+
+@pytest.fixture(scope="module")
+def boxes(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return build(tmp_path_factory.mktemp("boxes"), True)
+
+
+def asked(
+    device: ctypes.CDLL, first: int, last: int, end: int, full: int, every: int
+) -> tuple[list[int], list[int]]:
+    stages, clocks = (ctypes.c_uint32 * 64)(), (ctypes.c_uint32 * 64)()
+    count = device.run(first, last, end, full, every, stages, clocks)
+    return list(stages[:count]), list(clocks[:count])
+
+
+def paced(clocks: list[int], most: int = 1300) -> bool:
+    """Are neighbours a stage's time apart, as memory gives it, and not much more?"""
+    return all(1200 <= b - a <= most for a, b in itertools.pairwise(clocks))
+
+
+def test_a_full_ring_is_time_for_the_next_stages_in_their_order(runs: ctypes.CDLL) -> None:
+    stages, clocks = asked(runs, 30, 30, 60, 100_000, 0)
+    assert stages == list(range(30, 46)) and paced(clocks)
+    assert 700 <= clocks[0] <= 800  # a short wait asks for nothing
+    assert asked(runs, 30, 30, 60, 600, 0) == ([], [])
+
+
+def test_nothing_is_asked_for_beyond_the_last_stage(runs: ctypes.CDLL) -> None:
+    assert asked(runs, 30, 30, 35, 100_000, 0)[0] == list(range(30, 35))
+
+
+def test_stages_that_come_from_l2_make_room_for_more(runs: ctypes.CDLL) -> None:
+    # Eight while the ring is full; then a stage each 600 clocks, twice as fast as memory.
+    stages, clocks = asked(runs, 4, 31, 60, 9_500, 600)
+    ahead = len([c for c in clocks if c <= 9_500])
+    assert ahead == 8 and paced(clocks, 1900)
+    # They are caught up with after twice as many stages; from there on the ring reads for itself.
+    assert stages == list(range(4, 4 + len(stages))) and 14 <= len(stages) <= 17
+
+
+def test_a_ring_that_keeps_up_asks_for_nothing(runs: ctypes.CDLL, boxes: ctypes.CDLL) -> None:
+    for device in (runs, boxes):
+        assert asked(device, 0, 31, 60, 0, 2_000) == ([], [])
+
+
+def test_boxes_are_asked_for_only_while_the_ring_is_full(boxes: ctypes.CDLL) -> None:
+    stages, clocks = asked(boxes, 4, 31, 60, 9_500, 2_000)
+    assert stages == list(range(4, 4 + len(stages))) and len(stages) >= 5
+    assert all(c <= 9_500 for c in clocks)
