@@ -86,6 +86,14 @@ class ProcessGroupArk(dist.ProcessGroup):
     def name(self) -> str:
         return NAME
 
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_name(self) -> str:
+        """What torch calls the group; it asks when the group is destroyed."""
+        return self._name
+
     def _group(self, tensor: torch.Tensor) -> Group:
         """The group on the tensor's kind of device."""
         kind = tensor.device.type
@@ -149,6 +157,15 @@ class ProcessGroupArk(dist.ProcessGroup):
             for part, piece in zip(parts, made.chunk(self._size), strict=True):
                 part.copy_(piece.view(part.shape))
         return ArkWork(list(outputs))
+
+    def allgather_coalesced(
+        self,
+        outputs: Sequence[Sequence[torch.Tensor]],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+    ) -> ArkWork:
+        """outputs[r]: the tensors of rank r, which are as many as the inputs."""
+        return self.allgather([list(parts) for parts in zip(*outputs, strict=True)], inputs, opts)
 
     def _allgather_base(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
