@@ -29,7 +29,8 @@ from ark.runtime.hosts import hosts_of
 
 REDUCTIONS = ("sum", "product", "min", "max", "mean")
 KEPT = 64  # calls that a group keeps loaded, and as many for each pair that sends
-EVERYBODY = (-1, -1)
+Lane = tuple[int, int, str]  # from whom, to whom, which of the ways between these
+EVERYBODY: Lane = (-1, -1, "")
 
 
 class Group:
@@ -46,9 +47,9 @@ class Group:
         self._job = ranks
         self._backend, self._device = backend, device
         self._budget_s = budget_s
-        self._calls: defaultdict[tuple[int, int], OrderedDict[Key, Call]] = defaultdict(OrderedDict)
+        self._calls: defaultdict[Lane, OrderedDict[Key, Call]] = defaultdict(OrderedDict)
         self._tuned: tuned.Table | None = None
-        self._locks: defaultdict[tuple[int, int], threading.Lock] = defaultdict(threading.Lock)
+        self._locks: defaultdict[Lane, threading.Lock] = defaultdict(threading.Lock)
 
     # Collectives. Arrays are NumPy's or torch's, contiguous, on the group's device.
 
@@ -135,17 +136,20 @@ class Group:
         self._run(Collective.BROADCAST, x, y, root=root)
         return y.given
 
-    def send(self, input: Any, peer: int) -> None:
-        """Sends to the rank `peer`, which receives as many bytes; in the order of the calls."""
+    def send(self, input: Any, peer: int, way: str = "") -> None:
+        """Sends to the rank `peer`, which receives as many bytes; in the order of the calls.
+
+        way: a word that both name; messages of different ways do not wait for each other.
+        """
         x = wrap(input)
         peer = self._peer("send", peer)
-        self._pair(self.rank, peer, x, None)
+        self._pair((self.rank, peer, way), x, None)
 
-    def recv(self, out: Any, peer: int) -> Any:
+    def recv(self, out: Any, peer: int, way: str = "") -> Any:
         """Receives into `out` what the rank `peer` sends."""
         y = wrap(out)
         peer = self._peer("recv", peer)
-        self._pair(peer, self.rank, y, y)
+        self._pair((peer, self.rank, way), y, y)
         return y.given
 
     def barrier(self) -> None:
@@ -194,30 +198,32 @@ class Group:
         with self._locks[EVERYBODY]:
             self._execute(self._call(EVERYBODY, key), x, y)
 
-    def _pair(self, source: int, target: int, x: Array, y: Array | None) -> None:
+    def _pair(self, lane: Lane, x: Array, y: Array | None) -> None:
+        source, target, _ = lane
         if source == target:
             raise InvalidUsageError(f"rank {source} sends to itself; copy the array instead")
         if x.elements == 0:
             return
         key = _moved(Collective.BROADCAST, x, 1, 0)
         _check_size(key, 2)
-        with self._locks[source, target]:
-            self._execute(self._call((source, target), key), x if y is None else None, y)
+        with self._locks[lane]:
+            self._execute(self._call(lane, key), x if y is None else None, y)
 
-    def _call(self, pair: tuple[int, int], key: Key) -> Call:
+    def _call(self, lane: Lane, key: Key) -> Call:
         """The loaded call; the one that was longest not used makes room, on all its ranks alike."""
-        calls = self._calls[pair]
+        calls = self._calls[lane]
         if key in calls:
             calls.move_to_end(key)
             return calls[key]
         if len(calls) >= KEPT:
             calls.popitem(last=False)[1].close(together=True)
-        if pair == EVERYBODY:
+        if lane == EVERYBODY:
             members: Any = self._job
             rank, world = self.rank, self.world_size
             chosen = self._chosen(key)
         else:
-            members = Members(self._job, pair, "a send between")
+            source, target, way = lane
+            members = Members(self._job, (source, target), f"a send {way} between")
             rank, world, chosen = members.rank, 2, key
         hosts = hosts_of(members)
         made = Call(
@@ -251,12 +257,12 @@ class Group:
 
     def close(self, together: bool = True) -> None:
         """Frees what the calls hold; together: all ranks do so, and nothing has failed."""
-        for pair, calls in list(self._calls.items()):
+        for lane, calls in list(self._calls.items()):
             while calls:
                 _, call = calls.popitem(last=False)
                 ok = together and self._job.failure() is None
                 with contextlib.suppress(BaseError):
-                    call.close(together=ok and pair == EVERYBODY)
+                    call.close(together=ok and lane == EVERYBODY)
 
     def __enter__(self) -> Group:
         return self

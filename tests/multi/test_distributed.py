@@ -5,6 +5,7 @@ against Gloo, between processes; and what happens when one of these is killed.
 from __future__ import annotations
 
 import os
+import queue
 import random
 import signal
 import time
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 import ark
+from ark.distributed.inbox import Inbox
 from tests.slow import slow
 
 COUNTS = (1, 3, 4099)
@@ -112,6 +114,32 @@ def test_sums_of_fp8_are_rounded_as_ml_dtypes_does() -> None:
     assert ark.launch(2, every_byte_of_an_fp8_type) == 0
 
 
+def with_tags(rank: int) -> None:
+    """Received in another order than sent, with those without a tag between them."""
+    import torch
+    import torch.distributed as dist
+
+    sizes = {3: 5, 1: 70_000, 2: 1}
+    messages = [(3, 0), (1, 0), (0, 0), (3, 1), (2, 0), (0, 1)]  # tag, which of that tag
+    made = {(t, i): torch.arange(sizes.get(t, 4)) + 100 * t + i for t, i in messages}
+    if rank == 0:
+        for work in [dist.isend(made[key], 1, tag=key[0]) for key in messages]:
+            work.wait()
+        dist.send(torch.zeros(3), 1, tag=9)
+        return
+    late = torch.zeros(5, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)
+    waiting = [dist.irecv(each, 0, tag=3) for each in late]
+    for key in [(0, 0), (2, 0), (0, 1), (1, 0)]:
+        found = torch.zeros_like(made[key])
+        dist.recv(found, 0, tag=key[0])
+        assert torch.equal(found, made[key])
+    for work, each, number in zip(waiting, late, (0, 1), strict=True):
+        work.wait()
+        assert torch.equal(each, made[3, number])
+    with pytest.raises(ark.InvalidUsageError, match="sent 12 bytes with the tag 9, where 16"):
+        dist.recv(torch.zeros(4), 0, tag=9)
+
+
 def beside_gloo() -> None:
     import torch
     import torch.distributed as dist
@@ -171,6 +199,7 @@ def beside_gloo() -> None:
     for each in work:
         each.wait()
     assert torch.equal(received, torch.full((7,), float(peer)))
+    with_tags(rank)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
     model(torch.full((1, 4), float(rank + 1))).sum().backward()
     gradient = model.module.weight.grad
@@ -179,6 +208,31 @@ def beside_gloo() -> None:
         dist.all_reduce(torch.zeros(2, dtype=torch.int64), dist.ReduceOp.BXOR)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def test_a_receive_takes_the_first_message_of_its_tag() -> None:
+    """And all that wait learn that no more will come."""
+    sent: queue.Queue[tuple[int, str]] = queue.Queue()
+
+    def next_message() -> tuple[int, str]:
+        tag, message = sent.get(timeout=60)
+        if tag < 0:
+            raise ark.SystemError("the peer is gone")
+        return tag, message
+
+    inbox, found = Inbox(next_message, "test"), []
+    first, second = (inbox.receive(1, found.append) for _ in range(2))
+    for tag, message in ((2, "c"), (1, "a"), (1, "b")):
+        sent.put((tag, message))
+    assert first.result(60) is None and second.result(60) is None and found == ["a", "b"]
+    assert inbox.receive(2, found.append).done() and found == ["a", "b", "c"]
+    lost = [inbox.receive(tag, found.append) for tag in (1, 2)]
+    sent.put((-1, ""))
+    for each in lost:
+        with pytest.raises(ark.SystemError, match="the peer is gone"):
+            each.result(60)
+    sent.put((-1, ""))
+    inbox.close()
 
 
 def test_the_torch_backend_gives_what_gloo_gives() -> None:

@@ -1,7 +1,7 @@
 """torch's own tests of a distributed backend, on the backend "ark" (torch_own.py runs them).
 
 Left out are those that torch keeps for GPUs (reduce_scatter's among them), and what the backend
-refuses in words: tags, receiving from anyone, sparse tensors.
+refuses in words: receiving from anyone, sparse tensors.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ FEW = [
     "broadcast",
     "scatter",
     "send_recv",
+    "send_recv_with_tag",
     "barrier",
     "destroy_group",
 ]
@@ -50,7 +51,8 @@ AS_MPI = [
 AS_GLOO = [
     *(f"all_reduce_coalesced{g}_{op}" for g in ("", "_group", "_full_group") for op in OPS),
     *("all_gather_object_default_pg", "gather_object", "scatter_object_list"),
-    "batch_isend_irecv_gloo",
+    *("batch_isend_irecv_gloo", "batch_isend_irecv_gloo_tags", "send_recv_with_tag"),
+    *("send_recv_with_tag_autograd_profiler", "send_recv_with_tag_torch_profiler"),
 ]
 
 
