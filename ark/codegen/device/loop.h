@@ -77,10 +77,12 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
 #if defined(ARK_MOVERS)
     if (leader) ark_movers_begin(iteration);
 #endif
+    ark_u64 word = ark_task_word(team, p, range.task_begin + 2u, end);
     for (ark_u32 i = range.task_begin; i < end; ++i) {
       const ArkTask& task = loop.tasks[i % ARK_SLOTS];
       if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);
-      if (i + 2u < end) ark_task_ahead(team, loop, p, i + 2u);
+      ark_task_arrives(team, loop, p, i + 2u, end, word);
+      word = ark_task_word(team, p, i + 3u, end);
       ark_warp_store(&c.warps[ark_warp()], i);
 #if defined(ARK_BODIES_ENTER)
       if (!ark_dispatch(c, task)) return;

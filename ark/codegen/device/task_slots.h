@@ -41,6 +41,32 @@ ARK_DEVICE void ark_task_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, 
   const ArkTask* task = ARK_POINTER(const ArkTask, p->tasks) + i;
   ark_copy_words(team, &loop.tasks[i % ARK_SLOTS], task, sizeof(ArkTask) / 8u);
 }
+#if defined(ARK_HOLDS_RECORDS)
+// Where a copy waits for memory, so would all that its warp asks for next. Each thread of the last
+// warp keeps its word of the record three tasks ahead in a register while a task runs, and puts it
+// into its slot when the next one begins.
+static_assert(sizeof(ArkTask) / 8u <= ARK_LANES, "a thread has one word");
+ARK_DEVICE ark_u32 ark_record_place(ArkTeam team) {
+  return team.thread - (team.threads - static_cast<ark_u32>(ARK_LANES));
+}
+ARK_DEVICE ark_u64 ark_task_word(ArkTeam team, const ArkParams* p, ark_u32 i, ark_u32 end) {
+  const ark_u32 place = ark_record_place(team), words = sizeof(ArkTask) / 8u;
+  if (i >= end || place >= words) return 0u;
+  return ARK_POINTER(const ark_u64, p->tasks)[static_cast<ark_u64>(i) * words + place];
+}
+ARK_DEVICE void ark_task_arrives(ArkTeam team, ArkLoop& loop, const ArkParams*, ark_u32 i,
+                                 ark_u32 end, ark_u64 word) {
+  const ark_u32 place = ark_record_place(team);
+  if (i >= end || place >= sizeof(ArkTask) / 8u) return;
+  reinterpret_cast<ark_u64*>(&loop.tasks[i % ARK_SLOTS])[place] = word;
+}
+#else
+ARK_DEVICE ark_u64 ark_task_word(ArkTeam, const ArkParams*, ark_u32, ark_u32) { return 0u; }
+ARK_DEVICE void ark_task_arrives(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i,
+                                 ark_u32 end, ark_u64) {
+  if (i < end) ark_task_ahead(team, loop, p, i);
+}
+#endif
 // A task's waits and signals lie behind each other; few have more than fit.
 ARK_DEVICE void ark_counter_ops_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i) {
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];

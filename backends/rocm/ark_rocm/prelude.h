@@ -66,6 +66,7 @@ ARK_DEVICE const void* ark_kernel_params() {
 }
 
 constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;
+#define ARK_HOLDS_RECORDS 1
 #if defined(__GFX9__)
 static_assert(ARK_LANES == 64, "CDNA waves have 64 lanes");
 #else
