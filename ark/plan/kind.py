@@ -80,6 +80,12 @@ class TaskKind(ABC):
         """
         return params
 
+    def own(self, sig: Signature) -> tuple[int, ...]:
+        """Numbers in which ranks that else do the same differ, and which code therefore reads from
+        a task's record (ark_own): they are its last coordinates, the first of them the very last.
+        """
+        return ()
+
     def packets(self, sig: Signature) -> frozenset[int]:
         """Operands that the body can load or publish as packets {value, epoch}."""
         return frozenset()

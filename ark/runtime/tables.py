@@ -59,6 +59,7 @@ def build(
     cut = _cut(plan)
     own = [[] if op.id in cut else maps[op.id] for op in plan.ops]
     rows, lists = _rows(operands, own, list_address)
+    numbers = [kinds.get(op.kind).own(kinds.signature(plan, op))[::-1] for op in plan.ops]
     early = _early(plan, box_maps) - cut
     listing: list[tuple[int, int, Task]] = []
     records: list[tuple[object, ...]] = []
@@ -104,7 +105,8 @@ def build(
                 for counter in task.signals:
                     op = _counter_op(plan, counters, counter, 1)
                     counter_ops.append(_by_store(plan, op, stored(counter)) if stored else op)
-                coord = (*task.coord, *([0] * (layout.MAX_COORDS - len(task.coord))))
+                spare = layout.MAX_COORDS - len(task.coord) - len(numbers[task.op])
+                coord = (*task.coord, *([0] * spare), *numbers[task.op])
                 records.append(
                     (
                         opcode[task.op],

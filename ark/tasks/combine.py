@@ -182,8 +182,6 @@ class Combine(TaskKind):
             scope = "true" if operand.system else "false"
             return f"ArkShare<{kind}, {scope}>{{ARK_POINTER({kind}, {text.address(sig, index)})}}"
 
-        order = sig.params.get("order", ())
-        terms = [*order, *range(len(order), last)]
         given = share(last)
         if outputs(sig) > 1:
             kind, places = element.storage, range(last, len(sig.operands))
@@ -198,7 +196,7 @@ class Combine(TaskKind):
             [
                 f"ark_aligned({text.addresses(sig, plain)})",
                 given,
-                *(share(i) for i in terms),
+                *(share(i) for i in terms(sig)),
             ],
         )
 
@@ -207,6 +205,20 @@ def unit(sig: Signature) -> int:
     """Bytes of a unit of the coordinates: an element of plain memory if there is any."""
     first = next((o for o in sig.operands if not o.packet), sig.operands[0])
     return by_name(first.dtype).itemsize
+
+
+def ordered(order: Sequence[int], op: str = "sum") -> list[int]:
+    """The shares that are combined first, in code. Two numbers give the same bits either way round
+    when they are added or multiplied (not so compared: 0 and -0), so that two ranks whose plans
+    differ in that order alone have the same kernel.
+    """
+    return sorted(order) if len(order) == 2 and op in ("sum", "product") else list(order)
+
+
+def terms(sig: Signature) -> list[int]:
+    """The shares in the order in which code combines them."""
+    order = ordered(sig.params.get("order", ()), sig.params.get("op", "sum"))
+    return [*order, *range(len(order), shares(sig))]
 
 
 def outputs(sig: Signature) -> int:

@@ -18,7 +18,7 @@ from ark.machine import Machine
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
 from ark.plan.params import Epsilon, Params, Places, Size, is_dense, need, typed
 from ark.tasks import text
-from ark.tasks.combine import CHUNK, ELEMENTS, RECEIVE, WORDS, Place, words
+from ark.tasks.combine import CHUNK, ELEMENTS, RECEIVE, WORDS, Place, ordered, words
 
 HELD = 32  # elements of a row that a thread keeps in registers
 MOST_ROWS, MOST_CHUNKS = 4, 24
@@ -131,7 +131,7 @@ class CombineNorm(TaskKind):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         count = len(sig.operands) - 3
-        order = sig.params.get("order", ())
+        order = ordered(sig.params.get("order", ()))
         storage = ELEMENTS[sig.params["element"]].storage
 
         def share(index: int) -> str:

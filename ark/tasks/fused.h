@@ -1,29 +1,29 @@
 // What linear layers do to their input and to their sums on the way, for every vendor's bodies.
 // What a task computes and touches is said in linear.py.
 
-// An operand of S shares of M rows, of which a reader wants the sum, share FIRST being added first
-// and then the next ones, round; share s has row m as its row s M + m.
-template <int S, int FIRST, int M, class A>
+// An operand of S shares of M rows, of which a reader wants the sum, share `first` being added
+// first and then the next ones, round; share s has row m as its row s M + m.
+template <int S, int M, class A>
 struct ArkSummed {
   static constexpr bool packets = A::packets;
   A shares;
+  int first;
 };
-template <int S, int FIRST, int M, class A>
-ARK_DEVICE ArkSummed<S, FIRST, M, A> ark_summed(A shares) {
-  return {shares};
+template <int S, int M, class A>
+ARK_DEVICE ArkSummed<S, M, A> ark_summed(A shares, int first) {
+  return {shares, first};
 }
-template <int S, int FIRST, int M, class A>
-ARK_DEVICE float ark_load(ArkCtx& c, const ArkSummed<S, FIRST, M, A>& x, int i0, int i1, int i2,
-                          int i3) {
-  float sum = ark_load(c, x.shares, i0, i1, FIRST * M + i2, i3);
+template <int S, int M, class A>
+ARK_DEVICE float ark_load(ArkCtx& c, const ArkSummed<S, M, A>& x, int i0, int i1, int i2, int i3) {
+  float sum = ark_load(c, x.shares, i0, i1, x.first * M + i2, i3);
   for (int s = 1; s < S; ++s) {
-    sum += ark_load(c, x.shares, i0, i1, (FIRST + s) % S * M + i2, i3);
+    const int share = x.first + s < S ? x.first + s : x.first + s - S;
+    sum += ark_load(c, x.shares, i0, i1, share * M + i2, i3);
   }
   return sum;
 }
-template <bool SCALED, int S, int FIRST, int M, class A>
-ARK_DEVICE float ark_load_row(ArkCtx& c, const ArkSummed<S, FIRST, M, A>& x, int i2, int n,
-                              float* to) {
+template <bool SCALED, int S, int M, class A>
+ARK_DEVICE float ark_load_row(ArkCtx& c, const ArkSummed<S, M, A>& x, int i2, int n, float* to) {
   float squares = 0.0f;
   for (int k = ark_tid(); k < n; k += ARK_THREADS) {
     squares += ark_store_scaled<SCALED>(ark_load(c, x, 0, 0, i2, k), to + k);
@@ -31,20 +31,21 @@ ARK_DEVICE float ark_load_row(ArkCtx& c, const ArkSummed<S, FIRST, M, A>& x, int
   return squares;
 }
 
-// An operand that is waited for and then counts as zero.
+// An operand that is waited for and may count as zero then.
 template <class A>
 struct ArkAwaited {
   static constexpr bool packets = A::packets;
   A value;
+  bool counts;
 };
 template <class A>
-ARK_DEVICE ArkAwaited<A> ark_awaited(A value) {
-  return {value};
+ARK_DEVICE ArkAwaited<A> ark_awaited(A value, bool counts) {
+  return {value, counts};
 }
 template <class A>
 ARK_DEVICE float ark_load(ArkCtx& c, const ArkAwaited<A>& x, int i0, int i1, int i2, int i3) {
-  ark_load(c, x.value, i0, i1, i2, i3);
-  return 0.0f;
+  const float value = ark_load(c, x.value, i0, i1, i2, i3);
+  return x.counts ? value : 0.0f;
 }
 
 // What the logits' epilogue keeps of each tile, in both places.
@@ -93,14 +94,16 @@ struct ArkSwigluSums {
   static constexpr bool WAITS = false;
   O output;
 };
-// R: rows of a stage; the TILES tasks share STAGES stages. FIRST: the token of the first row.
-template <int R, int TILES, int STAGES, int FIRST, class O, class C>
+// R: rows of a stage; the TILES tasks share STAGES stages. SHARED: the first row's token is the
+// rank's own number, else 0.
+template <int R, int TILES, int STAGES, bool SHARED, class O, class C>
 struct ArkSampleSums {
   static constexpr int WIDTH = 1;
   static constexpr bool WAITS = false;
   O output;
   C candidates;
   ArkSampler sampler;
+  int first;
 };
 template <class R>
 struct ArkRopeSums {
@@ -120,11 +123,12 @@ template <class O>
 ARK_DEVICE ArkSwigluSums<O> ark_swiglu_sums(O output) {
   return {output};
 }
-template <int R, int TILES, int STAGES, int FIRST, class O, class S, class P, class C>
-ARK_DEVICE ArkSampleSums<R, TILES, STAGES, FIRST, O, C> ark_sample_sums(const ArkTask& t, O output,
-                                                                        S settings, P position,
-                                                                        C candidates) {
-  return {output, candidates, ark_sampler(settings, position, FIRST + t.coord[0])};
+template <int R, int TILES, int STAGES, bool SHARED, class O, class S, class P, class C>
+ARK_DEVICE ArkSampleSums<R, TILES, STAGES, SHARED, O, C> ark_sample_sums(const ArkTask& t, O output,
+                                                                         S settings, P position,
+                                                                         C candidates) {
+  const int first = SHARED ? ark_own<1>(t) : 0;
+  return {output, candidates, ark_sampler(settings, position, first + t.coord[0]), first};
 }
 template <class R>
 ARK_DEVICE ArkRopeSums<R> ark_rope_sums(R rope) {
@@ -176,13 +180,13 @@ ARK_DEVICE void ark_sums_store(ArkCtx& c, const ArkSwigluSums<O>& e, int m, int 
     if (r < rows) ark_publish(c, e.output, 0, 0, m, (n + r) / 2, ark_swiglu(sum[r], sum[r + 1]));
   }
 }
-template <int S, int TILES, int STAGES, int FIRST, class O, class C, int R>
-ARK_DEVICE void ark_sums_store(ArkCtx& c, ArkSampleSums<S, TILES, STAGES, FIRST, O, C>& e, int m,
+template <int S, int TILES, int STAGES, bool SHARED, class O, class C, int R>
+ARK_DEVICE void ark_sums_store(ArkCtx& c, ArkSampleSums<S, TILES, STAGES, SHARED, O, C>& e, int m,
                                int n, int rows, const float (&sum)[R], const float (&)[R]) {
   for (int r = 0; r < R; ++r) {
     if (r >= rows) continue;
     ark_publish(c, e.output, 0, 0, m, n + r, sum[r]);
-    ark_sample(e.sampler, sum[r], FIRST + n + r);
+    ark_sample(e.sampler, sum[r], (SHARED ? e.first : 0) + n + r);
   }
 }
 template <class T, int R>
@@ -200,9 +204,9 @@ ARK_DEVICE void ark_sums_store(ArkCtx& c, const ArkRopeSums<T>& e, int m, int n,
 // uses.
 template <class E>
 ARK_DEVICE void ark_sums_finish(ArkCtx&, const ArkTask&, E&, float*) {}
-template <int R, int TILES, int STAGES, int FIRST, class O, class C>
+template <int R, int TILES, int STAGES, bool SHARED, class O, class C>
 ARK_DEVICE void ark_sums_finish(ArkCtx&, const ArkTask& t,
-                                ArkSampleSums<R, TILES, STAGES, FIRST, O, C>& e, float* red) {
+                                ArkSampleSums<R, TILES, STAGES, SHARED, O, C>& e, float* red) {
   const ark_i64 stage = t.coord[0] / R;
   ark_sampled(e.sampler, e.candidates, static_cast<int>((stage * TILES + STAGES - 1) / STAGES),
               red);

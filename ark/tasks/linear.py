@@ -245,6 +245,10 @@ class Linear(TaskKind):
         share = (params.get("share", 0) + by) % shares
         return {**moved, "share": share} if shares > 1 else moved
 
+    def own(self, sig: Signature) -> tuple[int, ...]:
+        token = sig.params.get("share", 0) * sig.operands[1].shape[0]
+        return sig.params.get("first", 0), token
+
     def wide(self, sig: Signature) -> frozenset[int]:
         cut = sig.params["rows"] > 1 and sig.params["split_k"] > 1
         return frozenset({1} if cut else ()) | frozenset({0} if reads_from_memory(sig) else ())
@@ -355,8 +359,8 @@ def epilogue(sig: Signature) -> str:
         return f"ark_rope_sums({rope(sig, 2, first)})"
     if kind == "add":
         residual = _summed(sig, first)
-        if sig.params.get("first", 0):
-            residual = f"ark_awaited({residual})"
+        if sig.params.get("ranks", 1) > 1:
+            residual = f"ark_awaited({residual}, ark_own<0>(t) == 0)"
         return f"ark_add_sums({out}, {residual})"
     if kind == "sample":
         rows, n = sig.params["rows"], sig.operands[1].shape[0]
@@ -370,7 +374,7 @@ def epilogue(sig: Signature) -> str:
         m = sig.operands[2].shape[0]
         if m > 1:
             return f"ark_sample_rows<{m}, {len(SETTINGS)}, {constants}>({operands})"
-        constants += f", {sig.params.get('share', 0) * n}"
+        constants += f", {'true' if sig.params.get('shares', 1) > 1 else 'false'}"
         return f"ark_sample_sums<{constants}>(t, {operands})"
     return f"ark_{kind}_sums({out})"
 
@@ -387,8 +391,9 @@ def _summed(sig: Signature, index: int) -> str:
     rows, given = sig.operands[2].shape[0], text.given(sig, index)
     if index >= len(sig.operands) or sig.operands[index].shape[0] == rows:
         return given
-    shares, first = sig.operands[index].shape[0] // rows, sig.params.get("first", 0)
-    return f"ark_summed<{shares}, {first}, {rows}>({given})"
+    shares = sig.operands[index].shape[0] // rows
+    first = "ark_own<0>(t)" if shares > 2 else 0  # two give the same bits either way round
+    return f"ark_summed<{shares}, {rows}>({given}, {first})"
 
 
 register(Linear())

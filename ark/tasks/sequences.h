@@ -96,8 +96,8 @@ ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S setting
         over = false;
         if (first) position.p[0] += 1;
       } else if (!ended && ranks) {
-        ark_choose<VOCABULARY, 0, TILES, CONTEXT, STOPS>(c, t, logits, settings, position,
-                                                         candidates, tokens, host, stop_tokens);
+        ark_choose<VOCABULARY, false, TILES, CONTEXT, STOPS>(c, t, logits, settings, position,
+                                                             candidates, tokens, host, stop_tokens);
         if (first) {
           over = ark_ended<CONTEXT, STOPS>(settings, position, tokens, stop_tokens) && over;
         }

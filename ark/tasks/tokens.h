@@ -22,21 +22,23 @@ ARK_DEVICE void ark_embedding(ArkCtx& c, const ArkTask& t, I ids, T table, O out
   }
 }
 
-// The token that a logit belongs to: the first one's is FIRST, the others follow round.
-template <int VOCABULARY, int FIRST>
-ARK_DEVICE int ark_token_of(int logit) {
-  if constexpr (FIRST == 0) return logit;
-  return logit < VOCABULARY - FIRST ? logit + FIRST : logit - (VOCABULARY - FIRST);
+// The token that a logit belongs to. SHARED: ranks share the logits, and have their own share
+// first: the first one's token is the rank's own number, the others follow round.
+template <int VOCABULARY, bool SHARED>
+ARK_DEVICE int ark_token_of(const ArkTask& t, int logit) {
+  if constexpr (!SHARED) return logit;
+  const int first = ark_own<0>(t);
+  return logit < VOCABULARY - first ? logit + first : logit - (VOCABULARY - first);
 }
 
 // coord: tile, of TILES.
-template <int VOCABULARY, int FIRST, int TILES, class L, class S, class P, class C>
+template <int VOCABULARY, bool SHARED, int TILES, class L, class S, class P, class C>
 ARK_DEVICE void ark_sample_tile(ArkCtx& c, const ArkTask& t, L logits, S settings, P position,
                                 C candidates) {
   const int tile = t.coord[0];
   const int lo = static_cast<int>(static_cast<ark_i64>(VOCABULARY) * tile / TILES);
   const int hi = static_cast<int>(static_cast<ark_i64>(VOCABULARY) * (tile + 1) / TILES);
-  ArkSampler sampler = ark_sampler(settings, position, ark_token_of<VOCABULARY, FIRST>(lo));
+  ArkSampler sampler = ark_sampler(settings, position, ark_token_of<VOCABULARY, SHARED>(t, lo));
   // Several logits are asked for at once: few tiles have many of them.
   constexpr int B = 8;
   for (int first = lo + ark_tid(); first < hi; first += B * ARK_THREADS) {
@@ -49,15 +51,16 @@ ARK_DEVICE void ark_sample_tile(ArkCtx& c, const ArkTask& t, L logits, S setting
 #pragma unroll
     for (int b = 0; b < B; ++b) {
       const int i = first + b * ARK_THREADS;
-      if (i < hi) ark_sample(sampler, logit[b], ark_token_of<VOCABULARY, FIRST>(i));
+      if (i < hi) ark_sample(sampler, logit[b], ark_token_of<VOCABULARY, SHARED>(t, i));
     }
   }
   ark_sampled(sampler, candidates, tile, reinterpret_cast<float*>(ARK_SCRATCH(c)));
 }
 
 // The best of the k largest logits, of which the smallest is found by bisection over ordered bits.
-template <int VOCABULARY, int FIRST, class L>
-ARK_DEVICE void ark_sample_top_k(ArkSampler& sampler, L logits, int k, float* red) {
+template <int VOCABULARY, bool SHARED, class L>
+ARK_DEVICE void ark_sample_top_k(const ArkTask& t, ArkSampler& sampler, L logits, int k,
+                                 float* red) {
   ark_u32 bound = 0u;  // the largest that at least k logits reach
   for (int bit = 31; bit >= 0; --bit) {
     const ark_u32 trial = bound | (1u << bit);
@@ -70,14 +73,14 @@ ARK_DEVICE void ark_sample_top_k(ArkSampler& sampler, L logits, int k, float* re
   for (int i = ark_tid(); i < VOCABULARY; i += ARK_THREADS) {
     const float logit = ark_get(logits.p, i);
     if (ark_ordered(logit) < bound) continue;
-    ark_sample(sampler, logit, ark_token_of<VOCABULARY, FIRST>(i));
+    ark_sample(sampler, logit, ark_token_of<VOCABULARY, SHARED>(t, i));
   }
 }
 
 // Joins the candidates, appends the token, tells the host, moves on, and ends at a stop token.
-template <int VOCABULARY, int FIRST, int TILES, int CONTEXT, int STOPS, class L, class S, class P,
+template <int VOCABULARY, bool SHARED, int TILES, int CONTEXT, int STOPS, class L, class S, class P,
           class C, class T, class H, class E>
-ARK_DEVICE void ark_choose(ArkCtx& c, const ArkTask&, L logits, S settings, P position_at,
+ARK_DEVICE void ark_choose(ArkCtx& c, const ArkTask& t, L logits, S settings, P position_at,
                            C candidates, T tokens, H host, E stop_tokens) {
   float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));
   // All that does not depend on the token is asked for at once: everybody waits for this task.
@@ -92,7 +95,7 @@ ARK_DEVICE void ark_choose(ArkCtx& c, const ArkTask&, L logits, S settings, P po
   const ark_i32 stop = i < STOPS ? stop_tokens.p[i] : -1;
   if (top_k > 0 && top_k < VOCABULARY && sampler.temperature > 0.0f) {
     sampler.best = -ark_inf();
-    ark_sample_top_k<VOCABULARY, FIRST>(sampler, logits, top_k, red);
+    ark_sample_top_k<VOCABULARY, SHARED>(t, sampler, logits, top_k, red);
   } else {
     for (int k = i + ARK_THREADS; k < TILES; k += ARK_THREADS) {
       const float score = candidates.p[2 * k];

@@ -146,6 +146,11 @@ def _first_token(sig: Signature) -> int:
     return int(sig.operands[0].shape[1] // sig.params.get("shares", 1) * sig.params.get("first", 0))
 
 
+def _shared(sig: Signature) -> str:
+    """Whether ranks share the logits."""
+    return "true" if sig.params.get("shares", 1) > 1 else "false"
+
+
 def _shares(sig: Signature, index: int, axis: int) -> list[Access]:
     """All of an operand, equal shares along an axis apart: ranks may write one each."""
     shape = sig.operands[index].shape
@@ -191,6 +196,9 @@ class Sample(TaskKind):
     def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
         return _turned(params, by)
 
+    def own(self, sig: Signature) -> tuple[int, ...]:
+        return (_first_token(sig),)
+
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         lo, hi = _tile(sig, coord[0])
         return [
@@ -207,7 +215,7 @@ class Sample(TaskKind):
         return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        constants = (sig.operands[0].shape[1], _first_token(sig), sig.params["tiles"])
+        constants = (sig.operands[0].shape[1], _shared(sig), sig.params["tiles"])
         operands = [text.given(sig, i, const=i != 3) for i in range(4)]
         return text.call(name, "ark_sample_tile", constants, operands)
 
@@ -230,6 +238,9 @@ class Choose(TaskKind):
     def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
         return _turned(params, by)
 
+    def own(self, sig: Signature) -> tuple[int, ...]:
+        return (_first_token(sig),)
+
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         written = (2, 4, 5)
         shared = [*_shares(sig, 0, 1), *_shares(sig, 3, 0)]
@@ -248,7 +259,7 @@ class Choose(TaskKind):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         context, stops = sig.operands[4].shape[0], sig.operands[6].shape[0]
         vocabulary, tiles = sig.operands[0].shape[1], sig.params["tiles"]
-        constants = (vocabulary, _first_token(sig), tiles, context, stops)
+        constants = (vocabulary, _shared(sig), tiles, context, stops)
         operands = [text.given(sig, i, const=i not in (2, 4, 5)) for i in range(7)]
         return text.call(name, "ark_choose", constants, operands)
 

@@ -10,23 +10,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import ark
 from ark.backend import registry
+from ark.codegen.writer import write
 from ark.errors import PlanError
-from ark.ir.dtype import DataType
+from ark.ir.dtype import DataType, by_name
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from ark.models.load import weights
 from ark.models.plans import make_plans
 from ark.ops.tokens import MAX_STOPS
+from ark.plan import kind as task_kinds
 from ark.plan.kind import signature
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from ark.tasks.linear import epilogue
+from tests.multi.test_rank_plans import build
 from tests.ranks import ThreadRanks, run_ranks
-from tests.unit.plan.shapes import decoder_plans, machine
+from tests.unit.plan.shapes import CONFIG, decoder_plans, machine
 
+linear = task_kinds.get("linear")
 NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
 
 
@@ -60,7 +65,42 @@ def test_only_the_first_rank_adds_the_residual(plans: list[Plan]) -> None:
         ]
         assert {op.params["epilogue"] for op in layers} == {"add"}
         assert {op.params["first"] for op in layers} == {wanted}
-        assert all(("ark_awaited" in epilogue(signature(plan, op))) == wanted for op in layers)
+        signatures = [signature(plan, op) for op in layers]
+        assert {linear.own(sig)[0] for sig in signatures} == {wanted}
+        assert all(text.startswith("ark_add_sums(") for text in map(epilogue, signatures))
+        assert all(", ark_own<0>(t) == 0)" in text for text in map(epilogue, signatures))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("backend", ["cpu", "rocm"])
+def test_ranks_that_do_the_same_share_a_kernel(backend: str, ranks: int) -> None:
+    """Which share is added first, who adds the residual and the first row of the logits are in the
+    records of tasks. Two ranks also read prompts, whose rows are summed by tasks.
+    """
+    model = registry.machine("cpu-2" if backend == "cpu" else "mi300x")
+    packed = dataclasses.replace(model, capabilities=(*model.capabilities, "packets"))
+    config = dataclasses.replace(CONFIG, num_key_value_heads=4, num_attention_heads=4)
+    shape = Shape(config, by_name("fp32"), 64, 4 if ranks == 2 else 0, 0, ranks)
+    dialect = registry.get(backend).dialect(packed.arch)
+    made = make_plans(shape, packed)
+    sources = {write(plan, packed, dialect).source.text for plan in made}
+    assert len(made) == ranks and len(sources) == 1
+    own = [
+        {(op.kind, linear.own(signature(p, op))) for op in p.ops if op.kind == "linear"}
+        for p in made
+    ]
+    assert len({frozenset(o) for o in own}) == ranks
+
+
+def test_two_ranks_that_sum_share_a_kernel() -> None:
+    def body(rank: int) -> None:
+        x = ark.tensor((3, 700), name="x")
+        y = ark.all_reduce(x, rank, 2)
+        ark.copy(y, ark.tensor((3, 700), name="y"))
+
+    model = registry.machine("cpu-2")
+    dialect = registry.get("cpu").dialect(model.arch)
+    assert len({write(p, model, dialect).source.text for p in build(2, body)}) == 1
 
 
 def test_without_packets_sums_are_tasks() -> None:

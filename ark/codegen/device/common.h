@@ -8,6 +8,13 @@ ARK_DEVICE void ark_put(float* p, ark_i64 i, float v) { p[i] = v; }
 ARK_DEVICE void ark_put(ark_f16* p, ark_i64 i, float v) { p[i] = ark_half(v); }
 ARK_DEVICE void ark_put(ark_bf16* p, ark_i64 i, float v) { p[i] = ark_bfloat(v); }
 
+// A number that this rank has of its own where ranks share code (TaskKind.own): the last
+// coordinates of a task's record, counted from the end.
+template <int I>
+ARK_DEVICE int ark_own(const ArkTask& t) {
+  return t.coord[sizeof(t.coord) / sizeof(t.coord[0]) - 1u - I];
+}
+
 // A backend that has a faster one, right to a unit in the last place, says ARK_HAS_RECIPROCAL.
 #if !defined(ARK_HAS_RECIPROCAL)
 ARK_DEVICE float ark_reciprocal(float v) { return 1.0f / v; }

@@ -91,7 +91,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
     if rows == 1:
         given = sig.operands[0].shape[0]
-        shares = (given, params.get("first", 0) % given)
+        # Two shares give the same bits either way round, and both ranks the same kernel.
+        shares = (given, params.get("first", 0) if given > 2 else 0)
         constants = (*sizes, _task_rows(sig, machine), _input_bytes(sig), *shares)
         return inline.inlined(name, text.called("ark_linear_roles", constants, operands), machine)
     several = (*sizes, kept_stages(machine.warps, params["split_k"]), int(boxed(sig)))

@@ -9,7 +9,7 @@ from importlib import resources
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.combine import ELEMENTS, OPS, outputs, shares, unit
+from ark.tasks.combine import ELEMENTS, OPS, outputs, shares, terms, unit
 from ark_cuda.tasks.wgmma import once
 
 
@@ -19,8 +19,6 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
         return None
     element = ELEMENTS[sig.params["element"]].storage
     last = shares(sig)
-    order = sig.params.get("order", ())
-    terms = [*order, *range(len(order), last)]
 
     def pointers(const: str, indices: list[int]) -> str:
         listed = (f"ARK_POINTER({const}{element}, {text.address(sig, i)})" for i in indices)
@@ -38,5 +36,5 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
         f"ARK_DEVICE void {name}_move(const ArkTask& t) {{\n"
         f"  ark_move<{', '.join(map(str, constants))}>(\n"
         f"      t, ark_aligned({text.addresses(sig, every)}),\n"
-        f"      {moved}{{{pointers('const ', terms)}, {to}}});\n}}\n"
+        f"      {moved}{{{pointers('const ', terms(sig))}, {to}}});\n}}\n"
     )

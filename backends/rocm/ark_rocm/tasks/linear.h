@@ -4,7 +4,7 @@
 // way before the task waits for its input; registers are the ring.
 
 // Defined in ark/tasks/fused.h, which follows.
-template <int S, int FIRST, int M, class A>
+template <int S, int M, class A>
 struct ArkSummed;
 
 // The weights of a task's rows in parts, and a lane's products with them.
@@ -87,8 +87,8 @@ ARK_DEVICE bool ark_gate(ArkCtx& c, const ArkOperand<T, S0, S1, S2, S3, SYSTEM>&
     return true;
   }
 }
-template <int K, int S, int FIRST, int M, class A>
-ARK_DEVICE bool ark_gate(ArkCtx& c, const ArkSummed<S, FIRST, M, A>& x) {
+template <int K, int S, int M, class A>
+ARK_DEVICE bool ark_gate(ArkCtx& c, const ArkSummed<S, M, A>& x) {
   return ark_gate<K>(c, x.shares);
 }
 
