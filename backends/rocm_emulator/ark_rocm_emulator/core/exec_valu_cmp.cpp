@@ -9,13 +9,12 @@ namespace ark_emu {
 namespace {
 
 // flags: 0 or ~0 for each lane.
-template <bool WriteExec>
-void finish_compare(Wave& w, const Inst& i, const uint32_t* flags) {
+[[gnu::noinline]] void finish_compare(Wave& w, const Inst& i, const uint32_t* flags) {
   uint64_t bits = row_bits(flags, w.lanes);
   if (i.ext == Ext::Dpp || i.ext == Ext::Dpp8) bits &= w.dpp_lanes;
   const uint64_t result = bits & w.exec();
   w.put_mask(i, 0, bits);
-  if (WriteExec) w.set_exec(result);
+  if ((i.op->flags & kWritesExec) != 0) w.set_exec(result);
 }
 
 // Lanes of source k: raw dwords, of 64-bit types the low ones and then the high ones.
@@ -37,17 +36,17 @@ T value_at(const uint32_t* raw, int l) {
   }
 }
 
-template <class T, bool WriteExec, class F>
+template <class T, class F>
 void compare(Wave& w, const Inst& i) {
   alignas(64) Row2 t0, t1;
   alignas(64) Row flags;
   const uint32_t *a = lanes_of<T>(w, i, 0, t0), *b = lanes_of<T>(w, i, 1, t1);
   each_lane(w, [&](int l) { flags[l] = F{}(value_at<T>(a, l), value_at<T>(b, l)) ? ~0u : 0; });
-  finish_compare<WriteExec>(w, i, flags);
+  finish_compare(w, i, flags);
 }
 
 // 32 bits without modifiers; F on lanes of two such sources.
-template <class T, bool WriteExec, unsigned kUniform, class F>
+template <class T, unsigned kUniform, class F>
 void compare_whole(Wave& w, const Inst& i) {
   alignas(64) Row flags;
   const Source<(kUniform & 1) != 0> a(w, i.src[0]);
@@ -55,19 +54,19 @@ void compare_whole(Wave& w, const Inst& i) {
   each_lane(w, [&flags, a, b](int l) {
     flags[l] = F{}(std::bit_cast<T>(a[l]), std::bit_cast<T>(b[l])) ? ~0u : 0;
   });
-  finish_compare<WriteExec>(w, i, flags);
+  finish_compare(w, i, flags);
 }
 
-template <class T, bool WriteExec, class F>
+template <class T, class F>
 Handlers compare32() {
-  Handlers all = compare<T, WriteExec, F>;
-  all.whole[0] = compare_whole<T, WriteExec, 0, F>;
-  all.whole[1] = compare_whole<T, WriteExec, 1, F>;
-  all.whole[2] = compare_whole<T, WriteExec, 2, F>;
+  Handlers all = compare<T, F>;
+  all.whole[0] = compare_whole<T, 0, F>;
+  all.whole[1] = compare_whole<T, 1, F>;
+  all.whole[2] = compare_whole<T, 2, F>;
   return all;
 }
 
-template <bool WriteExec, class F>
+template <class F>
 void compare_half(Wave& w, const Inst& i) {
   alignas(64) Row t0, t1, flags;
   const uint32_t *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1);
@@ -77,7 +76,7 @@ void compare_half(Wave& w, const Inst& i) {
                    ? ~0u
                    : 0;
   });
-  finish_compare<WriteExec>(w, i, flags);
+  finish_compare(w, i, flags);
 }
 
 // The ten classes of v_cmp_class, as bit numbers, from sign, exponent and mantissa.
@@ -89,7 +88,7 @@ int float_class(bool negative, uint64_t exponent, uint64_t top, uint64_t mantiss
   return negative ? 5 : 6;
 }
 
-template <class T, int Mantissa, bool WriteExec>
+template <class T, int Mantissa>
 void compare_class(Wave& w, const Inst& i) {
   alignas(64) Row2 t0;
   alignas(64) Row t1, flags;
@@ -103,7 +102,7 @@ void compare_class(Wave& w, const Inst& i) {
                                   value & ((1ull << Mantissa) - 1), 1ull << (Mantissa - 1));
     flags[l] = (b[l] >> which) & 1 ? ~0u : 0;
   }
-  finish_compare<WriteExec>(w, i, flags);
+  finish_compare(w, i, flags);
 }
 
 template <class F>
@@ -111,12 +110,9 @@ void add_float(Ops& ops, const char* name, F) {
   const auto add = [&ops, name](const char* prefix, bool writes) {
     const std::string base = std::string(prefix) + name;
     const uint32_t flags = kFloat | (writes ? uint32_t{kWritesExec} : 0u);
-    ops.add(base + "_f16", "m=f16,f16", writes ? compare_half<true, F> : compare_half<false, F>,
-            flags | kMode64);
-    ops.add(base + "_f32", "m=f32,f32",
-            writes ? compare32<float, true, F>() : compare32<float, false, F>(), flags);
-    ops.add(base + "_f64", "m=f64,f64",
-            writes ? compare<double, true, F> : compare<double, false, F>, flags | kMode64);
+    ops.add(base + "_f16", "m=f16,f16", compare_half<F>, flags | kMode64);
+    ops.add(base + "_f32", "m=f32,f32", compare32<float, F>(), flags);
+    ops.add(base + "_f64", "m=f64,f64", compare<double, F>, flags | kMode64);
   };
   add("v_cmp_", false);
   add("v_cmpx_", true);
@@ -126,12 +122,14 @@ template <class T, class F>
 void add_int_type(Ops& ops, const char* name, const char* type) {
   const std::string tail = std::string(name) + "_" + type;
   const std::string signature = "m=" + std::string(type) + "," + type;
-  if constexpr (sizeof(T) == 4) {
-    ops.add("v_cmp_" + tail, signature, compare32<T, false, F>());
-    ops.add("v_cmpx_" + tail, signature, compare32<T, true, F>(), kWritesExec);
-  } else {
-    ops.add("v_cmp_" + tail, signature, compare<T, false, F>);
-    ops.add("v_cmpx_" + tail, signature, compare<T, true, F>, kWritesExec);
+  for (const bool writes : {false, true}) {
+    const std::string full = (writes ? "v_cmpx_" : "v_cmp_") + tail;
+    const uint32_t flags = writes ? uint32_t{kWritesExec} : 0u;
+    if constexpr (sizeof(T) == 4) {
+      ops.add(full, signature, compare32<T, F>(), flags);
+    } else {
+      ops.add(full, signature, compare<T, F>, flags);
+    }
   }
 }
 
@@ -172,12 +170,13 @@ void register_valu_cmp(Ops& ops) {
   add_int(ops, "ne", [](auto a, auto b) { return a != b; });
   add_int(ops, "ge", [](auto a, auto b) { return a >= b; });
   add_int(ops, "t", [](auto, auto) { return true; });
-  ops.add("v_cmp_class_f16", "m=f16,b16", compare_class<uint16_t, 10, false>, kFloat);
-  ops.add("v_cmpx_class_f16", "m=f16,b16", compare_class<uint16_t, 10, true>, kFloat | kWritesExec);
-  ops.add("v_cmp_class_f32", "m=f32,b32", compare_class<uint32_t, 23, false>, kFloat);
-  ops.add("v_cmpx_class_f32", "m=f32,b32", compare_class<uint32_t, 23, true>, kFloat | kWritesExec);
-  ops.add("v_cmp_class_f64", "m=f64,b32", compare_class<uint64_t, 52, false>, kFloat);
-  ops.add("v_cmpx_class_f64", "m=f64,b32", compare_class<uint64_t, 52, true>, kFloat | kWritesExec);
+  for (const bool writes : {false, true}) {
+    const std::string name = writes ? "v_cmpx_class_" : "v_cmp_class_";
+    const uint32_t flags = kFloat | (writes ? uint32_t{kWritesExec} : 0u);
+    ops.add(name + "f16", "m=f16,b16", compare_class<uint16_t, 10>, flags);
+    ops.add(name + "f32", "m=f32,b32", compare_class<uint32_t, 23>, flags);
+    ops.add(name + "f64", "m=f64,b32", compare_class<uint64_t, 52>, flags);
+  }
 }
 
 }  // namespace ark_emu
