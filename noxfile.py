@@ -29,7 +29,11 @@ CHECKED = [
 # Three workers side by side, on two cores too: one of them mostly waits, for a compiler or for a
 # peer that is late. One that is done takes tests from the others. Compiled kernels are shared
 # through ark's cache, between workers and between sessions.
-WORKERS = ("-n", "3", "--dist", "worksteal")
+STEALING = ("--dist", "worksteal")
+WORKERS = ("-n", "3", *STEALING)
+# Beside emulated devices, which take what workers leave while they wait, two: each finds all tests
+# before its first, which takes seconds.
+BESIDE_DEVICES = ("-n", "2", *STEALING)
 
 # Side by side, a library's own threads only take the cores from each other. Hundreds of processes
 # import ark: where a machine turns bytecode files off, each would compile it anew.
@@ -83,7 +87,7 @@ def tests(session: nox.Session) -> None:
         session.run("pytest", *session.posargs)
         return
     runs = [run for run in MATRIX["emulated"] if run.get("session") != "slow"]
-    _emulate(session, runs, "pytest", *WORKERS)
+    _emulate(session, runs, "pytest", *BESIDE_DEVICES)
 
 
 def _emulate(session: nox.Session, runs: list[dict], *meanwhile: str) -> None:

@@ -8,13 +8,15 @@ import sys
 
 import pytest
 
+from ark.cli import main
 from tests.multi.test_generate_ranks import NOAH
 from tests.slow import slow
 
+WORDS = ("bench", "parallel", "--backend", "cpu", "--config", str(NOAH), "--layers", "2")
+
 
 def bench(*extra: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "ark", "bench", "parallel", "--backend", "cpu", "--config"]
-    argv += [str(NOAH), "--layers", "2", "--sequence", "8", "--repeats", "2", *extra]
+    argv = [sys.executable, "-m", "ark", *WORDS, "--sequence", "8", "--repeats", "2", *extra]
     return subprocess.run(argv, capture_output=True, text=True, timeout=200, check=False)
 
 
@@ -46,10 +48,17 @@ def test_stages_of_two_ranks() -> None:
         (("--ranks", "2", "--plan", "chimera"), "is not measured"),
         (("--ranks", "4", "--plan", "1f1b+megatron"), "is no mesh"),
         (("--ranks", "4", "--width", "2", "--plan", "chimera+megatron"), "is not measured"),
-        (("--ranks", "4", "--plan", "interleaved", "--layers", "1"), "8 stages"),
     ],
 )
-def test_what_is_not_measured_is_said(extra: tuple[str, ...], says: str) -> None:
-    done = bench(*extra)
+def test_what_is_not_measured_is_said(
+    extra: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*WORDS, *extra]) == 2
+    said = capsys.readouterr().err
+    assert says in " ".join(said.split()) and "Traceback" not in said
+
+
+def test_what_only_ranks_find_out_is_said() -> None:
+    done = bench("--ranks", "4", "--plan", "interleaved", "--layers", "1")
     assert done.returncode != 0
-    assert says in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
+    assert "8 stages" in " ".join(done.stderr.split()) and "Traceback" not in done.stderr

@@ -63,29 +63,34 @@ class _Writer:
                 self.source.setdefault(tensor.buffer.id, tensor)
         self.producers: dict[int, list[Written]] = {}
         self.wanted: dict[View, set[int]] = {}
+        self.around: dict[tuple[int, int], Box] = {}  # all that a rank reads of a buffer
         for graph in self.made.graphs:
             graph.phases = plan.graph.phases
         for piece in self.order:
             for view in piece.written:
                 self.producers.setdefault(view.buffer, []).append((piece, view))
             for view in piece.inputs:
-                self.wanted.setdefault(view, set()).update(plan.ranks_of(piece))
-        self.lasting = {
-            (rank, view.buffer): self._box_around(rank, view.buffer)
-            for view, ranks in list(self.wanted.items())
-            if view.buffer in plan.twins
-            for rank in ranks
-        }
+                self._want(view, plan.ranks_of(piece))
+        self.lasting = {key: box for key, box in self.around.items() if key[1] in plan.twins}
         self.versions: dict[tuple[int, int], int] = {
             (twin, phase): version for version, (twin, phase) in plan.versions.items()
         }
         for (rank, twin), box in self.lasting.items():
             for (other, _), version in self.versions.items():
                 if other == twin:
-                    self.wanted.setdefault(View(version, box), set()).add(rank)
+                    self._want(View(version, box), (rank,))
         self.local: dict[tuple[int, Piece, int], Tensor] = {}  # what a piece writes on a buffer
         self.fetched: dict[tuple[int, View], Tensor] = {}
         self.given: dict[tuple[int, int], tuple[Tensor, Box]] = {}
+
+    def _want(self, view: View, ranks: Iterable[int]) -> None:
+        """Ranks read a view."""
+        wanting = self.wanted.setdefault(view, set())
+        for rank in ranks:
+            wanting.add(rank)
+            key = (rank, view.buffer)
+            sides = zip(self.around.get(key, view.box), view.box, strict=True)
+            self.around[key] = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in sides)
 
     def write(self) -> RankGraphs:
         for phase, pieces in itertools.groupby(self.order, key=lambda piece: piece.node.phase):
@@ -201,7 +206,7 @@ class _Writer:
         """A part of what the caller fills: each rank has the box around all that it reads of it."""
         key = (rank, view.buffer)
         if key not in self.given:
-            box = self._box_around(rank, view.buffer)
+            box = self.around[key]
             source = self.source[view.buffer]
             shape = tuple(end - begin for begin, end in box)
             name = source.buffer.name
@@ -215,12 +220,6 @@ class _Writer:
         if part is not whole:  # a plan knows what is an operand; by the whole's name it is filled
             self.made.graphs[rank].depend(part, [whole])
         return part
-
-    def _box_around(self, rank: int, buffer: int) -> Box:
-        """The box around all that a rank reads of a buffer."""
-        boxes = [v.box for v, ranks in self.wanted.items() if v.buffer == buffer and rank in ranks]
-        sides = zip(*boxes, strict=True)
-        return tuple((min(b for b, _ in side), max(e for _, e in side)) for side in sides)
 
     def _part(self, rank: int, whole: Tensor, box: Box, wanted: Box) -> Tensor:
         """The box `wanted` of a tensor that holds `box`."""

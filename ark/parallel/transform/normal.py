@@ -46,6 +46,7 @@ class _Normal:
         self.made.buffers, self.made.tensors = list(graph.buffers), list(graph.tensors)
         self.made.phases = graph.phases
         self.first: dict[tuple[int, int], int] = {}  # by phase and buffer
+        self.writes: dict[tuple[int, int], list[Tensor]] = {}  # likewise
         self.phases: dict[int, set[int]] = {}  # that write a buffer
         self.extents: dict[int, tuple[int, ...]] = {}
         self.twins: dict[int, int] = {}
@@ -57,6 +58,7 @@ class _Normal:
     def run(self) -> Normal:
         for number, node in enumerate(self.nodes):
             for out in node.outputs:
+                self.writes.setdefault((node.phase, out.buffer.id), []).append(out)
                 self.first.setdefault((node.phase, out.buffer.id), number)
                 self.phases.setdefault(out.buffer.id, set()).add(node.phase)
                 self.extents.setdefault(out.buffer.id, out.extents)
@@ -87,12 +89,7 @@ class _Normal:
         if buffer.id in self.twin_of:
             return
         for phase in self.phases[buffer.id]:
-            writes = [
-                o
-                for n in self.nodes
-                for o in n.outputs
-                if n.phase == phase and o.buffer.id == buffer.id
-            ]
+            writes = self.writes[phase, buffer.id]
             if len(writes) != 1 or writes[0].shape != writes[0].extents:
                 raise UnsupportedError(
                     f"{node.name} reads {tensor.name or 'memory'} that is later written in parts "

@@ -48,13 +48,20 @@ class View:
 
     def meets(self, other: View) -> bool:
         """Do they depend on each other?"""
-        begin, end = self.interval
-        first, last = other.interval
-        same = self.buffer == other.buffer and begin < last and first < end
-        return same and meeting(self.box, other.box) is not None
+        if self.buffer != other.buffer:
+            return False
+        (index, count), (place, parts) = self.share, other.share  # intervals, without fractions
+        if index * parts >= (place + 1) * count or place * count >= (index + 1) * parts:
+            return False
+        return meeting(self.box, other.box) is not None
 
 
 def meeting(a: Box, b: Box) -> Box | None:
     """The box that two boxes share, or None."""
-    made = tuple((max(p, r), min(q, s)) for (p, q), (r, s) in zip(a, b, strict=True))
-    return made if all(begin < end for begin, end in made) else None
+    made = []
+    for (p, q), (r, s) in zip(a, b, strict=True):
+        begin, end = max(p, r), min(q, s)
+        if begin >= end:
+            return None
+        made.append((begin, end))
+    return tuple(made)

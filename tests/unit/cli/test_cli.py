@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ark
-from ark.backend import registry
+from ark.backend import native, registry
 from ark.backend.protocol import Probe
 from ark.cli import COMMANDS, main
 from tests.checkpoints import make_checkpoint
@@ -108,15 +107,24 @@ def test_generate_says_how_fast_it_was_and_that_the_context_is_full(
         ("kill -9 $$", "signal 9 (SIGKILL)"),
     ],
 )
-def test_a_compiler_that_refuses_says_why(tmp_path: Path, script: str, words: str) -> None:
+def test_a_compiler_that_refuses_says_why(
+    tmp_path: Path,
+    script: str,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     compiler = tmp_path / "cxx"
     compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit 0\n{script}\n')
     compiler.chmod(0o755)
-    argv = [sys.executable, "-m", "ark", "generate", NOAH, "--backend", "cpu", "--prompt", "x"]
-    environment = {**os.environ, "CXX": str(compiler), "ARK_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env=environment)
-    said = " ".join(done.stderr.split())
-    assert done.returncode == 2 and words in said and "set CXX to one" in said, said
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path / "cache"))
+    native.find_compiler.cache_clear()
+    try:
+        said = refused(capsys, "generate", NOAH, "--backend", "cpu", "--prompt", "x")
+    finally:
+        native.find_compiler.cache_clear()
+    assert words in said and "set CXX to one" in said, said
 
 
 def test_info_at_80_columns_cuts_no_remedy(

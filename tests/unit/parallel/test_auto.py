@@ -38,7 +38,7 @@ def every_mesh(ranks: int) -> list[tuple[int, int, int]]:
     ("model", "ranks", "machine", "link", "memory", "work"),
     [
         ("llama-3.2-1b", 4, "h100", 450.0, 80e9, Work(True, 8)),
-        ("llama-3.2-1b", 8, "h100", 25.0, 16e9, Work(True, 16)),
+        pytest.param("llama-3.2-1b", 8, "h100", 25.0, 16e9, Work(True, 16), marks=slow),
         pytest.param("llama-3.2-1b", 8, "h100", 450.0, 80e9, Work(False, 8), marks=slow),
         pytest.param("llama-3.1-8b", 8, "h100", 450.0, 80e9, Work(True, 32), marks=slow),
         pytest.param("llama-3.1-8b", 16, "mi300x", 50.0, 190e9, Work(True, 32), marks=slow),

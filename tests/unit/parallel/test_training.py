@@ -57,6 +57,13 @@ def config_of(plan: str) -> Any:
 
 
 @functools.cache
+def split(plan: str, ranks: int) -> tuple[Any, Any]:
+    """The step and its graphs on ranks, which nobody here changes."""
+    made: tuple[Any, Any] = example.make(config_of(plan), plan, ranks, STEPS)
+    return made
+
+
+@functools.cache
 def want_of(layers: int, passes: int) -> np.ndarray:
     config = dataclasses.replace(CONFIG, layers=layers)
     given, tokens = example.arrays(config, 3, 1)
@@ -69,7 +76,7 @@ def want(plan: str) -> np.ndarray:
 
 
 def in_numpy(plan: str, ranks: int) -> np.ndarray:
-    step, made = example.make(config_of(plan), plan, ranks, STEPS)
+    step, made = split(plan, ranks)
     count = example.shape_of(plan, ranks).micro_batches
     given, _ = example.arrays(config_of(plan), 3, count)
     memory = Ranks(made.graphs)
@@ -132,12 +139,12 @@ def test_what_ranks_hold_and_send() -> None:
     size = CONFIG.hidden * CONFIG.hidden
     parts = {"data": (1, 1), "tensor": (4, 4), "zero1": (1, 4), "zero3": (4, 4)}
     for plan, (parameter, moment) in parts.items():
-        step, made = example.make(CONFIG, plan, 4, STEPS)
+        step, made = split(plan, 4)
         assert share(made, step.names["layers.1.query"]) == size / parameter
         assert share(made, step.names["layers.1.query.mean"]) == size / moment
-    step, made = example.make(CONFIG, "data", 4, STEPS)
+    step, made = split("data", 4)
     assert set(kinds(made.graphs[0])) == {"all_reduce"}
-    step, made = example.make(CONFIG, "1f1b", 2, STEPS)
+    step, made = split("1f1b", 2)
     assert all("all_reduce" not in kinds(graph) for graph in made.graphs)
     for rank in range(2):
         own = [i for i in range(2) if step.names[f"layers.{i}.query"] in made.held[rank]]
@@ -150,11 +157,10 @@ def test_what_ranks_hold_and_send() -> None:
 )
 @pytest.mark.timeout(600)
 def test_on_cpu_ranks(plan: str) -> None:
-    config = config_of(plan)
-    step, made = example.make(config, plan, 2, STEPS)
+    step, made = split(plan, 2)
     plans = plan_ranks(made.graphs, registry.machine("cpu-1"))
     verify(plans)
-    given, _ = example.arrays(config, 3, example.shape_of(plan, 2).micro_batches)
+    given, _ = example.arrays(config_of(plan), 3, example.shape_of(plan, 2).micro_batches)
     found = run_ranks(2, lambda own: example.train_rank(step, made, plans, given, STEPS, own))
     kept = [x for x in found if x is not None]
     assert kept
@@ -172,12 +178,12 @@ def test_ranks_compute_in_the_order_of_the_schedule() -> None:
     """Interleaved: stage 2 of the first micro-batch comes before stage 0 of the last on their rank.
     1F1B has begun to go back when the last micro-batch comes; GPipe has not.
     """
-    _, made = example.make(config_of("interleaved"), "interleaved", 2, STEPS)
+    _, made = split("interleaved", 2)
     first = blocks_on(made.graphs[0])
     assert {b.partition("-")[0] for b in first} == {"f0", "f2", "b0", "b2"}
     assert first.index("f2-0") < first.index("f0-3")
     for plan, back in (("1f1b", True), ("gpipe", False)):
-        _, made = example.make(CONFIG, plan, 2, STEPS)
+        _, made = split(plan, 2)
         last = blocks_on(made.graphs[1])
         assert (last.index("b1-0") < last.index("f1-3")) == back
 
@@ -186,11 +192,11 @@ def test_zero_bubble_hands_gradients_on_first() -> None:
     """Of a stage's way back what the stage before waits for comes before weights' gradients: after
     the first sending back of a rank there are still products of that micro-batch.
     """
-    _, made = example.make(CONFIG, "zero-bubble", 2, STEPS)
+    _, made = split("zero-bubble", 2)
     nodes = made.graphs[1].nodes
     sent = next(i for i, n in enumerate(nodes) if n.type == "send")
     rest = [n for n in nodes[sent:] if n.name.startswith("b1-0") and n.type == "matmul"]
-    _, plain = example.make(CONFIG, "1f1b", 2, STEPS)
+    _, plain = split("1f1b", 2)
     nodes = plain.graphs[1].nodes
     sent = next(i for i, n in enumerate(nodes) if n.type == "send")
     whole = [n for n in nodes[sent:] if n.name.startswith("b1-0") and n.type == "matmul"]
@@ -198,13 +204,13 @@ def test_zero_bubble_hands_gradients_on_first() -> None:
 
 
 def test_what_newer_pipelines_hold() -> None:
-    step, made = example.make(CONFIG, "chimera", 2, STEPS)
+    step, made = split("chimera", 2)
     for held in made.held:  # a stage of either direction
         assert all(step.names[f"layers.{i}.query"] in held for i in range(2))
-    step, made = example.make(CONFIG, "interlaced", 2, STEPS)
+    step, made = split("interlaced", 2)
     table = [held[step.names["embedding"]].shape for held in made.held]
     assert table == [(CONFIG.vocab // 2, CONFIG.hidden), (CONFIG.vocab, CONFIG.hidden)]
-    step, made = example.make(CONFIG, "3f1b", 2, STEPS)
+    step, made = split("3f1b", 2)
     kinds_of = {b[0] for b in blocks_on(made.graphs[0])}
     assert kinds_of == {"g", "h", "f", "b"}
 
