@@ -66,6 +66,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         *("-k", f"rocm and not ({' or '.join(SIBLINGS)})"),
     ),
     "some": ("tests/backend/test_ops.py", "tests/backend/test_faults.py"),
+    "checked": tuple(f"tests/backend/test_{name}.py" for name in ("ops", *CHECKED)),
     "synchronising": ("tests/backend/test_programs.py", "tests/backend/test_faults.py"),
 }
 SIDE_BY_SIDE = 2

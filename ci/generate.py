@@ -26,6 +26,7 @@ TESTS = {
     "models": "the usual models of tests/backend",
     "operations": "what generates nothing of tests/backend",
     "some": "tests/backend/test_ops.py and test_faults.py",
+    "checked": "tests/backend/test_ops.py, test_programs.py and test_faults.py with all checks",
     "synchronising": "tests/backend/test_programs.py and test_faults.py with all checks",
 }
 

@@ -1,6 +1,6 @@
 """No algorithm beats the bound: random networks, some degraded, some with able switches.
 
-30 networks by default, 5,000 with `nox -s slow`.
+12 networks by default, 5,000 with `nox -s slow`.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from ark.comm.simulate import simulate
 from tests.slow import SLOW
 from tests.unit.comm.networks import random_eulerian
 
-BLOCKS, PER_BLOCK = (100, 50) if SLOW else (6, 5)
+BLOCKS, PER_BLOCK = (100, 50) if SLOW else (6, 2)
 SIZE = 1 << 24
 
 

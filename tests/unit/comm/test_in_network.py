@@ -16,6 +16,7 @@ from ark.comm.forestcoll.in_network import draw_joint, loads
 from ark.comm.packages import require
 from ark.comm.simulate import simulate
 from ark.comm.topology import Link, Topology, named
+from tests.slow import examples
 
 # The bound and the trees' rate, GB/s. By hand, of M bytes: a rank on one switch of 450 GB/s sends
 # and receives M where it sums, and 7/4 M where it only multicasts, since sums are then made on
@@ -154,7 +155,7 @@ def rate_by_trees(topology):
 
 @pytest.mark.parametrize("seed", range(0, 60, 20))
 def test_the_bound_is_what_all_trees_together_reach(seed):
-    for each in range(seed, seed + 20):
+    for each in range(seed, seed + examples(20)):
         topology = small(each)
         best = optimal_all_reduce(topology, in_network=True)
         assert float(best.bound) == pytest.approx(rate_by_trees(topology), rel=1e-6), topology.name
