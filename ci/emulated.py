@@ -53,6 +53,12 @@ SIBLINGS = (
     *("few_bits[rocm-ark.uint4", "expert_linear_are_torchs[rocm-ark.fp16", "warp[rocm-262139"),
     *("exact[rocm-1", "exact[rocm-2", "written[rocm-dtype1", "functions[rocm-shape1"),
     *("twice[rocm-dtype1", "asked[rocm-iterations0", "says[rocm-positions1"),
+    *(
+        "rows[rocm-narrow",
+        "test_products[rocm",
+        "few_bits[rocm-ark.int8",
+        "expert_linear_are_torchs[rocm-ark.bf16",
+    ),
 )
 CHECKED = ("faults", "programs")
 ELSEWHERE = [f"tests/backend/test_{name}.py" for name in (*SELDOM, *CHECKED)]
@@ -66,7 +72,10 @@ TESTS: dict[str, tuple[str, ...]] = {
         *("-k", f"rocm and not ({' or '.join(SIBLINGS)})"),
     ),
     "some": ("tests/backend/test_ops.py", "tests/backend/test_faults.py"),
-    "checked": tuple(f"tests/backend/test_{name}.py" for name in ("ops", *CHECKED)),
+    "checked": (
+        *(f"tests/backend/test_{name}.py" for name in ("ops", *CHECKED)),
+        *("-k", f"rocm and not ({' or '.join(SIBLINGS)})"),
+    ),
     "synchronising": ("tests/backend/test_programs.py", "tests/backend/test_faults.py"),
 }
 SIDE_BY_SIDE = 2

@@ -321,12 +321,12 @@ def united(
     quarter: int = 0,
     share: int = 24,
 ) -> list[Plan]:
-    """Plans of at most `share` ops that together have signatures of `plans` once: all of kinds with
-    a body of the backend's own; of the others, whose text is the same for all, each kind's first
-    and of the rest every fourth, which ones as `quarter` says. In the slow run all.
+    """Plans of at most `share` ops that together have signatures of `plans` once: each kind's
+    first, and of the rest every second of kinds with a body of the backend's own, every fourth of
+    the others, whose text is the same for all, which ones as `quarter` says. In the slow run all.
     """
     made = [plan for _, plan in plans(machine, types)]
-    seen, common_kinds, others = set(), set(), 0
+    seen, first_of, skipped = set(), set(), {2: 0, 4: 0}
     tensors: list[PlanTensor] = []
     buffers: list[PlanBuffer] = []
     ops: list[PlanOp] = []
@@ -336,11 +336,11 @@ def united(
             if key in seen or _of_roles(one, op):
                 continue
             seen.add(key)
-            if op.kind not in own:
-                others += 1
-                if not SLOW and op.kind in common_kinds and (others + quarter) % 4:
-                    continue
-                common_kinds.add(op.kind)
+            every = 2 if op.kind in own else 4
+            skipped[every] += 1
+            if not SLOW and op.kind in first_of and (skipped[every] + quarter) % every:
+                continue
+            first_of.add(op.kind)
             first = len(tensors)
             for tensor in (one.tensors[i] for i in op.operands):
                 buffer = one.buffers[tensor.buffer]

@@ -225,7 +225,12 @@ def test_reductions(backend: str) -> None:
     check(cases)
 
 
-def test_rows(backend: str) -> None:
+@pytest.mark.parametrize(
+    "shapes",
+    [[(3, 40), (1, 300), (2, 2, 3, 17)], [(64,), (9, 2)]],
+    ids=["each_type", "narrow"],
+)
+def test_rows(backend: str, shapes: list[tuple[int, ...]]) -> None:
     def softmax(x: np.ndarray) -> np.ndarray:
         e = np.exp(x - x.max(-1, keepdims=True))
         return e / e.sum(-1, keepdims=True)
@@ -237,8 +242,8 @@ def test_rows(backend: str) -> None:
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * w
 
     cases = []
-    for number, shape in enumerate([(3, 40), (1, 300), (2, 2, 3, 17), (64,), (9, 2)]):
-        dtype = FLOATS[number % 3]
+    for number, shape in enumerate(shapes):
+        dtype = FLOATS[number]
         x, w = values(*shape, seed=7), values(shape[-1], seed=8)
         cases += [
             Case(f"softmax {shape}", [(x, dtype)], ark.softmax, softmax),

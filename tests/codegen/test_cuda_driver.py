@@ -90,7 +90,7 @@ def check(stand_in: Path, *words: str, first: str = "", **environment: str) -> s
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("which", ["installed", "oldest", "newest"])
+@pytest.mark.parametrize("which", ["installed", "oldest", pytest.param("newest", marks=slow)])
 def test_the_device_object_fits_the_bindings(which: str, stand_in: Path, wheels: Path) -> None:
     if which == "installed":
         check(stand_in)

@@ -7,6 +7,7 @@ import pytest
 
 from ark.backend import registry
 from tests.codegen.cuda_protocol import Streams
+from tests.slow import slow
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -34,7 +35,16 @@ class Tables:
         return grid
 
 
-@pytest.mark.parametrize("variant", [v.name for v in registry.machine("h100").variants])
+FEW = ("block", "roles0", "roles9")
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(v.name, marks=[slow] * (v.name not in FEW))
+        for v in registry.machine("h100").variants
+    ],
+)
 def test_the_tasks_by_hand_compile(variant):
     if variant == "matrix":
         pytest.skip("its loading warpgroup takes boxes, which this harness does not make")

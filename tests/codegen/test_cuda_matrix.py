@@ -25,6 +25,7 @@ from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from ark.runtime.tables import build
 from ark.variant import COMPUTE, LOAD, Role
+from tests.slow import slow
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -81,7 +82,11 @@ def product(
     return made
 
 
-@pytest.mark.parametrize(("left", "right", "m", "n", "k", "transposes", "dtype"), CASES)
+# The default run compiles every other one.
+@pytest.mark.parametrize(
+    ("left", "right", "m", "n", "k", "transposes", "dtype"),
+    [pytest.param(*case, marks=[slow] * (i % 2)) for i, case in enumerate(CASES)],
+)
 def test_the_compiler_does_not_wait_between_instructions(
     left, right, m, n, k, transposes, dtype
 ) -> None:

@@ -23,6 +23,7 @@ from ark.runtime import tables
 from ark.runtime.executor import Executor
 from ark.runtime.program import build
 from ark.tasks.linear import narrows, reads_from_memory
+from tests.slow import slow
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -66,7 +67,10 @@ def planned(machine: ark.Machine, *sizes: object) -> Plan:
     return made
 
 
-@pytest.mark.parametrize("sizes", SIZES)
+# The default run compiles the largest and that of fp16.
+@pytest.mark.parametrize(
+    "sizes", [pytest.param(s, marks=[slow] * (i not in (2, 3))) for i, s in enumerate(SIZES)]
+)
 def test_all_layers_have_the_body_of_several_rows(sizes: tuple) -> None:
     """In stages that the ring holds, of parts of rows; what gate and up make is not gathered."""
     made = planned(backend.machine("h100"), *sizes)

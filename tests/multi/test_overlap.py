@@ -187,12 +187,14 @@ def check(name: str, world: int, what: str, **options: object) -> None:
             np.testing.assert_array_equal(fused[0][label], fused[rank][label])
 
 
-@pytest.mark.parametrize("what", sorted(SHAPES))
+@pytest.mark.parametrize(
+    "what", [pytest.param(w, marks=[slow] * (w == "half")) for w in sorted(SHAPES)]
+)
 def test_on_cpu_ranks(what: str) -> None:
     check("cpu", 3 if what == "ragged" else 2, what)
 
 
-@pytest.mark.parametrize("what", ["bfloat", "half", "ragged"])
+@pytest.mark.parametrize("what", [pytest.param("bfloat", marks=slow), "half", "ragged"])
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=slow), pytest.param(4, marks=slow)])
 def test_lists_of_those_that_move(what: str, world: int) -> None:
     """On a CPU they are processors more."""

@@ -14,6 +14,7 @@ from ark.frontend.model import Model, use_model
 from ark.plan.types import ITERATION_BARRIER, Plan
 from ark.plan.verify import verify
 from tests.multi.test_pipeline import planned, run
+from tests.slow import slow
 
 WIDTH, EACH = 3000, (4, 7)
 LATE = 1000  # of a slow rank's product: far longer than a thread waits for a core
@@ -66,10 +67,17 @@ def build(body: Body, world: int, slow: int, machine: object = "cpu-2") -> list[
     return planned(graphs, machine)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("body", [messages, sums])
-@pytest.mark.parametrize("slow", [0, 1])
-def test_each_phase_runs_on_every_rank_by_itself(body: Body, slow: int) -> None:
-    plans = build(body, 2, slow)
+@pytest.mark.parametrize(
+    ("body", "late"),
+    [
+        (messages, 0),
+        (sums, 1),
+        pytest.param(messages, 1, marks=slow),
+        pytest.param(sums, 0, marks=slow),
+    ],
+)
+def test_each_phase_runs_on_every_rank_by_itself(body: Body, late: int) -> None:
+    plans = build(body, 2, late)
     verify(plans)
     assert [p.counters[ITERATION_BARRIER].step for p in plans] == [1, 1]
     assert len(plans[0].phases) == 2

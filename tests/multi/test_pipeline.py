@@ -237,8 +237,17 @@ def build_reduce(
 
 
 # The first travels as packets, the second with counters.
-@pytest.mark.parametrize("width", [40, WIDTH])
-@pytest.mark.parametrize("algorithm", ["one_shot", "ring", "double_binary_tree"])
+@pytest.mark.parametrize(
+    ("width", "algorithm"),
+    [
+        (40, "one_shot"),
+        (WIDTH, "ring"),
+        (WIDTH, "double_binary_tree"),
+        pytest.param(WIDTH, "one_shot", marks=slow),
+        pytest.param(40, "ring", marks=slow),
+        pytest.param(40, "double_binary_tree", marks=slow),
+    ],
+)
 def test_sums_are_right_though_ranks_begin_by_themselves(width: int, algorithm: str) -> None:
     """Each element adds up 1 + 2 + 3 shares of 1 to 40, with one rank slower than the others."""
     plans = build_reduce(3, width, algorithm)
@@ -300,8 +309,15 @@ def build_broadcast(
     return planned(graphs, machine)
 
 
-@pytest.mark.parametrize("width", [40, WIDTH])
-@pytest.mark.parametrize("algorithm", ["one_shot", "double_binary_tree"])
+@pytest.mark.parametrize(
+    ("width", "algorithm"),
+    [
+        (40, "one_shot"),
+        (WIDTH, "double_binary_tree"),
+        pytest.param(WIDTH, "one_shot", marks=slow),
+        pytest.param(40, "double_binary_tree", marks=slow),
+    ],
+)
 def test_who_only_tells_does_not_run_ahead(width: int, algorithm: str) -> None:
     """Each rank adds up 1 to 40, though nothing ever comes back to rank 0."""
     plans = build_broadcast(3, width, algorithm)
