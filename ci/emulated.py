@@ -2,28 +2,24 @@
 
 The first argument is a JSON list of runs as in ci/matrix.toml under [[emulated]]. A run is one
 pytest process; its output is printed whole when all is done. Words behind it are a command that
-runs meanwhile and goes first: the runs take what it leaves of the processors. The exit code is 1 if
-anything failed.
+runs meanwhile. The exit code is 1 if anything failed.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-# What generates with a model, by file; of the models those that the slow session runs alone, whose
-# tasks are of the same kinds as those of one that stays; and of the other tests: compositions of
-# ops that others cover, every op in every type, what bodies use of scratch memory, those that bring
-# an emulated device of their own, which need no second one, and those that run on the same device
-# with all checks (`synchronising`). What is of another device is not even imported.
-MODELS = ("batch", "decoders", "generate", "models_page", "prompt_kernel", "stopping")
-FILES = [f"tests/backend/test_{name}.py" for name in MODELS]
+# What the slow session runs alone: of what generates with a model, models whose tasks are of the
+# same kinds as those of one that stays; and, by file, compositions of ops that others cover, every
+# op in every type, what bodies use of scratch memory, those that bring an emulated device of their
+# own, which need no second one, and those that run on the same device with all checks
+# (`synchronising`). What is of another device is not even imported.
 RARE = (
     "sharded-untied",
     "tied-mha",
@@ -65,11 +61,10 @@ ELSEWHERE = [f"tests/backend/test_{name}.py" for name in (*SELDOM, *CHECKED)]
 # The words of ci/matrix.toml for tests on emulated devices, the longest first.
 TESTS: dict[str, tuple[str, ...]] = {
     "all": ("tests/backend",),
-    "models": (*FILES, "-k", f"rocm and not ({' or '.join(RARE)})"),
-    "operations": (
+    "usual": (
         "tests/backend",
-        *(f"--ignore={file}" for file in (*FILES, *ELSEWHERE)),
-        *("-k", f"rocm and not ({' or '.join(SIBLINGS)})"),
+        *(f"--ignore={file}" for file in ELSEWHERE),
+        *("-k", f"rocm and not ({' or '.join((*RARE, *SIBLINGS))})"),
     ),
     "some": ("tests/backend/test_ops.py", "tests/backend/test_faults.py"),
     "checked": (
@@ -79,7 +74,6 @@ TESTS: dict[str, tuple[str, ...]] = {
     "synchronising": ("tests/backend/test_programs.py", "tests/backend/test_faults.py"),
 }
 SIDE_BY_SIDE = 2
-NICE = 10
 
 
 def command(run: dict[str, Any]) -> list[str]:
@@ -101,11 +95,10 @@ def environment(run: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def one(run: dict[str, Any], beside: bool) -> tuple[dict[str, Any], int, str, float]:
+def one(run: dict[str, Any]) -> tuple[dict[str, Any], int, str, float]:
     began = time.monotonic()
-    yielding = ["nice", "-n", str(NICE)] if beside and shutil.which("nice") else []
     done = subprocess.run(
-        [*yielding, *command(run)],
+        command(run),
         env=environment(run),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -119,7 +112,7 @@ def main(runs: list[dict[str, Any]], other: list[str]) -> int:
     ordered = sorted(runs, key=lambda run: list(TESTS).index(run["tests"]))
     failed: list[object] = []
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        started = [pool.submit(one, run, bool(other)) for run in ordered]
+        started = [pool.submit(one, run) for run in ordered]
         if other and subprocess.run(other, check=False).returncode:
             failed.append(other)
         for future in as_completed(started):

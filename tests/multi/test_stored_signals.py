@@ -24,7 +24,7 @@ from ark.doctor.bench import Bench
 from ark.errors import GpuError, PlanError
 from ark.machine import Machine
 from ark.runtime.admission import admit
-from tests.multi.test_channels import PROGRAMS, get, messages, put_then_signal, run, twice, wanted
+from tests.multi.test_channels import BY_STORES, PROGRAMS, put_then_signal, run, wanted
 from tests.multi.test_collectives import build, check_collectives, short_suite
 from tests.multi.test_generate_ranks import NOAH, alone, start
 from tests.slow import SLOW, slow
@@ -35,7 +35,6 @@ pytest.importorskip("hip")
 WORD = "peer_stores"
 ITERATIONS = 4
 # A signal behind a put, before a get, both ways in turn, and behind packets.
-FEW = (put_then_signal, get, twice, messages)
 SEEDS = {"gfx942": 8, "gfx1100": 40}  # RDNA waits for loads and stores apart
 
 
@@ -60,7 +59,7 @@ def test_channels(arch: str, option: str) -> None:
     with ExitStack() as stack:
         made, machine = opened(arch, stack, **{option: 1})
         assert machine.has(WORD)
-        for body in PROGRAMS if SLOW else FEW:
+        for body in PROGRAMS if SLOW else BY_STORES:
             got = run(build(2, body, machine), "rocm", made, ITERATIONS)
             np.testing.assert_array_equal(got, wanted(len(got), ITERATIONS), body.__name__)
 
