@@ -153,7 +153,8 @@ PROGRAMS = (
     twice,
     messages,
 )
-# Which the default run leaves to emulated links that carry stores alone (test_stored_signals).
+# Which the default run leaves to emulated links that carry stores alone (test_stored_signals): a
+# signal behind a put, before a get, both ways in turn, and behind packets.
 BY_STORES = (put_then_signal, get, twice, messages)
 OTHERS = tuple(body for body in PROGRAMS if body not in BY_STORES)
 

@@ -34,7 +34,6 @@ pytest.importorskip("hip")
 
 WORD = "peer_stores"
 ITERATIONS = 4
-# A signal behind a put, before a get, both ways in turn, and behind packets.
 SEEDS = {"gfx942": 8, "gfx1100": 40}  # RDNA waits for loads and stores apart
 
 
