@@ -11,8 +11,14 @@ from hip_runner import code_object
 from test_defects import DEVICE_DEFECTS, Defect, broken
 from two_processes import exchange
 
+from tests.slow import slow
 
-@pytest.mark.parametrize("arch", kernel_cases.ALL)
+
+# The default run has one architecture of each family.
+@pytest.mark.parametrize(
+    "arch",
+    [pytest.param(a, marks=[slow] * (a not in ("gfx942", "gfx1100"))) for a in kernel_cases.ALL],
+)
 def test_a_sound_exchange_raises_no_alarm(arch: str) -> None:
     assert exchange(arch, code_object("sync.hip", arch, ("-O3",)), checks=1) == []
 
