@@ -17,7 +17,8 @@ from typing import Any
 
 # What the slow session runs alone: of what generates with a model, models whose tasks are of the
 # same kinds as those of one that stays; and, by file, compositions of ops that others cover, every
-# op in every type, what bodies use of scratch memory, those that bring an emulated device of their
+# op in every type, what bodies use of scratch memory, what ends processes and streams from outside
+# (on the device an early end of a stream is the same), those that bring an emulated device of their
 # own, which need no second one, and those that run on the same device with all checks
 # (`synchronising`). What is of another device is not even imported.
 RARE = (
@@ -41,7 +42,7 @@ RARE = (
 )
 SELDOM = (
     *("examples", "gradients", "hints", "mesh", "pose", "rocm_linear", "rocm_matmul", "scratch"),
-    *("training", "types"),
+    *("stopping", "training", "types"),
 )
 # Of one op in several types or sizes, those of which others stay; the slow session runs them all.
 SIBLINGS = (
