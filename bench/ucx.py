@@ -27,7 +27,7 @@ from ark.codegen import layout
 from ark.runtime.proxy import Proxy
 from tests.multi.hosts import Hosts, two_hosts, why_not
 
-ROUNDS, ONES = 15, 100
+ROUNDS, ONES, WARM = 15, 100, 100
 ENVIRONMENT = {"UCX_TLS": "tcp,self", "UCX_LOG_LEVEL": "fatal"}
 
 
@@ -44,6 +44,7 @@ def end_of_cable(nbytes: int) -> None:
     proxy.restart()
     pushed = 0
     for line in sys.stdin:
+        pushed = push(proxy, pushed, WARM, memory.address, there.address, nbytes)
         if line.strip() == "many":
             begin = time.perf_counter()
             pushed = push(proxy, pushed, layout.FIFO_SLOTS, memory.address, there.address, nbytes)
@@ -74,7 +75,7 @@ def push(proxy: Proxy, at: int, count: int, source: int, target: int, nbytes: in
     while int(done[0]) != at + count:
         if proxy.error():
             raise SystemExit(proxy.error())
-        time.sleep(1e-5 if count > 1 else 0)  # on few cores the proxy needs this one
+        time.sleep(2e-4 if count > 1 else 0)  # on few cores the proxy needs this one
     return at + count
 
 
@@ -94,7 +95,7 @@ def perftest(hosts: Hosts, test: str, nbytes: int) -> float:
         "-n",
         str(layout.FIFO_SLOTS if test == "ucp_put_bw" else ONES),
         "-w",
-        "100",
+        str(WARM),
         "-f",
         *port,
     ]
@@ -102,7 +103,10 @@ def perftest(hosts: Hosts, test: str, nbytes: int) -> float:
         ["ip", "netns", "exec", hosts.names[0], "ucx_perftest", hosts.addresses[1], *words],
         env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    server.wait(20)
+    try:
+        server.wait(20)
+    except subprocess.TimeoutExpired:
+        server.kill()
     lines = [line.split() for line in client.stdout.splitlines() if line.strip()]
     if client.returncode or not lines:
         raise SystemExit(f"ucx_perftest failed: {client.stdout}{client.stderr}")
