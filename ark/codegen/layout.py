@@ -23,7 +23,8 @@ _NUMPY = {"u32": "<u4", "i32": "<i4", "u64": "<u8"}
 
 STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     # One tile task. wait/signal/fetch are index ranges into counter_ops and into the processor's
-    # fetches; the signals lie behind the waits (signal_begin == wait_end). growth: 1 + the place of
+    # fetches; the signals lie behind the waits, from wait_end on. flow: how many tasks, from this
+    # one on, warps may go through without meeting (ark.runtime.flows). growth: 1 + the place of
     # its growing fetch among all growths, 0 without one; where boxes are loaded and nothing grows,
     # 1 if a task's may be loaded before it begins.
     "ArkTask": (
@@ -31,8 +32,8 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("op", "u32", 1),
         ("wait_begin", "u32", 1),
         ("wait_end", "u32", 1),
-        ("signal_begin", "u32", 1),
         ("signal_end", "u32", 1),
+        ("flow", "u32", 1),
         ("fetch_begin", "u32", 1),
         ("fetch_end", "u32", 1),
         ("coord", "i32", MAX_COORDS),
@@ -218,6 +219,7 @@ def dtype(name: str) -> np.dtype:
 # What the loop keeps in shared memory beside a task's scratch: records, waits and signals of the
 # tasks to come, and what bodies see of the loop (ArkLoop in task_slots.h).
 LOOP_BYTES = 1536
+FLOW_TASKS = 32  # that warps go through without meeting
 
 
 def declarations() -> str:

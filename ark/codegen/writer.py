@@ -105,8 +105,10 @@ def scratch_bytes(
     plan: Plan, machine: Machine, dialect: Dialect, phases: range | None = None
 ) -> int:
     """Shared memory that the loop and the largest task of the phases need, 16-byte rounded."""
-    signatures = (kinds.signature(plan, op) for op in _ops(plan, phases))
+    signatures = [kinds.signature(plan, op) for op in _ops(plan, phases)]
     needs = [256, *(_scratch(sig, machine, dialect) for sig in signatures)]
+    if _flows(signatures, machine, dialect):
+        needs.append(layout.FLOW_TASKS * layout.dtype("ArkTask").itemsize)
     return layout.LOOP_BYTES + (max(needs) + 15) // 16 * 16
 
 
@@ -115,6 +117,21 @@ def _scratch(sig: kinds.Signature, machine: Machine, dialect: Dialect) -> int:
     special = dialect.scratch.get(sig.kind)
     common = kinds.get(sig.kind).scratch(sig, machine)
     return max(common, special(sig, machine)) if special else common
+
+
+def _flows(signatures: Sequence[Signature], machine: Machine, dialect: Dialect) -> bool:
+    """May warps go from task to task of the kernel without meeting? Where bodies that allow it are
+    most ops': what the loop keeps for them makes others spill.
+    """
+    if machine.variant.name != "block" or machine.has("single_thread"):
+        return False
+    bodies = {sig.key: sig for sig in signatures}
+    if any(
+        s.kind in dialect.enters and dialect.enters[s.kind](s, machine) for s in bodies.values()
+    ):
+        return False
+    able = {key: kinds.get(sig.kind).apart(sig, machine) > 0 for key, sig in bodies.items()}
+    return 2 * sum(able[sig.key] for sig in signatures) > len(signatures)
 
 
 def check_shared_memory(
@@ -243,6 +260,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         f"// ark loop kernel, dialect {dialect.name}\n",
         "#define ARK_REMOTE 1\n" if far else "",
         "#define ARK_BODIES_ENTER 1\n" if entering else "",
+        f"#define ARK_FLOWS {layout.FLOW_TASKS}\n" if _flows(signatures, machine, dialect) else "",
         "#define ARK_MOVERS 1\n" if moves else "",
         "#define ARK_LIMIT_FALLS 1\n" if _ends(plan, (*headers, *texts)) else "",
         _constants(machine, plan, scratch, phases),

@@ -97,6 +97,13 @@ class TaskKind(ABC):
         """
         return frozenset()
 
+    def apart(self, sig: Signature, machine: Machine) -> int:
+        """Neighbours of the result that a thread makes by itself, from such of its operands as are
+        as large, in the order in which ark/tasks/box.h deals them, without shared memory; 0 where
+        threads have no elements to themselves.
+        """
+        return 0
+
     @abstractmethod
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         """A C++ function `ARK_BODY void name(ArkCtx& c, const ArkTask& t)`."""

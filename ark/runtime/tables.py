@@ -19,6 +19,7 @@ from ark.plan import kind as kinds
 from ark.plan.boxes import Templates
 from ark.plan.serialize import machine_of
 from ark.plan.types import Fetch, Growth, Plan, Task
+from ark.runtime.flows import flows
 
 BOX_LINE = 128  # bytes of each row that lie together in a stage that is a box
 
@@ -61,6 +62,7 @@ def build(
     rows, lists = _rows(operands, own, list_address)
     numbers = [kinds.get(op.kind).own(kinds.signature(plan, op))[::-1] for op in plan.ops]
     early = _early(plan, box_maps) - cut
+    flowing = flows(plan)
     listing: list[tuple[int, int, Task]] = []
     records: list[tuple[object, ...]] = []
     counter_ops: list[tuple[int, int, int, int, int]] = []
@@ -113,8 +115,8 @@ def build(
                         task.op,
                         wait_begin,
                         signal_begin,
-                        signal_begin,
                         len(counter_ops),
+                        flowing.get(len(records), 0),
                         stage,
                         fetched - first_fetch,
                         coord,

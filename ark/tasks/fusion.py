@@ -124,6 +124,9 @@ class Fusion(TaskKind):
     def headers(self) -> tuple[str, ...]:
         return (*HEADERS, text.header("fusion.h"))
 
+    def apart(self, sig: Signature, machine: Machine) -> int:
+        return 0 if machine.has("single_thread") else 1
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         return text.function(name, _Body(sig).write(1 if machine.lanes > 1 else LANES))
 

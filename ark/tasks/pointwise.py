@@ -109,6 +109,13 @@ class Pointwise(TaskKind):
     def headers(self) -> tuple[str, ...]:
         return HEADERS
 
+    def apart(self, sig: Signature, machine: Machine) -> int:
+        if machine.has("single_thread") or any(o.per_item > 1 for o in sig.operands):
+            return 0
+        pack, packed = _Box(sig, sig.params["expr"], sig.params["tile"], {}).pack()
+        # Where addresses are looked at when the body runs, other tasks may have other packs.
+        return pack if pack == 1 or all(sig.operands[i].aligned for i in packed) else 0
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         return text.function(name, write_box(sig, sig.params["expr"], sig.params["tile"], machine))
 

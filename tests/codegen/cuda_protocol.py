@@ -198,7 +198,7 @@ class Job:
                     tasks.append(
                         {
                             "kind": self.emitted.opcode[task["op"]], "op": task["op"],
-                            "index": len(tasks), "signal_begin": signal,
+                            "index": len(tasks),
                             "wait_begin": wait, "wait_end": signal,
                             "signal_end": len(counter_ops), "fetch_begin": start,
                             "fetch_end": len(fetches) - first, "coord": coord, "operand": operand,

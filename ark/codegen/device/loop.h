@@ -43,7 +43,8 @@ ARK_DEVICE bool ark_enter(ArkCtx& c) {
 ARK_DEVICE void ark_movers_begin(ark_u32 iteration);
 #endif
 
-// The loop of the variant `block`: all computing threads take each task together.
+// The loop of the variant `block`: all computing threads take each task together; behind a task
+// that says so (ARK_FLOWS) the warps go on without meeting.
 ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
   ArkCtx& c = loop.ctx;
@@ -78,23 +79,46 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
     if (leader) ark_movers_begin(iteration);
 #endif
     ark_u64 word = ark_task_word(team, p, range.task_begin + 2u, end);
+#if defined(ARK_FLOWS)
+    ark_u32 first = 0u, last = 0u;  // of the tasks between which warps do not meet
+#endif
     for (ark_u32 i = range.task_begin; i < end; ++i) {
+#if defined(ARK_FLOWS)
+      if (i >= last && loop.tasks[i % ARK_SLOTS].flow != 0u) {
+        first = i;
+        last = i + loop.tasks[i % ARK_SLOTS].flow;
+        ark_flow_begins(team, loop, p, i, last - first, end);
+        word = ark_task_word(team, p, last + 2u, end);
+      }
+      const bool flows = i < last;
+      const ArkTask& task = flows ? ark_flow_records(c)[i - first] : loop.tasks[i % ARK_SLOTS];
+#else
+      constexpr bool flows = false;
       const ArkTask& task = loop.tasks[i % ARK_SLOTS];
-      if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);
-      ark_task_arrives(team, loop, p, i + 2u, end, word);
-      word = ark_task_word(team, p, i + 3u, end);
+#endif
+      if (!flows) {
+        if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);
+        ark_task_arrives(team, loop, p, i + 2u, end, word);
+        word = ark_task_word(team, p, i + 3u, end);
+      }
       ark_warp_store(&c.warps[ark_warp()], i);
 #if defined(ARK_BODIES_ENTER)
       if (!ark_dispatch(c, task)) return;
       const ark_u64 begin = p->trace && leader ? loop.begun : 0u;
 #else
-      if (!ark_enter_task(loop, i)) return;
+      if (!flows && !ark_enter_task(loop, i)) return;
       const ark_u64 begin = p->trace ? ark_time_ns() : 0u;
       ark_dispatch(c, task);
 #endif
       ark_copies_done();
+#if defined(ARK_FLOWS)
+      if (i + 1u < last) {
+        if (p->trace && leader) ark_trace(c, task, traced, begin);
+        continue;
+      }
+#endif
       // What is published as packets arrives by itself; a signal says that all has.
-      if (task.signal_begin == task.signal_end) {
+      if (task.wait_end == task.signal_end) {
         if (!ark_agree(!ark_failed(c))) return;
       } else {
         if (!ark_all(!ark_failed(c))) return;

@@ -75,6 +75,34 @@ ARK_DEVICE void ark_counter_ops_ahead(ArkTeam team, ArkLoop& loop, const ArkPara
   const ark_u32 fit = count < ARK_SLOT_COUNTER_OPS ? count : ARK_SLOT_COUNTER_OPS;
   ark_copy_words(team, loop.counter_ops[i % ARK_SLOTS], ops, fit * (sizeof(ArkCounterOp) / 8u));
 }
+
+#if defined(ARK_FLOWS)
+// Tasks that warps go through without meeting have their records side by side where other tasks
+// have scratch: they use none.
+static_assert(ARK_FLOWS * sizeof(ArkTask) <= ARK_SCRATCH_BYTES - ARK_LOOP_BYTES, "records");
+ARK_DEVICE ArkTask* ark_flow_records(const ArkCtx& c) {
+  return reinterpret_cast<ArkTask*>(ARK_SCRATCH(c));
+}
+// Task i is the first of `count` such, and its record is in its slot: all threads. What the last
+// one signals and the two records behind it come to their slots. Afterwards nobody reads those of
+// earlier tasks any more.
+ARK_DEVICE void ark_flow_begins(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i,
+                                ark_u32 count, ark_u32 end) {
+  const ArkTask* tasks = ARK_POINTER(const ArkTask, p->tasks) + i;
+  ark_u64* to = reinterpret_cast<ark_u64*>(ark_flow_records(loop.ctx));
+  const ark_u64* from = reinterpret_cast<const ark_u64*>(tasks);
+  const ark_u32 words = count * (sizeof(ArkTask) / 8u);
+  for (ark_u32 w = team.thread; w < words; w += team.threads) ark_copy_ahead(to + w, from + w);
+  ark_sync();
+  for (ark_u32 k = count - 1u; k < count + 2u && i + k < end; ++k) {
+    ark_task_ahead(team, loop, p, i + k);
+  }
+  ark_copies_done();
+  ark_sync();
+  ark_counter_ops_ahead(team, loop, p, i + count - 1u);
+  if (i + count < end) ark_counter_ops_ahead(team, loop, p, i + count);
+}
+#endif
 ARK_DEVICE ArkCounterOp ark_counter_op(const ArkLoop& loop, ark_u32 i, ark_u32 number) {
   const ark_u32 at = number - loop.tasks[i % ARK_SLOTS].wait_begin;
   if (at < ARK_SLOT_COUNTER_OPS) return loop.counter_ops[i % ARK_SLOTS][at];
@@ -138,7 +166,7 @@ ARK_DEVICE void ark_signal(ArkCtx& c, const ArkCounterOp& e) {
 ARK_DEVICE void ark_signal_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
   ARK_BLOCK_ARRIVED();
-  for (ark_u32 s = task.signal_begin + team.thread; s < task.signal_end; s += team.threads) {
+  for (ark_u32 s = task.wait_end + team.thread; s < task.signal_end; s += team.threads) {
     const ArkCounterOp e = ark_counter_op(loop, i, s);
     ark_signal(loop.ctx, e);
   }

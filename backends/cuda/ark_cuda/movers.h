@@ -88,7 +88,7 @@ ARK_DEVICE void ark_move_run(const ArkParams* p) {
       const ark_u64 begin = p->trace != 0u ? ark_time_ns() : 0u;
       ark_dispatch_move(task);
       ark_move_all(true);
-      for (ark_u32 s = task.signal_begin + thread; s < task.signal_end; s += ARK_MOVE_THREADS) {
+      for (ark_u32 s = task.wait_end + thread; s < task.signal_end; s += ARK_MOVE_THREADS) {
         ark_signal(c, ops[s]);
       }
       if (p->trace != 0u && thread == 0u) ark_trace(c, task, traced, begin);

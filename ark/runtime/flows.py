@@ -1,0 +1,168 @@
+"""Where the warps of a block need not meet between two tasks of a list, because no thread touches
+what another one writes: each warp goes on by itself, so that a chain of small ops is no chain of
+barriers and memory is not idle where one tile ends and the next begins.
+
+Bodies in which a thread makes elements by itself, in the order of box.h, say how many neighbours
+it has (TaskKind.apart). Byte b of what such a task touches is of thread (b - first) / span of the
+block, round, so tasks that touch the same bytes in equal spans keep each to its thread. Called by
+ark.runtime.tables.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ark.codegen.layout import FLOW_TASKS
+from ark.ir.fold import fold
+from ark.plan import kind as kinds
+from ark.plan.access import space_of
+from ark.plan.kind import Signature
+from ark.plan.serialize import machine_of
+from ark.plan.types import Plan, Task
+
+LEAST = 5  # tasks of a run: more than the loop's slots hold
+
+
+@dataclass(frozen=True)
+class Touch:
+    """Bytes that a task reads or writes; span: of a thread, 0 where no thread has its own."""
+
+    space: tuple[str, int, int]
+    first: int
+    last: int
+    span: int
+    write: bool
+
+
+@dataclass
+class _Run:
+    """What the tasks of a run touch, by space in the order of first bytes."""
+
+    met: dict[tuple[str, int, int], list[tuple[int, int, int, bool]]] = field(default_factory=dict)
+    longest: int = 0
+
+    def takes(self, touches: Sequence[Touch]) -> bool:
+        """Does each thread keep to itself if a task with these comes next?"""
+        return all(not self._meets(t) for t in touches)
+
+    def _meets(self, t: Touch) -> bool:
+        known = self.met.get(t.space, [])
+        at = bisect_left(known, (t.first - self.longest,))
+        for first, last, span, write in known[at:]:
+            if first >= t.last:
+                return False
+            same = (first, last, span) == (t.first, t.last, t.span) and span > 0
+            if last > t.first and (write or t.write) and not same:
+                return True
+        return False
+
+    def add(self, touches: Sequence[Touch]) -> None:
+        for t in touches:
+            known, entry = self.met.setdefault(t.space, []), (t.first, t.last, t.span, t.write)
+            place = bisect_left(known, entry)
+            if place == len(known) or known[place] != entry:
+                insort(known, entry)
+            self.longest = max(self.longest, t.last - t.first)
+
+
+def flows(plan: Plan) -> dict[int, int]:
+    """Runs of tasks between which warps do not meet: by the first one, counted through all lists,
+    how many.
+    """
+    found: dict[int, int] = {}
+    number = 0
+    for index, phase in enumerate(plan.phases):
+        known = _known(plan, index)
+        for tasks in phase.processors:
+            if known and len(tasks) >= LEAST:
+                found |= {number + i: count for i, count in _of_list(plan, tasks, known)}
+            number += len(tasks)
+    return found
+
+
+Known = dict[int, tuple[Signature, int]]
+
+
+def _known(plan: Plan, phase: int) -> Known:
+    """Of the ops of a phase whose threads make elements by themselves, how many neighbours."""
+    machine = machine_of(plan, phase)
+    if machine.variant.name != "block" or machine.has("single_thread"):
+        return {}
+    ops = {task.op for tasks in plan.phases[phase].processors for task in tasks}
+    known: dict[object, int] = {}
+    found: Known = {}
+    for op in sorted(ops):
+        sig = kinds.signature(plan, plan.ops[op])
+        if sig.key not in known:
+            known[sig.key] = kinds.get(sig.kind).apart(sig, machine)
+        if known[sig.key]:
+            found[op] = sig, known[sig.key]
+    return found
+
+
+def _of_list(plan: Plan, tasks: Sequence[Task], known: Known) -> Iterator[tuple[int, int]]:
+    """(place, tasks) of the runs of a list. A run has no waits, and signals at its end."""
+    begin, run = 0, _Run()
+
+    def ended(end: int) -> Iterator[tuple[int, int]]:
+        if end - begin >= LEAST:
+            yield begin, end - begin
+
+    for place, task in enumerate(tasks):
+        own = task.op in known and not task.waits and not task.fetches
+        touches = _touched(plan, task, *known[task.op]) if own else None
+        behind = begin < place < begin + FLOW_TASKS and not tasks[place - 1].signals
+        if touches is not None and behind and run.takes(touches):
+            run.add(touches)
+            continue
+        yield from ended(place)
+        begin, run = (place, _Run()) if touches is not None else (place + 1, _Run())
+        run.add(touches or ())
+    yield from ended(len(tasks))
+
+
+def _touched(plan: Plan, task: Task, sig: Signature, neighbours: int) -> list[Touch] | None:
+    """What a task touches, whose threads make so many neighbours each; None where peers may."""
+    op = plan.ops[task.op]
+    found = []
+    accesses = kinds.get(op.kind).accesses(sig, task.coord)
+    out = next(a for a in reversed(accesses) if a.write)
+    shape = [h - lo for lo, h in zip(out.lo, out.hi, strict=True)]
+    whole = _in_order(shape, sig.params["tile"])
+    for access in accesses:
+        tensor = plan.tensors[op.operands[access.operand]]
+        buffer = plan.buffers[tensor.buffer]
+        if tensor.packet or buffer.rank != plan.rank or buffer.arena == "symmetric":
+            return None
+        extent = [h - lo for lo, h in zip(access.lo, access.hi, strict=True)]
+        first = sum(lo * s for lo, s in zip(access.lo, tensor.strides, strict=True))
+        last = sum((h - 1) * s for h, s in zip(access.hi, tensor.strides, strict=True)) + 1
+        base, size = max(buffer.offset, 0) + tensor.first_byte, tensor.itemsize
+        dense = whole and _dense(extent, tensor.strides) and fold(extent) == fold(shape)
+        dense = dense and math.prod(shape) % neighbours == 0
+        span = neighbours * size if dense else 0
+        place = base + first * size, base + last * size
+        found.append(Touch(space_of(buffer), *place, span, access.write))
+    return found
+
+
+def _in_order(shape: Sequence[int], tile: Sequence[int]) -> bool:
+    """Are a tile's elements of this part of it numbered without gaps? Only its first dimension of
+    more than one index may be cut.
+    """
+    pairs = list(zip(fold(shape), tile, strict=True))
+    first = next((d for d, (_, t) in enumerate(pairs) if t > 1), len(pairs))
+    return all(n == t for n, t in pairs[first + 1 :])
+
+
+def _dense(extent: Sequence[int], strides: Sequence[int]) -> bool:
+    """Do a box's elements lie behind each other, the last dimension fastest?"""
+    step = 1
+    for n, stride in zip(reversed(extent), reversed(strides), strict=True):
+        if n > 1 and stride != step:
+            return False
+        step *= n
+    return True
