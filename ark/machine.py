@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ark.ranges import Bytes, Count, LineBytes, MemoryBytes, Name, Rate, Threads, Word, Words
-from ark.variant import COMPUTE, MOVE, Variant
+from ark.variant import COMPUTE, MOVE, Variant, block
 
 SMALL_SHARE = 0.55  # of its time that a loop of tiles smaller than large_tiles multiplies
 
@@ -100,6 +100,15 @@ class Machine:
         """The machine with only the variant of that name; itself if it offers none such."""
         found = [v for v in self.variants if v.name == name]
         return dataclasses.replace(self, variants=tuple(found)) if found else self
+
+    def without_ring(self) -> Machine:
+        """The machine whose variant `block` reads operands in place: what the ring would take of
+        shared memory is the nearest cache's, and who would load leaves registers to the others.
+        """
+        made = tuple(
+            block(v.role(COMPUTE)) if v.name == "block" and v.stages else v for v in self.variants
+        )
+        return dataclasses.replace(self, variants=made)
 
     def under(self, place: int) -> Machine:
         """The machine with only the variant at that place."""

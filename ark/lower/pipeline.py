@@ -35,6 +35,7 @@ from ark.lower.transposes import read_transposed
 from ark.lower.waves import in_waves
 from ark.lower.windows import read_windows
 from ark.machine import Machine
+from ark.plan import kind as kinds
 from ark.plan import memory
 from ark.plan.boxes import Templates
 from ark.plan.collector import paused
@@ -184,6 +185,8 @@ def _lowered(
     """Lowers and places: the plan without phases, what makes them, and each one's variant."""
     private, machines, chosen = prepared.graph, prepared.machines, prepared.options
     groups = lower_nodes(private, machines, chosen, prepared.alone)
+    if not any(kinds.get(group.kind).streams for group in groups):
+        machines = tuple(machine.without_ring() for machine in machines)
     if private.world_size > 1 or len(private.phases) > 1:
         groups = _ended(groups)
     packed = machines[-1].has("packets") and chosen.get("packets", True)

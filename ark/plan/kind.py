@@ -39,9 +39,11 @@ class TaskKind(ABC):
     """One kind of task. `coord` is the tile's place, in units that the kind defines.
 
     params: the schema of its static parameters. packet_types: of operands that come as packets.
+    streams: may its tasks take operands from the stream?
     """
 
     name: str
+    streams = False
     params: type[Params] = Params
     packet_types: tuple[str, ...] = ("fp32",)
 

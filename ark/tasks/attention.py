@@ -65,6 +65,7 @@ class SplitAttention(TaskKind):
 
 class Attention(SplitAttention):
     name = "attention"
+    streams = True
     params = AttentionParams
     packet_types = ("fp32", "fp16", "bf16")
 

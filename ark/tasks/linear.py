@@ -183,6 +183,7 @@ class LinearParams(Params, frozen=True):
 
 class Linear(TaskKind):
     name = "linear"
+    streams = True
     params = LinearParams
     packet_types = ("fp32", "fp16", "bf16")
 

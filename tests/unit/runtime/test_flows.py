@@ -34,7 +34,7 @@ def _runs(build: Chain, shape: list[int], dtype: DataType = fp32, machine: str =
 
 CASES: dict[str, tuple[Chain, list[int], DataType, list[tuple[int, int]]]] = {
     "a chain": (_adds, [2048], fp32, [(0, 6)]),
-    "as many records as there is room for": (lambda x: _adds(x, 40), [2048], bf16, [(0, 32), (32, 8)]),
+    "as many as have room": (lambda x: _adds(x, 40), [2048], bf16, [(0, 32), (32, 8)]),
     "too few": (lambda x: _adds(x, 4), [2048], fp32, []),
     "an element that another thread has made": (
         lambda x: _adds(ark.add(_adds(x)[64:], 1.0), 5), [2048], fp32, [(0, 6), (7, 5)]
