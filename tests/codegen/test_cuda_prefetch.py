@@ -51,11 +51,11 @@ extern "C" uint32_t run(uint32_t first, uint32_t last, uint32_t end, uint32_t fu
 """
 
 
-def build(folder: Path, cuts: bool) -> ctypes.CDLL:
+def build(folder: Path, cuts: bool, stage_ns: int = 624) -> ctypes.CDLL:
     text = resources.files("ark_cuda").joinpath("prefetch.h").read_text()
     source, library = folder / "prefetch.cpp", folder / "prefetch.so"
     # A shuffle adds the lane to a record's first word, and so does it here to all of its words.
-    constants = f"constexpr int ARK_STAGE_NS = 624, ARK_STREAM_CUTS = {int(cuts)};\n"
+    constants = f"constexpr int ARK_STAGE_NS = {stage_ns}, ARK_STREAM_CUTS = {int(cuts)};\n"
     source.write_text(f"{HOST}{constants}{text}{CALLS}")
     subprocess.run(["g++", "-std=c++20", "-shared", "-fPIC", source, "-o", library], check=True)
     return ctypes.CDLL(str(library))
@@ -113,3 +113,7 @@ def test_boxes_are_asked_for_only_while_the_ring_is_full(boxes: ctypes.CDLL) -> 
     stages, clocks = asked(boxes, 4, 31, 60, 9_500, 2_000)
     assert stages == list(range(4, 4 + len(stages))) and len(stages) >= 5
     assert all(c <= 9_500 for c in clocks)
+
+
+def test_a_faster_memory_is_asked_for_no_runs(tmp_path: Path) -> None:
+    assert asked(build(tmp_path, False, 503), 30, 30, 60, 100_000, 0) == ([], [])
