@@ -71,7 +71,8 @@ class Dialect:
     warp there waits for a task's input; where one writes None, the body is in block form. loads: by
     task kind, writers of NAME_load, the half of a body that a loading thread runs in variants that
     have loading warps but no ring; loader: writes the source text of their loop, for the signatures
-    of all ops. moves: by task kind, writers of NAME_move(const ArkTask&), which the warps run that
+    of all ops; unstaged: bytes at the beginning of shared memory that are no part of their
+    stages. moves: by task kind, writers of NAME_move(const ArkTask&), which the warps run that
     have a task list of their own. enters: by task kind, whether the vendor's own body of the
     variant `block` begins before its task's waits and calls ark_enter itself; it returns a bool
     then, and until that call reads nothing but what the stream fetches. maps: by task kind, the
@@ -93,3 +94,4 @@ class Dialect:
     enters: Mapping[str, EnterRule] = field(default_factory=dict)
     maps: Mapping[str, MapRule] = field(default_factory=dict)
     loader: LoaderRule | None = None
+    unstaged: int = 0

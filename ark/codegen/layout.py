@@ -26,7 +26,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     # fetches; the signals lie behind the waits, from wait_end on. flow: how many tasks, from this
     # one on, warps may go through without meeting (ark.runtime.flows). growth: 1 + the place of
     # its growing fetch among all growths, 0 without one; where boxes are loaded and nothing grows,
-    # 1 if a task's may be loaded before it begins.
+    # 1 if a task's may be loaded before it begins, 2 if those of its right side may.
     "ArkTask": (
         ("kind", "u32", 1),
         ("op", "u32", 1),

@@ -198,7 +198,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     moves = bool(machine.variant.role(MOVE)) and not machine.has("single_thread")
     moved: set[int] = set()  # bodies of warps that move
     halves: set[int] = set()  # bodies with a loading half
-    spares: set[int] = set()  # bodies that use no shared memory
+    spares: set[int] = set()  # bodies that use no shared memory of stages
     maps: list[tuple[BoxMap, ...]] = []
     seen: dict[tuple[object, ...], int] = {}
     written: dict[str, int] = {}  # by text, of bodies that are the same for all vendors
@@ -245,7 +245,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
             if loading:
                 halves.add(code)
                 texts.append(loading)
-            if not _scratch(sig, machine, dialect):
+            if _scratch(sig, machine, dialect) <= dialect.unstaged:
                 spares.add(code)
             rule = dialect.maps.get(op.kind)
             maps.append(rule(sig, machine) if rule else ())
@@ -321,7 +321,7 @@ def _any_of(codes: Collection[int]) -> str:
 
 
 def _dispatch_load(bodies: Sequence[str], halves: set[int], spares: set[int]) -> str:
-    """Which kinds have loading halves, which others use no shared memory, and the switch."""
+    """Which kinds have loading halves, which others use none of their stages, and the switch."""
     found = sorted(halves)
     lines = "".join(f"    case {i}u: {bodies[i]}_load(c, t, load); return;\n" for i in found)
     return (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ark.ir.dtype import FLOATS
+from ark.ir.dtype import FLOATS, bf16, fp16
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.pack import writes
@@ -25,6 +25,7 @@ EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
 """Ops that a linear task does where its sums end, and the task's name for each."""
 FROM_MEMORY = ("attention", "swiglu_pairs")
 """Ops whose result each reader reads piece by piece where it is too much for packets."""
+BOX = 16  # bytes at whose multiples rows begin that box copies load
 MAX_STREAM_ROWS = 8  # more input rows than this fill matrix units, where a machine has them
 
 
@@ -105,7 +106,19 @@ def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
         and bool(node.attrs["transpose_b"])
         and not node.attrs["transpose_a"]
         and rows <= limit
+        and not _boxed(weight, machine)
         and _room(rows, weight, machine, from_memory)
+    )
+
+
+def _boxed(weight: Tensor, machine: Machine) -> bool:
+    """Do warpgroups multiply by it? Their loading thread has weights under way before a row is
+    made, as a stream has.
+    """
+    return (
+        machine.variant.name == "matrix"
+        and weight.dtype in (bf16, fp16)
+        and weight.shape[1] * weight.dtype.itemsize % BOX == 0
     )
 
 

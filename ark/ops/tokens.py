@@ -234,9 +234,10 @@ def _lower_embed(lowering: Lowering, node: Node) -> None:
     rows, width = out.shape
     parts = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
     columns = -(-width // parts)
-    params = {"rows": 1, "columns": columns, "dynamic": True}
     batch = position.shape[0]
-    coords = [(r, c) for r in range(rows // batch) for c in range(0, width, columns)]
+    each = max(1, -(-rows // batch // lowering.machine.processors)) if parts == 1 else 1
+    params = {"rows": each, "columns": columns, "dynamic": True}
+    coords = [(r, c) for r in range(0, rows // batch, each) for c in range(0, width, columns)]
     for b in range(batch):
         of = functools.partial(lowering.part, parts=batch, number=b)
         operands = [of(ids), table, of(out), of(position), *map(of, again)]

@@ -61,7 +61,7 @@ def build(
     own = [[] if op.id in cut else maps[op.id] for op in plan.ops]
     rows, lists = _rows(operands, own, list_address)
     numbers = [kinds.get(op.kind).own(kinds.signature(plan, op))[::-1] for op in plan.ops]
-    early = _early(plan, box_maps) - cut
+    early = {op: what for op, what in _early(plan, box_maps).items() if op not in cut}
     flowing = flows(plan)
     listing: list[tuple[int, int, Task]] = []
     records: list[tuple[object, ...]] = []
@@ -121,7 +121,7 @@ def build(
                         fetched - first_fetch,
                         coord,
                         len(records),
-                        growing or int(task.op in early),
+                        growing or early.get(task.op, 0),
                         rows[task.op],
                     )
                 )
@@ -144,17 +144,20 @@ def build(
     )
 
 
-def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> frozenset[int]:
+ALL, RIGHT = 1, 2  # what a record says of the boxes that may be loaded before a task begins
+
+
+def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> dict[int, int]:
     """Ops whose box maps are of memory that nothing writes during a launch, so that they may be
-    loaded before their tasks begin.
+    loaded before their tasks begin: of all operands, or of a product's right side alone.
     """
     mapped = {
-        op.id: {op.operands[m.operand] for m in maps}
+        op.id: [op.operands[m.operand] for m in maps]
         for op, maps in zip(plan.ops, box_maps, strict=bool(box_maps))
         if maps
     }
     if not mapped:
-        return frozenset()
+        return {}
     coords: dict[int, list[tuple[int, ...]]] = {}
     for phase in plan.phases:
         for task in (t for tasks in phase.processors for t in tasks):
@@ -170,7 +173,13 @@ def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> frozenset[int]:
         buffer = plan.buffers[plan.tensors[tensor].buffer]
         return buffer.id not in written and buffer.arena in kept and buffer.rank == plan.rank
 
-    return frozenset(op for op, tensors in mapped.items() if all(map(still, tensors)))
+    found: dict[int, int] = {}
+    for number, tensors in mapped.items():
+        if all(map(still, tensors)):
+            found[number] = ALL
+        elif plan.ops[number].kind == "matmul" and still(tensors[1]):
+            found[number] = RIGHT
+    return found
 
 
 def cells(plan: Plan, built: Tables) -> dict[int, np.ndarray | None]:

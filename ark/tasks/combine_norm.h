@@ -106,6 +106,13 @@ ARK_DEVICE void ark_combine_norm_plain(ArkCtx& c, const ArkTask& t, T* sum, O* n
   const T* const from[SHARES] = {shares.p...};
   float* folds = reinterpret_cast<float*>(ARK_SCRATCH(c));
   const int end = t.coord[1] / K;
+  // The weight comes from memory: asked for before the rows, not when these are folded.
+  ArkPack<W, MANY> scale[HELD] = {};
+#pragma unroll
+  for (int h = 0; h < HELD; ++h) {
+    const int chunk = h * ARK_THREADS + ark_tid();
+    if (chunk < CHUNKS) scale[h] = ark_load_pack<MANY>(weight + chunk * MANY);
+  }
   int parity = 0;
   for (int row = t.coord[0] / K; row < end; row += ROWS) {
     const auto there = [&](int r, int h) {
@@ -152,8 +159,7 @@ ARK_DEVICE void ark_combine_norm_plain(ArkCtx& c, const ArkTask& t, T* sum, O* n
 #pragma unroll
       for (int h = 0; h < HELD; ++h) {
         if (!there(r, h)) continue;
-        const W* scale = weight + (h * ARK_THREADS + ark_tid()) * MANY;
-        ark_store_normed(normed + place(r, h), scale, kept[r][h], factor, true);
+        ark_store_normed(normed + place(r, h), scale[h].v, kept[r][h], factor, true);
       }
     }
   }

@@ -22,6 +22,48 @@ ARK_DEVICE void ark_embedding(ArkCtx& c, const ArkTask& t, I ids, T table, O out
   }
 }
 
+template <typename T, class H>
+ARK_DEVICE void ark_embedding_store(T* to, const H& held) {
+  const auto from = ark_unpacked(held);
+  ArkPack<T, 8> made;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) ark_put(made.v, j, ark_get(from.v, j));
+  ark_store_pack<8>(to, made);
+}
+// The same of whole rows by eight columns at a time; several rows are asked for together.
+template <int ROWS, int OUT_ROWS, int WIDTH, int VOCABULARY, int IDS, class I, class T, class O,
+          class P>
+ARK_DEVICE void ark_embedding_packs(ArkCtx& c, const ArkTask& t, I ids, T table, O output, P from) {
+  constexpr int BATCH = ROWS < 4 ? ROWS : 4;
+  int start = 0;
+  if constexpr (P::given) start = from.p[0];
+  for (int first = t.coord[0]; first < t.coord[0] + ROWS; first += BATCH) {
+    int row[BATCH];
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      const int r = first + i;
+      const bool there = r < t.coord[0] + ROWS && r < OUT_ROWS;
+      const auto id = there && start >= 0 && start + r < IDS ? ids.p[start + r] : 0;
+      const bool known = id >= 0 && id < VOCABULARY;
+      if (!known && ark_tid() == 0) {
+        ark_fail(c, 5u, 0u, static_cast<ark_u32>(VOCABULARY), static_cast<ark_u32>(id));
+      }
+      row[i] = known ? static_cast<int>(id) : 0;
+    }
+    for (int w = 8 * ark_tid(); w < WIDTH; w += 8 * ARK_THREADS) {
+      decltype(ark_held<8>(table.p)) asked[BATCH];
+#pragma unroll
+      for (int i = 0; i < BATCH; ++i) ark_hold(asked[i], ark_address(table, 0, 0, row[i], w));
+#pragma unroll
+      for (int i = 0; i < BATCH; ++i) {
+        const int r = first + i;
+        if (r >= t.coord[0] + ROWS || r >= OUT_ROWS) break;
+        ark_embedding_store(ark_address(output, 0, 0, r, w), asked[i]);
+      }
+    }
+  }
+}
+
 // The token that a logit belongs to. SHARED: ranks share the logits, and have their own share
 // first: the first one's token is the rank's own number, the others follow round.
 template <int VOCABULARY, bool SHARED>

@@ -44,6 +44,7 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import text
+from ark.tasks.rotary import PACK
 
 SETTINGS = ("temperature", "top_k", "seed", "last", "limit", "stops")
 HEADERS = (text.header("sampling.h"), text.header("tokens.h"))
@@ -121,12 +122,37 @@ class Embedding(TaskKind):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         (rows, width), vocabulary = sig.operands[2].shape, sig.operands[1].shape[0]
-        tile = (sig.params["rows"], sig.params["columns"])
-        constants = (*tile, rows, width, vocabulary, sig.operands[0].shape[0])
+        rows_each = sig.params["rows"]
+        constants = (
+            rows_each,
+            sig.params["columns"],
+            rows,
+            width,
+            vocabulary,
+            sig.operands[0].shape[0],
+        )
         ids, table, output, position = (text.given(sig, i, const=i != 2) for i in range(4))
         for again in self._outputs(sig)[1:]:
             output = f"ark_both({text.given(sig, again, const=False)}, {output})"
-        return text.call(name, "ark_embedding", constants, (ids, table, output, position))
+        given = (ids, table, output, position)
+        if not self._packed(sig):
+            return text.call(name, "ark_embedding", constants, given)
+        return (
+            f"ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{\n"
+            f"  if (ark_aligned({text.addresses(sig, (1, 2))})) {{\n"
+            f"    {text.called('ark_embedding_packs', (rows_each, *constants[2:]), given)};\n"
+            f"  }} else {{\n    {text.called('ark_embedding', constants, given)};\n  }}\n}}\n"
+        )
+
+    def _packed(self, sig: Signature) -> bool:
+        """May whole rows be copied in packs?"""
+        table, out = sig.operands[1:3]
+        return (
+            sig.params["columns"] == table.shape[1]
+            and len(self._outputs(sig)) == 1
+            and not out.packet
+            and all(n % PACK == 0 for o in (table, out) for n in (o.shape[1], o.strides[0]))
+        )
 
 
 class SamplingParams(Params, frozen=True):

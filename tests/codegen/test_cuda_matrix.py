@@ -23,7 +23,7 @@ from ark.plan.serialize import from_json, machine_of, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
-from ark.runtime.tables import build
+from ark.runtime.tables import ALL, RIGHT, build
 from ark.variant import COMPUTE, LOAD, Role
 from tests.slow import slow
 
@@ -187,16 +187,29 @@ def chained(machine: Machine) -> Plan:
 
 
 def test_what_is_written_is_not_loaded_early() -> None:
+    """Of the second product only the right side is, once softmax leaves the stages alone."""
     made = chained(H100)
     assert made.variant == "matrix"
     emitted = write(made, machine_of(made), backend.dialect("sm_90a"))
     maps = [emitted.maps[code] for code in emitted.opcode]
     tables = build(made, emitted.opcode, lambda _: 0, lambda _: 0, maps, lambda _op, _map: 0)
-    early = {made.ops[t["op"]].name for t in tables.tasks if t["growth"]}
-    assert "first" in early and not {n for n in early if n.startswith("second")}
+    early = {made.ops[t["op"]].name: int(t["growth"]) for t in tables.tasks}
+    assert {name: early[name] for name in ("first", "softmax", "second")} == {
+        "first": ALL,
+        "softmax": 0,
+        "second": RIGHT,
+    }
+
+
+@pytest.mark.parametrize(("unstaged", "spares"), [(16384, True), (0, False)])
+def test_small_bodies_leave_the_stages_alone(unstaged: int, spares: bool) -> None:
+    made = chained(H100)
+    dialect = backend.dialect("sm_90a")
+    assert dialect.unstaged == 16384
+    emitted = write(made, machine_of(made), dataclasses.replace(dialect, unstaged=unstaged))
     opcode = {op.name: emitted.opcode[op.id] for op in made.ops}
-    spares = emitted.source.text.split("ark_spares_stages(ark_u32 kind) {")[1].split("}")[0]
-    assert f"{opcode['softmax']}u" not in spares
+    said = emitted.source.text.split("ark_spares_stages(ark_u32 kind) {")[1].split("}")[0]
+    assert (f"kind == {opcode['softmax']}u" in said) == spares
 
 
 @needs_gpu

@@ -95,6 +95,9 @@ def test_prompts_are_a_kernel_of_their_own_whose_products_are_not_serialized():
     target = machine_of(plan, 0)
     source = write(plan, target, backend.dialect(machine.arch), phases).source
     assert all(f"_{kind}_load(" in source.text for kind in ("matmul", "attention_tiles"))
+    # Rows by four, and the head's weights under way before its row is made.
+    assert "ark_embedding_packs<4, 512," in source.text
+    assert next(op.kind for op in plan.ops if op.name == "begin.head.logits") == "matmul"
     log = backend.compiler().compile(source, Target(machine.arch, target.threads)).log
     loop = re.search(r"(\d+) bytes spill stores", log)
     # What the loop itself keeps, stored once a task or an iteration; nothing within a product.

@@ -10,6 +10,7 @@ from importlib import resources
 
 from ark.codegen.dialect import Dialect
 from ark_cuda.tasks import BODIES, HEADERS, LOADER, LOADS, MAPS, MOVES, POLLS, SCRATCH
+from ark_cuda.tasks.wgmma import SLABS
 
 
 def _text(name: str) -> str:
@@ -33,4 +34,5 @@ def dialect(arch: str) -> Dialect:
         maps=MAPS,
         moves=MOVES,
         loader=LOADER,
+        unstaged=SLABS,
     )

@@ -1,15 +1,18 @@
 // The variant `matrix`: two warpgroups multiply, one thread of a third loads their operands through
 // tensor maps into a ring of stages, and runs ahead of them over the tiles of one op. Ahead of the
-// list's order it goes no further: what another op has written on this processor has no counter.
+// list's order it goes no further, but for what nobody writes: what another op has written on this
+// processor has no counter.
 
 #define ARK_HAS_LOADER 1
 // ARK_MATRIX_STAGES slots of ARK_MATRIX_STAGE bytes (ark_cuda.tasks.wgmma): 128 bytes of k of the
-// rows of a and of b that the plan's largest tile has. Behind them the slabs. ARK_LOAD_REGISTERS,
+// rows of a and of b that the plan's largest tile has. Before them ARK_MATRIX_SLABS bytes of slabs,
+// which other bodies may use. ARK_LOAD_REGISTERS,
 // ARK_COMPUTE_REGISTERS: of a thread of each role, as the variant says.
 constexpr ark_u32 ARK_MATRIX_ROOM = 196608u;
 constexpr ark_u32 ARK_MATRIX_SLAB = 2048u;  // 16 by 64 elements on their way out, one a warp
 constexpr int ARK_MATRIX_GROUPS = ARK_WARPS / 4;
 static_assert(ARK_MATRIX_GROUPS == 2, "a tile is shared by two warpgroups");
+static_assert(ARK_WARPS * ARK_MATRIX_SLAB == ARK_MATRIX_SLABS, "what the planner knows");
 static_assert(ARK_MATRIX_STAGES * ARK_MATRIX_STAGE <= ARK_MATRIX_ROOM, "stages fit");
 
 // A place in the ring: a slot, and the parity of its barriers' phase. Kept, not divided out: the
@@ -24,11 +27,13 @@ ARK_DEVICE void ark_matrix_next(ArkMatrixSlot& at) {
   }
 }
 
-ARK_DEVICE void ark_matrix_back(ArkMatrixSlot& at) {
-  if (at.slot-- == 0u) {
-    at.slot = ARK_MATRIX_STAGES - 1u;
+// Back by so many stages, at most a round.
+ARK_DEVICE void ark_matrix_back(ArkMatrixSlot& at, ark_u32 stages = 1u) {
+  if (at.slot < stages) {
+    at.slot += ARK_MATRIX_STAGES;
     at.parity ^= 1u;
   }
+  at.slot -= stages;
 }
 
 struct ArkMatrixRing {
@@ -42,13 +47,14 @@ struct ArkMatrixRing {
 
 __shared__ ArkMatrixRing ark_matrix;
 
-// By arithmetic on an offset: the compiler knows that the result is shared memory.
-ARK_DEVICE char* ark_matrix_stage(ArkCtx&, ark_u32 slot) {
-  constexpr ark_u32 BASE = (ARK_RING_BYTES + ARK_LOOP_BYTES + 1023u) & ~1023u;
-  return ark_shared + BASE + slot * ARK_MATRIX_STAGE;
+// By arithmetic on an offset: the compiler knows that the result is shared memory. The slabs come
+// first: other bodies of a task, which use little, leave the stages alone.
+constexpr ark_u32 ARK_MATRIX_BASE = (ARK_RING_BYTES + ARK_LOOP_BYTES + 1023u) & ~1023u;
+ARK_DEVICE char* ark_matrix_slab(ArkCtx&, int warp) {
+  return ark_shared + ARK_MATRIX_BASE + warp * ARK_MATRIX_SLAB;
 }
-ARK_DEVICE char* ark_matrix_slab(ArkCtx& c, int warp) {
-  return ark_matrix_stage(c, 0u) + ARK_MATRIX_ROOM + warp * ARK_MATRIX_SLAB;
+ARK_DEVICE char* ark_matrix_stage(ArkCtx& c, ark_u32 slot) {
+  return ark_matrix_slab(c, ARK_WARPS) + slot * ARK_MATRIX_STAGE;
 }
 
 ARK_DEVICE ark_u32 ark_shared_word(const ark_u32* p) {
@@ -129,10 +135,15 @@ ARK_DEVICE void ark_matrix_keep_place(const ArkMatrixSlot& at) {
   __syncwarp();
 }
 
+// What a task's growth says where nothing grows: which boxes may be loaded before it begins.
+constexpr ark_u32 ARK_LOADS_ALL = 1u, ARK_LOADS_RIGHT = 2u;
+
 // What a task's loading half gets: the next stage, and how many were issued, up to a round.
 struct ArkMatrixLoad {
   ArkMatrixSlot at;
   ark_u32 issued;
+  ark_u32 begun;  // stages from the next one on whose right side is under way
+  bool early;     // the half is to begin stages so and to return; it is called again
   bool stopped;
   bool whole;  // set by a half whose task uses the stages' memory in a way of its own
 };
@@ -150,6 +161,16 @@ ARK_DEVICE bool ark_matrix_free(const ArkMatrixLoad& load) {
 ARK_DEVICE void ark_matrix_issued(ArkMatrixLoad& load) {
   ark_matrix_next(load.at);
   if (load.issued < ARK_MATRIX_STAGES) ++load.issued;
+}
+// Loader: all that was loaded has been consumed.
+ARK_DEVICE bool ark_matrix_drained(const ArkMatrixLoad& load) {
+  bool fine = true;
+  ArkMatrixLoad each = load;
+  for (ark_u32 i = 0u; i < ARK_MATRIX_STAGES; ++i) {
+    fine = fine && ark_matrix_free(each);
+    ark_matrix_next(each.at);
+  }
+  return fine;
 }
 
 // What others have written by ordinary stores is there for copies too.
@@ -190,58 +211,6 @@ ARK_DEVICE bool ark_matrix_ready(const ArkParams* p, const ArkTask& t, ark_u64 p
   return true;
 }
 
-// The loading thread's whole life. It calls no function: what the compiler makes of one may use
-// registers that this warpgroup has given up; of the rest of its warpgroup nobody is needed. It
-// goes through the list by itself. What a task reads of operands that nothing writes during the
-// launch is copied as soon as there are free stages, in the iteration before if need be, so that
-// the barrier between them costs no trip to memory; never behind a task that uses the stages'
-// memory for something else. Other operands wait for their task to begin, or for its counters if
-// the task before it is of the same op and has begun.
-ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scratch) {
-  ArkCtx& c = reinterpret_cast<ArkLoop*>(scratch)->ctx;
-  const ArkPhases phases = ark_phases(p);
-  ArkMatrixLoad load{{0u, 0u}, 0u, false, false};
-  ark_u64 spared = 0u;  // the last task that uses the stages' memory has ended when this has begun
-  const ark_u32 ahead = p->persistent != 0u ? 0u : 1u;  // the host may write between iterations
-  for (ark_u32 iteration = p->first; !load.stopped; ++iteration) {
-    if (p->end != 0u && iteration == p->end) break;  // what follows is another kernel's
-    const bool first = iteration == p->first && ahead != 0u;
-    if (!first && !ark_matrix_await(ark_matrix_place(iteration - ahead, 0u))) break;
-    const ArkRange range = ark_range(p, processor, iteration, phases);
-    ark_u32 op = ARK_NO_TASK;
-    for (ark_u32 at = range.task_begin; at < range.task_end && !load.stopped; ++at) {
-      const ArkTask& task = ARK_POINTER(const ArkTask, p->tasks)[at];
-      const ark_u64 place = ark_matrix_place(iteration, at);
-      const bool follows = task.op == op;
-      op = task.op;
-      if (!ark_loads(task.kind)) {
-        if (!ark_spares_stages(task.kind)) spared = place + 1u;
-        continue;
-      }
-      bool fine = ark_matrix_await(spared);
-      if (fine && task.growth == 0u) {
-        fine = ark_matrix_await(follows ? place - 1u : place) &&
-               ark_matrix_ready(p, task, place, ark_phase_iteration(phases, iteration));
-      }
-      load.stopped = !fine;
-      if (!fine) break;
-      ark_proxy_fence();
-      load.whole = false;
-      ark_dispatch_load(c, task, load);
-      if (load.whole) spared = place + 1u;
-    }
-  }
-  // Who ends well has loaded all that somebody waits for; nobody waits who has left.
-  if (load.stopped && !ark_matrix_left()) *const_cast<volatile ark_u32*>(&ark_matrix.stopped) = 1u;
-  // A block must not end while copies into its shared memory are under way.
-  for (ark_u32 slot = 0u; slot < load.issued; ++slot) {
-    const ark_u32 full = ark_shared_address(&ark_matrix.full[slot]);
-    const ark_u32 parity = slot < load.at.slot ? load.at.parity : load.at.parity ^ 1u;
-    while (!ark_matrix_passed(full, parity)) {
-    }
-  }
-}
-
 // Starts the copy of a box into shared memory; x is the innermost coordinate.
 ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, ark_u64* barrier) {
   asm volatile(
@@ -270,6 +239,77 @@ ARK_DEVICE void ark_matrix_expect(ark_u64* barrier, ark_u32 bytes) {
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ark_shared_address(barrier)),
       "r"(bytes)
       : "memory");
+}
+// The same without arriving: the stage has another part, which comes later.
+ARK_DEVICE void ark_matrix_expect_part(ark_u64* barrier, ark_u32 bytes) {
+  asm volatile(
+      "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(ark_shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+
+// The loading thread's whole life. It calls no function: what the compiler makes of one may use
+// registers that this warpgroup has given up; of the rest of its warpgroup nobody is needed. It
+// goes through the list by itself. What a task reads of operands that nothing writes during the
+// launch is copied as soon as there are free stages, in the iteration before if need be, so that
+// the barrier between them costs no trip to memory; never behind a task that uses the stages'
+// memory for something else. Where that is its right side alone (weights), it is copied into as
+// many stages as there are, and the left side follows. Other operands wait for their task to begin,
+// or for its counters if the task before it is of the same op and has begun.
+ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scratch) {
+  ArkCtx& c = reinterpret_cast<ArkLoop*>(scratch)->ctx;
+  const ArkPhases phases = ark_phases(p);
+  ArkMatrixLoad load{{0u, 0u}, 0u, 0u, false, false, false};
+  ark_u64 spared = 0u;  // the last task that uses the stages' memory has ended when this has begun
+  const ark_u32 ahead = p->persistent != 0u ? 0u : 1u;  // the host may write between iterations
+  for (ark_u32 iteration = p->first; !load.stopped; ++iteration) {
+    if (p->end != 0u && iteration == p->end) break;  // what follows is another kernel's
+    const bool first = iteration == p->first && ahead != 0u;
+    if (!first && !ark_matrix_await(ark_matrix_place(iteration - ahead, 0u))) break;
+    const ArkRange range = ark_range(p, processor, iteration, phases);
+    ark_u32 op = ARK_NO_TASK;
+    for (ark_u32 at = range.task_begin; at < range.task_end && !load.stopped; ++at) {
+      const ArkTask& task = ARK_POINTER(const ArkTask, p->tasks)[at];
+      const ark_u64 place = ark_matrix_place(iteration, at);
+      const bool follows = task.op == op;
+      op = task.op;
+      if (!ark_loads(task.kind)) {
+        if (!ark_spares_stages(task.kind)) spared = place + 1u;
+        continue;
+      }
+      bool fine = ark_matrix_await(spared) && (!load.whole || ark_matrix_drained(load));
+      load.whole = false;
+      load.early = fine && task.growth == ARK_LOADS_RIGHT;
+      while (fine) {
+        if (!load.early && task.growth != ARK_LOADS_ALL) {
+          fine = ark_matrix_await(follows ? place - 1u : place) &&
+                 ark_matrix_ready(p, task, place, ark_phase_iteration(phases, iteration));
+          if (!fine) break;
+        }
+        ark_proxy_fence();
+        ark_dispatch_load(c, task, load);
+        if (!load.early) break;
+        ark_matrix_back(load.at, load.begun);
+        load.early = false;
+        fine = !load.stopped;
+      }
+      load.stopped = load.stopped || !fine;
+    }
+  }
+  // Stages of which a part is under way end with that.
+  for (; load.begun > 0u; --load.begun) {
+    ark_matrix_expect(&ark_matrix.full[load.at.slot], 0u);
+    ark_matrix_issued(load);
+  }
+  // Who ends well has loaded all that somebody waits for; nobody waits who has left.
+  if (load.stopped && !ark_matrix_left()) *const_cast<volatile ark_u32*>(&ark_matrix.stopped) = 1u;
+  // A block must not end while copies into its shared memory are under way.
+  for (ark_u32 slot = 0u; slot < load.issued; ++slot) {
+    const ark_u32 full = ark_shared_address(&ark_matrix.full[slot]);
+    const ark_u32 parity = slot < load.at.slot ? load.at.parity : load.at.parity ^ 1u;
+    while (!ark_matrix_passed(full, parity)) {
+    }
+  }
 }
 
 // The lower word of wgmma's description of an operand in shared memory: rows of 128 bytes,
@@ -305,32 +345,75 @@ ARK_DEVICE void ark_matrix_slab_fill(char* slab, const float* d) {
                  : "memory");
   }
 }
+// Stores what a warp has in its slab, 16 rows from `first` on of 128 bytes of columns from q on.
+// out, rows, columns: as below. COLUMNS: of the tile.
+template <int COLUMNS, typename T>
+ARK_DEVICE void ark_matrix_slab_store(const char* slab, T* out, ark_i64 pitch, int first, int q,
+                                      int rows, int columns) {
+  constexpr int PIECE = 16 / sizeof(T);
+  const bool wide = ark_aligned(reinterpret_cast<ark_u64>(out)) && pitch % PIECE == 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int local = 4 * i + ark_lane() / 8, piece = ark_lane() % 8;
+    const int row = first + local, column = q + PIECE * piece;
+    if (column >= COLUMNS) continue;
+    const auto pack = *reinterpret_cast<const ArkPack<T, PIECE>*>(slab + local * 128 +
+                                                                  ((piece ^ (local & 7)) << 4));
+    if (row >= rows) continue;
+    if (wide && column + PIECE <= columns) {
+      ark_store_pack<PIECE>(out + row * pitch + column, pack);
+      continue;
+    }
+    for (int j = 0; j < PIECE && column + j < columns; ++j) {
+      out[row * pitch + column + j] = pack.v[j];
+    }
+  }
+}
 // Stores COLUMNS columns of a tile: each warp its 16 rows from `first` on, in whole lines, without
 // waiting for anybody. out: the tile's first element; rows, columns: how many of the result follow.
 template <typename T, int COLUMNS>
 ARK_DEVICE void ark_matrix_store(ArkCtx& c, const float* d, T* out, ark_i64 pitch, int first,
                                  int rows, int columns) {
   char* slab = ark_matrix_slab(c, ark_warp());
-  const bool wide = ark_aligned(reinterpret_cast<ark_u64>(out));
 #pragma unroll
   for (int q = 0; q < COLUMNS; q += 64) {
     __syncwarp();
     ark_matrix_slab_fill<T, (COLUMNS < 64 ? COLUMNS : 64)>(slab, d + q / 2);
     __syncwarp();
+    ark_matrix_slab_store<COLUMNS>(slab, out, pitch, first, q, rows, columns);
+  }
+}
+// v / (1 + e^-v), to some units of fp32's last place.
+ARK_DEVICE float ark_matrix_gate(float v) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v * -1.44269504f));
+  return v * ark_reciprocal(1.0f + power);
+}
+// The same of a product whose columns are gates and what they let pass, side by side: a lane has
+// both. COLUMNS, columns: of the result.
+template <int COLUMNS, typename T>
+ARK_DEVICE void ark_matrix_store_gated(ArkCtx& c, float (&d)[COLUMNS], T* out, ark_i64 pitch,
+                                       int first, int rows, int columns) {
+  constexpr int SOME = 128 / sizeof(T);  // columns at a time
+  char* slab = ark_matrix_slab(c, ark_warp());
+  const int lane = ark_lane();
+  // A loop for the code's size; the sums move up meanwhile.
+#pragma unroll 1
+  for (int q = 0; q < COLUMNS; q += SOME) {
+    __syncwarp();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int local = 4 * i + ark_lane() / 8, piece = ark_lane() % 8;
-      const int row = first + local, column = q + 8 * piece;
-      if (column >= COLUMNS) continue;
-      const ArkPack<T, 8> pack = *reinterpret_cast<const ArkPack<T, 8>*>(
-          slab + local * 128 + ((piece ^ (local & 7)) << 4));
-      if (row >= rows) continue;
-      if (wide && column + 8 <= columns) {
-        ark_store_pack<8>(out + row * pitch + column, pack);
-        continue;
+    for (int j = 0; j < SOME && j < COLUMNS; j += 4) {
+#pragma unroll
+      for (int high = 0; high < 2; ++high) {
+        const float gate = ark_matrix_gate(d[j + 2 * high]), pass = d[j + 2 * high + 1];
+        const int row = lane / 4 + 8 * high, at = (j + lane % 4) * static_cast<int>(sizeof(T));
+        ark_put(reinterpret_cast<T*>(slab + row * 128 + (at ^ (row & 7) << 4)), 0, gate * pass);
       }
-      for (int j = 0; j < 8 && column + j < columns; ++j) out[row * pitch + column + j] = pack.v[j];
     }
+#pragma unroll
+    for (int i = 0; i + SOME < COLUMNS; ++i) d[i] = d[i + SOME];
+    __syncwarp();
+    ark_matrix_slab_store<COLUMNS>(slab, out, pitch, first, q, rows, columns);
   }
 }
 // The same for sums that stay as they are: each lane its pairs, of which four fill a sector.

@@ -25,16 +25,6 @@ ARK_DEVICE ark_u32 ark_attention_operand(const char* at, ark_u32 lead) {
   return ark_matrix_operand(ark_shared_address(at), lead);
 }
 
-// Loader: all that was loaded has been consumed.
-ARK_DEVICE bool ark_attention_drained(const ArkMatrixLoad& load) {
-  bool fine = true;
-  ArkMatrixLoad each = load;
-  for (ark_u32 i = 0u; i < ARK_MATRIX_STAGES; ++i) {
-    fine = fine && ark_matrix_free(each);
-    ark_matrix_next(each.at);
-  }
-  return fine;
-}
 // Loader: BOXES boxes of 64 columns side by side.
 template <int BOXES, ark_u32 BYTES>
 ARK_DEVICE void ark_attention_boxes(char* to, ark_u64 map, int x, int y, int z, ark_u64* full) {
@@ -51,12 +41,12 @@ ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& l
   typedef ArkAttentionRing<DP, BN, Q> R;
   int round = 0;
   load.whole = true;
-  if (!ark_attention_drained(load)) load.stopped = true;
+  if (!ark_matrix_drained(load)) load.stopped = true;
   ark_attention_each<S>(t, position, [&](const ArkAttentionTile& tile) {
     const int last = (tile.end + BN - 1) / BN - 1, first = tile.begin / BN,
               kv = tile.head / S::PER_KV;
     if (load.stopped || tile.begin >= tile.end) return;
-    if (Q == 1 && round > 0 && !ark_attention_drained(load)) load.stopped = true;
+    if (Q == 1 && round > 0 && !ark_matrix_drained(load)) load.stopped = true;
     for (int b = last; b >= first - 1; --b) {
 #pragma unroll
       for (int value = 0; value < 2; ++value) {

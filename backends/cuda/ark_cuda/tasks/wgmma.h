@@ -193,7 +193,8 @@ ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, 
   }
 }
 
-// The loading half, run by one thread. begin(i1), end(i1): the elements of k of a tile.
+// The loading half, run by one thread. begin(i1), end(i1): the elements of k of a tile. Early it
+// begins stages with what they have of b, as many as there are.
 template <class P, class Begin, class End, class A, class B>
 ARK_DEVICE void ark_matrix_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
                                         ark_u64 map_a, ark_u64 map_b, const Begin& begin,
@@ -207,26 +208,26 @@ ARK_DEVICE void ark_matrix_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLo
       }
       ark_u64* full = &ark_matrix.full[load.at.slot];
       char* stage = ark_matrix_stage(c, load.at.slot);
-      ark_matrix_expect(full, P::BYTES);
-      ark_matrix_boxes<P::A_ACROSS, P::A_ROWS, P::DEEP, P::LINES>(stage, map_a, m0, k, i0, i1, full,
-                                                                  batch_a);
-      ark_matrix_boxes<P::B_ACROSS, P::B_ROWS, P::DEEP, P::LINES>(stage + P::A_BYTES, map_b, n0, k,
-                                                                  i0, i1, full, batch_b);
+      const bool right = load.early || load.begun == 0u;  // not begun yet
+      if (load.early) {
+        ark_matrix_expect_part(full, P::BYTES - P::A_BYTES);
+      } else {
+        ark_matrix_expect(full, right ? P::BYTES : P::A_BYTES);
+        ark_matrix_boxes<P::A_ACROSS, P::A_ROWS, P::DEEP, P::LINES>(stage, map_a, m0, k, i0, i1,
+                                                                    full, batch_a);
+      }
+      if (right) {
+        ark_matrix_boxes<P::B_ACROSS, P::B_ROWS, P::DEEP, P::LINES>(stage + P::A_BYTES, map_b, n0,
+                                                                    k, i0, i1, full, batch_b);
+      }
+      if (load.early) {
+        ark_matrix_next(load.at);
+        if (++load.begun == ARK_MATRIX_STAGES) return false;
+        continue;
+      }
+      if (!right) --load.begun;
       ark_matrix_issued(load);
     }
     return true;
   });
-}
-
-// Eight neighbouring results of a product whose columns are gates and what they let pass.
-template <typename T>
-ARK_DEVICE void ark_store_gated(T* to, const float* v, int left, bool aligned) {
-  ArkPack<T, 4> made;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) ark_put(made.v, j, ark_swiglu(v[2 * j], v[2 * j + 1]));
-  if (left == 8 && aligned) {
-    ark_store_pack<4>(to, made);
-  } else {
-    for (int j = 0; 2 * j < left; ++j) to[j] = made.v[j];
-  }
 }

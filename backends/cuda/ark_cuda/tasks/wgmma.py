@@ -23,10 +23,10 @@ from ark.variant import COMPUTE, LOAD, MOVE
 HEIGHTS, WIDTHS = (64, 128), (32, 64, 128, 256)
 LINE = 128  # bytes of k in a stage, of each row
 ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
+SLABS = 8 * 2048  # 16 by 64 results a warp; before the stages, which other bodies leave alone so
 MOST_STAGES = 16
 DEEPER, LEAST_STAGES = (4, 2), 6  # lines of k in a stage, where so many such stages have room
-# The stages, a slab of 16 by 64 results a warp, and room to begin at a multiple of 1024.
-SCRATCH = ROOM + 8 * 2048 + 1024
+SCRATCH = ROOM + SLABS + 1024  # and room to begin at a multiple of 1024
 HALVES = {"bf16": "bf16", "fp16": "f16"}  # of which k may be across
 BYTES = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
 # As instructions call the types; fp32 where tf32 was asked for.
@@ -88,6 +88,7 @@ def loader(signatures: Sequence[Signature], machine: Machine) -> str:
         f"{files.joinpath('barriers.h').read_text()}"
         f"constexpr ark_u32 ARK_MATRIX_STAGES = {stages}u;\n"
         f"constexpr ark_u32 ARK_MATRIX_STAGE = {stage}u;\n"
+        f"constexpr ark_u32 ARK_MATRIX_SLABS = {SLABS}u;\n"
         f"constexpr int ARK_LOAD_REGISTERS = {machine.variant.registers(LOAD)};\n"
         f"constexpr int ARK_COMPUTE_REGISTERS = {machine.variant.registers(COMPUTE)};\n"
         f"{files.joinpath('matrix.h').read_text()}"
@@ -317,15 +318,12 @@ def _store(sig: Signature) -> str:
 def _store_gated(sig: Signature) -> str:
     """Stores what neighbouring columns, gates and what they let pass, make."""
     m, n, _ = dims(sig)
-    out = sig.operands[2]
-    aligned = "ark_aligned(reinterpret_cast<ark_u64>(po))" if out.strides[-2] % 8 == 0 else "false"
-    return f"""\
-  const auto eight = [&](int at_row, int at_column, const float* v, int left) {{
-      {out.ctype}* to = po + static_cast<ark_i64>(m0 + at_row) * {out.strides[-2]};
-      ark_store_gated(to + (left0 + at_column) / 2, v, left, {aligned});
-  }};
-  ark_matrix_each<{_wide(sig)}>(c, d, top, {m} - m0, {n} - left0, eight);
-"""
+    pitch = sig.operands[2].strides[-2]
+    return (
+        f"  ark_matrix_store_gated<{_wide(sig) // 2}>(\n"
+        f"      c, d, po + static_cast<ark_i64>(m0) * {pitch} + left0 / 2, {pitch}, top, "
+        f"{m} - m0, ({n} - left0) / 2);\n"
+    )
 
 
 def _packed(sig: Signature) -> list[int] | None:
