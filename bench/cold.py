@@ -3,7 +3,8 @@
 `python bench/cold.py [CONFIG] [--machine h100] [--chunk N]` plans, verifies, emits and compiles as
 ark.models.generate does: kernels are compiled by threads of their own from the moment the plan is
 drafted. CPU seconds of each part hold on a busy machine, the clock's only on an idle one of two
-cores or more. Chunk 0 is decoding alone; left out, it is what `ark generate` takes.
+cores or more. Chunk 0 is decoding alone; left out, it is what `ark generate` takes. `--ops` instead
+of a config: one graph with what `ark bench ops` measures, each body once.
 """
 
 from __future__ import annotations
@@ -20,10 +21,54 @@ def main() -> None:
     parser.add_argument("config", nargs="?", default="llama-3.2-1b")
     parser.add_argument("--machine", default="h100")
     parser.add_argument("--chunk", type=int)
+    parser.add_argument("--ops", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ark-cold-") as folder:
         os.environ["ARK_CACHE_DIR"] = folder
-        measure(args.config, args.machine, args.chunk)
+        if args.ops:
+            measure_ops(args.machine)
+        else:
+            measure(args.config, args.machine, args.chunk)
+
+
+SAME = ("-4096x4096x4096", "-2048x2048x2048", "lstm-10x100")  # bodies that other cases have
+
+
+def measure_ops(machine_name: str) -> None:
+    """The same for one kernel of all ops."""
+    from ark.backend import registry
+    from ark.backend.protocol import Target
+    from ark.bench.cases import cases
+    from ark.codegen.writer import write
+    from ark.frontend.model import Model, use_model
+    from ark.frontend.tensor import Tensor
+    from ark.lower.pipeline import plan
+    from ark.plan.serialize import machine_of
+
+    machine = registry.machine(machine_name)
+    backend = registry.get(machine.backend)
+    chosen = [c for c in cases() if c.fuse and not any(s in c.name for s in SAME)]
+    model = Model()
+    with use_model(model):
+        for n, case in enumerate(chosen):
+            tensor = model.graph.tensor
+            names = [f"in{n}_{i}" for i in range(len(case.shapes))]
+            made = zip(case.shapes, names, strict=True)
+            inputs = [tensor(s, case.dtype, arena="state", name=name) for s, name in made]
+            case.build(*(Tensor(i, model) for i in inputs))
+    start = time.process_time()
+    made_plan = plan(model.graph, machine)
+    print(f"{'plan':22} {time.process_time() - start:6.2f} CPU s, {len(chosen)} cases")
+    for phases in made_plan.kernels:
+        own = machine_of(made_plan, phases[0])
+        emitted = write(made_plan, own, backend.dialect(machine.arch), phases)
+        start, began = time.process_time(), time.monotonic()
+        backend.compiler().compile(emitted.source, Target(machine.arch, own.threads))
+        print(
+            f"{'compile':22} {time.process_time() - start:6.2f} CPU s, "
+            f"{time.monotonic() - began:6.2f} s, {len(emitted.bodies)} bodies, variant "
+            f"{own.variant.name}"
+        )
 
 
 def measure(name: str, machine_name: str, chunk: int | None) -> None:
