@@ -48,9 +48,10 @@ struct ArkCtx {
 #define ARK_GIVEN(ctx) (ctx)
 #define ARK_GIVEN_PARAMS(p) (p)
 #endif
-// Whether such a function must call no other one.
-#if !defined(ARK_COLD_IS_LEAF)
-#define ARK_COLD_IS_LEAF false
+// Whether a call waits for all loads under way, and needs a stack where the function called calls
+// others: such functions call none then, and who waits looks once himself.
+#if !defined(ARK_CALLS_WAIT)
+#define ARK_CALLS_WAIT false
 #endif
 
 ARK_DEVICE bool ark_failed(const ArkCtx& c) {
@@ -188,19 +189,19 @@ ARK_DEVICE bool ark_packet_ready(const ArkCtx& c, ark_u64 seen) {
   return static_cast<ark_u32>(seen >> 32) == c.iteration + 1u;
 }
 
-// Reads one packet: the load is the wait.
-ARK_COLD float ark_wait_packet(ArkCtx& given, const ark_u64* packet, bool system) {
+// A packet that is late, or may be.
+ARK_COLD float ark_late_packet(ArkCtx& given, const ark_u64* packet, bool system) {
   ArkCtx& c = ARK_GIVEN(given);
   ArkSpin spin{0u, 0u};
   while (!ark_failed(c)) {
     const ark_u64 seen = ark_packet_load(packet, system);
     if (ark_packet_ready(c, seen)) return ark_bits_float(static_cast<ark_u32>(seen));
     const ArkParams* p = ARK_GIVEN_PARAMS(c.p);
-    const ArkVerdict verdict = ark_spin<ARK_COLD_IS_LEAF>(p, spin, p->budget_ns);
+    const ArkVerdict verdict = ark_spin<ARK_CALLS_WAIT>(p, spin, p->budget_ns);
     if (verdict == ARK_KEEP) continue;
     if (verdict == ARK_TIMEOUT) {
       const ark_u32 found = static_cast<ark_u32>(seen >> 32);
-      if (ARK_COLD_IS_LEAF) {
+      if (ARK_CALLS_WAIT) {
         ark_fail_here(c, 2u, 0u, c.iteration + 1u, found);
       } else {
         ark_fail(c, 2u, 0u, c.iteration + 1u, found);
@@ -209,6 +210,14 @@ ARK_COLD float ark_wait_packet(ArkCtx& given, const ark_u64* packet, bool system
     ark_give_up(c);
   }
   return 0.0f;
+}
+// Reads one packet: the load is the wait.
+ARK_DEVICE float ark_wait_packet(ArkCtx& c, const ark_u64* packet, bool system) {
+  if (ARK_CALLS_WAIT) {
+    const ark_u64 seen = ark_packet_load(packet, system);
+    if (ark_packet_ready(c, seen)) return ark_bits_float(static_cast<ark_u32>(seen));
+  }
+  return ark_late_packet(c, packet, system);
 }
 
 ARK_DEVICE void ark_publish_packet(ArkCtx& c, ark_u64* packet, float value, bool system) {

@@ -58,7 +58,7 @@ extern __attribute__((device, shared, aligned(16))) char ark_lds[];
 // shared memory is its place there.
 #define ARK_GIVEN(ctx) \
   (*(ArkCtx*)(__attribute__((address_space(3))) ArkCtx*)(ark_u32)(ark_u64) & (ctx))
-#define ARK_COLD_IS_LEAF true
+#define ARK_CALLS_WAIT true
 #define ARK_GIVEN_PARAMS(p) ARK_POINTER(const ArkParams, (ark_u64)(p))
 
 ARK_DEVICE const void* ark_kernel_params() {
