@@ -43,26 +43,26 @@ FLAGS = (
     *(("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()),
 )
 
-# What loops over lanes at every instruction is worth the compiler's time: -O3 makes vectors of it.
-# Scalar and rare instructions, checks and stale values gain nothing by that, and what decodes,
-# prints, loads and starts runs once.
+# What runs at every instruction is worth the compiler's time: -O3. Of plain loops over lanes -O2
+# makes vectors too, as fast once it unrolls them. Scalar and rare instructions, checks and stale
+# values gain nothing by either, and what decodes, prints, loads and starts runs once.
 _ONCE = re.compile(
     r"code_object|decode|disasm|elf|launch|machine|metadata|module|opcodes|ops|timing_models"
 )
-_LANES = re.compile(
-    r"access|half|scheduler|wave"
-    r"|exec_(buffer|cross|gfx11|lds|mem|mfma|valu_(?!rare).+|vop3p|wmma)"
-)
+_LANES = re.compile(r"exec_(cross|gfx11|valu_(?!rare).+|vop3p)")
+_HOT = re.compile(r"access|half|scheduler|wave|exec_(buffer|lds|mem|mfma|wmma)")
 # Headers that most sources begin with are parsed once where this many sources are to be compiled.
 _PRECOMPILED = PACKAGE / "core" / "precompiled.h"
 _WORTH_PRECOMPILING = 8
 
 
-def _level(source: Path) -> str:
-    """How far `source` is optimised."""
+def _level(source: Path) -> tuple[str, ...]:
+    """How far `source` is optimised, as flags."""
     if source.parent.name != "core" or _ONCE.match(source.stem):
-        return "-O1"
-    return "-O3" if _LANES.fullmatch(source.stem) else "-O2"
+        return ("-O1",)
+    if _LANES.fullmatch(source.stem):
+        return ("-O2", "-fpeel-loops")
+    return ("-O3",) if _HOT.fullmatch(source.stem) else ("-O2",)
 
 
 def cache_folder() -> Path:
@@ -210,14 +210,14 @@ def shared_library(
         # Where this package lies does not matter (its headers count by content): two checkouts of
         # the same sources share what was built.
         outside = (str(f) for f in folders_of(source) if PACKAGE not in f.parents)
-        for word in (*FLAGS, _level(source), *extra, *outside):
+        for word in (*FLAGS, *_level(source), *extra, *outside):
             name.update(word.encode() + b"\0")
         for file in (*headers, source):
             name.update(file.read_bytes())
         return cache_folder() / "objects" / f"{source.stem}-{name.hexdigest()[:24]}.o"
 
     def compiled(source: Path, parsed: Sequence[str]) -> None:
-        flags = [*FLAGS, _level(source), *extra, *parsed]
+        flags = [*FLAGS, *_level(source), *extra, *parsed]
         folders = [f"-I{folder}" for folder in folders_of(source)]
         _place([*compiler(), *flags, *folders, "-c", str(source)], objects[source], source.name)
 
