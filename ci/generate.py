@@ -53,7 +53,8 @@ def prove(
         if not all(row.get("device", "") in name for name in result.devices):
             raise ValueError(f"ci/results/{row['name']}.json is about {result.devices}")
         counts = f"{result.total.passed} passed, {result.total.skipped} skipped"
-        versions = {**result.versions, **result.packages}
+        # What ran: a package may be installed beside the library that was loaded.
+        versions = {**result.packages, **result.versions}
         return "executed", (
             f"{result.date}: {counts}, {result.on_device} of them on {', '.join(result.devices)}; "
             f"Python {result.python}, " + ", ".join(f"{k} {v}" for k, v in versions.items())
