@@ -91,8 +91,10 @@ def check_machine(made_for: Machine, device: Machine | None) -> None:
 def _difference(made_for: Machine, model: Machine) -> str | None:
     for name in (f.name for f in dataclasses.fields(Machine)):
         found, value = getattr(made_for, name), getattr(model, name)
-        if name == "variants":  # a plan has one of those that the model offers
-            if not set(found) <= set(value):
+        if (
+            name == "variants"
+        ):  # a plan has one of those that the model offers, with or without ring
+            if not set(found) <= {*value, *model.without_ring().variants}:
                 return f"{made_for.name} runs {found[0]}, which {model.name} does not offer"
         elif name not in _FREE and found != value:
             return f"{made_for.name} has {name} {found!r}, but that of {model.name} is {value!r}"

@@ -225,11 +225,10 @@ def test_reductions(backend: str) -> None:
     check(cases)
 
 
-@pytest.mark.parametrize(
-    "shapes",
-    [[(3, 40), (1, 300), (2, 2, 3, 17)], [(64,), (9, 2)]],
-    ids=["each_type", "narrow"],
-)
+ROWS = {"each_type": [(3, 40), (1, 300), (2, 2, 3, 17)], "narrow": [(64,), (9, 2)]}
+
+
+@pytest.mark.parametrize("shapes", ROWS.values(), ids=ROWS)
 def test_rows(backend: str, shapes: list[tuple[int, ...]]) -> None:
     def softmax(x: np.ndarray) -> np.ndarray:
         e = np.exp(x - x.max(-1, keepdims=True))

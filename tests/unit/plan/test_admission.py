@@ -161,6 +161,17 @@ HOSTILE: dict[str, Callable[[Data], None]] = {
 }
 
 
+@pytest.mark.parametrize("machine", ["h100", "mi300x"])
+def test_a_plan_that_streams_nothing_is_taken_back_without_its_ring(machine: str) -> None:
+    graph = Graph()
+    x = graph.tensor((64,), fp32, arena="state", name="x")
+    out = graph.tensor((64,), fp32, arena="state", name="out")
+    graph.add("exp", [x], [out])
+    made = make_plan(graph, registry.machine(machine))
+    assert machine_of(made, 0).variant.stages == 0
+    admit([from_json(to_json(made))])
+
+
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_plans_are_refused_in_a_paragraph(
     data: Data, change: Callable[[Data], None]
