@@ -63,7 +63,7 @@ OPS = (
 
 
 @pytest.mark.parametrize("test", OPS, ids=lambda t: t.__name__.removeprefix("test_"))
-def test_ops(backend: str, poisoned: None, test: Callable[[str], None]) -> None:
+def test_kinds(backend: str, poisoned: None, test: Callable[[str], None]) -> None:
     test(backend)
 
 
