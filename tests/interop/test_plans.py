@@ -10,7 +10,10 @@ import pytest
 
 import ark
 from ark.backend import registry
+from ark.ir.dtype import bf16, fp32
+from ark.ir.graph import Graph
 from ark.lower.pipeline import plan as make_plan
+from ark.plan.serialize import machine_of
 from ark.runtime.executor import counts_on
 
 torch = pytest.importorskip("torch")
@@ -50,5 +53,12 @@ def test_launches_of_a_program_go_on_from_one_another(name: str, machine: str) -
 
 
 def test_a_plan_with_a_ring_does_not_count_on() -> None:
-    """As the machine's first variant would make it."""
-    assert not counts_on(make_plan(built("lstm").model.graph, registry.machine("h100")))
+    """One row by weights that the ring brings, under the machine's first variant."""
+    graph = Graph()
+    row = graph.tensor((1, 256), fp32, arena="state", name="row")
+    weights = graph.tensor((512, 256), bf16, arena="parameter", name="weights")
+    out = graph.tensor((1, 512), fp32, arena="state", name="out")
+    graph.add("matmul", [row, weights], [out], {"transpose_a": False, "transpose_b": True})
+    made = make_plan(graph, registry.machine("h100").using("block"))
+    assert machine_of(made).ring_bytes
+    assert not counts_on(made)

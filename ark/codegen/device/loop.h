@@ -101,7 +101,10 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
         ark_task_arrives(team, loop, p, i + 2u, end, word);
         word = ark_task_word(team, p, i + 3u, end);
       }
-      ark_warp_store(&c.warps[ark_warp()], i);
+#if defined(ARK_FLOWS)
+      if (!flows || i == first)  // nothing in a run fails; the lanes' stores would have no order
+#endif
+        ark_warp_store(&c.warps[ark_warp()], i);
 #if defined(ARK_BODIES_ENTER)
       if (!ark_dispatch(c, task)) return;
       const ark_u64 begin = p->trace && leader ? loop.begun : 0u;
