@@ -91,9 +91,7 @@ def check_machine(made_for: Machine, device: Machine | None) -> None:
 def _difference(made_for: Machine, model: Machine) -> str | None:
     for name in (f.name for f in dataclasses.fields(Machine)):
         found, value = getattr(made_for, name), getattr(model, name)
-        if (
-            name == "variants"
-        ):  # a plan has one of those that the model offers, with or without ring
+        if name == "variants":  # a plan has one that the model offers, with its ring or without
             if not set(found) <= {*value, *model.without_ring().variants}:
                 return f"{made_for.name} runs {found[0]}, which {model.name} does not offer"
         elif name not in _FREE and found != value:
