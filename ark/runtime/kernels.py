@@ -32,16 +32,20 @@ class Kernel:
     loaded: object
 
     @cached_property
-    def _block(self) -> tuple[int, int]:
-        """Threads and dynamic shared memory of a block."""
-        scratch_bytes = self.program.emitted.scratch_bytes
-        return self.machine.threads, scratch_bytes + self.machine.ring_bytes
+    def _grids(self) -> dict[int, Grid]:
+        """Those that were asked for, by processors: a launch of microseconds asks each time."""
+        return {}
 
     def grid(self, processors: int) -> Grid:
         """Its launch on so many processors. Where these have one thread, who moves is one more."""
-        if self.machine.has("single_thread"):
-            processors = self.machine.with_processors(processors).lists
-        return Grid(processors, *self._block)
+        if processors not in self._grids:
+            machine, shared_bytes = self.machine, self.program.emitted.scratch_bytes
+            blocks = processors
+            if machine.has("single_thread"):
+                blocks = machine.with_processors(processors).lists
+            made = Grid(blocks, machine.threads, shared_bytes + machine.ring_bytes)
+            self._grids[processors] = made
+        return self._grids[processors]
 
 
 def load_kernels(plan: Plan, backend: KernelBackend, device: KernelDevice) -> list[Kernel]:

@@ -1,4 +1,6 @@
-"""The CPU as a device: memory is the process's own, a launch is a thread that starts the others."""
+"""The CPU as a device: memory is the process's own, a launch is a thread (ark_cpu.workers) that
+starts the others.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,16 @@ import os
 import tempfile
 import threading
 import time
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from weakref import WeakSet
 
 import numpy as np
 
-from ark.backend import threads
 from ark.backend.protocol import Binary, Copies, Grid, Memory, MemoryKind
 from ark.errors import SystemError
-from ark_cpu import machines
+from ark_cpu import machines, workers
 from ark_cpu.memory import available_bytes, memory_bytes
 
 
@@ -31,13 +33,12 @@ class CpuLaunch:
         self._elapsed = 0.0
         # Not Thread.join: interrupted by a signal, it takes a running thread for an ended one.
         self._ended = threading.Event()
-        threads.start(self._run, library, processors, name="ark-loop")
+        workers.run(partial(self._run, library, processors), self._ended.set)
 
     def _run(self, library: ctypes.CDLL, processors: int) -> None:
         start = time.perf_counter()
         self._result = library.ark_loop(self._params, processors)
         self._elapsed = time.perf_counter() - start
-        self._ended.set()
 
     def done(self) -> bool:
         return self._ended.is_set()

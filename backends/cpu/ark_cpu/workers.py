@@ -1,0 +1,62 @@
+"""Threads that run launches. One that has ended a launch is kept for the next for a while: to start
+a thread takes longer than a small collective. Called by ark_cpu.device.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+from ark.backend import threads
+
+IDLE_S = 5.0  # how long a thread is kept that has nothing to do
+
+Work = tuple[Callable[[], None], Callable[[], None]]
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self.given: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        threads.start(self._serve, name="ark-loop")
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                work, ended = self.given.get(timeout=IDLE_S)
+            except queue.Empty:
+                with _lock:
+                    if self in _idle:
+                        _idle.remove(self)
+                        return
+                continue  # it was chosen at this moment
+            work()
+            # Whoever hears of the end may launch again at once, and finds this thread.
+            _idle.append(self)
+            ended()
+            del work, ended  # they hold memory of the launch
+
+
+_lock = threading.Lock()
+_idle: list[_Worker] = []
+
+
+def run(work: Callable[[], None], ended: Callable[[], None]) -> None:
+    """Calls both, one behind the other, on a thread that nobody else uses meanwhile. Neither may
+    raise. SystemError where the system refuses a thread.
+    """
+    with _lock:
+        worker = _idle.pop() if _idle else None
+    (worker or _Worker()).given.put((work, ended))
+
+
+def _forget() -> None:
+    """A forked process has none of the threads."""
+    global _lock
+    _lock = threading.Lock()
+    _idle.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
