@@ -12,8 +12,8 @@ import numpy as np
 from ark.backend import registry
 from ark.backend.protocol import Backend, Grid, KernelBackend, Launch, Memory, MemoryKind, Target
 from ark.codegen import layout
+from ark.codegen.constants import constants
 from ark.codegen.dialect import Source
-from ark.codegen.writer import constants
 from ark.errors import GpuError
 from ark.machine import Machine
 from ark.variant import COMPUTE, block

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ark.backend import registry
 from ark.backend.protocol import KernelBackend
-from ark.codegen.writer import check_shared_memory
+from ark.codegen.shared_memory import check_shared_memory
 from ark.errors import InvalidUsageError, PlanError
 from ark.machine import Machine
 from ark.plan.serialize import machine_of

@@ -18,7 +18,7 @@ import numpy as np
 from ark.backend import registry
 from ark.backend.protocol import Backend, Device, GraphDevice, KernelDevice, Launch
 from ark.codegen import layout
-from ark.codegen.writer import signal_words
+from ark.codegen.constants import signal_words
 from ark.errors import GpuError, InvalidUsageError
 from ark.plan.serialize import machine_of
 from ark.plan.types import ITERATION_BARRIER, Plan

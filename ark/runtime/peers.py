@@ -12,7 +12,7 @@ from typing import Any
 
 from ark.backend.protocol import KernelDevice, Memory
 from ark.codegen import layout
-from ark.codegen.writer import signal_words
+from ark.codegen.constants import signal_words
 from ark.errors import InvalidUsageError, SystemError
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan

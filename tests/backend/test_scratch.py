@@ -7,13 +7,13 @@ left out: their shared memory is never anybody's alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ark.codegen import writer
+from ark.codegen.bodies import Bodies
 from tests.backend import test_decoder_ops, test_ops
 from tests.backend import test_decoders as test_decoders_of_models
 
@@ -27,22 +27,23 @@ ARK_DEVICE void ark_poison_scratch(ArkCtx& c) {
   ark_sync();
 }
 """
+DISPATCH = "ARK_DEVICE bool ark_dispatch(ArkCtx& c, const ArkTask& t) {\n"
 
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     written = []
-    dispatch = writer._dispatch
+    dispatch = writer.dispatch
 
-    def poisoning(
-        bodies: Sequence[str], polls: Any, entering: Any, first: str = "", *others: Any
-    ) -> str:
-        if first:
-            return dispatch(bodies, polls, entering, first, *others)
-        written.append(len(bodies))
-        return POISON + dispatch(bodies, polls, entering, "  ark_poison_scratch(c);\n", *others)
+    def poisoning(bodies: Bodies, seldom: Collection[int]) -> str:
+        text = dispatch(bodies, seldom)
+        if bodies.loads:
+            return text
+        assert text.count(DISPATCH) == 1
+        written.append(bodies)
+        return POISON + text.replace(DISPATCH, DISPATCH + "  ark_poison_scratch(c);\n")
 
-    monkeypatch.setattr(writer, "_dispatch", poisoning)
+    monkeypatch.setattr(writer, "dispatch", poisoning)
     yield
     assert written, "no kernel of this test was written with the poison"
 

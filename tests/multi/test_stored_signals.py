@@ -17,8 +17,8 @@ import pytest
 from ark.backend import registry
 from ark.backend.protocol import Device, KernelBackend
 from ark.codegen import layout
+from ark.codegen.constants import constants
 from ark.codegen.dialect import Source
-from ark.codegen.writer import constants
 from ark.doctor import bench as benches
 from ark.doctor.bench import Bench
 from ark.errors import GpuError, PlanError

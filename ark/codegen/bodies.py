@@ -1,0 +1,160 @@
+"""The functions that a loop kernel calls for its tasks: which ops share one, who writes each (the
+dialect or ark.tasks), and what the kernel's loop must know of it.
+
+Called by ark.codegen.writer, whose switches (ark.codegen.dispatch) choose among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.codegen.dialect import BoxMap, Dialect
+from ark.errors import PlanError
+from ark.machine import Machine
+from ark.plan import kind as kinds
+from ark.plan.signature import Signature
+from ark.plan.types import Plan, PlanOp
+from ark.variant import COMMUNICATE, LOAD, MOVE
+
+
+def kernel_ops(plan: Plan, phases: range | None) -> list[PlanOp]:
+    """The ops of these phases; all, if no phases are given or the kernel runs all of them."""
+    if phases is None or len(phases) == len(plan.phases):
+        return list(plan.ops)
+    lists = (tasks for i in phases for tasks in plan.phases[i].processors)
+    used = {task.op for tasks in lists for task in tasks}
+    return [op for op in plan.ops if op.id in used]
+
+
+def body_scratch(sig: Signature, machine: Machine, dialect: Dialect) -> int:
+    """Shared memory that a task of this signature needs, in bytes."""
+    special = dialect.scratch.get(sig.kind)
+    common = kinds.get(sig.kind).scratch(sig, machine)
+    return max(common, special(sig, machine)) if special else common
+
+
+def flows(signatures: Sequence[Signature], machine: Machine, dialect: Dialect) -> bool:
+    """May warps go from task to task of the kernel without meeting? Where bodies that allow it are
+    most ops': what the loop keeps for them makes others spill.
+    """
+    if machine.variant.name != "block" or machine.has("single_thread"):
+        return False
+    bodies = {sig.key: sig for sig in signatures}
+    if any(_enters(sig, machine, dialect) for sig in bodies.values()):
+        return False
+    able = {key: kinds.get(sig.kind).apart(sig, machine) > 0 for key, sig in bodies.items()}
+    return 2 * sum(able[sig.key] for sig in signatures) > len(signatures)
+
+
+def _enters(sig: Signature, machine: Machine, dialect: Dialect) -> bool:
+    """Does the dialect's body for the variant `block` wait for its task itself?"""
+    rule = dialect.enters.get(sig.kind) if machine.variant.name == "block" else None
+    return rule is not None and rule(sig, machine)
+
+
+class Bodies:
+    """The functions of one kernel. An opcode is a function's number, by which a task names it.
+
+    names, maps: each function's name and its box maps, by opcode. opcode: each op's, by op id; -1
+    for ops of other kernels. texts: the functions' source. headers, dialect_headers: what all
+    kinds' bodies, and the dialect's own, stand on, in order of first use. leads, loads, moves: are
+    there warps that poll for tasks ahead of the others, warps that load for them, and warps with a
+    list of tasks of their own? The rest are sets of opcodes. polled: bodies for which the leading
+    warp polls; all others are in block form. entering: bodies of the variant `block` that wait for
+    their tasks themselves. moved: bodies of the warps that move. halves: bodies with a loading
+    half. spares: bodies that use no shared memory of the loading warps' stages.
+    """
+
+    def __init__(self, machine: Machine, dialect: Dialect, ops: int) -> None:
+        self._machine = machine
+        self._dialect = dialect
+        self._seen: dict[tuple[object, ...], int] = {}  # opcodes by signature
+        self._common: dict[str, int] = {}  # opcodes by text, of bodies that the dialect leaves
+        self.leads = bool(machine.variant.role(COMMUNICATE))
+        self.loads = bool(machine.variant.role(LOAD)) and not machine.ring_bytes
+        self.moves = bool(machine.variant.role(MOVE)) and not machine.has("single_thread")
+        self.names: list[str] = []
+        self.maps: list[tuple[BoxMap, ...]] = []
+        self.opcode = [-1] * ops
+        self.texts: list[str] = []
+        self.headers: dict[str, None] = {}
+        self.dialect_headers: dict[str, None] = {}
+        self.polled: set[int] = set()
+        self.entering: set[int] = set()
+        self.moved: set[int] = set()
+        self.halves: set[int] = set()
+        self.spares: set[int] = set()
+
+    def add(self, op: PlanOp, sig: Signature) -> None:
+        """Gives an op its function: one that it shares with ops before it, or a new one.
+
+        PlanError where no body can be written.
+        """
+        code = self._seen.get(sig.key)
+        if code is None:
+            moved = self.moves and sig.params.get("moved")
+            code = self._seen[sig.key] = self._moved(op, sig) if moved else self._body(op, sig)
+        self.opcode[op.id] = code
+
+    def _body(self, op: PlanOp, sig: Signature) -> int:
+        """A function of the dialect's or, where it has none for the signature, of the kind's."""
+        machine, dialect = self._machine, self._dialect
+        name = self._next_name(op)
+        special = dialect.bodies.get(op.kind)
+        own = special(name, sig, machine) if special else None
+        common = "" if own else kinds.get(op.kind).source(name, sig, machine)
+        if common:
+            unnamed = common.replace(name, "")
+            if unnamed in self._common:  # another signature, but the same function
+                return self._common[unnamed]
+            self._common[unnamed] = len(self.names)
+        rule = dialect.maps.get(op.kind)
+        code = self._append(op, name, rule(sig, machine) if rule else ())
+        if own:
+            self._own(code, own, op, sig)
+        else:
+            self.texts.append(common)
+        half = dialect.loads.get(op.kind) if self.loads else None
+        loading = half(name, sig, machine) if half else None
+        if loading:
+            self.halves.add(code)
+            self.texts.append(loading)
+        if body_scratch(sig, machine, dialect) <= dialect.unstaged:
+            self.spares.add(code)
+        return code
+
+    def _own(self, code: int, text: str, op: PlanOp, sig: Signature) -> None:
+        """A body of the dialect's, which may poll or wait for its tasks itself."""
+        machine, dialect = self._machine, self._dialect
+        if op.kind in dialect.headers:
+            self.dialect_headers.update(dict.fromkeys(dialect.headers[op.kind](machine)))
+        poll = dialect.polls.get(op.kind) if self.leads else None
+        polling = poll(self.names[code], sig, machine) if poll else None
+        if polling:
+            self.polled.add(code)
+            self.texts.append(polling)
+        if _enters(sig, machine, dialect):
+            self.entering.add(code)
+        self.texts.append(text)
+
+    def _moved(self, op: PlanOp, sig: Signature) -> int:
+        """The function of an op whose tasks are all in lists of warps that move."""
+        name = self._next_name(op)
+        write = self._dialect.moves.get(op.kind)
+        text = write(name, sig, self._machine) if write else None
+        if not text:
+            raise PlanError(f"op {op.name!r} is for warps that move, and they have no body for it")
+        code = self._append(op, name, ())
+        self.moved.add(code)
+        self.texts.append(text)
+        return code
+
+    def _next_name(self, op: PlanOp) -> str:
+        return f"task_{len(self.names)}_{op.kind}"
+
+    def _append(self, op: PlanOp, name: str, maps: tuple[BoxMap, ...]) -> int:
+        """The opcode of a function that is new."""
+        self.names.append(name)
+        self.maps.append(maps)
+        self.headers.update(dict.fromkeys(kinds.get(op.kind).headers()))
+        return len(self.names) - 1

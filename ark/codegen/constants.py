@@ -1,0 +1,74 @@
+"""The constants of a loop kernel: what its device code knows of the machine and of the plan."""
+
+from __future__ import annotations
+
+from ark.codegen import layout
+from ark.errors import UnsupportedError
+from ark.machine import Machine
+from ark.plan.types import Plan
+
+
+def constants(
+    machine: Machine,
+    phases: int,
+    scratch: int,
+    streamed: int = 0,
+    grows: bool = False,
+    cuts: bool = False,
+    signals: int = 1,
+) -> str:
+    """What preludes and device code know of machine and kernel; scratch, streamed: in bytes.
+
+    grows, cuts: does the stream load rows that grow in number, or parts of several rows at once?
+    signals: words of a counter that peers signal (signal_words). STAGE_NS: in so many nanoseconds
+    the memory gives each processor a stage, as the machine's model has it.
+    """
+    values = {
+        "LANES": machine.lanes,
+        "WARPS": machine.warps,
+        "BLOCK_WARPS": machine.variant.warps,
+        "PHASES": phases,
+        "SCRATCH_BYTES": scratch,
+        "LOOP_BYTES": layout.LOOP_BYTES,
+        "RING_BYTES": machine.ring_bytes,
+        "STAGE_BYTES": machine.stage_bytes,
+        "STAGE_NS": round(machine.stage_bytes * machine.processors / machine.bandwidth_gbps),
+        "IN_FLIGHT": machine.in_flight,
+        "STREAM_MIB": streamed >> 20,
+        "STREAM_GROWS": int(grows),
+        "STREAM_CUTS": int(cuts),
+        "SIGNAL_WORDS": signals,
+    }
+    return "".join(f"constexpr int ARK_{name} = {value};\n" for name, value in values.items())
+
+
+def plan_constants(machine: Machine, plan: Plan, scratch: int, run: range) -> str:
+    """The constants of the kernel that runs these phases of a plan."""
+    tasks = [[t for listed in plan.phases[i].processors for t in listed] for i in run]
+    fetches = [fetch for phase in tasks for task in phase for fetch in task.fetches]
+    return constants(
+        machine,
+        len(plan.phases),
+        scratch,
+        sum(task.streamed for task in tasks[-1]),
+        any(f.growth for f in fetches),
+        any(f.parts > 1 for f in fetches),
+        signal_words(plan, machine),
+    )
+
+
+def signal_words(plan: Plan, machine: Machine) -> int:
+    """Words of a counter that peers signal: one for each rank where they signal by stores, else 1.
+
+    UnsupportedError where a counter has no room for so many, or ranks on other hosts take part.
+    """
+    if plan.world_size == 1 or not machine.has("peer_stores"):
+        return 1
+    room = machine.line_bytes // 4
+    if plan.meta.get("hosts") or plan.world_size > room:
+        raise UnsupportedError(
+            f"the links between this machine's devices carry no read-modify-write, and ranks that "
+            f"signal by stores must be {room} at most, all on one host; the plan has "
+            f"{plan.world_size}{' on several hosts' if plan.meta.get('hosts') else ''}"
+        )
+    return plan.world_size

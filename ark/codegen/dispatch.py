@@ -1,0 +1,80 @@
+"""The switches of a loop kernel, by which it finds a task's function.
+
+Called by ark.codegen.writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ark.codegen.bodies import Bodies
+
+
+def dispatch(bodies: Bodies, seldom: Collection[int]) -> str:
+    """The switch over what computing warps run and, where a warp leads, over what it polls for.
+
+    seldom: bodies behind a call of their own, so that what they need is not kept in registers, or
+    spilled, where others run.
+    """
+    # Where no body waits for its task itself, the loop has waited before it calls.
+    enter = "if (!ark_enter(c)) return false;" if bodies.leads or bodies.entering else ""
+    lines: dict[bool, list[str]] = {False: [], True: []}
+    for code, name in enumerate(bodies.names):
+        if code in bodies.moved:
+            continue
+        if code in bodies.polled or code in bodies.entering:
+            run = f"return {name}(c, t);"
+        else:
+            run = f"{enter} {name}(c, t); return true;".lstrip()
+        lines[code in seldom].append(f"    case {code}u: {run}\n")
+    unknown = f"      {enter}\n" if enter else ""
+    unknown += f"      ark_fail(c, 5u, 0u, {len(bodies.names)}u, t.kind);\n      return true;\n"
+    made = ""
+    if lines[True]:
+        made += _switch("ARK_BODY bool ark_dispatch_seldom", "", lines[True], unknown)
+        unknown = "      return ark_dispatch_seldom(c, t);\n"
+    begins = "  ark_task_begins(c);\n" if bodies.loads else ""
+    made += _switch("ARK_DEVICE bool ark_dispatch", begins, lines[False], unknown)
+    return made + _poll(bodies) if bodies.leads else made
+
+
+def _switch(function: str, first: str, lines: Sequence[str], unknown: str) -> str:
+    return (
+        f"{function}(ArkCtx& c, const ArkTask& t) {{\n{first}  switch (t.kind) {{\n"
+        f"{''.join(lines)}    default:\n{unknown}  }}\n}}\n"
+    )
+
+
+def _poll(bodies: Bodies) -> str:
+    lines = (f"    case {i}u: {bodies.names[i]}_poll(c, t); break;" for i in sorted(bodies.polled))
+    return (
+        "ARK_DEVICE void ark_dispatch_poll(ArkCtx& c, const ArkTask& t) {\n"
+        "  switch (t.kind) {\n" + "\n".join(lines) + "\n    default: break;\n  }\n}\n"
+    )
+
+
+def dispatch_load(bodies: Bodies) -> str:
+    """Which kinds have loading halves, which others use none of their stages, and the switch."""
+    names, found = bodies.names, sorted(bodies.halves)
+    lines = "".join(f"    case {i}u: {names[i]}_load(c, t, load); return;\n" for i in found)
+    spares = _any_of(bodies.spares)
+    return (
+        f"ARK_DEVICE bool ark_loads(ark_u32 kind) {{ return {_any_of(found)}; }}\n"
+        f"ARK_DEVICE bool ark_spares_stages(ark_u32 kind) {{ return {spares}; }}\n"
+        "ARK_DEVICE void ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {\n"
+        f"  switch (t.kind) {{\n{lines}    default: return;\n  }}\n}}\n"
+    )
+
+
+def _any_of(codes: Collection[int]) -> str:
+    return " || ".join(f"kind == {i}u" for i in sorted(codes)) or "false"
+
+
+def dispatch_move(bodies: Bodies) -> str:
+    """The switch over what warps that move run."""
+    names, found = bodies.names, sorted(bodies.moved)
+    lines = "".join(f"    case {i}u: {names[i]}_move(t); return;\n" for i in found)
+    return (
+        "ARK_DEVICE void ark_dispatch_move(const ArkTask& t) {\n"
+        f"  switch (t.kind) {{\n{lines}    default: return;\n  }}\n}}\n"
+    )

@@ -1,0 +1,41 @@
+"""The shared memory that a kernel needs beside its ring. Called by ark.codegen.writer, and by
+ark.runtime.admission before a plan is run.
+"""
+
+from __future__ import annotations
+
+from ark.codegen import layout
+from ark.codegen.bodies import body_scratch, flows, kernel_ops
+from ark.codegen.dialect import Dialect
+from ark.errors import PlanError
+from ark.machine import Machine
+from ark.plan import kind as kinds
+from ark.plan.types import Plan
+
+LEAST = 256  # bytes that every task may use
+
+
+def _needed(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None) -> int:
+    """Bytes that the loop and the largest task of the phases need, 16-byte rounded."""
+    signatures = [kinds.signature(plan, op) for op in kernel_ops(plan, phases)]
+    needs = [LEAST, *(body_scratch(sig, machine, dialect) for sig in signatures)]
+    if flows(signatures, machine, dialect):
+        needs.append(layout.FLOW_TASKS * layout.dtype("ArkTask").itemsize)
+    return layout.LOOP_BYTES + (max(needs) + 15) // 16 * 16
+
+
+def check_shared_memory(
+    plan: Plan, machine: Machine, dialect: Dialect, phases: range | None = None
+) -> int:
+    """Bytes that the loop and the largest task of the phases need, by default of all.
+
+    PlanError if a processor has not so much besides its ring.
+    """
+    needed = _needed(plan, machine, dialect, phases)
+    room = machine.shared_bytes - machine.ring_bytes + layout.LOOP_BYTES
+    if needed > room:
+        raise PlanError(
+            f"the plan is refused: its largest task and the loop need {needed} bytes of shared "
+            f"memory, a processor of {machine.name} has {room}"
+        )
+    return needed
