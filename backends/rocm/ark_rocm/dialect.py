@@ -8,6 +8,8 @@ from ark.codegen.dialect import Dialect
 from ark_rocm import machines
 from ark_rocm.tasks import attention, linear, matmul
 
+PRELUDE = ("prelude.h", "lanes.h", "order.h", "arithmetic.h", "dots.h", "queue.h")
+
 
 def _text(name: str) -> str:
     return (resources.files("ark_rocm") / name).read_text()
@@ -19,7 +21,7 @@ def dialect(arch: str) -> Dialect:
     return Dialect(
         name="rocm",
         suffix=".hip",
-        prelude=ticks + _text("prelude.h") + _text("queue.h"),
+        prelude=ticks + "".join(map(_text, PRELUDE)),
         entry=_text("entry.h"),
         bodies={
             "attention": attention.write,

@@ -25,9 +25,8 @@ NOTE = (
     "NVIDIA GPUs behind the ROCm dialect: its synchronisation compiled by NVRTC through the shim; "
     "this shows nothing of AMD hardware"
 )
-# Where the prelude's synchronisation ends: conversions and arithmetic are clang's, and not the
-# doctor's.
-ARITHMETIC = "ARK_DEVICE float ark_float(ark_bf16 v)"
+# The parts of the prelude with which processors hand over; numbers are clang's, not the doctor's.
+HANDING_OVER = ("prelude.h", "lanes.h", "order.h")
 ENTRY = """
 extern "C" __global__ void __launch_bounds__(ARK_THREADS, 1)
     ark_loop(const __grid_constant__ ArkParams given) {
@@ -40,13 +39,10 @@ extern "C" __global__ void __launch_bounds__(ARK_THREADS, 1)
 
 
 def prelude() -> str:
-    """The synchronisation of the ROCm prelude, to be compiled behind the shim's header."""
+    """What the ROCm prelude hands over with, to be compiled behind the shim's header."""
     more = HEADER.with_name("prelude_on_nvrtc.h").read_text()
-    own = (resources.files("ark_rocm") / "prelude.h").read_text()
-    begin, found, _ = own.partition(ARITHMETIC)
-    if not found:
-        raise SystemError(f"the ROCm prelude has no {ARITHMETIC!r}, where its arithmetic begins")
-    return f"{more}constexpr unsigned ARK_TICKS_NS = 1;\n{begin}"
+    own = "".join((resources.files("ark_rocm") / name).read_text() for name in HANDING_OVER)
+    return f"{more}constexpr unsigned ARK_TICKS_NS = 1;\n{own}"
 
 
 class ShimBackend:

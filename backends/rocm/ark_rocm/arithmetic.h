@@ -1,0 +1,64 @@
+// Conversions and functions of numbers.
+
+ARK_DEVICE float ark_float(ark_bf16 v) {
+  return ark_bits_float(static_cast<ark_u32>(v.bits) << 16);
+}
+ARK_DEVICE float ark_float(ark_f16 v) {
+  return static_cast<float>(__builtin_bit_cast(_Float16, v.bits));
+}
+ARK_DEVICE ark_bf16 ark_bfloat(float v) {
+  return ark_bf16{__builtin_bit_cast(ark_u16, static_cast<__bf16>(v))};
+}
+ARK_DEVICE ark_f16 ark_half(float v) {
+  return ark_f16{__builtin_bit_cast(ark_u16, static_cast<_Float16>(v))};
+}
+
+ARK_DEVICE float ark_inf() { return __builtin_huge_valf(); }
+ARK_DEVICE float ark_exp(float v) { return __builtin_elementwise_exp(v); }
+ARK_DEVICE float ark_log(float v) { return __builtin_elementwise_log(v); }
+ARK_DEVICE float ark_sqrt(float v) { return __builtin_elementwise_sqrt(v); }
+ARK_DEVICE float ark_rsqrt(float v) { return 1.0f / ark_sqrt(v); }
+ARK_DEVICE float ark_tanh(float v) {
+  const float a = __builtin_fabsf(v);
+  if (a < 0.35f) {
+    // Taylor series: the closed form below loses digits near 0.
+    const float s = v * v;
+    float t = -1382.0f / 155925.0f;
+    t = t * s + 62.0f / 2835.0f;
+    t = t * s - 17.0f / 315.0f;
+    t = t * s + 2.0f / 15.0f;
+    t = t * s - 1.0f / 3.0f;
+    return v + v * s * t;
+  }
+  const float e = ark_exp(-2.0f * a);
+  return __builtin_copysignf((1.0f - e) / (1.0f + e), v);
+}
+
+// sin of v + quarter * pi/2. The argument is reduced in double precision, since positions times
+// frequencies reach 1e5; the rest is the Taylor series on [-pi/4, pi/4].
+ARK_DEVICE float ark_sine(float v, int quarter) {
+  const double turns = __builtin_rint(static_cast<double>(v) * 0.63661977236758134308);
+  double rest = __builtin_fma(turns, -1.57079632679489655800, static_cast<double>(v));
+  rest = __builtin_fma(turns, -6.12323399573676603587e-17, rest);
+  const float r = static_cast<float>(rest);
+  const float s = r * r;
+  const int octant = static_cast<int>(turns) + quarter;
+  float sine = -1.0f / 39916800.0f;
+  sine = sine * s + 1.0f / 362880.0f;
+  sine = sine * s - 1.0f / 5040.0f;
+  sine = sine * s + 1.0f / 120.0f;
+  sine = sine * s - 1.0f / 6.0f;
+  sine = r + r * s * sine;
+  float cosine = -1.0f / 3628800.0f;
+  cosine = cosine * s + 1.0f / 40320.0f;
+  cosine = cosine * s - 1.0f / 720.0f;
+  cosine = cosine * s + 1.0f / 24.0f;
+  cosine = cosine * s - 0.5f;
+  cosine = 1.0f + s * cosine;
+  const float value = (octant & 1) != 0 ? cosine : sine;
+  return (octant & 2) != 0 ? -value : value;
+}
+ARK_DEVICE float ark_floor(float v) { return __builtin_floorf(v); }
+ARK_DEVICE float ark_round(float v) { return __builtin_rintf(v); }
+ARK_DEVICE float ark_sin(float v) { return ark_sine(v, 0); }
+ARK_DEVICE float ark_cos(float v) { return ark_sine(v, 1); }

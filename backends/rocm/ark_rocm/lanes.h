@@ -1,0 +1,44 @@
+// What lanes of a wave tell each other, and reductions of a wave.
+
+ARK_DEVICE ark_u32 ark_shfl_xor(ark_u32 v, int mask) {
+  const int from = (ark_lane() ^ mask) * 4;
+  return static_cast<ark_u32>(__builtin_amdgcn_ds_bpermute(from, static_cast<int>(v)));
+}
+ARK_DEVICE float ark_shfl_xor(float v, int mask) {
+  return ark_bits_float(ark_shfl_xor(ark_float_bits(v), mask));
+}
+
+// A value moved within rows of 16 lanes without passing through shared memory.
+template <int CONTROL>
+ARK_DEVICE float ark_row_move(float v) {
+  const int bits = static_cast<int>(ark_float_bits(v));
+  return ark_bits_float(
+      static_cast<ark_u32>(__builtin_amdgcn_update_dpp(0, bits, CONTROL, 0xf, 0xf, true)));
+}
+ARK_DEVICE float ark_lane_value(float v, int lane) {
+  return ark_bits_float(
+      static_cast<ark_u32>(__builtin_amdgcn_readlane(static_cast<int>(ark_float_bits(v)), lane)));
+}
+
+struct ArkAdd {
+  ARK_DEVICE float of(float a, float b) { return a + b; }
+};
+struct ArkMax {
+  ARK_DEVICE float of(float a, float b) { return __builtin_fmaxf(a, b); }
+};
+
+// Pairs, quads, halves of a row, rows, then the rows of the wave; the same in every lane.
+template <typename OP>
+ARK_DEVICE float ark_warp_reduce(float v) {
+  v = OP::of(v, ark_row_move<0xb1>(v));   // quad_perm 1 0 3 2
+  v = OP::of(v, ark_row_move<0x4e>(v));   // quad_perm 2 3 0 1
+  v = OP::of(v, ark_row_move<0x141>(v));  // row_half_mirror
+  v = OP::of(v, ark_row_move<0x140>(v));  // row_mirror
+  float total = OP::of(ark_lane_value(v, 0), ark_lane_value(v, 16));
+  if (ARK_LANES == 64) {
+    total = OP::of(total, OP::of(ark_lane_value(v, 32), ark_lane_value(v, 48)));
+  }
+  return total;
+}
+ARK_DEVICE float ark_warp_sum(float v) { return ark_warp_reduce<ArkAdd>(v); }
+ARK_DEVICE float ark_warp_max(float v) { return ark_warp_reduce<ArkMax>(v); }

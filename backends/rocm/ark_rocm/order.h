@@ -1,0 +1,114 @@
+// Acquires, releases, polls and packets: what one processor, device or the host sees of another.
+
+// Words in the assembly that emit nothing: a flag was read, an acquire has happened, what follows
+// publishes, it has published, the stores of the whole block have arrived. The lint of the machine
+// code asks at each for the waits and cache operations that it needs.
+#define ARK_READ(scope) asm volatile("; ark.read " scope::: "memory")
+#define ARK_ACQUIRED(scope) asm volatile("; ark.acquire " scope::: "memory")
+#define ARK_RELEASES(scope) asm volatile("; ark.release " scope::: "memory")
+#define ARK_RELEASED(scope) asm volatile("; ark.released " scope::: "memory")
+#define ARK_BLOCK_ARRIVED() asm volatile("; ark.arrived workgroup" ::: "memory")
+
+ARK_DEVICE ark_u32 ark_load_acquire(const ark_u32* p, bool system) {
+  const auto* g = ark_to_global(p);
+  ark_u32 value;
+  if (system) {
+    value = __hip_atomic_load(g, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+    ARK_READ("system");
+    ARK_ACQUIRED("system");
+  } else {
+    value = __hip_atomic_load(g, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
+    ARK_READ("agent");
+    ARK_ACQUIRED("agent");
+  }
+  return value;
+}
+// An acquire invalidates the processor's caches: polls do without, the one that succeeds has a
+// fence.
+#define ARK_HAS_POLL 1
+ARK_DEVICE ark_u32 ark_poll(const ark_u32* p, bool system) {
+  const auto* g = ark_to_global(p);
+  ark_u32 value;
+  if (system) {
+    value = __hip_atomic_load(g, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+    ARK_READ("system");
+  } else {
+    value = __hip_atomic_load(g, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    ARK_READ("agent");
+  }
+  return value;
+}
+ARK_DEVICE void ark_polled(bool system) {
+  if (system) {
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");
+    ARK_ACQUIRED("system");
+  } else {
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+    ARK_ACQUIRED("agent");
+  }
+}
+// A release is written out as fence, wait and relaxed operation: clang 22 leaves out the wait
+// behind a cache write-back when the wave itself has nothing under way (mended in llvm-project PR
+// 178316), and the operation could overtake what it publishes.
+ARK_DEVICE void ark_release_to_device() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+  ark_drain();
+  ARK_RELEASES("agent");
+}
+ARK_DEVICE void ark_release_to_system() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
+  ark_drain();
+  ARK_RELEASES("system");
+}
+ARK_DEVICE void ark_add_release(ark_u32* p, ark_u32 v, bool system) {
+  auto* g = ark_to_global(p);
+  if (system) {
+    ark_release_to_system();
+    __hip_atomic_fetch_add(g, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+    ARK_RELEASED("system");
+  } else {
+    ark_release_to_device();
+    __hip_atomic_fetch_add(g, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    ARK_RELEASED("agent");
+  }
+}
+ARK_DEVICE ark_u32 ark_cas(ark_u32* p, ark_u32 expected, ark_u32 desired) {
+  ark_release_to_device();
+  __hip_atomic_compare_exchange_strong(ark_to_global(p), &expected, desired, __ATOMIC_ACQUIRE,
+                                       __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
+  ARK_RELEASED("agent");
+  ARK_ACQUIRED("agent");
+  return expected;
+}
+ARK_DEVICE ark_u32 ark_load_host(const ark_u32* p) { return ark_load_acquire(p, true); }
+ARK_DEVICE ark_u32 ark_peek_host(const ark_u32* p) {
+  return __hip_atomic_load(ark_to_global(p), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+ARK_DEVICE void ark_post_host(ark_u32* p, ark_u32 v) {
+  __hip_atomic_store(ark_to_global(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+ARK_DEVICE void ark_store_host(ark_u32* p, ark_u32 v) {
+  ark_release_to_system();
+  __hip_atomic_store(ark_to_global(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  ARK_RELEASED("system");
+}
+// A word that the lanes of one wave share, with no order.
+ARK_DEVICE ark_u32 ark_warp_load(const ark_u32* p) {
+  return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WAVEFRONT);
+}
+ARK_DEVICE void ark_warp_store(ark_u32* p, ark_u32 v) {
+  __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WAVEFRONT);
+}
+ARK_DEVICE ark_u64 ark_packet_load(const ark_u64* p, bool system) {
+  const auto* g = ark_to_global(p);
+  return system ? __hip_atomic_load(g, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM)
+                : __hip_atomic_load(g, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+ARK_DEVICE void ark_packet_store(ark_u64* p, ark_u64 v, bool system) {
+  auto* g = ark_to_global(p);
+  if (system) {
+    __hip_atomic_store(g, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  } else {
+    __hip_atomic_store(g, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  }
+}
