@@ -98,6 +98,16 @@ def test_products_on_amd_are_matrix_instructions_for_the_most_part(
         assert found["bank_conflicts"] is None
 
 
+def test_products_of_turned_operands_meet_no_banks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of both sides rows lie side by side in memory: shared memory has them along k."""
+    pytest.importorskip("ark_rocm_emulator")
+    case = "matmul-4096x4096x4096-tn-bf16"
+    assert main(["bench", "ops", case, "--isa", "gfx942", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)[case]
+    assert found["matrix_share"] >= 0.8
+    assert (found["spills"], found["bank_conflicts"]) == (0, 0.0)
+
+
 def test_an_architecture_that_nobody_reads_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "ops", "--isa", "sm_90"]) == 2
     assert "sm_90" in capsys.readouterr().err

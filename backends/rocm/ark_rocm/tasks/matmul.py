@@ -84,7 +84,8 @@ def _padded(sig: Signature) -> tuple[int, int]:
 def _step_bytes(sig: Signature, machine: Machine) -> int:
     rows, columns = _padded(sig)
     if _large(sig, machine):
-        return 16 * _LARGE_PIECES * (rows + columns + 4)
+        more = (2 if along_k(sig, side) else n // 128 * 8 for side, n in enumerate((rows, columns)))
+        return 16 * _LARGE_PIECES * (rows + columns + sum(more))
     parts = _PARTS[sig.operands[0].dtype, sig.operands[1].dtype]
     return 2 * (parts * rows + columns) * _PITCH
 

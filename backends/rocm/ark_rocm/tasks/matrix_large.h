@@ -60,56 +60,62 @@ ARK_DEVICE ark_large_sums ark_large_multiply(const ark_bf16*, ark_u16x8 a, ark_u
 }
 
 // One side of a step, from memory to registers to shared memory. There, piece p (of 8 along k) of
-// row r is at (p * PITCH + r) * 16 bytes: 32 lanes that read rows side by side meet no bank twice,
-// and with two rows more than there are, lanes that write four pieces of two rows do not either.
-template <bool ALONG_K>
-struct ArkLargeLoad {
-  typedef ark_u32x4 type;
-};
-template <>
-struct ArkLargeLoad<false> {
-  typedef ark_u32 type;
-};
+// the row in slot s is at (p * PITCH + s) * 16 bytes.
+//
+// Where k lies side by side in memory, rows are in their order: 32 lanes that read rows side by
+// side meet no bank twice, and with two rows more than there are, lanes that write four pieces of
+// two rows do not either. Where rows do, a thread loads GROUP of them at once, at four places of k,
+// and writes half a piece of each. First rows of 8 groups are side by side in shared memory, so
+// that 16 lanes that write their two halves meet no bank twice; and first, second and further
+// rows of 128 are 8 / GROUP slots further apart than they are long, so that lanes that read rows
+// side by side do not, and two writes are within reach of one instruction.
 template <int ROWS, bool ALONG_K, typename T>
 struct ArkLargeStep {
-  static constexpr int PITCH = ROWS + 2;
+  static constexpr int CHUNK = 128;  // rows that are sorted together
+  static constexpr int PITCH = ALONG_K ? ROWS + 2 : ROWS + ROWS / CHUNK * 8;
   static constexpr int MINE = ROWS * ARK_DEEP / ARK_PIECE / ARK_THREADS;  // pieces of a thread
-  static constexpr int DEEP = 4 * MINE;  // where rows lie side by side: a thread's, of two rows
-  static constexpr int LOADS = ALONG_K ? MINE : DEEP;
+  static constexpr int GROUP = 2 * MINE, GROUPS = ROWS / GROUP;
+  static constexpr int WIDE = ALONG_K ? ARK_PIECE : GROUP;  // elements of a load
+  static constexpr int LOADS = ALONG_K ? MINE : ARK_PIECE / 2;
   static constexpr int BYTES = PITCH * ARK_DEEP / ARK_PIECE * 16;
   static_assert(MINE == 1 || MINE == 2, "128 or 256 rows for 8 waves");
-  typedef typename ArkLargeLoad<ALONG_K>::type load;
+  typedef ark_u32 load __attribute__((ext_vector_type(WIDE / 2)));
   load loads[LOADS];
   ark_u64 base, stride;  // where all of the steps lie inside: of the next one; bytes between steps
   ark_u32 offsets[LOADS];
   ark_local* to;  // of the thread's first piece, in the first step
 
-  // Piece i's row, or a load's first row; its place along k.
+  ARK_METHOD static constexpr int slot(int row) {
+    if (ALONG_K) return row;
+    const int within = row % CHUNK;
+    return row / CHUNK * (CHUNK + 8) + within % GROUP * ((CHUNK + 8) / GROUP) + within / GROUP;
+  }
+  // Load i's first row and place along k. Eight lanes have groups side by side, the next eight the
+  // same groups four places further.
   ARK_METHOD static int row_of(int i) {
     if (ALONG_K) return (ark_tid() + i * ARK_THREADS) / 4;
-    return ark_tid() % (ROWS / 2) * 2;
+    return (ark_tid() / 16 * 8 + ark_tid() % 8) % GROUPS * GROUP;
   }
   ARK_METHOD static int k_of(int i) {
     if (ALONG_K) return ark_tid() % 4 * ARK_PIECE;
-    return ark_tid() / (ROWS / 2) * DEEP + i;
+    return ark_tid() / (2 * GROUPS) * ARK_PIECE + ark_tid() / 8 % 2 * LOADS + i;
   }
   // Rows that are not there are the last ones again, whose sums nobody stores.
   ARK_METHOD bool inside(const ArkSide<T>& side) const {
     const ark_i64 near = ALONG_K ? side.k_stride : side.row_stride;
     const ark_i64 far = ALONG_K ? side.row_stride : side.k_stride;
-    constexpr int WIDE = sizeof(load) / sizeof(T);
     const bool aligned = (reinterpret_cast<ark_u64>(side.at) & (sizeof(load) - 1u)) == 0u;
     return near == 1 && aligned && far % WIDE == 0 && far > 0 && far < (1 << 20) &&
-           side.depth % ARK_DEEP == 0 && (ALONG_K || side.rows % 2 == 0);
+           side.depth % ARK_DEEP == 0 && (ALONG_K || side.rows % GROUP == 0);
   }
   ARK_METHOD void begin(ark_local* tile) {
     const int k = k_of(0), within = ALONG_K ? 0 : k % ARK_PIECE * 2;
-    to = ark_kept(tile + (k / ARK_PIECE * PITCH + row_of(0)) * 16 + within);
+    to = ark_kept(tile + (k / ARK_PIECE * PITCH + slot(row_of(0))) * 16 + within);
   }
   ARK_METHOD void begin_inside(const ArkSide<T>& side) {
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
-      const int row = row_of(i), last = side.rows - (ALONG_K ? 1 : 2);
+      const int row = row_of(i), last = side.rows - (ALONG_K ? 1 : GROUP);
       const ark_i64 at = (row < last ? row : last) * side.row_stride + k_of(i) * side.k_stride;
       offsets[i] = static_cast<ark_u32>(at) * sizeof(T);
     }
@@ -135,13 +141,11 @@ struct ArkLargeStep {
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
       const int row = row_of(i), k = k0 + k_of(i);
-      if constexpr (ALONG_K) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          loads[i][e] = element(row, k + 2 * e) | element(row, k + 2 * e + 1) << 16;
-        }
-      } else {
-        loads[i] = element(row, k) | element(row + 1, k) << 16;
+      for (int e = 0; e < WIDE / 2; ++e) {
+        const ark_u32 first = ALONG_K ? element(row, k + 2 * e) : element(row + 2 * e, k);
+        const ark_u32 second = ALONG_K ? element(row, k + 2 * e + 1) : element(row + 2 * e + 1, k);
+        loads[i][e] = first | second << 16;
       }
     }
   }
@@ -152,21 +156,23 @@ struct ArkLargeStep {
 #pragma unroll
       for (int i = 0; i < MINE; ++i) *(ark_in_local<ark_u32x4>*)(to + at + i * NEXT) = loads[i];
     } else {
-      typedef ark_u32 part __attribute__((ext_vector_type(DEEP / 2)));
-      part low, high;
+      typedef ark_u32 half __attribute__((ext_vector_type(LOADS / 2)));
 #pragma unroll
-      for (int e = 0; e < DEEP / 2; ++e) {
-        low[e] = __builtin_amdgcn_perm(loads[2 * e + 1], loads[2 * e], 0x05040100u);
-        high[e] = __builtin_amdgcn_perm(loads[2 * e + 1], loads[2 * e], 0x07060302u);
+      for (int row = 0; row < GROUP; ++row) {
+        half turned;
+#pragma unroll
+        for (int e = 0; e < LOADS / 2; ++e) {
+          turned[e] = __builtin_amdgcn_perm(loads[2 * e + 1][row / 2], loads[2 * e][row / 2],
+                                            row % 2 == 0 ? 0x05040100u : 0x07060302u);
+        }
+        *(ark_in_local<half>*)(to + at + slot(row) * 16) = turned;
       }
-      *(ark_in_local<part>*)(to + at) = low;
-      *(ark_in_local<part>*)(to + at + 16) = high;
     }
   }
 };
 
-// A wave's operands of half a step: BLOCKS blocks, STEP rows apart.
-template <int BLOCKS, int STEP, int PITCH>
+// A wave's operands of half a step: BLOCKS blocks of a side, STRIDE rows apart.
+template <int BLOCKS, int STRIDE, typename SIDE>
 struct ArkLargeHalf {
   ark_u16x8 piece[BLOCKS];
 
@@ -178,7 +184,7 @@ struct ArkLargeHalf {
   ARK_METHOD void read(const ark_local* at, int half) {
 #pragma unroll
     for (int i = 0; i < BLOCKS; ++i) {
-      const int offset = (half * ARK_HALF_PIECES * PITCH + i * STEP) * 16;
+      const int offset = (half * ARK_HALF_PIECES * SIDE::PITCH + SIDE::slot(i * STRIDE)) * 16;
       piece[i] = *(const ark_in_local<ark_u16x8>*)(at + offset);
     }
   }
@@ -192,19 +198,20 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
   static_assert(WAVES_M * WAVES_N == ARK_WARPS, "every wave has its place");
   constexpr int BLOCKS_M = TM / ARK_LARGE / WAVES_M, BLOCKS_N = TN / ARK_LARGE / WAVES_N;
   static_assert(BLOCKS_M % 2 == 0, "two halves of a wave's rows");
+  static_assert(4 % WAVES_M == 0 && 4 % WAVES_N == 0, "a wave's blocks are as far apart as rows 0");
   typedef ArkLargeStep<TM, A_ALONG_K, T> StepA;
   typedef ArkLargeStep<TN, B_ALONG_K, T> StepB;
-  typedef ArkLargeHalf<BLOCKS_M, WAVES_M * ARK_LARGE, StepA::PITCH> HalfA;
-  typedef ArkLargeHalf<BLOCKS_N, WAVES_N * ARK_LARGE, StepB::PITCH> HalfB;
+  typedef ArkLargeHalf<BLOCKS_M, WAVES_M * ARK_LARGE, StepA> HalfA;
+  typedef ArkLargeHalf<BLOCKS_N, WAVES_N * ARK_LARGE, StepB> HalfB;
   constexpr int STEP = StepA::BYTES + StepB::BYTES;
   const int wave_m = ark_warp() % WAVES_M, wave_n = ark_warp() / WAVES_M;
   const int row = ark_lane() % ARK_LARGE, piece = ark_lane() / ARK_LARGE;
   auto* tile_a = (ark_local*)shared;
   ark_local* tile_b = tile_a + StepA::BYTES;
   const ark_local* mine_a =
-      ark_kept(tile_a + (piece * StepA::PITCH + wave_m * ARK_LARGE + row) * 16);
+      ark_kept(tile_a + (piece * StepA::PITCH + StepA::slot(wave_m * ARK_LARGE + row)) * 16);
   const ark_local* mine_b =
-      ark_kept(tile_b + (piece * StepB::PITCH + wave_n * ARK_LARGE + row) * 16);
+      ark_kept(tile_b + (piece * StepB::PITCH + StepB::slot(wave_n * ARK_LARGE + row)) * 16);
   ark_large_sums sums[BLOCKS_M][BLOCKS_N];
 #pragma unroll
   for (int i = 0; i < BLOCKS_M; ++i) {
