@@ -280,6 +280,29 @@ class StreamDevice(KernelDevice, Protocol):
         ...
 
 
+class Here(Launch, Protocol):
+    """Launches of one kernel that follow each other on the threads of those who ask for them; asked
+    about by others, the last one.
+    """
+
+    def __call__(self, check: Callable[[], None], leave: Callable[[], None]) -> None:
+        """Runs the kernel with the parameters as they are now, and returns when it has ended.
+
+        check: called now and then while the kernel waits. What it raises, or a signal's exception,
+        is raised here, after `leave` has told the kernel to leave and it has left.
+        """
+        ...
+
+
+@runtime_checkable
+class HereDevice(KernelDevice, Protocol):
+    """A device whose processors are threads of this process, which a caller's may be one of."""
+
+    def here(self, program: object, params: np.ndarray, grid: Grid) -> Here:
+        """Launches to come. params: the ArkParams that each takes, in memory that stays."""
+        ...
+
+
 @runtime_checkable
 class GraphDevice(KernelDevice, Protocol):
     """A device that can capture launches of a caller's stream as a graph and replay it."""

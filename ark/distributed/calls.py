@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ark.backend.protocol import Backend, Device, Memory
+from ark.backend.protocol import Backend, Device, HereDevice, Memory
 from ark.collective import Collective, CollectiveProgram
 from ark.distributed.arrays import Array
 from ark.ir.dtype import uint8, uint32
@@ -24,7 +24,8 @@ from ark.ops.collectives import choose_program
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
-from ark.runtime.run import Ranks, Run
+from ark.runtime.here import Stepped
+from ark.runtime.run import Ranks
 from ark.variant import COMPUTE, block
 
 PROCESSOR_BYTES = 4 << 10  # of packets for each processor of a small call
@@ -121,6 +122,7 @@ class Call:
         except BaseException:
             self._free()
             raise
+        self._stepped = Stepped(self.executor) if isinstance(device, HereDevice) else None
 
     def view(self, array: Array, memory: Memory) -> Any:
         """Memory of the call as the array's kind sees it; the same one each time."""
@@ -129,9 +131,14 @@ class Call:
             self._views[key] = array.view(memory)
         return self._views[key]
 
-    def run(self, stream: int | None = None) -> Run:
-        """Runs the collective once; see Executor.resume."""
-        return self.executor.resume(1, stream)
+    def run(self, stream: int | None = None) -> None:
+        """Runs the collective once: on a stream, or else until it has ended."""
+        if stream is not None:
+            self.executor.resume(1, stream)
+        elif self._stepped is not None:
+            self._stepped()
+        else:
+            self.executor.resume(1).wait()
 
     def close(self, together: bool) -> None:
         if self.executor.close(together):

@@ -249,9 +249,7 @@ class Group:
         stream = some.stream()
         if x is not None:
             x.write_to(call.view(x, call.source))
-        run = call.run(stream)
-        if stream is None:
-            run.wait()
+        call.run(stream)
         if y is not None:
             y.read_from(call.view(y, call.target))
 

@@ -212,7 +212,7 @@ def describe(
         f'#include "{name}.h"',
         '#include "model.h"',
         *(f"extern const uint64_t {numbered(f'{name}_image', k)}[];" for k in range(len(images))),
-        *([] if images else [f"int {name}_loop(const struct ArkParams* params, int processors);"]),
+        *([] if images else [f"int {name}_loop(const struct ArkParams*, int, void (*)(void));"]),
         *(_words(array, getattr(built, array)) for array in arrays),
         "static const ark_segment segments[] = {",
         *(

@@ -273,13 +273,23 @@ class Executor(PlanMemory):
         return self._params
 
     def watched(self, launch: Launch) -> Run:
-        """A launch of this executor's, made by ark.runtime.streams, as its latest."""
+        """A launch of this executor's, made by ark.runtime.streams or .here, as its latest."""
         if self.latest is not None:
             self.latest.detach()
         assert self.resumed is not None
-        told, ranks, budget_s = self._told, self.ranks, self.budget_s
-        self.latest = Run(launch, told, self.resumed, ranks, budget_s, self._explain)
+        return self._watch(launch, self.resumed)
+
+    def _watch(self, launch: Launch, iterations: int) -> Run:
+        trouble = self._proxy.error if self._proxy is not None else None
+        self.latest = Run(
+            launch, self._told, iterations, self.ranks, self.budget_s, self._explain, trouble
+        )
         return self.latest
+
+    def wake(self) -> None:
+        """Tells the proxy, if there is one, that something will be asked of it soon."""
+        if self._proxy is not None:
+            self._proxy.wake()
 
     def _check_counts_on(self) -> None:
         if not counts_on(self.plan):
@@ -374,13 +384,8 @@ class Executor(PlanMemory):
     def _launch(self, params: np.ndarray, ends: Sequence[int], stream: int | None = None) -> Run:
         """Launches the kernels that have something to do. ends: of the phases, in iterations."""
         launch = launch_all(self.kernels, self.device, params, ends, self._trace_bytes, stream)
-        if self._proxy is not None:
-            self._proxy.wake()
-        trouble = self._proxy.error if self._proxy is not None else None
-        self.latest = Run(
-            launch, self._told, ends[-1], self.ranks, self.budget_s, self._explain, trouble
-        )
-        return self.latest
+        self.wake()
+        return self._watch(launch, ends[-1])
 
     def _explain(self, record: Any) -> str:
         return explain(

@@ -46,7 +46,7 @@ typedef struct {
 // when an instance is made. threads, shared_bytes: of a block. last_phase: it runs the phases
 // behind those of the kernel before, up to this one.
 typedef struct {
-  int (*loop)(const struct ArkParams* params, int processors);
+  int (*loop)(const struct ArkParams* params, int processors, void (*look)(void));
   const void* image;
   uint32_t threads, shared_bytes, last_phase;
 } ark_kernel;

@@ -11,6 +11,7 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Generator
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -22,6 +23,17 @@ from ark.backend.protocol import Binary, Copies, Grid, Memory, MemoryKind
 from ark.errors import SystemError
 from ark_cpu import machines, workers
 from ark_cpu.memory import available_bytes, memory_bytes
+
+_LOOK = ctypes.CFUNCTYPE(None)
+_NOBODY = _LOOK()  # looks around while a kernel waits
+
+
+def _check_started(result: int) -> None:
+    if result != 0:
+        raise SystemError(
+            "the system refused to start a thread per processor; plan for fewer processors "
+            "(--machine cpu-N) or raise the limit on threads"
+        )
 
 
 class CpuLaunch:
@@ -37,7 +49,7 @@ class CpuLaunch:
 
     def _run(self, library: ctypes.CDLL, processors: int) -> None:
         start = time.perf_counter()
-        self._result = library.ark_loop(self._params, processors)
+        self._result = library.ark_loop(self._params, processors, _NOBODY)
         self._elapsed = time.perf_counter() - start
 
     def done(self) -> bool:
@@ -45,11 +57,71 @@ class CpuLaunch:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         self._ended.wait(timeout_s)
-        if self.done() and self._result != 0:
-            raise SystemError(
-                "the system refused to start a thread per processor; plan for fewer processors "
-                "(--machine cpu-N) or raise the limit on threads"
-            )
+        if self.done():
+            _check_started(self._result)
+        return self.done()
+
+    def elapsed_ms(self) -> float:
+        return self._elapsed * 1e3
+
+
+def _nothing() -> None:
+    pass
+
+
+class CpuHere:
+    """See HereDevice.here."""
+
+    def __init__(self, library: ctypes.CDLL, params: np.ndarray, processors: int) -> None:
+        self._loop, self._processors = library.ark_loop, processors
+        self._params, self._address = params, params.ctypes.data
+        self._runner = 0
+        self._elapsed = 0.0
+        self._ended = threading.Event()
+        self._ended.set()
+        self._check = self._leave = _nothing
+        self._error: BaseException | None = None
+        # A generator, as the interpreter raises what a signal asks for where a function begins,
+        # too: here that is inside the `try`, and nothing is lost in the kernel's frames.
+        looking = self._looking()
+        next(looking)
+        self._look = _LOOK(partial(next, looking))
+
+    def __call__(self, check: Callable[[], None], leave: Callable[[], None]) -> None:
+        self._check, self._leave, self._error = check, leave, None
+        self._runner = threading.get_ident()
+        self._ended.clear()
+        start = time.perf_counter()
+        try:
+            result = self._loop(self._address, self._processors, self._look)
+        finally:
+            self._elapsed = time.perf_counter() - start
+            self._ended.set()
+            self._check = self._leave = _nothing
+        if self._error is not None:
+            raise self._error
+        _check_started(result)
+
+    def _looking(self) -> Generator[None, None, None]:
+        while True:
+            try:
+                while True:
+                    yield
+                    if self._error is None:
+                        self._check()
+            except GeneratorExit:
+                return
+            except BaseException as error:
+                self._error = error
+                self._leave()
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Not for whoever looks around: his thread is the kernel's."""
+        if self._runner != threading.get_ident():
+            self._ended.wait(timeout_s)
         return self.done()
 
     def elapsed_ms(self) -> float:
@@ -131,7 +203,7 @@ class CpuDevice:
             ) from error
         self._libraries[library._handle] = handle
         library.ark_loop.restype = ctypes.c_int
-        library.ark_loop.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        library.ark_loop.argtypes = [ctypes.c_void_p, ctypes.c_int, _LOOK]
         return library
 
     def _open(self, binary: Binary) -> tuple[ctypes.CDLL, int | None]:
@@ -166,6 +238,10 @@ class CpuDevice:
         launch = CpuLaunch(program, params, grid.processors)
         self._launches.add(launch)
         return launch
+
+    def here(self, program: object, params: np.ndarray, grid: Grid) -> CpuHere:
+        assert isinstance(program, ctypes.CDLL)
+        return CpuHere(program, params, grid.processors)
 
     def copies(self) -> Copies:
         return Copies(resources.files("ark_cpu").joinpath("copies.h").read_text())

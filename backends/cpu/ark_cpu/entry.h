@@ -1,5 +1,6 @@
 // The loop kernel's entry point on a CPU: one thread per processor, all running at once. The caller
 // is processor 0's; the others have stacks of a size that does not depend on the user's limits.
+// look: what the caller wants called now and then while he waits, by his own thread; or null.
 
 constexpr size_t ARK_STACK_BYTES = size_t{8} << 20;
 
@@ -7,17 +8,20 @@ struct ArkWorker {
   const ArkParams* params;
   ark_u32 processor;
   pthread_t thread;
+  ark_u32 ended;
 };
 
 static void* ark_work(void* given) {
-  const ArkWorker* worker = static_cast<const ArkWorker*>(given);
+  ArkWorker* worker = static_cast<ArkWorker*>(given);
   void* scratch = aligned_alloc(64, (ARK_SCRATCH_BYTES + 127) / 64 * 64);
   ark_run(worker->params, worker->processor, static_cast<char*>(scratch));
   free(scratch);
+  ark_store_host(&worker->ended, 1u);
   return nullptr;
 }
 
-extern "C" int ark_loop(const ArkParams* params, int processors) {
+extern "C" int ark_loop(const ArkParams* params, int processors, void (*look)()) {
+  ark_look = look;
   ArkWorker* workers = static_cast<ArkWorker*>(calloc(processors, sizeof(ArkWorker)));
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
@@ -31,14 +35,20 @@ extern "C" int ark_loop(const ArkParams* params, int processors) {
   }
   pthread_attr_destroy(&attributes);
   const bool all = workers != nullptr && running == processors;
-  ArkWorker first{params, 0u, {}};
+  ArkWorker first{params, 0u, {}, 0u};
   if (all) {
     ark_work(&first);
   } else {
     // Not every processor can be resident: raise the abort word so that the others leave.
     ark_add_release(&ark_control(params)->abort, 1u, false);
   }
-  while (--running > 0) pthread_join(workers[running].thread, nullptr);
+  while (--running > 0) {
+    for (ark_u32 spins = 0u; look != nullptr && ark_load_host(&workers[running].ended) == 0u;) {
+      ark_pause(++spins);
+    }
+    pthread_join(workers[running].thread, nullptr);
+  }
+  ark_look = nullptr;
   free(workers);
   return all ? 0 : 1;
 }

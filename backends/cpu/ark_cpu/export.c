@@ -61,7 +61,7 @@ int ark_device_map(ark_instance* i, const ark_box_map* map, uint64_t address, vo
 
 int ark_device_run(ark_instance* i, uint32_t kernel, const struct ArkParams* params) {
   const int processors = (int)i->model->processors;
-  if (i->model->kernels[kernel].loop(params, processors) == 0) return ARK_OK;
+  if (i->model->kernels[kernel].loop(params, processors, 0) == 0) return ARK_OK;
   return ark_fail(i, ARK_NO_THREADS, "%u threads are needed, and the system refused one",
                   i->model->processors);
 }

@@ -105,8 +105,19 @@ ARK_DEVICE ark_u64 ark_waited_ns() {
   last = now;
   return now - stopped;
 }
+// A caller whose own thread runs a processor may look at what else there is (signals, a rank that
+// has died) every 20 ms in which that one waits.
+static thread_local void (*ark_look)() = nullptr;
+ARK_COLD void ark_look_around() {
+  static thread_local ark_u64 looked = 0u;
+  const ark_u64 now = ark_time_ns();
+  if (now - looked < 20000000u) return;
+  looked = now;
+  ark_look();
+}
 // Gives the core away soon: there may be more processors than cores.
 ARK_DEVICE void ark_pause(ark_u32 spins) {
+  if (spins > 200u && (spins & 15u) == 0u && ark_look != nullptr) ark_look_around();
   if (spins > 20000u) {
     // Some ten milliseconds of nothing: an idle loop, or a peer that is not there yet.
     const timespec nap{0, 50000};

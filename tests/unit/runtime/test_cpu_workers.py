@@ -1,4 +1,6 @@
-"""Threads on which a CPU's launches run: kept for a while, one a launch, none in a forked child."""
+"""Threads on which a CPU's launches run: kept for a while, one a launch, none in a forked child; or
+the caller's own.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,16 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
+from importlib import resources
 
+import numpy as np
 import pytest
 from ark_cpu import workers
+from ark_cpu.compiler import CpuCompiler
+from ark_cpu.device import CpuDevice
+
+from ark.backend.protocol import Grid, Target
+from ark.codegen.dialect import Source
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +37,11 @@ def run() -> int:
 
 
 def test_the_next_launch_has_the_same_thread() -> None:
-    """Also at once: whoever hears of an end finds the thread that was told to be free."""
-    assert len({run() for _ in range(200)}) == 1
+    """Also at once: who hears of an end finds the thread free already."""
+    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    workers.run(lambda: None, lambda: free.put(len(workers._idle)))
+    assert free.get(timeout=10) == 1
+    assert len({run() for _ in range(100)}) == 1
 
 
 def test_launches_at_one_time_have_threads_of_their_own() -> None:
@@ -66,3 +78,44 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
             os.kill(child, 9)
         time.sleep(0.02)
     assert status == 0
+
+
+# Two processors, of which the caller's own has nothing to do; the other waits to be told to leave.
+WAITING = """
+#define ARK_LANES 1
+#define ARK_WARPS 1
+{prelude}
+constexpr size_t ARK_SCRATCH_BYTES = 64;
+struct ArkControl {{ ark_u32 abort; }};
+struct ArkParams {{ ark_u32 leave; }};
+static ArkControl control;
+static ArkControl* ark_control(const ArkParams*) {{ return &control; }}
+static void ark_run(const ArkParams* params, ark_u32 processor, char*) {{
+  ark_u32 spins = 0u;
+  while (processor != 0u && ark_load_host(&params->leave) == 0u) ark_pause(++spins);
+}}
+{entry}
+"""
+
+
+def test_a_caller_looks_around_while_other_processors_wait() -> None:
+    folder = resources.files("ark_cpu")
+    parts = {name: folder.joinpath(f"{name}.h").read_text() for name in ("prelude", "entry")}
+    source = Source(WAITING.format(**parts))
+    device = CpuDevice(0)
+    program = device.load(CpuCompiler().compile(source, Target(device.machine.arch, 1)))
+    params = np.zeros(1, np.uint32)
+    here = device.here(program, params, Grid(2, 1, 0))
+    looked: list[bool] = []
+
+    def check() -> None:
+        looked.append(here.done() or here.wait(None))  # his own thread is not waited for
+        if len(looked) == 3:
+            raise KeyError("seen enough")
+
+    with pytest.raises(KeyError, match="seen enough"):
+        here(check, lambda: params.fill(1))
+    assert looked == [False] * 3 and here.done()
+    here(check, lambda: None)  # the word is still there: it ends by itself
+    assert here.done()
+    device.unload(program)

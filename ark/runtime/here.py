@@ -1,0 +1,78 @@
+"""Many small launches of one kernel, each on the thread of whoever waits for it: to wake another
+thread, and to be woken by it, takes longer than a small collective. Called by
+ark.distributed.calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ark.backend.protocol import Here, HereDevice
+from ark.errors import GpuError, InvalidUsageError
+from ark.runtime import live
+from ark.runtime.executor import Executor
+from ark.runtime.run import Run
+
+
+class Stepped:
+    """Launches of an executor that go on from one another (`Executor.resume`), one iteration each,
+    waited for.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        """InvalidUsageError where launches cannot go on, or the device runs none so."""
+        if not isinstance(executor.device, HereDevice):
+            raise InvalidUsageError("the device runs no launch on a caller's thread")
+        self._executor = executor
+        self._here: Here | None = None
+        self._params: np.ndarray | None = None
+        self._run: Run | None = None
+        self._broken = ""
+        self._first: Any = None  # words of the parameters and of the host's, as memory: an array's
+        self._end: Any = None  # field costs several times as much
+        self._done: Any = None
+
+    def __call__(self) -> None:
+        """Runs one iteration more. Raises GpuError if a wait gave up, a rank has failed, or a call
+        before was interrupted.
+        """
+        if self._broken:
+            raise GpuError(
+                f"a call before this one did not end ({self._broken}), so that the ranks are no "
+                "longer in step; start the job again"
+            )
+        executor, run = self._executor, self._run
+        if run is None or executor.latest is not run or executor.resumed is None:
+            run = self._begin()
+        assert self._here is not None and executor.resumed is not None
+        self._first[0] = executor.resumed
+        self._end[0] = executor.resumed = run.iterations = executor.resumed + 1
+        live.add(run)
+        executor.wake()
+        try:
+            self._here(run.check, run.abort)
+            run.check()
+            if self._done[0] != run.iterations:
+                run.check_complete()
+        except BaseException as error:
+            self._broken = str(error) or type(error).__name__
+            raise
+        finally:
+            live.drop(run)
+
+    def _begin(self) -> Run:
+        """The first launch, or the first one behind launches of another kind."""
+        executor, device = self._executor, self._executor.device
+        assert isinstance(device, HereDevice)
+        executor.wait_idle()
+        params = executor.resumable()
+        if params is not self._params or self._here is None:
+            kernel = executor.kernels[0]
+            self._here = device.here(kernel.loaded, params, kernel.grid(executor.plan.processors))
+            self._params = params
+            self._first, self._end = params["first"].data, params["end"].data
+        self._run = executor.watched(self._here)
+        self._done = self._run.host["done"].data
+        return self._run

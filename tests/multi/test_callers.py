@@ -1,0 +1,139 @@
+"""Collectives on CPU ranks run on their caller's thread: what he may be told there while he waits
+for a rank that does not come.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.backend.protocol import HereDevice
+from ark.distributed import functions
+from ark.distributed.calls import Call, Key
+from ark.distributed.group import EVERYBODY
+from ark.errors import GpuError, InvalidUsageError
+from ark.runtime.here import Stepped
+from tests.ranks import ThreadRanks, run_ranks
+
+KEY = Key("all_reduce", "fp32", 4, 300_000, "sum")  # so many that there are two processors
+
+
+def call_of(ranks: ThreadRanks) -> Call:
+    device = registry.get("cpu").open(0)
+    device.machine = device.machine.with_processors(4)
+    return Call(KEY, ranks, ranks.rank, 2, registry.get("cpu"), device, 300.0)
+
+
+def interrupted(elements: int) -> None:
+    """Rank 0 gets SIGINT while it waits for rank 1, which comes no more."""
+    import os
+    import signal
+
+    ark.init(backend="cpu")
+    rank = ark.Model.get_rank()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    x = np.ones(elements, np.float32)
+    assert (ark.comm.all_reduce(x) == 2).all()
+    if rank == 0:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            ark.comm.all_reduce(x)
+        (call,) = functions.group()._calls[EVERYBODY].values()
+        assert int(call.executor._told["error"][0]) == 0  # it did not end because its time was up
+        with pytest.raises(GpuError, match=r"did not end .KeyboardInterrupt.*no longer in step"):
+            ark.comm.all_reduce(x)
+    ark.comm.barrier()
+
+
+def test_ctrl_c_while_a_peer_is_waited_for() -> None:
+    assert ark.launch(2, interrupted, 3) == 0
+
+
+def one_comes(ranks: ThreadRanks, ending: Any) -> tuple[int, str]:
+    """Rank 0 calls alone after both have; what processors it has, and what ended its call."""
+    call = call_of(ranks)
+    call.run()
+    said = ""
+    if ranks.rank == 0:
+        waiting = threading.Timer(0.2, ending, (ranks, call))
+        waiting.start()
+        with pytest.raises(GpuError) as caught:
+            call.run()
+        said = str(caught.value)
+        waiting.join()
+    call.executor.ranks = None  # the ranks do not meet any more
+    ranks.barrier()
+    call.close(together=False)
+    return call.executor.plan.processors, said
+
+
+def test_a_failed_rank_while_it_is_waited_for() -> None:
+    """Both processors leave, the caller's own and the one beside it."""
+
+    def fails(ranks: ThreadRanks, call: Call) -> None:
+        ranks.abort("rank 1 is gone")
+
+    assert run_ranks(2, lambda ranks: one_comes(ranks, fails))[0] == (2, "rank 1 is gone")
+
+
+def test_whoever_closes_ends_the_call_of_another_thread() -> None:
+    def stops(ranks: ThreadRanks, call: Call) -> None:
+        assert call.executor.latest is not None and call.executor.latest.running()
+        assert call.executor.latest.stop(60.0)
+
+    processors, said = run_ranks(2, lambda ranks: one_comes(ranks, stops))[0]
+    assert processors == 2 and "the kernel ended after 1 of 2 iterations" in said
+
+
+def test_launches_of_both_kinds_by_turns() -> None:
+    """A launch on a thread of its own, one on the caller's: counters go on from one another."""
+
+    def body(ranks: ThreadRanks) -> None:
+        call = call_of(ranks)
+        source, target = (m.host.view(np.float32) for m in (call.source, call.target))  # type: ignore[union-attr]
+        for turn in range(6):
+            source[:] = np.arange(KEY.elements) + turn + ranks.rank
+            if turn % 3 == 1:
+                call.executor.resume(1).wait()
+            else:
+                call.run()
+            np.testing.assert_array_equal(target, 2.0 * np.arange(KEY.elements) + 2 * turn + 1)
+        ranks.barrier()
+        call.close(together=True)
+
+    run_ranks(2, body)
+
+
+def test_a_caller_may_have_begun_a_launch_that_still_runs() -> None:
+    def body(ranks: ThreadRanks) -> None:
+        call = call_of(ranks)
+        call.run()
+        ranks.barrier()
+        if ranks.rank == 0:
+            first = call.executor.resume(1)
+            assert first.running()
+            threading.Timer(0.2, ranks.barrier).start()  # only then rank 1 comes
+        else:
+            ranks.barrier()
+        call.run()
+        if ranks.rank == 1:
+            call.run()
+        assert call.executor.resumed == 3
+        ranks.barrier()
+        call.close(together=True)
+
+    run_ranks(2, body)
+
+
+def test_devices_that_have_no_thread_of_a_callers() -> None:
+    class Executor:
+        device = object()
+
+    assert isinstance(registry.get("cpu").open(0), HereDevice)
+    with pytest.raises(InvalidUsageError, match="no launch on a caller's thread"):
+        Stepped(Executor())  # type: ignore[arg-type]
