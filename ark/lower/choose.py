@@ -19,12 +19,7 @@ from ark.lower.fuse import fuse
 from ark.lower.narrow import narrow
 from ark.lower.tiling import input_in_memory, split_k, stage_tile
 from ark.machine import Machine
-from ark.tasks.linear import (
-    MOST_NARROW,
-    narrow_bytes,
-    narrow_rows,
-    sums_bytes,
-)
+from ark.tasks.linear_form import MOST_NARROW, narrow_bytes, narrow_rows, sums_bytes
 from ark.variant import COMMUNICATE, LOAD, MOVE, Variant
 
 HELD = 1024  # bytes that one row's sums take, or what else several need

@@ -18,7 +18,7 @@ from ark.lower.packets import PACKET_READ_FEW
 from ark.lower.tiling import PAIRED, row_bytes, split_k
 from ark.machine import Machine
 from ark.plan.types import MAX_OPERANDS
-from ark.tasks.linear import narrow_bytes, narrow_rows
+from ark.tasks.linear_form import narrow_bytes, narrow_rows
 from ark.variant import COMMUNICATE
 
 EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}

@@ -18,7 +18,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.packets import PACKET_READ_FEW, SHORT_ROW, takes_short
 from ark.machine import Machine
-from ark.tasks.linear import MOST_NARROW
+from ark.tasks.linear_form import MOST_NARROW
 from ark.variant import COMMUNICATE
 
 ROUNDS = ("attention", "layernorm", "rmsnorm", "rope_kv", "rotary_embedding", "swiglu_pairs")

@@ -16,7 +16,7 @@ from ark.plan.boxes import Templates
 from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature
 from ark.plan.kind import get as task_kind
-from ark.tasks.linear import MOST_NARROW
+from ark.tasks.linear_form import MOST_NARROW
 from ark.variant import COMMUNICATE
 
 PACKET_LIMIT = 1 << 18  # bytes of fp32 activations that may travel as packets

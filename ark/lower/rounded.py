@@ -14,7 +14,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.packets import PACKET_READ_FEW
 from ark.machine import Machine
-from ark.tasks.linear import MOST_NARROW, SPREAD
+from ark.tasks.linear_form import MOST_NARROW, SPREAD
 from ark.variant import COMMUNICATE
 
 

@@ -14,7 +14,7 @@ from ark.ir.graph import Node
 from ark.ir.hints import Hints
 from ark.ir.values import Tensor
 from ark.machine import Machine
-from ark.tasks.linear import MATRIX_ROWS, SPREAD
+from ark.tasks.linear_form import MATRIX_ROWS, SPREAD
 from ark.variant import COMMUNICATE
 
 MIN_TILE = 4096

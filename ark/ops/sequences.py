@@ -18,7 +18,7 @@ from ark.machine import Machine
 from ark.ops.logits import makes_logits
 from ark.ops.tokens import sample_reference
 from ark.plan.groups import Group
-from ark.tasks.linear import MATRIX_ROWS, MOST_NARROW, narrow_rows
+from ark.tasks.linear_form import MATRIX_ROWS, MOST_NARROW, narrow_rows
 from ark.variant import COMMUNICATE
 
 

@@ -33,10 +33,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ark.errors import PlanError
-from ark.ir.dtype import by_name
-from ark.ir.values import Tensor
 from ark.machine import Machine
-from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
+from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import (
     Epsilon,
     Heads,
@@ -51,6 +49,17 @@ from ark.plan.params import (
 )
 from ark.plan.types import MAX_PIECES, Fetch
 from ark.tasks import text
+from ark.tasks.linear_form import (
+    AHEAD,
+    EXTRA,
+    SPREAD,
+    candidates,
+    first_extra,
+    narrow_bytes,
+    narrows,
+    outputs,
+    reads_from_memory,
+)
 from ark.tasks.rotary import (
     has_fresh,
     rope,
@@ -58,111 +67,9 @@ from ark.tasks.rotary import (
     rotary_check,
 )
 from ark.tasks.tokens import SETTINGS, sample_check, sample_tile
-from ark.variant import COMMUNICATE
 
-
-def narrows(sig: Signature, machine: Machine) -> bool:
-    """Is the input a single row, or few that are no shares, which a body for communicating warps
-    keeps in the weights' type?
-    """
-    shares, rows = sig.operands[0].shape[0], sig.operands[2].shape[0]
-    return (
-        machine.variant.role(COMMUNICATE) > 0
-        and (_single(sig) if rows == 1 else rows == shares and is_dense(sig.operands[0]))
-        and narrow_rows(rows, sig.operands[1], sig.params["split_k"])
-        and (rows == 1 or sig.params["rows"] in MATRIX_ROWS)
-    )
-
-
-def _single(sig: Signature) -> bool:
-    """Are stages whole rows, or parts of one?"""
-    return bool(sig.params["split_k"] == 1 or sig.params["rows"] == 1)
-
-
-MOST_NARROW = 8  # rows that are the columns of one product of matrix units
-MOST_FROM_MEMORY = 512  # elements of a row that a warp holds of such an input at once
-MATRIX_ROWS = (16, 8, 4, 2)  # of weights in a stage that matrix units multiply by several rows
-
-
-def reads_from_memory(sig: Signature) -> bool:
-    """Does each warp, in such a body, read for itself what it multiplies by a stage? The input is
-    as matrix units take it then, and needs no place in shared memory.
-    """
-    x, weight = sig.operands[:2]
-    part = x.shape[1] // sig.params["split_k"]
-    return (
-        1 < x.shape[0] <= MOST_NARROW
-        and sig.params["prologue"] == "none"
-        and sig.params["epilogue"] in SPREAD
-        and x.dtype == weight.dtype
-        and x.itemsize == 2
-        and not x.packet
-        and (part <= MOST_FROM_MEMORY or part % MOST_FROM_MEMORY == 0)
-    )
-
-
-def narrow_rows(rows: int, weight: OperandType | Tensor, splits: int) -> bool:
-    """Can so many rows be multiplied by weights, cut in so many parts, out of shared memory?"""
-    kind = weight.dtype if isinstance(weight, OperandType) else weight.dtype.name
-    part, rest = divmod(weight.shape[1], splits)
-    if rows == 1:
-        return not rest and kind in FLOATS and part * by_name(kind).itemsize % 16 == 0
-    return not rest and rows <= MOST_NARROW and kind in FLOATS[1:] and part % 32 == 0
-
-
-def narrow_bytes(rows: int, k: int, itemsize: int) -> int:
-    """Shared memory of these rows: several begin at different banks."""
-    return rows * (k * itemsize + (64 if rows > 1 else 0))
-
-
-def kept_stages(warps: int, splits: int) -> int:
-    """Stages of rows of weights in so many parts whose sums are kept until the last part is there.
-
-    A part may be stored in the place of one that is so far behind: the ring has given that one's
-    warp another stage since, which it took only after it had added the row up.
-    """
-    return -(-(2 * warps + splits) // splits) * splits
-
-
-def sums_bytes(warps: int, rows: int, held: int, splits: int) -> int:
-    """Shared memory that so many rows' sums take where stages have parts of `held` rows of
-    weights: the warps' squares, then sums and counts of parts.
-    """
-    parts = kept_stages(warps, splits) * (held * rows + 1) if splits > 1 else 0
-    return 4 * (warps * rows + parts)
-
-
-FLOATS = ("fp32", "fp16", "bf16")
 StageRows = Annotated[int, msgspec.Meta(ge=1, le=64)]
 MAX_SUMS = 4096  # of a task, held by a lane: rows of x times rows of a stage
-
-
-# Of the epilogue's operands, those that are asked for while the weights are on the way.
-AHEAD = {"store": (), "add": (0,), "swiglu": (), "rope_kv": (0, 1), "sample": (0, 1)}
-EXTRA = {"store": (0,), "add": (1,), "swiglu": (0,), "rope_kv": (4, 5), "sample": (3,)}
-
-
-SPREAD = ("store", "add")  # epilogues whose output peers may get too; so they may of `sample`
-
-
-def first_extra(sig: Signature) -> int:
-    """The epilogue's first operand."""
-    return 4 if sig.params["prologue"] == "rmsnorm" else 3
-
-
-def outputs(sig: Signature) -> tuple[int, ...]:
-    """The output's operands: this rank's, then the peers'."""
-    epilogue = sig.params["epilogue"]
-    last = first_extra(sig) + EXTRA[epilogue][0]
-    each = 1 if epilogue in SPREAD else 2 if epilogue == "sample" else 0
-    return (2, *(range(last, len(sig.operands), each) if each else ()))
-
-
-def candidates(sig: Signature) -> tuple[int, ...]:
-    """The operands of `sample` that get candidates: this rank's, then each peer's, which comes
-    behind the peer's output.
-    """
-    return (first_extra(sig) + 2, *(i + 1 for i in outputs(sig)[1:]))
 
 
 class LinearParams(Params, frozen=True):

@@ -22,7 +22,7 @@ from ark.plan.verify.structure import check_pieces
 from ark.runtime import tables
 from ark.runtime.executor import Executor
 from ark.runtime.program import build
-from ark.tasks.linear import narrows, reads_from_memory
+from ark.tasks.linear_form import narrows, reads_from_memory
 from tests.slow import slow
 
 pytest.importorskip("cuda.bindings.nvrtc")

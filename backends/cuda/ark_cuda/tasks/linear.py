@@ -11,7 +11,8 @@ from __future__ import annotations
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.linear import epilogue, narrows, prologue
+from ark.tasks.linear import epilogue, prologue
+from ark.tasks.linear_form import narrows
 from ark_cuda.tasks import inline, linear_roles
 
 MAX_ROWS = 256  # rows whose sums wait in shared memory for an epilogue

@@ -10,15 +10,8 @@ from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.linear import (
-    epilogue,
-    kept_stages,
-    narrow_bytes,
-    narrows,
-    prologue,
-    reads_from_memory,
-    sums_bytes,
-)
+from ark.tasks.linear import epilogue, prologue
+from ark.tasks.linear_form import kept_stages, narrow_bytes, narrows, reads_from_memory, sums_bytes
 from ark_cuda.tasks import inline
 
 ALIGN = 16
