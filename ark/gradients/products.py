@@ -13,7 +13,8 @@ from ark.ops.elementwise import cast, mul, sub
 from ark.ops.linear_algebra import matmul
 from ark.ops.math import neg
 from ark.ops.movement import transpose
-from ark.ops.reductions import reduce_sum, softmax
+from ark.ops.norms import softmax
+from ark.ops.reductions import reduce_sum
 from ark.ops.views import reshape
 from ark.tasks.expression import Tree, index, leaf, number
 

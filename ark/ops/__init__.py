@@ -17,7 +17,8 @@ from ark.ops import programs as programs
 from ark.ops import sequences as sequences
 from ark.ops import switched as switched
 from ark.ops import views
-from ark.ops.attention import attention, kv_append, kv_cache_slot
+from ark.ops.attention import attention
+from ark.ops.caches import kv_append, kv_cache_slot
 from ark.ops.checked import checked
 from ark.ops.collectives import (
     all_gather,
@@ -50,6 +51,7 @@ from ark.ops.elementwise import (
     zeros,
 )
 from ark.ops.experts import expert_linear, topk
+from ark.ops.extremes import argmax, argmin
 from ark.ops.images import batch_norm, group_norm, instance_norm, resize
 from ark.ops.indexing import concat, expand, flip, pad, split, strided_slice, tile
 from ark.ops.linear_algebra import linear, matmul
@@ -127,6 +129,7 @@ from ark.ops.math import (
     tanh,
 )
 from ark.ops.movement import embedding, rope, transpose
+from ark.ops.norms import layernorm, rmsnorm, softmax
 from ark.ops.paged import paged_append, paged_attention
 from ark.ops.quantize import (
     dequantize,
@@ -135,17 +138,12 @@ from ark.ops.quantize import (
 )
 from ark.ops.random import dropout, random_bits, random_normal, random_uniform
 from ark.ops.reductions import (
-    argmax,
-    argmin,
-    layernorm,
     mean,
     reduce_max,
     reduce_mean,
     reduce_min,
     reduce_prod,
     reduce_sum,
-    rmsnorm,
-    softmax,
 )
 from ark.ops.tokens import TokenState, advance, embed, sample
 from ark.ops.views import detach, identity, noop, parameter, placeholder, reshape, sharding, tensor

@@ -20,8 +20,8 @@ from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.lower.tiling import split
-from ark.ops.attention import check_cache
 from ark.ops.base import float_dtype, result
+from ark.ops.caches import check_cache
 from ark.ops.elementwise import sub
 from ark.ops.logic import minimum
 from ark.ops.lookup import gather

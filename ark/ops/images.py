@@ -12,7 +12,7 @@ from ark.frontend.tensor import Tensor, as_tensor
 from ark.ops.base import float_dtype, result
 from ark.ops.elementwise import add, composed, mul
 from ark.ops.indexing import Rule, remap, same
-from ark.ops.reductions import layernorm
+from ark.ops.norms import layernorm
 from ark.ops.views import reshape
 from ark.ops.windows import numbers, spatial
 from ark.tasks.expression import Tree, index, leaf, number

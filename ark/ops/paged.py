@@ -14,8 +14,10 @@ from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
-from ark.ops.attention import attention_reference, attention_splits, check_rows, merge_group
+from ark.ops.attention import attention_reference
+from ark.ops.attention_lowering import attention_splits, merge_group
 from ark.ops.base import float_dtype, result
+from ark.ops.caches import check_rows
 
 
 def _check(what: str, cache: Tensor, pages: Tensor, position: Tensor, rows: int) -> tuple[int, int]:

@@ -1,6 +1,6 @@
-"""Ops over rows and axes: reduce_sum, reduce_mean, reduce_max, softmax, layernorm, rmsnorm, argmax.
+"""Reductions over axes: reduce_sum, reduce_mean, reduce_max, reduce_min, reduce_prod.
 
-Sums are in fp32 whatever the type; softmax, the norms and argmax run over the last dimension.
+Sums are in fp32 whatever the type.
 """
 
 from __future__ import annotations
@@ -12,26 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from ark.errors import ModelError, PlanError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
-from ark.ir.dtype import FLOATS, INTEGERS, DataType, fp32, int32
+from ark.ir.dtype import FLOATS, INTEGERS, fp32
 from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.ir.values import dense_view
 from ark.lower.context import Lowering
-from ark.lower.parts import norm_sum
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
 from ark.machine import Machine
-from ark.ops.base import float_dtype, index_type, positive_axis, result
+from ark.ops.base import float_dtype, positive_axis, result
 from ark.ops.elementwise import cast, copy
-from ark.ops.logic import equal, iota, where
 from ark.ops.views import reshape
 
+FUNCTIONS = ("sum", "mean", "max", "min", "prod")
 REDUCE_COLUMNS = 64  # neighbouring results of a task where not the last dimension is reduced
 LEAST_SPLIT = 16384  # elements
-FEW = 1024  # elements of rows that one task normalises in the time of one row
 
 
 def _insert(tensor: IrTensor, axis: int) -> IrTensor:
@@ -150,51 +147,6 @@ def _beside_axis(node: Node | None, axis: int) -> list[int] | None:
     return [*sizes[:axis], 1, *sizes[axis:]]
 
 
-def _lower_rows(lowering: Lowering, node: Node) -> None:
-    if norm_sum(lowering, node):
-        return
-    (source, *others), out, machine = node.inputs, node.outputs[0], lowering.machine
-    few = 1
-    if node.hints is None and not machine.has("single_thread"):
-        columns = source.shape[-1]
-        few = min(2 * machine.warps, max(1, FEW // columns))
-        if len(out.shape) > 2 and source.shape == out.shape:
-            source, out = _flat(lowering, source, out)
-    shape = fold(out.shape)
-    rows = max(few, -(-shape[0] * shape[1] * shape[2] // machine.processors))
-    rows = max(1, min(rows, shape[2]))
-    asked = lowering.tile((*shape[:3], 1), fixed=(0, 1), shown=_whole_rows(node))
-    if asked:
-        rows = asked[2]
-    coords = box_coords((*shape[:3], 1), (1, 1, rows, 1))
-    if node.type == "argmax":
-        lowering.emit("argmax", {"rows": rows}, [source, *others, out], coords)
-        return
-    params = {"function": node.type, "eps": node.attrs.get("eps", 0.0), "rows": rows}
-    lowering.emit("rownorm", params, [source, *others, out], coords)
-
-
-def _flat(lowering: Lowering, source: IrTensor, out: IrTensor) -> tuple[IrTensor, IrTensor]:
-    """Both as one matrix, where memory allows it."""
-    flat = (out.elements // out.shape[-1], out.shape[-1])
-    if dense_view(source, flat) is None or dense_view(out, flat) is None:
-        return source, out
-    return lowering.view(source, flat), lowering.view(out, flat)
-
-
-def _whole_rows(node: Node) -> list[int] | None:
-    """The hinted tile with one index in the place of a whole row; PlanError for a part of one."""
-    if node.hints is None or node.hints.tile is None:
-        return None
-    *others, columns = node.hints.tile
-    if columns < node.outputs[0].shape[-1]:
-        raise PlanError(
-            f"op {node.name!r}: a tile {list(node.hints.tile)} holds a part of a row of "
-            f"{node.outputs[0].shape[-1]}, and a task of {node.type} computes whole rows"
-        )
-    return [*others, 1]
-
-
 def _reduce_reference(function: str) -> Any:
     apply: Any = getattr(np, function)
 
@@ -204,34 +156,11 @@ def _reduce_reference(function: str) -> Any:
     return run
 
 
-def _softmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    e = np.exp(inputs[0] - inputs[0].max(axis=-1, keepdims=True))
-    return [e / e.sum(axis=-1, keepdims=True)]
-
-
-def _layernorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    x = inputs[0]
-    return [(x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + attrs["eps"])]
-
-
-def _rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    x = inputs[0]
-    return [x / np.sqrt((x * x).mean(-1, keepdims=True) + attrs["eps"]) * inputs[1]]
-
-
-def _argmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    return [inputs[0].argmax(axis=-1, keepdims=True)]
-
-
-for _function in ("sum", "mean", "max", "min", "prod"):
+for _function in FUNCTIONS:
     register(f"reduce_{_function}", _reduce_reference(_function), _lower_reduce, aliasing="none")
-register("softmax", _softmax, _lower_rows, aliasing="exact")
-register("layernorm", _layernorm, _lower_rows, aliasing="exact")
-register("rmsnorm", _rmsnorm, _lower_rows, aliasing="exact")
-register("argmax", _argmax, _lower_rows, aliasing="none")
 
 
-def _reduce(
+def reduce_by(
     function: str,
     input: Any,
     axis: int | Sequence[int],
@@ -239,6 +168,7 @@ def _reduce(
     output: Any,
     name: str,
 ) -> Tensor:
+    """The reduction by a function of FUNCTIONS over `axis`, or several."""
     tensor = as_tensor(input)
     what = f"reduce_{function}"
     dtype = tensor.ir.dtype
@@ -280,7 +210,7 @@ def _reduce_axes(
         joined = math.prod(dims[group[0] : group[-1] + 1])
         flat = reshape(made, [*dims[: group[0]], joined, *dims[group[-1] + 1 :]])
         alone = len(groups) == 1 and (output is NullTensor or output is None)
-        part = _reduce(function, flat, group[0], True, NullTensor, name if alone else "")
+        part = reduce_by(function, flat, group[0], True, NullTensor, name if alone else "")
         made = reshape(part, [*dims[: group[0]], *[1] * len(group), *dims[group[-1] + 1 :]])
     made = reshape(made, full if keepdims else kept or [1])
     if made.ir.dtype != dtype:
@@ -296,7 +226,7 @@ def reduce_sum(
     name: str = "",
 ) -> Tensor:
     """Sum over `axis`, or several; fp32, fp16, bf16, integers, which wrap."""
-    return _reduce("sum", input, axis, keepdims, output, name)
+    return reduce_by("sum", input, axis, keepdims, output, name)
 
 
 def reduce_mean(
@@ -307,7 +237,7 @@ def reduce_mean(
     name: str = "",
 ) -> Tensor:
     """Mean over `axis`, or several; fp32, fp16, bf16."""
-    return _reduce("mean", input, axis, keepdims, output, name)
+    return reduce_by("mean", input, axis, keepdims, output, name)
 
 
 def reduce_max(
@@ -318,7 +248,7 @@ def reduce_max(
     name: str = "",
 ) -> Tensor:
     """Largest element over `axis`, or several; fp32, fp16, bf16, integers."""
-    return _reduce("max", input, axis, keepdims, output, name)
+    return reduce_by("max", input, axis, keepdims, output, name)
 
 
 def reduce_min(
@@ -329,7 +259,7 @@ def reduce_min(
     name: str = "",
 ) -> Tensor:
     """Smallest element over `axis`, or several; fp32, fp16, bf16, integers."""
-    return _reduce("min", input, axis, keepdims, output, name)
+    return reduce_by("min", input, axis, keepdims, output, name)
 
 
 def reduce_prod(
@@ -340,99 +270,7 @@ def reduce_prod(
     name: str = "",
 ) -> Tensor:
     """Product over `axis`, or several; fp32, fp16, bf16, integers, which wrap."""
-    return _reduce("prod", input, axis, keepdims, output, name)
+    return reduce_by("prod", input, axis, keepdims, output, name)
 
 
 mean = reduce_mean
-
-
-def softmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """Softmax over the last dimension; fp32, fp16, bf16."""
-    tensor = as_tensor(input)
-    dtype = float_dtype("softmax", tensor)
-    return result("softmax", [tensor], tensor.ir.shape, dtype, output, name=name)
-
-
-def layernorm(input: Any, eps: float = 1e-6, output: Any = NullTensor, name: str = "") -> Tensor:
-    """(x - mean) / sqrt(variance + eps) over the last dimension; any shape; fp32, fp16, bf16.
-
-    Layer normalisation (Ba et al. 2016), without weight and bias."""
-    tensor = as_tensor(input)
-    dtype = float_dtype("layernorm", tensor)
-    attrs = {"eps": float(eps)}
-    return result("layernorm", [tensor], tensor.ir.shape, dtype, output, attrs, name)
-
-
-def rmsnorm(
-    input: Any, weight: Any, eps: float = 1e-6, output: Any = NullTensor, name: str = ""
-) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019).
-
-    weight: (columns,), of the input's type or fp32.
-    """
-    tensor, scale = as_tensor(input), as_tensor(weight)
-    dtype = float_dtype("rmsnorm", tensor)
-    float_dtype("rmsnorm", scale)
-    if scale.ir.shape != tensor.ir.shape[-1:]:
-        raise ModelError(
-            f"rmsnorm: the weight has shape {list(scale.ir.shape)}, but rows have "
-            f"{tensor.ir.shape[-1]} columns; pass a weight of shape [{tensor.ir.shape[-1]}]"
-        )
-    attrs = {"eps": float(eps)}
-    return result("rmsnorm", [tensor, scale], tensor.ir.shape, dtype, output, attrs, name)
-
-
-def _first_index(
-    function: str, input: Any, axis: int, dtype: DataType, last: bool, output: Any, name: str
-) -> Tensor:
-    """Where the extreme element is: the least (or largest) index of those that equal it."""
-    tensor = as_tensor(input)
-    what = f"arg{function}"
-    shape = tensor.ir.shape
-    axis = positive_axis(what, axis, len(shape))
-    extreme = _reduce(function, tensor, axis, True, NullTensor, "")
-    dims = [n if d == axis else 1 for d, n in enumerate(shape)]
-    beyond = -1 if last else shape[axis]
-    places = where(equal(tensor, extreme), iota(dims, axis, dtype), beyond)
-    return _reduce("max" if last else "min", places, axis, True, output, name or what)
-
-
-def _arg(
-    function: str, input: Any, output: Any, name: str, axis: int, dtype: DataType, last: bool
-) -> Tensor:
-    tensor = as_tensor(input)
-    index_type(f"arg{function}", dtype)
-    rank = len(tensor.ir.shape)
-    if function == "max" and tensor.ir.dtype in FLOATS and axis in (-1, rank - 1) and not last:
-        shape = (*tensor.ir.shape[:-1], 1)
-        return result("argmax", [tensor], shape, dtype, output, name=name)
-    return _first_index(function, tensor, axis, dtype, last, output, name)
-
-
-def argmax(
-    input: Any,
-    output: Any = NullTensor,
-    name: str = "",
-    *,
-    axis: int = -1,
-    dtype: DataType = int32,
-    last: bool = False,
-) -> Tensor:
-    """Index of the largest element along `axis`, the first (or last) of equals; 1 index remains.
-
-    Floating point without NaN, or integers; the result is int32 or int64.
-    """
-    return _arg("max", input, output, name, axis, dtype, last)
-
-
-def argmin(
-    input: Any,
-    output: Any = NullTensor,
-    name: str = "",
-    *,
-    axis: int = -1,
-    dtype: DataType = int32,
-    last: bool = False,
-) -> Tensor:
-    """Index of the smallest element along `axis`; as argmax otherwise."""
-    return _arg("min", input, output, name, axis, dtype, last)

@@ -1,0 +1,172 @@
+"""How attention becomes tasks: one row of a cache by splits of its positions, all else by tiles of
+queries. Called through ark.lower.registry.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ark.ir import values as ir
+from ark.ir.dtype import fp32
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.machine import Machine
+from ark.tasks.attention import staged_bytes
+from ark.tasks.attention_tiles import balanced_group
+from ark.variant import COMMUNICATE
+
+PLAIN: dict[str, Any] = {
+    "causal": True,
+    "window": 0,
+    "softcap": 0.0,
+    "placed": True,
+    "sinks": False,
+}
+"""What a node's attributes are where it does not say; only such a one decodes by splits."""
+
+
+STREAMED, MOST_STREAMED = 8, 64  # positions that matrix units take at once, and a warp holds
+
+
+MOST_GROUP = 8  # query heads of a key/value head that they take at once
+
+
+TILED_ROWS = 8  # queries from which on a task takes tiles of them
+
+
+L2_SHARE = 16 << 20  # bytes of keys and values that are read together
+
+
+def _lower_tiles(lowering: Lowering, node: Node) -> None:
+    """Tiles of queries; where loads run ahead, a processor has all its tiles as one task."""
+    q, key, value, *rest = node.inputs
+    out, machine = node.outputs[0], lowering.machine
+    how = {name: node.attrs.get(name, plain) for name, plain in PLAIN.items()}
+    width, length = node.attrs["head_dim"], q.shape[-2]
+    rows = 128 if machine.variant.name == "matrix" else 32 if width <= 128 else 16
+    rows = min(rows, length)
+    heads, batch = node.attrs["heads"], q.shape[0] if len(q.shape) == 3 else 1
+    params = {**node.attrs, **how, "kv_heads": key.shape[-3], "rows": rows}
+    tiles = batch * heads * -(-length // rows)
+    each = 2 * key.shape[-2] * width * key.dtype.itemsize * key.shape[-3] / heads
+    # Heads together: what L2 holds, and enough for tiles of all lengths to be dealt at once.
+    enough = -(-2 * machine.processors * rows // length)
+    most = max(1, min(batch * heads, max(enough, int(L2_SHARE / each))))
+    params["group"] = most
+    if machine.variant.name == "matrix" and lowering.graph.world_size == 1:
+        params["tasks"] = min(tiles, machine.processors)
+        blocks = -(-length // rows)
+        window = -(-how["window"] // rows) + 1 if how["window"] else blocks
+        seen = min(blocks, window) if how["causal"] else 1
+        params["group"] = balanced_group(batch * heads, blocks, params["tasks"], seen, most)
+        coords: list[tuple[int, ...]] = [(t,) for t in range(params["tasks"])]
+    else:
+        starts = range(0, length, rows)
+        coords = [(b, h, r) for b in range(batch) for h in range(heads) for r in starts]
+    lowering.emit("attention_tiles", params, [q, key, value, out, *rest], coords)
+
+
+def attention_splits(
+    rows: int, kv_heads: int, context: int, processors: int, least: int = 64
+) -> int:
+    """Into how many parts a head's positions are cut so that most processors have one.
+
+    least: positions of a part below which it is not worth its hand-over.
+    """
+    wanted = max(1, processors // (rows * kv_heads))
+    return min(wanted, max(1, context // least))
+
+
+def _older(lowering: Lowering, node: Node) -> bool:
+    """Is what the stream would take older than the iteration: caches that are only appended to, up
+    to a position that is not written before?
+    """
+    _, key, value, position, *_ = (t.buffer.id for t in node.inputs)
+    phase = [n for n in lowering.graph.nodes if n.phase == node.phase]
+    written = {t.buffer.id for n in phase for t in n.outputs}
+    before = {t.buffer.id for n in phase if n.id < node.id for t in n.outputs}
+    return not {key, value} & written and position not in before
+
+
+def _streamed(cache: ir.Tensor, group: int, machine: Machine) -> int:
+    """Positions whose keys and values fill a stage of the operand stream; 0 where bodies read the
+    caches in place.
+    """
+    width, row = cache.shape[-1], cache.dtype.nbytes(cache.shape[-1])
+    if cache.dtype.name not in ("bf16", "fp16") or width not in (32, 64, 128):
+        return 0
+    rows = min(machine.stage_bytes // (2 * row) // STREAMED * STREAMED, MOST_STREAMED)
+    if not machine.ring_bytes:
+        return rows
+    room = machine.shared_bytes - machine.ring_bytes
+    fits = group <= MOST_GROUP and staged_bytes(group, width, machine.warps) <= room
+    return rows if fits and machine.variant.role(COMMUNICATE) else 0
+
+
+def lower_attention(lowering: Lowering, node: Node) -> None:
+    """One row of a cache by splits of its positions, all else by tiles of queries."""
+    placed = node.attrs.get("placed", True)
+    batch = node.inputs[3].shape[0] if placed else 1
+    sinks = node.inputs[3 + placed] if node.attrs.get("sinks") else None
+    merges = []
+    for b in range(batch):
+        inputs = [t if t is sinks else lowering.part(t, batch, b) for t in node.inputs]
+        outputs = (lowering.part(node.outputs[0], batch, b),)
+        one = dataclasses.replace(node, inputs=tuple(inputs), outputs=outputs)
+        merges.append(_lower_sequence(lowering, one, batch))
+    # No processor waits for one sequence's parts before it has made its own of all.
+    for partial, one in (m for m in merges if m is not None):
+        rows, heads, splits, width = partial.shape
+        merge = {"heads": heads, "head_dim": node.attrs["head_dim"], "splits": splits}
+        group = merge_group(batch * rows * heads, heads, 4 * splits * width, lowering.machine)
+        merge |= {"group": group} if group > 1 else {}
+        coords = [(r, h) for r in range(rows) for h in range(0, heads, group)]
+        lowering.emit("attention_merge", merge, [partial, one.outputs[0]], coords, ".merge")
+
+
+def merge_group(heads: int, most: int, size: int, machine: Machine) -> int:
+    """Heads, of so many, that a task merges: enough that processors have one task each. most: of a
+    row. size: bytes of a head's parts, all of which are in shared memory.
+    """
+    room = (machine.shared_bytes - machine.ring_bytes) // size
+    wanted = min(-(-heads // machine.processors), room)
+    return max(n for n in range(1, max(1, wanted) + 1) if most % n == 0)
+
+
+def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tensor, Node] | None:
+    """Attention of one of `batch` sequences; its parts, if there are several, and the node."""
+    plain = all(node.attrs.get(name, usual) == usual for name, usual in PLAIN.items())
+    if not plain or len(node.inputs[0].shape) == 3 or node.inputs[0].shape[0] >= TILED_ROWS:
+        _lower_tiles(lowering, node)
+        return None
+    q, key, value, position, *fresh = node.inputs
+    out = node.outputs[0]
+    rows = out.shape[0]
+    kv_heads, context, _ = key.shape
+    machine = lowering.machine
+    streamed = 0
+    if fresh and _older(lowering, node):
+        streamed = _streamed(key, node.attrs["heads"] // kv_heads, machine)
+    # A processor of which the ring takes keys and values has a stage of them at least.
+    least = max(32, streamed) if machine.variant.role(COMMUNICATE) else 64
+    least *= 2 if streamed and batch > 1 and machine.ring_bytes else 1
+    splits = attention_splits(rows * batch, kv_heads, context, machine.processors, least)
+    # Halves of what the ring holds are not worth the exchange that merges them.
+    if splits == 2 and batch > 1 and context <= streamed * machine.variant.stages:
+        splits = 1
+    # All parts of a head are in shared memory when they are merged.
+    part = 4 * (node.attrs["head_dim"] + 2)
+    splits = max(1, min(splits, (machine.shared_bytes - machine.ring_bytes) // part))
+    params = {**node.attrs, "kv_heads": kv_heads, "splits": splits}
+    if fresh and _older(lowering, node):
+        params["streamed"] = streamed
+    coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in range(kv_heads)]
+    if splits == 1:
+        lowering.emit("attention", params, [q, key, value, position, out, *fresh], coords)
+        return None
+    heads, width = node.attrs["heads"], node.attrs["head_dim"]
+    partial = lowering.temp((rows, heads, splits, width + 2), fp32, f"{node.name}.partial")
+    operands = [q, key, value, position, partial, *fresh]
+    lowering.emit("attention", params, operands, coords)
+    return partial, node

@@ -1,0 +1,150 @@
+"""Key/value caches: writing rows to one, and the slots of a cache of any shape.
+
+What reads them is ark.ops.attention; ark.ops.decoder writes them in the fused ops of a decoder."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.errors import ModelError
+from ark.frontend.model import Model
+from ark.frontend.tensor import Tensor, as_tensor, is_torch
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.ops.base import float_dtype, same_dtype
+from ark.ops.communication import copy_box
+from ark.ops.movement import whole_view
+from ark.ops.tokens import by_sequence, check_position
+
+
+def check_rows(op: str, rows: Tensor, columns: int) -> None:
+    """Raises ModelError if these are no rows that a cache can take: (any number, columns)."""
+    float_dtype(op, rows)
+    if len(rows.ir.shape) != 2 or rows.ir.shape[1] != columns:
+        raise ModelError(
+            f"{op}: the input has shape {list(rows.ir.shape)}; expected (rows, {columns})"
+        )
+
+
+def check_cache(what: str, cache: Tensor, position: Tensor, rows: int = 1) -> tuple[int, int, int]:
+    """A cache's sizes (heads, context, width) for each sequence; ModelError if it or the position
+    is none. rows: with as many positions each is of a sequence of its own.
+    """
+    float_dtype(what, cache)
+    shape = cache.ir.shape
+    if len(shape) != 3 or not cache.ir.dense:
+        raise ModelError(
+            f"{what}: the cache has shape {list(shape)}; expected (heads, context, width), dense"
+        )
+    sequences = check_position(what, position, rows)
+    if shape[0] % sequences:
+        raise ModelError(f"{what}: {shape[0]} heads of a cache are not those of {sequences} texts")
+    return shape[0] // sequences, shape[1], shape[2]
+
+
+def kv_append(cache: Any, input: Any, position: Any, name: str = "") -> Tensor:
+    """Writes rows into a cache from `position` on; returns the new tensor on the cache's memory.
+
+    cache (heads, context, width), input (rows, heads * width), position (1,) int32. Rows past the
+    context are dropped. With as many positions as rows each row is a sequence's, whose heads lie
+    one behind the other's in the cache, (rows * heads, context, width).
+    """
+    target, rows, at = as_tensor(cache), as_tensor(input), as_tensor(position)
+    heads, _, width = check_cache("kv_append", target, at, rows.ir.shape[0])
+    check_rows("kv_append", rows, heads * width)
+    model = Model.get_model()
+    made = model.graph.rewrite(target.ir, name)
+    model.graph.add("kv_append", [rows.ir, at.ir, target.ir], [made], {}, name)
+    return Tensor(made, model)
+
+
+def _lower_append(lowering: Lowering, node: Node) -> None:
+    rows, position, _ = node.inputs
+    batch, cache = position.shape[0], node.outputs[0]
+    coords = [(head,) for head in range(cache.shape[0] // batch)]
+    for b in range(batch):
+        operands = [lowering.part(t, batch, b) for t in (rows, position, cache)]
+        lowering.emit("kv_append", {}, operands, coords)
+
+
+def _append(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    rows, position, cache = inputs
+    if len(position) > 1:
+        each = by_sequence(inputs, len(position), ())
+        return [np.concatenate([_append(one, attrs)[0] for one in each])]
+    heads, context, width = cache.shape
+    made = cache.copy()
+    for r in range(len(rows)):
+        if 0 <= int(position[0]) + r < context:
+            made[:, int(position[0]) + r] = rows[r].reshape(heads, width)
+    return [made]
+
+
+def kv_cache_slot(cache: Any, token: Any, position: Any, name: str = "") -> Tensor:
+    """Writes a token into one slot of a cache in place; returns what was written, of its shape.
+
+    cache (max_seq, *slot), contiguous, a tensor of the model or a torch tensor; token (slot) of the
+    cache's type, fp32, fp16 or bf16; position (1,) int32, read when the kernel runs. A position
+    outside of the cache writes nothing. ModelError where shapes, types or contiguity do not fit.
+    Calls on one cache run in program order.
+    """
+    if is_torch(cache) and not cache.is_contiguous():
+        raise ModelError("kv_cache_slot: the cache is not contiguous; pass cache.contiguous()")
+    target, row, at = as_tensor(cache), as_tensor(token), as_tensor(position)
+    float_dtype("kv_cache_slot", target)
+    same_dtype("kv_cache_slot", target, row)
+    check_position("kv_cache_slot", at)
+    shape, slot = target.ir.shape, target.ir.shape[1:]
+    if len(shape) < 2 or target.ir.extents[1:] != slot:
+        raise ModelError(
+            f"kv_cache_slot: the cache has shape {list(shape)} in memory of "
+            f"{list(target.ir.extents)}; expected (max_seq, *slot), contiguous"
+        )
+    if row.ir.shape != slot:
+        raise ModelError(
+            f"kv_cache_slot: the token has shape {list(row.ir.shape)}; a slot of the cache has "
+            f"{list(slot)}"
+        )
+    model = Model.get_model()
+    kept = model.graph.rewrite(target.ir)
+    made = model.new_tensor(slot, row.ir.dtype, name=name)
+    model.graph.add("kv_cache_slot", [row.ir, at.ir, target.ir], [kept, made], {}, name)
+    return Tensor(made, model)
+
+
+def _lower_slot(lowering: Lowering, node: Node) -> None:
+    """The cache as one head's, whose width is the whole slot."""
+    token, position, _ = node.inputs
+    cache, made = node.outputs
+    width = math.prod(token.shape)
+    rows = (1, cache.shape[0], width)
+    one_head = dataclasses.replace(
+        cache,
+        shape=rows,
+        padded=rows,
+        extents=(1, cache.extents[0], width),
+        offsets=(0, cache.offsets[0], 0),
+    )
+    row = whole_view(lowering, token, (1, width), fill=True)
+    lowering.emit("kv_append", {}, [row, position, one_head], [(0,)])
+    copy_box(lowering, token, made, ".written")
+
+
+def _slot(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    token, position, cache = inputs
+    made = cache.copy()
+    if 0 <= int(position[0]) < len(cache):
+        made[int(position[0])] = token
+    return [made, token]
+
+
+register("kv_append", _append, _lower_append)
+
+
+register("kv_cache_slot", _slot, _lower_slot)

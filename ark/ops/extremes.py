@@ -1,0 +1,79 @@
+"""Where the largest or smallest elements are: argmax, argmin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.dtype import FLOATS, DataType, int32
+from ark.lower.registry import register
+from ark.ops.base import index_type, positive_axis, result
+from ark.ops.logic import equal, iota, where
+from ark.ops.norms import lower_rows
+from ark.ops.reductions import reduce_by
+
+
+def _argmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    return [inputs[0].argmax(axis=-1, keepdims=True)]
+
+
+register("argmax", _argmax, lower_rows, aliasing="none")
+
+
+def _first_index(
+    function: str, input: Any, axis: int, dtype: DataType, last: bool, output: Any, name: str
+) -> Tensor:
+    """Where the extreme element is: the least (or largest) index of those that equal it."""
+    tensor = as_tensor(input)
+    what = f"arg{function}"
+    shape = tensor.ir.shape
+    axis = positive_axis(what, axis, len(shape))
+    extreme = reduce_by(function, tensor, axis, True, NullTensor, "")
+    dims = [n if d == axis else 1 for d, n in enumerate(shape)]
+    beyond = -1 if last else shape[axis]
+    places = where(equal(tensor, extreme), iota(dims, axis, dtype), beyond)
+    return reduce_by("max" if last else "min", places, axis, True, output, name or what)
+
+
+def _arg(
+    function: str, input: Any, output: Any, name: str, axis: int, dtype: DataType, last: bool
+) -> Tensor:
+    tensor = as_tensor(input)
+    index_type(f"arg{function}", dtype)
+    rank = len(tensor.ir.shape)
+    if function == "max" and tensor.ir.dtype in FLOATS and axis in (-1, rank - 1) and not last:
+        shape = (*tensor.ir.shape[:-1], 1)
+        return result("argmax", [tensor], shape, dtype, output, name=name)
+    return _first_index(function, tensor, axis, dtype, last, output, name)
+
+
+def argmax(
+    input: Any,
+    output: Any = NullTensor,
+    name: str = "",
+    *,
+    axis: int = -1,
+    dtype: DataType = int32,
+    last: bool = False,
+) -> Tensor:
+    """Index of the largest element along `axis`, the first (or last) of equals; 1 index remains.
+
+    Floating point without NaN, or integers; the result is int32 or int64.
+    """
+    return _arg("max", input, output, name, axis, dtype, last)
+
+
+def argmin(
+    input: Any,
+    output: Any = NullTensor,
+    name: str = "",
+    *,
+    axis: int = -1,
+    dtype: DataType = int32,
+    last: bool = False,
+) -> Tensor:
+    """Index of the smallest element along `axis`; as argmax otherwise."""
+    return _arg("min", input, output, name, axis, dtype, last)

@@ -1,0 +1,128 @@
+"""Ops over the rows of a tensor: softmax, layernorm, rmsnorm. They run over the last dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.errors import ModelError, PlanError
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.fold import fold
+from ark.ir.graph import Node
+from ark.ir.values import Tensor as IrTensor
+from ark.ir.values import dense_view
+from ark.lower.context import Lowering
+from ark.lower.parts import norm_sum
+from ark.lower.registry import register
+from ark.lower.tiling import box_coords
+from ark.ops.base import float_dtype, result
+
+FEW = 1024  # elements of rows that one task normalises in the time of one row
+
+
+def lower_rows(lowering: Lowering, node: Node) -> None:
+    """Tasks of whole rows: one a processor, or of a few short rows that take the time of one."""
+    if norm_sum(lowering, node):
+        return
+    (source, *others), out, machine = node.inputs, node.outputs[0], lowering.machine
+    few = 1
+    if node.hints is None and not machine.has("single_thread"):
+        columns = source.shape[-1]
+        few = min(2 * machine.warps, max(1, FEW // columns))
+        if len(out.shape) > 2 and source.shape == out.shape:
+            source, out = _flat(lowering, source, out)
+    shape = fold(out.shape)
+    rows = max(few, -(-shape[0] * shape[1] * shape[2] // machine.processors))
+    rows = max(1, min(rows, shape[2]))
+    asked = lowering.tile((*shape[:3], 1), fixed=(0, 1), shown=_whole_rows(node))
+    if asked:
+        rows = asked[2]
+    coords = box_coords((*shape[:3], 1), (1, 1, rows, 1))
+    if node.type == "argmax":
+        lowering.emit("argmax", {"rows": rows}, [source, *others, out], coords)
+        return
+    params = {"function": node.type, "eps": node.attrs.get("eps", 0.0), "rows": rows}
+    lowering.emit("rownorm", params, [source, *others, out], coords)
+
+
+def _flat(lowering: Lowering, source: IrTensor, out: IrTensor) -> tuple[IrTensor, IrTensor]:
+    """Both as one matrix, where memory allows it."""
+    flat = (out.elements // out.shape[-1], out.shape[-1])
+    if dense_view(source, flat) is None or dense_view(out, flat) is None:
+        return source, out
+    return lowering.view(source, flat), lowering.view(out, flat)
+
+
+def _whole_rows(node: Node) -> list[int] | None:
+    """The hinted tile with one index in the place of a whole row; PlanError for a part of one."""
+    if node.hints is None or node.hints.tile is None:
+        return None
+    *others, columns = node.hints.tile
+    if columns < node.outputs[0].shape[-1]:
+        raise PlanError(
+            f"op {node.name!r}: a tile {list(node.hints.tile)} holds a part of a row of "
+            f"{node.outputs[0].shape[-1]}, and a task of {node.type} computes whole rows"
+        )
+    return [*others, 1]
+
+
+def _softmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    e = np.exp(inputs[0] - inputs[0].max(axis=-1, keepdims=True))
+    return [e / e.sum(axis=-1, keepdims=True)]
+
+
+def _layernorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    x = inputs[0]
+    return [(x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + attrs["eps"])]
+
+
+def _rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    x = inputs[0]
+    return [x / np.sqrt((x * x).mean(-1, keepdims=True) + attrs["eps"]) * inputs[1]]
+
+
+register("softmax", _softmax, lower_rows, aliasing="exact")
+
+
+register("layernorm", _layernorm, lower_rows, aliasing="exact")
+
+
+register("rmsnorm", _rmsnorm, lower_rows, aliasing="exact")
+
+
+def softmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """Softmax over the last dimension; fp32, fp16, bf16."""
+    tensor = as_tensor(input)
+    dtype = float_dtype("softmax", tensor)
+    return result("softmax", [tensor], tensor.ir.shape, dtype, output, name=name)
+
+
+def layernorm(input: Any, eps: float = 1e-6, output: Any = NullTensor, name: str = "") -> Tensor:
+    """(x - mean) / sqrt(variance + eps) over the last dimension; any shape; fp32, fp16, bf16.
+
+    Layer normalisation (Ba et al. 2016), without weight and bias."""
+    tensor = as_tensor(input)
+    dtype = float_dtype("layernorm", tensor)
+    attrs = {"eps": float(eps)}
+    return result("layernorm", [tensor], tensor.ir.shape, dtype, output, attrs, name)
+
+
+def rmsnorm(
+    input: Any, weight: Any, eps: float = 1e-6, output: Any = NullTensor, name: str = ""
+) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019).
+
+    weight: (columns,), of the input's type or fp32.
+    """
+    tensor, scale = as_tensor(input), as_tensor(weight)
+    dtype = float_dtype("rmsnorm", tensor)
+    float_dtype("rmsnorm", scale)
+    if scale.ir.shape != tensor.ir.shape[-1:]:
+        raise ModelError(
+            f"rmsnorm: the weight has shape {list(scale.ir.shape)}, but rows have "
+            f"{tensor.ir.shape[-1]} columns; pass a weight of shape [{tensor.ir.shape[-1]}]"
+        )
+    attrs = {"eps": float(eps)}
+    return result("rmsnorm", [tensor, scale], tensor.ir.shape, dtype, output, attrs, name)
