@@ -376,6 +376,8 @@ def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
             made = planned.plan.built(machine).inner
         except OSError as error:
             raise InvalidUsageError(f"{path} cannot be read: {error}") from error
+        except SyntaxError as error:
+            raise InvalidUsageError(f"{path} is no Python script: {error}") from error
     finally:
         Planner.machine_override = None
         sys.argv = arguments

@@ -19,6 +19,7 @@ from ark.bench.peer import import_torch, repeated
 from ark.collective import CollectiveProgram
 from ark.comm.topology import Topology
 from ark.distributed.members import Members
+from ark.errors import SystemError
 from ark.ir.dtype import DataType
 from ark.lower.engines import AUTO
 from ark.runtime.bootstrap import Bootstrap
@@ -80,6 +81,11 @@ class Peer:
         self._name, self._job = name, job
         self._where = "cpu"
         if name == "nccl":
+            if not torch.cuda.is_available():
+                raise SystemError(
+                    "NCCL needs a GPU and a torch that is built for it, and this one finds none; "
+                    "compare with --vs gloo"
+                )
             self._where = f"cuda:{device.dlpack[1]}"
             torch.cuda.set_device(device.dlpack[1])
             os.environ.setdefault("NCCL_NVLS_ENABLE", "0")

@@ -33,7 +33,7 @@ COMMANDS = {
     "export": "write a model as a C library that needs no Python",
     "tune": "measure how products are best cut on this machine, and keep it",
     "trace": "draw a plan's planned and measured timeline",
-    "bench": "measure decoding beside a peer",
+    "bench": "measure decoding, collectives and single ops beside a peer",
     "cache": "show or clear the program cache",
     "layout": "find the cheapest collectives from one layout of a tensor to another",
     "parallelize": "predict how a model is best split over ranks",

@@ -41,7 +41,9 @@ NAMES = {
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    p = subparsers.add_parser("bench", help="measure decoding and single ops beside a peer")
+    p = subparsers.add_parser(
+        "bench", help="measure decoding, collectives and single ops beside a peer"
+    )
     kinds = p.add_subparsers(dest="what", metavar="WHAT", required=True)
     bench_ops.register(kinds)
     bench_comm.register(kinds)

@@ -103,4 +103,10 @@ def _machine(backend: Backend, arch: str) -> str:
                 f"no machine model of {backend.name!r} is {arch!r}; name one with --machine: "
                 f"{', '.join(backend.machine_names())}"
             )
+        if backend.machine(backend.name) is None:
+            raise InvalidUsageError(
+                f"this machine has no device of {backend.name!r} to export for; name an "
+                "architecture with --arch or a machine model with --machine: "
+                f"{', '.join(backend.machine_names())}"
+            )
     return backend.name

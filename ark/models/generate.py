@@ -37,6 +37,7 @@ from ark.models.request import Sampling, check_arguments, check_stops
 from ark.ops.tokens import MAX_STOPS
 from ark.plan.rotated import on_rank
 from ark.plan.types import Plan
+from ark.runtime.admission import check_asked
 from ark.runtime.executor import BUDGET_S
 from ark.runtime.program import begin
 from ark.runtime.run import Ranks, Run
@@ -107,6 +108,8 @@ class Generator:
             plan=plan,
             progress=progress,
         )
+        if machine is not None:
+            check_asked(machine, device.machine)
         tell = progress or (lambda what, done, total: None)
         self.checkpoint = checkpoint
         self._streaming = threading.Lock()

@@ -64,6 +64,18 @@ def _check_links(plan: Plan, device: Machine | None) -> None:
         )
 
 
+def check_asked(asked: Machine, device: Machine) -> None:
+    """InvalidUsageError where somebody asks to plan for a machine whose kernels this device, on
+    which the plan is to run at once, cannot run.
+    """
+    if (asked.backend, asked.arch) != (device.backend, device.arch):
+        raise InvalidUsageError(
+            f"the machine {asked.name} is a {asked.backend} {asked.arch}, but the model is to run "
+            f"on {device.name} ({device.backend} {device.arch}); name a machine of that kind or "
+            "none, or plan without running by `ark plan`"
+        )
+
+
 def check_machine(made_for: Machine, device: Machine | None) -> None:
     """Raises PlanError where a plan's machine is not this device's, or none that is known."""
     if device is not None:

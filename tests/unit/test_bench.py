@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import ark
 from ark.bench import decode
+from ark.bench.comm_peer import Peer
 from ark.bench.fidelity import STEPS, TOLERANCE, compare, greedy
 from ark.cli import bench, main
 
@@ -77,6 +79,14 @@ def test_every_sequence_of_a_batch_is_beside_torch(capsys: pytest.CaptureFixture
     assert found["rows"] == found["agreed"] == 3 * STEPS
     assert 0 < found["mean"] < found["most"] < 0.1 and found["distance"] < 5e-3
     assert row["peer_s"]["eager"] > 0
+
+
+def test_nccl_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ark.SystemError, match="compare with --vs gloo"):
+        Peer("nccl", None, None)  # type: ignore[arg-type]
 
 
 def test_the_distance_is_by_row() -> None:

@@ -102,6 +102,10 @@ def test_a_script_is_planned_without_a_device(tmp_path: Path) -> None:
         plan_script(str(path), registry.machine("h100"))
     with pytest.raises(ark.InvalidUsageError):
         plan_script(str(tmp_path / "none.py"), registry.machine("h100"))
+    for damaged in ("x = (", "x\0"):
+        path.write_text(damaged)
+        with pytest.raises(ark.InvalidUsageError, match=r"script\.py is no Python script"):
+            plan_script(str(path), registry.machine("h100"))
 
 
 def test_profiler_command_line() -> None:

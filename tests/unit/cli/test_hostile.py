@@ -37,6 +37,14 @@ SPREAD = ["parallelize", "llama-3.1-8b", "--mesh", "2x2", "--machine", "h100"]
         ([*GENERATE, "--budget", "inf"], "the budget is inf s"),
         ([*GENERATE, "--budget", "nan"], "the budget is nan s"),
         ([*GENERATE, "--plan", "/dev/zero"], "cannot be read as a plan"),
+        (
+            [*GENERATE, "--machine", "h100"],
+            "the machine h100 is a cuda sm_90a, but the model is to",
+        ),
+        (
+            ["export", NOAH, "--backend", "cuda", "-o", "x"],
+            "an architecture with --arch or a machine",
+        ),
         (["info", "--require", "cpu:²"], "is no requirement"),
         ([*BENCH, "--set", "processors=0"], "the plan's machine is damaged"),
         ([*BENCH, "--set", "lanes=7"], "is not understood"),
