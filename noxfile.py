@@ -138,7 +138,8 @@ def slow(session: nox.Session) -> None:
     """
     session.install("-e", ".[dev]")
     environment = {**BESIDE, "ARK_SLOW_TESTS": "1"}
-    alone = ("tests/multi/test_hosts.py", "tests/multi/test_machine_trouble.py")
+    files = ("test_hosts.py", "test_late_links.py", "test_machine_trouble.py")
+    alone = [f"tests/multi/{file}" for file in files]
     more = [str(p) for p in Path("tests").rglob("test_*.py") if "tests.slow" in p.read_text()]
     session.run("pytest", *WORKERS, "-m", "", *sorted({*more} - {*alone}), env=environment)
     session.run("pytest", "-m", "slow", *alone, env=environment)

@@ -59,6 +59,12 @@ def explain(
         where = f"rank {plan.rank}, processor {processor}, iteration {int(host['error_iteration'])}"
         kind = "counter"
     subject = f"a {kind}"
+    cause = "a peer that died"
+    if kind == "proxy" and op_id < len(plan.ops):
+        far = _far_ranks(plan, plan.ops[op_id])
+        if far:
+            subject = f"the answer of rank {far} on another host to what the proxy put there"
+            cause = f"{cause}, a link between hosts that carries nothing"
     if kind == "packet" and op_id < len(plan.ops):
         subject += _of_peers(plan, plan.ops[op_id])
     if kind in ("counter", "iteration barrier") and counter < len(plan.counters):
@@ -66,8 +72,8 @@ def explain(
         subject = f"counter {plan.counters[counter].name!r} of {producers}"
     return (
         f"{task} on {where} waited for {subject} longer than its budget: expected {expected}, seen "
-        f"{seen}. A producer is missing or stuck: a plan that was changed by hand, a peer that "
-        "died, or a budget that is too short for this machine"
+        f"{seen}. A producer is missing or stuck: a plan that was changed by hand, {cause}, or a "
+        "budget that is too short for this machine"
     )
 
 
@@ -91,6 +97,13 @@ def _first_unmet(
         if counters[counter] < plan.counters[counter].step * phase_iteration + threshold
     ]
     return min(unmet, default=None)
+
+
+def _far_ranks(plan: Plan, op: PlanOp) -> str:
+    """The ranks on other hosts whose memory a transfer touches."""
+    hosts = plan.meta.get("hosts") or [0] * plan.world_size
+    ranks = {plan.buffers[plan.tensors[i].buffer].rank for i in op.operands}
+    return ", ".join(str(r) for r in sorted(ranks) if hosts[r] != hosts[plan.rank])
 
 
 def _of_peers(plan: Plan, op: PlanOp) -> str:

@@ -1,12 +1,15 @@
 """Two hosts on one machine: network namespaces joined by a virtual cable, as tests need them.
 
 Each host is a namespace with one end of the cable; processes in different ones do not share memory
-as far as ark is concerned (ark.runtime.hosts), and reach each other by TCP alone.
+as far as ark is concerned (ark.runtime.hosts), and reach each other by TCP alone. The cable is the
+kernel's own, or one that tests/multi/relay.py makes late and lossy.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import shutil
 import subprocess
@@ -14,6 +17,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from tests.multi.relay import Cable
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,30 +30,48 @@ def _ip(*words: str) -> None:
 class Hosts:
     """names: the namespaces; addresses: theirs."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, relayed: bool = False) -> None:
         tag = os.getpid() % 100000
         self.names = [f"ark{tag}-{i}" for i in range(count)]
         self.addresses = [f"10.77.{tag % 250}.{i + 1}" for i in range(count)]
+        self.ends = [f"a{name[3:]}" for name in self.names]
+        self._relayed = relayed
+        self._relay: subprocess.Popen[str] | None = None
 
     def open(self) -> None:
         for name in self.names:
             _ip("netns", "add", name)
             _ip("-n", name, "link", "set", "lo", "up")
-        ends = [f"a{name[3:]}" for name in self.names]
-        _ip("link", "add", ends[0], "netns", self.names[0], "type", "veth",
-            "peer", "name", ends[1], "netns", self.names[1])  # fmt: skip
+        ends = self.ends
+        if self._relayed:
+            self._start_relay()
+        else:
+            _ip("link", "add", ends[0], "netns", self.names[0], "type", "veth",
+                "peer", "name", ends[1], "netns", self.names[1])  # fmt: skip
         for name, end, address in zip(self.names, ends, self.addresses, strict=True):
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
             _ip("-n", name, "link", "set", end, "up")
-        self.ends = ends
         self._wait()
+
+    def _start_relay(self) -> None:
+        words = [word for pair in zip(self.names, self.ends, strict=True) for word in pair]
+        self._relay = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests/multi/relay.py"), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._relay.stdout is not None and self._relay.stderr is not None
+        if self._relay.stdout.readline() != "open\n":
+            raise OSError(f"TAP devices cannot be made: {self._relay.stderr.read()[-300:]}")
 
     def _wait(self) -> None:
         """Until both ends have a carrier: before, UCX finds no device that reaches the other."""
         end = time.monotonic() + 20.0
         for name, own in zip(self.names, self.ends, strict=True):
             words = ["ip", "-n", name, "-o", "link", "show", own]
-            while b"state UP" not in subprocess.check_output(words, timeout=20):
+            while b"LOWER_UP" not in subprocess.check_output(words, timeout=20):
                 if time.monotonic() > end:
                     raise OSError(f"the link {own} does not come up")
                 time.sleep(0.02)
@@ -61,31 +84,37 @@ class Hosts:
             ["ip", "netns", "exec", self.names[host], sys.executable, *argv],
             cwd=ROOT,
             env={**os.environ, "UCX_TLS": "tcp,self", "UCX_LOG_LEVEL": "fatal", **environment},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def delay(self, milliseconds: float, lost: float = 0.0) -> None:
-        """Makes the cable slow, and lose so many percent of what is sent."""
-        for name, end in zip(self.names, self.ends, strict=True):
-            words = ["netem", "delay", f"{milliseconds}ms", "loss", f"{lost}%"]
-            command = ["tc", "-n", name, "qdisc", "replace", "dev", end, "root", *words]
-            subprocess.run(command, check=True, capture_output=True, timeout=20)
+    def change(self, cable: Cable) -> tuple[int, int]:
+        """How a relayed cable is from now on. Frames that came so far, and those of them lost."""
+        assert self._relay is not None and self._relay.stdin is not None
+        assert self._relay.stdout is not None
+        self._relay.stdin.write(json.dumps(dataclasses.asdict(cable)) + "\n")
+        self._relay.stdin.flush()
+        count, lost = self._relay.stdout.readline().split()
+        return int(count), int(lost)
 
     def cut(self) -> None:
         """Pulls the cable."""
         _ip("-n", self.names[0], "link", "set", self.ends[0], "down")
 
     def close(self) -> None:
+        if self._relay is not None:
+            self._relay.communicate(timeout=20)  # it ends when its input does
         for name in self.names:
             with contextlib.suppress(subprocess.CalledProcessError):
                 _ip("netns", "del", name)
 
 
 @contextlib.contextmanager
-def two_hosts() -> Iterator[Hosts]:
-    made = Hosts(2)
+def two_hosts(relayed: bool = False) -> Iterator[Hosts]:
+    """relayed: the cable is a relay's, see Hosts.change."""
+    made = Hosts(2, relayed)
     try:
         made.open()
         yield made
@@ -93,13 +122,13 @@ def two_hosts() -> Iterator[Hosts]:
         made.close()
 
 
-def why_not() -> str:
+def why_not(relayed: bool = False) -> str:
     """What keeps this machine from having such hosts; empty if nothing does."""
     if not shutil.which("ip"):
         return "needs the command ip"
     if os.geteuid() != 0:
         return "needs root, to make network namespaces"
-    probe = Hosts(2)
+    probe = Hosts(2, relayed)
     try:
         probe.open()
     except (OSError, subprocess.SubprocessError) as error:

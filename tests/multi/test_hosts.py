@@ -1,5 +1,5 @@
 """Ranks on two hosts: collectives and channels over UCX on TCP, between network namespaces; killed
-peers, slow and broken links, strangers.
+peers, a broken link, strangers. tests/multi/test_late_links.py has late links.
 """
 
 from __future__ import annotations
@@ -12,18 +12,22 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import ark
 from ark.backend import native
+from ark.codegen import layout
+from ark.codegen.layout import ERROR_KINDS
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import int32
 from ark.lower.pipeline import plan as make_plan
 from ark.plan.types import Plan
 from ark.plan.verify import verify
+from ark.runtime.faults import explain
 from ark.runtime.hosts import NAME, hosts_of
 from ark.runtime.proxy import has_ucx
 from tests.multi import test_channels as channels
@@ -114,18 +118,6 @@ def test_every_collective_between_hosts(hosts: Hosts, ranks: int) -> None:
     said = [p.communicate(timeout=300) for p in started]
     assert [p.returncode for p in started] == [0] * ranks, said
     assert [int(out) for out, _ in said] == [56] * (ranks - 1) + [60]
-
-
-@slow
-def test_a_slow_link_that_loses_packets(hosts: Hosts) -> None:
-    try:
-        hosts.delay(2.0, lost=1.0)
-    except (OSError, subprocess.SubprocessError) as error:
-        pytest.skip(f"tc cannot do this here: {error}")
-    started = start(hosts, WORK)
-    said = [p.communicate(timeout=300) for p in started]
-    assert [p.returncode for p in started] == [0, 0], said
-    assert [int(out) for out, _ in said] == [56, 60]
 
 
 def rank_process(started: subprocess.Popen[str]) -> int:
@@ -267,6 +259,30 @@ def test_what_cannot_go_to_another_host_is_said() -> None:
 
     with pytest.raises(UnsupportedError, match="'packet'; it has nic"):
         plans_of(packets, [0, 1])
+
+
+def test_a_transfer_without_an_answer_names_the_rank() -> None:
+    plan = plans_of(channels.put_then_signal, [0, 1])[0]
+    listing = [
+        (phase, processor, task)
+        for phase, each in enumerate(plan.phases)
+        for processor, tasks in enumerate(each.processors)
+        for task in tasks
+    ]
+    place, task = next(
+        (i, t) for i, (_, _, t) in enumerate(listing) if plan.ops[t.op].kind == "transfer"
+    )
+    host = np.zeros(1, layout.dtype("ArkHost"))
+    (proxy,) = (number for number, kind in ERROR_KINDS.items() if kind == "proxy")
+    for name, value in {"error": proxy, "error_task": place, "error_op": task.op}.items():
+        host[name] = value
+    tables = SimpleNamespace(listing=listing)
+    done = [2**31] * len(plan.counters)
+    said = explain(plan, tables, host[0], done, [], {})  # type: ignore[arg-type]
+    assert "waited for the answer of rank 1 on another host" in said
+    assert "a link between hosts that carries nothing" in said
+    alone = dataclasses.replace(plan, meta={**plan.meta, "hosts": [0, 0]})
+    assert "waited for a proxy longer" in explain(alone, tables, host[0], done, [], {})  # type: ignore[arg-type]
 
 
 def test_a_plan_that_stores_to_another_host_is_refused() -> None:
