@@ -9,7 +9,7 @@ processor has one thread, and where both sides are fp32, which the common body m
 machine; but not under `roles`, where no such kernel is known to have run on a GPU. The elementwise
 op may see the product in another shape (a linear layer's rows by batch, a convolution's pixels as
 an image): what it reads beside it is then seen in the product's shape.
-Called by ark.lower.pipeline after chains are joined.
+Called by ark.lower.prepare after chains are joined.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ In the variant for large products the input of such a product, and the queries o
 caches of such a type, are rounded to the weights' type where they are made, or by a cast of their
 own. Where few rows go through linear layers and are much for packets, or one row goes as packets of
 16 bits, whoever makes them rounds them if he can, as each reader would. Sums stay in fp32. Called
-by ark.lower.pipeline.
+by ark.lower.prepare.
 """
 
 from __future__ import annotations

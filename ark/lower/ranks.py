@@ -16,7 +16,8 @@ from typing import Any
 from ark.ir.graph import Graph
 from ark.ir.values import Tensor
 from ark.lower import registry
-from ark.lower.pipeline import Prepared, plan_prepared, prepare, unscheduled
+from ark.lower.pipeline import plan_prepared, unscheduled
+from ark.lower.prepare import Prepared, prepare
 from ark.machine import Machine
 from ark.plan.rotated import Moved, Rotated, on_rank
 from ark.plan.types import Plan

@@ -1,7 +1,7 @@
 """Products that read a transposed matrix read what was transposed instead, the other way round.
 
 Front ends write x W^T as a transpose and a product; the transpose is an op of its own only where
-somebody else reads it. Called by ark.lower.pipeline.
+somebody else reads it. Called by ark.lower.prepare.
 """
 
 from __future__ import annotations

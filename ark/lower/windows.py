@@ -3,7 +3,7 @@
 A convolution is written as a product with a matrix of windows (ark.ops.windows), which matrix units
 need. Where none serves the product, laying the matrix out costs more than reading it saves: an op
 and a hand-over more, and as many times the input as a window has elements. Called by
-ark.lower.pipeline.
+ark.lower.prepare.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,6 +24,16 @@ def machine_of(plan: Plan, phase: int | None = None) -> Machine:
     """
     machine = schema.read_machine(plan.machine)
     return machine if phase is None else machine.under(plan.phases[phase].variant)
+
+
+def machine_entry(machine: Machine) -> dict[str, Any]:
+    """A machine model as a plan has it; `machine_of` reads it."""
+    entry = dataclasses.asdict(machine)
+    entry["capabilities"] = list(machine.capabilities)
+    entry["tile"] = list(machine.tile)
+    entry["large_tiles"] = [list(t) for t in machine.large_tiles]
+    entry["variants"] = [{**v, "roles": list(v["roles"])} for v in entry["variants"]]
+    return entry
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import ark
 from ark.backend.registry import machine
 from ark.frontend.model import Model, use_model
 from ark.lower import registry
-from ark.lower.pipeline import plan, prepare
+from ark.lower.pipeline import plan
+from ark.lower.prepare import prepare
 from ark.ops.fusion import STAGES
 
 

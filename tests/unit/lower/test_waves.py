@@ -11,7 +11,7 @@ from ark.bench.cases import lstm
 from ark.bench.ops import planned
 from ark.frontend.model import Model, use_model
 from ark.lower import waves
-from ark.lower.pipeline import prepare
+from ark.lower.prepare import prepare
 from ark.plan.cost import predict
 from tests.programs import build, contents, reference
 

@@ -1,0 +1,121 @@
+"""The ops of a plan, the tensors that they use, numbered, and their buffers, placed in arenas.
+
+Called by ark.lower.pipeline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ark.ir.graph import Graph
+from ark.ir.values import Tensor
+from ark.plan import memory
+from ark.plan.groups import Group
+from ark.plan.signature import packet_bytes
+from ark.plan.types import INITIAL, PlanBuffer, PlanOp, PlanTensor
+
+
+class Contents:
+    """Numbers the tensors and buffers that the groups use, and places the buffers."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        groups: Sequence[Group],
+        packets: set[int],
+        external: frozenset[int],
+        waves: bool,
+    ) -> None:
+        self.rank = graph.rank
+        self.packets = packets
+        self._external = external
+        self.buffers: list[PlanBuffer] = []
+        self.tensors: list[PlanTensor] = []
+        self.ops: list[PlanOp] = []
+        self.arenas: dict[str, int] = {}
+        self._tensor_ids: dict[tuple[Any, ...], int] = {}
+        self._buffer_ids: dict[int, int] = {}
+        self._lifetimes: dict[int, tuple[int, int]] = {}
+        for i, group in enumerate(groups):
+            operands = tuple(self._tensor(t, i) for t in group.operands)
+            after = tuple(self._tensor(t, i) for t in group.after)
+            self.ops.append(PlanOp(i, group.name, group.kind, group.params, operands, after))
+        self._place(waves)
+
+    def _tensor(self, tensor: Tensor, op: int) -> int:
+        packet = tensor.id in self.packets
+        key = (tensor.buffer.id, tensor.dtype.name, tensor.shape, tensor.extents, tensor.offsets)
+        found = self._tensor_ids.get(key)
+        buffer = self._buffer(tensor, packet)
+        first, last = self._lifetimes.get(buffer, (op, op))
+        self._lifetimes[buffer] = (min(first, op), max(last, op))
+        if found is None:
+            found = len(self.tensors)
+            self._tensor_ids[key] = found
+            self.tensors.append(
+                PlanTensor(
+                    found,
+                    tensor.name or f"t{found}",
+                    tensor.dtype.name,
+                    tensor.shape,
+                    tensor.extents,
+                    tensor.offsets,
+                    buffer,
+                    packet,
+                )
+            )
+        return found
+
+    def _buffer(self, tensor: Tensor, packet: bool) -> int:
+        source = tensor.buffer
+        found = self._buffer_ids.get(source.id)
+        if found is None:
+            found = len(self.buffers)
+            self._buffer_ids[source.id] = found
+            rank = self.rank if source.rank < 0 else source.rank
+            arena = "external" if source.id in self._external else source.arena
+            self.buffers.append(
+                PlanBuffer(
+                    id=found,
+                    name=source.name or tensor.name or f"b{source.id}",
+                    arena="packet" if packet and arena != "symmetric" else arena,
+                    nbytes=source.nbytes // tensor.dtype.itemsize * packet_bytes(tensor.dtype.name)
+                    if packet
+                    else source.nbytes,
+                    rank=rank,
+                    initial=arena in INITIAL,
+                )
+            )
+        return found
+
+    def _place(self, waves: bool) -> None:
+        """Offsets: activations share memory, everything else lies one behind the other.
+
+        Where ops stand side by side (waves), or come after each other by packets, which order no
+        other memory, they would wait for each other if they shared memory: where all activations
+        are few bytes each has its own then.
+        """
+        local = [b for b in self.buffers if b.rank == self.rank]
+        sharing = [b for b in local if b.arena == "activation"]
+        apart = waves or any(b.arena == "packet" for b in local)
+        if apart and sum(memory.align(b.nbytes) for b in sharing) <= memory.FEW:
+            everywhere = 0, len(self.ops)
+            self._lifetimes.update({b.id: everywhere for b in sharing})
+        offsets, total = memory.share(
+            {b.id: b.nbytes for b in sharing}, {b.id: self._lifetimes[b.id] for b in sharing}
+        )
+        self.arenas["activation"] = total
+        for arena in ("parameter", "state", "symmetric", "host", "packet"):
+            members = [(b.id, b.nbytes) for b in local if b.arena == arena]
+            placed, size = memory.lay_out(members)
+            offsets.update(placed)
+            self.arenas[arena] = size
+        self.buffers = [
+            dataclasses.replace(
+                b,
+                offset=offsets.get(b.id, -1 if b.rank != self.rank else 0),
+            )
+            for b in self.buffers
+        ]
