@@ -2,7 +2,8 @@
 activation, a scale or a cast behind a matmul become the matmul's own expression, so that the
 product is neither written nor read. Within it values are fp32, as in joined chains.
 
-In a gated layer it is what two neighbouring columns make (silu(gate) * up).
+In a gated layer it is what two neighbouring columns make (silu(gate) * up), and in a projection
+their rotation: queries, keys and values go where they belong, and are not written in fp32 before.
 
 Only where the product's body takes expressions: under the variant for large products, where a
 processor has one thread, and where both sides are fp32, which the common body multiplies on every
@@ -17,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 
 from ark.codegen.layout import RECORD_OPERANDS
-from ark.ir.dtype import FLOATS, SMALL_FLOATS
+from ark.ir.dtype import FLOATS, SMALL_FLOATS, bf16, fp16
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.chains import expression_of, is_pointwise, read_once
@@ -25,6 +26,7 @@ from ark.lower.views import same_elements, seen_in
 from ark.machine import Machine
 from ark.tasks import expression
 
+TOGETHER = 64  # columns of one head that leave a body for matrix units at a time
 OTHERS = RECORD_OPERANDS - 5  # beside the product's operands and its two box maps
 
 
@@ -34,7 +36,7 @@ def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int] = frozen
         return graph
     everywhere = machine.variant.name == "matrix" or machine.has("single_thread")
     private = read_once(graph, kept)
-    gates = machine.variant.name == "matrix"
+    pairs = machine.variant.name == "matrix"
     products: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
     written: dict[int, int] = {}  # by buffer: place of the last write
     nodes: list[Node | None] = []
@@ -48,16 +50,19 @@ def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int] = frozen
                 if seen is not None and _fits(product, seen):
                     nodes[at] = None
                     node = _join(product, seen, read)
-        elif node.type == "swiglu_pairs" and gates and _made(node.inputs[0], products):
+        elif node.type in PAIRS and pairs and _made(node.inputs[0], products):
             at, product = products[node.inputs[0].buffer.id]
             current = max((written.get(t.buffer.id, -1) for t in product.inputs), default=-1)
-            if current <= at and _gates(product, node):
+            if current <= at and PAIRS[node.type](product, node):
                 nodes[at] = None
-                attrs = {**product.attrs, "gated": True}
-                after = (*product.after, *node.after)
-                outputs, number = node.outputs, node.id
+                attrs = {"gated": True} if node.type == "swiglu_pairs" else {"rope_kv": node.attrs}
                 node = dataclasses.replace(
-                    product, id=number, outputs=outputs, attrs=attrs, after=after
+                    product,
+                    id=node.id,
+                    inputs=(*product.inputs, *node.inputs[1:]),
+                    outputs=node.outputs,
+                    attrs={**product.attrs, **attrs},
+                    after=(*product.after, *node.after),
                 )
         elif node.type == "matmul" and "finish" not in node.attrs and not node.hints:
             out = node.outputs[0]
@@ -120,6 +125,29 @@ def _gates(product: Node, node: Node) -> bool:
         and out.shape[1] % 8 == 0
         and out.buffer.id not in {t.buffer.id for t in product.inputs}
     )
+
+
+def _rotates(product: Node, node: Node) -> bool:
+    """May the product rotate its queries and keys itself, and append keys and values? Rows of one
+    sequence, to caches of the queries' 16-bit type.
+    """
+    query, position, caches = node.outputs[0], node.inputs[1], node.inputs[3:5]
+    return (
+        product.placement == node.placement
+        and not node.hints
+        and len(node.outputs) == 1 < query.shape[0]
+        and position.shape == (1,)
+        and len(product.inputs[0].shape) == len(product.inputs[1].shape) == 2
+        and query.dtype in (bf16, fp16)
+        and all(t.dtype == query.dtype for t in caches)
+        and node.attrs["head_dim"] % TOGETHER == 0
+        and not {query.buffer.id, *(t.buffer.id for t in caches)}
+        & {t.buffer.id for t in product.inputs}
+    )
+
+
+PAIRS = {"swiglu_pairs": _gates, "rope_kv": _rotates}
+"""Ops on neighbouring columns that a product may end with, if these say so."""
 
 
 def _join(product: Node, node: Node, read: Tensor) -> Node:

@@ -230,8 +230,11 @@ def _replace(graph: Graph, match: _Match, weight: Tensor) -> dict[int, Node | No
 
 
 def writes(node: Node) -> list[int]:
-    """Ids of buffers that a node writes; rope_kv appends to caches that are among its inputs."""
-    caches = node.inputs[3:5] if node.type == "rope_kv" else ()
+    """Ids of buffers that a node writes; rope_kv, also as the end of a product, appends to caches
+    that are among its inputs.
+    """
+    ends = node.type == "rope_kv" or "rope_kv" in node.attrs
+    caches = node.inputs[-2:] if ends else ()
     return [t.buffer.id for t in (*node.outputs, *caches)]
 
 

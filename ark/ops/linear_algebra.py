@@ -144,6 +144,8 @@ def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
         return [expression.evaluate(attrs["finish"], [a @ b, *others])]
     if attrs.get("gated"):
         return _defined("swiglu_pairs", [a @ b], attrs)
+    if "rope_kv" in attrs:
+        return _defined("rope_kv", [a @ b, *others], attrs["rope_kv"])[:1]
     return [a @ b]
 
 
@@ -155,6 +157,8 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
     shape = fold(tensors[-1].shape)
     if node.attrs.get("gated"):
         shape = (*shape[:3], 2 * shape[3])
+    elif "rope_kv" in node.attrs:
+        shape = (*shape[:3], node.inputs[1].shape[-2 if node.attrs["transpose_b"] else -1])
     if machine.variant.name == "matrix":
         _lower_large(lowering, node, tensors, shape)
         return
@@ -200,6 +204,8 @@ def _emit_product(
         params["expr"] = node.attrs["finish"]
     elif node.attrs.get("gated"):
         params["gated"] = True
+    elif "rope_kv" in node.attrs:
+        params |= node.attrs["rope_kv"]
     elif lowering.machine.variant.name == "matrix" and out.dtype not in (left.dtype, fp32, int32):
         params["expr"] = expression.leaf(0)  # the sums as they are
     lowering.emit("matmul", params, [left, right, out, *others], coords)
@@ -219,7 +225,8 @@ def _lower_large(
     if asked:
         cut = Cut(asked[2], asked[3])
     else:
-        several = alone and all(len(t.shape) <= 2 for t in tensors) and "gated" not in node.attrs
+        plain = "gated" not in node.attrs and "rope_kv" not in node.attrs
+        several = alone and plain and all(len(t.shape) <= 2 for t in tensors)
         measured = lowering.options.get("cuts", {})
         narrow = bool(node.attrs["transpose_b"])
         size, normed = a.dtype.itemsize, is_normed(lowering, node)

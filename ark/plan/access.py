@@ -95,11 +95,17 @@ class Region:
         return self.base + self.boxes.last
 
     def meets(self, other: Region) -> bool:
-        """Can they conflict: one writes, and not as an append beside a read of older rows?"""
+        """Can they conflict: one writes, and not as an append beside a read of older rows, or
+        beside one of other rows by the same op?
+        """
         mine, theirs = self.boxes, other.boxes
-        return (mine.write or theirs.write) and not (
-            mine.append_only and theirs.append_only and mine.write != theirs.write
-        )
+        if not (mine.write or theirs.write):
+            return False
+        if not (mine.append_only and theirs.append_only):
+            return True
+        (first, last), (begin, end) = mine.appended, theirs.appended
+        apart = self.op == other.op and (last <= begin or end <= first)
+        return mine.write == theirs.write and not apart
 
     def same_frame(self, other: Region) -> bool:
         """Are boxes of both counted the same way?"""

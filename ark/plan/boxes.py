@@ -29,11 +29,13 @@ class Boxes:
 
     Row i says that task tasks[i] touches box box[i]; boxes are distinct, tasks rise. lo, hi:
     (boxes, dimensions) in items; begin, end: (boxes,) in bytes; all from the operand's first item.
+    append_only, appended: as of ark.plan.kind.Access.
     """
 
     operand: int
     write: bool
     append_only: bool
+    appended: tuple[int, int]
     itemsize: int
     tasks: np.ndarray
     box: np.ndarray
@@ -224,10 +226,13 @@ class Templates:
         return found
 
 
+_Way = tuple[int, bool, bool, tuple[int, int]]  # an access but for its box
+
+
 def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
     kind = kinds.get(sig.kind)
-    grouped: dict[tuple[int, bool, bool], tuple[list[tuple[int, int]], dict[object, int]]] = {}
-    first: dict[tuple[int, bool, bool], Access] = {}
+    grouped: dict[_Way, tuple[list[tuple[int, int]], dict[object, int]]] = {}
+    first: dict[_Way, Access] = {}
     for task, coord in enumerate(coords):
         try:
             accesses = kind.accesses(sig, coord)
@@ -237,7 +242,7 @@ def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
                 f"({type(error).__name__}: {error})"
             ) from error
         for access in accesses:
-            key = (access.operand, access.write, access.append_only)
+            key = (access.operand, access.write, access.append_only, access.appended)
             if key not in grouped:
                 grouped[key] = ([], {})
                 first[key] = access
@@ -292,6 +297,7 @@ def pack(
         operand=access.operand,
         write=access.write,
         append_only=access.append_only,
+        appended=access.appended,
         itemsize=itemsize,
         tasks=table[:, 0],
         box=table[:, 1],

@@ -15,9 +15,11 @@ from typing import Any
 
 from ark.errors import PlanError
 from ark.machine import Machine
-from ark.plan.params import Params, Places, read_params
+from ark.plan.params import INT_MAX, Params, Places, read_params
 from ark.plan.signature import ALIGNMENT, ARRANGED, OperandType, Signature
 from ark.plan.types import Fetch, Plan, PlanOp, PlanTensor
+
+ALL_ROWS = (0, INT_MAX)
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Access:
 
     append_only: the buffer grows along the position. Such a write appends at this iteration's
     position, such a read takes what earlier iterations appended, so the two never meet.
+    appended: of the rows that the op appends behind the position, the first and the last+1 that
+    such a write may be; tasks of one op that append different rows do not meet.
     """
 
     operand: int
@@ -33,6 +37,7 @@ class Access:
     hi: tuple[int, ...]
     write: bool = False
     append_only: bool = False
+    appended: tuple[int, int] = ALL_ROWS
 
 
 class TaskKind(ABC):

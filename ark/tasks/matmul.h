@@ -164,19 +164,19 @@ ARK_DEVICE void ark_matmul_alone(ArkCtx& c, const ArkTask&, int m0, int n0, int 
   }
 }
 
-// Neighbouring columns are a gate and what it lets pass; finish has the result's column.
+// Neighbouring columns belong together: finish(m, n, sum, next) has those of n and n + 1.
 template <int ROWS, int COLUMNS, int M, int N, class A, class B, class Finish>
-ARK_DEVICE void ark_matmul_gated(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int k1,
+ARK_DEVICE void ark_matmul_pairs(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int k1,
                                  const A& a, const B& b, const Finish& finish) {
   for (int e = ark_tid(); e < ROWS * COLUMNS / 2; e += ARK_THREADS) {
     const int m = m0 + e / (COLUMNS / 2), n = n0 + e % (COLUMNS / 2) * 2;
     if (m >= M || n >= N) continue;
-    float gate = 0.0f, up = 0.0f;
+    float sum = 0.0f, next = 0.0f;
     for (int k = k0; k < k1; ++k) {
       const float left = ark_get(a(m, k), 0);
-      gate += left * ark_get(b(k, n), 0);
-      up += left * ark_get(b(k, n + 1), 0);
+      sum += left * ark_get(b(k, n), 0);
+      next += left * ark_get(b(k, n + 1), 0);
     }
-    finish(m, n / 2, ark_swiglu(gate, up));
+    finish(m, n, sum, next);
   }
 }

@@ -7,6 +7,9 @@ With the param expr, a tree of ark.tasks.expression over the product (the tree's
 accumulated) and the operands behind the output, which broadcast to it, that is what is stored.
 With the param gated neighbouring columns of the product are a gate and what it lets pass, and the
 output, of half as many columns, is silu(gate) * passed; there is one matrix then and no expr.
+With the params heads, kv_heads and head_dim its columns are queries, keys and values, which are
+rotated and stored as rope_kv does (ark.tasks.rotary): the output are the queries, and behind it
+come position, frequencies and the two caches, to which a tile's rows are appended.
 With the params tasks and group a task has several tiles: tiles are numbered down `group` rows of
 tiles, then along the columns, then on to the next rows and the next matrix, and the task with coord
 (r,) has tile r, r + tasks and so on, so that tasks which run together share what they read.
@@ -29,6 +32,7 @@ from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INT_MAX, Params, Places, Size, box, count, fits, need, typed
 from ark.tasks import expression, text
 from ark.tasks.pointwise import broadcast_access, broadcasts
+from ark.tasks.rotary import rope, rotary_accesses, rotary_check, sequences_of
 
 FEW_ROWS = 4  # fewer are not worth packing, in one thread
 DEPTH = 256  # elements of k that one thread packs at a time
@@ -39,7 +43,11 @@ STAGED_DEPTH = 64  # elements of k at a time
 MOST_SHARES = 8  # lanes that share k
 MOST_HELD = 2  # columns of a thread
 MOST_STAGED = 48 << 10  # bytes
+ROPE = 3  # the operand that is the position, of a product that rotates
 STEP = 128  # bytes: parts of k begin at multiples of it
+
+
+Few = Annotated[int, msgspec.Meta(ge=0, le=1 << 12)]
 
 
 class MatmulParams(Params, frozen=True):
@@ -51,6 +59,9 @@ class MatmulParams(Params, frozen=True):
     group: Size = 1
     splits: Size = 1
     gated: bool = False
+    heads: Few = 0
+    kv_heads: Few = 0
+    head_dim: Few = 0
     tf32: bool = False
 
 
@@ -61,7 +72,12 @@ class Matmul(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         tree, others = sig.params.get("expr"), sig.operands[3:]
-        if tree is None:
+        named = sum(bool(sig.params.get(k)) for k in ("heads", "kv_heads", "head_dim"))
+        need(named in (0, 3), "it has heads and does not say all of what they are")
+        if rotates(sig):
+            need(tree is None and not sig.params.get("gated"), "it rotates, and has another end")
+            count(sig, 7)
+        elif tree is None:
             count(sig, 3)
         else:
             need(len(sig.operands) >= 3, "it has no output")
@@ -73,9 +89,12 @@ class Matmul(TaskKind):
         a, b, out = (sig.operands[index].shape for index in range(3))
         need(min(len(a), len(b), len(out)) >= 2, "an operand has fewer than 2 dimensions")
         m, n, k = dims(sig)
-        if sig.params.get("gated"):
-            need(tree is None and len(out) == 2, "gated products are one matrix without expression")
-            need(sig.params["tile"][1] % 2 == 0, "a tile of gated products ends within a pair")
+        if paired(sig):
+            need(tree is None and len(out) == 2, "products of pairs are one matrix, no expression")
+            need(sig.params["tile"][1] % 2 == 0, "a tile of such products ends within a pair")
+        if rotates(sig):
+            rotary_check(sig, 2, ROPE, (m, n))
+            need(sequences_of(sig, ROPE) == 1, "it rotates rows of several sequences")
         left = a[-2:][::-1] if sig.params["transpose_a"] else a[-2:]
         right = b[-2:][::-1] if sig.params["transpose_b"] else b[-2:]
         need(
@@ -129,6 +148,8 @@ class Matmul(TaskKind):
         if sig.params.get("gated"):
             box = ((coord[2], coord[3] // 2), (m1, n1 // 2))
             return [*found, Access(2, *box, write=True)]
+        if rotates(sig):
+            return [*found, *rotary_accesses(sig, 2, ROPE, coord[3], n1, coord[2], m1)]
         lo, hi = unfold(sig.operands[2].shape, coord, (coord[0] + 1, coord[1] + 1, m1, n1))
         found += [broadcast_access(sig, i, lo, hi) for i in range(3, len(sig.operands))]
         out_box = ((coord[2], coord[3]), (m1, n1))
@@ -168,13 +189,13 @@ class Matmul(TaskKind):
         return tuple(text.header(name) for name in headers)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        gated = bool(sig.params.get("gated"))
+        pairs = paired(sig)
         shape: tuple[Any, ...] = (*sig.params["tile"], *dims(sig)[:2])
-        callee = "ark_matmul_gated" if gated else "ark_matmul"
+        callee = "ark_matmul_pairs" if pairs else "ark_matmul"
         if machine.has("single_thread") and sig.params["tile"][0] >= FEW_ROWS:
             transposed = (bool(sig.params[name]) for name in ("transpose_a", "transpose_b"))
-            callee, shape = "ark_matmul_blocked", (*shape, DEPTH, gated, *transposed)
-        elif machine.has("single_thread") and not gated and not sig.params["transpose_b"]:
+            callee, shape = "ark_matmul_blocked", (*shape, DEPTH, pairs, *transposed)
+        elif machine.has("single_thread") and not pairs and not sig.params["transpose_b"]:
             callee = "ark_matmul_alone"
         elif _staged(sig, machine):
             return self._in_shared_memory(name, sig)
@@ -184,7 +205,9 @@ class Matmul(TaskKind):
             *k_range(sig),
             _place(sig, 0, "m", "k", bool(sig.params["transpose_a"])),
             _place(sig, 1, "k", "n", bool(sig.params["transpose_b"])),
-            f"[&](int m, int n, {_sum_type(sig)} sum) {{\n{finish(sig, 'sum', 'm', 'n')}  }}",
+            _finish_pair(sig)
+            if pairs
+            else f"[&](int m, int n, {_sum_type(sig)} sum) {{\n{finish(sig, 'sum', 'm', 'n')}  }}",
         )
         if callee == "ark_matmul":
             shape = (*shape, _pack(sig))
@@ -214,7 +237,7 @@ def _staged(sig: Signature, machine: Machine) -> int:
     """Bytes of shared memory where both sides of a tile go through it; 0 where they do not."""
     rows, columns = sig.params["tile"]
     _, _, k = dims(sig)
-    if sig.params.get("gated") or sums_of(sig) == "int32" or part_of_k(sig) < k:
+    if paired(sig) or sums_of(sig) == "int32" or part_of_k(sig) < k:
         return 0
     few = rows < 2 or rows * columns * k < LEAST_STAGED
     if few or any(o.packet for o in sig.operands[:2]):
@@ -224,6 +247,25 @@ def _staged(sig: Signature, machine: Machine) -> int:
     held = -(-rows // STAGED_ROWS) * columns <= MOST_HELD * machine.warps * machine.lanes
     fits = need_bytes <= min(MOST_STAGED, machine.shared_bytes - machine.ring_bytes)
     return need_bytes if held and fits else 0
+
+
+def rotates(sig: Signature) -> bool:
+    """Are the product's columns queries, keys and values?"""
+    return bool(sig.params.get("head_dim"))
+
+
+def paired(sig: Signature) -> bool:
+    """Do two neighbouring columns make what is stored?"""
+    return bool(sig.params.get("gated")) or rotates(sig)
+
+
+def _finish_pair(sig: Signature) -> str:
+    """A lambda that stores what the product's columns n and n + 1 make."""
+    if rotates(sig):
+        body = f"      ark_rope_pair(c, {rope(sig, 2, ROPE)}, m, n, sum, next);\n"
+    else:
+        body = finish(sig, "ark_swiglu(sum, next)", "m", "n / 2")
+    return f"[&](int m, int n, float sum, float next) {{\n{body}  }}"
 
 
 def sums_of(sig: Signature) -> str:
@@ -242,7 +284,7 @@ def _check_types(sig: Signature) -> None:
         typed(sig, index, *(("int8",) if whole else text.FLOATS))
     plain = sig.params.get("expr") is None
     typed(sig, 2, *(("int32",) if whole and plain else text.FLOATS))
-    need(not whole or not sig.params.get("gated"), "gated products are of floating point")
+    need(not whole or not paired(sig), "products of pairs are of floating point")
     need(
         not sig.params.get("tf32") or all(sig.operands[i].dtype == "fp32" for i in (0, 1)),
         "tf32 is a precision of products of fp32",
@@ -414,9 +456,13 @@ def _side(sig: Signature, index: int, depth: int) -> str:
 
 def dims(sig: Signature) -> tuple[int, int, int]:
     """(m, n, k) of the product."""
-    a, out = sig.operands[0].shape, sig.operands[2].shape
-    k = a[-2] if sig.params["transpose_a"] else a[-1]
-    return out[-2], 2 * out[-1] if sig.params.get("gated") else out[-1], k
+    p, a, out = sig.params, sig.operands[0].shape, sig.operands[2].shape
+    k, n = a[-2] if p["transpose_a"] else a[-1], out[-1]
+    if p.get("gated"):
+        n *= 2
+    elif rotates(sig):
+        n += 2 * p["kv_heads"] * p["head_dim"]
+    return out[-2], n, k
 
 
 def _place(sig: Signature, index: int, row: str, column: str, transposed: bool) -> str:

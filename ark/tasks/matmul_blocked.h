@@ -68,10 +68,9 @@ ARK_DEVICE void ark_pack_panels(S* to, int count, int depth, const At& at) {
   }
 }
 
-// The tile of ROWS by COLUMNS at m0, n0 of a product of M by N; the rest as ark_matmul. GATED:
-// neighbouring columns are a gate and what it lets pass; finish has the result's column. TA, TB: is
-// the matrix transposed?
-template <int ROWS, int COLUMNS, int M, int N, int DEPTH, bool GATED, bool TA, bool TB, class A,
+// The tile of ROWS by COLUMNS at m0, n0 of a product of M by N; the rest as ark_matmul. PAIRS:
+// finish has neighbouring columns, as of ark_matmul_pairs. TA, TB: is the matrix transposed?
+template <int ROWS, int COLUMNS, int M, int N, int DEPTH, bool PAIRS, bool TA, bool TB, class A,
           class B, class Finish>
 ARK_DEVICE void ark_matmul_blocked(ArkCtx& c, const ArkTask&, int m0, int n0, int k0, int k1,
                                    const A& a, const B& b, const Finish& finish) {
@@ -95,10 +94,8 @@ ARK_DEVICE void ark_matmul_blocked(ArkCtx& c, const ArkTask&, int m0, int n0, in
   }
   for (int m = 0; m < rows; ++m) {
     const Sum* row = sums + m * ACROSS;
-    if (GATED) {
-      for (int n = 0; n < columns; n += 2) {
-        finish(m0 + m, (n0 + n) / 2, ark_swiglu(row[n], row[n + 1]));
-      }
+    if constexpr (PAIRS) {
+      for (int n = 0; n < columns; n += 2) finish(m0 + m, n0 + n, row[n], row[n + 1]);
     } else {
       ARK_VECTOR_LOOP
       for (int n = 0; n < columns; ++n) finish(m0 + m, n0 + n, row[n]);

@@ -11,6 +11,7 @@ struct ArkRope {
   static constexpr int CONTEXT = LENGTH;                       // positions in a cache
   static constexpr int QUERIES = HEADS * D;                    // columns of queries
   static constexpr int ROTATED = (HEADS + KV_HEADS) * D;       // columns of queries and keys
+  static constexpr int COLUMNS = ROTATED + KV_HEADS * D;       // all of them
   static constexpr int CACHED = SEQUENCES > 1 ? KV_HEADS : 0;  // from one row's heads to the next's
   O output;
   F frequencies;
@@ -64,6 +65,17 @@ ARK_DEVICE void ark_rope_store(ArkCtx& c, const R& rope, int m, int column, floa
   ark_put(to, 1, b);
 }
 
+// Rotates the pair of row m at this column, if it is one of queries or keys, and stores it.
+template <class R>
+ARK_DEVICE void ark_rope_pair(ArkCtx& c, const R& rope, int m, int column, float a, float b) {
+  if (column < R::ROTATED) {
+    float sine, cosine;
+    ark_sincos(ark_rope_angle(rope, m, column), sine, cosine);
+    ark_rotate(a, b, sine, cosine);
+  }
+  ark_rope_store(c, rope, m, column, a, b);
+}
+
 // coord: first and last+1 column of x, for all rows.
 template <int ROWS, class X, class R>
 ARK_DEVICE void ark_rope_kv(ArkCtx& c, const ArkTask& t, X x, const R& rope) {
@@ -82,14 +94,7 @@ ARK_DEVICE void ark_rope_kv(ArkCtx& c, const ArkTask& t, X x, const R& rope) {
     for (int i = 0; i < BATCH; ++i) {
       const int e = first + i * ARK_THREADS;
       if (e >= pairs * ROWS) break;
-      const int m = e / pairs, column = t.coord[0] + e % pairs * 2;
-      const float angle = ark_rope_angle(rope, m, column);
-      if (column < R::ROTATED) {
-        float sine, cosine;
-        ark_sincos(angle, sine, cosine);
-        ark_rotate(a[i], b[i], sine, cosine);
-      }
-      ark_rope_store(c, rope, m, column, a[i], b[i]);
+      ark_rope_pair(c, rope, e / pairs, t.coord[0] + e % pairs * 2, a[i], b[i]);
     }
   }
 }

@@ -23,7 +23,7 @@ import math
 from collections.abc import Sequence
 
 from ark.machine import Machine
-from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.kind import ALL_ROWS, Access, Signature, TaskKind, register, whole
 from ark.plan.params import INT_MAX, Heads, Params, Places, count, matrix, need, shaped
 from ark.tasks import text
 
@@ -63,18 +63,22 @@ def rotary_check(sig: Signature, out: int, first: int, shape: tuple[int, int]) -
         shaped(sig, first + 4, (rows, 2 * keys))
 
 
-def rotary_accesses(sig: Signature, out: int, first: int, n0: int, n1: int) -> list[Access]:
-    """What columns n0 to n1 of a projection touch; operand `first` is the position."""
+def rotary_accesses(
+    sig: Signature, out: int, first: int, n0: int, n1: int, m0: int = 0, m1: int = 0
+) -> list[Access]:
+    """What columns n0 to n1 of a projection touch, of rows m0 to m1 or of all (m1 = 0); operand
+    `first` is the position.
+    """
     p = sig.params
-    rows = sig.operands[out].shape[0]
+    rows = m1 or sig.operands[out].shape[0]
     width = p["head_dim"]
     queries, keys = p["heads"] * width, p["kv_heads"] * width
     found = [whole(first, sig.operands[first]), whole(first + 1, sig.operands[first + 1])]
     if n0 < queries:
-        found.append(Access(out, (0, n0), (rows, min(n1, queries)), write=True))
+        found.append(Access(out, (m0, n0), (rows, min(n1, queries)), write=True))
     if has_fresh(sig, first) and n1 > queries:
         lo, hi = max(n0, queries) - queries, n1 - queries
-        found.append(Access(first + 4, (0, lo), (rows, hi), write=True))
+        found.append(Access(first + 4, (m0, lo), (rows, hi), write=True))
     context = sig.operands[first + 2].shape[1]
     for cache, base in ((first + 2, queries), (first + 3, queries + keys)):
         for head in range(p["kv_heads"]):
@@ -86,7 +90,8 @@ def rotary_accesses(sig: Signature, out: int, first: int, n0: int, n1: int) -> l
             for s in range(sequences_of(sig, first)):
                 place = s * p["kv_heads"] + head
                 box = ((place, 0, lo - at), (place + 1, context, hi - at))
-                found.append(Access(cache, *box, write=True, append_only=True))
+                rises = (m0, m1) if m1 else ALL_ROWS
+                found.append(Access(cache, *box, write=True, append_only=True, appended=rises))
     return found
 
 

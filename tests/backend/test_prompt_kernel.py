@@ -7,7 +7,6 @@ first token from the last chunk. A CPU executes such a plan by the common bodies
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +25,39 @@ from ark.models.plans import make_plans
 from ark.ops.tokens import MAX_STOPS
 from ark.plan.types import Plan
 from ark.runtime.executor import Executor
-from ark.variant import COMPUTE, Role, Variant
 from tests.checkpoints import make_checkpoint
+from tests.projection import Projection, with_matrix
 
 LENGTHS = (2, 127, 128, 129, 250)
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """By columns of a head."""
     sizes: dict[str, Any] = {"layers": 2, "hidden": 64, "intermediate": 96, "context": 300}
-    return make_checkpoint(tmp_path_factory.mktemp("prompts"), dtype="bfloat16", **sizes)
+    return {
+        width: make_checkpoint(
+            tmp_path_factory.mktemp(f"prompts{width}"), dtype="bfloat16", head_dim=width, **sizes
+        )
+        for width in (16, 64)
+    }
 
 
 def planned(shape: Shape, device: Device, cuts: dict[str, list[int]]) -> Plan:
     """The plan that a machine with the variant `matrix` gets, for this CPU. cuts: of products."""
-    machine = device.machine
-    matrix = Variant("matrix", (Role(COMPUTE, 1),))
-    machine = dataclasses.replace(machine, variants=(*machine.variants, matrix))
-    (plan,) = make_plans(shape, machine, {"variant": "matrix", "cuts": cuts})
+    (plan,) = make_plans(shape, with_matrix(device.machine), {"variant": "matrix", "cuts": cuts})
     return plan
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_prompt_for_matrix_units_gives_the_models_tokens(directory: Path, parts: int) -> None:
-    """parts: of k, of the products that end a layer; whoever adds them up norms the rows."""
+@pytest.mark.parametrize(("parts", "width"), [(1, 16), (2, 64)])
+def test_a_prompt_for_matrix_units_gives_the_models_tokens(
+    directories: dict[int, Path], parts: int, width: int
+) -> None:
+    """parts: of k, of the products that end a layer; whoever adds them up norms the rows. width: of
+    a head; the projection rotates those of 64 columns itself.
+    """
     backend, _ = registry.choose("cpu")
+    directory = directories[width]
     checkpoint = Checkpoint.open(directory)
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     prompt = [int(t) for t in np.random.default_rng(3).integers(0, 320, 260)]
@@ -62,6 +69,7 @@ def test_a_prompt_for_matrix_units_gives_the_models_tokens(directory: Path, part
         kinds = {op.kind for op in plan.ops}
         assert ("combine_norm" in kinds) == (parts > 1)
         products = [op for op in plan.ops if op.kind == "matmul"]
+        assert any("head_dim" in op.params for op in products) == (width == 64)
         assert "attention_tiles" in kinds and any(op.params.get("gated") for op in products)
         assert all(plan.tensors[op.operands[0]].dtype == "bf16" for op in products)
         with Executor(plan, backend, device) as executor:
@@ -75,6 +83,26 @@ def test_a_prompt_for_matrix_units_gives_the_models_tokens(directory: Path, part
                 executor.start(shape.iterations(length, 3)).wait(60)
                 made = executor.read("tokens")[length : length + 3].tolist()
                 _near(model, prompt[:length], made)
+
+
+@pytest.mark.parametrize("position", [0, 7, 100])
+def test_a_projection_rotates_and_appends_its_rows(position: int) -> None:
+    """In tiles of some rows each; rows beyond the cache are dropped, others stay as they were."""
+    backend, _ = registry.choose("cpu")
+    what = Projection(rows=200, k=72, heads=3, kv_heads=1, width=64, context=230)
+    given = what.random(np.random.default_rng(position))
+    with contextlib.closing(backend.open(0)) as device:
+        plan = what.plan(with_matrix(device.machine))
+        (op,) = plan.ops
+        assert op.kind == "matmul" and op.params["tile"][0] < what.rows
+        with Executor(plan, backend, device) as executor:
+            for name, array in given.items():
+                executor.write(name, array)
+            executor.write("position", np.array([position]))
+            executor.start(1).wait(60)
+            for name, right in what.expected(given, position).items():
+                made = executor.read(name).astype(np.float64)
+                np.testing.assert_allclose(made, right, rtol=2**-7, atol=2**-5, err_msg=name)
 
 
 def _near(model: LlamaForCausalLM, prompt: list[int], made: list[int]) -> None:

@@ -21,6 +21,7 @@ from ark.lower import overlap, tiling
 from ark.plan import kind as kinds
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
+from tests.projection import Projection, with_matrix
 from tests.slow import slow
 from tests.touch import READ, WRITTEN, Bench, Touched
 from tests.unit.tasks.random_plans import (
@@ -34,6 +35,7 @@ from tests.unit.tasks.random_plans import (
     family_plan,
     movement,
     sum_plan,
+    target,
 )
 
 # Kinds whose tasks may touch less than they declare; all others touch exactly that.
@@ -65,7 +67,8 @@ PLAIN = ("pointwise", "argmax", "gather", "scatter")  # kinds without a position
 
 
 def may_be_larger(sig: kinds.Signature) -> bool:
-    return (sig.params["epilogue"] if sig.kind == "linear" else sig.kind) in LARGER
+    ends = {"linear": sig.params.get("epilogue"), "matmul": "rope_kv" * ("head_dim" in sig.params)}
+    return (ends.get(sig.kind) or sig.kind) in LARGER
 
 
 def masks(plan: Plan, op: int, accesses: list[kinds.Access]) -> dict[tuple[int, bool], np.ndarray]:
@@ -122,7 +125,7 @@ def compare(plan: Plan, touched: Touched, position: int | None) -> tuple[int, in
 def _check_past(
     plan: Plan, touched: Touched, accesses: list[kinds.Access], position: int, what: str
 ) -> None:
-    """A past read takes rows before the position, a past write fills rows from it on."""
+    """A past read takes rows before the position, a past write fills its own from there on."""
     for access in accesses:
         if not access.append_only:
             continue
@@ -132,7 +135,9 @@ def _check_past(
         size = by_name(tensor.dtype).itemsize
         count = int(np.prod(tensor.extents)) * size
         rows = np.flatnonzero(marks[:count].reshape(*tensor.extents[:2], -1).any((0, 2)))
-        late = rows[rows < position] if access.write else rows[rows >= position]
+        first, last = access.appended
+        mine = (rows >= position + first) & (rows < position + last)
+        late = rows[~mine] if access.write else rows[rows >= position]
         verb = "appends" if access.write else "takes from the past"
         assert not len(late), f"{verb} rows {late.tolist()} at position {position}: {what}"
 
@@ -221,6 +226,11 @@ def test_decoders_touch_what_they_declare(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_batches_touch_what_they_declare(seed: int) -> None:
     check(batch_plan(seed), seed, runs=8)
+
+
+def test_a_projection_touches_what_it_declares() -> None:
+    what = Projection(rows=140, k=9, heads=2, kv_heads=1, width=64, context=300)
+    check(what.plan(with_matrix(target(3))), runs=3)
 
 
 def _of_every_kind() -> list[Plan]:

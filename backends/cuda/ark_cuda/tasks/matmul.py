@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.matmul import along_k, matrix_tiles
+from ark.tasks.matmul import along_k, matrix_tiles, paired
 from ark_cuda.tasks import inline, wgmma
 
 _MIN_ROWS = 9
@@ -41,7 +41,7 @@ class _Shape:
 def _shape(sig: Signature, machine: Machine) -> _Shape | None:
     """The largest chunk that fits; None where the common body serves."""
     a, b, out = sig.operands[:3]
-    if sig.params.get("expr") is not None or sig.params.get("gated"):
+    if sig.params.get("expr") is not None or paired(sig):
         return None
     if sig.params.get("splits", 1) > 1:
         return None

@@ -17,7 +17,18 @@ from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import expression, text
-from ark.tasks.matmul import deal, dims, finish, k_range, outputs, part_of_k, place_names
+from ark.tasks.matmul import (
+    ROPE,
+    deal,
+    dims,
+    finish,
+    k_range,
+    outputs,
+    part_of_k,
+    place_names,
+    rotates,
+)
+from ark.tasks.rotary import rope
 from ark.variant import COMPUTE, LOAD, MOVE
 
 HEIGHTS, WIDTHS = (64, 128), (32, 64, 128, 256)
@@ -25,6 +36,7 @@ LINE = 128  # bytes of k in a stage, of each row
 ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
 SLABS = 8 * 2048  # 16 by 64 results a warp; before the stages, which other bodies leave alone so
 MOST_STAGES = 16
+TOGETHER = 64  # columns that leave through a slab at a time
 DEEPER, LEAST_STAGES = (4, 2), 6  # lines of k in a stage, where so many such stages have room
 SCRATCH = ROOM + SLABS + 1024  # and room to begin at a multiple of 1024
 HALVES = {"bf16": "bf16", "fp16": "f16"}  # of which k may be across
@@ -37,18 +49,26 @@ def serves(sig: Signature, machine: Machine) -> bool:
     """Does this body compute the signature's tiles?"""
     rows, columns = sig.params["tile"]
     left, right, out = sig.operands[:3]
-    plain = sig.params.get("expr") is None and not sig.params.get("gated")
+    paired = bool(sig.params.get("gated")) or rotates(sig)
+    plain = sig.params.get("expr") is None and not paired
     return (
         machine.has("wgmma")
         and machine.variant.name == "matrix"
         and _typed(sig)
         and (out.dtype in _stored(left.dtype) or not plain)
+        and (not rotates(sig) or _rotates_here(sig))
         and (rows in HEIGHTS or rows == dims(sig)[0] < HEIGHTS[-1])
         and columns in WIDTHS
         and (columns > WIDTHS[0] or bool(sig.params["transpose_b"]))  # boxes of 64 columns
         and all(_mappable(o) for o in ((left, right, out) if plain else (left, right)))
         and not any(o.packet for o in sig.operands)
     )
+
+
+def _rotates_here(sig: Signature) -> bool:
+    """Are results of one 16-bit type, and columns that leave together of one head?"""
+    types = {sig.operands[i].dtype for i in (2, 5, 6)}
+    return len(types) == 1 and types <= set(HALVES) and sig.params["head_dim"] % TOGETHER == 0
 
 
 def _typed(sig: Signature) -> bool:
@@ -91,7 +111,7 @@ def loader(signatures: Sequence[Signature], machine: Machine) -> str:
         f"constexpr ark_u32 ARK_MATRIX_SLABS = {SLABS}u;\n"
         f"constexpr int ARK_LOAD_REGISTERS = {machine.variant.registers(LOAD)};\n"
         f"constexpr int ARK_COMPUTE_REGISTERS = {machine.variant.registers(COMPUTE)};\n"
-        f"{files.joinpath('matrix.h').read_text()}"
+        f"{files.joinpath('matrix.h').read_text()}{files.joinpath('matrix_store.h').read_text()}"
     ) + (files.joinpath("movers.h").read_text() if machine.variant.role(MOVE) else "")
 
 
@@ -282,6 +302,11 @@ def _store(sig: Signature) -> str:
     m, n, _ = dims(sig)
     if sig.params.get("gated"):
         return _store_gated(sig)
+    if rotates(sig):
+        return (
+            f"  ark_matrix_store_rope<{_wide(sig)}>(\n"
+            f"      c, d, {rope(sig, 2, ROPE)}, m0, left0, top, {m} - m0);\n"
+        )
     wide, out = _wide(sig), sig.operands[2]
     start = text.offset(sig, 2, place_names(sig, "m0", "left0"))
     if sig.params.get("expr") is None and out.dtype in ("fp32", "int32"):

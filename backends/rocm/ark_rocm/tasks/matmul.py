@@ -14,7 +14,7 @@ from importlib import resources
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.matmul import along_k, matrix_tiles
+from ark.tasks.matmul import along_k, matrix_tiles, paired
 
 _PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}  # of the left side
 _OUTPUTS = ("fp32", "bf16", "fp16")
@@ -30,7 +30,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
     """Whether this body takes the signature."""
     if not (machine.has("mfma") or machine.has("wmma")):
         return False
-    if sig.params.get("expr") is not None or sig.params.get("gated"):
+    if sig.params.get("expr") is not None or paired(sig):
         return False
     if sig.params.get("splits", 1) > 1:
         return False

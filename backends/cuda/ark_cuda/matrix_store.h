@@ -1,0 +1,213 @@
+// How sums of products leave the registers of a warpgroup, in the variant `matrix`: each warp its
+// own rows, through its slab, in whole lines.
+
+ARK_DEVICE ark_u32 ark_pack_pair(ark_bf16*, float low, float high) {
+  ark_u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+ARK_DEVICE ark_u32 ark_pack_pair(ark_f16*, float low, float high) {
+  ark_u32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+// A warp's 16 rows of up to 64 columns of sums, rounded, into its slab; 16-byte pieces of a row of
+// 128 bytes change places with the row, so that no access meets a bank twice.
+template <typename T, int COLUMNS>
+ARK_DEVICE void ark_matrix_slab_fill(char* slab, const float* d) {
+  const int lane = ark_lane(), row = lane & 15;
+  T* type = nullptr;
+#pragma unroll
+  for (int j = 0; j < COLUMNS / 8; j += 2) {
+    const int chunk = j + (lane >> 4);
+    const ark_u32 to = ark_shared_address(slab) + row * 128 + ((chunk ^ (row & 7)) << 4);
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                 "r"(ark_pack_pair(type, d[4 * j], d[4 * j + 1])),
+                 "r"(ark_pack_pair(type, d[4 * j + 2], d[4 * j + 3])),
+                 "r"(ark_pack_pair(type, d[4 * j + 4], d[4 * j + 5])),
+                 "r"(ark_pack_pair(type, d[4 * j + 6], d[4 * j + 7]))
+                 : "memory");
+  }
+}
+// Stores what a warp has in its slab, 16 rows from `first` on of 128 bytes of columns from q on.
+// out, rows, columns: as below. COLUMNS: of the tile.
+template <int COLUMNS, typename T>
+ARK_DEVICE void ark_matrix_slab_store(const char* slab, T* out, ark_i64 pitch, int first, int q,
+                                      int rows, int columns) {
+  constexpr int PIECE = 16 / sizeof(T);
+  const bool wide = ark_aligned(reinterpret_cast<ark_u64>(out)) && pitch % PIECE == 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int local = 4 * i + ark_lane() / 8, piece = ark_lane() % 8;
+    const int row = first + local, column = q + PIECE * piece;
+    if (column >= COLUMNS) continue;
+    const auto pack = *reinterpret_cast<const ArkPack<T, PIECE>*>(slab + local * 128 +
+                                                                  ((piece ^ (local & 7)) << 4));
+    if (row >= rows) continue;
+    if (wide && column + PIECE <= columns) {
+      ark_store_pack<PIECE>(out + row * pitch + column, pack);
+      continue;
+    }
+    for (int j = 0; j < PIECE && column + j < columns; ++j) {
+      out[row * pitch + column + j] = pack.v[j];
+    }
+  }
+}
+// Stores COLUMNS columns of a tile: each warp its 16 rows from `first` on, in whole lines, without
+// waiting for anybody. out: the tile's first element; rows, columns: how many of the result follow.
+template <typename T, int COLUMNS>
+ARK_DEVICE void ark_matrix_store(ArkCtx& c, const float* d, T* out, ark_i64 pitch, int first,
+                                 int rows, int columns) {
+  char* slab = ark_matrix_slab(c, ark_warp());
+#pragma unroll
+  for (int q = 0; q < COLUMNS; q += 64) {
+    __syncwarp();
+    ark_matrix_slab_fill<T, (COLUMNS < 64 ? COLUMNS : 64)>(slab, d + q / 2);
+    __syncwarp();
+    ark_matrix_slab_store<COLUMNS>(slab, out, pitch, first, q, rows, columns);
+  }
+}
+// The same of a result that has all of the columns.
+template <int COLUMNS, typename T>
+ARK_DEVICE void ark_matrix_store_all(ArkCtx& c, const float* d, T* out, ark_i64 pitch, int first,
+                                     int rows) {
+  ark_matrix_store<T, COLUMNS>(c, d, out, pitch, first, rows, COLUMNS);
+}
+// v / (1 + e^-v), to some units of fp32's last place.
+ARK_DEVICE float ark_matrix_gate(float v) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v * -1.44269504f));
+  return v * ark_reciprocal(1.0f + power);
+}
+// The same of a product whose columns are gates and what they let pass, side by side: a lane has
+// both. COLUMNS, columns: of the result.
+template <int COLUMNS, typename T>
+ARK_DEVICE void ark_matrix_store_gated(ArkCtx& c, float (&d)[COLUMNS], T* out, ark_i64 pitch,
+                                       int first, int rows, int columns) {
+  constexpr int SOME = 128 / sizeof(T);  // columns at a time
+  char* slab = ark_matrix_slab(c, ark_warp());
+  const int lane = ark_lane();
+  // A loop for the code's size; the sums move up meanwhile.
+#pragma unroll 1
+  for (int q = 0; q < COLUMNS; q += SOME) {
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < SOME && j < COLUMNS; j += 4) {
+#pragma unroll
+      for (int high = 0; high < 2; ++high) {
+        const float gate = ark_matrix_gate(d[j + 2 * high]), pass = d[j + 2 * high + 1];
+        const int row = lane / 4 + 8 * high, at = (j + lane % 4) * static_cast<int>(sizeof(T));
+        ark_put(reinterpret_cast<T*>(slab + row * 128 + (at ^ (row & 7) << 4)), 0, gate * pass);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i + SOME < COLUMNS; ++i) d[i] = d[i + SOME];
+    __syncwarp();
+    ark_matrix_slab_store<COLUMNS>(slab, out, pitch, first, q, rows, columns);
+  }
+}
+// Rotates queries and keys of a projection and stores them and the values where they belong, as
+// ark_rope_kv does: SOME columns at a time, which are of one head. m0, column: of the tile's first
+// element in the projection; rows: how many of it follow.
+template <int COLUMNS, class R>
+ARK_DEVICE void ark_matrix_store_rope(ArkCtx& c, float (&d)[COLUMNS / 2], const R& rope, int m0,
+                                      int column, int first, int rows) {
+  constexpr int SOME = COLUMNS < 64 ? COLUMNS : 64;
+  static_assert(R::D % SOME == 0, "columns of one head");
+  const int lane = ark_lane(), place = rope.position + m0;
+  // A loop for the code's size; the sums move up meanwhile.
+#pragma unroll 1
+  for (int q = 0; q < COLUMNS && column < R::COLUMNS; q += SOME, column += SOME) {
+    if (column < R::ROTATED) {
+      const int row = first + lane / 4;
+#pragma unroll
+      for (int j = 0; j < SOME / 8; ++j) {
+#pragma unroll
+        for (int high = 0; high < 2; ++high) {
+          float* pair = d + 4 * j + 2 * high;
+          const int at = column + 8 * j + lane % 4 * 2;
+          float sine, cosine;
+          ark_sincos(ark_rope_angle(rope, m0 + row + 8 * high, at), sine, cosine);
+          ark_rotate(pair[0], pair[1], sine, cosine);
+        }
+      }
+    }
+    if (column < R::QUERIES) {
+      auto* to = ark_address(rope.output, 0, 0, m0, column);
+      ark_matrix_store_all<SOME>(c, d, to, ark_at(rope.output, 0, 0, 1, 0), first, rows);
+    } else {
+      const bool key = column < R::ROTATED;
+      const int i = column - (key ? R::QUERIES : R::ROTATED), room = R::CONTEXT - place;
+      auto* to = key ? ark_address(rope.keys, 0, i / R::D, place, i % R::D)
+                     : ark_address(rope.values, 0, i / R::D, place, i % R::D);
+      ark_matrix_store_all<SOME>(c, d, to, R::D, first, place < 0 ? 0 : room < rows ? room : rows);
+    }
+#pragma unroll
+    for (int i = 0; i + SOME / 2 < COLUMNS / 2; ++i) d[i] = d[i + SOME / 2];
+  }
+}
+// The same for sums that stay as they are: each lane its pairs, of which four fill a sector.
+template <int COLUMNS, typename T>
+ARK_DEVICE void ark_matrix_store_whole(const T* d, T* out, ark_i64 pitch, int first, int rows,
+                                       int columns) {
+  static_assert(sizeof(T) == 4, "accumulators");
+  const int lane = ark_lane();
+  const bool wide = (reinterpret_cast<ark_u64>(out) & 7u) == 0u && pitch % 2 == 0;
+#pragma unroll
+  for (int j = 0; j < COLUMNS / 8; ++j) {
+#pragma unroll
+    for (int high = 0; high < 2; ++high) {
+      const T* pair = d + 4 * j + 2 * high;
+      const int row = first + lane / 4 + 8 * high, column = 8 * j + lane % 4 * 2;
+      if (row >= rows || column >= columns) continue;
+      T* to = out + row * pitch + column;
+      if (wide && column + 1 < columns) {
+        ark_store_pack<2>(to, ArkPack<T, 2>{{pair[0], pair[1]}});
+        continue;
+      }
+      to[0] = pair[0];
+      if (column + 1 < columns) to[1] = pair[1];
+    }
+  }
+}
+// Eight neighbouring results at a time for `eight(row, column, values, how many are there)`: each
+// warp's 16 rows of 32 columns go through its slab unrounded.
+template <int COLUMNS, typename S, class Eight>
+ARK_DEVICE void ark_matrix_each(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int rows, int columns,
+                                const Eight& eight) {
+  char* slab = ark_matrix_slab(c, ark_warp());
+  const int lane = ark_lane();
+  constexpr int SOME = COLUMNS < 32 ? COLUMNS : 32;  // columns at a time
+  // Pieces of 16 bytes change places so that neither four rows of pairs nor two rows of eights
+  // meet in a bank.
+  const auto piece = [&](int row, int at) {
+    return slab + row * 128 + ((at ^ ((row & 3) << 1 | (row & 1))) << 4);
+  };
+  // A loop, so that what is done to an element is there once; the sums move up meanwhile.
+#pragma unroll 1
+  for (int q = 0; q < COLUMNS; q += 32) {
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < SOME / 8; ++j) {
+#pragma unroll
+      for (int high = 0; high < 2; ++high) {
+        const S* pair = d + 4 * j + 2 * high;
+        char* to = piece(lane / 4 + 8 * high, 2 * j + (lane & 3) / 2) + 8 * (lane & 1);
+        *reinterpret_cast<ArkPack<S, 2>*>(to) = ArkPack<S, 2>{{pair[0], pair[1]}};
+      }
+    }
+#pragma unroll
+    for (int i = 0; i + 16 < COLUMNS / 2; ++i) d[i] = d[i + 16];
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {
+      const int local = 8 * i + lane / 4, row = first + local, column = q + lane % 4 * 8;
+      const auto low = *reinterpret_cast<const ArkPack<S, 4>*>(piece(local, lane % 4 * 2));
+      const auto high = *reinterpret_cast<const ArkPack<S, 4>*>(piece(local, lane % 4 * 2 + 1));
+      const S v[8] = {low.v[0],  low.v[1],  low.v[2],  low.v[3],
+                      high.v[0], high.v[1], high.v[2], high.v[3]};
+      const int left = columns - column < 8 ? columns - column : 8;
+      if (row < rows && left > 0 && lane % 4 * 8 < SOME) eight(row, column, v, left);
+    }
+  }
+}

@@ -1,0 +1,77 @@
+"""A prompt's projection in the variant `matrix`, whose tiles rotate and append rows: compiled,
+and on a GPU equal to NumPy's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import numpy as np
+import pytest
+
+from ark.backend.protocol import Target
+from ark.codegen.writer import write
+from ark.ir.dtype import fp16
+from ark.machine import Machine
+from ark.plan.serialize import machine_of
+from ark.plan.types import Plan
+from ark.runtime.executor import Executor
+from tests.projection import Projection
+from tests.slow import slow
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+from ark_cuda import backend, machines
+
+needs_gpu = pytest.mark.skipif(
+    not backend.probe().devices and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
+    reason=f"no NVIDIA GPU: {backend.probe().reason}",
+)
+H100 = machines.MODELS["h100"]
+
+PROJECTIONS = [
+    (Projection(512, 1024, 16, 4, 64, 700), None),
+    pytest.param(Projection(200, 520, 3, 1, 64, 300, fp16), None, marks=slow),
+    pytest.param(Projection(300, 1024, 6, 2, 128, 400), (128, 256), marks=slow),
+    (Projection(300, 1024, 6, 2, 128, 400), (64, 64)),
+]
+
+
+def projected(what: Projection, cut: tuple[int, int] | None, machine: Machine) -> Plan:
+    key = f"1x1x{what.rows}x{what.columns}x{what.k}x2"
+    return what.plan(machine, cuts={key: [*cut, 1]} if cut else {})
+
+
+@pytest.mark.parametrize(("what", "cut"), PROJECTIONS)
+def test_a_projection_is_rotated_where_its_sums_are(what, cut) -> None:
+    made = projected(what, cut, H100)
+    (op,) = made.ops
+    assert cut is None or tuple(op.params["tile"]) == cut
+    machine = machine_of(made)
+    emitted = write(made, machine, backend.dialect("sm_90a"))
+    binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
+    assert "ark_matrix_store_rope<" in emitted.source.text.split("task_0_matmul(ArkCtx")[1]
+    assert "serialized" not in binary.log
+
+
+@needs_gpu
+@pytest.mark.parametrize("position", [0, 33, 150])
+@pytest.mark.parametrize(("what", "cut"), PROJECTIONS)
+def test_a_rotated_projection_is_numpys(what, cut, position) -> None:
+    device = backend.open(0)
+    given = what.random(np.random.default_rng(position))
+    with (
+        contextlib.closing(device),
+        Executor(projected(what, cut, device.machine), backend, device) as executor,
+    ):
+        for name, array in given.items():
+            executor.write(name, array)
+        executor.write("position", np.array([position]))
+        executor.start(2).wait(60)
+        found = {n: executor.read(n).copy() for n in ("queries", "keys", "values")}
+    for name, right in what.expected(given, position).items():
+        atol = np.sqrt(what.k) * 2.0**-10
+        np.testing.assert_allclose(
+            found[name].astype(np.float64), right, rtol=2.0**-7, atol=atol, err_msg=name
+        )

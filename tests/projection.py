@@ -1,0 +1,99 @@
+"""A projection of a prompt's rows to queries, keys and values, for the variant `matrix`, and what
+NumPy makes of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ark.ir.dtype import DataType, bf16, fp32, int32
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan
+from ark.machine import Machine
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.variant import COMPUTE, Role, Variant
+
+
+def with_matrix(machine: Machine) -> Machine:
+    """A machine of one thread a processor that has the variant too; its bodies are common ones."""
+    matrix = Variant("matrix", (Role(COMPUTE, 1),))
+    return dataclasses.replace(machine, variants=(*machine.variants, matrix))
+
+
+@dataclass(frozen=True)
+class Projection:
+    """rows of k elements to heads + 2 kv_heads of `width` columns; caches hold `context` rows."""
+
+    rows: int
+    k: int
+    heads: int
+    kv_heads: int
+    width: int
+    context: int
+    dtype: DataType = bf16
+
+    @property
+    def columns(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.width
+
+    def plan(self, machine: Machine, **options: Any) -> Plan:
+        """x w^T, rotated into `queries`, `keys` and `values`; verified."""
+        graph = Graph()
+        cache = (self.kv_heads, self.context, self.width)
+
+        def state(name: str, shape: tuple[int, ...], dtype: DataType = self.dtype) -> Any:
+            return graph.tensor(shape, dtype, arena="state", name=name)
+
+        x, w = state("x", (self.rows, self.k)), state("w", (self.columns, self.k))
+        position, frequencies = (
+            state("position", (1,), int32),
+            state("frequencies", (self.width // 2,), fp32),
+        )
+        caches = [state(name, cache) for name in ("keys", "values")]
+        queries = state("queries", (self.rows, self.heads * self.width))
+        product = graph.tensor((self.rows, self.columns), fp32)
+        attrs = {"transpose_a": False, "transpose_b": True}
+        graph.add("matmul", [x, w], [product], attrs, "product")
+        sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.width}
+        graph.add(
+            "rope_kv", [product, position, frequencies, *caches], [queries], sizes, "rotation"
+        )
+        made = plan(graph, machine, {"variant": "matrix", **options})
+        verify([made])
+        return made
+
+    def random(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Contents of everything that is read or appended to, but the position."""
+        cache = (self.kv_heads, self.context, self.width)
+        shapes = {"x": (self.rows, self.k), "w": (self.columns, self.k)}
+        shapes |= {"keys": cache, "values": cache}
+        found = {
+            name: rng.standard_normal(shape).astype(self.dtype.numpy)
+            for name, shape in shapes.items()
+        }
+        found["frequencies"] = 10.0 ** -rng.uniform(0, 3, self.width // 2).astype(np.float32)
+        return found
+
+    def expected(self, given: dict[str, np.ndarray], position: int) -> dict[str, np.ndarray]:
+        """queries, keys and values afterwards, in fp64. Pairs are neighbours."""
+        product = given["x"].astype(np.float64) @ given["w"].astype(np.float64).T
+        product = product.reshape(self.rows, -1, self.width)
+        places = position + np.arange(self.rows)
+        angles = (places[:, None] * given["frequencies"].astype(np.float64))[:, None, :]
+        turned = self.heads + self.kv_heads
+        pairs = (product[:, :turned, 0::2] + 1j * product[:, :turned, 1::2]) * np.exp(1j * angles)
+        product[:, :turned, 0::2], product[:, :turned, 1::2] = pairs.real, pairs.imag
+        found = {"queries": product[:, : self.heads].reshape(self.rows, -1)}
+        count = max(0, min(self.rows, self.context - position))
+        for i, name in enumerate(("keys", "values")):
+            first = self.heads + i * self.kv_heads
+            cache = given[name].astype(np.float64)
+            rows = product[:count, first : first + self.kv_heads]
+            cache[:, position : position + count] = rows.swapaxes(0, 1)
+            found[name] = cache
+        return found
