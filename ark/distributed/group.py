@@ -190,11 +190,11 @@ class Group:
         if self.world_size == 1:
             y.copy_from(x)
             return
-        parts = self.world_size if collective is Collective.ALL_TO_ALL else 1
-        key = _moved(collective, x, parts, root)
         if reduction is not None:
             key = Key(collective.value, x.element, x.itemsize, x.elements, reduction, root)
-        _check_size(key, self.world_size)
+        else:
+            parts = self.world_size if collective is Collective.ALL_TO_ALL else 1
+            key = _moved(collective, x, parts, root)
         with self._locks[EVERYBODY]:
             self._execute(self._call(EVERYBODY, key), x, y)
 
@@ -205,7 +205,6 @@ class Group:
         if x.elements == 0:
             return
         key = _moved(Collective.BROADCAST, x, 1, 0)
-        _check_size(key, 2)
         with self._locks[lane]:
             self._execute(self._call(lane, key), x if y is None else None, y)
 
@@ -215,6 +214,7 @@ class Group:
         if key in calls:
             calls.move_to_end(key)
             return calls[key]
+        _check_size(key, self.world_size if lane == EVERYBODY else 2)
         if len(calls) >= KEPT:
             calls.popitem(last=False)[1].close(together=True)
         if lane == EVERYBODY:
