@@ -29,7 +29,8 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.config import LlamaConfig, rope_inverse_frequencies
 from ark.models.load import weights
 from ark.models.plans import plans
-from ark.ops.tokens import MAX_STOPS
+from ark.models.request import Sampling
+from ark.models.sequences import write_sequences
 from ark.plan.types import Plan
 from ark.runtime.executor import Executor, Ranks
 from ark.runtime.run import Run
@@ -226,7 +227,8 @@ def _measure_prompt(
 ) -> PromptFigures:
     runs = []
     for _ in range(warm_up + repeats):
-        _write_state(executor, shape, _text(length), 0, length + 1)
+        text, total = [_text(length)] * shape.batch, [length + 1] * shape.batch
+        write_sequences(executor, shape, text, total, Sampling(), ())
         run: Run = executor.start(shape.iterations(length, 1))
         run.wait()
         runs.append(run.elapsed_ms() / 1e3)
@@ -238,33 +240,15 @@ def _text(length: int) -> list[int]:
     return [i * 31 % 97 + 1 for i in range(length)]
 
 
-def _write_state(
-    executor: Executor,
-    shape: Shape,
-    text: Sequence[int],
-    position: int,
-    total: int,
-    last: Sequence[int] = (),
-) -> None:
-    """The same for all sequences of the batch, but their last tokens where these are given."""
-    tokens = np.zeros((shape.batch, shape.context), np.int32)
-    tokens[:, : len(text)] = text
-    if last:
-        tokens[:, len(text) - 1] = last
-    executor.write("tokens", tokens.ravel())
-    executor.write("position", np.full(shape.batch, position, np.int32))
-    settings = [0, 0, 0, len(text) - 1, total, 0]
-    executor.write("settings", np.array(settings * shape.batch, np.int32))
-    executor.write("stops", np.full(MAX_STOPS, -1, np.int32))
-
-
 def _run(
     executor: Executor, shape: Shape, text: Sequence[int], tokens: int, last: Sequence[int] = ()
 ) -> tuple[float, list[int]]:
     """Seconds of a launch in which each sequence reads the last token of the text, or its own of
     `last`, and makes so many, and those of the first one.
     """
-    _write_state(executor, shape, text, len(text) - 1, len(text) + tokens, last)
+    texts = [[*text[:-1], token] for token in last] if last else [text] * shape.batch
+    totals = [len(text) + tokens] * shape.batch
+    write_sequences(executor, shape, texts, totals, Sampling(), (), len(text) - 1)
     run: Run = executor.start(tokens)
     run.wait()
     made = executor.read("tokens")[len(text) : len(text) + tokens].tolist()

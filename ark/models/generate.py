@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Made
 from contextlib import closing
@@ -34,24 +33,14 @@ from ark.models.plans import (
     usual_chunk,
 )
 from ark.models.request import Sampling, check_arguments, check_stops
-from ark.ops.tokens import MAX_STOPS
+from ark.models.sequences import read_tokens, write_sequences
 from ark.plan.rotated import on_rank
 from ark.plan.types import Plan
 from ark.runtime.admission import check_asked
 from ark.runtime.executor import BUDGET_S
 from ark.runtime.program import begin
-from ark.runtime.run import Ranks, Run
+from ark.runtime.run import Ranks
 from ark.runtime.runner import load
-from ark.tasks.tokens import SETTINGS
-
-
-def _token(run: Run, output: np.ndarray, place: int) -> int:
-    """What the device has written there; its memory is gone once the Generator is closed."""
-    if run.detached:
-        raise InvalidUsageError(
-            "the Generator was closed in the midst of this stream; read a stream to its end before"
-        )
-    return int(output[place])
 
 
 def _short(tokens: Sequence[int]) -> str:
@@ -118,8 +107,9 @@ class Generator:
             limit = checkpoint.config.max_position_embeddings
             batch = plan_batch(plan)
             context, chunk = context or min(plan_context(plan), limit), plan_chunk(plan)
+        target = machine or device.machine
         dtype = DataType.from_numpy(checkpoint.dtype)
-        usual = usual_chunk(machine or device.machine, dtype) if batch == 1 else 0
+        usual = usual_chunk(target, dtype) if batch == 1 else 0
         self.context = choose_context(checkpoint, context)
         self.shape = Shape(
             checkpoint.config,
@@ -133,39 +123,46 @@ class Generator:
         )
         tell("planning", 0, 0)
         if plan is None:
-
-            def drafted(number: int, draft: Plan) -> None:
-                if number == rank:  # compiled beside scheduling and the proof
-                    begin(on_rank(draft, rank), backend, device.arch)
-
-            everyone = plans(self.shape, machine or device.machine, drafted=drafted)
-            self._agree(
-                {
-                    "the context": str(self.context),
-                    "the chunk": str(self.shape.chunk),
-                    "the plan": digest(everyone),
-                    "the weights": checkpoint.digest(),
-                }
-            )
-            plan = everyone[rank]
+            plan = self._plan(target, backend, device.arch)
         else:
-            expected = plans(self.shape, machine or device.machine)[rank]
-            check_plan(plan, expected, self.shape)
+            check_plan(plan, plans(self.shape, target)[rank], self.shape)
         self._check_memory(plan, device)
         tell("compiling", 0, 0)
         self.executor = load(
             plan, backend, device, ranks=ranks, trace_records=trace_records, budget_s=budget_s
         )
-        total = plan.arenas["parameter"]
-        done = 0
         try:
-            for name, array in weights(checkpoint, self.shape, plan):
-                self.executor.write(name, array)
-                done += array.nbytes
-                tell("loading", min(done, total), total)
+            self._load_weights(plan, tell)
         except BaseException:
             self.executor.close(together=False)
             raise
+
+    def _plan(self, machine: Machine, backend: Backend, arch: str) -> Plan:
+        """This rank's plan, which all ranks agree on; compiled beside scheduling and the proof."""
+        rank = self.shape.rank
+
+        def drafted(number: int, draft: Plan) -> None:
+            if number == rank:
+                begin(on_rank(draft, rank), backend, arch)
+
+        everyone = plans(self.shape, machine, drafted=drafted)
+        self._agree(
+            {
+                "the context": str(self.context),
+                "the chunk": str(self.shape.chunk),
+                "the plan": digest(everyone),
+                "the weights": self.checkpoint.digest(),
+            }
+        )
+        return everyone[rank]
+
+    def _load_weights(self, plan: Plan, tell: Callable[[str, int, int], None]) -> None:
+        total = plan.arenas["parameter"]
+        done = 0
+        for name, array in weights(self.checkpoint, self.shape, plan):
+            self.executor.write(name, array)
+            done += array.nbytes
+            tell("loading", min(done, total), total)
 
     def _agree(self, values: Mapping[str, str]) -> None:
         """Raises SystemError on every rank, naming what differs, unless all ranks say the same."""
@@ -291,7 +288,7 @@ class Generator:
             }
         )
         totals = [min(len(prompt) + max_new_tokens, self.context) for prompt in prompts]
-        self._write_state(prompts, totals, how, stops)
+        write_sequences(self.executor, self.shape, prompts, totals, how, stops)
         output = self.executor.host_view("output")
         output[:] = -1
         starts = [len(prompt) for prompt in prompts]
@@ -299,7 +296,7 @@ class Generator:
         run = self.executor.start(self.shape.iterations(start, total - start))
         try:
             last = [-1] * len(prompts)
-            for sequence, token in self._read(run, output, starts, totals, stops):
+            for sequence, token in read_tokens(run, output, starts, totals, stops, self.context):
                 last[sequence] = token
                 yield sequence, token
             run.wait()
@@ -313,64 +310,6 @@ class Generator:
         if tokens and tokens[-1] in self.checkpoint.config.eos_token_ids:
             return "stop"
         return "context" if prompt + len(tokens) >= self.context else "length"
-
-    def _write_state(
-        self,
-        prompts: Sequence[Sequence[int]],
-        totals: Sequence[int],
-        how: Sampling,
-        stops: Sequence[int],
-    ) -> None:
-        """Sequences without a prompt have ended before they begin: their limit is 0."""
-        batch, context = self.shape.batch, self.context
-        tokens = np.zeros((batch, context), np.int32)
-        settings = np.zeros((batch, len(SETTINGS)), np.int32)
-        settings[:, SETTINGS.index("last")] = -1
-        temperature = np.float32(how.temperature).view(np.int32)
-        for b, (prompt, total) in enumerate(zip(prompts, totals, strict=True)):
-            tokens[b, : len(prompt)] = prompt
-            seed = np.uint32((how.seed + b) & 0xFFFFFFFF).view(np.int32)
-            row = [int(temperature), how.top_k, int(seed), len(prompt) - 1, total, len(stops)]
-            settings[b] = row
-        write = self.executor.write
-        write("tokens", tokens.ravel())
-        write("position", np.zeros(batch, np.int32))
-        write("settings", settings.ravel())
-        write("stops", np.array([*stops, *([-1] * (MAX_STOPS - len(stops)))], np.int32))
-
-    def _read(
-        self,
-        run: Run,
-        output: np.ndarray,
-        starts: Sequence[int],
-        totals: Sequence[int],
-        stops: Sequence[int],
-    ) -> Iterator[tuple[int, int]]:
-        """Tokens from host-mapped memory, with their sequence; -1 marks a place that is not written
-        yet. Places of sequences follow each other.
-        """
-        places = dict(enumerate(starts))
-        pause, over = 2e-5, False
-        while places:
-            found = False
-            for sequence, place in list(places.items()):
-                token = _token(run, output, sequence * self.context + place)
-                if token < 0:
-                    continue
-                found = True
-                places[sequence] = place + 1
-                yield sequence, token
-                if token in stops or place + 1 == totals[sequence]:
-                    del places[sequence]
-            if found:
-                pause = 2e-5
-                continue
-            run.check()
-            if over:
-                return
-            over = not run.running()  # what it wrote until then is read once more
-            time.sleep(pause)
-            pause = min(pause * 1.5, 1e-3)
 
     def close(self, together: bool = True) -> None:
         """Stops the device and frees everything; together: see Executor.close."""

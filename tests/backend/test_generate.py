@@ -17,11 +17,13 @@ import ark
 from ark.backend import registry
 from ark.errors import GpuError, InvalidUsageError, SystemError
 from ark.ir.dtype import DataType
+from ark.models import generate
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from ark.models.plans import plans
 from ark.models.request import COLDEST, HOTTEST, Sampling
+from ark.models.sequences import write_sequences
 from tests.checkpoints import LLAMA3_ROPE, make_checkpoint
 
 NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
@@ -251,14 +253,15 @@ def test_extreme_temperatures_are_served(generator: Generator, temperature: floa
     assert (drawn == greedy) == (temperature == COLDEST)
 
 
-def test_a_kernel_that_ends_early_is_an_error(generator: Generator) -> None:
+def test_a_kernel_that_ends_early_is_an_error(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not a shorter text: the device's own limit is lowered behind the host's back."""
-    real = generator._write_state
 
-    def lower(prompts: Any, totals: list[int], how: Any, stops: Any) -> None:
-        real(prompts, [total - 4 for total in totals], how, stops)
+    def lower(runner: Any, shape: Any, prompts: Any, totals: list[int], *how: Any) -> None:
+        write_sequences(runner, shape, prompts, [total - 4 for total in totals], *how)
 
-    generator._write_state = lower  # type: ignore[method-assign]
+    monkeypatch.setattr(generate, "write_sequences", lower)
     made = []
     with pytest.raises(GpuError, match=r"ended after 8 of 12 iterations"):
         for token in generator.stream([7], 12, stop_tokens=()):

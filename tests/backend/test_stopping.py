@@ -108,9 +108,7 @@ def test_an_interrupt_while_the_command_still_loads(tmp_path: Path, way: str, mo
 
 def test_an_interrupt_keeps_the_tokens_of_json(backend: str, endless: Path) -> None:
     process = begin(
-        interrupting(
-            "Generator, '_read'", "ark.models.generate", command(backend, endless, "--json")
-        )
+        interrupting("generate, 'read_tokens'", "ark.models", command(backend, endless, "--json"))
     )
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
@@ -119,7 +117,7 @@ def test_an_interrupt_keeps_the_tokens_of_json(backend: str, endless: Path) -> N
 
 
 def interrupting(what: str, module: str, argv: list[str]) -> list[str]:
-    """The command, which gets SIGINT half a second after it first calls a method."""
+    """The command, which gets SIGINT half a second after it first calls this."""
     text = (
         "import os, signal, sys, threading\n"
         f"from {module} import {what.split(',')[0]}\n"

@@ -1,0 +1,95 @@
+"""The sequences of a decoder's launch: what is written before it, and tokens read while it runs.
+
+Called by ark.models.generate and `ark bench decode`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ark.errors import InvalidUsageError
+from ark.models.build import Shape
+from ark.models.request import Sampling
+from ark.ops.tokens import MAX_STOPS
+from ark.runtime.run import Run
+from ark.runtime.runner import Runner
+from ark.tasks.tokens import SETTINGS
+
+
+def write_sequences(
+    runner: Runner,
+    shape: Shape,
+    prompts: Sequence[Sequence[int]],
+    totals: Sequence[int],
+    sampling: Sampling,
+    stops: Sequence[int],
+    position: int = 0,
+) -> None:
+    """Sets the state of a launch of so many sequences, as many as the shape's batch at most.
+
+    totals: tokens that each has in the end, its prompt's among them. Sequence b draws with the seed
+    + b. position: of the first token that is read; the caches hold those before. Sequences without
+    a prompt have ended before they begin: their limit is 0.
+    """
+    tokens = np.zeros((shape.batch, shape.context), np.int32)
+    settings = np.zeros((shape.batch, len(SETTINGS)), np.int32)
+    settings[:, SETTINGS.index("last")] = -1
+    temperature = int(np.float32(sampling.temperature).view(np.int32))
+    for b, (prompt, total) in enumerate(zip(prompts, totals, strict=True)):
+        tokens[b, : len(prompt)] = prompt
+        seed = int(np.uint32((sampling.seed + b) & 0xFFFFFFFF).view(np.int32))
+        settings[b] = [temperature, sampling.top_k, seed, len(prompt) - 1, total, len(stops)]
+    runner.write("tokens", tokens.ravel())
+    runner.write("position", np.full(shape.batch, position, np.int32))
+    runner.write("settings", settings.ravel())
+    runner.write("stops", np.array([*stops, *([-1] * (MAX_STOPS - len(stops)))], np.int32))
+
+
+def read_tokens(
+    run: Run,
+    output: np.ndarray,
+    starts: Sequence[int],
+    totals: Sequence[int],
+    stops: Sequence[int],
+    context: int,
+) -> Iterator[tuple[int, int]]:
+    """Yields (sequence, token) as the device writes them to `output`, host-mapped memory of
+    `context` places a sequence, in which -1 marks a place that is not written yet.
+
+    starts, totals: of each sequence, the place of its first token and the one behind its last; it
+    ends before at a token of `stops`.
+    """
+    places = dict(enumerate(starts))
+    pause, over = 2e-5, False
+    while places:
+        found = False
+        for sequence, place in list(places.items()):
+            token = _token(run, output, sequence * context + place)
+            if token < 0:
+                continue
+            found = True
+            places[sequence] = place + 1
+            yield sequence, token
+            if token in stops or place + 1 == totals[sequence]:
+                del places[sequence]
+        if found:
+            pause = 2e-5
+            continue
+        run.check()
+        if over:
+            return
+        over = not run.running()  # what it wrote until then is read once more
+        time.sleep(pause)
+        pause = min(pause * 1.5, 1e-3)
+
+
+def _token(run: Run, output: np.ndarray, place: int) -> int:
+    """What the device has written there; its memory is gone once the Generator is closed."""
+    if run.detached:
+        raise InvalidUsageError(
+            "the Generator was closed in the midst of this stream; read a stream to its end before"
+        )
+    return int(output[place])
