@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,8 @@ class Tensor:
     """A value of a model. Holding one keeps its memory; `initializer` gives its first contents."""
 
     requires_grad = False
+    # NumPy would call an operator for each element of an array beside a tensor, an op for each.
+    __array_ufunc__ = None
 
     def __init__(
         self, made: ir.Tensor, model: Model, initializer: Callable[[], Any] | None = None
@@ -115,7 +117,11 @@ class Tensor:
 
     def from_numpy(self, ndarray: np.ndarray, stream: Any = 0) -> Tensor:
         """Writes the contents; the array has the tensor's shape, its values are cast."""
-        array = np.asarray(ndarray)
+        array = torch_to_numpy(ndarray) if is_torch(ndarray) else np.asarray(ndarray)
+        if array.dtype.kind in "cmMOSU":
+            raise InvalidUsageError(
+                f"the array has elements of type {array.dtype}; expected numbers that are real"
+            )
         if array.size != self.ir.elements:
             raise InvalidUsageError(
                 f"the array has {array.size} elements of shape {list(array.shape)}; the tensor has "
@@ -161,7 +167,7 @@ class Tensor:
 
     def copy(self, data: Any, stream: Any = 0) -> Tensor:
         """Writes the contents from a NumPy array or a torch tensor of any device."""
-        return self.from_numpy(torch_to_numpy(data) if is_torch(data) else np.asarray(data))
+        return self.from_numpy(data)
 
     def initialize(self) -> Tensor:
         """Writes what the initializer gives, if there is one."""
@@ -187,6 +193,15 @@ class Tensor:
         ranges = [_range(part, n) for part, n in zip(parts, shape, strict=False)]
         ranges += [(0, n) for n in shape[len(parts) :]]
         return provided["view"](as_tensor(self), [e - b for b, e in ranges], [b for b, _ in ranges])
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(self.ir.shape[0]))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The contents for NumPy's functions; always a copy."""
+        if copy is False:
+            raise ValueError("the contents of an ark tensor are not an array without a copy")
+        return np.asarray(self.to_numpy(), dtype)
 
     def __eq__(self, other: object) -> bool:
         same = isinstance(other, Tensor) and self.model is other.model

@@ -25,7 +25,7 @@ from ark.tasks import expression
 from ark.tasks.expression import Tree
 from ark.tasks.functions import FUNCTIONS
 
-Number = (int, float)
+Number: Any = (int, float, np.integer, np.floating)
 
 
 def _lower(lowering: Lowering, node: Node) -> None:

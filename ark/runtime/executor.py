@@ -237,6 +237,11 @@ class Executor(PlanMemory):
         return self._launch(self._parameters(persistent), ends)
 
     def _check_idle(self) -> None:
+        if self.latest is not None and self.latest.forked:
+            raise InvalidUsageError(
+                "the kernel was launched before this process was forked, and runs in the other one "
+                "alone; launch here anew, or begin with a fresh process (multiprocessing's 'spawn')"
+            )
         if self.latest is not None and self.latest.running():
             raise InvalidUsageError(
                 "the launch before is still running; wait for its end or stop it (Run.stop)"
@@ -435,6 +440,7 @@ class Executor(PlanMemory):
         if self.latest is not None and not self.latest.stop():
             live.keep("a kernel did not leave its device after it was told to", self)
             return False
+        together = together and not (self.latest is not None and self.latest.forked)
         if self._peers.far and together:  # peers' last signals pass through this rank's proxy
             self._drain()
             self._meet("the end of the launch before")

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 from typing import Any, Protocol
 
 from ark import log
 
 
 class Launched(Protocol):
-    """What this needs of ark.runtime.run.Run."""
+    """What this needs of ark.runtime.run.Run. forked: it runs in the process that forked this."""
+
+    forked: bool
 
     def abort(self) -> None: ...
     def stop(self) -> bool: ...
@@ -38,6 +41,17 @@ def keep(why: str, *objects: Any) -> None:
     for each in objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
     log.warn(f"{why}; its memory is kept until this process ends")
+
+
+def _forget() -> None:
+    """A forked process has none of the launches, and must not stop those of the other."""
+    for run in _runs:
+        run.forked = True
+    _runs.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 @atexit.register

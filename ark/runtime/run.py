@@ -63,6 +63,7 @@ class Run:
         self._failed = False
         self._asked_to_quit = False
         self.detached = False
+        self.forked = False
         live.add(self)
 
     def detach(self) -> None:
@@ -78,7 +79,7 @@ class Run:
         return int(self.host["done"][0])
 
     def running(self) -> bool:
-        if self.detached:
+        if self.detached or self.forked:
             return False
         try:
             on_device = not self._launch.done()
@@ -96,7 +97,8 @@ class Run:
     def quit(self) -> None:
         """Persistent mode: lets the loop end once it is idle."""
         self._asked_to_quit = True
-        self.host["quit"] = 1
+        if not self.forked:
+            self.host["quit"] = 1
 
     @property
     def left_idle(self) -> bool:
@@ -105,7 +107,8 @@ class Run:
 
     def abort(self) -> None:
         """Raises the abort word: the kernel leaves at the next iteration or wait."""
-        self.host["abort"] = 1
+        if not self.forked:
+            self.host["abort"] = 1
 
     def check(self) -> None:
         """Passes on a peer's failure; raises GpuError if a wait has given up."""
@@ -137,10 +140,11 @@ class Run:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits for the kernel to end; False if the time ran out first. Raises GpuError."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._launch.wait(0.05):
+        while not (self.forked or self._launch.wait(0.05)):
             self.check()
             if end is not None and time.monotonic() > end:
                 return False
+        live.drop(self)
         self.check()
         return True
 
