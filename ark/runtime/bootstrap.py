@@ -9,10 +9,6 @@ never travel here. ark.runtime.rendezvous has the other side.
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
-import os
-import socket
 import struct
 import threading
 import time
@@ -21,12 +17,9 @@ from types import TracebackType
 
 from ark.backend import threads
 from ark.errors import InvalidUsageError, SystemError
-from ark.runtime import cache
 from ark.runtime import rendezvous as rdv
-from ark.runtime.rank_info import SECRET, RankInfo, rank_from_environment
-
-LISTEN = "ARK_LISTEN_ADDR"
-_PROBE_S = 2.0  # how long whoever holds a port may take to show that it is rank 0
+from ark.runtime.joining import Place, join, listen, words
+from ark.runtime.rank_info import RankInfo, rank_from_environment
 
 
 class Bootstrap:
@@ -79,12 +72,14 @@ class Bootstrap:
             return self
         deadline = time.monotonic() + timeout_s
         try:
+            place = Place(address, port, ports)
             if rank == 0:
-                listener = _listen(address, port, ports)
+                listener = listen(place)
                 self._server = rdv.Server(listener, world_size, job, silence_s)
                 own, port = listener.getsockname()[:2]
-                address, ports = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(own, own), 1
-            self._link = self._join(address, port, ports, job, deadline)
+                place = Place({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(own, own), port, 1)
+            self._link, first = join(place, rank, world_size, job, timeout_s, deadline)
+            self._handle(*first)
             self._link.sock.settimeout(silence_s)
             threads.start(self._listen_to, silence_s)
             threads.start(self._beat, silence_s / 5)
@@ -108,7 +103,7 @@ class Bootstrap:
             here.address,
             here.port,
             here.join_s if timeout_s is None else timeout_s,
-            job=_words(here),
+            job=words(here),
             ports=here.ports,
         )
 
@@ -197,55 +192,6 @@ class Bootstrap:
         self.close()
 
     # The connection.
-
-    def _join(self, address: str, port: int, ports: int, job: str, deadline: float) -> rdv.Link:
-        """Tries the ports in turn until rank 0 answers, or the deadline passes."""
-        hello = json.dumps(
-            {
-                "rank": self.rank,
-                "world_size": self.world_size,
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-            }
-        ).encode()
-        stranger = ""
-        reason = "nothing answers"
-        while True:
-            for candidate in range(port, port + ports):
-                try:
-                    sock = socket.create_connection((address, candidate), _PROBE_S)
-                except OSError as error:
-                    reason = error.strerror or str(error) or reason
-                    continue
-                link = rdv.Link(sock)
-                try:
-                    greeting = rdv.read_exactly(sock, len(rdv.MAGIC) + rdv.NONCE)
-                    if not greeting.startswith(rdv.MAGIC):
-                        raise ConnectionError("not an ark rendezvous")
-                    sock.settimeout(max(deadline - time.monotonic(), _PROBE_S))
-                    # Whoever knows other words is hung up on, on either side; a member hears
-                    # something at once.
-                    if not rdv.prove(link, job, greeting[len(rdv.MAGIC) :], hello):
-                        raise ConnectionError("not of this job")
-                    kind, body = link.receive()
-                except OSError:
-                    link.close()
-                    stranger = (
-                        f"; another program answers at port {candidate}, or another job or user"
-                    )
-                    continue
-                self._handle(kind, body)
-                return link
-            if time.monotonic() > deadline:
-                where = f"{port}" if ports == 1 else f"{port} to {port + ports - 1}"
-                raise SystemError(
-                    f"rank {self.rank} looked for rank 0 at {address}, port {where}, for "
-                    f"{self.timeout_s:g} s and did not find it ({reason}{stranger}); check that "
-                    f"rank 0 runs, that MASTER_ADDR and MASTER_PORT are the same on all ranks, "
-                    f"that no firewall stands between, and, on machines without a shared home "
-                    f"folder, that {SECRET} is one random word on all ranks"
-                )
-            time.sleep(0.05)
 
     def _listen_to(self, silence_s: float) -> None:
         assert self._link is not None
@@ -339,45 +285,6 @@ class Bootstrap:
             self._server.close(1.0)
         if self._link is not None:
             self._link.close()
-
-
-def _words(rank_info: RankInfo) -> str:
-    """What the ranks of one job know and nobody else: the launcher's secret, or the user's own key
-    with the job's address and number.
-    """
-    if rank_info.secret or rank_info.world_size == 1:
-        return rank_info.job
-    try:
-        own = cache.secret().hex()
-    except (OSError, RuntimeError) as error:
-        raise InvalidUsageError(
-            f"the ranks have no secret by which they know each other: {error}; set {SECRET} to one "
-            "random word on all ranks"
-        ) from error
-    return f"{own} {rank_info.address}:{rank_info.port} {rank_info.job}"
-
-
-def _listen(address: str, port: int, ports: int) -> socket.socket:
-    """A listening socket on the first free port of the address; of no other, unless the user says
-    in ARK_LISTEN_ADDR that this one is not the machine's own (0.0.0.0: all).
-    """
-    taken = ""
-    for candidate in range(port, min(port + ports, 65536)):
-        try:
-            family, _, _, _, where = socket.getaddrinfo(
-                os.environ.get(LISTEN) or address, candidate, type=socket.SOCK_STREAM
-            )[0]
-            return socket.create_server((str(where[0]), candidate), family=family)
-        except OSError as error:
-            taken = error.strerror or str(error)
-            if error.errno == errno.EADDRNOTAVAIL:
-                taken += f" (where others reach this machine by another address, set {LISTEN})"
-                break
-    where_text = f"{port}" if ports == 1 else f"{port} to {port + ports - 1}"
-    raise SystemError(
-        f"rank 0 cannot serve the other ranks at {address}, port {where_text}: {taken}; set "
-        f"MASTER_PORT to a free port and MASTER_ADDR to rank 0's machine, the same on all ranks"
-    )
 
 
 def _by_value(said: Sequence[str]) -> str:
