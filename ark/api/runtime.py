@@ -16,7 +16,7 @@ from weakref import WeakMethod, WeakSet
 
 from ark.api import planner
 from ark.api.session import backend, device, ranks
-from ark.backend.protocol import Device, FedDevice, Memory
+from ark.backend.devices import Device, FedDevice, Memory
 from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.frontend.model import Model
 from ark.frontend.storage import Storage

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from ark import log
 from ark.backend import registry
-from ark.backend.protocol import Backend, Device
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend
 from ark.errors import InvalidUsageError, SystemError
 from ark.frontend.model import Model
 from ark.runtime.bootstrap import Bootstrap

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ark.backend.protocol import Backend, Device
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend
 from ark.bench.comm_peer import GRAPH, CommCase, Peer, agreed, seconds_each
 from ark.bench.peer import import_torch, torch_device
 from ark.collective import Collective, CollectiveProgram

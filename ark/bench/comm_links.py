@@ -14,7 +14,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ark.backend.protocol import Backend, Device
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend
 from ark.bench.comm import case_plans, measure
 from ark.bench.comm_peer import GRAPH, CommCase
 from ark.collective import Collective

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ark.backend.protocol import Backend, Device
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend
 from ark.bench.comm_peer import seconds_each
 from ark.distributed.calls import Key, machine_for
 from ark.errors import InvalidUsageError

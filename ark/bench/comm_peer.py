@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ark.backend.protocol import Device
+from ark.backend.devices import Device
 from ark.bench.peer import import_torch, repeated
 from ark.collective import CollectiveProgram
 from ark.comm.topology import Topology

@@ -17,7 +17,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ark.backend.protocol import Backend, Device
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend
 from ark.backend.registry import FALLBACK
 from ark.bench.ceiling import read_bandwidth
 from ark.bench.fidelity import STEPS, Fidelity, compare, greedy

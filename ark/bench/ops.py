@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ark.backend.protocol import Backend, Device, InspectedBackend, LoopFigures
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend, InspectedBackend, LoopFigures
 from ark.backend.registry import FALLBACK
 from ark.bench.cases import OpCase
 from ark.bench.peer import import_torch, repeated, torch_device

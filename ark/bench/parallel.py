@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import ark
-from ark.backend.protocol import Backend, Device
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend
 from ark.bench.decode import random_weights
 from ark.errors import InvalidUsageError
 from ark.frontend.model import Model, use_model

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ark.backend.protocol import Backend, Device
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend
 from ark.bench.ops import median
 from ark.errors import BaseError
 from ark.ir.dtype import INTEGERS, by_name

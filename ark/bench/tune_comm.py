@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ark.backend.protocol import Backend, Device
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend
 from ark.bench.comm import measure
 from ark.bench.comm_peer import CommCase
 from ark.comm import algorithms

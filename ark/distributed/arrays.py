@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ark.backend.protocol import Memory
+from ark.backend.devices import Memory
 from ark.errors import InvalidUsageError
 from ark.tasks.combine import ELEMENTS
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ark.backend.protocol import Backend, Device, HereDevice, Memory
+from ark.backend.devices import Device, HereDevice, Memory
+from ark.backend.protocol import Backend
 from ark.collective import Collective, CollectiveProgram
 from ark.distributed.arrays import Array
 from ark.ir.dtype import uint8, uint32

@@ -15,7 +15,8 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ark.backend.protocol import Backend, Device
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend
 from ark.collective import Collective
 from ark.distributed import tuned
 from ark.distributed.arrays import Array, wrap

@@ -10,7 +10,8 @@ from types import TracebackType
 import numpy as np
 
 from ark.backend import registry
-from ark.backend.protocol import Backend, Grid, KernelBackend, Launch, Memory, MemoryKind, Target
+from ark.backend.devices import Grid, Launch, Memory, MemoryKind
+from ark.backend.protocol import Backend, KernelBackend, Target
 from ark.codegen import layout
 from ark.codegen.constants import constants
 from ark.codegen.dialect import Source

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from ark.backend.protocol import FedDevice, MemoryKind
+from ark.backend.devices import FedDevice, MemoryKind
 from ark.doctor.bench import BUDGET_S, Bench
 from ark.errors import BaseError
 

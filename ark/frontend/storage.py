@@ -15,7 +15,7 @@ from weakref import WeakMethod
 
 import numpy as np
 
-from ark.backend.protocol import Device, Memory, MemoryKind
+from ark.backend.devices import Device, Memory, MemoryKind
 from ark.errors import InvalidUsageError
 from ark.ir import values as ir
 from ark.ir.packed import from_memory, to_memory

@@ -14,7 +14,8 @@ from contextlib import closing
 
 import numpy as np
 
-from ark.backend.protocol import Backend, Device
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend
 from ark.errors import InvalidUsageError, SystemError
 from ark.ir.dtype import DataType
 from ark.ir.values import whole

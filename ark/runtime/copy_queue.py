@@ -1,6 +1,6 @@
 """A copy engine's queue that a kernel writes itself, for one executor (device/transfer.h).
 
-The vendor makes the queue (ark.backend.protocol.QueuedDevice); here lies the ArkQueue by which
+The vendor makes the queue (ark.backend.devices.QueuedDevice); here lies the ArkQueue by which
 processors take turns. Called by ark.runtime.executor; where no queue can be made, the proxy copies.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ark import log
-from ark.backend.protocol import Device, Memory, QueuedDevice
+from ark.backend.devices import Device, Memory, QueuedDevice
 from ark.codegen import layout
 from ark.errors import SystemError
 from ark.plan.types import Plan

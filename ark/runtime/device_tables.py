@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ark.backend.protocol import KernelDevice, Memory
+from ark.backend.devices import KernelDevice, Memory
 from ark.codegen import layout
 from ark.plan.types import Plan, PlanTensor
 from ark.runtime import tables

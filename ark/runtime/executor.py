@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from ark.backend import registry
-from ark.backend.protocol import Backend, Device, GraphDevice, KernelDevice, Launch
+from ark.backend.devices import Device, GraphDevice, KernelDevice, Launch
+from ark.backend.protocol import Backend
 from ark.codegen import layout
 from ark.codegen.constants import signal_words
 from ark.errors import GpuError, InvalidUsageError

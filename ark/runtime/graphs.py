@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ark.backend.protocol import Backend, Device, GraphDevice
+from ark.backend.devices import Device, GraphDevice
+from ark.backend.protocol import Backend
 from ark.errors import UnsupportedError
 from ark.plan.types import Plan
 from ark.runtime.executor import Executor

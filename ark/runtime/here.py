@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ark.backend.protocol import Here, HereDevice
+from ark.backend.devices import Here, HereDevice
 from ark.errors import GpuError, InvalidUsageError
 from ark.runtime import live
 from ark.runtime.executor import Executor

@@ -14,7 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ark.backend.protocol import BoxMapper, Grid, KernelBackend, KernelDevice, Launch
+from ark.backend.devices import BoxMapper, Grid, KernelDevice, Launch
+from ark.backend.protocol import KernelBackend
 from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.serialize import machine_of

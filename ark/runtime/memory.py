@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ark.backend.protocol import Device, Memory
+from ark.backend.devices import Device, Memory
 from ark.errors import BaseError, InvalidUsageError
 from ark.ir.dtype import by_name
 from ark.ir.packed import from_memory, to_memory

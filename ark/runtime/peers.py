@@ -10,7 +10,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from ark.backend.protocol import KernelDevice, Memory
+from ark.backend.devices import KernelDevice, Memory
 from ark.codegen import layout
 from ark.codegen.constants import signal_words
 from ark.errors import InvalidUsageError, SystemError

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ark.backend.protocol import Memory
+from ark.backend.devices import Memory
 
 MOST = 16
 MOST_BYTES = 16 << 20  # of all copies, but two are always kept

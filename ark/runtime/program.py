@@ -6,7 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ark._version import __version__
-from ark.backend.protocol import Backend, Binary, KernelBackend, KernelDevice, Target
+from ark.backend.devices import Binary, KernelDevice
+from ark.backend.protocol import Backend, KernelBackend, Target
 from ark.codegen.writer import Emitted, write
 from ark.errors import BaseError
 from ark.machine import Machine

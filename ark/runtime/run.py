@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ark.backend.protocol import Launch
+from ark.backend.devices import Launch
 from ark.errors import BaseError, GpuError
 from ark.runtime import live
 

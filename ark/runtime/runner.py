@@ -11,7 +11,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from ark.backend.protocol import Backend, Device
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend
 from ark.machine import Machine
 from ark.plan.types import Plan, PlanTensor
 from ark.runtime.executor import BUDGET_S, Executor

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ark.backend.protocol import Again, StreamDevice
+from ark.backend.devices import Again, StreamDevice
 from ark.errors import InvalidUsageError
 from ark.runtime import live
 from ark.runtime.executor import Executor

@@ -12,7 +12,7 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.backend.protocol import Device
+from ark.backend.devices import Device
 from ark.frontend.model import Model, use_model
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine

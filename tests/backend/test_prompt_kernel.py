@@ -16,7 +16,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from ark.backend import registry
-from ark.backend.protocol import Device
+from ark.backend.devices import Device
 from ark.ir.dtype import DataType, by_name
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint

@@ -13,7 +13,8 @@ import pytest
 from ark_rocm import backend
 from ark_rocm.device import Device
 
-from ark.backend.protocol import Grid, Target
+from ark.backend.devices import Grid
+from ark.backend.protocol import Target
 from ark.codegen.dialect import Source
 from ark.errors import SystemError
 

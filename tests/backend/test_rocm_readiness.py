@@ -14,7 +14,7 @@ from ark_rocm import machines
 import ark
 from ark.api import session
 from ark.backend import registry
-from ark.backend.protocol import Grid
+from ark.backend.devices import Grid
 from ark.doctor.bench import Bench
 from ark.errors import SystemError
 from ark.runtime.executor import Executor

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from ark_cuda import backend
 
-from ark.backend.protocol import Grid, Target
+from ark.backend.devices import Grid
+from ark.backend.protocol import Target
 from ark.codegen import layout
 from ark.codegen.writer import write
 from ark.plan import kind as kinds

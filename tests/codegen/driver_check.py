@@ -16,7 +16,8 @@ import cuda.bindings
 import numpy as np
 from ark_cuda import backend, driver
 
-from ark.backend.protocol import Binary, Grid, Source, Target
+from ark.backend.devices import Binary, Grid
+from ark.backend.protocol import Source, Target
 from ark.errors import SystemError
 
 NUMBERS = np.arange(64, dtype=np.uint8)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ark.backend import registry
-from ark.backend.protocol import Binary, Target
+from ark.backend.devices import Binary
+from ark.backend.protocol import Target
 from ark.codegen.dialect import Source
 from ark.codegen.writer import write
 from ark.errors import SystemError

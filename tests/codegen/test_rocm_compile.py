@@ -8,7 +8,8 @@ import re
 import pytest
 from ark_rocm import backend, compiler, machines
 
-from ark.backend.protocol import Binary, Target
+from ark.backend.devices import Binary
+from ark.backend.protocol import Target
 from ark.codegen.dialect import Source
 from ark.codegen.writer import Emitted, write
 from ark.errors import SystemError, UnsupportedError

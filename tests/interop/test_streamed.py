@@ -11,7 +11,7 @@ import pytest
 
 import ark
 from ark.api.session import backend, device
-from ark.backend.protocol import StreamDevice
+from ark.backend.devices import StreamDevice
 from ark.errors import InvalidUsageError
 from ark.runtime.executor import Executor
 from ark.runtime.streams import Streamed

@@ -12,7 +12,7 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.backend.protocol import HereDevice
+from ark.backend.devices import HereDevice
 from ark.distributed import functions
 from ark.distributed.calls import Call, Key
 from ark.distributed.group import EVERYBODY

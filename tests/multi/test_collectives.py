@@ -15,7 +15,7 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.backend.protocol import Device
+from ark.backend.devices import Device
 from ark.collective import Collective, CollectiveProgram, ProgramBuilder
 from ark.collective.types import Kind, Span
 from ark.collective.values import flow

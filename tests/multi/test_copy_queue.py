@@ -13,7 +13,7 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.backend.protocol import Device, Queue
+from ark.backend.devices import Device, Queue
 from ark.errors import GpuError, SystemError
 from ark.ir.dtype import int32
 from ark.machine import Machine

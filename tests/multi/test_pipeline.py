@@ -13,7 +13,7 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.backend.protocol import Device
+from ark.backend.devices import Device
 from ark.codegen.writer import write
 from ark.errors import PlanError
 from ark.frontend.model import Model, use_model

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from ark.backend import registry
-from ark.backend.protocol import Device, KernelBackend
+from ark.backend.devices import Device
+from ark.backend.protocol import KernelBackend
 from ark.codegen import layout
 from ark.codegen.constants import constants
 from ark.codegen.dialect import Source

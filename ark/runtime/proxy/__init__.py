@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ark.backend import native
-from ark.backend.protocol import Copies, Device, Memory, ProxiedDevice
+from ark.backend.devices import Copies, Device, Memory, ProxiedDevice
 from ark.codegen import layout
 from ark.errors import SystemError
 from ark.runtime.extension import extension

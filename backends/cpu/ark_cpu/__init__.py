@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from importlib import resources
 
-from ark.backend.protocol import KernelDevice, Probe
+from ark.backend.devices import KernelDevice
+from ark.backend.protocol import Probe
 from ark.codegen.dialect import Dialect
 from ark.machine import Machine
 from ark_cpu import machines

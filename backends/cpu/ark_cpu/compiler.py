@@ -12,8 +12,9 @@ import shlex
 from functools import cache
 
 from ark.backend import native
+from ark.backend.devices import Binary
 from ark.backend.native import find_compiler
-from ark.backend.protocol import Binary, Target
+from ark.backend.protocol import Target
 from ark.codegen.dialect import Source
 from ark.errors import InvalidUsageError, SystemError
 

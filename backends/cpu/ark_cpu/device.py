@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from ark.backend.protocol import Binary, Copies, Grid, Memory, MemoryKind
+from ark.backend.devices import Binary, Copies, Grid, Memory, MemoryKind
 from ark.errors import SystemError
 from ark_cpu import machines, workers
 from ark_cpu.memory import available_bytes, memory_bytes

@@ -9,7 +9,8 @@ from __future__ import annotations
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from ark.backend.protocol import Backend, Compiler, Device, Probe
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend, Compiler, Probe
 from ark.codegen.dialect import Dialect
 from ark.machine import Machine
 from ark_cuda import dialect, machines, probe

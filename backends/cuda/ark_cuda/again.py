@@ -13,7 +13,7 @@ from types import ModuleType
 
 import numpy as np
 
-from ark.backend.protocol import Grid
+from ark.backend.devices import Grid
 from ark.errors import InvalidUsageError
 from ark.runtime.extension import optional
 from ark_cuda.driver import check, cu, current

@@ -11,7 +11,8 @@ import re
 import threading
 from typing import Any
 
-from ark.backend.protocol import Binary, Target
+from ark.backend.devices import Binary
+from ark.backend.protocol import Target
 from ark.codegen.dialect import Source
 from ark.errors import SystemError
 

@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from ark.backend.protocol import Binary, Copies, Grid, Memory, MemoryKind
+from ark.backend.devices import Binary, Copies, Grid, Memory, MemoryKind
 from ark.codegen.dialect import BoxMap
 from ark.errors import GpuError, SystemError
 from ark.machine import Machine
@@ -30,7 +30,7 @@ _FUNCTION = cu.CUfunction_attribute
 
 
 class CudaDevice:
-    """ark.backend.protocol.Device over the driver API."""
+    """ark.backend.devices.Device over the driver API."""
 
     machine: Machine
     arch: str

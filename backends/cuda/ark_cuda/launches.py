@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ark.backend.protocol import Grid
+from ark.backend.devices import Grid
 from ark_cuda.driver import check, cu
 
 

@@ -1,6 +1,6 @@
 """A simulated mesh of processor cores with private memory, which exchange messages between
 supersteps. It has no memory that two cores see, so no loop kernel: it builds and runs plans itself
-(ark.backend.protocol.PlanBackend). What it proves, and what it is not: docs/mesh.md.
+(ark.runtime.runner.PlanBackend). What it proves, and what it is not: docs/mesh.md.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from ark_cpu.probe import probe as host_probe
 
-from ark.backend.protocol import Device, Probe
+from ark.backend.devices import Device
+from ark.backend.protocol import Probe
 from ark.errors import InvalidUsageError
 from ark.machine import Machine
 from ark.plan.types import Plan

@@ -10,7 +10,7 @@ import re
 import numpy as np
 from ark_cpu.device import CpuDevice
 
-from ark.backend.protocol import Memory, MemoryKind
+from ark.backend.devices import Memory, MemoryKind
 from ark.errors import InvalidUsageError, SystemError
 from ark_mesh import machines
 

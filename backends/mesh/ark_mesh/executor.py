@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ark.backend.protocol import Grid
+from ark.backend.devices import Grid
 from ark.codegen import layout
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.plan.serialize import machine_of

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ark.backend.protocol import Memory
+from ark.backend.devices import Memory
 from ark.errors import SystemError
 from ark.plan.types import INITIAL, Phase, Plan
 from ark.runtime import tables

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ark import log
-from ark.backend.protocol import Binary, Target
+from ark.backend.devices import Binary
+from ark.backend.protocol import Target
 from ark.codegen.dialect import Source
 from ark.errors import BaseError, SystemError
 from ark_rocm import driver, machines

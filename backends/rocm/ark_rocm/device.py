@@ -1,7 +1,7 @@
 """An opened AMD GPU: memory, code objects, the loop kernel's launch, peers' memory.
 
 The loop kernel runs on a stream of its own and copies on another, so that the host can read tokens
-and feed the loop while the kernel runs. Called by ark.runtime through ark.backend.protocol.Device.
+and feed the loop while the kernel runs. Called by ark.runtime through ark.backend.devices.Device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from ark.backend.protocol import Binary, Copies, Grid, Memory, MemoryKind, Queue
+from ark.backend.devices import Binary, Copies, Grid, Memory, MemoryKind, Queue
 from ark.errors import GpuError, InvalidUsageError, SystemError
 from ark_rocm import driver, links, machines, queues
 from ark_rocm.driver import call, device_properties
@@ -38,7 +38,7 @@ class Program:
 
 
 class Device:
-    """One GPU; see ark.backend.protocol.Device for the methods."""
+    """One GPU; see ark.backend.devices.Device for the methods."""
 
     # hipMalloc's memory is coarse-grained: HIP promises what is copied there to the next kernel.
     fed: MemoryKind = "symmetric"
@@ -291,7 +291,7 @@ class Device:
 
 
 class Launch:
-    """A running loop kernel; see ark.backend.protocol.Launch."""
+    """A running loop kernel; see ark.backend.devices.Launch."""
 
     def __init__(self, device: Device, program: Program, params: bytes, grid: Grid) -> None:
         hip = self._hip = device._hip

@@ -8,7 +8,7 @@ import importlib
 import sys
 from typing import Any
 
-from ark.backend.protocol import Queue
+from ark.backend.devices import Queue
 from ark.errors import SystemError
 from ark_rocm import kfd
 from ark_rocm.driver import device_properties

@@ -17,7 +17,8 @@ from ark_cpu import workers
 from ark_cpu.compiler import CpuCompiler
 from ark_cpu.device import CpuDevice
 
-from ark.backend.protocol import Grid, Target
+from ark.backend.devices import Grid
+from ark.backend.protocol import Target
 from ark.codegen.dialect import Source
 
 

@@ -14,7 +14,8 @@ import importlib
 from importlib import resources
 from typing import Any
 
-from ark.backend.protocol import Compiler, KernelDevice, Probe
+from ark.backend.devices import KernelDevice
+from ark.backend.protocol import Compiler, Probe
 from ark.codegen.dialect import Dialect
 from ark.errors import SystemError
 from ark.machine import Machine
