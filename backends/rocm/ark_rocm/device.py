@@ -1,4 +1,4 @@
-"""An opened AMD GPU: memory, code objects, the loop kernel's launch, peers' memory.
+"""An opened AMD GPU: memory, code objects, launches of the loop kernel.
 
 The loop kernel runs on a stream of its own and copies on another, so that the host can read tokens
 and feed the loop while the kernel runs. Called by ark.runtime through ark.backend.devices.Device.
@@ -8,11 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
-import os
-import socket
-import time
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 from weakref import WeakSet
@@ -21,20 +16,12 @@ import numpy as np
 
 from ark.backend.devices import Binary, Copies, Grid, Memory, MemoryKind, Queue
 from ark.errors import GpuError, InvalidUsageError, SystemError
-from ark_rocm import driver, links, machines, queues
+from ark_rocm import driver, links, machines, peer, queues
 from ark_rocm.driver import call, device_properties
+from ark_rocm.launches import Launch, Program
 from ark_rocm.probe import probe, text
 
-_IPC_BYTES = 64
 _COPY_KINDS = {"in": "hipMemcpyHostToDevice", "out": "hipMemcpyDeviceToHost"}
-
-
-@dataclass(frozen=True)
-class Program:
-    """A loaded code object and its loop kernel."""
-
-    module: Any
-    function: Any
 
 
 class Device:
@@ -79,7 +66,7 @@ class Device:
 
     def _select(self) -> None:
         """HIP's current device belongs to the calling thread."""
-        call("hipSetDevice", self._hip.hipSetDevice, self.index)
+        driver.select(self._hip, self.index)
 
     def alloc(self, nbytes: int, kind: MemoryKind) -> Memory:
         self._select()
@@ -182,7 +169,7 @@ class Device:
         assert isinstance(program, Program)
         self._select()
         self._check_resident(program, grid)
-        launch = Launch(self, program, params, grid)
+        launch = Launch(self._hip, self.index, self._loop_stream, program, params, grid)
         self._launches.add(launch)
         return launch
 
@@ -218,55 +205,14 @@ class Device:
 
     def export(self, memory: Memory) -> bytes:
         self._select()
-        handle = call("hipIpcGetMemHandle", self._hip.hipIpcGetMemHandle, memory.address)
-        raw = ctypes.string_at(int(handle), _IPC_BYTES)
-        about = {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "device": self.index,
-            "address": memory.address,
-            "nbytes": memory.nbytes,
-        }
-        return raw + json.dumps(about).encode()
+        return peer.export(self._hip, self.index, memory.address, memory.nbytes)
 
     def map_peer(self, handle: bytes) -> Memory:
         self._select()
-        raw, about = handle[:_IPC_BYTES], json.loads(handle[_IPC_BYTES:])
-        if about["host"] != socket.gethostname():
-            raise SystemError(
-                f"a peer's memory lies on {about['host']}, this rank runs on "
-                f"{socket.gethostname()}; memory of another machine cannot be mapped: run these "
-                f"ranks on one machine"
-            )
-        if about["pid"] == os.getpid():
-            self._reach(int(about["device"]))
-            return Memory(about["address"], about["nbytes"], "symmetric", owned=False)
-        theirs = self._hip.hipIpcMemHandle_st()
-        ctypes.memmove(int(theirs), raw, _IPC_BYTES)
-        address = call(
-            "hipIpcOpenMemHandle",
-            self._hip.hipIpcOpenMemHandle,
-            theirs,
-            driver.IPC_LAZY_PEER_ACCESS,
-            doing=f"mapping the memory of process {about['pid']} on AMD GPU {about['device']}",
-        )
-        self._opened.add(int(address))
-        return Memory(int(address), about["nbytes"], "symmetric", owned=False)
-
-    def _reach(self, peer: int) -> None:
-        """Lets kernels on this device use another device's memory within one process."""
-        if peer == self.index:
-            return
-        hip = self._hip
-        if not int(call("hipDeviceCanAccessPeer", hip.hipDeviceCanAccessPeer, self.index, peer)):
-            raise SystemError(
-                f"AMD GPU {self.index} cannot reach the memory of AMD GPU {peer}; use GPUs that "
-                f"`rocm-smi --showtopo` shows as linked"
-            )
-        result = hip.hipDeviceEnablePeerAccess(peer, 0)
-        code = result[0] if isinstance(result, tuple) else result
-        if int(code) != 0 and "AlreadyEnabled" not in getattr(code, "name", ""):
-            raise driver.failure("hipDeviceEnablePeerAccess", code, f"reaching AMD GPU {peer}")
+        mapped = peer.open_handle(self._hip, self.index, handle)
+        if mapped.imported:
+            self._opened.add(mapped.address)
+        return Memory(mapped.address, mapped.nbytes, "symmetric", owned=False)
 
     def free_bytes(self) -> int:
         self._select()
@@ -288,69 +234,3 @@ class Device:
             call("hipModuleUnload", self._hip.hipModuleUnload, program.module)
         for stream in (self._loop_stream, self._copy_stream):
             call("hipStreamDestroy", self._hip.hipStreamDestroy, stream)
-
-
-class Launch:
-    """A running loop kernel; see ark.backend.devices.Launch."""
-
-    def __init__(self, device: Device, program: Program, params: bytes, grid: Grid) -> None:
-        hip = self._hip = device._hip
-        self._device = device
-        self._params = ctypes.create_string_buffer(params, len(params))
-        self._begin = call("hipEventCreate", hip.hipEventCreate)
-        self._end = call("hipEventCreate", hip.hipEventCreate)
-        stream = device._loop_stream
-        call("hipEventRecord", hip.hipEventRecord, self._begin, stream)
-        # A plain launch: a cooperative one may share one queue with every copy of the process,
-        # and that all blocks are resident together has been checked.
-        call(
-            "hipModuleLaunchKernel",
-            hip.hipModuleLaunchKernel,
-            program.function,
-            grid.processors,
-            1,
-            1,
-            grid.threads,
-            1,
-            1,
-            grid.shared_bytes,
-            stream,
-            [ctypes.addressof(self._params)],
-            None,
-            doing=f"starting {grid.processors} blocks of {grid.threads} threads",
-        )
-        call("hipEventRecord", hip.hipEventRecord, self._end, stream)
-        self._done = False
-
-    def done(self) -> bool:
-        if self._done:
-            return True
-        self._device._select()
-        result = self._hip.hipEventQuery(self._end)
-        code = result[0] if isinstance(result, tuple) else result
-        if "NotReady" in getattr(code, "name", ""):
-            return False
-        if int(code) != 0:
-            raise driver.failure("hipEventQuery", code, "running the loop kernel")
-        self._done = True
-        return True
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        pause = 20e-6
-        while not self.done():
-            if deadline is not None and time.monotonic() > deadline:
-                return False
-            time.sleep(pause)
-            pause = min(pause * 1.5, 1e-3)
-        return True
-
-    def elapsed_ms(self) -> float:
-        self._device._select()
-        elapsed = self._hip.hipEventElapsedTime
-        return float(call("hipEventElapsedTime", elapsed, self._begin, self._end))
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            for event in (self._begin, self._end):
-                self._hip.hipEventDestroy(event)

@@ -31,6 +31,11 @@ def module() -> Any:
     return _import("hip")
 
 
+def select(hip: Any, index: int) -> None:
+    """Makes a device HIP's current one, which belongs to the calling thread."""
+    call("hipSetDevice", hip.hipSetDevice, index)
+
+
 def rtc() -> Any:
     """hip-python's `hiprtc`; SystemError if it is not installed."""
     return _import("hiprtc")

@@ -1,0 +1,81 @@
+"""Memory of one rank made visible to another: HIP IPC between processes, peer access within one.
+
+Called by device.py with the device selected.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from ark.errors import SystemError
+from ark_rocm import driver
+from ark_rocm.driver import call
+
+_IPC_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A peer's memory here; `imported` if closing it is ours to do."""
+
+    address: int
+    nbytes: int
+    imported: bool
+
+
+def export(hip: Any, index: int, address: int, nbytes: int) -> bytes:
+    """The handle of an allocation that begins at `address` on device `index`."""
+    handle = call("hipIpcGetMemHandle", hip.hipIpcGetMemHandle, address)
+    raw = ctypes.string_at(int(handle), _IPC_BYTES)
+    about = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": index,
+        "address": address,
+        "nbytes": nbytes,
+    }
+    return raw + json.dumps(about).encode()
+
+
+def open_handle(hip: Any, index: int, handle: bytes) -> Mapped:
+    """Maps a handle for device `index`; SystemError if the peer is out of reach."""
+    raw, about = handle[:_IPC_BYTES], json.loads(handle[_IPC_BYTES:])
+    if about["host"] != socket.gethostname():
+        raise SystemError(
+            f"a peer's memory lies on {about['host']}, this rank runs on "
+            f"{socket.gethostname()}; memory of another machine cannot be mapped: run these "
+            f"ranks on one machine"
+        )
+    if about["pid"] == os.getpid():
+        _reach(hip, index, int(about["device"]))
+        return Mapped(about["address"], about["nbytes"], imported=False)
+    theirs = hip.hipIpcMemHandle_st()
+    ctypes.memmove(int(theirs), raw, _IPC_BYTES)
+    address = call(
+        "hipIpcOpenMemHandle",
+        hip.hipIpcOpenMemHandle,
+        theirs,
+        driver.IPC_LAZY_PEER_ACCESS,
+        doing=f"mapping the memory of process {about['pid']} on AMD GPU {about['device']}",
+    )
+    return Mapped(int(address), about["nbytes"], imported=True)
+
+
+def _reach(hip: Any, index: int, peer: int) -> None:
+    """Lets kernels on a device use another device's memory within one process."""
+    if peer == index:
+        return
+    if not int(call("hipDeviceCanAccessPeer", hip.hipDeviceCanAccessPeer, index, peer)):
+        raise SystemError(
+            f"AMD GPU {index} cannot reach the memory of AMD GPU {peer}; use GPUs that "
+            f"`rocm-smi --showtopo` shows as linked"
+        )
+    result = hip.hipDeviceEnablePeerAccess(peer, 0)
+    code = result[0] if isinstance(result, tuple) else result
+    if int(code) != 0 and "AlreadyEnabled" not in getattr(code, "name", ""):
+        raise driver.failure("hipDeviceEnablePeerAccess", code, f"reaching AMD GPU {peer}")
