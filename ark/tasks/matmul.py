@@ -237,7 +237,8 @@ def _staged(sig: Signature, machine: Machine) -> int:
     """Bytes of shared memory where both sides of a tile go through it; 0 where they do not."""
     rows, columns = sig.params["tile"]
     _, _, k = dims(sig)
-    if paired(sig) or sums_of(sig) == "int32" or part_of_k(sig) < k:
+    alone = machine.has("single_thread")
+    if alone or paired(sig) or sums_of(sig) == "int32" or part_of_k(sig) < k:
         return 0
     few = rows < 2 or rows * columns * k < LEAST_STAGED
     if few or any(o.packet for o in sig.operands[:2]):

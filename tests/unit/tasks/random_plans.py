@@ -76,6 +76,16 @@ def _matmul(d: Draw, dtype: DataType) -> None:
         )
 
 
+def long_products(d: Draw, dtype: DataType) -> None:
+    """Few rows and a long sum: on a device with many threads both sides go through its memory."""
+    for rows in (1, 2, 3, 5):
+        for ta, tb in ((False, True), (True, True), (False, False)):
+            n, k = d.int(1, 4), d.int(1030, 1100)
+            a = d.tensor((k, rows) if ta else (rows, k), dtype)
+            b = d.tensor((n, k) if tb else (k, n), dtype)
+            ark.matmul(a, b, transpose_input=ta, transpose_other=tb)
+
+
 def _rows(d: Draw, dtype: DataType) -> None:
     a = d.tensor(d.shape(), dtype)
     axis = d.int(0, len(a.shape()) - 1)
@@ -208,12 +218,14 @@ FAMILIES: tuple[Family, ...] = (
 SEEDS = int(os.environ.get("ARK_ACCESS_SEEDS", "1"))
 
 
-def family_plan(family: Family, seed: int) -> Plan:
+def family_plan(
+    family: Family, seed: int, dtypes: Sequence[DataType] = (*FLOATS, int32), times: int = 4
+) -> Plan:
     """A model of many random calls: compiling is what costs."""
     model, draw = Model(), Draw(seed)
     with use_model(model):
-        for dtype in (*FLOATS, int32):
-            for _ in range(4):
+        for dtype in dtypes:
+            for _ in range(times):
                 family(draw, dtype)
     made = make_plan(model.graph, target(3))
     verify([made])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ark.ir.dtype import by_name
+from ark.ir.dtype import by_name, fp32
 from ark.lower import overlap, tiling
 from ark.plan import kind as kinds
 from ark.plan.serialize import machine_of
@@ -33,6 +33,7 @@ from tests.unit.tasks.random_plans import (
     channel_plan,
     decoder_plan,
     family_plan,
+    long_products,
     movement,
     sum_plan,
     target,
@@ -226,6 +227,10 @@ def test_decoders_touch_what_they_declare(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_batches_touch_what_they_declare(seed: int) -> None:
     check(batch_plan(seed), seed, runs=8)
+
+
+def test_long_products_of_few_rows_touch_what_they_declare() -> None:
+    check(family_plan(long_products, 0, dtypes=[fp32], times=1))
 
 
 def test_a_projection_touches_what_it_declares() -> None:
