@@ -1,51 +1,39 @@
 // Attention of one query row over a cache read in place: a lane has 16 bytes of a position's row,
-// D * size / 16 lanes a position, so that one load of a wave covers several whole positions. Each
-// group of lanes has a running maximum and sums of its own (online softmax); groups are joined by
-// shuffles, waves in shared memory.
+// D * size / 16 lanes a position, so that one load of a wave covers several whole positions. Waves
+// share the query heads of a key first and positions then, so that a wave has few sums to join:
+// each has one running maximum of a head (online softmax), lanes are joined by shuffles, waves in
+// shared memory. Waves with the same positions find each other's lines in the first cache.
 
 constexpr float ARK_LOG2_E = 1.44269504f;
 
 // 2 to the power of v, to a unit in the last place; 0 below the least normal number.
 ARK_DEVICE float ark_exp2(float v) { return __builtin_amdgcn_exp2f(v); }
 
-// A lane's share of the result of G query heads: N dimensions.
-template <int G, int N>
-struct ArkRowState {
-  float top[G];  // scores are times log2(e)
-  float weight[G];
-  float sum[G][N];
+// A lane's share of the result of one query head: N dimensions. The maximum is the wave's.
+template <int N>
+struct ArkHeadState {
+  float top;  // scores are times log2(e)
+  float weight;
+  float sum[N];
 
   ARK_METHOD void clear() {
+    top = -1e30f;
+    weight = 0.0f;
 #pragma unroll
-    for (int g = 0; g < G; ++g) {
-      top[g] = -1e30f;
-      weight[g] = 0.0f;
-#pragma unroll
-      for (int n = 0; n < N; ++n) sum[g][n] = 0.0f;
-    }
+    for (int n = 0; n < N; ++n) sum[n] = 0.0f;
   }
-  // P more positions of head g: their scores, -1e30 where there is none, and their values.
-  template <int P>
-  ARK_METHOD void add(int g, const float (&score)[P], const float (&value)[P][N]) {
-    float most = top[g];
+  // Takes `most`, which no score exceeds, for the maximum.
+  ARK_METHOD void rise(float most) {
+    const float keep = ark_exp2(top - most);
+    top = most;
+    weight *= keep;
 #pragma unroll
-    for (int p = 0; p < P; ++p) most = __builtin_fmaxf(most, score[p]);
-    lower(g, most);
-#pragma unroll
-    for (int p = 0; p < P; ++p) {
-      const float share = score[p] > -1e30f ? ark_exp2(score[p] - most) : 0.0f;
-      weight[g] += share;
-#pragma unroll
-      for (int n = 0; n < N; ++n) sum[g][n] += share * value[p][n];
-    }
+    for (int n = 0; n < N; ++n) sum[n] *= keep;
   }
-  // Takes `most` for the maximum.
-  ARK_METHOD void lower(int g, float most) {
-    const float keep = ark_exp2(top[g] - most);
-    top[g] = most;
-    weight[g] *= keep;
+  ARK_METHOD void add(float share, const float (&value)[N]) {
+    weight += share;
 #pragma unroll
-    for (int n = 0; n < N; ++n) sum[g][n] *= keep;
+    for (int n = 0; n < N; ++n) sum[n] += share * value[n];
   }
 };
 
@@ -82,6 +70,9 @@ ARK_DEVICE float ark_group_sum(float v) {
   return v;
 }
 
+// The greatest number that divides both: so many waves side by side have a head each.
+ARK_DEVICE constexpr int ark_common(int a, int b) { return b == 0 ? a : ark_common(b, a % b); }
+
 // coord: row, key/value head, split; as ark_attention of ark/tasks/attention.h. AHEAD: loads of
 // keys, and of values, under way; the first are before the task waits, as position and caches are
 // older than the iteration. False if the processor is to leave.
@@ -90,19 +81,22 @@ template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int AHEAD, typena
 ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, float scale, Q query,
                                   K keys, V values, P position, O output, F fresh) {
   constexpr int N = static_cast<int>(16 / sizeof(T));
-  constexpr int GROUP = D / N;                  // lanes of a position
-  constexpr int TOGETHER = ARK_LANES / GROUP;   // positions of a load
-  constexpr int STRIDE = TOGETHER * ARK_WARPS;  // of the block's loads
+  constexpr int GROUP = D / N;                 // lanes of a position
+  constexpr int TOGETHER = ARK_LANES / GROUP;  // positions of a load
+  constexpr int ACROSS = ark_common(G, ARK_WARPS), TEAMS = ARK_WARPS / ACROSS;
+  constexpr int OWN = G / ACROSS;           // heads of a wave
+  constexpr int STRIDE = TOGETHER * TEAMS;  // positions between a wave's loads
   constexpr int WIDE = D + 2, HALVES = ARK_LANES / 32;
-  float* parts = reinterpret_cast<float*>(ARK_SCRATCH(c));  // by wave, head: sums, top, weight
+  float* parts = reinterpret_cast<float*>(ARK_SCRATCH(c));  // by team, head: sums, top, weight
   const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
   const int seen = position.p[0] + row + 1;
   const int count = seen < CONTEXT ? seen : CONTEXT;
   const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
   const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
   const int cached = F::given && end == count ? end - 1 : end;
+  const int team = ark_warp() / ACROSS, first = ark_warp() % ACROSS * OWN;
   const int d = ark_lane() % GROUP * N;
-  const int mine = begin + ark_warp() * TOGETHER + ark_lane() / GROUP;
+  const int mine = begin + team * TOGETHER + ark_lane() / GROUP;
   const auto fetch = [&](const auto& cache, int at) {
     return at < cached ? ark_piece_at(ark_address(cache, 0, head, at, d)) : ark_u32x4(0u);
   };
@@ -113,7 +107,7 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
     value[a] = fetch(values, mine + a * STRIDE);
   }
   if (!ark_enter(c)) return false;
-  float* given = parts + ARK_WARPS * HALVES * G * WIDE;  // queries, then the newest key and value
+  float* given = parts + TEAMS * HALVES * G * WIDE;  // queries, then the newest key and value
   constexpr int QUERIES = G * D, GIVEN = QUERIES + (F::given ? 2 * D : 0);
   for (int i = ark_tid(); i < GIVEN; i += ARK_THREADS) {
     if (i < QUERIES) {
@@ -126,24 +120,23 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
     }
   }
   ark_sync();
-  const bool newest = cached < end && ark_warp() == ARK_WARPS - 1;  // its lanes take it too
-  float q[G][N];
+  float q[OWN][N];
+  ArkHeadState<N> state[OWN];
 #pragma unroll
-  for (int g = 0; g < G; ++g) {
+  for (int g = 0; g < OWN; ++g) {
 #pragma unroll
-    for (int n = 0; n < N; ++n) q[g][n] = given[g * D + d + n];
+    for (int n = 0; n < N; ++n) q[g][n] = given[(first + g) * D + d + n];
+    state[g].clear();
   }
-  ArkRowState<G, N> state;
-  state.clear();
   const auto dot = [&](int g, const float (&k)[N]) {
-    float sum = 0.0f;
+    float sum = k[0] * q[g][0];
 #pragma unroll
-    for (int n = 0; n < N; ++n) sum += k[n] * q[g][n];
+    for (int n = 1; n < N; ++n) sum += k[n] * q[g][n];
     return ark_group_sum<GROUP>(sum);
   };
 #pragma unroll 1
-  for (int at = begin + ark_warp() * TOGETHER; at < cached; at += AHEAD * STRIDE) {
-    float v[AHEAD][N], score[G][AHEAD];
+  for (int at = begin + team * TOGETHER; at < cached; at += AHEAD * STRIDE) {
+    float v[AHEAD][N], score[OWN][AHEAD];
 #pragma unroll
     for (int a = 0; a < AHEAD; ++a) {
       const int here = at + a * STRIDE + ark_lane() / GROUP;
@@ -153,43 +146,51 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
       key[a] = fetch(keys, here + AHEAD * STRIDE);
       value[a] = fetch(values, here + AHEAD * STRIDE);
 #pragma unroll
-      for (int g = 0; g < G; ++g) score[g][a] = here < cached ? dot(g, k) : -1e30f;
+      for (int g = 0; g < OWN; ++g) {
+        const float found = dot(g, k);
+        score[g][a] = here < cached ? found : -1e30f;
+      }
     }
 #pragma unroll
-    for (int g = 0; g < G; ++g) state.add(g, score[g], v);
+    for (int g = 0; g < OWN; ++g) {
+      float most = state[g].top;
+#pragma unroll
+      for (int a = 0; a < AHEAD; ++a) most = __builtin_fmaxf(most, score[g][a]);
+      state[g].rise(ark_warp_max(most));
+      // What is not there is far below the maximum, which is of positions that are.
+#pragma unroll
+      for (int a = 0; a < AHEAD; ++a) state[g].add(ark_exp2(score[g][a] - state[g].top), v[a]);
+    }
   }
-  if (newest) {
-    float k[N], v[1][N];
+  if (cached < end && team == TEAMS - 1) {  // the newest: every lane has its score, a few its value
+    float k[N], v[N];
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       k[n] = given[QUERIES + d + n];
-      v[0][n] = given[QUERIES + D + d + n];
+      v[n] = given[QUERIES + D + d + n];
     }
 #pragma unroll
-    for (int g = 0; g < G; ++g) {
-      const float score[1] = {ark_lane() < GROUP ? dot(g, k) : -1e30f};
-      state.add(g, score, v);
+    for (int g = 0; g < OWN; ++g) {
+      const float score = dot(g, k);
+      state[g].rise(__builtin_fmaxf(state[g].top, score));
+      state[g].add(ark_lane() < GROUP ? ark_exp2(score - state[g].top) : 0.0f, v);
     }
   }
-  // One maximum for the wave, so that only sums are left to be joined: within rows of 16 lanes
-  // here, across rows of 32 by a shuffle, the rest in shared memory.
-#pragma unroll
-  for (int g = 0; g < G; ++g) {
-    state.lower(g, ark_warp_max(state.top[g]));
-    state.weight[g] = ark_half_sum<GROUP>(state.weight[g]);
-#pragma unroll
-    for (int n = 0; n < N; ++n) state.sum[g][n] = ark_half_sum<GROUP>(state.sum[g][n]);
-  }
+  // Sums within rows of 16 lanes, across rows of 32 by a shuffle, the rest in shared memory.
   const int half = ark_lane() / 32;
-  if (ark_lane() % 32 < GROUP) {
 #pragma unroll
-    for (int g = 0; g < G; ++g) {
-      float* part = parts + ((ark_warp() * HALVES + half) * G + g) * WIDE;
+  for (int g = 0; g < OWN; ++g) {
+    ArkHeadState<N>& s = state[g];
+    s.weight = ark_half_sum<GROUP>(s.weight);
 #pragma unroll
-      for (int n = 0; n < N; ++n) part[d + n] = state.sum[g][n];
+    for (int n = 0; n < N; ++n) s.sum[n] = ark_half_sum<GROUP>(s.sum[n]);
+    if (ark_lane() % 32 < GROUP) {
+      float* part = parts + ((team * HALVES + half) * G + first + g) * WIDE;
+#pragma unroll
+      for (int n = 0; n < N; ++n) part[d + n] = s.sum[n];
       if (ark_lane() % 32 == 0) {
-        part[D] = state.top[g];
-        part[D + 1] = state.weight[g];
+        part[D] = s.top;
+        part[D + 1] = s.weight;
       }
     }
   }
@@ -198,11 +199,11 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
     const int g = i / D, e = i % D;
     float most = -1e30f, sum = 0.0f, weight = 0.0f;
 #pragma unroll
-    for (int w = 0; w < ARK_WARPS * HALVES; ++w) {
+    for (int w = 0; w < TEAMS * HALVES; ++w) {
       most = __builtin_fmaxf(most, parts[(w * G + g) * WIDE + D]);
     }
 #pragma unroll
-    for (int w = 0; w < ARK_WARPS * HALVES; ++w) {
+    for (int w = 0; w < TEAMS * HALVES; ++w) {
       const float* part = parts + (w * G + g) * WIDE;
       const float keep = ark_exp2(part[D] - most);
       sum += keep * part[e];

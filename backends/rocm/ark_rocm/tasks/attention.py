@@ -9,6 +9,7 @@ the writer through the dialect.
 from __future__ import annotations
 
 from importlib import resources
+from math import gcd
 
 from ark.machine import Machine
 from ark.plan import kind as kinds
@@ -26,9 +27,14 @@ def _group(sig: Signature) -> int:
     return heads
 
 
+def _teams(sig: Signature, machine: Machine) -> int:
+    """How many waves share the positions; others have other heads of the same positions."""
+    return machine.warps // gcd(_group(sig), machine.warps)
+
+
 def _bytes(sig: Signature, machine: Machine) -> int:
     width, group = sig.params["head_dim"], _group(sig)
-    halves = machine.warps * machine.lanes // 32
+    halves = _teams(sig, machine) * machine.lanes // 32
     return 4 * (halves * group * (width + 2) + (group + 2) * width)
 
 
@@ -37,7 +43,7 @@ def _ahead(sig: Signature, machine: Machine) -> int:
     round computes all of them.
     """
     p, cache = sig.params, sig.operands[1]
-    together = machine.warps * machine.lanes * 16 // (p["head_dim"] * cache.itemsize)
+    together = _teams(sig, machine) * machine.lanes * 16 // (p["head_dim"] * cache.itemsize)
     rounds: int = cache.shape[1] // p["splits"] // together
     return max(1, min(rounds, MOST_AHEAD))
 

@@ -1,8 +1,14 @@
-// Joining the parts of attention: the common body, which waits for packets as ask.h does.
+// Joining the parts of attention: the common body, which waits for packets as ask.h does. Parts too
+// many for packets are plain numbers, which the task itself has waited for.
+
+ARK_DEVICE void ark_await_parts(ArkCtx& c, const ark_u64* packet, bool system) {
+  if (ark_warp() == ARK_WARPS - 1) ark_poll_asking(c, packet, system, 1);
+}
+ARK_DEVICE void ark_await_parts(ArkCtx&, const float*, bool) {}
 
 #define ARK_HAS_LOAD_BLOCK 1
 template <int N, class At>
 ARK_DEVICE void ark_load_block(ArkCtx& c, const At& at, float* to, bool system) {
-  if (ark_warp() == ARK_WARPS - 1) ark_poll_asking(c, at(0), system, 1);
+  ark_await_parts(c, at(0), system);
   for (int i = ark_tid(); i < N; i += ARK_THREADS) to[i] = ark_load(c, at(i), 0, system);
 }

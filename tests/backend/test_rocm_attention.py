@@ -1,0 +1,101 @@
+"""AMD's attention of one row, executed on the emulator and compared with NumPy in double precision:
+heads that waves have one each of, several of, or share; parts that packets carry and parts that
+are too many for them; positions that fill a wave's loads and positions that do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+import pytest
+from ark_rocm import backend
+from ark_rocm.tasks import attention
+
+from ark.ir.dtype import bf16, fp32, int32
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan
+from ark.plan import kind as kinds
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+
+emulator = pytest.importorskip("ark_rocm_emulator")
+
+# (heads, of keys, elements of a head, room, position)
+CASES = [
+    (4, 1, 64, 512, 511),  # one head a wave, two waves a head
+    (8, 2, 64, 320, 130),
+    (8, 1, 128, 200, 77),  # as many heads as waves
+    (3, 1, 64, 130, 128),  # three heads in every wave
+    (12, 2, 32, 130, 64),  # six heads: two teams of waves' heads
+    (2, 2, 32, 64, 0),  # the newest alone
+]
+
+
+@pytest.fixture(scope="module", params=["gfx942", "gfx1100"])
+def arch(request: pytest.FixtureRequest) -> Iterator[str]:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(emulator.emulated(request.param, checks=1))
+        yield request.param
+
+
+def attend(heads: int, kv_heads: int, width: int, room: int, position: int) -> Plan:
+    """Runs it, compares it; the plan."""
+    random = np.random.default_rng(heads + position)
+    shapes = {"q": (1, heads * width), "fresh": (1, 2 * kv_heads * width)}
+    given = {n: random.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    cache = (kv_heads, room, width)
+    for name in ("keys", "values"):
+        given[name] = random.standard_normal(cache).astype(ml_dtypes.bfloat16)
+    given["position"] = np.array([position], np.int32)
+    graph = Graph()
+    types = {"q": fp32, "fresh": fp32, "keys": bf16, "values": bf16, "position": int32}
+    t = {
+        name: graph.tensor(array.shape, types[name], arena="state", name=name)
+        for name, array in given.items()
+    }
+    out = graph.tensor((1, heads * width), fp32, arena="state", name="out")
+    attrs = {"heads": heads, "head_dim": width, "scale": width**-0.5}
+    inputs = [t[name] for name in ("q", "keys", "values", "position", "fresh")]
+    graph.add("attention", inputs, [out], attrs, "attention")
+    with contextlib.closing(backend.open(0)) as device:
+        made = plan(graph, device.machine)
+        verify([made])
+        (op,) = (op for op in made.ops if op.kind == "attention")
+        assert attention.serves(kinds.signature(made, op), device.machine)
+        with Executor(made, backend, device) as executor:
+            for name, array in given.items():
+                executor.write(name, array)
+            executor.start(2).wait()
+            got = executor.read("out").reshape(heads, width)
+    wide = {name: array.astype(np.float64) for name, array in given.items()}
+    new = wide["fresh"].reshape(2, kv_heads, width)
+    for head in range(heads):
+        group = head * kv_heads // heads
+        k = np.concatenate([wide["keys"][group, :position], new[0, group][None]])
+        v = np.concatenate([wide["values"][group, :position], new[1, group][None]])
+        scores = k @ wide["q"].reshape(heads, width)[head] * width**-0.5
+        weights = np.exp(scores - scores.max())
+        want = weights / weights.sum() @ v
+        np.testing.assert_allclose(got[head], want, rtol=1e-5, atol=1e-5)
+    return made
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "room", "position"), CASES)
+def test_attention_of_a_row(
+    arch: str, heads: int, kv_heads: int, width: int, room: int, position: int
+) -> None:
+    del arch
+    attend(heads, kv_heads, width, room, position)
+
+
+def test_parts_that_are_too_many_for_packets() -> None:
+    """A task that joins a head would read 4,160 elements: plain numbers, behind a counter."""
+    with emulator.emulated("gfx942", checks=1, compute_units=32):
+        made = attend(8, 1, 128, 2048, 1500)
+    (merge,) = (op for op in made.ops if op.kind == "attention_merge")
+    assert merge.params["splits"] == 32
+    assert not made.tensors[merge.operands[0]].packet
