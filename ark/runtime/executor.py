@@ -1,39 +1,29 @@
-"""Loads one rank's plan onto a device and runs it.
+"""Runs one rank's plan on a device.
 
-The executor owns the arenas, the counters and the blocks that host and device share; a launch is a
+What is loaded for it is in ark.runtime.loaded; a launch is a
 `Run` that can be watched, waited for and, when a wait ran out of its budget, explained. Called by
 ark.api.runtime (the ARK interface) and ark.models.generate.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ark.backend import registry
-from ark.backend.devices import Device, GraphDevice, KernelDevice, Launch
+from ark.backend.devices import Device, GraphDevice, Launch
 from ark.backend.protocol import Backend
 from ark.codegen import layout
-from ark.codegen.constants import signal_words
 from ark.errors import GpuError, InvalidUsageError
 from ark.plan.serialize import machine_of
 from ark.plan.types import ITERATION_BARRIER, Plan
 from ark.runtime import live
-from ark.runtime.copy_queue import CopyQueue, copy_queue
-from ark.runtime.device_tables import DeviceTables
 from ark.runtime.faults import explain
-from ark.runtime.kernels import launch_all, load_kernels
-from ark.runtime.memory import PlanMemory, tolerated
-from ark.runtime.peers import Peers
-from ark.runtime.program import Program
-from ark.runtime.proxy import Proxy
+from ark.runtime.kernels import launch_all
+from ark.runtime.loaded import LoadedPlan
 from ark.runtime.run import Ranks, Run
-from ark.runtime.tables import Tables
 
 BUDGET_S = 10.0
 MOST_BUDGET_S = 1e9  # in nanoseconds, it must fit 64 bits
@@ -50,10 +40,8 @@ def counts_on(plan: Plan) -> bool:
     return len(plan.phases) == 1 and machine.variant.name == "block" and not machine.ring_bytes
 
 
-class Executor(PlanMemory):
+class Executor(LoadedPlan):
     """One plan on one device. A context manager; `close` gives all memory back."""
-
-    device: KernelDevice
 
     def __init__(
         self,
@@ -67,96 +55,21 @@ class Executor(PlanMemory):
         budget_s: float = BUDGET_S,
     ) -> None:
         """externals: device addresses of external buffers by id. trace_records: per processor.
+        budget_s: seconds that a wait on the device may take.
 
         Raises SystemError if memory or the compiler fails, before anything runs.
         """
-        if plan.world_size > 1 and ranks is None:
-            raise InvalidUsageError(
-                f"the plan is for {plan.world_size} ranks, but this process is alone; start it "
-                f"with `--ranks {plan.world_size}`, ark.launch or torchrun"
-            )
-        chosen = registry.with_kernels(backend)
-        assert isinstance(device, KernelDevice)
-        super().__init__(plan, device, externals)
-        self.ranks = ranks
         if not 0 < budget_s <= MOST_BUDGET_S:
             raise InvalidUsageError(
                 f"the budget of a wait is {budget_s} s; it must be above 0 and at most "
                 f"{MOST_BUDGET_S:g}"
             )
+        super().__init__(plan, backend, device, ranks, externals, trace_records)
         self.budget_s = budget_s
         self.phase_ends: list[int] = []
-        self.machine = machine_of(plan)
         self.latest: Run | None = None
-        self._proxy: Proxy | None = None
-        self._queue: CopyQueue | None = None
         self.resumed: int | None = None  # iterations so far of launches that go on
         self._params = np.zeros(1, layout.dtype("ArkParams"))
-        self._peers = Peers.of(plan)
-        self.kernels = load_kernels(plan, chosen, device)
-        try:
-            self._allocate(trace_records)
-        except BaseException:
-            self.close(together=False)
-            raise
-
-    @property
-    def program(self) -> Program:
-        """The kernel of the last phase."""
-        return self.kernels[-1].program
-
-    def _allocate(self, trace_records: int) -> None:
-        plan = self.plan
-        self._allocate_arenas(elsewhere=("symmetric",))
-        self._counter_bytes = len(plan.counters) * self.machine.line_bytes
-        symmetric = plan.arenas.get("symmetric", 0)
-        kind = "symmetric" if plan.world_size > 1 else "device"
-        self._shared = self._alloc(symmetric + self._counter_bytes, kind)
-        # By whether peers signal it: the rank's own counters may be cached, peers' may not.
-        self._counters = {True: self._shared.address + symmetric}
-        self._counters[False] = self._counters[True]
-        if plan.world_size > 1:
-            self._counters[False] = self._alloc(self._counter_bytes).address
-        # Receive buffers of packets: what a launch before has left there is none of this one's.
-        received = {t.buffer for t in plan.tensors if t.packet}
-        own = (b for b in plan.buffers if b.arena == "symmetric" and b.rank == plan.rank)
-        ends = (b.offset + b.nbytes for b in own if b.id in received)
-        self._received_bytes = max(ends, default=0)
-        self._host = self._alloc(layout.dtype("ArkHost").itemsize, "host")
-        assert self._host.host is not None
-        self._told = self._host.host.view(layout.dtype("ArkHost"))
-        variants = {kernel.machine.variant.name for kernel in self.kernels}
-        self._queue = copy_queue(plan, self.device, bool(self._peers.far))
-        if self._queue is None:
-            self._proxy = self._peers.proxy(self.device, variants, self._host)
-        self._connect(symmetric)
-        self._allow()
-        # The tables ask through a weak reference: an executor that nobody holds is freed at once.
-        own = weakref.proxy(self)
-        self._tables = DeviceTables(
-            plan,
-            self.kernels,
-            self.device,
-            lambda nbytes: own._alloc(nbytes),
-            lambda tensor: own.tensor_address(tensor),
-            lambda buffer: own.buffer_address(buffer),
-            lambda counter: own._counter_address(counter),
-            lambda counter: own._counters[False] + counter * own.machine.line_bytes,
-        )
-        self._control = self._alloc(layout.control(0, [0] * (len(plan.phases) - 1)).nbytes)
-        self._trace_records = trace_records
-        self._trace_bytes = trace_records * plan.lists * layout.dtype("ArkTrace").itemsize
-        traced = self._trace_bytes * len(self.kernels)
-        self._trace = self._alloc(traced) if traced else None
-
-    def _allow(self) -> None:
-        """Tells the proxy all memory that triggers may name."""
-        if self._proxy is None:
-            return
-        for memory in (*self._arenas.values(), self._shared, *self._peers.near):
-            self._proxy.allow(memory.address, memory.nbytes)
-        for number, address in self._externals.items():
-            self._proxy.allow(address, self.plan.buffers[number].nbytes)
 
     def rebind(self, externals: Mapping[int, int]) -> None:
         """Moves external buffers to other addresses, by buffer id. What runs keeps the tables that
@@ -169,11 +82,6 @@ class Executor(PlanMemory):
                     self._proxy.allow(address, self.plan.buffers[number].nbytes)
             self._tables.move(self._externals, moved, self.wait_idle)
         self._params["tasks"] = self._tables.arrays["tasks"].address
-
-    @property
-    def tables(self) -> Tables:
-        """The tables of the plan as they are on the device."""
-        return self._tables.host
 
     @property
     def table(self) -> tuple[int, int]:
@@ -192,31 +100,6 @@ class Executor(PlanMemory):
         """Waits for what runs, whose tables are about to change."""
         if self.latest is not None and self.latest.running():
             self.latest.wait()
-
-    def _connect(self, symmetric: int) -> None:
-        """Learns where peers' buffers and counters lie."""
-        if self.ranks is not None and self.plan.world_size > 1:
-            counters = {
-                c.name: symmetric + c.id * self.machine.line_bytes
-                for c in self.plan.counters
-                if c.rank == self.plan.rank and c.system
-            }
-            self._peers.connect(self.ranks, self.device, self._proxy, self._shared, counters)
-
-    def buffer_address(self, buffer_id: int) -> int:
-        """The device address of a buffer of the plan."""
-        buffer = self.plan.buffers[buffer_id]
-        if buffer.rank != self.plan.rank:
-            return self._peers.address(buffer.rank, "buffers", buffer.name)
-        if buffer.arena == "symmetric":
-            return self._shared.address + buffer.offset
-        return super().buffer_address(buffer_id)
-
-    def _counter_address(self, counter: int) -> int:
-        entry = self.plan.counters[counter]
-        if entry.rank != self.plan.rank:
-            return self._peers.address(entry.rank, "counters", entry.name)
-        return self._counters[entry.system] + counter * self.machine.line_bytes
 
     def start(self, iterations: int | Sequence[int], persistent: bool = False) -> Run:
         """Launches the loop kernel for so many iterations of each phase, in the plan's order.
@@ -313,7 +196,7 @@ class Executor(PlanMemory):
         self._reset([MOST_ITERATIONS])
         params, kernel = self._parameters(persistent=False), self.kernels[0]
         params["end"] = iterations
-        cleared = [(a, self._counter_bytes) for a in sorted(set(self._counters.values()))]
+        cleared = self.counters.ranges()
         packets = self._arenas.get("packet")
         if packets is not None:
             cleared.append((packets.address, packets.nbytes))
@@ -331,23 +214,7 @@ class Executor(PlanMemory):
         self._drain()
         self._meet("the end of the launch before")
         self.resumed = None
-        for address in set(self._counters.values()):
-            self.device.zero(address, self._counter_bytes)
-        packets = self._arenas.get("packet")
-        if packets is not None:
-            self.device.zero(packets.address, packets.nbytes)
-        if self._received_bytes:
-            self.device.zero(self._shared.address, self._received_bytes)
-        if self._trace is not None:
-            self.device.zero(self._trace.address, self._trace.nbytes)
-        control = layout.control(ends[-1], ends[:-1])
-        self.device.write(self._control.address, control.view(np.uint8))
-        assert self._host.host is not None
-        self._host.host[:] = 0
-        if self._proxy is not None:
-            self._proxy.restart()
-        if self._queue is not None:
-            self._queue.restart()
+        self._clear(ends)
         self._meet("the launch")
 
     def end(self) -> int:
@@ -371,7 +238,7 @@ class Executor(PlanMemory):
         params = np.zeros(1, layout.dtype("ArkParams"))
         for name, memory in self._tables.arrays.items():
             params[name] = memory.address
-        params["barrier"] = self._counter_address(ITERATION_BARRIER)
+        params["barrier"] = self.counter_address(ITERATION_BARRIER)
         params["control"] = self._control.address
         params["host"] = self._host.address
         params["trace"] = self._trace.address if self._trace else 0
@@ -398,36 +265,10 @@ class Executor(PlanMemory):
             self.plan,
             self.tables,
             record,
-            self.counter_values(),
+            self.counters.values(),
             self.phase_ends,
             self._peers.signallers,
         )
-
-    def counter_values(self) -> list[int]:
-        """All counters of this rank, by id."""
-        read = {
-            system: self.device.read(address, self._counter_bytes).view(np.uint32)
-            for system, address in self._counters.items()
-        }
-        stride, words = self.machine.line_bytes // 4, signal_words(self.plan, self.machine)
-        lines = {system: values.reshape(-1, stride) for system, values in read.items()}
-        return [
-            int(lines[c.system][c.id, : words if c.system else 1].sum(dtype=np.uint32))
-            for c in self.plan.counters
-        ]
-
-    def trace(self) -> list[np.ndarray]:
-        """The records of the last run, one array per processor."""
-        if self._trace is None:
-            raise InvalidUsageError("tracing is off; make the executor with trace_records > 0")
-        kind = layout.dtype("ArkTrace")
-        data = self.device.read(self._trace.address, self._trace.nbytes).view(kind)
-        rows = data.reshape(len(self.kernels), self.plan.lists, self._trace_records)
-        return [row[row["end"] != 0] for row in np.concatenate(rows, axis=1)]
-
-    def _meet(self, what: str) -> None:
-        if self.ranks is not None and self.plan.world_size > 1:
-            self.ranks.barrier(what)
 
     def close(self, together: bool = True) -> bool:
         """Stops what runs and frees everything; safe to call twice.
@@ -447,27 +288,8 @@ class Executor(PlanMemory):
             self._meet("the end of the launch before")
         if self.latest is not None:
             self.latest.detach()
-        if self._proxy is not None:
-            self._proxy.close()
-            self._proxy = None
-        if self._queue is not None:
-            with contextlib.suppress(*tolerated(together)):
-                self._queue.close()
-            self._queue = None
-        peers, own = self._peers.clear(), self._memory
-        if peers and not together:
-            own = [m for m in own if m.kind != "symmetric"]
-        self._memory, self.latest = [], None
-        kernels, self.kernels = self.kernels, []
-        try:
-            self._free(peers, together)
-            if peers and together:
-                self._meet("the end")
-        finally:
-            self._free(own, together)
-            for kernel in kernels:
-                with contextlib.suppress(*tolerated(together)):
-                    self.device.unload(kernel.loaded)
+        self.latest = None
+        self._release(together)
         return True
 
     def __enter__(self) -> Executor:

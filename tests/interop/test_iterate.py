@@ -75,7 +75,7 @@ def test_device_iterations_are_one_launch(mode: str, launches: list[int]) -> Non
             assert len(launches) == call + 1
     runner = model._program._executor
     assert runner.latest.iterations_done == 18  # counted on from launch to launch
-    assert runner.counter_values()[0] == 18 * runner.plan.counters[0].step
+    assert runner.counters.values()[0] == 18 * runner.plan.counters[0].step
     model.close()
 
 

@@ -1,0 +1,64 @@
+"""The counters of one rank's plan in device memory. Called by ark.runtime.loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ark.backend.devices import Device, Memory
+from ark.codegen.constants import signal_words
+from ark.machine import Machine
+from ark.plan.types import Plan, PlanCounter
+
+
+def counter_bytes(plan: Plan, machine: Machine) -> int:
+    """Bytes of all counters, each in a line of its own."""
+    return len(plan.counters) * machine.line_bytes
+
+
+class Counters:
+    """Those that peers signal lie in memory that peers see and no cache holds back; with several
+    ranks the others, which caches may hold, lie apart.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        machine: Machine,
+        device: Device,
+        shared: int,
+        alloc: Callable[[int], Memory],
+    ) -> None:
+        """shared: address of counter_bytes that peers see. alloc: memory of so many bytes."""
+        self._plan, self._machine, self._device = plan, machine, device
+        self._nbytes = counter_bytes(plan, machine)
+        self._shared = shared
+        self._apart = alloc(self._nbytes).address if plan.world_size > 1 else shared
+
+    def address(self, counter: PlanCounter) -> int:
+        """Where a counter of this rank lies."""
+        first = self._shared if counter.system else self._apart
+        return first + counter.id * self._machine.line_bytes
+
+    def own(self, counter: int) -> int:
+        """Where this rank's own signals of a counter, by number, are counted."""
+        return self._apart + counter * self._machine.line_bytes
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """(address, bytes) of all memory that holds counters."""
+        return [(address, self._nbytes) for address in sorted({self._shared, self._apart})]
+
+    def values(self) -> list[int]:
+        """All counters of this rank, by id."""
+        stride = self._machine.line_bytes // 4
+        lines = {
+            address: self._device.read(address, nbytes).view(np.uint32).reshape(-1, stride)
+            for address, nbytes in self.ranges()
+        }
+        shared, apart = lines[self._shared], lines[self._apart]
+        words = signal_words(self._plan, self._machine)
+        return [
+            int((shared[c.id, :words] if c.system else apart[c.id, :1]).sum(dtype=np.uint32))
+            for c in self._plan.counters
+        ]

@@ -1,0 +1,207 @@
+"""One rank's plan on a device, ready to be launched: kernels, memory, counters, tables and peers.
+
+Launches are ark.runtime.executor's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ark.backend import registry
+from ark.backend.devices import Device, KernelDevice
+from ark.backend.protocol import Backend
+from ark.codegen import layout
+from ark.errors import InvalidUsageError
+from ark.plan.serialize import machine_of
+from ark.plan.types import Plan
+from ark.runtime.copy_queue import CopyQueue, copy_queue
+from ark.runtime.counters import Counters, counter_bytes
+from ark.runtime.device_tables import DeviceTables
+from ark.runtime.kernels import load_kernels
+from ark.runtime.memory import PlanMemory, tolerated
+from ark.runtime.peers import Peers
+from ark.runtime.program import Program
+from ark.runtime.proxy import Proxy
+from ark.runtime.run import Ranks
+from ark.runtime.tables import Tables
+
+
+class LoadedPlan(PlanMemory):
+    """A plan's kernels and all memory that they use."""
+
+    device: KernelDevice
+
+    def __init__(
+        self,
+        plan: Plan,
+        backend: Backend,
+        device: Device,
+        ranks: Ranks | None,
+        externals: Mapping[int, int] | None,
+        trace_records: int,
+    ) -> None:
+        if plan.world_size > 1 and ranks is None:
+            raise InvalidUsageError(
+                f"the plan is for {plan.world_size} ranks, but this process is alone; start it "
+                f"with `--ranks {plan.world_size}`, ark.launch or torchrun"
+            )
+        chosen = registry.with_kernels(backend)
+        assert isinstance(device, KernelDevice)
+        super().__init__(plan, device, externals)
+        self.ranks = ranks
+        self.machine = machine_of(plan)
+        self._proxy: Proxy | None = None
+        self._queue: CopyQueue | None = None
+        self._peers = Peers.of(plan)
+        self.kernels = load_kernels(plan, chosen, device)
+        try:
+            self._allocate(trace_records)
+        except BaseException:
+            self._release(together=False)
+            raise
+
+    @property
+    def program(self) -> Program:
+        """The kernel of the last phase."""
+        return self.kernels[-1].program
+
+    def _allocate(self, trace_records: int) -> None:
+        plan = self.plan
+        self._allocate_arenas(elsewhere=("symmetric",))
+        symmetric = plan.arenas.get("symmetric", 0)
+        kind = "symmetric" if plan.world_size > 1 else "device"
+        self._shared = self._alloc(symmetric + counter_bytes(plan, self.machine), kind)
+        shared = self._shared.address + symmetric
+        self.counters = Counters(plan, self.machine, self.device, shared, self._alloc)
+        # Receive buffers of packets: what a launch before has left there is none of this one's.
+        received = {t.buffer for t in plan.tensors if t.packet}
+        own = (b for b in plan.buffers if b.arena == "symmetric" and b.rank == plan.rank)
+        ends = (b.offset + b.nbytes for b in own if b.id in received)
+        self._received_bytes = max(ends, default=0)
+        self._host = self._alloc(layout.dtype("ArkHost").itemsize, "host")
+        assert self._host.host is not None
+        self._told = self._host.host.view(layout.dtype("ArkHost"))
+        variants = {kernel.machine.variant.name for kernel in self.kernels}
+        self._queue = copy_queue(plan, self.device, bool(self._peers.far))
+        if self._queue is None:
+            self._proxy = self._peers.proxy(self.device, variants, self._host)
+        self._connect(symmetric)
+        self._allow()
+        # The tables ask through a weak reference: an executor that nobody holds is freed at once.
+        own = weakref.proxy(self)
+        self._tables = DeviceTables(
+            plan,
+            self.kernels,
+            self.device,
+            lambda nbytes: own._alloc(nbytes),
+            lambda tensor: own.tensor_address(tensor),
+            lambda buffer: own.buffer_address(buffer),
+            lambda counter: own.counter_address(counter),
+            self.counters.own,
+        )
+        self._control = self._alloc(layout.control(0, [0] * (len(plan.phases) - 1)).nbytes)
+        self._trace_records = trace_records
+        self._trace_bytes = trace_records * plan.lists * layout.dtype("ArkTrace").itemsize
+        traced = self._trace_bytes * len(self.kernels)
+        self._trace = self._alloc(traced) if traced else None
+
+    def _allow(self) -> None:
+        """Tells the proxy all memory that triggers may name."""
+        if self._proxy is None:
+            return
+        for memory in (*self._arenas.values(), self._shared, *self._peers.near):
+            self._proxy.allow(memory.address, memory.nbytes)
+        for number, address in self._externals.items():
+            self._proxy.allow(address, self.plan.buffers[number].nbytes)
+
+    @property
+    def tables(self) -> Tables:
+        """The tables of the plan as they are on the device."""
+        return self._tables.host
+
+    def _connect(self, symmetric: int) -> None:
+        """Learns where peers' buffers and counters lie."""
+        if self.ranks is not None and self.plan.world_size > 1:
+            counters = {
+                c.name: symmetric + c.id * self.machine.line_bytes
+                for c in self.plan.counters
+                if c.rank == self.plan.rank and c.system
+            }
+            self._peers.connect(self.ranks, self.device, self._proxy, self._shared, counters)
+
+    def buffer_address(self, buffer_id: int) -> int:
+        """The device address of a buffer of the plan."""
+        buffer = self.plan.buffers[buffer_id]
+        if buffer.rank != self.plan.rank:
+            return self._peers.address(buffer.rank, "buffers", buffer.name)
+        if buffer.arena == "symmetric":
+            return self._shared.address + buffer.offset
+        return super().buffer_address(buffer_id)
+
+    def counter_address(self, counter: int) -> int:
+        """The device address of a counter of the plan."""
+        entry = self.plan.counters[counter]
+        if entry.rank != self.plan.rank:
+            return self._peers.address(entry.rank, "counters", entry.name)
+        return self.counters.address(entry)
+
+    def trace(self) -> list[np.ndarray]:
+        """The records of the last run, one array per processor."""
+        if self._trace is None:
+            raise InvalidUsageError("tracing is off; make the executor with trace_records > 0")
+        kind = layout.dtype("ArkTrace")
+        data = self.device.read(self._trace.address, self._trace.nbytes).view(kind)
+        rows = data.reshape(len(self.kernels), self.plan.lists, self._trace_records)
+        return [row[row["end"] != 0] for row in np.concatenate(rows, axis=1)]
+
+    def _clear(self, ends: Sequence[int]) -> None:
+        """Sets memory back to before the first iteration. ends: of the phases, in iterations."""
+        for address, nbytes in self.counters.ranges():
+            self.device.zero(address, nbytes)
+        packets = self._arenas.get("packet")
+        if packets is not None:
+            self.device.zero(packets.address, packets.nbytes)
+        if self._received_bytes:
+            self.device.zero(self._shared.address, self._received_bytes)
+        if self._trace is not None:
+            self.device.zero(self._trace.address, self._trace.nbytes)
+        control = layout.control(ends[-1], ends[:-1])
+        self.device.write(self._control.address, control.view(np.uint8))
+        assert self._host.host is not None
+        self._host.host[:] = 0
+        if self._proxy is not None:
+            self._proxy.restart()
+        if self._queue is not None:
+            self._queue.restart()
+
+    def _meet(self, what: str) -> None:
+        if self.ranks is not None and self.plan.world_size > 1:
+            self.ranks.barrier(what)
+
+    def _release(self, together: bool) -> None:
+        """Frees everything; together: see Executor.close."""
+        if self._proxy is not None:
+            self._proxy.close()
+            self._proxy = None
+        if self._queue is not None:
+            with contextlib.suppress(*tolerated(together)):
+                self._queue.close()
+            self._queue = None
+        peers, own = self._peers.clear(), self._memory
+        if peers and not together:
+            own = [m for m in own if m.kind != "symmetric"]
+        self._memory = []
+        kernels, self.kernels = self.kernels, []
+        try:
+            self._free(peers, together)
+            if peers and together:
+                self._meet("the end")
+        finally:
+            self._free(own, together)
+            for kernel in kernels:
+                with contextlib.suppress(*tolerated(together)):
+                    self.device.unload(kernel.loaded)
