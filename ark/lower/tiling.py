@@ -14,7 +14,7 @@ from ark.ir.graph import Node
 from ark.ir.hints import Hints
 from ark.ir.values import Tensor
 from ark.machine import Machine
-from ark.tasks.linear_form import MATRIX_ROWS, SPREAD
+from ark.tasks.linear_form import MATRIX_ROWS, SPREAD, takes_whole
 from ark.variant import COMMUNICATE
 
 MIN_TILE = 4096
@@ -177,6 +177,9 @@ def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
     rows, paired = out.shape[0], node.attrs["epilogue"] in PAIRED
     few = machine.variant.role(COMMUNICATE) and 1 < rows <= MOST_ROWS and x.shape[0] == rows
     unit = row_bytes(weight) // MATRIX_UNIT
+    held = stage_rows(weight, machine, paired)
+    if few and not input_in_memory(node) and takes_whole(rows, held, weight):
+        return held, 1
     if not few or row_bytes(weight) % MATRIX_UNIT or weight.dtype.itemsize != 2 or not x.dense:
         return stage_rows(weight, machine, paired), split_k(rows, weight, machine)
     # Each row of a stage is a copy, which delays the stream: as many as a tile has columns. What

@@ -84,6 +84,14 @@ def narrow_rows(rows: int, weight: OperandType | Tensor, splits: int) -> bool:
     return not rest and rows <= MOST_NARROW and kind in FLOATS[1:] and part % 32 == 0
 
 
+def takes_whole(rows: int, held: int, weight: Tensor) -> bool:
+    """Do matrix units multiply so many rows by `held` whole rows of weights of 16 bits at once? The
+    tile's 16 rows are four rows' four parts, and its 8 columns the input's.
+    """
+    fits = weight.dtype.itemsize == 2 and weight.shape[1] % (64 * 4) == 0
+    return fits and (rows, held) == (2, 4)
+
+
 def narrow_bytes(rows: int, k: int, itemsize: int) -> int:
     """Shared memory of these rows: several begin at different banks."""
     return rows * (k * itemsize + (64 if rows > 1 else 0))

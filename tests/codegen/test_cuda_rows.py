@@ -34,13 +34,15 @@ needs_gpu = pytest.mark.skipif(
     reason=f"no NVIDIA GPU: {backend.probe().reason}",
 )
 # (rows, columns, inner, outputs of the last layer, weights' type): parts of eight rows of weights
-# and of sixteen, inputs that stay in memory, rows that are a multiple of neither, odd parts.
+# and of sixteen, inputs that stay in memory, rows that are a multiple of neither, odd parts; and
+# four whole rows of weights.
 SIZES = [
     (8, 2048, 8192, 3000, bf16),
     (3, 2048, 8192, 3072, bf16),
     (8, 4096, 14336, 1001, bf16),
     (5, 1056, 5504, 260, fp16),
     (2, 96, 224, 24, bf16),
+    (2, 2048, 8192, 3001, bf16),
 ]
 
 
@@ -84,6 +86,19 @@ def test_all_layers_have_the_body_of_several_rows(sizes: tuple) -> None:
     for task in (t for tasks in made.phases[0].processors for t in tasks):
         for fetch in task.fetches:
             assert fetch.stage <= machine.stage_bytes
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "stage"),
+    [(2, 2048, (4, 1)), (3, 2048, (8, 2)), (2, 4096, (8, 4))],
+)
+def test_two_rows_take_whole_rows_of_weights(
+    rows: int, columns: int, stage: tuple[int, int]
+) -> None:
+    """Where the tile has columns for both; what stays in memory is multiplied in parts."""
+    made = planned(backend.machine("h100"), rows, columns, 8192, 512, bf16)
+    linear = [op.params for op in made.ops if op.kind == "linear"]
+    assert [(p["rows"], p["split_k"]) for p in linear] == [stage, (16, 16), stage]
 
 
 @pytest.mark.parametrize(("sizes", "in_flight"), [((1, 4096, 14336), 3), ((4, 2048, 8192), 2)])

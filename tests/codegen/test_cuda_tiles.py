@@ -18,7 +18,8 @@ from ark_cuda.tasks import inline
 from ark.tasks import text
 from tests.codegen.test_cuda_boxes import HOST
 
-SIZES = [(8, 2), (8, 3), (8, 8), (16, 2), (16, 5), (16, 8)]  # rows of a stage, sequences
+SIZES = [(4, 2), (8, 2), (8, 3), (8, 8), (16, 2), (16, 5), (16, 8)]
+"""Rows of a stage, sequences; four rows are whole ones."""
 STAGES, TILES = 6, 2
 HEAD = r"""
 #include <cmath>
@@ -57,7 +58,7 @@ CALLS = r"""
 template <int R, int M>
 static void draw(int task, int width, const float* given, int* settings, int* position,
                  float* made, float* candidates) {
-  using Tile = ArkRowsTile<(R > 8), R, M>;
+  using Tile = typename ArkTileOf<(R <= 4), R, M>::Tile;
   ArkCtx c;
   const ArkTask t{{task * R * STAGES / TILES, 0}};
   auto e = ark_sample_rows<M, 6, R, TILES, STAGES>(Logits{made, width}, Operand<int>{settings},
@@ -100,7 +101,9 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     words = "task, width, given, settings, position, made, candidates"
     calls = "".join(f"  if (r == {r} && m == {m}) warp<{r}, {m}>({words});\n" for r, m in SIZES)
     sizes = f"constexpr int STAGES = {STAGES}, TILES = {TILES};\n"
-    device_code = text.header("sampling.h") + inline.header("linear_tiles.h")
+    device_code = text.header("sampling.h") + "".join(
+        map(inline.header, ("linear_tiles.h", "linear_units.h"))
+    )
     source.write_text(HOST + HEAD + sizes + device_code + CALLS + calls + "}\n")
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
     subprocess.run([*command, "-Wno-unknown-pragmas", source, "-o", library], check=True)

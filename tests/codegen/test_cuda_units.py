@@ -1,4 +1,6 @@
-"""One row's products by matrix units, run on the host as those of boxes are, against NumPy."""
+"""Products of one row, or two, with whole rows of weights by matrix units, run on the host as
+those of boxes are, against NumPy.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,12 @@ pytest.importorskip("ark_cuda")
 
 from ark_cuda.tasks import inline
 
+from ark.tasks import text
 from tests.codegen.test_cuda_boxes import HOST, to_bf16
+from tests.codegen.test_cuda_tiles import HEAD
 
 SIZES = [(4, 256), (4, 2048), (2, 512), (2, 4096), (1, 512), (1, 7168)]
+PAIRS = [256, 2048]  # of four rows of weights with two of the input, how long they are
 CALLS = r"""
 template <int R, int K>
 static void warp(const Half* w, const Half* x, float (*out)[4]) {
@@ -31,6 +36,25 @@ static void warp(const Half* w, const Half* x, float (*out)[4]) {
   }
   for (auto& each : lanes) each.join();
 }
+template <int K>
+static void pair(const Half* w, const Half* x, float* out) {
+  using Tile = ArkTileOf<ARK_PAIR_BY_UNITS<4, 2, K, Half>, 4, 2>::Tile;
+  std::vector<std::thread> lanes;
+  for (int i = 0; i < 32; ++i) {
+    lanes.emplace_back([=] {
+      lane = i;
+      float sum[2];
+      ark_pair_products<K, K + 32>(w, x, sum);
+      for (int e = 0; e < 2; ++e) {
+        if (Tile::at(e) >= 0) out[Tile::at(e)] += sum[e];
+      }
+    });
+  }
+  for (auto& each : lanes) each.join();
+}
+extern "C" void run_pair(int k, const Half* w, const Half* x, float* out) {
+  PAIRS
+}
 extern "C" void run(int r, int k, const Half* w, const Half* x, float (*out)[4]) {
 """
 
@@ -40,7 +64,10 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder: Path = tmp_path_factory.mktemp("units")
     source, library = folder / "units.cpp", folder / "units.so"
     calls = "".join(f"  if (r == {r} && k == {k}) warp<{r}, {k}>(w, x, out);\n" for r, k in SIZES)
-    source.write_text(HOST + inline.header("linear_units.h") + CALLS + calls + "}\n")
+    pairs = "".join(f"  if (k == {k}) pair<{k}>(w, x, out);\n" for k in PAIRS)
+    headers = text.header("sampling.h")
+    headers += "".join(map(inline.header, ("linear_tiles.h", "linear_units.h")))
+    source.write_text(HOST + HEAD + headers + CALLS.replace("  PAIRS\n", pairs) + calls + "}\n")
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
     subprocess.run([*command, "-Wno-unknown-pragmas", source, "-o", library], check=True)
     return ctypes.CDLL(str(library))
@@ -56,3 +83,16 @@ def test_a_stage_of_rows_agrees_with_numpy(device: ctypes.CDLL, rows: int, inner
     wide = [(a.astype(np.uint32) << 16).view(np.float32).astype(np.float64) for a in (w, x)]
     want = wide[0] @ wide[1]
     np.testing.assert_allclose(out[:, :rows].sum(0), want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("inner", PAIRS)
+def test_a_stage_by_two_rows_agrees_with_numpy(device: ctypes.CDLL, inner: int) -> None:
+    rng = np.random.default_rng(inner)
+    w = to_bf16(rng.standard_normal((4, inner)))
+    x = np.full((2, inner + 32), 0x7FC0, np.uint16)  # NaN beyond each row
+    x[:, :inner] = to_bf16(rng.standard_normal((2, inner)))
+    out = np.zeros((4, 2), np.float32)  # each sum has one owner: what two add is wrong
+    pointers = [a.ctypes.data_as(ctypes.c_void_p) for a in (w, x, out)]
+    device.run_pair(inner, *pointers)
+    wide = [(a.astype(np.uint32) << 16).view(np.float32).astype(np.float64) for a in (w, x)]
+    np.testing.assert_allclose(out, wide[0] @ wide[1][:, :inner].T, rtol=1e-4, atol=1e-3)

@@ -42,7 +42,7 @@ def _pitch(sig: Signature, machine: Machine) -> int:
 
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that `write` instantiates."""
-    roles = ("units", "roles", "boxes", "tiles", "gather", "batch") if inline.leads(machine) else ()
+    roles = ("tiles", "units", "roles", "boxes", "gather", "batch") if inline.leads(machine) else ()
     names = ("packets.h", "linear.h", *(f"linear_{name}.h" for name in roles))
     return tuple(map(inline.header, names))
 

@@ -145,7 +145,8 @@ template <typename W, int K, int R, int P, int KEPT, bool BOXED, int XS, int M, 
 ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
                                  S epilogue) {
   constexpr int PITCH = K + ARK_ROW_PAD / static_cast<int>(sizeof(W)), PART = K / P;
-  using Tile = ArkRowsTile<(R > 8), R, M>;
+  constexpr bool UNITS = !BOXED && ARK_PAIR_BY_UNITS<R, M, PART, W>;
+  using Tile = typename ArkTileOf<UNITS, R, M>::Tile;
   W* xs = reinterpret_cast<W*>(ARK_SCRATCH(c));
   float* squares = reinterpret_cast<float*>(ARK_SCRATCH(c) + XS);
   float* parts = squares + ARK_WARPS * M;
@@ -205,6 +206,8 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
       float d[Box::SETS][Box::CHAINS][4] = {};
       ark_box_products<R, M, PART / ARK_BOX_BLOCK, 8>(w, x, d);
       ark_box_tile<R, M>(d, sum);
+    } else if constexpr (UNITS) {
+      ark_pair_products<PART, PITCH>(w, part, sum);
     } else if constexpr (R > 8) {
       const uint4* own = reinterpret_cast<const uint4*>(part + ark_lane() / 4 * PITCH);
       const auto x = [&](int i) {

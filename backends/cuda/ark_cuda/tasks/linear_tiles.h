@@ -115,7 +115,7 @@ ARK_DEVICE void ark_tile_finish(const ArkTask& t,
       }
     }
     const int place = ark_warp() * M + Tile::column() + e;
-    if (Tile::row() != 0 || Tile::column() + e >= M) continue;
+    if (Tile::row() != 0 || Tile::at(e) < 0) continue;
     red[place] = own.best;
     ids[place] = own.token;
   }

@@ -1,43 +1,52 @@
-// One row through a linear layer by matrix units: they take two operands where the scalar units
-// convert and multiply one element after another, and a burst of stages is done the sooner, behind
-// which the ring waits for its slots.
+// One row, or few, through a linear layer by matrix units, out of stages of whole rows of weights:
+// they take two operands where the scalar units convert and multiply one element after another, and
+// a burst of stages is done the sooner, behind which the ring waits for its slots.
 
-// A lane's share of the products of R rows of K weights with x, both in shared memory, by matrix
-// units (m16n8k16), for a tenth of the instructions of other lanes' shares (ark_stage_dots). The
-// tile's rows are rows of weights in SEGMENTS parts, its columns the same parts of x; of the
-// products those of equal parts count. Neighbouring parts, which begin at one bank, take pairs of
-// 64 bytes in turned order. What a lane loads at once, 8 elements, are two operands as they lie,
-// since both sides are taken so.
+// The products of R rows of K weights with x, both in shared memory, by matrix units (m16n8k16),
+// for a tenth of the instructions of lanes' shares (ark_stage_dots). The tile's rows are rows of
+// weights in SEGMENTS parts, its columns the same parts of x, of as many rows as there are columns
+// for; of the products those of equal parts count. Neighbouring parts, which begin at one bank,
+// take pairs of 64 bytes in turned order. What a lane loads at once, 8 elements, are two operands
+// as they lie, since both sides are taken so.
 template <int R>
 constexpr int ARK_SEGMENTS = R == 4 ? 4 : 8;
 template <int R, int K, typename T>
 constexpr bool ARK_BY_UNITS =
     sizeof(T) == 2 && (R == 1 || R == 2 || R == 4) && K % (64 * ARK_SEGMENTS<R>) == 0;
 
+// The tile's sums. A lane has its column's part of x from there on, and of the rows of weights
+// `lower` and, of several, `upper`.
 template <int R, int K, typename T>
-ARK_DEVICE void ark_stage_products(const T* w, const T* x, float (&sum)[R]) {
-  constexpr int S = ARK_SEGMENTS<R>, PART = K / S, CHAINS = 2;
-  const int row = ark_lane() / 4, segment = row % S, own = segment * PART + ark_lane() % 4 * 8;
-  const int turned = segment % 2 * 32;
-  const T* lower = w + row / S * K + own;
-  const T* upper = lower + R / 2 * K;
+ARK_DEVICE void ark_units_sums(const T* lower, const T* upper, const T* x, float (&all)[4]) {
+  constexpr int S = ARK_SEGMENTS<R>, CHAINS = 2;
+  const int turned = ark_lane() / 4 % S % 2 * 32;
   float d[2 * CHAINS][4] = {};
 #pragma unroll 2
-  for (int i = 0; i < PART; i += 64) {
+  for (int i = 0; i < K / S; i += 64) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int at = i + (32 * h ^ turned);
-      const uint4 b = *reinterpret_cast<const uint4*>(x + own + at);
+      const uint4 b = *reinterpret_cast<const uint4*>(x + at);
       const uint4 l = *reinterpret_cast<const uint4*>(lower + at);
       uint4 u = make_uint4(0u, 0u, 0u, 0u);
       if constexpr (R > 1) u = *reinterpret_cast<const uint4*>(upper + at);
-      ark_multiply_tile(w, d[2 * h], l.x, u.x, l.y, u.y, b.x, b.y);
-      ark_multiply_tile(w, d[2 * h + 1], l.z, u.z, l.w, u.w, b.z, b.w);
+      ark_multiply_tile(lower, d[2 * h], l.x, u.x, l.y, u.y, b.x, b.y);
+      ark_multiply_tile(lower, d[2 * h + 1], l.z, u.z, l.w, u.w, b.z, b.w);
     }
   }
-  float all[4];
 #pragma unroll
   for (int e = 0; e < 4; ++e) all[e] = (d[0][e] + d[1][e]) + (d[2][e] + d[3][e]);
+}
+
+// With one row of x: a lane's share of each row's sum.
+template <int R, int K, typename T>
+ARK_DEVICE void ark_stage_products(const T* w, const T* x, float (&sum)[R]) {
+  constexpr int S = ARK_SEGMENTS<R>;
+  const int row = ark_lane() / 4, segment = row % S;
+  const int own = segment * (K / S) + ark_lane() % 4 * 8;
+  const T* lower = w + row / S * K + own;
+  float all[4];
+  ark_units_sums<R, K>(lower, lower + R / 2 * K, x + own, all);
   const bool mine = ark_lane() % 4 == segment / 2, odd = segment % 2 != 0;
   const float low = mine ? (odd ? all[1] : all[0]) : 0.0f;
   const float high = mine ? (odd ? all[3] : all[2]) : 0.0f;
@@ -48,5 +57,45 @@ ARK_DEVICE void ark_stage_products(const T* w, const T* x, float (&sum)[R]) {
   } else {
     sum[0] = low;
     if constexpr (R == 2) sum[1] = high;
+  }
+}
+
+// With two rows of x, PITCH apart, and four of weights: each row of x has four of the columns. What
+// a lane then has of the sums, as ArkRowsTile says it; lanes that differ in bits 0, 2 and 3 have
+// the same ones, which are the lowest's.
+struct ArkUnitsTile {
+  static constexpr int COLUMNS = 1, ALL = 2;
+  static constexpr int FIRST_ROW = 16, LAST_ROW = 32;
+  ARK_DEVICE int row() { return ark_lane() / 16 * 2; }
+  ARK_DEVICE int column() { return ark_lane() / 2 % 2; }
+  ARK_DEVICE int at(int e) { return (ark_lane() & 13) == 0 ? (row() + e) * 2 + column() : -1; }
+};
+template <int R, int M, int K, typename T>
+constexpr bool ARK_PAIR_BY_UNITS = R == 4 && M == 2 && ARK_BY_UNITS<R, K, T>;
+template <bool UNITS, int R, int M>
+struct ArkTileOf {
+  using Tile = ArkRowsTile<(R > 8), R, M>;
+};
+template <int R, int M>
+struct ArkTileOf<true, R, M> {
+  using Tile = ArkUnitsTile;
+};
+
+template <int K, int PITCH, typename T>
+ARK_DEVICE void ark_pair_products(const T* w, const T* x, float (&sum)[2]) {
+  constexpr int S = ARK_SEGMENTS<4>;
+  const int row = ark_lane() / 4, segment = row % S;
+  const int own = segment * (K / S) + ark_lane() % 4 * 8;
+  const T* lower = w + row / S * 2 * K + own;  // neighbours are one lane's
+  float all[4];
+  ark_units_sums<4, K>(lower, lower + K, x + row / S * PITCH + own, all);
+  // A lane has two columns: one is of its rows' part, or none.
+  const bool mine = ark_lane() % 2 == segment / 2, odd = segment % 2 != 0;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float total = mine ? (odd ? all[2 * r + 1] : all[2 * r]) : 0.0f;
+    total += ark_shfl_xor(total, 1);
+    total += ark_shfl_xor(total, 4);
+    sum[r] = total + ark_shfl_xor(total, 8);
   }
 }
