@@ -231,9 +231,7 @@ def _time(net: Network, shares: Shares, parts: int) -> Fraction:
     )
 
 
-def exchange_program(
-    topology: Topology, pieces: int = 1, counts: Counts | None = None
-) -> CollectiveProgram:
+def exchange_program(topology: Topology, pieces: int, counts: Counts | None) -> CollectiveProgram:
     """Returns the program of the paths; ranks on a path store what passes and send it on."""
     made = exchange(topology, counts)
     ranks = len(topology.ranks)

@@ -59,7 +59,7 @@ def read_once(graph: Graph, kept: frozenset[int]) -> Callable[[Tensor], bool]:
     return private
 
 
-def join_chains(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
+def join_chains(graph: Graph, kept: frozenset[int]) -> Graph:
     """A copy of the graph with chains joined. kept: ids of buffers that somebody else reads."""
     private = read_once(graph, kept)
     producer: dict[int, tuple[int, Node]] = {}  # by buffer: place and node of a joinable result

@@ -30,7 +30,7 @@ TOGETHER = 64  # columns of one head that leave a body for matrix units at a tim
 OTHERS = RECORD_OPERANDS - 5  # beside the product's operands and its two box maps
 
 
-def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> Graph:
+def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
     """A copy of the graph with joined products. kept: ids of buffers that somebody else reads."""
     if machine.variant.name == "roles":
         return graph

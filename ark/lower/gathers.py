@@ -17,7 +17,7 @@ from ark.ir.values import Tensor
 ONE_SHOT = "one_shot"
 
 
-def own_first(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
+def own_first(graph: Graph, kept: frozenset[int]) -> Graph:
     """A copy of the graph with such gathers. kept: ids of buffers that somebody else reads."""
     uses = Counter(t.buffer.id for n in graph.nodes if not n.virtual for t in _touched(n))
     gathers = {n.outputs[0].buffer.id: n for n in graph.nodes if _plain_gather(n)}

@@ -25,7 +25,7 @@ ROUNDS = ("attention", "layernorm", "rmsnorm", "rope_kv", "rotary_embedding", "s
 """Ops whose first result may be of another type than its inputs."""
 
 
-def narrow(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> Graph:
+def narrow(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
     """A copy of the graph in which such products read 16-bit inputs. kept: ids of buffers that
     somebody else reads.
     """

@@ -35,7 +35,7 @@ def meets_peers(graph: Graph) -> bool:
 
 
 def lower_nodes(
-    graph: Graph, machines: Sequence[Machine], options: Mapping[str, Any], alone: bool = False
+    graph: Graph, machines: Sequence[Machine], options: Mapping[str, Any], alone: bool
 ) -> list[Group]:
     """The groups of every node that makes tasks. `graph` is a private copy and grows. machines: by
     phase.

@@ -39,7 +39,7 @@ def choose_packets(
     machines: Sequence[Machine],
     options: Mapping[str, Any],
     templates: Templates,
-    received: frozenset[int] = frozenset(),
+    received: frozenset[int],
 ) -> set[int]:
     """Ids of the tensors that carry their epoch: small activations, where everybody who touches
     them can read that.

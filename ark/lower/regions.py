@@ -29,7 +29,7 @@ LITTLE = 16384  # elements up to which handing a result over takes longer than c
 MOST_SUMMED = 1024  # elements that a thread adds up
 
 
-def join_regions(graph: Graph, kept: frozenset[int] = frozenset(), handed: bool = False) -> Graph:
+def join_regions(graph: Graph, kept: frozenset[int], handed: bool) -> Graph:
     """A copy of the graph with joined regions. kept: ids of buffers that somebody else reads.
     handed: a small op takes as long as handing its result over, so that two are worth joining.
     """

@@ -21,7 +21,7 @@ MOST_BOXES = 8  # of a result
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, shape
 
 
-def read_boxes(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
+def read_boxes(graph: Graph, kept: frozenset[int]) -> Graph:
     """A copy of the graph with such results in parts. kept: ids of buffers that somebody else
     reads.
     """

@@ -15,7 +15,7 @@ from ark.ir.values import Tensor
 FLAGS = ("transpose_a", "transpose_b")
 
 
-def read_transposed(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
+def read_transposed(graph: Graph, kept: frozenset[int]) -> Graph:
     """A copy of the graph with such products. kept: ids of buffers that somebody else reads."""
     transposed: dict[int, tuple[int, Node]] = {}  # by tensor: place and node
     written: dict[int, int] = {}  # by buffer: place of the last write

@@ -22,7 +22,7 @@ from ark.tasks.matmul import FEW_ROWS as PACKED_ROWS
 FEW_ROWS = 9  # fewer are not worth a matrix unit
 
 
-def read_windows(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> Graph:
+def read_windows(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
     """A copy of the graph with such products. kept: ids of buffers that somebody else reads."""
     private = read_once(graph, kept)
     windows: dict[int, tuple[int, Node]] = {}  # by buffer: place and node

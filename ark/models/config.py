@@ -115,9 +115,9 @@ class LlamaConfig:
         return replace(config, eos_token_ids=stops)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any], source: str = "config.json") -> LlamaConfig:
-        """Reads the content of a config.json; `source` is the file that errors name."""
-        return config_from_fields(Fields(source, values))
+    def from_dict(cls, values: dict[str, Any]) -> LlamaConfig:
+        """Reads the content of a config.json."""
+        return config_from_fields(Fields("config.json", values))
 
 
 def config_from_fields(fields: Fields) -> LlamaConfig:

@@ -92,9 +92,7 @@ class Bootstrap:
         return self
 
     @classmethod
-    def from_environment(
-        cls, timeout_s: float | None = None, rank_info: RankInfo | None = None
-    ) -> Bootstrap:
+    def from_environment(cls, rank_info: RankInfo | None = None) -> Bootstrap:
         """Joins the job that the launcher's environment variables describe."""
         here = rank_info or rank_from_environment()
         return cls.connect(
@@ -102,7 +100,7 @@ class Bootstrap:
             here.world_size,
             here.address,
             here.port,
-            here.join_s if timeout_s is None else timeout_s,
+            here.join_s,
             job=words(here),
             ports=here.ports,
         )

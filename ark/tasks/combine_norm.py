@@ -23,7 +23,6 @@ from ark.tasks.combine import CHUNK, ELEMENTS, RECEIVE, WORDS, Place, ordered, w
 HELD = 32  # elements of a row that a thread keeps in registers
 MOST_ROWS, MOST_CHUNKS = 4, 24
 FOLDS = 128  # bytes of shared memory for a warp's sums
-FLOAT_ELEMENTS = ("fp32", "fp16", "bf16")
 
 
 class CombineNormParams(Params, frozen=True):

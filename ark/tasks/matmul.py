@@ -390,13 +390,13 @@ def deal(sig: Signature) -> str:
     return f"ArkDeal<{', '.join(map(str, constants))}>"
 
 
-def each_tile(sig: Signature, body: str, meet: bool = True) -> str:
+def each_tile(sig: Signature, body: str) -> str:
     """Statements that run `body` for each tile of a task, whose place it knows as i0, i1, m0, n0.
 
-    meet: the threads meet between two tiles. In the body `return false;` leaves the task.
+    The threads meet between two tiles. In the body `return false;` leaves the task.
     """
     return (
-        f"  ark_each_tile<{deal(sig)}, {str(meet).lower()}>(t, "
+        f"  ark_each_tile<{deal(sig)}, true>(t, "
         "[&](int i0, int i1, int m0, int n0) {\n"
         f"  (void)i0; (void)i1;\n{body}  return true;\n  }});\n"
     )

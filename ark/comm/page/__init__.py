@@ -1,6 +1,6 @@
 """One self-contained HTML page that shows how collectives run on a network.
 
-`write_page` is called by `ark topo compare` and `ark topo simulate`. The page needs no network and
+`render_page` is called by `ark topo compare` and `ark topo simulate`. The page needs no network and
 no server: links coloured by load, one tree at a time, and a timeline of all puts that plays.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from ark.collective import CollectiveProgram
@@ -18,7 +17,7 @@ from ark.comm.simulate import SimulationResult
 from ark.comm.topology import Topology
 from ark.errors import InvalidUsageError
 
-__all__ = ["fill", "render_page", "write_page"]
+__all__ = ["fill", "render_page"]
 
 _SCRIPTS = ("draw.js", "network.js", "tree.js", "timeline.js", "main.js")
 
@@ -58,17 +57,3 @@ def fill(html: str, style: str, script: str, data: Any) -> str:
     for mark, part in {"/*STYLE*/": style, "/*SCRIPT*/": script, "/*DATA*/": safe}.items():
         html = html.replace(mark, part)
     return html
-
-
-def write_page(
-    path: str | Path,
-    topology: Topology,
-    runs: Sequence[tuple[CollectiveProgram, SimulationResult]],
-    bound_us: float | None = None,
-) -> None:
-    """Writes `render_page` to a file; InvalidUsageError if it cannot be written."""
-    html = render_page(topology, runs, bound_us)
-    try:
-        Path(path).write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise InvalidUsageError(f"the page {path} cannot be written: {error}.") from None

@@ -86,9 +86,9 @@ def _anything(n: _Node) -> bool:
     return True
 
 
-def _along(place: int, name: str, default: Any = None) -> Rule:
+def _along(place: int, name: str) -> Rule:
     """Works along the axes that an argument names, which must not be padded."""
-    return lambda n: not n.dims() & n.axes(n.given(place, name, default))
+    return lambda n: not n.dims() & n.axes(n.given(place, name, None))
 
 
 def _first(*leading: int) -> Rule:

@@ -2,8 +2,8 @@
 
 A move takes the fastest-varying factor of an axis of the layout (replicas, values or a dimension)
 and makes it the fastest-varying factor of another. What a block is stays a box of the tensor that
-way, whatever was moved before. ark.parallel.layout.paths searches over moves, and
-ark.parallel.layout.shards carries them out on arrays.
+way, whatever was moved before. ark.parallel.layout.paths searches over moves; the tests
+carry them out on arrays.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ def table(shape: Sequence[int], devices: int) -> Table:
 def change(shape: Sequence[int], before: Layout, after: Layout) -> list[Step]:
     """The steps of the least ring volume from one layout to the other, the fewest of these.
 
-    The devices begin in the order of `before`; the steps' groups say who communicates, and
-    `ark.parallel.layout.shards.places` which block each device holds at the end.
+    The devices begin in the order of `before`; the steps' groups say who communicates, and so which
+    block each device holds at the end.
 
     Raises:
         InvalidUsageError: the layouts are of different numbers of devices or do not divide the

@@ -1,6 +1,6 @@
 """One self-contained HTML page that shows a predicted plan: layers across, ranks down.
 
-`write_page` is called by `ark parallelize --html`. Colours are layouts; a block that is chosen
+`render_page` is called by `ark parallelize --html`. Colours are layouts; a block that is chosen
 shows its ops with what moves between them; bars are memory by rank; below them the pipeline's
 timeline. Style and drawing helpers are those of the collectives' page (ark.comm.page).
 """

@@ -146,9 +146,7 @@ def assemble(assembly: str, arch: str, options: Sequence[str] = ()) -> bytes:
         return whole.read_bytes()
 
 
-def compile_hip(
-    source: str, arch: str, options: Sequence[str] = ("-O3",), prelude: bool = True
-) -> bytes:
+def compile_hip(source: str, arch: str, options: Sequence[str] = ("-O3",)) -> bytes:
     """Compile HIP source text to a code object (.hsaco); arguments and errors as `to_assembly`."""
-    assembly, _ = to_assembly(source, arch, options, prelude)
+    assembly, _ = to_assembly(source, arch, options)
     return assemble(assembly, arch, options)

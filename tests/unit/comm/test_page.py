@@ -13,7 +13,7 @@ import pytest
 from ark.collective import Kind, check
 from ark.comm import classics
 from ark.comm.bounds import least_us
-from ark.comm.page import render_page, write_page
+from ark.comm.page import render_page
 from ark.comm.page.data import carried, page_data
 from ark.comm.page.layout import layout
 from ark.comm.simulate import simulate
@@ -90,14 +90,10 @@ def test_puts_know_what_they_carry():
     assert carried(classics.build("adasum_halving", "all_reduce", 4))
 
 
-def test_the_same_runs_give_the_same_bytes(tmp_path):
+def test_the_same_runs_give_the_same_bytes():
     topology = load("torus3x3")
     html = render_page(topology, runs_of(topology), None)
     assert html == render_page(topology, runs_of(topology), None)
-    write_page(tmp_path / "page.html", topology, runs_of(topology))
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == html
-    with pytest.raises(InvalidUsageError, match="cannot be written"):
-        write_page(tmp_path / "no" / "page.html", topology, runs_of(topology))
 
 
 def test_names_from_files_cannot_leave_the_data():

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from ark.cli import main
 from ark.errors import BaseError, InvalidUsageError, UnsupportedError
 from ark.parallel import Layout, change, table
-from ark.parallel.layout import shards
 from ark.parallel.layout.types import layouts
+from tests.unit.parallel import layouts_in_numpy
 
 
 def counts(*numbers: int) -> Layout:
@@ -103,22 +103,22 @@ def test_values_after_the_steps_are_the_logical_tensor(data: st.DataObject) -> N
     random = np.random.default_rng(data.draw(st.integers(0, 1 << 32)))
     parts = [random.integers(-99, 99, shape) for _ in range(before.values)]
     steps = change(shape, before, after)
-    held, _ = shards.run(shards.scatter(parts, before), steps)
-    at = shards.places(before, steps)
+    held, _ = layouts_in_numpy.run(layouts_in_numpy.scatter(parts, before), steps)
+    at = layouts_in_numpy.places(before, steps)
     blocks = {tuple(row) for row in at.tolist()}
     assert blocks == {tuple(row) for row in after.coordinates().tolist()}
     assert {s.shape for s in held} == {after.block(shape)}
-    for replica in shards.gather(held, after, at, shape):
+    for replica in layouts_in_numpy.gather(held, after, at, shape):
         np.testing.assert_array_equal(replica, sum(parts))
-    assert shards.replicas_agree(held, at)
+    assert layouts_in_numpy.replicas_agree(held, at)
 
 
 def test_a_forgotten_step_is_seen() -> None:
     """The check above can fail: without its last step the sums are not there."""
     before, after = counts(1, 4, 1, 1), counts(4, 1, 1, 1)
     parts = [np.full((4, 4), i) for i in range(4)]
-    held, _ = shards.run(shards.scatter(parts, before), [])
-    whole = shards.gather(held, after, after.coordinates(), (4, 4))
+    held, _ = layouts_in_numpy.run(layouts_in_numpy.scatter(parts, before), [])
+    whole = layouts_in_numpy.gather(held, after, after.coordinates(), (4, 4))
     assert not np.array_equal(whole[0], sum(parts))
 
 

@@ -13,8 +13,8 @@ from ark.comm.simulate import simulate
 from ark.comm.topology import load
 from ark.errors import InvalidUsageError
 from ark.parallel import Layout
-from ark.parallel.layout import shards
 from ark.parallel.layout.simulated import StepTimes, change_on
+from tests.unit.parallel import layouts_in_numpy
 
 SUMS, WHOLE = Layout.parse("R1V8D1,1"), Layout.parse("R8V1D1,1")
 SHAPE = (64, 64)
@@ -43,8 +43,10 @@ def test_the_steps_give_the_sum(after: str) -> None:
     steps, _ = change_on(load("dgx1v"), SHAPE, SUMS, target, 4)
     random = np.random.default_rng(3)
     parts = [random.integers(-9, 9, SHAPE) for _ in range(8)]
-    held, _ = shards.run(shards.scatter(parts, SUMS), steps)
-    for replica in shards.gather(held, target, shards.places(SUMS, steps), SHAPE):
+    held, _ = layouts_in_numpy.run(layouts_in_numpy.scatter(parts, SUMS), steps)
+    for replica in layouts_in_numpy.gather(
+        held, target, layouts_in_numpy.places(SUMS, steps), SHAPE
+    ):
         np.testing.assert_array_equal(replica, sum(parts))
 
 

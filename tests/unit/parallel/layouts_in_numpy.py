@@ -1,6 +1,6 @@
 """Carries out changes of layout on NumPy arrays: what every step means, device by device.
 
-The oracle for whoever makes tasks of the steps, and what the tests of the search run on.
+The oracle for whoever makes tasks of the steps, and for the search.
 """
 
 from __future__ import annotations
