@@ -115,15 +115,27 @@ ARK_COLD void ark_look_around() {
   looked = now;
   ark_look();
 }
-// Gives the core away soon: there may be more processors than cores.
-ARK_DEVICE void ark_pause(ark_u32 spins) {
-  if (spins > 200u && (spins & 15u) == 0u && ark_look != nullptr) ark_look_around();
-  if (spins > 20000u) {
-    // Some ten milliseconds of nothing: an idle loop, or a peer that is not there yet.
-    const timespec nap{0, 50000};
-    nanosleep(&nap, nullptr);
-  } else if (spins > 200u) {
+constexpr ark_u32 ARK_SHORT_SPINS = 200u;
+constexpr ark_u64 ARK_SHORT_NS = 100000u;
+// Gives the core away: there may be more processors than cores. Where others share it, who has
+// slept gets it back sooner than who only lets them go first, and a rank in a group of its own (a
+// session, a container) lets nobody go first: so a wait that is not short sleeps.
+ARK_COLD void ark_give_way(ark_u32 spins) {
+  static thread_local ark_u64 begun = 0u;
+  if ((spins & 15u) == 0u && ark_look != nullptr) ark_look_around();
+  const ark_u64 now = ark_time_ns();
+  if (spins == ARK_SHORT_SPINS) begun = now;
+  if (now - begun < ARK_SHORT_NS) {
     sched_yield();
+    return;
+  }
+  // After some ten milliseconds of nothing: an idle loop, or a peer that is not there yet.
+  const timespec nap{0, now - begun < 10000000u ? 1000 : 50000};
+  nanosleep(&nap, nullptr);
+}
+ARK_DEVICE void ark_pause(ark_u32 spins) {
+  if (spins >= ARK_SHORT_SPINS) {
+    ark_give_way(spins);
   } else {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
