@@ -1,5 +1,6 @@
 """Plans in ARK's own layout of several ranks: each process reads its own file. The messages between
-them run, or are refused on every rank with the same words.
+them run, or are refused on every rank with the same words. A launch runs many plans, since to
+start a rank takes longer than most of them.
 """
 
 from __future__ import annotations
@@ -60,6 +61,12 @@ def run_own_file(folder: str, world: int, backend: str, of_model: bool) -> None:
             runtime.barrier()
 
 
+def refuse_all(folders: list[str]) -> None:
+    """A rank's process: `refuse` in one folder after the other."""
+    for folder in folders:
+        refuse(folder)
+
+
 def refuse(folder: str) -> None:
     """What each rank does with plans that do not fit: every rank says so, none waits."""
     ark.init(backend="cpu")
@@ -74,7 +81,7 @@ def refuse(folder: str) -> None:
     except ark.BaseError as error:
         (Path(folder) / f"said.{rank}").write_text(str(error))
         return
-    raise AssertionError(f"{len(tensors)} tensors, and the plan was launched")
+    raise AssertionError(f"{folder}: {len(tensors)} tensors, and the plan was launched")
 
 
 def run_sum(folder: str, world: int, backend: str, size: int) -> None:
@@ -96,26 +103,6 @@ def run_sum(folder: str, world: int, backend: str, size: int) -> None:
             runtime.run(2)
             np.testing.assert_allclose(y.to_numpy(), shares.sum(0), 1e-4, 1e-5)
             runtime.barrier()
-
-
-# Whose tensors, and how many ranks there are, are apart: each by one of two by default.
-PLACES = [(2, False), (3, True), *(pytest.param(*p, marks=slow) for p in ((2, True), (3, False)))]
-
-
-@pytest.mark.parametrize("form", [ring, packet_ring])
-@pytest.mark.parametrize(("world", "of_model"), PLACES)
-def test_ranks_run_their_own_plan_files(
-    world: int, of_model: bool, form: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
-    folder = write(tmp_path, [form(rank, world, SHAPE) for rank in range(world)])
-    assert ark.launch(world, run_own_file, folder, world, "cpu", of_model) == 0
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_an_all_reduce_by_packets(world: int, tmp_path: Path) -> None:
-    """ARK's two steps: RecvReduceSendPacket between what each sends to all and gets from all."""
-    folder = write(tmp_path, [packet_sum(rank, world, 96) for rank in range(world)])
-    assert ark.launch(world, run_sum, folder, world, "cpu", 96) == 0
 
 
 def run_fused(folder: str, world: int, backend: str, of_model: bool) -> None:
@@ -143,24 +130,54 @@ def run_fused(folder: str, world: int, backend: str, of_model: bool) -> None:
         runtime.barrier()
 
 
-@pytest.mark.parametrize(("world", "of_model"), [(1, True), (1, False), *PLACES])
-def test_a_fused_all_reduce(world: int, of_model: bool, tmp_path: Path) -> None:
-    """In one op of ARK's 2026 plans; every rank has the same bits."""
-    folder = write(tmp_path, [fused_sum(rank, world) for rank in range(world)])
-    assert ark.launch(world, run_fused, folder, world, "cpu", of_model) == 0
+def run_all(cases: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
+    """A rank's process: one plan after the other."""
+    for function, args in cases:
+        function(*args)
 
 
-@pytest.mark.parametrize("form", [ring, packet_ring, fused_sum])
-def test_two_emulated_devices(
-    form: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+# Whose tensors, and how many ranks there are, are apart: each by one of two by default.
+PLACES = [(2, False), (3, True), *(pytest.param(*p, marks=slow) for p in ((2, True), (3, False)))]
+
+
+@pytest.mark.parametrize(("world", "of_model"), PLACES)
+def test_ranks_run_their_own_plan_files(world: int, of_model: bool, tmp_path: Path) -> None:
+    """Messages by puts and by packets; and ARK's all-reduces: of two steps by packets, whose
+    RecvReduceSendPacket stands between what each sends to all and gets from all, and in one op of
+    its 2026 plans, of which every rank has the same bits.
+    """
+
+    def written(name: str, form: Callable[..., dict[str, Any]], *more: Any) -> str:
+        (tmp_path / name).mkdir()
+        return write(tmp_path / name, [form(rank, world, *more) for rank in range(world)])
+
+    cases = [
+        (run_own_file, (written("ring", ring, SHAPE), world, "cpu", of_model)),
+        (run_own_file, (written("packets", packet_ring, SHAPE), world, "cpu", of_model)),
+        (run_sum, (written("sum", packet_sum, 96), world, "cpu", 96)),
+        (run_fused, (written("fused", fused_sum), world, "cpu", of_model)),
+    ]
+    assert ark.launch(world, run_all, cases) == 0
+
+
+@pytest.mark.parametrize("of_model", [True, False])
+def test_a_fused_all_reduce_of_one_rank(of_model: bool, tmp_path: Path) -> None:
+    folder = write(tmp_path, [fused_sum(0, 1)])
+    assert ark.launch(1, run_fused, folder, 1, "cpu", of_model) == 0
+
+
+def test_two_emulated_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts, signals, waits and packets between two processes' emulated gfx942 devices."""
     pytest.importorskip("ark_rocm_emulator")
     pytest.importorskip("hip")
     monkeypatch.setenv("ARK_ROCM_DEVICE", "emulated:gfx942,2")
-    folder = write(tmp_path, [form(rank, 2) for rank in range(2)])
-    run = run_fused if form is fused_sum else run_own_file
-    assert ark.launch(2, run, folder, 2, "rocm", True) == 0
+    cases = []
+    for form in (ring, packet_ring, fused_sum):
+        (tmp_path / form.__name__).mkdir()
+        folder = write(tmp_path / form.__name__, [form(rank, 2) for rank in range(2)])
+        run = run_fused if form is fused_sum else run_own_file
+        cases.append((run, (folder, 2, "rocm", True)))
+    assert ark.launch(2, run_all, cases) == 0
 
 
 def op(plans: Plans, rank: int, name: str) -> dict[str, Any]:
@@ -235,20 +252,22 @@ WRONG: dict[str, tuple[Callable[[Plans], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_plans_that_do_not_fit_are_refused_on_every_rank(name: str, tmp_path: Path) -> None:
-    plans = [ring(rank, 2) for rank in range(2)]
-    change, words = WRONG[name]
-    change(plans)
-    assert ark.launch(2, refuse, write(tmp_path, plans)) == 0
-    said = [(tmp_path / f"said.{rank}").read_text() for rank in range(2)]
-    assert said[0] == said[1] and words in said[0], said
-
-
-def test_a_rank_that_refuses_its_own_plan_tells_the_others(tmp_path: Path) -> None:
-    plans = [ring(rank, 2) for rank in range(2)]
+def unlike(plans: Plans) -> None:
+    """An op of the second rank's plan is none of ark's."""
     op(plans, 1, "add")["Type"] = "Conv"
-    assert ark.launch(2, refuse, write(tmp_path, plans)) == 0
-    first, second = ((tmp_path / f"said.{rank}").read_text() for rank in range(2))
+
+
+def test_plans_that_do_not_fit_are_refused_on_every_rank(tmp_path: Path) -> None:
+    folders = []
+    for change in (*(change for change, _ in WRONG.values()), unlike):
+        plans = [ring(rank, 2) for rank in range(2)]
+        change(plans)
+        (tmp_path / str(len(folders))).mkdir()
+        folders.append(write(tmp_path / str(len(folders)), plans))
+    assert ark.launch(2, refuse_all, folders) == 0
+    said = [[Path(f, f"said.{rank}").read_text() for rank in range(2)] for f in folders]
+    for (name, (_, words)), (first, second) in zip(WRONG.items(), said[:-1], strict=True):
+        assert first == second and words in first, (name, first, second)
+    first, second = said[-1]  # a rank that refuses its own plan tells the others
     assert second.startswith("op 'add' is of type Conv")
     assert first == f"rank 1 cannot run its plan: {second}"
