@@ -18,6 +18,7 @@ from torch import fx
 import ark
 from ark.errors import BaseError, UnsupportedError
 from ark.interop.torch import elementwise as elementwise
+from ark.interop.torch import lookup as lookup
 from ark.interop.torch import movement as movement
 from ark.interop.torch import products as products
 from ark.interop.torch import reductions as reductions

@@ -1,4 +1,4 @@
-"""ATen operators that move elements, look them up, or make them from indices."""
+"""ATen operators that move elements."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ark
-from ark.interop.torch.values import Call, Value, axis_of, cast, operator, refuse
+from ark.interop.torch.values import Call, Value, axis_of, cast, operator
 
 _VIEWS = (
     "view",
@@ -75,10 +75,10 @@ def _slice(
         begins = [begin if d == axis else 0 for d in range(len(x.shape))]
         steps = [stride if d == axis else 1 for d in range(len(x.shape))]
         return ark.strided_slice(x.tensor, begins, call.shape, steps)
-    return _part(x.tensor, axis, begin, call.shape[axis])
+    return part(x.tensor, axis, begin, call.shape[axis])
 
 
-def _part(tensor: ark.Tensor, axis: int, begin: int, count: int) -> ark.Tensor:
+def part(tensor: ark.Tensor, axis: int, begin: int, count: int) -> ark.Tensor:
     whole = [slice(None)] * len(tensor.ir.shape)
     whole[axis] = slice(begin, begin + count)
     return tensor[tuple(whole)]
@@ -87,12 +87,12 @@ def _part(tensor: ark.Tensor, axis: int, begin: int, count: int) -> ark.Tensor:
 @operator("select.int", "select_copy.int")
 def _select(call: Call, x: Value, dim: int, index: int) -> Any:
     axis = axis_of(dim, len(x.shape))
-    return _part(x.tensor, axis, index % x.shape[axis], 1)
+    return part(x.tensor, axis, index % x.shape[axis], 1)
 
 
 @operator("narrow.default")
 def _narrow(call: Call, x: Value, dim: int, start: int, length: int) -> Any:
-    return _part(x.tensor, axis_of(dim, len(x.shape)), start, length)
+    return part(x.tensor, axis_of(dim, len(x.shape)), start, length)
 
 
 @operator("split_with_sizes.default", "split.Tensor", "split_with_sizes_copy.default")
@@ -103,7 +103,7 @@ def _split(call: Call, x: Value, sizes: Any, dim: int = 0) -> list[Any]:
         sizes = [min(sizes, length - begin) for begin in range(0, length, max(sizes, 1))]
     found = []
     for place, size in enumerate(sizes):  # a part that nobody reads has no expected shape
-        found.append(_part(x.tensor, axis, at, size) if call.wants(place) else None)
+        found.append(part(x.tensor, axis, at, size) if call.wants(place) else None)
         at += size
     return found
 
@@ -111,7 +111,7 @@ def _split(call: Call, x: Value, sizes: Any, dim: int = 0) -> list[Any]:
 @operator("unbind.int", "unbind_copy.int")
 def _unbind(call: Call, x: Value, dim: int = 0) -> list[Any]:
     axis = axis_of(dim, len(x.shape))
-    return [_part(x.tensor, axis, at, 1) for at in range(x.shape[axis])]
+    return [part(x.tensor, axis, at, 1) for at in range(x.shape[axis])]
 
 
 @operator("cat.default")
@@ -166,7 +166,7 @@ def _roll(call: Call, x: Value, shifts: Any, dims: Any = ()) -> Any:
         n = tensor.ir.shape[axis]
         at = -shift % n
         if at:
-            parts = [_part(tensor, axis, at, n - at), _part(tensor, axis, 0, at)]
+            parts = [part(tensor, axis, at, n - at), part(tensor, axis, 0, at)]
             tensor = ark.concat(parts, axis)
     return tensor
 
@@ -185,94 +185,3 @@ def _tril(call: Call, x: Value, diagonal: int = 0) -> Any:
 @operator("triu.default")
 def _triu(call: Call, x: Value, diagonal: int = 0) -> Any:
     return ark.triu(x.tensor, diagonal)
-
-
-@operator("embedding.default")
-def _embedding(call: Call, weight: Value, ids: Value, *_: Any, **__: Any) -> Any:
-    return ark.embedding(ids.tensor, weight.tensor)
-
-
-@operator("index_select.default")
-def _index_select(call: Call, x: Value, dim: int, ids: Value) -> Any:
-    return ark.gather(x.tensor, ids.tensor, axis_of(dim, len(x.shape)))
-
-
-@operator("gather.default")
-def _gather(call: Call, x: Value, dim: int, ids: Value, **_: Any) -> Any:
-    return ark.gather_elements(x.tensor, ids.tensor, axis_of(dim, len(x.shape)))
-
-
-@operator("index.Tensor", "_unsafe_index.Tensor")
-def _index(call: Call, x: Value, indices: Sequence[Value | None]) -> Any:
-    """Indices of neighbouring dimensions, broadcast together, as one index of them together."""
-    places = [d for d, i in enumerate(indices) if i is not None]
-    found = [i for i in indices if i is not None]
-    if any(i.dtype.is_floating_point or cast(i, ark.bool) is i.tensor for i in found):
-        raise refuse("an index of bool")
-    first, last = places[0], places[-1]
-    if places != list(range(first, last + 1)):
-        raise refuse("an index of dimensions that are not neighbours")
-    total: Any = None
-    for place, value in zip(places, found, strict=True):
-        n = x.shape[place]
-        at = cast(value, ark.int64)
-        at = ark.where(ark.less(at, 0), ark.add(at, n), at)
-        total = at if total is None else ark.add(ark.mul(total, n), at)
-    many = math.prod(x.shape[first : last + 1])
-    table = ark.reshape(x.tensor, [*x.shape[:first], many, *x.shape[last + 1 :]])
-    return ark.gather(table, total, first)
-
-
-def _scattered(reduction: str) -> Any:
-    def run(call: Call, x: Value, dim: int, ids: Value, source: Any) -> Any:
-        shape = list(ids.shape) or [1]
-        if isinstance(source, Value):
-            new = source.tensor
-            for d, n in enumerate(shape):
-                new = _part(new, d, 0, n) if new.ir.shape[d] != n else new
-        else:
-            new = ark.constant(source, shape, call.dtype)
-        axis = axis_of(dim, len(x.shape))
-        return ark.scatter_elements(x.tensor, ids.tensor, new, axis, reduction)
-
-    return run
-
-
-operator("scatter.src", "scatter.value")(_scattered("set"))
-operator("scatter_add.default")(_scattered("add"))
-
-
-@operator("select_scatter.default")
-def _select_scatter(call: Call, x: Value, source: Value, dim: int, index: int) -> Any:
-    axis = axis_of(dim, len(x.shape))
-    at = index % x.shape[axis]
-    wide = [1 if d == axis else n for d, n in enumerate(x.shape)]
-    return _replaced(x.tensor, ark.reshape(source.tensor, wide), axis, at)
-
-
-@operator("slice_scatter.default")
-def _slice_scatter(
-    call: Call,
-    x: Value,
-    source: Value,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
-) -> Any:
-    axis = axis_of(dim, len(x.shape))
-    begin, _, stride = slice(start, end, step).indices(x.shape[axis])
-    if stride != 1:
-        raise refuse("a slice_scatter with steps")
-    return _replaced(x.tensor, source.tensor, axis, begin)
-
-
-def _replaced(tensor: ark.Tensor, new: ark.Tensor, axis: int, begin: int) -> ark.Tensor:
-    """The tensor with a part of an axis replaced."""
-    n, count = tensor.ir.shape[axis], new.ir.shape[axis]
-    parts = [new]
-    if begin:
-        parts.insert(0, _part(tensor, axis, 0, begin))
-    if begin + count < n:
-        parts.append(_part(tensor, axis, begin + count, n - begin - count))
-    return ark.concat(parts, axis) if len(parts) > 1 else ark.copy(new)

@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import ark
 from ark.api.session import backend, device
@@ -111,7 +112,8 @@ class Program:
         with ark.use_model(built.model):
             taken: set[int] = set()
             outputs = [own(v, taken) if isinstance(v, Value) else v for v in built.outputs]
-        kept = [t.detach().contiguous() for _, t in held(module)]
+        with unset_fake_temporarily():  # constants of the graph are real, whoever traces it
+            kept = [t.detach().contiguous() for _, t in held(module)]
         last = [built.inputs[i] for i in bound]
         inputs = [v for i, v in enumerate(built.inputs[: len(examples)]) if i not in bound]
         inputs += [*last, *built.inputs[len(examples) :]]
