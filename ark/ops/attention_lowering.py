@@ -5,12 +5,14 @@ queries. Called through ark.lower.registry.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from ark.ir import values as ir
 from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
+from ark.lower.packets import PACKET_LIMIT
 from ark.machine import Machine
 from ark.tasks.attention import staged_bytes
 from ark.tasks.attention_tiles import balanced_group
@@ -26,6 +28,10 @@ PLAIN: dict[str, Any] = {
 """What a node's attributes are where it does not say; only such a one decodes by splits."""
 
 
+POSITIONS_A_PART = 4
+"""A part has so many times the root of all positions at least, where a join polls its parts: then
+it takes about as long for them as a task for its positions.
+"""
 STREAMED, MOST_STREAMED = 8, 64  # positions that matrix units take at once, and a warp holds
 
 
@@ -151,12 +157,16 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
     # A processor of which the ring takes keys and values has a stage of them at least.
     least = max(32, streamed) if machine.variant.role(COMMUNICATE) else 64
     least *= 2 if streamed and batch > 1 and machine.ring_bytes else 1
+    part = 4 * (node.attrs["head_dim"] + 2)  # bytes
+    if machine.has("packet_gate"):
+        least = max(least, POSITIONS_A_PART * math.isqrt(context))
     splits = attention_splits(rows * batch, kv_heads, context, machine.processors, least)
+    if machine.has("packet_gate"):  # parts that are no packets cost their join a counter more
+        splits = max(1, min(splits, PACKET_LIMIT // (rows * node.attrs["heads"] * part)))
     # Halves of what the ring holds are not worth the exchange that merges them.
     if splits == 2 and batch > 1 and context <= streamed * machine.variant.stages:
         splits = 1
     # All parts of a head are in shared memory when they are merged.
-    part = 4 * (node.attrs["head_dim"] + 2)
     splits = max(1, min(splits, (machine.shared_bytes - machine.ring_bytes) // part))
     params = {**node.attrs, "kv_heads": kv_heads, "splits": splits}
     if fresh and _older(lowering, node):

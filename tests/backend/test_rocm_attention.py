@@ -6,6 +6,7 @@ are too many for them; positions that fill a wave's loads and positions that do 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 
 import ml_dtypes
@@ -21,6 +22,7 @@ from ark.plan import kind as kinds
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
+from tests.codegen.test_rocm_compile import machine_for
 
 emulator = pytest.importorskip("ark_rocm_emulator")
 
@@ -95,7 +97,28 @@ def test_attention_of_a_row(
 def test_parts_that_are_too_many_for_packets() -> None:
     """A task that joins a head would read 4,160 elements: plain numbers, behind a counter."""
     with emulator.emulated("gfx942", checks=1, compute_units=32):
-        made = attend(8, 1, 128, 2048, 1500)
+        made = attend(8, 1, 128, 16384, 1500)
     (merge,) = (op for op in made.ops if op.kind == "attention_merge")
     assert merge.params["splits"] == 32
     assert not made.tensors[merge.operands[0]].packet
+
+
+@pytest.mark.parametrize(
+    ("heads", "width", "room", "splits"),
+    [(32, 64, 520, 5), (32, 64, 16384, 31), (32, 128, 4096, 15)],
+)
+def test_parts_travel_as_packets(heads: int, width: int, room: int, splits: int) -> None:
+    """However long the context: 256 KB of them at most, of 304 processors' 38 a head."""
+    machine = dataclasses.replace(machine_for("gfx942"), processors=304)
+    graph = Graph()
+    shapes = {"q": (1, heads * width), "fresh": (1, 16 * width)}
+    given = [graph.tensor(s, fp32, arena="state", name=n) for n, s in shapes.items()]
+    caches = [graph.tensor((8, room, width), bf16, arena="state", name=n) for n in ("k", "v")]
+    position = graph.tensor((1,), int32, arena="state", name="position")
+    out = graph.tensor((1, heads * width), fp32, arena="state", name="out")
+    attrs = {"heads": heads, "head_dim": width, "scale": width**-0.5}
+    graph.add("attention", [given[0], *caches, position, given[1]], [out], attrs, "attention")
+    made = plan(graph, machine)
+    (merge,) = (op for op in made.ops if op.kind == "attention_merge")
+    assert merge.params["splits"] == splits
+    assert made.tensors[merge.operands[0]].packet
