@@ -11,10 +11,12 @@ from ark import log, ops
 from ark import tasks as tasks  # registers the task kinds
 from ark._version import __version__
 from ark.api.aliases import install
+from ark.api.context import PlannerContext
 from ark.api.core import Dims
 from ark.api.init import init, set_rank, set_world_size
 from ark.api.module import Module
-from ark.api.planner import Plan, Planner, PlannerContext
+from ark.api.plan import Plan
+from ark.api.planner import Planner
 from ark.api.profiler import Profiler
 from ark.api.runtime import Runtime
 from ark.api.state import load, save

@@ -5,7 +5,7 @@ of range are refused, and so is what would change results instead of speed. Tile
 NumTasks, Granularity and ImplType become hints that the planner follows. The others describe ARK's
 own kernels: how many warps and how much SRAM one of them takes, how it pads, by what it sends. A
 task of ark has a processor to itself, and its kind knows what it needs: they are checked, and shown
-in Plan.task_infos. Called by ark.api.planner and ark.api.task_plan.
+in Plan.task_infos. Called by ark.api.planner, ark.api.context and ark.api.task_plan.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ark.api.planner import Plan
+from ark.api.plan import Plan
 from ark.api.runtime import Runtime
 from ark.errors import BaseError, InvalidUsageError
 from ark.runtime.executor import Executor

@@ -5,7 +5,7 @@ as ProcessorGroups. The ops are added to a new graph through ark's public ops, w
 and types; ranges of processors, tiles, numbers of tasks and granularities become hints; ark's
 planner then places the counters, and its verifier checks the result. Tensors of the current model
 keep their memory where the plan's ops are the model's. Messages between ranks are compared by
-ark.api.task_messages. Called by ark.api.planner.
+ark.api.task_messages. Called by ark.api.plan.
 """
 
 from __future__ import annotations

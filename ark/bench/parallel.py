@@ -29,9 +29,10 @@ from ark.ops.tokens import TokenState
 from ark.parallel import parallelize
 from ark.parallel.pipeline.named import PIPELINES
 from ark.parallel.plans.parallelize import STAGED
-from ark.parallel.plans.predict import Splits, predict
+from ark.parallel.plans.predict import predict
 from ark.parallel.plans.prediction import Prediction, Target, Work
 from ark.parallel.plans.rules import PLANS
+from ark.parallel.plans.splits import Splits
 from ark.plan.verify import verify
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor

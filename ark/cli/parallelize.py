@@ -18,8 +18,9 @@ from ark.models.build import whole_pass
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
 from ark.parallel.plans.auto import best
-from ark.parallel.plans.predict import NAMES, Splits, predict
+from ark.parallel.plans.predict import NAMES, predict
 from ark.parallel.plans.prediction import Prediction, Target, Work
+from ark.parallel.plans.splits import Splits
 
 MOST_RANKS = 4096
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

@@ -12,8 +12,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ark.errors import BaseError, PlanError
-from ark.parallel.plans.predict import Splits, bounds, predict
+from ark.parallel.plans.predict import bounds, predict
 from ark.parallel.plans.prediction import Prediction, Target, Work
+from ark.parallel.plans.splits import Splits
 
 SCHEDULES = ("1f1b", "interleaved", "zero-bubble", "gpipe", "chimera", "interlaced")
 COPIED = ("data", "zero1", "zero2", "zero3")

@@ -14,9 +14,10 @@ from ark.models.build import whole_pass
 from ark.models.config import builtin_config
 from ark.parallel.pipeline.named import PIPELINES
 from ark.parallel.plans.auto import best
-from ark.parallel.plans.predict import Splits, bounds, predict
+from ark.parallel.plans.predict import bounds, predict
 from ark.parallel.plans.prediction import COPIES, Target, Work
 from ark.parallel.plans.rules import PLANS
+from ark.parallel.plans.splits import Splits
 from tests.slow import slow
 
 FIRST = (next(iter(PIPELINES)), next(iter(COPIES)), next(iter(PLANS)))

@@ -17,8 +17,9 @@ from ark.ir.dtype import by_name
 from ark.models.build import whole_pass
 from ark.models.config import builtin_config
 from ark.parallel.page import render_page
-from ark.parallel.plans.predict import Splits, predict
+from ark.parallel.plans.predict import predict
 from ark.parallel.plans.prediction import Prediction, Target, Work
+from ark.parallel.plans.splits import Splits
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 THEMES = {"dark": 0, "light": 1}  # as Blink numbers preferred colour schemes

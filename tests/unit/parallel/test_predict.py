@@ -21,8 +21,9 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
 from ark.parallel.page import page_data, render_page
 from ark.parallel.plans.auto import best
-from ark.parallel.plans.predict import NAMES, Splits, predict
+from ark.parallel.plans.predict import NAMES, predict
 from ark.parallel.plans.prediction import Target, Work
+from ark.parallel.plans.splits import Splits
 from ark.parallel.plans.stages import partition
 
 NOAH = Path(__file__).parents[3] / "examples" / "noah"

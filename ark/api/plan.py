@@ -1,0 +1,177 @@
+"""ARK's plan: a plan of ark's, or one in ARK's own layout, with ARK's properties."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ark.api import task_plan
+from ark.api.task_schema import TaskPlan
+from ark.api.task_schema import read as read_task_plan
+from ark.errors import InvalidUsageError
+from ark.frontend.model import Model
+from ark.machine import Machine
+from ark.plan import serialize
+from ark.plan import types as inner
+from ark.runtime.run import Ranks
+
+_EMPTY: Mapping[str, Any] = {
+    "Rank": 0,
+    "WorldSize": 1,
+    "Architecture": "ANY",
+    "NumProcessors": 1,
+    "NumWarpsPerProcessor": 1,
+    "TaskInfos": [],
+    "ProcessorGroups": [],
+}
+
+
+class Plan:
+    """A plan with ARK's properties. `inner` is ark's own plan, None for an empty one of ARK's.
+
+    Plan(None) is empty; Plan(dict) reads ark's layout or ARK's. A plan in ARK's layout becomes one
+    of ark's when it is launched (`built`), for the device and the model of that moment.
+    """
+
+    def __init__(self, plan: Any = None, model: Model | None = None) -> None:
+        self.inner: inner.Plan | None = None
+        self.model = model
+        self._head = dict(_EMPTY)
+        self._tasks: TaskPlan | None = None
+        if isinstance(plan, inner.Plan):
+            self.inner = plan
+        elif isinstance(plan, Mapping) and "Rank" in plan:
+            self._tasks = read_task_plan(plan)
+            self._head = {**_EMPTY, **plan}
+        elif plan is not None:
+            self.inner = serialize.from_dict(plan)
+
+    @classmethod
+    def from_str(cls, plan_str: str) -> Plan:
+        """Reads a plan; InvalidUsageError if it is no JSON, PlanError if it is no plan."""
+        try:
+            data = json.loads(plan_str)
+        except (ValueError, RecursionError) as error:
+            raise InvalidUsageError(f"this is no plan: {error}; a plan is JSON") from error
+        return cls(data)
+
+    @classmethod
+    def from_file(cls, file_path: str | Path) -> Plan:
+        """Reads a plan from a file; errors as from_str."""
+        try:
+            text = Path(file_path).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidUsageError(f"{file_path} cannot be read as a plan: {error}") from error
+        return cls.from_str(text)
+
+    def __str__(self) -> str:
+        return serialize.to_json(self.inner) if self.inner else json.dumps(self._head)
+
+    def built(self, machine: Machine, members: Callable[[int], Ranks] | None = None) -> Plan:
+        """The plan as one of ark's for a machine; itself where it is one, or has no tasks.
+
+        Tensors of the current model keep their memory. members, errors: as ark.api.task_plan.build.
+        """
+        if self.inner is not None or self._tasks is None or not self._tasks.task_infos:
+            return self
+        return Plan(task_plan.build(self._tasks, Model.get_model(), machine, members))
+
+    @property
+    def rank(self) -> int:
+        """The rank that the plan is for, from 0."""
+        return self.inner.rank if self.inner else int(self._head["Rank"])
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that run the plan together."""
+        return self.inner.world_size if self.inner else int(self._head["WorldSize"])
+
+    @property
+    def architecture(self) -> str:
+        """What the plan was made for; ANY for an empty one."""
+        return str(self.inner.machine["arch"]) if self.inner else str(self._head["Architecture"])
+
+    @property
+    def num_processors(self) -> int:
+        """Processors that the plan has task lists for."""
+        return self.inner.processors if self.inner else int(self._head["NumProcessors"])
+
+    @property
+    def num_warps_per_processor(self) -> int:
+        """Computing warps of a processor."""
+        if self.inner:
+            return serialize.machine_of(self.inner).warps
+        return int(self._head["NumWarpsPerProcessor"])
+
+    @property
+    def task_infos(self) -> list[dict[str, Any]]:
+        """One entry per op: what its tasks compute."""
+        plan = self.inner
+        if plan is None:
+            return list(self._head["TaskInfos"])
+        warps = self.num_warps_per_processor
+        counts = self._task_counts(plan)
+        return [
+            {
+                "Id": op.id,
+                "NumWarps": warps,
+                "SramBytes": 0,
+                "Ops": [
+                    {
+                        "Type": op.kind,
+                        "Name": op.name,
+                        "Config": {**op.params, "NumTasks": counts[op.id]},
+                    }
+                ],
+            }
+            for op in plan.ops
+            if op.operands  # not what ends an iteration, which computes nothing
+        ]
+
+    @property
+    def processor_groups(self) -> list[dict[str, Any]]:
+        """Consecutive ops of one PlannerContext, or of none; their ranges are resource groups.
+        Nothing waits at the borders of groups.
+        """
+        plan = self.inner
+        if plan is None:
+            return list(self._head["ProcessorGroups"])
+        counts = self._task_counts(plan)
+        ranges = plan.meta.get("processor_ranges") or [None] * len(plan.ops)
+        contexts = plan.meta.get("contexts") or [None] * len(plan.ops)
+        groups: list[dict[str, Any]] = []
+        last: Any = ()
+        for op, asked, context in zip(plan.ops, ranges, contexts, strict=True):
+            if not op.operands:
+                continue
+            span = list(asked) if asked else [0, plan.processors]
+            if context != last:
+                groups.append({"ProcessorRange": span, "ResourceGroups": []})
+                last = context
+            resources = groups[-1]["ResourceGroups"]
+            if not resources or resources[-1]["ProcessorRange"] != span:
+                resources.append(
+                    {
+                        "ProcessorRange": span,
+                        "WarpRange": [0, self.num_warps_per_processor],
+                        "SramRange": [0, int(plan.machine["shared_bytes"])],
+                        "TaskGroups": [],
+                    }
+                )
+            covered = groups[-1]["ProcessorRange"]
+            groups[-1]["ProcessorRange"] = [min(covered[0], span[0]), max(covered[1], span[1])]
+            resources[-1]["TaskGroups"].append(
+                {"TaskId": op.id, "TaskRange": [0, counts[op.id]], "Granularity": 1}
+            )
+        return groups
+
+    @staticmethod
+    def _task_counts(plan: inner.Plan) -> dict[int, int]:
+        counts = {op.id: 0 for op in plan.ops}
+        for phase in plan.phases:
+            for tasks in phase.processors:
+                for task in tasks:
+                    counts[task.op] += 1
+        return counts
