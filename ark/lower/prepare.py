@@ -24,6 +24,7 @@ from ark.lower.overlap import JOINED, overlap
 from ark.lower.pack import pack
 from ark.lower.regions import join_regions
 from ark.lower.rounded import round_rows
+from ark.lower.rows import take_rows_early
 from ark.lower.slices import read_boxes
 from ark.lower.spread import spread
 from ark.lower.transposes import read_transposed
@@ -84,6 +85,7 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
             part = join_regions(part, kept, handed)
             part = narrow(join_chains(part, kept), target, kept)
             part = round_rows(part, target, kept)
+            part = take_rows_early(part, target, kept)
             part = own_first(join_epilogues(part, target, kept), kept)
             part = read_windows(part, target, kept)
             part = join_norms(overlap(part, chosen, kept))

@@ -155,9 +155,9 @@ class Llama(ark.Module):
 
     def begin(self, state: ark.TokenState, rows: int) -> None:
         """Takes the prompt's last chunk and draws the first token."""
-        h = ark.last_row(self(state, rows), state)
+        h = ark.rmsnorm(ark.last_row(self(state, rows), state), self.norm, self.eps)
         ark.advance(state, rows)
-        ark.sample(self.head(ark.rmsnorm(h, self.norm, self.eps)), state)
+        ark.sample(self.head(h), state)
 
     def decode(self, state: ark.TokenState) -> None:
         """Takes one token, of each sequence, and draws the next."""

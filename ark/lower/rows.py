@@ -1,0 +1,144 @@
+"""Rows that nobody asks for are not computed: where a gather takes few rows of a result, what made
+that result row by row makes these rows alone, and the gather is done before.
+
+A prompt's first token comes from one row: behind the last layer's attention all that follows,
+products, norms and gates, is that row's. A node is moved if each row of its result depends on that
+row of its inputs and on what all rows share (weights), and if nobody else reads the result.
+Called by ark.lower.prepare for the variant with tiles of products, whose bodies take any number of
+rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.lower.chains import expression_of, is_pointwise
+from ark.lower.pack import writes
+from ark.machine import Machine
+from ark.tasks import expression
+
+BY_ROWS = ("layernorm", "matmul", "rmsnorm", "swiglu", "swiglu_pairs")
+"""Ops but elementwise ones whose rows depend on the same rows of the first input, or of all."""
+FEWER = 2  # times as many rows as are taken there must be
+
+
+def take_rows_early(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> Graph:
+    """A copy of the graph with such gathers moved. kept: ids of buffers that somebody reads."""
+    if machine.variant.name != "matrix":
+        return graph
+    made = graph.with_nodes(graph.nodes)
+    for gather in [n for n in graph.nodes if n.type == "gather"]:
+        place = made.nodes.index(gather)
+        moved = _moved(made, place, kept)
+        if any(n.type == "matmul" for n in moved) and _still(made, moved, place):
+            made.nodes = _rewritten(made, moved, place)
+    return made
+
+
+def _moved(graph: Graph, place: int, kept: frozenset[int]) -> list[Node]:
+    """The nodes before a gather that may be done for its rows alone, in order."""
+    gather = graph.nodes[place]
+    source, ids = gather.inputs
+    few = gather.attrs["axis"] == 0 and len(ids.shape) == 1 and len(source.shape) == 2
+    if not few or gather.after or gather.hints or source.shape[0] < FEWER * ids.shape[0]:
+        return []
+    rows = source.shape[0]
+    touching: dict[int, set[int]] = {}  # by buffer: ids of nodes
+    for node in graph.nodes:
+        for tensor in (*node.inputs, *node.outputs, *node.after):
+            touching.setdefault(tensor.buffer.id, set()).add(node.id)
+    inside = {gather.id}
+    wanted, whole = {source.id}, {ids.buffer.id}  # read row by row, tensors; as a whole, buffers
+    read = {source.buffer.id: {source.id}}
+    found: list[Node] = []
+    for node in reversed(graph.nodes[:place]):
+        out = node.outputs[0] if len(node.outputs) == 1 else None
+        if out is None or out.id not in wanted or node.placement != gather.placement:
+            continue
+        private = out.buffer.arena == "activation" and out.buffer.id not in kept
+        alone = touching[out.buffer.id] <= inside | {node.id} and read[out.buffer.id] == {out.id}
+        fits = out.dense and out.nbytes == out.buffer.nbytes and out.buffer.id not in whole
+        if private and alone and fits and _by_rows(node, rows):
+            inside.add(node.id)
+            places = _row_places(node, rows)
+            for i, tensor in enumerate(node.inputs):
+                read.setdefault(tensor.buffer.id, set()).add(tensor.id)
+                if i in places:
+                    wanted.add(tensor.id)
+                else:
+                    whole.add(tensor.buffer.id)
+            found.append(node)
+    return found[::-1]
+
+
+def _by_rows(node: Node, rows: int) -> bool:
+    """Does each of so many rows of the result depend on the same rows of some inputs alone?"""
+    out = node.outputs[0]
+    if node.virtual or node.after or len(out.shape) != 2 or out.shape[0] != rows:
+        return False
+    if is_pointwise(node):
+        placed = bool(expression.places(expression_of(node)))
+        return not placed and bool(node.inputs) and not any(t.dtype.packed for t in node.inputs)
+    if node.type == "matmul":
+        plain = not node.attrs["transpose_a"] and "finish" not in node.attrs
+        return plain and all(len(t.shape) == 2 for t in node.inputs)
+    return node.type in BY_ROWS and len(node.inputs[0].shape) == 2
+
+
+def _row_places(node: Node, rows: int) -> set[int]:
+    """Which inputs a row of the result needs that row of."""
+    if is_pointwise(node) or node.type == "swiglu":
+        shapes = [t.shape for t in node.inputs]
+        return {i for i, shape in enumerate(shapes) if len(shape) == 2 and shape[0] == rows}
+    return {0}
+
+
+def _still(graph: Graph, moved: list[Node], place: int) -> bool:
+    """Does nobody who stays write what they read, between where they are and where they go?"""
+    ids = {n.id for n in moved}
+    reads = {t.buffer.id for n in moved for t in n.inputs}
+    between = graph.nodes[graph.nodes.index(moved[0]) : place]
+    return not any(b in reads for n in between if n.id not in ids for b in writes(n))
+
+
+def _rewritten(graph: Graph, moved: list[Node], place: int) -> list[Node]:
+    """The graph's nodes with the moved ones in the gather's place."""
+    gather = graph.nodes[place]
+    source, ids = gather.inputs
+    rows, few = source.shape[0], ids.shape[0]
+    number = max(n.id for n in graph.nodes)
+    taken: dict[int, Tensor] = {}  # by tensor: its rows that the gather takes
+    nodes: list[Node] = []
+    for node in moved:
+        inputs = list(node.inputs)
+        for i in sorted(_row_places(node, rows)):
+            tensor = inputs[i]
+            if tensor.id not in taken:
+                number += 1
+                name = f"{node.name}.rows"
+                row = taken[tensor.id] = _fewer(graph, tensor, few)
+                nodes.append(
+                    dataclasses.replace(
+                        gather, id=number, name=name, inputs=(tensor, ids), outputs=(row,)
+                    )
+                )
+            inputs[i] = taken[tensor.id]
+        out, number = node.outputs[0], number + 1
+        last = out.id == source.id
+        taken[out.id] = gather.outputs[0] if last else _fewer(graph, out, few)
+        nodes.append(
+            dataclasses.replace(node, id=number, inputs=tuple(inputs), outputs=(taken[out.id],))
+        )
+    gone = {n.id for n in moved} | {gather.id}
+    return [
+        each
+        for at, node in enumerate(graph.nodes)
+        for each in (nodes if at == place else [node] if node.id not in gone else [])
+    ]
+
+
+def _fewer(graph: Graph, tensor: Tensor, rows: int) -> Tensor:
+    """A tensor like this one of so many rows."""
+    return graph.tensor((rows, tensor.shape[1]), tensor.dtype, name=tensor.name)
