@@ -15,11 +15,13 @@ def constants(
     streamed: int = 0,
     grows: bool = False,
     cuts: bool = False,
+    runs: bool = False,
     signals: int = 1,
 ) -> str:
     """What preludes and device code know of machine and kernel; scratch, streamed: in bytes.
 
-    grows, cuts: does the stream load rows that grow in number, or parts of several rows at once?
+    grows, cuts, runs: does the stream load rows that grow in number, parts of several rows at once,
+    or whole rows?
     signals: words of a counter that peers signal (signal_words). STAGE_NS: in so many nanoseconds
     the memory gives each processor a stage, as the machine's model has it.
     """
@@ -37,6 +39,7 @@ def constants(
         "STREAM_MIB": streamed >> 20,
         "STREAM_GROWS": int(grows),
         "STREAM_CUTS": int(cuts),
+        "STREAM_RUNS": int(runs),
         "SIGNAL_WORDS": signals,
     }
     return "".join(f"constexpr int ARK_{name} = {value};\n" for name, value in values.items())
@@ -53,6 +56,7 @@ def plan_constants(machine: Machine, plan: Plan, scratch: int, run: range) -> st
         sum(task.streamed for task in tasks[-1]),
         any(f.growth for f in fetches),
         any(f.parts > 1 for f in fetches),
+        any(f.parts == 1 and not f.growth for f in fetches),
         signal_words(plan, machine),
     )
 

@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("ark_cuda")
 
+ALL = 64  # stages of a list
+
 HOST = r"""
 #include <cstdint>
 #define ARK_DEVICE static inline
@@ -39,7 +41,7 @@ CALLS = r"""
 extern "C" uint32_t run(uint32_t first, uint32_t last, uint32_t end, uint32_t full, uint32_t every,
                         uint32_t* stages, uint32_t* clocks) {
   now = count = 0;
-  ArkRecords r = {{0, 0, 0, 0}, {32, 0, 0, 0}, 0, end, 0, 0u - 100000u};
+  ArkRecords r = {{0, 0, 0, 0}, {32, 0, 0, 32}, 0, end, 0, 0u - 100000u};
   for (uint32_t place = first; place <= last; ++place) {
     frees = place == first ? full : 0;
     if (!ark_slot_free_prefetching(0, 0, r, place)) return ~0u;
@@ -51,11 +53,16 @@ extern "C" uint32_t run(uint32_t first, uint32_t last, uint32_t end, uint32_t fu
 """
 
 
-def build(folder: Path, cuts: bool, stage_ns: int = 624) -> ctypes.CDLL:
+def build(folder: Path, runs: int, stage_ns: int = 624) -> ctypes.CDLL:
+    """runs: so many first stages of a list are runs, the others boxes."""
     text = resources.files("ark_cuda").joinpath("prefetch.h").read_text()
     source, library = folder / "prefetch.cpp", folder / "prefetch.so"
     # A shuffle adds the lane to a record's first word, and so does it here to all of its words.
-    constants = f"constexpr int ARK_STAGE_NS = {stage_ns}, ARK_STREAM_CUTS = {int(cuts)};\n"
+    constants = (
+        f"constexpr int ARK_STAGE_NS = {stage_ns}, ARK_STREAM_RUNS = {int(runs > 0)};\n"
+        f"constexpr int ARK_STREAM_CUTS = {int(runs < ALL)};\n"
+        f"static bool ark_stream_boxed(ark_u32 form) {{ return form >= {runs}u; }}\n"
+    )
     source.write_text(f"{HOST}{constants}{text}{CALLS}")
     subprocess.run(["g++", "-std=c++20", "-shared", "-fPIC", source, "-o", library], check=True)
     return ctypes.CDLL(str(library))
@@ -63,12 +70,12 @@ def build(folder: Path, cuts: bool, stage_ns: int = 624) -> ctypes.CDLL:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return build(tmp_path_factory.mktemp("runs"), False)
+    return build(tmp_path_factory.mktemp("runs"), ALL)
 
 
 @pytest.fixture(scope="module")
 def boxes(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return build(tmp_path_factory.mktemp("boxes"), True)
+    return build(tmp_path_factory.mktemp("boxes"), 0)
 
 
 def asked(
@@ -116,4 +123,17 @@ def test_boxes_are_asked_for_only_while_the_ring_is_full(boxes: ctypes.CDLL) -> 
 
 
 def test_a_faster_memory_is_asked_for_no_runs(tmp_path: Path) -> None:
-    assert asked(build(tmp_path, False, 503), 30, 30, 60, 100_000, 0) == ([], [])
+    assert asked(build(tmp_path, ALL, 503), 30, 30, 60, 100_000, 0) == ([], [])
+
+
+def test_beside_runs_boxes_are_left_out(tmp_path: Path) -> None:
+    mixed = build(tmp_path, 40)
+    stages, clocks = asked(mixed, 30, 30, 60, 100_000, 0)
+    assert stages == list(range(30, 40)) and paced(clocks)
+    stages, clocks = asked(mixed, 4, 31, 60, 9_500, 600)  # on while stages come from L2, as of runs
+    assert clocks[-1] > 9_500
+
+
+def test_a_faster_memory_is_asked_for_boxes_and_runs_as_for_boxes(tmp_path: Path) -> None:
+    stages, _ = asked(build(tmp_path, 40, 503), 30, 30, 64, 100_000, 0)
+    assert stages == list(range(30, 54))
