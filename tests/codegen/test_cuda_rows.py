@@ -18,7 +18,7 @@ from ark.plan import kind as kinds
 from ark.plan.serialize import from_json, machine_of, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
-from ark.plan.verify.structure import check_pieces
+from ark.plan.verify.streams import check_pieces
 from ark.runtime import tables
 from ark.runtime.executor import Executor
 from ark.runtime.program import build

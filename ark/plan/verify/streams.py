@@ -1,0 +1,125 @@
+"""The operand stream in the verifier: what it fetches is there, is what bodies read, and nobody
+writes it. Called by ark.plan.verify.structure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ark.machine import Machine
+from ark.plan.serialize import machine_of
+from ark.plan.types import (
+    MAX_PIECES,
+    MOST_PITCH,
+    Fetch,
+    Plan,
+    PlanOp,
+)
+from ark.plan.verify.rank_set import Key, RankSet, refuse
+from ark.variant import COMMUNICATE
+
+COPIED = 16  # bytes: what bulk copies move at least, and where they begin
+
+
+def check_streams(
+    rank_set: RankSet, plan: Plan, written: set[Key], rewritten: Sequence[set[Key]]
+) -> None:
+    """Streamed operands are only read by the loop, and the stream copies what the body reads.
+
+    written: memory that any task writes; rewritten: by phase what tasks write otherwise than by
+    appending: what only grows is written, but never where it is read.
+    """
+    for number in range(len(plan.phases)):
+        machine = machine_of(plan, number)
+        listed = rank_set.listing(plan.rank, number)
+        for op_id, (nodes, coords) in listed.by_op.items():
+            op, sig = plan.ops[op_id], rank_set.signatures(plan.rank)[op_id]
+            found = tuple(listed.tasks[i].fetches for i in nodes.tolist())
+            if found != rank_set.templates.streams(sig, coords):
+                raise refuse(f"a task of op {op.name!r} fetches what it does not use")
+            grow = any(fetch.growth for fetches in found for fetch in fetches)
+            if grow and any(len(fetches) != 1 for fetches in found):
+                raise refuse(f"op {op.name!r} has other fetches beside one that grows")
+            for fetch in {fetch for fetches in found for fetch in fetches}:
+                bad = written if fetch.growth is None else rewritten[number]
+                _check_fetch(rank_set, plan, op, fetch, bad)
+                size = fetch.stage * (1 if fetch.growth is None else 2)
+                if machine.ring_bytes and size > machine.stage_bytes:
+                    raise refuse(
+                        f"op {op.name!r} streams {size} bytes at once; a stage of the ring "
+                        f"holds {machine.stage_bytes}"
+                    )
+                _check_growth(rank_set, plan, machine, number, op_id, fetch)
+
+
+def _check_fetch(rank_set: RankSet, plan: Plan, op: PlanOp, fetch: Fetch, bad: set[Key]) -> None:
+    """What it copies lies in memory that is none of `bad`, in pieces that the copies can move."""
+    growth = fetch.growth
+    for operand in (fetch.operand,) if growth is None else (fetch.operand, growth.beside):
+        tensor = plan.tensors[op.operands[operand]]
+        buffer = plan.buffers[tensor.buffer]
+        room = buffer.nbytes - max(rank_set.first_bytes(tensor))
+        if not buffer.initial or rank_set.buffer_of(plan.rank, buffer.id) in bad:
+            raise refuse(f"op {op.name!r} streams {buffer.name!r}, which the loop writes")
+        if fetch.offset < 0 or fetch.offset + fetch.nbytes > room or fetch.stage <= 0:
+            raise refuse(f"op {op.name!r} streams past the end of {buffer.name!r}")
+        if growth is not None and (tensor.first_byte + fetch.offset) % COPIED:
+            raise refuse(f"op {op.name!r} streams from the midst of {COPIED} bytes")
+    if fetch.parts > 1:
+        check_pieces(op.name, fetch)
+
+
+def check_pieces(name: str, fetch: Fetch) -> None:
+    """Equal parts of whole rows, in pieces that the copies can move."""
+    whole = fetch.stage == fetch.piece * fetch.rows and fetch.piece % COPIED == 0
+    row = fetch.piece * fetch.parts
+    if not whole or not row or fetch.nbytes % row or fetch.rows > MAX_PIECES or fetch.growth:
+        raise refuse(f"op {name!r} streams no whole parts of {fetch.rows} rows of {row} bytes")
+    if row >= MOST_PITCH:
+        raise refuse(f"op {name!r} streams parts of rows of {row} bytes, at most {MOST_PITCH}")
+
+
+def _check_growth(
+    rank_set: RankSet, plan: Plan, machine: Machine, number: int, op_id: int, fetch: Fetch
+) -> None:
+    """Whole rows in whole stages, as many as a number says that is there when the iteration begins
+    and stays until the task is done. number: the phase's.
+    """
+    op, growth = plan.ops[op_id], fetch.growth
+    if growth is None:
+        return
+    tensor = plan.tensors[op.operands[growth.length]]
+    if machine.ring_bytes and not machine.variant.role(COMMUNICATE):
+        raise refuse(f"op {op.name!r} has a fetch that grows, but nobody leads who counts stages")
+    if tensor.dtype != "int32" or math.prod(tensor.shape) != 1:
+        raise refuse(f"op {op.name!r} streams as many rows as {tensor.name!r} says, no int32")
+    whole = fetch.stage % growth.row == fetch.nbytes % growth.row == growth.row % COPIED == 0
+    if not whole or growth.part >= growth.parts:
+        raise refuse(f"op {op.name!r} streams no whole rows of {growth.row} bytes")
+    buffer = plan.buffers[tensor.buffer]
+    touched = rank_set.touches(plan.rank, number)
+    regions = [r for listed_op in touched for r in listed_op if r.memory == buffer.id]
+    if not any(r.op == op_id and not r.write for r in regions):
+        raise refuse(f"op {op.name!r} streams as many rows as {buffer.name!r} says, unread")
+    if not buffer.initial or any(r.write and r.op < op_id for r in regions):
+        raise refuse(
+            f"op {op.name!r} streams as many rows as {buffer.name!r} says, which the iteration "
+            "writes before"
+        )
+
+
+def written_memory(rank_set: RankSet, number: int, appended: bool = True) -> set[Key]:
+    """(rank, buffer) of all memory that tasks of a phase write, by what is checked of them.
+
+    appended: also by appending.
+    """
+    found = set()
+    for plan in rank_set.checked_plans:
+        for region in (r for op in rank_set.touches(plan.rank, number) for r in op if r.write):
+            if region.boxes.append_only and not appended:
+                continue
+            owner, buffer = rank_set.buffer_of(plan.rank, int(region.memory))  # type: ignore[call-overload]
+            renamings = zip(rank_set.symmetry.twin, rank_set.symmetry.renaming, strict=True)
+            found |= {(new[owner], buffer) for twin, new in renamings if twin == plan.rank}
+    return found
