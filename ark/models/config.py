@@ -150,8 +150,6 @@ def read_llama(fields: Fields) -> LlamaConfig:
     hidden = fields.size("hidden_size")
     context = fields.size("max_position_embeddings", 2048)
     llama = architecture == "LlamaForCausalLM"
-    if architecture == "MistralForCausalLM":
-        refuse_window(fields, context)
     bos = fields.token_ids("bos_token_id", (1,))
     return LlamaConfig(
         hidden_size=hidden,
@@ -161,7 +159,7 @@ def read_llama(fields: Fields) -> LlamaConfig:
         num_key_value_heads=fields.size("num_key_value_heads", heads if llama else 8),
         head_dim=fields.size("head_dim", hidden // heads),
         vocab_size=fields.size("vocab_size"),
-        max_position_embeddings=context,
+        max_position_embeddings=whole_context(fields, architecture, context),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope=read_rope(fields, context),
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
@@ -188,18 +186,17 @@ def read_architecture(fields: Fields) -> str:
     return found[0]
 
 
-def refuse_window(fields: Fields, context: int) -> None:
-    """Raises UnsupportedError where attention sees less than the context (Mistral's default)."""
-    present = "sliding_window" in fields.values
-    if present and fields.get("sliding_window") is None:
-        return
-    window = fields.size("sliding_window", 4096)
-    if window < context:
-        raise UnsupportedError(
-            f"{fields.source}: attention slides over a window of {window} tokens in a context of "
-            f"{context}, but ark attends to the whole context. Use a checkpoint whose "
-            "sliding_window is null."
-        )
+def whole_context(fields: Fields, architecture: str, context: int) -> int:
+    """The positions of which each attends to all before it: no more than the window where attention
+    slides, as ark attends to the whole context (a window as long gives the same).
+    """
+    default = None if architecture == "MixtralForCausalLM" else 4096
+    slides = architecture in ("MistralForCausalLM", "MixtralForCausalLM")
+    if architecture.startswith("Qwen3"):
+        slides = fields.flag("use_sliding_window", False)
+    if not slides or fields.values.get("sliding_window", default) is None:
+        return context
+    return min(context, fields.size("sliding_window", default))
 
 
 def read_dtype(fields: Fields) -> str | None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import ark
 from ark.errors import ModelError
-from ark.models.config import LlamaConfig, read_llama, refuse_window
+from ark.models.config import LlamaConfig, read_llama
 from ark.models.fields import Fields
 from ark.models.llama import Attention, Layer, Llama
 
@@ -89,7 +89,5 @@ class Mixtral(Llama):
     @classmethod
     def read_config(cls, fields: Fields) -> MixtureConfig:
         """As Llama.read_config, with this architecture's fields."""
-        if fields.get("sliding_window") is not None:
-            refuse_window(fields, fields.size("max_position_embeddings", 131072))
         inner = fields.size("intermediate_size")
         return read_mixture(fields, fields.size("num_local_experts", 8), inner, True)

@@ -102,7 +102,7 @@ def choose_context(checkpoint: Checkpoint, wanted: int | None) -> int:
     if not 1 <= whole("the context", wanted) <= limit:
         raise InvalidUsageError(
             f"a context of {wanted} positions was asked for; the checkpoint allows 1 to {limit} "
-            "(max_position_embeddings)"
+            "(max_position_embeddings, or the window of its attention)"
         )
     return int(wanted)
 

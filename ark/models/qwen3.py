@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import ark
-from ark.models.config import LlamaConfig, read_llama, refuse_window
-from ark.models.fields import Fields
+from ark.models.config import LlamaConfig
 from ark.models.llama import Attention, FeedForward, Layer, Llama
 
 
@@ -41,10 +40,3 @@ class Qwen3(Llama):
 
     def layer(self, c: LlamaConfig, dtype: ark.DataType) -> Layer:
         return Layer(c, dtype, Qwen3Attention(c, dtype), FeedForward(c, dtype))
-
-    @classmethod
-    def read_config(cls, fields: Fields) -> LlamaConfig:
-        """As Llama.read_config, with this architecture's fields."""
-        if fields.flag("use_sliding_window", False):
-            refuse_window(fields, fields.size("max_position_embeddings", 32768))
-        return read_llama(fields)

@@ -36,7 +36,6 @@ class Qwen3Moe(Qwen3):
                 f"{fields.source}: some layers have no experts (decoder_sparse_step, "
                 "mlp_only_layers), but ark runs models whose layers all have. Use one of these."
             )
-        super().read_config(fields)  # refuses what Qwen3's attention does not compute
         name = "num_local_experts" if fields.get("num_experts") is None else "num_experts"
         return read_mixture(
             fields,

@@ -155,12 +155,28 @@ def test_mistral_without_a_window_is_a_llama() -> None:
     found = LlamaConfig.from_dict(mistral)
     assert found.architecture == "MistralForCausalLM"
     assert replace(found, architecture="LlamaForCausalLM") == LlamaConfig.from_dict(BASE)
-    for window in ({"sliding_window": 127}, {"max_position_embeddings": 8192}):
-        values = {**mistral, **window}
-        if "sliding_window" not in window:
-            del values["sliding_window"]
-        with pytest.raises(UnsupportedError, match=r"window of (127|4096) tokens"):
-            LlamaConfig.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "context"),
+    [
+        ("MistralForCausalLM", {"sliding_window": 127}, 127),
+        ("MistralForCausalLM", {}, 4096),
+        ("MistralForCausalLM", {"sliding_window": None}, 8192),
+        ("MistralForCausalLM", {"sliding_window": 9000}, 8192),
+        ("MixtralForCausalLM", {}, 8192),
+        ("MixtralForCausalLM", {"sliding_window": 64}, 64),
+        ("Qwen3ForCausalLM", {"sliding_window": 64}, 8192),
+        ("Qwen3ForCausalLM", {"sliding_window": 64, "use_sliding_window": True}, 64),
+        ("LlamaForCausalLM", {"sliding_window": 64}, 8192),
+    ],
+)
+def test_a_context_ends_with_the_window_of_its_attention(
+    architecture: str, change: dict[str, object], context: int
+) -> None:
+    """Attention over the whole context is that of a window as long as the context is no longer."""
+    values = {**BASE, "architectures": [architecture], "max_position_embeddings": 8192, **change}
+    assert LlamaConfig.from_dict(values).max_position_embeddings == context
 
 
 @pytest.mark.parametrize(
