@@ -109,28 +109,26 @@ def _rewritten(graph: Graph, moved: list[Node], place: int) -> list[Node]:
     source, ids = gather.inputs
     rows, few = source.shape[0], ids.shape[0]
     number = max(n.id for n in graph.nodes)
+    inside = {t.id for n in moved for t in n.outputs}
+    made = {t.id: at for at, n in enumerate(graph.nodes) for t in n.outputs}
+    read = {n.inputs[i].id: (n, i) for n in reversed(moved) for i in sorted(_row_places(n, rows))}
     taken: dict[int, Tensor] = {}  # by tensor: its rows that the gather takes
     nodes: list[Node] = []
+    # What was made long ago is taken first: it need not wait for the latest.
+    for key in sorted(read.keys() - inside, key=lambda key: (made.get(key, -1), key)):
+        reader, i = read[key]
+        number += 1
+        taken[key] = _fewer(graph, reader.inputs[i], few)
+        inputs, name = (reader.inputs[i], ids), f"{reader.name}.rows"
+        nodes.append(
+            dataclasses.replace(gather, id=number, name=name, inputs=inputs, outputs=(taken[key],))
+        )
     for node in moved:
-        inputs = list(node.inputs)
-        for i in sorted(_row_places(node, rows)):
-            tensor = inputs[i]
-            if tensor.id not in taken:
-                number += 1
-                name = f"{node.name}.rows"
-                row = taken[tensor.id] = _fewer(graph, tensor, few)
-                nodes.append(
-                    dataclasses.replace(
-                        gather, id=number, name=name, inputs=(tensor, ids), outputs=(row,)
-                    )
-                )
-            inputs[i] = taken[tensor.id]
-        out, number = node.outputs[0], number + 1
+        out, number, places = node.outputs[0], number + 1, _row_places(node, rows)
         last = out.id == source.id
         taken[out.id] = gather.outputs[0] if last else _fewer(graph, out, few)
-        nodes.append(
-            dataclasses.replace(node, id=number, inputs=tuple(inputs), outputs=(taken[out.id],))
-        )
+        fewer = tuple(taken[t.id] if i in places else t for i, t in enumerate(node.inputs))
+        nodes.append(dataclasses.replace(node, id=number, inputs=fewer, outputs=(taken[out.id],)))
     gone = {n.id for n in moved} | {gather.id}
     return [
         each
