@@ -171,7 +171,8 @@ def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
     """Rows of weights that a linear layer's stages hold, and how many stages these rows take.
 
     Few rows of an input are multiplied by matrix units, where the machine has warps that
-    communicate: by parts of as many rows of weights as these take at once.
+    communicate: by parts of as many rows of weights as these take at once, or two rows by whole
+    ones.
     """
     x, weight, out = *node.inputs[:2], node.outputs[0]
     rows, paired = out.shape[0], node.attrs["epilogue"] in PAIRED

@@ -1,7 +1,8 @@
 // A few rows, one of each sequence of a batch, through a linear layer in the variant `roles`: as in
 // linear_roles.h, but sums are products of matrix units (m16n8k16), so that up to eight rows cost
 // what one does. A stage has a part of each of as many rows of weights as matrix units take: then
-// it is multiplied by no more of the input than it has weights. An input that is large beside the
+// it is multiplied by no more of the input than it has weights; beside two rows it may have four
+// whole rows of weights (linear_units.h). An input that is large beside the
 // ring never lies in shared memory: each warp reads what it needs for a stage.
 
 constexpr int ARK_ROW_PAD = 64;  // bytes between rows in shared memory: they begin at other banks
