@@ -231,9 +231,9 @@ class StreamDevice(KernelDevice, Protocol):
         ...
 
 
-class Here(Launch, Protocol):
-    """Launches of one kernel that follow each other on the threads of those who ask for them; asked
-    about by others, the last one.
+class InlineLaunch(Launch, Protocol):
+    """Launches of one kernel, one behind the other, each on its caller's thread; as a `Launch` the
+    latest of them.
     """
 
     def __call__(self, check: Callable[[], None], leave: Callable[[], None]) -> None:
@@ -246,10 +246,10 @@ class Here(Launch, Protocol):
 
 
 @runtime_checkable
-class HereDevice(KernelDevice, Protocol):
-    """A device whose processors are threads of this process, which a caller's may be one of."""
+class InlineDevice(KernelDevice, Protocol):
+    """A device whose processors are threads of this process: a caller's own may be one of them."""
 
-    def here(self, program: object, params: np.ndarray, grid: Grid) -> Here:
+    def inline(self, program: object, params: np.ndarray, grid: Grid) -> InlineLaunch:
         """Launches to come. params: the ArkParams that each takes, in memory that stays."""
         ...
 

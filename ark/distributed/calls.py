@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ark.backend.devices import Device, HereDevice, Memory
+from ark.backend.devices import Device, InlineDevice, Memory
 from ark.backend.protocol import Backend
 from ark.collective import Collective, CollectiveProgram
 from ark.distributed.arrays import Array
@@ -25,7 +25,7 @@ from ark.ops.collectives import choose_program
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
-from ark.runtime.here import Stepped
+from ark.runtime.inline import InlineRuns
 from ark.runtime.run import Ranks
 from ark.variant import COMPUTE, block
 
@@ -123,7 +123,7 @@ class Call:
         except BaseException:
             self._free()
             raise
-        self._stepped = Stepped(self.executor) if isinstance(device, HereDevice) else None
+        self._inline = InlineRuns(self.executor) if isinstance(device, InlineDevice) else None
 
     def view(self, array: Array, memory: Memory) -> Any:
         """Memory of the call as the array's kind sees it; the same one each time."""
@@ -136,8 +136,8 @@ class Call:
         """Runs the collective once: on a stream, or else until it has ended."""
         if stream is not None:
             self.executor.resume(1, stream)
-        elif self._stepped is not None:
-            self._stepped()
+        elif self._inline is not None:
+            self._inline()
         else:
             self.executor.resume(1).wait()
 

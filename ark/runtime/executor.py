@@ -162,7 +162,7 @@ class Executor(LoadedPlan):
         return self._params
 
     def watched(self, launch: Launch) -> Run:
-        """A launch of this executor's, made by ark.runtime.streams or .here, as its latest."""
+        """A launch of this executor's, made by ark.runtime.streams or .inline, as its latest."""
         if self.latest is not None:
             self.latest.detach()
         assert self.resumed is not None

@@ -12,12 +12,12 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.backend.devices import HereDevice
+from ark.backend.devices import InlineDevice
 from ark.distributed import functions
 from ark.distributed.calls import Call, Key
 from ark.distributed.group import EVERYBODY
 from ark.errors import GpuError, InvalidUsageError
-from ark.runtime.here import Stepped
+from ark.runtime.inline import InlineRuns
 from tests.ranks import ThreadRanks, run_ranks
 
 KEY = Key("all_reduce", "fp32", 4, 300_000, "sum")  # so many that there are two processors
@@ -134,6 +134,6 @@ def test_devices_that_have_no_thread_of_a_callers() -> None:
     class Executor:
         device = object()
 
-    assert isinstance(registry.get("cpu").open(0), HereDevice)
+    assert isinstance(registry.get("cpu").open(0), InlineDevice)
     with pytest.raises(InvalidUsageError, match="no launch on a caller's thread"):
-        Stepped(Executor())  # type: ignore[arg-type]
+        InlineRuns(Executor())  # type: ignore[arg-type]

@@ -69,8 +69,8 @@ def _nothing() -> None:
     pass
 
 
-class CpuHere:
-    """See HereDevice.here."""
+class CpuInlineLaunch:
+    """See InlineDevice.inline."""
 
     def __init__(self, library: ctypes.CDLL, params: np.ndarray, processors: int) -> None:
         self._loop, self._processors = library.ark_loop, processors
@@ -239,9 +239,9 @@ class CpuDevice:
         self._launches.add(launch)
         return launch
 
-    def here(self, program: object, params: np.ndarray, grid: Grid) -> CpuHere:
+    def inline(self, program: object, params: np.ndarray, grid: Grid) -> CpuInlineLaunch:
         assert isinstance(program, ctypes.CDLL)
-        return CpuHere(program, params, grid.processors)
+        return CpuInlineLaunch(program, params, grid.processors)
 
     def copies(self) -> Copies:
         return Copies(resources.files("ark_cpu").joinpath("copies.h").read_text())

@@ -9,24 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from ark.backend.devices import Here, HereDevice
+from ark.backend.devices import InlineDevice, InlineLaunch
 from ark.errors import GpuError, InvalidUsageError
 from ark.runtime import live
 from ark.runtime.executor import Executor
 from ark.runtime.run import Run
 
 
-class Stepped:
+class InlineRuns:
     """Launches of an executor that go on from one another (`Executor.resume`), one iteration each,
     waited for.
     """
 
     def __init__(self, executor: Executor) -> None:
         """InvalidUsageError where launches cannot go on, or the device runs none so."""
-        if not isinstance(executor.device, HereDevice):
+        if not isinstance(executor.device, InlineDevice):
             raise InvalidUsageError("the device runs no launch on a caller's thread")
         self._executor = executor
-        self._here: Here | None = None
+        self._launch: InlineLaunch | None = None
         self._params: np.ndarray | None = None
         self._run: Run | None = None
         self._broken = ""
@@ -46,13 +46,13 @@ class Stepped:
         executor, run = self._executor, self._run
         if run is None or executor.latest is not run or executor.resumed is None:
             run = self._begin()
-        assert self._here is not None and executor.resumed is not None
+        assert self._launch is not None and executor.resumed is not None
         self._first[0] = executor.resumed
         self._end[0] = executor.resumed = run.iterations = executor.resumed + 1
         live.add(run)
         executor.wake()
         try:
-            self._here(run.check, run.abort)
+            self._launch(run.check, run.abort)
             run.check()
             if self._done[0] != run.iterations:
                 run.check_complete()
@@ -65,14 +65,16 @@ class Stepped:
     def _begin(self) -> Run:
         """The first launch, or the first one behind launches of another kind."""
         executor, device = self._executor, self._executor.device
-        assert isinstance(device, HereDevice)
+        assert isinstance(device, InlineDevice)
         executor.wait_idle()
         params = executor.resumable()
-        if params is not self._params or self._here is None:
+        if params is not self._params or self._launch is None:
             kernel = executor.kernels[0]
-            self._here = device.here(kernel.loaded, params, kernel.grid(executor.plan.processors))
+            self._launch = device.inline(
+                kernel.loaded, params, kernel.grid(executor.plan.processors)
+            )
             self._params = params
             self._first, self._end = params["first"].data, params["end"].data
-        self._run = executor.watched(self._here)
+        self._run = executor.watched(self._launch)
         self._done = self._run.host["done"].data
         return self._run
