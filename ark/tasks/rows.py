@@ -26,14 +26,14 @@ from ark.plan.params import (
 )
 from ark.tasks import text
 
-_ROW_OPS = {"softmax": "ArkSoftmax", "layernorm": "ArkLayerNorm", "rmsnorm": "ArkRmsNorm"}
+ROW_OPS = {"softmax": "ArkSoftmax", "layernorm": "ArkLayerNorm", "rmsnorm": "ArkRmsNorm"}
 HELD = 32  # elements of a row that a thread keeps in registers, and bytes that wait for it there
 HELD_BYTES = 64
 BATCH = 16  # elements of several rows at once
 SIDE_BY_SIDE = 16  # sums of one thread that runs alone, for vectors
 
 
-def _packs(sig: Signature, columns: int) -> int:
+def packs(sig: Signature, columns: int) -> int:
     """Elements of a pack of a row of `columns`: input and output are moved in 16 bytes or less."""
     pack = 16 // min(sig.operands[0].itemsize, sig.operands[-1].itemsize)
     pack = min(8, pack)
@@ -56,6 +56,31 @@ def row_box(
     last = min(coord[2] + rows, sizes[2])
     hi = (coord[0] + 1, coord[1] + 1, last, sizes[3] if columns is None else columns)
     return unfold(shape, (*coord[:3], 0), hi)
+
+
+def folds(machine: Machine) -> int:
+    """Bytes of shared memory for sums over warps."""
+    return 2 * BATCH * 4 * machine.warps
+
+
+def row_constants(sig: Signature) -> tuple[int, int, int]:
+    """Rows of a task, rows of dimension 2, elements of a row."""
+    shape = fold(sig.operands[-1].shape)
+    return sig.params["rows"], shape[2], shape[3]
+
+
+def operands(sig: Signature) -> tuple[str, ...]:
+    """The texts of a body's operands: where a row is read and written, the weight, eps."""
+    out = len(sig.operands) - 1
+    names = text.indices(
+        sig.operands[out].shape, ["t.coord[0]", "t.coord[1]", "(t.coord[2] + r)", "0"]
+    )
+    return (
+        text.place(sig, 0, ("r",), names),
+        text.place(sig, out, ("r",), names, const=False),
+        "ArkOnes{}" if out == 1 else text.pointer(sig, 1),
+        text.literal(sig.params.get("eps", 0.0)),
+    )
 
 
 class RowNormParams(Params, frozen=True):
@@ -94,8 +119,7 @@ class RowNorm(TaskKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         columns = sig.operands[-1].shape[-1]
-        folds = 2 * BATCH * 4 * machine.warps
-        return folds + (4 * columns if self._kept(sig, machine) else 0)
+        return folds(machine) + (4 * columns if self._kept(sig, machine) else 0)
 
     def _kept(self, sig: Signature, machine: Machine) -> bool:
         """Does a row that registers do not hold fit into shared memory?"""
@@ -106,7 +130,7 @@ class RowNorm(TaskKind):
     def _held(self, sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None:
         """(pack, packs a thread, rows at once, warps of a team) if registers hold the rows."""
         columns = sig.operands[-1].shape[-1]
-        pack = _packs(sig, columns)
+        pack = packs(sig, columns)
         if machine.has("single_thread"):
             return None
         itemsize = sig.operands[0].itemsize
@@ -114,38 +138,26 @@ class RowNorm(TaskKind):
         if machine.has("named_barriers"):
             teams = sorted({*teams, *(t for t in (2, 4, 8) if machine.warps % t == 0)})
         for team in teams:
-            packs = -(-columns // (pack * machine.lanes * team))
-            held = packs * pack
+            each = -(-columns // (pack * machine.lanes * team))
+            held = each * pack
             if held <= HELD and (held * itemsize <= HELD_BYTES or team == machine.warps):
-                return pack, packs, max(1, min(BATCH, BATCH // (packs * pack))), team
+                return pack, each, max(1, min(BATCH, BATCH // held)), team
         return None
 
     def headers(self) -> tuple[str, ...]:
         return (text.header("folds.h"), text.header("rows.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        out = len(sig.operands) - 1
-        shape = fold(sig.operands[out].shape)
-        names = text.indices(
-            sig.operands[out].shape, ["t.coord[0]", "t.coord[1]", "(t.coord[2] + r)", "0"]
-        )
         constants = (
-            _ROW_OPS[sig.params["function"]],
-            sig.params["rows"],
-            *shape[2:],
+            ROW_OPS[sig.params["function"]],
+            *row_constants(sig),
             SIDE_BY_SIDE if machine.has("single_thread") else 1,
             self._kept(sig, machine),
-            2 * BATCH * 4 * machine.warps,
+            folds(machine),
             *(self._held(sig, machine) or (0, 0, 0, 0)),
         )
-        arguments = (
-            text.place(sig, 0, ("r",), names),
-            text.place(sig, out, ("r",), names, const=False),
-            "ArkOnes{}" if out == 1 else text.pointer(sig, 1),
-            text.literal(sig.params.get("eps", 0.0)),
-            text.addresses(sig, range(out + 1)),
-        )
-        return text.call(name, "ark_row_norm", constants, arguments)
+        addresses = text.addresses(sig, range(len(sig.operands)))
+        return text.call(name, "ark_row_norm", constants, (*operands(sig), addresses))
 
 
 register(RowNorm())

@@ -20,6 +20,7 @@ from ark_cuda.tasks import (
     linear_roles,
     matmul,
     moves,
+    rows,
     switch,
     wgmma,
 )
@@ -31,6 +32,7 @@ BODIES: Mapping[str, BodyWriter] = {
     "bulk": bulk.write,
     "linear": linear.write,
     "matmul": matmul.write,
+    "rownorm": rows.write,
     "switch": switch.write,
 }
 HEADERS: Mapping[str, HeaderRule] = {
@@ -40,6 +42,7 @@ HEADERS: Mapping[str, HeaderRule] = {
     "bulk": bulk.headers,
     "linear": linear.headers,
     "matmul": matmul.headers,
+    "rownorm": rows.headers,
     "switch": switch.headers,
 }
 POLLS: Mapping[str, BodyWriter] = {
@@ -61,4 +64,5 @@ SCRATCH: Mapping[str, ScratchRule] = {
     "bulk": bulk.scratch,
     "linear": linear.scratch,
     "matmul": matmul.scratch,
+    "rownorm": rows.scratch,
 }

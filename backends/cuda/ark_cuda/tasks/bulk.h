@@ -2,39 +2,6 @@
 // memory and sends them on, SLOTS of SLOT bytes, half of them on their way in and half on their
 // way out.
 
-ARK_DEVICE ark_u32 ark_bulk_address(const void* p) {
-  return static_cast<ark_u32>(__cvta_generic_to_shared(p));
-}
-ARK_DEVICE void ark_bulk_in(char* to, ark_u64 from, ark_u32 bytes, ark_u64* full) {
-  asm volatile(
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ark_bulk_address(full)),
-      "r"(bytes)
-      : "memory");
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-      "[%3];" ::"r"(ark_bulk_address(to)),
-      "l"(from), "r"(bytes), "r"(ark_bulk_address(full))
-      : "memory");
-}
-ARK_DEVICE void ark_bulk_out(ark_u64 to, const char* from, ark_u32 bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
-               "r"(ark_bulk_address(from)), "r"(bytes)
-               : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-// A copy that this thread has started itself ends without anybody's help.
-ARK_DEVICE void ark_bulk_await(ark_u64* full, ark_u32 parity) {
-  ark_u32 passed;
-  do {
-    asm volatile(
-        "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        " selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(passed)
-        : "r"(ark_bulk_address(full)), "r"(parity)
-        : "memory");
-  } while (passed == 0u);
-}
-
 template <int SLOTS, int SLOT>
 ARK_DEVICE void ark_bulk_pieces(char* scratch, ark_u64 from, ark_u64 to, ark_i64 bytes) {
   constexpr int LEAD = SLOTS / 2;
@@ -46,13 +13,7 @@ ARK_DEVICE void ark_bulk_pieces(char* scratch, ark_u64 from, ark_u64 to, ark_i64
     const ark_i64 left = bytes - static_cast<ark_i64>(n) * SLOT;
     return static_cast<ark_u32>(left < SLOT ? left : SLOT);
   };
-  for (int i = 0; i < SLOTS; ++i) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(ark_bulk_address(full + i))
-                 : "memory");
-  }
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  // What others wrote by ordinary stores, here and in shared memory, is there for copies too.
-  asm volatile("fence.proxy.async;" ::: "memory");
+  ark_bulk_begin<SLOTS>(full);
   for (int n = 0; n < pieces + LEAD; ++n) {
     if (n < pieces) {
       if (n >= SLOTS) {
@@ -68,10 +29,7 @@ ARK_DEVICE void ark_bulk_pieces(char* scratch, ark_u64 from, ark_u64 to, ark_i64
   }
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   asm volatile("fence.proxy.async;" ::: "memory");
-  for (int i = 0; i < SLOTS; ++i) {
-    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(ark_bulk_address(full + i))
-                 : "memory");
-  }
+  ark_bulk_end<SLOTS>(full);
 }
 
 // The tile t.coord[0] to t.coord[1], counted in UNIT bytes; its odd end byte by byte.

@@ -1,4 +1,5 @@
-"""Copies to a peer by the bulk copy unit, through shared memory; bulk.h has the device side."""
+"""Copies to a peer by the bulk copy unit, through shared memory; bulk.h has the device side,
+bulk_copies.h the copies themselves."""
 
 from __future__ import annotations
 
@@ -37,4 +38,5 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
 
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that the bodies stand on."""
-    return (inline.header("bulk.h"),) if _slot(machine) else ()
+    files = ("bulk_copies.h", "bulk.h") if _slot(machine) else ()
+    return tuple(map(inline.header, files))

@@ -1,0 +1,68 @@
+"""Softmax and norms of long rows, which come by bulk copies; row_stream.h has the device side.
+
+Where a processor takes many rows, memory waits for nobody: rows are on their way while those before
+them are added up. Elsewhere the common body serves (ark/tasks/rows.py).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from ark.machine import Machine
+from ark.plan.kind import Signature
+from ark.tasks import text
+from ark.tasks.rows import HELD, ROW_OPS, folds, operands, packs, row_constants
+from ark_cuda.tasks import inline
+
+STAGE_BYTES = 128 << 10  # of rows in shared memory; the rest is the nearest cache's
+LEAST, MOST = 2, 8  # rows that a team has there
+LEAST_HELD = 16  # elements of a row in a thread: of shorter ones rows.h takes several at once
+BARRIERS = 1024  # bytes
+
+
+def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None:
+    """(pack, packs a thread, warps of a team, rows ahead) where rows are streamed."""
+    able = machine.variant.name == "block" and int(re.sub(r"\D", "", machine.arch)) >= 90
+    first, out = sig.operands[0], sig.operands[-1]
+    columns, pack = out.shape[-1], packs(sig, out.shape[-1])
+    strides = (s for n, s in zip(first.shape[:-1], first.strides[:-1], strict=True) if n > 1)
+    whole = all(s * first.itemsize % 16 == 0 for s in (columns, *strides))
+    if not (able and whole and first.aligned and out.aligned) or pack * first.itemsize < 16:
+        return None
+    warps = machine.warps
+    room = machine.shared_bytes - machine.ring_bytes - folds(machine) - BARRIERS
+    for team in (t for t in (1, 2, 4, 8, 16) if warps % t == 0):
+        each = math.ceil(columns / (pack * machine.lanes * team))
+        if each * pack > HELD:
+            continue
+        teams = warps // team
+        ahead = min(MOST, min(room, STAGE_BYTES) // (teams * columns * first.itemsize))
+        enough = ahead >= LEAST and sig.params["rows"] >= LEAST * teams
+        return (pack, each, team, ahead) if enough and each * pack >= LEAST_HELD else None
+    return None
+
+
+def scratch(sig: Signature, machine: Machine) -> int:
+    """Shared memory, in bytes."""
+    shape = _shape(sig, machine)
+    if not shape:
+        return 0
+    row = sig.operands[0].itemsize * sig.operands[0].shape[-1]
+    _, _, team, ahead = shape
+    return folds(machine) + BARRIERS + machine.warps // team * ahead * row
+
+
+def write(name: str, sig: Signature, machine: Machine) -> str | None:
+    """The body's source, or None where the common body serves."""
+    shape = _shape(sig, machine)
+    if not shape:
+        return None
+    constants = (ROW_OPS[sig.params["function"]], *row_constants(sig), folds(machine), BARRIERS)
+    return text.call(name, "ark_row_stream", (*constants, *shape), operands(sig))
+
+
+def headers(machine: Machine) -> tuple[str, ...]:
+    """The device code that the bodies stand on."""
+    common = (text.header("folds.h"), text.header("rows.h"))
+    return (*common, inline.header("bulk_copies.h"), inline.header("row_stream.h"))
