@@ -61,12 +61,15 @@ class Bodies:
     there warps that poll for tasks ahead of the others, warps that load for them, and warps with a
     list of tasks of their own? The rest are sets of opcodes. polled: bodies for which the leading
     warp polls; all others are in block form. entering: bodies of the variant `block` that wait for
-    their tasks themselves. moved: bodies of the warps that move. halves: bodies with a loading
-    half. spares: bodies that use no shared memory of the loading warps' stages.
+    their tasks themselves. runs: bodies that take several tasks one after the other. moved: bodies
+    of the warps that move. halves: bodies with a loading half. spares: bodies that use no shared
+    memory of the loading warps' stages.
     """
 
-    def __init__(self, machine: Machine, dialect: Dialect, ops: int) -> None:
+    def __init__(self, machine: Machine, dialect: Dialect, ops: int, flow: bool = False) -> None:
+        """flow: the kernel's warps go through runs of tasks without meeting."""
         self._machine = machine
+        self._flow = flow
         self._dialect = dialect
         self._seen: dict[tuple[object, ...], int] = {}  # opcodes by signature
         self._common: dict[str, int] = {}  # opcodes by text, of bodies that the dialect leaves
@@ -81,6 +84,7 @@ class Bodies:
         self.dialect_headers: dict[str, None] = {}
         self.polled: set[int] = set()
         self.entering: set[int] = set()
+        self.runs: set[int] = set()
         self.moved: set[int] = set()
         self.halves: set[int] = set()
         self.spares: set[int] = set()
@@ -102,7 +106,10 @@ class Bodies:
         name = self._next_name(op)
         special = dialect.bodies.get(op.kind)
         own = special(name, sig, machine) if special else None
-        common = "" if own else kinds.get(op.kind).source(name, sig, machine)
+        kind = kinds.get(op.kind)
+        runs = self._flow and not own and kind.apart(sig, machine) > 0
+        write = kind.run_source if runs else kind.source
+        common = "" if own else write(name, sig, machine)
         if common:
             unnamed = common.replace(name, "")
             if unnamed in self._common:  # another signature, but the same function
@@ -110,6 +117,8 @@ class Bodies:
             self._common[unnamed] = len(self.names)
         rule = dialect.maps.get(op.kind)
         code = self._append(op, name, rule(sig, machine) if rule else ())
+        if runs:
+            self.runs.add(code)
         if own:
             self._own(code, own, op, sig)
         else:

@@ -24,6 +24,8 @@ def dispatch(bodies: Bodies, seldom: Collection[int]) -> str:
             continue
         if code in bodies.polled or code in bodies.entering:
             run = f"return {name}(c, t);"
+        elif code in bodies.runs:
+            run = f"{name}(c, &t, 1u); return true;"
         else:
             run = f"{enter} {name}(c, t); return true;".lstrip()
         lines[code in seldom].append(f"    case {code}u: {run}\n")
@@ -50,6 +52,17 @@ def _poll(bodies: Bodies) -> str:
     return (
         "ARK_DEVICE void ark_dispatch_poll(ArkCtx& c, const ArkTask& t) {\n"
         "  switch (t.kind) {\n" + "\n".join(lines) + "\n    default: break;\n  }\n}\n"
+    )
+
+
+def dispatch_run(bodies: Bodies) -> str:
+    """The switch over what warps run for several tasks without meeting."""
+    names, found = bodies.names, sorted(bodies.runs)
+    lines = "".join(f"    case {i}u: {names[i]}(c, tasks, count); return;\n" for i in found)
+    return (
+        "ARK_DEVICE void ark_dispatch_run(ArkCtx& c, const ArkTask* tasks, ark_u32 count) {\n"
+        f"  switch (tasks->kind) {{\n{lines}    default:\n"
+        "      for (ark_u32 n = 0u; n < count; ++n) ark_dispatch(c, tasks[n]);\n  }\n}\n"
     )
 
 

@@ -23,10 +23,12 @@ _NUMPY = {"u32": "<u4", "i32": "<i4", "u64": "<u8"}
 
 STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     # One tile task. wait/signal/fetch are index ranges into counter_ops and into the processor's
-    # fetches; the signals lie behind the waits, from wait_end on. flow: how many tasks, from this
-    # one on, warps may go through without meeting (ark.runtime.flows). growth: 1 + the place of
-    # its growing fetch among all growths, 0 without one; where boxes are loaded and nothing grows,
-    # 1 if a task's may be loaded before it begins, 2 if those of its right side may.
+    # fetches; the signals lie behind the waits, from wait_end on. flow: of tasks that warps go
+    # through without meeting (ark.runtime.flows) how many there are from this one on, in the first
+    # one's low byte; in the next byte how many of them have this one's body, and in the high half a
+    # bit for each operand that is what the task before has made. growth: 1 + the place of its
+    # growing fetch among all growths, 0 without one; where boxes are loaded and nothing grows, 1 if
+    # a task's may be loaded before it begins, 2 if those of its right side may.
     "ArkTask": (
         ("kind", "u32", 1),
         ("op", "u32", 1),
@@ -219,7 +221,7 @@ def dtype(name: str) -> np.dtype:
 # What the loop keeps in shared memory beside a task's scratch: records, waits and signals of the
 # tasks to come, and what bodies see of the loop (ArkLoop in task_slots.h).
 LOOP_BYTES = 1536
-FLOW_TASKS = 32  # that warps go through without meeting
+FLOW_TASKS = 64  # that warps go through without meeting
 
 
 def declarations() -> str:

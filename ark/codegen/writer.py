@@ -13,7 +13,7 @@ from ark.codegen import device_text, layout
 from ark.codegen.bodies import Bodies, flows, kernel_ops
 from ark.codegen.constants import plan_constants
 from ark.codegen.dialect import BoxMap, Dialect, Source
-from ark.codegen.dispatch import dispatch, dispatch_load, dispatch_move
+from ark.codegen.dispatch import dispatch, dispatch_load, dispatch_move, dispatch_run
 from ark.codegen.shared_memory import check_shared_memory
 from ark.machine import Machine
 from ark.plan import kind as kinds
@@ -53,7 +53,8 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     phases = phases or range(len(plan.phases))
     ops = kernel_ops(plan, phases)
     signatures = _agreed([kinds.signature(plan, op) for op in ops])
-    bodies = Bodies(machine, dialect, len(plan.ops))
+    flow = flows(signatures, machine, dialect)
+    bodies = Bodies(machine, dialect, len(plan.ops), flow)
     for op, sig in zip(ops, signatures, strict=True):
         bodies.add(op, sig)
     headers = [*bodies.dialect_headers, *bodies.headers]
@@ -65,7 +66,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         f"// ark loop kernel, dialect {dialect.name}\n",
         "#define ARK_REMOTE 1\n" if far else "",
         "#define ARK_BODIES_ENTER 1\n" if bodies.entering else "",
-        f"#define ARK_FLOWS {layout.FLOW_TASKS}\n" if flows(signatures, machine, dialect) else "",
+        f"#define ARK_FLOWS {layout.FLOW_TASKS}\n" if flow else "",
         "#define ARK_MOVERS 1\n" if bodies.moves else "",
         "#define ARK_LIMIT_FALLS 1\n" if _ends(plan, (*headers, *bodies.texts)) else "",
         plan_constants(machine, plan, scratch, phases),
@@ -78,6 +79,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         *dict.fromkeys(headers),
         *bodies.texts,
         dispatch(bodies, _seldom(plan, bodies.opcode, phases[-1]) if bodies.leads else ()),
+        dispatch_run(bodies) if flow else "",
         dispatch_load(bodies) if bodies.loads else "",
         dispatch_move(bodies) if bodies.moves else "",
         dialect.entry,

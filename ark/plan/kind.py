@@ -115,6 +115,13 @@ class TaskKind(ABC):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         """A C++ function `ARK_BODY void name(ArkCtx& c, const ArkTask& t)`."""
 
+    def run_source(self, name: str, sig: Signature, machine: Machine) -> str:
+        """The same for tasks whose threads have elements to themselves (`apart`), one after the
+        other: `ARK_BODY void name(ArkCtx& c, const ArkTask* tasks, ark_u32 count)`. What the task
+        before has made may still be in registers (ArkTask's flow).
+        """
+        raise NotImplementedError
+
     def headers(self) -> tuple[str, ...]:
         """Device code that the bodies stand on, in order; the writer emits each text once."""
         return ()

@@ -22,6 +22,7 @@ from ark.plan.access import space_of
 from ark.plan.kind import Signature
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, Task
+from ark.tasks.pointwise import KEPT_OPERANDS
 
 LEAST = 5  # tasks of a run: more than the loop's slots hold
 
@@ -30,6 +31,8 @@ LEAST = 5  # tasks of a run: more than the loop's slots hold
 class Touch:
     """Bytes that a task reads or writes; span: of a thread, 0 where no thread has its own."""
 
+    operand: int
+    dtype: str
     space: tuple[str, int, int]
     first: int
     last: int
@@ -68,17 +71,38 @@ class _Run:
             self.longest = max(self.longest, t.last - t.first)
 
 
-def flows(plan: Plan) -> dict[int, int]:
-    """Runs of tasks between which warps do not meet: by the first one, counted through all lists,
-    how many.
+@dataclass(frozen=True)
+class Flow:
+    """Tasks between which warps do not meet. made: for each, the operands whose elements the task
+    before it has made, each in the thread that reads it, bit by bit.
     """
-    found: dict[int, int] = {}
+
+    made: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.made)
+
+    def words(self, bodies: Sequence[int]) -> list[int]:
+        """What the tasks' records say of it (ArkTask's flow), from the numbers of their bodies."""
+        found = [0] * len(self)
+        same = 0
+        for i in reversed(range(len(self))):
+            same = same + 1 if i + 1 < len(self) and bodies[i] == bodies[i + 1] else 1
+            kept = self.made[i] if i and bodies[i] == bodies[i - 1] else 0
+            found[i] = same << 8 | kept << 16
+        found[0] |= len(self)
+        return found
+
+
+def flows(plan: Plan) -> dict[int, Flow]:
+    """Runs of tasks between which warps do not meet, by their first ones' numbers in all lists."""
+    found: dict[int, Flow] = {}
     number = 0
     for index, phase in enumerate(plan.phases):
         known = _known(plan, index)
         for tasks in phase.processors:
             if known and len(tasks) >= LEAST:
-                found |= {number + i: count for i, count in _of_list(plan, tasks, known)}
+                found |= {number + i: flow for i, flow in _of_list(plan, tasks, known)}
             number += len(tasks)
     return found
 
@@ -103,13 +127,15 @@ def _known(plan: Plan, phase: int) -> Known:
     return found
 
 
-def _of_list(plan: Plan, tasks: Sequence[Task], known: Known) -> Iterator[tuple[int, int]]:
-    """(place, tasks) of the runs of a list. A run has no waits, and signals at its end."""
+def _of_list(plan: Plan, tasks: Sequence[Task], known: Known) -> Iterator[tuple[int, Flow]]:
+    """The runs of a list by their places. A run has no waits, and signals at its end."""
     begin, run = 0, _Run()
+    made: list[int] = []
+    before: Sequence[Touch] = ()
 
-    def ended(end: int) -> Iterator[tuple[int, int]]:
+    def ended(end: int) -> Iterator[tuple[int, Flow]]:
         if end - begin >= LEAST:
-            yield begin, end - begin
+            yield begin, Flow(tuple(made))
 
     for place, task in enumerate(tasks):
         own = task.op in known and not task.waits and not task.fetches
@@ -117,11 +143,27 @@ def _of_list(plan: Plan, tasks: Sequence[Task], known: Known) -> Iterator[tuple[
         behind = begin < place < begin + FLOW_TASKS and not tasks[place - 1].signals
         if touches is not None and behind and run.takes(touches):
             run.add(touches)
+            made.append(_made(before, touches))
+            before = touches
             continue
         yield from ended(place)
         begin, run = (place, _Run()) if touches is not None else (place + 1, _Run())
         run.add(touches or ())
+        made, before = [0], touches or ()
     yield from ended(len(tasks))
+
+
+def _made(before: Sequence[Touch], touches: Sequence[Touch]) -> int:
+    """The operands, bit by bit, whose elements a task before has made, each in the thread that
+    reads it.
+    """
+
+    def place(t: Touch) -> tuple[object, ...]:
+        return t.space, t.first, t.last, t.span, t.dtype
+
+    written = {place(t) for t in before if t.write and t.span}
+    reads = (t for t in touches if not t.write and t.operand < KEPT_OPERANDS)
+    return sum(1 << t.operand for t in reads if place(t) in written)
 
 
 def _touched(plan: Plan, task: Task, sig: Signature, neighbours: int) -> list[Touch] | None:
@@ -145,7 +187,8 @@ def _touched(plan: Plan, task: Task, sig: Signature, neighbours: int) -> list[To
         dense = dense and math.prod(shape) % neighbours == 0
         span = neighbours * size if dense else 0
         place = base + first * size, base + last * size
-        found.append(Touch(space_of(buffer), *place, span, access.write))
+        where = (access.operand, tensor.dtype, space_of(buffer))
+        found.append(Touch(*where, *place, span, access.write))
     return found
 
 

@@ -62,7 +62,7 @@ def build(
     rows, lists = _rows(operands, own, list_address)
     numbers = [kinds.get(op.kind).own(kinds.signature(plan, op))[::-1] for op in plan.ops]
     early = {op: what for op, what in _early(plan, box_maps).items() if op not in cut}
-    flowing = flows(plan)
+    flowing = _flow_words(plan, opcode)
     listing: list[tuple[int, int, Task]] = []
     records: list[tuple[object, ...]] = []
     counter_ops: list[tuple[int, int, int, int, int]] = []
@@ -145,6 +145,16 @@ def build(
 
 
 ALL, RIGHT = 1, 2  # what a record says of the boxes that may be loaded before a task begins
+
+
+def _flow_words(plan: Plan, opcode: Sequence[int]) -> dict[int, int]:
+    """What records say of the runs of tasks between which warps do not meet, by task index."""
+    ops = [task.op for phase in plan.phases for tasks in phase.processors for task in tasks]
+    found: dict[int, int] = {}
+    for first, flow in flows(plan).items():
+        words = flow.words([opcode[op] for op in ops[first : first + len(flow)]])
+        found |= dict(enumerate(words, first))
+    return found
 
 
 def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> dict[int, int]:

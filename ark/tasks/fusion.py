@@ -130,6 +130,9 @@ class Fusion(TaskKind):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         return text.function(name, _Body(sig).write(1 if machine.lanes > 1 else LANES))
 
+    def run_source(self, name: str, sig: Signature, machine: Machine) -> str:
+        return text.run(name, _Body(sig).write(1))
+
 
 class _Body:
     """Writes what is done at an index, as one function for each of the three loops."""

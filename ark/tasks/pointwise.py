@@ -28,6 +28,7 @@ PACK_BYTES = 16
 THREAD_BYTES = 128  # of loads that a thread has under way
 MOST_BYTES = 256  # that a pack's loads may take
 PACKS = 4
+KEPT_OPERANDS = 16  # of which a task's record can say that the task before has made them
 COPY = expression.leaf(0)
 HEADERS = (text.header("box.h"),)
 
@@ -119,6 +120,16 @@ class Pointwise(TaskKind):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         return text.function(name, write_box(sig, sig.params["expr"], sig.params["tile"], machine))
 
+    def run_source(self, name: str, sig: Signature, machine: Machine) -> str:
+        out = len(sig.operands) - 1
+        declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
+        writer = _Box(sig, sig.params["expr"], sig.params["tile"], {})
+        pack, packed = writer.pack()
+        writer.keeps = writer.rounds(pack, packed, machine, whole=True)
+        kept = f"  ArkPack<{sig.operands[out].ctype}, {pack}> kept[{writer.keeps}];\n"
+        body = declare + writer.flat(pack, packed, machine)
+        return text.run(name, body, kept if writer.keeps else "")
+
 
 def write_box(
     sig: Signature,
@@ -169,6 +180,7 @@ class _Box:
         self.shape = fold(self.full)
         self.indices = text.indices(self.full, NAMES)
         self.box = tile_type(tile, self.shape)
+        self.keeps = 0  # packs of the result that a run of tasks keeps in registers
 
     def _at(self, index: int) -> str:
         return text.offset(self.sig, index, self.places.get(index, self.indices))
@@ -244,12 +256,23 @@ class _Box:
         """By one thread, in order."""
         return in_order(self.tile, self.shape, self._element())
 
-    def flat(self, pack: int, packed: frozenset[int], machine: Machine) -> str:
-        """By all threads, in packs of which several are under way in each."""
-        total = math.prod(self.tile) // pack
-        threads = machine.lanes * machine.warps
+    def rounds(
+        self, pack: int, packed: frozenset[int], machine: Machine, whole: bool = False
+    ) -> int:
+        """Packs that a thread has under way. whole: 0 where it has more of a tile than these."""
+        total, threads = math.prod(self.tile) // pack, machine.lanes * machine.warps
         loaded = sum(pack * self.sig.operands[i].itemsize for i in packed if i != self.out)
         rounds = max(1, min(PACKS, THREAD_BYTES // max(16, loaded), total // threads))
+        return 0 if whole and total > rounds * threads else rounds
+
+    def _as_made(self, index: int) -> bool:
+        """Is the operand of the result's type and shape?"""
+        a, b = self.sig.operands[index], self.sig.operands[self.out]
+        return a.dtype == b.dtype and math.prod(a.shape) == math.prod(b.shape)
+
+    def flat(self, pack: int, packed: frozenset[int], machine: Machine) -> str:
+        """By all threads, in packs of which several are under way in each."""
+        rounds = self.rounds(pack, packed, machine)
         held, fetch, values = "", "", []
         for i in range(self.out):
             operand = self.sig.operands[i]
@@ -263,7 +286,10 @@ class _Box:
             at = self._at(i) if operand.per_item == 1 else f"({self._at(i)}) / {operand.per_item}"
             held += f"    ArkPack<{operand.ctype}, {count}> v{i}[{rounds}];\n"
             load = "ark_load_pack_once" if self._once(i) else "ark_load_pack"
-            fetch += f"      if (inside) v{i}[u] = {load}<{count}>(p{i} + {at});\n"
+            read = f"{load}<{count}>(p{i} + {at})"
+            if self.keeps and i < KEPT_OPERANDS and width == pack and self._as_made(i):
+                read = f"n > 0u && t.flow >> {16 + i} & 1u ? kept[u] : {read}"
+            fetch += f"      if (inside) v{i}[u] = {read};\n"
             values.append(text.load(self.sig, i, f"v{i}[u].v", "j" if width > 1 else "0"))
         made = self.sig.operands[self.out].ctype
         compute = self._compute(values, "to", "j", " + j" if pack > 1 else "")
@@ -272,10 +298,18 @@ class _Box:
         body = held
         if fetch:
             body += f"{each}{unused}{fetch}    }});\n"
-        body += (
-            f"{each}{unused}      ark_store_made<{pack}>(inside, p{self.out} + "
-            f"{self._at(self.out)}, [&]({made}* to, int j) {{\n{compute}      }});\n    }});\n"
-        )
+        to = f"p{self.out} + {self._at(self.out)}"
+        if self.keeps:
+            body += (
+                f"{each}{unused}      {made}* to = kept[u].v;\n#pragma unroll\n"
+                f"      for (int j = 0; j < {pack}; ++j) {{\n{compute}      }}\n"
+                f"      if (inside) ark_store_pack<{pack}>({to}, kept[u]);\n    }});\n"
+            )
+        else:
+            body += (
+                f"{each}{unused}      ark_store_made<{pack}>(inside, {to}, "
+                f"[&]({made}* to, int j) {{\n{compute}      }});\n    }});\n"
+            )
         box = f"{self.box}, {pack}"
         body = _loop("ark_each_round", f"{box}, {rounds}", "const auto& round", (), body)
         if pack == 1 or not self.shape[3] % pack:

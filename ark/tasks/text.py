@@ -156,6 +156,15 @@ def function(name: str, body: str) -> str:
     return f"ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{\n{body}}}\n"
 
 
+def run(name: str, body: str, before: str = "") -> str:
+    """The definition of a body that takes a run of tasks; before: what they share."""
+    return (
+        f"ARK_BODY void {name}(ArkCtx& c, const ArkTask* tasks, ark_u32 count) {{\n{before}"
+        "  for (ark_u32 n = 0u; n < count; ++n) {\n  const ArkTask& t = tasks[n];\n"
+        f"{body}  }}\n}}\n"
+    )
+
+
 def literal(value: float) -> str:
     """A float literal, rounded to fp32; what is too large for it is infinite, by the device ABI."""
     with np.errstate(over="ignore"):

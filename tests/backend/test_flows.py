@@ -65,7 +65,7 @@ def test_chains_of_small_ops_are_numpys(backend: str, case: str, dtype: DataType
         made = plan(model.graph, device.machine, {"fuse": False})
         verify([made])
         lone = device.machine.has("single_thread")
-        assert lone or sum(flows(made).values()) >= going_on
+        assert lone or sum(map(len, flows(made).values())) >= going_on
         machine = machine_of(made, 0)
         source = write(made, machine, opened.dialect(device.machine.arch)).source.text
         assert ("#define ARK_FLOWS " in source) != lone

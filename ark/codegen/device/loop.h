@@ -4,6 +4,10 @@
 
 // Runs a task's body; false if the processor is to leave instead.
 ARK_DEVICE bool ark_dispatch(ArkCtx& c, const ArkTask& task);
+#if defined(ARK_FLOWS)
+// Runs the first task's body for so many tasks, one after the other.
+ARK_DEVICE void ark_dispatch_run(ArkCtx& c, const ArkTask* tasks, ark_u32 count);
+#endif
 
 // One thread: a task's times, if there is room for them.
 ARK_DEVICE void ark_trace(const ArkCtx& c, const ArkTask& task, ark_u32& traced, ark_u64 begin) {
@@ -43,8 +47,23 @@ ARK_DEVICE bool ark_enter(ArkCtx& c) {
 ARK_DEVICE void ark_movers_begin(ark_u32 iteration);
 #endif
 
-// The loop of the variant `block`: all computing threads take each task together; behind a task
-// that says so (ARK_FLOWS) the warps go on without meeting.
+#if defined(ARK_FLOWS)
+// The tasks between which warps do not meet: each warp by itself. Nothing in a run waits or fails.
+// Where times are kept each task is called for alone.
+ARK_DEVICE void ark_flow_run(ArkCtx& c, const ArkParams* p, ark_u32 count, ark_u32& traced) {
+  const ArkTask* tasks = ark_flow_records(c);
+  for (ark_u32 k = 0u; k < count;) {
+    const ark_u64 begin = p->trace ? ark_time_ns() : 0u;
+    const ark_u32 same = p->trace ? 1u : tasks[k].flow >> 8 & 255u;
+    ark_dispatch_run(c, tasks + k, same);
+    if (p->trace && ark_tid() == 0) ark_trace(c, tasks[k], traced, begin);
+    k += same;
+  }
+}
+#endif
+
+// The loop of the variant `block`: all computing threads take each task together; tasks that say so
+// (ARK_FLOWS) the warps take without meeting between them.
 ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
   ArkCtx& c = loop.ctx;
@@ -79,47 +98,36 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
     if (leader) ark_movers_begin(iteration);
 #endif
     ark_u64 word = ark_task_word(team, p, range.task_begin + 2u, end);
-#if defined(ARK_FLOWS)
-    ark_u32 first = 0u, last = 0u;  // of the tasks between which warps do not meet
-#endif
     for (ark_u32 i = range.task_begin; i < end; ++i) {
 #if defined(ARK_FLOWS)
-      if (i >= last && loop.tasks[i % ARK_SLOTS].flow != 0u) {
-        first = i;
-        last = i + loop.tasks[i % ARK_SLOTS].flow;
-        ark_flow_begins(team, loop, p, i, last - first, end);
-        word = ark_task_word(team, p, last + 2u, end);
-      }
-      const bool flows = i < last;
-      const ArkTask& task = flows ? ark_flow_records(c)[i - first] : loop.tasks[i % ARK_SLOTS];
-#else
-      constexpr bool flows = false;
-      const ArkTask& task = loop.tasks[i % ARK_SLOTS];
-#endif
-      if (!flows) {
-        if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);
-        ark_task_arrives(team, loop, p, i + 2u, end, word);
-        word = ark_task_word(team, p, i + 3u, end);
-      }
-#if defined(ARK_FLOWS)
-      if (!flows || i == first)  // nothing in a run fails; the lanes' stores would have no order
-#endif
+      const ark_u32 count = loop.tasks[i % ARK_SLOTS].flow & 255u;
+      if (count != 0u) {
+        ark_flow_begins(team, loop, p, i, count, end);
+        word = ark_task_word(team, p, i + count + 2u, end);
         ark_warp_store(&c.warps[ark_warp()], i);
+        ark_flow_run(c, p, count, traced);
+        ark_copies_done();
+        i += count - 1u;
+        if (!ark_all(!ark_failed(c))) return;
+        ark_signal_task(team, loop, i);
+        if (p->trace) ark_sync();
+        continue;
+      }
+#endif
+      const ArkTask& task = loop.tasks[i % ARK_SLOTS];
+      if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);
+      ark_task_arrives(team, loop, p, i + 2u, end, word);
+      word = ark_task_word(team, p, i + 3u, end);
+      ark_warp_store(&c.warps[ark_warp()], i);
 #if defined(ARK_BODIES_ENTER)
       if (!ark_dispatch(c, task)) return;
       const ark_u64 begin = p->trace && leader ? loop.begun : 0u;
 #else
-      if (!flows && !ark_enter_task(loop, i)) return;
+      if (!ark_enter_task(loop, i)) return;
       const ark_u64 begin = p->trace ? ark_time_ns() : 0u;
       ark_dispatch(c, task);
 #endif
       ark_copies_done();
-#if defined(ARK_FLOWS)
-      if (i + 1u < last) {
-        if (p->trace && leader) ark_trace(c, task, traced, begin);
-        continue;
-      }
-#endif
       // What is published as packets arrives by itself; a signal says that all has.
       if (task.wait_end == task.signal_end) {
         if (!ark_agree(!ark_failed(c))) return;
