@@ -26,6 +26,12 @@ ARK_DEVICE void ark_trace(const ArkCtx& c, const ArkTask& task, ark_u32& traced,
 ARK_DEVICE bool ark_agree(bool v) { return ark_all(v); }
 #endif
 
+// The first warp, when its first lane has been away alone: what that lane says. A backend whose
+// lanes may stay apart from there on says how they come together again.
+#if !defined(ARK_HAS_REJOIN)
+ARK_DEVICE bool ark_rejoin(bool v) { return v; }
+#endif
+
 // Waits for the running task: all computing threads; false if the processor is to leave. Of a
 // vendor's own bodies some call it themselves (ARK_BODIES_ENTER), with loads under way.
 ARK_DEVICE bool ark_enter_task(ArkLoop& loop, ark_u32 i) {
@@ -89,9 +95,12 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       held = end - range.task_begin <= ARK_SLOTS ? range.task_begin : ARK_NO_TASK;
     }
     bool go = true;
-    if (leader) {
-      go = ark_may_begin(c, iteration);
-      if (go) ark_open_iteration(c, iteration, phases, range, stage_base);
+    if (ark_warp() == 0) {
+      if (leader) {
+        go = ark_may_begin(c, iteration);
+        if (go) ark_open_iteration(c, iteration, phases, range, stage_base);
+      }
+      go = ark_rejoin(go);
     }
     if (!ark_all(go)) return;
 #if defined(ARK_MOVERS)

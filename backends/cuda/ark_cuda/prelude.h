@@ -59,6 +59,13 @@ ARK_DEVICE bool ark_all(bool v) {
   return all != 0u;
 }
 
+// NVRTC lets a lane that has polled memory alone go on alone, for as long as the loop runs: each of
+// the warp's instructions is issued twice then, and its shuffles wait for all loads.
+#define ARK_HAS_REJOIN 1
+ARK_DEVICE bool ark_rejoin(bool v) {
+  __syncwarp();
+  return __shfl_sync(0xffffffffu, static_cast<int>(v), 0) != 0;
+}
 ARK_DEVICE ark_u64 ark_ballot(bool v) { return __ballot_sync(0xffffffffu, v); }
 ARK_DEVICE float ark_shfl_xor(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 ARK_DEVICE ark_u32 ark_shfl_xor(ark_u32 v, int mask) {
