@@ -31,7 +31,8 @@ ARK_DEVICE float ark_pow(float a, float b) {
   const float size = a < 0.0f ? -a : a;
   const float inf = ark_inf();
   float made = ark_exp(b * ark_log(size));
-  if (size == 0.0f) made = b > 0.0f ? 0.0f : inf;
+  if (size == 0.0f && b == b) made = b > 0.0f ? 0.0f : inf;
+  if (b == 1.0f) made = size;  // near the largest number the logarithm rounds up
   if (b == 0.0f || size == 1.0f) made = 1.0f;
   const bool whole = ark_trunc(b) == b;
   const float half = 0.5f * b;
@@ -107,6 +108,10 @@ ARK_DEVICE float ark_asinh(float v) {
   const float near = v * (1.0f - s * (1.0f / 6.0f - s * (3.0f / 40.0f - s * (5.0f / 112.0f))));
   const float root = a < 1e9f ? ark_log(a + ark_sqrt(s + 1.0f)) : ark_log(a) + 0.693147181f;
   return s < 0.01f ? near : v < 0.0f ? -root : root;
+}
+ARK_DEVICE float ark_acosh(float v) {
+  const float root = ark_sqrt(v - 1.0f) * ark_sqrt(v + 1.0f);  // of less than 1 no number
+  return v < 1e9f ? ark_log(v + root) : ark_log(v) + 0.693147181f;
 }
 
 // Integers of 32 or 64 bits; what has no result gives 0, and nothing traps.
