@@ -27,7 +27,7 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from ark.runtime.tuned import Choice
-from ark.tasks.matmul import dims
+from ark.tasks.matmul_form import dims
 
 GAIN = 0.03  # what a cut must be faster by
 MOST = 8  # cuts of a product in the variant `matrix`, those that are predicted to be fastest

@@ -1,0 +1,112 @@
+"""What the signature of a product says: its sizes, its tiles and who has them, its parts of k, and
+how both sides lie in memory. Asked by the kind (ark.tasks.matmul) and by the backends' bodies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ark.ir.fold import fold
+from ark.plan.kind import Signature
+from ark.tasks import text
+
+ROPE = 3  # the operand that is the position, of a product that rotates
+STEP = 128  # bytes: parts of k begin at multiples of it
+
+
+def rotates(sig: Signature) -> bool:
+    """Are the product's columns queries, keys and values?"""
+    return bool(sig.params.get("head_dim"))
+
+
+def paired(sig: Signature) -> bool:
+    """Do two neighbouring columns make what is stored?"""
+    return bool(sig.params.get("gated")) or rotates(sig)
+
+
+def sums_of(sig: Signature) -> str:
+    """The type that a product is accumulated in."""
+    return "int32" if sig.operands[0].dtype == "int8" else "fp32"
+
+
+def part_of_k(sig: Signature) -> int:
+    """Elements of k in a task's part; the last part may have fewer."""
+    splits = sig.params.get("splits", 1)
+    _, _, k = dims(sig)
+    step = STEP // sig.operands[0].itemsize
+    return k if splits == 1 else math.ceil(math.ceil(k / step) / splits) * step
+
+
+def k_range(sig: Signature) -> tuple[str, str]:
+    """Texts of the first element of k in the part i1, and of the one behind the last."""
+    _, _, k = dims(sig)
+    part = part_of_k(sig)
+    if part >= k:
+        return "0", str(k)
+    end = f"(i1 + 1) * {part}"
+    return f"i1 * {part}", end if k % part == 0 else f"({end} < {k} ? {end} : {k})"
+
+
+def place_names(sig: Signature, row: str, column: str) -> list[str]:
+    """Texts of the output's indices at a row and column of matrix i0, i1."""
+    return text.indices(sig.operands[2].shape, ["i0", "i1", row, column])
+
+
+def grid(sig: Signature) -> tuple[int, int, int, int]:
+    """How many tiles there are: of the two batch dimensions, down and across."""
+    shape = fold(sig.operands[2].shape)
+    rows, columns = sig.params["tile"]
+    m, n, _ = dims(sig)
+    return shape[0], shape[1], -(-m // rows), -(-n // columns)
+
+
+def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, ...]]:
+    """(batch, batch, first row, first column) of each tile of the task at `coord`."""
+    tasks = sig.params.get("tasks", 0)
+    if not tasks:
+        return [tuple(coord)]
+    _, inner, down, across = grid(sig)
+    rows, columns = sig.params["tile"]
+    group = sig.params["group"]
+    found: list[tuple[int, ...]] = []
+    for number in range(coord[0], math.prod(grid(sig)), tasks):
+        matrix, rest = divmod(number, down * across)
+        band, rest = divmod(rest, group * across)
+        high = min(group, down - band * group)
+        place = (band * group + rest % high) * rows, rest // high * columns
+        found.append((matrix // inner, matrix % inner, *place))
+    return found
+
+
+def deal(sig: Signature) -> str:
+    """The type that says how tiles are dealt to tasks (tiles.h)."""
+    _, inner, down, across = grid(sig)
+    tasks, count = sig.params.get("tasks", 0), math.prod(grid(sig)) // (down * across)
+    group = sig.params["group"] if tasks else 1
+    constants = (tasks, count, inner, down, across, group, *sig.params["tile"])
+    return f"ArkDeal<{', '.join(map(str, constants))}>"
+
+
+def side_strides(sig: Signature, index: int) -> tuple[int, int]:
+    """Elements from a row, or column, of the product to the next and along k, in operand 0 or 1."""
+    down, across = sig.operands[index].strides[-2:]
+    along = bool(sig.params["transpose_b"]) if index else not sig.params["transpose_a"]
+    return (down, across) if along else (across, down)
+
+
+def along_k(sig: Signature, index: int) -> bool:
+    """Is k, not the rows, what memory holds together?"""
+    row, k = side_strides(sig, index)
+    return not (row == 1 and k != 1)
+
+
+def dims(sig: Signature) -> tuple[int, int, int]:
+    """(m, n, k) of the product."""
+    p, a, out = sig.params, sig.operands[0].shape, sig.operands[2].shape
+    k, n = a[-2] if p["transpose_a"] else a[-1], out[-1]
+    if p.get("gated"):
+        n *= 2
+    elif rotates(sig):
+        n += 2 * p["kv_heads"] * p["head_dim"]
+    return out[-2], n, k
