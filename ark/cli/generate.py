@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from contextlib import ExitStack, closing
@@ -141,6 +142,10 @@ def run(args: argparse.Namespace) -> int:
 def prompt_text(asked: str, ranks: Bootstrap) -> str:
     """The prompt as given, or rank 0's standard input; launchers give it to no other rank."""
     if asked != "-":
+        try:
+            asked.encode()
+        except UnicodeEncodeError:  # a locale that is not UTF-8's took its bytes for no text
+            return os.fsencode(asked).decode("utf-8", "surrogateescape")
         return asked
     text, reason = b"", b""
     if ranks.rank == 0:
@@ -212,9 +217,11 @@ def answer(
             style="dim",
         )
     if leader and finish == "context":
+        most = generator.checkpoint.config.max_position_embeddings
+        more = "raise --context for more" if generator.context < most else "the model has no more"
         errors.print(
             f"the context is full: {generator.context} positions hold {len(prompt)} tokens of the "
-            f"prompt and {len(tokens)} new ones; raise --context for more",
+            f"prompt and {len(tokens)} new ones; {more}",
             style="yellow",
         )
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -108,6 +109,19 @@ def test_generate_says_how_fast_it_was_and_that_the_context_is_full(
     assert re.search(r"context is full: 12 positions hold \d+ tokens .* raise --context", said)
     assert main([*argv[:-1], "2"]) == 0
     assert "context" not in capsys.readouterr().err
+    assert main([*argv[:-1], "600"]) == 0
+    assert "new ones; the model has no more" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_prompt_in_a_locale_that_is_not_utf8s() -> None:
+    """The bytes are UTF-8 whatever Python took them for."""
+    words = ["generate", NOAH, "--backend", "cpu", "--max-new-tokens", "2", "--json"]
+    command = [sys.executable, "-m", "ark", *words, "--prompt", "Noé"]
+    said = [
+        subprocess.run(command, env={**os.environ, **more}, capture_output=True, check=True).stdout
+        for more in ({}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
+    ]
+    assert said[0] == said[1] != b""
 
 
 @pytest.mark.parametrize(
