@@ -131,6 +131,7 @@ from ark.ops.math import (
 from ark.ops.movement import embedding, rope, transpose
 from ark.ops.norms import layernorm, rmsnorm, softmax
 from ark.ops.paged import paged_append, paged_attention
+from ark.ops.pools import avg_pool, global_avg_pool, global_max_pool, max_pool
 from ark.ops.quantize import (
     dequantize,
     quantize,
@@ -147,14 +148,7 @@ from ark.ops.reductions import (
 )
 from ark.ops.tokens import TokenState, advance, embed, sample
 from ark.ops.views import detach, identity, noop, parameter, placeholder, reshape, sharding, tensor
-from ark.ops.windows import (
-    avg_pool,
-    conv,
-    conv_transpose,
-    global_avg_pool,
-    global_max_pool,
-    max_pool,
-)
+from ark.ops.windows import conv, conv_transpose
 
 __all__ = [
     "TokenState",

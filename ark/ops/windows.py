@@ -1,4 +1,4 @@
-"""Convolutions and pooling of (n, channels, spatial...) tensors.
+"""Convolutions of (n, channels, spatial...) tensors.
 
 A convolution is a product of its weights with a matrix of windows, which index arithmetic lays out
 (ark.tasks.remap), so that it runs on the matrix units (Chellapilla et al. 2006).
@@ -13,18 +13,17 @@ from typing import Any
 import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import Tensor, as_tensor
 from ark.ir.graph import Node
 from ark.ir.values import whole
 from ark.lower.context import Lowering
 from ark.lower.registry import register
-from ark.lower.tiling import box_coords, box_tile
-from ark.ops.base import float_dtype, result, same_dtype
+from ark.lower.tiling import box_coords
+from ark.ops.base import float_dtype, same_dtype
 from ark.ops.elementwise import add
-from ark.ops.indexing import Rule, pad, remap, same
+from ark.ops.indexing import Rule, remap, same
 from ark.ops.linear_algebra import matmul
 from ark.ops.movement import transpose
-from ark.ops.reductions import reduce_max, reduce_mean
 from ark.ops.views import reshape
 from ark.tasks import expression
 
@@ -43,7 +42,7 @@ def numbers(what: str, name: str, value: Numbers, count: int, least: int) -> lis
     return found
 
 
-def _pads(what: str, padding: Any, count: int) -> list[tuple[int, int]]:
+def padding_pairs(what: str, padding: Any, count: int) -> list[tuple[int, int]]:
     """What lies before and behind each spatial dimension: a number, one each, or a pair each."""
     given = [padding] * count if isinstance(padding, int) else list(padding)
     pairs = [(p, p) if isinstance(p, int) else (int(p[0]), int(p[1])) for p in given]
@@ -56,6 +55,7 @@ def _pads(what: str, padding: Any, count: int) -> list[tuple[int, int]]:
 
 
 def spatial(what: str, tensor: Tensor) -> int:
+    """How many spatial dimensions a tensor has; ModelError if not one to three."""
     count = len(tensor.ir.shape) - 2
     if not 1 <= count <= 3:
         raise ModelError(
@@ -122,7 +122,7 @@ def conv(
     count = spatial("conv", x)
     steps = numbers("conv", "stride", stride, count, 1)
     spread = numbers("conv", "dilation", dilation, count, 1)
-    pads = _pads("conv", padding, count)
+    pads = padding_pairs("conv", padding, count)
     channels, outputs, kernel = x.ir.shape[1], w.ir.shape[0], w.ir.shape[2:]
     if (
         groups < 1
@@ -172,7 +172,7 @@ def conv_transpose(
     steps = numbers("conv_transpose", "stride", stride, count, 1)
     spread = numbers("conv_transpose", "dilation", dilation, count, 1)
     more = numbers("conv_transpose", "output_padding", output_padding, count, 0)
-    pads = _pads("conv_transpose", padding, count)
+    pads = padding_pairs("conv_transpose", padding, count)
     channels, kernel = x.ir.shape[1], w.ir.shape[2:]
     if len(w.ir.shape) != count + 2 or w.ir.shape[0] != channels or channels % groups:
         raise ModelError(
@@ -197,134 +197,6 @@ def conv_transpose(
     transposed = transpose(reshape(w, [groups, each, outputs, math.prod(kernel)]), [0, 2, 1, 3])
     table = reshape(transposed, [groups * outputs, each, *kernel])
     return _multiplied(table, windows, groups, sizes, bias, name or "conv_transpose")
-
-
-def _pool(
-    function: str,
-    input: Any,
-    kernel: Numbers,
-    stride: Numbers | None,
-    padding: Any,
-    dilation: Numbers,
-    ceil: bool,
-    counted: bool,
-    name: str,
-) -> Tensor:
-    tensor = as_tensor(input)
-    what = f"{function}_pool"
-    dtype = float_dtype(what, tensor)
-    count = spatial(what, tensor)
-    size = numbers(what, "kernel", kernel, count, 1)
-    steps = numbers(what, "stride", size if stride is None else stride, count, 1)
-    spread = numbers(what, "dilation", dilation, count, 1)
-    pads = _pads(what, padding, count)
-    sizes = []
-    for n, k, s, d, (a, b) in zip(tensor.ir.shape[2:], size, steps, spread, pads, strict=True):
-        room = n + a + b - (k - 1) * d - 1
-        places = (-(-room // s) if ceil else room // s) + 1
-        # The last window begins inside of the input or what lies before it.
-        sizes.append(places - 1 if ceil and (places - 1) * s >= n + a else places)
-        if room < 0 or a >= k * d:
-            raise ModelError(
-                f"{what}: a window of {size} with padding {pads} does not fit "
-                f"{list(tensor.ir.shape)}"
-            )
-    shape = (*tensor.ir.shape[:2], *sizes)
-    room_of = zip(tensor.ir.shape[2:], sizes, size, steps, spread, pads, strict=True)
-    if counted and any(
-        (m - 1) * s + (k - 1) * d + 1 > n + a + b for n, m, k, s, d, (a, b) in room_of
-    ):
-        # A window reaches past the padding, and what lies there does not count: the padding
-        # becomes a part of the input, which alone counts.
-        tensor = pad(tensor, [(0, 0), (0, 0), *pads])
-        pads, counted = [(0, 0)] * count, False
-    attrs = {
-        "function": function,
-        "size": size,
-        "stride": steps,
-        "dilation": spread,
-        "before": [a for a, _ in pads],
-        "sizes": sizes,
-        "counted": bool(counted),
-    }
-    return result("pool", [tensor], shape, dtype, NullTensor, attrs, name or what)
-
-
-def max_pool(
-    input: Any,
-    kernel: Numbers,
-    stride: Numbers | None = None,
-    padding: Any = 0,
-    dilation: Numbers = 1,
-    ceil: bool = False,
-    name: str = "",
-) -> Tensor:
-    """Largest element of a window; (n, channels, spatial...), one to three spatial dimensions.
-
-    stride: default the kernel. padding: as conv; what lies outside does not take part. ceil: a last
-    window that is not whole counts.
-    """
-    return _pool("max", input, kernel, stride, padding, dilation, ceil, False, name)
-
-
-def avg_pool(
-    input: Any,
-    kernel: Numbers,
-    stride: Numbers | None = None,
-    padding: Any = 0,
-    dilation: Numbers = 1,
-    ceil: bool = False,
-    count_include_pad: bool = True,
-    name: str = "",
-) -> Tensor:
-    """Mean of a window; as max_pool. count_include_pad: padding takes part, as zeros; what
-    lies past it in a last window that is not whole does not, as in torch.
-    """
-    return _pool("mean", input, kernel, stride, padding, dilation, ceil, count_include_pad, name)
-
-
-def global_max_pool(input: Any, name: str = "") -> Tensor:
-    """Largest element of every channel: (n, channels, spatial...) to (n, channels,
-    1...); floating point or integers.
-    """
-    tensor = as_tensor(input)
-    return reduce_max(tensor, range(2, len(tensor.ir.shape)), name=name)
-
-
-def global_avg_pool(input: Any, name: str = "") -> Tensor:
-    """Mean of every channel: (n, channels, spatial...) to (n, channels, 1...);
-    fp32, fp16, bf16.
-    """
-    tensor = as_tensor(input)
-    return reduce_mean(tensor, range(2, len(tensor.ir.shape)), name=name)
-
-
-def _lower_pool(lowering: Lowering, node: Node) -> None:
-    out = node.outputs[0]
-    tile = box_tile(out.shape, lowering.machine, math.prod(node.attrs["size"]))
-    params = {key: value for key, value in node.attrs.items() if key != "sizes"}
-    coords = box_coords(out.shape, tile)
-    lowering.emit("pool", {**params, "tile": tile}, [*node.inputs, out], coords)
-
-
-def _pool_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """Window by window."""
-    x = inputs[0]
-    made = np.zeros((*x.shape[:2], *attrs["sizes"]))
-    for place in np.ndindex(*attrs["sizes"]):
-        parts: list[Any] = []
-        for d, p in enumerate(place):
-            at = p * attrs["stride"][d] - attrs["before"][d]
-            ends = at + np.arange(attrs["size"][d]) * attrs["dilation"][d]
-            parts.append(ends[(ends >= 0) & (ends < x.shape[2 + d])])
-        whole = (slice(None), slice(None))
-        window = x[whole + np.ix_(*parts)].reshape(*x.shape[:2], -1)
-        many = math.prod(attrs["size"]) if attrs["counted"] else window.shape[-1]
-        if attrs["function"] == "max":
-            made[whole + place] = window.max(-1)
-        else:
-            made[whole + place] = window.sum(-1) / (many if attrs["function"] == "mean" else 1)
-    return [made]
 
 
 def _lower_convolution(lowering: Lowering, node: Node) -> None:
@@ -371,4 +243,3 @@ def _convolution(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list
 
 
 register("convolution", _convolution, _lower_convolution, aliasing="none")
-register("pool", _pool_reference, _lower_pool, aliasing="none")

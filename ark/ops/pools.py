@@ -1,0 +1,151 @@
+"""Pooling of (n, channels, spatial...) tensors: the largest element of each window, or the mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.errors import ModelError
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.lower.tiling import box_coords, box_tile
+from ark.ops.base import float_dtype, result
+from ark.ops.indexing import pad
+from ark.ops.reductions import reduce_max, reduce_mean
+from ark.ops.windows import Numbers, numbers, padding_pairs, spatial
+
+
+def _pool(
+    function: str,
+    input: Any,
+    kernel: Numbers,
+    stride: Numbers | None,
+    padding: Any,
+    dilation: Numbers,
+    ceil: bool,
+    counted: bool,
+    name: str,
+) -> Tensor:
+    tensor = as_tensor(input)
+    what = f"{function}_pool"
+    dtype = float_dtype(what, tensor)
+    count = spatial(what, tensor)
+    size = numbers(what, "kernel", kernel, count, 1)
+    steps = numbers(what, "stride", size if stride is None else stride, count, 1)
+    spread = numbers(what, "dilation", dilation, count, 1)
+    pads = padding_pairs(what, padding, count)
+    sizes = []
+    for n, k, s, d, (a, b) in zip(tensor.ir.shape[2:], size, steps, spread, pads, strict=True):
+        room = n + a + b - (k - 1) * d - 1
+        places = (-(-room // s) if ceil else room // s) + 1
+        # The last window begins inside of the input or what lies before it.
+        sizes.append(places - 1 if ceil and (places - 1) * s >= n + a else places)
+        if room < 0 or a >= k * d:
+            raise ModelError(
+                f"{what}: a window of {size} with padding {pads} does not fit "
+                f"{list(tensor.ir.shape)}"
+            )
+    shape = (*tensor.ir.shape[:2], *sizes)
+    room_of = zip(tensor.ir.shape[2:], sizes, size, steps, spread, pads, strict=True)
+    if counted and any(
+        (m - 1) * s + (k - 1) * d + 1 > n + a + b for n, m, k, s, d, (a, b) in room_of
+    ):
+        # A window reaches past the padding, and what lies there does not count: the padding
+        # becomes a part of the input, which alone counts.
+        tensor = pad(tensor, [(0, 0), (0, 0), *pads])
+        pads, counted = [(0, 0)] * count, False
+    attrs = {
+        "function": function,
+        "size": size,
+        "stride": steps,
+        "dilation": spread,
+        "before": [a for a, _ in pads],
+        "sizes": sizes,
+        "counted": bool(counted),
+    }
+    return result("pool", [tensor], shape, dtype, NullTensor, attrs, name or what)
+
+
+def max_pool(
+    input: Any,
+    kernel: Numbers,
+    stride: Numbers | None = None,
+    padding: Any = 0,
+    dilation: Numbers = 1,
+    ceil: bool = False,
+    name: str = "",
+) -> Tensor:
+    """Largest element of a window; (n, channels, spatial...), one to three spatial dimensions.
+
+    stride: default the kernel. padding: as conv; what lies outside does not take part. ceil: a last
+    window that is not whole counts.
+    """
+    return _pool("max", input, kernel, stride, padding, dilation, ceil, False, name)
+
+
+def avg_pool(
+    input: Any,
+    kernel: Numbers,
+    stride: Numbers | None = None,
+    padding: Any = 0,
+    dilation: Numbers = 1,
+    ceil: bool = False,
+    count_include_pad: bool = True,
+    name: str = "",
+) -> Tensor:
+    """Mean of a window; as max_pool. count_include_pad: padding takes part, as zeros; what
+    lies past it in a last window that is not whole does not, as in torch.
+    """
+    return _pool("mean", input, kernel, stride, padding, dilation, ceil, count_include_pad, name)
+
+
+def global_max_pool(input: Any, name: str = "") -> Tensor:
+    """Largest element of every channel: (n, channels, spatial...) to (n, channels,
+    1...); floating point or integers.
+    """
+    tensor = as_tensor(input)
+    return reduce_max(tensor, range(2, len(tensor.ir.shape)), name=name)
+
+
+def global_avg_pool(input: Any, name: str = "") -> Tensor:
+    """Mean of every channel: (n, channels, spatial...) to (n, channels, 1...);
+    fp32, fp16, bf16.
+    """
+    tensor = as_tensor(input)
+    return reduce_mean(tensor, range(2, len(tensor.ir.shape)), name=name)
+
+
+def _lower_pool(lowering: Lowering, node: Node) -> None:
+    out = node.outputs[0]
+    tile = box_tile(out.shape, lowering.machine, math.prod(node.attrs["size"]))
+    params = {key: value for key, value in node.attrs.items() if key != "sizes"}
+    coords = box_coords(out.shape, tile)
+    lowering.emit("pool", {**params, "tile": tile}, [*node.inputs, out], coords)
+
+
+def _pool_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """Window by window."""
+    x = inputs[0]
+    made = np.zeros((*x.shape[:2], *attrs["sizes"]))
+    for place in np.ndindex(*attrs["sizes"]):
+        parts: list[Any] = []
+        for d, p in enumerate(place):
+            at = p * attrs["stride"][d] - attrs["before"][d]
+            ends = at + np.arange(attrs["size"][d]) * attrs["dilation"][d]
+            parts.append(ends[(ends >= 0) & (ends < x.shape[2 + d])])
+        whole = (slice(None), slice(None))
+        window = x[whole + np.ix_(*parts)].reshape(*x.shape[:2], -1)
+        many = math.prod(attrs["size"]) if attrs["counted"] else window.shape[-1]
+        if attrs["function"] == "max":
+            made[whole + place] = window.max(-1)
+        else:
+            made[whole + place] = window.sum(-1) / (many if attrs["function"] == "mean" else 1)
+    return [made]
+
+
+register("pool", _pool_reference, _lower_pool, aliasing="none")
