@@ -60,10 +60,11 @@ def version() -> str:
     return __version__
 
 
+# ARK's names of them.
+FP8_E4M3, FP8_E5M2 = fp8_e4m3, fp8_e5m2
+
 # What the interface names and ark does not have yet: asking for one says so.
 _NOT_BUILT = (
-    "FP8_E4M3",
-    "FP8_E5M2",
     "get",
     "put",
     "sampling",
@@ -86,6 +87,8 @@ def __getattr__(name: str) -> object:
 
 
 __all__ = [
+    "FP8_E4M3",
+    "FP8_E5M2",
     "BaseError",
     "DataType",
     "Dims",
