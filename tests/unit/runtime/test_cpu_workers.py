@@ -106,7 +106,7 @@ def test_a_caller_looks_around_while_other_processors_wait() -> None:
     device = CpuDevice(0)
     program = device.load(CpuCompiler().compile(source, Target(device.machine.arch, 1)))
     params = np.zeros(1, np.uint32)
-    here = device.here(program, params, Grid(2, 1, 0))
+    here = device.inline(program, params, Grid(2, 1, 0))
     looked: list[bool] = []
 
     def check() -> None:
