@@ -23,22 +23,30 @@ TIMEOUT_S = 300
 
 @cache
 def find_compiler() -> tuple[str, ...] | None:
-    """The command that compiles C++: $CXX, c++, g++, clang++, or zig; None if there is none."""
-    named = os.environ.get("CXX")
-    for candidate in (named, "c++", "g++", "clang++"):
-        # $CXX may be several words: `ccache g++`.
-        try:
-            words = shlex.split(candidate) if candidate else []
-        except ValueError as error:
-            raise SystemError(
-                f"CXX is {candidate!r}, which is no command: {error}; set it to a C++ compiler and "
-                "its options, or unset it"
-            ) from error
-        if words and shutil.which(words[0]):
-            return (shutil.which(words[0]) or words[0], *words[1:])
+    """The command that compiles C++: $CXX or, where that is unset, c++, g++, clang++ or zig; None
+    if there is none. SystemError where $CXX is no command that can be found.
+    """
+    if named := os.environ.get("CXX", "").strip():
+        return _named(named)
+    for candidate in ("c++", "g++", "clang++"):
+        if found := shutil.which(candidate):
+            return (found,)
     if importlib.util.find_spec("ziglang"):
         return (sys.executable, "-m", "ziglang", "c++")
     return None
+
+
+def _named(text: str) -> tuple[str, ...]:
+    """The command of $CXX, which may have several words: `ccache g++`."""
+    remedy = "set it to a C++ compiler and its options, or unset it"
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise SystemError(f"CXX is {text!r}, which is no command: {error}; {remedy}") from error
+    found = shutil.which(words[0]) if words else None
+    if found is None:
+        raise SystemError(f"CXX is {text!r}, and no such command was found; {remedy}")
+    return (found, *words[1:])
 
 
 @cache

@@ -214,8 +214,9 @@ def _header(name: str) -> str:
 
 
 def save(made: Mapping[str, str | bytes], folder: Path) -> None:
-    """Writes the files; SystemError where that cannot be, and then none of them is left."""
+    """Writes the files; SystemError where that cannot be, and then nothing of it is left."""
     begun: list[Path] = []
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in made.items():
@@ -226,4 +227,7 @@ def save(made: Mapping[str, str | bytes], folder: Path) -> None:
         for path in begun:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            for path in new:
+                path.rmdir()
         raise SystemError(f"{folder} cannot be written: {error}; choose another place") from error

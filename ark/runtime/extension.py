@@ -50,12 +50,12 @@ def optional(name: str, package: str, file: str, what: str, without: str) -> Mod
     """The module `name` of a package's C++ file; None if it cannot be made, for which there is
     another way. what: names it in errors. without: what that costs, for the log.
     """
-    command = native.find_compiler()
-    if command is None:
-        log.info(f"there is no C++ compiler; {without}")
-        return None
-    text = resources.files(package).joinpath(file).read_text()
     try:
+        command = native.find_compiler()
+        if command is None:
+            log.info(f"there is no C++ compiler; {without}")
+            return None
+        text = resources.files(package).joinpath(file).read_text()
         return extension(name, command, {file: text}, (), what)
     except SystemError as error:
         log.info(f"{without}: {error}")
