@@ -81,7 +81,7 @@ def test_more_blocks_than_fit_are_refused() -> None:
 @pytest.mark.usefixtures("emulated")
 def test_counters_share_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     line_of: dict[int, int] = {}
-    address_of = Executor._counter_address
+    address_of = Executor.counter_address
 
     def noted(self: Executor, counter: int) -> int:
         address = address_of(self, counter)
@@ -89,7 +89,7 @@ def test_counters_share_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
         line_of[counter] = address // LINE
         return address
 
-    monkeypatch.setattr(Executor, "_counter_address", noted)
+    monkeypatch.setattr(Executor, "counter_address", noted)
     run_product()
     assert len(line_of) > 1 and len(set(line_of.values())) == len(line_of)
 

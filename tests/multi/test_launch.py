@@ -15,7 +15,7 @@ import pytest
 from ark.errors import InvalidUsageError
 from ark.runtime import launch as launching
 from ark.runtime.launch import launch, launch_command
-from ark.runtime.rank_info import RankInfo, first_host, rank_from_environment
+from ark.runtime.rank_info import JOIN_TIMEOUT, RankInfo, first_host, rank_from_environment
 from tests.slow import slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MEET = """
 import os
 from ark.runtime.bootstrap import Bootstrap
-with Bootstrap.from_environment(60.0) as group:
+with Bootstrap.from_environment() as group:
     ranks = [part.decode() for part in group.all_gather(str(group.rank).encode())]
 os.write(1, ("met " + " ".join(ranks) + chr(10)).encode())
 """
@@ -226,7 +226,7 @@ import os, sys
 from ark.errors import BaseError
 from ark.runtime.bootstrap import Bootstrap
 try:
-    with Bootstrap.from_environment(float(sys.argv[2])) as group:
+    with Bootstrap.from_environment() as group:
         names = {part.decode() for part in group.all_gather(sys.argv[1].encode())}
     print(*names)
 except BaseError as error:
@@ -237,8 +237,8 @@ except BaseError as error:
 def member(name: str, patience: float = 60.0, **environment: str) -> subprocess.Popen[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("MASTER_", "ARK_JOB"))}
     return subprocess.Popen(
-        [sys.executable, "-c", GROUP, name, str(patience)],
-        env={**clean, **environment},
+        [sys.executable, "-c", GROUP, name],
+        env={**clean, JOIN_TIMEOUT: str(patience), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
