@@ -99,7 +99,7 @@ def test_streamed_rows_agree_with_numpy(shape: tuple[int, int], name: str, dtype
             if name == "rmsnorm":
                 executor.write("w", w)
             executor.start(3).wait()
-            found = executor.read("out").astype(np.float64)
+            found = executor.read("out").reshape(shape).astype(np.float64)
     want = expected(name, x.astype(np.float64), w.astype(np.float64), 1e-3)
     tolerance = 1e-5 if dtype == fp32 else 2**-7
     np.testing.assert_allclose(found, want, rtol=tolerance, atol=tolerance * np.abs(want).max())
