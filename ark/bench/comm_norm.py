@@ -1,5 +1,5 @@
 """A sum over ranks with its residual and its rmsnorm: the sum alone, op by op, and as one
-(ark.lower.normed), chained in one launch of a plan. Called by ark.cli.bench_comm.
+(ark.lower.rewrite.normed), chained in one launch of a plan. Called by ark.cli.bench_comm.
 """
 
 from __future__ import annotations

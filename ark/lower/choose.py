@@ -15,8 +15,8 @@ from ark.ir.dtype import SMALL_FLOATS, bf16, fp16, int8
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.fuse import fuse
-from ark.lower.narrow import narrow
+from ark.lower.rewrite.fuse import fuse
+from ark.lower.rewrite.narrow import narrow
 from ark.lower.tiling import input_in_memory, split_k, stage_tile
 from ark.machine import Machine
 from ark.tasks.linear_form import MOST_NARROW, narrow_bytes, narrow_rows, sums_bytes

@@ -12,24 +12,24 @@ from typing import Any
 
 from ark.errors import InvalidUsageError, PlanError
 from ark.ir.graph import Graph, Node
-from ark.lower.chains import join_chains
 from ark.lower.choose import choose, with_movers
-from ark.lower.epilogues import join_epilogues
-from ark.lower.fuse import fuse
-from ark.lower.gathers import own_first
-from ark.lower.narrow import narrow
 from ark.lower.nodes import begins_alone, meets_peers
-from ark.lower.normed import join_norms
-from ark.lower.overlap import JOINED, overlap
-from ark.lower.pack import pack
-from ark.lower.regions import join_regions
-from ark.lower.rounded import round_rows
-from ark.lower.rows import take_rows_early
-from ark.lower.slices import read_boxes
-from ark.lower.spread import spread
-from ark.lower.transposes import read_transposed
-from ark.lower.waves import in_waves
-from ark.lower.windows import read_windows
+from ark.lower.rewrite.chains import join_chains
+from ark.lower.rewrite.epilogues import join_epilogues
+from ark.lower.rewrite.fuse import fuse
+from ark.lower.rewrite.gathers import own_first
+from ark.lower.rewrite.narrow import narrow
+from ark.lower.rewrite.normed import join_norms
+from ark.lower.rewrite.overlap import JOINED, overlap
+from ark.lower.rewrite.pack import pack
+from ark.lower.rewrite.regions import join_regions
+from ark.lower.rewrite.rounded import round_rows
+from ark.lower.rewrite.rows import take_rows_early
+from ark.lower.rewrite.slices import read_boxes
+from ark.lower.rewrite.spread import spread
+from ark.lower.rewrite.transposes import read_transposed
+from ark.lower.rewrite.waves import in_waves
+from ark.lower.rewrite.windows import read_windows
 from ark.machine import Machine
 from ark.plan.packing import Packing
 

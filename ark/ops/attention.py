@@ -100,7 +100,8 @@ def attention(
 def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """The definition, one row and head at a time.
 
-    A fifth input holds the keys and values of a lone row (ark.lower.pack), (1, 2 kv_heads width).
+    A fifth input holds the keys and values of a lone row (ark.lower.rewrite.pack), (1, 2 kv_heads
+    width).
     """
     q, key, value, *rest = inputs
     how = {name: attrs.get(name, plain) for name, plain in PLAIN.items()}

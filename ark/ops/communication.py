@@ -22,8 +22,8 @@ from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.engines import BULK, PACKET, Engine, joined_tiles, tile_bytes
 from ark.lower.merge import bytes_of
-from ark.lower.normed import SUM_AND_NORM
 from ark.lower.registry import register
+from ark.lower.rewrite.normed import SUM_AND_NORM
 from ark.lower.tiling import box_coords, box_tile, split
 from ark.ops.base import result
 from ark.ops.logits import gives_logits

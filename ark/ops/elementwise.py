@@ -15,10 +15,10 @@ from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import FLOATS, INTEGERS, DataType, fp32
 from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
-from ark.lower.chains import expression_of
 from ark.lower.context import Lowering
 from ark.lower.merge import merge
 from ark.lower.registry import register
+from ark.lower.rewrite.chains import expression_of
 from ark.lower.tiling import box_coords, box_tile, swept
 from ark.ops.base import broadcast, check_dims, float_dtype, result, same_dtype
 from ark.tasks import expression

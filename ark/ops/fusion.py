@@ -1,4 +1,6 @@
-"""The op that a region of elementwise ops becomes (ark.lower.regions); users do not write it."""
+"""The op that a region of elementwise ops becomes (ark.lower.rewrite.regions); users do not write
+it.
+"""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.cuts import Cut, choose_cut, choose_tile, matrix_group, tiles_together
 from ark.lower.merge import join, joins, part, widen
-from ark.lower.overlap import SHARE, SUM
 from ark.lower.parts import ADDED, is_normed, sum_of_parts
 from ark.lower.registry import get, register
+from ark.lower.rewrite.overlap import SHARE, SUM
 from ark.lower.tiling import (
     box_coords,
     side_by_side,

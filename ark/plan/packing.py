@@ -1,5 +1,5 @@
-"""How a parameter of a plan is made of a model's parameters: what ark.lower.pack decides, the plan
-records and ark.models.load follows when it reads a checkpoint.
+"""How a parameter of a plan is made of a model's parameters: what ark.lower.rewrite.pack decides,
+the plan records and ark.models.load follows when it reads a checkpoint.
 """
 
 from __future__ import annotations

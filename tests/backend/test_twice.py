@@ -1,4 +1,4 @@
-"""Rows that are embedded in two types at once (ark.lower.rounded): both hold the table's."""
+"""Rows that are embedded in two types at once: both hold the table's (lower.rewrite.rounded)."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from ark.backend import registry as backends
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Graph
-from ark.lower.fuse import fuse
-from ark.lower.pack import pack
+from ark.lower.rewrite.fuse import fuse
+from ark.lower.rewrite.pack import pack
 from ark.models.build import Built, Shape, build
 from ark.models.checkpoint import Checkpoint
 from ark.plan.packing import Packing, Part, from_meta, to_meta

@@ -13,7 +13,7 @@ from ark.ir.dtype import bf16, fp32, int32
 from ark.ir.graph import Graph
 from ark.ir.values import Tensor
 from ark.lower.registry import get
-from ark.lower.rows import take_rows_early
+from ark.lower.rewrite.rows import take_rows_early
 from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.config import builtin_config

@@ -15,7 +15,7 @@ from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
 from ark.ir.dtype import fp32
 from ark.lower.pipeline import plan
-from ark.lower.slices import read_boxes
+from ark.lower.rewrite.slices import read_boxes
 from ark.runtime.executor import Executor
 from tests.programs import build, contents, reference
 

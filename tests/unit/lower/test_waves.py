@@ -10,8 +10,8 @@ from ark.backend import registry
 from ark.bench.cases import lstm
 from ark.bench.ops import planned
 from ark.frontend.model import Model, use_model
-from ark.lower import waves
 from ark.lower.prepare import prepare
+from ark.lower.rewrite import waves
 from ark.plan.cost import predict
 from tests.programs import build, contents, reference
 

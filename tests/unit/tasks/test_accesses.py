@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from ark.ir.dtype import by_name, fp32
-from ark.lower import overlap, tiling
+from ark.lower import tiling
+from ark.lower.rewrite import overlap
 from ark.plan import kind as kinds
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan

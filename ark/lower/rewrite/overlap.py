@@ -17,7 +17,7 @@ from typing import Any
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Buffer, Tensor
 from ark.lower.engines import AUTO, PACKET_BYTES
-from ark.lower.fuse import still
+from ark.lower.rewrite.fuse import still
 from ark.plan.types import MAX_OPERANDS
 
 SUM, SHARE, GATHER = "matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmul"

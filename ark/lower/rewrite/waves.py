@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from ark.ir.graph import Node
 from ark.ir.values import Tensor, overlap
 from ark.lower import registry
-from ark.lower.pack import writes
+from ark.lower.rewrite.pack import writes
 from ark.machine import Machine
 from ark.variant import COMMUNICATE
 

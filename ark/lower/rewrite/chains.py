@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.views import same_elements, seen_in
+from ark.lower.rewrite.views import same_elements, seen_in
 from ark.tasks import expression
 from ark.tasks.functions import FUNCTIONS
 

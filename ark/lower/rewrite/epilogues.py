@@ -21,8 +21,8 @@ from ark.codegen.layout import RECORD_OPERANDS
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, bf16, fp16
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.chains import expression_of, is_pointwise, read_once
-from ark.lower.views import same_elements, seen_in
+from ark.lower.rewrite.chains import expression_of, is_pointwise, read_once
+from ark.lower.rewrite.views import same_elements, seen_in
 from ark.machine import Machine
 from ark.tasks import expression
 

@@ -3,7 +3,7 @@ what is done to their results becomes an op whose partners are neighbours in mem
 
 Two patterns of a decoder: query, key and value with rotary embedding, the appends to the caches and
 attention (-> rope_kv), and the two products of a gated activation (-> swiglu_pairs). Called by the
-planner before ark.lower.fuse, which joins the product with its neighbours.
+planner before ark.lower.rewrite.fuse, which joins the product with its neighbours.
 """
 
 from __future__ import annotations

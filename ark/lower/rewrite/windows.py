@@ -14,8 +14,8 @@ from typing import Any
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.chains import read_once
-from ark.lower.views import whole
+from ark.lower.rewrite.chains import read_once
+from ark.lower.rewrite.views import whole
 from ark.machine import Machine
 from ark.tasks.matmul import FEW_ROWS as PACKED_ROWS
 

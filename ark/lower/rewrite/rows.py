@@ -14,8 +14,8 @@ import dataclasses
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.chains import expression_of, is_pointwise
-from ark.lower.pack import writes
+from ark.lower.rewrite.chains import expression_of, is_pointwise
+from ark.lower.rewrite.pack import writes
 from ark.machine import Machine
 from ark.tasks import expression
 

@@ -15,8 +15,8 @@ from ark.codegen.layout import RECORD_OPERANDS
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.pack import writes
 from ark.lower.packets import PACKET_READ, PACKET_READ_POLLED
+from ark.lower.rewrite.pack import writes
 from ark.machine import Machine
 from ark.variant import COMMUNICATE
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, overlap
-from ark.lower.chains import expression_of, is_pointwise
-from ark.lower.views import whole
+from ark.lower.rewrite.chains import expression_of, is_pointwise
+from ark.lower.rewrite.views import whole
 from ark.tasks import expression
 
 MOST_BOXES = 8  # of a result

@@ -1,6 +1,6 @@
 """Regions of elementwise ops become one op, with sums over one dimension between them, where chains
-(ark.lower.chains) would write and read what several ops use: small algebra in batches, written out
-number by number. Between the functions values are fp32, in registers.
+(ark.lower.rewrite.chains) would write and read what several ops use: small algebra in batches,
+written out number by number. Between the functions values are fp32, in registers.
 
 A region is a run of neighbouring nodes over tensors of one shape, of which some have one index in
 the dimension that is summed over. Called by ark.lower.prepare before chains are joined.
@@ -17,7 +17,7 @@ from ark.ir.dtype import FLOATS, fp32
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, overlap
-from ark.lower.chains import expression_of, is_pointwise
+from ark.lower.rewrite.chains import expression_of, is_pointwise
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks import expression
 from ark.tasks.fusion import MOST_VALUES, STAGES

@@ -1,8 +1,9 @@
 """A sum over ranks, with the residual that it may have, and the rmsnorm that reads it become one
 node: whoever adds a row norms it. Others may read the sum too, which is written as well.
 
-Called by the pipeline after fusion; what decoding's layers take into themselves (ark.lower.fuse,
-ark.lower.spread) is gone by then, and so are sums that travel by tiles (ark.lower.overlap).
+Called by the pipeline after fusion; what decoding's layers take into themselves
+(ark.lower.rewrite.fuse, ark.lower.rewrite.spread) is gone by then, and so are sums that travel by
+tiles (ark.lower.rewrite.overlap).
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from collections import Counter
 from ark.ir.dtype import FLOATS, bf16, fp16
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.pack import writes
 from ark.lower.packets import PACKET_READ_FEW
+from ark.lower.rewrite.pack import writes
 from ark.lower.tiling import PAIRED, row_bytes, split_k
 from ark.machine import Machine
 from ark.plan.types import MAX_OPERANDS
