@@ -81,7 +81,7 @@ def _statement(inside: str) -> str:
     words = re.sub(rf"^(\s*{STRING})+", "", inside)
     results = _bracketed(words, r'"[=+]\w+"\s*\(')
     if template.lstrip().startswith("ld."):
-        (address,) = _bracketed(words, r'"l"\s*\(')
+        address, *_ = _bracketed(words, r'"l"\s*\(')  # and perhaps a policy
         return f"host_load({', '.join((address, *results))})"
     given = _bracketed(words, r'"\w+"\s*\(')
     return f"(host_take({', '.join(given)}), host_give({', '.join(results)}))"

@@ -22,7 +22,7 @@ def dialect(arch: str) -> Dialect:
     return Dialect(
         name=f"cuda {arch}",
         suffix=".cu",
-        prelude=_text("prelude.h"),
+        prelude="".join(map(_text, ("prelude.h", "order.h"))),
         entry=_text("entry.h"),
         bodies=BODIES,
         headers=HEADERS,

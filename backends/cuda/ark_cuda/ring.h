@@ -12,8 +12,6 @@ static_assert(ARK_STAGE_BYTES % 128 == 0, "slots are 128-byte aligned");
 constexpr ark_u64 ARK_STREAM_POLICY =
     ARK_STREAM_MIB > 64 ? 0x12f0000000000000ull : 0x1000000000000000ull;
 
-constexpr ark_u64 ARK_GROWTH_POLICY = 0x1000000000000000ull;
-
 struct ArkRing {
   ark_u64 full[ARK_RING_DEPTH];   // the loader arrives once a stage, with its bytes
   ark_u64 empty[ARK_RING_DEPTH];  // the owning warp arrives for all, or each warp for itself

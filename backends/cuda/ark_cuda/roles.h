@@ -128,19 +128,6 @@ ARK_DEVICE bool ark_close_handshake(const ArkCtx& c, ark_u32& count) {
 // This thread's pairs of elements: pair i is at at(i) if there(i), else zeros. Packets are asked
 // for all at once, 16 bytes a load, and those that are late again. No null pointer says that a pair
 // is not there: NVRTC 13.0 then loaded from it on an H100.
-ARK_DEVICE void ark_packet_pair(const ark_u64* p, ark_u64& a, ark_u64& b, bool system) {
-  if (system) {
-    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(a), "=l"(b)
-                 : "l"(p)
-                 : "memory");
-  } else {
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(a), "=l"(b)
-                 : "l"(p)
-                 : "memory");
-  }
-}
 template <int N, typename There, typename At>
 ARK_DEVICE void ark_load_pairs(ArkCtx& c, const ark_u64*, const There& there, const At& at,
                                float (&v)[2 * N], bool system) {
@@ -153,7 +140,7 @@ ARK_DEVICE void ark_load_pairs(ArkCtx& c, const ark_u64*, const There& there, co
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (there(i) && !(here(2 * i) && here(2 * i + 1))) {
-        ark_packet_pair(at(i), seen[2 * i], seen[2 * i + 1], system);
+        ark_packets_load(at(i), seen[2 * i], seen[2 * i + 1], system);
       }
     }
 #pragma unroll
@@ -195,11 +182,7 @@ ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const There& there
     bool all = true;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      if (!there(i) || here(i)) continue;
-      asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(seen[i].x), "=r"(seen[i].y), "=r"(seen[i].z), "=r"(seen[i].w)
-                   : "l"(at(i))
-                   : "memory");
+      if (there(i) && !here(i)) seen[i] = ark_shorts_load(at(i));
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) all = all && (!there(i) || here(i));

@@ -44,7 +44,7 @@ ARK_DEVICE bool ark_stream_begun(const ArkCtx& c) {
   return true;
 }
 // A growing fetch: rows of two operands in each stage, as far as they are older than the iteration.
-// Caches are small beside the weights, or read but once: they keep the ordinary place in L2.
+// These are read but once an iteration as well, and give way to packets as weights do.
 ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkGrowth& g, ark_u32 length, ark_u32& issued) {
   const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts);
   for (ark_u32 first = rows.begin; first < rows.end; first += g.step) {
@@ -58,8 +58,8 @@ ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkGrowth& g, ark_u32 length,
     if (ark_lane() == 0 && bytes != 0u) {
       const ark_u64 at = static_cast<ark_u64>(first) * g.row;
       ark_u64* full = &ark_ring.full[slot];
-      ark_bulk_copy(ark_slot(slot), g.address + at, bytes, full, ARK_GROWTH_POLICY);
-      ark_bulk_copy(ark_slot(slot) + g.step * g.row, g.beside + at, bytes, full, ARK_GROWTH_POLICY);
+      ark_bulk_copy(ark_slot(slot), g.address + at, bytes, full, ARK_STREAM_POLICY);
+      ark_bulk_copy(ark_slot(slot) + g.step * g.row, g.beside + at, bytes, full, ARK_STREAM_POLICY);
     }
     if (++issued == 2u * ARK_STAGE_PERIOD) issued = ARK_STAGE_PERIOD;
   }

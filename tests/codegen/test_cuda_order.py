@@ -1,0 +1,100 @@
+"""Which place in L2 NVIDIA GPUs are told to give packets and what is streamed past them: compiled
+for every architecture, and the words beside those that the compiler makes of `createpolicy`.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from importlib import resources
+
+import pytest
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+from ark_cuda import backend, machines
+
+from ark.backend.protocol import Target
+from ark.codegen.constants import constants
+from ark.codegen.dialect import Source
+
+MODELS = sorted(machines.MODELS)
+STORES = {
+    "packet": "ark_packet_store(p, v, far);",
+    "short": "ark_short_store(reinterpret_cast<ark_u32*>(p), 1u, far);",
+    "pair": "ark_packets_store(p, v, v, far);",
+}
+LOADS = {
+    "packet": "out[0] = ark_packet_load(p, far);",
+    "short": "out[0] = ark_short_load(reinterpret_cast<ark_u32*>(p), far);",
+    "pair": "ark_packets_load(p, out[0], out[1], far);",
+}
+
+
+def compiled(arch: str, text: str) -> bytes:
+    """The kernel's instructions, without the constants that stand beside them in the file."""
+    data = backend.compiler().compile(Source(text), Target(arch, 32)).data
+    (table,) = struct.unpack_from("<Q", data, 40)
+    size, count, names = struct.unpack_from("<3H", data, 58)
+    sections = [struct.unpack_from("<2I4Q", data, table + i * size) for i in range(count)]
+    for name, _, _, _, at, length in sections:
+        if data.startswith(b".text.ark_loop\0", sections[names][4] + name):
+            return data[at : at + length]
+    raise AssertionError("a kernel without instructions")
+
+
+def accesses(name: str, statement: str, far: bool) -> bytes:
+    machine = backend.machine(name)
+    dialect = backend.dialect(machine.arch)
+    kernel = (
+        'extern "C" __global__ void ark_loop(ark_u64* p, ark_u64* out, ark_u64 v) {\n'
+        f"constexpr bool far = {str(far).lower()};\n{statement}\n}}\n"
+    )
+    return compiled(machine.arch, "\n".join((constants(machine, 1, 1024), dialect.prelude, kernel)))
+
+
+def policy(file: str, name: str) -> list[int]:
+    """The upper words of the policies that a header names so; the lower ones are zero."""
+    text = resources.files("ark_cuda").joinpath(file).read_text()
+    (said,) = re.findall(rf"constexpr ark_u64 {name} =([^;]*);", text)
+    found = [int(word, 16) for word in re.findall(r"0x[0-9a-f]{16}", said)]
+    assert found and not any(word & 0xFFFFFFFF for word in found)
+    return [word >> 32 for word in found]
+
+
+def word(value: int) -> bytes:
+    return value.to_bytes(4, "little")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_packets_are_stored_and_loaded_as_what_stays_in_l2(name: str) -> None:
+    (last,) = policy("order.h", "ARK_PACKET_POLICY")
+    for statement in (*STORES.values(), *LOADS.values(), "*(uint4*)out = ark_shorts_load(p);"):
+        assert word(last) in accesses(name, statement, False), statement
+
+
+def test_packets_of_other_gpus_have_no_place_in_this_ones_l2() -> None:
+    (last,) = policy("order.h", "ARK_PACKET_POLICY")
+    for statement in (*STORES.values(), *LOADS.values()):
+        assert word(last) not in accesses("h100", statement, True), statement
+
+
+def test_the_words_are_those_that_the_compiler_makes() -> None:
+    # For sm_80 it makes them itself; later architectures are given instructions for it.
+    def made(kind: str) -> bytes:
+        return compiled(
+            "sm_80",
+            'extern "C" __global__ void ark_loop(unsigned long long* to) {\n'
+            "unsigned long long v;\n"
+            f'asm volatile("createpolicy.fractional.L2::{kind}.b64 %0, 1.0;" : "=l"(v));\n'
+            "*to = v;\n}\n",
+        )
+
+    (last,) = policy("order.h", "ARK_PACKET_POLICY")
+    first, ordinary = policy("ring.h", "ARK_STREAM_POLICY")
+    assert word(last) in made("evict_last") and word(last) not in made("evict_first")
+    assert word(first) in made("evict_first") and word(first) not in made("evict_last")
+    assert ordinary == 0x10000000  # what a copy has that is given no policy
+    stream = resources.files("ark_cuda").joinpath("stream.h").read_text()
+    copies = re.findall(r"ark_bulk_copy\((?:[^()]|\([^()]*\))*\)", stream)
+    assert len(copies) == 2 and all(copy.endswith(", ARK_STREAM_POLICY)") for copy in copies)
