@@ -28,7 +28,7 @@ from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.config import builtin_config
 from ark.models.plans import make_plans
-from ark.ops.collectives import choose_program
+from ark.ops.communication.collectives import choose_program
 from ark.plan.cost import predict
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan

@@ -27,7 +27,7 @@ from ark.distributed.group import Group
 from ark.distributed.members import Members
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan as make_plan
-from ark.ops.collectives import choose_program
+from ark.ops.communication.collectives import choose_program
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.bootstrap import Bootstrap

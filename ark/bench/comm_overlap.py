@@ -1,5 +1,5 @@
 """How much of a collective is hidden behind the product that it meets: each alone, one behind the
-other, and as one op (ark.ops.overlapped), in one launch of a plan each.
+other, and as one op (ark.ops.communication.overlapped), in one launch of a plan each.
 
 The hidden share is of the shorter of the two: (product + collective - overlapped) / shorter. Called
 by ark.cli.bench_comm.
@@ -22,7 +22,7 @@ from ark.ir.graph import Graph
 from ark.ir.values import Tensor
 from ark.lower.engines import AUTO, DMA
 from ark.lower.pipeline import plan as make_plan
-from ark.ops.collectives import choose_program
+from ark.ops.communication.collectives import choose_program
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.bootstrap import Bootstrap

@@ -1,8 +1,8 @@
 """Puts that pass other ranks, hop by hop: what a route asks of whoever runs the program.
 
 A put may name its way through the network. Which switch the bytes take is the fabric's matter, but
-where the way passes a rank, that rank receives them and puts them on. `ark.ops.collectives` calls
-`routed` before a program becomes tasks.
+where the way passes a rank, that rank receives them and puts them on.
+`ark.ops.communication.collectives` calls `routed` before a program becomes tasks.
 """
 
 from __future__ import annotations

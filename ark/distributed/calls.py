@@ -21,7 +21,7 @@ from ark.ir.graph import Graph
 from ark.lower.engines import AUTO, PACKET, choose_engine
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
-from ark.ops.collectives import choose_program
+from ark.ops.communication.collectives import choose_program
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor

@@ -8,19 +8,20 @@ nothing of what is asked for (no tensor, no such axis, a size below 1) is an Inv
 from inspect import isfunction
 
 from ark.frontend.tensor import provided
-from ark.ops import channels as channels
 from ark.ops import decoder as decoder
 from ark.ops import fusion as fusion
-from ark.ops import overlapped as overlapped
-from ark.ops import overlapped_gather as overlapped_gather
-from ark.ops import programs as programs
 from ark.ops import sequences as sequences
-from ark.ops import switched as switched
 from ark.ops import views
 from ark.ops.attention import attention
 from ark.ops.caches import kv_append, kv_cache_slot
 from ark.ops.checked import checked
-from ark.ops.collectives import (
+from ark.ops.communication import channels as channels
+from ark.ops.communication import direct as direct
+from ark.ops.communication import overlapped as overlapped
+from ark.ops.communication import overlapped_gather as overlapped_gather
+from ark.ops.communication import programs as programs
+from ark.ops.communication import switched as switched
+from ark.ops.communication.collectives import (
     all_gather,
     all_reduce,
     all_reduce_packet,
@@ -29,7 +30,7 @@ from ark.ops.collectives import (
     broadcast,
     reduce_scatter,
 )
-from ark.ops.communication import recv, send, send_done
+from ark.ops.communication.messages import recv, send, send_done
 from ark.ops.decoder import last_row, rope_kv, rotary_embedding
 from ark.ops.elementwise import (
     add,

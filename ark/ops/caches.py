@@ -18,7 +18,7 @@ from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, same_dtype
-from ark.ops.communication import copy_box
+from ark.ops.copies import copy_box
 from ark.ops.movement import whole_view
 from ark.ops.tokens import by_sequence, check_position
 

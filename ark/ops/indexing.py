@@ -20,7 +20,7 @@ from ark.lower.merge import part
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import broadcast, check_dims, positive_axis, result, same_dtype
-from ark.ops.communication import copy_box
+from ark.ops.copies import copy_box
 from ark.ops.elementwise import composed, scalar
 from ark.tasks.along import lines
 

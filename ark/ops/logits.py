@@ -1,6 +1,6 @@
 """Who makes logits and finds the best of its own: one rank's output layer, or that of each rank
 that makes a share of them. Called by the lowerings of what draws tokens (ark.ops.tokens,
-ark.ops.sequences) and of the gather of shares (ark.ops.communication).
+ark.ops.sequences) and of the gather of shares (ark.ops.communication.direct).
 """
 
 from __future__ import annotations

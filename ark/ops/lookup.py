@@ -21,7 +21,7 @@ from ark.lower.merge import part
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import check_dims, index_dtype, positive_axis, result, same_dtype
-from ark.ops.communication import copy_box
+from ark.ops.copies import copy_box
 from ark.ops.elementwise import add, arithmetic, cast, mul
 from ark.ops.logic import iota, less, where
 from ark.ops.movement import move, whole_view

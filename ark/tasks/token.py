@@ -1,7 +1,8 @@
 """A task that moves nothing: signals of a channel leave with it, and waits for them end in it.
 
 Its output, one uint32, is the token that ops come after which must see what was waited for. It gets
-the number of the iteration. No params; coord: none but 0. Emitted by ark.ops.channels.
+the number of the iteration. No params; coord: none but 0. Emitted by
+ark.ops.communication.channels.
 """
 
 from __future__ import annotations

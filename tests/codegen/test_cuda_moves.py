@@ -15,7 +15,7 @@ from ark.errors import PlanError
 from ark.ir.dtype import bf16
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
-from ark.ops.collectives import choose_program
+from ark.ops.communication.collectives import choose_program
 from ark.plan.serialize import from_json, machine_of, to_json
 from ark.plan.types import Plan, Task
 from ark.plan.verify import verify

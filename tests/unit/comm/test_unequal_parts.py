@@ -26,7 +26,7 @@ from ark.comm.exchange import exchange
 from ark.comm.simulate import simulate
 from ark.comm.topology import named
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
-from ark.ops.collectives import choose_program
+from ark.ops.communication.collectives import choose_program
 from tests.unit.comm.networks import random_eulerian
 
 

@@ -1,6 +1,6 @@
 """Collectives by any algorithm of ark.comm: all_reduce, all_gather, reduce_scatter, broadcast,
-all_to_all. A call chooses a program and checks it; ark.ops.programs makes tasks of it. The
-synthesis of programs (ark.comm) is imported by the first call that needs one.
+all_to_all. A call chooses a program and checks it; ark.ops.communication.programs makes tasks of
+it. The synthesis of programs (ark.comm) is imported by the first call that needs one.
 """
 
 from __future__ import annotations

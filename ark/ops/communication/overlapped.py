@@ -26,7 +26,7 @@ from ark.lower.context import Lowering
 from ark.lower.merge import part
 from ark.lower.registry import register
 from ark.lower.rewrite.overlap import SHARE, SUM
-from ark.ops.bands import Chunks, Product
+from ark.ops.communication.bands import Chunks, Product
 from ark.tasks.combine import moved
 
 

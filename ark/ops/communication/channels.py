@@ -37,7 +37,7 @@ from ark.lower.engines import (
 )
 from ark.lower.registry import register
 from ark.ops.base import check_dims, result
-from ark.ops.communication import copy_box, dense, move
+from ark.ops.copies import copy_box, dense, move
 from ark.ops.views import refer
 from ark.tasks.combine import OPS, moved, tiles, words
 

@@ -1,5 +1,5 @@
 """Products whose rows are dealt to ranks in bands: how their tiles are cut, who multiplies, and who
-adds and sends meanwhile (ark.ops.overlapped).
+adds and sends meanwhile (ark.ops.communication.overlapped).
 
 Where the tiles leave processors idle, because they do not divide among all, these add and send;
 where they leave none, all do between two tiles.
@@ -14,7 +14,7 @@ from ark.lower.context import Lowering
 from ark.lower.cuts import choose_cut, matrix_group
 from ark.lower.engines import DMA, ENGINES, THREADS, choose_engine, tile_bytes
 from ark.lower.tiling import box_coords, split
-from ark.ops.communication import copy_box, dense, move
+from ark.ops.copies import copy_box, dense, move
 from ark.plan.groups import Group
 from ark.tasks import expression
 from ark.tasks.combine import moved, tiles

@@ -11,7 +11,7 @@ from ark.lower.context import Lowering
 from ark.lower.engines import SWITCH, choose_engine, tile_bytes
 from ark.lower.merge import part
 from ark.lower.registry import register
-from ark.ops.communication import copy_box, dense
+from ark.ops.copies import copy_box, dense
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks.combine import CHUNK, moved, tiles
 

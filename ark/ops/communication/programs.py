@@ -1,4 +1,5 @@
-"""Collective programs as tile tasks: the lowering of the nodes that ark.ops.collectives makes.
+"""Collective programs as tile tasks: the lowering of the nodes that
+ark.ops.communication.collectives makes.
 
 A put is a tile combined of one share whose result lies on a peer; a reduction combines several; a
 copy is nothing at all. Every put has a receive buffer of its own, so within an iteration nothing
@@ -20,7 +21,7 @@ from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.engines import AUTO, PACKET, Engine, tile_bytes
 from ark.lower.registry import register
-from ark.ops.communication import copy_box, dense, move
+from ark.ops.copies import copy_box, dense, move
 from ark.plan.groups import Group, RemoteSemaphore
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks.combine import ELEMENTS, moved, tiles, words

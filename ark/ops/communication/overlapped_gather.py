@@ -12,8 +12,8 @@ from ark.lower.context import Lowering
 from ark.lower.merge import part
 from ark.lower.registry import register
 from ark.lower.rewrite.overlap import GATHER
-from ark.ops.bands import Product
-from ark.ops.communication import dense
+from ark.ops.communication.bands import Product
+from ark.ops.copies import dense
 from ark.tasks.combine import moved
 
 

@@ -1,0 +1,118 @@
+"""Messages between two ranks: send and recv, paired by their tag in program order.
+
+The sender puts into a receive buffer on its peer, from which the peer copies. Where ranks begin
+iterations by themselves, a message's put waits until the receiver has read the one of the iteration
+before; elsewhere the barrier between iterations sees to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ark.errors import InvalidUsageError, PlanError
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.graph import Node
+from ark.ir.values import Tensor as IrTensor
+from ark.lower.context import Lowering
+from ark.lower.engines import tile_bytes
+from ark.lower.merge import bytes_of
+from ark.lower.registry import register
+from ark.ops.base import result
+from ark.ops.copies import copy_box, dense, move
+from ark.plan.groups import Group
+from ark.tasks.combine import tiles
+
+
+def _channel(lowering: Lowering, source: int, target: int, tag: int) -> str:
+    """The name that both ends give to the next message of a tag."""
+    if source == target:
+        raise PlanError(f"rank {source} sends to itself under tag {tag}; use ark.copy")
+    key = f"send.{source}.{target}.{tag}"
+    return f"{key}.{lowering.number(key)}"
+
+
+def _message(lowering: Lowering, peer: int, source: IrTensor, target: IrTensor) -> Group:
+    """A copy into a receive buffer, or out of it, in the same tiles at both ends."""
+    if not lowering.far(peer):
+        return copy_box(lowering, source, target, "")
+    engine = lowering.engine(source.nbytes, peers=(peer,))
+    source, target = bytes_of(source), bytes_of(target)
+    nbytes = tile_bytes(engine, lowering.machine, source.nbytes)
+    coords = tiles(source.elements, source.dtype.itemsize, nbytes)
+    return move(lowering, engine, source, target, coords)
+
+
+def _lower_send(lowering: Lowering, node: Node) -> None:
+    peer, tag = node.attrs["remote_rank"], node.attrs["tag"]
+    name = _channel(lowering, lowering.graph.rank, peer, tag)
+    source = node.inputs[0]
+    if lowering.far(peer):
+        source = dense(lowering, source, ".dense", fill=True)
+    target = lowering.graph.tensor(
+        source.shape, source.dtype, arena="symmetric", rank=peer, name=name
+    )
+    group = _message(lowering, peer, source, target)
+    tiles = range(len(group.coords))
+    group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in tiles]
+    if lowering.alone:  # not before the tile of the iteration before has been read
+        read = (lowering.semaphore(lowering.graph.rank, f"{name}.{i}.read") for i in tiles)
+        group.awaits = [((counter, 0),) for counter in read]
+
+
+def _lower_recv(lowering: Lowering, node: Node) -> None:
+    peer, tag = node.attrs["remote_rank"], node.attrs["tag"]
+    rank = lowering.graph.rank
+    name = _channel(lowering, peer, rank, tag)
+    out = node.outputs[0]
+    target = dense(lowering, out, ".dense", fill=False) if lowering.far(peer) else out
+    received = lowering.graph.tensor(target.shape, target.dtype, arena="symmetric", name=name)
+    group = _message(lowering, peer, received, target)
+    tiles = range(len(group.coords))
+    group.awaits = [((lowering.semaphore(rank, f"{name}.{i}"), 1),) for i in tiles]
+    if lowering.alone:
+        group.sends = [(lowering.semaphore(peer, f"{name}.{i}.read"),) for i in tiles]
+    if target is not out:
+        copy_box(lowering, target, out, ".out")
+
+
+register("send", None, _lower_send, names_ranks=True)
+register("recv", None, _lower_recv, names_ranks=True)
+
+
+def _peer(what: str, tensor: Tensor, remote_rank: int) -> int:
+    world = tensor.model.graph.world_size
+    if not 0 <= remote_rank < world:
+        raise InvalidUsageError(
+            f"{what}: the remote rank is {remote_rank}, but there are {world} ranks, numbered from "
+            "0; call ark.set_world_size first"
+        )
+    return int(remote_rank)
+
+
+def send(
+    input: Any, remote_rank: int, tag: int, output: Any = NullTensor, name: str = ""
+) -> Tensor:
+    """Sends `input` to the recv of the same tag on `remote_rank`; returns the sent tensor.
+
+    Sends and receives of one tag pair up in program order; both sides must have the same shape and
+    type. `output` may name the tensor whose memory the result shares; it is not written here.
+    """
+    tensor = as_tensor(input)
+    attrs = {"remote_rank": _peer("send", tensor, remote_rank), "tag": int(tag)}
+    tensor.model.graph.add("send", [tensor.ir], [], attrs, name)
+    return tensor if output is NullTensor or output is None else as_tensor(output)
+
+
+def send_done(input: Any, name: str = "") -> Tensor:
+    """Marks the end of a send. A put has ended with its task: nothing is left to wait for."""
+    return as_tensor(input)
+
+
+def recv(output: Any, remote_rank: int, tag: int, name: str = "") -> Tensor:
+    """Receives into `output` what `remote_rank` sends under `tag`; returns the new tensor on it.
+
+    Shape and type, any, are those of what is sent.
+    """
+    tensor = as_tensor(output)
+    attrs = {"remote_rank": _peer("recv", tensor, remote_rank), "tag": int(tag)}
+    return result("recv", [], tensor.ir.shape, tensor.ir.dtype, tensor, attrs, name)

@@ -1,0 +1,52 @@
+"""Copies of whole tensors as tile tasks, in a rank's memory or to a peer's. Called by the lowerings
+of ops that move a tensor as it is, and by those that communicate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.ir.values import Tensor as IrTensor
+from ark.lower.context import Lowering
+from ark.lower.engines import BULK, Engine
+from ark.lower.merge import bytes_of
+from ark.lower.tiling import box_coords, box_tile
+from ark.plan.groups import Group
+from ark.tasks.combine import moved
+from ark.tasks.pointwise import copy_params
+
+
+def copy_box(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str) -> Group:
+    """Copies in tiles that follow from the shape alone, so that both ends of a channel agree."""
+    source, target = bytes_of(source), bytes_of(target)
+    tile = box_tile(target.shape, lowering.machine)
+    params = copy_params(tile)
+    return lowering.emit(
+        "pointwise", params, [source, target], box_coords(target.shape, tile), suffix
+    )
+
+
+def dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTensor:
+    """The tensor, or where it is strided, a dense one in its place (filled with its elements)."""
+    if tensor.dense:
+        return tensor
+    made = lowering.temp(tensor.shape, tensor.dtype, f"{tensor.name}{suffix}")
+    if fill:
+        copy_box(lowering, tensor, made, suffix)
+    return made
+
+
+def move(
+    lowering: Lowering,
+    engine: Engine,
+    source: IrTensor,
+    target: IrTensor,
+    coords: Sequence[tuple[int, int]],
+    suffix: str = "",
+) -> Group:
+    """Tasks that copy a dense tensor to or from a peer's memory by an engine."""
+    flat = [lowering.flat(bytes_of(source)), lowering.flat(bytes_of(target))]
+    if engine.proxied or lowering.far(source.buffer.rank, target.buffer.rank):
+        return lowering.emit("transfer", {}, flat, coords, suffix)
+    kind = "bulk" if engine.name == BULK else "combine"
+    return lowering.emit(kind, {"element": moved(source.dtype)}, flat, coords, suffix)
