@@ -1,61 +1,84 @@
-"""Which of a peer's messages a receive takes, where messages have tags.
+"""Which message a receive takes, where messages have tags.
 
-The sender tells each message's tag and size, and sends the messages in their order. One thread for
-each sender takes them in that order: each goes to the first receive that waits for its tag, or is
-kept until one asks for it.
+Senders tell each message's tag and size, and send their messages in order. One thread takes them as
+they are told: each goes to the first receive that waits for its sender, or for anybody, and for its
+tag, or is kept until one asks for it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
-Take = Callable[[Any], None]
+Take = Callable[[int, Any], None]  # of a message: who sent it, and what
+
+
+@dataclass
+class Message:
+    """What was sent, by whom."""
+
+    source: int
+    tag: int
+    content: Any
+
+
+@dataclass
+class Wanted:
+    """A receive that waits; source: None takes anybody's message."""
+
+    source: int | None
+    tag: int
+    take: Take
+    made: Future[None] = field(default_factory=Future)
+
+    def fits(self, message: Message) -> bool:
+        return self.tag == message.tag and self.source in (None, message.source)
 
 
 class Inbox:
-    """next_message: waits for the peer's next message; returns its tag and what was sent."""
+    """next_message: waits for the next message from anybody."""
 
-    def __init__(self, next_message: Callable[[], tuple[int, Any]], name: str) -> None:
+    def __init__(self, next_message: Callable[[], Message], name: str) -> None:
         self._next = next_message
         self._lock = threading.Lock()
-        self._kept: dict[int, deque[Any]] = {}
-        self._waiting: dict[int, deque[tuple[Take, Future[None]]]] = {}
+        self._kept: list[Message] = []
+        self._waiting: list[Wanted] = []
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=name)
 
-    def receive(self, tag: int, take: Take) -> Future[None]:
-        """Gives `take` the first message of that tag that no receive before has got."""
-        made: Future[None] = Future()
+    def receive(self, source: int | None, tag: int, take: Take) -> Future[None]:
+        """Gives `take` the first message of that source and tag that no receive before has got."""
+        wanted = Wanted(source, tag, take)
         with self._lock:
-            if tag not in self._kept:
-                self._waiting.setdefault(tag, deque()).append((take, made))
+            at = next((i for i, kept in enumerate(self._kept) if wanted.fits(kept)), None)
+            if at is None:
+                self._waiting.append(wanted)
                 self._worker.submit(self._bring)  # one for each receive that waits
-                return made
-            message = _first(self._kept, tag)
-        _hand(message, take, made)
-        return made
+                return wanted.made
+            message = self._kept.pop(at)
+        _hand(message, wanted)
+        return wanted.made
 
     def _bring(self) -> None:
         """Takes messages until one is for a receive that waits."""
         while True:
             try:
-                tag, message = self._next()
+                message = self._next()
             except Exception as error:
                 with self._lock:
-                    lost = [made for line in self._waiting.values() for _, made in line]
-                    self._waiting.clear()
-                for made in lost:
-                    made.set_exception(error)
+                    lost, self._waiting = self._waiting, []
+                for wanted in lost:
+                    wanted.made.set_exception(error)
                 return
             with self._lock:
-                if tag not in self._waiting:
-                    self._kept.setdefault(tag, deque()).append(message)
+                at = next((i for i, each in enumerate(self._waiting) if each.fits(message)), None)
+                if at is None:
+                    self._kept.append(message)
                     continue
-                take, made = _first(self._waiting, tag)
-            _hand(message, take, made)
+                wanted = self._waiting.pop(at)
+            _hand(message, wanted)
             return
 
     def close(self) -> None:
@@ -63,17 +86,10 @@ class Inbox:
         self._worker.shutdown(wait=True)
 
 
-def _first(lines: dict[int, deque[Any]], tag: int) -> Any:
-    first = lines[tag].popleft()
-    if not lines[tag]:
-        del lines[tag]
-    return first
-
-
-def _hand(message: Any, take: Take, made: Future[None]) -> None:
+def _hand(message: Message, wanted: Wanted) -> None:
     try:
-        take(message)
+        wanted.take(message.source, message.content)
     except Exception as error:
-        made.set_exception(error)
+        wanted.made.set_exception(error)
     else:
-        made.set_result(None)
+        wanted.made.set_result(None)

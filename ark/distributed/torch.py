@@ -14,9 +14,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import struct
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -25,13 +23,12 @@ import torch.distributed as dist
 
 from ark.backend import registry
 from ark.distributed.group import Group
-from ark.distributed.inbox import Inbox
+from ark.distributed.messages import Messages
+from ark.distributed.work import ArkWork
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.runtime.bootstrap import Bootstrap
 
 NAME = "ark"
-TAGGED = "tagged"  # the way of messages that have a tag
-TAG_AND_SIZE = struct.Struct("<qQ")
 _OPS = {
     dist.ReduceOp.SUM: "sum",
     dist.ReduceOp.AVG: "mean",
@@ -39,37 +36,6 @@ _OPS = {
     dist.ReduceOp.MIN: "min",
     dist.ReduceOp.MAX: "max",
 }
-
-
-class ArkWork(dist._Work):
-    """A call that has ended, or one that runs beside its caller."""
-
-    def __init__(self, result: Any, running: Future[None] | None = None) -> None:
-        super().__init__()
-        self._result = result
-        self._running = running
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Returns when the result is there; raises what the call raised."""
-        if self._running is not None:
-            self._running.result(timeout.total_seconds() or None)
-        return True
-
-    def is_completed(self) -> bool:
-        return self._running is None or self._running.done()
-
-    def is_success(self) -> bool:
-        return self.is_completed() and (self._running is None or self._running.exception() is None)
-
-    def result(self) -> Any:
-        return self._result
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """A torch future of the result."""
-        made: torch.futures.Future[Any] = torch.futures.Future()
-        self.wait()
-        made.set_result(self._result)
-        return made
 
 
 class ProcessGroupArk(dist.ProcessGroup):
@@ -82,8 +48,7 @@ class ProcessGroupArk(dist.ProcessGroup):
         self._job = _join(store, rank, size, self._timeout_s)
         self._groups: dict[str, Group] = {}
         self._devices: list[Any] = []
-        self._beside: dict[tuple[str, int], ThreadPoolExecutor] = {}
-        self._inboxes: dict[int, Inbox] = {}
+        self._messages = Messages(self._job, self._timeout_s)
 
     def getBackendName(self) -> str:
         return NAME
@@ -286,79 +251,26 @@ class ProcessGroupArk(dist.ProcessGroup):
 
     def send(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> ArkWork:
         (tensor,) = tensors
-        group, whole = self._group(tensor), tensor.contiguous()
-        if not tag:
-            return self._aside("send", peer, lambda: group.send(whole, peer), tensors)
-        _tagged(tensor)
-        data = whole.detach().reshape(-1).view(torch.uint8)
-
-        def say_and_send() -> None:
-            self._job.post(peer, TAGGED, TAG_AND_SIZE.pack(tag, data.numel()))
-            group.send(data, peer, TAGGED)
-
-        return self._aside(f"send {TAGGED}", peer, say_and_send, tensors)
+        return self._messages.send(self._group(tensor), tensor, peer, tag)
 
     def recv(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> ArkWork:
         (tensor,) = tensors
-        group = self._group(tensor)
-
-        def receive() -> None:
-            whole = tensor.contiguous()
-            group.recv(whole, peer)
-            _store(tensor, whole)
-
-        if not tag:
-            return self._aside("recv", peer, receive, tensors)
-        _tagged(tensor)
-
-        def next_message() -> tuple[int, torch.Tensor]:
-            said = self._job.collect(peer, TAGGED, self._timeout_s)
-            arrived, nbytes = TAG_AND_SIZE.unpack(said)
-            message = torch.empty(nbytes, dtype=torch.uint8)
-            group.recv(message, peer, TAGGED)
-            return arrived, message
-
-        def take(message: torch.Tensor) -> None:
-            if message.numel() != tensor.nbytes:
-                raise InvalidUsageError(
-                    f"rank {peer} sent {message.numel()} bytes with the tag {tag}, where "
-                    f"{tensor.nbytes} are received; send and receive as many"
-                )
-            with torch.no_grad():
-                tensor.copy_(message.view(tensor.dtype).view(tensor.shape))
-
-        if peer not in self._inboxes:
-            self._inboxes[peer] = Inbox(next_message, f"ark-{TAGGED}-{peer}")
-        return ArkWork(list(tensors), self._inboxes[peer].receive(tag, take))
+        return self._messages.receive(self._group(tensor), tensor, peer, tag)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> ArkWork:
-        raise UnsupportedError("the backend ark receives from a named rank only; pass src")
-
-    def _aside(
-        self, way: str, peer: int, what: Callable[[], None], tensors: Sequence[Any]
-    ) -> ArkWork:
-        """Runs it behind what went that way before; messages of one pair arrive in their order."""
-        if tensors[0].device.type != "cpu":
-            what()
-            return ArkWork(list(tensors))
-        key = (way, peer)
-        if key not in self._beside:
-            self._beside[key] = ThreadPoolExecutor(1, thread_name_prefix=f"ark-{way}-{peer}")
-        return ArkWork(list(tensors), self._beside[key].submit(what))
+        (tensor,) = tensors
+        return self._messages.receive(self._group(tensor), tensor, None, tag)
 
     # The end.
 
     def shutdown(self) -> None:
         """Frees everything; all ranks call it (torch.distributed.destroy_process_group does)."""
-        for worker in self._beside.values():
-            worker.shutdown(wait=True)
-        for inbox in self._inboxes.values():
-            inbox.close()
+        self._messages.close()
         for group in self._groups.values():
             group.close()
         for device in self._devices:
             device.close()
-        self._groups, self._devices, self._beside, self._inboxes = {}, [], {}, {}
+        self._groups, self._devices = {}, []
         self._job.close()
 
     def abort(self) -> None:
@@ -370,13 +282,6 @@ def _op(op: Any) -> str:
         if op == known:
             return name
     raise UnsupportedError(f"the backend ark reduces by {', '.join(_OPS.values())}, not by {op}")
-
-
-def _tagged(tensor: torch.Tensor) -> None:
-    if tensor.device.type != "cpu":
-        raise UnsupportedError(
-            "the backend ark pairs a GPU's sends and receives in their order; leave the tag away"
-        )
 
 
 def _store(tensor: torch.Tensor, whole: torch.Tensor) -> None:

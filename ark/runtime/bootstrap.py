@@ -37,6 +37,7 @@ class Bootstrap:
         self._failure: str | None = None
         self._results: list[bytes] = []
         self._posts: dict[tuple[int, str], list[bytes]] = {}
+        self._hears: dict[str, Callable[[int, bytes], None]] = {}
         self._welcome = world_size == 1
         self._closed = False
         self._link: rdv.Link | None = None
@@ -138,11 +139,37 @@ class Bootstrap:
 
     def collect(self, rank: int, label: str, timeout_s: float = 600.0) -> bytes:
         """The next message of that label from a rank; a dead rank is not waited for."""
-        key = (rank, label)
-        deadline = time.monotonic() + timeout_s
-        self._wait(lambda: bool(self._posts.get(key)), deadline, repr(label))
+        return self.collect_any([rank], label, timeout_s)[1]
+
+    def collect_any(
+        self, ranks: Sequence[int], label: str, timeout_s: float = 600.0
+    ) -> tuple[int, bytes]:
+        """The next message of that label from one of these ranks, and from which."""
+
+        def said() -> list[int]:
+            return [rank for rank in ranks if self._posts.get((rank, label))]
+
+        self._wait(lambda: bool(said()), time.monotonic() + timeout_s, repr(label))
         with self._changed:
-            return self._posts[key].pop(0)
+            first = said()[0]
+            return first, self._posts[first, label].pop(0)
+
+    def hear(self, label: str, heard: Callable[[int, bytes], None]) -> None:
+        """Has `heard` called with each message of that label and its rank, on the thread that
+        reads; it must not wait for other ranks.
+        """
+        with self._changed:
+            self._hears[label] = heard
+            before = [key for key in self._posts if key[1] == label]
+            early = [(key[0], said) for key in before for said in self._posts.pop(key)]
+        for rank, said in early:
+            heard(rank, said)
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float, what: str) -> None:
+        """Returns when something that was heard has made `ready` true; what: named if it does not
+        come.
+        """
+        self._wait(ready, time.monotonic() + timeout_s, what)
 
     def check_same(self, label: str, digest: str) -> None:
         """Raises SystemError on every rank, naming the values, unless all ranks pass the same."""
@@ -207,6 +234,7 @@ class Bootstrap:
             self._fail(body.decode())
         elif kind == rdv.BYE and not self._closed:
             self._fail("rank 0 has left the job")
+        heard = None
         with self._changed:
             if kind == rdv.WELCOME:
                 self._welcome = True
@@ -214,8 +242,14 @@ class Bootstrap:
                 self._results.append(body)
             elif kind == rdv.POST:
                 rank, label, payload = rdv.unpack_post(body)
-                self._posts.setdefault((rank, label), []).append(payload)
+                heard = self._hears.get(label)
+                if heard is None:
+                    self._posts.setdefault((rank, label), []).append(payload)
             self._changed.notify_all()
+        if heard is not None:
+            heard(rank, payload)
+            with self._changed:
+                self._changed.notify_all()
 
     def _beat(self, interval_s: float) -> None:
         while not self._closed and self._failure is None:

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 import ark
-from ark.distributed.inbox import Inbox
+from ark.distributed.arrivals import ASK, BEGUN, COUNT, Arrivals
+from ark.distributed.inbox import Inbox, Message
 from tests.slow import SLOW, slow
 
 COUNTS = (1, 3, 4099)
@@ -171,6 +172,12 @@ def beside_gloo() -> None:
         both(lambda g, x, y, z: dist.all_gather([y, z], x, group=g), count, count, count)
         both(lambda g, x, y: dist.all_gather_into_tensor(y, x, group=g), count, 2 * count)
         both(lambda g, x, y: dist.all_to_all_single(y, x, group=g), 2 * count, 2 * count)
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG):
+            both(
+                lambda g, x, y, op=op: dist.reduce_scatter_tensor(y, x, op, group=g),
+                2 * count, count,
+            )  # fmt: skip
+        both(lambda g, x, y: dist.reduce_scatter(y, list(x.chunk(2)), group=g), 2 * count, count)
         both(
             lambda g, x, y, z: dist.gather(x, [y, z] if rank == 0 else None, 0, group=g),
             count, count, count,
@@ -185,9 +192,6 @@ def beside_gloo() -> None:
     dist.all_to_all_single(found, sent, [row[rank] for row in splits], splits[rank])
     want = [(torch.arange(sum(row)) + 100 * s).split(row)[rank] for s, row in enumerate(splits)]
     assert torch.equal(found, torch.cat(want))
-    scattered, whole = torch.zeros(5), torch.arange(10.0) * (rank + 1)
-    dist.reduce_scatter_tensor(scattered, whole)
-    assert torch.equal(scattered, 3 * torch.arange(10.0).chunk(2)[rank])
     mean = torch.full((3,), float(rank))
     dist.all_reduce(mean, dist.ReduceOp.AVG)
     assert torch.equal(mean, torch.full((3,), 0.5))
@@ -210,34 +214,180 @@ def beside_gloo() -> None:
     dist.destroy_process_group()
 
 
-def test_a_receive_takes_the_first_message_of_its_tag() -> None:
+def test_a_receive_takes_the_first_message_that_fits() -> None:
     """And all that wait learn that no more will come."""
-    sent: queue.Queue[tuple[int, str]] = queue.Queue()
+    sent: queue.Queue[Message] = queue.Queue()
 
-    def next_message() -> tuple[int, str]:
-        tag, message = sent.get(timeout=60)
-        if tag < 0:
+    def next_message() -> Message:
+        message = sent.get(timeout=60)
+        if message.tag < 0:
             raise ark.SystemError("the peer is gone")
-        return tag, message
+        return message
 
-    inbox, found = Inbox(next_message, "test"), []
-    first, second = (inbox.receive(1, found.append) for _ in range(2))
-    for tag, message in ((2, "c"), (1, "a"), (1, "b")):
-        sent.put((tag, message))
-    assert first.result(60) is None and second.result(60) is None and found == ["a", "b"]
-    assert inbox.receive(2, found.append).done() and found == ["a", "b", "c"]
-    lost = [inbox.receive(tag, found.append) for tag in (1, 2)]
-    sent.put((-1, ""))
+    def take(source: int, content: str) -> None:
+        found.append(f"{content} of {source}")
+
+    found: list[str] = []
+    inbox = Inbox(next_message, "test")
+    named = [inbox.receive(1, 1, take) for _ in range(2)]
+    anybody = inbox.receive(None, 1, take)
+    for source, tag, content in ((1, 2, "c"), (1, 1, "a"), (2, 1, "d"), (2, 2, "e"), (1, 1, "b")):
+        sent.put(Message(source, tag, content))
+    for each in (*named, anybody):
+        assert each.result(60) is None
+    assert found == ["a of 1", "d of 2", "b of 1"]
+    assert inbox.receive(2, 2, take).done() and inbox.receive(None, 2, take).done()
+    assert found[3:] == ["e of 2", "c of 1"]
+    lost = [inbox.receive(source, tag, take) for source, tag in ((1, 1), (None, 2))]
+    sent.put(Message(1, -1, ""))
     for each in lost:
         with pytest.raises(ark.SystemError, match="the peer is gone"):
             each.result(60)
-    sent.put((-1, ""))
+    sent.put(Message(1, -1, ""))
     inbox.close()
+
+
+class Told:
+    """A job of three ranks, told by the test what the others say."""
+
+    rank, world_size = 0, 3
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[int, str]] = []
+        self.heard: dict[str, Any] = {}
+
+    def post(self, rank: int, label: str, payload: bytes) -> None:
+        self.posted.append((rank, label))
+
+    def hear(self, label: str, heard: Any) -> None:
+        self.heard[label] = heard
+
+    def begun(self, rank: int, count: int) -> None:
+        self.heard[BEGUN](rank, COUNT.pack(count))
+
+
+def test_a_receive_from_anybody_keeps_the_order_of_receives() -> None:
+    job = Told()
+    taken: list[tuple[str, int]] = []
+    arrivals = Arrivals(job)  # type: ignore[arg-type]
+
+    def receive(name: str, source: int | None) -> None:
+        arrivals.receive(source, lambda found: taken.append((name, found)))
+
+    receive("a", 1)
+    assert taken == [("a", 1)] and not job.posted  # a named one is told nothing
+    receive("b", None)
+    receive("c", 1)  # may not overtake b
+    receive("d", 2)
+    assert job.posted == [(1, ASK), (2, ASK)]
+    job.begun(1, 1)  # the message of a
+    assert taken == [("a", 1)]
+    job.begun(1, 2)
+    assert taken[1:] == [("b", 1), ("c", 1), ("d", 2)]
+    receive("e", None)
+    job.begun(1, 3)  # that of c
+    job.begun(2, 1)  # and that of d
+    assert len(taken) == 4
+    job.begun(2, 3)
+    receive("f", None)
+    assert taken[4:] == [("e", 2), ("f", 2)]
+    arrivals.send(2)
+    job.heard[ASK](2, b"")
+    arrivals.send(1)
+    arrivals.send(2)
+    assert job.posted[2:] == [(2, BEGUN)] * 2
+    receive("g", None)
+    arrivals.close()
+    job.begun(1, 9)
+    assert len(taken) == 6
+
+
+def from_anybody(folder: str) -> None:
+    """Messages of all others, with and without a tag, sent before it is asked for them and after;
+    then two wait for anybody and one ends.
+    """
+    import torch
+    import torch.distributed as dist
+
+    import ark.distributed.torch
+
+    dist.init_process_group("ark", timeout=timedelta(seconds=60))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    got = torch.zeros(5)
+    for turn in range(3):
+        for receiver in range(world):
+            if rank != receiver:
+                dist.send(torch.full((5,), 10.0 * rank + turn), receiver, tag=turn % 2)
+                continue
+            named = (rank + 1) % world
+            dist.recv(got, named, tag=turn % 2)
+            assert torch.equal(got, torch.full((5,), 10.0 * named + turn))
+            others = {rank, named}
+            for _ in range(world - 2):
+                source = dist.recv(got, tag=turn % 2)
+                assert torch.equal(got, torch.full((5,), 10.0 * source + turn))
+                others.add(source)
+            assert others == set(range(world))
+        dist.barrier()
+    pair = dist.new_group([0, 2])
+    if rank == 2:
+        dist.send(torch.full((5,), 7.0), 0, group=pair)
+    elif rank == 0:
+        assert dist.recv(got, group=pair) == 2 and got[0] == 7
+    dist.barrier()
+    if rank == 1:
+        time.sleep(1.0)  # the others are past the barrier
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(ark.SystemError, match="rank 1"):
+        dist.recv(got)
+    Path(folder, str(rank)).touch()
+
+
+def test_messages_from_anybody_between_three_processes(tmp_path: Path) -> None:
+    assert ark.launch(3, from_anybody, str(tmp_path)) != 0  # one was killed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "2"]
 
 
 def test_the_torch_backend_gives_what_gloo_gives() -> None:
     pytest.importorskip("torch.distributed")
     assert ark.launch(2, beside_gloo) == 0
+
+
+def sharded_training() -> None:
+    """torch's own sharding (FSDP) on the backend, beside the whole model on both ranks' data."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    import ark.distributed.torch  # noqa: F401 (registers the backend)
+
+    dist.init_process_group("ark", timeout=timedelta(seconds=60))
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+
+    def made() -> torch.nn.Sequential:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+
+    whole, sharded = made(), made()
+    for layer in (sharded[0], sharded[2], sharded):
+        fully_shard(layer, mesh=mesh)
+    data = torch.randn(2, 6, 8)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (whole, sharded)]
+    for _ in range(3):
+        sum(whole(part).square().mean() / 2 for part in data).backward()
+        sharded(data[dist.get_rank()]).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for want, got in zip(whole.parameters(), sharded.parameters(), strict=True):
+        torch.testing.assert_close(got.full_tensor(), want)
+    dist.destroy_process_group()
+
+
+@slow
+def test_torch_shards_a_model_on_the_backend() -> None:
+    pytest.importorskip("torch.distributed.fsdp")
+    assert ark.launch(2, sharded_training) == 0
 
 
 def until_one_is_killed(folder: str, victim: int, calls: int) -> None:

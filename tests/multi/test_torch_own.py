@@ -1,7 +1,7 @@
 """torch's own tests of a distributed backend, on the backend "ark" (torch_own.py runs them).
 
-Left out are those that torch keeps for GPUs (reduce_scatter's among them), and what the backend
-refuses in words: receiving from anyone, sparse tensors.
+Left out are those that torch keeps for GPUs (reduce_scatter's among them: test_distributed.py has
+it beside Gloo), and what the backend refuses in words: sparse tensors.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ FEW = [
     "scatter",
     "send_recv",
     "send_recv_with_tag",
+    "send_recv_any_source",
     "barrier",
     "destroy_group",
 ]
@@ -52,6 +53,8 @@ AS_GLOO = [
     *(f"all_reduce_coalesced{g}_{op}" for g in ("", "_group", "_full_group") for op in OPS),
     *("all_gather_object_default_pg", "gather_object", "scatter_object_list"),
     *("batch_isend_irecv_gloo", "batch_isend_irecv_gloo_tags", "send_recv_with_tag"),
+    *("send_recv_any_source", "send_recv_any_source_autograd_profiler"),
+    *("send_recv_any_source_torch_profiler",),
     *("send_recv_with_tag_autograd_profiler", "send_recv_with_tag_torch_profiler"),
 ]
 

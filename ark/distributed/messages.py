@@ -1,0 +1,133 @@
+"""What torch.distributed's ranks send to each other, on the backend "ark".
+
+On the CPU sends and receives run beside the caller. Messages without a tag go from rank to rank in
+their order (`Group.send`), and `Arrivals` finds out whose a receive from anybody takes. Messages
+with a tag are told to their receiver over the bootstrap, and go another way (`Inbox`). On a GPU
+they are queued on the caller's stream, in their order, from named ranks.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from ark.distributed.arrivals import Arrivals
+from ark.distributed.group import Group
+from ark.distributed.inbox import Inbox, Message
+from ark.distributed.work import ArkWork, ReceiveWork
+from ark.errors import InvalidUsageError, UnsupportedError
+from ark.runtime.bootstrap import Bootstrap
+
+TAGGED = "tagged"  # the way of messages that have a tag
+TAG_AND_SIZE = struct.Struct("<qQ")
+
+
+class Messages:
+    """A process group's sends and receives; tensors are dense or strided, of one device each."""
+
+    def __init__(self, job: Bootstrap, timeout_s: float) -> None:
+        self._job, self._timeout_s = job, timeout_s
+        self._arrivals = Arrivals(job)
+        self._inbox: Inbox | None = None
+        self._beside: dict[tuple[str, int], ThreadPoolExecutor] = {}
+
+    def send(self, group: Group, tensor: torch.Tensor, peer: int, tag: int) -> ArkWork:
+        whole = tensor.contiguous()
+        if tensor.device.type != "cpu":
+            _only_plain(peer, tag)
+            group.send(whole, peer)
+            return ArkWork([tensor])
+        data = whole.detach().reshape(-1).view(torch.uint8) if tag else whole
+
+        def tell_and_send() -> None:
+            if tag:
+                self._job.post(peer, TAGGED, TAG_AND_SIZE.pack(tag, data.numel()))
+                group.send(data, peer, TAGGED)
+            else:
+                self._arrivals.send(peer)
+                group.send(data, peer)
+
+        way = f"send {TAGGED}" if tag else "send"
+        return ArkWork([tensor], self._aside(way, peer, tell_and_send))
+
+    def receive(self, group: Group, tensor: torch.Tensor, peer: int | None, tag: int) -> ArkWork:
+        """peer: None takes anybody's message."""
+        if tensor.device.type != "cpu":
+            _only_plain(peer, tag)
+            assert peer is not None
+            _receive(group, tensor, peer)
+            return ArkWork([tensor])
+        work = ReceiveWork([tensor], self._job, self._timeout_s)
+        if tag:
+
+            def take(source: int, content: torch.Tensor) -> None:
+                work.took(source)
+                _fill(tensor, content, source, tag)
+
+            work.began(self._tagged(group).receive(peer, tag, take))
+            return work
+
+        def begin(source: int) -> None:
+            work.took(source)
+            work.began(self._aside("recv", source, lambda: _receive(group, tensor, source)))
+
+        self._arrivals.receive(peer, begin)
+        return work
+
+    def close(self) -> None:
+        """Waits for what is under way."""
+        self._arrivals.close()
+        for worker in self._beside.values():
+            worker.shutdown(wait=True)
+        if self._inbox is not None:
+            self._inbox.close()
+
+    def _tagged(self, group: Group) -> Inbox:
+        if self._inbox is None:
+            others = [rank for rank in range(group.world_size) if rank != group.rank]
+
+            def next_message() -> Message:
+                source, said = self._job.collect_any(others, TAGGED, self._timeout_s)
+                tag, nbytes = TAG_AND_SIZE.unpack(said)
+                content = torch.empty(nbytes, dtype=torch.uint8)
+                group.recv(content, source, TAGGED)
+                return Message(source, tag, content)
+
+            self._inbox = Inbox(next_message, f"ark-{TAGGED}")
+        return self._inbox
+
+    def _aside(self, way: str, peer: int, what: Callable[[], None]) -> Future[None]:
+        """Runs it behind what went that way before; messages of one pair arrive in their order."""
+        key = (way, peer)
+        if key not in self._beside:
+            self._beside[key] = ThreadPoolExecutor(1, thread_name_prefix=f"ark-{way}-{peer}")
+        return self._beside[key].submit(what)
+
+
+def _only_plain(peer: int | None, tag: int) -> None:
+    if peer is None:
+        raise UnsupportedError("the backend ark receives from a named rank on a GPU; pass src")
+    if tag:
+        raise UnsupportedError(
+            "the backend ark pairs a GPU's sends and receives in their order; leave the tag away"
+        )
+
+
+def _receive(group: Group, tensor: torch.Tensor, peer: int) -> None:
+    whole = tensor.contiguous()
+    group.recv(whole, peer)
+    if whole is not tensor:
+        tensor.copy_(whole)
+
+
+def _fill(tensor: torch.Tensor, content: torch.Tensor, source: int, tag: int) -> None:
+    if content.numel() != tensor.nbytes:
+        raise InvalidUsageError(
+            f"rank {source} sent {content.numel()} bytes with the tag {tag}, where "
+            f"{tensor.nbytes} are received; send and receive as many"
+        )
+    with torch.no_grad():
+        tensor.copy_(content.view(tensor.dtype).view(tensor.shape))

@@ -1,0 +1,77 @@
+"""What torch.distributed's calls return on the backend "ark"."""
+
+# torch lists several forms of a method; a backend implements the one that its functions call.
+# mypy: disable-error-code="override"
+from __future__ import annotations
+
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ark.runtime.bootstrap import Bootstrap
+
+
+class ArkWork(dist._Work):
+    """A call that has ended, or one that runs beside its caller."""
+
+    def __init__(self, result: Any, running: Future[None] | None = None) -> None:
+        super().__init__()
+        self._result = result
+        self._running = running
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Returns when the result is there; raises what the call raised."""
+        if self._running is not None:
+            self._running.result(timeout.total_seconds() or None)
+        return True
+
+    def is_completed(self) -> bool:
+        return self._running is None or self._running.done()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and (self._running is None or self._running.exception() is None)
+
+    def result(self) -> Any:
+        return self._result
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A torch future of the result."""
+        made: torch.futures.Future[Any] = torch.futures.Future()
+        self.wait()
+        made.set_result(self._result)
+        return made
+
+
+class ReceiveWork(ArkWork):
+    """A receive, which may wait to learn from whom; `begun` and `took` say so."""
+
+    def __init__(self, result: Any, job: Bootstrap, timeout_s: float) -> None:
+        super().__init__(result)
+        self._job, self._timeout_s = job, timeout_s
+        self._source: int | None = None
+        self._begun = False
+
+    def began(self, running: Future[None]) -> None:
+        self._running = running
+        self._begun = True
+
+    def took(self, source: int) -> None:
+        """Whose message it is; before `began`, or before what runs ends."""
+        self._source = source
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        if not self._begun:
+            most = timeout.total_seconds() or self._timeout_s
+            self._job.wait_until(lambda: self._begun, most, "the send of a message to anybody")
+        return super().wait(timeout)
+
+    def is_completed(self) -> bool:
+        return self._begun and super().is_completed()
+
+    def _source_rank(self) -> int:
+        """torch asks for it when the receive has ended."""
+        assert self._source is not None
+        return self._source
