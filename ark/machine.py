@@ -28,11 +28,11 @@ class Machine:
     line_bytes: a cache line; counters of different producers lie so far apart. tile: rows and
     columns of a matmul tile. large_tiles: rows and columns of those that have a loop of their own
     for 16-bit types, and the share of its time that matrix units multiply.
-    capabilities: words by which bodies and forms are chosen: "mma_sync", "wgmma", "mfma", "wmma"
-    (matrix units), "named_barriers" (some warps of a block can meet apart from the others),
-    "packets" (small activations may travel as {value, epoch}), "packet_gate" (linear layers of one
-    row wait for one packet before they ask for the others), "short_packets" (what a linear layer
-    of one row would round to 16 bits travels so), "peer_packets" (packets to peers),
+    capabilities: words by which bodies and forms are chosen: "mma_sync", "wgmma", "tcgen05",
+    "mfma", "wmma" (matrix units), "named_barriers" (some warps of a block can meet apart from the
+    others), "packets" (small activations may travel as {value, epoch}), "packet_gate" (linear
+    layers of one row wait for one packet before they ask for the others), "short_packets" (what a
+    linear layer of one row would round to 16 bits travels so), "peer_packets" (packets to peers),
     "peer_stores" (links to peers carry stores but no read-modify-write: ranks signal by stores),
     "peer_bulk" (a processor has hardware that copies to peers by whole pieces),
     "peer_multicast" (a switch adds and stores for all ranks at once; no model has it, as nobody

@@ -50,7 +50,8 @@ def _lower_tiles(lowering: Lowering, node: Node) -> None:
     out, machine = node.outputs[0], lowering.machine
     how = {name: node.attrs.get(name, plain) for name, plain in PLAIN.items()}
     width, length = node.attrs["head_dim"], q.shape[-2]
-    rows = 128 if machine.variant.name == "matrix" else 32 if width <= 128 else 16
+    boxed = machine.variant.name == "matrix" and machine.has("wgmma")
+    rows = 128 if boxed else 32 if width <= 128 else 16
     rows = min(rows, length)
     heads, batch = node.attrs["heads"], q.shape[0] if len(q.shape) == 3 else 1
     params = {**node.attrs, **how, "kv_heads": key.shape[-3], "rows": rows}

@@ -10,7 +10,7 @@ from importlib import resources
 
 from ark.codegen.dialect import Dialect
 from ark_cuda.tasks import BODIES, HEADERS, LOADER, LOADS, MAPS, MOVES, POLLS, SCRATCH
-from ark_cuda.tasks.wgmma import SLABS
+from ark_cuda.tasks.products import SLABS
 
 
 def _text(name: str) -> str:

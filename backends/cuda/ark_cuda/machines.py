@@ -64,7 +64,7 @@ def _machine(
     tflops: float,
     capabilities: tuple[str, ...],
 ) -> Machine:
-    variants = _variants(slots, in_flight, "wgmma" in capabilities)
+    variants = _variants(slots, in_flight, not _GROUPS.isdisjoint(capabilities))
     return Machine(
         name=name,
         arch=arch,
@@ -83,6 +83,8 @@ def _machine(
 
 _COMMON = ("mma_sync", "named_barriers", "packets", "peer_packets", "proxy", "short_packets")
 _HOPPER = (*_COMMON, "peer_bulk", "wgmma")
+_BLACKWELL = (*_COMMON, "tcgen05")
+_GROUPS = frozenset(("wgmma", "tcgen05"))  # instructions of warpgroups, of the variant `matrix`
 
 MODELS = {
     m.name: m
@@ -90,7 +92,7 @@ MODELS = {
         _machine("a100", "sm_80", 108, 163, 0, 0, 80, 1900.0, 280.0, _COMMON),
         _machine("h100", "sm_90a", 132, 227, 12, 2, 80, 3079.0, 700.0, _HOPPER),
         _machine("h200", "sm_90a", 132, 227, 12, 3, 141, 4300.0, 750.0, _HOPPER),
-        _machine("b200", "sm_100a", 148, 227, 12, 4, 180, 7700.0, 2000.0, _COMMON),
+        _machine("b200", "sm_100a", 148, 227, 12, 4, 180, 7700.0, 2000.0, _BLACKWELL),
         _machine("rtx5090", "sm_120", 170, 99, 4, 2, 32, 1700.0, 200.0, _COMMON),
     )
 }
@@ -144,7 +146,9 @@ def of_device(reported: Reported) -> Machine:
         processors=reported.processors,
         shared_bytes=shared,
         variants=_variants(
-            slots if slots > nearest.in_flight else 0, nearest.in_flight, nearest.has("wgmma")
+            slots if slots > nearest.in_flight else 0,
+            nearest.in_flight,
+            not _GROUPS.isdisjoint(nearest.capabilities),
         ),
         memory_bytes=reported.memory_bytes,
     )

@@ -4,13 +4,19 @@
 // processor has no counter.
 
 #define ARK_HAS_LOADER 1
-// ARK_MATRIX_STAGES slots of ARK_MATRIX_STAGE bytes (ark_cuda.tasks.wgmma): 128 bytes of k of the
-// rows of a and of b that the plan's largest tile has. Before them ARK_MATRIX_SLABS bytes of slabs,
-// which other bodies may use. ARK_LOAD_REGISTERS,
-// ARK_COMPUTE_REGISTERS: of a thread of each role, as the variant says.
+// ARK_MATRIX_STAGES slots of ARK_MATRIX_STAGE bytes (ark_cuda.tasks.products): 128 bytes of k of
+// the rows of a and of b that the plan's largest tile has. Before them ARK_MATRIX_SLABS bytes of
+// slabs, which other bodies may use. ARK_LOAD_REGISTERS, ARK_COMPUTE_REGISTERS: of a thread of each
+// role, as the variant says.
 constexpr ark_u32 ARK_MATRIX_ROOM = 196608u;
 constexpr ark_u32 ARK_MATRIX_SLAB = 2048u;  // 16 by 64 elements on their way out, one a warp
 constexpr int ARK_MATRIX_GROUPS = ARK_WARPS / 4;
+// Who gives a stage back: each warpgroup, or all products of a stage at once.
+#ifdef ARK_HAS_TENSOR_MEMORY
+constexpr ark_u32 ARK_MATRIX_READERS = 1u;
+#else
+constexpr ark_u32 ARK_MATRIX_READERS = ARK_MATRIX_GROUPS;
+#endif
 static_assert(ARK_MATRIX_GROUPS == 2, "a tile is shared by two warpgroups");
 static_assert(ARK_WARPS * ARK_MATRIX_SLAB == ARK_MATRIX_SLABS, "what the planner knows");
 static_assert(ARK_MATRIX_STAGES * ARK_MATRIX_STAGE <= ARK_MATRIX_ROOM, "stages fit");
@@ -43,6 +49,10 @@ struct ArkMatrixRing {
   ark_u64 begun;    // one more than the running task's place in time, 0 before; polled, by atomics
   ark_u32 leave;    // the computing warps have left the loop; polled, by atomics
   ark_u32 stopped;  // the loading thread has given up a wait
+#ifdef ARK_HAS_TENSOR_MEMORY
+  ark_u64 made;  // a tile's sums are complete
+  ark_u32 sums;  // where they are in tensor memory
+#endif
 };
 
 __shared__ ArkMatrixRing ark_matrix;
@@ -66,14 +76,20 @@ ARK_DEVICE void ark_matrix_open() {
   if (threadIdx.x == 0) {
     for (ark_u32 i = 0u; i < ARK_MATRIX_STAGES; ++i) {
       ark_barrier_init(&ark_matrix.full[i], 1u);
-      ark_barrier_init(&ark_matrix.empty[i], ARK_MATRIX_GROUPS);
+      ark_barrier_init(&ark_matrix.empty[i], ARK_MATRIX_READERS);
     }
     for (int w = 0; w < ARK_WARPS; ++w) ark_matrix.used[w] = 0u;
+#ifdef ARK_HAS_TENSOR_MEMORY
+    ark_barrier_init(&ark_matrix.made, 1u);
+#endif
     ark_matrix.leave = ark_matrix.stopped = 0u;
     ark_matrix.begun = 0u;
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
+#ifdef ARK_HAS_TENSOR_MEMORY
+  if (ark_warp() == 0) ark_sums_take(&ark_matrix.sums);
+#endif
   __syncthreads();
 }
 // A warpgroup's registers: the one that loads gives up most of its own to those that compute.
@@ -85,6 +101,10 @@ ARK_DEVICE void ark_matrix_computes() {
 }
 // Called by the computing threads when they have left the loop.
 ARK_DEVICE void ark_matrix_close() {
+#ifdef ARK_HAS_TENSOR_MEMORY
+  ark_sync();  // nobody reads sums any more
+  if (ark_warp() == 0) ark_sums_give_back(ark_matrix.sums);
+#endif
   if (threadIdx.x == 0) atomicExch(&ark_matrix.leave, 1u);
 }
 // A task's place in time: its iteration, and its place in the table.
@@ -127,13 +147,20 @@ ARK_DEVICE void ark_matrix_release(ark_u32 empty) {
 // A warpgroup's place in the ring, kept from task to task.
 ARK_DEVICE ArkMatrixSlot ark_matrix_place_of() {
   const ark_u32 used = ark_warp_load(&ark_matrix.used[ark_warp()]);
-  return ArkMatrixSlot{used >> 1, used & 1u};
+  return ArkMatrixSlot{used >> 1 & 0xffu, used & 1u};
 }
-ARK_DEVICE void ark_matrix_keep_place(const ArkMatrixSlot& at) {
+// made: what ark_matrix_made_parity gives from then on.
+ARK_DEVICE void ark_matrix_keep_place(const ArkMatrixSlot& at, ark_u32 made = 0u) {
   __syncwarp();
-  ark_warp_store(&ark_matrix.used[ark_warp()], at.slot << 1 | at.parity);
+  ark_warp_store(&ark_matrix.used[ark_warp()], made << 16 | at.slot << 1 | at.parity);
   __syncwarp();
 }
+#ifdef ARK_HAS_TENSOR_MEMORY
+// The parity of the phase in which the next tile's sums are complete.
+ARK_DEVICE ark_u32 ark_matrix_made_parity() {
+  return ark_warp_load(&ark_matrix.used[ark_warp()]) >> 16;
+}
+#endif
 
 // What a task's growth says where nothing grows: which boxes may be loaded before it begins.
 constexpr ark_u32 ARK_LOADS_ALL = 1u, ARK_LOADS_RIGHT = 2u;
@@ -312,8 +339,12 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
   }
 }
 
-// The lower word of wgmma's description of an operand in shared memory: rows of 128 bytes,
+// The lower word of a product's description of an operand in shared memory: rows of 128 bytes,
 // swizzled, in blocks of eight rows; `lead` is the distance of blocks of 64 elements side by side,
 // in 16 bytes. The upper word, ARK_MATRIX_ROWS, is the same for all.
+#ifdef ARK_HAS_TENSOR_MEMORY
+#define ARK_MATRIX_ROWS "0x40004040"
+#else
 #define ARK_MATRIX_ROWS "0x40000040"
+#endif
 ARK_DEVICE ark_u32 ark_matrix_operand(ark_u32 at, ark_u32 lead) { return at >> 4 | lead << 16; }

@@ -20,9 +20,9 @@ from ark_cuda.tasks import (
     linear_roles,
     matmul,
     moves,
+    products,
     rows,
     switch,
-    wgmma,
 )
 
 BODIES: Mapping[str, BodyWriter] = {
@@ -50,13 +50,13 @@ POLLS: Mapping[str, BodyWriter] = {
     "attention_merge": attention.merge_poll,
     "linear": linear.poll,
 }
-LOADS: Mapping[str, BodyWriter] = {"attention_tiles": attention_tiles.load, "matmul": wgmma.load}
+LOADS: Mapping[str, BodyWriter] = {"attention_tiles": attention_tiles.load, "matmul": products.load}
 MOVES: Mapping[str, BodyWriter] = {"combine": moves.write}
-LOADER: LoaderRule = wgmma.loader
+LOADER: LoaderRule = products.loader
 MAPS: Mapping[str, MapRule] = {
     "attention_tiles": attention_tiles.maps,
     "linear": linear_roles.maps,
-    "matmul": wgmma.maps,
+    "matmul": products.maps,
 }
 SCRATCH: Mapping[str, ScratchRule] = {
     "attention": attention.scratch,

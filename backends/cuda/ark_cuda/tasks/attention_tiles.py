@@ -10,7 +10,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention_tiles import given, shape
-from ark_cuda.tasks import inline, wgmma
+from ark_cuda.tasks import inline, products, wgmma
 
 ROWS = 128
 _LAYOUTS = {64: (128, 2), 128: (128, 2), 192: (64, 2), 256: (64, 1)}
@@ -73,7 +73,7 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
 
 def scratch(sig: Signature, machine: Machine) -> int:
     """Shared memory, in bytes."""
-    return wgmma.SCRATCH if serves(sig, machine) else 0
+    return products.SCRATCH if serves(sig, machine) else 0
 
 
 def headers(machine: Machine) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.matmul import matrix_tiles
 from ark.tasks.matmul_form import along_k, paired
-from ark_cuda.tasks import inline, wgmma
+from ark_cuda.tasks import inline, products
 
 _MIN_ROWS = 9
 _PAIRS = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "bf16"))
@@ -68,16 +68,16 @@ def _shape(sig: Signature, machine: Machine) -> _Shape | None:
 
 def scratch(sig: Signature, machine: Machine) -> int:
     """Shared memory, in bytes."""
-    if wgmma.serves(sig, machine):
-        return wgmma.SCRATCH
+    if products.serves(sig, machine):
+        return products.SCRATCH
     shape = _shape(sig, machine)
     return shape.nbytes if shape else 0
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str | None:
     """The body's source, or None where the common body serves."""
-    if wgmma.serves(sig, machine):
-        return wgmma.write(name, sig, machine)
+    if products.serves(sig, machine):
+        return products.write(name, sig, machine)
     shape = _shape(sig, machine)
     if shape is None:
         return None
@@ -88,6 +88,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that the bodies instantiate."""
     own = [inline.header("matmul.h")] if machine.has("mma_sync") else []
-    if machine.has("wgmma") and machine.variant.name == "matrix":
-        own.append(inline.header("wgmma.h"))
+    if products.serves_machine(machine):
+        half = "wgmma.h" if machine.has("wgmma") else "tcgen05.h"
+        own += [inline.header("products.h"), inline.header(half)]
     return (text.header("rotary.h"), text.header("tiles.h"), *own)

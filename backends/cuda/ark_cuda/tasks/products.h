@@ -1,0 +1,89 @@
+// Tiles of matrix products in the variant `matrix`: what describes them to both halves of the body,
+// and the half that loads. The half that computes: wgmma.h (sm_90a) or tcgen05.h (sm_100a).
+
+// A product's tiles of ROWS (64 or 128) by COLUMNS. A warpgroup stores half of the rows, of 64 half
+// of the columns. HIGH: rows of a that a stage holds. LINES: of k in a stage.
+// OVERLAP: the products of one stage are under way while the next one is waited for.
+template <class DEAL, typename T_, typename T_B, int ROWS, int COLUMNS, int HIGH, bool ACROSS_A,
+          bool ACROSS_B, bool OVERLAP_, int LINES_>
+struct ArkProduct {
+  typedef DEAL deal;
+  typedef T_ T;
+  typedef T_B TB;
+  static constexpr bool TALL = ROWS == 128, OVERLAP = OVERLAP_;
+  static constexpr bool A_ACROSS = ACROSS_A, B_ACROSS = ACROSS_B;
+  static constexpr int ALL = COLUMNS, WIDE = TALL ? COLUMNS : COLUMNS / 2;  // that a group stores
+  // Bytes of a line of k; elements of it; bytes of a in a stage, and of a stage.
+  static constexpr int LINE = 128, DEEP = LINE / static_cast<int>(sizeof(T)), LINES = LINES_;
+  static constexpr int A_BYTES = HIGH * LINE * LINES, BYTES = LINE * (HIGH + COLUMNS) * LINES;
+  static constexpr int A_ROWS = HIGH, B_ROWS = COLUMNS;
+  static constexpr ark_u32 A_LINE = HIGH * LINE / 16, B_LINE = COLUMNS * LINE / 16;
+  // Where k is the inner dimension, 16 of it are 32 bytes of a row; else 16 rows of 128 bytes.
+  static constexpr ark_u32 A_STEP = ACROSS_A ? 128u : 2u, A_LEAD = ACROSS_A ? 512u : 1u;
+  static constexpr ark_u32 B_STEP = ACROSS_B ? 128u : 2u, B_LEAD = ACROSS_B ? 512u : 1u;
+  static constexpr int A_HALF = TALL ? 8192 : 0;  // bytes of a warpgroup's rows of a
+};
+
+// A matrix of a batch in a tensor map: which of the batch's dimensions it has; none: the map is of
+// two dimensions.
+template <bool FLAT, bool FIRST, bool SECOND>
+struct ArkBatch {};
+
+// The boxes of one operand of a stage: the ROWS rows from `row` on. ACROSS: k counts rows of the
+// map, and boxes of DEEP rows stand side by side. Of several LINES the map is of three dimensions,
+// and one box loads them one behind the other.
+template <bool ACROSS, int ROWS, int DEEP, int LINES, bool FLAT, bool FIRST, bool SECOND>
+ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, int i1,
+                                 ark_u64* full, ArkBatch<FLAT, FIRST, SECOND>) {
+#pragma unroll
+  for (int i = 0; i < (ACROSS ? ROWS / DEEP : 1); ++i) {
+    char* at = to + 128 * DEEP * i;
+    const int x = ACROSS ? row + DEEP * i : k, y = ACROSS ? k : row;
+    if constexpr (LINES > 1) {
+      ark_box_load(at, map, 0, row, k / DEEP, full);
+    } else if constexpr (FLAT) {
+      ark_box_load(at, map, x, y, full);
+    } else {
+      ark_box_load(at, map, x, y, SECOND ? i1 : 0, FIRST ? i0 : 0, full);
+    }
+  }
+}
+
+// The loading half, run by one thread. begin(i1), end(i1): the elements of k of a tile. Early it
+// begins stages with what they have of b, as many as there are.
+template <class P, class Begin, class End, class A, class B>
+ARK_DEVICE void ark_matrix_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
+                                        ark_u64 map_a, ark_u64 map_b, const Begin& begin,
+                                        const End& end, A batch_a, B batch_b) {
+  ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
+    const int last = end(i1);
+    for (int k = begin(i1); k < last; k += P::DEEP * P::LINES) {
+      if (!ark_matrix_free(load)) {
+        load.stopped = true;
+        return false;
+      }
+      ark_u64* full = &ark_matrix.full[load.at.slot];
+      char* stage = ark_matrix_stage(c, load.at.slot);
+      const bool right = load.early || load.begun == 0u;  // not begun yet
+      if (load.early) {
+        ark_matrix_expect_part(full, P::BYTES - P::A_BYTES);
+      } else {
+        ark_matrix_expect(full, right ? P::BYTES : P::A_BYTES);
+        ark_matrix_boxes<P::A_ACROSS, P::A_ROWS, P::DEEP, P::LINES>(stage, map_a, m0, k, i0, i1,
+                                                                    full, batch_a);
+      }
+      if (right) {
+        ark_matrix_boxes<P::B_ACROSS, P::B_ROWS, P::DEEP, P::LINES>(stage + P::A_BYTES, map_b, n0,
+                                                                    k, i0, i1, full, batch_b);
+      }
+      if (load.early) {
+        ark_matrix_next(load.at);
+        if (++load.begun == ARK_MATRIX_STAGES) return false;
+        continue;
+      }
+      if (!right) --load.begun;
+      ark_matrix_issued(load);
+    }
+    return true;
+  });
+}

@@ -1,0 +1,360 @@
+"""Matrix products by wgmma (sm_90a) or tcgen05 (sm_100a), in the variant `matrix`: bf16 and fp16,
+any transposes; 8-bit floats, int8 and tf32 with k side by side; batches, ragged edges, parts of k.
+
+Tiles of 128 or 64 rows. The loading half copies boxes of both operands through tensor maps,
+swizzled so that they are multiplied without bank conflicts; what lies outside of an operand arrives
+as zeros, and is not written.
+Called by ark_cuda.tasks.matmul.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from importlib import resources
+
+from ark.codegen.dialect import BoxMap
+from ark.machine import Machine
+from ark.plan.kind import OperandType, Signature
+from ark.tasks import expression, text
+from ark.tasks.matmul import finish, outputs
+from ark.tasks.matmul_form import ROPE, deal, dims, k_range, part_of_k, place_names, rotates
+from ark.tasks.rotary import rope
+from ark.variant import COMPUTE, LOAD, MOVE
+from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, sum_of
+
+HEIGHTS, WIDTHS = (64, 128), (32, 64, 128, 256)
+LINE = 128  # bytes of k in a stage, of each row
+ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
+SLABS = 8 * 2048  # 16 by 64 results a warp; before the stages, which other bodies leave alone so
+MOST_STAGES = 16
+TOGETHER = 64  # columns that leave through a slab at a time
+DEEPER, LEAST_STAGES = (4, 2), 6  # lines of k in a stage, where so many such stages have room
+SCRATCH = ROOM + SLABS + 1024  # and room to begin at a multiple of 1024
+
+
+def serves_machine(machine: Machine) -> bool:
+    """Has the machine such instructions, and does this kernel run under the variant for them?"""
+    able = machine.has("wgmma") or machine.has("tcgen05")
+    return able and machine.variant.name == "matrix"
+
+
+def serves(sig: Signature, machine: Machine) -> bool:
+    """Does this body compute the signature's tiles?"""
+    rows, columns = sig.params["tile"]
+    left, right, out = sig.operands[:3]
+    paired = bool(sig.params.get("gated")) or rotates(sig)
+    plain = sig.params.get("expr") is None and not paired
+    return (
+        serves_machine(machine)
+        and _typed(sig)
+        and (out.dtype in _stored(left.dtype) or not plain)
+        and (not rotates(sig) or _rotates_here(sig))
+        and (rows in HEIGHTS or rows == dims(sig)[0] < HEIGHTS[-1])
+        and columns in WIDTHS
+        and (columns > WIDTHS[0] or bool(sig.params["transpose_b"]))  # boxes of 64 columns
+        and all(_mappable(o) for o in ((left, right, out) if plain else (left, right)))
+        and not any(o.packet for o in sig.operands)
+    )
+
+
+def _rotates_here(sig: Signature) -> bool:
+    """Are results of one 16-bit type, and columns that leave together of one head?"""
+    types = {sig.operands[i].dtype for i in (2, 5, 6)}
+    return len(types) == 1 and types <= set(HALVES) and sig.params["head_dim"] % TOGETHER == 0
+
+
+def _typed(sig: Signature) -> bool:
+    """Are there instructions for both sides' types, and for how they lie?"""
+    left, right = (o.dtype for o in sig.operands[:2])
+    if left in HALVES:
+        return left == right
+    side_by_side = not sig.params["transpose_a"] and bool(sig.params["transpose_b"])
+    if left in BYTES:
+        return side_by_side and right in BYTES
+    asked = left == "int8" or (left == "fp32" and bool(sig.params.get("tf32")))
+    return asked and left == right and side_by_side
+
+
+def _stored(dtype: str) -> tuple[str, ...]:
+    """The types in which the sums of products of `dtype` can be stored as they are."""
+    if dtype in BYTES:
+        return ("fp32", *HALVES)
+    return ("int32",) if dtype == "int8" else (dtype, "fp32")
+
+
+def loader(signatures: Sequence[Signature], machine: Machine) -> str:
+    """The ring's shape for a plan's products, the roles' registers, the loading thread's code."""
+    stage = max((_stage(s) for s in signatures if _matmul_here(s, machine)), default=ROOM // 4)
+    if any(s.kind == "attention_tiles" for s in signatures):
+        stage = ROOM // 4  # beside its queries four stages fit
+    stages = min(MOST_STAGES, ROOM // stage)
+    if any(_matmul_here(s, machine) and _height(s) == HEIGHTS[0] for s in signatures):
+        stages -= stages % 2  # each warpgroup has slots of its own
+    files = resources.files("ark_cuda")
+    tensor = files.joinpath("tensor_memory.h").read_text() if machine.has("tcgen05") else ""
+    return (
+        f"{files.joinpath('barriers.h').read_text()}{tensor}"
+        f"constexpr ark_u32 ARK_MATRIX_STAGES = {stages}u;\n"
+        f"constexpr ark_u32 ARK_MATRIX_STAGE = {stage}u;\n"
+        f"constexpr ark_u32 ARK_MATRIX_SLABS = {SLABS}u;\n"
+        f"constexpr int ARK_LOAD_REGISTERS = {machine.variant.registers(LOAD)};\n"
+        f"constexpr int ARK_COMPUTE_REGISTERS = {machine.variant.registers(COMPUTE)};\n"
+        f"{files.joinpath('matrix.h').read_text()}{files.joinpath('matrix_store.h').read_text()}"
+    ) + (files.joinpath("movers.h").read_text() if machine.variant.role(MOVE) else "")
+
+
+def _matmul_here(sig: Signature, machine: Machine) -> bool:
+    return sig.kind == "matmul" and serves(sig, machine)
+
+
+def _height(sig: Signature) -> int:
+    """Rows that the instructions for a tile have: its own, or more if there are no others."""
+    return next(h for h in HEIGHTS if h >= sig.params["tile"][0])
+
+
+def _high(sig: Signature) -> int:
+    """Rows of a that a stage holds: of a tile, or all there are if they are fewer."""
+    rows = _height(sig)
+    return rows if sig.params["transpose_a"] else min(rows, -(-dims(sig)[0] // 8) * 8)
+
+
+def _stage(sig: Signature) -> int:
+    """Bytes of a stage."""
+    return _line_bytes(sig) * _lines(sig)
+
+
+def _line_bytes(sig: Signature) -> int:
+    """Bytes of a line of k, of both operands' rows."""
+    return LINE * (_high(sig) + int(sig.params["tile"][1]))
+
+
+def _lines(sig: Signature) -> int:
+    """Lines of k in a stage: several of small tiles, whose copies take the loading thread longer to
+    start than they take.
+    """
+    _, _, k = dims(sig)
+    deep, part = LINE // sig.operands[0].itemsize, part_of_k(sig)
+    across = sig.params["transpose_a"] or not sig.params["transpose_b"]
+    if k % deep or across or not _flat(sig):
+        return 1
+    counts = part // deep, (k % part or part) // deep
+    for lines in DEEPER:
+        fits = lines * _line_bytes(sig) <= ROOM // LEAST_STAGES
+        if fits and all(n % lines == 0 for n in counts):
+            return lines
+    return 1
+
+
+def _wide(sig: Signature) -> int:
+    """Columns of a tile that one warpgroup stores."""
+    columns: int = sig.params["tile"][1]
+    return columns if _height(sig) == 128 else columns // 2
+
+
+def _mappable(operand: OperandType) -> bool:
+    """A tensor map wants at most four dimensions, and rows that begin at multiples of 16 bytes."""
+    return len(operand.shape) <= 4 and all(
+        s * operand.itemsize % 16 == 0 for s in operand.strides[:-1]
+    )
+
+
+def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
+    """The tensor maps of a and b, whose addresses follow the operands' in a record."""
+    if not serves(sig, machine):
+        return ()
+    deep = LINE // sig.operands[0].itemsize
+    a_rows = deep if sig.params["transpose_a"] else _high(sig)
+    b_rows = sig.params["tile"][1] if sig.params["transpose_b"] else deep
+    flat = _flat(sig)
+    if _lines(sig) > 1:
+        rows = _high(sig), int(sig.params["tile"][1])
+        return tuple(_map_of_lines(sig, i, rows[i]) for i in (0, 1))
+    return tuple(_map(sig.operands[i], i, rows, flat) for i, rows in ((0, a_rows), (1, b_rows)))
+
+
+def _flat(sig: Signature) -> bool:
+    """Have both operands but one matrix?"""
+    shapes = (text.pad4(o.shape, 1) for o in sig.operands[:2])
+    return all(shape[0] == shape[1] == 1 for shape in shapes)
+
+
+def _map(operand: OperandType, index: int, rows: int, flat: bool) -> BoxMap:
+    shape, strides = text.pad4(operand.shape, 1), text.pad4(operand.strides, 0)
+    sizes = tuple(reversed(shape))
+    steps = tuple(s * operand.itemsize or 16 for s in reversed(strides[:3]))
+    if flat:
+        return BoxMap(index, operand.dtype, sizes[:2], steps[:1], (LINE // operand.itemsize, rows))
+    return BoxMap(index, operand.dtype, sizes, steps, (LINE // operand.itemsize, rows, 1, 1))
+
+
+def _map_of_lines(sig: Signature, index: int, rows: int) -> BoxMap:
+    """Lines of k, one behind the other, of a matrix whose k lies side by side."""
+    operand, lines = sig.operands[index], _lines(sig)
+    deep = LINE // operand.itemsize
+    high, k = operand.shape[-2:]
+    pitch = operand.strides[-2] * operand.itemsize
+    dims_of = (deep, high, k // deep)
+    return BoxMap(index, operand.dtype, dims_of, (pitch, LINE), (deep, rows, lines))
+
+
+def _product(sig: Signature) -> str:
+    """The type that describes a product to both halves."""
+    across = (bool(sig.params["transpose_a"]), not sig.params["transpose_b"])
+    numbers = (_height(sig), sig.params["tile"][1], _high(sig))
+    flags = (*(str(flag).lower() for flag in (*across, _overlaps(sig))), str(_lines(sig)))
+    types = (o.ctype for o in sig.operands[:2])
+    listed = ", ".join((deal(sig), *types, *map(str, numbers), *flags))
+    return f"ArkProduct<{listed}>"
+
+
+def write(name: str, sig: Signature, machine: Machine) -> str:
+    """The computing half."""
+    across = (int(sig.params["transpose_a"]), int(not sig.params["transpose_b"]))
+    sums = f"{sum_of(sig.operands[0])} (&d)[{_wide(sig) // 2}]"
+    sides = sig.operands[0], sig.operands[1]
+    # Inlined: the compiler would wait for each instruction of a function that is called.
+    return (
+        ("" if machine.has("tcgen05") else multiply(sig.params["tile"][1], sides, across))
+        + f"""ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{
+{outputs(sig)}  ark_matrix_product<{_product(sig)}>(
+      c, t, [&](int i1) {{ (void)i1; return {_steps(sig)}; }},
+      [&](int i0, int i1, int m0, int n0, int top, int left0, {sums}) {{
+  (void)i0; (void)i1;
+{_store(sig)}      }});
+}}
+"""
+    )
+
+
+# Both operands' bytes up to which stages overlap. On an H100 4096^3 is 2.5% faster so, and 8192^3,
+# whose operands come from memory and want all stages, 8% slower.
+OVERLAP_BYTES = 128 << 20
+
+
+def _overlaps(sig: Signature) -> bool:
+    a, b = (math.prod(o.shape) * o.itemsize for o in sig.operands[:2])
+    return a + b <= OVERLAP_BYTES
+
+
+def _steps(sig: Signature) -> str:
+    """Stages that a tile takes."""
+    k0, k1 = k_range(sig)
+    deep = LINE // sig.operands[0].itemsize * _lines(sig)
+    if k0 == "0":
+        return f"{-(-int(k1) // deep)}u"
+    return f"static_cast<ark_u32>(({k1} - {k0} + {deep - 1}) / {deep})"
+
+
+def _store(sig: Signature) -> str:
+    """Stores a tile's sums, or what the expression makes of them."""
+    m, n, _ = dims(sig)
+    if sig.params.get("gated"):
+        return _store_gated(sig)
+    if rotates(sig):
+        return (
+            f"  ark_matrix_store_rope<{_wide(sig)}>(\n"
+            f"      c, d, {rope(sig, 2, ROPE)}, m0, left0, top, {m} - m0);\n"
+        )
+    wide, out = _wide(sig), sig.operands[2]
+    start = text.offset(sig, 2, place_names(sig, "m0", "left0"))
+    if sig.params.get("expr") is None and out.dtype in ("fp32", "int32"):
+        return (
+            f"  ark_matrix_store_whole<{wide}>(\n"
+            f"      d, po + {start}, {out.strides[-2]}, top, {m} - m0, {n} - left0);\n"
+        )
+    if sig.params.get("expr") is None:
+        return (
+            f"  ark_matrix_store<{out.ctype}, {wide}>(\n"
+            f"      c, d, po + {start}, {out.strides[-2]}, top, {m} - m0, {n} - left0);\n"
+        )
+    single = "const int row = m0 + at_row, column = left0 + at_column + j;\n" + finish(
+        sig, "v[j]", "row", "column"
+    )
+    body = (
+        f"#pragma unroll\n      for (int j = 0; j < 8; ++j) {{\n"
+        f"      if (j >= left) break;\n      {single}      }}\n"
+    )
+    packed = _packed(sig)
+    if packed is not None:
+        addresses = text.addresses(sig, packed)
+        body = (
+            f"    if (left == 8 && ark_aligned({addresses})) {{\n{_eight(sig, packed)}"
+            f"    }} else {{\n{body}    }}\n"
+        )
+    return (
+        f"  const auto eight = [&](int at_row, int at_column, const auto* v, int left) {{\n"
+        f"{body}  }};\n"
+        f"  ark_matrix_each<{wide}>(c, d, top, {m} - m0, {n} - left0, eight);\n"
+    )
+
+
+def _store_gated(sig: Signature) -> str:
+    """Stores what neighbouring columns, gates and what they let pass, make."""
+    m, n, _ = dims(sig)
+    pitch = sig.operands[2].strides[-2]
+    return (
+        f"  ark_matrix_store_gated<{_wide(sig) // 2}>(\n"
+        f"      c, d, po + static_cast<ark_i64>(m0) * {pitch} + left0 / 2, {pitch}, top, "
+        f"{m} - m0, ({n} - left0) / 2);\n"
+    )
+
+
+def _packed(sig: Signature) -> list[int] | None:
+    """The output and the operands behind it that have eight elements side by side; None where such
+    eight do not always lie at multiples of 16 bytes.
+    """
+    found = []
+    for i in range(2, len(sig.operands)):
+        shape, strides = text.pad4(sig.operands[i].shape, 1), text.pad4(sig.operands[i].strides, 0)
+        if shape[3] == 1:
+            continue
+        if any(n > 1 and s % 8 for n, s in zip(shape[:3], strides[:3], strict=True)):
+            return None
+        found.append(i)
+    return found
+
+
+def _eight(sig: Signature, packed: list[int]) -> str:
+    """Statements that compute and store eight neighbouring results."""
+    names = place_names(sig, "row", "column")
+    lines = ["const int row = m0 + at_row, column = left0 + at_column;"]
+    leaves = [("v[j]", sum_of(sig.operands[0]))]
+    for i in range(3, len(sig.operands)):
+        at = text.offset(sig, i, names)
+        width = 8 if i in packed else 1
+        lines.append(f"const auto e{i} = ark_load_pack<{width}>(p{i} + {at});")
+        loaded = text.load(sig, i, f"e{i}.v", "j" if width > 1 else "0")
+        leaves.append((loaded, text.loaded(sig, i)))
+    writer = expression.Writer(leaves, text.literal)
+    value, _ = writer.write(sig.params["expr"])
+    lines += [
+        f"ArkPack<{sig.operands[2].ctype}, 8> made;",
+        "#pragma unroll",
+        "for (int j = 0; j < 8; ++j) {",
+        *writer.statements,
+        text.store(sig, 2, "made.v", "j", value),
+        "}",
+        f"ark_store_pack<8>(po + {text.offset(sig, 2, names)}, made);",
+    ]
+    return "".join(f"{'' if line[0] == '#' else '      '}{line}\n" for line in lines)
+
+
+def load(name: str, sig: Signature, machine: Machine) -> str | None:
+    """The loading half, run by one thread."""
+    if not serves(sig, machine):
+        return None
+    k0, k1 = k_range(sig)
+    flat, first = _flat(sig), len(sig.operands)
+    batches = []
+    for index in (0, 1):
+        shape = text.pad4(sig.operands[index].shape, 1)
+        flags = (flat, shape[0] > 1, shape[1] > 1)
+        batches.append(f"ArkBatch<{', '.join(str(f).lower() for f in flags)}>{{}}")
+    return (
+        f"ARK_DEVICE void {name}_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {{\n"
+        f"  ark_matrix_load_product<{_product(sig)}>(\n"
+        f"      c, t, load, t.operand[{first}], t.operand[{first + 1}], "
+        f"[](int i1) {{ (void)i1; return {k0}; }},\n"
+        f"      [](int i1) {{ (void)i1; return {k1}; }}, {', '.join(batches)});\n}}\n"
+    )

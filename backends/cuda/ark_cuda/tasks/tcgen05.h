@@ -1,0 +1,145 @@
+// Tiles of matrix products on tensor memory (sm_100a), in the variant `matrix`: the half of the
+// body that computes. One lane starts all products of a tile, whose sums are in tensor memory; when
+// they are complete each warp takes its rows from there, as the same registers in which wgmma has
+// them.
+
+// How an instruction calls a type, and its kind: 0 halves, 1 tf32, 2 floats of 8 bits, 3 integers.
+template <typename T>
+struct ArkTensorType;
+template <>
+struct ArkTensorType<ark_f16> {
+  static constexpr ark_u32 CODE = 0u, KIND = 0u;
+};
+template <>
+struct ArkTensorType<ark_bf16> {
+  static constexpr ark_u32 CODE = 1u, KIND = 0u;
+};
+template <>
+struct ArkTensorType<float> {
+  static constexpr ark_u32 CODE = 2u, KIND = 1u;
+};
+template <>
+struct ArkTensorType<ark_e4m3> {
+  static constexpr ark_u32 CODE = 0u, KIND = 2u;
+};
+template <>
+struct ArkTensorType<ark_e5m2> {
+  static constexpr ark_u32 CODE = 1u, KIND = 2u;
+};
+template <>
+struct ArkTensorType<signed char> {
+  static constexpr ark_u32 CODE = 1u, KIND = 3u;
+};
+
+template <ark_u32 KIND>
+struct ArkTensorSum {
+  typedef float type;
+  ARK_DEVICE float of(ark_u32 bits) { return __uint_as_float(bits); }
+};
+template <>
+struct ArkTensorSum<3u> {
+  typedef ark_i32 type;
+  ARK_DEVICE ark_i32 of(ark_u32 bits) { return static_cast<ark_i32>(bits); }
+};
+
+// Sums of ROWS rows, COLUMNS columns, 32 bytes deep. How: the instruction's own description.
+#define ARK_TENSOR_MULTIPLY(KIND)                                                    \
+  asm volatile(                                                                      \
+      "{\n .reg .pred p;\n .reg .b64 x, y;\n setp.ne.b32 p, %4, 0;\n mov.b64 x, "    \
+      "{%1, " ARK_MATRIX_ROWS "};\n mov.b64 y, {%2, " ARK_MATRIX_ROWS                \
+      "};\n tcgen05.mma.cta_group::1.kind::" KIND " [%0], x, y, %3, p;\n}" ::"r"(d), \
+      "r"(a), "r"(b), "r"(HOW), "r"(add)                                             \
+      : "memory")
+template <class P>
+struct ArkTensorProduct {
+  typedef ArkTensorType<typename P::T> A;
+  typedef ArkTensorType<typename P::TB> B;
+  static_assert(A::KIND == B::KIND, "an instruction takes both sides");
+  typedef ArkTensorSum<A::KIND> Sum;
+  static constexpr ark_u32 HOW = (A::KIND == 3u ? 2u : 1u) << 4 | A::CODE << 7 | B::CODE << 10 |
+                                 (P::A_ACROSS ? 1u : 0u) << 15 | (P::B_ACROSS ? 1u : 0u) << 16 |
+                                 static_cast<ark_u32>(P::ALL) / 8u << 17 |
+                                 (P::TALL ? 128u : 64u) / 16u << 24;
+  ARK_DEVICE void multiply(ark_u32 d, ark_u32 a, ark_u32 b, ark_u32 add) {
+    if constexpr (A::KIND == 0u) {
+      ARK_TENSOR_MULTIPLY("f16");
+    } else if constexpr (A::KIND == 1u) {
+      ARK_TENSOR_MULTIPLY("tf32");
+    } else if constexpr (A::KIND == 2u) {
+      ARK_TENSOR_MULTIPLY("f8f6f4");
+    } else {
+      ARK_TENSOR_MULTIPLY("i8");
+    }
+  }
+};
+
+// The products of a tile, all started by one lane of the first warp. Stages go back, and `made`
+// completes, when the products before have ended.
+template <class P>
+ARK_DEVICE void ark_matrix_start(ArkCtx& c, ark_u32 sums, ark_u32 steps, ArkMatrixSlot& at) {
+  const ark_u32 full = ark_shared_address(ark_matrix.full);
+  const ark_u32 empty = ark_shared_address(ark_matrix.empty);
+  const ark_u32 stages = ark_shared_address(ark_matrix_stage(c, 0u));
+  const ark_u32 left = ark_matrix_operand(stages, P::A_LEAD);
+  const ark_u32 right = ark_matrix_operand(stages + P::A_BYTES, P::B_LEAD);
+  for (ark_u32 k = 0u; k < steps; ++k) {
+    ark_matrix_filled(c, full + 8u * at.slot, at.parity);
+    __syncwarp();
+    ark_sums_fence_after();
+    if (ark_one_lane()) {
+      const ark_u32 a = left + at.slot * (ARK_MATRIX_STAGE >> 4);
+      const ark_u32 b = right + at.slot * (ARK_MATRIX_STAGE >> 4);
+#pragma unroll
+      for (ark_u32 i = 0u; i < 4u * P::LINES; ++i) {
+        ArkTensorProduct<P>::multiply(sums, a + i / 4u * P::A_LINE + i % 4u * P::A_STEP,
+                                      b + i / 4u * P::B_LINE + i % 4u * P::B_STEP,
+                                      i > 0u || k > 0u ? 1u : 0u);
+      }
+      ark_products_commit(empty + 8u * at.slot);
+      if (k + 1u == steps) ark_products_commit(ark_shared_address(&ark_matrix.made));
+    }
+    __syncwarp();
+    ark_matrix_next(at);
+  }
+}
+
+// The computing half. steps(i1): stages that a tile takes. store(i0, i1, m0, n0, top, left, d)
+// stores a warp's sums, whose first row of the tile is `top` and first column `left`. A warp
+// reaches the 32 lanes of its place in its warpgroup; of 128 rows the two warpgroups have 16 each,
+// of 64 rows, which are in the first 16 of each 32 lanes, half of the columns each.
+template <class P, class Steps, class Store>
+ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& steps_of,
+                                   const Store& store) {
+  typedef typename ArkTensorProduct<P>::Sum Sum;
+  const int group = ark_warp() / 4, quarter = ark_warp() % 4;
+  const ark_u32 sums = ark_shared_word(&ark_matrix.sums);
+  const ark_u32 lane = static_cast<ark_u32>(32 * quarter + (P::TALL ? 16 * group : 0));
+  const int top = P::TALL ? 32 * quarter + 16 * group : 16 * quarter;
+  const int left = P::TALL ? 0 : group * P::WIDE;
+  ArkMatrixSlot at = ark_matrix_place_of();
+  ark_u32 parity = ark_matrix_made_parity();
+  ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
+    if (ark_warp() == 0) ark_matrix_start<P>(c, sums, steps_of(i1), at);
+    while (!ark_matrix_passed(ark_shared_address(&ark_matrix.made), parity)) {
+    }
+    parity ^= 1u;
+    ark_sums_fence_after();
+    ark_u32 v[P::WIDE / 16][8];
+#pragma unroll
+    for (int q = 0; q < P::WIDE / 16; ++q) {
+      ark_sums_load(sums + (lane << 16) + static_cast<ark_u32>(left + 16 * q), v[q]);
+    }
+    ark_sums_loaded();
+    typename Sum::type d[P::WIDE / 2];
+#pragma unroll
+    for (int i = 0; i < P::WIDE / 2; ++i) {
+      asm volatile("" : "+r"(v[i / 8][i % 8]) : : "memory");  // not before they are loaded
+      d[i] = Sum::of(v[i / 8][i % 8]);
+    }
+    ark_sums_fence_before();
+    ark_sync();  // the next tile's products may overwrite them
+    store(i0, i1, m0, n0, top, n0 + left, d);
+    return true;
+  });
+  ark_matrix_keep_place(at, parity);
+}

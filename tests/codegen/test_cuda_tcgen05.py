@@ -1,0 +1,116 @@
+"""Matrix products on tensor memory (sm_100a), of the variant `matrix`: what the compiler makes of
+every type, transpose and edge, and how instructions are described. Compiled, not run: no such GPU
+was at hand.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+import pytest
+
+from ark.backend.protocol import Target
+from ark.codegen.writer import write
+from ark.ir.dtype import bf16, fp16
+from ark.plan.serialize import machine_of
+from ark.plan.types import Plan
+from tests.codegen.test_cuda_matrix import CASES, FEW_BITS, few_bits, product
+from tests.slow import slow
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+from ark_cuda import backend, machines
+
+B200 = machines.MODELS["b200"]
+# Twelve lowest bits of a machine instruction of 16 bytes, beside what nvdisasm 13.5 shows of it; of
+# a product two bits of the upper half say which.
+COMMIT, MULTIPLY = 0x3E9, 0x5EA  # UTCBAR; UTCHMMA, UTCIMMA or UTCQMMA
+UNITS = {"f16": 0, "tf32": 0, "i8": 1, "f8f6f4": 3}
+
+
+def compiled(made: Plan, more: str = "") -> tuple[str, bytes, str]:
+    """Source, machine code of the loop and the compiler's log of a plan's kernel."""
+    machine = machine_of(made)
+    source = write(made, machine, backend.dialect("sm_100a")).source
+    source = type(source)(**{**vars(source), "text": source.text + more})
+    binary = backend.compiler().compile(source, Target("sm_100a", machine.threads))
+    return source.text, section(binary.data, ".text.ark_loop"), binary.log
+
+
+def section(elf: bytes, name: str) -> bytes:
+    """The bytes of a section of an ELF file of 64 bits."""
+    (table,) = struct.unpack_from("<Q", elf, 40)
+    size, count, names = struct.unpack_from("<HHH", elf, 58)
+    headers = [struct.unpack_from("<IIQQQQ", elf, table + size * i) for i in range(count)]
+    texts = headers[names][4]
+    for header in headers:
+        at = texts + header[0]
+        if elf[at : elf.index(b"\0", at)].decode() == name:
+            return elf[header[4] : header[4] + header[5]]
+    raise AssertionError(f"there is no section {name}")
+
+
+def check(made: Plan, kind: str) -> None:
+    """Products of that kind alone, as many as a stage has at a time; each stage is given back, and
+    one commit more says that a tile's sums are complete. Nothing is spilled.
+    """
+    assert made.variant == "matrix"
+    source, code, log = compiled(made)
+    assert "wgmma.mma_async" not in source
+    words = list(struct.iter_unpack("<QQ", code))
+    assert {high >> 8 & 3 for low, high in words if low & 0xFFF == MULTIPLY} == {UNITS[kind]}
+    signs = {MULTIPLY: "m", COMMIT: "c"}
+    order = "".join(signs.get(low & 0xFFF, "") for low, _ in words)
+    assert re.fullmatch(r"((mmmm)+c+)+", order), order
+    assert order.count("c") > len(re.findall("m+", order)), order
+    spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", log)]
+    assert spilled
+    assert not any(spilled)
+
+
+# The default run compiles every third one.
+@pytest.mark.parametrize(
+    ("left", "right", "m", "n", "k", "transposes", "dtype"),
+    [pytest.param(*case, marks=[slow] * (i % 3 > 0)) for i, case in enumerate(CASES)],
+)
+def test_products_are_started_a_stage_at_a_time(left, right, m, n, k, transposes, dtype) -> None:
+    check(product(B200, left, right, m, n, k, transposes, dtype), "f16")
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "types", "scaled", "instruction"),
+    [pytest.param(*case, marks=[slow] * (i % 3 > 0)) for i, case in enumerate(FEW_BITS)],
+)
+def test_types_of_few_bits_have_instructions_of_their_own(
+    m, n, k, types, scaled, instruction
+) -> None:
+    kind = "i8" if "s8" in instruction else "tf32" if "tf32" in instruction else "f8f6f4"
+    check(few_bits(B200, m, n, k, types, scaled), kind)
+
+
+def test_the_largest_tiles_sums_fit_the_registers_they_are_stored_from() -> None:
+    made = product(B200, (), (), 4096, 4096, 4096, (False, True), bf16)
+    assert made.ops[0].params["tile"] == [128, 256]
+    check(made, "f16")
+
+
+def test_an_instruction_is_described_as_its_manual_says() -> None:
+    """Bits by hand from the PTX manual, "Instruction descriptor": type of sums from bit 4 on, of a
+    from 7, of b from 10; transposed a 15, b 16; columns / 8 from 17, rows / 16 from 24.
+    """
+    deal = "ArkDeal<1, 1, 1, 1, 1, 1, 128, 64>"
+    known = [
+        ("ark_bf16, ark_bf16, 128, 256, 128, false, false", 0x08400490),
+        ("ark_f16, ark_f16, 64, 64, 64, true, true", 0x04118010),
+        ("ark_bf16, ark_bf16, 128, 128, 128, false, true", 0x08210490),
+        ("ark_e4m3, ark_e5m2, 64, 32, 8, false, false", 0x04080410),
+        ("float, float, 128, 64, 128, false, false", 0x08100910),
+        ("signed char, signed char, 64, 128, 64, false, false", 0x042004A0),
+    ]
+    lines = [
+        f"static_assert(ArkTensorProduct<ArkProduct<{deal}, {types}, false, 1>>::HOW == {how}u);\n"
+        for types, how in known
+    ]
+    made = product(B200, (), (), 512, 512, 1024, (False, True), fp16)
+    compiled(made, "".join(lines))
