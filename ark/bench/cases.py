@@ -4,53 +4,14 @@ in torch. Called by ark.bench.ops.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import ark
+from ark.bench.case import OpCase
+from ark.bench.memory_cases import moves, passes
 from ark.ir.dtype import DataType, bf16, fp8_e4m3, fp8_e5m2, fp32, int8
-
-
-@dataclass(frozen=True)
-class OpCase:
-    """build, peer: the same computation over ark's and over torch's tensors, of `shapes`.
-
-    flops, nbytes: the least that must be computed and moved. on_cpu: short enough for a CPU.
-    scale: of the random inputs, which lie between -scale and scale. calls: of the peer in a graph.
-    others: further peers by name. fuse: may ark join its ops?
-    """
-
-    name: str
-    dtype: DataType
-    shapes: tuple[tuple[int, ...], ...]
-    build: Callable[..., Any]
-    peer: Callable[..., Any]
-    flops: float
-    nbytes: float
-    on_cpu: bool = True
-    scale: float = 1.0
-    calls: int = 10
-    others: tuple[tuple[str, Callable[..., Any]], ...] = ()
-    fuse: bool = True
-
-
-def _streamed(
-    name: str,
-    dtype: DataType,
-    shapes: Sequence[tuple[int, ...]],
-    out: Sequence[int],
-    build: Callable[..., Any],
-    peer: Callable[..., Any],
-) -> OpCase:
-    """A case that only memory bounds: every input is read once, the output written once."""
-    moved = sum(math.prod(s) for s in shapes) + math.prod(out)
-    return OpCase(
-        f"{name}-{dtype.name}", dtype, tuple(shapes), build, peer, 0.0, moved * dtype.itemsize
-    )
 
 
 def _matmul(m: int, n: int, k: int, transposes: str = "nt", on_cpu: bool = False) -> OpCase:
@@ -143,6 +104,23 @@ def attention(heads: int, width: int, rows: int) -> OpCase:
     )
 
 
+def _conv(images: int, channels: int, size: int, filters: int, width: int) -> OpCase:
+    """Images convolved by square filters, with as many rows and columns around."""
+    around = width // 2
+
+    def build(x: Any, w: Any) -> Any:
+        return ark.conv(x, w, None, 1, around)
+
+    def peer(x: Any, w: Any) -> Any:
+        return _functional().conv2d(x, w, padding=around)
+
+    shapes = ((images, channels, size, size), (filters, channels, width, width))
+    pixels, taps = float(images * size * size), width * width * channels
+    name = f"conv-{width}-of-{images}x{channels}x{size}x{size}-bf16"
+    moved = 2.0 * (pixels * (channels + filters) + filters * taps)
+    return OpCase(name, bf16, shapes, build, peer, 2.0 * pixels * filters * taps, moved, False)
+
+
 def lstm(layers: int, steps: int, hidden: int) -> OpCase:
     """An LSTM of batch 1 from plain ops, and its last step: of each step an input (1, hidden), of
     each layer the weights of input and state (4 hidden, hidden) and a bias (1, 4 hidden); gates i,
@@ -219,92 +197,9 @@ def _functional() -> Any:
     return _torch().nn.functional
 
 
-def _chain(a: Any, b: Any) -> Any:
-    return ark.mul(ark.gelu(ark.add(a, b)), 0.5)
-
-
-def _chain_peer(a: Any, b: Any) -> Any:
-    return _functional().gelu(a + b, approximate="tanh") * 0.5
-
-
-def _adds(a: Any) -> Any:
-    """Dependent adds, each of a result with itself."""
-    for _ in range(64):
-        a = ark.add(a, a)
-    return a
-
-
-def _adds_peer(a: Any) -> Any:
-    for _ in range(64):
-        a = a + a
-    return a
-
-
-def _norm_peer(x: Any) -> Any:
-    return _functional().layer_norm(x, x.shape[-1:])
-
-
-def _rms_peer(x: Any, w: Any) -> Any:
-    return _functional().rms_norm(x, x.shape[-1:], w, 1e-6)
-
-
 def cases() -> tuple[OpCase, ...]:
     """All cases, in the order of the table."""
-    million = 1 << 20
-    flat, wide, square = (64 * million,), (8192, 4096), (8192, 8192)
-    found = []
-    for dtype in (fp32, bf16):
-        found += [
-            _streamed("add-64m", dtype, (flat, flat), flat, ark.add, lambda a, b: a + b),
-            _streamed(
-                "softmax-8192x4096", dtype, (wide,), wide, ark.softmax, lambda x: x.softmax(-1)
-            ),
-            _streamed("layernorm-8192x4096", dtype, (wide,), wide, ark.layernorm, _norm_peer),
-            _streamed("rmsnorm-8192x4096", dtype, (wide, (4096,)), wide, ark.rmsnorm, _rms_peer),
-            _streamed(
-                "sum-rows-8192x8192",
-                dtype,
-                (square,),
-                (8192,),
-                lambda x: ark.reduce_sum(x, 1),
-                lambda x: x.sum(1, keepdim=True),
-            ),
-            _streamed(
-                "sum-columns-8192x8192",
-                dtype,
-                (square,),
-                (8192,),
-                lambda x: ark.reduce_sum(x, 0),
-                lambda x: x.sum(0, keepdim=True),
-            ),
-            _streamed(
-                "sum-all-64m",
-                dtype,
-                (flat,),
-                (1,),
-                lambda x: ark.reduce_sum(x, 0),
-                lambda x: x.sum(0, keepdim=True),
-            ),
-            _streamed(
-                "transpose-8192x8192",
-                dtype,
-                (square,),
-                square,
-                lambda x: ark.transpose(x, [1, 0]),
-                lambda x: x.t().contiguous(),
-            ),
-            _streamed(
-                "bias-16384x4096",
-                dtype,
-                ((16384, 4096), (4096,)),
-                (16384, 4096),
-                ark.add,
-                lambda a, b: a + b,
-            ),
-            _streamed("chain-64m", dtype, (flat, flat), flat, _chain, _chain_peer),
-            adds := _streamed("adds-64x4096", dtype, ((4096,),), (4096,), _adds, _adds_peer),
-            dataclasses.replace(adds, name=f"adds-64x4096-apart-{dtype.name}", fuse=False),
-        ]
+    found = [*passes(), *moves()]
     for size in (8192, 4096, 2048):
         found += [_matmul(size, size, size, t) for t in ("nt", "nn", "tn", "tt")]
     found += [
@@ -322,6 +217,8 @@ def cases() -> tuple[OpCase, ...]:
         _matmul(512, 512, 512, on_cpu=True),
         _matmul(512, 512, 512, "nn", on_cpu=True),
         attention(16, 128, 8192),
+        _conv(16, 64, 56, 64, 3),
+        _conv(16, 512, 14, 512, 3),
         lstm(10, 100, 256),
         lstm(2, 4, 64),
     ]

@@ -19,13 +19,14 @@ import numpy as np
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend, InspectedBackend, LoopFigures
 from ark.backend.registry import FALLBACK
-from ark.bench.cases import OpCase
+from ark.bench.case import OpCase
+from ark.bench.ceiling import copy_seconds
 from ark.bench.peer import import_torch, repeated, torch_device
 from ark.codegen.writer import write
 from ark.errors import BaseError, InvalidUsageError
 from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
-from ark.ir.dtype import INTEGERS, by_name
+from ark.ir.dtype import INTEGERS, DataType, by_name, int32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
@@ -37,14 +38,16 @@ from ark.runtime.executor import Executor
 
 POOL = 1 << 22
 LAUNCH_S = 0.05  # about how long one launch of many iterations takes
+LEAST_COPY = 1 << 20  # bytes from which on an op's time stands beside a copy's
 
 
 @dataclass(frozen=True)
 class OpFigures:
     """One row: seconds a call, plan and build seconds, the peer's seconds, the results' distance.
 
-    flops, nbytes: what a call computes and moves at least. error: why there are no figures. others:
-    further peers' seconds and distances, by name.
+    flops, nbytes: what a call computes and moves at least. copy_seconds: of a copy by the peer that
+    moves as many bytes, where an op only moves. error: why there are no figures. others: further
+    peers' seconds and distances, by name.
     """
 
     name: str
@@ -56,16 +59,19 @@ class OpFigures:
     variant: str = ""
     peer_seconds: float | None = None
     distance: float | None = None
+    copy_seconds: float | None = None
     error: str = ""
     others: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
-    """The case's verified plan and the name of its result; inputs are called in0, in1, ..."""
+    """The case's verified plan and the name of its result, the whole of it where ops write
+    parts; inputs are called in0, in1, ...
+    """
     model = Model()
     with use_model(model):
         inputs = [
-            Tensor(model.graph.tensor(s, case.dtype, arena="state", name=f"in{i}"), model)
+            Tensor(model.graph.tensor(s, _dtype(case, i), arena="state", name=f"in{i}"), model)
             for i, s in enumerate(case.shapes)
         ]
         out = case.build(*inputs)
@@ -76,7 +82,9 @@ def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
     last = max(tasks, key=lambda t: t.op)
     op = made.ops[last.op]
     touched = kinds.get(op.kind).accesses(kinds.signature(made, op), last.coord)
-    return made, made.tensors[op.operands[next(a.operand for a in touched if a.write)]].name
+    written = made.tensors[op.operands[next(a.operand for a in touched if a.write)]]
+    whole = written.shape == written.extents
+    return made, written.name if whole else made.buffers[written.buffer].name
 
 
 def inspected(case: OpCase, backend: InspectedBackend, arch: str) -> LoopFigures:
@@ -164,12 +172,7 @@ def _measure(
     start = time.perf_counter()
     plan, result = planned(case, machine)
     plan_s = time.perf_counter() - start
-    pool = np.random.default_rng(0).uniform(-1.0, 1.0, POOL).astype(np.float32)
-    pool *= 127.0 if case.dtype in INTEGERS else case.scale
-    arrays = [
-        np.resize(np.roll(pool, 977 * i), s).astype(case.dtype.numpy)
-        for i, s in enumerate(case.shapes)
-    ]
+    arrays = _inputs(case)
     start = time.perf_counter()
     with Executor(plan, backend, device) as executor:
         build_s = time.perf_counter() - start
@@ -193,6 +196,7 @@ def _measure(
             others[name] = took, apart
         else:
             theirs, distance = took, apart
+    moves = peer and not case.flops and case.nbytes >= LEAST_COPY
     return OpFigures(
         case.name,
         seconds,
@@ -203,8 +207,25 @@ def _measure(
         plan.variant,
         theirs,
         distance,
+        copy_seconds(int(case.nbytes), backend.name != FALLBACK) if moves else None,
         others=others,
     )
+
+
+def _dtype(case: OpCase, index: int) -> DataType:
+    return int32 if index in case.indices else case.dtype
+
+
+def _inputs(case: OpCase) -> list[np.ndarray]:
+    """The case's random inputs, the same in every run."""
+    pool = np.random.default_rng(0).uniform(-1.0, 1.0, POOL).astype(np.float32)
+    pool *= 127.0 if case.dtype in INTEGERS else case.scale
+    return [
+        np.random.default_rng(i).integers(0, case.indices[i], s, np.int32)
+        if i in case.indices
+        else np.resize(np.roll(pool, 977 * i), s).astype(case.dtype.numpy)
+        for i, s in enumerate(case.shapes)
+    ]
 
 
 def median(launch: Callable[[int], float], repeats: int) -> float:
@@ -230,7 +251,12 @@ def _torch(
     if not accelerated:
         torch.set_num_threads(machine.processors)
     kind = case.dtype.to_torch()
-    inputs = [torch.from_numpy(a.astype(np.float32)).to(place).to(kind) for a in arrays]
+    inputs = [
+        torch.from_numpy(a.astype(np.int64)).to(place)
+        if i in case.indices
+        else torch.from_numpy(a.astype(np.float32)).to(place).to(kind)
+        for i, a in enumerate(arrays)
+    ]
     with torch.inference_mode(), contextlib.ExitStack() as stack:
         launch = repeated(lambda: call(*inputs), accelerated, stack, case.calls)
         seconds = median(launch, repeats)

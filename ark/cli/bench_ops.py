@@ -15,6 +15,7 @@ from rich.table import Table
 from ark.backend import registry
 from ark.backend.protocol import InspectedBackend
 from ark.bench.cases import OpCase, cases
+from ark.bench.ceiling import copy_bandwidth
 from ark.bench.chart import bars
 from ark.bench.ops import OpFigures, inspected, measure
 from ark.cli.common import positive, write_file
@@ -80,17 +81,20 @@ def run(args: argparse.Namespace) -> int:
             )
             rows.append(figures)
             print(_line(figures, machine), file=sys.stderr, flush=True)
+        copied = any(r.copy_seconds for r in rows)
+        most = copy_bandwidth(backend.name != registry.FALLBACK) if copied else None
     finally:
         device.close()
     name = probe.devices[args.device].name
     data = {"device": name, "peer": args.vs, "rows": [dataclasses.asdict(r) for r in rows]}
+    data["copy_bandwidth"] = most
     if args.svg:
         ratios = [(r.name, r.peer_seconds / r.seconds) for r in rows if r.peer_seconds]
         write_file(args.svg, bars(f"ark's speed, in {args.vs}'s, on {name}", ratios))
     if args.json == "-":
         print(json.dumps(data))
         return 0
-    _show(name, machine, rows)
+    _show(name, machine, rows, most)
     if args.json:
         write_file(args.json, json.dumps(data, indent=1))
     return 0
@@ -160,6 +164,13 @@ def _cells(row: OpFigures, machine: Machine) -> Iterator[str]:
         yield f"{row.distance:.1e}"
 
 
+def _copy_cells(row: OpFigures, most: float | None) -> Iterator[str]:
+    """The op's speed in that of a copy of as many bytes, and of a large one."""
+    if row.copy_seconds and most:
+        yield f"{row.copy_seconds / row.seconds:.2f}"
+        yield f"{row.nbytes / row.seconds / most:.2f}"
+
+
 def _line(row: OpFigures, machine: Machine) -> str:
     others = (
         f"{name} {took * 1e6:.1f} us  {took / row.seconds:.2f}  {apart:.1e}"
@@ -168,13 +179,16 @@ def _line(row: OpFigures, machine: Machine) -> str:
     return "  ".join((*_cells(row, machine), *others))
 
 
-def _show(name: str, machine: Machine, rows: list[OpFigures]) -> None:
-    table = Table(title=f"ops on {name}")
+def _show(name: str, machine: Machine, rows: list[OpFigures], most: float | None) -> None:
+    beside = f"; a large copy: {most / 1e9:.0f} GB/s" if most else ""
+    table = Table(title=f"ops on {name}{beside}")
     heads = ("case", "time", "rate", "of the model's limit", "torch", "torch / ark", "distance")
-    for head in heads[: 7 if any(r.peer_seconds for r in rows) else 4]:
+    copies = ("of a copy of its bytes", "of a large copy")
+    peers = any(r.peer_seconds for r in rows)
+    for head in (*heads[: 7 if peers else 4], *(copies if most else ())):
         table.add_column(head)
     for row in rows:
-        table.add_row(*_cells(row, machine))
+        table.add_row(*_cells(row, machine), *_copy_cells(row, most))
         for name, (took, apart) in row.others.items():
             cells = f"{took * 1e6:.1f} us", f"{took / row.seconds:.2f}", f"{apart:.1e}"
             table.add_row(f"  beside {name}", "", "", "", *cells)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from ark.backend import registry
 from ark.bench.cases import cases
+from ark.bench.memory_cases import moves
+from ark.bench.ops import OpFigures, measure
 from ark.cli import main
+from ark.cli.bench_ops import _copy_cells
 
 CASE = "adds-64x4096-fp32"
 
@@ -24,6 +30,22 @@ def test_figures_and_chart_beside_torch(tmp_path: Path) -> None:
     assert row["name"] == CASE and row["error"] == ""
     assert row["seconds"] > 0 and row["peer_seconds"] > 0 and row["distance"] == 0.0
     assert CASE in {text.text for text in ElementTree.parse(chart).iter() if text.text}
+
+
+def test_what_moves_bytes_stands_beside_a_copy_of_as_many() -> None:
+    """A result that two ops write is compared as a whole, and is no copy's if it is small."""
+    pytest.importorskip("torch")
+    case = next(c for c in moves() if c.name.startswith("concat"))
+    backend = registry.get("cpu")
+    with contextlib.closing(backend.open(0)) as device:
+        for rows, beside in ((512, True), (8, False)):
+            shapes, nbytes = ((rows, 512),) * 2, 2.0 * 2 * 2 * rows * 512
+            small = dataclasses.replace(case, shapes=shapes, nbytes=nbytes)
+            row = measure(small, backend, device, device.machine, repeats=1, peer=True)
+            assert row.error == "" and row.distance == 0.0
+            assert (row.copy_seconds is not None) == beside
+    cells = _copy_cells(OpFigures("x", 4e-6, nbytes=12e6, copy_seconds=3e-6), 4e12)
+    assert list(cells) == ["0.75", "0.75"]
 
 
 def test_a_result_with_operands_behind_it_is_the_one_compared() -> None:
