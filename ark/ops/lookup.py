@@ -14,6 +14,7 @@ import numpy as np
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import int64
+from ark.ir.fold import fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
@@ -312,7 +313,11 @@ def _scan(
 def _lower_scan(lowering: Lowering, node: Node) -> None:
     out, axis = node.outputs[0], node.attrs["axis"]
     frame = lines(out.shape, axis)
-    tile = box_tile(frame, lowering.machine, out.shape[axis])
+    machine = lowering.machine
+    tile = box_tile(frame, machine, out.shape[axis])
+    tasks = math.prod(-(-n // t) for n, t in zip(fold(frame), tile, strict=True))
+    if tasks < machine.processors and not machine.has("single_thread"):
+        tile[3] = min(tile[3], machine.lanes)  # neighbours that a block goes along together
     lowering.emit(
         "scan", {**node.attrs, "tile": tile}, [*node.inputs, out], box_coords(frame, tile)
     )

@@ -20,33 +20,84 @@ ARK_DEVICE void ark_scan_line(T start, const Load& load, const Join& join, const
   }
 }
 
-// The same for one line by all threads: each has a piece, whose total the next ones begin with.
-// start joined with anything changes nothing. red: ARK_THREADS totals.
-template <int N, bool REVERSE, bool EXCLUSIVE, typename T, class Load, class Join, class Store>
-ARK_DEVICE void ark_scan_line_together(T start, const Load& load, const Join& join,
-                                       const Store& store, char* red) {
-  constexpr int each = (N + ARK_THREADS - 1) / ARK_THREADS;
-  const int first = ark_tid() * each < N ? ark_tid() * each : N;
-  const int last = first + each < N ? first + each : N;
-  T* sums = reinterpret_cast<T*>(red);
-  T total = start;
-  for (int n = first; n < last; ++n) total = join(total, load(REVERSE ? N - 1 - n : n));
-  ark_sync();
-  sums[ark_tid()] = total;
-  ark_sync();
-  for (int before = 1; before < ARK_THREADS; before *= 2) {
-    if (ark_tid() >= before) total = join(sums[ark_tid() - before], total);
-    ark_sync();
-    sums[ark_tid()] = total;
-    ark_sync();
+// body(inside, i0, i1, i2, i3) for the lines of a tile, by TEAM warps each: one line, or LINES
+// neighbours in the last dimension, a lane each.
+template <class TILE, int LINES, int TEAM, class Body>
+ARK_DEVICE void ark_each_line(const ark_i32* coord, const Body& body) {
+  constexpr int t1 = TILE::tile[1], t2 = TILE::tile[2];
+  constexpr int wide = (TILE::tile[3] + LINES - 1) / LINES, total = TILE::tile[0] * t1 * t2 * wide;
+  const int e0 = ark_tile_end<TILE, 0>(coord), e1 = ark_tile_end<TILE, 1>(coord);
+  const int e2 = ark_tile_end<TILE, 2>(coord), e3 = ark_tile_end<TILE, 3>(coord);
+  const int lane = LINES > 1 ? ark_lane() : 0;
+  for (int r = TEAM == 1 ? ark_warp() : 0; r < total; r += TEAM == 1 ? ARK_WARPS : 1) {
+    const int i3 = coord[3] + r % wide * LINES + lane, i2 = coord[2] + r / wide % t2;
+    const int i1 = coord[1] + r / (wide * t2) % t1, i0 = coord[0] + r / (wide * t2 * t1);
+    body(i0 < e0 && i1 < e1 && i2 < e2 && i3 < e3, i0, i1, i2, i3);
   }
-  total = ark_tid() > 0 ? sums[ark_tid() - 1] : start;
-  for (int n = first; n < last; ++n) {
-    const int k = REVERSE ? N - 1 - n : n;
-    const T x = load(k);
-    if (EXCLUSIVE) store(k, total);
-    total = join(total, x);
-    if (!EXCLUSIVE) store(k, total);
+}
+
+// The same running joins by TEAM warps: lanes have neighbours of one line (ALONG), or a line each.
+// A thread has U elements, the next ones on their way; totals of threads before it come by
+// shuffles and through `red`, 2 TEAM ARK_LANES totals of shared memory. The form follows from the
+// shape alone. start joined with anything changes nothing.
+template <int N, bool REVERSE, bool EXCLUSIVE, bool ALONG, int TEAM, int U, typename T, class Load,
+          class Join, class Store>
+ARK_DEVICE void ark_scan_pieces(T start, bool inside, const Load& load, const Join& join,
+                                const Store& store, char* red, int& parity) {
+  constexpr int step = ALONG ? ARK_LANES : 1, piece = TEAM * U * step;
+  const int warp = TEAM == 1 ? 0 : ark_warp();
+  const int mine = warp * U * step + (ALONG ? ark_lane() : 0);
+  T* sums = reinterpret_cast<T*>(red);
+  T ahead[U];
+  const auto fetch = [&](int first) {
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int n = first + mine + u * step;
+      ahead[u] = inside && n < N ? T(load(REVERSE ? N - 1 - n : n)) : start;
+    }
+  };
+  T carried = start;
+  fetch(0);
+  for (int first = 0; first < N; first += piece) {
+    T x[U], before[U], total = start;
+#pragma unroll
+    for (int u = 0; u < U; ++u) x[u] = ahead[u];
+    if (first + piece < N) fetch(first + piece);
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      T own = start, all = x[u];
+      if (ALONG) {
+#pragma unroll
+        for (int mask = 1; mask < ARK_LANES; mask <<= 1) {
+          const T other = ark_shfl_bits(all, mask);
+          const bool later = (ark_lane() & mask) != 0;
+          own = later ? join(other, own) : own;
+          all = later ? join(other, all) : join(all, other);
+        }
+      }
+      before[u] = join(total, own);
+      total = join(total, all);
+    }
+    T base = carried;
+    if (TEAM > 1) {
+      T* totals = sums + parity * TEAM * ARK_LANES + ark_lane();
+      parity ^= 1;
+      totals[warp * ARK_LANES] = total;
+      ark_sync();
+#pragma unroll
+      for (int w = 0; w < TEAM; ++w) {
+        base = w == warp ? carried : base;
+        carried = join(carried, totals[w * ARK_LANES]);
+      }
+    } else {
+      carried = join(carried, total);
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int n = first + mine + u * step;
+      const T sum = join(base, before[u]);
+      if (inside && n < N) store(REVERSE ? N - 1 - n : n, EXCLUSIVE ? sum : join(sum, x[u]));
+    }
   }
 }
 

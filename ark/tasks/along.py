@@ -1,5 +1,5 @@
 """Tiles that walk along one axis: running sums, and stores at given indices. A line is one
-thread's, or all threads' of a block where there are few.
+thread's, or shared by a warp or the block where it is long.
 
 `scan` params: axis (of the operands' own dimensions), function, exclusive, reverse, tile. operands:
 input, output, of one shape. `scatter` params: axis, function ("set", or how an update is joined
@@ -42,6 +42,7 @@ from ark.tasks import expression, text
 from ark.tasks.pointwise import HEADERS, NAMES, each_index, in_order, tile_box, tile_type
 
 LOOKS = 4  # indices that a thread looks at in a round, as ark_looks of along.h
+AHEAD = 8  # elements of a running sum that a thread has under way
 SIDE_BY_SIDE = 4  # elements of an update that a lane has under way at once, at most
 ALONG = (*HEADERS, text.header("folds.h"), text.header("along.h"))
 
@@ -105,13 +106,11 @@ class Scan(TaskKind):
         return ALONG
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
+        pieces = _pieces(sig, machine)
+        if not pieces or pieces[1] == 1:
+            return 0
         size = 8 if expression.value_type(sig.operands[0].dtype) == "ark_i64" else 4
-        return size * machine.lanes * machine.warps if self._together(sig, machine) else 0
-
-    def _together(self, sig: Signature, machine: Machine) -> bool:
-        """Do all threads of a block share a line?"""
-        few = math.prod(sig.params["tile"]) < machine.warps
-        return few and sig.operands[1].shape[sig.params["axis"]] >= machine.lanes
+        return 2 * size * machine.lanes * machine.warps
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         shape, axis = sig.operands[1].shape, sig.params["axis"]
@@ -119,22 +118,47 @@ class Scan(TaskKind):
         names[axis] = "k"
         at = [text.offset(sig, i, names) for i in range(2)]
         compute = expression.value_type(sig.operands[0].dtype)
-        flags = (sig.params["reverse"], sig.params["exclusive"])
-        constants = ", ".join([str(shape[axis]), *(str(f).lower() for f in flags), compute])
-        start = "1" if sig.params["function"] == "mul" else "0"
-        together = self._together(sig, machine)
-        callee = "ark_scan_line_together" if together else "ark_scan_line"
-        body = (
-            f"    {callee}<{constants}>({start},\n"
+        flags = [str(sig.params[flag]).lower() for flag in ("reverse", "exclusive")]
+        start = f"{compute}({1 if sig.params['function'] == 'mul' else 0})"
+        given = (
             f"        [&](int k) -> {compute} {{ return {text.load(sig, 0, 'p0', at[0])}; }},\n"
             f"        {join(sig.params['function'], sig.operands[0])},\n"
             f"        [&](int k, {compute} total) {{ {text.store(sig, 1, 'p1', at[1], 'total')} }}"
-            f"{', ARK_SCRATCH(c)' * together});\n"
         )
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1", const=False)
-        frame = fold(lines(shape, axis))
-        walk = in_order if together else each_index
-        return text.function(name, declare + walk(sig.params["tile"], frame, body))
+        tile, frame = sig.params["tile"], fold(lines(shape, axis))
+        pieces = _pieces(sig, machine)
+        if not pieces:
+            constants = ", ".join((str(shape[axis]), *flags, compute))
+            body = f"    ark_scan_line<{constants}>({start},\n{given});\n"
+            return text.function(name, declare + each_index(tile, frame, body))
+        along, team = pieces
+        listed = (shape[axis], *flags, str(along).lower(), team, AHEAD, compute)
+        body = (
+            f"    ark_scan_pieces<{', '.join(map(str, listed))}>({start}, inside,\n{given},\n"
+            "        ARK_SCRATCH(c), parity);\n"
+        )
+        unused = " ".join(f"(void){n};" for n in NAMES)
+        walk = (
+            f"  int parity = 0;\n  ark_each_line<{tile_type(tile, frame)}, "
+            f"{1 if along else machine.lanes}, {team}>(t.coord,\n"
+            f"      [&](bool inside, {', '.join(f'int {n}' for n in NAMES)}) {{\n    {unused}\n"
+            f"{body}  }});\n"
+        )
+        return text.function(name, declare + walk)
+
+
+def _pieces(sig: Signature, machine: Machine) -> tuple[bool, int] | None:
+    """How the threads of a block share lines of a scan: whether lanes go along a line, and how many
+    warps have one; None where each thread has lines to itself.
+    """
+    shape, axis, tile = sig.operands[1].shape, sig.params["axis"], sig.params["tile"]
+    shared = any(o.per_item > 1 for o in sig.operands)
+    if machine.has("single_thread") or shared or shape[axis] < machine.lanes:
+        return None
+    if axis != len(shape) - 1 and 2 * tile[3] >= machine.lanes:
+        return (False, machine.warps) if shape[axis] >= AHEAD * machine.warps else None
+    return True, 1 if math.prod(tile) >= machine.warps else machine.warps
 
 
 class ScatterParams(Params, frozen=True):

@@ -5,6 +5,7 @@ Shapes, axes, paddings, strides are drawn by hypothesis; one model holds all tha
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import ark
+from ark.backend import registry
+from ark.frontend.model import Model, use_model
+from ark.lower.pipeline import plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
 from tests.opcheck import Case, check
 
 # An example costs seconds of compiling, so a failing one is shown as it is, not made smaller.
@@ -175,6 +181,13 @@ def test_many_updates_of_few_lines(backend: str, reduction: str) -> None:
     check(cases)
 
 
+# Few lines are a block's each, many a warp's, and neighbours a lane's each with all warps along
+# them.
+FEW = (([1025], 0), ([3, 700], 1), ([600, 2], 0))
+MANY = (([40, 90], 1), ([300, 40], 0), ([2, 260, 33], 1))
+LONG_LINES = (*FEW, *MANY)
+
+
 def test_long_lines_are_summed_together(backend: str) -> None:
     rng = np.random.default_rng(5)
     check(
@@ -185,11 +198,31 @@ def test_long_lines_are_summed_together(backend: str) -> None:
                 lambda t, x=axis, e=exclusive, r=reverse: ark.cumsum(t, x, e, r),
                 lambda a, x=axis, e=exclusive, r=reverse: summed(a, x, e, r),
             )
-            for shape, axis in (([1025], 0), ([3, 700], 1), ([600, 2], 0))
+            for shape, axis in LONG_LINES
             for dtype in (ark.int32, ark.int64)
             for exclusive, reverse in ((False, False), (True, True))
         ]
     )
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((20, 1100), 1), ((1100, 20), 0)])
+def test_a_processor_with_many_long_lines_sums_them_in_pieces(
+    backend: str, shape: tuple[int, int], axis: int
+) -> None:
+    chosen = registry.get(backend)
+    x = np.random.default_rng(6).integers(-9, 9, shape).astype(np.float32)
+    model = Model()
+    with use_model(model):
+        sums = ark.cumsum(ark.tensor(shape, ark.fp32, name="x"), axis)
+        ark.copy(sums, name="out")
+    with contextlib.closing(chosen.open(0)) as device:
+        made = plan(model.graph, device.machine.with_processors(1), {"fuse": False})
+        verify([made])
+        with Executor(made, chosen, device) as executor:
+            executor.write("x", x)
+            executor.start(2).wait()
+            found = executor.read("out").reshape(shape)
+    np.testing.assert_array_equal(found, x.cumsum(axis))
 
 
 def test_tuples_of_indices(backend: str) -> None:
