@@ -18,6 +18,8 @@ from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import FLOATS, DataType, fp16, int32
 from ark.lower.engines import AUTO, SWITCH
 from ark.ops.base import result
+from ark.ops.communication.whole import WHOLE, check_whole, combine
+from ark.ops.views import reshape
 from ark.tasks.combine import OPS
 
 if TYPE_CHECKING:
@@ -159,7 +161,8 @@ def all_reduce(
         rank, world_size: those of the model.
         algorithm: a name of `ark.comm.algorithms(topology, "all_reduce")`, or a program.
         topology: a network of as many ranks, a name or a file of one; a full mesh by default.
-        reduction: sum, product, max, min or mean (integers divide towards zero).
+        reduction: sum, product, max, min or mean (integers divide towards zero); by one_shot also
+            adasum and combiner, of floats, which look at whole tensors and combine them in fp32.
         engine: how bytes travel (docs/channels.md): packet, threads, or auto. `switch` adds in an
             order of its own, by the algorithm one_shot alone.
 
@@ -170,6 +173,11 @@ def all_reduce(
     """
     tensor = _placed("all_reduce", input, rank, world_size)
     _summable("all_reduce", tensor)
+    if algorithm == ONE_SHOT and reduction in WHOLE:
+        check_whole(tensor, reduction)
+        whole = reshape(tensor, [1, tensor.ir.elements])
+        every = all_gather(whole, rank, world_size, engine=engine)
+        return combine(every, tensor, reduction, output, name)
     if algorithm == ONE_SHOT and reduction == "sum" and engine == AUTO:
         route = _arks_route(tensor, world_size)
         return _one_shot(tensor, output, name or route, bool(route))

@@ -1,0 +1,134 @@
+"""All-reduces in a plan by what is no sum: element by element beside NumPy; Adasum and the model
+combiner beside the papers' formulas in fp64, and small vectors by hand.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.collective.reductions import reference
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from tests.multi.test_collectives import build, devices, keep
+from tests.ranks import ThreadRanks, run_ranks
+from tests.slow import slow
+
+COUNTS = (1, 3, 517)
+BY_ELEMENT = {
+    "product": np.multiply.reduce,
+    "max": np.maximum.reduce,
+    "min": np.minimum.reduce,
+    "mean": np.mean,
+}
+NUMPY = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
+
+
+def shares(world: int, count: int, kind: str) -> np.ndarray:
+    """What the ranks put in; the first of one element is 0, whose norm vanishes."""
+    made = np.random.default_rng(count).standard_normal((world, count)).astype(NUMPY[kind])
+    if count == 1:
+        made[0] = 0
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "world"),
+    [
+        ("cpu", 2),
+        ("cpu", 3),
+        pytest.param("cpu", 4, marks=slow),
+        pytest.param("cpu", 8, marks=slow),
+        ("cuda", 2),
+        pytest.param("rocm", 2, marks=slow),
+    ],
+)
+def test_reductions_that_are_no_sums(name: str, world: int) -> None:
+    pairs = world & (world - 1) == 0
+    reductions = [*BY_ELEMENT, "combiner", *(["adasum"] if pairs else [])]
+    cases = [(kind, count) for kind in NUMPY for count in COUNTS]
+
+    def body(rank: int) -> None:
+        for kind, count in cases:
+            x = ark.tensor([count], getattr(ark, kind), name=f"{kind} {count}")
+            for reduction in reductions:
+                made = ark.all_reduce(x, rank, world, reduction=reduction)
+                keep(made, f"{reduction} {kind} {count}")
+
+    with devices(name, world) as (opened, machine):
+        plans = build(world, body, machine)
+        verify(plans)
+
+        def work(ranks: ThreadRanks) -> dict[str, np.ndarray]:
+            plan, device = plans[ranks.rank], opened[ranks.rank]
+            with Executor(plan, registry.get(name), device, ranks=ranks, budget_s=200.0) as ready:
+                for kind, count in cases:
+                    ready.write(f"{kind} {count}", shares(world, count, kind)[ranks.rank])
+                ready.start(2).wait(250.0)
+                found = {
+                    f"{reduction} {kind} {count}": ready.read(f"{reduction} {kind} {count}")
+                    for kind, count in cases
+                    for reduction in reductions
+                }
+                ranks.barrier()
+                return found
+
+        found = run_ranks(world, work)
+    for kind, count in cases:
+        wide = shares(world, count, kind).astype(np.float64)
+        near = 2e-6 if kind == "fp32" else 2.0**-8
+        for reduction in reductions:
+            by_element = BY_ELEMENT.get(reduction)
+            want = by_element(wide, axis=0) if by_element else reference(reduction, list(wide))
+            label = f"{reduction} {kind} {count}"
+            got = found[0][label].reshape(count)
+            np.testing.assert_allclose(got.astype(np.float64), want, near * 8, near, label)
+            for other in found:
+                np.testing.assert_array_equal(other[label].reshape(count), got, label)
+
+
+def by_hand() -> None:
+    """[1, 0] and [1, 1], the papers' own example; orthogonal ones; equal ones; whole matrices."""
+    ark.init(backend="cpu")
+    rank = ark.Model.get_rank()
+    given = {
+        "parts": ([[1, 0], [1, 1]], [1.25, 0.75], [1, 1]),
+        "orthogonal": ([[2, 0], [0, 3]], [2, 3], [2, 3]),
+        "equal": ([[2, 4], [2, 4]], [2, 4], [2, 4]),
+        "opposed": ([[2, 0], [-2, 0]], [0, 0], [2, 0]),
+    }
+    made = {}
+    for name, (vectors, _, _) in given.items():
+        x = ark.tensor([2, 1], name=name)
+        both = [ark.all_reduce(x, rank, 2, reduction=r) for r in ("adasum", "combiner")]
+        made[name] = x, vectors[rank], both
+    with ark.Runtime() as runtime:
+        runtime.launch()
+        for x, vector, _ in made.values():
+            x.from_numpy(np.array(vector, np.float32).reshape(2, 1))
+        runtime.barrier()
+        runtime.run(1)
+        for name, (_, adasum, combined) in given.items():
+            found = [t.to_numpy().ravel().tolist() for t in made[name][2]]
+            assert found == [adasum, combined], (name, found)
+        runtime.barrier()
+
+
+def test_pairs_by_hand() -> None:
+    assert ark.launch(2, by_hand) == 0
+
+
+def test_what_they_cannot_take_is_said() -> None:
+    def integers(rank: int) -> None:
+        ark.all_reduce(ark.tensor([8], ark.int32), rank, 2, reduction="adasum")
+
+    def three(rank: int) -> None:
+        ark.all_reduce(ark.tensor([8]), rank, 3, reduction="adasum")
+
+    with pytest.raises(ark.ModelError, match="adasum scales tensors, so it needs fp32"):
+        build(2, integers)
+    with pytest.raises(ark.InvalidUsageError, match="there are 3 ranks"):
+        build(3, three)
