@@ -54,6 +54,33 @@ PROGRAMS = {
         for (int i = 0; i < n; ++i) c = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(a, a, c);
         #endif
         out[i0] = c[0] + c[3];""",
+    "tiles": """
+        typedef float f4 __attribute__((ext_vector_type(4)));
+        typedef float f8 __attribute__((ext_vector_type(8)));
+        typedef _Float16 h4 __attribute__((ext_vector_type(4)));
+        typedef _Float16 h16 __attribute__((ext_vector_type(16)));
+        #if defined(__GFX9__)
+        typedef h4 Operand; typedef f4 Sum;
+        #define MULTIPLY(a, b, c) __builtin_amdgcn_mfma_f32_16x16x16f16(a, b, c, 0, 0, 0)
+        #else
+        typedef h16 Operand; typedef f8 Sum;
+        #define MULTIPLY(a, b, c) __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(a, b, c)
+        #endif
+        __shared__ Operand held[512];
+        for (unsigned k = t; k < 512; k += 256) held[k] = (Operand)(_Float16)(k & 15);
+        __syncthreads();
+        Sum c[2][4] = {};
+        for (int i = 0; i < n / 8; ++i) {
+          Operand a[2], b[4];
+          for (int k = 0; k < 2; ++k) a[k] = held[(t % 16 + 16 * k + i) & 511];
+          for (int k = 0; k < 4; ++k) b[k] = held[(t % 16 + 16 * k + 7 * i + 256) & 511];
+          for (int k = 0; k < 8; ++k) {
+            c[k / 4][k % 4] = MULTIPLY(a[k / 4], b[k % 4], c[k / 4][k % 4]);
+          }
+        }
+        float sum = 0;
+        for (int k = 0; k < 8; ++k) sum += c[k / 4][k % 4][k % 4];
+        out[i0] = sum;""",
 }
 
 

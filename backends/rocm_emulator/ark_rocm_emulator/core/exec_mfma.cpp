@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "mfma.h"
+#include "widened.h"
 
 namespace ark_emu {
 namespace {
@@ -33,15 +34,19 @@ struct Tiles {
   alignas(64) T at[kElements / kSize][kSize];
 };
 
+// Rows of a matrix, of all its blocks.
+template <int kSize, class T>
+using Lines = const T (*)[kSize];
+
 template <int kSize, class In, class T>
-[[gnu::noinline]] void load(Wave& w, const Inst& i, int k, Shape shape, Tiles<kSize, T>& tiles) {
+[[gnu::noinline]] void widen(Wave& w, const Inst& i, int k, Shape shape, T (*to_lines)[kSize]) {
   constexpr int kPerWord = 32 / In::kBits, kGroups = 64 / kSize;
   const int each = kSize * shape.depth * shape.blocks / 64;   // elements of a lane
   alignas(64) uint32_t constant[kLanes], moved[kLanes];
   T* first[kGroups];   // of the lanes that hold one k of one block
   for (int group = 0; group < kGroups; group++) {
     const int block = group % shape.blocks, deep = group / shape.blocks * each;
-    first[group] = tiles.at[block * shape.depth + deep];
+    first[group] = to_lines[block * shape.depth + deep];
   }
   for (int reg = 0; reg < each / kPerWord; reg++) {
     const uint32_t* words = words_of(w, i.src[k], reg, constant);
@@ -59,6 +64,28 @@ template <int kSize, class In, class T>
       }
     }
   }
+}
+
+// Source k, widened: here before, or into `tiles`.
+template <int kSize, class In, class T>
+[[gnu::noinline]] Lines<kSize, T> load(Wave& w, const Inst& i, int k, Shape shape,
+                                       Tiles<kSize, T>& tiles) {
+  const Operand& operand = i.src[k];
+  if constexpr (std::is_same_v<T, double>) {
+    if (operand.kind == Kind::Vgpr && (k == 0 || i.blgp == 0)) {
+      const int regs = kSize * shape.depth * shape.blocks / 64 * In::kBits / 32;
+      Widened& place = widened(w, k, operand.reg, regs);
+      auto* lines = reinterpret_cast<T(*)[kSize]>(place.at);
+      const Widened::Kind kind = {reinterpret_cast<Widened::Maker>(widen<kSize, In, T>), shape.depth,
+                                  shape.blocks, w.mode & 0x10};
+      if (!place.holds(kind, w.row(operand.reg), 1, regs * kLanes, 0)) {
+        widen<kSize, In, T>(w, i, k, shape, lines);
+      }
+      return lines;
+    }
+  }
+  widen<kSize, In, T>(w, i, k, shape, tiles.at);
+  return tiles.at;
 }
 
 // cbsz: A's block `abid` of every 2^cbsz blocks serves all of them.
@@ -82,8 +109,8 @@ const uint32_t* rows_of_c(Wave& w, const Inst& i, int regs, uint32_t* copy) {
 
 // D = C + A * B, each sum rounded once it is complete.
 template <int kSize, class T>
-[[gnu::noinline]] void multiply_to_d(Wave& w, const Inst& i, Shape shape, const Tiles<kSize, T>& a,
-                                     const Tiles<kSize, T>& b, bool flushes) {
+[[gnu::noinline]] void multiply_to_d(Wave& w, const Inst& i, Shape shape, Lines<kSize, T> a,
+                                     Lines<kSize, T> b, bool flushes) {
   constexpr int kMostBlocks = 64 / kSize;
   if constexpr (std::is_same_v<T, double> && kSize % kDoubles == 0) {
     if (!flushes && !saturates(w)) {
@@ -92,7 +119,7 @@ template <int kSize, class T>
       uint32_t* d = w.row(i.dst[0].reg);
       for (int block = 0; block < shape.blocks; block++) {
         multiply<kSize>(
-            &a.at[block_of_a(i, block) * shape.depth], &b.at[block * shape.depth], shape.depth,
+            a + block_of_a(i, block) * shape.depth, b + block * shape.depth, shape.depth,
             [](int, int) { return spread(0); },
             [=](int row, int column, Doubles sum) {
               const int at = word_in_d<kSize>(block, row) + column;
@@ -104,7 +131,7 @@ template <int kSize, class T>
   }
   alignas(64) T sums[kMostBlocks][kSize][kSize] = {};
   for (int block = 0; block < shape.blocks; block++) {
-    multiply_add(&a.at[block_of_a(i, block) * shape.depth], &b.at[block * shape.depth], shape.depth,
+    multiply_add(a + block_of_a(i, block) * shape.depth, b + block * shape.depth, shape.depth,
                  sums[block]);
   }
   if (flushes) {
@@ -121,11 +148,12 @@ template <int kSize, class T>
 template <int kSize, int kDepth, int kBlocks, class A, class B>
 void multiply(Wave& w, const Inst& i) {
   constexpr Shape kShape = {kDepth, kBlocks};
-  Tiles<kSize, SumOf<A>> a, b;
+  using T = SumOf<A>;
+  Tiles<kSize, T> a, b;
   static_assert(kDepth * kBlocks * kSize <= decltype(a)::kElements);
-  load<kSize, A>(w, i, 0, kShape, a);
-  load<kSize, B>(w, i, 1, kShape, b);
-  multiply_to_d(w, i, kShape, a, b, A::kBits == 16 && flushes_denormals(w));
+  const Lines<kSize, T> left = load<kSize, A, T>(w, i, 0, kShape, a);
+  const Lines<kSize, T> right = load<kSize, B, T>(w, i, 1, kShape, b);
+  multiply_to_d<kSize, T>(w, i, kShape, left, right, A::kBits == 16 && flushes_denormals(w));
 }
 
 // f64: one element a lane, other layouts, and blgp negates the operands.

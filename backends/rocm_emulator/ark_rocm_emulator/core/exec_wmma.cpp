@@ -12,6 +12,7 @@
 #include "half.h"
 #include "lanes.h"
 #include "matrix_rows.h"
+#include "widened.h"
 
 namespace ark_emu {
 namespace {
@@ -44,21 +45,40 @@ float widen(uint32_t bits) {
   return kIn == In::F16 ? half_to_float(half) : bf16_to_float(half);
 }
 
-// A and B by (k, line). neg and neg_hi of source k act on its even and odd elements.
+using Lines = const double (*)[kSize];
+
 template <In kIn>
-void load_floats(Wave& w, const Inst& i, int k, Tile<double>& tile) {
-  alignas(64) uint32_t constant[kLanes];
-  for (int e = 0; e < kSize; e += 2) {
-    const uint32_t* words = operand_row(w, i.src[k], e / 2, constant);
-    const auto widen_both = kIn == In::F16 ? widen_halves : widen_bf16;
-    widen_both(words, kSize, tile[e], tile[e + 1]);
+void widen_rows(const uint32_t* words, int apart, double (*to)[kSize]) {
+  const auto widen_both = kIn == In::F16 ? widen_halves : widen_bf16;
+  for (int e = 0; e < kSize; e += 2) widen_both(words + e / 2 * apart, kSize, to[e], to[e + 1]);
+}
+
+// A and B by (k, line), as they were widened before or in `tile`. neg and neg_hi of source k act on its
+// even and odd elements.
+template <In kIn>
+Lines load_floats(Wave& w, const Inst& i, int k, Tile<double>& tile) {
+  const Operand& operand = i.src[k];
+  const bool negated[2] = {(i.neg >> k & 1) != 0, (i.abs >> k & 1) != 0};
+  if (operand.kind == Kind::Vgpr && !negated[0] && !negated[1]) {
+    Widened& place = widened(w, k, operand.reg, kSize / 2);
+    auto* lines = reinterpret_cast<double(*)[kSize]>(place.at);
+    const Widened::Kind kind = {reinterpret_cast<Widened::Maker>(widen_rows<kIn>), kSize, 1, 0};
+    if (!place.holds(kind, w.row(operand.reg), kSize / 2, kSize, kLanes)) {
+      widen_rows<kIn>(w.row(operand.reg), kLanes, lines);
+    }
+    return lines;
   }
+  alignas(64) uint32_t constant[kLanes];
+  const bool in_registers = operand.kind == Kind::Vgpr;
+  if (!in_registers) fill_row(constant, operand.lo, kLanes);
+  widen_rows<kIn>(in_registers ? w.row(operand.reg) : constant, in_registers ? kLanes : 0, tile);
   for (int odd = 0; odd < 2; odd++) {
-    if (((odd == 0 ? i.neg : i.abs) >> k & 1) == 0) continue;
+    if (!negated[odd]) continue;
     for (int e = odd; e < kSize; e += 2) {
       for (double& value : tile[e]) value = -value;
     }
   }
+  return tile;
 }
 
 // abs and neg of the addend.
@@ -80,10 +100,9 @@ int result_lane(int row) { return row % 2 * kSize; }
 template <In kIn>
 void wmma_f32(Wave& w, const Inst& i) {
   expect_wave32(w, i);
-  alignas(64) Tile<double> a, b, sums;
+  alignas(64) Tile<double> left, right, sums;
   alignas(64) uint32_t constant[kLanes];
-  load_floats<kIn>(w, i, 0, a);
-  load_floats<kIn>(w, i, 1, b);
+  const Lines a = load_floats<kIn>(w, i, 0, left), b = load_floats<kIn>(w, i, 1, right);
   if (i.src[2].kind == Kind::Vgpr && i.src[2].reg == i.dst[0].reg && ((i.abs | i.neg) & 4) == 0) {
     uint32_t* d = w.row(i.dst[0].reg);
     const auto word = [](int row) { return result_word(row) * kLanes + result_lane(row); };
@@ -110,10 +129,9 @@ void wmma_f32(Wave& w, const Inst& i) {
 template <In kIn>
 void wmma_16(Wave& w, const Inst& i) {
   expect_wave32(w, i);
-  alignas(64) Tile<double> a, b, sums;
+  alignas(64) Tile<double> left, right, sums;
   alignas(64) uint32_t constant[kLanes];
-  load_floats<kIn>(w, i, 0, a);
-  load_floats<kIn>(w, i, 1, b);
+  const Lines a = load_floats<kIn>(w, i, 0, left), b = load_floats<kIn>(w, i, 1, right);
   const int shift = (i.opsel & 4) != 0 ? 16 : 0;
   for (int row = 0; row < kSize; row++) {
     const uint32_t* c = operand_row(w, i.src[2], result_word(row), constant) + result_lane(row);

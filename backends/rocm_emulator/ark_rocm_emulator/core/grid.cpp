@@ -12,6 +12,7 @@
 #include "code_object.h"
 #include "decode.h"
 #include "timing.h"
+#include "widened.h"
 
 namespace ark_emu {
 namespace {

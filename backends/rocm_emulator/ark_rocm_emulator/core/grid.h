@@ -24,6 +24,7 @@ class LoadedCodeImpl;
 struct KernelDescriptor;
 class StaleGrid;
 class Timing;
+struct WidenedOperands;
 
 struct Workgroup {
   uint32_t id[3] = {0, 0, 0};
@@ -92,6 +93,7 @@ struct Grid {
   GridChecksPtr checks;
   std::shared_ptr<StaleGrid> stale;      // null unless values may be stale
   std::unique_ptr<Timing> timing;        // null without a timing model
+  std::unique_ptr<WidenedOperands> widened;   // from the first matrix instruction on
   Random random{0};
   uint64_t clock = 0;                    // wave-instructions executed by finished slices
   bool ended = false;

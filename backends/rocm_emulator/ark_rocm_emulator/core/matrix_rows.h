@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "half.h"
 #include "rows.h"
@@ -27,7 +29,7 @@ inline void to_floats(uint32_t* to, Doubles value) {
 }
 #elif defined(__AVX2__) && defined(__FMA__)
 using Doubles = __m256d;
-constexpr int kAccumulators = 8;
+constexpr int kAccumulators = 12;   // two units add in four cycles; the other registers hold operands
 inline Doubles spread(double value) { return _mm256_set1_pd(value); }
 inline Doubles load_doubles(const double* from) { return _mm256_loadu_pd(from); }
 inline void store_doubles(double* to, Doubles value) { _mm256_storeu_pd(to, value); }
@@ -52,35 +54,48 @@ inline void to_floats(uint32_t* to, Doubles value) {
 #endif
 constexpr int kDoubles = sizeof(Doubles) / sizeof(double);
 
+// `kRows` rows of left * right from `row` on, both by (k, line), kColumns vectors wide.
+template <int kRows, int kColumns, int kSize, class Begin, class End>
+[[gnu::always_inline]] inline void multiply_rows(const double (*left)[kSize],
+                                                 const double (*right)[kSize], int depth, int row,
+                                                 int column, Begin begin, End end) {
+  Doubles sum[kRows][kColumns];
+  for (int r = 0; r < kRows; r++) {
+    for (int c = 0; c < kColumns; c++) sum[r][c] = begin(row + r, column + c * kDoubles);
+  }
+  for (int k = 0; k < depth; k++) {
+    Doubles other[kColumns];
+    for (int c = 0; c < kColumns; c++) other[c] = load_doubles(&right[k][column + c * kDoubles]);
+    for (int r = 0; r < kRows; r++) {
+      const Doubles scale = spread(left[k][row + r]);
+      for (int c = 0; c < kColumns; c++) sum[r][c] = add_product(scale, other[c], sum[r][c]);
+    }
+  }
+  for (int r = 0; r < kRows; r++) {
+    for (int c = 0; c < kColumns; c++) end(row + r, column + c * kDoubles, sum[r][c]);
+  }
+}
+
 // left * right for one block, both by (k, line), a vector of a row at a time: its sums begin with
 // begin(row, column) and go to end(row, column, sums). The product of two numbers of 24 bits or fewer
-// is exact in double, so that fused and separate additions round alike.
+// is exact in double, so that fused and separate additions round alike. Rows are shared out evenly:
+// a rest of few accumulators would wait for its own additions.
 template <int kSize, class Begin, class End>
 [[gnu::always_inline]] inline void multiply(const double (*left)[kSize], const double (*right)[kSize],
                                             int depth, Begin begin, End end) {
   static_assert(kSize % kDoubles == 0);
-  constexpr int kVectors = kSize / kDoubles;
-  constexpr int kColumns = std::min(kVectors, kAccumulators / 2);
-  constexpr int kRows = std::min(kAccumulators / kColumns, kSize);
-  for (int row = 0; row < kSize; row += kRows) {
+  constexpr int kColumns = std::min(kSize / kDoubles, 2);
+  constexpr int kMost = kAccumulators / kColumns, kShares = (kSize + kMost - 1) / kMost;
+  // Where each share begins is a constant to its code, and so are the places of its rows in C and D.
+  const auto share = [&]<int kShare>(std::integral_constant<int, kShare>) {
+    constexpr int kFirst = kSize * kShare / kShares, kRows = kSize * (kShare + 1) / kShares - kFirst;
     for (int column = 0; column < kSize; column += kColumns * kDoubles) {
-      Doubles sum[kRows][kColumns];
-      for (int r = 0; r < kRows; r++) {
-        for (int c = 0; c < kColumns; c++) sum[r][c] = begin(row + r, column + c * kDoubles);
-      }
-      for (int k = 0; k < depth; k++) {
-        Doubles other[kColumns];
-        for (int c = 0; c < kColumns; c++) other[c] = load_doubles(&right[k][column + c * kDoubles]);
-        for (int r = 0; r < kRows; r++) {
-          const Doubles scale = spread(left[k][row + r]);
-          for (int c = 0; c < kColumns; c++) sum[r][c] = add_product(scale, other[c], sum[r][c]);
-        }
-      }
-      for (int r = 0; r < kRows; r++) {
-        for (int c = 0; c < kColumns; c++) end(row + r, column + c * kDoubles, sum[r][c]);
-      }
+      multiply_rows<kRows, kColumns>(left, right, depth, kFirst, column, begin, end);
     }
-  }
+  };
+  [&]<int... kShare>(std::integer_sequence<int, kShare...>) {
+    (share(std::integral_constant<int, kShare>()), ...);
+  }(std::make_integer_sequence<int, kShares>());
 }
 
 // sums += left * right.
