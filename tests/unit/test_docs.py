@@ -1,0 +1,137 @@
+"""What pages name exists: files and folders, links between pages, commands and their options."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from ark.cli import COMMANDS, build_parser
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("ark", "backends", "bench", "ci", "docs", "examples", "tests")
+NAMED = re.compile(rf"(?<![\w./-])((?:{'|'.join(FOLDERS)})/[\w./*-]*[\w*/])")
+NEW = "ark/models/olmo2.py"
+LINK = re.compile(r"\]\(([^)#\s]+)")
+COMMAND = re.compile(r"`(?:python -m )?ark ([^`]+)`")
+
+
+def _tracked() -> list[str]:
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("only a checkout knows which files belong to it")
+    return done.stdout.split()
+
+
+@cache
+def _paths() -> frozenset[str]:
+    """Every file of the repository, and every folder that has one."""
+    files = _tracked()
+    folders = {str(above) for file in files for above in Path(file).parents}
+    return frozenset({*files, *folders})
+
+
+def _pages() -> list[Path]:
+    return [ROOT / file for file in _tracked() if file.endswith(".md")]
+
+
+def _found(page: Path, pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    """Where on a page the pattern is, as PAGE:LINE, and what it has found there."""
+    text = page.read_text()
+    for match in pattern.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        yield f"{page.relative_to(ROOT)}:{line}", match[1]
+
+
+def _exists(name: str) -> bool:
+    return any(fnmatch.fnmatch(path, name.rstrip("/")) for path in _paths())
+
+
+def test_files_and_folders_that_pages_name_exist() -> None:
+    named = [(at, name) for page in _pages() for at, name in _found(page, NAMED)]
+    # What stands for any file; and the model that a page tells its reader to write.
+    asked = [(at, n) for at, n in named if "..." not in n and n not in ("ci/results/ROW.json", NEW)]
+    assert len(asked) > 400
+    gone = [f"{at}: {name}" for at, name in asked if not _exists(name)]
+    assert not gone, "\n".join(gone)
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    links = [(p, at, to) for p in _pages() for at, to in _found(p, LINK) if "://" not in to]
+    assert len(links) > 50
+    gone = [f"{at}: {to}" for page, at, to in links if not (page.parent / to).exists()]
+    assert not gone, "\n".join(gone)
+
+
+def _subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    found: dict[str, argparse.ArgumentParser] = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= action.choices
+    return found
+
+
+@cache
+def _parser(name: str) -> argparse.ArgumentParser:
+    return _subcommands(build_parser([name]))[name]
+
+
+def _wrong(command: str) -> str:
+    """What the command line does not have of what a page writes, which may be a part of a call."""
+    words = re.sub(r'"[^"]*"', "TEXT", command).replace("\\|", " ").split()
+    if words[0] not in COMMANDS:
+        return f"there is no command {words[0]!r}"
+    parsers = [_parser(words[0])]
+    parts = _subcommands(parsers[0])
+    if parts and len(words) > 1 and words[1].isalpha():
+        if words[1] not in parts:
+            return f"`ark {words[0]}` has no {words[1]!r}"
+        parsers = [parts[word] for word in words if word in parts]
+    known = {option for parser in parsers for option in parser._option_string_actions}
+    for option in re.findall(r"(?:^|[ \[])(--?[a-z][\w-]*)", " ".join(words[1:])):
+        if option not in known:
+            return f"no option {option}"
+    return ""
+
+
+def test_commands_that_pages_name_have_these_options() -> None:
+    calls = [(at, call) for page in _pages() for at, call in _found(page, COMMAND)]
+    assert len(calls) > 100
+    wrong = [f"{at}: ark {call}: {what}" for at, call in calls if (what := _wrong(call))]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("toppo show NET", "no command 'toppo'"),
+        ("topo detect", "has no 'detect'"),
+        ("plan DIR --machin h100", "no option --machin"),
+        ('generate DIR --prompt "--no-such"', ""),
+        ("topo show\\|optimal NET --json", ""),
+    ],
+)
+def test_a_command_that_is_not_there_is_seen(command: str, what: str) -> None:
+    assert what in _wrong(command) and bool(what) == bool(_wrong(command))
+
+
+def test_the_layers_of_the_page_are_those_that_lint_checks() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = project["tool"]["importlinter"]["contracts"]
+    (layers,) = (c["layers"] for c in contracts if c["type"] == "layers")
+    page = (ROOT / "docs/architecture.md").read_text()
+    block = page.split("## The layers")[1].split("```")[1].strip().splitlines()
+    written = [re.split(r" {2,}", line)[0].split(" | ") for line in block]
+    assert written == [layer.split(" | ") for layer in layers]
