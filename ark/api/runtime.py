@@ -15,15 +15,14 @@ from typing import Any, ClassVar
 from weakref import WeakMethod, WeakSet
 
 from ark.api import planner
+from ark.api.bound import bind, check_overlaps
 from ark.api.session import backend, device, ranks
 from ark.backend.devices import Device, FedDevice, Memory
 from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.frontend.model import Model
 from ark.frontend.storage import Storage
-from ark.frontend.tensor import Tensor, is_torch, provided, synchronize
-from ark.plan import kind as kinds
+from ark.frontend.tensor import Tensor, provided, synchronize
 from ark.plan.serialize import from_json
-from ark.plan.types import Plan
 from ark.runtime import live
 from ark.runtime.admission import admit
 from ark.runtime.run import Ranks, Run
@@ -91,7 +90,7 @@ class Runtime:
                 "another Runtime's kernel is on the device, and all of a kernel's processors must "
                 "be resident; stop that one first (Runtime.stop, or leave its with block)"
             )
-        _bind(tensor_mappings)
+        bind(tensor_mappings)
         if hasattr(stream, "synchronize"):
             stream.synchronize()
         self._device = device(device_id)
@@ -183,7 +182,7 @@ class Runtime:
                 found[buffer.id] = memory.address
             else:
                 found[buffer.id] = storage.place(self._device)
-        _check_overlaps(plan.inner, found)
+        check_overlaps(plan.inner, found)
         return found
 
     def _start(self) -> None:
@@ -238,7 +237,7 @@ class Runtime:
                 "a running loop keeps its memory: launch with loop_mode=False to change "
                 "tensor_mappings between runs, or copy the data into the tensor"
             )
-        _bind(mappings)
+        bind(mappings)
         if self.executor is not None and self._plan is not None:
             model = self._plan.model or Model.get_model()
             self.executor.rebind(self._addresses(self._plan, model))
@@ -339,42 +338,6 @@ class Runtime:
 
 # A persistent kernel must not outlive the memory that it walks.
 atexit.register(Runtime.stop_all)
-
-
-def _check_overlaps(plan: Plan, addresses: Mapping[int, int]) -> None:
-    """Memory that is written may be under one name only: the planner cannot see addresses."""
-    written = set()
-    first = {t.op: t for phase in plan.phases for tasks in phase.processors for t in tasks}
-    for op_id, task in first.items():
-        op = plan.ops[op_id]
-        for access in kinds.get(op.kind).accesses(kinds.signature(plan, op), task.coord):
-            if access.write:
-                written.add(plan.tensors[op.operands[access.operand]].buffer)
-    spans = sorted((at, at + plan.buffers[i].nbytes, i) for i, at in addresses.items())
-    for place, (_, end, a) in enumerate(spans):
-        for begin, _, b in spans[place + 1 :]:
-            if begin >= end:
-                break
-            if not {a, b} & written:
-                continue
-            raise InvalidUsageError(
-                f"the memory of {plan.buffers[a].name!r} and {plan.buffers[b].name!r} overlaps, "
-                "and the model writes one of them; bind one placeholder and take slices of it"
-            )
-
-
-def _bind(mappings: Mapping[Tensor, Any] | None) -> None:
-    for tensor, data in (mappings or {}).items():
-        if not isinstance(tensor, Tensor) or not tensor.is_external():
-            raise InvalidUsageError(
-                "tensor_mappings maps placeholders; make one with ark.placeholder"
-            )
-        if not is_torch(data):
-            raise InvalidUsageError(
-                f"tensor_mappings maps to torch tensors, got {type(data).__name__}; pass "
-                "torch.from_numpy(...)"
-            )
-        tensor.bind(data)
 
 
 def _run_once(model: Model) -> None:

@@ -5,26 +5,20 @@ as ProcessorGroups. The ops are added to a new graph through ark's public ops, w
 and types; ranges of processors, tiles, numbers of tasks and granularities become hints; ark's
 planner then places the counters, and its verifier checks the result. Tensors of the current model
 keep their memory where the plan's ops are the model's. Messages between ranks are compared by
-ark.api.task_messages. Called by ark.api.plan.
+ark.api.task_messages. Called by ark.api.plan; ark.api.task_graph adds the ops.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from ark import ops
 from ark.api import task_messages
-from ark.api.config import check_config, hints_of
-from ark.api.task_ops import CALLS, Arguments
+from ark.api.config import check_config
+from ark.api.task_graph import Place, TaskGraph
 from ark.api.task_schema import OpEntry, TaskEntry, TaskPlan, TensorEntry
 from ark.errors import BaseError, PlanError, UnsupportedError
 from ark.frontend.model import Model, use_model
-from ark.frontend.tensor import NullTensor, Tensor
-from ark.ir import dtype as dtypes
 from ark.ir import values as ir
 from ark.ir.export import op_entry
 from ark.ir.graph import Node
@@ -72,7 +66,7 @@ def _build(
             check_config(op.config, f"the configuration of op {op.name!r}")
     order = _order(plan)
     fresh = Model(plan.rank, plan.world_size)
-    made = _Graph(fresh, plan, _shared(plan, model))
+    made = TaskGraph(fresh, plan, _shared(plan, model))
     with use_model(fresh):
         for place in order:
             for op in place.task.ops:
@@ -97,23 +91,13 @@ def _check_architecture(plan: TaskPlan, machine: Machine) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where a task info's tasks run. context: the number of their processor group."""
-
-    task: TaskEntry
-    processors: tuple[int, int]
-    granularity: int
-    context: int
-
-
-def _order(plan: TaskPlan) -> list[_Place]:
+def _order(plan: TaskPlan) -> list[Place]:
     """Task infos as they are run; PlanError where one does not run whole, and once."""
     tasks = {task.id: task for task in plan.task_infos}
     if len(tasks) < len(plan.task_infos):
         raise PlanError("two task infos have one Id; give each its own")
     spans: dict[int, list[tuple[int, int]]] = {}
-    found: dict[int, _Place] = {}
+    found: dict[int, Place] = {}
     for number, group in enumerate(plan.processor_groups):
         for resources in group.resource_groups:
             begin, end = _span(resources.processor_range, "ProcessorRange", plan.num_processors)
@@ -124,7 +108,7 @@ def _order(plan: TaskPlan) -> list[_Place]:
                 before = found.get(task.id)
                 if before is not None:  # its tasks are shared out over several groups
                     begin, end = min(begin, before.processors[0]), max(end, before.processors[1])
-                found[task.id] = _Place(task, (begin, end), tasks_of.granularity, number)
+                found[task.id] = Place(task, (begin, end), tasks_of.granularity, number)
                 spans.setdefault(task.id, []).append(_span(tasks_of.task_range, "TaskRange", None))
     for task in plan.task_infos:
         _check_whole(task, sorted(spans.get(task.id, [])))
@@ -202,178 +186,3 @@ def _same_layout(entry: TensorEntry, tensor: ir.Tensor) -> bool:
         entry.strides,
         entry.offsets,
     ) == (list(tensor.shape), list(tensor.extents), list(tensor.offsets))
-
-
-class _Graph:
-    """Adds a plan's ops to a new model. buffers: by the plan's number, of this rank. held: names of
-    buffers that the user's model has. messages: what the ops added so far send and receive.
-    """
-
-    def __init__(self, model: Model, plan: TaskPlan, shared: Mapping[int, ir.Buffer]) -> None:
-        self._model = model
-        self._plan = plan
-        self._shared = shared
-        self._written: set[int] = set()
-        self.buffers: dict[int, ir.Buffer] = {}
-        self.held = {b.name for b in shared.values()}
-        self.messages: list[task_messages.Message] = []
-        self._fused = 0  # all-reduces so far
-        sizes: dict[int, int] = {}
-        owners: dict[int, int] = {}
-        for task in plan.task_infos:
-            for op in task.ops:
-                for entry in (*op.read_tensors, *op.write_tensors, *op.result_tensors):
-                    _check_layout(op, entry)
-                    _check_owner(op, entry, plan, owners)
-                    if task_messages.is_far(entry.buffer, plan.rank):
-                        continue
-                    nbytes = math.prod(entry.strides) * _dtype(entry).itemsize
-                    sizes[entry.buffer.id] = max(sizes.get(entry.buffer.id, 0), nbytes)
-        for number, nbytes in sizes.items():
-            theirs = shared.get(number)
-            name = theirs.name if theirs else f"buffer {number}"
-            self.buffers[number] = model.graph.buffer("activation", nbytes, name=name)
-
-    def _tensor(self, entry: TensorEntry) -> Tensor:
-        buffer = self.buffers[entry.buffer.id]
-        made = self._model.graph.tensor(
-            entry.shape,
-            _dtype(entry),
-            buffer=buffer,
-            extents=entry.strides,
-            offsets=entry.offsets,
-            padded=entry.padded_shape,
-            name=buffer.name,
-        )
-        return Tensor(made, self._model)
-
-    def add(self, op: OpEntry, place: _Place) -> None:
-        """One op, where its task info runs."""
-        graph = self._model.graph
-        graph.processors, graph.context = place.processors, place.context
-        granularity = {"Granularity": place.granularity}
-        if op.type in task_messages.TYPES:  # both ends cut it alike, whatever their configurations
-            graph.hints = hints_of(granularity)
-            self._pass_on(op)
-        else:
-            graph.hints = hints_of({**op.config, **granularity})
-            self._compute(op)
-
-    def _pass_on(self, op: OpEntry) -> None:
-        """A Send or a Recv, or what stands for several of them."""
-        found = task_messages.messages(op, self._plan, self._fused)
-        self.messages += found
-        if op.type == task_messages.FUSED:
-            self._fused += 1
-            self._all_reduce(op, found)
-            return
-        own = op.read_tensors[0] if op.type.startswith("Send") else op.write_tensors[0]
-        if op.type.startswith("RecvReduceSend"):
-            self._reduce(op, found)
-        elif found[0].sends:
-            self._check_known(op, own)
-            ops.send(self._tensor(own), found[0].peer, found[0].tag, name=op.name)
-        else:
-            ops.recv(self._tensor(own), found[0].peer, found[0].tag, op.name)
-            self._written.add(own.buffer.id)
-
-    def _all_reduce(self, op: OpEntry, messages: Sequence[task_messages.Message]) -> None:
-        """Sends its own to all, and adds up what all have in the order of their ranks, so that the
-        sum has the same bits everywhere.
-        """
-        source, target = op.read_tensors[0], op.write_tensors[0]
-        self._check_known(op, source)
-        shares = {self._plan.rank: self._tensor(source)}
-        for message in messages:
-            if message.sends:
-                ops.send(shares[self._plan.rank], message.peer, message.tag, name=op.name)
-        for message in messages:
-            if not message.sends:
-                came = Tensor(self._model.graph.tensor(source.shape, _dtype(source)), self._model)
-                shares[message.peer] = ops.recv(came, message.peer, message.tag, op.name)
-        *first, last = (shares[rank] for rank in sorted(shares))
-        total = functools.reduce(functools.partial(ops.add, name=op.name), first) if first else None
-        self._written.add(target.buffer.id)
-        if total is None:
-            ops.copy(last, self._tensor(target), name=op.name)
-        else:
-            ops.add(total, last, output=self._tensor(target), name=op.name)
-
-    def _reduce(self, op: OpEntry, messages: Sequence[task_messages.Message]) -> None:
-        """Adds up its own and what comes, and sends the sum to all."""
-        source, target = op.read_tensors[0], op.write_tensors[0]
-        self._check_known(op, source)
-        total = self._tensor(source)
-        received = [m for m in messages if not m.sends]
-        for number, message in enumerate(received, 1):
-            came = Tensor(self._model.graph.tensor(target.shape, _dtype(target)), self._model)
-            ops.recv(came, message.peer, message.tag, op.name)
-            output = self._tensor(target) if number == len(received) else NullTensor
-            total = ops.add(total, came, output=output, name=op.name)
-        self._written.add(target.buffer.id)
-        for message in messages[len(received) :]:
-            ops.send(total, message.peer, message.tag, name=op.name)
-
-    def _check_known(self, op: OpEntry, entry: TensorEntry) -> None:
-        number = entry.buffer.id
-        if number not in self._written and number not in self._shared:
-            raise PlanError(
-                f"op {op.name!r} reads tensor {entry.id}, which no op before it writes and the "
-                "current model does not have; build the model that the plan was made from, "
-                "then launch"
-            )
-
-    def _compute(self, op: OpEntry) -> None:
-        call = CALLS.get(op.type)
-        if call is None:
-            raise UnsupportedError(
-                f"op {op.name!r} is of type {op.type}, which ark does not run from a plan in ARK's "
-                f"layout; it runs {', '.join(sorted((*CALLS, *task_messages.TYPES)))}"
-            )
-        for entry in (*op.read_tensors, *op.write_tensors):
-            if task_messages.is_far(entry.buffer, self._plan.rank):
-                raise PlanError(
-                    f"op {op.name!r} of type {op.type} uses tensor {entry.id} on rank "
-                    f"{entry.buffer.rank}; on rank {self._plan.rank} only Send and Recv name "
-                    "memory of other ranks"
-                )
-        for entry in op.read_tensors:
-            self._check_known(op, entry)
-        reads = [self._tensor(entry) for entry in op.read_tensors]
-        outputs = [self._tensor(entry) for entry in op.write_tensors]
-        if len(outputs) != 1:
-            raise PlanError(f"op {op.name!r} writes {len(outputs)} tensors; it must write one")
-        try:
-            call(reads, outputs[0], Arguments(op), op.name)
-        except TypeError as error:  # too many or too few operands
-            raise PlanError(f"op {op.name!r}: {op.type} is not of {len(reads)} tensors") from error
-        except PlanError:
-            raise
-        except BaseError as error:
-            raise PlanError(f"op {op.name!r}: {error}") from error
-        self._written.add(op.write_tensors[0].buffer.id)
-
-
-def _check_owner(op: OpEntry, entry: TensorEntry, plan: TaskPlan, owners: dict[int, int]) -> None:
-    """A buffer is of one rank of the plan's. owners: by buffer, as found so far."""
-    buffer = entry.buffer
-    owner = buffer.rank if task_messages.is_far(buffer, plan.rank) else plan.rank
-    if owner >= plan.world_size or owners.setdefault(buffer.id, owner) != owner:
-        raise PlanError(
-            f"tensor {entry.id} of op {op.name!r} lies in buffer {buffer.id} of Rank {owner}; it "
-            f"must be of one of the plan's {plan.world_size} ranks, from 0, and of no other "
-            "elsewhere in the plan"
-        )
-
-
-def _check_layout(op: OpEntry, entry: TensorEntry) -> None:
-    sizes = (entry.shape, entry.strides, entry.offsets, entry.padded_shape)
-    try:
-        ir.check_layout(*(tuple(dims) for dims in sizes))
-        _dtype(entry)
-    except BaseError as error:
-        raise PlanError(f"tensor {entry.id} of op {op.name!r}: {error}") from error
-
-
-def _dtype(entry: TensorEntry) -> dtypes.DataType:
-    return dtypes.by_name(entry.data_type.lower())

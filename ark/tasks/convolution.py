@@ -20,7 +20,7 @@ from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INT_MAX, Params, Places, Size, Tile, box, covers, need, typed
 from ark.tasks import expression, text
-from ark.tasks.matmul import finish, outputs
+from ark.tasks.matmul_text import finish, outputs
 from ark.tasks.pointwise import broadcast_access, broadcasts, tile_box
 from ark.tasks.windows import Margins, Steps
 

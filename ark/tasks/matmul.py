@@ -33,32 +33,17 @@ from ark.plan.params import INT_MAX, Params, Places, Size, box, count, fits, nee
 from ark.tasks import expression, text
 from ark.tasks.matmul_form import (
     ROPE,
-    along_k,
-    deal,
     dims,
     grid,
-    k_range,
     paired,
     part_of_k,
-    place_names,
     rotates,
-    side_strides,
     sums_of,
     tiles,
 )
+from ark.tasks.matmul_text import DEPTH, FEW_ROWS, MOST_PANEL, staged, write
 from ark.tasks.pointwise import broadcast_access, broadcasts
-from ark.tasks.rotary import rope, rotary_accesses, rotary_check, sequences_of
-
-FEW_ROWS = 4  # fewer are not worth packing, in one thread
-DEPTH = 256  # elements of k that one thread packs at a time
-MOST_PANEL = 64  # elements of a panel's width
-LEAST_STAGED = 2048  # multiplications of a tile whose operands go through shared memory
-STAGED_ROWS = 4  # of a thread
-STAGED_DEPTH = 64  # elements of k at a time
-MOST_SHARES = 8  # lanes that share k
-MOST_HELD = 2  # columns of a thread
-MOST_STAGED = 48 << 10  # bytes
-
+from ark.tasks.rotary import rotary_accesses, rotary_check, sequences_of
 
 Few = Annotated[int, msgspec.Meta(ge=0, le=1 << 12)]
 
@@ -185,7 +170,7 @@ class Matmul(TaskKind):
     def scratch(self, sig: Signature, machine: Machine) -> int:
         rows, columns = sig.params["tile"]
         if not machine.has("single_thread"):
-            return _staged(sig, machine)
+            return staged(sig, machine)
         if rows < FEW_ROWS:
             return 4 * rows * columns
         rows, columns = rows + MOST_PANEL, columns + MOST_PANEL  # the last panels are whole
@@ -202,78 +187,7 @@ class Matmul(TaskKind):
         return tuple(text.header(name) for name in headers)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        pairs = paired(sig)
-        shape: tuple[Any, ...] = (*sig.params["tile"], *dims(sig)[:2])
-        callee = "ark_matmul_pairs" if pairs else "ark_matmul"
-        if machine.has("single_thread") and sig.params["tile"][0] >= FEW_ROWS:
-            transposed = (bool(sig.params[name]) for name in ("transpose_a", "transpose_b"))
-            callee, shape = "ark_matmul_blocked", (*shape, DEPTH, pairs, *transposed)
-        elif machine.has("single_thread") and not pairs and not sig.params["transpose_b"]:
-            callee = "ark_matmul_alone"
-        elif _staged(sig, machine):
-            return self._in_shared_memory(name, sig)
-        arguments: tuple[str, ...] = (
-            "m0",
-            "n0",
-            *k_range(sig),
-            _place(sig, 0, "m", "k", bool(sig.params["transpose_a"])),
-            _place(sig, 1, "k", "n", bool(sig.params["transpose_b"])),
-            _finish_pair(sig)
-            if pairs
-            else f"[&](int m, int n, {_sum_type(sig)} sum) {{\n{finish(sig, 'sum', 'm', 'n')}  }}",
-        )
-        if callee == "ark_matmul":
-            shape = (*shape, _pack(sig))
-            arguments = (*arguments, text.addresses(sig, (0, 1)))
-        body = f"  {text.called(callee, shape, arguments)};\n"
-        return text.function(name, outputs(sig) + each_tile(sig, body))
-
-    def _in_shared_memory(self, name: str, sig: Signature) -> str:
-        constants = (
-            *sig.params["tile"],
-            *dims(sig),
-            STAGED_ROWS,
-            *(along_k(sig, index) for index in (0, 1)),
-        )
-        arguments = (
-            "m0",
-            "n0",
-            _place(sig, 0, "m", "k", bool(sig.params["transpose_a"])),
-            _place(sig, 1, "k", "n", bool(sig.params["transpose_b"])),
-            f"[&](int m, int n, float sum) {{\n{finish(sig, 'sum', 'm', 'n')}  }}",
-        )
-        body = f"  {text.called('ark_matmul_staged', constants, arguments)};\n"
-        return text.function(name, outputs(sig) + each_tile(sig, body))
-
-
-def _staged(sig: Signature, machine: Machine) -> int:
-    """Bytes of shared memory where both sides of a tile go through it; 0 where they do not."""
-    rows, columns = sig.params["tile"]
-    _, _, k = dims(sig)
-    alone = machine.has("single_thread")
-    if alone or paired(sig) or sums_of(sig) == "int32" or part_of_k(sig) < k:
-        return 0
-    few = rows < 2 or rows * columns * k < LEAST_STAGED
-    if few or any(o.packet for o in sig.operands[:2]):
-        return 0
-    pitch = min(k, STAGED_DEPTH) + MOST_SHARES + 1
-    need_bytes = 4 * pitch * (-(-rows // STAGED_ROWS) * STAGED_ROWS + columns)
-    held = -(-rows // STAGED_ROWS) * columns <= MOST_HELD * machine.warps * machine.lanes
-    fits = need_bytes <= min(MOST_STAGED, machine.shared_bytes - machine.ring_bytes)
-    return need_bytes if held and fits else 0
-
-
-def _finish_pair(sig: Signature) -> str:
-    """A lambda that stores what the product's columns n and n + 1 make."""
-    if rotates(sig):
-        body = f"      ark_rope_pair(c, {rope(sig, 2, ROPE)}, m, n, sum, next);\n"
-    else:
-        body = finish(sig, "ark_swiglu(sum, next)", "m", "n / 2")
-    return f"[&](int m, int n, float sum, float next) {{\n{body}  }}"
-
-
-def _sum_type(sig: Signature) -> str:
-    return "ark_i32" if sums_of(sig) == "int32" else "float"
+        return write(name, sig, machine)
 
 
 def _check_types(sig: Signature) -> None:
@@ -306,85 +220,6 @@ def _check_splits(sig: Signature, k: int) -> None:
         (splits - 1) * part_of_k(sig) < k,
         f"of {splits} parts of {k} elements some would have none",
     )
-
-
-def outputs(sig: Signature) -> str:
-    """Declares the output as po, and what an expression reads as p3, p4, ..."""
-    others = (text.operand(sig, i, f"p{i}") for i in range(3, len(sig.operands)))
-    return text.operand(sig, 2, "po", const=False) + "".join(others)
-
-
-def finish(sig: Signature, total: str, row: str, column: str) -> str:
-    """Statements that store the product's element `total` at a row and column of matrix i0, i1."""
-    names = place_names(sig, row, column)
-    value, lines = total, []
-    if sig.params.get("expr") is not None:
-        leaves = [(total, _sum_type(sig))]
-        for i in range(3, len(sig.operands)):
-            loaded = text.load(sig, i, f"p{i}", text.offset(sig, i, names))
-            leaves.append((loaded, text.loaded(sig, i)))
-        writer = expression.Writer(leaves, text.literal)
-        value, _ = writer.write(sig.params["expr"])
-        lines = writer.statements
-    lines = [*lines, text.store(sig, 2, "po", text.offset(sig, 2, names), value)]
-    return "".join(f"      {line}\n" for line in lines)
-
-
-def each_tile(sig: Signature, body: str) -> str:
-    """Statements that run `body` for each tile of a task, whose place it knows as i0, i1, m0, n0.
-
-    The threads meet between two tiles. In the body `return false;` leaves the task.
-    """
-    return (
-        f"  ark_each_tile<{deal(sig)}, true>(t, "
-        "[&](int i0, int i1, int m0, int n0) {\n"
-        f"  (void)i0; (void)i1;\n{body}  return true;\n  }});\n"
-    )
-
-
-def matrix_tiles(
-    sig: Signature, constants: Sequence[object], callee: str = "ark_matrix_tile"
-) -> str:
-    """A body that hands each tile to callee<constants>, the vendor's."""
-    m, n, k = dims(sig)
-    rows, columns = sig.params["tile"]
-    places = place_names(sig, "0", "0")
-    starts = [text.offset(sig, i, places) for i in range(3)]
-    down, across = sig.operands[2].strides[-2:]
-    declared = "".join(text.operand(sig, i, f"p{i}", const=i != 2) for i in range(3))
-    body = (
-        f"  const auto a = ark_side<{rows}, {m}, {_side(sig, 0, k)}>(p0 + {starts[0]}, m0);\n"
-        f"  const auto b = ark_side<{columns}, {n}, {_side(sig, 1, k)}>(p1 + {starts[1]}, n0);\n"
-        f"  auto* out = p2 + {starts[2]} + static_cast<ark_i64>(m0) * {down} + "
-        f"static_cast<ark_i64>(n0) * {across};\n"
-        f"  {callee}<{', '.join(str(c).lower() for c in constants)}>("
-        f"ARK_SCRATCH(c), a, b, out, {down}, {across});\n"
-    )
-    return declared + each_tile(sig, body)
-
-
-def _pack(sig: Signature) -> int:
-    """Elements of k that lie side by side in both operands and can be read at once."""
-    size = max(sig.operands[i].itemsize for i in (0, 1))
-    pack = min(8, 16 // size)
-    _, _, k = dims(sig)
-    whole = k % pack == 0 and part_of_k(sig) % pack == 0
-    for index in (0, 1):
-        *others, last = sig.operands[index].strides
-        down = others if side_strides(sig, index)[1] == 1 else []
-        whole = whole and last == 1 and bool(down) and all(s % pack == 0 for s in down)
-    return pack if whole else 1
-
-
-def _side(sig: Signature, index: int, depth: int) -> str:
-    row, k = side_strides(sig, index)
-    even = k == 1 and row % 8 == 0 and depth % 8 == 0
-    return f"{depth}, {row}, {k}, {str(even).lower()}"
-
-
-def _place(sig: Signature, index: int, row: str, column: str, transposed: bool) -> str:
-    variables = place_names(sig, *((column, row) if transposed else (row, column)))
-    return text.place(sig, index, (row, column), variables)
 
 
 register(Matmul())

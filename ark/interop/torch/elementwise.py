@@ -1,4 +1,5 @@
-"""ATen operators that work element by element."""
+"""ATen operators that work element by element: functions and arithmetic. What compares and chooses
+is in comparisons, what fills and copies in creation."""
 
 from __future__ import annotations
 
@@ -7,14 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import ark
+from ark.interop.torch import comparisons, creation
 from ark.interop.torch.values import (
     TABLE,
     Call,
     Value,
     cast,
     floating,
+    number,
     operator,
-    promoted,
     refuse,
 )
 
@@ -133,16 +135,9 @@ def _isinf(call: Call, x: Value) -> Any:
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def run(call: Call, x: Any, y: Any) -> Any:
-        return function(cast(x, call.dtype), cast(_number(y, call.dtype), call.dtype))
+        return function(cast(x, call.dtype), cast(number(y, call.dtype), call.dtype))
 
     return run
-
-
-def _number(value: Any, dtype: ark.DataType) -> Any:
-    """A number that stands beside a tensor, a float beside floating point."""
-    if isinstance(value, Value):
-        return value
-    return float(value) if dtype in (ark.fp32, ark.fp16, ark.bf16) else value
 
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
@@ -162,7 +157,7 @@ for _name, _pair in _BINARY.items():
 
 @operator("pow.Scalar")
 def _pow_of(call: Call, x: float, y: Value) -> Any:
-    return ark.pow(_number(x, call.dtype), cast(y, call.dtype))
+    return ark.pow(number(x, call.dtype), cast(y, call.dtype))
 
 
 @operator("add.Tensor", "add.Scalar")
@@ -178,21 +173,21 @@ def _sub(call: Call, x: Value, y: Any, alpha: float = 1) -> Any:
 @operator("rsub.Tensor", "rsub.Scalar")
 def _rsub(call: Call, x: Value, y: Any, alpha: float = 1) -> Any:
     scaled = x if alpha == 1 else Value(x.shape, x.dtype, ark.mul(cast(x, call.dtype), alpha))
-    return ark.sub(cast(_number(y, call.dtype), call.dtype), cast(scaled, call.dtype))
+    return ark.sub(cast(number(y, call.dtype), call.dtype), cast(scaled, call.dtype))
 
 
 def _scaled(call: Call, y: Any, alpha: float) -> Any:
     if not isinstance(y, Value):
-        return _number(y * alpha, call.dtype)
+        return number(y * alpha, call.dtype)
     tensor = cast(y, call.dtype)
-    return tensor if alpha == 1 else ark.mul(tensor, _number(alpha, call.dtype))
+    return tensor if alpha == 1 else ark.mul(tensor, number(alpha, call.dtype))
 
 
 @operator("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode", "true_divide.Tensor")
 def _div(call: Call, x: Value, y: Any, rounding_mode: str | None = None) -> Any:
     kind = call.dtype
     whole = kind not in (ark.fp32, ark.fp16, ark.bf16)
-    a, b = cast(x, kind), cast(_number(y, kind), kind)
+    a, b = cast(x, kind), cast(number(y, kind), kind)
     if whole and rounding_mode == "floor":
         return ark.div(ark.sub(a, ark.mod(a, b)), b)
     made = ark.div(a, b)
@@ -208,82 +203,7 @@ def _floor_divide(call: Call, x: Value, y: Any) -> Any:
     return _div(call, x, y, "floor")
 
 
-for _name, _comparison in {
-    "eq": ark.equal,
-    "ne": ark.not_equal,
-    "lt": ark.less,
-    "le": ark.less_equal,
-    "gt": ark.greater,
-    "ge": ark.greater_equal,
-}.items():
-
-    def _compare(call: Call, x: Value, y: Any, function: Any = _comparison) -> Any:
-        kind = promoted(x, y)
-        if kind == ark.bool and function not in (ark.equal, ark.not_equal):
-            kind = ark.uint8
-        if kind == ark.bool and not isinstance(y, Value):
-            y = Value((), x.dtype, ark.constant(int(y), [1], ark.bool))
-        return function(cast(x, kind), cast(_number(y, kind), kind))
-
-    operator(f"{_name}.Tensor", f"{_name}.Scalar")(_compare)
-
-
-def _truth(value: Value) -> Any:
-    return cast(value, ark.bool)
-
-
-for _name, _join in {
-    "logical_and": ark.logical_and,
-    "logical_or": ark.logical_or,
-    "logical_xor": ark.logical_xor,
-}.items():
-
-    def _logical(call: Call, x: Value, y: Value, function: Any = _join) -> Any:
-        return function(_truth(x), _truth(y))
-
-    operator(f"{_name}.default")(_logical)
-
-for _name, _bits, _bools in (
-    ("bitwise_and", ark.bitwise_and, ark.logical_and),
-    ("bitwise_or", ark.bitwise_or, ark.logical_or),
-    ("bitwise_xor", ark.bitwise_xor, ark.logical_xor),
-):
-
-    def _bitwise(call: Call, x: Value, y: Any, bits: Any = _bits, bools: Any = _bools) -> Any:
-        if call.dtype == ark.bool:
-            other = y if isinstance(y, Value) else None
-            if other is None:
-                raise refuse("a bitwise operator of bool and a number")
-            return bools(x.tensor, other.tensor)
-        return bits(cast(x, call.dtype), cast(y, call.dtype))
-
-    operator(f"{_name}.Tensor", f"{_name}.Scalar")(_bitwise)
-
-
-@operator("logical_not.default")
-def _logical_not(call: Call, x: Value) -> Any:
-    return ark.logical_not(_truth(x))
-
-
-@operator("bitwise_not.default")
-def _bitwise_not(call: Call, x: Value) -> Any:
-    return (ark.logical_not if call.dtype == ark.bool else ark.bitwise_not)(x.tensor)
-
-
-@operator("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
-def _where(call: Call, test: Value, x: Any, y: Any) -> Any:
-    sides = [cast(_number(v, call.dtype), call.dtype) for v in (x, y)]
-    if not any(isinstance(v, Value) for v in (x, y)):
-        sides[0] = ark.constant(sides[0], [1], call.dtype)
-    return ark.where(_truth(test), *sides)
-
-
-@operator("masked_fill.Scalar", "masked_fill.Tensor")
-def _masked_fill(call: Call, x: Value, mask: Value, value: Any) -> Any:
-    return ark.where(_truth(mask), cast(_number(value, call.dtype), call.dtype), x.tensor)
-
-
-@operator("clamp.default", "clamp_min.default", "clamp_max.default", "hardtanh.default")
+@operator("clamp.default", "clamp_min.default")
 def _clamp(call: Call, x: Value, low: Any = None, high: Any = None) -> Any:
     return ark.clip(cast(x, call.dtype), low, high)
 
@@ -328,61 +248,7 @@ def _hypot(call: Call, x: Value, y: Value) -> Any:
     return ark.sqrt(ark.add(ark.mul(x.tensor, x.tensor), ark.mul(y.tensor, y.tensor)))
 
 
-@operator("_to_copy.default", "clone.default", "alias.default", "detach.default")
-def _copied(call: Call, x: Value, **_: Any) -> Any:
-    return x.tensor
-
-
-for _name in ("lift_fresh_copy", "lift_fresh", "positive", "contiguous", "view_of"):
-    operator(f"{_name}.default")(_copied)
-
-
-@operator("copy.default")
-def _copy(call: Call, x: Value, y: Value, non_blocking: bool = False) -> Any:
-    return ark.expand(y.tensor, list(x.shape) or [1])
-
-
-@operator("full.default", "full_like.default", "new_full.default")
-def _full(call: Call, _: Any, *rest: Any, **__: Any) -> Any:
-    return _filled(call, rest[-1])
-
-
-def _filled(call: Call, value: Any) -> Any:
-    if isinstance(value, Value):
-        return ark.expand(cast(value, call.dtype), list(call.shape) or [1])
-    value = int(value) if isinstance(value, bool) else value
-    return ark.constant(value, list(call.shape) or [1], call.dtype)
-
-
-for _name, _value in (("zeros", 0), ("ones", 1)):
-    for _form in ("{}.default", "{}_like.default", "new_{}.default"):
-
-        def _fill(call: Call, *_: Any, value: int = _value, **__: Any) -> Any:
-            return _filled(call, value)
-
-        operator(_form.format(_name))(_fill)
-
-for _name in ("empty.memory_format", "empty_like.default", "new_empty.default"):
-    operator(_name)(lambda call, *_, **__: _filled(call, 0))
-
-
-@operator("fill.Scalar", "fill.Tensor")
-def _fill_with(call: Call, _: Value, value: Any) -> Any:
-    return _filled(call, value)
-
-
-@operator("scalar_tensor.default")
-def _scalar_tensor(call: Call, value: Any, **_: Any) -> Any:
-    return _filled(call, value)
-
-
-@operator("arange.start_step", "arange.default", "arange.start")
-def _arange(call: Call, *bounds: Any, **_: Any) -> Any:
-    start, step = (bounds[0] if len(bounds) > 1 else 0), (bounds[2] if len(bounds) > 2 else 1)
-    places = ark.iota([call.shape[0]], 0, call.dtype)
-    return ark.add(ark.mul(places, _number(step, call.dtype)), _number(start, call.dtype))
-
-
 # Operators whose results depend, element by element, on operands that are broadcast together.
+_MODULES = (__name__, comparisons.__name__, creation.__name__)
 _INDICES = ("arange.start_step", "arange.default", "arange.start")
-ELEMENTWISE = frozenset(n for n, f in TABLE.items() if f.__module__ == __name__) - {*_INDICES}
+ELEMENTWISE = frozenset(n for n, f in TABLE.items() if f.__module__ in _MODULES) - {*_INDICES}

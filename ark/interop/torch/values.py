@@ -146,3 +146,10 @@ def axes_of(axes: Any, rank: int) -> list[int]:
     """Non-negative axes; none or no list: all of them."""
     listed = [axes] if isinstance(axes, int) else list(axes or [])
     return sorted({axis_of(a, rank) for a in listed}) or list(range(max(rank, 1)))
+
+
+def number(value: Any, dtype: ark.DataType) -> Any:
+    """A number that stands beside a tensor, a float beside floating point."""
+    if isinstance(value, Value):
+        return value
+    return float(value) if dtype in (ark.fp32, ark.fp16, ark.bf16) else value

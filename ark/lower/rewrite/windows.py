@@ -17,7 +17,7 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.chains import read_once
 from ark.lower.rewrite.views import whole
 from ark.machine import Machine
-from ark.tasks.matmul import FEW_ROWS as PACKED_ROWS
+from ark.tasks.matmul_text import FEW_ROWS as PACKED_ROWS
 
 FEW_ROWS = 9  # fewer are not worth a matrix unit
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.matmul import matrix_tiles
 from ark.tasks.matmul_form import along_k, paired
+from ark.tasks.matmul_text import matrix_tiles
 from ark_cuda.tasks import inline, products
 
 _MIN_ROWS = 9

@@ -17,8 +17,8 @@ from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import expression, text
-from ark.tasks.matmul import finish, outputs
 from ark.tasks.matmul_form import ROPE, deal, dims, k_range, part_of_k, place_names, rotates
+from ark.tasks.matmul_text import finish, outputs
 from ark.tasks.rotary import rope
 from ark.variant import COMPUTE, LOAD, MOVE
 from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, sum_of

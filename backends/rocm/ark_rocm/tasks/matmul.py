@@ -14,8 +14,8 @@ from importlib import resources
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.matmul import matrix_tiles
 from ark.tasks.matmul_form import along_k, paired
+from ark.tasks.matmul_text import matrix_tiles
 
 _PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}  # of the left side
 _OUTPUTS = ("fp32", "bf16", "fp16")
