@@ -13,7 +13,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from ark.comm.taccl.detours import least_loaded
 from ark.comm.taccl.logical import Edge, Logical, Permutation, symmetries
 from ark.errors import ModelError
 
@@ -72,18 +71,8 @@ class Choices:
             self.slack = 0
         self._fill_table({})
 
-    def add_detours(self, deadline: float) -> list[bool] | None:
-        """Lets every leader also take the way that the links' loads suggest, however long.
-
-        Returns the solution of these ways; None, with nothing changed, in a model small enough to
-        stray from shortest paths anyway, where symmetries leave chunks in place, or where
-        `deadline` of time.monotonic() passes.
-        """
-        if self.slack or any(self.stabilisers.values()):
-            return None
-        ways = least_loaded(self, deadline)
-        if ways is None:
-            return None
+    def allow(self, ways: dict[int, list[int]]) -> list[bool]:
+        """Lets leaders also take these ways, lists of links, however long; the solution of them."""
         self._fill_table(ways)
         used = [False] * self.variables
         for number, links in ways.items():
@@ -91,8 +80,8 @@ class Choices:
                 used[self.table[number, i]] = True
         return used
 
-    def add_none(self) -> None:
-        """Takes the detours back."""
+    def allow_none(self) -> None:
+        """Takes back what `allow` let them."""
         self._fill_table({})
 
     def _distances(self, start: int, ways: list[list[int]]) -> list[float]:

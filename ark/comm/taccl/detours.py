@@ -2,7 +2,7 @@
 
 Where the shortest paths of a sketch all cross one thin link, no choice among them is fast. Each
 chunk's way is grown here link by link, always by the one that ends soonest under the loads of what
-was chosen before. `ark.comm.taccl.choices` lets the model choose from these too.
+was chosen before. The model may choose from these too (`ark.comm.taccl.routing`).
 """
 
 from __future__ import annotations
@@ -10,15 +10,26 @@ from __future__ import annotations
 import heapq
 import time
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from ark.comm.taccl.choices import Choices
+from ark.comm.taccl.choices import Choices
 
 
-def least_loaded(choices: Choices, deadline: float) -> dict[int, list[int]] | None:
+def add_detours(choices: Choices, deadline: float) -> list[bool] | None:
+    """Lets every leader also take the way that the links' loads suggest, however long.
+
+    Returns the solution of these ways; None, with nothing changed, in a model small enough to stray
+    from shortest paths anyway, where symmetries leave chunks in place, or where `deadline` of
+    time.monotonic() passes.
+    """
+    if choices.slack or any(choices.stabilisers.values()):
+        return None
+    ways = _least_loaded(choices, deadline)
+    return None if ways is None else choices.allow(ways)
+
+
+def _least_loaded(choices: Choices, deadline: float) -> dict[int, list[int]] | None:
     """Returns the links that every leader's chunk crosses, parents first.
 
     None where some chunk finds no way, or at `deadline` of time.monotonic(). The symmetries must

@@ -15,6 +15,7 @@ import numpy as np
 
 from ark.comm.packages import require
 from ark.comm.taccl.choices import Choices, Chunk, chunks_of
+from ark.comm.taccl.detours import add_detours
 from ark.comm.taccl.logical import Edge, Logical
 from ark.errors import PlanError, UnsupportedError
 
@@ -81,11 +82,11 @@ class _Model:
         paths = f"paths at most {self.choices.slack} longer than the shortest"
         shortest = self.choices.greedy()
         relaxed = self._result(shortest, 0, False, paths).time_us
-        longer = self.choices.add_detours(deadline)
+        longer = add_detours(self.choices, deadline)
         if longer is not None:
             if self._result(longer, 0, False, paths).time_us < relaxed:
                 return longer, f"{paths}, and detours past full links"
-            self.choices.add_none()
+            self.choices.allow_none()
         return shortest, paths
 
     def solve(self, deadline: float) -> Routing:
