@@ -94,7 +94,7 @@ def merge(tensors: Sequence[Tensor]) -> list[Tensor]:
     return found
 
 
-def merge_turned(
+def merge_transposed(
     source: Tensor, target: Tensor, perm: Sequence[int]
 ) -> tuple[Tensor, Tensor, list[int]]:
     """The same of a transposition: dimensions that stay neighbours become one."""

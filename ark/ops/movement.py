@@ -14,7 +14,7 @@ from ark.ir.graph import Node
 from ark.ir.values import MAX_DIMS, dense_view, whole
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
-from ark.lower.merge import bytes_of, merge_turned
+from ark.lower.merge import bytes_of, merge_transposed
 from ark.lower.registry import get, register
 from ark.lower.tiling import box_coords, box_tile, transpose_tile
 from ark.lower.unpack import convert, unpacked
@@ -56,7 +56,7 @@ def _lower_transpose(lowering: Lowering, node: Node) -> None:
 def _permute(lowering: Lowering, source: IrTensor, out: IrTensor, order: list[int]) -> None:
     hinted = lowering.tile(fold(out.shape))
     if len(order) > FOLDED and hinted is None:
-        source, out, order = merge_turned(source, out, order)
+        source, out, order = merge_transposed(source, out, order)
     pad = max(0, FOLDED - len(order))
     perm = [*range(pad), *(p + pad for p in order)]
     last = len(perm) - 1

@@ -148,15 +148,15 @@ class Program:
         if len(inputs) != self._given:
             raise InvalidUsageError(f"{len(inputs)} tensors were given; expected {self._given}")
         moving = [inputs[i] for i in self._moving]
-        alike = self._kinds is not None and (self._guarded or self._alike(moving))
-        if not alike or not self._fixed.lie(inputs):
+        same = self._kinds is not None and (self._guarded or self._same_kinds(moving))
+        if not same or not self._fixed.lie(inputs):
             self._check(inputs)
             moving = [inputs[i] for i in self._moving]
             self._kinds = kinds(moving)
             self._look = looker(inputs, self._moving)
         return [t if t.is_contiguous() else t.contiguous() for t in moving]
 
-    def _alike(self, moving: Sequence[Any]) -> bool:
+    def _same_kinds(self, moving: Sequence[Any]) -> bool:
         """Have these tensors the shapes, types and devices of those in the call before?"""
         try:
             return kinds(moving) == self._kinds

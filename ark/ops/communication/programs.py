@@ -200,7 +200,7 @@ class _Writer:
             self._semaphores(v, piece, len(coords)) for v in sources if v.origin is Origin.PUT
         ]
         if arriving and self.engine.name != PACKET:
-            group.awaits = [tuple((m, 1) for m in mails) for mails in zip(*arriving, strict=True)]
+            group.awaits = [tuple((s, 1) for s in found) for found in zip(*arriving, strict=True)]
         return group
 
 
