@@ -1,6 +1,6 @@
 """Finds backends by the entry-point group `ark.backends`, and picks one for a user.
 
-Called by ark.init, the planner's front ends and the command line.
+Called by ark.api.session, the planner's front ends and the command line.
 """
 
 from __future__ import annotations

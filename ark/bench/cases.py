@@ -1,5 +1,5 @@
 """What `ark bench ops` measures: each op with its shapes, what it computes and moves, and the same
-in torch. Called by ark.bench.ops.
+in torch. Called by ark.cli.bench_ops.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """DLPack: tensors that other libraries see in place (https://dmlc.github.io/dlpack, version 0.8).
 
 Written with ctypes, because the memory is a device's and NumPy can only speak for the host's.
-Called by ark.tensor.
+Called by ark.frontend.tensor.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ What is read from it runs. So the folder must be this user's alone, and every en
 under a key that lies in the folder: an entry that is damaged, or that somebody put there under
 another name, is dropped and made again. Files are written under another name and renamed: nobody
 sees half a file. Where the cache cannot be used, ark says so in one line and goes on without it.
-Called by ark.runtime.program, ark.runtime.executor, ark.runtime.tuned and ark.models.plans.
+Called by ark.runtime.program, ark.runtime.measured and ark.models.plans, among others.
 """
 
 from __future__ import annotations

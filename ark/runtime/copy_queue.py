@@ -1,7 +1,7 @@
 """A copy engine's queue that a kernel writes itself, for one executor (device/transfer.h).
 
 The vendor makes the queue (ark.backend.devices.QueuedDevice); here lies the ArkQueue by which
-processors take turns. Called by ark.runtime.executor; where no queue can be made, the proxy copies.
+processors take turns. Called by ark.runtime.loaded; where no queue can be made, the proxy copies.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """A plan's tables on the device of an executor, and how they follow external buffers to other
-addresses. Called by ark.runtime.executor.
+addresses. Called by ark.runtime.loaded.
 """
 
 from __future__ import annotations

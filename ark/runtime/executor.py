@@ -1,8 +1,8 @@
 """Runs one rank's plan on a device.
 
 What is loaded for it is in ark.runtime.loaded; a launch is a `Run` that can be watched, waited for
-and, when a wait ran out of its budget, explained. Called by ark.api.runtime (the ARK interface) and
-ark.models.generate.
+and, when a wait ran out of its budget, explained. Called by ark.runtime.runner (the ARK interface)
+and ark.models.generate.
 """
 
 from __future__ import annotations

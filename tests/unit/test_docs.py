@@ -135,3 +135,26 @@ def test_the_layers_of_the_page_are_those_that_lint_checks() -> None:
     block = page.split("## The layers")[1].split("```")[1].strip().splitlines()
     written = [re.split(r" {2,}", line)[0].split(" | ") for line in block]
     assert written == [layer.split(" | ") for layer in layers]
+
+
+def _text(module: str) -> str:
+    """The source of a module of ark, or of all modules of a package; empty if there is none."""
+    path = ROOT / module.replace(".", "/")
+    files = [path.with_suffix(".py")] if path.with_suffix(".py").exists() else path.rglob("*.py")
+    return "".join(file.read_text() for file in files)
+
+
+def test_who_is_said_to_call_a_module_names_it() -> None:
+    said = []
+    for path in sorted((ROOT / "ark").rglob("*.py")):
+        opening = path.read_text().split('"""', 2)[1:2]
+        for callers in re.findall(r"Called by (.*?)(?:[;(]|\.(?:\s|$))", "".join(opening), re.S):
+            name = path.parent.name if path.stem == "__init__" else path.stem
+            said += [(path, name, by) for by in re.findall(r"\bark(?:\.\w+)+", callers)]
+    assert len(said) > 60
+    wrong = [
+        f"{path.relative_to(ROOT)}: {by} does not name {name}"
+        for path, name, by in said
+        if not re.search(rf"\b{name}\b", _text(by))
+    ]
+    assert not wrong, "\n".join(wrong)

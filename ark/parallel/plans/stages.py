@@ -1,6 +1,7 @@
 """Which blocks are a stage of a pipeline: consecutive ones, the slowest stage as fast as can be.
 
-Dynamic programming over blocks; exact. Called by ark.parallel.plans.predict.
+Dynamic programming over blocks; exact. Called by ark.parallel.plans.splits and
+ark.parallel.plans.by_name.
 """
 
 from __future__ import annotations
