@@ -4,7 +4,7 @@ and a plan in which an order is missing is refused before it runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -161,17 +161,18 @@ OTHERS = tuple(body for body in PROGRAMS if body not in BY_STORES)
 
 def run(
     plans: list[Plan],
-    backend: str,
+    backend: str | Sequence[str],
     opened: list,
     iterations: int = ITERATIONS,
     budget_s: float = 30.0,
 ) -> np.ndarray:
-    """What rank 1 has added up."""
+    """What rank 1 has added up; backend: of all ranks, or each one's."""
+    names = [backend] * len(plans) if isinstance(backend, str) else backend
 
     def work(ranks: ThreadRanks) -> np.ndarray:
         plan, device = plans[ranks.rank], opened[ranks.rank]
         named = {t.name for t in plan.tensors}
-        chosen = registry.get(backend)
+        chosen = registry.get(names[ranks.rank])
         with Executor(plan, chosen, device, ranks=ranks, budget_s=budget_s) as executor:
             if "x" in named:
                 x = executor.find("x")

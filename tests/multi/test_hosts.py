@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from types import SimpleNamespace
 
@@ -25,6 +25,7 @@ from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import int32
 from ark.lower.pipeline import plan as make_plan
+from ark.machine import Machine
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.faults import explain
@@ -171,13 +172,13 @@ def test_a_stranger_is_turned_away(hosts: Hosts) -> None:
 # Plans for several hosts, run by threads that reach each other through UCX as if on two hosts.
 
 
-def plans_of(body: channels.Body, hosts: list[int]) -> list[Plan]:
+def plans_of(body: channels.Body, hosts: list[int], machines: Sequence[Machine] = ()) -> list[Plan]:
     made = []
     for rank in range(len(hosts)):
         model = Model(rank, len(hosts))
         with use_model(model):
             body(rank)
-        made.append(make_plan(model.graph, CPU_2, {"hosts": hosts}))
+        made.append(make_plan(model.graph, machines[rank] if machines else CPU_2, {"hosts": hosts}))
     verify(made)
     return made
 
@@ -203,6 +204,32 @@ def test_channels_between_hosts(monkeypatch: pytest.MonkeyPatch, body: channels.
     with devices("cpu", 2) as (opened, _):
         got = channels.run(plans, "cpu", opened)
     np.testing.assert_array_equal(got, channels.wanted(len(got)))
+
+
+def sums(rank: int) -> None:
+    """Both put in the same, so that the sum less its own is what rank 1 adds up."""
+    x = channels.counting()
+    channels.add_up(ark.sub(ark.all_reduce(x, rank, 2, algorithm="ring"), x))
+
+
+@pytest.mark.parametrize("kinds", [("cpu", "rocm"), ("rocm", "cpu")], ids="-".join)
+def test_a_cpu_and_an_emulated_device(
+    monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, str]
+) -> None:
+    """Hosts whose ranks are of two kinds; each plans for its own, and plans are verified together.
+    The emulated device has all checks.
+    """
+    command = native.find_compiler()
+    if command is None or not has_ucx(command):
+        pytest.skip("needs UCX")
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    with devices("rocm", 1) as (amd, machine), devices("cpu", 1) as (cpu, _):
+        machines, opened = {"cpu": CPU_2, "rocm": machine}, {"cpu": cpu[0], "rocm": amd[0]}
+        for body in (channels.put_then_signal, channels.get, channels.messages, sums):
+            plans = plans_of(body, [0, 1], [machines[kind] for kind in kinds])
+            assert plans[0].machine != plans[1].machine
+            got = channels.run(plans, kinds, [opened[kind] for kind in kinds], 3)
+            np.testing.assert_array_equal(got, channels.wanted(len(got), 3), body.__name__)
 
 
 NOTHING_IN_COMMON = """

@@ -38,9 +38,9 @@ def shares(world: int, count: int, kind: str) -> np.ndarray:
 @pytest.mark.parametrize(
     ("name", "world"),
     [
-        ("cpu", 2),
+        pytest.param("cpu", 2, marks=slow),
         ("cpu", 3),
-        pytest.param("cpu", 4, marks=slow),
+        ("cpu", 4),
         pytest.param("cpu", 8, marks=slow),
         ("cuda", 2),
         pytest.param("rocm", 2, marks=slow),

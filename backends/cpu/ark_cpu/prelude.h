@@ -40,17 +40,24 @@ struct ark_bf16 {
 #define ARK_PANEL_ROWS 8
 #endif
 #define ARK_HOST_CHECK 0u
-// The compiler is allowed to reorder sums, but for these.
+// The compiler is allowed to reorder sums and products, but for these.
 #if defined(__clang__)
 #define ARK_ORDERED_SUM(T, a, b) ark_ordered_sum<T>(a, b)
+#define ARK_ORDERED_PRODUCT(T, a, b) ark_ordered_product<T>(a, b)
 template <typename T>
 static inline T ark_ordered_sum(T a, T b) {
 #pragma clang fp reassociate(off)
   return a + b;
 }
+template <typename T>
+static inline T ark_ordered_product(T a, T b) {
+#pragma clang fp reassociate(off)
+  return a * b;
+}
 #elif defined(__has_builtin)
 #if __has_builtin(__builtin_assoc_barrier)
 #define ARK_ORDERED_SUM(T, a, b) __builtin_assoc_barrier((a) + (b))
+#define ARK_ORDERED_PRODUCT(T, a, b) __builtin_assoc_barrier((a) * (b))
 #endif
 #endif
 
