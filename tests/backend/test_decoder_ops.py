@@ -159,6 +159,23 @@ def test_topk_and_expert_linear_are_torchs(backend: str, dtype: ark.DataType) ->
             np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
 
 
+def test_topk_leaves_out_what_is_no_number(backend: str) -> None:
+    """Where there is none left, minus infinity stands at no index; of equals the first is first."""
+    nan, inf = float("nan"), float("inf")
+    x = ark.tensor((3, 4), ark.fp32)
+    best, chosen = ark.topk(x, 3)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        rows = [[nan, 1, nan, 2], [-inf, -inf, 3, -inf], [5, 5, -1, 5]]
+        x.from_numpy(np.array(rows, np.float32))
+        runtime.run()
+        found = best.to_numpy().tolist(), chosen.to_numpy().tolist()
+    assert found == (
+        [[2, 1, -inf], [3, -inf, -inf], [5, 5, 5]],
+        [[3, 1, -1], [2, 0, 1], [0, 1, 3]],
+    )
+
+
 @pytest.mark.parametrize("position", [4, 7])
 def test_rope_kv_is_rotation_and_two_appends(backend: str, position: int) -> None:
     """In one op what transformers' rotation and slices of the caches are apart; rows behind the

@@ -1,7 +1,8 @@
 """Softmax and norms of long rows, which come by bulk copies; row_stream.h has the device side.
 
-Where a processor takes many rows, memory waits for nobody: rows are on their way while those before
-them are added up. Elsewhere the common body serves (ark/tasks/rows.py).
+Where a processor takes many rows of 4-byte elements, memory waits for nobody: rows are on their way
+while those before them are added up. Elsewhere the common body serves (ark/tasks/rows.py): rows of
+smaller elements and what is on its way fit into registers, which is as fast without the copies.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ark_cuda.tasks import inline
 STAGE_BYTES = 128 << 10  # of rows in shared memory; the rest is the nearest cache's
 LEAST, MOST = 2, 8  # rows that a team has there
 LEAST_HELD = 16  # elements of a row in a thread: of shorter ones rows.h takes several at once
+WIDE = 4  # bytes of an element; rows of smaller ones are as fast or faster in registers
 BARRIERS = 1024  # bytes
 
 
@@ -28,7 +30,8 @@ def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None
     columns, pack = out.shape[-1], packs(sig, out.shape[-1])
     strides = (s for n, s in zip(first.shape[:-1], first.strides[:-1], strict=True) if n > 1)
     whole = all(s * first.itemsize % 16 == 0 for s in (columns, *strides))
-    if not (able and whole and first.aligned and out.aligned) or pack * first.itemsize < 16:
+    moved = first.itemsize >= WIDE and pack * first.itemsize >= 16
+    if not (able and whole and moved and first.aligned and out.aligned):
         return None
     warps = machine.warps
     room = machine.shared_bytes - machine.ring_bytes - folds(machine) - BARRIERS
