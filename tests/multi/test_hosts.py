@@ -232,6 +232,53 @@ def test_a_cpu_and_an_emulated_device(
             np.testing.assert_array_equal(got, channels.wanted(len(got), 3), body.__name__)
 
 
+OF_TWO_KINDS = """
+import os
+from contextlib import nullcontext
+import numpy as np
+from ark.backend import registry
+from ark.frontend.model import Model, use_model
+from ark.lower.pipeline import plan as make_plan
+from ark.runtime.bootstrap import Bootstrap
+from ark.runtime.executor import Executor
+from tests.multi import test_channels as channels
+from tests.multi.test_hosts import CPU_2, sums
+
+rank = int(os.environ["RANK"])
+with Bootstrap.from_environment() as job:
+    if rank:
+        from ark_rocm_emulator import emulated
+    with emulated("gfx942", 1, checks=1, compute_units=3) if rank else nullcontext():
+        backend = registry.get("rocm" if rank else "cpu")
+        device = backend.open(0)
+        for body in (channels.put_then_signal, channels.messages, sums):
+            model = Model(rank, 2)
+            with use_model(model):
+                body(rank)
+            plan = make_plan(model.graph, device.machine if rank else CPU_2, {"hosts": [0, 1]})
+            with Executor(plan, backend, device, ranks=job, budget_s=60.0) as executor:
+                if any(t.name == "x" for t in plan.tensors):
+                    x = executor.find("x")
+                    executor.write("x", np.arange(x.shape[0], dtype=np.int32))
+                executor.start(3).wait(120.0)
+                if rank:
+                    got = executor.read("total")
+                    assert (got == channels.wanted(len(got), 3)).all(), body.__name__
+                job.barrier()
+        device.close()
+print("right")
+"""
+
+
+@slow
+def test_a_cpu_here_and_an_emulated_device_there(hosts: Hosts) -> None:
+    """The same between the two namespaces, as processes."""
+    pytest.importorskip("ark_rocm_emulator")
+    started = start(hosts, OF_TWO_KINDS)
+    said = [p.communicate(timeout=300) for p in started]
+    assert [out for out, _ in said] == ["right\n"] * 2, said
+
+
 NOTHING_IN_COMMON = """
 import os
 from ark.backend import registry
