@@ -10,10 +10,16 @@ of a config: one graph with what `ark bench ops` measures, each body once.
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import re
 import tempfile
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ark.bench.case import OpCase
 
 
 def main() -> None:
@@ -31,7 +37,21 @@ def main() -> None:
             measure(args.config, args.machine, args.chunk)
 
 
-SAME = ("-4096x4096x4096", "-2048x2048x2048", "lstm-10x100")  # bodies that other cases have
+SQUARE = re.compile(r"matmul-(\d+)x\1x\1-(.*)")  # how a case of square matrices is called
+
+
+def distinct(cases: Sequence[OpCase]) -> list[OpCase]:
+    """The cases less those that have another's body: of square products of the same types and
+    transposes the smallest is taken, and of two LSTMs.
+    """
+    found: dict[str, OpCase] = {}
+    for case in sorted(cases, key=lambda c: sum(map(math.prod, c.shapes))):
+        square = SQUARE.fullmatch(case.name)
+        name = (
+            square[2] if square else case.name.split("-")[0] if "lstm" in case.name else case.name
+        )
+        found.setdefault(name, case)
+    return list(found.values())
 
 
 def measure_ops(machine_name: str) -> None:
@@ -39,6 +59,7 @@ def measure_ops(machine_name: str) -> None:
     from ark.backend import registry
     from ark.backend.protocol import Target
     from ark.bench.cases import cases
+    from ark.bench.ops import input_type
     from ark.codegen.writer import write
     from ark.frontend.model import Model, use_model
     from ark.frontend.tensor import Tensor
@@ -47,14 +68,16 @@ def measure_ops(machine_name: str) -> None:
 
     machine = registry.machine(machine_name)
     backend = registry.get(machine.backend)
-    chosen = [c for c in cases() if c.fuse and not any(s in c.name for s in SAME)]
+    chosen = distinct([c for c in cases() if c.fuse])
     model = Model()
     with use_model(model):
         for n, case in enumerate(chosen):
             tensor = model.graph.tensor
             names = [f"in{n}_{i}" for i in range(len(case.shapes))]
-            made = zip(case.shapes, names, strict=True)
-            inputs = [tensor(s, case.dtype, arena="state", name=name) for s, name in made]
+            inputs = [
+                tensor(s, input_type(case, i), arena="state", name=names[i])
+                for i, s in enumerate(case.shapes)
+            ]
             case.build(*(Tensor(i, model) for i in inputs))
     start = time.process_time()
     made_plan = plan(model.graph, machine)

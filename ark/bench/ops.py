@@ -71,7 +71,7 @@ def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
     model = Model()
     with use_model(model):
         inputs = [
-            Tensor(model.graph.tensor(s, _dtype(case, i), arena="state", name=f"in{i}"), model)
+            Tensor(model.graph.tensor(s, input_type(case, i), arena="state", name=f"in{i}"), model)
             for i, s in enumerate(case.shapes)
         ]
         out = case.build(*inputs)
@@ -212,7 +212,8 @@ def _measure(
     )
 
 
-def _dtype(case: OpCase, index: int) -> DataType:
+def input_type(case: OpCase, index: int) -> DataType:
+    """The type of a case's input of that number."""
     return int32 if index in case.indices else case.dtype
 
 

@@ -96,71 +96,88 @@ ARK_DEVICE void ark_combine_norm(ArkCtx& c, const ArkTask& t, bool aligned, T* s
   }
 }
 
-// The same of shares in plain memory, at multiples of 16 bytes: ROWS rows at a time, whose loads
-// are under way together, HELD chunks of each a thread.
+// The same of shares in plain memory, at multiples of 16 bytes: ROWS rows from `row` on, whose
+// loads are under way together, HELD chunks of each a thread.
+template <int ROWS, int HELD, typename T, int K, int SHARES, typename O, typename W>
+ARK_DEVICE void ark_combine_norm_together(int row, const T* const (&from)[SHARES], T* sum,
+                                          O* normed, const W* weight, float eps, float* folds,
+                                          int& parity) {
+  constexpr int MANY = static_cast<int>(16 / sizeof(T)), CHUNKS = K / MANY;
+  const auto there = [](int h) {
+    return CHUNKS % ARK_THREADS == 0 || h * ARK_THREADS + ark_tid() < CHUNKS;
+  };
+  const auto place = [&](int r, int h) {
+    return (static_cast<ark_i64>(row + r) * CHUNKS + h * ARK_THREADS + ark_tid()) * MANY;
+  };
+  // Cleared: what is read before it is written would be alive in all other bodies of the loop too.
+  ArkPack<T, MANY> v[ROWS][HELD][SHARES] = {};
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+    for (int h = 0; h < HELD; ++h) {
+      if (!there(h)) continue;
+#pragma unroll
+      for (int s = 0; s < SHARES; ++s) v[r][h][s] = ark_load_pack<MANY>(from[s] + place(r, h));
+    }
+  }
+  // The weight comes from memory, as words, which nobody waits for before they are multiplied. It
+  // is asked for behind the rows: what does not change from row to row a compiler would take out of
+  // the loop, element by element, and wait for it there.
+  decltype(ark_held<MANY>(weight)) scale[HELD] = {};
+#pragma unroll
+  for (int h = 0; h < HELD; ++h) {
+    if (there(h)) ark_hold(scale[h], weight + (h * ARK_THREADS + ark_tid()) * MANY);
+  }
+  // A compiler that saves registers would add what has come before it asks for the rest.
+  ark_sync();
+  float kept[ROWS][HELD][MANY] = {}, total[ROWS] = {};
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+    for (int h = 0; h < HELD; ++h) {
+      if (!there(h)) continue;
+      ArkPack<T, MANY> made = {};
+#pragma unroll
+      for (int i = 0; i < MANY; ++i) {
+        float joined = ark_get(v[r][h][0].v, i);
+#pragma unroll
+        for (int s = 1; s < SHARES; ++s) joined += ark_get(v[r][h][s].v, i);
+        ark_put(made.v, i, joined);
+        kept[r][h][i] = ark_get(made.v, i);
+        total[r] += kept[r][h][i] * kept[r][h][i];
+      }
+      ark_store_pack<MANY>(sum + place(r, h), made);
+    }
+  }
+  ark_fold<ArkAddFold, ARK_WARPS>(total, folds, parity);
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    const float factor = ark_rsqrt(total[r] / static_cast<float>(K) + eps);
+#pragma unroll
+    for (int h = 0; h < HELD; ++h) {
+      if (!there(h)) continue;
+      ark_store_normed(normed + place(r, h), ark_unpacked(scale[h]).v, kept[r][h], factor, true);
+    }
+  }
+}
+
+// So all rows of a task, ROWS at a time and the last ones alone.
 template <typename T, int K, int HELD, int ROWS, typename O, typename W, typename... Shares>
 ARK_DEVICE void ark_combine_norm_plain(ArkCtx& c, const ArkTask& t, T* sum, O* normed,
                                        const W* weight, float eps, Shares... shares) {
-  constexpr int MANY = static_cast<int>(16 / sizeof(T)), CHUNKS = K / MANY;
   constexpr int SHARES = static_cast<int>(sizeof...(Shares));
   const T* const from[SHARES] = {shares.p...};
   float* folds = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  int row = t.coord[0] / K, parity = 0;
   const int end = t.coord[1] / K;
-  // The weight comes from memory: asked for before the rows, not when these are folded.
-  ArkPack<W, MANY> scale[HELD] = {};
-#pragma unroll
-  for (int h = 0; h < HELD; ++h) {
-    const int chunk = h * ARK_THREADS + ark_tid();
-    if (chunk < CHUNKS) scale[h] = ark_load_pack<MANY>(weight + chunk * MANY);
+  for (; row + ROWS <= end; row += ROWS) {
+    ark_combine_norm_together<ROWS, HELD, T, K>(row, from, sum, normed, weight, eps, folds, parity);
   }
-  int parity = 0;
-  for (int row = t.coord[0] / K; row < end; row += ROWS) {
-    const auto there = [&](int r, int h) {
-      return row + r < end && h * ARK_THREADS + ark_tid() < CHUNKS;
-    };
-    const auto place = [&](int r, int h) {
-      return (static_cast<ark_i64>(row + r) * CHUNKS + h * ARK_THREADS + ark_tid()) * MANY;
-    };
-    // Cleared: what is read before it is written would be alive in all other bodies of the loop
-    // too.
-    ArkPack<T, MANY> v[ROWS][HELD][SHARES] = {};
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-#pragma unroll
-      for (int h = 0; h < HELD; ++h) {
-        if (!there(r, h)) continue;
-#pragma unroll
-        for (int s = 0; s < SHARES; ++s) v[r][h][s] = ark_load_pack<MANY>(from[s] + place(r, h));
-      }
-    }
-    float kept[ROWS][HELD][MANY] = {}, total[ROWS] = {};
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-#pragma unroll
-      for (int h = 0; h < HELD; ++h) {
-        if (!there(r, h)) continue;
-        ArkPack<T, MANY> made = {};
-#pragma unroll
-        for (int i = 0; i < MANY; ++i) {
-          float joined = ark_get(v[r][h][0].v, i);
-#pragma unroll
-          for (int s = 1; s < SHARES; ++s) joined += ark_get(v[r][h][s].v, i);
-          ark_put(made.v, i, joined);
-          kept[r][h][i] = ark_get(made.v, i);
-          total[r] += kept[r][h][i] * kept[r][h][i];
-        }
-        ark_store_pack<MANY>(sum + place(r, h), made);
-      }
-    }
-    ark_fold<ArkAddFold, ARK_WARPS>(total, folds, parity);
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-      const float factor = ark_rsqrt(total[r] / static_cast<float>(K) + eps);
-#pragma unroll
-      for (int h = 0; h < HELD; ++h) {
-        if (!there(r, h)) continue;
-        ark_store_normed(normed + place(r, h), scale[h].v, kept[r][h], factor, true);
-      }
+  if constexpr (ROWS > 1) {
+    // Sums of their own: a slower warp may still read those of the rows before.
+    folds += 2 * ROWS * ARK_WARPS;
+    for (parity = 0; row < end; ++row) {
+      ark_combine_norm_together<1, HELD, T, K>(row, from, sum, normed, weight, eps, folds, parity);
     }
   }
 }

@@ -126,7 +126,8 @@ class CombineNorm(TaskKind):
         apart = any(o.packet or o.system for o in shares)
         if machine.has("single_thread") or not held or apart:
             return 0
-        return min(MOST_ROWS, MOST_CHUNKS // (held * len(shares)))
+        there = sig.operands[-1].shape[0] // sig.params["columns"]
+        return min(MOST_ROWS, MOST_CHUNKS // (held * len(shares)), there)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         count = len(sig.operands) - 3

@@ -8,6 +8,8 @@ template <int TASKS, int COUNT, int INNER, int DOWN, int ACROSS, int GROUP, int 
 struct ArkDeal {
   static constexpr bool several = TASKS > 0;
   static constexpr int tasks = TASKS, tiles = COUNT * DOWN * ACROSS;
+  // All tiles of a column are taken side by side: nobody reads its part of b again.
+  static constexpr bool once = COUNT * DOWN <= GROUP;
   // Of tile number `tile` the matrix's place in the batch, the first row and the first column.
   ARK_DEVICE void place(int tile, int& i0, int& i1, int& m0, int& n0) {
     const int matrix = tile / (DOWN * ACROSS), within = tile % (DOWN * ACROSS);

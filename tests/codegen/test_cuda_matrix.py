@@ -25,6 +25,7 @@ from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from ark.runtime.tables import ALL, RIGHT, build
 from ark.variant import COMPUTE, LOAD, Role
+from tests.codegen.machine_code import section
 from tests.slow import slow
 
 pytest.importorskip("cuda.bindings.nvrtc")
@@ -383,3 +384,16 @@ def test_products_of_few_bits_are_numpys(m, n, k, types, scaled, instruction) ->
     for c in runs:
         assert (np.abs(c - exact) <= bound).all(), np.abs(c - exact).max()
     assert runs[0].tobytes() == runs[1].tobytes()
+
+
+@pytest.mark.parametrize(("rows", "leaves"), [(512, True), (4096, False)])
+def test_weights_that_are_read_once_leave_the_cache_first(rows, leaves) -> None:
+    """So says the machine code of a product whose rows are multiplied side by side; what several
+    rounds of tiles read is to stay.
+    """
+    made = product(H100, (), (), rows, 2048, 4096, (False, True), bf16)
+    machine = machine_of(made)
+    source = write(made, machine, backend.dialect("sm_90a")).source
+    binary = backend.compiler().compile(source, Target("sm_90a", machine.threads))
+    words = np.frombuffer(section(binary.data, ".text.ark_loop"), np.uint32)
+    assert (0x12F00000 in words) == leaves

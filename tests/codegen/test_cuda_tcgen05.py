@@ -15,6 +15,7 @@ from ark.codegen.writer import write
 from ark.ir.dtype import bf16, fp16
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
+from tests.codegen.machine_code import section
 from tests.codegen.test_cuda_matrix import CASES, FEW_BITS, few_bits, product
 from tests.slow import slow
 
@@ -36,19 +37,6 @@ def compiled(made: Plan, more: str = "") -> tuple[str, bytes, str]:
     source = type(source)(**{**vars(source), "text": source.text + more})
     binary = backend.compiler().compile(source, Target("sm_100a", machine.threads))
     return source.text, section(binary.data, ".text.ark_loop"), binary.log
-
-
-def section(elf: bytes, name: str) -> bytes:
-    """The bytes of a section of an ELF file of 64 bits."""
-    (table,) = struct.unpack_from("<Q", elf, 40)
-    size, count, names = struct.unpack_from("<HHH", elf, 58)
-    headers = [struct.unpack_from("<IIQQQQ", elf, table + size * i) for i in range(count)]
-    texts = headers[names][4]
-    for header in headers:
-        at = texts + header[0]
-        if elf[at : elf.index(b"\0", at)].decode() == name:
-            return elf[header[4] : header[4] + header[5]]
-    raise AssertionError(f"there is no section {name}")
 
 
 def check(made: Plan, kind: str) -> None:

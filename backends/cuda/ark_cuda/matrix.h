@@ -238,27 +238,32 @@ ARK_DEVICE bool ark_matrix_ready(const ArkParams* p, const ArkTask& t, ark_u64 p
   return true;
 }
 
+// How long L2 is to keep what a copy brings: createpolicy's words for evict_normal and evict_first.
+constexpr ark_u64 ARK_BOX_STAYS = 0x1000000000000000ull, ARK_BOX_LEAVES = 0x12f0000000000000ull;
+
 // Starts the copy of a box into shared memory; x is the innermost coordinate.
-ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, ark_u64* barrier) {
+ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, ark_u64* barrier,
+                             ark_u64 keep = ARK_BOX_STAYS) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
-      "%3}], [%4];" ::"r"(ark_shared_address(to)),
-      "l"(map), "r"(x), "r"(y), "r"(ark_shared_address(barrier))
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(ark_shared_address(to)),
+      "l"(map), "r"(x), "r"(y), "r"(ark_shared_address(barrier)), "l"(keep)
       : "memory");
 }
-ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, int z, ark_u64* barrier) {
+ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, int z, ark_u64* barrier,
+                             ark_u64 keep = ARK_BOX_STAYS) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
-      "%3, %4}], [%5];" ::"r"(ark_shared_address(to)),
-      "l"(map), "r"(x), "r"(y), "r"(z), "r"(ark_shared_address(barrier))
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(ark_shared_address(to)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(ark_shared_address(barrier)), "l"(keep)
       : "memory");
 }
-ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, int i1, int i0,
-                             ark_u64* barrier) {
+ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, int i1, int i0, ark_u64* barrier,
+                             ark_u64 keep = ARK_BOX_STAYS) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
-      "%3, %4, %5}], [%6];" ::"r"(ark_shared_address(to)),
-      "l"(map), "r"(x), "r"(y), "r"(i1), "r"(i0), "r"(ark_shared_address(barrier))
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(ark_shared_address(to)),
+      "l"(map), "r"(x), "r"(y), "r"(i1), "r"(i0), "r"(ark_shared_address(barrier)), "l"(keep)
       : "memory");
 }
 ARK_DEVICE void ark_matrix_expect(ark_u64* barrier, ark_u32 bytes) {

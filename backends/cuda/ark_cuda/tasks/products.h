@@ -34,17 +34,18 @@ struct ArkBatch {};
 // and one box loads them one behind the other.
 template <bool ACROSS, int ROWS, int DEEP, int LINES, bool FLAT, bool FIRST, bool SECOND>
 ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, int i1,
-                                 ark_u64* full, ArkBatch<FLAT, FIRST, SECOND>) {
+                                 ark_u64* full, ArkBatch<FLAT, FIRST, SECOND>,
+                                 ark_u64 keep = ARK_BOX_STAYS) {
 #pragma unroll
   for (int i = 0; i < (ACROSS ? ROWS / DEEP : 1); ++i) {
     char* at = to + 128 * DEEP * i;
     const int x = ACROSS ? row + DEEP * i : k, y = ACROSS ? k : row;
     if constexpr (LINES > 1) {
-      ark_box_load(at, map, 0, row, k / DEEP, full);
+      ark_box_load(at, map, 0, row, k / DEEP, full, keep);
     } else if constexpr (FLAT) {
-      ark_box_load(at, map, x, y, full);
+      ark_box_load(at, map, x, y, full, keep);
     } else {
-      ark_box_load(at, map, x, y, SECOND ? i1 : 0, FIRST ? i0 : 0, full);
+      ark_box_load(at, map, x, y, SECOND ? i1 : 0, FIRST ? i0 : 0, full, keep);
     }
   }
 }
@@ -55,6 +56,9 @@ template <class P, class Begin, class End, class A, class B>
 ARK_DEVICE void ark_matrix_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
                                         ark_u64 map_a, ark_u64 map_b, const Begin& begin,
                                         const End& end, A batch_a, B batch_b) {
+  // Weights behind a computed left side: read once they may leave L2, which code and sums stay in.
+  const bool leaves = P::deal::once && t.growth == ARK_LOADS_RIGHT;
+  const ark_u64 keep = leaves ? ARK_BOX_LEAVES : ARK_BOX_STAYS;
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
     const int last = end(i1);
     for (int k = begin(i1); k < last; k += P::DEEP * P::LINES) {
@@ -74,7 +78,7 @@ ARK_DEVICE void ark_matrix_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLo
       }
       if (right) {
         ark_matrix_boxes<P::B_ACROSS, P::B_ROWS, P::DEEP, P::LINES>(stage + P::A_BYTES, map_b, n0,
-                                                                    k, i0, i1, full, batch_b);
+                                                                    k, i0, i1, full, batch_b, keep);
       }
       if (load.early) {
         ark_matrix_next(load.at);
