@@ -160,6 +160,8 @@ def search(
     solver = cp.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 1
+    # With all cuts the relaxation all but says which options are taken; few of them prove it late.
+    solver.parameters.linearization_level = 2
     solver.parameters.max_deterministic_time = EFFORT
     status = solver.solve(model)
     if status not in (cp.OPTIMAL, cp.FEASIBLE):
