@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 
 from ark.backend.protocol import DeviceInfo, Probe
 from ark.errors import SystemError
@@ -11,6 +12,7 @@ from ark_cpu.compiler import find_compiler
 from ark_cpu.memory import memory_bytes
 
 
+@cache
 def _name() -> str:
     try:
         with open("/proc/cpuinfo") as lines:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -108,6 +109,15 @@ def order(plan: Plan, number: int) -> nx.DiGraph:
     return graph
 
 
+def reachable(graph: nx.DiGraph) -> dict[Any, frozenset[Any]]:
+    """What comes after each node of a graph without circles, from the last node to the first."""
+    after: dict[Any, frozenset[Any]] = {}
+    for node in reversed(list(nx.topological_sort(graph))):
+        behind = list(graph.successors(node))
+        after[node] = frozenset(behind).union(*(after[other] for other in behind))
+    return after
+
+
 def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
     """Pairs of conflicting tasks of one phase that are not in the order of their ops, and tasks
     that nobody who opens the barrier comes after.
@@ -119,10 +129,8 @@ def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
     seen.add_nodes_from(graph)
     listed = {k: t for k, t in tasks(plan).items() if k[0] == number}
     touches = {k: touched(plan, t) for k, t in listed.items()}
-    after = {
-        "packets": {k: set(graph.successors(k)) | nx.descendants(seen, k) for k in graph},
-        "plain": {k: nx.descendants(seen, k) for k in graph},
-    }
+    plain = reachable(seen)
+    after = {"packets": {k: {*graph.successors(k)} | plain[k] for k in graph}, "plain": plain}
     found = []
     for a, b in itertools.combinations(sorted(listed), 2):
         if listed[a].op == listed[b].op:
@@ -132,7 +140,7 @@ def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
         if any(second not in after[how][first] for how in hows):
             found.append((first, second))
     openers = [k for k, t in listed.items() if ITERATION_BARRIER in t.signals]
-    reached = set(openers).union(*(nx.ancestors(seen, k) for k in openers))
+    reached = {*openers, *(k for k in listed if not plain[k].isdisjoint(openers))}
     found += [(k, openers[0]) for k in listed if k not in reached]
     return found
 
@@ -171,8 +179,8 @@ def meetings(plans: Sequence[Plan], number: int) -> list[tuple[RankNode, RankNod
     pairs = {(a[0], b[0]) for a, b in met}
     for nodes in signals.values():
         pairs |= set(itertools.permutations(nodes, 2))
-    after = {a: nx.descendants(graph, (0, a)) for a, _ in pairs}
-    return [(a, b) for a, b in sorted(pairs) if a[0] != b[0] and (1, b) not in after[a]]
+    after = reachable(graph)
+    return [(a, b) for a, b in sorted(pairs) if a[0] != b[0] and (1, b) not in after[0, a]]
 
 
 def _two_iterations(
