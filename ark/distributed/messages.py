@@ -2,8 +2,8 @@
 
 On the CPU sends and receives run beside the caller. Messages without a tag go from rank to rank in
 their order (`Group.send`), and `Arrivals` finds out whose a receive from anybody takes. Messages
-with a tag are told to their receiver over the bootstrap, and go another way (`Inbox`). On a GPU
-they are queued on the caller's stream, in their order, from named ranks.
+with a tag are told to their receiver over the bootstrap, and go another way (`TagMatcher`). On a
+GPU they are queued on the caller's stream, in their order, from named ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from ark.distributed.arrivals import Arrivals
 from ark.distributed.group import Group
-from ark.distributed.inbox import Inbox, Message
+from ark.distributed.matching import Message, TagMatcher
 from ark.distributed.work import ArkWork, ReceiveWork
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.runtime.bootstrap import Bootstrap
@@ -31,7 +31,7 @@ class Messages:
     def __init__(self, job: Bootstrap, timeout_s: float) -> None:
         self._job, self._timeout_s = job, timeout_s
         self._arrivals = Arrivals(job)
-        self._inbox: Inbox | None = None
+        self._matcher: TagMatcher | None = None
         self._beside: dict[tuple[str, int], ThreadPoolExecutor] = {}
 
     def send(self, group: Group, tensor: torch.Tensor, peer: int, tag: int) -> ArkWork:
@@ -82,11 +82,11 @@ class Messages:
         self._arrivals.close()
         for worker in self._beside.values():
             worker.shutdown(wait=True)
-        if self._inbox is not None:
-            self._inbox.close()
+        if self._matcher is not None:
+            self._matcher.close()
 
-    def _tagged(self, group: Group) -> Inbox:
-        if self._inbox is None:
+    def _tagged(self, group: Group) -> TagMatcher:
+        if self._matcher is None:
             others = [rank for rank in range(group.world_size) if rank != group.rank]
 
             def next_message() -> Message:
@@ -96,8 +96,8 @@ class Messages:
                 group.recv(content, source, TAGGED)
                 return Message(source, tag, content)
 
-            self._inbox = Inbox(next_message, f"ark-{TAGGED}")
-        return self._inbox
+            self._matcher = TagMatcher(next_message, f"ark-{TAGGED}")
+        return self._matcher
 
     def _aside(self, way: str, peer: int, what: Callable[[], None]) -> Future[None]:
         """Runs it behind what went that way before; messages of one pair arrive in their order."""

@@ -1,111 +1,69 @@
-"""Products of 8-bit types and of fp32 as tf32, casts of 8-bit floats: beside NumPy and torch."""
+"""Weights of few bits, dequantised and multiplied, and values quantised, against NumPy."""
 
 from __future__ import annotations
 
-import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ark
-from ark.errors import ModelError
 from tests.opcheck import Case, check
 
-SMALL = (ark.fp8_e4m3, ark.fp8_e5m2)
-SHAPES = [(33, 70, 130), (1, 64, 256), (3, 50, 77), (96, 128, 144)]
 
+@pytest.mark.parametrize("dtype", [ark.int4, ark.uint4, ark.fp4, ark.int8], ids=str)
+def test_weights_of_few_bits(backend: str, dtype: Any) -> None:
+    """Dequantised, and multiplied by few rows (from the bits) and by many."""
+    rng = np.random.default_rng(6)
+    if dtype is ark.fp4:
+        weight = rng.integers(0, 16, (40, 96)).astype(np.uint8).view(dtype.numpy).astype(float)
+    else:
+        weight = rng.integers(*((0, 16) if dtype is ark.uint4 else (-8, 8)), (40, 96))
+    scales, zeros = rng.uniform(0.1, 1, (40, 6)), rng.integers(0, 5, (40, 6)).astype(float)
 
-def codes() -> np.ndarray:
-    """Every value of one byte, in two rows."""
-    return np.arange(256, dtype=np.uint8).reshape(2, 128)
+    def full(w: np.ndarray, s: np.ndarray, z: Any = 0) -> np.ndarray:
+        wide = s.repeat(16, -1)
+        return (w - (z.repeat(16, -1) if isinstance(z, np.ndarray) else 0)) * wide
 
-
-@pytest.mark.parametrize("dtype", SMALL)
-def test_every_code_is_read_and_written(backend, dtype) -> None:
-    small, wide = ark.tensor([2, 128], dtype), ark.tensor([512], ark.fp32)
-    read, made = ark.cast(small, ark.fp32), ark.cast(wide, dtype)
-    numbers = codes().view(dtype.to_numpy())
-    # What lies between two neighbours, what is half of the least, what is too large.
-    edges = np.sort(numbers.astype(np.float32)[np.isfinite(numbers.astype(np.float32))])
-    values = np.concatenate([edges, (edges[1:] + edges[:-1]) / 2, [1e9, -1e9, np.nan]])
-    values = np.resize(values, 512).astype(np.float32)
-    with ark.Runtime() as runtime:
-        runtime.launch()
-        small.from_numpy(numbers)
-        wide.from_numpy(values)
-        runtime.run()
-        np.testing.assert_array_equal(read.to_numpy(), numbers.astype(np.float32))
-        got = made.to_numpy()
-    want = values.astype(dtype.to_numpy())
-    np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
-
-
-def test_products(backend) -> None:
-    rng = np.random.default_rng(7)
-    cases = []
-    pairs = [*itertools.product(SMALL, SMALL), (ark.int8, ark.int8), (ark.fp32, ark.fp32)]
-    for number, (left, right) in enumerate(pairs):
-        m, n, k = SHAPES[number % len(SHAPES)]
-        for ta, tb in itertools.product((False, True), repeat=2):
-            shapes = (k, m) if ta else (m, k), (n, k) if tb else (k, n)
-            whole = left == ark.int8
-            arrays = [
-                rng.integers(-128, 128, s) if whole else rng.standard_normal(s) for s in shapes
-            ]
-
-            def build(a, b, ta=ta, tb=tb, left=left):
-                made = ark.matmul(
-                    a,
-                    b,
-                    transpose_input=ta,
-                    transpose_other=tb,
-                    dtype=ark.fp32 if left in SMALL else None,
-                    tf32=left == ark.fp32,
-                )
-                return ark.mul(ark.cast(made, ark.fp32), 0.25) if ta else made
-
-            def expected(a, b, ta=ta, tb=tb):
-                made = (a.T if ta else a) @ (b.T if tb else b)
-                return made * 0.25 if ta else made
-
-            inputs = list(zip(arrays, (left, right), strict=True))
-            # Where units read tf32, 10 bits of each factor.
-            tolerance = 2.0**-9 * k**0.5 if left == ark.fp32 else None
-            cases.append(Case(f"{left} {right} {ta} {tb}", inputs, build, expected, tolerance))
+    w, s, z = (weight, dtype), (scales, ark.fp32), (zeros, ark.fp32)
+    cases = [
+        Case("values", [w, s, z], lambda *t: ark.dequantize(*t), full),
+        Case("bf16", [w, (scales, ark.bf16)], lambda *t: ark.dequantize(*t, dtype=ark.bf16), full),
+    ]
+    for rows in (1, 3, 8, 12):
+        x = (rng.uniform(-1, 1, (rows, 96)), ark.fp32)
+        cases.append(
+            Case(
+                f"{rows} rows",
+                [x, w, s, z],
+                ark.quantized_linear,
+                lambda x, w, s, z: x @ full(w, s, z).T,
+                1e-4,
+            )
+        )
+        cases.append(
+            Case(
+                f"{rows} rows without zeros",
+                [x, w, s],
+                ark.quantized_linear,
+                lambda x, w, s: x @ full(w, s).T,
+                1e-4,
+            )
+        )
     check(cases)
 
 
-def test_torchs_product_is_the_same(backend) -> None:
-    torch = pytest.importorskip("torch")
-    rng = np.random.default_rng(8)
-    numbers = [rng.integers(-128, 128, s).astype(np.int8) for s in ((32, 64), (48, 64))]
-    floats = [torch.from_numpy(rng.standard_normal(s).astype(np.float32)) for s in ((32, 64),) * 2]
-    small = [f.to(torch.float8_e4m3fn) for f in floats]
-    a, b = (ark.tensor(list(n.shape), ark.int8) for n in numbers)
-    x, y = (ark.tensor(list(n.shape), ark.fp8_e4m3) for n in small)
-    whole = ark.matmul(a, b, transpose_other=True)
-    real = ark.matmul(x, y, transpose_other=True, dtype=ark.fp32)
+def test_quantising_loses_half_a_step(backend: str) -> None:
+    rng = np.random.default_rng(7)
+    array = rng.normal(0, 1, (6, 64)).astype(np.float32)
+    source = ark.tensor([6, 64])
+    made, scales = ark.quantize(source, 32)
+    back = ark.dequantize(made, scales)
     with ark.Runtime() as runtime:
-        runtime.launch()
-        for tensor, array in zip((a, b, x, y), (*numbers, *small), strict=True):
-            tensor.copy(array)
+        runtime.launch(loop_mode=False)
+        source.from_numpy(array)
         runtime.run()
-        made, close = whole.to_numpy(), real.to_numpy()
-    left, right = (torch.from_numpy(n) for n in numbers)
-    np.testing.assert_array_equal(made, torch._int_mm(left, right.t()).numpy())
-    want = small[0].float() @ small[1].float().t()
-    np.testing.assert_allclose(close, want.numpy(), rtol=1e-5, atol=1e-5)
-
-
-def test_what_is_no_product_is_refused() -> None:
-    ark.init(backend="cpu")
-    a, b = ark.tensor([8, 8], ark.int8), ark.tensor([8, 8], ark.fp8_e4m3)
-    c = ark.tensor([8, 8], ark.bf16)
-    for left, right, how, words in (
-        (a, b, {}, "needs fp32, fp16 or bf16"),
-        (a, a, {"dtype": ark.fp32}, "gives int32"),
-        (b, b, {"dtype": ark.int32}, "gives fp32, fp16 or bf16"),
-        (c, c, {"tf32": True}, "tf32 is a precision of fp32"),
-    ):
-        with pytest.raises(ModelError, match=words):
-            ark.matmul(left, right, **how)
+        steps = np.abs(array.reshape(6, 2, 32)).max(-1) / 7
+        np.testing.assert_allclose(scales.to_numpy(), steps, rtol=1e-6)
+        assert (np.abs(back.to_numpy() - array) <= steps.repeat(32, -1) * 0.5001).all()
+        assert made.to_numpy().dtype == ark.int4.numpy

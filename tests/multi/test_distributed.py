@@ -19,7 +19,7 @@ import pytest
 
 import ark
 from ark.distributed.arrivals import ASK, BEGUN, COUNT, Arrivals
-from ark.distributed.inbox import Inbox, Message
+from ark.distributed.matching import Message, TagMatcher
 from tests.slow import SLOW, slow
 
 COUNTS = (1, 3, 4099)
@@ -228,23 +228,23 @@ def test_a_receive_takes_the_first_message_that_fits() -> None:
         found.append(f"{content} of {source}")
 
     found: list[str] = []
-    inbox = Inbox(next_message, "test")
-    named = [inbox.receive(1, 1, take) for _ in range(2)]
-    anybody = inbox.receive(None, 1, take)
+    matcher = TagMatcher(next_message, "test")
+    named = [matcher.receive(1, 1, take) for _ in range(2)]
+    anybody = matcher.receive(None, 1, take)
     for source, tag, content in ((1, 2, "c"), (1, 1, "a"), (2, 1, "d"), (2, 2, "e"), (1, 1, "b")):
         sent.put(Message(source, tag, content))
     for each in (*named, anybody):
         assert each.result(60) is None
     assert found == ["a of 1", "d of 2", "b of 1"]
-    assert inbox.receive(2, 2, take).done() and inbox.receive(None, 2, take).done()
+    assert matcher.receive(2, 2, take).done() and matcher.receive(None, 2, take).done()
     assert found[3:] == ["e of 2", "c of 1"]
-    lost = [inbox.receive(source, tag, take) for source, tag in ((1, 1), (None, 2))]
+    lost = [matcher.receive(source, tag, take) for source, tag in ((1, 1), (None, 2))]
     sent.put(Message(1, -1, ""))
     for each in lost:
         with pytest.raises(ark.SystemError, match="the peer is gone"):
             each.result(60)
     sent.put(Message(1, -1, ""))
-    inbox.close()
+    matcher.close()
 
 
 class Told:

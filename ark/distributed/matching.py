@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-Take = Callable[[int, Any], None]  # of a message: who sent it, and what
+Consume = Callable[[int, Any], None]  # of a message: who sent it, and what
 
 
 @dataclass
@@ -31,14 +31,14 @@ class Wanted:
 
     source: int | None
     tag: int
-    take: Take
+    consume: Consume
     made: Future[None] = field(default_factory=Future)
 
     def fits(self, message: Message) -> bool:
         return self.tag == message.tag and self.source in (None, message.source)
 
 
-class Inbox:
+class TagMatcher:
     """next_message: waits for the next message from anybody."""
 
     def __init__(self, next_message: Callable[[], Message], name: str) -> None:
@@ -48,20 +48,20 @@ class Inbox:
         self._waiting: list[Wanted] = []
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=name)
 
-    def receive(self, source: int | None, tag: int, take: Take) -> Future[None]:
-        """Gives `take` the first message of that source and tag that no receive before has got."""
-        wanted = Wanted(source, tag, take)
+    def receive(self, source: int | None, tag: int, consume: Consume) -> Future[None]:
+        """Gives `consume` the first message of that source and tag that no other has got."""
+        wanted = Wanted(source, tag, consume)
         with self._lock:
             at = next((i for i, kept in enumerate(self._kept) if wanted.fits(kept)), None)
             if at is None:
                 self._waiting.append(wanted)
-                self._worker.submit(self._bring)  # one for each receive that waits
+                self._worker.submit(self._match)  # one for each receive that waits
                 return wanted.made
             message = self._kept.pop(at)
         _hand(message, wanted)
         return wanted.made
 
-    def _bring(self) -> None:
+    def _match(self) -> None:
         """Takes messages until one is for a receive that waits."""
         while True:
             try:
@@ -88,7 +88,7 @@ class Inbox:
 
 def _hand(message: Message, wanted: Wanted) -> None:
     try:
-        wanted.take(message.source, message.content)
+        wanted.consume(message.source, message.content)
     except Exception as error:
         wanted.made.set_exception(error)
     else:
