@@ -69,6 +69,14 @@ def fact(text: str, name: str) -> int:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+def test_a_pause_sleeps_once(arch: str, listing: dict[str, str]) -> None:
+    """A wave sleeps in both sides of a branch that masks lanes: the choice must be the wave's."""
+    between = re.findall(r"\ts_sleep \d+\n(.*?)(?=\ts_sleep \d+\n)", listing[arch], re.S)
+    assert between
+    assert all(re.search(r"\ts_c?branch", part) for part in between)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 def test_the_loop_compiles_to_a_code_object(arch: str) -> None:
     binary = backend.compiler().compile(emit(arch).source, target(arch))
     assert binary.suffix == ".hsaco"

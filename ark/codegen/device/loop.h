@@ -22,8 +22,11 @@ ARK_DEVICE void ark_trace(const ArkCtx& c, const ArkTask& task, ark_u32& traced,
 }
 
 // A vote behind which no stores need have arrived. A backend may have one that waits for less.
+// `turn` of ark_agree_next is odd and even by turns where votes follow each other without a
+// barrier.
 #if !defined(ARK_HAS_AGREE)
 ARK_DEVICE bool ark_agree(bool v) { return ark_all(v); }
+ARK_DEVICE bool ark_agree_next(bool v, ark_u32) { return ark_all(v); }
 #endif
 
 // The first warp, when its first lane has been away alone: what that lane says. A backend whose
@@ -79,6 +82,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ark_sync();
   const ArkPhases phases = ark_phases(p);
   ark_u32 stage_base = 0u;
+  const bool traces = p->trace != 0u;
   ark_u32 traced = 0u;
   ark_u32 held = ARK_NO_TASK;  // the first task of a list that the slots still hold as a whole
   for (ark_u32 iteration = p->first;; ++iteration) {
@@ -106,46 +110,46 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
 #if defined(ARK_MOVERS)
     if (leader) ark_movers_begin(iteration);
 #endif
-    ark_u64 word = ark_task_word(team, p, range.task_begin + 2u, end);
+    ark_u64 word = 0u;
+    ark_task_word(team, p, range.task_begin + 2u, end, word);
     for (ark_u32 i = range.task_begin; i < end; ++i) {
 #if defined(ARK_FLOWS)
       const ark_u32 count = loop.tasks[i % ARK_SLOTS].flow & 255u;
       if (count != 0u) {
         ark_flow_begins(team, loop, p, i, count, end);
-        word = ark_task_word(team, p, i + count + 2u, end);
+        ark_task_word(team, p, i + count + 2u, end, word);
         ark_warp_store(&c.warps[ark_warp()], i);
         ark_flow_run(c, p, count, traced);
         ark_copies_done();
         i += count - 1u;
         if (!ark_all(!ark_failed(c))) return;
         ark_signal_task(team, loop, i);
-        if (p->trace) ark_sync();
+        if (traces) ark_sync();
         continue;
       }
 #endif
       const ArkTask& task = loop.tasks[i % ARK_SLOTS];
-      if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);
-      ark_task_arrives(team, loop, p, i + 2u, end, word);
-      word = ark_task_word(team, p, i + 3u, end);
+      if (!ARK_RECORDS_LAST) ark_look_ahead(team, loop, p, i, end, word);
       ark_warp_store(&c.warps[ark_warp()], i);
 #if defined(ARK_BODIES_ENTER)
       if (!ark_dispatch(c, task)) return;
-      const ark_u64 begin = p->trace && leader ? loop.begun : 0u;
+      const ark_u64 begin = traces && leader ? loop.begun : 0u;
 #else
       if (!ark_enter_task(loop, i)) return;
-      const ark_u64 begin = p->trace ? ark_time_ns() : 0u;
+      const ark_u64 begin = traces ? ark_time_ns() : 0u;
       ark_dispatch(c, task);
 #endif
+      if (ARK_RECORDS_LAST) ark_look_ahead(team, loop, p, i, end, word);
       ark_copies_done();
       // What is published as packets arrives by itself; a signal says that all has.
       if (task.wait_end == task.signal_end) {
-        if (!ark_agree(!ark_failed(c))) return;
+        if (!ark_agree_next(!ark_failed(c), i)) return;
       } else {
         if (!ark_all(!ark_failed(c))) return;
         ark_signal_task(team, loop, i);
       }
-      if (p->trace && leader) ark_trace(c, task, traced, begin);
-      if (p->trace) ark_sync();
+      if (traces && leader) ark_trace(c, task, traced, begin);
+      if (traces) ark_sync();
     }
     stage_base = ark_next_stage(stage_base, range);
     // A loop must not end in the leader's work alone: a compiler may join it to the next round's,

@@ -42,26 +42,26 @@ ARK_DEVICE void ark_task_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, 
   ark_copy_words(team, &loop.tasks[i % ARK_SLOTS], task, sizeof(ArkTask) / 8u);
 }
 #if defined(ARK_HOLDS_RECORDS)
-// Where a copy waits for memory, so would all that its warp asks for next. Each thread of the last
-// warp keeps its word of the record three tasks ahead in a register while a task runs, and puts it
-// into its slot when the next one begins.
-static_assert(sizeof(ArkTask) / 8u <= ARK_LANES, "a thread has one word");
-ARK_DEVICE ark_u32 ark_record_place(ArkTeam team) {
-  return team.thread - (team.threads - static_cast<ark_u32>(ARK_LANES));
+// Where a copy waits for memory, so would all that its warp asks for next. At a task's end each
+// thread of the last warp loads its word of the record three tasks ahead, and puts it into its slot
+// at the next one's end. Other warps do not meet this code, where they would wait for their stores.
+constexpr bool ARK_RECORDS_LAST = true;
+ARK_DEVICE void ark_task_word(ArkTeam, const ArkParams* p, ark_u32 i, ark_u32 end, ark_u64& word) {
+  constexpr int WORDS = static_cast<int>(sizeof(ArkTask) / 8u);
+  static_assert(WORDS <= ARK_LANES, "a thread has one word");
+  if (ark_warp() != ARK_WARPS - 1 || i >= end) return;
+  const int place = ark_lane() < WORDS ? ark_lane() : WORDS - 1;
+  word = ARK_POINTER(const ark_u64, p->tasks)[static_cast<ark_u64>(i) * WORDS + place];
 }
-ARK_DEVICE ark_u64 ark_task_word(ArkTeam team, const ArkParams* p, ark_u32 i, ark_u32 end) {
-  const ark_u32 place = ark_record_place(team), words = sizeof(ArkTask) / 8u;
-  if (i >= end || place >= words) return 0u;
-  return ARK_POINTER(const ark_u64, p->tasks)[static_cast<ark_u64>(i) * words + place];
-}
-ARK_DEVICE void ark_task_arrives(ArkTeam team, ArkLoop& loop, const ArkParams*, ark_u32 i,
-                                 ark_u32 end, ark_u64 word) {
-  const ark_u32 place = ark_record_place(team);
-  if (i >= end || place >= sizeof(ArkTask) / 8u) return;
-  reinterpret_cast<ark_u64*>(&loop.tasks[i % ARK_SLOTS])[place] = word;
+ARK_DEVICE void ark_task_arrives(ArkTeam, ArkLoop& loop, const ArkParams*, ark_u32 i, ark_u32 end,
+                                 ark_u64 word) {
+  if (ark_warp() != ARK_WARPS - 1 || i >= end) return;
+  if (ark_lane() >= static_cast<int>(sizeof(ArkTask) / 8u)) return;
+  reinterpret_cast<ark_u64*>(&loop.tasks[i % ARK_SLOTS])[ark_lane()] = word;
 }
 #else
-ARK_DEVICE ark_u64 ark_task_word(ArkTeam, const ArkParams*, ark_u32, ark_u32) { return 0u; }
+constexpr bool ARK_RECORDS_LAST = false;
+ARK_DEVICE void ark_task_word(ArkTeam, const ArkParams*, ark_u32, ark_u32, ark_u64&) {}
 ARK_DEVICE void ark_task_arrives(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i,
                                  ark_u32 end, ark_u64) {
   if (i < end) ark_task_ahead(team, loop, p, i);
@@ -74,6 +74,15 @@ ARK_DEVICE void ark_counter_ops_ahead(ArkTeam team, ArkLoop& loop, const ArkPara
   const ArkCounterOp* ops = ARK_POINTER(const ArkCounterOp, p->counter_ops) + task.wait_begin;
   const ark_u32 fit = count < ARK_SLOT_COUNTER_OPS ? count : ARK_SLOT_COUNTER_OPS;
   ark_copy_words(team, loop.counter_ops[i % ARK_SLOTS], ops, fit * (sizeof(ArkCounterOp) / 8u));
+}
+
+// While task i runs: the next one's waits and signals, the record two tasks ahead, and the word of
+// the one three ahead.
+ARK_DEVICE void ark_look_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i,
+                               ark_u32 end, ark_u64& word) {
+  if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);
+  ark_task_arrives(team, loop, p, i + 2u, end, word);
+  ark_task_word(team, p, i + 3u, end, word);
 }
 
 #if defined(ARK_FLOWS)

@@ -134,6 +134,17 @@ ARK_DEVICE bool ark_agree(bool v) {
   ark_sync();
   return __builtin_amdgcn_readfirstlane(all) != 0u;
 }
+// The same with one barrier: who comes to the vote after next has met all who read this one.
+ARK_SHARED ark_u32 ark_turns[2][ARK_WARPS];
+ARK_DEVICE bool ark_agree_next(bool v, ark_u32 turn) {
+  ark_u32* votes = ark_turns[turn % 2u];
+  const bool mine = ark_warp_all(v);
+  if (ark_lane() == 0) votes[ark_warp()] = mine ? 1u : 0u;
+  ark_sync();
+  ark_u32 all = 1u;
+  for (int w = 0; w < ARK_WARPS; ++w) all &= votes[w];
+  return __builtin_amdgcn_readfirstlane(all) != 0u;
+}
 ARK_DEVICE bool ark_all(bool v) {
   ark_drain();
   return ark_agree(v);
@@ -152,8 +163,10 @@ ARK_DEVICE ark_u64 ark_steady_ticks() {
 }
 ARK_DEVICE ark_u64 ark_time_ns() { return ark_steady_ticks() * ARK_TICKS_NS; }
 
+// By a branch of the whole wave: lanes that are masked out do not keep a wave from sleeping, so
+// that it would sleep on both sides of one that the compiler takes for the lanes'.
 ARK_DEVICE void ark_pause(ark_u32 spins) {
-  if (spins < 64u) {
+  if (__builtin_amdgcn_readfirstlane(spins) < 64u) {
     __builtin_amdgcn_s_sleep(1);
   } else {
     __builtin_amdgcn_s_sleep(8);

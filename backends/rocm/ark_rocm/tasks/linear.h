@@ -36,14 +36,19 @@ struct ArkSplitRows {
   }
 };
 
-// Sums of four values over the wave, all at once: lane l has that of v[l % 4].
-ARK_DEVICE float ark_sum_four(const float (&v)[4], int lane) {
+// Sums of four values over a row of 16 lanes, all at once: lane l has that of v[l % 4].
+ARK_DEVICE float ark_row_sum_four(const float (&v)[4], int lane) {
   const bool odd = (lane & 1) != 0, upper = (lane & 2) != 0;
   const float low = (odd ? v[1] : v[0]) + ark_row_move<0xb1>(odd ? v[0] : v[1]);
   const float high = (odd ? v[3] : v[2]) + ark_row_move<0xb1>(odd ? v[2] : v[3]);
   float sum = (upper ? high : low) + ark_row_move<0x4e>(upper ? low : high);
-  sum += ark_row_move<0x124>(sum);  // row_ror 4
-  sum += ark_row_move<0x128>(sum);  // row_ror 8
+  sum += ark_row_move<0x124>(sum);        // row_ror 4
+  return sum + ark_row_move<0x128>(sum);  // row_ror 8
+}
+
+// The same over the wave.
+ARK_DEVICE float ark_sum_four(const float (&v)[4], int lane) {
+  float sum = ark_row_sum_four(v, lane);
 #pragma unroll
   for (int mask = 16; mask < ARK_LANES; mask *= 2) sum += ark_shfl_xor(sum, mask);
   return sum;

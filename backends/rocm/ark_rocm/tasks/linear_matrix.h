@@ -44,29 +44,29 @@ struct ArkPartInput<EACH, PART, ArkOperand<const ark_u64, S0, S1, S2, S3, SYSTEM
 #pragma unroll
     for (int e = 0; e < EACH; ++e) seen[e] = ark_packet_load(mine(e), SYSTEM);
   }
+  // No branch for each: whether the words of all say the same iteration.
   ARK_METHOD bool ready(ArkCtx& c) const {
-    bool all = true;
+    const ark_u32 epoch = c.iteration + 1u;
+    ark_u32 other = 0u;
 #pragma unroll
-    for (int e = 0; e < EACH; ++e) all = all && ark_packet_ready(c, seen[e]);
-    return all;
+    for (int e = 0; e < EACH; ++e) other |= static_cast<ark_u32>(seen[e] >> 32) ^ epoch;
+    return ark_warp_all(other == 0u);
   }
   // Where packets are late, one is polled before all are asked for again: polls of many are in each
   // other's way.
   ARK_METHOD void take(ArkCtx& c, int patience) {
-    if (!ark_warp_all(ready(c))) {
+    if (!ready(c)) {
       const int polled = static_cast<int>(c.processor * 61u % static_cast<ark_u32>(PART));
       const ark_u64* gate = ark_address(x, 0, 0, 0, first + polled);
       if (ark_warp() == ARK_WARPS - 1) ark_poll_asking(c, gate, SYSTEM, patience);
       ark_wait_packet(c, gate, SYSTEM);
-      for (;;) {
-        ask(c);
+      for (ask(c); !ready(c) && !ark_failed(c); ask(c)) {
         const ark_u64* late = nullptr;
 #pragma unroll
         for (int e = 0; e < EACH; ++e) {
           if (!ark_packet_ready(c, seen[e])) late = mine(e);
         }
-        if (late == nullptr || ark_failed(c)) break;
-        ark_wait_packet(c, late, SYSTEM);
+        if (late != nullptr) ark_wait_packet(c, late, SYSTEM);
       }
     }
 #pragma unroll
@@ -121,6 +121,14 @@ ARK_DEVICE ark_mfma_sums ark_mfma_add(ark_u32x4 w, ark_u32x4 x, ark_mfma_sums su
   const Halves a = __builtin_bit_cast(Halves, w), b = __builtin_bit_cast(Halves, x);
   sums = __builtin_amdgcn_mfma_f32_4x4x4bf16_1k(a.low, b.low, sums, 0, 0, 0);
   return __builtin_amdgcn_mfma_f32_4x4x4bf16_1k(a.high, b.high, sums, 0, 0, 0);
+}
+
+// Sums of four values over the wave, all at once: lane l has that of v[l % 4]. A product with ones
+// adds the wave's four rows of 16 lanes, which shuffles would do by two trips to shared memory.
+ARK_DEVICE float ark_mfma_sum_four(const ark_mfma_sums& v, int lane) {
+  const ark_mfma_sums zero = {0.0f, 0.0f, 0.0f, 0.0f};
+  const float row = ark_row_sum_four({v[0], v[1], v[2], v[3]}, lane);
+  return __builtin_amdgcn_mfma_f32_16x16x4f32(1.0f, row, zero, 0, 0, 0)[0];
 }
 
 // coord: first and last+1 row of the weights; at most ROWS. AHEAD: fours of rows whose loads are
@@ -196,8 +204,7 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
         total = ark_mfma_add(ring[a][p], input[p], total);
         if constexpr (ROUNDS > 1) ring[a][p] = load(four + AHEAD + a, p);
       }
-      const float four_sums[4] = {total[0], total[1], total[2], total[3]};
-      const float sum = ark_sum_four(four_sums, lane);
+      const float sum = ark_mfma_sum_four(total, lane);
       if (lane < 4) sums[((four + a) * 4 + lane) * ARK_WARPS + warp] = sum;
     }
   }
