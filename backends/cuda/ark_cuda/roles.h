@@ -127,7 +127,8 @@ ARK_DEVICE bool ark_close_handshake(const ArkCtx& c, ark_u32& count) {
 
 // This thread's pairs of elements: pair i is at at(i) if there(i), else zeros. Packets are asked
 // for all at once, 16 bytes a load, and those that are late again. No null pointer says that a pair
-// is not there: NVRTC 13.0 then loaded from it on an H100.
+// is not there: NVRTC 13.0 then loaded from it on an H100. A warp's lanes go on together: those
+// that left the loop alone were not together again at the next one's end.
 template <int N, typename There, typename At>
 ARK_DEVICE void ark_load_pairs(ArkCtx& c, const ark_u64*, const There& there, const At& at,
                                float (&v)[2 * N], bool system) {
@@ -147,9 +148,9 @@ ARK_DEVICE void ark_load_pairs(ArkCtx& c, const ark_u64*, const There& there, co
     for (int i = 0; i < N; ++i) {
       all = all && (!there(i) || (here(2 * i) && here(2 * i + 1)));
     }
-    if (all || ark_failed(c)) break;
+    if (__all_sync(0xffffffffu, all || ark_failed(c))) break;
     const ArkVerdict verdict = ark_spin(c.p, spin, c.p->budget_ns);
-    if (verdict == ARK_KEEP) continue;
+    if (__all_sync(0xffffffffu, verdict == ARK_KEEP)) continue;
     if (verdict == ARK_TIMEOUT) ark_fail(c, 2u, 0u, epoch, static_cast<ark_u32>(seen[0] >> 32));
     ark_give_up(c);
   }
@@ -186,9 +187,9 @@ ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const There& there
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) all = all && (!there(i) || here(i));
-    if (all || ark_failed(c)) return;
+    if (__all_sync(0xffffffffu, all || ark_failed(c))) return;
     const ArkVerdict verdict = ark_spin(c.p, spin, c.p->budget_ns);
-    if (verdict == ARK_KEEP) continue;
+    if (__all_sync(0xffffffffu, verdict == ARK_KEEP)) continue;
     if (verdict == ARK_TIMEOUT) ark_fail(c, 2u, 0u, epoch >> 16, seen[0].x >> 16);
     ark_give_up(c);
   }
