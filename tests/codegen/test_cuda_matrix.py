@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -397,3 +398,15 @@ def test_weights_that_are_read_once_leave_the_cache_first(rows, leaves) -> None:
     binary = backend.compiler().compile(source, Target("sm_90a", machine.threads))
     words = np.frombuffer(section(binary.data, ".text.ark_loop"), np.uint32)
     assert (0x12F00000 in words) == leaves
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "overlap"),
+    [(512, 4096, 4096, "false"), (512, 512, 512, "true"), (4096, 4096, 4096, "true")],
+)
+def test_stages_overlap_where_operands_are_at_hand(m, n, k, overlap) -> None:
+    """Not where 512 rows meet weights that come from memory."""
+    made = product(H100, (), (), m, n, k, (False, True), bf16)
+    source = write(made, machine_of(made), backend.dialect("sm_90a")).source.text
+    found = set(re.findall(r"ArkProduct<ArkDeal<[^>]*>(?:, [^,>]*){7}, (true|false), \d+>", source))
+    assert found == {overlap}
