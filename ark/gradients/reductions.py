@@ -5,7 +5,7 @@ from __future__ import annotations
 from ark.frontend.tensor import Tensor
 from ark.gradients.products import wide
 from ark.gradients.table import Call, Gradients, constant, rule
-from ark.ops.elementwise import add, cast, div, mul, rsqrt, sub
+from ark.ops.elementwise import add, cast, div, exp, mul, rsqrt, sub
 from ark.ops.indexing import expand
 from ark.ops.logic import equal
 from ark.ops.lookup import cumprod
@@ -56,6 +56,12 @@ def _softmax(call: Call) -> Gradients:
     made, given = wide(call.output()), wide(call.gradient())
     mean = reduce_sum(mul(made, given), -1)
     return [call.fitted(mul(made, sub(given, mean)), 0)]
+
+
+@rule("log_softmax")
+def _log_softmax(call: Call) -> Gradients:
+    made, given = wide(call.output()), wide(call.gradient())
+    return [call.fitted(sub(given, mul(exp(made), reduce_sum(given, -1))), 0)]
 
 
 @rule("layernorm")

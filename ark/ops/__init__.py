@@ -94,7 +94,7 @@ from ark.ops.lookup import (
     scatter_elements,
     scatter_nd,
 )
-from ark.ops.losses import cross_entropy, log_softmax
+from ark.ops.losses import cross_entropy
 from ark.ops.math import (
     abs,
     acos,
@@ -130,7 +130,7 @@ from ark.ops.math import (
     tanh,
 )
 from ark.ops.movement import embedding, rope, transpose
-from ark.ops.norms import layernorm, rmsnorm, softmax
+from ark.ops.norms import layernorm, log_softmax, rmsnorm, softmax
 from ark.ops.paged import paged_append, paged_attention
 from ark.ops.pools import avg_pool, global_avg_pool, global_max_pool, max_pool
 from ark.ops.quantize import (

@@ -1,4 +1,4 @@
-"""Losses, composed of other ops: log_softmax and cross_entropy."""
+"""Losses, composed of other ops: cross_entropy."""
 
 from __future__ import annotations
 
@@ -8,21 +8,13 @@ from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import fp32
 from ark.ops.base import float_dtype, index_dtype
-from ark.ops.elementwise import cast, div, exp, mul, sub
+from ark.ops.elementwise import cast, div, mul
 from ark.ops.logic import equal, not_equal, where
 from ark.ops.lookup import gather_elements
-from ark.ops.math import ln, neg
-from ark.ops.reductions import reduce_max, reduce_sum
-from ark.ops.views import detach, reshape
-
-
-def log_softmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """Logarithm of the softmax over the last dimension; any shape; fp32, fp16, bf16."""
-    tensor = as_tensor(input)
-    float_dtype("log_softmax", tensor)
-    # Whatever is subtracted, the result is the same: the largest element is a constant.
-    shifted = sub(tensor, detach(reduce_max(tensor, -1)))
-    return sub(shifted, ln(reduce_sum(exp(shifted), -1)), output, name or "log_softmax")
+from ark.ops.math import neg
+from ark.ops.norms import log_softmax
+from ark.ops.reductions import reduce_sum
+from ark.ops.views import reshape
 
 
 def cross_entropy(

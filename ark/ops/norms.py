@@ -1,4 +1,4 @@
-"""Ops over the rows of a tensor: softmax, layernorm, rmsnorm. They run over the last dimension."""
+"""Ops over rows, the last dimension: softmax and its logarithm, layernorm, rmsnorm."""
 
 from __future__ import annotations
 
@@ -73,6 +73,11 @@ def _softmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.
     return [e / e.sum(axis=-1, keepdims=True)]
 
 
+def _log_softmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    shifted = inputs[0] - inputs[0].max(axis=-1, keepdims=True)
+    return [shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))]
+
+
 def _layernorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     x = inputs[0]
     return [(x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + attrs["eps"])]
@@ -86,6 +91,9 @@ def _rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.
 register("softmax", _softmax, lower_rows, aliasing="exact")
 
 
+register("log_softmax", _log_softmax, lower_rows, aliasing="exact")
+
+
 register("layernorm", _layernorm, lower_rows, aliasing="exact")
 
 
@@ -97,6 +105,13 @@ def softmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
     tensor = as_tensor(input)
     dtype = float_dtype("softmax", tensor)
     return result("softmax", [tensor], tensor.ir.shape, dtype, output, name=name)
+
+
+def log_softmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """Logarithm of the softmax over the last dimension; any shape; fp32, fp16, bf16."""
+    tensor = as_tensor(input)
+    dtype = float_dtype("log_softmax", tensor)
+    return result("log_softmax", [tensor], tensor.ir.shape, dtype, output, name=name)
 
 
 def layernorm(input: Any, eps: float = 1e-6, output: Any = NullTensor, name: str = "") -> Tensor:

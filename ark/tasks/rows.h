@@ -11,6 +11,15 @@ struct ArkSoftmax {
   ARK_DEVICE float centre(float most, int) { return most; }
   ARK_DEVICE float term(float& v, float most) { return v = ark_exp(v - most); }
   ARK_DEVICE float factor(float total, int, float) { return 1.0f / total; }
+  ARK_DEVICE float value(float v, float factor) { return v * factor; }
+};
+struct ArkLogSoftmax : ArkSoftmax {
+  ARK_DEVICE float term(float& v, float most) {
+    v -= most;
+    return ark_exp(v);
+  }
+  ARK_DEVICE float factor(float total, int, float) { return ark_log(total); }
+  ARK_DEVICE float value(float v, float factor) { return v - factor; }
 };
 struct ArkLayerNorm {
   typedef ArkAddFold First;
@@ -23,6 +32,7 @@ struct ArkLayerNorm {
   ARK_DEVICE float factor(float total, int count, float eps) {
     return ark_rsqrt(total / static_cast<float>(count) + eps);
   }
+  ARK_DEVICE float value(float v, float factor) { return v * factor; }
 };
 struct ArkRmsNorm {
   typedef ArkAddFold First;
@@ -32,6 +42,7 @@ struct ArkRmsNorm {
   ARK_DEVICE float factor(float total, int count, float eps) {
     return ark_rsqrt(total / static_cast<float>(count) + eps);
   }
+  ARK_DEVICE float value(float v, float factor) { return v * factor; }
 };
 
 // A missing weight.
@@ -73,7 +84,7 @@ ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int r
 #pragma unroll
       for (int e = 0; e < E; ++e) {
         const int k = e * WIDTH * V + me;
-        if (WHOLE || k < K) ark_hold(ahead[r][e], from + k);
+        if (WHOLE || k < K) ark_hold_past(ahead[r][e], from + k);
       }
     }
   };
@@ -126,7 +137,7 @@ ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int r
         float by[V];
         ark_weights(by, weight, k);
 #pragma unroll
-        for (int j = 0; j < V; ++j) ark_put(pack.v, j, v[r][e * V + j] * factor * by[j]);
+        for (int j = 0; j < V; ++j) ark_put(pack.v, j, OP::value(v[r][e * V + j], factor) * by[j]);
         ark_store_pack<V>(to + k, pack);
       }
     }
@@ -186,7 +197,7 @@ ARK_DEVICE void ark_rows_any(const In& in, const Out& out, Weight weight, int ro
     const auto value = [&](int k) {
       float v = KEEP ? row[k] : ark_get(source, k);
       if (!KEEP) OP::term(v, middle);
-      return v * factor * ark_weight(weight, k);
+      return OP::value(v, factor) * ark_weight(weight, k);
     };
     for (int k = ark_tid() * V; k < bulk; k += ARK_THREADS * V) {
       ARK_VECTOR_LOOP

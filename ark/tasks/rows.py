@@ -1,4 +1,4 @@
-"""Row-wise tiles: softmax, layernorm, rmsnorm over the last dimension.
+"""Row-wise tiles: softmax and its logarithm, layernorm, rmsnorm over the last dimension.
 
 params: function, eps, rows (rows of dimension 2 per task). operands: input, [weight], output.
 coord: first index of dimensions 0 to 2. A row is held in registers by a warp or the block where it
@@ -26,7 +26,12 @@ from ark.plan.params import (
 )
 from ark.tasks import text
 
-ROW_OPS = {"softmax": "ArkSoftmax", "layernorm": "ArkLayerNorm", "rmsnorm": "ArkRmsNorm"}
+ROW_OPS = {
+    "softmax": "ArkSoftmax",
+    "log_softmax": "ArkLogSoftmax",
+    "layernorm": "ArkLayerNorm",
+    "rmsnorm": "ArkRmsNorm",
+}
 HELD = 32  # elements of a row that a thread keeps in registers, and bytes that wait for it there
 HELD_BYTES = 64
 BATCH = 16  # elements of several rows at once
@@ -84,7 +89,7 @@ def operands(sig: Signature) -> tuple[str, ...]:
 
 
 class RowNormParams(Params, frozen=True):
-    function: Literal["softmax", "layernorm", "rmsnorm"]
+    function: Literal["softmax", "log_softmax", "layernorm", "rmsnorm"]
     rows: Rows
     eps: Epsilon = 0.0
 

@@ -292,6 +292,7 @@ def test_reductions_and_norms(backend: str) -> None:
             ),
             Case("prod", [zero], lambda x: ark.reduce_prod(x, 1), lambda x: x.prod(1)),
             Case("softmax", [a], ark.softmax, lambda x: x.softmax(-1)),
+            Case("log softmax", [a], ark.log_softmax, lambda x: x.log_softmax(-1)),
             Case("layernorm", [a], ark.layernorm, lambda x: F.layer_norm(x, (5,), eps=1e-6), 1e-4),
             Case("rmsnorm", [a, a[0, 0]], ark.rmsnorm, rmsnorm),
             Case(

@@ -27,14 +27,15 @@ needs_gpu = pytest.mark.skipif(
     not backend.probe().devices and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
     reason=f"no NVIDIA GPU: {backend.probe().reason}",
 )
-OPS = ("softmax", "layernorm", "rmsnorm")
+OPS = ("softmax", "log_softmax", "layernorm", "rmsnorm")
 
 
 def expected(name: str, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     x = x.astype(np.float64)
-    if name == "softmax":
+    if name in ("softmax", "log_softmax"):
         e = np.exp(x - x.max(-1, keepdims=True))
-        return np.asarray(e / e.sum(-1, keepdims=True))
+        made = e / e.sum(-1, keepdims=True)
+        return np.asarray(made if name == "softmax" else np.log(made))
     centred = x - x.mean(-1, keepdims=True) if name == "layernorm" else x
     factor = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + eps)
     return np.asarray(centred * factor * (weight if name == "rmsnorm" else 1.0))
@@ -46,6 +47,7 @@ def planned(machine: ark.Machine, name: str, shape: list[int], dtype: DataType) 
         x = ark.tensor(shape, dtype, name="x")
         made = {
             "softmax": lambda: ark.softmax(x),
+            "log_softmax": lambda: ark.log_softmax(x),
             "layernorm": lambda: ark.layernorm(x, 1e-3),
             "rmsnorm": lambda: ark.rmsnorm(x, ark.parameter(shape[-1:], dtype, name="w"), 1e-3),
         }[name]()
@@ -72,7 +74,8 @@ def test_long_rows_are_streamed_where_they_are_many(shape: tuple[int, int], stre
 
 def test_rows_of_small_elements_stay_in_registers() -> None:
     made = planned(backend.machine("h100"), "softmax", [40, 4096], bf16)
-    assert "ark_row_stream<" not in source(made) and "ark_row_norm<" in source(made)
+    text = source(made)
+    assert "ark_row_stream<" not in text and "ark_row_norm<" in text
 
 
 def test_no_machine_streams_them_without_the_copy_unit() -> None:

@@ -91,6 +91,15 @@ ARK_DEVICE void ark_load_once(const void* p, void* to) {
                : "l"(p));
   *static_cast<uint4*>(to) = v;
 }
+// 16 bytes that get no place in the L1 cache.
+#define ARK_HAS_LOAD_PAST 1
+ARK_DEVICE void ark_load_past(const void* p, void* to) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  *static_cast<uint4*>(to) = v;
+}
 // 16 bytes by one access. NVRTC parts a store of a uint4 that was put together from 16-bit values.
 #define ARK_HAS_STORE_WORDS 1
 ARK_DEVICE void ark_store_words(void* p, const ark_u32 (&v)[4]) {

@@ -78,7 +78,7 @@ ARK_DEVICE void ark_row_stream(ArkCtx& c, const ArkTask& t, const In& in, const 
 #pragma unroll
       for (int j = 0; j < V; ++j) {
         const int i = e * V + j;
-        ark_put(pack.v, j, v[i] * factor * by[i]);
+        ark_put(pack.v, j, OP::value(v[i], factor) * by[i]);
       }
       ark_store_pack<V>(to + k, pack);
     }
