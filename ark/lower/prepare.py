@@ -15,6 +15,7 @@ from ark.ir.graph import Graph, Node
 from ark.lower.choose import choose, with_movers
 from ark.lower.nodes import begins_alone, meets_peers
 from ark.lower.rewrite.chains import join_chains
+from ark.lower.rewrite.channels import channels_last
 from ark.lower.rewrite.epilogues import join_epilogues
 from ark.lower.rewrite.fuse import fuse
 from ark.lower.rewrite.gathers import own_first
@@ -69,6 +70,8 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
         )
     external = frozenset(chosen.get("external", ()))
     private = read_transposed(_private_copy(graph), external)
+    if chosen.get("fuse", True):
+        private = channels_last(private, machine, external)
     packings: list[Packing] = []
     if chosen.get("pack", True):
         private, packings = pack(private, external)

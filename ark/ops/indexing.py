@@ -52,7 +52,7 @@ def remap(
 
 def _lower_remap(lowering: Lowering, node: Node) -> None:
     out = node.outputs[0]
-    tile = box_tile(out.shape, lowering.machine)
+    tile = box_tile(out.shape, lowering.machine, itemsize=out.dtype.itemsize)
     params = {"rules": node.attrs["rules"], "fill": node.attrs["fill"], "tile": tile}
     lowering.emit("remap", params, [*node.inputs, out], box_coords(out.shape, tile))
 

@@ -142,7 +142,8 @@ def write_box(
     """A body that computes `expr` for every index of the task's tile.
 
     places: by operand, texts of its own indices where they are not the output's. guard: a condition
-    on the output's index under which operand 0 is read, and the value otherwise.
+    on the output's index under which operand 0 has an element, and the value otherwise; where the
+    last index is not in it, packs are read whether it holds or not, so places must be in bounds.
     """
     out = len(sig.operands) - 1
     declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
@@ -208,7 +209,8 @@ class _Box:
                 inner = [NAMES[3] in place for place in self.places[i]]
                 if not any(inner):
                     continue
-                if self.places[i][-1] != NAMES[3] or any(inner[:-1]) or self.guard[0]:
+                guarded = not i and NAMES[3] in self.guard[0]
+                if self.places[i][-1] != NAMES[3] or any(inner[:-1]) or guarded:
                     return 1, frozenset()
             shape, strides = text.pad4(operand.shape, 1), text.pad4(operand.strides, 0)
             if shape[-1] == 1 and row != 1:
@@ -223,11 +225,14 @@ class _Box:
     def _value(self, index: int) -> str:
         """An element of operand `index`, read from memory."""
         made = text.load(self.sig, index, f"p{index}", self._at(index))
-        if index or not self.guard[0]:
-            return made
-        kind = text.loaded(self.sig, index)
-        other = f"static_cast<{kind}>({self.guard[1]})"
-        return f"({self.guard[0]} ? static_cast<{kind}>({made}) : {other})"
+        return made if index or not self.guard[0] else self._or_fill(self.guard[0], made)
+
+    def _or_fill(self, condition: str, value: str) -> str:
+        """A value of operand 0 where the condition holds, and what the guard says elsewhere."""
+        kind = text.loaded(self.sig, 0)
+        return (
+            f"({condition} ? static_cast<{kind}>({value}) : static_cast<{kind}>({self.guard[1]}))"
+        )
 
     def _compute(self, values: Sequence[str], to: str, at: str, step: str = "") -> str:
         """Statements that compute one element from the texts of its inputs and store it at to[at].
@@ -277,7 +282,8 @@ class _Box:
         for i in range(self.out):
             operand = self.sig.operands[i]
             width = pack if i in packed else 1
-            if width < operand.per_item or (i == 0 and self.guard[0]):
+            guarded = i == 0 and bool(self.guard[0])
+            if width < operand.per_item or (guarded and width == 1):
                 held += f"    {text.loaded(self.sig, i)} v{i}[{rounds}];\n"
                 fetch += f"      if (inside) v{i}[u] = {self._value(i)};\n"
                 values.append(f"v{i}[u]")
@@ -290,7 +296,12 @@ class _Box:
             if self.keeps and i < KEPT_OPERANDS and width == pack and self._as_made(i):
                 read = f"n > 0u && t.flow >> {16 + i} & 1u ? kept[u] : {read}"
             fetch += f"      if (inside) v{i}[u] = {read};\n"
-            values.append(text.load(self.sig, i, f"v{i}[u].v", "j" if width > 1 else "0"))
+            value = text.load(self.sig, i, f"v{i}[u].v", "j" if width > 1 else "0")
+            if guarded:
+                held += f"    bool there[{rounds}];\n"
+                fetch += f"      there[u] = {self.guard[0]};\n"
+                value = self._or_fill("there[u]", value)
+            values.append(value)
         made = self.sig.operands[self.out].ctype
         compute = self._compute(values, "to", "j", " + j" if pack > 1 else "")
         each = f"    ark_each_pack(round, [&](int u, bool inside, {_declared(NAMES)}) {{\n"

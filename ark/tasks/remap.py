@@ -110,16 +110,19 @@ class Remap(TaskKind):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         names = text.indices(sig.operands[1].shape, NAMES)[-len(sig.operands[1].shape) :]
-        texts, conditions = [], []
+        texts, nearest, conditions = [], [], []
         for rule, n in zip(rules_of(sig), sig.operands[0].shape, strict=True):
             at, guards = _index(rule, n, names, sig.operands[1].shape)
             texts.append(at)
+            nearest.append(f"ark_edge({at}, {n})" if guards else at)
             conditions += guards
         integer = sig.operands[0].dtype not in text.FLOATS
         value = sig.params["fill"]
         fill = f"{int(value)}ll" if integer else text.literal(value)
         guard = (" && ".join(conditions), fill)
         tile = sig.params["tile"]
+        if conditions and NAMES[3] not in guard[0] and not machine.has("single_thread"):
+            texts = nearest  # so that several packs are loaded side by side, without branches
         return text.function(
             name, write_box(sig, COPY, tile, machine, places={0: texts}, guard=guard)
         )

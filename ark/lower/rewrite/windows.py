@@ -60,7 +60,7 @@ def _joined(windows: Node, product: Node, machine: Machine) -> Node | None:
     alone = machine.has("single_thread")
     if rows >= (PACKED_ROWS if alone else FEW_ROWS) and (alone or not _scalar(product)):
         return None
-    found = _window(windows, groups)
+    found = window(windows, groups)
     if found is None or math.prod(found["sizes"]) != places or windows.inputs[0].shape[0] != n:
         return None
     attrs = {**found, **{k: product.attrs[k] for k in ("finish",) if k in product.attrs}}
@@ -77,7 +77,7 @@ def _scalar(node: Node) -> bool:
     return all(t.dtype.name == "fp32" for t in (*node.inputs[:2], *node.outputs))
 
 
-def _window(node: Node, groups: int) -> dict[str, Any] | None:
+def window(node: Node, groups: int) -> dict[str, Any] | None:
     """Size, stride, dilation, margins and places of windows that are written as index arithmetic;
     None where a rule is not a convolution's.
     """

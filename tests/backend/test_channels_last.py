@@ -1,0 +1,52 @@
+"""Convolutions whose channels are turned to be last, against torch; processors of one thread never
+turn them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.lower.rewrite import channels
+from tests.opcheck import Case, check
+
+SHAPES: list[tuple[Any, Any, dict[str, Any]]] = [
+    ((2, 16, 9, 9), (16, 16, 3, 3), {"padding": 1}),
+    ((1, 8, 12, 8), (24, 8, 3, 2), {"stride": 2, "padding": (1, 0)}),
+    ((2, 8, 7, 7), (8, 8, 3, 3), {"dilation": 2}),
+    ((1, 16, 40), (8, 16, 5), {"padding": 2}),
+    ((3, 8, 8, 8), (32, 8, 1, 1), {"stride": 2}),
+]
+
+
+def test_convolutions_of_turned_channels(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    with contextlib.closing(registry.get(backend).open(0)) as device:
+        if device.machine.has("single_thread"):
+            pytest.skip("the processors have one thread each")
+    monkeypatch.setattr(channels, "LEAST_WORK", 1)
+    ark.init(backend=backend)
+    rng = np.random.default_rng(3)
+    cases = []
+    for number, (shape, kernel, options) in enumerate(SHAPES):
+        dtype = ark.fp16 if number % 2 else ark.bf16
+        arrays = [rng.uniform(-1, 1, s) for s in (shape, kernel, kernel[:1])]
+        peer = getattr(torch.nn.functional, f"conv{len(shape) - 2}d")
+
+        def expected(*given: np.ndarray, peer: Any = peer, options: Any = options) -> np.ndarray:
+            return np.asarray(peer(*map(torch.from_numpy, given), **options).numpy())
+
+        cases.append(
+            Case(
+                f"{shape} {kernel} {options}",
+                [(a, dtype) for a in arrays],
+                lambda x, w, b, o=options: ark.conv(x, w, b, **o),
+                expected,
+            )
+        )
+    check(cases)

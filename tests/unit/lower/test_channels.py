@@ -1,0 +1,92 @@
+"""Convolutions whose channels are turned to be last: which, and into what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.codegen.writer import write
+from ark.lower.pipeline import plan as make_plan
+from ark.plan.serialize import machine_of
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+
+X, W = (2, 64, 28, 28), (64, 64, 3, 3)
+TURNED = ["transpose", "remap", "remap", "matmul"]
+
+
+def planned(
+    machine: str,
+    x: Sequence[int] = X,
+    w: Sequence[int] = W,
+    dtype: ark.DataType = ark.bf16,
+    options: Mapping[str, Any] | None = None,
+    **conv: Any,
+) -> Plan:
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        ark.conv(ark.tensor(x, dtype), ark.tensor(w, dtype), padding=1, **conv)
+    made = make_plan(model.graph, registry.machine(machine), options)
+    verify([made])
+    return made
+
+
+def kinds(plan: Plan) -> list[str]:
+    return [op.kind for op in plan.ops]
+
+
+@pytest.mark.parametrize("machine", ["h100", "mi300x"])
+def test_weights_multiply_rows_of_windows(machine: str) -> None:
+    made = planned(machine)
+    assert kinds(made) == TURNED
+    product = made.ops[-1]
+    shapes = [made.tensors[t].shape for t in product.operands]
+    assert shapes == [(1, 1, 64, 576), (2, 1, 784, 576), (2, 1, 64, 784)]
+    assert product.params["transpose_b"] is True
+
+
+def test_images_of_any_size_are_loaded_by_boxes() -> None:
+    """14 x 14 places of 16 bits are 392 bytes, no multiple of 16: results are turned back."""
+    made = planned("h100", (2, 128, 14, 14), (128, 128, 3, 3))
+    assert kinds(made) == [*TURNED, "transpose"]
+    assert made.variant_of(0) == "matrix"
+    shapes = [made.tensors[t].shape for t in made.ops[-2].operands]
+    assert shapes == [(392, 1152), (128, 1152), (392, 128)]
+
+
+def test_windows_are_copied_by_packs() -> None:
+    made = planned("h100")
+    machine = machine_of(made, 0)
+    source = write(made, machine, registry.get("cuda").dialect(machine.arch)).source.text
+    body = source[source.index("task_1_remap") :]
+    assert "ark_load_pack<8>" in body[: body.index("ARK_BODY")]
+
+
+@pytest.mark.parametrize(
+    ("why", "given"),
+    [
+        ("one thread has no matrix unit", {"machine": "cpu-2"}),
+        ("fp32 is not for matrix units", {"dtype": ark.fp32}),
+        ("small", {"x": (1, 64, 8, 8)}),
+        ("groups", {"w": (64, 32, 3, 3), "groups": 2}),
+        ("channels that fill no pack", {"x": (2, 60, 28, 28), "w": (64, 60, 3, 3)}),
+        ("rows of weights that fill none", {"w": (60, 64, 3, 3)}),
+        ("ops as they were asked for", {"options": {"fuse": False}}),
+    ],
+)
+def test_others_stay(why: str, given: dict[str, Any]) -> None:
+    assert "transpose" not in kinds(planned(given.pop("machine", "h100"), **given)), why
+
+
+def test_a_matrix_that_somebody_else_reads_stays() -> None:
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        ark.conv(ark.tensor(X, ark.bf16), ark.tensor(W, ark.bf16), padding=1)
+        (windows,) = [n.outputs[0] for n in model.graph.nodes if n.type == "remap"]
+        ark.relu(ark.Tensor(windows, model))
+    made = make_plan(model.graph, registry.machine("h100"))
+    assert "transpose" not in kinds(made)
