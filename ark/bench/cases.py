@@ -11,6 +11,7 @@ from typing import Any
 import ark
 from ark.bench.case import OpCase
 from ark.bench.memory_cases import moves, passes
+from ark.bench.peer import functional, import_torch
 from ark.ir.dtype import DataType, bf16, fp8_e4m3, fp8_e5m2, fp32, int8
 
 
@@ -40,7 +41,7 @@ def _fewer_bits(m: int, n: int, k: int, dtype: DataType) -> OpCase:
         return ark.matmul(a, b, transpose_other=True, tf32=tf32)
 
     def peer(a: Any, b: Any) -> Any:
-        torch = _torch()
+        torch = import_torch()
         if dtype == int8:
             return torch._int_mm(a, b.t())
         if tf32:
@@ -60,13 +61,7 @@ def _fewer_bits(m: int, n: int, k: int, dtype: DataType) -> OpCase:
 @functools.cache
 def _one(device: str) -> Any:
     """A scale, made once: not in each replay of a graph."""
-    return _torch().ones((), device=device)
-
-
-def _torch() -> Any:
-    import torch
-
-    return torch
+    return import_torch().ones((), device=device)
 
 
 def _linear_gelu(m: int, n: int, k: int) -> OpCase:
@@ -76,7 +71,7 @@ def _linear_gelu(m: int, n: int, k: int) -> OpCase:
         return ark.gelu(ark.add(ark.matmul(x, w, transpose_other=True), b))
 
     def peer(x: Any, w: Any, b: Any) -> Any:
-        return _functional().gelu(_functional().linear(x, w, b), approximate="tanh")
+        return functional().gelu(functional().linear(x, w, b), approximate="tanh")
 
     name, moved = f"linear-gelu-{m}x{n}x{k}-bf16", 2.0 * (m * k + n * k + m * n)
     shapes = ((m, k), (n, k), (n,))
@@ -89,7 +84,7 @@ def attention(heads: int, width: int, rows: int) -> OpCase:
 
     def peer(q: Any, k: Any, v: Any) -> Any:
         query = q.view(rows, heads, width).transpose(0, 1)[None]
-        made = _functional().scaled_dot_product_attention(query, k[None], v[None], is_causal=True)
+        made = functional().scaled_dot_product_attention(query, k[None], v[None], is_causal=True)
         return made[0].transpose(0, 1).reshape(rows, heads * width)
 
     return OpCase(
@@ -112,7 +107,7 @@ def _conv(images: int, channels: int, size: int, filters: int, width: int) -> Op
         return ark.conv(x, w, None, 1, around)
 
     def peer(x: Any, w: Any) -> Any:
-        return _functional().conv2d(x, w, padding=around)
+        return functional().conv2d(x, w, padding=around)
 
     shapes = ((images, channels, size, size), (filters, channels, width, width))
     pixels, taps = float(images * size * size), width * width * channels
@@ -157,13 +152,13 @@ def lstm(layers: int, steps: int, hidden: int) -> OpCase:
         return cells(given, product, ark.sigmoid, ark.tanh)
 
     def peer(*given: Any) -> Any:
-        torch = _torch()
+        torch = import_torch()
         return cells(given, lambda a, w: a @ w.t(), torch.sigmoid, torch.tanh)
 
     made: dict[int, Any] = {}
 
     def library(*given: Any) -> Any:
-        torch = _torch()
+        torch = import_torch()
         x, flat = torch.stack(given[:steps]), given[steps:]
         place = flat[0].data_ptr()
         module = made.get(place)
@@ -191,10 +186,6 @@ def lstm(layers: int, steps: int, hidden: int) -> OpCase:
         calls=1,
         others=(("nn.LSTM", library),),
     )
-
-
-def _functional() -> Any:
-    return _torch().nn.functional
 
 
 def cases() -> tuple[OpCase, ...]:

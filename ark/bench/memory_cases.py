@@ -11,20 +11,11 @@ from typing import Any
 
 import ark
 from ark.bench.case import OpCase
+from ark.bench.peer import functional, import_torch
 from ark.ir.dtype import DataType, bf16, fp32, int32
 
 MILLION = 1 << 20
 FLAT, WIDE, SQUARE = (64 * MILLION,), (8192, 4096), (8192, 8192)
-
-
-def _torch() -> Any:
-    import torch
-
-    return torch
-
-
-def _functional() -> Any:
-    return _torch().nn.functional
 
 
 def _case(
@@ -58,7 +49,7 @@ def _chain(a: Any, b: Any) -> Any:
 
 
 def _chain_peer(a: Any, b: Any) -> Any:
-    return _functional().gelu(a + b, approximate="tanh") * 0.5
+    return functional().gelu(a + b, approximate="tanh") * 0.5
 
 
 def _adds(a: Any) -> Any:
@@ -75,11 +66,11 @@ def _adds_peer(a: Any) -> Any:
 
 
 def _norm_peer(x: Any) -> Any:
-    return _functional().layer_norm(x, x.shape[-1:])
+    return functional().layer_norm(x, x.shape[-1:])
 
 
 def _rms_peer(x: Any, w: Any) -> Any:
-    return _functional().rms_norm(x, x.shape[-1:], w, 1e-6)
+    return functional().rms_norm(x, x.shape[-1:], w, 1e-6)
 
 
 def passes() -> list[OpCase]:
@@ -162,7 +153,7 @@ def moves() -> list[OpCase]:
         _case(
             *("concat-8192x4096", bf16, (WIDE, WIDE), (8192, 8192)),
             lambda a, b: ark.concat([a, b], 1),
-            lambda a, b: _torch().cat([a, b], 1),
+            lambda a, b: import_torch().cat([a, b], 1),
         ),
         _case(
             *("heads-8x2048x32x128", bf16, ((8, 2048, 32, 128),), (8, 32, 2048, 128)),
@@ -214,11 +205,11 @@ def moves() -> list[OpCase]:
         _case(
             *("group-norm-16x64x112x112", fp32, (images,), images),
             lambda x: ark.group_norm(x, 8),
-            lambda x: _functional().group_norm(x, 8),
+            lambda x: functional().group_norm(x, 8),
         ),
         _case(
             *("max-pool-3-of-16x64x112x112", fp32, (images,), halves),
             lambda x: ark.max_pool(x, 3, 2, 1),
-            lambda x: _functional().max_pool2d(x, 3, 2, 1),
+            lambda x: functional().max_pool2d(x, 3, 2, 1),
         ),
     ]

@@ -29,6 +29,11 @@ def import_torch() -> Any:
     return torch
 
 
+def functional() -> Any:
+    """torch's functions of tensors."""
+    return import_torch().nn.functional
+
+
 def torch_device(accelerated: bool) -> str:
     """torch's name for the device that ark runs on; it calls every vendor's GPUs the same."""
     return "cuda" if accelerated else "cpu"

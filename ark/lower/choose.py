@@ -17,7 +17,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.fuse import fuse
 from ark.lower.rewrite.narrow import narrow
-from ark.lower.tiling import input_in_memory, split_k, stage_tile
+from ark.lower.tiling import BOX_LINE, input_in_memory, split_k, stage_tile
 from ark.machine import Machine
 from ark.tasks.linear_form import MOST_NARROW, narrow_bytes, narrow_rows, sums_bytes
 from ark.variant import COMMUNICATE, LOAD, MOVE, Variant
@@ -122,7 +122,6 @@ def _choose(
     return machine.using(names[0])
 
 
-LINE = 16  # bytes at whose multiples rows begin that box copies load
 LEAST_TILE = (128, 64)  # of prompts, for the same
 LEAST_ROWS, LEAST_WORK = 16, 1 << 26  # of a product worth a variant of its own
 HALVED = 64  # of so many rows warpgroups share the columns, twice as many at least
@@ -167,7 +166,7 @@ def _boxes(node: Node) -> bool:
         and math.prod(out.shape) * depth >= LEAST_WORK
         and _unit_types(node)
         and all(
-            all(s * t.dtype.itemsize % LINE == 0 for s in (*t.strides[:-1], _start(t)))
+            all(s * t.dtype.itemsize % BOX_LINE == 0 for s in (*t.strides[:-1], _start(t)))
             for t in (*node.inputs, out)
         )
     )

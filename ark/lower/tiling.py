@@ -19,6 +19,7 @@ from ark.variant import COMMUNICATE
 
 MIN_TILE = 4096
 LINE = 64  # elements: where a dimension is cut, tiles begin on whole cache lines and packs
+BOX_LINE = 16  # bytes at whose multiples rows begin that box copies load
 SWEEP = 65536  # bytes of a tile of a large tensor: warps that drift apart scatter the accesses
 MOST_ROWS = 8  # of an input, beside weights whose rows are cut
 MATRIX_UNIT = 64  # bytes of a row that matrix units multiply at once

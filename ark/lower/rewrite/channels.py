@@ -20,10 +20,10 @@ from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.chains import read_once
 from ark.lower.rewrite.views import whole
 from ark.lower.rewrite.windows import window
+from ark.lower.tiling import BOX_LINE
 from ark.machine import Machine
 
 LEAST_WORK = 1 << 24  # multiplications that are worth turning what they read
-LINE = 16  # bytes at whose multiples rows begin that box copies load
 
 
 def channels_last(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
@@ -72,7 +72,7 @@ class _Turned:
         left = self._view(kernel.outputs[0], [1, 1, rows, depth])
         seen = copied.outputs[0]
         out = product.outputs[0]
-        if places * dtype.itemsize % LINE == 0:
+        if places * dtype.itemsize % BOX_LINE == 0:
             inputs = (left, self._view(seen, [n, 1, places, depth]))
             multiplied = self._product(product, inputs, out)
             return [last, copied], [kernel, multiplied]
@@ -168,6 +168,6 @@ def _fits(windows: Node, product: Node) -> dict[str, Any] | None:
     if math.prod(found["sizes"]) != places or windows.inputs[0].shape[0] != n:
         return None
     channels, rows = windows.inputs[0].shape[1], weight.shape[2]
-    pack = LINE // table.dtype.itemsize
+    pack = BOX_LINE // table.dtype.itemsize
     large = n * rows * places * depth >= LEAST_WORK
     return found if large and channels % pack == rows % pack == 0 else None
