@@ -74,6 +74,8 @@ DERIVATIVES: dict[str, tuple[Tree, ...]] = {
     "copy": (ONE,),
     "exp": (["exp", A],),
     "log": (["reciprocal", A],),
+    "expm1": (["exp", A],),
+    "log1p": (["reciprocal", ["add", ONE, A]],),
     "sqrt": (["div", number(0.5), ["sqrt", A]],),
     "rsqrt": (["mul", number(-0.5), ["div", ["rsqrt", A], A]],),
     "reciprocal": (_neg(["reciprocal", _square(A)]),),

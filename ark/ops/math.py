@@ -35,6 +35,8 @@ def _op(name: str, meaning: str, integers: bool = False, predicate: bool = False
 
 
 ln = _op("log", "Natural logarithm")
+expm1 = _op("expm1", "e^input - 1, exact where input is small")
+log1p = _op("log1p", "Natural logarithm of 1 + input, exact where input is small")
 reciprocal = _op("reciprocal", "1 / input")
 neg = _op("neg", "-input; integers wrap", integers=True)
 abs = _op("abs", "Magnitude; the least integer stays itself", integers=True)
@@ -84,7 +86,7 @@ def elu(input: Any, alpha: float = 1.0, output: Any = NullTensor, name: str = ""
 
 
 def _elu(alpha: float, gamma: float) -> Tree:
-    below = ["sub", ["exp", ["minimum", X, number(0.0)]], number(1.0)]
+    below = ["expm1", ["minimum", X, number(0.0)]]
     made = ["where", _positive(X), X, ["mul", below, number(alpha)]]
     return made if gamma == 1.0 else ["mul", made, number(gamma)]
 
@@ -123,8 +125,7 @@ def hard_swish(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
 
 def _log1p_exp(x: Tree) -> Tree:
     """log(1 + e^x), without overflow."""
-    rest = ["log", ["add", ["exp", ["neg", ["abs", x]]], number(1.0)]]
-    return ["add", ["maximum", x, number(0.0)], rest]
+    return ["add", ["maximum", x, number(0.0)], ["log1p", ["exp", ["neg", ["abs", x]]]]]
 
 
 def log_sigmoid(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:

@@ -99,6 +99,8 @@ FUNCTIONS: dict[str, Function] = {
         Function("copy", "a", lambda a: a, "a"),
         Function("exp", "ark_exp(a)", np.exp),
         Function("log", "ark_log(a)", np.log),
+        Function("expm1", "ark_expm1(a)", np.expm1),
+        Function("log1p", "ark_log1p(a)", np.log1p),
         Function("sqrt", "ark_sqrt(a)", np.sqrt),
         Function("rsqrt", "ark_rsqrt(a)", lambda a: 1.0 / np.sqrt(a)),
         Function("reciprocal", "(1.0f / a)", lambda a: 1.0 / a),

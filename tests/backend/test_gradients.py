@@ -27,6 +27,8 @@ UNARY: dict[str, tuple[Any, float, float]] = {
     "silu": (F.silu, -3, 3),
     "neg": (torch.neg, -2, 2),
     "abs": (torch.abs, -2, 2),
+    "expm1": (torch.expm1, -2, 2),
+    "log1p": (torch.log1p, -0.5, 2),
     "tanh": (torch.tanh, -2, 2),
     "erf": (torch.erf, -2, 2),
     "sin": (torch.sin, -3, 3),

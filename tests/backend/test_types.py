@@ -267,7 +267,9 @@ def test_reductions(backend: str, drawn: list[Case]) -> None:
 
 
 UNARY: dict[str, tuple[Callable[..., np.ndarray], float, float]] = {
+    "expm1": (np.expm1, -3, 3),
     "ln": (np.log, 1e-3, 50.0),
+    "log1p": (np.log1p, -0.9, 50.0),
     "reciprocal": (lambda a: 1 / a, 0.1, 9.0),
     "neg": (np.negative, -3, 3),
     "abs": (np.abs, -3, 3),

@@ -37,7 +37,32 @@ ARK_DEVICE float ark_pow(float a, float b) {
   const bool whole = ark_trunc(b) == b;
   const float half = 0.5f * b;
   if (a < 0.0f && !whole && size < inf) return inf - inf;
-  return a < 0.0f && whole && ark_trunc(half) != half ? -made : made;
+  const bool below = ark_float_bits(a) >> 31 != 0u;  // -0 too
+  return below && whole && ark_trunc(half) != half ? -made : made;
+}
+
+// e^v - 1 and the logarithm of 1 + v, whose digits are kept near 0 by series: Taylor's, and that of
+// the logarithm as 2 artanh(v / (2 + v)).
+ARK_DEVICE float ark_expm1(float v) {
+  float near = 1.0f / 5040.0f;
+  near = 1.0f / 720.0f + near * v;
+  near = 1.0f / 120.0f + near * v;
+  near = 1.0f / 24.0f + near * v;
+  near = 1.0f / 6.0f + near * v;
+  near = v + v * v * (0.5f + near * v);
+  const float far = ark_exp(v) - 1.0f;
+  return v > -0.35f && v < 0.35f ? near : far;
+}
+ARK_DEVICE float ark_log1p(float v) {
+  const float z = v / (2.0f + v), s = z * z;
+  float near = 1.0f / 11.0f;
+  near = 1.0f / 9.0f + near * s;
+  near = 1.0f / 7.0f + near * s;
+  near = 0.2f + near * s;
+  near = 1.0f / 3.0f + near * s;
+  near = 2.0f * (z + z * s * near);
+  const float far = ark_log(1.0f + v);
+  return v > -0.4f && v < 0.6f ? near : far;
 }
 
 // Error function: its Taylor series up to 1, beyond that formula 7.1.26 of Abramowitz and Stegun.
