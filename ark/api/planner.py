@@ -25,20 +25,30 @@ from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.plan import types as inner
 from ark.plan.verify import verify
-from ark.runtime import tuned
+from ark.runtime import tuned, tuned_collectives
+from ark.runtime.run import Ranks
 
 
 class Planner:
-    """Makes the plan of the current (or a given) model for a device's machine, or for `machine`."""
+    """Makes the plan of the current (or a given) model for a device's machine, or for `machine`.
+
+    ranks: the job's ranks, where all of them plan now; they take what rank 0 has measured. Alone a
+    rank takes its own, and a launch refuses plans that were made with different ones.
+    """
 
     machine_override: Machine | None = None
 
     def __init__(
-        self, device_id: int = 0, model: Model | None = None, machine: Machine | None = None
+        self,
+        device_id: int = 0,
+        model: Model | None = None,
+        machine: Machine | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.device_id = device_id
         self.model = model
         self.machine = machine
+        self.ranks = ranks
         self._rules: list[Callable[..., Any]] = []
 
     def install_config_rule(self, rule: Callable[..., Any]) -> None:
@@ -65,6 +75,7 @@ class Planner:
         options: dict[str, Any] = {"external": sorted(model.storages.keys())}
         if graph.world_size == 1:
             options |= tuned.options(machine)
+        options |= tuned_collectives.options(machine, graph.world_size, self.ranks)
         made = make_plan(graph, machine, options)
         if graph.world_size == 1:
             verify([made])

@@ -94,7 +94,9 @@ class Runtime:
         if hasattr(stream, "synchronize"):
             stream.synchronize()
         self._device = device(device_id)
-        given = plan or planner.Planner(device_id).plan()
+        world = Model.get_world_size()
+        members = self._members(world) if plan is None and world > 1 else None
+        given = plan or planner.Planner(device_id, ranks=members).plan()
         chosen = given.built(self._device.machine, self._members)
         model = chosen.model or Model.get_model()
         self._held = list(model.storages.values())

@@ -33,6 +33,7 @@ from ark.models.plans import plans
 from ark.models.request import Sampling
 from ark.models.sequences import write_sequences
 from ark.plan.types import Plan
+from ark.runtime import tuned_collectives
 from ark.runtime.executor import Executor, Ranks
 from ark.runtime.run import Run
 
@@ -132,7 +133,8 @@ def decode(
     """
     target = machine or device.machine
     start = time.perf_counter()
-    plan = plans(shape, target, options)[shape.rank]
+    measured = tuned_collectives.options(target, shape.world_size, ranks)
+    plan = plans(shape, target, {**measured, **(options or {})} or None)[shape.rank]
     planned = time.perf_counter()
     accelerated = backend.name != FALLBACK
     ceiling = read_bandwidth(accelerated) if peers else None

@@ -12,11 +12,11 @@ from ark.bench.comm import measure
 from ark.bench.comm_peer import CommCase
 from ark.comm import algorithms
 from ark.comm.topology import full_mesh
-from ark.distributed.tuned import Entry
 from ark.errors import PlanError, UnsupportedError
 from ark.ir.dtype import DataType
 from ark.lower.engines import AUTO, BULK, ENGINES, PACKET, THREADS
 from ark.runtime.bootstrap import Bootstrap
+from ark.runtime.tuned_collectives import Entry
 
 SEARCHED = (
     "forestcoll",
@@ -57,12 +57,15 @@ def tune(
     engines = [e for e in able if e != PACKET or nbytes <= MOST_PACKETS]
     known = algorithms(full_mesh(job.world_size), collective)
     best = ("auto", AUTO, usual)
+    by_algorithm: dict[str, str] = {}
     for algorithm in (a for a in known if a not in SEARCHED):
-        for engine in engines:
-            took = seconds(algorithm, engine)
-            if took is not None and (best[2] is None or took < best[2]):
-                best = (algorithm, engine, took)
+        tried = {e: took for e in engines if (took := seconds(algorithm, e)) is not None}
+        if not tried:
+            continue
+        engine = by_algorithm[algorithm] = min(tried, key=tried.__getitem__)
+        if best[2] is None or tried[engine] < best[2]:
+            best = (algorithm, engine, tried[engine])
     algorithm, engine, took = best
     if took is None:
         raise UnsupportedError(f"no algorithm of {collective} can be run on {machine.name}")
-    return Entry(nbytes, algorithm, engine, took * 1e6, (usual or took) * 1e6)
+    return Entry(nbytes, algorithm, engine, took * 1e6, (usual or took) * 1e6, by_algorithm)

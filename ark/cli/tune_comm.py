@@ -13,9 +13,9 @@ from ark.bench.comm import COLLECTIVES
 from ark.bench.tune_comm import Tell, tune
 from ark.cli.bench_comm import sizes
 from ark.cli.common import device_index, positive, to_be_started
-from ark.distributed import tuned
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import fp32
+from ark.runtime import tuned_collectives as tuned
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment

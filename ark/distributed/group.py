@@ -18,12 +18,12 @@ from typing import Any
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.collective import Collective
-from ark.distributed import tuned
 from ark.distributed.arrays import Array, wrap
 from ark.distributed.calls import LARGEST, Call, Key
 from ark.distributed.members import Members
 from ark.errors import BaseError, InvalidUsageError, UnsupportedError
 from ark.ir.values import whole
+from ark.runtime import tuned_collectives as tuned
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S
 from ark.runtime.hosts import hosts_of
@@ -236,8 +236,7 @@ class Group:
     def _chosen(self, key: Key) -> Key:
         """The key with what was measured to be fastest, if anything was."""
         if self._tuned is None:
-            mine = tuned.KEPT.encoded(self._device.machine, tuned.KEPT.load(self._device.machine))
-            self._tuned = tuned.first_of(self._job.all_gather(mine))
+            self._tuned = tuned.of_rank_0(self._device.machine, self._job)
         nbytes = max(key.nbytes, key.out_bytes(self.world_size))
         found = tuned.pick(self._tuned, key.collective, self.world_size, nbytes)
         if found is None:

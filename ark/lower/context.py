@@ -15,7 +15,7 @@ from ark.ir.dtype import DataType
 from ark.ir.fold import FOLDED, is_block
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
-from ark.lower.engines import AUTO, FAR, MESSAGES, NIC, Engine, choose_engine
+from ark.lower.engines import AUTO, FAR, MESSAGES, NIC, Engine, choose_engine, measured
 from ark.lower.tiling import hinted_tile
 from ark.machine import Machine
 from ark.plan.groups import Group, RemoteSemaphore
@@ -111,6 +111,14 @@ class Lowering:
         if self.far(*(peers or range(self.graph.world_size))):
             return choose_engine(self.machine, nbytes, NIC if asked == AUTO else asked, FAR)
         return choose_engine(self.machine, nbytes, asked, among or MESSAGES)
+
+    def measured(self, collective: str, algorithm: str, nbytes: int) -> str:
+        """The engine that is asked for where a collective's call names none: see measured in
+        ark.lower.engines. nbytes: of a rank's larger side.
+        """
+        if self.far(*range(self.graph.world_size)):
+            return AUTO
+        return measured(self.options, self.machine, collective, algorithm, nbytes)
 
     def semaphore(self, rank: int, name: str) -> RemoteSemaphore:
         """The counter called `name` on `rank`."""

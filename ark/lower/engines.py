@@ -1,18 +1,22 @@
 """How bytes travel to a peer: the engines of a channel, what they need and when they pay.
 
 An engine is chosen when a put is lowered, by the machine's capabilities and the size of the whole
-transfer; a caller may name one. docs/channels.md describes them.
+transfer; a caller may name one, and of a collective it is what was measured to be fastest, where
+something was. docs/channels.md describes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from ark.collective.near import nearest
 from ark.errors import UnsupportedError
 from ark.machine import Machine
 
 AUTO = "auto"
+ONE_SHOT = "one_shot"  # the algorithm of a call that names none: to every peer at once
 PACKET = "packet"
 THREADS = "threads"
 BULK = "bulk"
@@ -83,6 +87,22 @@ def choose_engine(
     limit = PACKET_BYTES_SINGLE if machine.has("single_thread") else PACKET_BYTES
     packets = ENGINES[PACKET] in able and nbytes <= limit
     return ENGINES[PACKET if packets else THREADS]
+
+
+def measured(
+    options: Mapping[str, Any], machine: Machine, collective: str, algorithm: str, nbytes: int
+) -> str:
+    """The engine by which an algorithm was measured to be fastest for a collective of about so many
+    bytes on a rank's larger side, as the planner's option `engines` has it; AUTO if none was, or
+    the machine has it not.
+    """
+    rows = options.get("engines", {}).get(collective, ())
+    place = nearest([row[0] for row in rows], nbytes)
+    name = AUTO if place is None else rows[place][1].get(algorithm, AUTO)
+    if name not in MESSAGES:
+        return AUTO
+    needs = ENGINES[name].needs
+    return name if not needs or machine.has(needs) else AUTO
 
 
 def tile_bytes(engine: Engine, machine: Machine, nbytes: int) -> int:

@@ -40,6 +40,8 @@ def plan(
     between launches), `packets` (False keeps every dependence on counters), `fuse` (False keeps
     every op apart from its neighbours), `pack` (False keeps the model's weights as they are),
     `variant` (the kernel variant by name), `cuts` (how products are cut, by shape: ark.lower.cuts),
+    `engines` (by collective, sizes with the fastest engine of each algorithm there: measured in
+    ark.lower.engines),
     `hosts` (a number for each rank, equal where ranks share memory; all by default), `together`
     (True: all ranks begin an iteration together, also where each could do so by itself), `overlap`
     (True joins products with the collectives that they meet; "dma": with copies by the proxy).
@@ -134,15 +136,18 @@ def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> _Draft:
         counters=(),
         phases=(),
         arenas=contents.arenas,
-        meta={**(meta or {}), **to_meta(prepared.packings), **_ranges(groups), **_hosts(chosen)},
+        meta={**(meta or {}), **to_meta(prepared.packings), **_ranges(groups), **_chosen(chosen)},
     )
     return _Draft(plan, schedule, by_phase, [variants.index(m.variant) for m in machines])
 
 
-def _hosts(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Which ranks share a host, if not all do."""
+def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Which ranks share a host, if not all do; the engines that were measured, if any were."""
     hosts = options.get("hosts") or ()
-    return {"hosts": list(hosts)} if len(set(hosts)) > 1 else {}
+    made: dict[str, Any] = {"hosts": list(hosts)} if len(set(hosts)) > 1 else {}
+    if options.get("engines"):
+        made["engines"] = options["engines"]
+    return made
 
 
 def _ended(groups: Sequence[Group]) -> list[Group]:

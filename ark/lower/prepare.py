@@ -34,7 +34,18 @@ from ark.lower.rewrite.windows import read_windows
 from ark.machine import Machine
 from ark.plan.packing import Packing
 
-OPTIONS = ("cuts", "external", "fuse", "hosts", "overlap", "pack", "packets", "together", "variant")
+OPTIONS = (
+    "cuts",
+    "engines",
+    "external",
+    "fuse",
+    "hosts",
+    "overlap",
+    "pack",
+    "packets",
+    "together",
+    "variant",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +102,7 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
             part = take_rows_early(part, target, kept)
             part = own_first(join_epilogues(part, target, kept), kept)
             part = read_windows(part, target, kept)
-            part = join_norms(overlap(part, chosen, kept))
+            part = join_norms(overlap(part, target, chosen, kept))
         part, more = spread(part, target, chosen, kept)
         nodes += part.nodes
         received |= more

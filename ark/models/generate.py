@@ -7,6 +7,7 @@ tokens as they appear in host-mapped memory. Called by the command line and by a
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Made
@@ -37,6 +38,7 @@ from ark.models.request import Sampling, check_arguments, check_stops
 from ark.models.sequences import read_tokens, write_sequences
 from ark.plan.rotated import on_rank
 from ark.plan.types import Plan
+from ark.runtime import tuned_collectives
 from ark.runtime.admission import check_asked
 from ark.runtime.executor import BUDGET_S
 from ark.runtime.program import begin
@@ -126,7 +128,9 @@ class Generator:
         if plan is None:
             plan = self._plan(target, backend, device.arch)
         else:
-            check_plan(plan, plans(self.shape, target)[rank], self.shape)
+            options = {"engines": plan.meta.get("engines", {})} if world_size > 1 else None
+            self._agree({"the table of collectives": json.dumps(options)})
+            check_plan(plan, plans(self.shape, target, options)[rank], self.shape)
         self._check_memory(plan, device)
         tell("compiling", 0, 0)
         self.executor = load(
@@ -146,7 +150,8 @@ class Generator:
             if number == rank:
                 begin(on_rank(draft, rank), backend, arch)
 
-        everyone = plans(self.shape, machine, drafted=drafted)
+        options = tuned_collectives.options(machine, self.shape.world_size, self._ranks)
+        everyone = plans(self.shape, machine, options or None, drafted)
         self._agree(
             {
                 "the context": str(self.context),

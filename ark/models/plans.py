@@ -23,7 +23,7 @@ from ark.plan.rotated import Rotated
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
-from ark.runtime import cache, tuned
+from ark.runtime import cache, tuned, tuned_collectives
 
 Drafted = Callable[[int, Plan], None]
 
@@ -35,7 +35,8 @@ def plans(
     drafted: Drafted | None = None,
 ) -> Sequence[Plan]:
     """Verified plans of all ranks of a model; `shape.rank` is ignored. drafted: as for
-    ark.lower.ranks.plan_ranks, if they are made anew.
+    ark.lower.ranks.plan_ranks, if they are made anew. Without the option `engines` it is what was
+    measured on this machine; ranks that run the plans agree on theirs before.
 
     Plans that were verified once come from the cache, by the hash of the model's shape, the
     machine, the options and ark's own source.
@@ -43,6 +44,8 @@ def plans(
     everyone = replace(shape, rank=0)
     if shape.world_size == 1:
         options = {**tuned.options(machine), **(options or {})}
+    elif "engines" not in (options or {}):
+        options = {**tuned_collectives.options(machine, shape.world_size), **(options or {})}
     name = cache.key(cache.code_digest(), repr(everyone), repr(machine), repr(options))
     data = cache.load(cache.PLANS, name)
     if data is not None:
@@ -50,9 +53,9 @@ def plans(
             return _from_texts(data.decode().split("\0"))
         except (PlanError, ValueError, TypeError, IndexError):  # not as _texts writes them
             cache.drop(cache.PLANS, name)
-    found = make_plans(shape, machine, options, drafted)
-    cache.store(cache.PLANS, name, "\0".join(_texts(found)).encode())
-    return found
+    made = make_plans(shape, machine, options, drafted)
+    cache.store(cache.PLANS, name, "\0".join(_texts(made)).encode())
+    return made
 
 
 def make_plans(

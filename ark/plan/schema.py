@@ -146,6 +146,7 @@ class PackingEntry(Closed, frozen=True):
 class MetaEntry(Closed, frozen=True, omit_defaults=True):
     """What the plan was made from. processor_ranges: by op, where it was asked to stay.
     contexts: by op, which it was asked for in. hosts: by rank a number, equal on one host.
+    engines: what was measured of collectives, by size and algorithm.
     """
 
     model: Name | None = None
@@ -156,6 +157,7 @@ class MetaEntry(Closed, frozen=True, omit_defaults=True):
     processor_ranges: tuple[tuple[Index, Index] | None, ...] | None = None
     contexts: tuple[Index | None, ...] | None = None
     hosts: tuple[Index, ...] | None = None
+    engines: dict[Name, tuple[tuple[Bytes, dict[Name, Name]], ...]] | None = None
 
 
 class PlanFile(Closed, frozen=True):

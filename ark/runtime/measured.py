@@ -1,7 +1,7 @@
 """Files of the cache that hold what was measured on a device model: `ark tune` fills them.
 
 One file for each device model and kind of choice, JSON that is checked against a schema. Called by
-ark.runtime.tuned (products) and ark.distributed.tuned (collectives).
+ark.runtime.tuned (products) and ark.runtime.tuned_collectives (collectives).
 """
 
 from __future__ import annotations

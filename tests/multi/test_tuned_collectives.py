@@ -15,12 +15,13 @@ import ark
 from ark.backend import registry
 from ark.bench.comm import COLLECTIVES
 from ark.cli import main
-from ark.distributed import functions, tuned
+from ark.distributed import functions
 from ark.distributed.calls import plans_for
 from ark.distributed.group import EVERYBODY
-from ark.distributed.tuned import Entry
 from ark.runtime import cache
+from ark.runtime import tuned_collectives as tuned
 from ark.runtime.rank_info import rank_from_environment
+from ark.runtime.tuned_collectives import Entry
 
 MACHINE = registry.machine("cpu-2")
 TABLE = {
@@ -106,6 +107,8 @@ def test_ranks_measure_and_keep_and_all_take_what_rank_0_measured(
     device = registry.get("cpu").open(0)
     (entry,) = tuned.KEPT.load(device.machine)["all_reduce.2"]
     assert entry.nbytes == 1024 and 0 < entry.us <= entry.usual_us
+    assert set(entry.engines) >= {"one_shot", "two_shot", "ring"}
+    assert set(entry.engines.values()) <= {"packet", "threads"}
     monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path / "1"))
     other = "ring" if entry.algorithm != "ring" else "two_shot"
     tuned.KEPT.store(device.machine, {"all_reduce.2": [Entry(1024, other, "threads", 1.0, 2.0)]})
@@ -121,9 +124,3 @@ def test_bad_calls_end_with_a_sentence(words: list[str], capsys: pytest.CaptureF
     assert main(["tune", "--collectives", *words, "--backend", "cpu"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("ark: ") and ("--ranks" in said or COLLECTIVES[0] in said)
-
-
-def test_rank_0_says_what_all_take() -> None:
-    other = {"all_reduce.2": TABLE["all_reduce.2"][:1]}
-    told = [tuned.KEPT.encoded(MACHINE, table) for table in (TABLE, other)]
-    assert tuned.first_of(told) == TABLE

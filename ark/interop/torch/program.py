@@ -29,7 +29,7 @@ from ark.machine import Machine
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
-from ark.runtime import tuned
+from ark.runtime import tuned, tuned_collectives
 from ark.runtime.admission import admit
 from ark.runtime.executor import Executor
 from ark.runtime.graphs import record
@@ -289,6 +289,7 @@ def planned(
     """
     external = sorted({v.tensor.ir.buffer.id for v in places})
     options = {"external": external, **tuned.options(machine)}
+    options |= tuned_collectives.options(machine, model.graph.world_size, members)
     plan = make_plan(model.graph, _counting_on(machine), options)
     if members is None:
         verify([plan])

@@ -16,16 +16,19 @@ from typing import Any
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Buffer, Tensor
-from ark.lower.engines import AUTO, PACKET_BYTES
+from ark.lower.engines import AUTO, ONE_SHOT, PACKET, PACKET_BYTES, measured
 from ark.lower.rewrite.fuse import still
+from ark.machine import Machine
 from ark.plan.types import MAX_OPERANDS
 
 SUM, SHARE, GATHER = "matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmul"
 JOINED = (SUM, SHARE, GATHER)
-ONE_SHOT = "one_shot"
+COLLECTIVES = {SUM: "all_reduce", SHARE: "reduce_scatter", GATHER: "all_gather"}
 
 
-def overlap(graph: Graph, options: Mapping[str, Any], kept: frozenset[int]) -> Graph:
+def overlap(
+    graph: Graph, machine: Machine, options: Mapping[str, Any], kept: frozenset[int]
+) -> Graph:
     """A copy of the graph with such nodes. kept: ids of buffers that somebody else reads.
 
     The option `overlap` asks for it; figures are in docs/performance.md.
@@ -34,12 +37,14 @@ def overlap(graph: Graph, options: Mapping[str, Any], kept: frozenset[int]) -> G
     far = len(set(options.get("hosts") or ())) > 1
     if not wanted or far or graph.world_size == 1 or 2 * graph.world_size >= MAX_OPERANDS:
         return graph
-    return _Finder(graph, kept).rewritten()
+    return _Finder(graph, machine, options, kept).rewritten()
 
 
 class _Finder:
-    def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
-        self.graph, self.kept = graph, kept
+    def __init__(
+        self, graph: Graph, machine: Machine, options: Mapping[str, Any], kept: frozenset[int]
+    ) -> None:
+        self.graph, self.machine, self.options, self.kept = graph, machine, options, kept
         nodes = [n for n in graph.nodes if not n.virtual]
         self.uses = Counter(t.buffer.id for n in nodes for t in _touched(n))
         self.makers = {t.buffer.id: n for n in nodes for t in n.outputs}
@@ -54,7 +59,7 @@ class _Finder:
             if maker is None or maker.hints or maker.phase != node.phase or maker.id in self.gone:
                 continue
             kind = _kind(maker, node)
-            if kind and self._between(maker, node) and still(self.graph, None, maker, node):
+            if kind and self._between(kind, maker, node) and still(self.graph, None, maker, node):
                 self.replaced[node.id] = _joined(kind, maker, node)
                 self.gone.add(maker.id)
         left = (n for n in self.graph.nodes if n.id not in self.gone)
@@ -64,8 +69,8 @@ class _Finder:
                 self._open_to_peers(made, node.outputs[0].buffer, node)
         return made
 
-    def _between(self, maker: Node, node: Node) -> bool:
-        """Is what lies between theirs alone, whole, and large?"""
+    def _between(self, kind: str, maker: Node, node: Node) -> bool:
+        """Is what lies between theirs alone, whole, and too large for packets?"""
         read, made = node.inputs[0], maker.outputs[0]
         return (
             len(maker.outputs) == 1
@@ -75,8 +80,12 @@ class _Finder:
             and read.dense
             and made.dense
             and read.nbytes == made.nbytes
-            and read.nbytes > PACKET_BYTES
+            and not self._in_packets(kind, read.nbytes)
         )
+
+    def _in_packets(self, kind: str, nbytes: int) -> bool:
+        found = measured(self.options, self.machine, COLLECTIVES[kind], ONE_SHOT, nbytes)
+        return nbytes <= PACKET_BYTES if found == AUTO else found == PACKET
 
     def _open_to_peers(self, graph: Graph, buffer: Buffer, node: Node) -> None:
         """Lets peers put their parts of a sum where it is read, if it is plain memory of ours that

@@ -19,7 +19,7 @@ from ark.ir.dtype import uint32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
-from ark.lower.engines import PACKET, joined_tiles, tile_bytes
+from ark.lower.engines import ONE_SHOT, PACKET, joined_tiles, tile_bytes
 from ark.lower.registry import register
 from ark.lower.rewrite.normed import SUM_AND_NORM
 from ark.lower.tiling import split
@@ -54,15 +54,19 @@ def _exchange(
     name: str,
     counter: Callable[[int, int], str],
     row: int = 0,
+    collective: str = "all_reduce",
 ) -> _Exchanged:
     """Every rank puts its dense share into a receive buffer on each peer. counter(step, i): what
     put i to the peer `step` ranks on signals. row: elements that a tile holds whole rows of.
+    collective: what it is part of, as `ark tune --collectives` calls it.
 
     Peers are counted from the rank itself, in names too (`from+1` is the next rank's share): all
     ranks' tasks are the same but for that, and no receiver is everybody's first.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
-    engine = lowering.engine(share.nbytes)
+    moved_bytes = share.nbytes * (world if collective == "all_gather" else 1)
+    asked = lowering.measured(collective, ONE_SHOT, moved_bytes)
+    engine = lowering.engine(share.nbytes, asked)
     packets = engine.name == PACKET
     size = share.dtype.itemsize
     nbytes = tile_bytes(engine, lowering.machine, share.nbytes)
@@ -172,7 +176,7 @@ def _lower_gather(lowering: Lowering, node: Node) -> None:
         return f"{name}.from+{world - step}.{tile}"
 
     out = lowering.flat(node.outputs[0])
-    got = _exchange(lowering, share, name, counter)
+    got = _exchange(lowering, share, name, counter, collective="all_gather")
     for step, source in enumerate(got.shares):
         size, offset = (share.elements,), out.offsets[0] + step * share.elements
         place = dataclasses.replace(

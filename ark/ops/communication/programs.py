@@ -46,7 +46,11 @@ class _Writer:
         shares = self.program.buffer_by_name["in"].slots // self.flow.parts
         self.elements = self.share.elements // shares
         cut = self.elements * self.itemsize // (self.flow.parts * self.program.pieces)
-        self.engine: Engine = lowering.engine(cut, node.attrs.get("engine") or AUTO)
+        asked = node.attrs.get("engine") or AUTO
+        if asked == AUTO:
+            nbytes = max(self.share.nbytes, self.out.nbytes)
+            asked = lowering.measured(self.program.collective, self.program.name, nbytes)
+        self.engine: Engine = lowering.engine(cut, asked)
         self.homes: dict[int, int] = {}  # by value that is made here and stays: its slot of `out`
         for (rank, slot), value in self.flow.final.items():
             if rank == self.rank and value.origin is Origin.REDUCE:

@@ -42,6 +42,12 @@ def check_ranks(plans: Sequence[Plan]) -> None:
     for plan in plans:
         if plan.world_size != world or len(plan.phases) != len(plans[0].phases):
             raise refuse(f"rank {plan.rank} has another number of ranks or phases than rank 0")
+        if plan.meta.get("engines") != plans[0].meta.get("engines"):
+            raise refuse(
+                f"ranks 0 and {plan.rank} were planned with different tables of `ark tune "
+                "--collectives`; plan all ranks with one: let Runtime.launch plan, measure on all "
+                "hosts alike, or remove the tables with `ark tune --collectives --forget`"
+            )
         _check_names(plan)
 
 

@@ -1,0 +1,83 @@
+"""What `ark tune --collectives` found on a machine: by collective, ranks and size, the algorithm
+and the engine that took least.
+
+Ranks take rank 0's, so that all choose alike. Calls on arrays take algorithm and engine; models,
+whose algorithm decides the bits, the engine alone, as the planner's option `engines`. Called by
+ark.distributed.group, by all who plan for the ranks at hand, and by ark.bench.tune_comm.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from ark.collective.near import nearest
+from ark.machine import Machine
+from ark.runtime.measured import Header, Kept, Time
+from ark.runtime.run import Ranks
+
+Word = Annotated[str, Meta(pattern=r"^[a-z_0-9]{1,40}$")]
+Key = Annotated[str, Meta(pattern=r"^[a-z_]{1,40}\.[0-9]{1,4}$")]
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """nbytes: of a rank's larger side. us: what it took. usual_us: what is taken unmeasured.
+
+    engines: by algorithm the fastest engine that it was run by.
+    """
+
+    nbytes: Annotated[int, Meta(ge=1, le=1 << 40)]
+    algorithm: Word
+    engine: Word
+    us: Time
+    usual_us: Time
+    engines: Annotated[dict[Word, Word], Meta(max_length=100)] = {}
+
+
+Table = dict[Key, list[Entry]]
+
+
+class Tuned(Header, frozen=True, forbid_unknown_fields=True):
+    """Entries by collective and number of ranks."""
+
+    choices: Annotated[Table, Meta(max_length=10_000)]
+
+
+KEPT: Kept[Table] = Kept("tuned collectives", Tuned, "ark tune --collectives")
+
+
+def key(collective: str, world: int) -> str:
+    """What entries of so many ranks are kept under."""
+    return f"{collective}.{world}"
+
+
+def pick(table: Table, collective: str, world: int, nbytes: int) -> Entry | None:
+    """The entry of the nearest size that was measured; None if none is near."""
+    entries = table.get(key(collective, world), [])
+    place = nearest([e.nbytes for e in entries], nbytes)
+    return None if place is None else entries[place]
+
+
+def of_rank_0(machine: Machine, ranks: Ranks) -> Table:
+    """Rank 0's table, on all ranks, who must all ask. machine: the rank's own."""
+    mine = KEPT.encoded(machine, KEPT.load(machine))
+    return KEPT.decoded(ranks.all_gather(mine)[0], "rank 0")
+
+
+def options(machine: Machine, world: int, ranks: Ranks | None = None) -> dict[str, Any]:
+    """What the planner is told for so many ranks: its option `engines`; nothing for one.
+
+    ranks: those who plan now, all of them, and take rank 0's table; else it is the machine's own.
+    """
+    if world == 1:
+        return {}
+    table = KEPT.load(machine) if ranks is None else of_rank_0(machine, ranks)
+    found: dict[str, Any] = {}
+    for name, entries in sorted(table.items()):
+        collective, _, count = name.rpartition(".")
+        sizes = [[e.nbytes, dict(sorted(e.engines.items()))] for e in entries if e.engines]
+        if sizes and int(count) == world:
+            found[collective] = sizes
+    return {"engines": found}

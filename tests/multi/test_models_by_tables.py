@@ -1,0 +1,196 @@
+"""Models take the engines that `ark tune --collectives` measured: by size and algorithm, the same
+on all ranks, and in what plans are kept under.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+from ark.api.planner import Planner
+from ark.backend import registry
+from ark.errors import PlanError
+from ark.frontend.model import Model, use_model
+from ark.lower.ranks import plan_ranks
+from ark.models.build import Shape
+from ark.models.config import LlamaConfig
+from ark.models.plans import plans
+from ark.plan.rotated import Rotated
+from ark.plan.serialize import from_json, to_json
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime import tuned_collectives as tuned
+from ark.runtime.rank_info import rank_from_environment
+from ark.runtime.tuned_collectives import Entry
+from tests.ranks import run_ranks
+
+CPU, GPU = registry.machine("cpu-2"), registry.machine("h100")
+SMALL, LARGE = 64 << 10, 4 << 20  # bytes, which unmeasured are packets and are none on a GPU
+CALLS: dict[str, tuple[Any, int]] = {  # and how much larger a rank's larger side is than its input
+    "all_reduce": (ark.all_reduce, 1),
+    "all_gather": (ark.all_gather, 2),
+    "reduce_scatter": (ark.reduce_scatter, 1),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path))
+
+
+def table(collective: str, nbytes: int, **engines: str) -> dict[str, Any]:
+    return {collective: [[nbytes, engines]]}
+
+
+def made(
+    collective: str, nbytes: int, engines: Mapping[str, Any] | None, **words: Any
+) -> Sequence[Plan]:
+    """Two ranks' plans of a collective of so many bytes on a rank's larger side."""
+    call, larger = CALLS[collective]
+    graphs = []
+    for rank in range(2):
+        model = Model(rank, 2)
+        with use_model(model):
+            x = ark.mul(ark.tensor([nbytes // larger // 4], name="x"), 2.0)
+            ark.mul(call(x, rank, 2, **words), 3.0)
+        graphs.append(model.graph)
+    found = plan_ranks(graphs, GPU, {} if engines is None else {"engines": engines})
+    verify(found)
+    return found
+
+
+def in_packets(found: Sequence[Plan]) -> bool:
+    """Is what the ranks put to each other packets?"""
+    buffers = found[0].buffers
+    puts = [t.packet for t in found[0].tensors if buffers[t.buffer].arena == "symmetric"]
+    assert puts and len(set(puts)) == 1
+    return puts[0]
+
+
+@pytest.mark.parametrize("collective", CALLS)
+def test_the_engine_is_the_measured_one_of_the_nearest_size(collective: str) -> None:
+    assert in_packets(made(collective, SMALL, None))
+    assert not in_packets(made(collective, LARGE, None))
+    for size in (SMALL // 2, SMALL, 2 * SMALL):
+        assert not in_packets(made(collective, size, table(collective, SMALL, one_shot="threads")))
+    assert in_packets(made(collective, LARGE, table(collective, LARGE, one_shot="packet")))
+    # Far from it, of another collective, of another algorithm, or what the machine has not.
+    assert in_packets(made(collective, SMALL // 4, table(collective, SMALL, one_shot="threads")))
+    assert in_packets(made(collective, SMALL, table("broadcast", SMALL, one_shot="threads")))
+    assert in_packets(made(collective, SMALL, table(collective, SMALL, ring="threads")))
+    assert in_packets(made(collective, SMALL, table(collective, SMALL, one_shot="warp")))
+
+
+def test_a_named_algorithm_has_its_own_and_a_named_engine_stays() -> None:
+    both = table("all_reduce", SMALL, one_shot="packet", ring="threads")
+    assert not in_packets(made("all_reduce", SMALL, both, algorithm="ring"))
+    assert in_packets(made("all_reduce", SMALL, both, algorithm="ring", engine="packet"))
+    bulk = made("all_reduce", SMALL, table("all_reduce", SMALL, one_shot="bulk"))
+    assert "bulk" in {op.kind for op in bulk[0].ops}
+
+
+def test_ranks_that_do_the_same_are_planned_once_and_always_alike() -> None:
+    engines = table("all_reduce", SMALL, one_shot="threads")
+    first, again = (made("all_reduce", SMALL, engines) for _ in range(2))
+    assert isinstance(first, Rotated)
+    assert to_json(first[1]) == to_json(again[1])
+    assert json.loads(to_json(first[1]))["meta"]["engines"] == engines
+    assert to_json(from_json(to_json(first[1]))) == to_json(first[1])
+
+
+def test_plans_of_different_tables_are_refused_in_a_sentence() -> None:
+    mine = made("all_reduce", SMALL, table("all_reduce", SMALL, one_shot="threads"))
+    other = made("all_reduce", SMALL, table("all_reduce", SMALL, one_shot="bulk"))
+    with pytest.raises(PlanError, match=r"ranks 0 and 1 .*ark tune --collectives.*--forget"):
+        verify([mine[0], other[1]])
+
+
+def keep(engine: str, nbytes: int = SMALL) -> None:
+    """What `ark tune --collectives` would have left in this cache for two ranks of CPU."""
+    entry = Entry(nbytes, "ring", "packet", 1.0, 2.0, {"one_shot": engine})
+    tuned.KEPT.store(CPU, {"all_reduce.2": [entry], "all_reduce.3": [entry], "all_gather.2": []})
+
+
+def test_rank_0_says_what_all_plan_with(tmp_path: Path) -> None:
+    keep("packet")
+    want = {"engines": {"all_reduce": [[SMALL, {"one_shot": "packet"}]]}}
+    assert tuned.options(CPU, 2) == want
+    assert tuned.options(CPU, 1) == {}
+    assert tuned.options(CPU, 4) == {"engines": {}}
+    told = tuned.KEPT.encoded(CPU, tuned.KEPT.load(CPU))
+
+    class Ranks:
+        """Rank 1, whose own table is another."""
+
+        def all_gather(self, data: bytes) -> list[bytes]:
+            assert data != told
+            return [told, data]
+
+    keep("threads")
+    assert tuned.options(CPU, 2, Ranks()) == want  # type: ignore[arg-type]
+    found = run_ranks(2, lambda ranks: tuned.options(CPU, 2, ranks))
+    assert found[0] == found[1] != want
+
+
+def test_a_decoders_plans_are_kept_under_their_table() -> None:
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=600,
+        max_position_embeddings=256,
+    )
+    shape = Shape(config, ark.fp32, 64, 16, 0, 2)
+
+    def received(found: Sequence[Plan]) -> bool:
+        """Do sums of the prompt's 16 rows travel as packets?"""
+        sums = [t for t in found[0].tensors if t.name.startswith("all_reduce.")]
+        return all(t.packet for t in sums)
+
+    usual = plans(shape, CPU)
+    nbytes = 16 * config.hidden_size * 4
+    keep("packet", nbytes)
+    taken = plans(shape, CPU)
+    assert not received(usual) and received(taken)
+    assert plans(shape, CPU, {"engines": {}})[0].ops == usual[0].ops
+    tuned.KEPT.forget(CPU)
+    assert plans(shape, CPU)[0].ops == usual[0].ops
+
+
+def _sum_by_tables(root: str) -> None:
+    """A rank of the test below, with a table of its own: a launch plans all ranks by rank 0's;
+    plans that ranks made by themselves do not go together.
+    """
+    rank = rank_from_environment().rank
+    os.environ["ARK_CACHE_DIR"] = str(Path(root) / str(rank))
+    ark.init(backend="cpu")
+    device = registry.get("cpu").open(0)
+    entry = Entry(SMALL, "ring", "packet", 1.0, 2.0, {"one_shot": ("packet", "threads")[rank]})
+    tuned.KEPT.store(device.machine, {"all_reduce.2": [entry]})
+    x = ark.tensor([SMALL // 4])
+    total = ark.all_reduce(x, rank, 2)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        x.from_numpy(np.arange(SMALL // 4) * (rank + 1.0))
+        runtime.barrier()
+        runtime.run(2)
+        np.testing.assert_array_equal(total.to_numpy(), 3.0 * np.arange(SMALL // 4))
+        assert runtime._plan is not None and runtime._plan.inner is not None
+        assert in_packets([runtime._plan.inner])
+        runtime.barrier()
+    with ark.Runtime() as runtime, pytest.raises(PlanError, match="ark tune --collectives"):
+        runtime.launch(Planner().plan(), loop_mode=False)
+
+
+def test_a_launch_plans_all_ranks_by_one_table(tmp_path: Path) -> None:
+    assert ark.launch(2, _sum_by_tables, str(tmp_path)) == 0
