@@ -132,7 +132,9 @@ class Device(Protocol):
         """
         ...
 
-    def free(self, memory: Memory) -> None: ...
+    def free(self, memory: Memory) -> None:
+        """Gives memory back, at once or when the kernels that run have ended; never waits."""
+        ...
 
     def write(self, address: int, data: np.ndarray) -> None:
         """Copies a contiguous host array to device memory; returns when the array may change."""

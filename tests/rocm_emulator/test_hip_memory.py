@@ -7,10 +7,12 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 from ark_rocm_emulator import emulated, failures
+from ark_rocm_emulator.compile import compile_hip
 from hip import hip
 from hip_runner import TO_DEVICE, TO_HOST, Arguments, Buffers, check, code_object, download, launch
 from two_processes import exchange
@@ -149,6 +151,7 @@ def test_out_of_bounds_is_named() -> None:
 
 CHILD = """
 import sys
+import threading
 import numpy as np
 from ark_rocm_emulator import activate
 activate("emulated:gfx942")
@@ -222,3 +225,52 @@ def test_a_forked_child_starts_over() -> None:
 
 def test_kernels_of_two_processes_put_signal_and_wait() -> None:
     assert exchange("gfx942", code_object("sync.hip", "gfx942", ("-O3",))) == []
+
+
+UNTIL_TOLD = """
+extern "C" __global__ void until_told(const unsigned* word) {
+  while (__hip_atomic_load(word, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM) == 0)
+    __builtin_amdgcn_s_sleep(1);
+}
+"""
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_what_is_given_back_under_a_kernel_waits_or_is_refused(refused: bool) -> None:
+    with emulated("gfx942", 2, implicit_sync=0 if refused else 1, report=0):
+        module = check(hip.hipModuleLoadData(compile_hip(UNTIL_TOLD, "gfx942")))
+        function = check(hip.hipModuleGetFunction(module, b"until_told"))
+        word, other = (check(hip.hipHostMalloc(4, 0x2)) for _ in range(2))
+        host = (ctypes.c_uint32 * 1).from_address(int(word))
+        host[0] = 0
+        memory = check(hip.hipMalloc(64))
+        check(hip.hipSetDevice(1))
+        elsewhere = check(hip.hipMalloc(64))
+        check(hip.hipSetDevice(0))
+        stream = check(hip.hipStreamCreateWithFlags(1))
+        launch(function, 1, 64, Arguments(int(word)), stream=stream)
+        tell = threading.Timer(0.2, lambda: host.__setitem__(0, 1))
+        check(hip.hipFree(elsewhere))  # no kernel runs there
+        assert hip.hipStreamQuery(stream) == (ERROR.hipErrorNotReady,)
+        if refused:
+            for answer in (
+                hip.hipFree(memory),
+                hip.hipHostFree(other),
+                hip.hipModuleUnload(module),
+            ):
+                assert answer == (ERROR.hipErrorNotReady,)
+            assert [f.message.split()[0] for f in failures()] == [
+                "hipFree",
+                "hipHostFree",
+                "hipModuleUnload",
+            ]
+            assert {f.kind.name for f in failures()} == {"UNDER_KERNEL"}
+            host[0] = 1
+            check(hip.hipStreamSynchronize(stream))
+        else:
+            tell.start()
+        check(hip.hipFree(memory))
+        assert host[0] == 1  # so it waited until the kernel was told
+        check(hip.hipHostFree(other))
+        check(hip.hipModuleUnload(module))
+        assert refused or failures() == []

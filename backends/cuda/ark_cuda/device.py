@@ -1,7 +1,7 @@
 """An opened NVIDIA GPU: memory, programs, launches. It uses the primary context, PyTorch's own.
 
-Copies run on a stream of their own, so that they pass a running loop kernel. Freeing memory waits
-for all work on the device (the driver's rule); a persistent loop is stopped before. Called by
+Copies run on a stream of their own, so that they pass a running loop kernel. The driver's free
+waits for all work on the device, so memory is given back when no launch of ark's runs. Called by
 ark.runtime through the backend object.
 """
 
@@ -17,6 +17,7 @@ from weakref import WeakSet
 import numpy as np
 
 from ark.backend.devices import Binary, Copies, Grid, Memory, MemoryKind
+from ark.backend.returned import Returned
 from ark.codegen.dialect import BoxMap
 from ark.errors import GpuError, SystemError
 from ark.machine import Machine
@@ -55,6 +56,7 @@ class CudaDevice:
         self._modules: dict[int, Any] = {}
         self._admitted: dict[tuple[int, Grid], str] = {}  # by module: all blocks can be resident
         self._launches: WeakSet[CudaLaunch] = WeakSet()
+        self._returned = Returned(self._free, self._busy)
         flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
         with current(self.context):
             self._stream = check(cu.cuStreamCreate(flags), f"opening {self.label}")
@@ -85,6 +87,7 @@ class CudaDevice:
         )
 
     def alloc(self, nbytes: int, kind: MemoryKind) -> Memory:
+        self._returned.settle()
         if kind == "host":
             return self._alloc_host(nbytes)
         # An IPC handle exposes whole 2 MiB pages: symmetric memory gets its own.
@@ -93,6 +96,8 @@ class CudaDevice:
             size = -(-size // peer.PAGE) * peer.PAGE
         with current(self.context):
             code, address = cu.cuMemAlloc(size)
+            if code == cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY and self._returned.force():
+                code, address = cu.cuMemAlloc(size)
             if code == cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
                 raise SystemError(self._too_little(size, kind))
             check((code,), f"allocating {size} bytes on {self.label}")
@@ -125,8 +130,10 @@ class CudaDevice:
         return Memory(address, nbytes, "host", host[:nbytes])
 
     def free(self, memory: Memory) -> None:
-        if self.context is None:
-            return
+        if self.context is not None:
+            self._returned.add(memory)
+
+    def _free(self, memory: Memory) -> None:
         doing = f"freeing {memory.nbytes} bytes of {memory.kind} memory on {self.label}"
         with current(self.context):
             if memory.host is not None:
@@ -195,6 +202,7 @@ class CudaDevice:
         """See Device.launch. stream: a caller's CUstream to run on; by default the device's own."""
         if not isinstance(program, Program):
             raise TypeError("launch needs what load returned")
+        self._returned.settle()
         queue = self._stream if stream is None else cu.CUstream(stream)
         with current(self.context):
             doing = self._admit(program, grid)
@@ -292,6 +300,7 @@ class CudaDevice:
         return Memory(mapped.address, mapped.nbytes, "symmetric", owned=False)
 
     def free_bytes(self) -> int:
+        self._returned.settle()
         with current(self.context):
             free, _ = check(cu.cuMemGetInfo(), f"asking {self.label} for its free memory")
         return int(free)
@@ -306,6 +315,7 @@ class CudaDevice:
         """Lets the context go. It stays alive while something else in the process uses it."""
         if self.context is None or self._busy():
             return
+        self._returned.settle()
         with current(self.context):
             self._events.close()
             for address in self._peers:

@@ -15,6 +15,7 @@ from weakref import WeakSet
 import numpy as np
 
 from ark.backend.devices import Binary, Copies, Grid, Memory, MemoryKind, Queue
+from ark.backend.returned import Returned
 from ark.errors import GpuError, InvalidUsageError, SystemError
 from ark_rocm import driver, links, machines, peer, queues
 from ark_rocm.driver import call, device_properties
@@ -58,6 +59,7 @@ class Device:
         self._programs: list[Program] = []
         self._launches: WeakSet[Launch] = WeakSet()
         self._opened: set[int] = set()  # addresses of other processes' memory
+        self._returned = Returned(self._free, self._busy)
         self._closed = False
 
     def _stream(self) -> Any:
@@ -70,17 +72,12 @@ class Device:
 
     def alloc(self, nbytes: int, kind: MemoryKind) -> Memory:
         self._select()
+        self._returned.settle()
         size = max(nbytes, 1)
         hip = self._hip
-        if kind == "host":
-            # Coherent (fine-grained): the kernel sees the host's writes while it runs.
-            flags = driver.HOST_MAPPED | driver.HOST_COHERENT
-            result = hip.hipHostMalloc(size, flags)
-        elif kind == "symmetric":
-            # Uncached: peers' stores and signals must not be hidden by this device's caches.
-            result = hip.hipExtMallocWithFlags(size, driver.MALLOC_UNCACHED)
-        else:
-            result = hip.hipMalloc(size)
+        result = self._ask(size, kind)
+        if int(result[0]) != 0 and self._returned.force():
+            result = self._ask(size, kind)
         if int(result[0]) != 0:
             if "OutOfMemory" in getattr(result[0], "name", "OutOfMemory"):
                 raise SystemError(
@@ -98,7 +95,20 @@ class Device:
         self.zero(address, size)
         return Memory(address, nbytes, kind)
 
+    def _ask(self, size: int, kind: MemoryKind) -> Any:
+        """HIP's answer to an allocation: an error code and an address."""
+        if kind == "host":
+            # Coherent (fine-grained): the kernel sees the host's writes while it runs.
+            return self._hip.hipHostMalloc(size, driver.HOST_MAPPED | driver.HOST_COHERENT)
+        if kind == "symmetric":
+            # Uncached: peers' stores and signals must not be hidden by this device's caches.
+            return self._hip.hipExtMallocWithFlags(size, driver.MALLOC_UNCACHED)
+        return self._hip.hipMalloc(size)
+
     def free(self, memory: Memory) -> None:
+        self._returned.add(memory)
+
+    def _free(self, memory: Memory) -> None:
         self._select()
         if memory.host is not None:
             call("hipHostFree", self._hip.hipHostFree, int(memory.host.ctypes.data))
@@ -168,6 +178,7 @@ class Device:
             raise InvalidUsageError("a loop kernel on AMD devices runs on its own stream only")
         assert isinstance(program, Program)
         self._select()
+        self._returned.settle()
         self._check_resident(program, grid)
         launch = Launch(self._hip, self.index, self._loop_stream, program, params, grid)
         self._launches.add(launch)
@@ -216,6 +227,7 @@ class Device:
 
     def free_bytes(self) -> int:
         self._select()
+        self._returned.settle()
         free, _ = call("hipMemGetInfo", self._hip.hipMemGetInfo)
         return int(free)
 
@@ -230,6 +242,7 @@ class Device:
             return
         self._closed = True
         self._select()
+        self._returned.settle()
         for program in self._programs:
             call("hipModuleUnload", self._hip.hipModuleUnload, program.module)
         for stream in (self._loop_stream, self._copy_stream):

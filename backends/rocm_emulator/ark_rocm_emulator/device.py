@@ -25,7 +25,7 @@ from ark_rocm_emulator.compile import TARGETS, CompileError, assemble, to_assemb
 
 VARIABLE = "ARK_ROCM_DEVICE"
 _PREFIX = "emulated:"
-_OPTIONS = ("seed", "checks", "stale", "compute_units", "stores_only")
+_OPTIONS = ("seed", "checks", "stale", "compute_units", "stores_only", "implicit_sync")
 # Products that the timing model knows: architecture, number in core/timing_models.cpp, units.
 TIMED = {"mi300x": ("gfx942", 1, 304), "mi355x": ("gfx950", 2, 256)}
 _COMPILE = ctypes.CFUNCTYPE(
@@ -64,7 +64,7 @@ class Activation:
 
 
 class ErrorKind(enum.IntEnum):
-    """What a kernel, or a DMA queue, was stopped for; the core's numbers."""
+    """What a kernel, a DMA queue, or a call under a running kernel was stopped for."""
 
     BAD_LAUNCH = 1
     UNKNOWN_OPCODE = 2
@@ -81,11 +81,12 @@ class ErrorKind(enum.IntEnum):
     STALE = 13
     LINK = 14
     DMA = 100
+    UNDER_KERNEL = 101
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A kernel or DMA queue that the emulator stopped: why, and the whole message."""
+    """What the emulator stopped (a kernel, a DMA queue, a call): why, and the whole message."""
 
     kind: ErrorKind
     message: str
@@ -217,7 +218,7 @@ def activate(request: str | None = None) -> Activation | None:
     Args:
         request: "emulated:gfx942[,2]", or "emulated:mi300x" with predicted times; default: the
             environment's ARK_ROCM_DEVICE. The variables ARK_ROCM_EMULATOR_SEED, _CHECKS, _STALE,
-            _COMPUTE_UNITS and _STORES_ONLY are heeded too.
+            _COMPUTE_UNITS, _STORES_ONLY and _IMPLICIT_SYNC are heeded too.
 
     Returns:
         What is emulated now (activating twice changes nothing), or None if nothing was asked for.
@@ -247,7 +248,9 @@ def emulated(arch: str = "gfx942", count: int = 1, **options: int) -> Iterator[A
         count: devices, 1 to 64.
         options: seed (of the wave scheduler), checks (0 or 1), stale (0 or 1: caches hold old
             values; not beside checks, which go first), compute_units (per device), stores_only
-            (0 or 1: links between devices carry no read-modify-write), parallel (0 or 1),
+            (0 or 1: links between devices carry no read-modify-write), implicit_sync (1 unless
+            told: freeing memory and unloading code wait for kernels, as HIP does; 0: under a
+            running kernel they answer hipErrorNotReady and are failures), parallel (0 or 1),
             max_slice and step_budget (wave-instructions), external_wait_ms, report (0 or 1:
             print failures when they happen).
 

@@ -138,7 +138,7 @@ HIP_EXPORT hipError_t hipIpcOpenMemHandle(void** pointer, hipIpcMemHandle_t hand
 HIP_EXPORT hipError_t hipIpcCloseMemHandle(void* pointer) {
   HIP_ENTER();
   if (!pointer) return answer(hipErrorInvalidValue);
-  wait_device(*rt, current_device);
+  if (!quiet(*rt, current_device, "hipIpcCloseMemHandle")) return answer(hipErrorNotReady);
   std::lock_guard<std::mutex> hold(rt->lock);
   auto found = rt->allocations.find(uint64_t(pointer));
   if (found == rt->allocations.end() || !found->second.imported)

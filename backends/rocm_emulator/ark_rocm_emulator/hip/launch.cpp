@@ -120,6 +120,7 @@ hipError_t launch(hipFunction_t handle, ark_emu::Dim3 grid, ark_emu::Dim3 block,
   }
   if (hipError_t error = sticky_error(*rt, on->device)) return answer(error);
   auto op = std::make_shared<Op>();
+  op->kernel = true;
   std::weak_ptr<Op> self = op;
   int device = on->device;
   op->run = [rt, self, device, desc = std::move(desc)]() mutable {

@@ -85,7 +85,9 @@ hipError_t release(void* pointer, bool host) {
   bool is_host = gone.device < 0 && !gone.managed;
   if (is_host != host || gone.registered || gone.imported) return answer(hipErrorInvalidValue);
   for (size_t d = 0; d < rt->devices.size(); ++d)
-    if (gone.device < 0 || gone.device == int(d)) wait_device(*rt, int(d));
+    if ((gone.device < 0 || gone.device == int(d)) &&
+        !quiet(*rt, int(d), host ? "hipHostFree" : "hipFree"))
+      return answer(hipErrorNotReady);
   std::lock_guard<std::mutex> hold(rt->lock);
   if (rt->allocations.erase(gone.base) == 0) return answer(hipErrorInvalidValue);
   rt->machine->remove_region(gone.base);

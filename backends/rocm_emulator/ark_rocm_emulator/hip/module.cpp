@@ -141,7 +141,8 @@ HIP_EXPORT hipError_t hipModuleUnload(hipModule_t handle) {
     module = known_module(*rt, handle);
   }
   if (!module) return answer(hipErrorInvalidHandle);
-  for (auto& [device, loaded] : module->loaded) wait_device(*rt, device);
+  for (auto& [device, loaded] : module->loaded)
+    if (!quiet(*rt, device, "hipModuleUnload")) return answer(hipErrorNotReady);
   std::lock_guard<std::mutex> hold(rt->lock);
   if (rt->modules.erase(module) == 0) return answer(hipErrorInvalidHandle);  // another thread did
   for (auto& function : module->functions) rt->functions.erase(function.get());

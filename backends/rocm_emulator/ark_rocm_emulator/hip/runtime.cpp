@@ -203,6 +203,8 @@ HIP_EXPORT int ark_emulator_set(const char* name, uint64_t value) {
       s.stores_only = value != 0;
     else if (key == "parallel")
       s.parallel = value != 0;
+    else if (key == "implicit_sync")
+      s.implicit_sync = value != 0;
     else if (key == "report")
       s.report = value != 0;
     else if (key == "compute_units")

@@ -34,6 +34,7 @@ struct Settings {
   bool stale = false;              // values may be stale (LaunchOptions::stale)
   bool stores_only = false;        // links between devices carry no read-modify-write
   bool parallel = true;
+  bool implicit_sync = true;       // freeing and unloading wait for kernels; else they refuse
   bool report = true;              // print a kernel's failure to stderr when it happens
   int compute_units = 8;           // per device: few, because every workgroup is interpreted
   uint32_t max_slice = 256;
@@ -60,6 +61,7 @@ struct Op {
   std::mutex lock;
   std::condition_variable changed;
   bool done = false;
+  bool kernel = false;             // a launch
   Clock::time_point finished{};
   double predicted = 0;            // the device's time then, in ns, where a model times it
   std::shared_ptr<ark_emu::Launch> launch;  // while a kernel runs
@@ -178,6 +180,9 @@ Stream* resolve(Runtime& rt, hipStream_t handle);  // null if the handle is unkn
 std::shared_ptr<Op> enqueue(Stream& stream, std::function<hipError_t()> run);
 void enqueue_op(Stream& stream, const std::shared_ptr<Op>& op);
 void wait_device(Runtime& rt, int device);
+// Before `call` gives back something of `device`: waits for its streams. False, and a failure is
+// remembered, where a kernel is under way and Settings::implicit_sync is off.
+bool quiet(Runtime& rt, int device, const char* call);
 hipError_t sticky_error(Runtime& rt, int device);
 
 // memory.cpp

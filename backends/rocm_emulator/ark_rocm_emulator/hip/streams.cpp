@@ -1,6 +1,8 @@
 // Streams and events. A stream is a queue and a thread that works it off; the null stream waits for
 // every blocking stream of its device and they for it, as HIP's legacy default stream does. Times
 // are those of the emulation.
+#include <cstdio>
+
 #include "runtime.h"
 
 namespace ark_hip {
@@ -31,6 +33,8 @@ void Op::finish() {
 }
 
 namespace {
+
+constexpr int kUnderKernel = 101;  // beside the core's kinds of errors and those of DMA queues
 
 void work_off(Stream* stream) {
   for (;;) {
@@ -72,6 +76,23 @@ Stream& null_stream(Runtime& rt, int device) {
 std::shared_ptr<Op> last_of(Stream& stream) {
   std::lock_guard<std::mutex> hold(stream.lock);
   return stream.last;
+}
+
+std::vector<Stream*> streams_of(Runtime& rt, int device) {
+  std::lock_guard<std::mutex> hold(rt.lock);
+  Device& d = *rt.devices[size_t(device)];
+  std::vector<Stream*> all(d.streams.begin(), d.streams.end());
+  if (d.null_stream) all.push_back(d.null_stream.get());
+  return all;
+}
+
+bool kernel_under_way(Runtime& rt, int device) {
+  for (Stream* stream : streams_of(rt, device)) {
+    std::lock_guard<std::mutex> hold(stream->lock);
+    for (auto& op : stream->queue)
+      if (op->kernel) return true;
+  }
+  return false;
 }
 
 bool valid_event(Runtime& rt, Event* event) {
@@ -140,15 +161,22 @@ std::shared_ptr<Op> enqueue(Stream& stream, std::function<hipError_t()> run) {
 }
 
 void wait_device(Runtime& rt, int device) {
-  std::vector<Stream*> all;
-  {
-    std::lock_guard<std::mutex> hold(rt.lock);
-    Device& d = *rt.devices[size_t(device)];
-    all.assign(d.streams.begin(), d.streams.end());
-    if (d.null_stream) all.push_back(d.null_stream.get());
-  }
-  for (Stream* stream : all)
+  for (Stream* stream : streams_of(rt, device))
     if (std::shared_ptr<Op> last = last_of(*stream)) last->wait();
+}
+
+bool quiet(Runtime& rt, int device, const char* call) {
+  if (!rt.settings.implicit_sync && kernel_under_way(rt, device)) {
+    std::lock_guard<std::mutex> hold(rt.lock);
+    rt.failures.push_back({std::string(call) + " while a kernel runs on device " +
+                               std::to_string(device) + ": HIP waits until it has ended",
+                           kUnderKernel, device});
+    if (rt.settings.report)
+      fprintf(stderr, "ark_rocm_emulator: %s\n", rt.failures.back().message.c_str());
+    return false;
+  }
+  wait_device(rt, device);
+  return true;
 }
 
 }  // namespace ark_hip
