@@ -34,7 +34,7 @@ class Machine:
     layers of one row wait for one packet before they ask for the others), "short_packets" (what a
     linear layer of one row would round to 16 bits travels so), "peer_packets" (packets to peers),
     "peer_stores" (links to peers carry stores but no read-modify-write: ranks signal by stores),
-    "peer_bulk" (a processor has hardware that copies to peers by whole pieces),
+    "peer_bulk" (a processor copies by whole pieces through shared memory, without registers),
     "peer_multicast" (a switch adds and stores for all ranks at once; no model has it, as nobody
     maps the memory yet), "proxy" (the host can copy for the device), "uncached_copies" (copy
     engines write past caches that may hold what lies in memory other than symmetric),

@@ -1,11 +1,11 @@
 """The engine `bulk`: copies to a peer in whole pieces. On a CPU its tasks have the common body; on
-a GPU the copy unit's.
+NVIDIA's GPUs the copy unit's, on AMD's loads that go straight to LDS.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -17,13 +17,14 @@ from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.multi.test_collectives import build, devices, keep
 from tests.ranks import ThreadRanks, run_ranks
+from tests.slow import slow
 
-COUNTS = (1, 3, 4099, 70001)
+COUNTS, FEW = (1, 3, 4099, 70001), (3, 70001)
 WORLD = 2
 
 
-def body(rank: int) -> None:
-    for count in COUNTS:
+def body(rank: int, counts: Sequence[int] = COUNTS) -> None:
+    for count in counts:
         x = ark.mul(ark.tensor([count], name=f"x{count}"), 1.0)
         keep(ark.all_gather(x, rank, WORLD, engine="bulk"), f"gather{count}")
         keep(ark.all_reduce(x, rank, WORLD, engine="bulk"), f"sum{count}")
@@ -34,18 +35,25 @@ def body(rank: int) -> None:
         keep(there, f"put{count}")
 
 
-def check(name: str, adapt: Callable[[Machine], Machine]) -> None:
-    with devices(name, WORLD) as (opened, machine):
-        plans = build(WORLD, body, adapt(machine))
+def check(
+    name: str,
+    adapt: Callable[[Machine], Machine],
+    arch: str = "gfx942",
+    counts: Sequence[int] = COUNTS,
+) -> None:
+    with devices(name, WORLD, arch) as (opened, machine):
+        plans = build(WORLD, lambda rank: body(rank, counts), adapt(machine))
         verify(plans)
         assert "bulk" in {op.kind for op in plans[0].ops}
         given = [
-            {n: np.arange(n, dtype=np.float32) % 251 + rank for n in COUNTS} for rank in range(2)
+            {n: np.arange(n, dtype=np.float32) % 251 + rank for n in counts} for rank in range(2)
         ]
 
         def run(ranks: ThreadRanks) -> dict[str, np.ndarray]:
             device = opened[ranks.rank]
-            with Executor(plans[ranks.rank], registry.get(name), device, ranks=ranks) as executor:
+            with Executor(
+                plans[ranks.rank], registry.get(name), device, ranks=ranks, budget_s=60.0
+            ) as executor:
                 own = {
                     b.name.rpartition(".")[0]: b
                     for b in executor.plan.buffers
@@ -59,13 +67,13 @@ def check(name: str, adapt: Callable[[Machine], Machine]) -> None:
                     f"{what}{n}": device.read(
                         executor.buffer_address(own[f"{what}{n}"].id), own[f"{what}{n}"].nbytes
                     ).view(np.float32)
-                    for n in COUNTS
+                    for n in counts
                     for what in ("gather", "sum", "put")
                 }
 
         found = run_ranks(WORLD, run)
     for rank in range(WORLD):
-        for n in COUNTS:
+        for n in counts:
             both = [given[r][n] for r in range(WORLD)]
             np.testing.assert_array_equal(found[rank][f"gather{n}"], np.concatenate(both))
             np.testing.assert_array_equal(found[rank][f"sum{n}"], both[0] + both[1])
@@ -84,7 +92,13 @@ def test_on_cuda() -> None:
     check("cuda", lambda machine: machine)
 
 
-@pytest.mark.parametrize("machine", ["cpu-2", "mi300x", "a100"])
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950", pytest.param("gfx90a", marks=slow)])
+def test_on_emulated_amd_by_loads_to_lds(arch: str) -> None:
+    """With all checks: nothing is read from LDS before its load has come, nor written too early."""
+    check("rocm", lambda machine: machine, arch, FEW)
+
+
+@pytest.mark.parametrize("machine", ["cpu-2", "rx7900xtx", "a100"])
 def test_a_machine_without_it_says_so(machine: str) -> None:
     with pytest.raises(ark.UnsupportedError, match=r"'bulk'.*it has"):
         build(WORLD, body, registry.machine(machine))

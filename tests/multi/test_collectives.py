@@ -127,13 +127,13 @@ def expected(xs: list[np.ndarray], ws: list[np.ndarray], rank: int, name: str) -
 
 
 @contextmanager
-def devices(name: str, world: int) -> Iterator[tuple[list[Device], Machine]]:
+def devices(name: str, world: int, arch: str = "gfx942") -> Iterator[tuple[list[Device], Machine]]:
     """A device for each rank, and what to plan for; AMD devices are emulated, with all checks."""
     with ExitStack() as stack:
         if name == "rocm":
             emulator = pytest.importorskip("ark_rocm_emulator")
             pytest.importorskip("hip")
-            stack.enter_context(emulator.emulated("gfx942", world, checks=1, compute_units=3))
+            stack.enter_context(emulator.emulated(arch, world, checks=1, compute_units=3))
         elif name != "cpu" and len(registry.probe(name).devices) < world:
             pytest.skip(f"{name} has fewer than {world} devices")
         backend = registry.get(name)

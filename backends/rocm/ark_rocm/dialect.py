@@ -6,7 +6,7 @@ from importlib import resources
 
 from ark.codegen.dialect import Dialect
 from ark_rocm import machines
-from ark_rocm.tasks import attention, linear, matmul
+from ark_rocm.tasks import attention, bulk, linear, matmul
 
 PRELUDE = ("prelude.h", "lanes.h", "order.h", "arithmetic.h", "dots.h", "queue.h")
 
@@ -26,17 +26,20 @@ def dialect(arch: str) -> Dialect:
         bodies={
             "attention": attention.write,
             "attention_merge": attention.merge_write,
+            "bulk": bulk.write,
             "linear": linear.write,
             "matmul": matmul.write,
         },
         headers={
             "attention": attention.headers,
             "attention_merge": attention.merge_headers,
+            "bulk": bulk.headers,
             "linear": linear.headers,
             "matmul": matmul.headers,
         },
         scratch={
             "attention": attention.scratch,
+            "bulk": bulk.scratch,
             "linear": linear.scratch,
             "matmul": matmul.scratch,
         },

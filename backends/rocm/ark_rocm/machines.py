@@ -15,32 +15,39 @@ from ark.variant import block
 
 VOTE_BYTES = 256  # shared memory that the prelude keeps for itself, rounded up
 RESERVED = VOTE_BYTES + LOOP_BYTES  # with what the loop keeps
+CAPABILITIES = ("packets", "packet_gate", "peer_packets", "proxy", "uncached_copies")
 
 
 @dataclass(frozen=True)
 class Arch:
     """One instruction set. lanes: of a wave. lds: shared memory of a workgroup, bytes.
 
-    tick_ns: period of the steady counter. unit: the matrix unit.
+    tick_ns: period of the steady counter. unit: the matrix unit. to_lds: have loads that go
+    straight to LDS a place in it for each lane?
     """
 
     lanes: int
     lds: int
     tick_ns: int
     unit: str
+    to_lds: bool = False
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """Words for the planner."""
+        return (self.unit, *CAPABILITIES, *("peer_bulk",) * self.to_lds)
 
 
 ARCHS = {
-    "gfx90a": Arch(64, 65536, 40, "mfma"),
-    "gfx942": Arch(64, 65536, 10, "mfma"),
-    "gfx950": Arch(64, 163840, 10, "mfma"),
+    "gfx90a": Arch(64, 65536, 40, "mfma", True),
+    "gfx942": Arch(64, 65536, 10, "mfma", True),
+    "gfx950": Arch(64, 163840, 10, "mfma", True),
     "gfx1100": Arch(32, 65536, 10, "wmma"),
 }
 
 WARPS = 8
 LINE = 128  # bytes of a line of the second-level cache, which CDNA and RDNA 3 share
 STAGE_BYTES = 4096  # of weights read in place: tasks are cut between rows, or pairs, of them
-CAPABILITIES = ("packets", "packet_gate", "peer_packets", "proxy", "uncached_copies")
 TILE = (128, 128)  # of a matmul; two steps of both sides take 40 KB of shared memory
 # Tiles of 16-bit types and the share of their loop's issue slots that matrix units have, of gfx942.
 LARGE_TILES = ((256, 256, 0.87), (256, 128, 0.82), (128, 256, 0.82), (128, 128, 0.73))
@@ -95,7 +102,7 @@ def machine(name: str, model: Model) -> Machine:
         line_bytes=LINE,
         tile=TILE,
         large_tiles=LARGE_TILES if arch.unit == "mfma" else (),
-        capabilities=(arch.unit, *CAPABILITIES),
+        capabilities=arch.capabilities,
     )
 
 
@@ -125,5 +132,5 @@ def opened(
         line_bytes=LINE,
         tile=TILE,
         large_tiles=LARGE_TILES if ARCHS[plain].unit == "mfma" else (),
-        capabilities=(ARCHS[plain].unit, *CAPABILITIES, *("peer_stores",) * peer_stores),
+        capabilities=(*ARCHS[plain].capabilities, *("peer_stores",) * peer_stores),
     )

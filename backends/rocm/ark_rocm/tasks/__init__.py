@@ -1,1 +1,3 @@
-"""Task bodies that live on AMD's matrix units; everything else comes from ark.tasks."""
+"""Task bodies that live on AMD's matrix units or loads to LDS; everything else comes from
+ark.tasks.
+"""

@@ -1,0 +1,45 @@
+"""Copies to a peer by loads that go straight to LDS; bulk.h has the device side. Called by the
+writer through the dialect.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from ark.ir.dtype import by_name
+from ark.machine import Machine
+from ark.plan.kind import Signature
+from ark.tasks import text
+
+MOST_SLOTS = 8  # pieces of a wave
+
+
+def _slots(machine: Machine) -> int:
+    """Pieces that each wave has room for; 0 where a load cannot go to LDS."""
+    if not machine.has("peer_bulk"):
+        return 0
+    room = machine.shared_bytes // (machine.warps * _piece(machine))
+    return min(MOST_SLOTS, room // 2 * 2)
+
+
+def _piece(machine: Machine) -> int:
+    return 16 * machine.lanes
+
+
+def scratch(sig: Signature, machine: Machine) -> int:
+    """Shared memory, in bytes."""
+    return _slots(machine) * machine.warps * _piece(machine)
+
+
+def write(name: str, sig: Signature, machine: Machine) -> str | None:
+    """The body's source, or None where the common body serves."""
+    slots = _slots(machine)
+    if not slots:
+        return None
+    constants = (by_name(sig.operands[0].dtype).itemsize, slots)
+    return text.call(name, "ark_bulk", constants, [text.address(sig, 0), text.address(sig, 1)])
+
+
+def headers(machine: Machine) -> tuple[str, ...]:
+    """The device code that the body stands on."""
+    return ((resources.files("ark_rocm") / "tasks/bulk.h").read_text(),) if _slots(machine) else ()

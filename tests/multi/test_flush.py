@@ -1,0 +1,75 @@
+"""The litmus test of a local flush: behind it what was put from is written again, and the peer has
+what was there before, by every engine; and a plan in which the flush does not wait for the copies
+is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import ark
+from ark.errors import PlanError
+from ark.ir.dtype import int32
+from ark.machine import Machine
+from ark.plan.verify import verify
+from tests.multi import test_channels as channels
+from tests.multi.test_collectives import build, devices, tasks
+from tests.unit.plan.shapes import replace_task
+
+N = channels.N
+ENGINES = [("cpu", "threads"), ("cpu", "bulk"), ("cpu", "dma")]
+ENGINES += [("rocm", "threads"), ("rocm", "bulk"), ("rocm", "dma"), ("cuda", "threads")]
+
+
+def body_of(engine: str) -> channels.Body:
+    """Rank 0 puts, flushes, and writes what it has put from again, all of it on one processor,
+    while tasks on all of them read it; rank 1 is told behind the flush.
+    """
+
+    def body(rank: int) -> None:
+        x, inbox = channels.counting(), ark.comm.symmetric([N], int32)
+        channel = ark.comm.channel(1 - rank, engine=engine)
+        if rank == 0:
+            source = ark.add(x, 0, output=ark.tensor([N], int32, name="source"))
+            channel.put(source, inbox)
+            (source,) = channel.flush(source)
+            channel.signal(relaxed=True)
+            with ark.PlannerContext(processor_range=[0, 1]):
+                ark.mul(ark.tensor([N], int32), -7, output=source, name="again")
+        else:
+            channels.add_up(*channel.wait(inbox))
+
+    return body
+
+
+def able(machine: Machine, engine: str) -> Machine:
+    """A CPU whose tasks of `bulk` have the common body."""
+    if engine != "bulk" or machine.backend != "cpu":
+        return machine
+    return dataclasses.replace(machine, capabilities=(*machine.capabilities, "peer_bulk"))
+
+
+@pytest.mark.parametrize(("name", "engine"), ENGINES, ids=lambda word: str(word))
+def test_what_is_put_from_is_free_behind_a_flush(name: str, engine: str) -> None:
+    with devices(name, 2) as (opened, machine):
+        plans = build(2, body_of(engine), able(machine, engine))
+        verify(plans)
+        kinds = {"threads": "combine", "bulk": "bulk", "dma": "transfer"}
+        assert kinds[engine] in {op.kind for op in plans[0].ops}
+        iterations = 3 if name == "rocm" else channels.ITERATIONS
+        got = channels.run(plans, name, opened, iterations)
+        np.testing.assert_array_equal(got, channels.wanted(N, iterations))
+
+
+def test_a_flush_that_does_not_wait_is_refused() -> None:
+    """Nothing else makes the second write come after the copies on the other processor."""
+    plans = build(2, body_of("threads"))
+    (flush,) = [o.id for o in plans[0].ops if o.name.startswith("flush")]
+    ((place, task),) = [found for found in tasks(plans[0]).items() if found[1].op == flush]
+    assert task.waits
+    broken = replace_task(plans[0], place, waits=())
+    with pytest.raises(PlanError, match=r"'again'.*nothing makes the second wait"):
+        verify([broken, plans[1]])
