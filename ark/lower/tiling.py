@@ -90,12 +90,14 @@ def _cut(shape: Sequence[int], tasks: int) -> list[int]:
     return tile
 
 
-def transpose_tile(shape: Sequence[int], transposed: int, machine: Machine) -> list[int]:
+def transpose_tile(
+    shape: Sequence[int], transposed: int, machine: Machine, itemsize: int = 4
+) -> list[int]:
     """Tile sizes for a result of which dimension `transposed` (of the four it folds to) is the
     source's last: long enough along both that each side is read and written by whole lines.
     """
     if transposed == 3 or (transposed == 0 and len(shape) > FOLDED):
-        return box_tile(shape, machine)
+        return box_tile(shape, machine, itemsize=itemsize)
     full, shape = shape, fold(shape)
     across, down = -(-shape[transposed] // LINE), -(-shape[3] // LINE)
     planes = math.prod(shape) // (shape[transposed] * shape[3])

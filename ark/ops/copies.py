@@ -10,7 +10,7 @@ from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.engines import BULK, Engine
 from ark.lower.merge import bytes_of
-from ark.lower.tiling import box_coords, box_tile
+from ark.lower.tiling import box_coords, box_tile, swept
 from ark.plan.groups import Group
 from ark.tasks.combine import moved
 from ark.tasks.pointwise import copy_params
@@ -19,11 +19,9 @@ from ark.tasks.pointwise import copy_params
 def copy_box(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str) -> Group:
     """Copies in tiles that follow from the shape alone, so that both ends of a channel agree."""
     source, target = bytes_of(source), bytes_of(target)
-    tile = box_tile(target.shape, lowering.machine)
-    params = copy_params(tile)
-    return lowering.emit(
-        "pointwise", params, [source, target], box_coords(target.shape, tile), suffix
-    )
+    tile = box_tile(target.shape, lowering.machine, itemsize=target.dtype.itemsize)
+    coords = swept(box_coords(target.shape, tile), lowering.machine)
+    return lowering.emit("pointwise", copy_params(tile), [source, target], coords, suffix)
 
 
 def dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTensor:

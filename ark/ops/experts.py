@@ -116,7 +116,10 @@ def _expert_linear(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> li
 
 def _lower_topk(lowering: Lowering, node: Node) -> None:
     rows = node.inputs[0].shape[0]
-    lowering.emit("topk", node.attrs, [*node.inputs, *node.outputs], [(r,) for r in range(rows)])
+    each = -(-rows // lowering.machine.processors)
+    coords = [(r,) for r in range(0, rows, each)]
+    params = {"k": node.attrs["k"], "rows": each}
+    lowering.emit("topk", params, [*node.inputs, *node.outputs], coords)
 
 
 def _lower_expert_linear(lowering: Lowering, node: Node) -> None:

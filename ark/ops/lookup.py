@@ -1,6 +1,6 @@
 """Ops whose indices are tensors, gather and scatter in their forms, and running sums along an axis.
 
-Any type but those of 4 bits. Task kinds: ark.tasks.remap and ark.tasks.along.
+Any type but those of 4 bits. Task kinds: ark.tasks.remap, ark.tasks.along, ark.tasks.scatter.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from ark.ops.elementwise import add, arithmetic, cast, mul
 from ark.ops.logic import iota, less, where
 from ark.ops.movement import move, whole_view
 from ark.ops.views import reshape
-from ark.tasks.along import lines, same_places
+from ark.tasks.along import lines
+from ark.tasks.scatter import same_places
 
+ROWS_EACH = 4  # of a processor, so that a warp each is enough to copy them
 LEAST_UPDATES = 8  # for each span of a table's places that a task writes to
 
 
@@ -203,6 +205,14 @@ def _lower_scatter(lowering: Lowering, node: Node) -> None:
     """
     source, ids, updates = node.inputs
     out, axis = node.outputs[0], node.attrs["axis"]
+    if _by_rows(lowering, node):
+        frame = lines(out.shape, axis)
+        tile = box_tile(frame, lowering.machine, max(updates.shape[axis], out.shape[axis]))
+        row = {"axis": axis, "function": node.attrs["function"], "tile": tile}
+        coords = [(*coord, 0) for coord in box_coords(frame, tile)]
+        operands = [ids, updates, source, out]
+        lowering.emit("scatter", {**row, "span": out.shape[axis]}, operands, coords)
+        return
     if source.buffer.id != out.buffer.id:
         copy_box(lowering, source, out, ".copy")
     for d, n in enumerate(updates.shape):
@@ -220,6 +230,22 @@ def _lower_scatter(lowering: Lowering, node: Node) -> None:
     places = range(0, size, span)
     coords = [(*coord, place) for place in places for coord in box_coords(frame, tile)]
     lowering.emit("scatter", params, [ids, updates, out], coords)
+
+
+def _by_rows(lowering: Lowering, node: Node) -> bool:
+    """Are there many rows, each with updates of its own, that are copied with them?"""
+    source, ids, updates = node.inputs
+    out, axis, machine = node.outputs[0], node.attrs["axis"], lowering.machine
+    rows = math.prod(lines(out.shape, axis))
+    enough = machine.has("single_thread") or rows >= ROWS_EACH * machine.processors
+    return (
+        enough
+        and source.buffer.id != out.buffer.id
+        and axis == len(out.shape) - 1
+        and lines(updates.shape, axis) == lines(out.shape, axis)
+        and not same_places(ids.shape, axis)
+        and source.strides[-1] == out.strides[-1] == 1
+    )
 
 
 def _scatter(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

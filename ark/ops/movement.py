@@ -16,7 +16,7 @@ from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.merge import bytes_of, merge_transposed
 from ark.lower.registry import get, register
-from ark.lower.tiling import box_coords, box_tile, transpose_tile
+from ark.lower.tiling import box_coords, box_tile, swept, transpose_tile
 from ark.lower.unpack import convert, unpacked
 from ark.ops.base import broadcast, float_dtype, index_dtype, result, same_dtype
 
@@ -61,9 +61,12 @@ def _permute(lowering: Lowering, source: IrTensor, out: IrTensor, order: list[in
     perm = [*range(pad), *(p + pad for p in order)]
     last = len(perm) - 1
     transposed = max(0, perm.index(last) - (last - 3))
-    tile = hinted or transpose_tile(out.shape, transposed, lowering.machine)
-    params = {"perm": perm, "tile": tile}
-    lowering.emit("transpose", params, [source, out], box_coords(out.shape, tile))
+    machine, itemsize = lowering.machine, out.dtype.itemsize
+    tile = hinted or transpose_tile(out.shape, transposed, machine, itemsize)
+    coords = box_coords(out.shape, tile)
+    if transposed == 3 and not hinted:
+        coords = swept(coords, machine)
+    lowering.emit("transpose", {"perm": perm, "tile": tile}, [source, out], coords)
 
 
 def _transpose(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

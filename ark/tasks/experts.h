@@ -29,35 +29,119 @@ ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
   }
 }
 
-// coord: row. Each round takes the best of what comes behind the one before.
-template <int N, int K, class X, class V, class I>
-ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, V values, I indices) {
-  const int row = t.coord[0];
-  if constexpr (ARK_THREADS == 1 && K <= 64) {
-    ark_topk_alone<N, K>(row, x, values, indices);
-    return;
-  }
-  float last = ark_inf();
-  ark_u32 before = 0u;
-  for (int j = 0; j < K; ++j) {
-    float best = -ark_inf();
+// Rows by a warp each: the best so far are in order in its lanes, and of U packs of V neighbours a
+// lane those that belong to the K best go in one after the other, the best first. The next packs
+// are on their way.
+template <int N, int K, int V, class In, class Finish>
+ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
+  constexpr int U = 16 / V, WIDTH = ARK_LANES * V, piece = U * WIDTH;
+  const int lane = ark_lane(), me = lane * V;
+  const int left = lane ^ (lane > 0 ? lane - 1 : 0), last = lane ^ (K - 1);
+  decltype(ark_held<V>(in(0, 0))) ahead[U];
+  const auto load = [&](int r, int begin) {
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int k = begin + u * WIDTH + me;
+      if (k < N) ark_hold(ahead[u], in(r, k));
+    }
+  };
+  const float none = ark_inf() - ark_inf();  // neither greater nor equal
+  int r = ark_warp();
+  if (r < rows) load(r, 0);
+  for (; r < rows; r += ARK_WARPS) {
+    float mine = -ark_inf(), least = -ark_inf();
     ark_u32 at = 0xffffffffu;
-    for (int i = ark_tid(); i < N; i += ARK_THREADS) {
-      const float v = ark_get(ark_address(x, 0, 0, row, i), 0);
-      const ark_u32 place = static_cast<ark_u32>(i);
-      if (j > 0 && (v > last || (v == last && place <= before))) continue;
-      if (v > best || (v == best && place < at)) {
-        best = v;
-        at = place;
+    bool open = true;  // are there fewer than K so far?
+    for (int begin = 0; begin < N; begin += piece) {
+      float v[U * V], most = -ark_inf();
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const auto pack = ark_unpacked(ahead[u]);
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          const float x = begin + u * WIDTH + me < N ? ark_get(pack.v, j) : none;
+          v[u * V + j] = x;
+          most = x > most ? x : most;
+        }
+      }
+      if (begin + piece < N) {
+        load(r, begin + piece);
+      } else if (r + ARK_WARPS < rows) {
+        load(r + ARK_WARPS, 0);
+      }
+      ark_u32 taken = 0xffffffffu;
+      while (ark_ballot(open || most > least) != 0u) {
+        float best = -ark_inf();
+        ark_u32 place = 0xffffffffu;
+#pragma unroll
+        for (int e = 0; e < U * V; ++e) {
+          const ark_u32 k = static_cast<ark_u32>(begin + e / V * WIDTH + me + e % V);
+          if (k == taken) v[e] = none;
+          const bool better = v[e] > best || (v[e] == best && place == 0xffffffffu);
+          best = better ? v[e] : best;
+          place = better ? k : place;
+        }
+        most = best;
+        ark_warp_best(best, place);
+        if (place == 0xffffffffu || !(open || best > least)) break;
+        taken = place;
+        const bool before = at != 0xffffffffu && mine >= best;
+        const ark_u64 in_front = ark_ballot(before);
+        const float next = ark_shfl_xor(mine, left);
+        const ark_u32 next_at = ark_shfl_xor(at, left);
+        const bool first = !before && (lane == 0 || (in_front >> (lane - 1) & 1u) != 0u);
+        mine = before ? mine : first ? best : next;
+        at = before ? at : first ? place : next_at;
+        least = ark_shfl_xor(mine, last);
+        open = ark_shfl_xor(at, last) == 0xffffffffu;
       }
     }
-    ark_best(best, at, reinterpret_cast<float*>(ARK_SCRATCH(c)));
-    if (ark_tid() == 0) {
-      ark_put(ark_address(values, 0, 0, row, j), 0, best);
-      *ark_address(indices, 0, 0, row, j) = static_cast<ark_i32>(at);
+    if (lane < K) finish(r, lane, mine, at);
+  }
+}
+
+// coord: first row, of ROWS of LIMIT. A row is a warp's (WARP, in packs of V), or each round of the
+// block takes the best of what comes behind the one before.
+template <int ROWS, int LIMIT, int N, int K, int V, bool WARP, class X, class O, class I>
+ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, O values, I indices, ark_u64 address) {
+  const int begin = t.coord[0], rows = begin + ROWS < LIMIT ? ROWS : LIMIT - begin;
+  const auto in = [&](int r, int k) { return ark_address(x, 0, 0, begin + r, k); };
+  const auto finish = [&](int r, int j, float v, ark_u32 at) {
+    ark_put(ark_address(values, 0, 0, begin + r, j), 0, v);
+    *ark_address(indices, 0, 0, begin + r, j) = static_cast<ark_i32>(at);
+  };
+  if constexpr (ARK_THREADS == 1 && K <= 64) {
+    for (int r = 0; r < rows; ++r) ark_topk_alone<N, K>(begin + r, x, values, indices);
+    return;
+  }
+  if constexpr (WARP) {
+    if (V == 1 || ark_aligned(address)) {
+      ark_topk_rows<N, K, V>(rows, in, finish);
+    } else {
+      ark_topk_rows<N, K, 1>(rows, in, finish);
     }
-    last = best;
-    before = at;
+    return;
+  }
+  for (int r = 0; r < rows; ++r) {
+    float last = ark_inf();
+    ark_u32 before = 0u;
+    for (int j = 0; j < K; ++j) {
+      float best = -ark_inf();
+      ark_u32 at = 0xffffffffu;
+      for (int i = ark_tid(); i < N; i += ARK_THREADS) {
+        const float v = ark_get(in(r, i), 0);
+        const ark_u32 place = static_cast<ark_u32>(i);
+        if (j > 0 && (v > last || (v == last && place <= before))) continue;
+        if (v > best || (v == best && place < at)) {
+          best = v;
+          at = place;
+        }
+      }
+      ark_best(best, at, reinterpret_cast<float*>(ARK_SCRATCH(c)));
+      if (ark_tid() == 0) finish(r, j, best, at);
+      last = best;
+      before = at;
+    }
   }
 }
 

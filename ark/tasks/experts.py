@@ -1,6 +1,7 @@
 """Tiles of a mixture of experts: topk of a row, and products with the weights of a chosen expert.
 
-`topk` params: k. operands: input (rows, n), values (rows, k), indices (rows, k). coord: row.
+`topk` params: k, rows (of a task). operands: input (rows, n), values (rows, k), indices (rows, k).
+coord: first row.
 `expert_linear` operands: input (rows, k) or (rows, slots, k), weight (experts, n, k) dense, experts
 (rows, slots), output (rows, slots, n). coord: row, slot, first and last+1 output. params: the
 weight has the experts from `first` on, of `of` (0: all there are); others give zeros. Whose weights
@@ -20,8 +21,10 @@ from ark.plan.params import (
     INT_MAX,
     Params,
     Places,
+    Rows,
     Splits,
     count,
+    fits,
     is_dense,
     matrix,
     need,
@@ -29,12 +32,15 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import text
+from ark.tasks.rows import packs
 
+LEAST_OF_BLOCK = 4096  # elements of a row that a block of few rows looks through together
 HEADERS = (text.header("sampling.h"), text.header("experts.h"))
 
 
 class TopKParams(Params, frozen=True):
     k: Splits
+    rows: Rows = 1
 
 
 class TopK(TaskKind):
@@ -49,16 +55,19 @@ class TopK(TaskKind):
         need(k <= n <= INT_MAX - 1024, f"{k} of {n} elements cannot be chosen")
         shaped(sig, 1, (rows, k))
         shaped(sig, 2, (rows, k), "int32")
+        fits((sig.params.get("rows", 1),), (rows,))
 
     def places(self, sig: Signature) -> Places:
-        return Places((range(sig.operands[0].shape[0]),))
+        return Places((range(0, sig.operands[0].shape[0], sig.params.get("rows", 1)),))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         row, k = coord[0], sig.params["k"]
+        rows, n = sig.operands[0].shape
+        end = min(row + sig.params.get("rows", 1), rows)
         return [
-            Access(0, (row, 0), (row + 1, sig.operands[0].shape[1])),
-            Access(1, (row, 0), (row + 1, k), write=True),
-            Access(2, (row, 0), (row + 1, k), write=True),
+            Access(0, (row, 0), (end, n)),
+            Access(1, (row, 0), (end, k), write=True),
+            Access(2, (row, 0), (end, k), write=True),
         ]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
@@ -68,9 +77,13 @@ class TopK(TaskKind):
         return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        constants = (sig.operands[0].shape[1], sig.params["k"])
+        limit, n = sig.operands[0].shape
+        rows, k = sig.params.get("rows", 1), sig.params["k"]
+        pack = packs(sig.operands[:1], n) if sig.operands[0].strides[-1] == 1 else 1
+        each = k <= machine.lanes and (rows >= machine.warps or n <= LEAST_OF_BLOCK)
+        constants = (rows, limit, n, k, pack, each)
         operands = [text.given(sig, i, const=i == 0) for i in range(3)]
-        return text.call(name, "ark_topk", constants, operands)
+        return text.call(name, "ark_topk", constants, (*operands, text.addresses(sig, (0,))))
 
 
 class ExpertLinearParams(Params, frozen=True):

@@ -41,22 +41,83 @@ ARK_DEVICE void ark_kv_append(ArkCtx&, const ArkTask& t, X x, P position, C cach
   }
 }
 
+// The greatest of each row of COLUMNS elements, by a warp a row or by the block: a thread has U
+// packs of V neighbours, the next ones on their way. in(row, column): where an element lies;
+// finish(row, column) stores. red: 2 * ARK_WARPS words.
+template <int COLUMNS, int V, bool WARP, class In, class Finish>
+ARK_DEVICE void ark_greatest_of_rows(int rows, float* red, const In& in, const Finish& finish) {
+  constexpr int WIDTH = (WARP ? ARK_LANES : ARK_THREADS) * V, U = 4, piece = U * WIDTH;
+  const int me = (WARP ? ark_lane() : ark_tid()) * V, step = WARP ? ARK_WARPS : 1;
+  decltype(ark_held<V>(in(0, 0))) ahead[U];
+  const auto load = [&](int r, int begin) {
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int k = begin + u * WIDTH + me;
+      if (k < COLUMNS) ark_hold(ahead[u], in(r, k));
+    }
+  };
+  int r = WARP ? ark_warp() : 0;
+  if (r < rows) load(r, 0);
+  for (; r < rows; r += step) {
+    float best = -ark_inf();
+    ark_u32 at = me < COLUMNS ? static_cast<ark_u32>(me) : 0xffffffffu;
+    for (int begin = 0; begin < COLUMNS; begin += piece) {
+      decltype(ark_unpacked(ahead[0])) now[U];
+#pragma unroll
+      for (int u = 0; u < U; ++u) now[u] = ark_unpacked(ahead[u]);
+      if (begin + piece < COLUMNS) {
+        load(r, begin + piece);
+      } else if (r + step < rows) {
+        load(r + step, 0);
+      }
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const int k = begin + u * WIDTH + me;
+        if (k >= COLUMNS) continue;
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          const float v = ark_get(now[u].v, j);
+          at = v > best ? static_cast<ark_u32>(k + j) : at;
+          best = v > best ? v : best;
+        }
+      }
+    }
+    if (WARP) {
+      ark_warp_best(best, at);
+    } else {
+      ark_best(best, at, red);
+    }
+    if (me == 0) finish(r, at);
+  }
+}
+
 // coord: indices of dimensions 0 to 2; ROWS of dimension 2, which has LIMIT. input(row, column) and
 // output(row) give the place of an element. The first of equal elements counts.
-template <int ROWS, int LIMIT, int COLUMNS, typename T, class I, class O>
-ARK_DEVICE void ark_argmax(ArkCtx& c, const ArkTask& t, const I& input, const O& output) {
-  for (int row = t.coord[2]; row < t.coord[2] + ROWS && row < LIMIT; ++row) {
+template <int ROWS, int LIMIT, int COLUMNS, typename T, int V, bool WARP, class I, class O>
+ARK_DEVICE void ark_argmax(ArkCtx& c, const ArkTask& t, const I& input, const O& output,
+                           ark_u64 address) {
+  const int first = t.coord[2], rows = first + ROWS < LIMIT ? ROWS : LIMIT - first;
+  const auto in = [&](int r, int k) { return input(first + r, k); };
+  const auto store = [&](int r, ark_u32 at) { *output(first + r) = static_cast<T>(at); };
+  if constexpr (ARK_THREADS > 1) {
+    float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));
+    if (V == 1 || ark_aligned(address)) {
+      ark_greatest_of_rows<COLUMNS, V, WARP>(rows, red, in, store);
+    } else {
+      ark_greatest_of_rows<COLUMNS, 1, WARP>(rows, red, in, store);
+    }
+    return;
+  }
+  for (int row = first; row < first + rows; ++row) {
     float best = -ark_inf();
     ark_u32 at = 0xffffffffu;
-    for (int k = ark_tid(); k < COLUMNS; k += ARK_THREADS) {
+    for (int k = 0; k < COLUMNS; ++k) {
       const float v = ark_get(input(row, k), 0);
       if (v > best || at == 0xffffffffu) {
         best = v;
         at = static_cast<ark_u32>(k);
       }
     }
-    ark_best(best, at, reinterpret_cast<float*>(ARK_SCRATCH(c)));
-    if (ark_tid() == 0) *output(row) = static_cast<T>(at);
-    ark_sync();
+    *output(row) = static_cast<T>(at);
   }
 }

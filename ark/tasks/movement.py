@@ -38,7 +38,7 @@ from ark.plan.params import (
 )
 from ark.tasks import pointwise, text
 from ark.tasks.pointwise import COPY, broadcast_access, broadcasts, tile_box, write_box
-from ark.tasks.rows import row_box, row_places
+from ark.tasks.rows import packs, row_box, row_places
 
 NAMES = ["i0", "i1", "i2", "i3"]
 SQUARE = 64  # elements of a side of what is transposed through shared memory at once
@@ -104,7 +104,8 @@ class Transpose(TaskKind):
         if perm.index(last) <= last - 3 and last > 3:
             return text.function(name, write_box(sig, COPY, tile, machine, places={0: places}))
         if perm[-1] == last:
-            return text.function(name, write_box(sig, COPY, tile, machine, places={0: places}))
+            body = write_box(sig, COPY, tile, machine, places={0: places}, once=True)
+            return text.function(name, body)
         # Squares of the target's last dimension and the one that is the source's last.
         across = perm.index(last) - (last - 3)
         shape = fold(sig.operands[1].shape)
@@ -247,8 +248,11 @@ class ArgMax(TaskKind):
             text.place(sig, 0, ("row", "column"), variables),
             text.place(sig, 1, ("row",), [*variables[:-1], "0"], const=False),
         )
-        constants = (sig.params["rows"], *fold(shape)[2:], sig.operands[1].ctype)
-        return text.call(name, "ark_argmax", constants, places)
+        rows, source = sig.params["rows"], sig.operands[0]
+        pack = packs(sig.operands[:1], shape[-1]) if source.strides[-1] == 1 else 1
+        each = rows >= machine.warps
+        constants = (rows, *fold(shape)[2:], sig.operands[1].ctype, pack, each)
+        return text.call(name, "ark_argmax", constants, (*places, text.addresses(sig, (0,))))
 
 
 for _kind in (Transpose(), Rope(), KvAppend(), ArgMax()):

@@ -138,16 +138,18 @@ def write_box(
     machine: Machine,
     places: Mapping[int, Sequence[str]] | None = None,
     guard: tuple[str, str] = ("", ""),
+    once: bool = False,
 ) -> str:
     """A body that computes `expr` for every index of the task's tile.
 
     places: by operand, texts of its own indices where they are not the output's. guard: a condition
     on the output's index under which operand 0 has an element, and the value otherwise; where the
     last index is not in it, packs are read whether it holds or not, so places must be in bounds.
+    once: the task reads no element of operand 0 twice, though it has places of its own.
     """
     out = len(sig.operands) - 1
     declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
-    writer = _Box(sig, expr, tile, dict(places or {}), guard)
+    writer = _Box(sig, expr, tile, dict(places or {}), guard, once)
     if sig.operands[out].per_item > 1:
         return declare + writer.shared()
     if machine.has("single_thread"):
@@ -173,9 +175,10 @@ class _Box:
         tile: Sequence[int],
         places: dict[int, Sequence[str]],
         guard: tuple[str, str] = ("", ""),
+        once: bool = False,
     ) -> None:
         self.sig, self.expr, self.tile, self.places = sig, expr, tile, places
-        self.guard = guard
+        self.guard, self.once = guard, once
         self.out = len(sig.operands) - 1
         self.full = sig.operands[self.out].shape
         self.shape = fold(self.full)
@@ -248,9 +251,11 @@ class _Box:
 
     def _once(self, index: int) -> bool:
         """Does no other element of the result read what this operand gives for one?"""
+        if index in self.places:
+            return index == 0 and self.once
         shape, strides = self.sig.operands[index].shape, self.sig.operands[index].strides
         spread = math.prod(shape) == math.prod(self.sig.operands[self.out].shape)
-        return spread and index not in self.places and all(strides)
+        return spread and all(strides)
 
     def _element(self) -> str:
         """Statements for one element of the result."""
@@ -291,7 +296,10 @@ class _Box:
             count = width // operand.per_item
             at = self._at(i) if operand.per_item == 1 else f"({self._at(i)}) / {operand.per_item}"
             held += f"    ArkPack<{operand.ctype}, {count}> v{i}[{rounds}];\n"
-            load = "ark_load_pack_once" if self._once(i) else "ark_load_pack"
+            load = "ark_load_pack"
+            if self._once(i):
+                alone = self.out == 1 or self.once
+                load = "ark_load_pack_past" if alone else "ark_load_pack_once"
             read = f"{load}<{count}>(p{i} + {at})"
             if self.keeps and i < KEPT_OPERANDS and width == pack and self._as_made(i):
                 read = f"n > 0u && t.flow >> {16 + i} & 1u ? kept[u] : {read}"

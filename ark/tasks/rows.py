@@ -12,7 +12,7 @@ from typing import Literal
 
 from ark.ir.fold import fold, unfold
 from ark.machine import Machine
-from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
 from ark.plan.params import (
     Epsilon,
     Params,
@@ -38,11 +38,10 @@ BATCH = 16  # elements of several rows at once
 SIDE_BY_SIDE = 16  # sums of one thread that runs alone, for vectors
 
 
-def packs(sig: Signature, columns: int) -> int:
-    """Elements of a pack of a row of `columns`: input and output are moved in 16 bytes or less."""
-    pack = 16 // min(sig.operands[0].itemsize, sig.operands[-1].itemsize)
-    pack = min(8, pack)
-    strides = [s for o in (sig.operands[0], sig.operands[-1]) for s in o.strides[:-1]]
+def packs(operands: Sequence[OperandType], columns: int) -> int:
+    """Elements of a pack of a row of `columns` of these operands, moved in 16 bytes or less."""
+    pack = min(8, 16 // min(o.itemsize for o in operands))
+    strides = [s for o in operands for s in o.strides[:-1]]
     while pack > 1 and (columns % pack or any(s % pack for s in strides)):
         pack //= 2
     return pack
@@ -135,7 +134,7 @@ class RowNorm(TaskKind):
     def _held(self, sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None:
         """(pack, packs a thread, rows at once, warps of a team) if registers hold the rows."""
         columns = sig.operands[-1].shape[-1]
-        pack = packs(sig, columns)
+        pack = packs((sig.operands[0], sig.operands[-1]), columns)
         if machine.has("single_thread"):
             return None
         itemsize = sig.operands[0].itemsize

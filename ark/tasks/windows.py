@@ -8,6 +8,7 @@ does not take part. coord: the tile's first index of the output (four, more are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -19,8 +20,9 @@ from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INT_MAX, Params, Places, Tile, box, count, covers, need, shaped, typed
 from ark.tasks import text
 from ark.tasks.along import ALONG, indices
-from ark.tasks.pointwise import each_index, in_order, tile_box
+from ark.tasks.pointwise import NAMES, each_index, in_order, tile_box, tile_type
 
+MOST_TOGETHER = 32  # places of a window whose loads are under way at once
 Step = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 Steps = Annotated[tuple[Step, ...], msgspec.Meta(min_length=1, max_length=3)]
 Margin = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
@@ -90,32 +92,45 @@ class Pool(TaskKind):
         spatial = len(source) - 2
         at = [*names[:2], *(f"x{d}" for d in range(spatial))]
         load = text.load(sig, 0, "p0", text.offset(sig, 0, at))
-        join = (
-            "total = v > total || v != v ? v : total;" if p["function"] == "max" else "total += v;"
+        most, counts = p["function"] == "max", p["function"] == "mean" and not p["counted"]
+        start = "-ark_inf()" if most else "0.0f"
+        join = "total = v > total || v != v ? v : total;" if most else "total += v;"
+        # Many threads load something where there is nothing, so that a window's loads, and those of
+        # several windows, are under way together.
+        together = not machine.has("single_thread") and math.prod(p["size"]) <= MOST_TOGETHER
+        there = " && ".join(f"inside{d}" for d in range(spatial)) if together else "true"
+        value = f"{there} ? loaded : {start}" if together else "loaded"
+        inner = (
+            f"      const float loaded = {load};\n      const float v = {value};\n      {join}\n"
         )
-        inner = f"      const float v = {load};\n      {join}\n      ++many;\n"
+        inner += f"      many += {there};\n" if counts else ""
         for d in range(spatial - 1, -1, -1):
             window = (
                 *(p[key][d] for key in ("size", "stride", "dilation", "before")),
                 source[2 + d],
             )
-            inner = (
-                f"    ark_each_in_window<{', '.join(map(str, window))}>({names[2 + d]}, "
-                f"[&](int x{d}) {{\n{inner}    }});\n"
-            )
-        full = 1
-        for n in p["size"]:
-            full *= n
-        divisor = f"{full}" if p["counted"] else "(many > 0 ? many : 1)"
+            listed = ", ".join(map(str, window))
+            callee, given = "ark_each_in_window", f"int x{d}"
+            if together:
+                callee, given = "ark_each_of_window", f"int x{d}, bool inside{d}"
+            inner = f"    {callee}<{listed}>({names[2 + d]}, [&]({given}) {{\n{inner}    }});\n"
+        divisor = f"{math.prod(p['size'])}" if p["counted"] else "(many > 0 ? many : 1)"
         result = f"total / static_cast<float>({divisor})" if p["function"] == "mean" else "total"
-        start = "-ark_inf()" if p["function"] == "max" else "0.0f"
-        body = (
-            f"    float total = {start};\n    int many = 0;\n    (void)many;\n{inner}"
-            f"    {text.store(sig, 1, 'p1', text.offset(sig, 1, names), result)}\n"
-        )
+        total = f"    float total = {start};\n    int many = 0;\n    (void)many;\n{inner}"
+        store = text.store(sig, 1, "p1", text.offset(sig, 1, names), "made")
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1", const=False)
-        each = in_order if machine.has("single_thread") else each_index
-        return text.function(name, declare + each(p["tile"], fold(out), body))
+        if not together:
+            body = f"{total}    const float made = {result};\n    {store}\n"
+            each = in_order if machine.has("single_thread") else each_index
+            return text.function(name, declare + each(p["tile"], fold(out), body))
+        at4 = ", ".join(f"int {i}" for i in NAMES)
+        unused = " ".join(f"(void){i};" for i in NAMES)
+        walk = (
+            f"  ark_each_window<{tile_type(p['tile'], fold(out))}>(t.coord,\n"
+            f"      [&]({at4}) {{\n    {unused}\n{total}    return {result};\n  }},\n"
+            f"      [&](float made, {at4}) {{ {unused} {store} }});\n"
+        )
+        return text.function(name, declare + walk)
 
 
 register(Pool())

@@ -284,4 +284,4 @@ def test_addresses_are_asked_for_their_alignment_where_the_plan_cannot_tell(offs
     made = sums(offsets, arena)
     text = write(made, machine_of(made), backend.dialect("sm_90a")).source.text
     found = set(re.findall(r"  if \(ark_aligned\((.*?)\)\) \{", text))
-    assert "ark_load_pack_once<4>(p0" in text and any("operand" in f for f in found) == asked
+    assert "ark_load_pack_past<4>(p0" in text and any("operand" in f for f in found) == asked

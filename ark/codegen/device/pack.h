@@ -30,6 +30,19 @@ ARK_DEVICE ArkPack<T, N> ark_load_pack_once(const T* p) {
 #endif
   return ark_load_pack<N>(p);
 }
+// The same of what no other task reads at the time, past the nearest cache of a backend that says
+// how (ark_hold_past).
+template <int N, typename T>
+ARK_DEVICE ArkPack<T, N> ark_load_pack_past(const T* p) {
+#if defined(ARK_HAS_LOAD_PAST)
+  if constexpr (sizeof(ArkPack<T, N>) == 16) {
+    ArkPack<T, N> pack;
+    ark_load_past(p, &pack);
+    return pack;
+  }
+#endif
+  return ark_load_pack<N>(p);
+}
 // A pack on its way, kept as the words that were loaded: a compiler that sees elements of 16 bits
 // parts them as soon as they arrive, which waits for them there, and keeps them in twice the
 // registers.

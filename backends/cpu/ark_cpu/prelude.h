@@ -67,6 +67,7 @@ ARK_DEVICE constexpr int ark_tid() { return 0; }
 ARK_DEVICE constexpr int ark_lane() { return 0; }
 ARK_DEVICE constexpr int ark_warp() { return 0; }
 ARK_DEVICE void ark_sync() {}
+ARK_DEVICE void ark_warp_sync() {}
 ARK_DEVICE bool ark_all(bool v) { return v; }
 ARK_DEVICE float ark_warp_sum(float v) { return v; }
 ARK_DEVICE float ark_warp_max(float v) { return v; }

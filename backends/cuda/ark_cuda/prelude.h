@@ -67,6 +67,12 @@ ARK_DEVICE bool ark_rejoin(bool v) {
   return __shfl_sync(0xffffffffu, static_cast<int>(v), 0) != 0;
 }
 ARK_DEVICE ark_u64 ark_ballot(bool v) { return __ballot_sync(0xffffffffu, v); }
+ARK_DEVICE void ark_warp_sync() { __syncwarp(); }
+#define ARK_HAS_SAME_BEFORE 1
+template <int BITS>
+ARK_DEVICE int ark_same_before(ark_u32 v) {
+  return __popc(__match_any_sync(0xffffffffu, v) & ((1u << ark_lane()) - 1u));
+}
 ARK_DEVICE float ark_shfl_xor(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 ARK_DEVICE ark_u32 ark_shfl_xor(ark_u32 v, int mask) {
   return __shfl_xor_sync(0xffffffffu, v, mask);

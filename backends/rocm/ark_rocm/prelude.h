@@ -97,6 +97,13 @@ ARK_DEVICE void ark_sync() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
+// A wave's lanes meet: no barrier, but the compiler must keep the order.
+ARK_DEVICE void ark_warp_sync() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
+
 // This wave's stores have arrived where a release by another wave of the block covers them: the
 // barrier's own fence orders them only within the block.
 ARK_DEVICE void ark_drain() {

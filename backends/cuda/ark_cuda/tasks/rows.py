@@ -27,7 +27,7 @@ def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None
     """(pack, packs a thread, warps of a team, rows ahead) where rows are streamed."""
     able = machine.variant.name == "block" and int(re.sub(r"\D", "", machine.arch)) >= 90
     first, out = sig.operands[0], sig.operands[-1]
-    columns, pack = out.shape[-1], packs(sig, out.shape[-1])
+    columns, pack = out.shape[-1], packs((first, out), out.shape[-1])
     strides = (s for n, s in zip(first.shape[:-1], first.strides[:-1], strict=True) if n > 1)
     whole = all(s * first.itemsize % 16 == 0 for s in (columns, *strides))
     moved = first.itemsize >= WIDE and pack * first.itemsize >= 16

@@ -8,13 +8,6 @@
 typedef float ark_mfma_sums __attribute__((ext_vector_type(4)));
 typedef short ark_mfma_pack __attribute__((ext_vector_type(4)));
 
-// A wave's lanes meet in shared memory: no barrier, but the compiler must keep the order.
-ARK_DEVICE void ark_wave_sync() {
-  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
-  __builtin_amdgcn_wave_barrier();
-  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
-}
-
 // EACH elements of the input a lane, from `first` on and ARK_LANES apart: asked for, then taken.
 template <int EACH, int PART, class X>
 struct ArkPartInput {
@@ -102,7 +95,7 @@ ARK_DEVICE void ark_part_spread(const float (&v)[2 * PIECES], ark_u16* xs,
 #pragma unroll
       for (int n = 0; n < 3; ++n) xs[n * STRIDE + lane + e * ARK_LANES] = part[n];
     }
-    ark_wave_sync();
+    ark_warp_sync();
 #pragma unroll
     for (int p = 0; p < CHUNK; ++p) {
       if (done + p >= PIECES) break;
@@ -110,7 +103,7 @@ ARK_DEVICE void ark_part_spread(const float (&v)[2 * PIECES], ark_u16* xs,
       const ark_u32x4 piece = *reinterpret_cast<const ark_u32x4*>(from);
       to[done + p] = column < 3 ? piece : ark_u32x4(0u);
     }
-    ark_wave_sync();
+    ark_warp_sync();
   }
 }
 

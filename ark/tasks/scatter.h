@@ -1,0 +1,297 @@
+// Updates of a tensor at given indices. What a task computes and touches is said in scatter.py.
+
+// Bits of x that are 1.
+ARK_DEVICE int ark_ones(ark_u64 x) {
+  x -= x >> 1 & 0x5555555555555555ull;
+  x = (x & 0x3333333333333333ull) + (x >> 2 & 0x3333333333333333ull);
+  return static_cast<int>(((x + (x >> 4)) & 0x0f0f0f0f0f0f0f0full) * 0x0101010101010101ull >> 56);
+}
+
+// body(n, k) for those of N updates, in order, whose place k = id(n) of SIZE is in first..last - 1.
+template <int N, int SIZE, class Id, class Body>
+ARK_DEVICE void ark_each_update(ArkCtx& c, int first, int last, const Id& id, const Body& body) {
+  for (int n = 0; n < N; ++n) {
+    const int k = ark_looked_up(c, id(n), SIZE);
+    if (k >= first && k < last) body(n, k);
+  }
+}
+
+// How many of N updates a round of all threads looks at, and the updates found: at[i] is the number
+// of one, to[i] its place.
+constexpr int ark_looks = 4, ark_round_updates = ark_looks * ARK_THREADS;
+struct ArkUpdates {
+  const int* at;
+  const int* to;
+  int count;
+};
+
+// The same by all threads: each(updates) for the updates that a round found, in order.
+// found: 2 ark_round_updates + ark_looks ARK_WARPS numbers.
+template <int N, int SIZE, class Id, class Each>
+ARK_DEVICE void ark_each_update_found(ArkCtx& c, int first, int last, const Id& id, char* found,
+                                      const Each& each) {
+  int* at = reinterpret_cast<int*>(found);
+  int* to = at + ark_round_updates;
+  int* counts = to + ark_round_updates;
+  for (int begin = 0; begin < N; begin += ark_round_updates) {
+    int place[ark_looks], before[ark_looks];
+#pragma unroll
+    for (int u = 0; u < ark_looks; ++u) {
+      const int n = begin + u * ARK_THREADS + ark_tid();
+      const int k = n < N ? ark_looked_up(c, id(n), SIZE) : -1;
+      place[u] = k >= first && k < last ? k : -1;
+    }
+    ark_sync();
+#pragma unroll
+    for (int u = 0; u < ark_looks; ++u) {
+      const ark_u64 all = ark_ballot(place[u] >= 0);
+      before[u] = ark_ones(all & ((1ull << ark_lane()) - 1));
+      if (ark_lane() == 0) counts[u * ARK_WARPS + ark_warp()] = ark_ones(all);
+    }
+    ark_sync();
+    int total = 0;
+    for (int w = 0; w < ark_looks * ARK_WARPS; ++w) {
+      if (w % ARK_WARPS == ark_warp()) {
+        const int u = w / ARK_WARPS, n = begin + u * ARK_THREADS + ark_tid();
+#pragma unroll
+        for (int v = 0; v < ark_looks; ++v) {
+          if (v != u || place[v] < 0) continue;
+          at[total + before[v]] = n;
+          to[total + before[v]] = place[v];
+        }
+      }
+      total += counts[w];
+    }
+    ark_sync();
+    each(ArkUpdates{at, to, total});
+  }
+}
+
+// Updates of one line, in order, a few under way at once: more(n) is the n-th, now(k) what is at
+// place k, join(now, more) what store(k, v) puts there.
+template <typename T, class More, class Now, class Join, class Store>
+ARK_DEVICE void ark_apply_updates(const ArkUpdates& updates, const More& more, const Now& now,
+                                  const Join& join, const Store& store) {
+  constexpr int U = 4;
+  for (int i = 0; i < updates.count; i += U) {
+    T x[U], made[U];
+    int k[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int j = i + u < updates.count ? i + u : i;
+      k[u] = i + u < updates.count ? updates.to[j] : -1;
+      x[u] = more(updates.at[j]);
+      made[u] = now(updates.to[j]);
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      T old = made[u];
+#pragma unroll
+      for (int w = 0; w < u; ++w) old = k[w] == k[u] ? made[w] : old;
+      made[u] = join(old, x[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (k[u] >= 0) store(k[u], made[u]);
+    }
+  }
+}
+
+// The same of lines that lie side by side, the tile TILE of them, by warps: each applies the
+// updates of its own places, k with k % ARK_WARPS its number, and has all elements of the tile
+// under way. more(n, i), now(k, i) and store(k, v, i) take four indices of the tile too. listed:
+// ark_round_updates + ARK_WARPS numbers.
+template <typename T, class TILE, class More, class Now, class Join, class Store>
+ARK_DEVICE void ark_apply_updates_by_place(const ark_i32* coord, const ArkUpdates& updates,
+                                           char* listed, const More& more, const Now& now,
+                                           const Join& join, const Store& store) {
+  constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * TILE::tile[3];
+  constexpr int C = (total + ARK_LANES - 1) / ARK_LANES, U = 4;
+  int* mine = reinterpret_cast<int*>(listed);
+  int* counts = mine + ark_round_updates;
+  const auto each_own = [&](const auto& body) {
+    int found = 0;
+    for (int begin = 0; begin < updates.count; begin += ARK_LANES) {
+      const int j = begin + ark_lane();
+      const bool own = j < updates.count && updates.to[j] % ARK_WARPS == ark_warp();
+      const ark_u64 all = ark_ballot(own);
+      if (own) body(found + ark_ones(all & ((1ull << ark_lane()) - 1)), j);
+      found += ark_ones(all);
+    }
+    return found;
+  };
+  const int count = each_own([](int, int) {});
+  if (ark_lane() == 0) counts[ark_warp()] = count;
+  ark_sync();
+  for (int w = 0; w < ark_warp(); ++w) mine += counts[w];
+  each_own([&](int n, int j) { mine[n] = j; });
+  ark_sync();
+  int at[C][4];
+  bool inside[C];
+#pragma unroll
+  for (int e = 0; e < C; ++e) {
+    const int r = e * ARK_LANES + ark_lane();
+    inside[e] = ark_tile_place<TILE, 1>(coord, r, at[e][0], at[e][1], at[e][2], at[e][3]);
+    inside[e] = r < total && inside[e];
+  }
+  for (int i = 0; i < count; i += U) {
+    T x[U][C], made[U][C];
+    int k[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int j = mine[i + u < count ? i + u : i];
+      k[u] = updates.to[j];
+#pragma unroll
+      for (int e = 0; e < C; ++e) {
+        if (inside[e]) x[u][e] = more(updates.at[j], at[e][0], at[e][1], at[e][2], at[e][3]);
+        if (inside[e]) made[u][e] = now(k[u], at[e][0], at[e][1], at[e][2], at[e][3]);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (i + u >= count) break;
+#pragma unroll
+      for (int e = 0; e < C; ++e) {
+        if (!inside[e]) continue;
+        T old = made[u][e];
+#pragma unroll
+        for (int w = 0; w < u; ++w) old = k[w] == k[u] ? made[w][e] : old;
+        made[u][e] = join(old, x[u][e]);
+        store(k[u], made[u][e], at[e][0], at[e][1], at[e][2], at[e][3]);
+      }
+    }
+  }
+}
+
+// How many lanes before this one have the same of 2^BITS places.
+#if !defined(ARK_HAS_SAME_BEFORE)
+template <int BITS>
+ARK_DEVICE int ark_same_before(ark_u32 place) {
+  ark_u64 same = ~0ull;
+#pragma unroll
+  for (int bit = 0; bit < BITS; ++bit) {
+    const bool mine = (place >> bit & 1u) != 0u;
+    const ark_u64 all = ark_ballot(mine);
+    same &= mine ? all : ~all;
+  }
+  return ark_ones(same & ((1ull << ark_lane()) - 1));
+}
+#endif
+constexpr int ark_bits(int n) { return n <= 1 ? 0 : 1 + ark_bits(n / 2); }
+
+// A line of SIZE neighbours by one warp, in packs of V. PAST: from device memory, where nobody else
+// reads it.
+template <int SIZE, int V, bool PAST, typename T, typename F>
+ARK_DEVICE void ark_move_line(T* to, const F* from) {
+  constexpr int U = 16, step = ARK_LANES * V;
+  for (int first = ark_lane() * V; first < SIZE; first += U * step) {
+    decltype(ark_held<V>(from)) some[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int k = first + u * step;
+      if (k >= SIZE) continue;
+      if constexpr (PAST) {
+        ark_hold_past(some[u], from + k);
+      } else {
+        ark_hold(some[u], from + k);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int k = first + u * step;
+      if (k < SIZE) ark_store_held(some[u], to + k);
+    }
+  }
+}
+
+// N updates of one line of SIZE places by one warp, a lane each, in order: of those that are under
+// way at once and name one place, the first goes first. id(n), more(n): the place and value of the
+// n-th; update(k, v) joins v with what is at place k. meanwhile() runs while the first ones come.
+template <int N, int SIZE, typename T, class Id, class More, class Meanwhile, class Update>
+ARK_DEVICE void ark_update_line(ArkCtx& c, const Id& id, const More& more,
+                                const Meanwhile& meanwhile, const Update& update) {
+  constexpr int U = N > 4 * ARK_LANES ? 8 : 4, step = U * ARK_LANES;
+  decltype(id(0)) at[U];
+  T news[U];
+  const auto fetch = [&](int first) {
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int n = first + u * ARK_LANES + ark_lane(), one = n < N ? n : N - 1;
+      at[u] = id(one);
+      news[u] = more(one);
+    }
+  };
+  fetch(0);
+  meanwhile();
+  for (int first = 0; first < N; first += step) {
+    int place[U];
+    T value[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const bool there = first + u * ARK_LANES + ark_lane() < N;
+      place[u] = there ? ark_looked_up(c, at[u], SIZE) : -1;
+      value[u] = news[u];
+    }
+    if (first + step < N) fetch(first + step);
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (first + u * ARK_LANES >= N) break;
+      const bool there = place[u] >= 0;
+      const int before = ark_same_before<ark_bits(SIZE - 1)>(there ? place[u] : 0u);
+      const int mine = there ? before : -1;
+      for (int turn = 0; turn == 0 || ark_ballot(mine >= turn) != 0u; ++turn) {
+        if (mine == turn) update(place[u], value[u]);
+        ark_warp_sync();
+      }
+    }
+  }
+}
+
+// Lines of the last dimension, each with N updates of its own, a warp a line. ids, news, from and
+// to(i0, i1, i2): where the line's first index, update, element before and result lie; indices are
+// IS apart, updates MS, places of the result STRIDE. COPIED: the line is copied first, in packs of
+// V, to the warp's own shared memory where there is room for ROOMS lines. value(p, n): the n-th
+// update; update(line, k, v) joins v with what is at k.
+template <class TILE, int N, int SIZE, ark_i64 IS, ark_i64 MS, ark_i64 STRIDE, bool COPIED, int V,
+          int ROOMS, typename T, class Ids, class News, class From, class To, class Value,
+          class Update>
+ARK_DEVICE void ark_scatter_lines(ArkCtx& c, const ArkTask& t, const Ids& ids, const News& news,
+                                  const From& from, const To& to, const Value& value,
+                                  const Update& update, ark_u64 addresses) {
+  constexpr int lines = TILE::tile[0] * TILE::tile[1] * TILE::tile[2];
+  constexpr int teams = ROOMS > 0 ? ROOMS : ARK_WARPS;
+  if (ark_warp() >= teams) return;
+  for (int r = ark_warp(); r < lines; r += teams) {
+    int i0, i1, i2, i3;
+    if (!ark_tile_place<TILE, 1>(t.coord, r, i0, i1, i2, i3)) continue;
+    const auto* at = ids(i0, i1, i2);
+    const auto* more = news(i0, i1, i2);
+    const auto* source = from(i0, i1, i2);
+    auto* result = to(i0, i1, i2);
+    const auto place = [&](int n) { return at[n * IS]; };
+    const auto update_of = [&](int n) -> T { return value(more, n * MS); };
+    if constexpr (ARK_THREADS == 1) {
+      if (COPIED) ark_vector_loop(0, SIZE, [&](int k) { result[k] = source[k]; });
+      for (int n = 0; n < N; ++n) {
+        const ark_i64 k = ark_looked_up(c, place(n), SIZE);
+        update(result, k * STRIDE, update_of(n));
+      }
+    } else {
+      constexpr ark_i64 BYTES = (SIZE * static_cast<ark_i64>(sizeof(*result)) + 15) / 16 * 16;
+      auto* line = ROOMS > 0
+                       ? reinterpret_cast<decltype(result)>(ARK_SCRATCH(c) + ark_warp() * BYTES)
+                       : result;
+      const bool packs = V == 1 || ark_aligned(addresses);
+      const auto copy = [&] {
+        if (COPIED && packs) ark_move_line<SIZE, V, true>(line, source);
+        if (COPIED && !packs) ark_move_line<SIZE, 1, true>(line, source);
+        if (COPIED) ark_warp_sync();
+      };
+      ark_update_line<N, SIZE, T>(c, place, update_of, copy,
+                                  [&](int k, T v) { update(line, k * STRIDE, v); });
+      if (ROOMS > 0 && packs) ark_move_line<SIZE, V, false>(result, line);
+      if (ROOMS > 0 && !packs) ark_move_line<SIZE, 1, false>(result, line);
+      if (ROOMS > 0) ark_warp_sync();
+    }
+  }
+}

@@ -1,0 +1,262 @@
+"""Tiles of updates at given indices along one axis.
+
+`scatter` params: axis, function ("set", or how an update is joined with what is there), tile, span
+(places along the axis that a task writes to). operands: indices, updates (of the shape of indices,
+which may be one index wide and broadcast), [data], output, of the updates' shape beside the axis.
+With data the output becomes that with the updates, else it holds it before. Along a line updates
+are applied in order, so that results are the same bits in every run. Indices below 0 count from the
+end; one out of range ends the launch.
+
+coord: the tile's first index of the shape with one index along the axis (four, more are folded),
+and the first of its places. Only where all lines have the same indices are there several spans: a
+task looks at all indices and does what is for its own places.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from ark.ir.fold import fold
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.params import (
+    FLOAT_NAMES,
+    INDEX_NAMES,
+    INTEGER_NAMES,
+    Dim,
+    Params,
+    Places,
+    Size,
+    Tile,
+    box,
+    count,
+    covers,
+    need,
+    shaped,
+)
+from ark.tasks import expression, text
+from ark.tasks.along import indices, join, lines
+from ark.tasks.pointwise import HEADERS, NAMES, each_index, in_order, tile_box, tile_type
+
+LOOKS = 4  # indices that a thread looks at in a round, as ark_looks of scatter.h
+SIDE_BY_SIDE = 4  # elements of an update that a lane has under way at once, at most
+LEAST_ROOMS = 4  # lines that shared memory holds, for as many warps, where it holds any
+LINE_UPDATES = 16  # of a line that is worth a warp
+
+
+def same_places(shape: Sequence[int], axis: int) -> bool:
+    """Have all lines along the axis the same indices, which are of this shape?"""
+    return math.prod(lines(shape, axis)) == 1
+
+
+class ScatterParams(Params, frozen=True):
+    axis: Dim
+    function: Literal["set", "add", "mul", "maximum", "minimum"]
+    tile: Tile
+    span: Size
+
+
+class Scatter(TaskKind):
+    name = "scatter"
+    params = ScatterParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        copied = len(sig.operands) == 4
+        count(sig, 4 if copied else 3)
+        ids, updates, out = *sig.operands[:2], sig.operands[-1]
+        axis = sig.params["axis"]
+        need(ids.dtype in INDEX_NAMES, f"indices are {ids.dtype}")
+        need(updates.dtype == out.dtype, f"{updates.dtype} is not stored as {out.dtype}")
+        need(out.per_item == 1, f"{out.dtype} has several elements in a byte")
+        need(
+            out.dtype in (*FLOAT_NAMES, *INTEGER_NAMES) or sig.params["function"] == "set",
+            f"{out.dtype} is not calculated with",
+        )
+        need(
+            len(ids.shape) == len(updates.shape) == len(out.shape) > axis
+            and ids.shape[axis] == updates.shape[axis]
+            and all(n in (1, m) for n, m in zip(ids.shape, updates.shape, strict=True))
+            and lines(updates.shape, axis) == lines(out.shape, axis),
+            f"{list(updates.shape)} at {list(ids.shape)} do not fit {list(out.shape)}",
+        )
+        covers(sig.params["tile"], lines(out.shape, axis))
+        span, size = sig.params["span"], out.shape[axis]
+        if copied:
+            data = shaped(sig, 2, out.shape, out.dtype)
+            need(
+                _of_rows(sig) and data.strides[-1] == out.strides[-1] == 1,
+                "data is taken along only by lines of the last dimension, each with its indices",
+            )
+        need(
+            span == size or (span < size and same_places(ids.shape, axis)),
+            f"{size} places are written to in spans of {span} at {list(ids.shape)}",
+        )
+
+    def places(self, sig: Signature) -> Places:
+        shape, axis = sig.operands[-1].shape, sig.params["axis"]
+        tiles = box(fold(lines(shape, axis)), sig.params["tile"])
+        return Places((*tiles.ranges, range(0, shape[axis], sig.params["span"])))
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        axis = sig.params["axis"]
+        out = len(sig.operands) - 1
+        lo, hi = tile_box(lines(sig.operands[out].shape, axis), coord[:-1], sig.params["tile"])
+        found = []
+        for i, operand in enumerate(sig.operands):
+            n = operand.shape
+            span = (coord[-1], coord[-1] + sig.params["span"])
+            first, last = span if i == out else (0, n[axis])
+            low = tuple(first if d == axis else min(b, n[d] - 1) for d, b in enumerate(lo))
+            high = tuple(min(last if d == axis else e, n[d]) for d, e in enumerate(hi))
+            if i < out or out == 2:
+                found.append(Access(i, low, high))
+            if i == out:
+                found.append(Access(i, low, high, write=True))
+        return found
+
+    def headers(self) -> tuple[str, ...]:
+        return (*HEADERS, text.header("scatter.h"))
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        if self._by_rows(sig, machine):
+            return self._rooms(sig, machine) * _row_bytes(sig)
+        if not self._together(sig, machine):
+            return 0
+        found = LOOKS * machine.warps * (2 * machine.lanes + 1)
+        listed = LOOKS * machine.warps * machine.lanes + machine.warps
+        return 4 * (found + listed * self._by_place(sig, machine))
+
+    def _together(self, sig: Signature, machine: Machine) -> bool:
+        """Do all threads of a block look for the updates of their places?"""
+        same = same_places(sig.operands[0].shape, sig.params["axis"])
+        return same and not machine.has("single_thread")
+
+    def _by_rows(self, sig: Signature, machine: Machine) -> bool:
+        """Does each warp have lines to itself?"""
+        copied, alone = len(sig.operands) == 4, machine.has("single_thread")
+        return _of_rows(sig) and (copied or alone or sig.operands[1].shape[-1] >= LINE_UPDATES)
+
+    def _rooms(self, sig: Signature, machine: Machine) -> int:
+        """How many lines shared memory holds while they change."""
+        room = machine.shared_bytes - machine.ring_bytes
+        rooms = min(machine.warps, room // _row_bytes(sig)) if len(sig.operands) == 4 else 0
+        return rooms if rooms >= LEAST_ROOMS else 0
+
+    def _by_place(self, sig: Signature, machine: Machine) -> bool:
+        """Has each warp places of its own? Else a thread has elements of all places."""
+        few = math.prod(sig.params["tile"]) <= SIDE_BY_SIDE * machine.lanes
+        return few and sig.params["span"] >= machine.warps
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        if self._by_rows(sig, machine):
+            return self._rows(name, sig, machine)
+        ids, out = sig.operands[0], sig.operands[2]
+        axis, tile = sig.params["axis"], sig.params["tile"]
+        names = indices(lines(out.shape, axis))
+        names[axis] = "n"
+        at = [text.offset(sig, i, names) for i in range(2)]
+        names[axis] = "k"
+        target = text.offset(sig, 2, names)
+        compute = expression.value_type(out.dtype)
+        now = text.load(sig, 2, "p2", target) if sig.params["function"] != "set" else "0"
+        more, joined = text.load(sig, 1, "p1", at[1]), join(sig.params["function"], out)
+        update = (
+            f"      const {compute} v = {joined}\n          ({now}, {more});\n"
+            f"      {text.store(sig, 2, 'p2', target, 'v')}\n"
+        )
+        declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1")
+        declare += text.operand(sig, 2, "p2", const=False)
+        frame, many, size = fold(lines(out.shape, axis)), ids.shape[axis], out.shape[axis]
+        span = (
+            f"<{many}, {size}>(c, t.coord[4], t.coord[4] + {sig.params['span']}, "
+            f"[&](int n) {{ (void)n; return p0[{at[0]}]; }}, "
+        )
+        every = f"ark_each_update{span}[&](int n, int k) {{\n      (void)n; (void)k;\n"
+        if self._together(sig, machine) and self._by_place(sig, machine):
+            at4 = ", ".join(f"int {name}" for name in NAMES)
+            unused = "".join(f"(void){name}; " for name in NAMES)
+            room = f"ARK_SCRATCH(c) + {4 * LOOKS * machine.warps * (2 * machine.lanes + 1)}"
+            body = (
+                f"  ark_each_update_found{span}ARK_SCRATCH(c), [&](const ArkUpdates& updates) {{\n"
+                f"    ark_apply_updates_by_place<{compute}, {tile_type(tile, frame)}>(\n"
+                f"        t.coord, updates, {room},\n"
+                f"        [&](int n, {at4}) -> {compute} {{ (void)n; {unused}return {more}; }},\n"
+                f"        [&](int k, {at4}) -> {compute} {{ (void)k; {unused}return {now}; }},\n"
+                f"        {joined},\n        [&](int k, {compute} v, {at4}) {{ (void)k; {unused}"
+                f"{text.store(sig, 2, 'p2', target, 'v')} }});\n  }});\n"
+            )
+        elif self._together(sig, machine):
+            apply = (
+                f"    ark_apply_updates<{compute}>(updates,\n"
+                f"        [&](int n) -> {compute} {{ (void)n; return {more}; }},\n"
+                f"        [&](int k) -> {compute} {{ (void)k; return {now}; }},\n"
+                f"        {joined},\n        [&](int k, {compute} v) {{ (void)k; "
+                f"{text.store(sig, 2, 'p2', target, 'v')} }});\n"
+            )
+            body = (
+                f"  ark_each_update_found{span}ARK_SCRATCH(c), [&](const ArkUpdates& updates) {{\n"
+                f"{each_index(tile, frame, apply)}  }});\n"
+            )
+        elif not machine.has("single_thread"):
+            body = each_index(tile, frame, f"{every}{update}  }});\n")
+        elif same_places(ids.shape, axis):  # one lookup for a row of neighbours
+            body = f"  {every}{in_order(tile, frame, update)}  }});\n"
+        else:
+            look = f"      const int k = ark_looked_up(c, p0[{at[0]}], {size});\n"
+            body = (
+                f"  for (int n = 0; n < {many}; ++n) {{\n"
+                f"{in_order(tile, frame, look + update)}  }}\n"
+            )
+        return text.function(name, declare + body)
+
+    def _rows(self, name: str, sig: Signature, machine: Machine) -> str:
+        """The body of lines that are a warp's each, or one thread's that runs alone."""
+        ids, updates, out = *sig.operands[:2], sig.operands[-1]
+        last, size, frame = (
+            len(sig.operands) - 1,
+            out.shape[-1],
+            lines(out.shape, sig.params["axis"]),
+        )
+        copied, compute = last == 3, expression.value_type(out.dtype)
+        names = [*indices(frame)[:-1], "0"]
+        pack = 16 // out.itemsize
+        strides = [s for o in sig.operands[2:] for s in o.strides[:-1]]
+        while pack > 1 and (size % pack or any(s % pack for s in strides)):
+            pack //= 2
+        pack = min(pack, 8) if copied else 1
+        listed = (
+            *(tile_type(sig.params["tile"], fold(frame)), updates.shape[-1], size),
+            *(ids.strides[-1], updates.strides[-1], out.strides[-1]),
+            *(copied, pack, self._rooms(sig, machine), compute),
+        )
+        now = text.load(sig, last, "line", "k") if sig.params["function"] != "set" else "0"
+        line, news = (f"{'const ' * c}{o.ctype}*" for c, o in ((0, out), (1, updates)))
+        arguments = (
+            *(text.place(sig, i, NAMES[:3], names) for i in (0, 1, 2)),
+            text.place(sig, last, NAMES[:3], names, const=False),
+            f"[]({news} p, ark_i64 n) -> {compute} {{ return {text.load(sig, 1, 'p', 'n')}; }}",
+            f"[&]({line} line, ark_i64 k, {compute} more) {{ const {compute} v = "
+            f"{join(sig.params['function'], out)}({now}, more); "
+            f"{text.store(sig, last, 'line', 'k', 'v')} }}",
+            text.addresses(sig, range(2, len(sig.operands))),
+        )
+        return text.call(name, "ark_scatter_lines", listed, arguments)
+
+
+def _of_rows(sig: Signature) -> bool:
+    """Are lines along the last dimension, and have their own indices?"""
+    ids, out = sig.operands[0], sig.operands[-1]
+    axis = sig.params["axis"]
+    return bool(axis == len(out.shape) - 1) and not same_places(ids.shape, axis)
+
+
+def _row_bytes(sig: Signature) -> int:
+    """Of a line in shared memory."""
+    out = sig.operands[-1]
+    return -(-out.shape[-1] * out.itemsize // 16) * 16
+
+
+register(Scatter())

@@ -1,0 +1,173 @@
+"""Ops along rows where a processor has many of them, a warp's each: updates at indices, the largest
+elements, and what is looked up, against NumPy, on one processor so that few rows are many.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.frontend.model import Model, use_model
+from ark.frontend.tensor import Tensor
+from ark.lower.pipeline import plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+
+ROWS = 37
+Built = tuple[str, Sequence[tuple[np.ndarray, ark.DataType]], Callable[..., Tensor], np.ndarray]
+
+
+def check(backend: str, cases: Sequence[Built]) -> set[str]:
+    """Runs the cases as one plan, twice in a launch, and compares bits; the plan's task kinds."""
+    chosen, model = registry.get(backend), Model()
+
+    def kept(name: str, shape: Sequence[int], dtype: ark.DataType) -> Tensor:
+        return Tensor(model.graph.tensor(tuple(shape), dtype, arena="state", name=name), model)
+
+    with use_model(model):
+        for n, (_, inputs, build, _) in enumerate(cases):
+            given = [kept(f"in{n}.{i}", a.shape, d) for i, (a, d) in enumerate(inputs)]
+            result = build(*given)
+            ark.copy(result, kept(f"out{n}", result.ir.shape, result.ir.dtype))
+    with contextlib.closing(chosen.open(0)) as device:
+        made = plan(model.graph, device.machine.with_processors(1), {"fuse": False})
+        verify([made])
+        with Executor(made, chosen, device) as executor:
+            for n, (_, inputs, _, _) in enumerate(cases):
+                for i, (array, dtype) in enumerate(inputs):
+                    executor.write(f"in{n}.{i}", array.astype(dtype.numpy))
+            executor.start(2).wait()
+            for n, (name, _, _, want) in enumerate(cases):
+                found = executor.read(f"out{n}").reshape(want.shape).astype(np.float64)
+                np.testing.assert_array_equal(found, want.astype(np.float64), name)
+    return {f"{op.name} {op.kind}" for op in made.ops}
+
+
+def scattered(a: np.ndarray, ids: np.ndarray, new: np.ndarray, reduction: str) -> np.ndarray:
+    """Update by update, in order."""
+    made = a.copy()
+    for place in np.ndindex(*new.shape):
+        at = (*place[:-1], ids[place])
+        made[at] = {"set": new[place], "add": made[at] + new[place]}.get(
+            reduction, max(made[at], new[place])
+        )
+    return made
+
+
+@pytest.mark.parametrize("reduction", ["set", "add", "maximum"])
+def test_updates_of_rows(backend: str, reduction: str) -> None:
+    """Rows that packs divide and that they do not, with indices that a warp meets again and again;
+    numbers are such that sums in another order are other numbers.
+    """
+    rng = np.random.default_rng(1)
+    cases: list[Built] = []
+    for shape, many, among, dtype in (
+        ((ROWS, 256), 150, 256, ark.fp32),
+        ((2, ROWS, 72), 70, 5, ark.fp32),
+        ((ROWS, 41), 3, 41, ark.fp32),
+        ((ROWS, 33), 129, 33, ark.int32),
+        ((ROWS, 64), 64, 64, ark.bf16),
+    ):
+        ids = rng.integers(-among, among, (*shape[:-1], many))
+        a, new = rng.integers(-9, 9, shape), rng.integers(-3, 4, ids.shape)
+        if dtype is ark.fp32:
+            a, new = (v.astype(np.float32) * np.float32(0.1) for v in (a, new))
+            new[..., ::7] *= np.float32(1e6)
+        inputs = [(a, dtype), (ids, ark.int64), (new, dtype)]
+        cases.append(
+            (
+                f"{shape} {many} {dtype}",
+                inputs,
+                lambda t, i, u: ark.scatter_elements(t, i, u, -1, reduction),
+                scattered(a, ids, new, reduction),
+            )
+        )
+    assert not any(".copy" in op for op in check(backend, cases))  # rows come with their updates
+
+
+def test_updates_in_place_and_of_a_part(backend: str) -> None:
+    rng = np.random.default_rng(2)
+    a = rng.integers(-9, 9, (ROWS, 90)).astype(np.float32)
+    ids, new = rng.integers(0, 90, (ROWS, 40)), rng.integers(-9, 9, (ROWS, 40)).astype(np.float32)
+    some = ids[:20]
+    want = a.copy()
+    want[:20] = scattered(a[:20], some, new[:20], "add")
+
+    def in_place(t: Tensor, i: Tensor, u: Tensor) -> Tensor:
+        kept = ark.copy(t)
+        return ark.scatter_elements(kept, i, u, 1, "add", output=kept)
+
+    def of_a_part(t: Tensor, i: Tensor, u: Tensor) -> Tensor:
+        return ark.scatter_elements(t, i, u, 1, "add")
+
+    whole = [(a, ark.fp32), (ids, ark.int32), (new, ark.fp32)]
+    part = [(a, ark.fp32), (some, ark.int32), (new[:20], ark.fp32)]
+    check(
+        backend,
+        [
+            ("in place", whole, in_place, scattered(a, ids, new, "add")),
+            ("of a part", part, of_a_part, want),
+        ],
+    )
+
+
+def test_the_largest_of_rows(backend: str) -> None:
+    """Equals, rising rows, rows of minus infinity, packs and odd lengths."""
+    rng = np.random.default_rng(3)
+    cases: list[Built] = []
+    for columns, k, dtype, kind in (
+        (700, 8, ark.fp32, "any"),
+        (264, 32, ark.bf16, "equals"),
+        (77, 5, ark.fp16, "equals"),
+        (600, 1, ark.fp32, "rising"),
+        (48, 33, ark.fp32, "equals"),
+        (50, 20, ark.fp32, "infinite"),
+    ):
+        x = rng.standard_normal((ROWS, columns))
+        if kind == "equals":
+            x = rng.integers(-20, 20, x.shape)
+        if kind == "rising":
+            x = np.broadcast_to(np.arange(columns), x.shape)
+        if kind == "infinite":
+            x = np.where(x < 1.5, -np.inf, x.round(1))
+        x = x.astype(dtype.numpy).astype(np.float32)
+        order = np.argsort(-x, 1, kind="stable")[:, :k]
+        name, inputs = f"{columns} {k} {kind}", [(x, dtype)]
+        best = np.take_along_axis(x, order, 1)
+        cases += [
+            (f"values {name}", inputs, lambda t, k=k: ark.topk(t, k)[0], best),
+            (f"places {name}", inputs, lambda t, k=k: ark.topk(t, k)[1], order),
+            (f"argmax {name}", inputs, ark.argmax, x.argmax(1)),
+        ]
+    check(backend, cases)
+
+
+def test_rows_that_are_looked_up(backend: str) -> None:
+    rng = np.random.default_rng(4)
+    cases: list[Built] = []
+    for shape, axis, dtype in (
+        ((90, 64), 0, ark.bf16),
+        ((90, 33), 0, ark.fp32),
+        ((5, 40, 24), 1, ark.fp32),
+        ((6, 50), 1, ark.int32),
+    ):
+        x, ids = rng.integers(-99, 99, shape), rng.integers(-shape[axis], shape[axis], 70)
+        cases.append(
+            (
+                f"{shape} {axis}",
+                [(x, dtype), (ids, ark.int64)],
+                lambda t, i, axis=axis: ark.gather(t, i, axis),
+                np.take(x, ids, axis),
+            )
+        )
+    x = rng.integers(-99, 99, (4, 9, 8, 64))
+    cases += [
+        ("heads", [(x, ark.bf16)], lambda t: ark.transpose(t, [0, 2, 1, 3]), x.swapaxes(1, 2)),
+        ("joined", [(x, ark.bf16)], lambda t: ark.concat([t, t], 3), np.concatenate([x, x], 3)),
+    ]
+    check(backend, cases)
