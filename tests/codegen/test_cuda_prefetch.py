@@ -21,15 +21,15 @@ HOST = r"""
 #define ARK_DEVICE static inline
 typedef uint32_t ark_u32;
 struct uint4 { uint32_t x, y, z, w; };
-struct { uint64_t empty[1]; } ark_ring;
+struct ArkRingAt { uint32_t full, empty, slots; };
 static uint32_t now, frees, asked[64], at[64], count;
 static uint32_t ark_clock() { return now += 10; }
 static bool __all_sync(uint32_t, bool x) { return x; }
 static uint32_t __shfl_sync(uint32_t, uint32_t v, uint32_t lane) { return v + lane; }
 static uint32_t ark_lane() { return 0; }
-static bool ark_barrier_tested(uint64_t*, uint32_t) { return now >= frees; }
+static bool ark_barrier_tested_at(uint32_t, uint32_t) { return now >= frees; }
 static void ark_prefetch_stage(const uint4& record) { asked[count] = record.x, at[count++] = now; }
-static bool ark_slot_free(uint32_t, uint32_t) {
+static bool ark_slot_free(const ArkRingAt&, uint32_t, uint32_t) {
   if (now < frees) now = frees;
   return true;
 }
@@ -44,7 +44,7 @@ extern "C" uint32_t run(uint32_t first, uint32_t last, uint32_t end, uint32_t fu
   ArkRecords r = {{0, 0, 0, 0}, {32, 0, 0, 32}, 0, end, 0, 0u - 100000u};
   for (uint32_t place = first; place <= last; ++place) {
     frees = place == first ? full : 0;
-    if (!ark_slot_free_prefetching(0, 0, r, place)) return ~0u;
+    if (!ark_slot_free_prefetching(ArkRingAt{}, 0, 0, r, place)) return ~0u;
     now += every;
   }
   for (uint32_t i = 0; i < count; ++i) stages[i] = asked[i], clocks[i] = at[i];

@@ -15,25 +15,28 @@ ARK_DEVICE void ark_barrier_arrive(ark_u64* barrier, ark_u32 count) {
                : "memory");
 }
 // Has the phase of this parity completed? A barrier's first phase has parity 0; asking a fresh
-// barrier for parity 1 says yes.
-ARK_DEVICE bool ark_barrier_passed(ark_u64* barrier, ark_u32 parity) {
+// barrier for parity 1 says yes. at: the barrier's shared address.
+ARK_DEVICE bool ark_barrier_passed_at(ark_u32 at, ark_u32 parity) {
   ark_u32 passed;
   asm volatile(
       "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
       " selp.u32 %0, 1, 0, p;\n}"
       : "=r"(passed)
-      : "r"(ark_shared_address(barrier)), "r"(parity)
+      : "r"(at), "r"(parity)
       : "memory");
   return passed != 0u;
 }
+ARK_DEVICE bool ark_barrier_passed(ark_u64* barrier, ark_u32 parity) {
+  return ark_barrier_passed_at(ark_shared_address(barrier), parity);
+}
 // The same at once: the warp does not sleep.
-ARK_DEVICE bool ark_barrier_tested(ark_u64* barrier, ark_u32 parity) {
+ARK_DEVICE bool ark_barrier_tested_at(ark_u32 at, ark_u32 parity) {
   ark_u32 passed;
   asm volatile(
       "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
       " selp.u32 %0, 1, 0, p;\n}"
       : "=r"(passed)
-      : "r"(ark_shared_address(barrier)), "r"(parity)
+      : "r"(at), "r"(parity)
       : "memory");
   return passed != 0u;
 }

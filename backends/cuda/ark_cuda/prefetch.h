@@ -43,8 +43,9 @@ ARK_DEVICE void ark_prefetch_next(ArkRecords& r, ark_u32 now) {
   if (ark_lane() == 0) ark_prefetch_stage(record);
 }
 // Waits for a slot as ark_slot_free does, and meanwhile prefetches from record `place` on.
-ARK_DEVICE bool ark_slot_free_prefetching(ark_u32 slot, ark_u32 round, ArkRecords& r,
-                                          ark_u32 place) {
+ARK_DEVICE bool ark_slot_free_prefetching(const ArkRingAt& at, ark_u32 slot, ark_u32 round,
+                                          ArkRecords& r, ark_u32 place) {
+  if (ARK_PREFETCHED == 0u) return ark_slot_free(at, slot, round);
   const ark_u32 limit = r.end - place < ARK_PREFETCHED ? r.end : place + ARK_PREFETCHED;
   const bool near = r.prefetched > place;  // this stage is in L2
   if (!near) r.prefetched = place;
@@ -54,11 +55,11 @@ ARK_DEVICE bool ark_slot_free_prefetching(ark_u32 slot, ark_u32 round, ArkRecord
     ark_prefetch_next(r, began);
   }
   while (r.prefetched < limit) {
-    const bool free = ark_barrier_tested(&ark_ring.empty[slot], (round + 1u) & 1u);
+    const bool free = ark_barrier_tested_at(at.empty + slot * 8u, (round + 1u) & 1u);
     if (__all_sync(0xffffffffu, free)) return true;
     const ark_u32 now = ark_clock();
     const bool full = now - began >= ARK_PREFETCH_AFTER;
     if (__all_sync(0xffffffffu, full && due(now))) ark_prefetch_next(r, now);
   }
-  return ark_slot_free(slot, round);
+  return ark_slot_free(at, slot, round);
 }

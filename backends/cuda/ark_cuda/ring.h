@@ -113,10 +113,27 @@ ARK_DEVICE bool ark_stream_may_begin(const ArkParams* p, ark_u32 iteration) {
   return false;
 }
 
+// Where the ring lies, as the loading warp keeps it: the address of shared memory asks for the
+// block's place in its cluster each time, which takes long beside a stage's few instructions.
+struct ArkRingAt {
+  ark_u32 full;
+  ark_u32 empty;
+  ark_u32 slots;
+};
+ARK_DEVICE ark_u32 ark_kept_address(const void* p) {
+  ark_u32 kept;
+  asm volatile("mov.u32 %0, %1;" : "=r"(kept) : "r"(ark_shared_address(p)));
+  return kept;
+}
+ARK_DEVICE ArkRingAt ark_ring_at() {
+  return ArkRingAt{ark_kept_address(ark_ring.full), ark_kept_address(ark_ring.empty),
+                   ark_kept_address(ark_shared)};
+}
+
 // Waits until the stage that used the slot before has been given back. Idle computing warps wait
 // within budgets of their own and then leave, so this wait needs none.
-ARK_DEVICE bool ark_slot_free(ark_u32 slot, ark_u32 round) {
-  while (!ark_barrier_passed(&ark_ring.empty[slot], (round + 1u) & 1u)) {
+ARK_DEVICE bool ark_slot_free(const ArkRingAt& at, ark_u32 slot, ark_u32 round) {
+  while (!ark_barrier_passed_at(at.empty + slot * 8u, (round + 1u) & 1u)) {
     if (ark_left()) return false;
   }
   return true;
@@ -127,32 +144,35 @@ ARK_DEVICE bool ark_slot_free(ark_u32 slot, ark_u32 round) {
 ARK_DEVICE bool ark_slot_engine(ark_u64 address, ark_u32 bytes) {
   return ((address | bytes) & 15u) == 0u;
 }
-ARK_DEVICE bool ark_prepare_slot(ArkCtx& c, ark_u32 slot, ark_u64 address, ark_u32 bytes) {
+ARK_DEVICE bool ark_prepare_slot(ArkCtx& c, const ArkRingAt& at, ark_u32 slot, ark_u64 address,
+                                 ark_u32 bytes) {
   if (bytes > ARK_STAGE_BYTES) {
     ark_fail(c, 3u, slot, ARK_STAGE_BYTES, bytes);
     return false;
   }
   if (ark_slot_engine(address, bytes) && ark_lane() == 0) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                     ark_shared_address(&ark_ring.full[slot])),
-                 "r"(bytes)
-                 : "memory");
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at.full + slot * 8u),
+        "r"(bytes)
+        : "memory");
   }
   return true;
 }
 // One lane: starts a copy of whole 16 bytes to shared memory, which completes on a barrier.
-ARK_DEVICE void ark_bulk_copy(char* to, ark_u64 from, ark_u32 bytes, ark_u64* barrier,
+ARK_DEVICE void ark_bulk_copy(ark_u32 to, ark_u64 from, ark_u32 bytes, ark_u32 barrier,
                               ark_u64 policy) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(ark_shared_address(to)),
-      "l"(from), "r"(bytes), "r"(ark_shared_address(barrier)), "l"(policy)
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
-ARK_DEVICE void ark_fill_slot(ark_u32 slot, ark_u64 address, ark_u32 bytes) {
-  ark_u64* barrier = &ark_ring.full[slot];
+ARK_DEVICE void ark_fill_slot(const ArkRingAt& at, ark_u32 slot, ark_u64 address, ark_u32 bytes) {
   if (ark_slot_engine(address, bytes)) {
-    if (ark_lane() == 0) ark_bulk_copy(ark_slot(slot), address, bytes, barrier, ARK_STREAM_POLICY);
+    if (ark_lane() == 0) {
+      ark_bulk_copy(at.slots + slot * ARK_STAGE_BYTES, address, bytes, at.full + slot * 8u,
+                    ARK_STREAM_POLICY);
+    }
     return;
   }
   // The copy engine moves 16-byte units; anything else goes through registers. The proxy fence
@@ -163,7 +183,7 @@ ARK_DEVICE void ark_fill_slot(ark_u32 slot, ark_u64 address, ark_u32 bytes) {
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncwarp();
-  if (ark_lane() == 0) ark_barrier_arrive(barrier, 1u);
+  if (ark_lane() == 0) ark_barrier_arrive(&ark_ring.full[slot], 1u);
 }
 
 // A stage of parts of several rows: a lane a piece.
@@ -175,25 +195,25 @@ ARK_DEVICE ArkPieces ark_stream_pieces(ark_u32 form) {
   if (!ARK_STREAM_CUTS || form >> 30 != 2u) return ArkPieces{1u, 0u};
   return ArkPieces{(form >> 24 & 31u) + 1u, (form & 0xffffffu) * 16u};
 }
-ARK_DEVICE void ark_fill_pieces(ark_u32 slot, ark_u64 address, ark_u32 bytes,
+ARK_DEVICE void ark_fill_pieces(const ArkRingAt& at, ark_u32 slot, ark_u64 address, ark_u32 bytes,
                                 const ArkPieces& pieces) {
   const ark_u32 lane = static_cast<ark_u32>(ark_lane());
   const ark_u64 from = address + static_cast<ark_u64>(lane) * pieces.pitch;
   __syncwarp();  // the bytes are expected
   if (lane >= pieces.count) return;
-  ark_bulk_copy(ark_slot(slot) + lane * bytes, from, bytes, &ark_ring.full[slot],
+  ark_bulk_copy(at.slots + slot * ARK_STAGE_BYTES + lane * bytes, from, bytes, at.full + slot * 8u,
                 ARK_STREAM_POLICY);
 }
 
 // A stage that is a box: parts of rows, 128 bytes of each row by those of the others, swizzled.
 ARK_DEVICE bool ark_stream_boxed(ark_u32 form) { return ARK_STREAM_CUTS && form >> 30 == 3u; }
-ARK_DEVICE void ark_fill_box(ark_u32 slot, ark_u64 map, ark_u32 row, ark_u32 line) {
+ARK_DEVICE void ark_fill_box(const ArkRingAt& at, ark_u32 slot, ark_u64 map, ark_u32 row,
+                             ark_u32 line) {
   if (ark_lane() != 0) return;
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(ark_shared_address(ark_slot(slot))),
-      "l"(map), "r"(0), "r"(row), "r"(line), "r"(ark_shared_address(&ark_ring.full[slot])),
-      "l"(ARK_STREAM_POLICY)
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(at.slots + slot * ARK_STAGE_BYTES),
+      "l"(map), "r"(0), "r"(row), "r"(line), "r"(at.full + slot * 8u), "l"(ARK_STREAM_POLICY)
       : "memory");
 }
 

@@ -7,9 +7,11 @@
 // from the other.
 
 // Waits until the stage `back` before the `issued`-th has landed, if there is one.
-ARK_DEVICE bool ark_stream_landed(ArkCtx& c, ark_u32 issued, ark_u32 back) {
+ARK_DEVICE bool ark_stream_landed(ArkCtx& c, const ArkRingAt& at, ark_u32 issued, ark_u32 back) {
   if (issued < back) return true;
   const ark_u32 index = issued - back;
+  const ark_u32 round = index / ARK_RING_DEPTH, full = at.full + index % ARK_RING_DEPTH * 8u;
+  if (__all_sync(0xffffffffu, ark_barrier_passed_at(full, round & 1u))) return true;
   return ark_slot_filled(c, index % ARK_RING_DEPTH, index / ARK_RING_DEPTH);
 }
 
@@ -45,21 +47,22 @@ ARK_DEVICE bool ark_stream_begun(const ArkCtx& c) {
 }
 // A growing fetch: rows of two operands in each stage, as far as they are older than the iteration.
 // These are read but once an iteration as well, and give way to packets as weights do.
-ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkGrowth& g, ark_u32 length, ark_u32& issued) {
+ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkRingAt& at, const ArkGrowth& g,
+                                  ark_u32 length, ark_u32& issued) {
   const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts);
   for (ark_u32 first = rows.begin; first < rows.end; first += g.step) {
     const ark_u32 slot = issued % ARK_RING_DEPTH;
     const ark_u32 end = rows.end < rows.newest ? rows.end : rows.newest;
     const ark_u32 left = first < end ? end - first : 0u;
     const ark_u32 bytes = (left < g.step ? left : g.step) * g.row;
-    if (!ark_slot_free(slot, issued / ARK_RING_DEPTH)) return false;
-    if (!ark_prepare_slot(c, slot, g.address, 2u * bytes)) return false;
-    if (!ark_stream_landed(c, issued, ARK_IN_FLIGHT)) return false;
+    if (!ark_slot_free(at, slot, issued / ARK_RING_DEPTH)) return false;
+    if (!ark_prepare_slot(c, at, slot, g.address, 2u * bytes)) return false;
+    if (!ark_stream_landed(c, at, issued, ARK_IN_FLIGHT)) return false;
     if (ark_lane() == 0 && bytes != 0u) {
-      const ark_u64 at = static_cast<ark_u64>(first) * g.row;
-      ark_u64* full = &ark_ring.full[slot];
-      ark_bulk_copy(ark_slot(slot), g.address + at, bytes, full, ARK_STREAM_POLICY);
-      ark_bulk_copy(ark_slot(slot) + g.step * g.row, g.beside + at, bytes, full, ARK_STREAM_POLICY);
+      const ark_u64 from = static_cast<ark_u64>(first) * g.row;
+      const ark_u32 to = at.slots + slot * ARK_STAGE_BYTES, full = at.full + slot * 8u;
+      ark_bulk_copy(to, g.address + from, bytes, full, ARK_STREAM_POLICY);
+      ark_bulk_copy(to + g.step * g.row, g.beside + from, bytes, full, ARK_STREAM_POLICY);
     }
     if (++issued == 2u * ARK_STAGE_PERIOD) issued = ARK_STAGE_PERIOD;
   }
@@ -78,6 +81,7 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
   ArkGrowth growth = {};
   ark_u64 lengths = 0u;  // address of the number that is known
   ark_u32 length = 0u;
+  const ArkRingAt at = ark_ring_at();
   if (range.fetch_begin + lane < end) r.next = records[range.fetch_begin + lane];
   for (ark_u32 first = range.fetch_begin; first < end; first += 32u) {
     r.mine = r.next, r.begin = first;
@@ -95,7 +99,7 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
           lengths = g.length;
           length = *reinterpret_cast<const volatile ark_u32*>(lengths);
         }
-        if (!ark_stream_growth(c, g, length, issued)) return false;
+        if (!ark_stream_growth(c, at, g, length, issued)) return false;
         continue;
       }
       const ark_u32 slot = issued % ARK_RING_DEPTH;
@@ -108,15 +112,15 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
       const ArkPieces pieces = ark_stream_pieces(form);
       // Little is in flight at once: the time from one copy's end to the next one's start counts.
       const ark_u32 round = issued / ARK_RING_DEPTH;
-      if (!ark_slot_free_prefetching(slot, round, r, first + k)) return false;
-      if (!ark_prepare_slot(c, slot, address, pieces.count * bytes)) return false;
-      if (!ark_stream_landed(c, issued, ARK_IN_FLIGHT)) return false;
+      if (!ark_slot_free_prefetching(at, slot, round, r, first + k)) return false;
+      if (!ark_prepare_slot(c, at, slot, address, pieces.count * bytes)) return false;
+      if (!ark_stream_landed(c, at, issued, ARK_IN_FLIGHT)) return false;
       if (boxed) {
-        ark_fill_box(slot, address, form & 0x3fffffffu, packed >> 16);
+        ark_fill_box(at, slot, address, form & 0x3fffffffu, packed >> 16);
       } else if (pieces.pitch != 0u) {
-        ark_fill_pieces(slot, address, bytes, pieces);
+        ark_fill_pieces(at, slot, address, bytes, pieces);
       } else {
-        ark_fill_slot(slot, address, bytes);
+        ark_fill_slot(at, slot, address, bytes);
       }
       if (++issued == 2u * ARK_STAGE_PERIOD) issued = ARK_STAGE_PERIOD;
     }
