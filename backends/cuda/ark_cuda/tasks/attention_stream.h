@@ -241,29 +241,14 @@ ARK_DEVICE void ark_staged_join(ArkCtx& c, const ArkTask& t, const ArkStagedAtte
   }
 }
 
-// coord: row, key/value head, split. False if the processor is to leave.
-template <typename T, int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int STEP, class Q,
-          class P, class O, class F>
-ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q query, P position,
-                                     O output, F fresh) {
-  constexpr float LOG2E = 1.44269504f;
-  constexpr int SHARERS = STEP % 32 == 0 ? 4 : 1, ROWS = STEP / SHARERS;
-  auto& s = *reinterpret_cast<ArkStagedAttention<G, D>*>(ARK_SCRATCH(c));
-  const int head = t.coord[1], split = t.coord[2];
-  const ArkGrown grown =
-      ark_grown(static_cast<ark_u32>(position.p[0]), CONTEXT, static_cast<ark_u32>(split), SPLITS);
-  const int begin = static_cast<int>(grown.begin), end = static_cast<int>(grown.end);
-  const int newest = static_cast<int>(grown.newest);
-  if (!ark_enter(c)) return false;
-  ark_attention_gather<G, KV_HEADS, D>(c, s.query, t.coord[0], head, newest < end, scale * LOG2E,
-                                       query, fresh);
-  ark_gathered();
+// This warp's share of the positions from `begin` to `end`, in stages that SHARERS warps share;
+// returns how many warps had some.
+template <int SHARERS, int G, int D, int STEP, typename T>
+ARK_DEVICE int ark_staged_share(ArkCtx& c, const ArkTask& t, ArkStagedAttention<G, D>& s, int begin,
+                                int end, int newest, const uint4 (&a)[D / 32][2],
+                                ArkStagedSoftmax<G>& r) {
+  constexpr int ROWS = STEP / SHARERS;
   const int units = (end - begin + ROWS - 1) / ROWS;
-  uint4 a[D / 32][2];
-  ark_query_tiles<G, D, T>(s.query, a);
-  ArkStagedSoftmax<G> r = {};
-  r.top = -1e30f;
-  float* own = s.own[ark_warp()];
   for (int unit = ark_warp(); unit < units; unit += ARK_WARPS) {
     const int j = unit / SHARERS, place = unit % SHARERS;
     const int at = begin + unit * ROWS, n = end - at < ROWS ? end - at : ROWS;
@@ -276,7 +261,7 @@ ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q
       ark_stage_newest<D>(values + (newest - at) * D, s.current + D);
       __syncwarp();
     }
-    ark_stage_attend<G, D, ROWS, T>(keys, values, a, n, own, r);
+    ark_stage_attend<G, D, ROWS, T>(keys, values, a, n, s.own[ark_warp()], r);
     // The slot's next copy comes after these stores.
     if (patched) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     // The first of those who share the stage gives it back for all who do not.
@@ -284,17 +269,51 @@ ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q
     const ark_u32 warps = place == 0 ? static_cast<ark_u32>(ARK_WARPS + 1 - sharers) : 1u;
     ark_stage_left(c, t.fetch_begin + j, warps);
   }
-  ark_stages_grown(static_cast<ark_u32>((end - begin + STEP - 1) / STEP));
+  return units < ARK_WARPS ? units : ARK_WARPS;
+}
+
+// coord: row, key/value head, split. False if the processor is to leave.
+template <typename T, int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int STEP, class Q,
+          class P, class O, class F>
+ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q query, P position,
+                                     O output, F fresh) {
+  constexpr float LOG2E = 1.44269504f;
+  constexpr int SHARERS = STEP % 32 == 0 ? 4 : 1;
+  auto& s = *reinterpret_cast<ArkStagedAttention<G, D>*>(ARK_SCRATCH(c));
+  const int head = t.coord[1], split = t.coord[2];
+  const ArkGrown grown =
+      ark_grown(static_cast<ark_u32>(position.p[0]), CONTEXT, static_cast<ark_u32>(split), SPLITS);
+  const int begin = static_cast<int>(grown.begin), end = static_cast<int>(grown.end);
+  const int newest = static_cast<int>(grown.newest);
+  if (!ark_enter(c)) return false;
+  ark_attention_gather<G, KV_HEADS, D>(c, s.query, t.coord[0], head, newest < end, scale * LOG2E,
+                                       query, fresh);
+  ark_gathered();
+  const int stages = (end - begin + STEP - 1) / STEP;
+  uint4 a[D / 32][2];
+  ark_query_tiles<G, D, T>(s.query, a);
+  ArkStagedSoftmax<G> r = {};
+  r.top = -1e30f;
+  float* own = s.own[ark_warp()];
+  // Where a head is one task and each warp may have a stage of its own, that takes less than
+  // sharing them in several rounds. A warp has room for so many positions' powers.
+  constexpr bool ALONE = SPLITS == 1 && STEP <= D;
+  int parts = 0;
+  if (ALONE && stages <= ARK_WARPS && stages * SHARERS > 2 * ARK_WARPS) {
+    parts = ark_staged_share<ALONE ? 1 : SHARERS, G, D, STEP, T>(c, t, s, begin, end, newest, a, r);
+  } else {
+    parts = ark_staged_share<SHARERS, G, D, STEP, T>(c, t, s, begin, end, newest, a, r);
+  }
+  ark_stages_grown(static_cast<ark_u32>(stages));
   // What one warp has done alone it publishes alone; else each that had positions has a part.
-  if (units <= 1) {
+  if (parts <= 1) {
     if (ark_warp() != 0) return true;
     ark_stage_part<G, D>(r, own);
     __syncwarp();
     ark_staged_join<G, D, SPLITS>(c, t, s, output, 1, ark_lane(), 32);
   } else {
-    if (ark_warp() < units) ark_stage_part<G, D>(r, own);
+    if (ark_warp() < parts) ark_stage_part<G, D>(r, own);
     ark_gathered();
-    const int parts = units < ARK_WARPS ? units : ARK_WARPS;
     ark_staged_join<G, D, SPLITS>(c, t, s, output, parts, ark_tid(), ARK_THREADS);
   }
   return true;

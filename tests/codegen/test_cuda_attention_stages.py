@@ -1,0 +1,200 @@
+"""How warps take a part of attention from the ring's stages, run on the host: 32 threads are a
+warp's lanes, one warp after the other, against NumPy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ark_cuda")
+
+from ark_cuda.tasks import inline
+
+GROUP, WIDTH, STEP, WARPS = 4, 64, 64, 4
+OWN = GROUP * (WIDTH + 2)  # a warp's part: sums, maximum and denominator of each head
+
+HOST = r"""
+#include <array>
+#include <barrier>
+#include <cmath>
+#include <cstdint>
+#include <thread>
+#include <vector>
+#define ARK_DEVICE static inline
+typedef uint32_t ark_u32;
+constexpr int ARK_WARPS = 4;
+struct alignas(16) uint4 { uint32_t x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct float2 { float x, y; };
+struct Half { uint16_t bits; };
+struct ArkCtx {};
+struct ArkTask { ark_u32 fetch_begin; };
+static thread_local int lane, number;
+static std::barrier<> together(32);
+static int ark_lane() { return lane; }
+static int ark_warp() { return number; }
+static void __syncwarp() { together.arrive_and_wait(); }
+static float value(uint32_t bits) {
+  float v;
+  bits <<= 16;
+  __builtin_memcpy(&v, &bits, 4);
+  return v;
+}
+static void ark_narrow(Half* to, float a, float b) {
+  const float both[2] = {a, b};
+  for (int i = 0; i < 2; ++i) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &both[i], 4);
+    to[i].bits = static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+  }
+}
+static float2 ark_pair(const Half*, uint32_t word) { return {value(word), value(word >> 16)}; }
+static void ark_unpack(float (&to)[8], const uint4& v, const Half*) {
+  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+  for (int i = 0; i < 8; ++i) to[i] = value(words[i / 2] >> i % 2 * 16);
+}
+static float ark_exp2(float v) { return std::exp2(v); }
+static float shown[32];
+static float __shfl_sync(unsigned, float v, int from) {
+  together.arrive_and_wait();
+  shown[lane] = v;
+  together.arrive_and_wait();
+  return shown[from];
+}
+static float ark_shfl_xor(float v, int mask) { return __shfl_sync(0u, v, lane ^ mask); }
+static bool __any_sync(unsigned, bool v) {
+  bool any = false;
+  for (int i = 0; i < 32; ++i) any |= __shfl_sync(0u, v ? 1.0f : 0.0f, i) != 0.0f;
+  return any;
+}
+static uint32_t operands[32][6];
+static void ark_multiply_tile(const Half*, float (&d)[4], const uint4& a, uint32_t b0,
+                              uint32_t b1) {
+  together.arrive_and_wait();
+  const std::array<uint32_t, 6> own{a.x, a.y, a.z, a.w, b0, b1};
+  for (int i = 0; i < 6; ++i) operands[lane][i] = own[i];
+  together.arrive_and_wait();
+  const auto half = [](uint32_t word, int k) { return value(k % 2 ? word >> 16 : word & 0xffffu); };
+  for (int e = 0; e < 4; ++e) {
+    const int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
+    for (int k = 0; k < 16; ++k) {
+      const uint32_t a = operands[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+      const uint32_t b = operands[column * 4 + k % 8 / 2][4 + k / 8];
+      d[e] += half(a, k) * half(b, k);
+    }
+  }
+}
+static char* ring;        // stages of keys and values, one behind the other
+static ark_u32* arrived;  // by stage: for how many warps it has been given back
+static const char* ark_stage(ArkCtx&, ark_u32 stage) { return ring + stage * 16384u; }
+static void ark_stage_left(ArkCtx&, ark_u32 stage, ark_u32 warps) {
+  together.arrive_and_wait();
+  if (lane == 0) arrived[stage] += warps;
+}
+"""
+
+CALLS = r"""
+using Shared = ArkStagedAttention<4, 64>;
+template <int SHARERS>
+static int lane_of(Shared& s, int begin, int end, int newest) {
+  ArkCtx c;
+  const ArkTask t{0u};
+  uint4 a[2][2];
+  ark_query_tiles<4, 64, Half>(s.query, a);
+  ArkStagedSoftmax<4> r = {};
+  r.top = -1e30f;
+  const int parts = ark_staged_share<SHARERS, 4, 64, 64, Half>(c, t, s, begin, end, newest, a, r);
+  if (number < parts) ark_stage_part<4, 64>(r, s.own[number]);
+  return parts;
+}
+extern "C" int run(int sharers, int begin, int end, int newest, const float* query,
+                   const float* current, char* stages, ark_u32* left, float* own) {
+  static Shared s;
+  int parts = 0;
+  ring = stages, arrived = left;
+  for (int i = 0; i < 256; ++i) s.query[i] = query[i];
+  for (int i = 0; i < 128; ++i) s.current[i] = current[i];
+  for (int w = 0; w < ARK_WARPS; ++w) {
+    std::vector<std::thread> lanes;
+    for (int i = 0; i < 32; ++i) {
+      lanes.emplace_back([&, i] {
+        lane = i, number = w;
+        const int made = sharers == 1 ? lane_of<1>(s, begin, end, newest)
+                                      : lane_of<4>(s, begin, end, newest);
+        if (i == 0) parts = made;
+      });
+    }
+    for (auto& each : lanes) each.join();
+    for (int i = 0; i < 264; ++i) own[w * 264 + i] = s.own[w][i];
+  }
+  return parts;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder: Path = tmp_path_factory.mktemp("stages")
+    source, library = folder / "stages.cpp", folder / "stages.so"
+    text = inline.header("attention_stream.h")
+    fence = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
+    assert text.count(fence) == 1
+    text = text.replace(fence, "{}")
+    parts = [
+        text[text.index(begin) : text.index(end)]
+        for begin, end in [
+            ("// Two values in the type's precision", "// Joins and publishes the first warps'"),
+            ("// This warp's share of the positions", "// coord: row, key/value head, split."),
+        ]
+    ]
+    source.write_text(HOST + "".join(parts) + CALLS)
+    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
+    subprocess.run([*command, "-Wno-unknown-pragmas", source, "-o", library], check=True)
+    return ctypes.CDLL(str(library))
+
+
+def bf16(values: np.ndarray) -> np.ndarray:
+    """Rounded to bf16, in fp32."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize("sharers", [1, 4])
+@pytest.mark.parametrize(("positions", "newest"), [(250, 249), (192, 500), (65, 64)])
+def test_stages_taken_alone_and_shared_give_numpys_attention(
+    device: ctypes.CDLL, sharers: int, positions: int, newest: int
+) -> None:
+    """positions: of the part; newest: the iteration's own, whose key and value are no stage's."""
+    rng = np.random.default_rng(positions)
+    query = rng.standard_normal((GROUP, WIDTH)).astype(np.float32) / 4
+    cache = bf16(rng.standard_normal((2, positions, WIDTH)))
+    current = rng.standard_normal((2, WIDTH)).astype(np.float32)
+    count = -(-positions // STEP)
+    stages = np.zeros((count, 2, STEP, WIDTH), np.float32)
+    for at in range(positions):
+        stages[at // STEP, :, at % STEP] = cache[:, at]
+    if newest < positions:
+        cache[:, newest] = bf16(current)
+        stages[newest // STEP, :, newest % STEP] = 100.0  # what the slot had before
+    memory = np.zeros(count * 16384 + 128, np.uint8)
+    ring = memory[-memory.ctypes.data % 128 :][: count * 16384]
+    ring[:] = (stages.view(np.uint32) >> 16).astype(np.uint16).ravel().view(np.uint8)
+    left, own = np.zeros(count, np.uint32), np.zeros((WARPS, OWN), np.float32)
+    arrays = (query, current, ring, left, own)
+    pointers = [ctypes.c_void_p(a.ctypes.data) for a in arrays]
+    parts = device.run(sharers, 0, positions, newest, *pointers)
+    assert parts == min(WARPS, -(-positions * sharers // STEP))
+    assert (left == WARPS).all()  # each slot is given back for every warp, and once
+    part = own[:parts].reshape(parts, GROUP, WIDTH + 2).astype(np.float64)
+    top = part[:, :, WIDTH].max(0)
+    share = np.exp(part[:, :, WIDTH] - top)
+    got = (share[..., None] * part[..., :WIDTH]).sum(0) / (share * part[..., -1]).sum(0)[:, None]
+    scores = query.astype(np.float64) @ cache[0].T.astype(np.float64) * np.log(2.0)
+    power = np.exp(scores - scores.max(1, keepdims=True))
+    want = power / power.sum(1, keepdims=True) @ cache[1]
+    np.testing.assert_allclose(got, want, atol=2e-4)
