@@ -26,6 +26,7 @@ from ark.plan import kind as kinds
 from ark.plan.types import Plan, PlanBuffer, PlanOp, PlanTensor
 from ark.plan.verify import verify
 from ark.runtime import cache as kept
+from tests import custom
 from tests.slow import SLOW
 
 __all__ = ["compiled", "plans", "tasks", "types_for", "united"]
@@ -174,6 +175,16 @@ def _experts(dtype: DataType) -> None:
     ark.expert_linear(products, ark.tensor((72, 24, 40), dtype), chosen)
 
 
+def _custom(dtype: DataType) -> None:
+    if dtype is int32:
+        custom.count_up()(ark.tensor([150], dtype), ark.tensor([150], dtype), twice=True)
+        return
+    x = ark.tensor([9, 40], dtype)
+    custom.scale()(x, ark.tensor([40], dtype))
+    custom.blur()(x)
+    custom.shares()(x)
+
+
 _CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...] = (
     ("elementwise", _elementwise, (fp32, fp16, bf16, int32)),
     ("regions", _regions, (fp32, fp16, bf16)),
@@ -184,6 +195,7 @@ _CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...]
     ("experts", _experts, FLOATS),
     ("types", _types, ALL),
     ("indexing", _indexing, ALL),
+    ("custom", _custom, ALL),
 )
 
 

@@ -89,8 +89,8 @@ def shared_library(
             done = _run([*command, first, "-o", str(out), *options])
             if done.returncode != 0 or not out.is_file():
                 raise SystemError(
-                    f"the C++ compiler {' '.join(command)} refused {what}: {complaint(done)}; set "
-                    "CXX to one that compiles C++17"
+                    f"the C++ compiler {' '.join(command)} refused {what} (it must compile C++17; "
+                    f"CXX may name another): {complaint(done)}"
                 )
             return out.read_bytes(), done.stderr
     except OSError as error:

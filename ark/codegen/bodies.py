@@ -117,6 +117,7 @@ class Bodies:
             self._common[unnamed] = len(self.names)
         rule = dialect.maps.get(op.kind)
         code = self._append(op, name, rule(sig, machine) if rule else ())
+        self.headers.update(dict.fromkeys(kind.texts(sig)))
         if runs:
             self.runs.add(code)
         if own:

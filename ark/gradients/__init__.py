@@ -2,9 +2,10 @@
 
 reverse walks a graph backwards, regions knows gradients by memory, the other modules hold the
 rules: pointwise (with derivatives), movement, windows, reductions, products,
-ranks. optim: optimizers.
+ranks, custom. optim: optimizers.
 """
 
+from ark.gradients import custom as custom
 from ark.gradients import optim
 from ark.gradients import ranks as ranks
 from ark.gradients import reductions as reductions

@@ -8,6 +8,7 @@ nothing of what is asked for (no tensor, no such axis, a size below 1) is an Inv
 from inspect import isfunction
 
 from ark.frontend.tensor import provided
+from ark.ops import custom_lowering as custom_lowering
 from ark.ops import decoder as decoder
 from ark.ops import fusion as fusion
 from ark.ops import sequences as sequences
@@ -31,6 +32,7 @@ from ark.ops.communication.collectives import (
     reduce_scatter,
 )
 from ark.ops.communication.messages import recv, send, send_done
+from ark.ops.custom import custom_op
 from ark.ops.decoder import last_row, rope_kv, rotary_embedding
 from ark.ops.elementwise import (
     add,
@@ -192,6 +194,7 @@ __all__ = [
     "cross_entropy",
     "cumprod",
     "cumsum",
+    "custom_op",
     "dequantize",
     "detach",
     "div",

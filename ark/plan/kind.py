@@ -126,6 +126,10 @@ class TaskKind(ABC):
         """Device code that the bodies stand on, in order; the writer emits each text once."""
         return ()
 
+    def texts(self, sig: Signature) -> tuple[str, ...]:
+        """The same of this signature's body alone, behind the headers."""
+        return ()
+
     def scratch(self, sig: Signature, machine: Machine) -> int:
         """Bytes of shared memory that the task needs besides the ring."""
         return 0

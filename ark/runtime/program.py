@@ -9,11 +9,13 @@ from ark._version import __version__
 from ark.backend.devices import Binary, KernelDevice
 from ark.backend.protocol import Backend, KernelBackend, Target
 from ark.codegen.writer import Emitted, write
-from ark.errors import BaseError
+from ark.errors import BaseError, ModelError, SystemError
 from ark.machine import Machine
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.runtime import cache
+from ark.tasks.custom import CUSTOM
+from ark.tasks.custom_form import complaints
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,21 @@ def build(
     """Emits and compiles; the key is the source, the compiler with its flags, and the target."""
     emitted, target, name = _emitted(plan, machine, backend, arch, phases)
     begun = _begun.pop(name, None)
-    binary, cached = begun.result() if begun else _made(name, emitted, target, backend)
+    try:
+        binary, cached = begun.result() if begun else _made(name, emitted, target, backend)
+    except SystemError as error:
+        raise _of_user(error, plan, arch) or error from None
     return Program(emitted, binary, cached, name)
+
+
+def _of_user(error: SystemError, plan: Plan, arch: str) -> ModelError | None:
+    """What the compiler has against the text of a custom op, if that is why it refused."""
+    ops = [op.params for op in plan.ops if op.kind == CUSTOM]
+    said = complaints(str(error), ((str(p["name"]), str(p["digest"])) for p in ops))
+    if not said:
+        return None
+    names = ", ".join(dict.fromkeys(str(p["name"]) for p in ops))
+    return ModelError(f"the text of a custom op ({names}) does not compile for {arch}:\n{said}")
 
 
 def _made(name: str, emitted: Emitted, target: Target, backend: KernelBackend) -> Made:

@@ -20,6 +20,7 @@ from ark.models.config import LlamaConfig, Rope
 from ark.models.plans import make_plans
 from ark.plan import serialize
 from ark.plan.types import Plan
+from tests import custom
 from tests.fuzz import mutate
 
 MACHINE = "cpu-2"
@@ -135,6 +136,14 @@ def _attending() -> None:
     ark.random_uniform([3, 4], 7, ark.tensor([1], ark.int64))
 
 
+def _custom() -> None:
+    """Ops whose text this process has registered."""
+    x = ark.tensor([6, 9])
+    custom.scale()(custom.blur()(x), ark.tensor([9]))
+    custom.shares()(x)
+    custom.count_up()(ark.tensor([70], ark.int32), ark.tensor([70], ark.int32), twice=True)
+
+
 def _paged() -> None:
     """Two sequences whose caches are pages of one pool."""
     caches = [ark.tensor([6, 2, 8, 16]) for _ in range(2)]
@@ -164,6 +173,7 @@ _BUILT: dict[str, Callable[[], None]] = {
     "attending": _attending,
     "paged": _paged,
     "types": _types,
+    "custom": _custom,
 }
 _DECODERS: dict[str, Callable[[], Plan]] = {
     "decoder": decoder,

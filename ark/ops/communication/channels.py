@@ -42,6 +42,7 @@ from ark.ops.views import refer
 from ark.tasks.combine import OPS, moved, tiles, words
 
 PREFIX = "symmetric."
+CUSTOM = "channel_custom"  # custom ops that touch a peer's memory, wait or signal
 
 
 def symmetric(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
@@ -80,6 +81,7 @@ class Channel:
         self.peer, self.tag, self.engine = int(peer), int(tag), engine
         self._arrived: tuple[IrTensor, ...] = ()  # what follows comes after these are written
         self._moved: tuple[IrTensor, ...] = ()  # what was written since the last signal or flush
+        self._seen = len(graph.nodes)  # of which custom ops moved nothing that is not told yet
 
     def put(self, source: Any, target: Any, signal: bool = False) -> None:
         """Copies `source` into the peer's `target`, a symmetric tensor or a part of one.
@@ -119,6 +121,14 @@ class Channel:
         self._add("channel_reduce", [x.ir], there, {"op": op})
         self._moved += (there,)
 
+    def there(self, target: Any) -> Tensor:
+        """The peer's `target`, a symmetric tensor or a part of one, as custom ops take it: as a
+        result (a put), updated in place (a reduction) or as an input (a get).
+
+        Signals and flushes of the channel come after what such ops have moved, as after puts.
+        """
+        return Tensor(self._at_peer(self._symmetric("there", target)), self._model)
+
     def signal(self, after: Sequence[Any] = (), relaxed: bool = False) -> None:
         """Lets the peer's next `wait` end: once for each signal, in their order.
 
@@ -126,9 +136,7 @@ class Channel:
         made (say what was computed from memory that the peer may now overwrite). relaxed: not
         after what was moved since the last flush.
         """
-        self._flag("channel_signal", () if relaxed else self._moved, after)
-        if not relaxed:
-            self._moved = ()
+        self._flag("channel_signal", () if relaxed else self._take_moved(), after)
 
     def wait(self, *tensors: Any) -> tuple[Tensor, ...]:
         """Waits for the peer's next signal. The tensors, as ops may use them that come after it."""
@@ -142,8 +150,8 @@ class Channel:
         What follows on the channel comes after it, relaxed signals too; so do users of the tensors
         that are returned. What was put from may be overwritten without it: plans see to that.
         """
-        token = self._flag("channel_flush", self._moved, ())
-        self._arrived, self._moved = (*self._arrived, token), ()
+        token = self._flag("channel_flush", self._take_moved(), ())
+        self._arrived = (*self._arrived, token)
         return tuple(self._behind(t, token) for t in tensors)
 
     def send(self, source: Any) -> None:
@@ -158,6 +166,23 @@ class Channel:
         """Receives the peer's next message into `output`, of its shape and type."""
         tensor = as_tensor(output)
         return result("channel_recv", [], tensor.ir.shape, tensor.ir.dtype, tensor, self._attrs())
+
+    def after(self, made: Sequence[IrTensor]) -> None:
+        """What follows on the channel comes after these, which a custom op made that waited."""
+        self._arrived = (*self._arrived, *made)
+
+    def _take_moved(self) -> tuple[IrTensor, ...]:
+        """All that was moved since the last signal or flush, by custom ops too."""
+        nodes = self._model.graph.nodes
+        by_ops = [
+            out
+            for node in nodes[self._seen :]
+            if node.type == CUSTOM
+            and any(t.buffer.rank == self.peer for t in (*node.inputs, *node.outputs))
+            for out in node.outputs
+        ]
+        moved, self._moved, self._seen = (*self._moved, *by_ops), (), len(nodes)
+        return moved
 
     def _attrs(self, more: dict[str, Any] | None = None) -> dict[str, Any]:
         return {"peer": self.peer, "tag": self.tag, "engine": self.engine, **(more or {})}

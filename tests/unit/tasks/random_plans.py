@@ -19,6 +19,7 @@ from ark.models.config import LlamaConfig
 from ark.models.plans import make_plans
 from ark.plan.types import Plan
 from ark.plan.verify import verify
+from tests import custom
 
 
 def target(processors: int, packets: bool = False) -> Machine:
@@ -201,6 +202,18 @@ def _windows(d: Draw, dtype: DataType) -> None:
     ark.cast(ark.dequantize(weight, scales, scales), int4)
 
 
+def _custom(d: Draw, dtype: DataType) -> None:
+    if dtype is int32:
+        n = d.int(1, 150)
+        custom.count_up()(d.tensor([n], dtype), d.tensor([n], dtype), twice=d.one((False, True)))
+        return
+    m, k = d.int(1, 13), d.int(1, 20)
+    x = d.tensor([m, k], dtype)
+    custom.scale()(x, d.tensor([k], dtype), by=d.one((2.0, 3.0)))
+    custom.blur()(x)
+    custom.shares()(x)
+
+
 Family = Callable[[Draw, DataType], None]
 FAMILIES: tuple[Family, ...] = (
     _elementwise,
@@ -214,6 +227,7 @@ FAMILIES: tuple[Family, ...] = (
     _indexing,
     _windows,
     _regions,
+    _custom,
 )
 SEEDS = int(os.environ.get("ARK_ACCESS_SEEDS", "1"))
 

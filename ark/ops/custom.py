@@ -1,0 +1,268 @@
+"""Ops whose device text the user writes: one text in the words of the device ABI, for every vendor.
+
+    scale = ark.custom_op("scale", TEXT, "x[m, k] -> y[m, k]", tile={"m": 4},
+                          constants={"by": 2.0})
+    y = scale(x, by=3.0)
+
+The text has a template `ARK_DEVICE void scale(ArkCtx& c, const Task& task, X x, Y y)`, which is
+called for each tile. docs/custom-ops.md walks through it; what the text touches is what the
+signature says (ark.tasks.custom_form), and the planner and the verifier believe it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ark.errors import InvalidUsageError
+from ark.frontend.model import Model
+from ark.frontend.tensor import Tensor, as_tensor
+from ark.ir import values as ir
+from ark.ir.dtype import DataType
+from ark.ir.values import whole
+from ark.ops.communication.channels import CUSTOM, Channel
+from ark.ops.custom_checks import (
+    Types,
+    check_apart,
+    check_types,
+    constant_of,
+    cut_of,
+    made_by,
+    scratch_of,
+    sizes_of,
+    text_of,
+    types_of,
+)
+from ark.plan.params import INT_MAX
+from ark.tasks import custom_form
+from ark.tasks.custom_form import Form, Operand
+
+
+class CustomOp:
+    """An op of the user's; calling it adds a node to the current model.
+
+    Inputs come in the signature's order. By name: constants, sizes of axes that no input has, and
+    for a result the tensor that it is written to. Returns the result, or a tuple of several.
+    waits, signals: channels; each task waits for the peer's task of the same number, of the next
+    op there that signals, and tells the peer's when it has ended. ModelError where shapes or types
+    do not fit the signature.
+    """
+
+    def __init__(
+        self,
+        form: Form,
+        defaults: Mapping[str, Any],
+        result_types: Mapping[str, DataType],
+        sizes: Callable[..., Mapping[str, int]] | None,
+        reference: Callable[..., Any] | None,
+        backward: CustomOp | None,
+    ) -> None:
+        self.name, self.digest = form.name, custom_form.register(form)
+        self.reference, self.backward = reference, backward
+        self._form, self._defaults, self._types = form, dict(defaults), dict(result_types)
+        self._sizes = sizes
+        key = (self.digest, sizes, reference, backward)
+        self._number = _NUMBERS.setdefault(key, len(_NUMBERS))
+        _OPS[self._number] = self
+
+    def __repr__(self) -> str:
+        operands = {o.name: custom_form.shown(o) for o in self._form.operands}
+        left = ", ".join(operands[o.name] for o in self._form.operands if o.read)
+        right = ", ".join(operands[name] for name in self._form.results)
+        return f"<custom op {self.name}: {left} -> {right}>"
+
+    def __call__(
+        self,
+        *inputs: Any,
+        waits: Channel | Sequence[Channel] = (),
+        signals: Channel | Sequence[Channel] = (),
+        name: str = "",
+        **named: Any,
+    ) -> Any:
+        form = self._form
+        read = [o for o in form.operands if o.read]
+        if len(inputs) != len(read):
+            raise InvalidUsageError(
+                f"{self.name} takes {len(read)} inputs ({', '.join(o.name for o in read)}), and "
+                f"{len(inputs)} were given"
+            )
+        tensors = dict(zip((o.name for o in read), map(as_tensor, inputs), strict=True))
+        given, sizes, constants = self._sorted(named)
+        known = sizes_of(form, {n: t.ir.shape for n, t in {**tensors, **given}.items()})
+        known = self._completed({**sizes, **known}, sizes, constants)
+        model = Model.get_model()
+        made = [
+            self._result(model, form.operands[form.place(n)], tensors, given, known, name)
+            for n in form.results
+        ]
+        check_apart(form, tensors, made)
+        check_types(form, {**{n: t.ir for n, t in tensors.items()}, **made_by(form, made)})
+        awaited, told = _channels(self.name, waits), _channels(self.name, signals)
+        attrs = {
+            "name": self.name,
+            "digest": self.digest,
+            "constants": constants,
+            "op": self._number,
+        }
+        read_from = [t.ir for t in tensors.values()]
+        between = any(t.buffer.rank >= 0 for t in (*read_from, *made))
+        if between or awaited or told:
+            attrs["waits"] = [(c.peer, c.tag) for c in awaited]
+            attrs["signals"] = [(c.peer, c.tag) for c in told]
+        type = CUSTOM if "waits" in attrs else "custom"
+        model.graph.add(type, read_from, made, attrs, name or self.name)
+        for channel in awaited:
+            channel.after(made)
+        results = tuple(Tensor(t, model) for t in made)
+        return results if len(results) > 1 else results[0]
+
+    def constants_of(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of another op that this one has too, by name."""
+        return {name: value for name, value in given.items() if name in self._form.constants}
+
+    def _sorted(
+        self, named: Mapping[str, Any]
+    ) -> tuple[dict[str, Tensor], dict[str, int], dict[str, Any]]:
+        """Results' tensors, axes' sizes and constants among what a call names."""
+        form, given, sizes = self._form, {}, {}
+        constants = dict(self._defaults)
+        targets = [o.name for o in form.operands if o.written and not o.read]
+        for word, value in named.items():
+            if word in form.constants:
+                constants[word] = constant_of(self.name, word, form.constants[word], value)
+            elif word in targets:
+                given[word] = as_tensor(value)
+            elif word in form.axes:
+                sizes[word] = whole(f"{self.name}: {word}", value)
+            else:
+                words = (*form.constants, *targets, *form.axes)
+                raise InvalidUsageError(
+                    f"{self.name} knows nothing called {word!r}; it has {', '.join(words)}"
+                )
+        for missing in (n for n in form.constants if n not in constants):
+            raise InvalidUsageError(f"{self.name}: give a value for the constant {missing}")
+        return given, sizes, {n: constants[n] for n in form.constants}
+
+    def _completed(
+        self, known: dict[str, int], named: Mapping[str, int], constants: Mapping[str, Any]
+    ) -> dict[str, int]:
+        """The sizes of all axes: by the inputs, by name, or by the op's own function."""
+        for axis, n in named.items():
+            if known[axis] != n:
+                raise InvalidUsageError(
+                    f"{self.name}: {axis} is {n}, and the operands' shapes say {known[axis]}"
+                )
+        missing = [axis for axis in self._form.axes if axis not in known]
+        if missing and self._sizes is not None:
+            known = {**self._sizes(**known, **constants), **known}
+            missing = [axis for axis in self._form.axes if axis not in known]
+        if missing:
+            raise InvalidUsageError(
+                f"{self.name}: no input says how large {missing[0]} is; name it in the call "
+                f"({missing[0]}=8), or give custom_op a function sizes="
+            )
+        for axis, n in known.items():
+            if not 1 <= whole(f"{self.name}: {axis}", n) <= INT_MAX:
+                raise InvalidUsageError(f"{self.name}: {axis} is {n}; expected 1 or more")
+        return known
+
+    def _result(
+        self,
+        model: Model,
+        operand: Operand,
+        tensors: Mapping[str, Tensor],
+        given: Mapping[str, Tensor],
+        sizes: Mapping[str, int],
+        name: str,
+    ) -> ir.Tensor:
+        """The tensor that a result is: a new one, or what was there before on the same memory."""
+        if target := tensors.get(operand.name) or given.get(operand.name):
+            return model.graph.rewrite(target.ir, name)
+        dtype = self._types.get(operand.name)
+        if dtype is None:
+            if not tensors:
+                raise InvalidUsageError(
+                    f"{self.name} has no input whose type {operand.name} could have; say it by "
+                    "dtypes="
+                )
+            dtype = next(iter(tensors.values())).ir.dtype
+        shape = [sizes[dim.axis] if dim.axis else dim.size for dim in operand.dims]
+        last = operand.name if len(self._form.results) > 1 else ""
+        label = model.graph.scoped(".".join(part for part in (name or self.name, last) if part))
+        return model.new_tensor(shape, dtype, name=label)
+
+
+_OPS: dict[int, CustomOp] = {}  # by number
+# Equal ops, down to what Python says of them, have one number: graphs of ranks are compared.
+_NUMBERS: dict[tuple[object, ...], int] = {}
+
+
+def of_attrs(attrs: Mapping[str, Any]) -> CustomOp:
+    """The op that a node with these attributes calls."""
+    return _OPS[attrs["op"]]
+
+
+def _channels(name: str, given: Any) -> tuple[Channel, ...]:
+    found = (given,) if isinstance(given, Channel) else tuple(given)
+    for channel in found:
+        if not isinstance(channel, Channel):
+            raise InvalidUsageError(
+                f"{name}: waits and signals are channels, not {channel!r:.60}; make one with "
+                "ark.comm.channel"
+            )
+    return found
+
+
+def custom_op(
+    name: str,
+    source: Any,
+    signature: str,
+    tile: Mapping[str, int | None] | None = None,
+    dtypes: Mapping[str, Types] | None = None,
+    constants: Mapping[str, Any] | None = None,
+    sizes: Callable[..., Mapping[str, int]] | None = None,
+    scratch: int = 0,
+    scratch_each: Mapping[str, int] | None = None,
+    reference: Callable[..., Any] | None = None,
+    backward: CustomOp | None = None,
+) -> CustomOp:
+    """An op of one's own, by a device function that every vendor's compiler gets as it is.
+
+    name: of the op and of its function. source: the text, or the path of a file (pathlib.Path).
+    signature: `x[m, k], w[k] -> y[m, k]`, the operands by axes (docs/custom-ops.md); what stands on
+    both sides is updated in place. tile: the axes that tasks are cut by, with the indices of a
+    tile, None for as many as give each processor one; by default one task does all. dtypes: the
+    type, or types, that operands may have; a result has the first, by default the first input's.
+    constants: by name a bool, int or float, the default, or one of these types where a call must
+    give it. sizes: of axes that no input has, by those that are known and the constants. scratch:
+    bytes of shared memory; scratch_each: more of it by axis, for each index of a tile. reference:
+    the same in NumPy, of the inputs and the constants. backward: the op that makes the inputs'
+    gradients of the inputs and the results' gradients. InvalidUsageError says what does not fit.
+    """
+    file, text = text_of(name, source)
+    kinds, defaults = {}, {}
+    for word, value in (constants or {}).items():
+        kind = value if isinstance(value, type) else type(value)
+        if kind not in (bool, int, float):
+            raise InvalidUsageError(
+                f"custom op {name!r}: the constant {word} is {value!r:.60}; expected a bool, an "
+                "int or a float, or one of these types"
+            )
+        kinds[word] = kind.__name__
+        if not isinstance(value, type):
+            defaults[word] = constant_of(name, word, kind.__name__, value)
+    allowed = {word: types_of(name, word, given) for word, given in (dtypes or {}).items()}
+    form = custom_form.parse(
+        name,
+        file,
+        text,
+        signature,
+        cut_of(name, tile or {}),
+        {word: [t.name for t in types] for word, types in allowed.items()},
+        kinds,
+        scratch_of(name, scratch, scratch_each or {}),
+    )
+    if backward is not None and not isinstance(backward, CustomOp):
+        raise InvalidUsageError(f"custom op {name!r}: backward is {backward!r:.60}, no custom op")
+    first = {word: types[0] for word, types in allowed.items()}
+    return CustomOp(form, defaults, first, sizes, reference, backward)

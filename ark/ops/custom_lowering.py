@@ -1,0 +1,93 @@
+"""How calls of custom ops become tasks, and what they mean in NumPy."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.errors import ModelError, UnsupportedError
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.ops.communication.channels import CUSTOM
+from ark.ops.custom import of_attrs
+from ark.ops.custom_checks import made_by
+from ark.plan.groups import Group, RemoteSemaphore
+from ark.tasks import custom_form
+from ark.tasks.custom_form import Form
+
+
+def _reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    op = of_attrs(attrs)
+    if op.reference is None:
+        raise UnsupportedError(
+            f"the custom op {op.name!r} has no reference to compare with; give custom_op one by "
+            "reference="
+        )
+    made = op.reference(*inputs, **attrs["constants"])
+    arrays = [np.asarray(a) for a in (made if isinstance(made, (tuple, list)) else (made,))]
+    wanted = len(custom_form.get(attrs["name"], attrs["digest"]).results)
+    if len(arrays) != wanted:
+        raise ModelError(
+            f"the reference of the custom op {op.name!r} makes {len(arrays)} arrays; its signature "
+            f"has {wanted} results"
+        )
+    return arrays
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    form = custom_form.get(node.attrs["name"], node.attrs["digest"])
+    tensors = dict(zip((o.name for o in form.operands if o.read), node.inputs, strict=True))
+    tensors |= made_by(form, node.outputs)
+    operands = [tensors[o.name] for o in form.operands]
+    sizes = form.sizes({o.name: tensors[o.name].shape for o in form.operands})
+    tile = dict(_tiles(form, sizes, lowering.machine.processors))
+    kept = ("name", "digest", "constants")
+    params = {**{key: node.attrs[key] for key in kept}, "tile": tile}
+    places = [range(0, sizes[axis], n) for axis, n in tile.items()] or [range(1)]
+    group = lowering.emit("custom", params, operands, list(itertools.product(*places)))
+    if node.type == CUSTOM:
+        _pair(lowering, node, group)
+
+
+def _pair(lowering: Lowering, node: Node, group: Group) -> None:
+    """Each task's waits and signals: a counter for every tile of every op on a channel."""
+    rank = lowering.graph.rank
+    peers = {t.buffer.rank for t in (*node.inputs, *node.outputs)}
+    peers |= {peer for what in ("waits", "signals") for peer, _ in node.attrs[what]}
+    if lowering.far(*peers):
+        raise UnsupportedError(
+            f"op {node.name!r}: custom ops reach peers on this host alone; send to others by a "
+            "channel's send, or put"
+        )
+
+    def tiles(source: int, target: int, tag: int) -> list[RemoteSemaphore]:
+        key = f"channel{tag}.{source}.{target}.custom"
+        name = f"{key}.{lowering.number(key)}"
+        return [lowering.semaphore(target, f"{name}.tile{i}") for i in range(len(group.coords))]
+
+    told = [tiles(rank, peer, tag) for peer, tag in node.attrs["signals"]]
+    awaited = [tiles(peer, rank, tag) for peer, tag in node.attrs["waits"]]
+    group.sends = list(zip(*told, strict=True)) if told else []
+    group.awaits = [tuple((c, 1) for c in each) for each in zip(*awaited, strict=True)]
+
+
+def _tiles(form: Form, sizes: Mapping[str, int], processors: int) -> Iterator[tuple[str, int]]:
+    """The tile by axis: what the form says, and of the others shares for the processors."""
+    tasks = 1
+    for axis, n in form.tile.items():
+        tasks *= -(-sizes[axis] // n) if n else 1
+    for axis, n in form.tile.items():
+        if n:
+            yield axis, min(n, sizes[axis])
+            continue
+        parts = min(sizes[axis], max(1, processors // tasks))
+        tasks *= parts
+        yield axis, -(-sizes[axis] // parts)
+
+
+register("custom", _reference, _lower)
+register(CUSTOM, None, _lower, names_ranks=True, iteration_barrier=True)

@@ -1,0 +1,34 @@
+// What bodies of custom ops are given of an axis: the indices that the task has of it, [begin, end)
+// of `size`, at most `tile` of them.
+template <int TILE, int SIZE>
+struct ArkAxis {
+  static constexpr int tile = TILE;
+  static constexpr int size = SIZE;
+  int begin;
+  int end;
+};
+template <int TILE, int SIZE>
+ARK_DEVICE ArkAxis<TILE, SIZE> ark_axis(int begin) {
+  return {begin, SIZE - begin < TILE ? SIZE : begin + TILE};
+}
+
+// Elements of operands of fewer than four dimensions, by as many indices as there are.
+template <typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM, class... I>
+ARK_DEVICE T* ark_address(const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x, I... i) {
+  static_assert(sizeof...(I) >= 1 && sizeof...(I) <= 4, "an operand has one to four indices");
+  if constexpr (sizeof...(I) == 4) {
+    return x.p + ark_at(x, i...);
+  } else {
+    return ark_address(x, 0, i...);
+  }
+}
+// As floats, whatever the element type.
+template <typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM, class... I>
+ARK_DEVICE float ark_load(ArkCtx&, const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x, I... i) {
+  return ark_get(ark_address(x, i...), 0);
+}
+template <typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM, class... I>
+ARK_DEVICE void ark_store(ArkCtx&, const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& y, float v,
+                          I... i) {
+  ark_put(ark_address(y, i...), 0, v);
+}

@@ -1,0 +1,143 @@
+"""Tasks whose body a user wrote (ark.custom_op).
+
+params: name and digest of the form (ark.tasks.custom_form), which this process must have
+registered; tile, by axis that is cut; constants by name. operands: as the form lists them. coord:
+the first index of the tile, by axis that is cut. Emitted by ark.ops.custom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from ark.errors import InvalidUsageError
+from ark.ir.dtype import by_name
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.params import INT_MAX, Params, Places, Size, count, need, typed
+from ark.tasks import custom_form, text
+from ark.tasks.custom_form import Dim, Form
+from ark.tasks.custom_words import macros
+
+CUSTOM = "custom"
+# What compilers say of a call that does not fit its function names no line of ark's.
+_CALL = '#line 1 "{name}.call"\n{call}#line 1 "loop"\n'
+Value = bool | Annotated[int, msgspec.Meta(ge=-INT_MAX, le=INT_MAX)] | float
+_CTYPES = {"bool": "bool", "int": "int", "float": "float"}
+
+
+class CustomParams(Params, frozen=True):
+    name: str
+    digest: str
+    tile: dict[str, Size]
+    constants: dict[str, Value]
+
+
+def form_of(sig: Signature) -> Form:
+    """The form of an op's tasks; PlanError if this process has not registered it."""
+    return custom_form.get(sig.params["name"], sig.params["digest"])
+
+
+def sizes_of(sig: Signature, form: Form) -> dict[str, int]:
+    """The axes' sizes."""
+    operands = zip(form.operands, sig.operands, strict=True)
+    return form.sizes({f.name: o.shape for f, o in operands})
+
+
+class Custom(TaskKind):
+    name = CUSTOM
+    params = CustomParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        form = form_of(sig)
+        count(sig, len(form.operands))
+        for index, operand in enumerate(form.operands):
+            found = typed(sig, index, *(operand.dtypes or (sig.operands[index].dtype,)))
+            need(not by_name(found.dtype).packed, f"operand {index} is {found.dtype}")
+        try:
+            sizes = sizes_of(sig, form)
+        except InvalidUsageError as error:
+            need(False, str(error))
+        tile, constants = sig.params["tile"], sig.params["constants"]
+        need(
+            set(tile) == set(form.tile) and all(n <= sizes[a] for a, n in tile.items()),
+            f"its tile is {dict(tile)}, expected sizes of {', '.join(form.tile) or 'no axis'}",
+        )
+        kinds = {name: type(value).__name__ for name, value in constants.items()}
+        need(
+            kinds == form.constants,
+            f"its constants are {kinds}, expected {dict(form.constants)}",
+        )
+
+    def places(self, sig: Signature) -> Places:
+        form, tile = form_of(sig), sig.params["tile"]
+        sizes = sizes_of(sig, form)
+        return Places(tuple(range(0, sizes[a], tile[a]) for a in form.tile) or (range(1),))
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        form = form_of(sig)
+        begin = dict(zip(form.tile, coord, strict=False))
+        made = []
+        for index, (operand, found) in enumerate(zip(form.operands, sig.operands, strict=True)):
+            spans = [
+                _span(sig, dim, n, begin) for dim, n in zip(operand.dims, found.shape, strict=True)
+            ]
+            lo, hi = tuple(s[0] for s in spans), tuple(s[1] for s in spans)
+            made += [Access(index, lo, hi)] if operand.read else []
+            made += [Access(index, lo, hi, write=True)] if operand.written else []
+        return made
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        form = form_of(sig)
+        sizes, fixed, each = sizes_of(sig, form), *form.scratch
+        return fixed + sum(n * sig.params["tile"].get(a, sizes[a]) for a, n in each.items())
+
+    def headers(self) -> tuple[str, ...]:
+        return (text.header("custom.h"),)
+
+    def texts(self, sig: Signature) -> tuple[str, ...]:
+        form = form_of(sig)
+        undone = "".join(f"#undef {name}\n" for name in macros(form.text))
+        return (
+            f'namespace {_space(form)} {{\n#line 1 "{form.file}"\n{form.text}\n{undone}'
+            f'#line 1 "loop"\n}}\n',
+        )
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        form, tile = form_of(sig), sig.params["tile"]
+        members, begins = [], []
+        coords = {axis: f"t.coord[{i}]" for i, axis in enumerate(form.tile)}
+        for axis, n in sizes_of(sig, form).items():
+            kind = f"<{tile.get(axis, n)}, {n}>"
+            members.append(f"  ArkAxis{kind} {axis};\n")
+            begins.append(f"ark_axis{kind}({coords.get(axis, '0')})")
+        for constant, kind in form.constants.items():
+            value = sig.params["constants"][constant]
+            written = text.literal(value) if kind == "float" else str(value).lower()
+            members.append(f"  static constexpr {_CTYPES[kind]} {constant} = {written};\n")
+        operands = [text.given(sig, i, not o.written) for i, o in enumerate(form.operands)]
+        listed = ",\n      ".join(["c", f"{name}_tile{{{', '.join(begins)}}}", *operands])
+        call = f"  {_space(form)}::{form.name}(\n      {listed});\n"
+        unused = "" if tile else "  (void)t;\n"
+        body = unused + _CALL.format(name=form.name, call=call)
+        return f"struct {name}_tile {{\n{''.join(members)}}};\n{text.function(name, body)}"
+
+
+def _space(form: Form) -> str:
+    """The namespace of a text, so that those of several ops may use one name."""
+    return f"custom_{form.digest[:16]}"
+
+
+def _span(sig: Signature, dim: Dim, n: int, begin: dict[str, int]) -> tuple[int, int]:
+    """The indices of a dimension that a task has."""
+    if dim.whole or dim.axis not in begin:
+        return 0, n
+    first = begin[dim.axis]
+    last = min(n, first + sig.params["tile"][dim.axis])
+    return max(0, first - dim.around), min(n, last + dim.around)
+
+
+register(Custom())

@@ -1,0 +1,308 @@
+"""What the user of a custom op says of it: operands by axes, how tasks are cut, its device text.
+
+`x[m, k], w[k] -> y[m, k]` names every operand's dimensions. An axis that the op cuts is there a
+task's tile of it; `all m` is all of it, `m+-2` the tile and two indices more at either side, a
+number a dimension of that size. What stands on both sides is updated in place. A form's digest
+stands for all that planner, verifier and writer take from it, so a plan names it (ark.tasks.custom)
+and carries none of it: a plan is data, and text that runs comes from the process alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ark.errors import InvalidUsageError, PlanError
+from ark.ir.dtype import by_name
+from ark.plan.params import INT_MAX
+from ark.plan.types import MAX_OPERANDS
+from ark.tasks.custom_words import check_words
+from ark.tasks.text import DIMS
+
+CALLED = ("name", "waits", "signals")  # words of a call
+MOST_AXES = 6  # that tasks are cut by: a task has as many coordinates
+Constant = bool | int | float
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_OPERAND = re.compile(r"\s*([A-Za-z]\w*)\s*\[([^\[\]]*)\]\s*")
+_PLACED = re.compile(r"(?:.*[\\/])?([\w.-]+)[:(]\d+")  # FILE:LINE: or FILE(LINE):
+_COMPLAINTS = 40  # lines of a compiler's
+_DIM = re.compile(r"\s*(?:(all)\s+)?([A-Za-z]\w*)\s*(?:\+-\s*(\d{1,9}))?\s*")
+# Words that an axis or a constant, a member of what a body is given, cannot be called.
+_WORDS = """
+all and asm auto bool break case catch char class const continue default delete do double else enum
+explicit export extern false float for friend goto if inline int long mutable namespace new not
+operator or private protected public register return short signed sizeof static struct switch
+template this throw true try typedef typename union unsigned using virtual void volatile while xor
+"""
+_KEYWORDS = frozenset(_WORDS.split())
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A dimension: a part of an axis, or (axis "") so many indices. whole: all of it for every
+    task. around: indices that a task has more of at either side of its tile.
+    """
+
+    axis: str
+    size: int = 0
+    whole: bool = False
+    around: int = 0
+
+
+@dataclass(frozen=True)
+class Operand:
+    """dtypes: the names of those that it may have; any, if there are none."""
+
+    name: str
+    dims: tuple[Dim, ...]
+    read: bool
+    written: bool
+    dtypes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Form:
+    """A custom op. operands: those that are read first, then those that are only written.
+
+    tile: by axis that is cut the indices of a tile; 0: as many as give each processor a tile.
+    constants: names with the types' names (bool, int, float). scratch: bytes of shared memory, and
+    by axis bytes for each index of a tile. file: what compilers call the text.
+    """
+
+    name: str
+    file: str
+    text: str
+    operands: tuple[Operand, ...]
+    results: tuple[str, ...]
+    tile: Mapping[str, int]
+    constants: Mapping[str, str]
+    scratch: tuple[int, Mapping[str, int]]
+
+    @property
+    def digest(self) -> str:
+        """The hash of all of it, as plans name the form."""
+        said = (
+            *(self.name, self.file, self.text, self.operands, self.results),
+            *(list(self.tile.items()), list(self.constants.items())),
+            *(self.scratch[0], list(self.scratch[1].items())),
+        )
+        return hashlib.sha256(repr(said).encode()).hexdigest()
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """All axes, in the order in which they are first named."""
+        named = (dim.axis for operand in self.operands for dim in operand.dims if dim.axis)
+        return tuple(dict.fromkeys(named))
+
+    def place(self, name: str) -> int:
+        """The number of an operand."""
+        return next(i for i, operand in enumerate(self.operands) if operand.name == name)
+
+    def sizes(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """The axes' sizes by the shapes of some operands; InvalidUsageError where they differ."""
+        found: dict[str, tuple[int, str]] = {}
+        for operand in (o for o in self.operands if o.name in shapes):
+            shape = tuple(shapes[operand.name])
+            if len(shape) != len(operand.dims):
+                raise InvalidUsageError(
+                    f"{self.name}: {operand.name} has shape {list(shape)}; expected "
+                    f"{shown(operand)}, {len(operand.dims)} dimensions"
+                )
+            for n, dim in zip(shape, operand.dims, strict=True):
+                known, where = found.get(dim.axis, (n, "")) if dim.axis else (dim.size, "")
+                if n != known:
+                    there = f"of {where} it is {known}" if where else f"it is to be {known}"
+                    raise InvalidUsageError(
+                        f"{self.name}: {operand.name} has shape {list(shape)}, where "
+                        f"{dim.axis or 'a dimension'} is {n}; {there}"
+                    )
+                if dim.axis:
+                    found.setdefault(dim.axis, (n, operand.name))
+        return {axis: n for axis, (n, _) in found.items()}
+
+
+def shown(operand: Operand) -> str:
+    """An operand as the signature has it."""
+    dims = []
+    for dim in operand.dims:
+        text = f"all {dim.axis}" if dim.whole else dim.axis or str(dim.size)
+        dims.append(f"{text}+-{dim.around}" if dim.around else text)
+    return f"{operand.name}[{', '.join(dims)}]"
+
+
+def parse(
+    name: str,
+    file: str,
+    text: str,
+    signature: str,
+    tile: Mapping[str, int | None],
+    dtypes: Mapping[str, Sequence[str]],
+    constants: Mapping[str, str],
+    scratch: tuple[int, Mapping[str, int]],
+) -> Form:
+    """The form that this says; InvalidUsageError says what is wrong with it."""
+    _check_name(name, "the op", "its function's name")
+    left, arrow, right = signature.partition("->")
+    if not arrow:
+        raise _wrong(name, f"the signature {signature!r} has no '->' before its results")
+    inputs, outputs = _operands(name, left), _operands(name, right)
+    if not outputs:
+        raise _wrong(name, f"the signature {signature!r} has no result behind '->'")
+    operands = [
+        Operand(n, dims, True, n in outputs, tuple(dtypes.get(n, ()))) for n, dims in inputs.items()
+    ]
+    operands += [
+        Operand(n, dims, False, True, tuple(dtypes.get(n, ())))
+        for n, dims in outputs.items()
+        if n not in inputs
+    ]
+    for both in (n for n in outputs if n in inputs and inputs[n] != outputs[n]):
+        raise _wrong(name, f"{both} is updated in place, and its dimensions differ on either side")
+    sizes = {axis: int(n or 0) for axis, n in tile.items()}
+    form = Form(name, file, text, tuple(operands), tuple(outputs), sizes, dict(constants), scratch)
+    _check(form, dtypes)
+    check_words(name, file, text)
+    return form
+
+
+def _wrong(name: str, what: str) -> InvalidUsageError:
+    return InvalidUsageError(f"custom op {name!r}: {what}")
+
+
+def _check_name(name: str, what: str, means: str) -> None:
+    if not _NAME.fullmatch(name) or name in _KEYWORDS or name.lower().startswith("ark"):
+        raise InvalidUsageError(
+            f"{what} is called {name!r}; {means} must be letters, digits and underscores, no word "
+            "of C++ and none that begins with ark"
+        )
+
+
+def _operands(name: str, text: str) -> dict[str, tuple[Dim, ...]]:
+    """One side of the signature."""
+    found: dict[str, tuple[Dim, ...]] = {}
+    at = 0
+    while text[at:].strip():
+        match = _OPERAND.match(text, at)
+        end = match.end() if match else at
+        if match is None or text[end : end + 1] not in ("", ","):
+            raise _wrong(name, f"{text[at:].strip()!r} is no operand; one is written like x[m, k]")
+        if match[1] in found:
+            raise _wrong(name, f"{match[1]} stands twice on one side of '->'")
+        _check_name(match[1], f"custom op {name!r}: an operand", "a name")
+        found[match[1]] = tuple(_dim(name, match[1], part) for part in match[2].split(","))
+        at = end + 1
+    return found
+
+
+def _dim(name: str, operand: str, text: str) -> Dim:
+    if text.strip().isdigit() and 1 <= int(text) <= INT_MAX:
+        return Dim("", int(text))
+    match = _DIM.fullmatch(text)
+    if match is None or (match[1] and match[3]):
+        raise _wrong(
+            name,
+            f"{text.strip()!r} is no dimension of {operand}; it may be an axis (m), all of one "
+            "(all m), one with neighbours (m+-2) or a size (3)",
+        )
+    _check_name(match[2], f"custom op {name!r}: an axis", "a name")
+    return Dim(match[2], 0, bool(match[1]), int(match[3] or 0))
+
+
+def _check(form: Form, dtypes: Mapping[str, Sequence[str]]) -> None:
+    """InvalidUsageError where the parts of a form do not belong together."""
+    names = [operand.name for operand in form.operands]
+    if len(names) > MAX_OPERANDS:
+        raise _wrong(form.name, f"it has {len(names)} operands; the most are {MAX_OPERANDS}")
+    for operand in form.operands:
+        if len(operand.dims) > DIMS:
+            raise _wrong(
+                form.name,
+                f"{shown(operand)} has {len(operand.dims)} dimensions; a body has {DIMS} indices: "
+                "ark.reshape it",
+            )
+        for dtype in operand.dtypes:
+            if by_name(dtype).packed:
+                raise _wrong(form.name, f"{operand.name} is {dtype}, whose elements share bytes")
+    for unknown in (n for n in dtypes if n not in names):
+        raise _wrong(form.name, f"dtypes names {unknown!r}; its operands are {', '.join(names)}")
+    axes = form.axes
+    for unknown in (n for n in (*form.tile, *form.scratch[1]) if n not in axes):
+        raise _wrong(form.name, f"it has no axis {unknown!r}; its axes are {', '.join(axes)}")
+    if len(form.tile) > MOST_AXES or any(not 0 <= n <= INT_MAX for n in form.tile.values()):
+        raise _wrong(
+            form.name,
+            f"the tile {dict(form.tile)} is not of up to {MOST_AXES} axes, 1 or more each",
+        )
+    for constant in form.constants:
+        _check_name(constant, f"custom op {form.name!r}: a constant", "a name")
+        if constant in axes or constant in names:
+            raise _wrong(form.name, f"{constant} is a constant and an operand or axis too")
+    for taken in (n for n in (*names, *axes, *form.constants) if n in CALLED):
+        raise _wrong(form.name, f"{taken} is what a call says something else by")
+    if any(n in names for n in axes):
+        raise _wrong(form.name, "an axis and an operand have one name")
+    _check_written(form)
+
+
+def _check_written(form: Form) -> None:
+    """Tasks of an op are not ordered among themselves: each result is written by tiles, once."""
+    for operand in (o for o in form.operands if o.written):
+        cut = [d.axis for d in operand.dims if d.axis and not d.whole]
+        for dim in operand.dims:
+            if (dim.whole and dim.axis in form.tile) or dim.around:
+                raise _wrong(
+                    form.name,
+                    f"{shown(operand)} is written, so that a task has its own tile of every axis: "
+                    f"say {dim.axis}",
+                )
+        for axis in (a for a in form.tile if a not in cut):
+            raise _wrong(
+                form.name,
+                f"tasks are cut by {axis}, which {shown(operand)} does not have: all of them would "
+                f"write it; give {operand.name} the axis {axis}, or do not cut it",
+            )
+        if len(set(cut)) < len(cut):
+            raise _wrong(form.name, f"{shown(operand)} has an axis twice")
+
+
+def complaints(said: str, names: Iterable[tuple[str, str]]) -> str:
+    """What a compiler said of the texts of these forms (name and digest), in its own words, with
+    the lines of text that it shows; nothing if it had nothing against them.
+    """
+    forms = [get(*name) for name in names]
+    files = {name for form in forms for name in (form.file, f"{form.name}.call")}
+    kept, shows = [], False
+    for line in said.splitlines():
+        placed = _PLACED.match(line)
+        if placed:
+            shows = placed[1] in files
+        elif not line.startswith(" "):
+            shows = False
+        if shows:
+            kept.append(line)
+    return "\n".join(kept[:_COMPLAINTS])
+
+
+_FORMS: dict[str, Form] = {}  # by digest
+
+
+def register(form: Form) -> str:
+    """Makes this process run the op where a plan names it; the digest by which it does."""
+    digest = form.digest
+    _FORMS[digest] = form
+    return digest
+
+
+def get(name: str, digest: str) -> Form:
+    """The form that a plan names; PlanError unless this process has registered that very one."""
+    form = _FORMS.get(digest)
+    if form is not None and form.name == name:
+        return form
+    others = [d for d, f in _FORMS.items() if f.name == name]
+    here = f"has another text or declaration of it ({others[-1][:12]})" if others else "has none"
+    raise PlanError(
+        f"the plan runs the custom op {name!r} (digest {digest[:12]}), and this process {here}; a "
+        "plan brings no code along: register the same one by ark.custom_op before the plan is used"
+    )

@@ -1,0 +1,28 @@
+// The steps of an all-reduce around a ring, for a tile of the elements each. Every vendor's
+// compiler gets this text as it is; docs/custom-ops.md lists its words.
+
+// The first: this rank's share of the mean goes to the next rank.
+template <class Task, class X, class Y>
+ARK_DEVICE void scale_and_put(ArkCtx& c, const Task& task, X x, Y there) {
+  for (int m = task.m.begin + ark_tid(); m < task.m.end; m += ARK_THREADS) {
+    ark_store(c, there, ark_load(c, x, m) * Task::by, m);
+  }
+}
+
+// What has come from the rank before is added, and goes on.
+template <class Task, class G, class T, class Y>
+ARK_DEVICE void add_and_forward(ArkCtx& c, const Task& task, G got, T total, Y there) {
+  for (int m = task.m.begin + ark_tid(); m < task.m.end; m += ARK_THREADS) {
+    const float v = ark_load(c, got, m);
+    ark_store(c, there, v, m);
+    ark_store(c, total, ark_load(c, total, m) + v, m);
+  }
+}
+
+// The last.
+template <class Task, class G, class T>
+ARK_DEVICE void add(ArkCtx& c, const Task& task, G got, T total) {
+  for (int m = task.m.begin + ark_tid(); m < task.m.end; m += ARK_THREADS) {
+    ark_store(c, total, ark_load(c, total, m) + ark_load(c, got, m), m);
+  }
+}

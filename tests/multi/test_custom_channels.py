@@ -1,0 +1,321 @@
+"""Channels in custom ops: tasks of the user's that put their tile to a peer, tell it, and wait for
+what peers put, on every backend; and plans in which an order is missing are refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.errors import InvalidUsageError, ModelError, PlanError, UnsupportedError
+from ark.frontend.model import Model, use_model
+from ark.ir.dtype import int32
+from ark.lower.pipeline import plan as make_plan
+from ark.plan.serialize import from_json, to_json
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from examples.ring import ring
+from tests.multi.test_channels import ITERATIONS, Body, N, add_up, counting, run, wanted
+from tests.multi.test_collectives import CPU_2, build, devices
+from tests.ranks import ThreadRanks, run_ranks
+from tests.slow import SLOW
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/custom-ops.md"
+TILE = 3000  # of N elements: several tasks on each processor
+MOVE = """
+// got + by goes on, and to the sum.
+template <class Task, class X, class Y>
+ARK_DEVICE void move(ArkCtx& c, const Task& task, X x, Y y) {
+  for (int m = task.m.begin + ark_tid(); m < task.m.end; m += ARK_THREADS) {
+    *ark_address(y, m) = *ark_address(x, m) + Task::by;
+  }
+}
+"""
+ADD = """
+template <class Task, class X, class Y>
+ARK_DEVICE void add_to(ArkCtx& c, const Task& task, X x, Y y) {
+  for (int m = task.m.begin + ark_tid(); m < task.m.end; m += ARK_THREADS) {
+    *ark_address(y, m) += *ark_address(x, m);
+  }
+}
+"""
+FORWARD = """
+template <class Task, class X, class T, class S, class Y>
+ARK_DEVICE void forward(ArkCtx& c, const Task& task, X got, T total, S sum, Y on) {
+  for (int m = task.m.begin + ark_tid(); m < task.m.end; m += ARK_THREADS) {
+    const auto v = *ark_address(got, m);
+    *ark_address(on, m) = v;
+    *ark_address(sum, m) = *ark_address(total, m) + v;
+  }
+}
+"""
+move = ark.custom_op("move", MOVE, "x[m] -> y[m]", {"m": TILE}, constants={"by": 0})
+around = ark.custom_op("move", MOVE, "x[m+-1] -> y[m]", {"m": TILE}, constants={"by": 0})
+coarse = ark.custom_op("move", MOVE, "x[m] -> y[m]", {"m": 2 * TILE}, constants={"by": 0})
+add_to = ark.custom_op("add_to", ADD, "x[m], y[m] -> y[m]", {"m": TILE})
+forward = ark.custom_op("forward", FORWARD, "got[m], total[m] -> sum[m], on[m]", {"m": TILE})
+
+
+def put_tiles(rank: int) -> None:
+    """Each tile leaves when it is made, and is added when it has come: no task for a signal."""
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        move(x, y=channel.there(inbox), signals=channel)
+    else:
+        add_to(inbox, ark.tensor([N], int32, name="total"), waits=channel)
+
+
+def put_then_signal(rank: int) -> None:
+    """One signal behind all tiles; parts of the memory in two ops."""
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        move(x[: N // 2], y=channel.there(inbox[: N // 2]))
+        move(x[N // 2 :], y=channel.there(inbox[N // 2 :]))
+        channel.signal()
+    else:
+        add_up(*channel.wait(inbox))
+
+
+def flush_then_relaxed(rank: int) -> None:
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        move(x, y=channel.there(inbox))
+        channel.flush()
+        channel.signal(relaxed=True)
+    else:
+        add_up(*channel.wait(inbox))
+
+
+def get_tiles(rank: int) -> None:
+    """A tile is fetched from the peer when the peer has made it."""
+    x, shared = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        move(x, y=shared, signals=channel)
+    else:
+        total = ark.tensor([N], int32, name="total")
+        add_to(channel.there(shared), total, waits=channel)
+
+
+def reduce_there(rank: int) -> None:
+    """Added to the peer's memory in place, tile by tile, there and back."""
+    x, sums = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 1:
+        move(ark.mul(x, 0), y=sums, signals=channel)
+        add_to(sums, ark.tensor([N], int32, name="total"), waits=channel)
+    else:
+        add_to(x, channel.there(sums), waits=channel, signals=channel)
+
+
+def twice(rank: int) -> None:
+    """One memory used twice in an iteration: a tile is put again when the first was read."""
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        there = channel.there(inbox)
+        move(ark.mul(x, -2), y=there, signals=channel)
+        move(ark.mul(x, 3), y=there, waits=channel, signals=channel)
+    else:
+        total = ark.tensor([N], int32, name="total")
+        total = add_to(inbox, total, waits=channel, signals=channel)
+        add_to(inbox, total, waits=channel)
+
+
+PROGRAMS = (put_tiles, put_then_signal, flush_then_relaxed, get_tiles, reduce_there, twice)
+BY_DEFAULT = (put_tiles, reduce_there)  # on the emulator
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "rocm"])
+def test_what_arrives_is_what_was_sent(name: str) -> None:
+    """In every iteration; as JSON and back, as any plan."""
+    with devices(name, 2) as (opened, machine):
+        for body in BY_DEFAULT if name == "rocm" and not SLOW else PROGRAMS:
+            plans = [from_json(to_json(p)) for p in build(2, body, machine)]
+            verify(plans)
+            iterations = 4 if name == "rocm" else ITERATIONS
+            got = run(plans, name, opened, iterations)
+            np.testing.assert_array_equal(got, wanted(N, iterations), body.__name__)
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_a_ring_all_reduce_of_the_users(world: int) -> None:
+    """Everybody's tiles go round, added on the way; each tile waits for itself alone."""
+
+    def body(rank: int) -> None:
+        x = counting()
+        x = ark.mul(x, rank + 1)
+        to, before = (ark.comm.channel((rank + d) % world) for d in (1, -1))
+        inboxes = [ark.comm.symmetric([N], int32) for _ in range(world - 1)]
+        move(x, y=to.there(inboxes[0]), signals=to)
+        for inbox, following in itertools.pairwise(inboxes):
+            x, _ = forward(inbox, x, on=to.there(following), waits=before, signals=to)
+        last = ark.copy(x)
+        add_to(inboxes[-1], last, waits=before)
+        add_up(last)
+
+    with devices("cpu", world) as (opened, machine):
+        plans = build(world, body, machine)
+        verify(plans)
+        assert not any(op.kind == "token" for op in plans[1].ops)
+        total = world * (world + 1) // 2
+        np.testing.assert_array_equal(run(plans, "cpu", opened), total * wanted(N))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_the_ring_of_the_page(world: int) -> None:
+    section = PAGE.read_text().split("## Channels")[1].split("\n## ")[0]
+    scope: dict[str, Any] = {"ark": ark}
+    for block in re.findall(r"```python\n(.*?)```", section, re.S):
+        exec(block, scope)
+
+    def body(rank: int) -> None:
+        x = ark.tensor([N], name="x0")
+        ark.copy(scope["mean"](x, rank, world), ark.tensor([N], name="found"))
+
+    given = np.random.default_rng(0).standard_normal((world, N)).astype(np.float32)
+    with devices("cpu", world) as (opened, machine):
+        plans = build(world, body, machine)
+        verify(plans)
+
+        def work(ranks: ThreadRanks) -> np.ndarray:
+            plan, device = plans[ranks.rank], opened[ranks.rank]
+            with Executor(plan, registry.get("cpu"), device, ranks=ranks) as executor:
+                executor.write("x0", given[ranks.rank])
+                executor.start(3).wait(60.0)
+                found = executor.read("found")
+                ranks.barrier()
+                return found
+
+        for found in run_ranks(world, work):
+            np.testing.assert_allclose(found, given.mean(0), rtol=1e-5, atol=1e-6)
+
+
+def scripts() -> None:
+    """What each rank does: the example; and an op whose text on rank 1 is another."""
+    ring.work("cpu", 2500, 2)
+    ark.init(backend="cpu")
+    text = MOVE + " " * ark.Model.get_rank()
+    ark.custom_op("move", text, "x[m] -> y[m]", constants={"by": 0})(ark.tensor([8], int32))
+    try:
+        with ark.Runtime() as runtime:
+            runtime.launch()
+    except PlanError as error:
+        assert "custom op 'move'" in str(error) and "has another text" in str(error)
+        return
+    raise AssertionError("ranks with different texts were launched")
+
+
+def test_the_example_and_ranks_that_differ_as_processes() -> None:
+    assert ark.launch(3, scripts) == 0
+
+
+def nobody_signals(rank: int) -> None:
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        move(x, y=channel.there(inbox))
+    else:
+        add_to(inbox, ark.tensor([N], int32), waits=channel)
+
+
+def nobody_waits(rank: int) -> None:
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        move(x, y=channel.there(inbox), signals=channel)
+    else:
+        add_to(inbox, ark.tensor([N], int32))
+
+
+def other_tiles(rank: int) -> None:
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        coarse(x, y=channel.there(inbox), signals=channel)
+    else:
+        add_to(inbox, ark.tensor([N], int32), waits=channel)
+
+
+def reads_beside_its_tile(rank: int) -> None:
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        move(x, y=channel.there(inbox), signals=channel)
+    else:
+        around(inbox, waits=channel)
+
+
+def put_again_too_early(rank: int) -> None:
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        there = channel.there(inbox)
+        move(x, y=there, signals=channel)
+        move(x, y=there, signals=channel)
+    else:
+        total = add_to(inbox, ark.tensor([N], int32), waits=channel)
+        add_to(inbox, total, waits=channel)
+
+
+def signal_too_early(rank: int) -> None:
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        channel.signal()
+        move(x, y=channel.there(inbox))
+    else:
+        add_up(*channel.wait(inbox))
+
+
+def both_wait_first(rank: int) -> None:
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    got = move(inbox, waits=channel)
+    move(ark.add(x, got), y=channel.there(inbox), signals=channel)
+
+
+UNORDERED = "nothing makes the second wait for the first"
+REFUSED: dict[Callable[[int], None], str] = {
+    nobody_signals: "awaited, never signalled|lacks",
+    nobody_waits: r"signals 'channel0\.0\.1\.custom\.0\.tile\d+', which rank 1 lacks",
+    other_tiles: "awaited, never signalled|lacks",
+    reads_beside_its_tile: UNORDERED,
+    put_again_too_early: UNORDERED,
+    signal_too_early: UNORDERED,
+    both_wait_first: "cannot all be met",
+}
+
+
+@pytest.mark.parametrize("body", REFUSED, ids=lambda b: b.__name__)
+def test_a_missing_order_is_refused(body: Body) -> None:
+    with pytest.raises(PlanError, match=REFUSED[body]):
+        verify(build(2, body))
+
+
+def test_what_cannot_be_is_said() -> None:
+    with use_model(Model(0, 2)) as model:
+        channel, inbox = ark.comm.channel(1), ark.comm.symmetric([8], int32)
+        x = ark.tensor([8], int32)
+        with pytest.raises(ModelError, match="memory of this rank alone"):
+            channel.there(x)
+        with pytest.raises(InvalidUsageError, match="waits and signals are channels"):
+            move(x, waits=[1])
+        with pytest.raises(ModelError, match="m is 8; of x it is 7"):
+            move(x[:7], y=channel.there(inbox))
+        with pytest.raises(InvalidUsageError, match=r"waits is what a call says something else by"):
+            ark.custom_op("move", MOVE, "x[m] -> waits[m]")
+        move(x, y=channel.there(inbox), signals=channel)
+        with pytest.raises(UnsupportedError, match="custom ops reach peers on this host alone"):
+            make_plan(model.graph, CPU_2, {"hosts": (0, 1)})
