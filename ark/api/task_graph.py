@@ -6,7 +6,6 @@ ark.api.task_plan, which finds out where each op runs.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -21,9 +20,10 @@ from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor
 from ark.ir import dtype as dtypes
 from ark.ir import values as ir
+from ark.records import dataclass
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Place:
     """Where a task info's tasks run. context: the number of their processor group."""
 

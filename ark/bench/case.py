@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ark.ir.dtype import DataType
+from ark.records import dataclass
 
 
 @dataclass(frozen=True)

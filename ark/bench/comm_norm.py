@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from ark.ir.graph import Graph
 from ark.lower.pipeline import plan as make_plan
 from ark.plan.types import Plan
 from ark.plan.verify import verify
+from ark.records import dataclass
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
 

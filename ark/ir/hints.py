@@ -6,7 +6,7 @@ and the scheduler follow them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ark.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from ark.plan.packing import to_meta
 from ark.plan.schedule import Schedule
 from ark.plan.serialize import machine_entry
 from ark.plan.types import Phase, Plan
+from ark.records import dataclass
 
 
 def plan(
@@ -83,7 +84,7 @@ def unscheduled(prepared: Prepared, meta: Mapping[str, Any] | None = None) -> Pl
     return _lowered(prepared, meta).plan
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Draft:
     """A plan without phases and counters, and what these are made of: the schedule and, by phase,
     the groups of tasks, each with its place in the program, and the number of the phase's variant.

@@ -5,7 +5,6 @@ Called by ark.lower.pipeline, and by ark.lower.ranks where ranks share a plan.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -33,6 +32,7 @@ from ark.lower.rewrite.waves import in_waves
 from ark.lower.rewrite.windows import read_windows
 from ark.machine import Machine
 from ark.plan.packing import Packing
+from ark.records import dataclass
 
 OPTIONS = (
     "cuts",
@@ -48,7 +48,7 @@ OPTIONS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Prepared:
     """A graph as it will be lowered. received: ids of the buffers between ranks that hold packets.
 

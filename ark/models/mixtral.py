@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import ClassVar
 
 import ark
@@ -11,6 +10,7 @@ from ark.errors import ModelError
 from ark.models.config import LlamaConfig, read_llama
 from ark.models.fields import Fields
 from ark.models.llama import Attention, Layer, Llama
+from ark.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ result the same bits wherever the order is the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -27,6 +26,7 @@ from ark.machine import Machine
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register
 from ark.plan.params import Params, Places, is_dense, need
 from ark.plan.types import MAX_OPERANDS
+from ark.records import dataclass
 from ark.tasks import text
 
 CHUNK = 16  # bytes: what one access moves, and four packets hold

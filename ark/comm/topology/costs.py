@@ -7,8 +7,10 @@ The simulator applies it; without one, nothing but links takes time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
+
+from ark.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ import torch
 import ark
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.ir.dtype import DataType
+from ark.records import dataclass
 
 
 @dataclass

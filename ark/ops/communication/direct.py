@@ -26,10 +26,11 @@ from ark.lower.tiling import split
 from ark.ops.copies import copy_box, dense, move
 from ark.ops.logits import gives_logits
 from ark.plan.types import MAX_OPERANDS
+from ark.records import dataclass
 from ark.tasks.combine import moved, tiles, words
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Exchanged:
     """All ranks' shares, the rank's own first, then the next rank's and so on round; the tiles that
     they are worked on in, `joined` of which came as one put; the buffers that hold packets, for

@@ -8,7 +8,8 @@ are those of the memory model chapters of LLVM's "User Guide for AMDGPU Backend"
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from ark.records import dataclass
 
 SCOPES = ("workgroup", "agent", "system")
 
