@@ -12,7 +12,6 @@ import functools
 import hashlib
 import importlib.util
 import subprocess
-import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
@@ -122,10 +121,18 @@ def _assemble(source: Source, target: Target, folder: Path) -> Path:
     return folder / "loop.s"
 
 
-def _zig(folder: Path, arguments: list[str]) -> str:
+@functools.cache
+def _zig_program() -> str:
+    """The program itself, before which `python -m ziglang` starts Python: three times a kernel."""
     _ziglang()
+    import ziglang
+
+    return str(Path(ziglang.__file__).parent / "zig")
+
+
+def _zig(folder: Path, arguments: list[str]) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "ziglang", *arguments],
+        [_zig_program(), *arguments],
         cwd=folder,
         capture_output=True,
         text=True,

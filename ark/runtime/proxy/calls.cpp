@@ -1,7 +1,6 @@
-// The proxy as a Python module. What a vendor adds, a Copies, lies in copies.h beside this file.
+// The proxy as functions of C, which __init__.py calls. What a vendor adds, a Copies, lies in
+// copies.h beside this file.
 #include "proxy.h"
-
-#include <pybind11/pybind11.h>
 
 #include <memory>
 
@@ -10,11 +9,7 @@
 #include "ucx.h"
 #endif
 
-namespace py = pybind11;
-
 namespace {
-
-using Bytes = std::string;
 
 // Memory that this process reaches is copied by the device's engines, what is on another host by
 // UCX. Operations of either end in the order of their starts, or are counted as if.
@@ -123,42 +118,82 @@ class Both : public ark::Engine {
 };
 
 struct Bound {
-  std::unique_ptr<Both> engine;
-  std::unique_ptr<ark::Proxy> proxy;
-  ~Bound() { proxy.reset(); }
+  Bound(const char* library, int device, uint64_t fifo, uint32_t slots, uint64_t abort)
+      : engine(library, device), proxy(fifo, slots, abort, engine) {}
+  Both engine;
+  ark::Proxy proxy;
+  std::string address, key;
 };
+
+// What this thread was told last: why its last call failed, or what stopped a proxy.
+thread_local std::string said;
+
+template <typename Call>
+int attempt(const Call& call) {
+  try {
+    call();
+    return 1;
+  } catch (const std::exception& error) {
+    said = error.what();
+    return 0;
+  }
+}
 
 }  // namespace
 
-PYBIND11_MODULE(ARK_MODULE, m) {
-  const auto free = py::call_guard<py::gil_scoped_release>();
-  py::class_<Bound> bound(m, "Proxy", py::module_local());
-  bound
-      .def(py::init([](uint64_t fifo, uint32_t slots, uint64_t abort, const std::string& library,
-                       int device) {
-        auto made = std::make_unique<Bound>();
-        made->engine = std::make_unique<Both>(library, device);
-        made->proxy = std::make_unique<ark::Proxy>(fifo, slots, abort, *made->engine);
-        return made;
-      }))
+// Those that return int return 0 where they failed, and proxy_failure says why. What is returned of
+// texts is valid until the thread's next call.
+#define ARK_CALL extern "C" __attribute__((visibility("default")))
+
+ARK_CALL const char* proxy_failure() { return said.c_str(); }
+
+// Null if it failed.
+ARK_CALL Bound* proxy_new(uint64_t fifo, uint32_t slots, uint64_t abort, const char* library,
+                          int device) {
+  Bound* made = nullptr;
+  attempt([&] { made = new Bound(library, device, fifo, slots, abort); });
+  return made;
+}
+
+ARK_CALL void proxy_delete(Bound* self) { delete self; }
+
 #if defined(ARK_UCX)
-      .def("network",
-           [](Bound& self, uint64_t begin, uint64_t nbytes) {
-             self.engine->ucx = std::make_unique<ark::Ucx>();
-             const Bytes key = self.engine->ucx->expose(begin, nbytes);
-             return py::make_tuple(py::bytes(self.engine->ucx->address()), py::bytes(key));
-           })
-      .def("connect", [](Bound& self, int rank, const Bytes& address,
-                         const Bytes& key) { self.engine->ucx->connect(rank, address, key); })
+// What a peer needs to reach the memory.
+ARK_CALL int proxy_network(Bound* self, uint64_t begin, uint64_t nbytes, const char** address,
+                           size_t* address_size, const char** key, size_t* key_size) {
+  return attempt([&] {
+    self->engine.ucx = std::make_unique<ark::Ucx>();
+    self->key = self->engine.ucx->expose(begin, nbytes);
+    self->address = self->engine.ucx->address();
+    *address = self->address.data();
+    *address_size = self->address.size();
+    *key = self->key.data();
+    *key_size = self->key.size();
+  });
+}
+
+ARK_CALL int proxy_connect(Bound* self, int rank, const char* address, size_t address_size,
+                           const char* key, size_t key_size) {
+  return attempt(
+      [&] { self->engine.ucx->connect(rank, {address, address_size}, {key, key_size}); });
+}
 #endif
-      .def("allow", [](Bound& self, uint64_t begin, uint64_t nbytes, int peer,
-                       uint64_t there) { self.proxy->allow({begin, begin + nbytes, peer, there}); })
-      .def(
-          "start", [](Bound& self) { self.proxy->start(); }, free)
-      .def(
-          "stop", [](Bound& self) { self.proxy->stop(); }, free)
-      .def("wake", [](Bound& self) { self.proxy->wake(); })
-      .def("error", [](Bound& self) { return self.proxy->error(); })
-      .def("served", [](Bound& self) { return self.proxy->served(); })
-      .def("rests", [](Bound& self) { return self.proxy->rests(); });
+
+ARK_CALL void proxy_allow(Bound* self, uint64_t begin, uint64_t nbytes, int peer, uint64_t there) {
+  self->proxy.allow({begin, begin + nbytes, peer, there});
+}
+
+ARK_CALL int proxy_start(Bound* self) {
+  return attempt([&] { self->proxy.start(); });
+}
+
+ARK_CALL void proxy_stop(Bound* self) { self->proxy.stop(); }
+ARK_CALL void proxy_wake(Bound* self) { self->proxy.wake(); }
+ARK_CALL uint32_t proxy_served(Bound* self) { return self->proxy.served(); }
+ARK_CALL uint64_t proxy_rests(Bound* self) { return self->proxy.rests(); }
+
+// Empty if nothing stopped it.
+ARK_CALL const char* proxy_error(Bound* self) {
+  said = self->proxy.error();
+  return said.c_str();
 }
