@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import stats
 
 import ark
 from ark.tasks.functions import FUNCTIONS
@@ -59,6 +58,8 @@ def test_words_and_numbers_of_every_step(backend: str) -> None:
 
 
 def test_they_are_distributed_as_they_should_be() -> None:
+    from scipy import stats  # 2 CPU s, in all processes that only look for tests too
+
     ark.init(backend="cpu")
     uniform = ark.random_uniform([200, 500], 1)
     normal = ark.random_normal([200, 500], 1, 1)

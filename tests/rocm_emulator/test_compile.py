@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from ark_rocm_emulator.compile import (
     assemble,
     compile_hip,
     to_assembly,
+    to_code,
     toolchain,
 )
 from ark_rocm_emulator.engine import core
@@ -25,6 +27,13 @@ extern "C" __global__ __launch_bounds__(128) void scale(float* x) {
 """
 
 
+def _loaded(code: bytes) -> list[bytes]:
+    """The segments of an ELF file that a device is given, without the file's own header."""
+    start, count = struct.unpack_from("<Q", code, 32)[0], struct.unpack_from("<H", code, 56)[0]
+    headers = [struct.unpack_from("<IIQQQQ", code, start + 56 * i) for i in range(count)]
+    return [code[max(at, 64) : at + size] for kind, _, at, _, _, size in headers if kind == 1]
+
+
 @pytest.mark.parametrize("arch", TARGETS)
 def test_the_same_source_gives_the_same_bytes(arch: str) -> None:
     first, second = compile_hip(KERNEL, arch), compile_hip(KERNEL, arch)
@@ -32,11 +41,22 @@ def test_the_same_source_gives_the_same_bytes(arch: str) -> None:
     assert first[:4] == b"\x7fELF" and b"scale.kd" in first
 
 
+@pytest.mark.parametrize("arch", TARGETS)
+def test_what_runs_is_what_the_assembly_says(arch: str) -> None:
+    """Instructions, descriptor and notes: what the linter reads in the text, the device gets."""
+    direct, through = compile_hip(KERNEL, arch), assemble(to_assembly(KERNEL, arch)[0], arch)
+    listings = [core().CodeObject(code).disassemble() for code in (direct, through)]
+    assert listings[0] == listings[1] and "s_endpgm" in listings[0]
+    assert _loaded(direct) == _loaded(through)
+
+
 def test_options_and_headers_reach_clang() -> None:
     source = '#include "part/value.h"\nextern "C" __global__ void f(int* x) { *x = VALUE + MORE; }'
     headers = [("part/value.h", "#define VALUE 1200\n")]
     text, said = to_assembly(source, "gfx942", ("-O3", "-DMORE=34"), headers=headers)
     assert "0x4d2" in text and said == ""
+    code, _ = to_code(source, "gfx942", ("-O3", "-DMORE=34"), headers)
+    assert "0x4d2" in core().CodeObject(code).disassemble()
 
 
 def test_launch_bounds_reach_the_code_object() -> None:

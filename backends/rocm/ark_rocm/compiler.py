@@ -40,7 +40,8 @@ _CLANG = (
     "-fms-extensions",
     "-fuse-cuid=none",
 )
-_ASSEMBLER = ("-x", "assembler", "-target", "amdgcn-amd-amdhsa", "-mcode-object-version=5")
+# To stop before the linker, which this clang cannot start, and yet write an object.
+_TO_OBJECT = ("-Xclang", "-emit-obj")
 _LOG_LINES = 30
 
 
@@ -67,7 +68,7 @@ class Compiler:
 def assembly(source: Source, target: Target) -> str:
     """The kernel as assembly text, for checks of what the compiler made of it."""
     with tempfile.TemporaryDirectory(prefix="ark-") as folder:
-        return _assemble(source, target, Path(folder)).read_text()
+        return _generated(source, target, Path(folder), ()).read_text()
 
 
 def _tool() -> str:
@@ -105,20 +106,17 @@ def _ziglang() -> str:
 def _with_clang(source: Source, target: Target) -> Binary:
     with tempfile.TemporaryDirectory(prefix="ark-") as name:
         folder = Path(name)
-        _assemble(source, target, folder)
-        _zig(
-            folder,
-            ["clang", *_ASSEMBLER, f"-mcpu={target.arch}", "-c", "loop.s", "-o", "loop.o"],
-        )
-        said = _zig(folder, ["ld.lld", "-shared", "loop.o", "-o", "loop.hsaco"])
+        made = _generated(source, target, folder, _TO_OBJECT)
+        said = _zig(folder, ["ld.lld", "-shared", made.name, "-o", "loop.hsaco"])
         return Binary((folder / "loop.hsaco").read_bytes(), ".hsaco", said)
 
 
-def _assemble(source: Source, target: Target, folder: Path) -> Path:
+def _generated(source: Source, target: Target, folder: Path, words: tuple[str, ...]) -> Path:
+    """The file that the code generator writes: text, or an object if `words` ask for one."""
     (folder / "loop.hip").write_text(source.text)
     arch = f"--offload-arch={target.arch}"
-    _zig(folder, ["clang", *_CLANG, *_COMMON, arch, "-S", "loop.hip", "-o", "loop.s"])
-    return folder / "loop.s"
+    _zig(folder, ["clang", *_CLANG, *_COMMON, *words, arch, "-S", "loop.hip", "-o", "loop.out"])
+    return folder / "loop.out"
 
 
 @functools.cache

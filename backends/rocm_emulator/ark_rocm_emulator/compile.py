@@ -1,9 +1,9 @@
 """Compile HIP to an AMD code object with nothing but clang: the stand-in's hiprtc and the tests
 call it.
 
-Three steps (HIP to assembly text, assembly to an object, the object to a shared one), because the
-clang inside the `ziglang` wheel cannot start its own linker. `ARK_ROCM_CLANG` and `ARK_ROCM_LLD`
-name another clang and ld.lld.
+Two steps (HIP to an object, the object to a shared one), because the clang inside the `ziglang`
+wheel cannot start its own linker; three where tests change the assembly text between.
+`ARK_ROCM_CLANG` and `ARK_ROCM_LLD` name another clang and ld.lld.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ _HIP_FLAGS = (
     "-Wno-unused-command-line-argument",
     _OBJECT_VERSION,
 )
+# To stop before the linker, and yet write an object.
+_TO_OBJECT = ("-Xclang", "-emit-obj")
 
 
 class CompileError(BaseError):
@@ -106,19 +108,31 @@ def to_assembly(
         CompileError: clang refused the source; the message holds its diagnostics.
     """
     with tempfile.TemporaryDirectory(prefix="ark-hip-") as folder:
-        program, text = Path(folder, "kernel.hip"), Path(folder, "kernel.s")
-        program.write_text(source)
-        for name, content in headers:
-            header = Path(folder, name)
-            header.parent.mkdir(parents=True, exist_ok=True)
-            header.write_text(content)
-        files = (f"-I{folder}", "-S", str(program), "-o", str(text))
         first = ("-include", str(PRELUDE)) if prelude else ()
-        said = _run(
-            [*toolchain().clang, *_HIP_FLAGS, f"--offload-arch={arch}", *first, *options, *files],
-            f"compiling HIP for {arch}",
-        )
+        text, said = _generated(Path(folder), source, arch, (*first, *options), headers)
         return text.read_text(), said
+
+
+def _generated(
+    folder: Path,
+    source: str,
+    arch: str,
+    options: Sequence[str],
+    headers: Sequence[tuple[str, str]],
+) -> tuple[Path, str]:
+    """The file of what clang makes of HIP source text, and what it said."""
+    program, out = folder / "kernel.hip", folder / "kernel.out"
+    program.write_text(source)
+    for name, content in headers:
+        header = folder / name
+        header.parent.mkdir(parents=True, exist_ok=True)
+        header.write_text(content)
+    files = (f"-I{folder}", "-S", str(program), "-o", str(out))
+    said = _run(
+        [*toolchain().clang, *_HIP_FLAGS, f"--offload-arch={arch}", *options, *files],
+        f"compiling HIP for {arch}",
+    )
+    return out, said
 
 
 def assemble(assembly: str, arch: str, options: Sequence[str] = ()) -> bytes:
@@ -142,11 +156,32 @@ def assemble(assembly: str, arch: str, options: Sequence[str] = ()) -> bytes:
             [*toolchain().clang, *target, _OBJECT_VERSION, "-c", str(text), "-o", str(part)],
             f"assembling for {arch}",
         )
-        _run([*toolchain().lld, "-shared", str(part), "-o", str(whole)], f"linking for {arch}")
-        return whole.read_bytes()
+        return _linked(part, whole, arch)
+
+
+def _linked(part: Path, whole: Path, arch: str) -> bytes:
+    _run([*toolchain().lld, "-shared", str(part), "-o", str(whole)], f"linking for {arch}")
+    return whole.read_bytes()
+
+
+def to_code(
+    source: str,
+    arch: str,
+    options: Sequence[str] = ("-O3",),
+    headers: Sequence[tuple[str, str]] = (),
+) -> tuple[bytes, str]:
+    """Compile HIP source text to a code object (.hsaco); arguments and errors as `to_assembly`.
+
+    Returns:
+        The code object, and what clang said (warnings).
+    """
+    with tempfile.TemporaryDirectory(prefix="ark-hip-") as name:
+        folder = Path(name)
+        words = ("-include", str(PRELUDE), *options, *_TO_OBJECT)
+        part, said = _generated(folder, source, arch, words, headers)
+        return _linked(part, folder / "kernel.hsaco", arch), said
 
 
 def compile_hip(source: str, arch: str, options: Sequence[str] = ("-O3",)) -> bytes:
-    """Compile HIP source text to a code object (.hsaco); arguments and errors as `to_assembly`."""
-    assembly, _ = to_assembly(source, arch, options)
-    return assemble(assembly, arch, options)
+    """The code object alone; see `to_code`."""
+    return to_code(source, arch, options)[0]

@@ -21,7 +21,7 @@ from typing import Any
 from ark.errors import InvalidUsageError, SystemError
 from ark.records import dataclass
 from ark_rocm_emulator import build
-from ark_rocm_emulator.compile import TARGETS, CompileError, assemble, to_assembly
+from ark_rocm_emulator.compile import TARGETS, CompileError, to_code
 
 VARIABLE = "ARK_ROCM_DEVICE"
 _PREFIX = "emulated:"
@@ -149,8 +149,7 @@ def _compile_for_hiprtc(
     target = arch.decode().split(":")[0]
     try:
         options_used = ["-D__HIPCC_RTC__=1", *words]
-        assembly, log = to_assembly(source.decode(), target, options_used, headers=pairs)
-        code = assemble(assembly, target, words)
+        code, log = to_code(source.decode(), target, options_used, headers=pairs)
     except (CompileError, SystemError) as error:
         log = str(error)
     library, _ = _library()
