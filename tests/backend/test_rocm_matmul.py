@@ -49,7 +49,7 @@ def values(shape: tuple[int, ...], dtype: DataType, seed: int) -> np.ndarray:
 
 # (rows of a, columns of b, k, transposes, types, tile): rows and columns beyond the last whole
 # tile; odd ones, parts of a step of k and rows that do not begin at multiples of 16 bytes, all of
-# which take the loop with tests.
+# which take the loop with tests; one step of k, and two, behind which none is fetched.
 LARGE = [
     (512, 256, 128, (False, True), (bf16, bf16, bf16), (256, 256)),
     (260, 300, 96, (False, False), (fp16, fp16, fp32), (256, 256)),
@@ -60,6 +60,7 @@ LARGE = [
     (300, 140, 64, (True, True), (bf16, bf16, fp32), (256, 128)),
     (130, 300, 70, (False, True), (bf16, bf16, bf16), (128, 256)),
     (200, 130, 160, (False, False), (fp16, fp16, fp32), (128, 128)),
+    (304, 140, 32, (True, False), (bf16, bf16, fp32), (256, 128)),
 ]
 
 

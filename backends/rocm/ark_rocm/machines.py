@@ -50,7 +50,7 @@ LINE = 128  # bytes of a line of the second-level cache, which CDNA and RDNA 3 s
 STAGE_BYTES = 4096  # of weights read in place: tasks are cut between rows, or pairs, of them
 TILE = (128, 128)  # of a matmul; two steps of both sides take 40 KB of shared memory
 # Tiles of 16-bit types and the share of their loop's issue slots that matrix units have, of gfx942.
-LARGE_TILES = ((256, 256, 0.87), (256, 128, 0.82), (128, 256, 0.82), (128, 128, 0.73))
+LARGE_TILES = ((256, 256, 0.9), (256, 128, 0.86), (128, 256, 0.86), (128, 128, 0.79))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,15 @@ ARK_DEVICE ark_local* ark_kept(ark_local* p) {
   return p;
 }
 
+// All but the last LEFT accesses of shared memory, and all of memory, have arrived: in the form in
+// which the compiler knows that it need not wait again. Of s_waitcnt's counters the others are at
+// their most.
+template <int LEFT>
+ARK_DEVICE void ark_await_local() {
+  __builtin_amdgcn_s_waitcnt(0xc07f | LEFT << 8);
+}
+ARK_DEVICE void ark_await_loads() { __builtin_amdgcn_s_waitcnt(0x0f70); }
+
 // Lane l has row l % 32 of both operands, the places 8 * (l / 32) and on of 16 along k. Sum e of a
 // block: row 8 * (e / 4) + 4 * (l / 32) + e % 4, column l % 32. Where an instruction takes 8 along
 // k, which ones it takes is the same for both operands, and so all the same.
@@ -69,7 +78,7 @@ ARK_DEVICE ark_large_sums ark_large_multiply(const ark_bf16*, ark_u16x8 a, ark_u
 // that 16 lanes that write their two halves meet no bank twice; and first, second and further
 // rows of 128 are 8 / GROUP slots further apart than they are long, so that lanes that read rows
 // side by side do not, and two writes are within reach of one instruction.
-template <int ROWS, bool ALONG_K, typename T>
+template <int ROWS, bool ALONG_K, int BUFFERS, typename T>
 struct ArkLargeStep {
   static constexpr int CHUNK = 128;  // rows that are sorted together
   static constexpr int PITCH = ALONG_K ? ROWS + 2 : ROWS + ROWS / CHUNK * 8;
@@ -77,13 +86,14 @@ struct ArkLargeStep {
   static constexpr int GROUP = 2 * MINE, GROUPS = ROWS / GROUP;
   static constexpr int WIDE = ALONG_K ? ARK_PIECE : GROUP;  // elements of a load
   static constexpr int LOADS = ALONG_K ? MINE : ARK_PIECE / 2;
+  static constexpr int NEAR = ARK_DEEP * sizeof(T);  // bytes between steps along k
   static constexpr int BYTES = PITCH * ARK_DEEP / ARK_PIECE * 16;
   static_assert(MINE == 1 || MINE == 2, "128 or 256 rows for 8 waves");
   typedef ark_u32 load __attribute__((ext_vector_type(WIDE / 2)));
   load loads[LOADS];
   ark_u64 base, stride;  // where all of the steps lie inside: of the next one; bytes between steps
   ark_u32 offsets[LOADS];
-  ark_local* to;  // of the thread's first piece, in the first step
+  ark_local *even, *odd;  // of the thread's first piece, by buffer
 
   ARK_METHOD static constexpr int slot(int row) {
     if (ALONG_K) return row;
@@ -108,9 +118,12 @@ struct ArkLargeStep {
     return near == 1 && aligned && far % WIDE == 0 && far > 0 && far < (1 << 20) &&
            side.depth % ARK_DEEP == 0 && (ALONG_K || side.rows % GROUP == 0);
   }
-  ARK_METHOD void begin(ark_local* tile) {
+  // tile: of the first buffer; bytes: from one to the next.
+  ARK_METHOD void begin(ark_local* tile, int bytes) {
     const int k = k_of(0), within = ALONG_K ? 0 : k % ARK_PIECE * 2;
-    to = ark_kept(tile + (k / ARK_PIECE * PITCH + slot(row_of(0))) * 16 + within);
+    const int at = (k / ARK_PIECE * PITCH + slot(row_of(0))) * 16 + within;
+    even = ark_kept(tile + at);
+    odd = BUFFERS == 1 ? even : ark_kept(tile + bytes + at);
   }
   ARK_METHOD void begin_inside(const ArkSide<T>& side) {
 #pragma unroll
@@ -120,17 +133,24 @@ struct ArkLargeStep {
       offsets[i] = static_cast<ark_u32>(at) * sizeof(T);
     }
     base = ark_uniform(reinterpret_cast<ark_u64>(side.at));
-    stride = ARK_DEEP * sizeof(T) * ark_uniform(static_cast<ark_u64>(side.k_stride));
+    stride = NEAR * ark_uniform(static_cast<ark_u64>(side.k_stride));
   }
-  // The next step; `more`: there is one behind it.
-  ARK_METHOD void fetch_inside(bool more) {
-    const auto* from = (const ark_global<char>*)base;
+  // Step s, behind the one before.
+  ARK_METHOD void fetch_inside(int s) {
+    // Where steps are a constant apart, every other one is an offset in its loads.
+    const bool odd = ALONG_K && s % 2 == 1;
+    const auto* from = (const ark_global<char>*)base + (odd ? NEAR : 0);
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
       asm volatile("" : "+v"(offsets[i]));  // 32 bits of it here, which the load itself adds
       loads[i] = *(const ark_global<load>*)(from + offsets[i]);
     }
-    base += more ? stride : 0u;
+    if (ALONG_K) {
+      base += odd ? 2 * NEAR : 0;
+    } else {
+      base += stride;
+    }
+    asm volatile("" : "+s"(base));  // a sum, which the compiler makes a multiple of its counter
   }
   ARK_METHOD void fetch(const ArkSide<T>& side, int k0) {
     const auto* from = (const ark_global<ark_u16>*)side.at;
@@ -149,12 +169,12 @@ struct ArkLargeStep {
       }
     }
   }
-  // at: of the step's buffer, in bytes.
-  ARK_METHOD void place(int at) const {
+  ARK_METHOD void place(int buffer) const {
+    ark_local* to = buffer == 0 ? even : odd;
     if constexpr (ALONG_K) {
       constexpr int NEXT = ARK_THREADS / 4 * 16;
 #pragma unroll
-      for (int i = 0; i < MINE; ++i) *(ark_in_local<ark_u32x4>*)(to + at + i * NEXT) = loads[i];
+      for (int i = 0; i < MINE; ++i) *(ark_in_local<ark_u32x4>*)(to + i * NEXT) = loads[i];
     } else {
       typedef ark_u32 half __attribute__((ext_vector_type(LOADS / 2)));
 #pragma unroll
@@ -165,7 +185,7 @@ struct ArkLargeStep {
           turned[e] = __builtin_amdgcn_perm(loads[2 * e + 1][row / 2], loads[2 * e][row / 2],
                                             row % 2 == 0 ? 0x05040100u : 0x07060302u);
         }
-        *(ark_in_local<half>*)(to + at + slot(row) * 16) = turned;
+        *(ark_in_local<half>*)(to + slot(row) * 16) = turned;
       }
     }
   }
@@ -199,8 +219,8 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
   constexpr int BLOCKS_M = TM / ARK_LARGE / WAVES_M, BLOCKS_N = TN / ARK_LARGE / WAVES_N;
   static_assert(BLOCKS_M % 2 == 0, "two halves of a wave's rows");
   static_assert(4 % WAVES_M == 0 && 4 % WAVES_N == 0, "a wave's blocks are as far apart as rows 0");
-  typedef ArkLargeStep<TM, A_ALONG_K, T> StepA;
-  typedef ArkLargeStep<TN, B_ALONG_K, T> StepB;
+  typedef ArkLargeStep<TM, A_ALONG_K, BUFFERS, T> StepA;
+  typedef ArkLargeStep<TN, B_ALONG_K, BUFFERS, T> StepB;
   typedef ArkLargeHalf<BLOCKS_M, WAVES_M * ARK_LARGE, StepA> HalfA;
   typedef ArkLargeHalf<BLOCKS_N, WAVES_N * ARK_LARGE, StepB> HalfB;
   constexpr int STEP = StepA::BYTES + StepB::BYTES;
@@ -241,21 +261,16 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
     // What stands between two of these stays between them.
     __builtin_amdgcn_sched_barrier(0);
   };
-  step_a.begin(tile_a);
-  step_b.begin(tile_b);
-  const auto place = [&](int at) __attribute__((always_inline)) {
-    step_a.place(at);
-    step_b.place(at);
+  step_a.begin(tile_a, STEP);
+  step_b.begin(tile_b, STEP);
+  const auto place = [&](int buffer) __attribute__((always_inline)) {
+    step_a.place(buffer);
+    step_b.place(buffer);
   };
-  // fetch(s): step s, from memory to registers. Beyond the last one whatever is there.
+  // fetch(s): step s, from memory to registers. The step behind the last one is whatever is there.
   const auto run = [&](const auto& fetch) __attribute__((always_inline)) {
-    fetch(0);
-    place(0);
-    fetch(1);
-    ark_sync();
-#pragma unroll 2
-    for (int s = 0; s < steps; ++s) {
-      const int now = s % BUFFERS * STEP, next = (s + 1) % BUFFERS * STEP;
+    const auto step = [&](int s, bool more) __attribute__((always_inline)) {
+      const int now = s % BUFFERS * STEP, next = (s + 1) % BUFFERS;
       first_a.read(mine_a + now, 0);
       first_b.read(mine_b + now, 0);
       __builtin_amdgcn_sched_barrier(0);
@@ -263,16 +278,29 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
       multiply(second_a, second_b, BLOCKS_M / 2);
       second_a.read(mine_a + now, 1);
       second_b.read(mine_b + now, 1);
+      // One wait for all of a kind: they have been under way for as long as matrix units were busy.
+      ark_await_local<BLOCKS_M + BLOCKS_N>();
       __builtin_amdgcn_sched_barrier(0);
       multiply(first_a, first_b, 0);
       if (BUFFERS == 1) ark_sync();
+      ark_await_loads();
+      __builtin_amdgcn_sched_barrier(0);
       place(next);
       __builtin_amdgcn_sched_barrier(0);
-      fetch(s + 2);
+      if (more) fetch(s + 2);
       __builtin_amdgcn_sched_barrier(0);
       multiply(first_a, first_b, BLOCKS_M / 2);
       ark_sync();
-    }
+    };
+    fetch(0);
+    place(0);
+    if (steps > 1) fetch(1);
+    ark_sync();
+    int s = 0;
+#pragma unroll 2
+    for (; s < steps - 2; ++s) step(s, true);
+#pragma unroll 1
+    for (; s < steps; ++s) step(s, false);
     multiply(second_a, second_b, 0);
     multiply(second_a, second_b, BLOCKS_M / 2);
   };
@@ -280,8 +308,8 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
     step_a.begin_inside(a);
     step_b.begin_inside(b);
     run([&](int s) __attribute__((always_inline)) {
-      step_a.fetch_inside(s + 1 < steps);
-      step_b.fetch_inside(s + 1 < steps);
+      step_a.fetch_inside(s);
+      step_b.fetch_inside(s);
     });
   } else {
     run([&](int s) __attribute__((always_inline)) {

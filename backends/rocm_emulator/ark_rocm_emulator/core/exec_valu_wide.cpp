@@ -51,10 +51,7 @@ Words even_odd(Words even, Words odd) { return _mm512_mask_blend_epi32(kOdd, eve
 Words not_carried(Words a, Words total) {
   return _mm512_maskz_set1_epi32(_mm512_cmple_epu32_mask(a, total), -1);
 }
-U64 carried(Words a, Words b, Words total) {   // with or without a carry into the sum
-  const Words bits = _mm512_ternarylogic_epi32(a, b, total, 0xd4);   // a & b | (a | b) & ~total
-  return _mm512_cmplt_epi32_mask(bits, _mm512_setzero_si512());
-}
+U64 bits_not_carried(Words a, Words total) { return _mm512_cmple_epu32_mask(a, total); }
 #elif defined(__AVX2__)
 #define ARK_WIDE_PRODUCTS 1
 using Words = __m256i;
@@ -75,10 +72,8 @@ Words even_odd(Words even, Words odd) { return _mm256_blend_epi32(even, odd, 0xa
 Words not_carried(Words a, Words total) {
   return _mm256_cmpeq_epi32(_mm256_max_epu32(a, total), total);
 }
-U64 carried(Words a, Words b, Words total) {   // with or without a carry into the sum
-  const Words bits = _mm256_or_si256(_mm256_and_si256(a, b),
-                                     _mm256_andnot_si256(total, _mm256_or_si256(a, b)));
-  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(bits)));
+U64 bits_not_carried(Words a, Words total) {
+  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(not_carried(a, total))));
 }
 #endif
 
@@ -103,21 +98,22 @@ void mad_u64_u32(Wave& w, const Inst& i) {
   };
   const int lanes = w.lanes;
   const Words one = same_words(1);
-  U64 carries = 0;
+  U64 within = 0;   // lanes without a carry out of 64 bits
   for (int l = 0; l < lanes; l += kWords) {
     const Words x = words(a, l), y = words(b, l);
     const Words addend_low = load_words(c + l), addend_high = load_words(c + kLanes + l);
     const Words even = product(x, y), odd = product(high_words(x), high_words(y));
     const Words low = even_odd(even, to_high(odd)), high = even_odd(high_words(even), odd);
     const Words sum_low = sum(low, addend_low);
-    // One more where the low halves carried: one more everywhere, and ~0 is one less.
-    const Words carry = sum(one, not_carried(low, sum_low));
-    const Words sum_high = sum(sum(high, addend_high), carry);
+    // One more where the low halves carried: one more everywhere, and ~0 is one less. A product's
+    // high half is 2^32 - 2 at most, so that this does not carry.
+    const Words with_carry = sum(sum(high, one), not_carried(low, sum_low));
+    const Words sum_high = sum(with_carry, addend_high);
     store_words(to + l, sum_low);
     store_words(to + kLanes + l, sum_high);
-    carries |= carried(high, addend_high, sum_high) << l;
+    within |= bits_not_carried(with_carry, sum_high) << l;
   }
-  w.put_mask(i, 1, carries);
+  w.put_mask(i, 1, ~within);
 }
 #endif
 
