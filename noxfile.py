@@ -103,7 +103,8 @@ def emulator_sweep(session: nox.Session) -> None:
     session.install("-e", ".[dev]")
     suite = "tests/rocm_emulator/"
     files = [f"{suite}test_kernels.py", f"{suite}test_defects.py", f"{suite}test_random_kernels.py"]
-    files += [f"{suite}test_stale.py", "tests/codegen/test_rocm_mutants.py"]
+    files += [f"{suite}test_random_flow.py", f"{suite}test_stale.py"]
+    files += ["tests/codegen/test_rocm_mutants.py"]
     session.run("pytest", "-q", *WORKERS, *files, *session.posargs, env={"ARK_EMULATOR_SWEEP": "1"})
     _emulate(session, CHECKED)
 
@@ -124,7 +125,8 @@ def second_clang(session: nox.Session) -> None:
         program.chmod(0o755)
         environment[variable] = str(program)
     suite = "tests/rocm_emulator/"
-    files = ("test_kernels.py", "test_random_kernels.py", "test_second_clang.py")
+    files = ("test_kernels.py", "test_random_kernels.py", "test_random_flow.py")
+    files += ("test_second_clang.py",)
     session.run("pytest", "-q", *WORKERS, *(suite + f for f in files), env=environment)
 
 
