@@ -74,7 +74,7 @@ def _emit_gather(
     lowering: Lowering, operands: Sequence[IrTensor], axis: int, elements: bool
 ) -> None:
     shape = operands[2].shape
-    tile = box_tile(shape, lowering.machine)
+    tile = box_tile(shape, lowering.machine, itemsize=operands[2].dtype.itemsize)
     params = {"axis": axis, "elements": elements, "tile": tile}
     lowering.emit("gather", params, operands, box_coords(shape, tile))
 

@@ -183,7 +183,7 @@ constexpr int ark_bits(int n) { return n <= 1 ? 0 : 1 + ark_bits(n / 2); }
 // reads it.
 template <int SIZE, int V, bool PAST, typename T, typename F>
 ARK_DEVICE void ark_move_line(T* to, const F* from) {
-  constexpr int U = 16, step = ARK_LANES * V;
+  constexpr int U = 8, step = ARK_LANES * V;
   for (int first = ark_lane() * V; first < SIZE; first += U * step) {
     decltype(ark_held<V>(from)) some[U];
 #pragma unroll
