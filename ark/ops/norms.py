@@ -17,8 +17,12 @@ from ark.lower.context import Lowering
 from ark.lower.parts import norm_sum
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords
+from ark.machine import Machine
 from ark.ops.base import float_dtype, result
 
+LEAST_DEALT = 32 << 20  # bytes of a result whose rows are dealt
+NARROW = 2  # bytes of their elements
+IDLE = 20  # of so many processors one may have no rows
 FEW = 1024  # elements of rows that one task normalises in the time of one row
 
 
@@ -40,11 +44,39 @@ def lower_rows(lowering: Lowering, node: Node) -> None:
     if asked:
         rows = asked[2]
     coords = box_coords((*shape[:3], 1), (1, 1, rows, 1))
+    many = _dealt(source, out, machine) if node.hints is None and node.type != "argmax" else 0
+    if many:
+        apart = (out.shape[0] // many, many, out.shape[1])
+        source, out = lowering.view(source, apart), lowering.view(out, apart)
+        params = {"function": node.type, "eps": node.attrs.get("eps", 0.0), "dealt": True}
+        coords = [(0, 0, i, 0) for i in range(many)]
+        lowering.emit("rownorm", {**params, "rows": apart[0]}, [source, *others, out], coords)
+        return
     if node.type == "argmax":
         lowering.emit("argmax", {"rows": rows}, [source, *others, out], coords)
         return
     params = {"function": node.type, "eps": node.attrs.get("eps", 0.0), "rows": rows}
     lowering.emit("rownorm", params, [source, *others, out], coords)
+
+
+def _dealt(source: IrTensor, out: IrTensor, machine: Machine) -> int:
+    """Processors that many rows of a large matrix are dealt to one by one, so that all go through
+    memory together; 0 where they are not, or would leave too many processors without rows. Rows of
+    wider elements, which some backends bring several ahead, are faster as they lie.
+    """
+    rows = out.shape[0]
+    large = out.dtype.nbytes(out.elements) >= LEAST_DEALT and out.dtype.itemsize <= NARROW
+    if (
+        not large
+        or machine.has("single_thread")
+        or len(out.shape) != 2
+        or source.shape != out.shape
+    ):
+        return 0
+    if not (source.dense and out.dense):
+        return 0
+    some = range(machine.processors, machine.processors - machine.processors // IDLE - 1, -1)
+    return next((p for p in some if p > 0 and rows % p == 0), 0)
 
 
 def _flat(lowering: Lowering, source: IrTensor, out: IrTensor) -> tuple[IrTensor, IrTensor]:

@@ -207,14 +207,15 @@ ARK_DEVICE void ark_rows_any(const In& in, const Out& out, Weight weight, int ro
   }
 }
 
-// A task of ROWS of the COUNT rows in dimension 2, each of K elements. V: of a pack, where E packs
-// a thread, R rows and TEAM warps hold rows in registers; 0 where they do not, and one thread has
-// SIDE sums. FOLDS: bytes of shared memory for sums, before those of a row that is kept.
+// A task of ROWS of the COUNT rows from coord[2] on, or of all of them, each of K elements. V: of a
+// pack, where E packs a thread, R rows and TEAM warps hold rows in registers; 0 where they do not,
+// and one thread has SIDE sums. FOLDS: bytes of shared memory for sums, before those of a row that
+// is kept.
 template <class OP, int ROWS, int COUNT, int K, int SIDE, bool KEEP, int FOLDS, int V, int E, int R,
           int TEAM, class In, class Out, class Weight>
 ARK_DEVICE void ark_row_norm(ArkCtx& c, const ArkTask& t, const In& in, const Out& out,
                              Weight weight, float eps, ark_u64 addresses) {
-  const int rows = t.coord[2] + ROWS < COUNT ? ROWS : COUNT - t.coord[2];
+  const int rows = ROWS == COUNT || t.coord[2] + ROWS < COUNT ? ROWS : COUNT - t.coord[2];
   char* red = ARK_SCRATCH(c);
   if constexpr (V > 0) {
     if (V == 1 || ark_aligned(addresses)) {

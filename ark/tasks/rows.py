@@ -1,7 +1,8 @@
 """Row-wise tiles: softmax and its logarithm, layernorm, rmsnorm over the last dimension.
 
-params: function, eps, rows (rows of dimension 2 per task). operands: input, [weight], output.
-coord: first index of dimensions 0 to 2. A row is held in registers by a warp or the block where it
+params: function, eps, rows (rows of dimension 2 per task), dealt (a task has all rows of dimension
+1, which lie apart, at one index of dimension 2). operands: input, [weight], output. coord: first
+index of dimensions 0 to 2. A row is held in registers by a warp or the block where it
 fits, in shared memory where that holds it, and is read again where not. rows.h has the device side.
 """
 
@@ -21,6 +22,7 @@ from ark.plan.params import (
     box,
     count,
     fits,
+    need,
     shaped,
     typed,
 )
@@ -47,18 +49,22 @@ def packs(operands: Sequence[OperandType], columns: int) -> int:
     return pack
 
 
-def row_places(shape: Sequence[int], rows: int) -> Places:
+def row_places(shape: Sequence[int], rows: int, dealt: bool = False) -> Places:
     """Coordinates of tasks of `rows` rows of a folded shape."""
-    return box((*fold(shape)[:3], 1), (1, 1, rows, 1))
+    return box((*fold(shape)[:3], 1), (1, rows, 1, 1) if dealt else (1, 1, rows, 1))
 
 
 def row_box(
-    shape: Sequence[int], coord: Sequence[int], rows: int, columns: int | None = None
+    shape: Sequence[int],
+    coord: Sequence[int],
+    rows: int,
+    columns: int | None = None,
+    dealt: bool = False,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The indices of such a task's rows, of all columns or the first ones."""
     sizes = fold(shape)
-    last = min(coord[2] + rows, sizes[2])
-    hi = (coord[0] + 1, coord[1] + 1, last, sizes[3] if columns is None else columns)
+    last = (rows, coord[2] + 1) if dealt else (coord[1] + 1, min(coord[2] + rows, sizes[2]))
+    hi = (coord[0] + 1, *last, sizes[3] if columns is None else columns)
     return unfold(shape, (*coord[:3], 0), hi)
 
 
@@ -68,17 +74,16 @@ def folds(machine: Machine) -> int:
 
 
 def row_constants(sig: Signature) -> tuple[int, int, int]:
-    """Rows of a task, rows of dimension 2, elements of a row."""
+    """Rows of a task, rows of the dimension along which it has them, elements of a row."""
     shape = fold(sig.operands[-1].shape)
-    return sig.params["rows"], shape[2], shape[3]
+    return sig.params["rows"], shape[1 if sig.params.get("dealt") else 2], shape[3]
 
 
 def operands(sig: Signature) -> tuple[str, ...]:
     """The texts of a body's operands: where a row is read and written, the weight, eps."""
     out = len(sig.operands) - 1
-    names = text.indices(
-        sig.operands[out].shape, ["t.coord[0]", "t.coord[1]", "(t.coord[2] + r)", "0"]
-    )
+    at = ["r", "t.coord[2]"] if sig.params.get("dealt") else ["t.coord[1]", "(t.coord[2] + r)"]
+    names = text.indices(sig.operands[out].shape, ["t.coord[0]", *at, "0"])
     return (
         text.place(sig, 0, ("r",), names),
         text.place(sig, out, ("r",), names, const=False),
@@ -91,6 +96,7 @@ class RowNormParams(Params, frozen=True):
     function: Literal["softmax", "log_softmax", "layernorm", "rmsnorm"]
     rows: Rows
     eps: Epsilon = 0.0
+    dealt: bool = False
 
 
 class RowNorm(TaskKind):
@@ -105,17 +111,23 @@ class RowNorm(TaskKind):
         shaped(sig, len(sig.operands) - 1, shape)
         if weighted:
             shaped(sig, 1, shape[-1:], dense=True)
-        fits((sig.params["rows"],), fold(shape)[2:3])
+        fits((sig.params["rows"],), row_constants(sig)[1:2])
+        need(
+            not sig.params.get("dealt") or sig.params["rows"] == fold(shape)[1],
+            f"{sig.params['rows']} rows are dealt of {fold(shape)[1]}",
+        )
 
     def places(self, sig: Signature) -> Places:
-        return row_places(sig.operands[-1].shape, sig.params["rows"])
+        dealt = sig.params.get("dealt", False)
+        return row_places(sig.operands[-1].shape, sig.params["rows"], dealt)
 
     def in_place(self, sig: Signature) -> frozenset[int]:
         return frozenset({0})
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         out = len(sig.operands) - 1
-        box = row_box(sig.operands[out].shape, coord, sig.params["rows"])
+        dealt = sig.params.get("dealt", False)
+        box = row_box(sig.operands[out].shape, coord, sig.params["rows"], dealt=dealt)
         found = [Access(0, *box), Access(out, *box, write=True)]
         if out == 2:
             found.append(whole(1, sig.operands[1]))

@@ -1,9 +1,9 @@
 // Softmax and norms of rows that the bulk copy unit brings to shared memory, several ahead: memory
 // has more bytes under way than the registers of rows.h hold, whatever the warps do meanwhile.
 
-// A task of ROWS of the COUNT rows in dimension 2, each of K elements, E packs of V a thread. Each
-// team of TEAM warps takes every so many rows and has DEPTH of them in shared memory, behind FOLDS
-// bytes for sums and BARRIERS for the copies' barriers.
+// A task of ROWS of the COUNT rows from coord[2] on, or of all of them, each of K elements, E packs
+// of V a thread. Each team of TEAM warps takes every so many rows and has DEPTH of them in shared
+// memory, behind FOLDS bytes for sums and BARRIERS for the copies' barriers.
 template <class OP, int ROWS, int COUNT, int K, int FOLDS, int BARRIERS, int V, int E, int TEAM,
           int DEPTH, class In, class Out, class Weight>
 ARK_DEVICE void ark_row_stream(ArkCtx& c, const ArkTask& t, const In& in, const Out& out,
@@ -11,7 +11,7 @@ ARK_DEVICE void ark_row_stream(ArkCtx& c, const ArkTask& t, const In& in, const 
   constexpr int WIDTH = TEAM * ARK_LANES, TEAMS = ARK_WARPS / TEAM;
   constexpr bool WHOLE = K == WIDTH * E * V;
   constexpr int BYTES = static_cast<int>(sizeof(*in(0))) * K;
-  const int rows = t.coord[2] + ROWS < COUNT ? ROWS : COUNT - t.coord[2];
+  const int rows = ROWS == COUNT || t.coord[2] + ROWS < COUNT ? ROWS : COUNT - t.coord[2];
   const int team = TEAMS == 1 ? 0 : ark_warp() / TEAM;
   const int me = (ark_tid() - team * WIDTH) * V;
   char* red = ARK_SCRATCH(c);
