@@ -83,7 +83,8 @@ def products(plans: Iterable[Plan]) -> list[Product]:
             for op in {t.op for tasks in phase.processors for t in tasks}
         }
         for op in plan.ops:
-            if op.kind != "matmul" or op.params.get("gated") or op.id not in names:
+            fixed = op.params.get("gated") or op.params.get("windows")
+            if op.kind != "matmul" or fixed or op.id not in names:
                 continue
             sig = kinds.signature(plan, op)
             m, n, _ = dims(sig)

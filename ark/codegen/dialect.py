@@ -27,6 +27,10 @@ class BoxMap:
 
     operand: its index. dims: elements, innermost dimension first. strides: bytes from one index to
     the next, of dimensions 1 and up. box: elements of one copy, per dimension.
+
+    With steps it is a map of windows, of dimensions (channels, across, down, n): box has the
+    channels and places of a copy. A place is where a window's first tap lies; places begin at
+    `lower` (across, down), end with the last index plus `upper`, and are `steps` apart.
     """
 
     operand: int
@@ -34,6 +38,9 @@ class BoxMap:
     dims: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, ...]
+    lower: tuple[int, ...] = ()
+    upper: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
 
 
 # The maps that a kind's bodies need; their addresses follow the operands' in a task's record.

@@ -27,6 +27,8 @@ SMALL_LOAD_RATE = 110e3
 LOAD_RATE = 68e3  # what a processor loads while all do: L2 gives 8.7 TB/s
 FOLD_US, EACH_PART_US = 2.0, 0.1  # parts are handed over to those who add them up
 NORMED_US, MOST_NORMED = 2.0, 2  # a norm of parts against that of a sum; more parts brought nothing
+TILE_US = 1.2  # from the last step of a tile of windows to the next one's first
+SHALLOW = (64, 256)  # tiles that leave too few stages for windows, whose copies take longer
 KEPT, FOLD_RATE = 6e6, 1.6e6  # bytes of parts that L2 keeps, and what is written and read of more
 
 
@@ -40,12 +42,17 @@ class Cut:
 
 
 def candidates(
-    shape: Sequence[int], depth: int, itemsize: int, parts: bool, narrow: bool = False
+    shape: Sequence[int],
+    depth: int,
+    itemsize: int,
+    parts: bool,
+    narrow: bool = False,
+    windows: bool = False,
 ) -> list[Cut]:
     """The cuts of a product of this shape (batch, batch, rows, columns) that kernels exist for.
 
     depth: elements of k. parts: may k be cut? narrow: do the right side's elements of k lie side by
-    side?
+    side? windows: is a side a matrix of windows?
     """
     steps = -(-depth * itemsize // LINE)
     few = _few_tiles(shape)
@@ -55,6 +62,7 @@ def candidates(
         Cut(rows, columns, many)
         for rows, columns, many in itertools.product((128, 64), (256, 128, 64, NARROW), counts)
         if (many - 1) * -(-steps // many) < steps
+        and not (windows and (rows, columns) == SHALLOW)
         and columns <= shape[3]
         and (columns > NARROW or (narrow and rows == 64 and (shape[2] <= 64 or few)))
     ]
@@ -72,10 +80,12 @@ def predicted_us(
     itemsize: int,
     machine: Machine,
     normed: bool = False,
+    windows: bool = False,
 ) -> float:
     """About how long the product takes; only comparisons of cuts mean something.
 
-    normed: whoever adds parts up norms the rows, which somebody has to read anyway.
+    normed: whoever adds parts up norms the rows, which somebody has to read anyway. windows: a side
+    is a matrix of windows.
     """
     rows, columns = shape[2], shape[3]
     tiles = shape[0] * shape[1] * -(-rows // cut.rows) * -(-columns // cut.columns) * cut.parts
@@ -83,7 +93,7 @@ def predicted_us(
     line = LINE * (high + cut.columns)
     together = next((n for n in (4, 2) if n * line <= SMALL_STAGE), 1)
     busy = rows > FEW_ROWS and not _few_tiles(shape)
-    small, least = together > 1 and not busy, LEAST_STEP_US / together
+    small, least = together > 1 and not busy and not windows, LEAST_STEP_US / together
     step = max(
         FULL_STEP_US * cut.rows * cut.columns / (128 * 256),
         line / (SMALL_LOAD_RATE if small else LOAD_RATE),
@@ -96,7 +106,8 @@ def predicted_us(
     elif cut.parts > 1:
         moved = 8.0 * cut.parts * rows * columns
         fold = FOLD_US + EACH_PART_US * cut.parts + max(0.0, moved - KEPT) / FOLD_RATE
-    return -(-tiles // machine.processors) * steps * step + fold
+    begun = TILE_US if windows else 0.0
+    return -(-tiles // machine.processors) * (steps * step + begun) + fold
 
 
 def choose_cut(
@@ -108,18 +119,23 @@ def choose_cut(
     measured: Mapping[str, Sequence[int]],
     narrow: bool = False,
     normed: bool = False,
+    windows: bool = False,
 ) -> Cut:
     """The cut of a product; measured: cuts by `key`, for what they were found to be fastest.
 
-    normed: a norm of its rows follows.
+    normed: a norm of its rows follows. windows: as in `candidates`.
     """
-    able = candidates(shape, depth, itemsize, parts, narrow)
+    able = candidates(shape, depth, itemsize, parts, narrow, windows)
     known = measured.get(key(shape, depth, itemsize))
     if known is not None and Cut(*known) in able:
         return Cut(*known)
     if normed:
         able = [c for c in able if c.parts <= MOST_NORMED]
-    return min(able, key=lambda c: predicted_us(c, shape, depth, itemsize, machine, normed))
+
+    def time(cut: Cut) -> float:
+        return predicted_us(cut, shape, depth, itemsize, machine, normed, windows)
+
+    return min(able, key=time)
 
 
 FEW = 1 << 15  # multiplications that a processor does in the time of a hand-over

@@ -29,6 +29,7 @@ from ark.lower.tiling import (
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.ops.movement import transpose
 from ark.tasks import expression
+from ark.tasks.matmul_windows import laid_out
 
 EPILOGUES = {"add": "add", "swiglu": "swiglu_pairs", "rope_kv": "rope_kv"}
 """What a linear node may do to its product: its name for that, and the op that does it."""
@@ -138,6 +139,12 @@ def linear(input: Any, weight: Any, output: Any = NullTensor, name: str = "") ->
 
 def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     a, b, *others = inputs
+    if "windows" in attrs:
+        sides = [a, b]
+        sides[attrs["windows"]["side"]] = laid_out(
+            sides[attrs["windows"]["side"]], attrs["windows"]
+        )
+        a, b = sides
     a = np.swapaxes(a, -1, -2) if attrs["transpose_a"] else a
     b = np.swapaxes(b, -1, -2) if attrs["transpose_b"] else b
     if "finish" in attrs:
@@ -179,6 +186,8 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
 
 def _depth(node: Node) -> int:
     """Elements of k."""
+    if "windows" in node.attrs:
+        return node.inputs[1 - node.attrs["windows"]["side"]].shape[-1]
     return node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
 
 
@@ -188,8 +197,9 @@ def _shown(node: Node) -> tuple[int, ...] | None:
 
 def _product(node: Node) -> dict[str, Any]:
     """A product's parameters but for its tiles."""
-    params = {name: bool(node.attrs[name]) for name in ("transpose_a", "transpose_b")}
-    return params | ({"tf32": True} if node.attrs.get("tf32") else {})
+    params: dict[str, Any] = {n: bool(node.attrs[n]) for n in ("transpose_a", "transpose_b")}
+    params |= {"tf32": True} if node.attrs.get("tf32") else {}
+    return params | ({"windows": node.attrs["windows"]} if "windows" in node.attrs else {})
 
 
 def _emit_product(
@@ -227,10 +237,11 @@ def _lower_large(
     else:
         plain = "gated" not in node.attrs and "rope_kv" not in node.attrs
         several = alone and plain and all(len(t.shape) <= 2 for t in tensors)
-        measured = lowering.options.get("cuts", {})
+        windows = "windows" in node.attrs
+        measured = {} if windows else lowering.options.get("cuts", {})  # of matrices in memory
         narrow = bool(node.attrs["transpose_b"])
         size, normed = a.dtype.itemsize, is_normed(lowering, node)
-        cut = choose_cut(shape, depth, size, machine, several, measured, narrow, normed)
+        cut = choose_cut(shape, depth, size, machine, several, measured, narrow, normed, windows)
     tile = min(cut.rows, shape[2]), cut.columns
     group = matrix_group(tile[0], depth, a.dtype.itemsize)
     params = _product(node) | {"tile": list(tile)}

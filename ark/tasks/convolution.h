@@ -1,6 +1,6 @@
-// Convolutions that read their windows in place. weight(g, m, k) is the place of an element,
-// begin(g, tap, n) that of a group's first channel under a window's tap, or null outside of the
-// input; finish(g, m, n, sum) stores a result.
+// Convolutions that read their windows in place. weight(g, m, channel, tap) is the place of an
+// element, begin(g, tap, n) that of a group's first channel under a window's tap, or null outside
+// of the input; finish(g, m, n, sum) stores a result.
 
 // Lanes that share the parts of the sums of a tile of so few results that threads would be idle.
 constexpr int ark_convolution_lanes(int results, int parts) {
@@ -20,10 +20,12 @@ constexpr int ark_convolution_rows(int rows, int others, int most) {
   return each;
 }
 
+// The tile of GROUPS, ROWS and COLUMNS at g0, m0, n0 of G groups, M results and N places. STEP:
+// from a channel of the input to the next; TAP: from a tap of a weight to the next.
 template <int GROUPS, int ROWS, int COLUMNS, int G, int M, int N, int CHANNELS, int TAPS,
-          ark_i64 STEP, int MOST, class Weight, class Begin, class Finish>
-ARK_DEVICE void ark_convolution(ArkCtx&, const ArkTask& t, const Weight& weight, const Begin& begin,
-                                const Finish& finish) {
+          ark_i64 STEP, ark_i64 TAP, int MOST, class Weight, class Begin, class Finish>
+ARK_DEVICE void ark_convolution(ArkCtx&, const ArkTask&, int g0, int m0, int n0,
+                                const Weight& weight, const Begin& begin, const Finish& finish) {
   constexpr int EACH = ark_convolution_rows(ROWS, GROUPS * COLUMNS, MOST);
   constexpr int BANDS = (ROWS + EACH - 1) / EACH, RESULTS = GROUPS * BANDS * COLUMNS;
   constexpr int WINDOW = TAPS <= 9 ? TAPS : 7;  // taps whose loads are on their way together
@@ -33,8 +35,8 @@ ARK_DEVICE void ark_convolution(ArkCtx&, const ArkTask& t, const Weight& weight,
   const int lane = ark_tid() % LANES;
   for (int base = 0; base < RESULTS; base += WIDE) {
     const int e = base + ark_tid() / LANES;
-    const int g = t.coord[1] + e / (BANDS * COLUMNS);
-    const int m = t.coord[2] + e / COLUMNS % BANDS * EACH, n = t.coord[3] + e % COLUMNS;
+    const int g = g0 + e / (BANDS * COLUMNS);
+    const int m = m0 + e / COLUMNS % BANDS * EACH, n = n0 + e % COLUMNS;
     const bool here = e < RESULTS && g < G && m < M && n < N;
     float sums[EACH];
 #pragma unroll
@@ -53,17 +55,17 @@ ARK_DEVICE void ark_convolution(ArkCtx&, const ArkTask& t, const Weight& weight,
       }
 #pragma unroll
       for (int r = 0; r < EACH; ++r) {
-        const auto* row = weight(g, m + r < M ? m + r : M - 1, channel * TAPS + first);
+        const auto* row = weight(g, m + r < M ? m + r : M - 1, channel, first);
 #pragma unroll
         for (int w = 0; w < WINDOW; ++w) {
-          if (TAPS % WINDOW == 0 || first + w < TAPS) sums[r] += v[w] * ark_get(row, w);
+          if (TAPS % WINDOW == 0 || first + w < TAPS) sums[r] += v[w] * ark_get(row, w * TAP);
         }
       }
     }
 #pragma unroll
     for (int r = 0; r < EACH; ++r) {
       for (int mask = 1; mask < LANES; mask *= 2) sums[r] += ark_shfl_xor(sums[r], mask);
-      if (here && lane == 0 && r < ROWS - (m - t.coord[2]) && m + r < M) {
+      if (here && lane == 0 && r < ROWS - (m - m0) && m + r < M) {
         finish(g, m + r, n, sums[r]);
       }
     }

@@ -12,20 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
-
-import msgspec
+from typing import Any
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
-from ark.plan.params import INT_MAX, Params, Places, Size, Tile, box, covers, need, typed
+from ark.plan.params import INT_MAX, Params, Places, Tile, box, covers, need, typed
 from ark.tasks import expression, text
 from ark.tasks.matmul_text import finish, outputs
+from ark.tasks.matmul_windows import MOST_ROWS, begins
 from ark.tasks.pointwise import broadcast_access, broadcasts, tile_box
-from ark.tasks.windows import Margins, Steps
-
-MOST_ROWS = 4  # results of a thread that share an element of the input
-Sizes = Annotated[tuple[Size, ...], msgspec.Meta(min_length=1, max_length=3)]
+from ark.tasks.windows import Margins, Sizes, Steps, index_ranges, reached
 
 
 class ConvolutionParams(Params, frozen=True):
@@ -77,16 +73,10 @@ class Convolution(TaskKind):
         p = sig.params
         lo, hi = tile_box(out, coord, p["tile"])
         each = source[1] // out[1]
-        low, high = [lo[0], lo[1] * each], [hi[0], hi[1] * each]
-        for d, (first, last) in enumerate(_places(p["sizes"], lo[3], hi[3])):
-            n, reach = source[2 + d], (p["size"][d] - 1) * p["dilation"][d]
-            begin = first * p["stride"][d] - p["before"][d]
-            end = last * p["stride"][d] - p["before"][d] + reach
-            low.append(min(max(begin, 0), n - 1))
-            high.append(max(min(end, n - 1), 0) + 1)
+        low, high = reached(p, source[2:], index_ranges(p["sizes"], lo[3], hi[3]))
         return [
             Access(0, (0, lo[1], lo[2], 0), (1, hi[1], hi[2], weight[3])),
-            Access(1, tuple(low), tuple(high)),
+            Access(1, (lo[0], lo[1] * each, *low), (hi[0], hi[1] * each, *high)),
             *(broadcast_access(sig, i, lo, hi) for i in range(3, len(sig.operands))),
             Access(2, lo, hi, write=True),
         ]
@@ -101,53 +91,29 @@ class Convolution(TaskKind):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         p, source, out = sig.params, sig.operands[1], sig.operands[2].shape
         taps, each = math.prod(p["size"]), source.shape[1] // out[1]
-        constants = (*p["tile"][1:], *out[1:], each, taps, source.strides[1], MOST_ROWS)
-        weights = text.offset(sig, 0, ["0", "g", "m", "k"])
+        constants = (*p["tile"][1:], *out[1:], each, taps, source.strides[1], 1, MOST_ROWS)
+        weights = text.offset(sig, 0, ["0", "g", "m", f"(channel * {taps} + tap)"])
         body = (
             text.operand(sig, 0, "p0")
             + text.operand(sig, 1, "p1")
             + outputs(sig)
             + "  const int i0 = t.coord[0];\n  (void)i0;\n"
         )
+        begin = begins(
+            p,
+            source.shape[2:],
+            "n",
+            lambda x: text.offset(sig, 1, ["i0", f"(g * {each})", *x]),
+        )
         arguments = (
-            f"[&](int g, int m, int k) {{ (void)g; return p0 + ({weights}); }}",
-            f"[&](int g, int tap, int n) -> decltype(p1) {{\n{_begin(sig, each)}  }}",
+            *(f"t.coord[{d}]" for d in (1, 2, 3)),
+            f"[&](int g, int m, int channel, int tap) {{ (void)g; return p0 + ({weights}); }}",
+            f"[&](int g, int tap, int n) -> decltype(p1) {{\n    (void)g;\n{begin}  }}",
             f"[&](int i1, int m, int n, float sum) {{\n      (void)i1;\n"
             f"{finish(sig, 'sum', 'm', 'n')}  }}",
         )
         body += f"  {text.called('ark_convolution', constants, arguments)};\n"
         return text.function(name, body)
-
-
-def _places(sizes: Sequence[int], first: int, end: int) -> list[tuple[int, int]]:
-    """By spatial dimension the first and the last index of places from `first` on, below `end`."""
-    found: list[tuple[int, int]] = []
-    last = end - 1
-    whole = False  # a run of several indices further out has all of these
-    for d, n in enumerate(sizes):
-        step = math.prod(sizes[d + 1 :])
-        a, b = first // step % n, last // step % n
-        found.append((0, n - 1) if whole else (a, b))
-        whole = whole or a != b
-    return found
-
-
-def _begin(sig: Signature, each: int) -> str:
-    """Statements that return where the first channel of a group lies under a window's tap."""
-    p, source = sig.params, sig.operands[1]
-    spatial = len(source.shape) - 2
-    lines, guards = [], []
-    for d in range(spatial):
-        across, under = math.prod(p["size"][d + 1 :]), math.prod(p["sizes"][d + 1 :])
-        tap, place = f"tap / {across} % {p['size'][d]}", f"n / {under} % {p['sizes'][d]}"
-        lines.append(
-            f"const int x{d} = ({place}) * {p['stride'][d]} - {p['before'][d]} + "
-            f"({tap}) * {p['dilation'][d]};"
-        )
-        guards.append(f"x{d} < 0 || x{d} >= {source.shape[2 + d]}")
-    where = text.offset(sig, 1, ["i0", f"(g * {each})", *(f"x{d}" for d in range(spatial))])
-    lines += [f"if ({' || '.join(guards)}) return nullptr;", f"return p1 + ({where});"]
-    return "".join(f"    {line}\n" for line in ["(void)g; (void)tap;", *lines])
 
 
 register(Convolution())

@@ -15,6 +15,7 @@ tiles, then along the columns, then on to the next rows and the next matrix, and
 (r,) has tile r, r + tasks and so on, so that tasks which run together share what they read.
 With the param splits k is cut into so many parts, each of which is a matrix of fp32 sums of the
 output's last dimension but two: what follows adds them up. Parts begin at multiples of STEP bytes.
+With the param windows one side is the matrix of an input's windows (ark.tasks.matmul_windows).
 This is the common body; vendors replace it where their matrix units serve the signature.
 """
 
@@ -30,7 +31,7 @@ from ark.ir.fold import fold, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INT_MAX, Params, Places, Size, box, count, fits, need, typed
-from ark.tasks import expression, text
+from ark.tasks import expression, matmul_windows, text
 from ark.tasks.matmul_form import (
     ROPE,
     dims,
@@ -42,6 +43,7 @@ from ark.tasks.matmul_form import (
     tiles,
 )
 from ark.tasks.matmul_text import DEPTH, FEW_ROWS, MOST_PANEL, staged, write
+from ark.tasks.matmul_windows import WindowParams, side_shape
 from ark.tasks.pointwise import broadcast_access, broadcasts
 from ark.tasks.rotary import rotary_accesses, rotary_check, sequences_of
 
@@ -61,6 +63,7 @@ class MatmulParams(Params, frozen=True):
     kv_heads: Few = 0
     head_dim: Few = 0
     tf32: bool = False
+    windows: WindowParams | None = None
 
 
 class Matmul(TaskKind):
@@ -84,7 +87,9 @@ class Matmul(TaskKind):
             for index in range(3, len(sig.operands)):
                 broadcasts(sig, index, 2)
         _check_types(sig)
-        a, b, out = (sig.operands[index].shape for index in range(3))
+        if sig.params.get("windows"):
+            matmul_windows.check(sig)
+        a, b, out = side_shape(sig, 0), side_shape(sig, 1), sig.operands[2].shape
         need(min(len(a), len(b), len(out)) >= 2, "an operand has fewer than 2 dimensions")
         m, n, k = dims(sig)
         if paired(sig):
@@ -139,9 +144,12 @@ class Matmul(TaskKind):
             a_box = ((k0, coord[2]), (k1, m1))
         if sig.params["transpose_b"]:
             b_box = ((coord[3], k0), (n1, k1))
+        windows = sig.params.get("windows")
         found = [
-            Access(i, *self._batched(sig, i, coord, box), write=False)
-            for i, box in ((0, a_box), (1, b_box))
+            Access(i, *matmul_windows.touched(sig, coord, *places))
+            if windows is not None and windows["side"] == i
+            else Access(i, *self._batched(sig, i, coord, box))
+            for i, box, places in ((0, a_box, (coord[2], m1)), (1, b_box, (coord[3], n1)))
         ]
         if sig.params.get("gated"):
             box = ((coord[2], coord[3] // 2), (m1, n1 // 2))
@@ -183,7 +191,7 @@ class Matmul(TaskKind):
         return 2.0 * rows * columns * min(part_of_k(sig), k) * many, super().cost(sig, coord)[1]
 
     def headers(self) -> tuple[str, ...]:
-        headers = ("rotary.h", "tiles.h", "matmul.h", "matmul_blocked.h")
+        headers = ("rotary.h", "tiles.h", "matmul.h", "matmul_blocked.h", "convolution.h")
         return tuple(text.header(name) for name in headers)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:

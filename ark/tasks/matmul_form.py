@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ark.ir.fold import fold
 from ark.plan.kind import Signature
 from ark.tasks import text
+from ark.tasks.matmul_windows import side_shape
 
 ROPE = 3  # the operand that is the position, of a product that rotates
 STEP = 128  # bytes: parts of k begin at multiples of it
@@ -103,7 +104,7 @@ def along_k(sig: Signature, index: int) -> bool:
 
 def dims(sig: Signature) -> tuple[int, int, int]:
     """(m, n, k) of the product."""
-    p, a, out = sig.params, sig.operands[0].shape, sig.operands[2].shape
+    p, a, out = sig.params, side_shape(sig, 0), sig.operands[2].shape
     k, n = a[-2] if p["transpose_a"] else a[-1], out[-1]
     if p.get("gated"):
         n *= 2

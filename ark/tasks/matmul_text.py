@@ -23,6 +23,7 @@ from ark.tasks.matmul_form import (
     side_strides,
     sums_of,
 )
+from ark.tasks.matmul_windows import tile_text
 from ark.tasks.rotary import rope
 
 FEW_ROWS = 4  # fewer are not worth packing, in one thread
@@ -40,7 +41,7 @@ def staged(sig: Signature, machine: Machine) -> int:
     """Bytes of shared memory where both sides of a tile go through it; 0 where they do not."""
     rows, columns = sig.params["tile"]
     _, _, k = dims(sig)
-    alone = machine.has("single_thread")
+    alone = machine.has("single_thread") or bool(sig.params.get("windows"))
     if alone or paired(sig) or sums_of(sig) == "int32" or part_of_k(sig) < k:
         return 0
     few = rows < 2 or rows * columns * k < LEAST_STAGED
@@ -55,6 +56,9 @@ def staged(sig: Signature, machine: Machine) -> int:
 
 def write(name: str, sig: Signature, machine: Machine) -> str:
     """The common body for a signature."""
+    if sig.params.get("windows"):
+        body = tile_text(sig, dims(sig), lambda row, column: finish(sig, "sum", row, column))
+        return text.function(name, outputs(sig) + each_tile(sig, body))
     pairs = paired(sig)
     shape: tuple[Any, ...] = (*sig.params["tile"], *dims(sig)[:2])
     callee = "ark_matmul_pairs" if pairs else "ark_matmul"

@@ -42,6 +42,7 @@ from ark.tasks.rows import packs, row_box, row_places
 
 NAMES = ["i0", "i1", "i2", "i3"]
 SQUARE = 64  # elements of a side of what is transposed through shared memory at once
+SHORT_BYTES = 256  # of source rows that follow each other and a thread holds at once
 HEADERS = (text.header("sampling.h"), text.header("movement.h"))
 
 
@@ -110,22 +111,50 @@ class Transpose(TaskKind):
         across = perm.index(last) - (last - 3)
         shape = fold(sig.operands[1].shape)
         pack = min(8, 16 // sig.operands[1].itemsize)
+        to_row = str(text.pad4(sig.operands[1].strides, 0)[perm.index(last)])
+        ends = (
+            text.place(sig, 0, NAMES, places),
+            text.place(sig, 1, NAMES, names, const=False),
+            text.addresses(sig, (0, 1)),
+        )
+        box_type = pointwise.tile_type(tile, shape)
+        rows = shape[across] if machine.lanes > 1 else 0
+        width = _short(sig, rows, tile) if across == 2 and tile[2] == rows else 0
+        if width:
+            short = (box_type, rows, width, sig.operands[1].ctype)
+            return text.call(name, "ark_transpose_short", short, (to_row, *ends))
         lengths = (shape[3], shape[across], tile[3], tile[across])
         strides = [s for o in sig.operands for s in o.strides if s != 1]
         while pack > 1 and any(n % pack for n in (*lengths, *strides)):
             pack //= 2
         packs = -(-SQUARE * SQUARE // (pack * machine.lanes * machine.warps))
         many = max(1, 4 // packs) if pack > 1 else 1
-        box_type = pointwise.tile_type(tile, shape)
         constants = (box_type, across, SQUARE, pack, many, sig.operands[1].ctype)
         arguments = (
             str(text.pad4(sig.operands[0].strides, 0)[perm[-1]]),
-            str(text.pad4(sig.operands[1].strides, 0)[perm.index(last)]),
-            text.place(sig, 0, NAMES, places),
-            text.place(sig, 1, NAMES, names, const=False),
-            text.addresses(sig, (0, 1)),
+            to_row,
+            *ends,
         )
         return text.call(name, "ark_transpose_tile", constants, arguments)
+
+
+def _short(sig: Signature, row: int, tile: Sequence[int]) -> int:
+    """How many of the source's rows, of `row` elements, a thread turns at once; 0 where they are
+    long or do not follow each other.
+    """
+    source, out = sig.operands
+    perm, size = sig.params["perm"], source.itemsize
+    strides = text.pad4(source.strides, 0)
+    if row < 2 or row * size > SHORT_BYTES // 4 or (strides[perm[-1]], strides[-1]) != (row, 1):
+        return 0
+    others = [s for o in sig.operands for s in o.strides if s not in (1, row)]
+    width = 16 // size
+    while width > 1 and (
+        row * width * size > SHORT_BYTES
+        or any(n % width for n in (tile[3], out.shape[-1], *others))
+    ):
+        width //= 2
+    return width
 
 
 class RopeParams(Params, frozen=True):

@@ -110,6 +110,39 @@ ARK_DEVICE void ark_transpose_alone(int squares, ark_i64 from_row, ark_i64 to_ro
   }
 }
 
+// A tile of which dimension 2 is the whole of the source's rows, of ROW elements, that follow each
+// other in memory: a thread loads V such rows as ROW packs, and stores ROW packs of V.
+template <class TILE, int ROW, int V, typename T, class From, class To>
+ARK_DEVICE void ark_transpose_rows(const ArkTask& t, ark_i64 to_row, const From& from,
+                                   const To& to) {
+  constexpr int ACROSS = TILE::tile[3] / V, total = TILE::tile[0] * TILE::tile[1] * ACROSS;
+  for (int e = ark_tid(); e < total; e += ARK_THREADS) {
+    const int i3 = t.coord[3] + e % ACROSS * V, i1 = t.coord[1] + e / ACROSS % TILE::tile[1];
+    const int i0 = t.coord[0] + e / ACROSS / TILE::tile[1];
+    if (i3 >= TILE::size[3] || i1 >= TILE::size[1] || i0 >= TILE::size[0]) continue;
+    const T* at = from(i0, i1, 0, i3);
+    ArkPack<T, V> held[ROW];
+#pragma unroll
+    for (int r = 0; r < ROW; ++r) held[r] = ark_load_pack<V>(at + r * V);
+#pragma unroll
+    for (int r = 0; r < ROW; ++r) {
+      ArkPack<T, V> made;
+#pragma unroll
+      for (int j = 0; j < V; ++j) made.v[j] = held[(j * ROW + r) / V].v[(j * ROW + r) % V];
+      ark_store_pack<V>(to(i0, i1, 0, i3) + r * to_row, made);
+    }
+  }
+}
+template <class TILE, int ROW, int V, typename T, class From, class To>
+ARK_DEVICE void ark_transpose_short(ArkCtx&, const ArkTask& t, ark_i64 to_row, const From& from,
+                                    const To& to, ark_u64 addresses) {
+  if (V == 1 || ark_aligned(addresses)) {
+    ark_transpose_rows<TILE, ROW, V, T>(t, to_row, from, to);
+  } else {
+    ark_transpose_rows<TILE, ROW, 1, T>(t, to_row, from, to);
+  }
+}
+
 // A task's tile in squares of its last dimension and of dimension ACROSS, which is the source's
 // last. from(i0, i1, i2, i3), to(i0, i1, i2, i3): where an element comes from and where it goes.
 template <class TILE, int ACROSS, int SIDE, int V, int COUNT, typename T, class From, class To>

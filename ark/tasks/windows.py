@@ -9,15 +9,27 @@ does not take part. coord: the tile's first index of the output (four, more are 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from ark.ir.fold import fold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
-from ark.plan.params import INT_MAX, Params, Places, Tile, box, count, covers, need, shaped, typed
+from ark.plan.params import (
+    INT_MAX,
+    Params,
+    Places,
+    Size,
+    Tile,
+    box,
+    count,
+    covers,
+    need,
+    shaped,
+    typed,
+)
 from ark.tasks import text
 from ark.tasks.along import ALONG, indices
 from ark.tasks.pointwise import NAMES, each_index, in_order, tile_box, tile_type
@@ -27,6 +39,38 @@ Step = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 Steps = Annotated[tuple[Step, ...], msgspec.Meta(min_length=1, max_length=3)]
 Margin = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
 Margins = Annotated[tuple[Margin, ...], msgspec.Meta(min_length=1, max_length=3)]
+Sizes = Annotated[tuple[Size, ...], msgspec.Meta(min_length=1, max_length=3)]
+
+
+def index_ranges(sizes: Sequence[int], first: int, end: int) -> list[tuple[int, int]]:
+    """By dimension of `sizes` the first and the last index of places from `first` on, below `end`;
+    places are counted as rows of memory are.
+    """
+    found: list[tuple[int, int]] = []
+    last = end - 1
+    whole = False  # a run of several indices further out has all of these
+    for d, n in enumerate(sizes):
+        step = math.prod(sizes[d + 1 :])
+        a, b = first // step % n, last // step % n
+        found.append((0, n - 1) if whole else (a, b))
+        whole = whole or a != b
+    return found
+
+
+def reached(
+    p: Mapping[str, Any], sizes: Sequence[int], ranges: Sequence[tuple[int, int]]
+) -> tuple[list[int], list[int]]:
+    """The box of an input's spatial indices, of `sizes`, that the windows of these places reach;
+    at least one index of each. p: size, stride, dilation, before.
+    """
+    low: list[int] = []
+    high: list[int] = []
+    for d, ((first, last), n) in enumerate(zip(ranges, sizes, strict=True)):
+        begin = first * p["stride"][d] - p["before"][d]
+        end = last * p["stride"][d] - p["before"][d] + (p["size"][d] - 1) * p["dilation"][d]
+        low.append(min(max(begin, 0), n - 1))
+        high.append(max(min(end, n - 1), 0) + 1)
+    return low, high
 
 
 class PoolParams(Params, frozen=True):
@@ -73,14 +117,10 @@ class Pool(TaskKind):
         source, out = (o.shape for o in sig.operands)
         p = sig.params
         lo, hi = tile_box(out, coord, p["tile"])
-        low, high = list(lo[:2]), list(hi[:2])
-        for d, n in enumerate(source[2:]):
-            first = lo[2 + d] * p["stride"][d] - p["before"][d]
-            last = (hi[2 + d] - 1) * p["stride"][d] - p["before"][d]
-            last += (p["size"][d] - 1) * p["dilation"][d]
-            low.append(min(max(first, 0), n - 1))
-            high.append(max(min(last, n - 1), 0) + 1)
-        return [Access(0, tuple(low), tuple(high)), Access(1, lo, hi, write=True)]
+        ranges = [(a, b - 1) for a, b in zip(lo[2:], hi[2:], strict=True)]
+        low, high = reached(p, source[2:], ranges)
+        box_of = (*lo[:2], *low), (*hi[:2], *high)
+        return [Access(0, *box_of), Access(1, lo, hi, write=True)]
 
     def headers(self) -> tuple[str, ...]:
         return ALONG

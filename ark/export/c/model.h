@@ -53,13 +53,16 @@ typedef struct {
 
 // How a device that copies boxes sees a matrix: where it lies, as tables say it; the type; elements
 // of each dimension, innermost first; bytes from one index to the next, of dimensions 1 and up;
-// elements of a copy.
+// elements of a copy. Of windows (steps[0] is not 0): channels and places of a copy, the place
+// before which they begin and end (across, down), and the steps between them.
 typedef struct {
   uint64_t address;
   const char* dtype;
   uint32_t rank;
   uint64_t dims[5], strides[4];
   uint32_t box[5];
+  int32_t lower[2], upper[2];
+  uint32_t steps[5];
 } ark_box_map;
 
 // made_for: what to say where a kernel cannot be loaded.

@@ -2,9 +2,10 @@
 
 A convolution is written as a product with a matrix of windows of which each element lies apart from
 its neighbours (ark.ops.windows). With the channels turned to be last, neighbours of the matrix are
-neighbours of the input: it is copied by whole packs, and box copies can load it whatever the size
-of the image. Turning input and weights costs a pass over each, the matrix of windows has as many
-times the input's elements as a window has places. Called by ark.lower.prepare before the kernel
+neighbours of the input: it is copied by whole packs, or loaded out of the input by boxes
+(ark.lower.rewrite.windows), whatever the size of the image. An image is turned once for all that
+read it so. Between convolutions elementwise ops go on with channels that are last, and what nobody
+reads with its channels first is not turned back. Called by ark.lower.prepare before the kernel
 variant is chosen.
 """
 
@@ -12,16 +13,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
-from ark.lower.rewrite.chains import read_once
-from ark.lower.rewrite.views import whole
+from ark.lower.rewrite.chains import expression_of, is_pointwise, read_once
+from ark.lower.rewrite.views import UNSEEN, whole
 from ark.lower.rewrite.windows import window
 from ark.lower.tiling import BOX_LINE
 from ark.machine import Machine
+from ark.tasks import expression
 
 LEAST_WORK = 1 << 24  # multiplications that are worth turning what they read
 
@@ -30,64 +33,203 @@ def channels_last(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph
     """A copy of the graph with such convolutions. kept: ids of buffers that somebody else reads."""
     if machine.has("single_thread"):
         return graph
+    found = _convolutions(graph, kept)
+    if not found:
+        return graph
+    made = _Turned(graph, *_wanted(graph, found, kept))
+    laid = {c.windows.id for c in found.values() if c.windows is not None}
+    for node in graph.nodes:
+        if node.id in found:
+            made.convolution(found[node.id])
+        elif node.id not in laid and not made.pointwise(node):
+            made.keep(node)
+    return graph.with_nodes(made.needed(kept))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Convolution:
+    """windows: what lays the matrix out, none where that is the image itself; found: its windows'
+    numbers. source: the image as (n, channels, places...).
+    """
+
+    windows: Node | None
+    product: Node
+    found: dict[str, Any]
+    source: Tensor
+
+
+def _convolutions(graph: Graph, kept: frozenset[int]) -> dict[int, _Convolution]:
+    """The convolutions that are worth it, by their product's id."""
     private = read_once(graph, kept)
     windows: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
-    nodes: list[list[Node]] = []
-    made = _Turned(graph)
-    for node in graph.nodes:
-        found = None
+    written: dict[int, int] = {}  # by buffer: place of the last write
+    found: dict[int, _Convolution] = {}
+    for place, node in enumerate(graph.nodes):
         if node.type == "remap" and private(node.outputs[0]) and whole(node.outputs[0]):
-            windows[node.outputs[0].buffer.id] = (len(nodes), node)
-        elif node.type == "matmul" and node.inputs[1].buffer.id in windows:
-            place, before = windows[node.inputs[1].buffer.id]
-            found = made.convolution(before, node)
-            if found is not None:
-                nodes[place] = found[0]
-        nodes.append(found[1] if found is not None else [node])
-    return graph.with_nodes(n for group in nodes for n in group)
+            windows[node.outputs[0].buffer.id] = place, node
+        elif node.type == "matmul" and len(node.inputs) == 2:
+            at, before = windows.get(node.inputs[1].buffer.id, (place, None))
+            one = _fits(before, node)
+            if one is not None and written.get(one.source.buffer.id, -1) <= at:
+                found[node.id] = one
+        written |= {t.buffer.id: place for t in node.outputs}
+    return found
+
+
+def _reads(nodes: Sequence[Node]) -> Counter[int]:
+    """How often nodes read each buffer."""
+    return Counter(t.buffer.id for n in nodes for t in (*n.inputs, *n.after))
+
+
+def _image(tensor: Tensor) -> tuple[int, int, int] | None:
+    """(n, channels, places) of a whole tensor of that form."""
+    if not whole(tensor) or len(tensor.shape) < 3:
+        return None
+    shape = list(tensor.shape)
+    if len(shape) > 3 and shape[1] == 1:  # a group
+        del shape[1]
+    return shape[0], shape[1], math.prod(shape[2:])
+
+
+def _wanted(
+    graph: Graph, found: dict[int, _Convolution], kept: frozenset[int]
+) -> tuple[set[int], set[int]]:
+    """Buffers whose channels are worth turning, because a convolution's windows are read of them or
+    of what elementwise ops make of them; and those that may as well be made so, because all who
+    read them can.
+    """
+    readers = _reads(graph.nodes)
+    able: Counter[int] = Counter()
+    worth: set[int] = set()
+    fine: set[int] = set()
+    laid = {c.windows.id: c for c in found.values() if c.windows is not None}
+    for node in reversed(graph.nodes):
+        for tensor in node.outputs:
+            number, private = tensor.buffer.id, tensor.buffer.arena == "activation"
+            if private and number not in kept and 0 < readers[number] == able[number]:
+                fine.add(number)
+        made = {t.buffer.id for t in node.outputs}
+        read: list[Tensor] = []
+        if node.id in laid:
+            worth.add(node.inputs[0].buffer.id)
+            read = [node.inputs[0]]
+        elif node.id in found and found[node.id].windows is None:
+            read = [found[node.id].source]
+            worth |= {read[0].buffer.id} if made & worth else set()
+        elif is_pointwise(node) and made & (worth | fine):
+            image = _image(node.outputs[0])
+            read = [t for t in node.inputs if image is not None and _image(t) == image]
+            worth |= {t.buffer.id for t in read} if made & worth else set()
+        able.update(t.buffer.id for t in read)
+    return worth, fine
 
 
 class _Turned:
-    """Makes the nodes of convolutions whose channels come last."""
+    """Makes the nodes of a graph whose convolutions have channels that come last."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, worth: set[int], fine: set[int]) -> None:
+        self.graph, self.worth, self.wanted = graph, worth, worth | fine
         self.number = max((n.id for n in graph.nodes), default=0)
+        self.nodes: list[Node] = []
+        # By buffer: its rows of channels (n * places, channels), and who made them where.
+        self.turned: dict[int, tuple[Tensor, Any]] = {}
+        self.back: set[int] = set()  # ids of nodes that turn back
 
-    def convolution(self, windows: Node, product: Node) -> tuple[list[Node], list[Node]] | None:
-        """What makes the windows, and what multiplies them; None where the product is none of
-        windows, or too small.
-        """
-        weight, table = product.inputs
-        found = _fits(windows, product)
-        if found is None:
+    def keep(self, node: Node) -> None:
+        """A node as it is."""
+        for tensor in node.outputs:
+            self.turned.pop(tensor.buffer.id, None)
+        self.nodes.append(node)
+
+    def needed(self, kept: frozenset[int]) -> list[Node]:
+        """The nodes, without turns back whose readers have all taken the rows."""
+        before, read = _reads(self.graph.nodes), _reads(self.nodes)
+
+        def dead(node: Node) -> bool:
+            buffer = node.outputs[0].buffer
+            passed = buffer.id in before and buffer.id not in read
+            private = buffer.arena == "activation" and buffer.id not in kept
+            return node.id in self.back and passed and private
+
+        return [n for n in self.nodes if not dead(n)]
+
+    def rows(self, tensor: Tensor, node: Node) -> Tensor | None:
+        """An image's rows of channels, if they are made where the node is."""
+        found = self.turned.get(tensor.buffer.id)
+        image = _image(tensor)
+        if found is None or image is None or found[1] != node.placement:
             return None
-        (n, _, depth, places), rows = table.shape, weight.shape[2]
-        source, dtype, taps = windows.inputs[0], table.dtype, math.prod(found["size"])
-        channels = depth // taps
-        inner = source.shape[2:]
-        last = self._turn(windows, source, [n, channels, math.prod(inner)])
-        copied = self._windows(windows, self._view(last.outputs[0], [n, *inner, channels]), found)
-        kernel = self._taps_first(product, self._view(weight, [rows, channels, taps]))
-        left = self._view(kernel.outputs[0], [1, 1, rows, depth])
-        seen = copied.outputs[0]
-        out = product.outputs[0]
-        if places * dtype.itemsize % BOX_LINE == 0:
-            inputs = (left, self._view(seen, [n, 1, places, depth]))
-            multiplied = self._product(product, inputs, out)
-            return [last, copied], [kernel, multiplied]
-        # Rows of results that begin anywhere: the channels last there, too, and turned back.
-        flat = (self._view(seen, [n * places, depth]), self._view(left, [rows, depth]))
-        between = self.graph.tensor((n * places, rows), dtype, name=f"{product.name}.places")
-        multiplied = self._product(product, flat, between)
-        back = self._node(
-            product,
-            "transpose",
-            self._view(between, [n, places, rows]),
-            self._view(out, [n, rows, places]),
-            {"perm": [0, 2, 1]},
-        )
-        return [last, copied], [kernel, multiplied, back]
+        n, channels, places = image
+        return found[0] if found[0].shape == (n * places, channels) else None
+
+    def convolution(self, one: _Convolution) -> None:
+        """What turns the image, if that is not done, and multiplies."""
+        product, windows = one.product, one.windows
+        n, channels, places = _image(one.source) or (0, 0, 0)
+        weight, out = product.inputs[0], product.outputs[0]
+        wanted = out.buffer.id in self.wanted
+        rows = self.rows(one.source, product)
+        if windows is None and rows is None and out.buffer.id not in self.worth:
+            self.keep(product)
+            return
+        like = windows or product
+        if rows is None or like.after:
+            last = self._turn(like, one.source, [n, channels, places])
+            self.nodes.append(last)
+            rows = self._view(last.outputs[0], [n * places, channels])
+            self.turned[one.source.buffer.id] = rows, product.placement
+        outputs, depth = weight.shape[2:]
+        flat, table = self._view(weight, [outputs, depth]), rows
+        if windows is not None:
+            image = self._view(rows, [n, *one.source.shape[2:], channels])
+            self.nodes.append(self._windows(windows, image, one.found))
+            taps = math.prod(one.found["size"])
+            places = math.prod(one.found["sizes"])
+            table = self._view(self.nodes[-1].outputs[0], [n * places, depth])
+            if taps > 1:
+                kernel = self._turn(product, weight, [outputs, channels, taps])
+                self.nodes.append(kernel)
+                flat = self._view(kernel.outputs[0], [outputs, depth])
+        if not wanted and places * out.dtype.itemsize % BOX_LINE == 0:
+            inputs = (
+                self._view(flat, [1, 1, outputs, depth]),
+                self._view(table, [n, 1, places, depth]),
+            )
+            self.keep(self._product(product, inputs, out))
+            return
+        # Rows of results that begin anywhere, or are read as they are: channels last there, too.
+        between = self.graph.tensor((n * places, outputs), out.dtype, name=f"{product.name}.places")
+        self.nodes.append(self._product(product, (table, flat), between))
+        self._turn_back(product, between, out)
+
+    def pointwise(self, node: Node) -> bool:
+        """An elementwise op on rows of channels, where a convolution reads its result so."""
+        out = node.outputs[0]
+        image = _image(out)
+        if not is_pointwise(node) or image is None or out.buffer.id not in self.wanted:
+            return False
+        if node.hints or node.after or expression.places(expression_of(node)) or out.dtype.packed:
+            return False
+        n, channels, places = image
+        inputs = [self._as_rows(t, node, out) for t in node.inputs]
+        given = [t for t in inputs if t is not None]
+        if len(given) < len(inputs) or not any(t.shape == (n * places, channels) for t in given):
+            return False
+        made = self.graph.tensor((n * places, channels), out.dtype, name=f"{node.name}.places")
+        self.nodes.append(dataclasses.replace(node, inputs=tuple(given), outputs=(made,)))
+        self._turn_back(node, made, out)
+        return True
+
+    def _as_rows(self, tensor: Tensor, node: Node, out: Tensor) -> Tensor | None:
+        """An operand beside rows of channels: such rows, one for each channel, or one for all."""
+        if tensor.shape == out.shape:
+            return self.rows(tensor, node)
+        shape = (1,) * (len(out.shape) - len(tensor.shape)) + tensor.shape
+        channel = 2 if len(shape) > 3 and out.shape[1] == 1 else 1
+        others = (m for d, m in enumerate(shape) if d != channel)
+        if any(m != 1 for m in others) or tensor.buffer.arena not in UNSEEN or not whole(tensor):
+            return None
+        return self._view(tensor, [1, shape[channel]])
 
     def _turn(self, like: Node, tensor: Tensor, shape: Sequence[int]) -> Node:
         """A tensor seen in three dimensions, the second behind the third."""
@@ -96,15 +238,17 @@ class _Turned:
         out = self.graph.tensor((first, places, channels), tensor.dtype, name=name)
         return self._node(like, "transpose", self._view(tensor, shape), out, {"perm": [0, 2, 1]})
 
-    def _taps_first(self, like: Node, weight: Tensor) -> Node:
-        """(rows, taps, channels) of weights whose taps are too few for tiles of a transpose."""
-        rows, channels, taps = weight.shape
-        shape = [rows, taps, channels]
-        name = f"{like.name}.channels_last"
-        rules = [[[[d, 1]], 0, 1, "fill"] for d in (0, 2, 1)]
-        out = self.graph.tensor(shape, weight.dtype, name=name)
-        attrs = {"rules": rules, "fill": 0.0, "shape": shape}
-        return self._node(like, "remap", weight, out, attrs)
+    def _turn_back(self, like: Node, rows: Tensor, out: Tensor) -> None:
+        """Rows of channels as the image that others read."""
+        n, channels, places = _image(out) or (0, 0, 0)
+        source, target = (
+            self._view(rows, [n, places, channels]),
+            self._view(out, [n, channels, places]),
+        )
+        back = self._node(like, "transpose", source, target, {"perm": [0, 2, 1]})
+        self.back.add(back.id)
+        self.nodes.append(back)
+        self.turned[out.buffer.id] = rows, like.placement
 
     def _windows(self, node: Node, source: Tensor, found: dict[str, Any]) -> Node:
         """(n, places..., window..., channels) of an input whose channels are last."""
@@ -148,26 +292,28 @@ class _Turned:
         )
 
 
-def _fits(windows: Node, product: Node) -> dict[str, Any] | None:
-    """Of a product of 16-bit types whose channels fill packs and that is large enough: the windows;
-    None of others.
+def _fits(windows: Node | None, product: Node) -> _Convolution | None:
+    """Of a product of 16-bit types whose channels fill packs and that is large enough: the
+    convolution; None of others. windows: what lays out its right side.
     """
-    if len(product.inputs) != 2 or windows.placement != product.placement or product.hints:
+    if product.hints or (windows is not None and windows.placement != product.placement):
         return None
     weight, table, out = *product.inputs, product.outputs[0]
     plain = not product.attrs["transpose_a"] and not product.attrs["transpose_b"]
     types = {t.dtype.name for t in (weight, table, out)}
     if not plain or len(types) != 1 or not types <= {"bf16", "fp16"}:
         return None
-    if not all(map(whole, (weight, windows.inputs[0], table, out))) or len(table.shape) != 4:
+    source = table if windows is None else windows.inputs[0]
+    if not all(map(whole, (weight, source, table, out))) or len(table.shape) != 4:
         return None
     n, groups, depth, places = table.shape
-    found = window(windows, 1)
-    if found is None or groups != 1 or weight.shape != (1, 1, weight.shape[2], depth):
+    if groups != 1 or weight.shape != (1, 1, weight.shape[2], depth):
         return None
-    if math.prod(found["sizes"]) != places or windows.inputs[0].shape[0] != n:
+    found = {"size": [1], "sizes": [places]} if windows is None else window(windows, 1)
+    if found is None or math.prod(found["sizes"]) != places or source.shape[0] != n:
         return None
-    channels, rows = windows.inputs[0].shape[1], weight.shape[2]
+    channels, rows = depth // math.prod(found["size"]), weight.shape[2]
     pack = BOX_LINE // table.dtype.itemsize
     large = n * rows * places * depth >= LEAST_WORK
-    return found if large and channels % pack == rows % pack == 0 else None
+    fits = large and channels % pack == rows % pack == 0
+    return _Convolution(windows, product, found, source) if fits else None

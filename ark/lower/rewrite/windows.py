@@ -1,8 +1,10 @@
-"""Convolutions as products that read their windows in place, where no matrix unit multiplies.
+"""Convolutions as products that read their windows in place.
 
-A convolution is written as a product with a matrix of windows (ark.ops.windows), which matrix units
-need. Where none serves the product, laying the matrix out costs more than reading it saves: an op
-and a hand-over more, and as many times the input as a window has elements. Called by
+A convolution is written as a product with a matrix of windows (ark.ops.windows), which most matrix
+units need. Where none serves the product, laying the matrix out costs more than reading it saves:
+an op and a hand-over more, and as many times the input as a window has elements. Where matrix units
+take boxes of memory and boxes may be of windows (the capability "window_boxes"), channels that were
+turned to be last (ark.lower.rewrite.channels) are loaded out of the input itself. Called by
 ark.lower.prepare.
 """
 
@@ -18,6 +20,7 @@ from ark.lower.rewrite.chains import read_once
 from ark.lower.rewrite.views import whole
 from ark.machine import Machine
 from ark.tasks.matmul_text import FEW_ROWS as PACKED_ROWS
+from ark.tasks.matmul_windows import boxable, matrix_shape
 
 FEW_ROWS = 9  # fewer are not worth a matrix unit
 
@@ -31,20 +34,32 @@ def read_windows(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
     for place, node in enumerate(graph.nodes):
         if node.type == "remap" and private(node.outputs[0]) and whole(node.outputs[0]):
             windows[node.outputs[0].buffer.id] = (place, node)
-        elif node.type == "matmul" and node.inputs[1].buffer.id in windows:
-            at, before = windows[node.inputs[1].buffer.id]
-            current = written.get(before.inputs[0].buffer.id, -1)
-            joined = _joined(before, node, machine) if current <= at else None
-            if joined is not None:
-                nodes[at] = None
-                node = joined
+        elif node.type == "matmul":
+            for side in (1, 0):
+                at, before = windows.get(node.inputs[side].buffer.id, (-1, node))
+                if at < 0 or written.get(before.inputs[0].buffer.id, -1) > at:
+                    continue
+                joined = _joined(before, node, side, machine)
+                if joined is not None:
+                    nodes[at] = None
+                    node = joined
+                    break
         for tensor in node.outputs:
             written[tensor.buffer.id] = place
         nodes.append(node)
     return graph.with_nodes(n for n in nodes if n is not None)
 
 
-def _joined(windows: Node, product: Node, machine: Machine) -> Node | None:
+def _joined(windows: Node, product: Node, side: int, machine: Machine) -> Node | None:
+    """Both as one node; None where it is none that reads windows in place. side: whose matrix the
+    windows are.
+    """
+    if machine.variant.name == "matrix":
+        return _boxed(windows, product, side, machine)
+    return _unboxed(windows, product, machine) if side == 1 else None
+
+
+def _unboxed(windows: Node, product: Node, machine: Machine) -> Node | None:
     """Both as one node; None where the product is none of windows, or a matrix unit serves it."""
     weight, table, *others = product.inputs
     if windows.placement != product.placement or windows.hints or product.hints:
@@ -53,7 +68,7 @@ def _joined(windows: Node, product: Node, machine: Machine) -> Node | None:
         return None
     n, groups, depth, places = table.shape
     rows = weight.shape[2]
-    if machine.variant.name == "matrix" or weight.shape != (1, groups, rows, depth):
+    if weight.shape != (1, groups, rows, depth):
         return None
     if product.attrs["transpose_a"] or product.attrs["transpose_b"] or product.attrs.get("gated"):
         return None
@@ -75,6 +90,65 @@ def _joined(windows: Node, product: Node, machine: Machine) -> Node | None:
 
 def _scalar(node: Node) -> bool:
     return all(t.dtype.name == "fp32" for t in (*node.inputs[:2], *node.outputs))
+
+
+def _boxed(windows: Node, product: Node, side: int, machine: Machine) -> Node | None:
+    """Both as one node whose windows are boxes of the input; None where boxes cannot be such, or
+    the product is none of windows of channels that are last.
+    """
+    source, table, weight = windows.inputs[0], product.inputs[side], product.inputs[1 - side]
+    if not machine.has("window_boxes") or windows.placement != product.placement:
+        return None
+    if windows.hints or product.hints or product.attrs.get("gated") or "rope_kv" in product.attrs:
+        return None
+    if product.attrs["transpose_a"] or not product.attrs["transpose_b"]:
+        return None
+    if not all(map(whole, (source, table, weight))) or source.dtype.itemsize != 2:
+        return None
+    found = window_of_last(windows)
+    if found is None or not boxable(source.shape, source.dtype.itemsize, found):
+        return None
+    found["side"] = side
+    if table.shape != matrix_shape(source.shape, found):
+        return None
+    inputs = (source, weight) if side == 0 else (weight, source)
+    return dataclasses.replace(
+        product,
+        inputs=(*inputs, *product.inputs[2:]),
+        attrs={**product.attrs, "windows": found},
+        after=(*windows.after, *product.after),
+    )
+
+
+def window_of_last(node: Node) -> dict[str, Any] | None:
+    """As `window`, of windows (n, places..., taps..., channels) of an input whose channels are
+    last, of one group.
+    """
+    source: Tensor = node.inputs[0]
+    count = len(source.shape) - 2
+    shape, rules = list(node.attrs["shape"]), node.attrs["rules"]
+    if not 1 <= count <= 2 or len(shape) != 2 + 2 * count or len(rules) != 2 + count:
+        return None
+    if [shape[0], shape[-1]] != [source.shape[0], source.shape[-1]] or node.attrs["fill"]:
+        return None
+    if rules[0] != [[[0, 1]], 0, 1, "fill"] or rules[-1] != [[[1 + 2 * count, 1]], 0, 1, "fill"]:
+        return None
+    steps: list[tuple[int, int, int]] = []  # stride, dilation, before
+    for d, (terms, add, divide, _) in enumerate(rules[1:-1]):
+        if divide != 1 or add > 0 or [t[0] for t in terms] != [1 + count + d, 1 + d]:
+            return None
+        (_, spread), (_, step) = terms
+        if spread < 1 or step < 1:
+            return None
+        steps.append((step, spread, -add))
+    stride, dilation, before = (list(each) for each in zip(*steps, strict=True))
+    return {
+        "size": shape[1 + count : -1],
+        "stride": stride,
+        "dilation": dilation,
+        "before": before,
+        "sizes": shape[1 : 1 + count],
+    }
 
 
 def window(node: Node, groups: int) -> dict[str, Any] | None:

@@ -31,18 +31,26 @@ def tensor_map(box: BoxMap, address: int) -> bytes:
         "int8": kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         "fp32": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
     }[box.dtype]
-    code, made = cu.cuTensorMapEncodeTiled(
+    rank = len(box.dims)
+    seen = (
         kind,
-        len(box.dims),
+        rank,
         address,
         [cu.cuuint64_t(n) for n in box.dims],
         [cu.cuuint64_t(n) for n in box.strides],
-        [cu.cuuint32_t(n) for n in box.box],
-        [cu.cuuint32_t(1)] * len(box.dims),
+    )
+    sizes = [cu.cuuint32_t(n) for n in box.box]
+    steps = [cu.cuuint32_t(n) for n in box.steps or (1,) * rank]
+    form = (
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
         cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
+    if box.steps:
+        corners = list(box.lower), list(box.upper)
+        code, made = cu.cuTensorMapEncodeIm2col(*seen, *corners, *sizes, steps, *form)
+    else:
+        code, made = cu.cuTensorMapEncodeTiled(*seen, sizes, steps, *form)
     check((code,), f"mapping a matrix of {box.dims} elements with rows of {box.strides} bytes")
     return struct_bytes(made, MAP_BYTES)

@@ -31,6 +31,9 @@
   ENTRY(encode, "cuTensorMapEncodeTiled",                                                    \
         (void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,     \
          const uint32_t*, int, int, int, int))                                               \
+  ENTRY(encode_windows, "cuTensorMapEncodeIm2col",                                           \
+        (void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const int32_t*,      \
+         const int32_t*, uint32_t, uint32_t, const uint32_t*, int, int, int, int))           \
   ENTRY(words, "cuGetErrorString", (int, const char**))
 
 #define OUT_OF_MEMORY 2             // CUDA_ERROR_OUT_OF_MEMORY
@@ -195,8 +198,14 @@ int ark_device_map(ark_instance* i, const ark_box_map* map, uint64_t address, vo
   void* context = NULL;
   d->push(d->context);
   // Not interleaved, swizzled by 128 bytes, 256 bytes to L2, zero outside.
-  const int code = d->encode(encoded, type_of(map->dtype), map->rank, (void*)(uintptr_t)address,
-                             map->dims, map->strides, map->box, steps, 0, 3, 3, 0);
+  const int type = type_of(map->dtype);
+  void* at = (void*)(uintptr_t)address;
+  const int code =
+      map->steps[0] != 0
+          ? d->encode_windows(encoded, type, map->rank, at, map->dims, map->strides, map->lower,
+                              map->upper, map->box[0], map->box[1], map->steps, 0, 3, 3, 0)
+          : d->encode(encoded, type, map->rank, at, map->dims, map->strides, map->box, steps, 0, 3,
+                      3, 0);
   d->pop(&context);
   if (code != 0) return failed(i, ARK_BAD_ARGUMENT, code, "describing a matrix to the GPU");
   memcpy(made, encoded, ARK_MAP_BYTES);

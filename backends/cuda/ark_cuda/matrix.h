@@ -266,6 +266,19 @@ ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, int i1, int i0
       "l"(map), "r"(x), "r"(y), "r"(i1), "r"(i0), "r"(ark_shared_address(barrier)), "l"(keep)
       : "memory");
 }
+// Places of an input's windows from (x, y, i0) on, through a map of windows; `across` and `down`
+// are a tap's distance from the first.
+ARK_DEVICE void ark_window_load(char* to, ark_u64 map, int channel, int x, int y, int i0,
+                                int across, int down, ark_u64* barrier, ark_u64 keep) {
+  asm volatile(
+      "{\n .reg .b16 s, r;\n cvt.u16.u32 s, %7;\n cvt.u16.u32 r, %8;\n"
+      " cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], {s, r}, %9;\n}" ::"r"(
+          ark_shared_address(to)),
+      "l"(map), "r"(channel), "r"(x), "r"(y), "r"(i0), "r"(ark_shared_address(barrier)),
+      "r"(across), "r"(down), "l"(keep)
+      : "memory");
+}
 ARK_DEVICE void ark_matrix_expect(ark_u64* barrier, ark_u32 bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ark_shared_address(barrier)),

@@ -16,7 +16,8 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 
 X, W = (2, 64, 28, 28), (64, 64, 3, 3)
-TURNED = ["transpose", "remap", "remap", "matmul"]
+TURNED = ["transpose", "remap", "transpose", "matmul"]
+BOXED = ["transpose", "transpose", "matmul"]
 
 
 def planned(
@@ -52,10 +53,44 @@ def test_weights_multiply_rows_of_windows(machine: str) -> None:
 def test_images_of_any_size_are_loaded_by_boxes() -> None:
     """14 x 14 places of 16 bits are 392 bytes, no multiple of 16: results are turned back."""
     made = planned("h100", (2, 128, 14, 14), (128, 128, 3, 3))
-    assert kinds(made) == [*TURNED, "transpose"]
+    assert kinds(made) == [*BOXED, "transpose"]
     assert made.variant_of(0) == "matrix"
-    shapes = [made.tensors[t].shape for t in made.ops[-2].operands]
-    assert shapes == [(392, 1152), (128, 1152), (392, 128)]
+    product = made.ops[-2]
+    shapes = [made.tensors[t].shape for t in product.operands]
+    assert shapes == [(2, 14, 14, 128), (128, 1152), (392, 128)]
+    assert product.params["windows"] == {
+        "side": 0,
+        "size": [3, 3],
+        "stride": [1, 1],
+        "dilation": [1, 1],
+        "before": [1, 1],
+        "sizes": [14, 14],
+    }
+
+
+def test_windows_are_boxes_of_the_input() -> None:
+    """28 x 28 places of 16 bits are whole packs, so results leave as they are wanted."""
+    made = planned("h100", (4, 64, 56, 56), (64, 64, 3, 3), stride=2)
+    assert kinds(made) == BOXED
+    product = made.ops[-1]
+    shapes = [made.tensors[t].shape for t in product.operands]
+    assert shapes == [(1, 1, 64, 576), (4, 56, 56, 64), (4, 1, 64, 784)]
+    assert product.params["windows"]["side"] == 1
+    assert product.params["windows"]["stride"] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("why", "given"),
+    [
+        ("channels fill no line", {"x": (4, 72, 56, 56), "w": (64, 72, 3, 3)}),
+        ("taps lie far apart", {"x": (4, 64, 300), "w": (512, 64, 3), "dilation": 128}),
+        ("steps are long", {"x": (4, 64, 2000), "w": (512, 64, 9), "stride": 9}),
+        ("another machine", {"machine": "mi300x", "x": (4, 64, 56, 56)}),
+    ],
+)
+def test_windows_that_are_no_boxes_are_laid_out(why: str, given: dict[str, Any]) -> None:
+    made = planned(given.pop("machine", "h100"), **given)
+    assert kinds(made)[:3] == TURNED[:3], why
 
 
 def test_windows_are_copied_by_packs() -> None:

@@ -64,3 +64,20 @@ def test_parts_are_taken_where_a_norm_follows() -> None:
     """512x2048x2048 in two parts takes 13.6 us; whoever adds these up norms the rows."""
     cut = choose_cut((1, 1, 512, 2048), 2048, 2, registry.machine("h100"), True, {}, True, True)
     assert (cut.rows, cut.columns, cut.parts) == (128, 128, 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "depth", "measured"),
+    [
+        ((16, 1, 64, 3136), 576, (64, 128)),
+        ((1, 1, 3136, 512), 4608, (128, 128)),
+        ((16, 1, 128, 784), 1152, (128, 128)),
+        ((32, 1, 128, 784), 2304, (128, 256)),
+    ],
+)
+def test_products_of_windows_take_the_tiles_that_were_measured(shape, depth, measured) -> None:
+    """docs/performance.md has the times."""
+    cut = choose_cut(
+        shape, depth, 2, registry.machine("h100"), False, {}, narrow=True, windows=True
+    )
+    assert (cut.rows, cut.columns, cut.parts) == (*measured, 1)

@@ -70,6 +70,8 @@ PLAIN = ("pointwise", "argmax", "gather", "scatter")  # kinds without a position
 
 def may_be_larger(sig: kinds.Signature) -> bool:
     ends = {"linear": sig.params.get("epilogue"), "matmul": "rope_kv" * ("head_dim" in sig.params)}
+    if sig.params.get("windows"):
+        return True  # as a convolution's
     return (ends.get(sig.kind) or sig.kind) in LARGER
 
 

@@ -44,7 +44,7 @@ def _shape(sig: Signature, machine: Machine) -> _Shape | None:
     a, b, out = sig.operands[:3]
     if sig.params.get("expr") is not None or paired(sig):
         return None
-    if sig.params.get("splits", 1) > 1:
+    if sig.params.get("splits", 1) > 1 or sig.params.get("windows"):
         return None
     rows, columns = sig.params["tile"]
     if not machine.has("mma_sync") or rows < _MIN_ROWS or a.packet or b.packet or out.packet:

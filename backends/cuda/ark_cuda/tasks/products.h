@@ -50,6 +50,33 @@ ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, 
   }
 }
 
+// A side that is the matrix of an input's windows (ark.tasks.matmul_windows): PLACES of a result,
+// ACROSS in a row of them; CHANNELS of the input, TAPS in a row of a window; steps between places,
+// margins and the distance of taps, down and across. SPLIT: its rows count the places of all
+// images.
+template <bool SPLIT, int PLACES, int ACROSS, int CHANNELS, int TAPS, int STEP_DOWN,
+          int STEP_ACROSS, int BEFORE_DOWN, int BEFORE_ACROSS, int APART_DOWN, int APART_ACROSS>
+struct ArkWindows {
+  ARK_DEVICE void load(char* to, ark_u64 map, int row, int k, int i0, ark_u64* full, ark_u64 keep) {
+    const int image = SPLIT ? row / PLACES : i0, place = SPLIT ? row % PLACES : row;
+    const int x = place % ACROSS * STEP_ACROSS - BEFORE_ACROSS;
+    const int y = place / ACROSS * STEP_DOWN - BEFORE_DOWN;
+    const int tap = k / CHANNELS;
+    ark_window_load(to, map, k % CHANNELS, x, y, image, tap % TAPS * APART_ACROSS,
+                    tap / TAPS * APART_DOWN, full, keep);
+  }
+};
+template <bool ACROSS, int ROWS, int DEEP, int LINES, bool SPLIT, int... NUMBERS>
+ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, int, ark_u64* full,
+                                 ArkWindows<SPLIT, NUMBERS...>, ark_u64 keep = ARK_BOX_STAYS) {
+  static_assert(!ACROSS, "k of windows lies side by side");
+#pragma unroll
+  for (int i = 0; i < LINES; ++i) {
+    ArkWindows<SPLIT, NUMBERS...>::load(to + 128 * ROWS * i, map, row, k + DEEP * i, i0, full,
+                                        keep);
+  }
+}
+
 // The loading half, run by one thread. begin(i1), end(i1): the elements of k of a tile. Early it
 // begins stages with what they have of b, as many as there are.
 template <class P, class Begin, class End, class A, class B>

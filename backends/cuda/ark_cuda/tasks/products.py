@@ -10,8 +10,9 @@ Called by ark_cuda.tasks.matmul.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
+from typing import Any
 
 from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
@@ -21,6 +22,7 @@ from ark.tasks.matmul_form import ROPE, deal, dims, k_range, part_of_k, place_na
 from ark.tasks.matmul_text import finish, outputs
 from ark.tasks.rotary import rope
 from ark.variant import COMPUTE, LOAD, MOVE
+from ark_cuda.tasks import windows
 from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, sum_of
 
 HEIGHTS, WIDTHS = (64, 128), (32, 64, 128, 256)
@@ -42,7 +44,7 @@ def serves_machine(machine: Machine) -> bool:
 def serves(sig: Signature, machine: Machine) -> bool:
     """Does this body compute the signature's tiles?"""
     rows, columns = sig.params["tile"]
-    left, right, out = sig.operands[:3]
+    left, _, out = sig.operands[:3]
     paired = bool(sig.params.get("gated")) or rotates(sig)
     plain = sig.params.get("expr") is None and not paired
     return (
@@ -53,7 +55,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
         and (rows in HEIGHTS or rows == dims(sig)[0] < HEIGHTS[-1])
         and columns in WIDTHS
         and (columns > WIDTHS[0] or bool(sig.params["transpose_b"]))  # boxes of 64 columns
-        and all(_mappable(o) for o in ((left, right, out) if plain else (left, right)))
+        and all(_mappable(sig, i) for i in ((0, 1, 2) if plain else (0, 1)))
         and not any(o.packet for o in sig.operands)
     )
 
@@ -152,8 +154,17 @@ def _wide(sig: Signature) -> int:
     return columns if _height(sig) == 128 else columns // 2
 
 
-def _mappable(operand: OperandType) -> bool:
+def _windows(sig: Signature, index: int) -> Mapping[str, Any] | None:
+    """The windows of which the operand is the matrix, if it is one."""
+    found = sig.params.get("windows")
+    return found if found is not None and found["side"] == index else None
+
+
+def _mappable(sig: Signature, index: int) -> bool:
     """A tensor map wants at most four dimensions, and rows that begin at multiples of 16 bytes."""
+    operand, found = sig.operands[index], _windows(sig, index)
+    if found is not None:
+        return windows.serves(operand, found)
     return len(operand.shape) <= 4 and all(
         s * operand.itemsize % 16 == 0 for s in operand.strides[:-1]
     )
@@ -167,15 +178,22 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
     a_rows = deep if sig.params["transpose_a"] else _high(sig)
     b_rows = sig.params["tile"][1] if sig.params["transpose_b"] else deep
     flat = _flat(sig)
-    if _lines(sig) > 1:
-        rows = _high(sig), int(sig.params["tile"][1])
-        return tuple(_map_of_lines(sig, i, rows[i]) for i in (0, 1))
-    return tuple(_map(sig.operands[i], i, rows, flat) for i, rows in ((0, a_rows), (1, b_rows)))
+    found = []
+    for i, rows in ((0, a_rows), (1, b_rows)):
+        operand, seen = sig.operands[i], _windows(sig, i)
+        if seen is not None:
+            found.append(windows.window_map(operand, i, rows, seen))
+        elif _lines(sig) > 1:
+            found.append(_map_of_lines(sig, i, rows))
+        else:
+            found.append(_map(operand, i, rows, flat))
+    return tuple(found)
 
 
 def _flat(sig: Signature) -> bool:
-    """Have both operands but one matrix?"""
-    shapes = (text.pad4(o.shape, 1) for o in sig.operands[:2])
+    """Have both operands but one matrix? Windows are loaded by place."""
+    sides = (i for i in (0, 1) if _windows(sig, i) is None)
+    shapes = (text.pad4(sig.operands[i].shape, 1) for i in sides)
     return all(shape[0] == shape[1] == 1 for shape in shapes)
 
 
@@ -351,7 +369,11 @@ def load(name: str, sig: Signature, machine: Machine) -> str | None:
     flat, first = _flat(sig), len(sig.operands)
     batches = []
     for index in (0, 1):
-        shape = text.pad4(sig.operands[index].shape, 1)
+        operand, seen = sig.operands[index], _windows(sig, index)
+        if seen is not None:
+            batches.append(f"{windows.window_type(operand, seen)}{{}}")
+            continue
+        shape = text.pad4(operand.shape, 1)
         flags = (flat, shape[0] > 1, shape[1] > 1)
         batches.append(f"ArkBatch<{', '.join(str(f).lower() for f in flags)}>{{}}")
     return (

@@ -33,7 +33,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
         return False
     if sig.params.get("expr") is not None or paired(sig):
         return False
-    if sig.params.get("splits", 1) > 1:
+    if sig.params.get("splits", 1) > 1 or sig.params.get("windows"):
         return False
     a, b, out = sig.operands
     plain = not (a.packet or b.packet or out.packet)

@@ -1,0 +1,141 @@
+"""Chains of convolutions: an image is turned once, elementwise ops go on with rows of channels, and
+what nobody reads as it was is not turned back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.lower.rewrite.channels import channels_last
+from tests.windows import in_place
+
+H100 = registry.machine("h100")
+SHAPE, WEIGHTS = (4, 64, 32, 32), (64, 64, 3, 3)
+NOBODY: frozenset[int] = frozenset()
+
+
+def weights(*shape: int) -> Any:
+    return ark.tensor(shape or WEIGHTS, ark.bf16)
+
+
+def bias() -> Any:
+    return ark.exp(ark.tensor((64,), ark.bf16))
+
+
+def types(model: ark.Model, kept: frozenset[int] = NOBODY) -> list[str]:
+    """The nodes' types; transposes of weights, of which there are 64, are called that."""
+    return [
+        "weights" if n.type == "transpose" and n.outputs[0].shape[0] == WEIGHTS[0] else n.type
+        for n in channels_last(model.graph, H100, kept).nodes
+    ]
+
+
+def test_the_second_convolution_reads_rows() -> None:
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.conv(ark.tensor(SHAPE, ark.bf16), weights(), padding=1)
+        ark.conv(ark.relu(x), weights(), padding=1)
+    again = ["remap", "weights", "matmul"]
+    assert types(model) == ["transpose", *again, "relu", *again]
+
+
+def test_a_bias_for_each_channel_and_a_residual_go_along() -> None:
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.tensor(SHAPE, ark.bf16)
+        y = ark.conv(x, weights(), bias(), padding=1)
+        z = ark.relu(ark.add(y, x))
+        ark.conv(z, weights(), padding=1)
+    made = [t for t in types(model) if t not in ("exp", "remap", "weights")]
+    assert made == ["transpose", "matmul", "add", "add", "relu", "matmul"]
+
+
+def test_an_image_is_turned_once_for_two() -> None:
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.relu(ark.tensor(SHAPE, ark.bf16))
+        ark.conv(x, weights(), padding=1)
+        ark.conv(x, weights(), stride=2, padding=1)
+    assert types(model).count("transpose") == 1
+
+
+def test_an_image_that_was_written_again_is_turned_again() -> None:
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.relu(ark.tensor(SHAPE, ark.bf16))
+        ark.conv(x, weights(), padding=1)
+        x = ark.relu(x, x)
+        ark.conv(x, weights(), padding=1)
+    assert types(model).count("transpose") == 2
+
+
+def test_what_is_read_as_it_was_is_turned_back() -> None:
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.relu(ark.conv(ark.tensor(SHAPE, ark.bf16), weights(), padding=1))
+        ark.conv(x, weights(), padding=1)
+        ark.reduce_sum(x, axis=3)
+    assert types(model)[4:6] == ["relu", "transpose"]
+
+
+def test_what_somebody_else_reads_is_turned_back() -> None:
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.conv(ark.tensor(SHAPE, ark.bf16), weights(), padding=1)
+        ark.conv(x, weights(), padding=1)
+    assert types(model).count("transpose") == 1
+    assert types(model, frozenset([x.ir.buffer.id])).count("transpose") == 2
+
+
+def test_windows_of_one_place_between_two_convolutions_are_rows() -> None:
+    """And are left as they are where nothing turned them."""
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.conv(ark.tensor(SHAPE, ark.bf16), weights(64, 64, 1, 1))
+        x = ark.conv(ark.relu(x), weights(), padding=1)
+        ark.conv(ark.relu(x), weights(64, 64, 1, 1))
+    made = [t for t in types(model) if t not in ("remap", "weights")]
+    assert made == ["transpose", "matmul", "relu", "matmul", "relu", "matmul"]
+    alone = ark.Model(0, 1)
+    with ark.use_model(alone):
+        ark.conv(ark.tensor(SHAPE, ark.bf16), weights(64, 64, 1, 1))
+    assert types(alone) == ["matmul"]
+
+
+def test_a_network_of_blocks_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    nn = torch.nn
+
+    class Block(nn.Module):
+        def __init__(self, wide: int, stride: int) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(64, wide, 3, stride, 1, bias=False)
+            self.norm = nn.BatchNorm2d(wide)
+            self.second = nn.Conv2d(wide, wide, 3, padding=1)
+            self.short = nn.Conv2d(64, wide, 1, stride, bias=False) if stride > 1 else None
+            self.last = nn.Conv2d(wide, wide, 1)
+
+        def forward(self, x: Any) -> Any:
+            y = self.second(torch.relu(self.norm(self.first(x))))
+            return self.last(torch.relu(y + (x if self.short is None else self.short(x))))
+
+    stem = [nn.Conv2d(3, 64, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(2)]
+    network = nn.Sequential(*stem, Block(64, 1), Block(128, 2), nn.AdaptiveAvgPool2d(1)).eval()
+    for part in network.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.running_mean.uniform_(-0.3, 0.3)
+            part.running_var.uniform_(0.5, 2.0)
+    network = network.bfloat16()
+    given = torch.randn(2, 3, 24, 28).bfloat16()
+    in_place(monkeypatch)
+    ark.init(backend="cpu")
+    with torch.no_grad():
+        got = ark.from_torch(network, (given,))(given).float().numpy()
+        want = network.float()(given.float()).numpy()
+    assert np.linalg.norm(got - want) < 8e-3 * np.linalg.norm(want)
