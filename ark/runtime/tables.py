@@ -34,7 +34,7 @@ class Tables:
     growths: np.ndarray
     ranges: np.ndarray
     lists: np.ndarray  # addresses of operands that records have no room for
-    mapped: frozenset[int]  # ops that have box maps
+    mapped: frozenset[tuple[int, int]]  # ops and those of their operands that have box maps
     listing: tuple[tuple[int, int, Task], ...]  # (phase, processor, task) by task index
 
 
@@ -139,7 +139,7 @@ def build(
         growths=np.array(growths or [(0,) * 9], layout.dtype("ArkGrowth")),
         ranges=np.array(ranges, layout.dtype("ArkRange")),
         lists=lists,
-        mapped=frozenset(i for i, found in enumerate(maps) if found),
+        mapped=frozenset((i, m.operand) for i, found in enumerate(box_maps) for m in found),
         listing=tuple(listing),
     )
 
@@ -220,12 +220,11 @@ def cells(plan: Plan, built: Tables) -> dict[int, np.ndarray | None]:
         for operand in _fetched(fetch)
     }
     for op_id, places in of_op.items():
-        operands = len(plan.ops[op_id].operands)
-        elsewhere = operands > layout.RECORD_OPERANDS or op_id in built.mapped
+        listed_apart = len(plan.ops[op_id].operands) > layout.RECORD_OPERANDS
         tasks = rows[bounds[op_id] : bounds[op_id + 1]]
         for place, buffer in places:
             listed = found[buffer]
-            if elsewhere or (op_id, place) in fetched:
+            if listed_apart or (op_id, place) in built.mapped | fetched:
                 found[buffer] = None
             elif listed is not None:
                 listed.append(tasks * size + first + place)

@@ -24,7 +24,7 @@ from ark.plan.serialize import from_json, machine_of, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
-from ark.runtime.tables import ALL, RIGHT, build
+from ark.runtime.tables import ALL, RIGHT, build, cells
 from ark.variant import COMPUTE, LOAD, Role
 from tests.codegen.machine_code import section
 from tests.slow import slow
@@ -201,6 +201,29 @@ def test_what_is_written_is_not_loaded_early() -> None:
         "softmax": 0,
         "second": RIGHT,
     }
+
+
+def test_a_result_moves_without_new_box_maps() -> None:
+    """An external operand of a product is in its box maps, the result in tasks' records alone."""
+    graph = Graph()
+    a = graph.tensor((512, 1024), bf16, arena="external", name="a")
+    b = graph.tensor((512, 1024), bf16, arena="external", name="b")
+    c = graph.tensor((512, 512), bf16, arena="external", name="c")
+    graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True}, "product")
+    made = plan(graph, H100)
+    verify([made])
+    emitted = write(made, machine_of(made), backend.dialect("sm_90a"))
+    maps = [emitted.maps[code] for code in emitted.opcode]
+    where = {buffer.id: (n + 1) << 20 for n, buffer in enumerate(made.buffers)}
+    tables = build(made, emitted.opcode, where.__getitem__, lambda _: 0, maps, lambda _op, _map: 0)
+    left, right, out = (made.tensors[t].buffer for t in made.ops[0].operands)
+    found = cells(made, tables)
+    assert found[left] is None
+    assert found[right] is None
+    words = found[out]
+    assert words is not None
+    assert len(words) == len(tables.tasks)
+    assert set(tables.tasks.view(np.int64)[words].tolist()) == {where[out]}
 
 
 @pytest.mark.parametrize(("unstaged", "spares"), [(16384, True), (0, False)])
