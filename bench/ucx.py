@@ -6,13 +6,16 @@ programs (on a busy machine, the least is of a round in which both sides had a c
 - many: a put when as many as the FIFO holds are under way; ucx_perftest's ucp_put_bw.
 - one: from the trigger to the word that the put is in the peer's memory, a way there and back;
   twice ucp_put_lat, which is one way. A put of ucx_perftest's is not asked whether it has arrived.
-And what a put costs both sides' processors together when many are under way, all threads, which
-depends less on what else runs. Triggers are written and waited for in C, as a kernel does.
+And of both sides together, which depends less on what else runs: what a put costs the processors
+when many are under way, of ark's all threads but the one that writes triggers and waits, as a
+kernel does, and TCP's segments of a put, alone and among many. Triggers are written and waited for
+in C; the proxy is woken once for those that follow each other, as by a launch.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -21,6 +24,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +74,15 @@ extern "C" double push(uint32_t* fifo, uint32_t at, uint32_t count, uint64_t sou
   clock_gettime(CLOCK_MONOTONIC, &end);
   return (end.tv_sec - begin.tv_sec) * 1e6 + (end.tv_nsec - begin.tv_nsec) * 1e-3;
 }}
+// The same one by one; the microseconds of each, the last of them -1 if it was not served.
+extern "C" uint32_t push_alone(uint32_t* fifo, uint32_t at, uint32_t count, uint64_t source,
+                               uint64_t target, uint32_t size, double* us) {{
+  for (uint32_t i = 0; i < count; ++i) {{
+    us[i] = push(fifo, at + i, 1, source, target, size);
+    if (us[i] < 0) return i + 1;
+  }}
+  return count;
+}}
 """
 
 
@@ -84,20 +98,35 @@ class Pusher:
         with tempfile.NamedTemporaryFile(suffix=".so") as file:
             file.write(made)
             file.flush()
-            self._push = ctypes.CDLL(file.name).push
+            library = ctypes.CDLL(file.name)
         words = [ctypes.c_uint32] * 2, [ctypes.c_uint64] * 2
-        self._push.argtypes = [ctypes.c_void_p, *words[0], *words[1], ctypes.c_uint32]
-        self._push.restype = ctypes.c_double
+        given = [ctypes.c_void_p, *words[0], *words[1], ctypes.c_uint32]
+        self._push, self._push_alone = library.push, library.push_alone
+        self._push.argtypes, self._push.restype = given, ctypes.c_double
+        self._push_alone.argtypes = [*given, ctypes.POINTER(ctypes.c_double)]
+        self._push_alone.restype = ctypes.c_uint32
         self._proxy, self._places, self._at = proxy, (source, target, nbytes), 0
 
     def __call__(self, count: int) -> float:
         """Microseconds for so many puts, together."""
         self._proxy.wake()
         us = float(self._push(self._proxy.fifo.address, self._at, count, *self._places))
-        if us < 0:
-            raise SystemExit(self._proxy.error() or "puts were not served")
+        self._check(us)
         self._at += count
         return us
+
+    def alone(self, count: int) -> float:
+        """The median of the microseconds of so many puts, each behind the end of the one before."""
+        self._proxy.wake()
+        us = (ctypes.c_double * count)()
+        done = self._push_alone(self._proxy.fifo.address, self._at, count, *self._places, us)
+        self._check(us[done - 1])
+        self._at += count
+        return float(np.median(us))
+
+    def _check(self, us: float) -> None:
+        if us < 0:
+            raise SystemExit(self._proxy.error() or "puts were not served")
 
 
 def end_of_cable(nbytes: int) -> None:
@@ -114,13 +143,13 @@ def end_of_cable(nbytes: int) -> None:
     proxy.restart()
     for line in sys.stdin:
         if line.strip() == "processor":
-            print(time.process_time() * 1e6, flush=True)
+            print((time.process_time() - time.thread_time()) * 1e6, flush=True)
         elif line.strip() == "many":
             push(WARM)
             print(push(layout.FIFO_SLOTS) / layout.FIFO_SLOTS, flush=True)
         elif line.strip() == "one":
             push(WARM)
-            print(float(np.median([push(1) for _ in range(ONES)])), flush=True)
+            print(push.alone(ONES), flush=True)
     proxy.close()
     device.close()
 
@@ -166,46 +195,79 @@ def perftest(hosts: Hosts, test: str, nbytes: int, count: int) -> tuple[float, f
     return numbers[-5], spent  # overall microseconds; bandwidths and rates follow
 
 
-def measure(nbytes: int) -> tuple[dict[str, list[float]], tuple[float, float]]:
-    """Microseconds by ark and by ucx_perftest, those of each round; and of processors a put."""
+@contextlib.contextmanager
+def both_ends(
+    hosts: Hosts, nbytes: int
+) -> Iterator[tuple[Callable[..., float], Callable[[], int]]]:
+    """The two sides, connected: a function that asks one of them (by default the first) to measure
+    something, and one that tells how many segments TCP has sent on both.
+    """
+    words = [str(Path(__file__).resolve()), "--end", "--bytes", str(nbytes)]
+    sides = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", name, sys.executable, *words],
+            env={**os.environ, **ENVIRONMENT}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in hosts.names
+    ]  # fmt: skip
+
+    def ask(what: str, side: int = 0) -> float:
+        tell(sides[side], what + "\n")
+        return float(sides[side].stdout.readline())  # type: ignore[union-attr]
+
+    def segments() -> int:
+        sent = 0
+        for side in sides:
+            text = Path(f"/proc/{side.pid}/net/snmp").read_text()
+            names, values = (r.split() for r in text.splitlines() if r.startswith("Tcp:"))
+            sent += int(dict(zip(names, values, strict=True))["OutSegs"])
+        return sent
+
+    try:
+        ways = [side.stdout.readline() for side in sides]  # type: ignore[union-attr]
+        for side, way in zip(sides, reversed(ways), strict=True):
+            tell(side, way)
+        yield ask, segments
+    finally:
+        for side in sides:
+            side.stdin.close()  # type: ignore[union-attr]
+            side.wait(30)
+
+
+@dataclass
+class Found:
+    """us: by ark and by ucx_perftest, those of each round. processors: us of a put, of both.
+    segments: of a put, by what was measured.
+    """
+
+    us: dict[str, list[float]]
+    processors: tuple[float, float]
+    segments: dict[str, float]
+
+
+def measure(nbytes: int) -> Found:
+    puts = {"many": layout.FIFO_SLOTS + WARM, "one": ONES + WARM}
+    us: dict[str, list[float]] = {}
+    segments: dict[str, float] = {}
     with two_hosts() as hosts:
-        words = [str(Path(__file__).resolve()), "--end", "--bytes", str(nbytes)]
-        sides = [
-            subprocess.Popen(
-                ["ip", "netns", "exec", name, sys.executable, *words],
-                env={**os.environ, **ENVIRONMENT}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                text=True,
-            )
-            for name in hosts.names
-        ]  # fmt: skip
-        try:
-            ways = [side.stdout.readline() for side in sides]  # type: ignore[union-attr]
-            for side, way in zip(sides, reversed(ways), strict=True):
-                tell(side, way)
-
-            def ask(what: str, side: int = 0) -> float:
-                tell(sides[side], what + "\n")
-                return float(sides[side].stdout.readline())  # type: ignore[union-attr]
-
-            found: dict[str, list[float]] = {}
+        with both_ends(hosts, nbytes) as (ask, sent):
             for _ in range(ROUNDS):
                 for name, test, count in (
                     ("many", "ucp_put_bw", layout.FIFO_SLOTS),
                     ("one", "ucp_put_lat", ONES),
                 ):
-                    found.setdefault(name, []).append(ask(name))
-                    found.setdefault(test, []).append(perftest(hosts, test, nbytes, count)[0])
+                    before = sent()
+                    us.setdefault(name, []).append(ask(name))
+                    segments[name] = (sent() - before) / puts[name]
+                    us.setdefault(test, []).append(perftest(hosts, test, nbytes, count)[0])
             before = ask("processor", 0) + ask("processor", 1)
             for _ in range(LONG):
                 ask("many")
             ours = ask("processor", 0) + ask("processor", 1) - before
-            several = [perftest(hosts, "ucp_put_bw", nbytes, n)[1] for n in (1000, 1000 + MANY)]
-        finally:
-            for side in sides:
-                side.stdin.close()  # type: ignore[union-attr]
-                side.wait(30)
-    puts = LONG * (layout.FIFO_SLOTS + WARM)
-    return found, (ours / puts, (several[1] - several[0]) / MANY)
+        several = [perftest(hosts, "ucp_put_bw", nbytes, n)[1] for n in (1000, 1000 + MANY)]
+    processors = ours / (LONG * puts["many"]), (several[1] - several[0]) / MANY
+    return Found(us, processors, segments)
 
 
 def tell(side: subprocess.Popen[str], line: str) -> None:
@@ -224,16 +286,17 @@ def main() -> None:
         return
     if why_not():
         raise SystemExit(why_not())
-    us, processors = measure(args.bytes)
+    seen = measure(args.bytes)
     print(f"{args.bytes} bytes, two namespaces, TCP")
     for which in (min, np.median):
-        found = {name: float(which(values)) for name, values in us.items()}
+        found = {name: float(which(values)) for name, values in seen.us.items()}
         many, both = found["ucp_put_bw"], 2 * found["ucp_put_lat"]
         print(f"{which.__name__} of {ROUNDS} rounds, us")
         print(f"many: a put {found['many']:.2f}; ucp_put_bw {many:.2f}; {found['many'] / many:.2f}")
         print(f"one: {found['one']:.1f}; twice ucp_put_lat {both:.1f}; {found['one'] / both:.2f}")
-    ours, theirs = processors
+    ours, theirs = seen.processors
     print(f"us of processors a put, both sides: {ours:.2f}; ucp_put_bw {theirs:.2f}")
+    print("TCP segments a put: " + "; ".join(f"{n} {v:.2f}" for n, v in seen.segments.items()))
 
 
 if __name__ == "__main__":
