@@ -90,6 +90,86 @@ def test_reductions_that_are_no_sums(name: str, world: int) -> None:
                 np.testing.assert_array_equal(other[label].reshape(count), got, label)
 
 
+SMALL = {
+    "fp8_e4m3": ml_dtypes.float8_e4m3fn,
+    "fp8_e5m2": ml_dtypes.float8_e5m2,
+    "int8": np.int8,
+    "uint8": np.uint8,
+    "uint32": np.uint32,
+    "int64": np.int64,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "world"), [("cpu", 3), ("cuda", 2), pytest.param("rocm", 2, marks=slow)]
+)
+def test_sums_of_small_types_and_integers(name: str, world: int) -> None:
+    """Of any bytes, what is no number among them: fp8 is added in fp32, in rank order, and rounded
+    once, as ml_dtypes rounds; integers wrap. All ranks' sums, and a rank's share of them.
+    """
+    count = 345 * world
+
+    def body(rank: int) -> None:
+        for kind in SMALL:
+            x = ark.tensor([count], getattr(ark, kind), name=kind)
+            keep(ark.all_reduce(x, rank, world), f"sum {kind}")
+            keep(ark.reduce_scatter(x, rank, world), f"share {kind}")
+            keep(ark.all_reduce(x, rank, world, reduction="max"), f"max {kind}")
+
+    def given(kind: str) -> np.ndarray:
+        dtype = np.dtype(SMALL[kind])
+        nbytes = world * count * dtype.itemsize
+        made = np.random.default_rng(9).integers(0, 256, nbytes, np.uint8)
+        return made.view(dtype).reshape(world, count)
+
+    with devices(name, world) as (opened, machine):
+        plans = build(world, body, machine)
+        verify(plans)
+
+        def work(ranks: ThreadRanks) -> dict[str, np.ndarray]:
+            plan, device = plans[ranks.rank], opened[ranks.rank]
+            with Executor(plan, registry.get(name), device, ranks=ranks, budget_s=200.0) as ready:
+                for kind in SMALL:
+                    ready.write(kind, given(kind)[ranks.rank])
+                ready.start(2).wait(250.0)
+                names = [f"{what} {kind}" for kind in SMALL for what in ("sum", "share", "max")]
+                found = {label: ready.read(label) for label in names}
+                ranks.barrier()
+                return found
+
+        found = run_ranks(world, work)
+    for kind, dtype in SMALL.items():
+        shares = given(kind)
+        wide = np.float32 if kind.startswith("fp8") else dtype
+        total, most = shares[0].astype(wide), shares[0].astype(wide)
+        with np.errstate(all="ignore"):
+            for share in shares[1:]:
+                total, most = total + share.astype(wide), np.maximum(most, share.astype(wide))
+            total, most = total.astype(dtype), most.astype(dtype)
+        own = count // world
+        for rank, got in enumerate(found):
+            _same(got[f"sum {kind}"], total, kind)
+            _same(got[f"max {kind}"], most, kind)
+            _same(got[f"share {kind}"], total[rank * own : (rank + 1) * own], kind)
+
+
+def _same(got: np.ndarray, want: np.ndarray, kind: str) -> None:
+    """Byte by byte, but for the many codes of what is no number."""
+    numbers = np.ones(want.shape, bool)
+    if kind.startswith("fp8"):
+        numbers = ~np.isnan(want.astype(np.float32))
+        np.testing.assert_array_equal(~np.isnan(got.reshape(-1).astype(np.float32)), numbers)
+    got = np.ascontiguousarray(got.reshape(-1))
+    bits = np.dtype(f"u{got.itemsize}")
+    np.testing.assert_array_equal(got.view(bits)[numbers], want.view(bits)[numbers], kind)
+
+
+def test_types_that_have_no_sum_are_named() -> None:
+    for dtype in (ark.bool, ark.int4):
+        with pytest.raises(ark.ModelError, match=r"needs one of .*fp8_e4m3.*use ark\.cast"):
+            build(2, lambda rank, dtype=dtype: ark.all_reduce(ark.tensor([8], dtype), rank, 2))
+
+
 def by_hand() -> None:
     """[1, 0] and [1, 1], the papers' own example; orthogonal ones; equal ones; whole matrices."""
     ark.init(backend="cpu")

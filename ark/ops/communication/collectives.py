@@ -15,8 +15,8 @@ from ark.collective.types import no_algorithm
 from ark.collective.values import coarsened
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
-from ark.ir.dtype import FLOATS, DataType, fp16, int32
-from ark.lower.engines import AUTO, SWITCH
+from ark.ir.dtype import FLOATS, INTEGERS, SMALL_FLOATS, DataType, byte, fp16
+from ark.lower.engines import AUTO, ONE_SHOT, SWITCH
 from ark.ops.base import result
 from ark.ops.communication.whole import WHOLE, check_whole, combine
 from ark.ops.views import reshape
@@ -25,7 +25,8 @@ from ark.tasks.combine import OPS
 if TYPE_CHECKING:
     from ark.comm.topology import Topology
 
-ONE_SHOT = "one_shot"
+# What elements are combined as they are, or as fp32 and rounded once: ark.tasks.combine.
+SUMMABLE = tuple(t for t in (*FLOATS, *SMALL_FLOATS, *INTEGERS) if t != byte)
 # What ARK reduces in one node on 2 to 8 ranks: so many fp16 elements, a token's or a prompt's.
 DECODE_ELEMENTS = 4096
 PREFILL_ELEMENTS = 2048 * 4096
@@ -101,10 +102,10 @@ def _placed(what: str, input: Any, rank: int, world_size: int) -> Tensor:
 
 
 def _summable(what: str, tensor: Tensor) -> DataType:
-    if tensor.ir.dtype not in (*FLOATS, int32):
+    if tensor.ir.dtype not in SUMMABLE:
         raise ModelError(
-            f"{what} needs fp32, fp16, bf16 or int32, but the input is {tensor.ir.dtype.name}; use "
-            "ark.cast"
+            f"{what} needs one of {', '.join(t.name for t in SUMMABLE)}, but the input is "
+            f"{tensor.ir.dtype.name}; use ark.cast"
         )
     return tensor.ir.dtype
 
@@ -152,10 +153,12 @@ def all_reduce(
     reduction: str = "sum",
     engine: str = AUTO,
 ) -> Tensor:
-    """The sum of `input` over all ranks, the same bits on each; fp32, fp16, bf16, int32 (wrapping).
+    """The sum of `input` over all ranks, the same bits on each; of floats from 8 to 32 bits, and of
+    integers from 8 to 64, which wrap.
 
     All ranks must call it in the same order, with equal arguments. By default every rank adds all
-    shares in rank order in fp32; other algorithms pass on sums in the tensor's own type.
+    shares in rank order, floats in fp32 and rounded once; other algorithms pass on sums in the
+    tensor's own type.
 
     Args:
         rank, world_size: those of the model.
