@@ -95,12 +95,19 @@ def scale() -> ark.ops.custom.CustomOp:
         tile={"m": 4},
         constants={"by": 2.0},
         reference=lambda x, w, by: x * w * by,
+        packets=["x", "y"],
     )
 
 
 def blur() -> ark.ops.custom.CustomOp:
-    signature = "x[m+-1, k] -> y[m, k]"
-    return ark.custom_op("blur", BLUR, signature, {"m": 3, "k": 7}, reference=blur_in_numpy)
+    return ark.custom_op(
+        "blur",
+        BLUR,
+        "x[m+-1, k] -> y[m, k]",
+        tile={"m": 3, "k": 7},
+        reference=blur_in_numpy,
+        packets=["x", "y"],
+    )
 
 
 def shares() -> ark.ops.custom.CustomOp:

@@ -225,6 +225,7 @@ def custom_op(
     scratch_each: Mapping[str, int] | None = None,
     reference: Callable[..., Any] | None = None,
     backward: CustomOp | None = None,
+    packets: Sequence[str] = (),
 ) -> CustomOp:
     """An op of one's own, by a device function that every vendor's compiler gets as it is.
 
@@ -237,7 +238,9 @@ def custom_op(
     give it. sizes: of axes that no input has, by those that are known and the constants. scratch:
     bytes of shared memory; scratch_each: more of it by axis, for each index of a tile. reference:
     the same in NumPy, of the inputs and the constants. backward: the op that makes the inputs'
-    gradients of the inputs and the results' gradients. InvalidUsageError says what does not fit.
+    gradients of the inputs and the results' gradients. packets: operands that the text touches by
+    ark_load and ark_store alone, so that they may come as packets: small ones do, and symmetric
+    memory does. InvalidUsageError says what does not fit.
     """
     file, text = text_of(name, source)
     kinds, defaults = {}, {}
@@ -261,6 +264,7 @@ def custom_op(
         {word: [t.name for t in types] for word, types in allowed.items()},
         kinds,
         scratch_of(name, scratch, scratch_each or {}),
+        tuple(sorted(packets)),
     )
     if backward is not None and not isinstance(backward, CustomOp):
         raise InvalidUsageError(f"custom op {name!r}: backward is {backward!r:.60}, no custom op")

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from ark.errors import ModelError, UnsupportedError
+from ark.ir.dtype import fp32
 from ark.ir.graph import Node
+from ark.ir.values import Tensor
 from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.ops.communication.channels import CUSTOM
@@ -51,6 +53,21 @@ def _lower(lowering: Lowering, node: Node) -> None:
     group = lowering.emit("custom", params, operands, list(itertools.product(*places)))
     if node.type == CUSTOM:
         _pair(lowering, node, group)
+    group.received = _received(lowering, form, tensors)
+
+
+def _received(lowering: Lowering, form: Form, tensors: Mapping[str, Tensor]) -> frozenset[int]:
+    """The buffers between ranks that hold packets."""
+    named = [(name, tensors[name]) for name in form.packets]
+    found = [(name, t) for name, t in named if t.buffer.arena == "symmetric"]
+    for name, tensor in found:
+        if tensor.dtype != fp32 or not lowering.machine.has("peer_packets"):
+            raise UnsupportedError(
+                f"{form.name}: {name} would come as packets between ranks, which are fp32, of "
+                f"machines that have them; it is {tensor.dtype.name} on {lowering.machine.name}: "
+                "leave it out of packets=, and use waits= and signals="
+            )
+    return frozenset(t.buffer.id for _, t in found)
 
 
 def _pair(lowering: Lowering, node: Node, group: Group) -> None:

@@ -22,13 +22,13 @@ ARK_DEVICE T* ark_address(const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x, I... i
     return ark_address(x, 0, i...);
   }
 }
-// As floats, whatever the element type.
+// As floats, whatever the element type; what comes as packets is waited for, or published.
 template <typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM, class... I>
-ARK_DEVICE float ark_load(ArkCtx&, const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x, I... i) {
-  return ark_get(ark_address(x, i...), 0);
+ARK_DEVICE float ark_load(ArkCtx& c, const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x, I... i) {
+  return ark_load(c, ark_address(x, i...), 0, SYSTEM);
 }
 template <typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM, class... I>
-ARK_DEVICE void ark_store(ArkCtx&, const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& y, float v,
+ARK_DEVICE void ark_store(ArkCtx& c, const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& y, float v,
                           I... i) {
-  ark_put(ark_address(y, i...), 0, v);
+  ark_publish(c, ark_address(y, i...), 0, v, SYSTEM);
 }

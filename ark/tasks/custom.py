@@ -16,7 +16,7 @@ from ark.errors import InvalidUsageError
 from ark.ir.dtype import by_name
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
-from ark.plan.params import INT_MAX, Params, Places, Size, count, need, typed
+from ark.plan.params import INT_MAX, Params, Places, Size, count, need, read_params, typed
 from ark.tasks import custom_form, text
 from ark.tasks.custom_form import Dim, Form
 from ark.tasks.custom_words import macros
@@ -51,9 +51,10 @@ class Custom(TaskKind):
     params = CustomParams
 
     def check(self, sig: Signature) -> None:
-        super().check(sig)
+        read_params(self.name, self.params, sig.params)
         form = form_of(sig)
         count(sig, len(form.operands))
+        super().check(sig)
         for index, operand in enumerate(form.operands):
             found = typed(sig, index, *(operand.dtypes or (sig.operands[index].dtype,)))
             need(not by_name(found.dtype).packed, f"operand {index} is {found.dtype}")
@@ -89,6 +90,10 @@ class Custom(TaskKind):
             made += [Access(index, lo, hi)] if operand.read else []
             made += [Access(index, lo, hi, write=True)] if operand.written else []
         return made
+
+    def packets(self, sig: Signature) -> frozenset[int]:
+        form = form_of(sig)
+        return frozenset(i for i, o in enumerate(form.operands) if o.name in form.packets)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         form = form_of(sig)

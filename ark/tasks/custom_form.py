@@ -68,7 +68,8 @@ class Form:
 
     tile: by axis that is cut the indices of a tile; 0: as many as give each processor a tile.
     constants: names with the types' names (bool, int, float). scratch: bytes of shared memory, and
-    by axis bytes for each index of a tile. file: what compilers call the text.
+    by axis bytes for each index of a tile. packets: operands that may come as packets, for which
+    loading is waiting. file: what compilers call the text.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Form:
     tile: Mapping[str, int]
     constants: Mapping[str, str]
     scratch: tuple[int, Mapping[str, int]]
+    packets: tuple[str, ...]
 
     @property
     def digest(self) -> str:
@@ -86,7 +88,7 @@ class Form:
         said = (
             *(self.name, self.file, self.text, self.operands, self.results),
             *(list(self.tile.items()), list(self.constants.items())),
-            *(self.scratch[0], list(self.scratch[1].items())),
+            *(self.scratch[0], list(self.scratch[1].items()), self.packets),
         )
         return hashlib.sha256(repr(said).encode()).hexdigest()
 
@@ -141,6 +143,7 @@ def parse(
     dtypes: Mapping[str, Sequence[str]],
     constants: Mapping[str, str],
     scratch: tuple[int, Mapping[str, int]],
+    packets: tuple[str, ...],
 ) -> Form:
     """The form that this says; InvalidUsageError says what is wrong with it."""
     _check_name(name, "the op", "its function's name")
@@ -161,7 +164,9 @@ def parse(
     for both in (n for n in outputs if n in inputs and inputs[n] != outputs[n]):
         raise _wrong(name, f"{both} is updated in place, and its dimensions differ on either side")
     sizes = {axis: int(n or 0) for axis, n in tile.items()}
-    form = Form(name, file, text, tuple(operands), tuple(outputs), sizes, dict(constants), scratch)
+    form = Form(
+        name, file, text, tuple(operands), tuple(outputs), sizes, dict(constants), scratch, packets
+    )
     _check(form, dtypes)
     check_words(name, file, text)
     return form
@@ -227,6 +232,10 @@ def _check(form: Form, dtypes: Mapping[str, Sequence[str]]) -> None:
                 raise _wrong(form.name, f"{operand.name} is {dtype}, whose elements share bytes")
     for unknown in (n for n in dtypes if n not in names):
         raise _wrong(form.name, f"dtypes names {unknown!r}; its operands are {', '.join(names)}")
+    for wrong in (n for n in form.packets if n not in names):
+        raise _wrong(form.name, f"packets names {wrong!r}; its operands are {', '.join(names)}")
+    for both in (o.name for o in form.operands if o.name in form.packets and o.read and o.written):
+        raise _wrong(form.name, f"{both} is updated in place; packets are written once")
     axes = form.axes
     for unknown in (n for n in (*form.tile, *form.scratch[1]) if n not in axes):
         raise _wrong(form.name, f"it has no axis {unknown!r}; its axes are {', '.join(axes)}")

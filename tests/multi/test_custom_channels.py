@@ -173,6 +173,49 @@ def test_a_ring_all_reduce_of_the_users(world: int) -> None:
         np.testing.assert_array_equal(run(plans, "cpu", opened), total * wanted(N))
 
 
+PACKED = FORWARD.replace("*ark_address(got, m)", "ark_load(c, got, m)").replace(
+    "*ark_address(on, m) = v;", "ark_store(c, on, v, m);"
+)
+ADDED = FORWARD.replace("forward", "add_up").replace("S sum, Y on", "S sum")
+ADDED = ADDED.replace(", class Y>", ">").replace("    *ark_address(on, m) = v;\n", "")
+ADDED = ADDED.replace("*ark_address(got, m)", "ark_load(c, got, m)")
+SENT = MOVE.replace(
+    "*ark_address(y, m) = *ark_address(x, m) + Task::by", "ark_store(c, y, ark_load(c, x, m), m)"
+)
+
+
+@pytest.mark.parametrize(("name", "world"), [("cpu", 2), ("cpu", 3), ("cuda", 2), ("rocm", 2)])
+def test_packets_need_no_edge(name: str, world: int) -> None:
+    """A ring whose memory between ranks holds packets: whoever loads one has waited for it."""
+    send = ark.custom_op("move", SENT, "x[m] -> y[m]", {"m": TILE}, packets=["x", "y"])
+    pass_on = ark.custom_op(
+        "forward",
+        PACKED,
+        "got[m], total[m] -> sum[m], on[m]",
+        {"m": TILE},
+        dtypes={"sum": ark.fp32},
+        packets=["got", "on"],
+    )
+
+    end = ark.custom_op("add_up", ADDED, "got[m], total[m] -> y[m]", {"m": TILE}, packets=["got"])
+
+    def body(rank: int) -> None:
+        x = ark.mul(ark.cast(counting(), ark.fp32), rank + 1.0)
+        to = ark.comm.channel((rank + 1) % world)
+        inboxes = [ark.comm.symmetric([N]) for _ in range(world - 1)]
+        send(x, y=to.there(inboxes[0]))
+        for inbox, following in itertools.pairwise(inboxes):
+            x, _ = pass_on(inbox, x, on=to.there(following))
+        add_up(ark.cast(end(inboxes[-1], x), int32))
+
+    with devices(name, world) as (opened, machine):
+        plans = build(world, body, machine)
+        verify(plans)
+        assert {c.name for c in plans[0].counters if c.system} == {"iteration barrier"}
+        total = world * (world + 1) // 2
+        np.testing.assert_array_equal(run(plans, name, opened, 4), total * wanted(N, 4))
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_the_ring_of_the_page(world: int) -> None:
     section = PAGE.read_text().split("## Channels")[1].split("\n## ")[0]
@@ -317,5 +360,10 @@ def test_what_cannot_be_is_said() -> None:
         with pytest.raises(InvalidUsageError, match=r"waits is what a call says something else by"):
             ark.custom_op("move", MOVE, "x[m] -> waits[m]")
         move(x, y=channel.there(inbox), signals=channel)
+        whole = ark.custom_op("move", SENT, "x[m] -> y[m]", packets=["y"])
+        with use_model(Model(0, 2)) as other:
+            whole(x, y=ark.comm.channel(1).there(ark.comm.symmetric([8], int32)))
+            with pytest.raises(UnsupportedError, match=r"packets between ranks.* it is int32"):
+                make_plan(other.graph, CPU_2)
         with pytest.raises(UnsupportedError, match="custom ops reach peers on this host alone"):
             make_plan(model.graph, CPU_2, {"hosts": (0, 1)})

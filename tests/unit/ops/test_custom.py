@@ -121,6 +121,8 @@ DECLARATIONS = {
     "no word of C": {"constants": {"while": 1}},
     "an operand or axis too": {"constants": {"m": 1}},
     "no custom op": {"backward": len},
+    "packets names 'z'": {"packets": ["z"]},
+    "packets are written once": {"signature": "x[m] -> x[m]", "packets": ["x"]},
     "has no function of that name": {"text": COPY.replace("copied", "copier")},
     r"copied.h:5 has #include": {"text": COPY + "#include <cuda.h>\n"},
     r"copied.h:2 uses volatile": {"text": COPY.replace("{", "{ volatile int v = 0;", 1)},
@@ -213,8 +215,9 @@ def test_everything_of_a_declaration_is_in_its_digest() -> None:
         copied(constants={"by": 1.0}).digest,
         copied(scratch=16).digest,
         copied(scratch_each={"m": 16}).digest,
+        copied(packets=["x"]).digest,
     }
-    assert len(digests) == 9
+    assert len(digests) == 10
     assert copied().digest == copied(constants={}).digest
 
 

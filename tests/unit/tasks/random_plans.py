@@ -246,6 +246,17 @@ def family_plan(
     return made
 
 
+def custom_packets() -> Plan:
+    """Custom ops one behind the other, on a machine that has packets."""
+    model = Model()
+    with use_model(model):
+        x = ark.exp(ark.tensor([13, 20]))
+        custom.shares()(custom.scale()(custom.blur()(x), ark.tensor([20])))
+    made = make_plan(model.graph, target(3, packets=True))
+    verify([made])
+    return made
+
+
 def sum_plan(seed: int) -> Plan:
     """The last rank's plan of sums over two or three ranks, one of a product, one normed, and a
     product of gathered rows.

@@ -32,6 +32,7 @@ from tests.unit.tasks.random_plans import (
     batch_plan,
     caches,
     channel_plan,
+    custom_packets,
     decoder_plan,
     family_plan,
     long_products,
@@ -230,6 +231,13 @@ def test_decoders_touch_what_they_declare(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_batches_touch_what_they_declare(seed: int) -> None:
     check(batch_plan(seed), seed, runs=8)
+
+
+def test_packets_of_custom_ops_are_touched_as_declared() -> None:
+    made = custom_packets()
+    packed = {t.name for t in made.tensors if t.packet}
+    assert packed == {"blur"}  # what shares reads may not come as packets
+    check(made)
 
 
 def test_long_products_of_few_rows_touch_what_they_declare() -> None:
