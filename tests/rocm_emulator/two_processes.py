@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+from functools import lru_cache
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 from ark_rocm_emulator import ErrorKind, emulated, failures
@@ -16,7 +18,7 @@ from hip_runner import Arguments, Buffers, HipError, check, download, launch
 BLOCKS, THREADS = 2, 64
 LANES = BLOCKS * THREADS
 UNCACHED = 3  # hipDeviceMallocUncached
-LIMIT = 60  # seconds for a process to come to its end
+LIMIT = 60  # seconds until a process says something
 
 
 def _rank(pipe: Connection, arch: str, binary: bytes, rank: int, rounds: int, checks: int) -> None:
@@ -45,26 +47,65 @@ def _rank(pipe: Connection, arch: str, binary: bytes, rank: int, rounds: int, ch
         pipe.recv()  # the other may still read what this process holds
 
 
+def _serve(pipe: Connection, rank: int) -> None:
+    """One process: an exchange for each (arch, binary, rounds, checks) that it is sent."""
+    while True:
+        arch, binary, rounds, checks = pipe.recv()
+        _rank(pipe, arch, binary, rank, rounds, checks)
+
+
+class _Ranks:
+    """Two processes, which take seconds to start and serve one exchange after the other. They end
+    with this one.
+    """
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        pipes = [context.Pipe() for _ in range(2)]
+        self.ends = [pipe[0] for pipe in pipes]
+        self.processes = [
+            context.Process(target=_serve, args=(pipe[1], rank), daemon=True)
+            for rank, pipe in enumerate(pipes)
+        ]
+        for process, pipe in zip(self.processes, pipes, strict=True):
+            process.start()
+            pipe[1].close()  # so that a process that ends ends what is read here
+
+    def answers(self, *case: Any) -> list[Any]:
+        """What each has to say of one exchange: its row, or what the emulator reported."""
+        for end in self.ends:
+            end.send(case)
+        for _ in range(2):  # the handles: of what arrives, then of flags
+            sent = [self._received(end) for end in self.ends]
+            for rank in range(2):
+                self.ends[1 - rank].send(sent[rank])
+        got = [self._received(end) for end in self.ends]
+        for end in self.ends:
+            end.send(None)
+        return got
+
+    def _received(self, end: Connection) -> Any:
+        assert end.poll(LIMIT), f"a process said nothing for {LIMIT} s"
+        return end.recv()
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+
+
+@lru_cache(maxsize=1)
+def _ranks() -> _Ranks:
+    return _Ranks()
+
+
 def exchange(arch: str, binary: bytes, checks: int = 0, rounds: int = 5) -> list[ErrorKind]:
     """What the emulator reported in either process; rows are compared where it is nothing."""
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe() for _ in range(2)]
-    ranks = [
-        context.Process(target=_rank, args=(pipes[k][1], arch, binary, k, rounds, checks))
-        for k in range(2)
-    ]
-    for process in ranks:
-        process.start()
-    ends = [pipe[0] for pipe in pipes]
-    for _ in range(2):  # the handles: of what arrives, then of flags
-        sent = [end.recv() for end in ends]
-        for rank in range(2):
-            ends[1 - rank].send(sent[rank])
-    got = [end.recv() for end in ends]
-    for end, process in zip(ends, ranks, strict=True):
-        end.send(None)
-        process.join(LIMIT)
-        assert process.exitcode == 0
+    try:
+        got = _ranks().answers(arch, binary, rounds, checks)
+    except BaseException:
+        _ranks().end()
+        _ranks.cache_clear()
+        raise
     reported = [kind for answer in got if isinstance(answer, list) for kind in answer]
     if reported:
         return reported
