@@ -72,13 +72,17 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def shared_library(
-    command: Sequence[str], files: Mapping[str, str], options: Sequence[str], what: str
+    command: Sequence[str],
+    files: Mapping[str, str],
+    options: Sequence[str],
+    what: str,
+    objects: Sequence[bytes] = (),
 ) -> tuple[bytes, str]:
     """Compiles C++ to a shared library: its bytes, and what the compiler said.
 
     files: texts by name, the first of which is compiled and may include the others. options: for
-    the compiler, those that name libraries too. what: names the text in errors. SystemError if it
-    cannot.
+    the compiler, those that name libraries too. what: names the text in errors. objects: compiled
+    ones that are linked to it. SystemError if it cannot.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="ark-") as folder:
@@ -86,7 +90,10 @@ def shared_library(
                 Path(folder, name).write_text(text)
             out = Path(folder, "made.so")
             first = str(Path(folder, next(iter(files))))
-            done = _run([*command, first, "-o", str(out), *options])
+            linked = [Path(folder, f"linked{i}.o") for i in range(len(objects))]
+            for path, data in zip(linked, objects, strict=True):
+                path.write_bytes(data)
+            done = _run([*command, first, *map(str, linked), "-o", str(out), *options])
             if done.returncode != 0 or not out.is_file():
                 raise SystemError(
                     f"the C++ compiler {' '.join(command)} refused {what} (it must compile C++17; "

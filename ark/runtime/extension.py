@@ -1,11 +1,10 @@
-"""Ark's own C++: Python extensions and libraries that are called by ctypes, compiled by the host's
-compiler when they are first needed and kept in the cache. Called by the proxy, by ark.interop.torch
-and by backends.
+"""Python extensions of ark's own, compiled by the host's compiler when they are first needed and
+kept in the cache. Called by the proxy, by ark.interop.torch and by backends.
 """
 
 from __future__ import annotations
 
-import ctypes
+import hashlib
 import importlib.util
 import os
 import sys
@@ -26,34 +25,51 @@ FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
 
 
 def extension(
-    name: str, command: tuple[str, ...], files: Mapping[str, str], what: str
+    name: str,
+    command: tuple[str, ...],
+    files: Mapping[str, str],
+    options: Sequence[str],
+    what: str,
+    *objects: bytes,
 ) -> ModuleType:
-    """The module `name` of C++ texts, the first of which is compiled. what: names it in errors.
-    SystemError if it cannot.
+    """The module `name` of C++ texts, the first of which is compiled, and of compiled objects.
+    what: names it in errors. SystemError if it cannot.
     """
-    include = f"-I{sysconfig.get_paths()['include']}"
-    data = _made(command, files, (include,), what, sys.version)
-    path = _file(name, data)
-    loader = ExtensionFileLoader(name, path)
-    spec = importlib.util.spec_from_loader(name, loader, origin=path)
-    assert spec is not None
-    try:
-        made = importlib.util.module_from_spec(spec)
-        loader.exec_module(made)
-    except ImportError as error:
-        raise SystemError(f"what was compiled of {what} cannot be loaded: {error}") from error
-    return made
+    return _loaded(name, _made(command, files, options, what, (), objects), what)
 
 
-def library(
-    command: tuple[str, ...], files: Mapping[str, str], options: Sequence[str], what: str
-) -> ctypes.CDLL:
-    """A library of C++ texts that offers functions of C, as `extension` makes modules."""
-    data = _made(command, files, options, what)
-    try:
-        return ctypes.CDLL(_file("library", data))
-    except OSError as error:
-        raise SystemError(f"what was compiled of {what} cannot be loaded: {error}") from error
+def module_object(
+    command: tuple[str, ...],
+    files: Mapping[str, str],
+    options: Sequence[str],
+    what: str,
+    made_with: Sequence[str],
+) -> bytes:
+    """What `extension` compiles, as an object that several modules are linked with. made_with:
+    versions of what its headers belong to, beside Python.
+    """
+    return _made(command, files, ("-c", *options), what, made_with, ())
+
+
+def _made(
+    command: tuple[str, ...],
+    files: Mapping[str, str],
+    options: Sequence[str],
+    what: str,
+    made_with: Sequence[str],
+    objects: Sequence[bytes],
+) -> bytes:
+    """The compiled bytes, from the cache if it has them."""
+    words = (*FLAGS, f"-I{sysconfig.get_paths()['include']}", *options)
+    key = cache.key(
+        what, __version__, sys.version, *made_with, native.version(command),
+        *command, *words, *files.values(), *(hashlib.sha256(o).hexdigest() for o in objects),
+    )  # fmt: skip
+    data = cache.load(cache.PROGRAMS, key)
+    if data is None:
+        data, _ = native.shared_library(command, files, words, what, objects)
+        cache.store(cache.PROGRAMS, key, data)
+    return data
 
 
 def optional(name: str, package: str, file: str, what: str, without: str) -> ModuleType | None:
@@ -66,33 +82,14 @@ def optional(name: str, package: str, file: str, what: str, without: str) -> Mod
             log.info(f"there is no C++ compiler; {without}")
             return None
         text = resources.files(package).joinpath(file).read_text()
-        return extension(name, command, {file: text}, what)
+        return extension(name, command, {file: text}, (), what)
     except SystemError as error:
         log.info(f"{without}: {error}")
         return None
 
 
-def _made(
-    command: tuple[str, ...],
-    files: Mapping[str, str],
-    options: Sequence[str],
-    what: str,
-    made_for: str = "",
-) -> bytes:
-    """The compiled bytes, from the cache if it has them. made_for: what else they depend on."""
-    words = (*FLAGS, *options)
-    key = cache.key(
-        what, __version__, made_for, native.version(command), *command, *words, *files.values()
-    )
-    data = cache.load(cache.PROGRAMS, key)
-    if data is None:
-        data, _ = native.shared_library(command, files, words, what)
-        cache.store(cache.PROGRAMS, key, data)
-    return data
-
-
-def _file(name: str, data: bytes) -> str:
-    """Where these bytes can be loaded from. The file stays open as long as the process."""
+def _loaded(name: str, data: bytes, what: str) -> ModuleType:
+    """The bytes of a Python extension as a module. The file stays open as long as the process."""
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create(name)
         path = f"/proc/self/fd/{handle}"
@@ -100,4 +97,12 @@ def _file(name: str, data: bytes) -> str:
         handle, path = tempfile.mkstemp(prefix=name, suffix=".so")
     with os.fdopen(os.dup(handle), "wb") as out:
         out.write(data)
-    return path
+    loader = ExtensionFileLoader(name, path)
+    spec = importlib.util.spec_from_loader(name, loader, origin=path)
+    assert spec is not None
+    try:
+        made = importlib.util.module_from_spec(spec)
+        loader.exec_module(made)
+    except ImportError as error:
+        raise SystemError(f"what was compiled of {what} cannot be loaded: {error}") from error
+    return made

@@ -108,12 +108,11 @@ def test_collectives_by_the_proxy(algorithm: str) -> None:
 
 
 def test_each_vendor_copies_by_its_own_driver() -> None:
-    """Both in one process: the loader would give a library of one name for the other too."""
+    """Both in one process: a module of one name would be loaded once, and serve the other too."""
     rocm = pytest.importorskip("ark_rocm")
     header = resources.files(rocm).joinpath("copies.h").read_text()
     own = registry.get("cpu").open(0)
-    theirs, ours = (proxies._library(text) for text in (header, own.copies().header))
-    assert theirs._handle != ours._handle
+    assert proxies._module(header).Proxy is not proxies._module(own.copies().header).Proxy
     own.close()
 
 
@@ -238,9 +237,15 @@ def test_what_stops_the_proxy_ends_the_launch(monkeypatch: pytest.MonkeyPatch) -
     assert time.monotonic() - begin < 25.0
 
 
-def test_without_a_compiler_only_its_engines_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("missing", ["pybind11", "compiler"])
+def test_without_what_it_needs_only_its_engines_are_missed(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
     proxies._built.cache_clear()
-    monkeypatch.setattr(native, "find_compiler", lambda: None)
+    if missing == "pybind11":
+        monkeypatch.setattr(proxies.importlib.util, "find_spec", lambda name: None)
+    else:
+        monkeypatch.setattr(native, "find_compiler", lambda: None)
     plans = build(2, put_and_send)
     with devices("cpu", 2) as (opened, _):
         with pytest.raises(SystemError, match="the proxy needs"):

@@ -1,0 +1,32 @@
+// What Python calls of a proxy: bound.cpp has it, with a vendor's copies, and module.cpp binds it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace ark {
+
+class Bound {
+ public:
+  virtual ~Bound() = default;
+  // Was it compiled with UCX? Without it network and connect fail.
+  virtual bool has_network() = 0;
+  // Registers memory for peers on other hosts: this end's address, and the memory's key.
+  virtual std::pair<std::string, std::string> network(uint64_t begin, uint64_t nbytes) = 0;
+  virtual void connect(int rank, const std::string& address, const std::string& key) = 0;
+  virtual void allow(uint64_t begin, uint64_t nbytes, int peer, uint64_t there) = 0;
+  virtual void start() = 0;
+  virtual void stop() = 0;
+  virtual void wake() = 0;
+  virtual std::string error() = 0;
+  virtual uint32_t served() = 0;
+  virtual uint64_t rests() = 0;
+};
+
+// fifo, abort: addresses. library: the driver's file.
+std::unique_ptr<Bound> make_bound(uint64_t fifo, uint32_t slots, uint64_t abort,
+                                  const std::string& library, int device);
+
+}  // namespace ark
