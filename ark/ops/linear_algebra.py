@@ -20,15 +20,11 @@ from ark.lower.merge import join, joins, part, widen
 from ark.lower.parts import ADDED, is_normed, sum_of_parts
 from ark.lower.registry import get, register
 from ark.lower.rewrite.overlap import SHARE, SUM
-from ark.lower.tiling import (
-    box_coords,
-    side_by_side,
-    split,
-    stage_tile,
-)
+from ark.lower.tiling import box_coords, row_bytes, side_by_side, split, stage_tile
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.ops.movement import transpose
 from ark.tasks import expression
+from ark.tasks.linear_form import dealt
 from ark.tasks.matmul_windows import laid_out
 
 EPILOGUES = {"add": "add", "swiglu": "swiglu_pairs", "rope_kv": "rope_kv"}
@@ -322,7 +318,7 @@ def _merge_batch(tensors: Sequence[IrTensor]) -> list[IrTensor]:
 
 
 def _lower_linear(lowering: Lowering, node: Node) -> None:
-    """Deals whole stages of weight rows to the processors; each task streams its rows."""
+    """Deals whole stages of weight rows to processors; each task streams its rows."""
     machine = lowering.machine
     weight = node.inputs[1]
     n = weight.shape[0]
@@ -333,7 +329,8 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     operands = [x, w, node.outputs[0], *rest, *node.outputs[1:]]
     params = {**node.attrs, "rows": rows, "split_k": splits}
     stages = -(-n // rows)
-    coords = [(a * rows, min(b * rows, n)) for a, b in split(stages, machine.processors)]
+    shares = dealt(node.outputs[0].shape[0], n, row_bytes(weight), machine)
+    coords = [(a * rows, min(b * rows, n)) for a, b in split(stages, shares)]
     lowering.emit("linear", params, operands, coords)
 
 

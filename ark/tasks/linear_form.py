@@ -19,9 +19,23 @@ SPREAD = ("store", "add")  # epilogues whose output peers may get too; so they m
 MOST_NARROW = 8  # rows that are the columns of one product of matrix units
 MOST_FROM_MEMORY = 512  # elements of a row that a warp holds of such an input at once
 MATRIX_ROWS = (16, 8, 4, 2)  # of weights in a stage that matrix units multiply by several rows
+LEAST_SHARE = 3  # of so many processors one has a task of a layer at least
 # Of the epilogue's operands, those that are asked for while the weights are on the way.
 AHEAD = {"store": (), "add": (0,), "swiglu": (), "rope_kv": (0, 1), "sample": (0, 1)}
 EXTRA = {"store": (0,), "add": (1,), "swiglu": (0,), "rope_kv": (4, 5), "sample": (3,)}
+
+
+def dealt(rows: int, weights: int, row_bytes: int, machine: Machine) -> int:
+    """How many processors share a linear layer of so many rows of input, and of weights.
+
+    All of them, but where blocks that wait ask for the weights of their next tasks: there a layer
+    of one row goes to as few as have all of it under way before its input is there, and to a third
+    of them at least, so that memory does not stand still while it is multiplied.
+    """
+    asks = rows == 1 and machine.has("asks_ahead") and row_bytes % (4 * machine.threads) == 0
+    under_way = machine.in_flight * machine.stage_bytes
+    few = -(-weights * row_bytes // under_way) if asks else machine.processors
+    return min(max(few, machine.processors // LEAST_SHARE), machine.processors)
 
 
 def first_extra(sig: Signature) -> int:

@@ -35,7 +35,13 @@ class Arch:
     @property
     def capabilities(self) -> tuple[str, ...]:
         """Words for the planner."""
-        return (self.unit, *CAPABILITIES, *("peer_bulk",) * self.to_lds)
+        asks = self.unit == "mfma"  # tasks/ask.h goes with linear layers on such units
+        return (
+            self.unit,
+            *CAPABILITIES,
+            *("asks_ahead",) * asks,
+            *("peer_bulk",) * self.to_lds,
+        )
 
 
 ARCHS = {
@@ -48,6 +54,7 @@ ARCHS = {
 WARPS = 8
 LINE = 128  # bytes of a line of the second-level cache, which CDNA and RDNA 3 share
 STAGE_BYTES = 4096  # of weights read in place: tasks are cut between rows, or pairs, of them
+UNDER_WAY = 32  # such pieces of a block that waits: the loads of its waves (tasks/linear_matrix.h)
 TILE = (128, 128)  # of a matmul; two steps of both sides take 40 KB of shared memory
 # Tiles of 16-bit types and the share of their loop's issue slots that matrix units have, of gfx942.
 LARGE_TILES = ((256, 256, 0.9), (256, 128, 0.86), (128, 256, 0.86), (128, 128, 0.79))
@@ -94,7 +101,7 @@ def machine(name: str, model: Model) -> Machine:
         processors=model.processors,
         lanes=arch.lanes,
         shared_bytes=arch.lds - RESERVED,
-        variants=(block(WARPS, stage_bytes=STAGE_BYTES),),
+        variants=(block(WARPS, stage_bytes=STAGE_BYTES, in_flight=UNDER_WAY),),
         memory_bytes=model.memory_gib << 30,
         bandwidth_gbps=model.bandwidth_gbps,
         tflops=model.tflops,
@@ -124,7 +131,7 @@ def opened(
         processors=processors,
         lanes=ARCHS[plain].lanes,
         shared_bytes=shared_bytes - RESERVED,
-        variants=(block(WARPS, stage_bytes=STAGE_BYTES),),
+        variants=(block(WARPS, stage_bytes=STAGE_BYTES, in_flight=UNDER_WAY),),
         memory_bytes=memory,
         bandwidth_gbps=like.bandwidth_gbps * scale,
         tflops=like.tflops * scale,

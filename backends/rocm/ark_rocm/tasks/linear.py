@@ -15,6 +15,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.linear import epilogue, prologue
+from ark.tasks.linear_form import dealt
 
 LOADS_AHEAD = 4  # of a wave, AHEAD of linear.h
 MATRIX_PIECE = 128  # elements of each of four rows in a load of a wave
@@ -31,9 +32,11 @@ def _parts(sig: Signature, machine: Machine) -> int:
 
 def _rows(sig: Signature, machine: Machine) -> int:
     """Most rows that a task has."""
-    rows = sig.params["rows"]
-    stages = -(-sig.operands[1].shape[0] // rows)
-    return -(-stages // machine.processors) * rows
+    rows, weight = sig.params["rows"], sig.operands[1]
+    stages = -(-weight.shape[0] // rows)
+    row_bytes = weight.shape[1] * weight.itemsize
+    shares = dealt(sig.operands[2].shape[0], weight.shape[0], row_bytes, machine)
+    return -(-stages // shares) * rows
 
 
 def _matrix(sig: Signature, machine: Machine) -> tuple[int, int] | None:

@@ -1,0 +1,52 @@
+"""To how many processors a linear layer goes: to all, or where blocks that wait ask for later
+weights to as few as have the whole of a layer of one row under way.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ark.backend import registry
+from ark.ir.dtype import bf16, fp32
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan
+from ark.plan.verify import verify
+
+# (rows of the input, k, rows of weights): tasks on an MI300X, of 304 compute units; 128 KB of a
+# task's weights are under way at once.
+CASES = {
+    (1, 2048, 2048): 101,  # 8 MB: 64 would do, and a third of all is the least
+    (1, 2048, 3072): 101,
+    (1, 8192, 2048): 256,  # 32 MB
+    (1, 2048, 16384): 304,  # 64 MB are more than all have under way
+    (1, 4096, 4096): 256,
+    (1, 2056, 2048): 304,  # rows that are no whole loads of eight waves: nobody asks for them
+    (2, 2048, 2048): 304,  # several rows
+}
+
+
+def tasks(machine: str, rows: int, k: int, n: int) -> list[tuple[int, ...]]:
+    graph = Graph()
+    x = graph.tensor((rows, k), fp32, arena="state", name="x")
+    weight = graph.tensor((n, k), bf16, arena="state", name="weight")
+    out = graph.tensor((rows, n), fp32, arena="state", name="y")
+    graph.add("linear", [x, weight], [out], {"prologue": "none", "epilogue": "store"}, "layer")
+    made = plan(graph, registry.machine(machine))
+    verify([made])
+    (phase,) = made.phases
+    return sorted(
+        t.coord for listed in phase.processors for t in listed if made.ops[t.op].kind == "linear"
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_small_layers_leave_processors_to_ask(case: tuple[int, int, int]) -> None:
+    found = tasks("mi300x", *case)
+    assert len(found) == CASES[case]
+    ends = [0, *(end for _, end in found)]
+    assert [begin for begin, _ in found] == ends[:-1] and ends[-1] == case[2]  # each row once
+
+
+@pytest.mark.parametrize(("machine", "processors"), [("h100", 132), ("rx7900xtx", 48)])
+def test_where_nobody_asks_all_have_a_task(machine: str, processors: int) -> None:
+    assert len(tasks(machine, 1, 2048, 2048)) == processors
