@@ -44,8 +44,10 @@ def arch(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-def attend(heads: int, kv_heads: int, width: int, room: int, position: int) -> Plan:
-    """Runs it, compares it; the plan."""
+def attend(
+    heads: int, kv_heads: int, width: int, room: int, position: int
+) -> tuple[Plan, dict[str, np.ndarray]]:
+    """Runs it, compares it; the plan, and the plain numbers that its merges have read."""
     random = np.random.default_rng(heads + position)
     shapes = {"q": (1, heads * width), "fresh": (1, 2 * kv_heads * width)}
     given = {n: random.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
@@ -73,6 +75,9 @@ def attend(heads: int, kv_heads: int, width: int, room: int, position: int) -> P
                 executor.write(name, array)
             executor.start(2).wait()
             got = executor.read("out").reshape(heads, width)
+            merges = (op for op in made.ops if op.kind == "attention_merge")
+            read = [made.tensors[op.operands[0]] for op in merges]
+            parts = {t.name: executor.read(t.name) for t in read if not t.packet}
     wide = {name: array.astype(np.float64) for name, array in given.items()}
     new = wide["fresh"].reshape(2, kv_heads, width)
     for head in range(heads):
@@ -83,7 +88,7 @@ def attend(heads: int, kv_heads: int, width: int, room: int, position: int) -> P
         weights = np.exp(scores - scores.max())
         want = weights / weights.sum() @ v
         np.testing.assert_allclose(got[head], want, rtol=1e-5, atol=1e-5)
-    return made
+    return made, parts
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width", "room", "position"), CASES)
@@ -97,10 +102,13 @@ def test_attention_of_a_row(
 def test_parts_that_are_too_many_for_packets() -> None:
     """A task that joins a head would read 4,160 elements: plain numbers, behind a counter."""
     with emulator.emulated("gfx942", checks=1, compute_units=32):
-        made = attend(8, 1, 128, 16384, 1500)
+        made, parts = attend(8, 1, 128, 16384, 1500)
     (merge,) = (op for op in made.ops if op.kind == "attention_merge")
     assert merge.params["splits"] == 32
     assert not made.tensors[merge.operands[0]].packet
+    # As many as there would be with room for 1,501 positions have any: 38 / 4.
+    (weights,) = (array.reshape(8, 32, 130)[:, :, 129] for array in parts.values())
+    assert ((weights > 0).sum(1) == 9).all() and (weights[:, :9] > 0).all()
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,16 @@ ARK_DEVICE float ark_group_sum(float v) {
 // The greatest number that divides both: so many waves side by side have a head each.
 ARK_DEVICE constexpr int ark_common(int a, int b) { return b == 0 ? a : ark_common(b, a % b); }
 
+// How many of a head's parts have positions: as many as a plan with room for `count` alone would
+// have (ark/ops/attention_lowering.py). The others' processors go on to what comes next.
+template <int SPLITS>
+ARK_DEVICE int ark_parts_used(int count) {
+  constexpr int LEAST = 64, POSITIONS_A_PART = 4;
+  const int root = static_cast<int>(ark_sqrt(static_cast<float>(count)));
+  const int wanted = root < LEAST / POSITIONS_A_PART ? count / LEAST : root / POSITIONS_A_PART;
+  return wanted < 1 ? 1 : wanted < SPLITS ? wanted : SPLITS;
+}
+
 // coord: row, key/value head, split; as ark_attention of ark/tasks/attention.h. AHEAD: loads of
 // keys, and of values, under way; the first are before the task waits, as position and caches are
 // older than the iteration. False if the processor is to leave.
@@ -91,8 +101,17 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
   const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
   const int seen = position.p[0] + row + 1;
   const int count = seen < CONTEXT ? seen : CONTEXT;
-  const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
-  const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
+  const int used = ark_parts_used<SPLITS>(count);
+  if (split >= used) {
+    if (!ark_enter(c)) return false;
+    for (int i = ark_tid(); i < G * WIDE; i += ARK_THREADS) {
+      const float v = i % WIDE == D ? -1e30f : 0.0f;
+      ark_publish(c, output, row, head * G + i / WIDE, split, i % WIDE, v);
+    }
+    return true;
+  }
+  const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / used);
+  const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / used);
   const int cached = F::given && end == count ? end - 1 : end;
   const int team = ark_warp() / ACROSS, first = ark_warp() % ACROSS * OWN;
   const int d = ark_lane() % GROUP * N;
