@@ -26,7 +26,8 @@ class BoxMap:
     """How hardware that copies boxes sees an operand.
 
     operand: its index. dims: elements, innermost dimension first. strides: bytes from one index to
-    the next, of dimensions 1 and up. box: elements of one copy, per dimension.
+    the next, of dimensions 1 and up. box: elements of one copy, per dimension. fetched: bytes that
+    come from memory to the cache at a time, 128 or 256.
 
     With steps it is a map of windows, of dimensions (channels, across, down, n): box has the
     channels and places of a copy. A place is where a window's first tap lies; places begin at
@@ -41,6 +42,7 @@ class BoxMap:
     lower: tuple[int, ...] = ()
     upper: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()
+    fetched: int = 256
 
 
 # The maps that a kind's bodies need; their addresses follow the operands' in a task's record.

@@ -194,6 +194,7 @@ def test_what_is_written_is_not_loaded_early() -> None:
     assert made.variant == "matrix"
     emitted = write(made, machine_of(made), backend.dialect("sm_90a"))
     maps = [emitted.maps[code] for code in emitted.opcode]
+    assert {box.fetched for found in maps for box in found} == {256}
     tables = build(made, emitted.opcode, lambda _: 0, lambda _: 0, maps, lambda _op, _map: 0)
     early = {made.ops[t["op"]].name: int(t["growth"]) for t in tables.tasks}
     assert {name: early[name] for name in ("first", "softmax", "second")} == {

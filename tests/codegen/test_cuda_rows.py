@@ -141,7 +141,7 @@ def test_the_stream_brings_every_byte_once(sizes: tuple) -> None:
             op = made.ops[(address & (1 << 60) - 1) >> 8]
             (box,) = maps[op.id]
             row, line = form & (1 << 30) - 1, size >> 16
-            assert size & 0xFFFF == np.prod(box.box) * 2
+            assert size & 0xFFFF == np.prod(box.box) * 2 and box.fetched == 128
             weight = made.tensors[op.operands[box.operand]]
             lines = seen[weight.buffer].reshape(weight.shape[0], -1, 8)
             lines[row : row + box.box[1], line : line + box.box[2]] += 1

@@ -54,7 +54,8 @@ typedef struct {
 // How a device that copies boxes sees a matrix: where it lies, as tables say it; the type; elements
 // of each dimension, innermost first; bytes from one index to the next, of dimensions 1 and up;
 // elements of a copy. Of windows (steps[0] is not 0): channels and places of a copy, the place
-// before which they begin and end (across, down), and the steps between them.
+// before which they begin and end (across, down), and the steps between them. Last, bytes that come
+// to the cache at a time.
 typedef struct {
   uint64_t address;
   const char* dtype;
@@ -63,6 +64,7 @@ typedef struct {
   uint32_t box[5];
   int32_t lower[2], upper[2];
   uint32_t steps[5];
+  uint32_t fetched;
 } ark_box_map;
 
 // made_for: what to say where a kernel cannot be loaded.

@@ -32,6 +32,10 @@ def tensor_map(box: BoxMap, address: int) -> bytes:
         "fp32": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
     }[box.dtype]
     rank = len(box.dims)
+    promotions = {
+        128: cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        256: cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+    }
     seen = (
         kind,
         rank,
@@ -44,7 +48,7 @@ def tensor_map(box: BoxMap, address: int) -> bytes:
     form = (
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        promotions[box.fetched],
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     if box.steps:

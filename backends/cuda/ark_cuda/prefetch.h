@@ -49,6 +49,10 @@ ARK_DEVICE bool ark_slot_free_prefetching(const ArkRingAt& at, ark_u32 slot, ark
   const ark_u32 limit = r.end - place < ARK_PREFETCHED ? r.end : place + ARK_PREFETCHED;
   const bool near = r.prefetched > place;  // this stage is in L2
   if (!near) r.prefetched = place;
+  if (!(ARK_PREFETCH_ON && near)) {  // most slots are free, and the clock takes its time
+    const bool free = ark_barrier_tested_at(at.empty + slot * 8u, (round + 1u) & 1u);
+    if (__all_sync(0xffffffffu, free)) return true;
+  }
   const ark_u32 began = ark_clock();
   const auto due = [&](ark_u32 now) { return now - r.asked >= ARK_PREFETCH_CLOCKS; };
   if (ARK_PREFETCH_ON && near && r.prefetched < limit && __all_sync(0xffffffffu, due(began))) {

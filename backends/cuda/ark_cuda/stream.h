@@ -92,6 +92,9 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
     for (ark_u32 k = 0u; k < count; ++k) {
       ark_u32 form = 0u;
       if (ARK_STREAM_GROWS || ARK_STREAM_CUTS) form = __shfl_sync(0xffffffffu, mine.w, k);
+      const ark_u64 low = __shfl_sync(0xffffffffu, mine.x, k);
+      const ark_u64 high = __shfl_sync(0xffffffffu, mine.y, k);
+      const ark_u32 packed = __shfl_sync(0xffffffffu, mine.z, k);
       if (ARK_STREAM_GROWS && form - 1u < 0x7fffffffu) {
         const ArkGrowth g = ark_from_lane(growth, k);
         if (g.length != lengths) {
@@ -103,9 +106,6 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
         continue;
       }
       const ark_u32 slot = issued % ARK_RING_DEPTH;
-      const ark_u64 low = __shfl_sync(0xffffffffu, mine.x, k);
-      const ark_u64 high = __shfl_sync(0xffffffffu, mine.y, k);
-      const ark_u32 packed = __shfl_sync(0xffffffffu, mine.z, k);
       const bool boxed = ark_stream_boxed(form);
       const ark_u32 bytes = boxed ? packed & 0xffffu : packed;
       const ark_u64 address = high << 32 | low;

@@ -59,14 +59,15 @@ def boxed(sig: Signature) -> bool:
 
 def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
     """The map of the weights through which the stream copies a stage at once: lines of a part, one
-    behind the other, of each of its rows.
+    behind the other, of each of its rows. Lines come to the cache one at a time: with their
+    neighbours a token takes longer.
     """
     if not narrows(sig, machine) or not boxed(sig):
         return ()
     weight, (rows, parts) = sig.operands[1], (sig.params["rows"], sig.params["split_k"])
     (high, k), deep = weight.shape, LINE // weight.itemsize
     strides, box = (k * weight.itemsize, LINE), (deep, rows, k // deep // parts)
-    return (BoxMap(1, weight.dtype, (deep, high, k // deep), strides, box),)
+    return (BoxMap(1, weight.dtype, (deep, high, k // deep), strides, box, fetched=LINE),)
 
 
 def poll(name: str, sig: Signature, machine: Machine) -> str:
