@@ -53,15 +53,15 @@ extern "C" uint32_t run(uint32_t first, uint32_t last, uint32_t end, uint32_t fu
 """
 
 
-def build(folder: Path, runs: int, stage_ns: int = 624) -> ctypes.CDLL:
-    """runs: so many first stages of a list are runs, the others boxes."""
+def build(folder: Path, runs: int, stage_ns: int = 624, slots: int = 12) -> ctypes.CDLL:
+    """runs: so many first stages of a list are runs, the others boxes. slots: of the ring."""
     text = resources.files("ark_cuda").joinpath("prefetch.h").read_text()
     source, library = folder / "prefetch.cpp", folder / "prefetch.so"
     # A shuffle adds the lane to a record's first word, and so does it here to all of its words.
     constants = (
         f"constexpr int ARK_STAGE_NS = {stage_ns}, ARK_STREAM_RUNS = {int(runs > 0)};\n"
         f"constexpr int ARK_STREAM_CUTS = {int(runs < ALL)};\n"
-        f"static bool ark_stream_boxed(ark_u32 form) {{ return form >= {runs}u; }}\n"
+        f"constexpr int ARK_RING_DEPTH = {slots};\n"
     )
     source.write_text(f"{HOST}{constants}{text}{CALLS}")
     subprocess.run(["g++", "-std=c++20", "-shared", "-fPIC", source, "-o", library], check=True)
@@ -126,12 +126,20 @@ def test_a_faster_memory_is_asked_for_no_runs(tmp_path: Path) -> None:
     assert asked(build(tmp_path, ALL, 503), 30, 30, 60, 100_000, 0) == ([], [])
 
 
-def test_beside_runs_boxes_are_left_out(tmp_path: Path) -> None:
+def test_beside_runs_boxes_are_asked_for_as_runs_are(tmp_path: Path) -> None:
     mixed = build(tmp_path, 40)
     stages, clocks = asked(mixed, 30, 30, 60, 100_000, 0)
-    assert stages == list(range(30, 40)) and paced(clocks)
-    stages, clocks = asked(mixed, 4, 31, 60, 9_500, 600)  # on while stages come from L2, as of runs
+    assert stages == list(range(30, 42)) and paced(clocks) and clocks[0] >= 1200
+    stages, clocks = asked(mixed, 4, 31, 60, 9_500, 600)  # on while stages come from L2
     assert clocks[-1] > 9_500
+
+
+def test_a_shallow_rings_boxes_make_room_for_more(tmp_path: Path) -> None:
+    shallow = build(tmp_path, 0, slots=10)
+    stages, clocks = asked(shallow, 30, 30, 60, 100_000, 0)
+    assert stages == list(range(30, 46)) and paced(clocks)
+    stages, clocks = asked(shallow, 4, 31, 60, 9_500, 600)
+    assert clocks[-1] > 9_500 and stages == list(range(4, 4 + len(stages)))
 
 
 def test_a_faster_memory_is_asked_for_boxes_and_runs_as_for_boxes(tmp_path: Path) -> None:

@@ -2,21 +2,21 @@
 
 // While the ring is full, the weights that come next go to L2, so that the memory does not stand
 // still while processors wait for each other: so many stages at most, one each so many clocks, a
-// little slower than memory gives each processor a stage. Of runs each stage that goes into the
-// ring from L2 then makes room for another there. Boxes delay exchanges more: they come slower, and
-// only while the ring is full; beside runs they are left out.
-// Runs from a faster memory (an H200's) are slower for it, at every pace that was tried.
+// little slower than memory gives each processor a stage. Each stage that goes into the ring from
+// L2 then makes room for another there. Boxes delay exchanges more: where all stages are boxes and
+// the ring is deep, and from a faster memory (an H200's), they come slower, and only while the ring
+// is full. Runs alone from such a memory are slower for it, at every pace that was tried.
 constexpr bool ARK_SLOW_MEMORY = ARK_STAGE_NS > 600;
-constexpr bool ARK_PREFETCH_BOXES = ARK_STREAM_CUTS && !(ARK_STREAM_RUNS && ARK_SLOW_MEMORY);
-constexpr ark_u32 ARK_PREFETCHED = ARK_PREFETCH_BOXES ? 24u
-                                   : !ARK_SLOW_MEMORY ? 0u
-                                   : ARK_STREAM_CUTS  ? 12u
-                                                      : 16u;
+constexpr bool ARK_STREAM_MIXED = ARK_STREAM_CUTS && ARK_STREAM_RUNS;
+constexpr bool ARK_PREFETCH_ON =
+    ARK_SLOW_MEMORY && (!ARK_STREAM_CUTS || ARK_STREAM_MIXED || ARK_RING_DEPTH < 12);
+constexpr ark_u32 ARK_PREFETCHED = ARK_PREFETCH_ON   ? (ARK_STREAM_MIXED ? 12u : 16u)
+                                   : ARK_STREAM_CUTS ? 24u
+                                                     : 0u;
 constexpr ark_u32 ARK_STAGE_CLOCKS = ARK_STAGE_NS * 7 / 4;  // at 1.75 GHz
-constexpr ark_u32 ARK_PREFETCH_CLOCKS = ARK_STAGE_CLOCKS * (ARK_PREFETCH_BOXES ? 12u : 11u) / 10u;
+constexpr ark_u32 ARK_PREFETCH_CLOCKS = ARK_STAGE_CLOCKS * (ARK_PREFETCH_ON ? 11u : 12u) / 10u;
 // The ring has been full for so long before the first one.
-constexpr ark_u32 ARK_PREFETCH_AFTER = ARK_PREFETCH_BOXES ? ARK_PREFETCH_CLOCKS : 700u;
-constexpr bool ARK_PREFETCH_ON = !ARK_PREFETCH_BOXES;  // as long as stages come from L2
+constexpr ark_u32 ARK_PREFETCH_AFTER = ARK_STREAM_CUTS ? ARK_PREFETCH_CLOCKS : 700u;
 
 // The records of a processor's fetches from `begin` on, 32 in `mine`, a lane each, and the next 32.
 struct ArkRecords {
@@ -39,7 +39,6 @@ ARK_DEVICE void ark_prefetch_next(ArkRecords& r, ark_u32 now) {
   record.y = __shfl_sync(0xffffffffu, near ? r.mine.y : r.next.y, lane);
   record.z = __shfl_sync(0xffffffffu, near ? r.mine.z : r.next.z, lane);
   record.w = __shfl_sync(0xffffffffu, near ? r.mine.w : r.next.w, lane);
-  if (!ARK_PREFETCH_BOXES && ark_stream_boxed(record.w)) return;
   if (ark_lane() == 0) ark_prefetch_stage(record);
 }
 // Waits for a slot as ark_slot_free does, and meanwhile prefetches from record `place` on.
