@@ -122,8 +122,13 @@ def test_boxes_are_asked_for_only_while_the_ring_is_full(boxes: ctypes.CDLL) -> 
     assert all(c <= 9_500 for c in clocks)
 
 
-def test_a_faster_memory_is_asked_for_no_runs(tmp_path: Path) -> None:
-    assert asked(build(tmp_path, ALL, 503), 30, 30, 60, 100_000, 0) == ([], [])
+def test_a_faster_memorys_runs_are_asked_for_only_while_the_ring_is_full(tmp_path: Path) -> None:
+    fast = build(tmp_path, ALL, 503)
+    stages, clocks = asked(fast, 30, 30, 60, 100_000, 0)
+    assert stages == list(range(30, 46)) and paced(clocks)
+    assert 700 <= clocks[0] <= 800
+    stages, clocks = asked(fast, 4, 31, 60, 9_500, 600)
+    assert len(stages) >= 5 and all(c <= 9_500 for c in clocks)
 
 
 def test_beside_runs_boxes_are_asked_for_as_runs_are(tmp_path: Path) -> None:

@@ -4,17 +4,21 @@
 // still while processors wait for each other: so many stages at most, one each so many clocks, a
 // little slower than memory gives each processor a stage. Each stage that goes into the ring from
 // L2 then makes room for another there. Boxes delay exchanges more: where all stages are boxes and
-// the ring is deep, and from a faster memory (an H200's), they come slower, and only while the ring
-// is full. Runs alone from such a memory are slower for it, at every pace that was tried.
+// the ring is deep they come slower, and only while the ring is full; and so do all stages from a
+// faster memory (an H200's).
 constexpr bool ARK_SLOW_MEMORY = ARK_STAGE_NS > 600;
 constexpr bool ARK_STREAM_MIXED = ARK_STREAM_CUTS && ARK_STREAM_RUNS;
 constexpr bool ARK_PREFETCH_ON =
     ARK_SLOW_MEMORY && (!ARK_STREAM_CUTS || ARK_STREAM_MIXED || ARK_RING_DEPTH < 12);
 constexpr ark_u32 ARK_PREFETCHED = ARK_PREFETCH_ON   ? (ARK_STREAM_MIXED ? 12u : 16u)
                                    : ARK_STREAM_CUTS ? 24u
-                                                     : 0u;
+                                                     : 16u;
 constexpr ark_u32 ARK_STAGE_CLOCKS = ARK_STAGE_NS * 7 / 4;  // at 1.75 GHz
-constexpr ark_u32 ARK_PREFETCH_CLOCKS = ARK_STAGE_CLOCKS * (ARK_PREFETCH_ON ? 11u : 12u) / 10u;
+constexpr ark_u32 ARK_PREFETCH_CLOCKS = ARK_STAGE_CLOCKS *
+                                        (ARK_PREFETCH_ON   ? 11u
+                                         : ARK_STREAM_CUTS ? 12u
+                                                           : 14u) /
+                                        10u;
 // The ring has been full for so long before the first one.
 constexpr ark_u32 ARK_PREFETCH_AFTER = ARK_STREAM_CUTS ? ARK_PREFETCH_CLOCKS : 700u;
 
@@ -44,7 +48,6 @@ ARK_DEVICE void ark_prefetch_next(ArkRecords& r, ark_u32 now) {
 // Waits for a slot as ark_slot_free does, and meanwhile prefetches from record `place` on.
 ARK_DEVICE bool ark_slot_free_prefetching(const ArkRingAt& at, ark_u32 slot, ark_u32 round,
                                           ArkRecords& r, ark_u32 place) {
-  if (ARK_PREFETCHED == 0u) return ark_slot_free(at, slot, round);
   const ark_u32 limit = r.end - place < ARK_PREFETCHED ? r.end : place + ARK_PREFETCHED;
   const bool near = r.prefetched > place;  // this stage is in L2
   if (!near) r.prefetched = place;
