@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ark_rocm_emulator import build
-from ark_rocm_emulator.compile import compile_hip
+from ark_rocm_emulator.compile import compile_hip, toolchain
 from ark_rocm_emulator.engine import core
 from kernel_cases import ALL
 from random_flow import COMMON, WORDS, function
@@ -27,19 +27,57 @@ from random_flow import COMMON, WORDS, function
 LANES = 256
 BATCH = 20
 SWEEP = os.environ.get("ARK_EMULATOR_SWEEP") == "1"
-BATCHES = range(10) if SWEEP else range(1)
+BATCHES = range(5) if SWEEP else range(1)
 TARGETS = (
     [(arch, level) for arch in ALL for level in ("-O1", "-O3")]
     if SWEEP
     else [("gfx942", "-O3"), ("gfx1100", "-O3")]
 )
 OPTIONS = ("-fwrapv", "-w")
+# Reduced from seed 100391. From -O2 on clang 22.1.8 gets it wrong on gfx942 and on gfx1100; clang
+# 21 does not, nor does clang 22 at -O0 and -O1. Of the kind of llvm-project's pull request 183792:
+# half of `r`, which costs nothing to set, is hoisted in front of other ways to the loop's head.
+# Which pass it is here was not looked at.
+MISCOMPILED = """
+u32 turns = 200;
+u32 x = a ^ 1, y = b + 2, z = a * 3, w = b >> 4;
+pair v = {a, b}, r = {b, 7};
+u64 q = (u64)b << 20;
+if ((z & 8)) {
+again4:
+while (turns > 0 && 1) {
+--turns;
+switch ((y << ((a ^ turns) & 31)) % 5) {
+case 0:
+case 1:
+if (((turns & b) ^ (z * w)) % 5 < 1) { x = y; continue; }
+if (((3u | y) ^ (z < y ? z : y)) % 5 < 2) { mem[0] = a; break; }
+if ((3u + turns) < mem[0]) { r.y = (turns * LOW(q)); goto again4; }
+case 2:
+case 3:
+v.y = (255u >> (w & 31));
+break;
+default:
+mem[2] += ((turns & 7u) + 2u);
+}
+}
+} else {
+v = (pair){(w - x), turns};
+}
+past3:;
+return x + v.x * 23 + v.y * 29 + r.y * 37;
+"""
 
 
-def _functions(seeds: range, qualifiers: str) -> str:
+def bodies(seeds: range) -> dict[int, str]:
+    """Random functions by seed."""
+    return {seed: function(seed) for seed in seeds}
+
+
+def _functions(bodies: dict[int, str], qualifiers: str) -> str:
     made = (
-        f"{qualifiers} u32 f{seed}(u32 a, u32 b, u32* mem) {{\n{function(seed)}\n}}"
-        for seed in seeds
+        f"{qualifiers} u32 f{name}(u32 a, u32 b, u32* mem) {{\n{body}\n}}"
+        for name, body in bodies.items()
     )
     return "\n".join([COMMON, *made])
 
@@ -52,22 +90,22 @@ def _inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return a, b, rng.integers(0, 2**32, LANES * WORDS).astype(np.uint32)
 
 
-def on_host(seeds: range) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+def on_host(bodies: dict[int, str]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """By seed, the results and the memory behind them."""
     loops = (
         f'extern "C" void k{seed}(const u32* a, const u32* b, u32* out, u32* mem) {{\n'
         f"  for (u32 t = 0; t < {LANES}; ++t) out[t] = f{seed}(a[t], b[t], mem + {WORDS} * t);\n}}"
-        for seed in seeds
+        for seed in bodies
     )
     with tempfile.TemporaryDirectory() as folder:
         text, path = Path(folder, "host.cpp"), Path(folder, "host.so")
-        text.write_text("\n".join([_functions(seeds, "static"), *loops]))
+        text.write_text("\n".join([_functions(bodies, "static"), *loops]))
         flags = ["-std=c++20", "-O1", *OPTIONS, "-fPIC", "-shared"]
         # clang's vectors of two, which gcc does not have.
         subprocess.run([*_clang(), *flags, str(text), "-o", str(path)], check=True)
         library = ctypes.CDLL(str(path))
     found = {}
-    for seed in seeds:
+    for seed in bodies:
         a, b, memory = _inputs()
         out = np.zeros(LANES, np.uint32)
         pointers = [ctypes.c_void_p(array.ctypes.data) for array in (a, b, out, memory)]
@@ -85,14 +123,16 @@ def _clang() -> tuple[str, ...]:
     return (str(Path(ziglang.__file__).parent / "zig"), "c++")
 
 
-def on_device(seeds: range, arch: str, level: str) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+def on_device(
+    bodies: dict[int, str], arch: str, level: str
+) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """The same from the waves of an emulated device."""
     kernels = (
         f'extern "C" __global__ void k{seed}(const u32* a, const u32* b, u32* out, u32* mem) {{\n'
         f"  u32 t = threadIdx.x;\n  out[t] = f{seed}(a[t], b[t], mem + {WORDS} * t);\n}}"
-        for seed in seeds
+        for seed in bodies
     )
-    source = "\n".join([_functions(seeds, "static __device__"), *kernels])
+    source = "\n".join([_functions(bodies, "static __device__"), *kernels])
     machine = core().Machine([arch])
     code = machine.load(core().CodeObject(compile_hip(source, arch, (level, *OPTIONS))), 0)
     a, b, memory = _inputs()
@@ -100,7 +140,7 @@ def on_device(seeds: range, arch: str, level: str) -> dict[int, tuple[np.ndarray
     places = [machine.allocate(0, "device", array.nbytes, "array") for array in arrays]
     arguments = np.array(places, np.uint64).tobytes()
     found = {}
-    for seed in seeds:
+    for seed in bodies:
         for place, array in zip(places, arrays, strict=True):
             machine.write(place, array.tobytes())
         shape = (1, 1, 1), (LANES, 1, 1)
@@ -114,17 +154,25 @@ def on_device(seeds: range, arch: str, level: str) -> dict[int, tuple[np.ndarray
     return found
 
 
-def wrong(seeds: range, arch: str, level: str) -> list[int]:
-    """The seeds of which host and device differ."""
-    host, device = on_host(seeds), on_device(seeds, arch, level)
-    pairs = ((seed, zip(host[seed], device[seed], strict=True)) for seed in seeds)
+def wrong(bodies: dict[int, str], arch: str, level: str) -> list[int]:
+    """The seeds of those of which host and device differ."""
+    host, device = on_host(bodies), on_device(bodies, arch, level)
+    pairs = ((seed, zip(host[seed], device[seed], strict=True)) for seed in bodies)
     return [seed for seed, both in pairs if not all(np.array_equal(x, y) for x, y in both)]
 
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("arch", "level"), TARGETS)
 def test_host_and_device_take_the_same_ways(arch: str, level: str, batch: int) -> None:
-    assert wrong(range(batch * BATCH, (batch + 1) * BATCH), arch, level) == []
+    assert wrong(bodies(range(batch * BATCH, (batch + 1) * BATCH)), arch, level) == []
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
+def test_clang_22_loses_a_value_that_one_way_back_sets(arch: str) -> None:
+    said = subprocess.run([*toolchain().clang, "--version"], capture_output=True, check=True).stdout
+    faulty = b"clang version 22.1." in said
+    assert wrong({0: MISCOMPILED}, arch, "-O1") == []
+    assert wrong({0: MISCOMPILED}, arch, "-O3") == ([0] if faulty else [])
 
 
 def main() -> None:
@@ -137,7 +185,7 @@ def main() -> None:
     chosen = parser.parse_args()
     for first in range(chosen.first, chosen.first + chosen.count, BATCH):
         seeds = range(first, min(first + BATCH, chosen.first + chosen.count))
-        print(seeds, "wrong:", wrong(seeds, chosen.arch, chosen.level), flush=True)
+        print(seeds, "wrong:", wrong(bodies(seeds), chosen.arch, chosen.level), flush=True)
 
 
 if __name__ == "__main__":
