@@ -23,8 +23,8 @@ WORDS = {
     "products": "ark_row_dot ark_rows_dot ark_dots",
     "conversions": "ark_bits_float ark_float_bits ark_float ark_half ark_bfloat",
     "functions": "ark_exp ark_log ark_sqrt ark_rsqrt ark_tanh ark_sin ark_cos ark_sincos ark_floor "
-    "ark_round ark_trunc ark_inf ark_reciprocal ark_erf ark_pow ark_fmod ark_mod ark_atan "
-    "ark_sinh ark_asinh ark_acosh ark_atanh ark_int_div ark_philox",
+    "ark_round ark_trunc ark_inf ark_reciprocal ark_erf ark_expm1 ark_log1p ark_pow ark_fmod "
+    "ark_mod ark_atan ark_sinh ark_asinh ark_acosh ark_atanh ark_int_div ark_philox",
     "loops": "ARK_VECTOR_LOOP ARK_VECTOR_BYTES",
 }
 ALLOWED = frozenset(word for words in WORDS.values() for word in words.split())
