@@ -417,9 +417,9 @@ BAD: dict[str, tuple[Callable[[ark.Tensor], object], type, str]] = {
     "root": (lambda x: ark.broadcast(x, 0, 4, root=4), ark.InvalidUsageError, "root is 4"),
     "rows": (lambda x: ark.reduce_scatter(x, 0, 4), ark.ModelError, "multiple"),
     "type": (
-        lambda x: ark.all_reduce(ark.cast(x, ark.int8), 0, 4, algorithm="ring"),
+        lambda x: ark.all_reduce(ark.cast(x, ark.bool), 0, 4, algorithm="ring"),
         ark.ModelError,
-        "int8",
+        "the input is bool",
     ),
 }
 
