@@ -24,6 +24,7 @@ from ark.lower.rewrite.views import UNSEEN, whole
 from ark.lower.rewrite.windows import window
 from ark.lower.tiling import BOX_LINE
 from ark.machine import Machine
+from ark.records import dataclass
 from ark.tasks import expression
 
 LEAST_WORK = 1 << 24  # multiplications that are worth turning what they read
@@ -46,7 +47,7 @@ def channels_last(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph
     return graph.with_nodes(made.needed(kept))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Convolution:
     """windows: what lays the matrix out, none where that is the image itself; found: its windows'
     numbers. source: the image as (n, channels, places...).
