@@ -8,8 +8,9 @@ backend lists the variants that its machines can run, the lowering chooses one, 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ark.ranges import Few, StageBytes, Threads, Word
-from ark.records import dataclass
 
 LOAD, COMPUTE, COMMUNICATE, MOVE = "load", "compute", "communicate", "move"
 

@@ -7,7 +7,7 @@ Called by ark.api.init, ark.api.runtime and ark.api.planner.
 from __future__ import annotations
 
 import atexit
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ark import log
 from ark.backend import registry
@@ -15,7 +15,6 @@ from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.errors import InvalidUsageError, SystemError
 from ark.frontend.model import Model
-from ark.records import dataclass
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.rank_info import rank_from_environment
 

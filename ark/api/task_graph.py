@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ark import ops
 from ark.api import task_messages
@@ -20,7 +21,6 @@ from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor
 from ark.ir import dtype as dtypes
 from ark.ir import values as ir
-from ark.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
-from ark.records import dataclass
 
 MemoryKind = Literal["device", "host", "symmetric"]
 

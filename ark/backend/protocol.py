@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from ark.backend.devices import Binary, Device, KernelDevice
 from ark.codegen.dialect import Dialect, Source
 from ark.machine import Machine
-from ark.records import dataclass
 
 
 @dataclass(frozen=True)

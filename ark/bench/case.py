@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ark.ir.dtype import DataType
-from ark.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from ark.ir.graph import Graph
 from ark.lower.pipeline import plan as make_plan
 from ark.plan.types import Plan
 from ark.plan.verify import verify
-from ark.records import dataclass
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
 

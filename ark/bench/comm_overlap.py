@@ -8,6 +8,7 @@ by ark.cli.bench_comm.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,7 +25,6 @@ from ark.lower.pipeline import plan as make_plan
 from ark.ops.communication.collectives import choose_program
 from ark.plan.types import Plan
 from ark.plan.verify import verify
-from ark.records import dataclass
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
 

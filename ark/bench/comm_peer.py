@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +22,6 @@ from ark.distributed.members import Members
 from ark.errors import SystemError
 from ark.ir.dtype import DataType
 from ark.lower.engines import AUTO
-from ark.records import dataclass
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
 

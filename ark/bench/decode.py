@@ -11,7 +11,7 @@ import dataclasses
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -33,7 +33,6 @@ from ark.models.plans import plans
 from ark.models.request import Sampling
 from ark.models.sequences import write_sequences
 from ark.plan.types import Plan
-from ark.records import dataclass
 from ark.runtime import tuned_collectives
 from ark.runtime.executor import Executor, Ranks
 from ark.runtime.run import Run

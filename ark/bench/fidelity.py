@@ -7,10 +7,9 @@ A time without this is none: a kernel that leaves something out is fast. Called 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
-
-from ark.records import dataclass
 
 STEPS = 16
 # Distance of a row from the reference's, as a part of the reference's norm, that rounding of

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,6 @@ from ark.bench.networks import network
 from ark.bench.peer import waiting
 from ark.interop.torch import backend
 from ark.interop.torch.program import PROGRAMS
-from ark.records import dataclass
 
 CALLS_S = 0.05  # about how long the calls of one measurement take
 

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,6 @@ from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.types import Plan
 from ark.plan.verify import verify
-from ark.records import dataclass
 from ark.runtime import tuned
 from ark.runtime.executor import Executor
 

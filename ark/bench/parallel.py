@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,7 +34,6 @@ from ark.parallel.plans.prediction import Prediction, Target, Work
 from ark.parallel.plans.rules import PLANS
 from ark.parallel.plans.splits import Splits
 from ark.plan.verify import verify
-from ark.records import dataclass
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
 

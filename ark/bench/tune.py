@@ -7,6 +7,7 @@ by `ark tune`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,7 +25,6 @@ from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.types import Plan
 from ark.plan.verify import verify
-from ark.records import dataclass
 from ark.runtime.executor import Executor
 from ark.runtime.tuned import Choice
 from ark.tasks.matmul_form import dims

@@ -7,6 +7,7 @@ comes from ark.tasks. Called by ark.runtime.program and `ark emit`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ark.codegen import device_text, layout
 from ark.codegen.bodies import Bodies, flows, kernel_ops
@@ -18,7 +19,6 @@ from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.signature import SHORT_PACKET, Signature
 from ark.plan.types import Plan
-from ark.records import dataclass
 
 # What every kernel has of ark/codegen/device, in order.
 DEVICE = (

@@ -9,6 +9,7 @@ command line on files, and by the planner before it lowers a program.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from ark.collective.order import describe, in_order
@@ -24,7 +25,6 @@ from ark.collective.types import (
     exchanged,
 )
 from ark.errors import PlanError
-from ark.records import dataclass
 
 # The contributions in a value: a bit set of ranks, or (op, left, right) where order matters.
 Expr: TypeAlias = "int | tuple[str, Expr, Expr]"

@@ -9,7 +9,7 @@ refuses a plan that forgets a wait. Packets, switch channels and slices are not 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ark.collective import execution_form as form
 from ark.collective.builder import IN, OUT
@@ -27,7 +27,6 @@ from ark.collective.types import (
 )
 from ark.errors import ModelError, UnsupportedError
 from ark.json_reader import read
-from ark.records import dataclass
 
 _MOST_BYTES, _MOST_OPERATIONS = 32 << 20, 1 << 18
 _COLLECTIVES = {name: collective for collective, name in form.COLLECTIVES.items()}

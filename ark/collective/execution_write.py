@@ -11,7 +11,7 @@ another, behind a semaphore.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
@@ -20,7 +20,6 @@ from ark.collective import execution_form as form
 from ark.collective.order import describe, in_order
 from ark.collective.types import CollectiveProgram, Kind, OpRef, Role, Span
 from ark.errors import UnsupportedError
-from ark.records import dataclass
 
 _SIZES = (40, 24, 12, 6, 3)  # operations of a program a block, tried in this order
 _At = tuple[int, int]  # a thread block: rank, number

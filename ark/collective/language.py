@@ -17,13 +17,12 @@ collective of ark takes as its `algorithm`, on the caller's ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ark.collective.builder import IN, OUT, ProgramBuilder
 from ark.collective.checker import check
 from ark.collective.types import Collective, CollectiveProgram, Span
 from ark.errors import InvalidUsageError
-from ark.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from html import escape
 from typing import NamedTuple
 
 from ark.collective.order import describe, in_order
 from ark.collective.types import CollectiveProgram, Kind, Operation, OpRef, Role, Span
 from ark.errors import InvalidUsageError, UnsupportedError
-from ark.records import dataclass
 
 _COLL = {
     "all_gather": "allgather",

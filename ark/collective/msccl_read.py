@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict, deque
+from dataclasses import dataclass
 
 from ark.collective.builder import IN, OUT, ProgramBuilder
 from ark.collective.checker import check
 from ark.collective.types import Collective, CollectiveProgram, Span
 from ark.errors import ModelError
-from ark.records import dataclass
 
 _COLLECTIVES = {
     "allgather": Collective.ALL_GATHER,

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ark.errors import InvalidUsageError
-from ark.records import dataclass
 
 
 @dataclass(frozen=True)

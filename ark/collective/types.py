@@ -53,12 +53,11 @@ independent copies of itself, copy i on piece i of every slot. This is what pipe
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
 from ark.errors import InvalidUsageError
-from ark.records import dataclass
 
 
 class Collective(str, Enum):

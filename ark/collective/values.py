@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from ark.collective.order import in_order
 from ark.collective.types import CollectiveProgram, Kind, Role, Span
-from ark.records import dataclass
 
 
 class Origin(Enum):

@@ -15,6 +15,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -26,7 +27,6 @@ from ark.comm.forestcoll.network import Network, network
 from ark.comm.packages import require
 from ark.comm.topology import Topology
 from ark.errors import InternalError, UnsupportedError
-from ark.records import dataclass
 
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
 _GOOD_ENOUGH = Fraction(101, 100)

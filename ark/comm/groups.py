@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from ark.records import dataclass
 
 Ints = NDArray[np.int64]
 

@@ -12,9 +12,9 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ark.errors import InvalidUsageError, SystemError
-from ark.records import dataclass
 from ark.runtime.bootstrap import Bootstrap
 
 ASK, BEGUN = "messages from anybody", "messages begun"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ark.backend.devices import Device, InlineDevice, Memory
@@ -23,7 +24,6 @@ from ark.machine import Machine
 from ark.ops.communication.collectives import choose_program
 from ark.plan.types import Plan
 from ark.plan.verify import verify
-from ark.records import dataclass
 from ark.runtime.executor import Executor
 from ark.runtime.inline import InlineRuns
 from ark.runtime.run import Ranks

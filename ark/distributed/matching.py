@@ -10,10 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
-
-from ark.records import dataclass
 
 Consume = Callable[[int, Any], None]  # of a message: who sent it, and what
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -13,7 +14,6 @@ import numpy as np
 from ark.backend.devices import FedDevice, MemoryKind
 from ark.doctor.bench import BUDGET_S, Bench
 from ark.errors import BaseError
-from ark.records import dataclass
 
 Verdict = Literal["pass", "fail", "note"]
 ROUNDS = 20

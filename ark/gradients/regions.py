@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ark.frontend.tensor import Tensor
 from ark.ir import values as ir
 from ark.ops.elementwise import add
 from ark.ops.indexing import concat, pad
 from ark.ops.views import reshape
-from ark.records import dataclass
 
 Box = tuple[tuple[int, int], ...]
 

@@ -8,6 +8,7 @@ modules of op families beside this one, asked by ark.gradients.reverse.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ark.errors import InternalError, UnsupportedError
@@ -15,7 +16,6 @@ from ark.frontend.tensor import Tensor
 from ark.ir.graph import Node
 from ark.lower.rewrite.chains import is_pointwise
 from ark.ops.elementwise import cast, zeros
-from ark.records import dataclass
 
 Gradients = Sequence[Tensor | None]
 Rule = Callable[["Call"], Gradients]

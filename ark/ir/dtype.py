@@ -8,6 +8,7 @@ Floats of 8 bits are those of the Open Compute Project (OCP), on every vendor.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -15,7 +16,6 @@ import ml_dtypes
 import numpy as np
 
 from ark.errors import InvalidUsageError, UnsupportedError
-from ark.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,13 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ark.errors import ModelError
 from ark.ir.dtype import DataType
 from ark.ir.hints import Hints
 from ark.ir.values import Buffer, Tensor, check_layout
-from ark.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ and the scheduler follow them.
 
 from __future__ import annotations
 
-from ark.records import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.ir.dtype import DataType
-from ark.records import dataclass
 
 MAX_DIMS = 8
 

@@ -8,12 +8,12 @@ something was. docs/channels.md describes them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ark.collective.near import nearest
 from ark.errors import UnsupportedError
 from ark.machine import Machine
-from ark.records import dataclass
 
 AUTO = "auto"
 ONE_SHOT = "one_shot"  # the algorithm of a call that names none: to every peer at once

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ark.ir.graph import Graph
@@ -26,7 +27,6 @@ from ark.plan.packing import to_meta
 from ark.plan.schedule import Schedule
 from ark.plan.serialize import machine_entry
 from ark.plan.types import Phase, Plan
-from ark.records import dataclass
 
 
 def plan(

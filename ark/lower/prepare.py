@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ark.errors import InvalidUsageError, PlanError
@@ -32,7 +33,6 @@ from ark.lower.rewrite.waves import in_waves
 from ark.lower.rewrite.windows import read_windows
 from ark.machine import Machine
 from ark.plan.packing import Packing
-from ark.records import dataclass
 
 OPTIONS = (
     "cuts",

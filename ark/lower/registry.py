@@ -8,6 +8,7 @@ tensor a call returns. Importing ark.ops fills the table. Lowering asks for `low
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +16,6 @@ import numpy as np
 from ark.errors import InternalError, UnsupportedError
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
-from ark.records import dataclass
 
 Aliasing = Literal["any", "exact", "first", "none"]
 Reference = Callable[[Sequence[np.ndarray], Mapping[str, Any]], list[np.ndarray]]

@@ -5,7 +5,7 @@ points. Called by ark.models.plans and by ark.models.load for what parameters ho
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from ark.models import registry
 from ark.models.config import LlamaConfig
 from ark.models.shard import Share, check_ranks, split
 from ark.ops.tokens import TokenState
-from ark.records import dataclass
 from ark.tasks.sequences import MAX_BATCH
 
 BEGINS = 128  # tokens of a chunk from which on the last one also draws the first token

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from ark.models.build import parameters
 from ark.models.config import LlamaConfig
 from ark.models.registry import decoder
 from ark.models.shards import StoredTensor, find_tensors, read_bytes
-from ark.records import dataclass
 
 IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 """Older checkpoints store the rotary frequencies, which follow from the config."""

@@ -7,7 +7,7 @@ ark cannot run is refused here, by name; what only some decoders have is read in
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy.typing as npt
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.models.fields import Fields, check_directory
 from ark.models.registry import ARCHITECTURES, MODEL_TYPES, decoder
-from ark.records import dataclass
 
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -7,11 +7,11 @@ field of the wrong type read the same everywhere.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ark.errors import ModelError
-from ark.records import dataclass
 
 
 def check_directory(directory: Path) -> None:

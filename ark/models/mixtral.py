@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import ClassVar
 
 import ark
@@ -10,7 +11,6 @@ from ark.errors import ModelError
 from ark.models.config import LlamaConfig, read_llama
 from ark.models.fields import Fields
 from ark.models.llama import Attention, Layer, Llama
-from ark.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -15,7 +16,6 @@ from ark.machine import Machine
 from ark.models.checkpoint import Checkpoint
 from ark.ops.tokens import MAX_STOPS
 from ark.plan.types import Plan
-from ark.records import dataclass
 
 COLDEST, HOTTEST = 1e-5, 1e5
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ark.codegen.layout import RECORD_OPERANDS
@@ -15,7 +16,6 @@ from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.plan.groups import Group
-from ark.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,6 @@ from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
 from ark.ops.logits import Drawing, give_logits, makes_logits
 from ark.ops.views import new_tensor, refer
-from ark.records import dataclass
 from ark.tasks.tokens import SETTINGS
 
 MAX_STOPS = 16

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
@@ -19,7 +20,6 @@ import numpy as np
 from ark.ir.values import row_major
 from ark.plan.boxes import Boxes, candidates
 from ark.plan.types import PlanBuffer, PlanTensor
-from ark.records import dataclass
 
 DENSE = 1 << 16  # pairs of boxes that are compared outright
 ONE = np.zeros(1, np.int64)

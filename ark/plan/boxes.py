@@ -8,7 +8,7 @@ Tasks that touch the same box share a row. Called by lowering, scheduler and ver
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -18,7 +18,6 @@ from ark.ir.values import row_major
 from ark.plan import kind as kinds
 from ark.plan.kind import Access, Signature
 from ark.plan.types import Fetch, Items
-from ark.records import dataclass
 
 DIMS = 4  # that boxes have at least
 Coords = tuple[tuple[int, ...], ...]

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 from ark.plan import kind as kinds
 from ark.plan.access import Region, region
 from ark.plan.boxes import Templates
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, Task
-from ark.records import dataclass
 
 TASK_US = 0.3  # fetching a record, dispatching a body
 Place = tuple[int, int]  # processor, position

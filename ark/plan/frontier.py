@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ark.plan.access import Region
-from ark.records import dataclass
 
 
 @dataclass

@@ -4,11 +4,10 @@ operands still as tensors of the graph. Made by ark.lower, read by ark.plan.sche
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ark.ir.values import Tensor
-from ark.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ark.errors import PlanError
@@ -17,7 +18,6 @@ from ark.machine import Machine
 from ark.plan.params import INT_MAX, Params, Places, read_params
 from ark.plan.signature import ALIGNMENT, ARRANGED, OperandType, Signature
 from ark.plan.types import Fetch, Plan, PlanOp, PlanTensor
-from ark.records import dataclass
 
 ALL_ROWS = (0, INT_MAX)
 

@@ -10,13 +10,13 @@ ark.plan.schedule.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ark.plan.access import Region
 from ark.plan.clocks import Clocks
 from ark.plan.frontier import Frontier
-from ark.records import dataclass
 
 PACKETS, OTHERS = 0, 1  # whose packets are read, who else comes first
 NO_ENDS = np.zeros(0, np.int64)

@@ -5,12 +5,12 @@ the plan records and ark.models.load follows when it reads a checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ark.errors import PlanError
-from ark.records import dataclass
 
 KEY = "packing"  # of a plan's meta
 

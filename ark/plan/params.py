@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -19,7 +20,6 @@ from ark.ir.dtype import FLOATS, INTEGERS
 from ark.ir.fold import fold, is_block
 from ark.ir.values import MAX_DIMS
 from ark.plan.signature import OperandType, Signature
-from ark.records import dataclass
 
 INT_MAX = (1 << 31) - 1  # source counts in 32 bits
 FLOAT_NAMES = tuple(t.name for t in FLOATS)

@@ -6,12 +6,11 @@ proves one rank and by that all (ark.plan.verify.symmetry).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 from ark.plan import kind as kinds
 from ark.plan.types import Plan, PlanTensor
-from ark.records import dataclass
 
 Moved = Mapping[int, tuple[int, ...]]
 """By tensor, how many elements further in each dimension it begins on the next rank: shares of a

@@ -7,6 +7,7 @@ ark.plan.ordering; tasks that wait for the same set share one counter.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature
 from ark.plan.ordering import Decision, Needs, OpRun, Ordering
 from ark.plan.types import ITERATION_BARRIER, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Task
-from ark.records import dataclass
 from ark.variant import COMMUNICATE
 
 Waits = tuple[tuple[int, int], ...]  # counters and thresholds

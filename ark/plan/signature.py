@@ -6,12 +6,11 @@ Ops of one signature share a function, so that equal layers compile once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from ark.ir.dtype import by_name
-from ark.records import dataclass
 
 ALIGNMENT = 16  # bytes of the widest access
 # Arenas that begin at a multiple of it, and keep their place.

@@ -8,14 +8,13 @@ runtime loads it (ark.runtime.tables). Nothing here knows a device address.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from ark.ir.dtype import by_name
 from ark.ir.values import row_major
 from ark.plan.signature import packet_bytes
-from ark.records import dataclass
 
 # Where a buffer lives. `state` and `parameter` keep their contents between iterations and launches,
 # `external` belongs to the caller, `symmetric` is visible to peers, `host` is mapped by the host,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ark.codegen.layout import FLOW_TASKS
 from ark.ir.fold import fold
@@ -22,7 +22,6 @@ from ark.plan.access import space_of
 from ark.plan.kind import Signature
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, Task
-from ark.records import dataclass
 from ark.tasks.pointwise import KEPT_OPERANDS
 
 LEAST = 5  # tasks of a run: more than the loop's slots hold

@@ -12,9 +12,9 @@ import json
 import os
 import socket
 import time
+from dataclasses import dataclass
 
 from ark.errors import InvalidUsageError, SystemError
-from ark.records import dataclass
 from ark.runtime import cache
 from ark.runtime import rendezvous as rdv
 from ark.runtime.rank_info import SECRET, RankInfo

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -19,7 +20,6 @@ from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, PlanTensor
-from ark.records import dataclass
 from ark.runtime.program import Program, load
 
 

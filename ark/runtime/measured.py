@@ -6,6 +6,7 @@ ark.runtime.tuned (products) and ark.runtime.tuned_collectives (collectives).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -13,7 +14,6 @@ from msgspec import Meta
 
 from ark import log
 from ark.machine import Machine
-from ark.records import dataclass
 from ark.runtime import cache
 
 FORMAT = 1

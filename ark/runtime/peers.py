@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Set
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ark.backend.devices import KernelDevice, Memory
@@ -16,7 +16,6 @@ from ark.codegen.constants import signal_words
 from ark.errors import InvalidUsageError, SystemError
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
-from ark.records import dataclass
 from ark.runtime.proxy import Proxy
 from ark.runtime.run import Ranks
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from ark._version import __version__
 from ark.backend.devices import Binary, KernelDevice
@@ -12,7 +13,6 @@ from ark.errors import BaseError, ModelError, SystemError
 from ark.machine import Machine
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
-from ark.records import dataclass
 from ark.runtime import cache
 from ark.tasks.custom import CUSTOM
 from ark.tasks.custom_form import complaints

@@ -13,9 +13,9 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ark.errors import InvalidUsageError
-from ark.records import dataclass
 
 # (launcher, rank, world size, rank on this machine, ranks on this machine)
 _LAUNCHERS = (

@@ -22,12 +22,11 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ark.backend import threads
 from ark.errors import SystemError
-from ark.records import dataclass
 
 MAGIC = b"ark-rdv2"
 NONCE = 16

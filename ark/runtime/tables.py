@@ -7,6 +7,7 @@ Called by the executor once memory is allocated and peers are known.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from ark.plan import kind as kinds
 from ark.plan.boxes import Templates
 from ark.plan.serialize import machine_of
 from ark.plan.types import Fetch, Growth, Plan, Task
-from ark.records import dataclass
 from ark.runtime.flows import flows
 
 BOX_LINE = 128  # bytes of each row that lie together in a stage that is a box

@@ -17,6 +17,7 @@ result the same bits wherever the order is the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -26,7 +27,6 @@ from ark.machine import Machine
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register
 from ark.plan.params import Params, Places, is_dense, need
 from ark.plan.types import MAX_OPERANDS
-from ark.records import dataclass
 from ark.tasks import text
 
 CHUNK = 16  # bytes: what one access moves, and four packets hold

@@ -12,12 +12,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ark.errors import InvalidUsageError, PlanError
 from ark.ir.dtype import by_name
 from ark.plan.params import INT_MAX
 from ark.plan.types import MAX_OPERANDS
-from ark.records import dataclass
 from ark.tasks.custom_words import check_words
 from ark.tasks.text import DIMS
 

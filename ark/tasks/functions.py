@@ -11,10 +11,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
-
-from ark.records import dataclass
 
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 

@@ -7,6 +7,7 @@ the network: puts name no route, and only the hierarchical forms ask which ranks
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ark.collective import (
     IN,
@@ -22,7 +23,6 @@ from ark.collective.builder import OperationCounter
 from ark.collective.types import no_algorithm
 from ark.comm.classics import direct, hierarchical, recursive, ring, trees, whole
 from ark.errors import InvalidUsageError
-from ark.records import dataclass
 
 ONE_SHOT = "one_shot"  # the one that takes counts
 __all__ = ["ALGORITHMS", "build", "supported"]

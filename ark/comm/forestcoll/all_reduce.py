@@ -10,6 +10,7 @@ and a fixed share of every link. `ark.comm.forestcoll.forest` calls `optimal_all
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -19,7 +20,6 @@ from ark.comm.forestcoll.optimum import balanced, optimal
 from ark.comm.forestcoll.programme import Point, Programme
 from ark.comm.forestcoll.symmetry import find_symmetry
 from ark.comm.topology import Topology
-from ark.records import dataclass
 
 
 @dataclass(frozen=True)

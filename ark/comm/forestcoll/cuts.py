@@ -9,13 +9,13 @@ of capacity d_v that means maxflow(s, v) < sum of d for some rank v (ForestColl,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ark.comm.packages import require
 from ark.errors import InternalError, UnsupportedError
-from ark.records import dataclass
 
 _LARGEST = 1 << 62
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -27,7 +27,6 @@ from ark.comm.forestcoll.symmetry import find_symmetry, unmoved
 from ark.comm.forestcoll.tree import Edge, Tree
 from ark.comm.topology import Topology
 from ark.errors import InternalError, InvalidUsageError, UnsupportedError
-from ark.records import dataclass
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
 _MOST_PACKED = 1 << 21  # ranks times links of a network whose trees are packed one by one

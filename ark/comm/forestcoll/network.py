@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -11,7 +12,6 @@ import numpy as np
 from ark.comm.forestcoll.cuts import Ints, RootedCuts
 from ark.comm.topology import Topology
 from ark.errors import InvalidUsageError, UnsupportedError
-from ark.records import dataclass
 
 
 @dataclass(frozen=True)

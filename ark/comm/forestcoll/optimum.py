@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -22,7 +22,6 @@ from ark.comm.forestcoll.programme import Point, Programme
 from ark.comm.packages import require
 from ark.comm.topology import Topology
 from ark.errors import InternalError, InvalidUsageError, UnsupportedError
-from ark.records import dataclass
 
 MOST_TREES = 1 << 20
 

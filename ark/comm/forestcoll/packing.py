@@ -14,6 +14,7 @@ get equal trees. What cannot be packed so is packed under a smaller group, in th
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,7 +23,6 @@ from ark.comm.forestcoll.drawing import Drawing, Pool
 from ark.comm.forestcoll.symmetry import groups_of
 from ark.comm.groups import Group
 from ark.errors import InternalError
-from ark.records import dataclass
 
 _REPACKINGS = 16
 _MOST_RANKS_REPACKED = 64

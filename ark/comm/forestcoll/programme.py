@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -25,7 +25,6 @@ from ark.comm.forestcoll.cuts import Ints, Mask, RootedCuts
 from ark.comm.forestcoll.network import Network
 from ark.comm.packages import require
 from ark.errors import InternalError
-from ark.records import dataclass
 
 _DENOMINATORS = (12, 120, 5040, 1 << 20)
 _SLACK = 1e-9

@@ -10,11 +10,12 @@ calls `remove_switches`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ark.comm.forestcoll.cuts import Ints, Mask, Violation, violated_in
 from ark.errors import InternalError
-from ark.records import dataclass
 
 Path = tuple[int, ...]
 Paths = dict[tuple[int, int], list[tuple[Path, int]]]

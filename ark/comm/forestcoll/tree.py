@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ark.comm.forestcoll.cuts import Ints
-from ark.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ The command line prints it, the page draws it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ark.collective import OpRef
-from ark.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ are read in the order sketch, logical, routing, ordering, lower.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from ark.collective import Collective, CollectiveProgram
 from ark.comm.taccl.logical import Logical, default_sketch, logical
@@ -17,7 +18,6 @@ from ark.comm.taccl.routing import Routing, route
 from ark.comm.taccl.sketch import Sketch, parse_size
 from ark.comm.topology import Topology
 from ark.errors import InvalidUsageError
-from ark.records import dataclass
 
 __all__ = [
     "COLLECTIVES",

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from ark.comm.taccl.logical import Edge, Logical, Permutation, symmetries
 from ark.errors import ModelError
-from ark.records import dataclass
 
 _WIDE_MODEL = 6000  # variables up to which chunks may stray one link from their shortest paths
 

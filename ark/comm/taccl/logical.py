@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from ark.comm.simulate import Routes
 from ark.comm.taccl.sketch import Sketch
 from ark.comm.topology import Topology
 from ark.errors import ModelError
-from ark.records import dataclass
 
 Permutation = tuple[int, ...]
 _MOST_SYMMETRIES = 4096

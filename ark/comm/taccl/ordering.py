@@ -12,12 +12,12 @@ import heapq
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from ark.comm.taccl.logical import Logical
 from ark.comm.taccl.routing import Routing
 from ark.errors import InternalError
-from ark.records import dataclass
 
 MOST_TOGETHER = 6
 

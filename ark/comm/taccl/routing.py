@@ -8,6 +8,7 @@ other share their variables. Shah et al. (NSDI 2023), section 5.1.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from ark.comm.taccl.choices import Choices, Chunk, chunks_of
 from ark.comm.taccl.detours import add_detours
 from ark.comm.taccl.logical import Edge, Logical
 from ark.errors import PlanError, UnsupportedError
-from ark.records import dataclass
 
 _MOST_PAIRS = 60_000_000  # of chunk and logical link: a quarter of a gigabyte of table
 

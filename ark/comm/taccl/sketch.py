@@ -26,14 +26,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from ark.errors import ModelError
 from ark.json_reader import Closed, read
-from ark.records import dataclass
 
 Connections = tuple[tuple[int, tuple[int, ...]], ...]
 

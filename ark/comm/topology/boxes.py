@@ -9,13 +9,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from ark.comm.topology.model import Link, Topology
 from ark.comm.topology.shapes import duplex
 from ark.errors import InvalidUsageError
-from ark.records import dataclass
 
 FABRICS = ("flat", "rail", "leafspine")
 ABILITIES = ("plain", "multicast", "reducing")

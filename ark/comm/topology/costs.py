@@ -7,10 +7,8 @@ The simulator applies it; without one, nothing but links takes time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from fractions import Fraction
-
-from ark.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from fractions import Fraction
 from importlib.metadata import entry_points
 
@@ -17,7 +18,6 @@ from ark.comm.topology.boxes import DIRECT_LATENCY_US, SWITCH_HOP_LATENCY_US
 from ark.comm.topology.model import Link, Topology, TopologyError
 from ark.comm.topology.shapes import duplex
 from ark.errors import SystemError
-from ark.records import dataclass
 
 GROUP = "ark.backends"
 

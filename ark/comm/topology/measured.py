@@ -9,14 +9,13 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 
 from ark.comm.topology.costs import CostModel, Protocol
 from ark.comm.topology.model import Link, Topology
-from ark.records import dataclass
 
 _LEAST_GBPS = Fraction(1, 1000)
 _NOISE = 1.15  # links whose figures differ by a smaller factor count as equal: so do repeats

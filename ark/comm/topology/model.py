@@ -10,14 +10,13 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from ark.comm.packages import require
 from ark.comm.topology.costs import CostModel
 from ark.errors import InvalidUsageError, ModelError
-from ark.records import dataclass
 
 if TYPE_CHECKING:
     import networkx

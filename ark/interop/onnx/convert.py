@@ -7,7 +7,7 @@ ONNX's own reference evaluator and leaves no node.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from ark.interop.onnx import recurrent as recurrent
 from ark.interop.onnx import reductions as reductions
 from ark.interop.onnx.load import OPSETS
 from ark.interop.onnx.values import TABLE, Call, NeedsContents, Value, data_type
-from ark.records import dataclass
 
 MOST_FOLDED = 4096  # elements of all inputs of a node that is computed beforehand
 MOST_MADE = 1 << 24  # elements of what it may make

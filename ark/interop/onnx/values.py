@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ import numpy as np
 import ark
 from ark.errors import ModelError, UnsupportedError
 from ark.ir.dtype import DataType
-from ark.records import dataclass
 
 Shape = tuple[int, ...]
 

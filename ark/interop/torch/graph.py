@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator as python
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -22,7 +23,6 @@ from ark.interop.torch import movement as movement
 from ark.interop.torch import products as products
 from ark.interop.torch import reductions as reductions
 from ark.interop.torch.values import TABLE, Call, Value, fitted, input_of
-from ark.records import dataclass
 
 
 def drop_checks(module: fx.GraphModule) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -29,7 +30,6 @@ from ark.interop.torch.optimizers import Rates
 from ark.interop.torch.program import Program
 from ark.interop.torch.stages import Stages
 from ark.interop.torch.values import Value, input_of
-from ark.records import dataclass
 from ark.runtime.run import Ranks
 
 MODES = ("all", "final", "sum", "every")

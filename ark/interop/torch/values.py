@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ import torch
 import ark
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.ir.dtype import DataType
-from ark.records import dataclass
 
 
 @dataclass

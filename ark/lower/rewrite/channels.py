@@ -15,6 +15,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ark.ir.graph import Graph, Node
@@ -24,7 +25,6 @@ from ark.lower.rewrite.views import UNSEEN, whole
 from ark.lower.rewrite.windows import window
 from ark.lower.tiling import BOX_LINE
 from ark.machine import Machine
-from ark.records import dataclass
 from ark.tasks import expression
 
 LEAST_WORK = 1 << 24  # multiplications that are worth turning what they read

@@ -12,12 +12,12 @@ import dataclasses
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.plan.packing import Packing, Part
-from ark.records import dataclass
 
 
 @dataclass

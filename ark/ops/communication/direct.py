@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ark.errors import UnsupportedError
 from ark.ir.dtype import uint32
@@ -26,7 +27,6 @@ from ark.lower.tiling import split
 from ark.ops.copies import copy_box, dense, move
 from ark.ops.logits import gives_logits
 from ark.plan.types import MAX_OPERANDS
-from ark.records import dataclass
 from ark.tasks.combine import moved, tiles, words
 
 

@@ -9,12 +9,11 @@ carry them out on arrays.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ark.parallel.layout.types import Layout, divisors
-from ark.records import dataclass
 
 R, V, D = 0, 1, 2  # axes of a layout: replicas, values, and dimension d as D + d
 

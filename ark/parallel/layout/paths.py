@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -16,7 +17,6 @@ import numpy as np
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.parallel.layout.moves import Step, groups, moved, moves, operation, ring_volume
 from ark.parallel.layout.types import Layout, layouts
-from ark.records import dataclass
 
 MOST_LAYOUTS = 20_000
 AT_A_TIME = 16  # sources: what is relaxed at once stays in the cache

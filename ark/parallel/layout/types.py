@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ark.errors import InvalidUsageError
-from ark.records import dataclass
 
 MOST_DEVICES = 1 << 16
 MOST_DIMENSIONS = 8

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -20,7 +21,6 @@ from ark.errors import InvalidUsageError, PlanError
 from ark.parallel.pipeline.placement import MOST_DEVICES, Block, Placement
 from ark.parallel.pipeline.schedule import MOST_ENTRIES, Entry, Schedule
 from ark.parallel.pipeline.unroll import makespan_bound
-from ark.records import dataclass
 
 Priority = Callable[[str, int], tuple[int, ...]]
 """From a block's name and its micro-batch to a number; of what is ready, the least goes first."""

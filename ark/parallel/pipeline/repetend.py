@@ -12,12 +12,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ark.comm.packages import require
 from ark.errors import PlanError
 from ark.parallel.pipeline.placement import Placement
-from ark.records import dataclass
 
 MOST_PAIRS = 200  # of dependent blocks of a device: more are left to the solver
 LATENCY_EFFORT = 0.3  # CP-SAT's deterministic time, about seconds, for the shortest latency

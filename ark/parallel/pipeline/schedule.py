@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -13,7 +14,6 @@ from ark.errors import InternalError, InvalidUsageError, ModelError, PlanError
 from ark.parallel.pipeline.placement import Placement, limits
 from ark.parallel.pipeline.repetend import search
 from ark.parallel.pipeline.unroll import makespan_bound, unroll
-from ark.records import dataclass
 
 MOST_ENTRIES = 200_000
 

@@ -7,9 +7,9 @@ Blocks of the same ops are split the same way by the search, which then is as la
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ark.ir.graph import Node
-from ark.records import dataclass
 
 
 @dataclass(frozen=True)

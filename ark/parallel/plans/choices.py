@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ark.errors import UnsupportedError
 from ark.ir.graph import Node
@@ -19,7 +20,6 @@ from ark.parallel.layout.moves import ring_volume
 from ark.parallel.plans.times import Rates, Times
 from ark.parallel.transform import Annotation, annotate
 from ark.parallel.transform.carried import VALUE, Carried
-from ark.records import dataclass
 
 NEVER_US = 1e9  # a value that is whole is not taken apart into shares of it
 Choice = tuple[str | None, ...]

@@ -9,13 +9,13 @@ conditions and leaves the result as it was; `autotune` takes the fastest of seve
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ark.errors import BaseError, ModelError, PlanError
 from ark.ir.graph import Node
 from ark.parallel.layout.moves import ring_volume
 from ark.parallel.plans.times import Rates
 from ark.parallel.transform import ParallelGraph, Piece, RankGraphs, annotate, materialise
-from ark.records import dataclass
 
 LOCAL, REPLICATED, OTHER = "local", "replicated", "other"
 

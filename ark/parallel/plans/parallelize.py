@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -25,7 +26,6 @@ from ark.parallel.plans.search import Found, Kept, Memory, search
 from ark.parallel.plans.times import Rates, rates_of
 from ark.parallel.transform import ParallelGraph, Piece, RankGraphs, materialise
 from ark.parallel.transform.materialise import IN_PLACE
-from ark.records import dataclass
 
 LINK_GBPS = 50.0
 STAGED = ("gpipe", "1f1b", "interleaved", "zero-bubble")

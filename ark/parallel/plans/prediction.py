@@ -6,7 +6,7 @@ Made by ark.parallel.plans.predict, drawn by ark.parallel.page.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ark.machine import Machine
 from ark.parallel.pipeline.schedule import Schedule
@@ -14,7 +14,6 @@ from ark.parallel.plans.blocks import ModelBlock
 from ark.parallel.plans.choices import Option
 from ark.parallel.plans.rules import PLANS
 from ark.parallel.plans.search import Change
-from ark.records import dataclass
 
 COPIES: dict[str, tuple[int, int, int]] = {
     "data": (0, 0, 0),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ark.comm.packages import require
@@ -16,7 +17,6 @@ from ark.errors import PlanError
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.parallel.plans.choices import Choice, Costs, Move, Option, State, of_gradient
-from ark.records import dataclass
 
 SCALE = 1000  # the solver counts in nanoseconds
 Kept = Sequence[tuple[int, int | None]]

@@ -12,11 +12,11 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ark.ir.graph import Node
 from ark.lower.cuts import candidates, choose_cut, predicted_us
 from ark.machine import Machine
-from ark.records import dataclass
 from ark.variant import LOAD
 
 ENDS_US = 4.0  # of an op: its last tile's results, and the wait for them

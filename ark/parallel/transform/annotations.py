@@ -13,13 +13,13 @@ import math
 import re
 import string
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ark.errors import ModelError, UnsupportedError
 from ark.ir.graph import Node
 from ark.parallel.transform.carried import EXPERT
 from ark.parallel.transform.views import View
-from ark.records import dataclass
 from ark.tasks.functions import FUNCTIONS
 
 LETTERS = string.ascii_lowercase

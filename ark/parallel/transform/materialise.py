@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
@@ -23,7 +23,6 @@ from ark.parallel.transform.annotations import local_attrs
 from ark.parallel.transform.normal import RESHAPE
 from ark.parallel.transform.pieces import ParallelGraph, Piece
 from ark.parallel.transform.views import Box, View, meeting
-from ark.records import dataclass
 
 RESULTS = ("state", "external")  # arenas of what a caller reads
 IN_PLACE = ("kv_append", "kv_cache_slot", "paged_append", "sample", "sample_each")

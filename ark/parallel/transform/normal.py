@@ -10,11 +10,11 @@ its own. ark.parallel.transform.materialise updates twins.
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 
 from ark.errors import UnsupportedError
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Buffer, Tensor
-from ark.records import dataclass
 
 LASTING = ("parameter", "state", "external", "host")
 RESHAPE = "reshape"

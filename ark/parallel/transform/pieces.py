@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
@@ -18,7 +19,6 @@ from ark.parallel.transform.annotations import Annotation, annotate
 from ark.parallel.transform.carried import VALUE, carried
 from ark.parallel.transform.normal import normal
 from ark.parallel.transform.views import View, meeting
-from ark.records import dataclass
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,8 @@ tensor depend on each other where their boxes and the intervals of their shares 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from fractions import Fraction
-
-from ark.records import dataclass
 
 Box = tuple[tuple[int, int], ...]
 """First and last+1 index of each dimension."""

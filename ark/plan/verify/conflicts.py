@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from ark.plan.verify.execution import spans
 from ark.plan.verify.needs import Frozen, Needs, must, unmet
 from ark.plan.verify.order import Order, first_nodes
 from ark.plan.verify.rank_set import RankSet, refuse
-from ark.records import dataclass
 
 ByOp = dict[int, tuple[np.ndarray, tuple[tuple[int, ...], ...]]]
 Pairs = tuple[Region, Region, np.ndarray, np.ndarray]  # touches, and nodes that meet there

@@ -4,11 +4,12 @@ ark.plan.verify.iterations.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ark.plan.types import ITERATION_BARRIER
 from ark.plan.verify.rank_set import RankSet, refuse
-from ark.records import dataclass
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,12 +12,12 @@ may have read others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ark.plan.verify.counters import Counters
 from ark.plan.verify.rank_set import RankSet
-from ark.records import dataclass
 
 RAN, SEEN, AWAITED = 0, 1, 2  # the last is no clock: who reads packets waits for their makers
 REMEMBERED = 1 << 12  # what is known after so many events

@@ -12,6 +12,7 @@ i + 1 are to each other they are to y of i + 2, which comes after y of i + 1 on 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -24,7 +25,6 @@ from ark.plan.verify.execution import RAN, Awaited, Run
 from ark.plan.verify.needs import Needs, unmet
 from ark.plan.verify.order import Order
 from ark.plan.verify.rank_set import RankSet, refuse
-from ark.records import dataclass
 
 ALL = 1 << 40  # more signals than any counter gets
 

@@ -6,12 +6,12 @@ all parts of the verifier.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from ark.plan.types import Phase, Task
-from ark.records import dataclass
 
 
 @dataclass(frozen=True, eq=False)

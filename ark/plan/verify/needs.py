@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
+from dataclasses import dataclass
 
 import numpy as np
 
 from ark.plan.access import Region
 from ark.plan.verify.execution import AWAITED, RAN, SEEN, spans
 from ark.plan.verify.order import Order
-from ark.records import dataclass
 
 CHUNK = 1 << 22
 

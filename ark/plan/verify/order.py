@@ -12,6 +12,7 @@ on the other ranks run in the same step, and know the same with the ranks rename
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from ark.plan.types import ITERATION_BARRIER
 from ark.plan.verify.counters import counters_of
 from ark.plan.verify.execution import AWAITED, RAN, SEEN, Awaited, Lanes, Run
 from ark.plan.verify.rank_set import RankSet, refuse
-from ark.records import dataclass
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from ark.errors import PlanError
 from ark.plan import kind as kinds
@@ -14,7 +14,6 @@ from ark.plan.rotated import Rotated
 from ark.plan.types import Plan, PlanBuffer, PlanTensor, Task
 from ark.plan.verify.listing import Listing, listing
 from ark.plan.verify.symmetry import Symmetry
-from ark.records import dataclass
 
 Key = tuple[int, int]
 

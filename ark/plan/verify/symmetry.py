@@ -10,6 +10,7 @@ orbit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from ark.plan import kind as kinds
 from ark.plan.params import read_params
 from ark.plan.rotated import Rotated
 from ark.plan.types import Plan, PlanOp
-from ark.records import dataclass
 
 Renaming = tuple[int, ...]
 

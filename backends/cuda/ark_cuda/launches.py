@@ -5,12 +5,12 @@ device.py and again.py.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ark.backend.devices import Grid
-from ark.records import dataclass
 from ark_cuda.driver import check, cu
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import struct
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from ark.errors import SystemError
-from ark.records import dataclass
 from ark_cuda.driver import check, cu, fill_struct, struct_bytes, words
 
 PAGE = 2 << 20

@@ -9,7 +9,7 @@ ark_mesh.executor.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from ark.ir.values import row_major
 from ark.plan import kind as kinds
 from ark.plan.boxes import Boxes, Templates
 from ark.plan.types import INITIAL, Plan, PlanTensor, Task
-from ark.records import dataclass
 
 HOST = -1  # the last writer of what an iteration has not written yet
 

@@ -14,11 +14,10 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ark.errors import SystemError
-from ark.records import dataclass
 
 DEVICE = "/dev/kfd"
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")

@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from ark.backend.devices import Grid
-from ark.records import dataclass
 from ark_rocm import driver
 from ark_rocm.driver import call
 

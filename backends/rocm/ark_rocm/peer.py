@@ -9,10 +9,10 @@ import ctypes
 import json
 import os
 import socket
+from dataclasses import dataclass
 from typing import Any
 
 from ark.errors import SystemError
-from ark.records import dataclass
 from ark_rocm import driver
 from ark_rocm.driver import call
 

@@ -12,11 +12,11 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from ark.errors import BaseError, SystemError
-from ark.records import dataclass
 
 TARGETS = ("gfx90a", "gfx942", "gfx950", "gfx1100")
 PRELUDE = Path(__file__).parent / "hip" / "hiprtc_builtins.h"

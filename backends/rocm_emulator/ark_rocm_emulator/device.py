@@ -14,12 +14,12 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ark.errors import InvalidUsageError, SystemError
-from ark.records import dataclass
 from ark_rocm_emulator import build
 from ark_rocm_emulator.compile import TARGETS, CompileError, to_code
 

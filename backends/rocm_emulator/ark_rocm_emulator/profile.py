@@ -10,9 +10,9 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from ark.records import dataclass
 from ark_rocm_emulator.device import TIMED, emulated
 
 VARIABLE = "ARK_ROCM_EMULATOR_PROFILE"

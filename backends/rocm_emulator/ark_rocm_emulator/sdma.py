@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from dataclasses import dataclass
 
 from ark.errors import InvalidUsageError
-from ark.records import dataclass
 from ark_rocm_emulator.device import _library
 
 ADD_64 = 47

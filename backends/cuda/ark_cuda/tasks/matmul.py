@@ -7,9 +7,10 @@ device side. Called by the writer through the dialect.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ark.machine import Machine
 from ark.plan.kind import Signature
-from ark.records import dataclass
 from ark.tasks import text
 from ark.tasks.matmul_form import along_k, paired
 from ark.tasks.matmul_text import matrix_tiles

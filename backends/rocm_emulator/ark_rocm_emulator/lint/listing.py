@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
-
-from ark.records import dataclass
+from dataclasses import dataclass, field
 
 _CACHE_BITS = frozenset({"glc", "slc", "dlc", "sc0", "sc1", "nt"})
 _LABEL = re.compile(r"^([A-Za-z_.$][\w.$@]*):")

@@ -8,8 +8,7 @@ are those of the memory model chapters of LLVM's "User Guide for AMDGPU Backend"
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-from ark.records import dataclass
+from dataclasses import dataclass
 
 SCOPES = ("workgroup", "agent", "system")
 
