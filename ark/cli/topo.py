@@ -61,6 +61,9 @@ def register(subparsers: Any) -> None:
     command = commands.add_parser("measure", help="latency, bandwidth and costs of this machine")
     command.set_defaults(func=topo_measure.run)
     topo_measure.add_arguments(command)
+    command = commands.add_parser("detect", help="nodes and links of this machine: `show detect`")
+    command.set_defaults(func=_show, topology="detect", group=None)
+    command.add_argument("--json", action="store_true", help="print JSON")
     for name, function, summary in (
         ("show", _show, "nodes and links"),
         ("optimal", _optimal, "the optimum 1/x* with the cut that proves it"),

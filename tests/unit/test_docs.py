@@ -117,7 +117,7 @@ def test_commands_that_pages_name_have_these_options() -> None:
     ("command", "what"),
     [
         ("toppo show NET", "no command 'toppo'"),
-        ("topo detect", "has no 'detect'"),
+        ("topo discover", "has no 'discover'"),
         ("plan DIR --machin h100", "no option --machin"),
         ('generate DIR --prompt "--no-such"', ""),
         ("topo show\\|optimal NET --json", ""),

@@ -9,6 +9,7 @@ import pytest
 
 from ark.cli import main
 from ark.collective import check, from_json
+from ark.comm import topology
 
 
 def run(capsys, *words):
@@ -39,6 +40,16 @@ def test_optimal_of_a_file_with_fixed_k(capsys, tmp_path):
 def test_optimal_of_thousands_of_ranks(capsys):
     _, out, _ = run(capsys, "optimal", "a100x128", "--json")
     assert json.loads(out)["inv_x"] == "127/25"
+
+
+def test_this_machine_by_its_own_command(capsys, monkeypatch):
+    """`ark topo detect` prints what `ark topo show detect` does."""
+    found = topology.named("h100x2")
+    monkeypatch.setattr("ark.comm.topology.names.detect", lambda: found)
+    code, shown, _ = run(capsys, "show", "detect")
+    assert code == 0 and "16 ranks" in shown
+    assert run(capsys, "detect") == (0, shown, "")
+    assert topology.from_json(run(capsys, "detect", "--json")[1]) == found
 
 
 def test_tables(capsys):
