@@ -46,6 +46,8 @@ static T __shfl_xor_sync(unsigned, T v, int, int = 32) {
   return v;
 }
 static unsigned __ballot_sync(unsigned, bool v) { return v ? 1u << (threadIdx.x & 31u) : 0u; }
+static unsigned __match_any_sync(unsigned, unsigned) { return 1u << (threadIdx.x & 31u); }
+static int __popc(unsigned v) { return __builtin_popcount(v); }
 static int __all_sync(unsigned, int v) { return v; }
 static int __any_sync(unsigned, int v) { return v; }
 static int __ffs(int v) { return __builtin_ffs(v); }

@@ -96,8 +96,8 @@ def shared_library(
             done = _run([*command, first, *map(str, linked), "-o", str(out), *options])
             if done.returncode != 0 or not out.is_file():
                 raise SystemError(
-                    f"the C++ compiler {' '.join(command)} refused {what} (it must compile C++17; "
-                    f"CXX may name another): {complaint(done)}"
+                    f"the C++ compiler {' '.join(command)} refused {what} (if it does not "
+                    f"compile C++17, set CXX to one that does): {complaint(done)}"
                 )
             return out.read_bytes(), done.stderr
     except OSError as error:
