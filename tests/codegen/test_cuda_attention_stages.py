@@ -18,33 +18,20 @@ from ark_cuda.tasks import inline
 GROUP, WIDTH, STEP, WARPS = 4, 64, 64, 4
 OWN = GROUP * (WIDTH + 2)  # a warp's part: sums, maximum and denominator of each head
 
-HOST = r"""
-#include <array>
-#include <barrier>
+WARP = Path(__file__).parents[1] / "warp_on_host.h"
+HOST = (
+    WARP.read_text()
+    + r"""
 #include <cmath>
-#include <cstdint>
-#include <thread>
-#include <vector>
-#define ARK_DEVICE static inline
 typedef uint32_t ark_u32;
 constexpr int ARK_WARPS = 4;
-struct alignas(16) uint4 { uint32_t x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct float2 { float x, y; };
-struct Half { uint16_t bits; };
 struct ArkCtx {};
 struct ArkTask { ark_u32 fetch_begin; };
-static thread_local int lane, number;
-static std::barrier<> together(32);
-static int ark_lane() { return lane; }
+static thread_local int number;
 static int ark_warp() { return number; }
 static void __syncwarp() { together.arrive_and_wait(); }
-static float value(uint32_t bits) {
-  float v;
-  bits <<= 16;
-  __builtin_memcpy(&v, &bits, 4);
-  return v;
-}
 static void ark_narrow(Half* to, float a, float b) {
   const float both[2] = {a, b};
   for (int i = 0; i < 2; ++i) {
@@ -59,35 +46,14 @@ static void ark_unpack(float (&to)[8], const uint4& v, const Half*) {
   for (int i = 0; i < 8; ++i) to[i] = value(words[i / 2] >> i % 2 * 16);
 }
 static float ark_exp2(float v) { return std::exp2(v); }
-static float shown[32];
-static float __shfl_sync(unsigned, float v, int from) {
-  together.arrive_and_wait();
-  shown[lane] = v;
-  together.arrive_and_wait();
-  return shown[from];
-}
-static float ark_shfl_xor(float v, int mask) { return __shfl_sync(0u, v, lane ^ mask); }
 static bool __any_sync(unsigned, bool v) {
   bool any = false;
   for (int i = 0; i < 32; ++i) any |= __shfl_sync(0u, v ? 1.0f : 0.0f, i) != 0.0f;
   return any;
 }
-static uint32_t operands[32][6];
 static void ark_multiply_tile(const Half*, float (&d)[4], const uint4& a, uint32_t b0,
                               uint32_t b1) {
-  together.arrive_and_wait();
-  const std::array<uint32_t, 6> own{a.x, a.y, a.z, a.w, b0, b1};
-  for (int i = 0; i < 6; ++i) operands[lane][i] = own[i];
-  together.arrive_and_wait();
-  const auto half = [](uint32_t word, int k) { return value(k % 2 ? word >> 16 : word & 0xffffu); };
-  for (int e = 0; e < 4; ++e) {
-    const int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
-    for (int k = 0; k < 16; ++k) {
-      const uint32_t a = operands[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
-      const uint32_t b = operands[column * 4 + k % 8 / 2][4 + k / 8];
-      d[e] += half(a, k) * half(b, k);
-    }
-  }
+  multiply_tile(d, {a.x, a.y, a.z, a.w, b0, b1});
 }
 static char* ring;        // stages of keys and values, one behind the other
 static ark_u32* arrived;  // by stage: for how many warps it has been given back
@@ -97,6 +63,7 @@ static void ark_stage_left(ArkCtx&, ark_u32 stage, ark_u32 warps) {
   if (lane == 0) arrived[stage] += warps;
 }
 """
+)
 
 CALLS = r"""
 using Shared = ArkStagedAttention<4, 64>;

@@ -17,52 +17,18 @@ from ark_cuda.tasks import inline
 
 LINE = 64  # elements of a row that lie together
 
-HOST = r"""
-#include <array>
-#include <barrier>
-#include <cstdint>
-#include <thread>
-#include <vector>
-#define ARK_DEVICE static inline
+WARP = Path(__file__).parents[1] / "warp_on_host.h"
+HOST = (
+    WARP.read_text()
+    + r"""
 #define ARK_DEVICE_MEMBER inline
-struct alignas(16) uint4 { uint32_t x, y, z, w; };
 static uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
-struct Half { uint16_t bits; };
-static thread_local int lane;
-static std::barrier<> together(32);
-static int ark_lane() { return lane; }
-static float value(uint32_t bits) {
-  float v;
-  bits <<= 16;
-  __builtin_memcpy(&v, &bits, 4);
-  return v;
-}
-static float shown[32];
-static float __shfl_sync(unsigned, float v, int from) {
-  together.arrive_and_wait();
-  shown[lane] = v;
-  together.arrive_and_wait();
-  return shown[from];
-}
-static float ark_shfl_xor(float v, int mask) { return __shfl_sync(0u, v, lane ^ mask); }
-static uint32_t operands[32][6];
 static void ark_multiply_tile(const Half*, float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                               uint32_t a3, uint32_t b0, uint32_t b1) {
-  together.arrive_and_wait();
-  const std::array<uint32_t, 6> own{a0, a1, a2, a3, b0, b1};
-  for (int i = 0; i < 6; ++i) operands[lane][i] = own[i];
-  together.arrive_and_wait();
-  const auto half = [](uint32_t word, int k) { return value(k % 2 ? word >> 16 : word & 0xffffu); };
-  for (int e = 0; e < 4; ++e) {
-    const int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
-    for (int k = 0; k < 16; ++k) {
-      const uint32_t a = operands[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
-      const uint32_t b = operands[column * 4 + k % 8 / 2][4 + k / 8];
-      d[e] += half(a, k) * half(b, k);
-    }
-  }
+  multiply_tile(d, {a0, a1, a2, a3, b0, b1});
 }
 """
+)
 
 CALLS = r"""
 // x: M rows of BLOCKS * 64 elements. out: of each lane a tile's sums.

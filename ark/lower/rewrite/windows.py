@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ark.ir.graph import Graph, Node
@@ -133,22 +134,9 @@ def window_of_last(node: Node) -> dict[str, Any] | None:
         return None
     if rules[0] != [[[0, 1]], 0, 1, "fill"] or rules[-1] != [[[1 + 2 * count, 1]], 0, 1, "fill"]:
         return None
-    steps: list[tuple[int, int, int]] = []  # stride, dilation, before
-    for d, (terms, add, divide, _) in enumerate(rules[1:-1]):
-        if divide != 1 or add > 0 or [t[0] for t in terms] != [1 + count + d, 1 + d]:
-            return None
-        (_, spread), (_, step) = terms
-        if spread < 1 or step < 1:
-            return None
-        steps.append((step, spread, -add))
-    stride, dilation, before = (list(each) for each in zip(*steps, strict=True))
-    return {
-        "size": shape[1 + count : -1],
-        "stride": stride,
-        "dilation": dilation,
-        "before": before,
-        "sizes": shape[1 : 1 + count],
-    }
+    steps = _steps(rules[1:-1], 1 + count, 1)
+    sizes = {"size": shape[1 + count : -1], "sizes": shape[1 : 1 + count]}
+    return None if steps is None else {**sizes, **steps}
 
 
 def window(node: Node, groups: int) -> dict[str, Any] | None:
@@ -166,19 +154,22 @@ def window(node: Node, groups: int) -> dict[str, Any] | None:
         return None
     if rules[1] != [[[1, each], [2, 1]], 0, 1, "fill"]:
         return None
-    steps: list[tuple[int, int, int]] = []  # stride, dilation, before
-    for d, (terms, add, divide, _) in enumerate(rules[2:]):
-        if divide != 1 or add > 0 or [t[0] for t in terms] != [3 + d, 3 + count + d]:
+    steps = _steps(rules[2:], 3, 3 + count)
+    sizes = {"size": list(shape[3 : 3 + count]), "sizes": list(shape[3 + count :])}
+    return None if steps is None else {**sizes, **steps}
+
+
+def _steps(rules: Sequence[Any], tap: int, place: int) -> dict[str, list[int]] | None:
+    """What a convolution's rules say of each dimension: a place's stride, a tap's dilation, the
+    margin before the first element. tap, place: the windows' first dimension of either.
+    """
+    steps: list[tuple[int, int, int]] = []
+    for d, (terms, add, divide, _) in enumerate(rules):
+        if divide != 1 or add > 0 or [t[0] for t in terms] != [tap + d, place + d]:
             return None
         (_, spread), (_, step) = terms
         if spread < 1 or step < 1:
             return None
         steps.append((step, spread, -add))
     stride, dilation, before = (list(each) for each in zip(*steps, strict=True))
-    return {
-        "size": list(shape[3 : 3 + count]),
-        "stride": stride,
-        "dilation": dilation,
-        "before": before,
-        "sizes": list(shape[3 + count :]),
-    }
+    return {"stride": stride, "dilation": dilation, "before": before}
