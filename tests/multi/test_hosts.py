@@ -143,6 +143,18 @@ def test_a_killed_rank_ends_the_others_who_name_it(hosts: Hosts, victim: int) ->
 
 
 @slow
+def test_a_put_alone_is_a_message_there_and_one_back(hosts: Hosts) -> None:
+    """Not also a flush and its answer: the segments that TCP sends, acknowledgements among them."""
+    from bench.ucx import ONES, WARM, both_ends
+
+    with both_ends(hosts, 1024) as (ask, segments):
+        ask("one")
+        before = segments()
+        ask("one")
+        assert (segments() - before) / (ONES + WARM) < 3.0
+
+
+@slow
 def test_a_cable_that_is_pulled_ends_both(hosts: Hosts) -> None:
     started = start(hosts, ENDLESS)
     for process in started:

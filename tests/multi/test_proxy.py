@@ -4,6 +4,7 @@ memory of the plan, and is missed by the engine `dma` alone where it cannot be b
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from importlib import resources
@@ -173,42 +174,81 @@ def test_idle_it_sleeps_and_then_serves_at_once(alone: tuple) -> None:
     assert (memory[8:16] == 9).all()
 
 
-@pytest.mark.parametrize("size", [4, 40_000])
-def test_what_is_counted_as_served_has_arrived(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Over UCX, with as many puts at once as the FIFO holds: small ones are taken several in a row,
-    and one flush tells of them all.
+@contextlib.contextmanager
+def joined(nbytes: int) -> Iterator[tuple[list[Proxy], np.ndarray, np.ndarray, int]]:
+    """Two proxies over UCX, the first begun: its memory, the other's, and the address that stands
+    for that.
     """
     command = native.find_compiler()
     if command is None or not proxies.has_ucx(command):
         pytest.skip("needs UCX")
-    monkeypatch.setenv("UCX_TLS", "tcp,self")
-    device = registry.get("cpu").open(0)
-    words = size // 4
-    count = min(layout.FIFO_SLOTS, (8 << 20) // size)
-    memories = [device.alloc(count * size, "symmetric") for _ in range(2)]
-    made = [Proxy(device, 0) for _ in range(2)]
-    ways = [proxy.network(memory) for proxy, memory in zip(made, memories, strict=True)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UCX_TLS", "tcp,self")
+        device = registry.get("cpu").open(0)
+        memories = [device.alloc(nbytes, "symmetric") for _ in range(2)]
+        made = [Proxy(device, 0) for _ in range(2)]
+        ways = [proxy.network(memory) for proxy, memory in zip(made, memories, strict=True)]
     source, target = (memory.host.view(np.uint32) for memory in memories if memory.host is not None)
-    source[:] = np.arange(count * words) + 1
+    source[:] = np.arange(nbytes // 4) + 1
     there = made[0].connect(1, ways[1])
     made[1].connect(0, ways[0])
     made[0].allow(memories[0].address, memories[0].nbytes)
-    for proxy in made:
-        proxy.restart()
-    for at in range(count):
-        push(made[0], at, memories[0].address + at * size, there.address + at * size, size)
-    made[0].wake()
-    assert made[0].fifo.host is not None
-    done = made[0].fifo.host.view(np.uint32)
-    end, seen, right = time.monotonic() + 60.0, 0, True
-    while right and seen < count and time.monotonic() < end:
-        seen = int(done[0])
-        right = bool((target[: seen * words] == source[: seen * words]).all())
-    said = made[0].error()
+    made[0].restart()
+    yield made, source, target, there.address
     for proxy in made:
         proxy.close()
     device.close()
-    assert right and seen == count and not said
+
+
+@pytest.mark.parametrize("size", [4, 40_000])
+def test_what_is_counted_as_served_has_arrived(size: int) -> None:
+    """Over UCX, with as many puts at once as the FIFO holds: small ones are taken several in a row,
+    and one flush tells of them all.
+    """
+    words = size // 4
+    count = min(layout.FIFO_SLOTS, (8 << 20) // size)
+    with joined(count * size) as (made, source, target, there):
+        made[1].restart()
+        for at in range(count):
+            push(made[0], at, source.ctypes.data + at * size, there + at * size, size)
+        made[0].wake()
+        assert made[0].fifo.host is not None
+        done = made[0].fifo.host.view(np.uint32)
+        end, seen, right = time.monotonic() + 60.0, 0, True
+        while right and seen < count and time.monotonic() < end:
+            seen = int(done[0])
+            right = bool((target[: seen * words] == source[: seen * words]).all())
+        assert right and seen == count and not made[0].error()
+
+
+@pytest.mark.parametrize("answered", ["late", "never"])
+def test_puts_one_by_one_to_a_peer_that_is_late(answered: str) -> None:
+    """Each would have a flush of its own, and UCX ends the process at the 255th that waits, and
+    where it is closed while one does.
+    """
+    count = 600
+    with joined(4 * count) as (made, source, target, there):
+        for at in range(count):
+            push(made[0], at, source.ctypes.data + 4 * at, there + 4 * at, 4)
+            made[0].wake()
+            time.sleep(2e-4)  # so that it is taken alone
+        assert made[0].served() == 0
+        if answered == "late":
+            made[1].restart()
+            assert served(made[0], count)
+            np.testing.assert_array_equal(target, source)
+
+
+def test_a_put_alone_after_many() -> None:
+    """What was under way together ends, and so does each that follows the end of the one before."""
+    many, count = 40, 80
+    with joined(4 * count) as (made, source, target, there):
+        made[1].restart()
+        for at in range(count):
+            push(made[0], at, source.ctypes.data + 4 * at, there + 4 * at, 4)
+            if at >= many:
+                assert served(made[0], at + 1)
+        np.testing.assert_array_equal(target, source)
 
 
 @pytest.mark.parametrize("offset", [-1, (1 << 16) - 3, 1 << 40])

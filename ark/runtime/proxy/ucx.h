@@ -24,6 +24,8 @@ class Ucx {
   Ucx() {
     ucp_config_t* config = nullptr;
     check(ucp_config_read(nullptr, nullptr, &config), "reading UCX's settings");
+    // What has ended is then counted by the worker, without a message of its own (`alone`).
+    counted_ = ucp_config_modify(config, "FLUSH_WORKER_EPS", "n") == UCS_OK;
     ucp_params_t params = {};
     params.field_mask = UCP_PARAM_FIELD_FEATURES;
     params.features = UCP_FEATURE_RMA | UCP_FEATURE_AMO32 | UCP_FEATURE_WAKEUP;
@@ -47,6 +49,8 @@ class Ucx {
       }
       if (UCS_PTR_IS_PTR(request)) ucp_request_free(request);
     }
+    // What is under way holds on to its end, and UCX must not be left with any: it ends now.
+    for (int i = 0; i < 100000 && !ended(); ++i) ucp_worker_progress(worker_);
     while (!flying_.empty()) drop(flying_);
     while (!late_.empty()) drop(late_);
     for (ucp_mem_h memory : memory_) ucp_mem_unmap(context_, memory);
@@ -142,7 +146,8 @@ class Ucx {
       check(how, "an operation over UCX");
     }
     // One flush tells of all before it. What comes while two are under way waits for the next.
-    if (open_ != 0 && (flushes_ < 2 || open_ >= MANY)) finish();
+    if (open_ != 0 && (flushes_ < 2 || open_ >= MANY))
+      finish(counted_ && flushes_ == 0 && late_.empty());
     return done_;
   }
 
@@ -163,6 +168,7 @@ class Ucx {
     std::move(flying_.begin(), flying_.end(), std::back_inserter(late_));
     flying_.clear();
     done_ = open_ = flushes_ = 0;
+    alone_ = false;
   }
 
  private:
@@ -183,6 +189,7 @@ class Ucx {
   Peer& next(int rank) {
     const auto found = peers_.find(rank);
     if (found == peers_.end()) throw std::runtime_error("there is no way to that host");
+    if (alone_) accompany();
     if (open_ != 0 && peer_ != &found->second) finish();
     peer_ = &found->second;
     return found->second;
@@ -191,17 +198,37 @@ class Ucx {
     if (UCS_PTR_IS_ERR(request)) check(UCS_PTR_STATUS(request), what);
     flying_.push_back({request, 0, std::move(value)});
   }
-  // Operations have ended when what they have written is in the peer's memory.
-  void finish() {
+  // Operations have ended when what they have written is in the peer's memory. alone: nothing else
+  // is under way, so that they have when the worker has nothing left. One flush of the worker at a
+  // time: each holds every end, which UCX counts in 8 bits.
+  void finish(bool alone = false) {
     const ucp_request_param_t none = {};
-    void* request = ucp_ep_flush_nbx(peer_->end, &none);
+    void* request =
+        alone ? ucp_worker_flush_nbx(worker_, &none) : ucp_ep_flush_nbx(peer_->end, &none);
     if (UCS_PTR_IS_ERR(request)) check(UCS_PTR_STATUS(request), "a flush");
     flying_.push_back({request, open_, nullptr});
     open_ = 0;
     ++flushes_;
+    alone_ = alone;
+  }
+  // More begins beside what was alone, for which the worker's flush would wait too: all of it has a
+  // flush of the peer's.
+  void accompany() {
+    alone_ = false;
+    if (flying_.empty() || flying_.back().counts == 0) return;  // it has ended
+    open_ = flying_.back().counts;
+    flying_.back().counts = 0;
+    --flushes_;
+    late_.push_back(std::move(flying_.back()));
+    flying_.pop_back();
   }
   static ucs_status_t status(const Flying& one) {
     return one.request == nullptr ? UCS_OK : ucp_request_check_status(one.request);
+  }
+  bool ended() const {
+    const auto over = [](const Flying& one) { return status(one) != UCS_INPROGRESS; };
+    return std::all_of(flying_.begin(), flying_.end(), over) &&
+           std::all_of(late_.begin(), late_.end(), over);
   }
   static void drop(std::deque<Flying>& from) {
     if (from.front().request != nullptr) ucp_request_free(from.front().request);
@@ -220,6 +247,8 @@ class Ucx {
   std::deque<Flying> flying_, late_;
   std::string lost_;
   bool stirred_ = false;
+  bool counted_ = false;  // a worker's flush sends nothing
+  bool alone_ = false;    // the last flush is the worker's
   static constexpr uint32_t MANY = 64;
   Peer* peer_ = nullptr;  // of those that no flush follows yet
   uint32_t open_ = 0, flushes_ = 0, done_ = 0;
