@@ -100,8 +100,8 @@ def on_host(bodies: dict[int, str]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     with tempfile.TemporaryDirectory() as folder:
         text, path = Path(folder, "host.cpp"), Path(folder, "host.so")
         text.write_text("\n".join([_functions(bodies, "static"), *loops]))
-        flags = ["-std=c++20", "-O1", *OPTIONS, "-fPIC", "-shared"]
-        # clang's vectors of two, which gcc does not have.
+        # clang's vectors of two, which gcc does not have. No library: zig's would be built first.
+        flags = ["-std=c++20", "-O1", *OPTIONS, "-fPIC", "-shared", "-nostdlib"]
         subprocess.run([*_clang(), *flags, str(text), "-o", str(path)], check=True)
         library = ctypes.CDLL(str(path))
     found = {}
