@@ -1,14 +1,18 @@
 """What the default run leaves out, or does less of, because it is slow and rarely fails.
 
-`slow` marks a test that only `nox -s slow` runs (`pytest -m slow`); `examples` says how many random
-cases a test looks at, all of them in that session, a part in the default run.
+`slow` marks a test that only `nox -s slow` runs (`pytest -m slow`); `few` marks all cases of a list
+but some, `in_turns` all pairs of a case and an architecture but one a case; `examples` says how
+many random cases a test looks at: all of them in that session, a part in the default run.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 SLOW = os.environ.get("ARK_SLOW_TESTS") == "1"
 slow = pytest.mark.slow
@@ -17,3 +21,24 @@ slow = pytest.mark.slow
 def examples(count: int) -> int:
     """So many random cases in the slow session, a fifth of them in the default run."""
     return count if SLOW else -(-count // 5)
+
+
+def few(count: int, cases: Iterable[Any]) -> list[ParameterSet]:
+    """The cases for `parametrize`, of which so many run by default: every so manieth, from the
+    first on. A tuple's values are those of several parameters.
+    """
+    listed = list(cases)
+    kept = {place * len(listed) // count for place in range(count)}
+    rows = (case if isinstance(case, tuple) else (case,) for case in listed)
+    return [
+        pytest.param(*row, marks=() if place in kept else slow) for place, row in enumerate(rows)
+    ]
+
+
+def in_turns(archs: Sequence[str], cases: Iterable[tuple[Any, ...]]) -> list[ParameterSet]:
+    """Every case for every architecture, of which one a case runs by default: they take turns."""
+    return [
+        pytest.param(arch, *case, marks=() if arch == archs[place % len(archs)] else slow)
+        for place, case in enumerate(cases)
+        for arch in archs
+    ]

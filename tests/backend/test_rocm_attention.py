@@ -23,6 +23,7 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.codegen.test_rocm_compile import machine_for
+from tests.slow import in_turns
 
 emulator = pytest.importorskip("ark_rocm_emulator")
 
@@ -37,7 +38,7 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module", params=["gfx942", "gfx1100"])
+@pytest.fixture(scope="module")
 def arch(request: pytest.FixtureRequest) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(emulator.emulated(request.param, checks=1))
@@ -91,7 +92,11 @@ def attend(
     return made, parts
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "width", "room", "position"), CASES)
+@pytest.mark.parametrize(
+    ("arch", "heads", "kv_heads", "width", "room", "position"),
+    in_turns(("gfx942", "gfx1100"), CASES),
+    indirect=["arch"],
+)
 def test_attention_of_a_row(
     arch: str, heads: int, kv_heads: int, width: int, room: int, position: int
 ) -> None:

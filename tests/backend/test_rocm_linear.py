@@ -18,7 +18,7 @@ from ark.lower.pipeline import plan
 from ark.plan import kind as kinds
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
-from tests.slow import slow
+from tests.slow import in_turns, slow
 
 emulator = pytest.importorskip("ark_rocm_emulator")
 
@@ -29,11 +29,12 @@ CASES = [
     (520, 264, 100, fp16),
     (384, 96, 41, fp32),
     (72, 1024, 9, bf16),
-    pytest.param(72, 14336, 9, bf16, marks=slow),  # 14 loads of a row's part
 ]
+ARCHS = ("gfx942", "gfx1100")
+LONG = (72, 14336, 9, bf16)  # 14 loads of a row's part
 
 
-@pytest.fixture(scope="module", params=["gfx942", "gfx1100"])
+@pytest.fixture(scope="module")
 def arch(request: pytest.FixtureRequest) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(emulator.emulated(request.param, checks=1))
@@ -45,7 +46,11 @@ def values(shape: tuple[int, ...], dtype: DataType, seed: int) -> np.ndarray:
     return made.astype(dtype.to_numpy())
 
 
-@pytest.mark.parametrize(("k", "hidden", "n", "dtype"), CASES)
+@pytest.mark.parametrize(
+    ("arch", "k", "hidden", "n", "dtype"),
+    [*in_turns(ARCHS, CASES), *(pytest.param(arch, *LONG, marks=slow) for arch in ARCHS)],
+    indirect=["arch"],
+)
 def test_a_gated_block(arch: str, k: int, hidden: int, n: int, dtype: DataType) -> None:
     """y = x + down(silu(gate) * up), with gate and up of the normed x: two layers, of which the
     second reads what the first one has just made.

@@ -15,6 +15,7 @@ from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
+from tests.slow import in_turns
 
 emulator = pytest.importorskip("ark_rocm_emulator")
 
@@ -33,10 +34,11 @@ CASES = [
     ((), 20, 24, 64, (False, True), (fp8_e4m3, fp8_e5m2, fp32)),
     ((), 2, 24, 64, (False, True), (int8, int8, int32)),
 ]
+ARCHS = ("gfx942", "gfx1100", "gfx90a", "gfx950")
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-23, "int32": 0.0}
 
 
-@pytest.fixture(scope="module", params=["gfx942", "gfx1100", "gfx90a", "gfx950"])
+@pytest.fixture(scope="module")
 def arch(request: pytest.FixtureRequest) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(emulator.emulated(request.param))
@@ -64,6 +66,7 @@ LARGE = [
 ]
 
 
+@pytest.mark.parametrize("arch", ARCHS, indirect=True)
 def test_fp16_keeps_denormals_and_infinities(arch: str) -> None:
     x = values((32, 64), fp16, 3) * np.float16(2.0**-16)  # most of them below 2^-14
     y = values((32, 64), fp16, 4) * np.float16(2.0**6)
@@ -95,7 +98,11 @@ def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
             return executor.read("c").astype(np.float64)
 
 
-@pytest.mark.parametrize(("m", "n", "k", "transposes", "dtypes", "tile"), LARGE)
+@pytest.mark.parametrize(
+    ("arch", "m", "n", "k", "transposes", "dtypes", "tile"),
+    in_turns(("gfx90a", "gfx942", "gfx950"), LARGE),  # the loop for large tiles is MFMA's
+    indirect=["arch"],
+)
 def test_large_tiles(
     arch: str,
     m: int,
@@ -105,15 +112,17 @@ def test_large_tiles(
     dtypes: tuple[DataType, DataType, DataType],
     tile: tuple[int, int],
 ) -> None:
-    if arch == "gfx1100":
-        pytest.skip("the loop for large tiles is MFMA's")
     if arch == "gfx90a" and fp16 in dtypes[:2]:
         pytest.skip("fp16 is split into bf16 there, in the loop for small tiles")
     source = multiply(arch, (), m, n, k, transposes, dtypes, tile)
     assert f"ark_large_tile<{tile[0]}, {tile[1]}," in source
 
 
-@pytest.mark.parametrize(("batch", "m", "n", "k", "transposes", "dtypes"), CASES)
+@pytest.mark.parametrize(
+    ("arch", "batch", "m", "n", "k", "transposes", "dtypes"),
+    in_turns(ARCHS, CASES),
+    indirect=["arch"],
+)
 def test_matmul(
     arch: str,
     batch: tuple[int, ...],

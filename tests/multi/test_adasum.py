@@ -83,7 +83,8 @@ def on_a_rank(folder: str) -> None:
     np.savez(Path(folder) / f"{ark.Model.get_rank()}.npz", **flat)
 
 
-@pytest.mark.parametrize("world", [pytest.param(1, marks=slow), 2, pytest.param(4, marks=slow)])
+@slow
+@pytest.mark.parametrize("world", [1, 2, 4])
 def test_weights_are_those_of_torch(world: int, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     assert ark.launch(world, on_a_rank, str(tmp_path)) == 0

@@ -108,8 +108,8 @@ def check(
 @pytest.mark.parametrize(
     ("world", "what", "dtype", "residual"),
     [
-        (2, "row", "fp32", True),
-        (2, "rows", "fp16", False),
+        pytest.param(2, "row", "fp32", True, marks=slow),
+        pytest.param(2, "rows", "fp16", False, marks=slow),
         (3, "rows", "bf16", True),
         (2, "many", "fp32", False),
         pytest.param(8, "rows", "fp32", True, marks=slow),

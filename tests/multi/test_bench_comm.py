@@ -58,15 +58,22 @@ def test_wrong_elements_are_counted() -> None:
     assert wrong_elements("all_to_all", values, 0, np.array([3, 4, 5, 1, 1, 1.0]), None) == 3
 
 
-@pytest.mark.parametrize("way", [pytest.param("graph", marks=slow), "alone"])
-def test_every_collective_is_measured_and_right(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("way", "peer"),
+    [
+        ("alone", ""),
+        pytest.param("alone", "gloo", marks=slow),
+        pytest.param("graph", "", marks=slow),
+    ],
+)
+def test_every_collective_is_measured_and_right(way: str, peer: str, tmp_path: Path) -> None:
     out, chart = tmp_path / "figures.json", tmp_path / "chart.svg"
     names = COLLECTIVES if way == "graph" else COLLECTIVES[:2]
     words = ["bench", "comm", *names, "--ranks", "2", "--backend", "cpu", "--way", way]
     words += ["--sizes", "2K", "--repeats", "1", "--json", str(out)]
-    if way == "alone":
+    if peer:
         pytest.importorskip("torch.distributed")
-        words += ["--vs", "gloo", "--svg", str(chart)]
+        words += ["--vs", peer, "--svg", str(chart)]
     assert main(words) == 0
     rows = json.loads(out.read_text())["rows"]
     assert [r["collective"] for r in rows] == [*names]
@@ -76,5 +83,5 @@ def test_every_collective_is_measured_and_right(way: str, tmp_path: Path) -> Non
             row["algbw_gbps"] * bus_factor(row["collective"], 2)
         )
         assert (row["peer_seconds"] or 0) >= 0
-    if way == "alone":
+    if peer:
         assert chart.read_text().startswith("<svg")

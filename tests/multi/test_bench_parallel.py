@@ -58,6 +58,7 @@ def test_what_is_not_measured_is_said(
     assert says in " ".join(said.split()) and "Traceback" not in said
 
 
+@slow
 def test_what_only_ranks_find_out_is_said() -> None:
     done = bench("--ranks", "4", "--plan", "interleaved", "--layers", "1")
     assert done.returncode != 0

@@ -18,6 +18,7 @@ import pytest
 from ark.errors import InvalidUsageError, SystemError
 from ark.runtime import rendezvous as rdv
 from ark.runtime.bootstrap import Bootstrap
+from tests.slow import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 PREAMBLE = """
@@ -116,7 +117,7 @@ def test_one_rank_needs_no_network() -> None:
         assert group.failure() is None
 
 
-@pytest.mark.parametrize("dying", [0, 1])
+@pytest.mark.parametrize("dying", [0, pytest.param(1, marks=slow)])
 def test_a_rank_that_dies_is_noticed_by_all(job: Job, dying: int, tmp_path: Path) -> None:
     outputs = job.run(
         f"""
@@ -189,6 +190,7 @@ def test_disagreement_is_an_error_on_every_rank(job: Job) -> None:
         assert "rank 0, 2 has 'aaaa'" in message and "rank 1 has 'bbbb'" in message
 
 
+@slow
 def test_different_programs_are_told_apart(job: Job) -> None:
     outputs = job.run(
         """
@@ -252,6 +254,7 @@ def test_nobody_serves(job: Job) -> None:
     assert f"port {job.port}" in message and "did not find it" in message
 
 
+@slow
 def test_world_sizes_that_differ(job: Job) -> None:
     job.start("join()", 0, 2)
     job.start("join()", 1, 3)
@@ -259,6 +262,7 @@ def test_world_sizes_that_differ(job: Job) -> None:
         assert "rank 1 was started for 3 ranks but rank 0 for 2" in message
 
 
+@slow
 def test_a_rank_that_is_there_twice(job: Job) -> None:
     for rank in (0, 1, 1):
         job.start("join()", rank, 3)
@@ -285,6 +289,7 @@ def test_port_taken() -> None:
             Bootstrap.connect(0, 2, "127.0.0.1", port, 1.0)
 
 
+@slow
 def test_ports_that_others_hold_are_passed_by(job: Job) -> None:
     with socket.create_server(("127.0.0.1", job.port)) as other:
         foreign(other, lambda peer: peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))

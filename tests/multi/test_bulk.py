@@ -92,7 +92,9 @@ def test_on_cuda() -> None:
     check("cuda", lambda machine: machine)
 
 
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950", pytest.param("gfx90a", marks=slow)])
+@pytest.mark.parametrize(
+    "arch", ["gfx942", *(pytest.param(a, marks=slow) for a in ("gfx950", "gfx90a"))]
+)
 def test_on_emulated_amd_by_loads_to_lds(arch: str) -> None:
     """With all checks: nothing is read from LDS before its load has come, nor written too early."""
     check("rocm", lambda machine: machine, arch, FEW)

@@ -20,7 +20,7 @@ from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.multi.test_collectives import CPU_2, build, devices
 from tests.ranks import ThreadRanks, run_ranks
-from tests.slow import SLOW
+from tests.slow import SLOW, few, slow
 
 N = 30_000  # elements: several tiles on several processors
 ITERATIONS = 20
@@ -202,7 +202,7 @@ def test_what_arrives_is_what_was_sent(name: str) -> None:
             assert len(got)
 
 
-@pytest.mark.parametrize("world", [3, 8])
+@pytest.mark.parametrize("world", [3, pytest.param(8, marks=slow)])
 def test_a_ring_of_channels(world: int) -> None:
     """Each rank puts to the next one what the one before it has put: x comes round to rank 1."""
 
@@ -223,8 +223,11 @@ def test_a_ring_of_channels(world: int) -> None:
         np.testing.assert_array_equal(run(plans, "cpu", opened), wanted(N))
 
 
-@pytest.mark.parametrize("engine", ["packet", "threads"])
-@pytest.mark.parametrize("dtype", [fp32, fp16, bf16, int8], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+    ("engine", "dtype"),
+    few(3, [(e, d) for e in ("packet", "threads") for d in (fp32, fp16, bf16, int8)]),
+    ids=lambda word: getattr(word, "name", word),
+)
 def test_messages_of_any_size_and_type(engine: str, dtype: ark.DataType) -> None:
     sizes = (1, 3, 4099)
 

@@ -26,7 +26,7 @@ from examples.ring import ring
 from tests.multi.test_channels import ITERATIONS, Body, N, add_up, counting, run, wanted
 from tests.multi.test_collectives import CPU_2, build, devices
 from tests.ranks import ThreadRanks, run_ranks
-from tests.slow import SLOW
+from tests.slow import SLOW, few, slow
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/custom-ops.md"
 TILE = 3000  # of N elements: several tasks on each processor
@@ -149,7 +149,7 @@ def test_what_arrives_is_what_was_sent(name: str) -> None:
             np.testing.assert_array_equal(got, wanted(N, iterations), body.__name__)
 
 
-@pytest.mark.parametrize("world", [2, 3, 5])
+@pytest.mark.parametrize("world", few(1, [3, 2, 5]))
 def test_a_ring_all_reduce_of_the_users(world: int) -> None:
     """Everybody's tiles go round, added on the way; each tile waits for itself alone."""
 
@@ -184,7 +184,9 @@ SENT = MOVE.replace(
 )
 
 
-@pytest.mark.parametrize(("name", "world"), [("cpu", 2), ("cpu", 3), ("cuda", 2), ("rocm", 2)])
+@pytest.mark.parametrize(
+    ("name", "world"), [pytest.param("cpu", 2, marks=slow), ("cpu", 3), ("cuda", 2), ("rocm", 2)]
+)
 def test_packets_need_no_edge(name: str, world: int) -> None:
     """A ring whose memory between ranks holds packets: whoever loads one has waited for it."""
     send = ark.custom_op("move", SENT, "x[m] -> y[m]", {"m": TILE}, packets=["x", "y"])
@@ -216,7 +218,7 @@ def test_packets_need_no_edge(name: str, world: int) -> None:
         np.testing.assert_array_equal(run(plans, name, opened, 4), total * wanted(N, 4))
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", few(1, [3, 2]))
 def test_the_ring_of_the_page(world: int) -> None:
     section = PAGE.read_text().split("## Channels")[1].split("\n## ")[0]
     scope: dict[str, Any] = {"ark": ark}

@@ -17,11 +17,13 @@ from ark.machine import Machine
 from ark.plan.verify import verify
 from tests.multi import test_channels as channels
 from tests.multi.test_collectives import build, devices, tasks
+from tests.slow import slow
 from tests.unit.plan.shapes import replace_task
 
 N = channels.N
 ENGINES = [("cpu", "threads"), ("cpu", "bulk"), ("cpu", "dma")]
-ENGINES += [("rocm", "threads"), ("rocm", "bulk"), ("rocm", "dma"), ("cuda", "threads")]
+ENGINES += [("rocm", "dma"), ("cuda", "threads")]
+ALIKE = [("rocm", "threads"), ("rocm", "bulk")]
 
 
 def body_of(engine: str) -> channels.Body:
@@ -52,7 +54,9 @@ def able(machine: Machine, engine: str) -> Machine:
     return dataclasses.replace(machine, capabilities=(*machine.capabilities, "peer_bulk"))
 
 
-@pytest.mark.parametrize(("name", "engine"), ENGINES, ids=lambda word: str(word))
+@pytest.mark.parametrize(
+    ("name", "engine"), [*ENGINES, *(pytest.param(*e, marks=slow) for e in ALIKE)], ids=str
+)
 def test_what_is_put_from_is_free_behind_a_flush(name: str, engine: str) -> None:
     with devices(name, 2) as (opened, machine):
         plans = build(2, body_of(engine), able(machine, engine))

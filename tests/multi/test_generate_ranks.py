@@ -176,6 +176,7 @@ def test_checked_emulated_devices_give_the_tokens_of_one(ranks: str, tmp_path: P
     assert json.loads(out.splitlines()[-1])["tokens"] == alone(directory, count, text)
 
 
+@slow
 def test_torchrun_variables_start_the_ranks_too() -> None:
     """Two processes with a launcher's variables, no --ranks."""
     port = str(20000 + os.getpid() % 20000)
@@ -245,6 +246,7 @@ def test_a_prompt_from_standard_input_reaches_every_rank(ranks: str, prompt: str
     assert json.loads(done.stdout)["tokens"] == alone(NOAH, 6, prompt)
 
 
+@slow
 def test_a_prompt_from_standard_input_under_a_launcher() -> None:
     """mpirun and torchrun give it to rank 0 alone."""
     port = str(20000 + (os.getpid() + 17) % 20000)

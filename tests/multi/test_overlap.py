@@ -188,13 +188,15 @@ def check(name: str, world: int, what: str, **options: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(w, marks=[slow] * (w == "half")) for w in sorted(SHAPES)]
+    "what", [pytest.param(w, marks=[slow] * (w in ("half", "bfloat"))) for w in sorted(SHAPES)]
 )
 def test_on_cpu_ranks(what: str) -> None:
     check("cpu", 3 if what == "ragged" else 2, what)
 
 
-@pytest.mark.parametrize("what", [pytest.param("bfloat", marks=slow), "half", "ragged"])
+@pytest.mark.parametrize(
+    "what", ["half", *(pytest.param(w, marks=slow) for w in ("bfloat", "ragged"))]
+)
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=slow), pytest.param(4, marks=slow)])
 def test_lists_of_those_that_move(what: str, world: int) -> None:
     """On a CPU they are processors more."""
@@ -215,7 +217,9 @@ def test_ranks_that_begin_together() -> None:
     check("cpu", 2, "bfloat", together=True)
 
 
-@pytest.mark.parametrize("what", ["ragged", pytest.param("bfloat", marks=slow)])
+@pytest.mark.parametrize(
+    "what", ["few rows", *(pytest.param(w, marks=slow) for w in ("bfloat", "ragged"))]
+)
 def test_on_emulated_amd(what: str) -> None:
     check("rocm", 2, what)
 
@@ -298,7 +302,9 @@ def damaged(plan: Plan) -> Iterator[Plan]:
                     yield replace_task(plan, (0, processor, place), **changed)
 
 
-@pytest.mark.parametrize("target", [machine(3, warps=4), moving(machine(3, warps=4))])
+@pytest.mark.parametrize(
+    "target", [pytest.param(machine(3, warps=4), marks=slow), moving(machine(3, warps=4))]
+)
 def test_without_a_signal_or_a_wait_a_plan_is_refused(target: Machine) -> None:
     plans = overlapped(target)
     verify(plans)

@@ -71,7 +71,7 @@ def build(body: Body, world: int, slow: int, machine: object = "cpu-2") -> list[
     ("body", "late"),
     [
         (messages, 0),
-        (sums, 1),
+        pytest.param(sums, 1, marks=slow),
         pytest.param(messages, 1, marks=slow),
         pytest.param(sums, 0, marks=slow),
     ],

@@ -242,7 +242,7 @@ def build_reduce(
     [
         (40, "one_shot"),
         (WIDTH, "ring"),
-        (WIDTH, "double_binary_tree"),
+        pytest.param(WIDTH, "double_binary_tree", marks=slow),
         pytest.param(WIDTH, "one_shot", marks=slow),
         pytest.param(40, "ring", marks=slow),
         pytest.param(40, "double_binary_tree", marks=slow),

@@ -39,7 +39,7 @@ def shares(world: int, count: int, kind: str) -> np.ndarray:
     ("name", "world"),
     [
         pytest.param("cpu", 2, marks=slow),
-        ("cpu", 3),
+        pytest.param("cpu", 3, marks=slow),
         ("cpu", 4),
         pytest.param("cpu", 8, marks=slow),
         ("cuda", 2),

@@ -13,6 +13,8 @@ import ark
 torch = pytest.importorskip("torch")
 from ark_cpu.device import CpuDevice, CpuLaunch  # noqa: E402
 
+from tests.slow import slow  # noqa: E402
+
 WORLD, STEPS, ROWS = 2, 3, 4
 REPLICAS, BATCHES = 4, 2  # 2 replicas a rank, of 2 accumulated batches
 
@@ -99,5 +101,6 @@ def train_and_refuse() -> None:
     refuse()
 
 
+@slow
 def test_replicas_on_ranks_learn_as_torch_does_and_some_cannot_be() -> None:
     assert ark.launch(WORLD, train_and_refuse) == 0

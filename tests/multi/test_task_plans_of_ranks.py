@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ark
-from tests.slow import slow
+from tests.slow import few, slow
 from tests.task_plans import fused_sum, packet_ring, packet_sum, ring
 
 SHAPE = (3, 700)
@@ -136,8 +136,8 @@ def run_all(cases: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
         function(*args)
 
 
-# Whose tensors, and how many ranks there are, are apart: each by one of two by default.
-PLACES = [(2, False), (3, True), *(pytest.param(*p, marks=slow) for p in ((2, True), (3, False)))]
+# Whose tensors, and how many ranks there are, are apart.
+PLACES = few(1, [(3, True), (2, False), (2, True), (3, False)])
 
 
 @pytest.mark.parametrize(("world", "of_model"), PLACES)
@@ -160,7 +160,7 @@ def test_ranks_run_their_own_plan_files(world: int, of_model: bool, tmp_path: Pa
     assert ark.launch(world, run_all, cases) == 0
 
 
-@pytest.mark.parametrize("of_model", [True, False])
+@pytest.mark.parametrize("of_model", [True, pytest.param(False, marks=slow)])
 def test_a_fused_all_reduce_of_one_rank(of_model: bool, tmp_path: Path) -> None:
     folder = write(tmp_path, [fused_sum(0, 1)])
     assert ark.launch(1, run_fused, folder, 1, "cpu", of_model) == 0

@@ -59,13 +59,14 @@ AS_GLOO = [
 ]
 
 
+@slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("stands_for", "names"),
     [
         ("mpi", FEW),
-        pytest.param("mpi", AS_MPI, marks=slow),
-        pytest.param("gloo", AS_GLOO, marks=slow),
+        ("mpi", AS_MPI),
+        ("gloo", AS_GLOO),
     ],
     ids=["few", "as mpi", "as gloo"],
 )
