@@ -2,7 +2,7 @@
 
 Any other launcher (torchrun, mpirun, srun) does as well; this one needs nothing installed. It sets
 the variables that ark.runtime.rank_info reads, shows rank 0's output, says which rank failed first
-and why, and leaves no process behind, whatever ends it.
+and why (once for all that say the same), and leaves no process behind, whatever ends it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from ark.backend import threads
 from ark.errors import BaseError, InvalidUsageError, SystemError
 from ark.ir.values import whole
-from ark.runtime.watchdog import tie_to
+from ark.runtime.watchdog import LAST_WORDS, tie_to
 
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
 _GRACE_S = 2.0  # what ranks may take to end by themselves after the first has failed
@@ -87,15 +87,24 @@ def launch_command(ranks: int, argv: Sequence[str], *, stdin: bool = False) -> i
     started: list[_Rank] = []
     try:
         for rank, environment in enumerate(_environments(ranks)):
-            process = subprocess.Popen(
-                [sys.executable, "-S", "-E", str(_WATCHDOG), str(os.getpid()), *argv],
-                env={**os.environ, **environment},
-                stdin=None if stdin and rank == 0 else subprocess.DEVNULL,
-                stdout=None if rank == 0 else subprocess.DEVNULL,
-                stderr=None if rank == 0 else subprocess.PIPE,
-                start_new_session=True,
-            )
-            started.append(_CommandRank(process))
+            ours, theirs = os.pipe()  # for errors; rank 0's are the user's but for the last words
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-S", "-E", str(_WATCHDOG), str(os.getpid()), *argv],
+                    env={**os.environ, **environment}
+                    | ({LAST_WORDS: str(theirs)} if rank == 0 else {}),
+                    stdin=None if stdin and rank == 0 else subprocess.DEVNULL,
+                    stdout=None if rank == 0 else subprocess.DEVNULL,
+                    stderr=None if rank == 0 else theirs,
+                    pass_fds=[theirs] if rank == 0 else [],
+                    start_new_session=True,
+                )
+            except BaseException:
+                os.close(ours)
+                raise
+            finally:
+                os.close(theirs)
+            started.append(_CommandRank(process, ours))
         return _supervise(started)
     except BlockingIOError as error:
         raise SystemError(
@@ -168,25 +177,23 @@ class _FunctionRank:
 
 
 class _CommandRank:
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], errors: int) -> None:
         self.pid = process.pid
         self._process = process
+        self._errors = errors
         self._tail = b""
-        self._reader: threading.Thread | None = None
-        if process.stderr is not None:
-            self._reader = threads.start(self._read)
+        self._reader: threading.Thread = threads.start(self._read)
 
     def _read(self) -> None:
-        assert self._process.stderr is not None
-        while piece := self._process.stderr.read1(4096):  # type: ignore[attr-defined]
-            self._tail = (self._tail + piece)[-_TAIL:]
+        with open(self._errors, "rb", buffering=0) as errors:
+            while piece := errors.read(4096):
+                self._tail = (self._tail + piece)[-_TAIL:]
 
     def poll(self) -> int | None:
         return self._process.poll()
 
     def complaint(self) -> str:
-        if self._reader is not None:
-            self._reader.join(1.0)
+        self._reader.join(1.0)
         text = self._tail.decode(errors="replace").strip().rsplit("\n\n", 1)[-1]
         # The command line's own paragraphs are wrapped; they will be wrapped anew.
         return " ".join(text.removeprefix("ark: ").split()) if text.startswith("ark: ") else text
@@ -217,9 +224,30 @@ def _supervise(ranks: Sequence[_Rank]) -> int:
             + (f". Its last words: {complaint}" if complaint else "")
         )
     if complaint:
-        text = f"ark: rank {failed}: {complaint}"
+        same = [
+            i
+            for i, code in enumerate(codes)
+            if i == failed or (code and code > 0 and ranks[i].complaint() == complaint)
+        ]
+        text = f"ark: {_named(same)}: {complaint}"
         print(text if "\n" in text else textwrap.fill(text, 100), file=sys.stderr, flush=True)
     return code if code > 0 else 128 - code
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """Three or more in a row by the first and the last: `ranks 0 to 3 and 6`."""
+    rows: list[list[int]] = []
+    for rank in ranks:
+        if rows and rows[-1][-1] == rank - 1:
+            rows[-1].append(rank)
+        else:
+            rows.append([rank])
+    words: list[str] = []
+    for row in rows:
+        words += map(str, row) if len(row) < 3 else [f"{row[0]} to {row[-1]}"]
+    last = words.pop()
+    text = f"{', '.join(words)} and {last}" if words else last
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
 
 
 def _end(ranks: Sequence[_Rank]) -> None:

@@ -10,6 +10,9 @@ import os
 import signal
 import sys
 
+# The variable that gives rank 0 a pipe for the paragraph that it ends with, which its launcher says
+# once for all ranks that end with the same.
+LAST_WORDS = "ARK_LAST_WORDS"
 _PR_SET_PDEATHSIG = 1
 
 

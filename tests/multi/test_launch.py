@@ -66,6 +66,58 @@ def test_the_first_error_comes_through_with_its_rank(capfd: pytest.CaptureFixtur
     assert capfd.readouterr().err == "ark: rank 1: the weights are gone\n"
 
 
+SAYS = """
+import os, sys, time
+from pathlib import Path
+from ark.cli import _complain
+words, file, rank = sys.argv[1].split(","), Path(sys.argv[2]), int(os.environ["RANK"])
+if words[rank] == "runs":
+    time.sleep(60)
+if rank == 0:
+    file.with_suffix(".part").write_text(str(os.getpid()))
+    file.with_suffix(".part").rename(file)
+else:  # rank 0 fails first
+    while not file.exists():
+        time.sleep(0.01)
+    stat = Path("/proc", file.read_text(), "stat")
+    try:
+        while ") Z " not in stat.read_text():
+            time.sleep(0.01)
+    except OSError:
+        pass  # nothing of it is left
+    time.sleep(0.2)  # the launcher looks every 20 ms
+_complain("ark: " + words[rank])
+sys.exit(2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("no such size,no such size,no such size", "ranks 0 to 2: no such size"),
+        ("the weights are gone,runs", "rank 0: the weights are gone"),
+        ("gone,rank 0 has left", "rank 0: gone"),
+        ("a,b,a", "ranks 0 and 2: a"),
+    ],
+)
+def test_what_several_ranks_say_is_said_once(
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: str,
+    said: str,
+) -> None:
+    """Each ends by a named error as the command line does."""
+    monkeypatch.setattr(launching, "_GRACE_S", 1.0 if "runs" in words else 20.0)
+    command = [sys.executable, "-c", SAYS, words, str(tmp_path / "first")]
+    assert launch_command(words.count(",") + 1, command) == 2
+    assert capfd.readouterr().err == f"ark: {said}\n"
+
+
+def test_ranks_in_words() -> None:
+    assert launching._named([0, 1, 3, 4, 5, 9]) == "ranks 0, 1, 3 to 5 and 9"
+
+
 def test_a_rank_that_a_signal_ends(capfd: pytest.CaptureFixture[str]) -> None:
     script = "import os; os.kill(os.getpid(), 11) if os.environ['RANK'] == '1' else None"
     assert launch_command(2, [sys.executable, "-c", script]) == 128 + 11
