@@ -40,7 +40,8 @@ class Machine:
     "peer_multicast" (a switch adds and stores for all ranks at once; no model has it, as nobody
     maps the memory yet), "proxy" (the host can copy for the device), "uncached_copies" (copy
     engines write past caches that may hold what lies in memory other than symmetric),
-    "window_boxes" (box copies may be of the windows of an image),
+    "window_boxes" (box copies may be of the windows of an image), "claims" (processors claim the
+    tiles of large ops that only move bytes, because memory serves some processors faster),
     "single_thread" (a processor runs a task in one thread, so bodies are loops that the compiler
     vectorises).
     """

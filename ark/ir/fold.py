@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 
 FOLDED = 4
+LINE = 64  # elements: where a dimension is cut, tiles begin on whole cache lines and packs
 
 
 def pad(values: Sequence[int], fill: int) -> tuple[int, ...]:
@@ -64,3 +65,21 @@ def unfold(
         high.append(last % n + 1)
         first, last = first // n, last // n
     return (*reversed(low), *lo[1:FOLDED]), (*reversed(high), *hi[1:FOLDED])
+
+
+def tile_of(full: Sequence[int], want: int) -> list[int]:
+    """Four tile sizes of about so many elements of a result, of which no more are together."""
+    shape = fold(full)
+    tile = [1, 1, 1, 1]
+    for d in (3, 2, 1, 0):
+        room = math.ceil(want / math.prod(tile))
+        if shape[d] <= room:
+            tile[d] = shape[d]
+            continue
+        pieces = math.ceil(shape[d] / room)
+        tile[d] = math.ceil(shape[d] / pieces)
+        if d == 3:
+            tile[d] = min(shape[d], -(-tile[d] // LINE) * LINE)
+        break
+    tile[0] = block(full, tile[0])
+    return tile

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ark.ir.graph import Graph
+from ark.lower.claims import claimed
 from ark.lower.contents import Contents
 from ark.lower.nodes import lower_nodes
 from ark.lower.packets import choose_packets
@@ -102,6 +103,7 @@ def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> _Draft:
     groups = lower_nodes(private, machines, chosen, prepared.alone)
     if not any(kinds.get(group.kind).streams for group in groups):
         machines = tuple(machine.without_ring() for machine in machines)
+    groups = claimed(groups, machines)
     if private.world_size > 1 or len(private.phases) > 1:
         groups = _ended(groups)
     packed = machines[-1].has("packets") and chosen.get("packets", True)
@@ -133,7 +135,7 @@ def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> _Draft:
         machine=machine_entry(dataclasses.replace(machines[-1], variants=variants)),
         buffers=tuple(contents.buffers),
         tensors=tuple(contents.tensors),
-        ops=tuple(contents.ops),
+        ops=tuple(schedule.claimed(op) for op in contents.ops),
         counters=(),
         phases=(),
         arenas=contents.arenas,

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from ark.errors import PlanError
-from ark.ir.fold import FOLDED, block, fold
+from ark.ir.fold import FOLDED, LINE, block, fold, tile_of
 from ark.ir.graph import Node
 from ark.ir.hints import Hints
 from ark.ir.values import Tensor
@@ -18,7 +18,6 @@ from ark.tasks.linear_form import MATRIX_ROWS, SPREAD, takes_whole
 from ark.variant import COMMUNICATE
 
 MIN_TILE = 4096
-LINE = 64  # elements: where a dimension is cut, tiles begin on whole cache lines and packs
 BOX_LINE = 16  # bytes at whose multiples rows begin that box copies load
 SWEEP = 65536  # bytes of a tile of a large tensor: warps that drift apart scatter the accesses
 MOST_ROWS = 8  # of an input, beside weights whose rows are cut
@@ -38,19 +37,7 @@ def box_tile(
         want = min(
             want, max(SWEEP // itemsize, math.ceil(math.prod(shape) / (64 * machine.processors)))
         )
-    tile = [1, 1, 1, 1]
-    for d in (3, 2, 1, 0):
-        room = math.ceil(want / math.prod(tile))
-        if shape[d] <= room:
-            tile[d] = shape[d]
-            continue
-        pieces = math.ceil(shape[d] / room)
-        tile[d] = math.ceil(shape[d] / pieces)
-        if d == 3:
-            tile[d] = min(shape[d], -(-tile[d] // LINE) * LINE)
-        break
-    tile[0] = block(full, tile[0])
-    return tile
+    return tile_of(full, want)
 
 
 def hinted_tile(

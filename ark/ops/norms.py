@@ -61,13 +61,15 @@ def lower_rows(lowering: Lowering, node: Node) -> None:
 
 def _dealt(source: IrTensor, out: IrTensor, machine: Machine) -> int:
     """Processors that many rows of a large matrix are dealt to one by one, so that all go through
-    memory together; 0 where they are not, or would leave too many processors without rows. Rows of
-    wider elements, which some backends bring several ahead, are faster as they lie.
+    memory together; 0 where they are not, where rows are claimed instead, or where too many
+    processors would have no rows. Rows of wider elements, which some backends bring several ahead,
+    are faster as they lie.
     """
     rows = out.shape[0]
     large = out.dtype.nbytes(out.elements) >= LEAST_DEALT and out.dtype.itemsize <= NARROW
     if (
         not large
+        or machine.has("claims")
         or machine.has("single_thread")
         or len(out.shape) != 2
         or source.shape != out.shape

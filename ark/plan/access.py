@@ -96,9 +96,11 @@ class Region:
 
     def meets(self, other: Region) -> bool:
         """Can they conflict: one writes, and not as an append beside a read of older rows, or
-        beside one of other rows by the same op?
+        beside one of other rows by the same op, nor as tiles that one op's tasks claim?
         """
         mine, theirs = self.boxes, other.boxes
+        if mine.claimed and theirs.claimed and self.op == other.op:
+            return False
         if not (mine.write or theirs.write):
             return False
         if not (mine.append_only and theirs.append_only):

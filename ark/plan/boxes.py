@@ -29,13 +29,14 @@ class Boxes:
 
     Row i says that task tasks[i] touches box box[i]; boxes are distinct, tasks rise. lo, hi:
     (boxes, dimensions) in items; begin, end: (boxes,) in bytes; all from the operand's first item.
-    append_only, appended: as of ark.plan.kind.Access.
+    append_only, appended, claimed: as of ark.plan.kind.Access.
     """
 
     operand: int
     write: bool
     append_only: bool
     appended: tuple[int, int]
+    claimed: bool
     itemsize: int
     tasks: np.ndarray
     box: np.ndarray
@@ -226,7 +227,7 @@ class Templates:
         return found
 
 
-_Way = tuple[int, bool, bool, tuple[int, int]]  # an access but for its box
+_Way = tuple[int, bool, bool, tuple[int, int], bool]  # an access but for its box
 
 
 def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
@@ -242,7 +243,8 @@ def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
                 f"({type(error).__name__}: {error})"
             ) from error
         for access in accesses:
-            key = (access.operand, access.write, access.append_only, access.appended)
+            way = access.operand, access.write, access.append_only
+            key = (*way, access.appended, access.claimed)
             if key not in grouped:
                 grouped[key] = ([], {})
                 first[key] = access
@@ -298,6 +300,7 @@ def pack(
         write=access.write,
         append_only=access.append_only,
         appended=access.appended,
+        claimed=access.claimed,
         itemsize=itemsize,
         tasks=table[:, 0],
         box=table[:, 1],

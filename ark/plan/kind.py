@@ -30,6 +30,8 @@ class Access:
     position, such a read takes what earlier iterations appended, so the two never meet.
     appended: of the rows that the op appends behind the position, the first and the last+1 that
     such a write may be; tasks of one op that append different rows do not meet.
+    claimed: the task touches those tiles of the box that it claims while it runs, which no other
+    task of the op does.
     """
 
     operand: int
@@ -38,17 +40,20 @@ class Access:
     write: bool = False
     append_only: bool = False
     appended: tuple[int, int] = ALL_ROWS
+    claimed: bool = False
 
 
 class TaskKind(ABC):
     """One kind of task. `coord` is the tile's place, in units that the kind defines.
 
     params: the schema of its static parameters. packet_types: of operands that come as packets.
-    streams: may its tasks take operands from the stream?
+    streams: may its tasks take operands from the stream? claimable: may processors claim an op's
+    tiles while they run (ark.tasks.claimed)?
     """
 
     name: str
     streams = False
+    claimable = False
     params: type[Params] = Params
     packet_types: tuple[str, ...] = ("fp32",)
 
@@ -66,6 +71,16 @@ class TaskKind(ABC):
     @abstractmethod
     def places(self, sig: Signature) -> Places:
         """The coordinates of an op's tasks, all of them."""
+
+    def claims(self, sig: Signature) -> int:
+        """Tiles that an op's tasks claim while they run; 0 where each task has its own."""
+        return 0
+
+    def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any] | None:
+        """The op's parameters with tiles of the size that processors claim, if they may; None where
+        tasks of their own are faster.
+        """
+        return sig.params if self.claimable else None
 
     def in_place(self, sig: Signature) -> frozenset[int]:
         """Operands on whose memory the output may lie exactly: each element depends on its own
@@ -121,6 +136,19 @@ class TaskKind(ABC):
         before has made may still be in registers (ArkTask's flow).
         """
         raise NotImplementedError
+
+    def claiming_source(
+        self, name: str, sig: Signature, machine: Machine, tasks: int, records: int
+    ) -> str:
+        """A body that claims its tiles itself, as ark_claimed of claimed.h does for others, which
+        have none. tasks: how many share them. records: bytes of shared memory before those that it
+        may use for that.
+        """
+        return ""
+
+    def claiming_headers(self) -> tuple[str, ...]:
+        """What such bodies stand on, behind claimed.h."""
+        return ()
 
     def headers(self) -> tuple[str, ...]:
         """Device code that the bodies stand on, in order; the writer emits each text once."""

@@ -8,6 +8,7 @@ can be written as source and stays inside of its operands.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -127,11 +128,18 @@ class Places:
     """The coordinates of an op's tasks: every combination of the ranges' values, each once.
 
     span: the last range is not stepped through but cut: the last two coordinates are a cut's first
-    and last+1 value, cuts begin at values of the range and together cover it.
+    and last+1 value, cuts begin at values of the range and together cover it. first: only so many
+    of them, in order, the last range's values fastest.
     """
 
     ranges: tuple[range, ...]
     span: bool = False
+    first: int | None = None
+
+    @property
+    def count(self) -> int:
+        """How many combinations there are."""
+        return math.prod(map(len, self.ranges))
 
     def check(self, coords: Sequence[tuple[int, ...]]) -> None:
         """Raises PlanError unless these are all coordinates, each once."""
@@ -148,6 +156,10 @@ class Places:
             need(inside, f"the coordinates {list(coord)} are none of its tiles'")
         need(len(set(coords)) == len(coords), "one of its tiles is computed twice")
         lines = math.prod(len(r) for r in (self.ranges[:-1] if self.span else self.ranges))
+        if self.first is not None:
+            begun = itertools.islice(itertools.product(*self.ranges), self.first)
+            need(set(coords) == set(begun), "its tasks do not begin with its first tiles")
+            return
         if not self.span:
             need(len(coords) == lines, f"{len(coords)} of its {lines} tiles are computed")
             return

@@ -7,11 +7,12 @@ ark.plan.ordering; tasks that wait for the same set share one counter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ark.machine import Machine
+from ark.plan import kind as kinds
 from ark.plan.access import Region, region
 from ark.plan.boxes import Templates
 from ark.plan.clocks import START
@@ -85,6 +86,13 @@ class Schedule:
     def counter(self, name: str, step: int, rank: int, system: bool) -> int:
         self.counter_list.append(_Counter(name, step, rank, system))
         return len(self.counter_list) - 1
+
+    def claimed(self, op: PlanOp) -> PlanOp:
+        """The op, with a counter where its tasks claim tiles."""
+        tiles = kinds.get(op.kind).claims(self.signature(op))
+        if not tiles:
+            return op
+        return replace(op, claims=self.counter(f"claims of {op.id}", tiles, self.rank, False))
 
     def phase(
         self, number: int, members: Sequence[tuple[int, Group]], ops: Sequence[PlanOp]

@@ -94,6 +94,7 @@ class OpRow(_Row, frozen=True):
     params: dict[Name, Any]
     operands: Operands
     after: tuple[Index, ...]
+    claims: Index | None = None
 
 
 class CounterRow(_Row, frozen=True):
@@ -197,7 +198,8 @@ def read(data: Any) -> Plan:
             for i, t in enumerate(file.tensors)
         ),
         ops=tuple(
-            PlanOp(i, o.name, o.kind, o.params, o.operands, o.after) for i, o in enumerate(file.ops)
+            PlanOp(i, o.name, o.kind, o.params, o.operands, o.after, o.claims)
+            for i, o in enumerate(file.ops)
         ),
         counters=tuple(
             PlanCounter(i, c.name, c.step, c.rank, bool(c.system))

@@ -14,7 +14,7 @@ from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan import schema
 from ark.plan.schema import FORMAT
-from ark.plan.types import Fetch, Plan, Task
+from ark.plan.types import Fetch, Plan, PlanOp, Task
 
 
 def machine_of(plan: Plan, phase: int | None = None) -> Machine:
@@ -60,9 +60,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
             ]
             for t in plan.tensors
         ],
-        "ops": [
-            [o.name, o.kind, dict(o.params), list(o.operands), list(o.after)] for o in plan.ops
-        ],
+        "ops": [_op(o) for o in plan.ops],
         "counters": [[c.name, c.step, c.rank, int(c.system)] for c in plan.counters],
         "phases": [
             {
@@ -73,6 +71,11 @@ def to_dict(plan: Plan) -> dict[str, Any]:
             for p in plan.phases
         ],
     }
+
+
+def _op(op: PlanOp) -> list[Any]:
+    row: list[Any] = [op.name, op.kind, dict(op.params), list(op.operands), list(op.after)]
+    return row if op.claims is None else [*row, op.claims]
 
 
 def _task(task: Task) -> list[Any]:

@@ -120,7 +120,8 @@ class PlanOp:
     """What a group of tasks computes: a task kind, its static parameters and its operands.
 
     Ops are numbered in program order; running them in that order on one processor defines what the
-    plan means. after: tensors that must be complete although no byte of them is read.
+    plan means. after: tensors that must be complete although no byte of them is read. claims: the
+    counter from which its tasks take the numbers of tiles that nobody has yet, where they do.
     """
 
     id: int
@@ -129,6 +130,7 @@ class PlanOp:
     params: Mapping[str, Any]
     operands: tuple[int, ...]
     after: tuple[int, ...] = ()
+    claims: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,10 @@ def build(
     maps = _map_addresses(plan, box_maps, map_address)
     cut = _cut(plan)
     own = [[] if op.id in cut else maps[op.id] for op in plan.ops]
+    own = [
+        found if op.claims is None else [*found, counters[op.claims]]
+        for op, found in zip(plan.ops, own, strict=True)
+    ]
     rows, lists = _rows(operands, own, list_address)
     numbers = [kinds.get(op.kind).own(kinds.signature(plan, op))[::-1] for op in plan.ops]
     early = {op: what for op, what in _early(plan, box_maps).items() if op not in cut}

@@ -13,7 +13,7 @@ output may be exactly an input. coord: the tile's first index. fusion.h has the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -23,7 +23,7 @@ from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import FLOAT_NAMES, Params, Places, Size, Tile, box, covers, need, typed
 from ark.tasks import expression, text
-from ark.tasks.pointwise import HEADERS, NAMES, broadcast_access, tile_box, tile_type
+from ark.tasks.pointwise import HEADERS, NAMES, broadcast_access, claim_tile, tile_box, tile_type
 
 STAGES = ("first", "each", "sums", "last")
 MOST_VALUES = 1024  # of a list
@@ -47,6 +47,7 @@ class FusionParams(Params, frozen=True):
 
 class Fusion(TaskKind):
     name = "fusion"
+    claimable = True
     params = FusionParams
 
     def check(self, sig: Signature) -> None:
@@ -120,6 +121,9 @@ class Fusion(TaskKind):
         each = len(params["each"]) + 2 * len(params["sums"])
         once = len(params["first"]) + len(params["last"])
         return elements * (once + each * params["count"]), super().cost(sig, coord)[1]
+
+    def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any]:
+        return claim_tile(sig)
 
     def headers(self) -> tuple[str, ...]:
         return (*HEADERS, text.header("fusion.h"))

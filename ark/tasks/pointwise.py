@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ark.ir.fold import fold, unfold
+from ark.ir.fold import fold, tile_of, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import Params, Places, Tile, box, covers, need
@@ -28,6 +28,7 @@ PACK_BYTES = 16
 THREAD_BYTES = 128  # of loads that a thread has under way
 MOST_BYTES = 256  # that a pack's loads may take
 PACKS = 4
+CLAIM_BYTES = 32768  # of a result's tile that processors claim
 KEPT_OPERANDS = 16  # of which a task's record can say that the task before has made them
 COPY = expression.leaf(0)
 HEADERS = (text.header("box.h"),)
@@ -79,6 +80,7 @@ class PointwiseParams(Params, frozen=True):
 
 class Pointwise(TaskKind):
     name = "pointwise"
+    claimable = True
     params = PointwiseParams
 
     def check(self, sig: Signature) -> None:
@@ -98,6 +100,9 @@ class Pointwise(TaskKind):
 
     def places(self, sig: Signature) -> Places:
         return box(fold(sig.operands[-1].shape), sig.params["tile"])
+
+    def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any]:
+        return claim_tile(sig)
 
     def in_place(self, sig: Signature) -> frozenset[int]:
         return frozenset(range(len(sig.operands) - 1))
@@ -129,6 +134,14 @@ class Pointwise(TaskKind):
         kept = f"  ArkPack<{sig.operands[out].ctype}, {pack}> kept[{writer.keeps}];\n"
         body = declare + writer.flat(pack, packed, machine)
         return text.run(name, body, kept if writer.keeps else "")
+
+
+def claim_tile(sig: Signature) -> Mapping[str, Any]:
+    """Parameters with a tile as processors claim it; it is no larger than the one there is."""
+    out, before = sig.operands[-1], sig.params["tile"]
+    tile = tile_of(out.shape, CLAIM_BYTES // out.itemsize)
+    smaller = all(t <= n for t, n in zip(tile, before, strict=True))
+    return {**sig.params, "tile": tuple(tile) if smaller else tuple(before)}
 
 
 def write_box(

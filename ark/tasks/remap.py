@@ -17,7 +17,7 @@ coord of both: the tile's first index of the output (of four dimensions, more ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -40,7 +40,7 @@ from ark.plan.params import (
     shaped,
 )
 from ark.tasks import text
-from ark.tasks.pointwise import COPY, HEADERS, NAMES, tile_box, write_box
+from ark.tasks.pointwise import COPY, HEADERS, NAMES, claim_tile, tile_box, write_box
 
 Factor = Annotated[int, msgspec.Meta(ge=-(1 << 20), le=1 << 20)]
 Shift = Annotated[int, msgspec.Meta(ge=-(1 << 30), le=1 << 30)]
@@ -161,6 +161,7 @@ class GatherParams(Params, frozen=True):
 
 class Gather(TaskKind):
     name = "gather"
+    claimable = True
     params = GatherParams
 
     def check(self, sig: Signature) -> None:
@@ -198,6 +199,9 @@ class Gather(TaskKind):
             Access(1, *chosen),
             Access(2, lo, hi, write=True),
         ]
+
+    def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any]:
+        return claim_tile(sig)
 
     def headers(self) -> tuple[str, ...]:
         return HEADERS

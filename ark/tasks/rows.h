@@ -66,15 +66,26 @@ ARK_DEVICE void ark_weights(float (&to)[V], const T* w, int k) {
   for (int j = 0; j < V; ++j) to[j] = ark_get(pack.v, j);
 }
 
+// The rounds of a team in a fixed order, each by the number of its first row; claimed_rows.h has
+// another. ask, tell: before and behind the first sums of a round, by all; then told() is the round
+// behind `next`.
+struct ArkRounds {
+  int first, step;
+  ARK_DEVICE void ask(ArkRounds&) {}
+  ARK_DEVICE void tell(ArkRounds&) {}
+  ARK_DEVICE int told(ArkRounds& r, int next) { return next + r.step; }
+};
+
 // Rows of K elements in registers, E packs of V a thread, R rows at once by each team of TEAM
 // warps, the next ones on their way meanwhile. in(row), out(row): where a row begins.
-template <class OP, int K, int V, int E, int R, int TEAM, class In, class Out, class Weight>
+template <class OP, int K, int V, int E, int R, int TEAM, class In, class Out, class Weight,
+          class Rounds>
 ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int rows, float eps,
-                              char* red) {
+                              char* red, Rounds rounds) {
   constexpr int WIDTH = TEAM * ARK_LANES, TEAMS = ARK_WARPS / TEAM;
   constexpr bool WHOLE = K == WIDTH * E * V;
   const int team = TEAMS == 1 ? 0 : ark_warp() / TEAM;
-  const int me = (ark_tid() - team * WIDTH) * V, step = TEAMS * R;
+  const int me = (ark_tid() - team * WIDTH) * V;
   float* sums = reinterpret_cast<float*>(red);
   decltype(ark_held<V>(in(0))) ahead[R][E];
   const auto load = [&](int first) {
@@ -88,10 +99,10 @@ ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int r
       }
     }
   };
-  int first = team * R, parity = 0;
+  int first = rounds.first, next = first + rounds.step, parity = 0;
   if (team >= TEAMS) return;
   if (first < rows) load(first);
-  for (; first < rows; first += step) {
+  while (first < rows) {
     float v[R][E * V], centre[R], total[R];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -104,7 +115,8 @@ ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int r
         for (int j = 0; j < V; ++j) v[r][e * V + j] = ark_get(pack.v, j);
       }
     }
-    if (first + step < rows) load(first + step);
+    if (next < rows) load(next);
+    Rounds::ask(rounds);
     if (OP::FIRST) {
 #pragma unroll
       for (int r = 0; r < R; ++r) {
@@ -123,6 +135,7 @@ ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int r
         if (WHOLE || i / V * WIDTH * V + me < K) total[r] += OP::term(v[r][i], centre[r]);
       }
     }
+    Rounds::tell(rounds);
     ark_fold<ArkAddFold, TEAM>(total, sums, parity);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -141,6 +154,8 @@ ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int r
         ark_store_pack<V>(to + k, pack);
       }
     }
+    first = next;
+    next = Rounds::told(rounds, next);
   }
 }
 
@@ -219,7 +234,9 @@ ARK_DEVICE void ark_row_norm(ArkCtx& c, const ArkTask& t, const In& in, const Ou
   char* red = ARK_SCRATCH(c);
   if constexpr (V > 0) {
     if (V == 1 || ark_aligned(addresses)) {
-      ark_rows_held<OP, K, V, E, R, TEAM>(in, out, weight, rows, eps, red);
+      constexpr int TEAMS = ARK_WARPS / TEAM;
+      const ArkRounds rounds{TEAMS == 1 ? 0 : ark_warp() / TEAM * R, TEAMS * R};
+      ark_rows_held<OP, K, V, E, R, TEAM>(in, out, weight, rows, eps, red, rounds);
       return;
     }
   }

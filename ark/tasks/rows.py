@@ -8,8 +8,9 @@ fits, in shared memory where that holds it, and is read again where not. rows.h 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from ark.ir.fold import fold, unfold
 from ark.machine import Machine
@@ -37,6 +38,7 @@ ROW_OPS = {
 HELD = 32  # elements of a row that a thread keeps in registers, and bytes that wait for it there
 HELD_BYTES = 64
 BATCH = 16  # elements of several rows at once
+NARROW = 2  # bytes of elements whose rows are claimed: some backends bring wider ones by copies
 SIDE_BY_SIDE = 16  # sums of one thread that runs alone, for vectors
 
 
@@ -79,10 +81,15 @@ def row_constants(sig: Signature) -> tuple[int, int, int]:
     return sig.params["rows"], shape[1 if sig.params.get("dealt") else 2], shape[3]
 
 
-def operands(sig: Signature) -> tuple[str, ...]:
-    """The texts of a body's operands: where a row is read and written, the weight, eps."""
+def operands(sig: Signature, of_all: bool = False) -> tuple[str, ...]:
+    """The texts of a body's operands: where a row is read and written, the weight, eps.
+
+    of_all: rows are counted from the first of all, not from the task's.
+    """
     out = len(sig.operands) - 1
     at = ["r", "t.coord[2]"] if sig.params.get("dealt") else ["t.coord[1]", "(t.coord[2] + r)"]
+    if of_all:
+        at = ["0", "r"]
     names = text.indices(sig.operands[out].shape, ["t.coord[0]", *at, "0"])
     return (
         text.place(sig, 0, ("r",), names),
@@ -101,6 +108,7 @@ class RowNormParams(Params, frozen=True):
 
 class RowNorm(TaskKind):
     name = "rownorm"
+    claimable = True
     params = RowNormParams
 
     def check(self, sig: Signature) -> None:
@@ -132,6 +140,37 @@ class RowNorm(TaskKind):
         if out == 2:
             found.append(whole(1, sig.operands[1]))
         return found
+
+    def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any] | None:
+        held, shape = self._held(sig, machine), fold(sig.operands[-1].shape)
+        narrow = sig.operands[-1].itemsize <= NARROW
+        if held is None or not narrow or shape[0] * shape[1] > 1 or sig.params.get("dealt"):
+            return None
+        return {**sig.params, "rows": held[2]}
+
+    def claiming_source(
+        self, name: str, sig: Signature, machine: Machine, tasks: int, records: int
+    ) -> str:
+        held, (rows, *others) = self._held(sig, machine), row_constants(sig)
+        if held is None or rows != held[2] or math.prod(fold(sig.operands[-1].shape)[:2]) > 1:
+            return ""
+        constants = (
+            ROW_OPS[sig.params["function"]],
+            *others,
+            1,
+            self._kept(sig, machine),
+            folds(machine),
+            *held,
+            tasks,
+            len(sig.operands),
+            records,
+        )
+        addresses = text.addresses(sig, range(len(sig.operands)))
+        arguments = (*operands(sig, of_all=True), addresses)
+        return text.call(name, "ark_row_norm_claimed", constants, arguments)
+
+    def claiming_headers(self) -> tuple[str, ...]:
+        return (text.header("claimed_rows.h"),)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         columns = sig.operands[-1].shape[-1]

@@ -2,6 +2,7 @@
 
 All ranks' plans are checked together, one for all that do the same (symmetry): that every name and
 box is in range (structure), that every op is one that its kind can do, and is done wholly (work),
+also where tiles are claimed while it runs (claims),
 that counters add up and waits cannot cycle (order), that whatever touches the same memory is
 ordered as the program orders it (conflicts), nothing is read before it is written (reads), not even
 by bodies that read before they wait (early), and ranks that begin iterations by themselves do not
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 
 from ark.plan.collector import paused
 from ark.plan.types import ITERATION_BARRIER, Plan
+from ark.plan.verify.claims import check_claims
 from ark.plan.verify.conflicts import LocalTouches, check_conflicts, foreign_touches
 from ark.plan.verify.early import check_early
 from ark.plan.verify.iterations import check_iterations
@@ -39,6 +41,7 @@ def check(rank_set: RankSet) -> None:
     """The same, for plans of all ranks with their symmetry known."""
     check_structure(rank_set)
     check_work(rank_set)
+    check_claims(rank_set)
     check_tasks(rank_set)
     check_counters(rank_set)
     barrier = rank_set.plan(0).counters[ITERATION_BARRIER]

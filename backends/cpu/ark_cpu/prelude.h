@@ -85,6 +85,7 @@ ARK_DEVICE ark_u32 ark_cas(ark_u32* p, ark_u32 expected, ark_u32 desired) {
   __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
   return expected;
 }
+ARK_DEVICE ark_u32 ark_claim(ark_u32* p) { return __atomic_fetch_add(p, 1u, __ATOMIC_RELAXED); }
 ARK_DEVICE ark_u32 ark_load_host(const ark_u32* p) { return ark_load_acquire(p, true); }
 ARK_DEVICE ark_u32 ark_peek_host(const ark_u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 ARK_DEVICE void ark_post_host(ark_u32* p, ark_u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }

@@ -25,6 +25,11 @@ ARK_DEVICE ark_u32 ark_cas(ark_u32* p, ark_u32 expected, ark_u32 desired) {
                : "memory");
   return old;
 }
+ARK_DEVICE ark_u32 ark_claim(ark_u32* p) {
+  ark_u32 old;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(p));
+  return old;
+}
 ARK_DEVICE ark_u32 ark_load_host(const ark_u32* p) { return ark_load_acquire(p, true); }
 // Orders nothing, so that nobody waits for it before the value is used.
 ARK_DEVICE ark_u32 ark_peek_host(const ark_u32* p) {

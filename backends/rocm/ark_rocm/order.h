@@ -80,6 +80,9 @@ ARK_DEVICE ark_u32 ark_cas(ark_u32* p, ark_u32 expected, ark_u32 desired) {
   ARK_ACQUIRED("agent");
   return expected;
 }
+ARK_DEVICE ark_u32 ark_claim(ark_u32* p) {
+  return __hip_atomic_fetch_add(ark_to_global(p), 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
 ARK_DEVICE ark_u32 ark_load_host(const ark_u32* p) { return ark_load_acquire(p, true); }
 ARK_DEVICE ark_u32 ark_peek_host(const ark_u32* p) {
   return __hip_atomic_load(ark_to_global(p), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);

@@ -1,0 +1,64 @@
+"""Which ops' tiles processors claim while they run (ark.tasks.claimed): large ones that only move
+bytes, in whose memory no peer has a part. Each of their tasks comes after all that the op comes
+after, and whatever follows after all of them: a hand-over, for which a large op has the time.
+
+Called by the pipeline, behind the ops' own lowerings.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ark.machine import Machine
+from ark.plan import kind as kinds
+from ark.plan.groups import Group
+from ark.plan.kind import OperandType, Signature
+from ark.tasks.claimed import MOST_TILES
+
+LEAST_BYTES = 64 << 20  # that an op moves
+LEAST_TILES = 4  # a processor
+PLAIN = ("activation", "parameter", "state")  # arenas of memory that no peer and no host touches
+
+
+def claimed(groups: Sequence[Group], machines: Sequence[Machine]) -> list[Group]:
+    """The groups, with one task a processor where tiles are claimed. machines: by phase."""
+    return [_claimed(group, machines[group.phase]) for group in groups]
+
+
+def _claimed(group: Group, machine: Machine) -> Group:
+    if not _able(group, machine):
+        return group
+    kind = kinds.get(group.kind)
+    sig = _signature(group)
+    if kind.cost(sig, group.coords[0])[1] * len(group.coords) < LEAST_BYTES:
+        return group
+    params = kind.to_claim(sig, machine)
+    if params is None:
+        return group
+    places = kind.places(replace(sig, params=params))
+    if not LEAST_TILES * machine.processors <= places.count <= MOST_TILES:
+        return group
+    first = list(itertools.islice(itertools.product(*places.ranges), machine.processors))
+    shared = {"kind": group.kind, "params": dict(params), "tasks": machine.processors}
+    return replace(group, kind="claimed", params=shared, coords=first)
+
+
+def _able(group: Group, machine: Machine) -> bool:
+    placed = group.processors or group.granularity is not None or group.lanes
+    paired = group.sends or group.awaits or group.received
+    return (
+        machine.has("claims")
+        and machine.variant.name == "block"
+        and kinds.get(group.kind).claimable
+        and not placed
+        and not paired
+        and all(t.buffer.rank < 0 and t.buffer.arena in PLAIN for t in group.operands)
+        and all(t.dtype.per_item == 1 for t in group.operands)
+    )
+
+
+def _signature(group: Group) -> Signature:
+    operands = tuple(OperandType(t.dtype.name, t.shape, t.strides) for t in group.operands)
+    return Signature(group.kind, group.params, operands)

@@ -1,0 +1,50 @@
+"""Tiles that an op's tasks claim while they run: each has a counter of its own, which counts tiles
+and nothing else, and memory that is the rank's own.
+
+That tiles do not overlap says the kind (check_work); that nothing comes between the op's first task
+and its last one follows from what each of its tasks may touch, which is all of the op.
+"""
+
+from __future__ import annotations
+
+from ark.plan import kind as kinds
+from ark.plan.types import ITERATION_BARRIER, Plan
+from ark.plan.verify.rank_set import RankSet, refuse
+
+
+def check_claims(rank_set: RankSet) -> None:
+    """Raises PlanError for the first op whose tiles cannot be claimed as the plan says."""
+    for plan in rank_set.checked_plans:
+        used = {ITERATION_BARRIER}
+        for tasks in (tasks for phase in plan.phases for tasks in phase.processors):
+            for task in tasks:
+                used.update(task.signals, (counter for counter, _ in task.waits))
+        for op, sig in zip(plan.ops, rank_set.signatures(plan.rank), strict=True):
+            tiles = kinds.get(op.kind).claims(sig)
+            if op.claims is None and not tiles:
+                continue
+            if op.claims is None or not tiles:
+                raise refuse(f"op {op.name!r} claims tiles without a counter, or the reverse")
+            _check_counter(plan, op.name, op.claims, tiles, used)
+            used.add(op.claims)
+            buffers = (plan.buffers[plan.tensors[t].buffer] for t in op.operands)
+            for buffer in buffers:
+                if buffer.rank != plan.rank or buffer.arena in ("symmetric", "host", "packet"):
+                    raise refuse(
+                        f"op {op.name!r} claims tiles of {buffer.name!r}, which others touch"
+                    )
+
+
+def _check_counter(plan: Plan, name: str, number: int, tiles: int, used: set[int]) -> None:
+    if not 0 <= number < len(plan.counters):
+        raise refuse(f"op {name!r} claims tiles from counter {number}, which does not exist")
+    counter = plan.counters[number]
+    if number in used:
+        raise refuse(f"op {name!r} claims tiles from counter {counter.name!r}, which others use")
+    if counter.rank != plan.rank or counter.system:
+        raise refuse(f"op {name!r} claims tiles from counter {counter.name!r}, which peers signal")
+    if counter.step != tiles:
+        raise refuse(
+            f"op {name!r} has {tiles} tiles, and its counter {counter.name!r} a step of "
+            f"{counter.step}"
+        )

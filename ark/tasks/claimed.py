@@ -1,0 +1,134 @@
+"""Tiles that processors claim while they run: a large op of another kind, of whose tiles none is
+anybody's before it begins.
+
+params: kind, params (of the op whose tiles they are), tasks (how many share them).
+operands: that op's. coord: the tile with which a task begins, the first ones in the order of their
+numbers; each of the others is of who asks for it first (claimed.h), by the op's counter. So every
+task may touch all of the op, and no tile is two tasks'. Results are the same bits whoever has a
+tile, because a tile's depend on its place alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ark.codegen import layout
+from ark.machine import Machine
+from ark.plan import kind as kinds
+from ark.plan.boxes import Templates
+from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.params import Params, Places, Size, need
+from ark.tasks import text
+
+MOST_TILES = 1 << 16
+RECORD = layout.dtype("ArkTask").itemsize
+
+
+class ClaimedParams(Params, frozen=True):
+    kind: str
+    params: dict[str, Any]
+    tasks: Size
+
+
+def tiles_of(sig: Signature) -> tuple[TaskKind, Signature]:
+    """The kind and the signature of the op whose tiles are claimed."""
+    return kinds.get(sig.params["kind"]), Signature(
+        sig.params["kind"], sig.params["params"], sig.operands
+    )
+
+
+class Claimed(TaskKind):
+    name = "claimed"
+    params = ClaimedParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        kind, inner = tiles_of(sig)
+        need(kind.claimable, f"tiles of kind {kind.name!r} are not claimed")
+        kind.check(inner)
+        need(
+            len(sig.operands) < layout.RECORD_OPERANDS,
+            f"it has {len(sig.operands)} operands, and a record has no room for its counter",
+        )
+        need(not any(o.packet for o in sig.operands), "what is claimed comes as no packets")
+        tiles, tasks = self.claims(sig), sig.params["tasks"]
+        need(tasks <= tiles, f"{tasks} tasks share {tiles} tiles")
+        need(tiles <= MOST_TILES, f"{tiles} tiles are claimed, and {MOST_TILES} may be")
+        for boxes in Templates().boxes(inner, tuple(_all(kind.places(inner)))):
+            alone = boxes.disjoint and len(boxes.tasks) == len(boxes.lo)
+            need(not boxes.append_only, "tiles that append are not claimed")
+            need(not boxes.write or alone, "two of its tiles write the same bytes")
+            need(not boxes.write or boxes.fills_bounds, "its tiles leave bytes out")
+
+    def places(self, sig: Signature) -> Places:
+        kind, inner = tiles_of(sig)
+        return replace(kind.places(inner), first=sig.params["tasks"])
+
+    def claims(self, sig: Signature) -> int:
+        kind, inner = tiles_of(sig)
+        return kind.places(inner).count
+
+    def in_place(self, sig: Signature) -> frozenset[int]:
+        kind, inner = tiles_of(sig)
+        return kind.in_place(inner)
+
+    def wide(self, sig: Signature) -> frozenset[int]:
+        kind, inner = tiles_of(sig)
+        return kind.wide(inner)
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        kind, inner = tiles_of(sig)
+        ways = {(a.operand, a.write) for a in kind.accesses(inner, coord)}
+        found = (whole(i, sig.operands[i], write) for i, write in sorted(ways))
+        return [replace(access, claimed=True) for access in found]
+
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        kind, inner = tiles_of(sig)
+        share = self.claims(sig) / sig.params["tasks"]
+        flops, moved = kind.cost(inner, coord)
+        return share * flops, share * moved
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return _before(sig, machine) + 2 * RECORD
+
+    def texts(self, sig: Signature) -> tuple[str, ...]:
+        kind, inner = tiles_of(sig)
+        claims = (text.header("claimed.h"), *kind.claiming_headers())
+        return (*kind.headers(), *kind.texts(inner), *claims)
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        kind, inner = tiles_of(sig)
+        tile = f"{name}_tile"
+        tasks, records = sig.params["tasks"], _before(sig, machine)
+        own = kind.claiming_source(name, inner, machine, tasks, records)
+        if own:
+            return own
+        body = kind.source(tile, inner, machine)
+        inlined = body.replace(f"ARK_BODY void {tile}(", f"ARK_DEVICE void {tile}(")
+        ranges = kind.places(inner).ranges
+        sizes = (*map(len, ranges), *(r.step for r in ranges))
+        constants = (
+            f"ArkPlaces<{', '.join(map(str, sizes))}>",
+            tasks,
+            len(sig.operands),
+            records,
+        )
+        each = f"[&](const ArkTask& t) {{ {tile}(c, t); }}"
+        return inlined + text.call(name, "ark_claimed", constants, (each,))
+
+
+def _before(sig: Signature, machine: Machine) -> int:
+    """Bytes of shared memory before the records: what a tile's body needs."""
+    kind, inner = tiles_of(sig)
+    return -(-kind.scratch(inner, machine) // 8) * 8
+
+
+def _all(places: Places) -> list[tuple[int, ...]]:
+    need(not places.span and len(places.ranges) == 4, "its tiles are none of four dimensions")
+    return list(itertools.product(*places.ranges))
+
+
+register(Claimed())

@@ -1,0 +1,60 @@
+// Softmax and norms of rows that processors claim while the kernel runs.
+
+// A team's rounds (ArkRounds of rows.h), each claimed two rounds before it is at work: its rows are
+// on their way one round before.
+template <int R, int TEAM>
+struct ArkClaimedRounds {
+  int first, step;
+  ark_u32* counter;
+  ark_u32 before;  // what the counter says of the first round, whoever has it
+  int* words;      // two of the team's own
+  bool leads;
+  int number, turn;
+  ARK_DEVICE void ask(ArkClaimedRounds& r) {
+    if (r.leads) r.number = static_cast<int>(ark_claim(r.counter) - r.before) * R;
+  }
+  ARK_DEVICE void tell(ArkClaimedRounds& r) {
+    if (r.leads) r.words[r.turn] = r.number;
+    if (TEAM == 1) ark_warp_sync();
+  }
+  ARK_DEVICE int told(ArkClaimedRounds& r, int) {
+    r.turn ^= 1;
+    return r.words[r.turn ^ 1];
+  }
+};
+
+// Rows that processors claim, R at a time and so many tasks, each team of warps for itself;
+// in(row), out(row): of all COUNT. Where they are no whole packs, the block claims them. Other
+// constants: as above, and as of ark_claimed (claimed.h).
+template <class OP, int COUNT, int K, int SIDE, bool KEEP, int FOLDS, int V, int E, int R, int TEAM,
+          int TASKS, int OPERANDS, int RECORDS, class In, class Out, class Weight>
+ARK_DEVICE void ark_row_norm_claimed(ArkCtx& c, const ArkTask& t, const In& in, const Out& out,
+                                     Weight weight, float eps, ark_u64 addresses) {
+  constexpr int TILES = (COUNT + R - 1) / R, TEAMS = ARK_WARPS / TEAM, STEP = TASKS * TEAMS;
+  char* red = ARK_SCRATCH(c);
+  if (V == 1 || ark_aligned(addresses)) {
+    const int team = TEAMS == 1 ? 0 : ark_warp() / TEAM;
+    const int first = t.coord[2] / R * TEAMS + team;
+    const ark_u32 before = TILES * c.phase_iteration - 2u * STEP;
+    ArkClaimedRounds<R, TEAM> rounds{first * R,
+                                     STEP * R,
+                                     ark_words(t.operand[OPERANDS]),
+                                     before,
+                                     reinterpret_cast<int*>(red + RECORDS) + 2 * team,
+                                     ark_tid() == team * TEAM * ARK_LANES,
+                                     0,
+                                     0};
+    ark_rows_held<OP, K, V, E, R, TEAM>(in, out, weight, COUNT, eps, red, rounds);
+    return;
+  }
+  if constexpr (V != 1) {
+    ark_claimed<ArkPlaces<1, 1, TILES, 1, 1, 1, R, 1>, TASKS, OPERANDS, RECORDS>(
+        c, t, [&](const ArkTask& tile) {
+          const int begin = tile.coord[2], left = COUNT - begin;
+          float* row = reinterpret_cast<float*>(red + FOLDS);
+          ark_rows_any<OP, SIDE, KEEP, K>([&](int r) { return in(begin + r); },
+                                          [&](int r) { return out(begin + r); }, weight,
+                                          left < R ? left : R, eps, red, row);
+        });
+  }
+}

@@ -1,0 +1,112 @@
+"""Tiles that processors claim while they run (ark.tasks.claimed)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend
+from ark.frontend.model import Model, use_model
+from ark.ir.dtype import DataType, bf16, fp32, int32
+from ark.lower import claims
+from ark.lower.pipeline import plan
+from ark.plan.serialize import from_json, to_json
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from ark.tasks import pointwise
+
+ROWS = 330
+Build = Callable[[ark.Tensor], ark.Tensor]
+
+
+def _gathered(x: ark.Tensor) -> ark.Tensor:
+    """Rows in reverse."""
+    last = x.shape()[0] - 1
+    return ark.gather(x, ark.sub(last, ark.iota([last + 1], 0, int32)), 0)
+
+
+def _softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return np.asarray(e / e.sum(-1, keepdims=True))
+
+
+def _normal(x: np.ndarray) -> np.ndarray:
+    mean, spread = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return np.asarray((x - mean) / np.sqrt(spread + 1e-6))
+
+
+CASES: dict[str, tuple[str, Build, Callable[[np.ndarray], np.ndarray], int, DataType]] = {
+    "sums": ("pointwise", lambda x: ark.add(ark.mul(x, 2.0), x), lambda x: 3 * x, 200, fp32),
+    "softmax": (
+        "rownorm",
+        lambda x: ark.softmax(ark.add(x, x)),
+        lambda x: _softmax(2 * x),
+        256,
+        bf16,
+    ),
+    "layernorm": ("rownorm", lambda x: ark.layernorm(x), _normal, 96, bf16),
+    "odd rows": ("rownorm", lambda x: ark.softmax(x), _softmax, 77, bf16),
+    "gather": ("gather", _gathered, lambda x: x[::-1], 64, bf16),
+}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is large enough to be claimed is small here."""
+    monkeypatch.setattr(claims, "LEAST_BYTES", 1 << 10)
+    monkeypatch.setattr(pointwise, "CLAIM_BYTES", 1 << 10)
+
+
+def _planned(model: Model, device: Device, claim: bool) -> Plan:
+    machine = device.machine
+    words = (*machine.capabilities, *(("claims",) if claim else ()))
+    few = min(5, machine.processors)
+    return plan(
+        model.graph,
+        dataclasses.replace(machine, processors=few, capabilities=words),
+        {"fuse": False},
+    )
+
+
+def _run(made: Plan, backend: Backend, device: Device, values: np.ndarray) -> np.ndarray:
+    """What it makes after several launches of several iterations."""
+    with Executor(made, backend, device) as executor:
+        executor.write("x", values)
+        for iterations in (1, 3, 8):
+            executor.start(iterations).wait()
+        return executor.read("out").astype(np.float64)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("case", CASES)
+def test_claimed_tiles_are_numpys(backend: str, case: str) -> None:
+    kind, build, reference, columns, dtype = CASES[case]
+    model = Model()
+    with use_model(model):
+        x = ark.tensor([ROWS, columns], dtype, name="x")
+        ark.copy(build(x), name="out")
+    values = np.random.default_rng(3).integers(-4, 4, (ROWS, columns)).astype(dtype.numpy)
+    opened = registry.get(backend)
+    with contextlib.closing(opened.open(0)) as device:
+        lone = device.machine.has("single_thread")
+        made = _planned(model, device, True)
+        verify([made])
+        claiming = {op.params["kind"] for op in made.ops if op.claims is not None}
+        assert claiming >= {"pointwise"} | ({kind} - {"rownorm"} if lone else {kind})
+        again = from_json(to_json(made))
+        assert to_json(again) == to_json(made)
+        found = _run(again, opened, device, values)
+        fixed = _run(_planned(model, device, False), opened, device, values)
+    want = reference(values.astype(np.float64))
+    np.testing.assert_array_equal(found, fixed)
+    np.testing.assert_allclose(
+        found.reshape(want.shape), want, rtol=1e-6 if dtype == fp32 else 2**-7, atol=1e-3
+    )

@@ -1,0 +1,162 @@
+"""Plans whose ops have their tiles claimed while they run: which they are, and what the verifier
+refuses of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ark
+from ark.errors import PlanError
+from ark.frontend.model import Model, use_model
+from ark.ir.dtype import bf16, fp32
+from ark.lower import claims
+from ark.lower.pipeline import plan
+from ark.machine import Machine
+from ark.plan.types import ITERATION_BARRIER, Plan
+from ark.plan.verify import verify
+from ark.tasks import pointwise
+from tests.unit.plan.oracle import tasks
+from tests.unit.plan.shapes import machine, replace_task
+
+GPU = machine(4, "claims", warps=2)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is large enough to be claimed is small here."""
+    monkeypatch.setattr(claims, "LEAST_BYTES", 1 << 16)
+    monkeypatch.setattr(pointwise, "CLAIM_BYTES", 1 << 10)
+
+
+def _chain(rows: int = 256, target: Machine = GPU) -> Plan:
+    """A sum, its softmax, and that doubled: three ops of whole tensors, one after another."""
+    model = Model()
+    with use_model(model):
+        x = ark.tensor([rows, 64], bf16, name="x")
+        ark.mul(ark.softmax(ark.add(x, x)), 2.0)
+    return plan(model.graph, target, {"fuse": False})
+
+
+def test_large_ops_have_one_task_a_processor_and_a_counter_of_their_tiles() -> None:
+    made = _chain()
+    verify([made])
+    assert [op.params["kind"] for op in made.ops] == ["pointwise", "rownorm", "pointwise"]
+    assert [len(listed) for listed in made.phases[0].processors] == [3, 3, 3, 3]
+    steps = [made.counters[op.claims].step for op in made.ops if op.claims is not None]
+    assert steps == [256 * 64 * 2 // 1024, 256 // 2, 256 * 64 * 2 // 1024]
+
+
+def test_an_op_begins_when_every_task_before_it_has_ended() -> None:
+    made = _chain()
+    for (_, _, place), task in tasks(made).items():
+        assert [threshold for _, threshold in task.waits] == ([4] if place else [])
+
+
+@pytest.mark.parametrize(
+    "made",
+    (
+        lambda: _chain(32),
+        lambda: _chain(target=machine(4, warps=2)),
+        lambda: _chain(target=dataclasses.replace(GPU, processors=33)),
+    ),
+    ids=("small", "not measured there", "few tiles"),
+)
+def test_other_ops_keep_a_list_of_tiles(made: Callable[[], Plan]) -> None:
+    kept = made()
+    verify([kept])
+    assert all(op.claims is None for op in kept.ops)
+
+
+def _op(made: Plan, number: int, **changes: Any) -> Plan:
+    ops = list(made.ops)
+    ops[number] = dataclasses.replace(ops[number], **changes)
+    return dataclasses.replace(made, ops=tuple(ops))
+
+
+def _counter(made: Plan, **changes: Any) -> Plan:
+    counters, number = list(made.counters), made.ops[0].claims
+    assert number is not None
+    counters[number] = dataclasses.replace(counters[number], **changes)
+    return dataclasses.replace(made, counters=tuple(counters))
+
+
+def _params(made: Plan, **changes: Any) -> Plan:
+    return _op(made, 0, params={**made.ops[0].params, **changes})
+
+
+def _first(made: Plan, op: int) -> tuple[int, int, int]:
+    return next(place for place, task in tasks(made).items() if task.op == op)
+
+
+def _signalled(made: Plan) -> Plan:
+    place, number = _first(made, 0), made.ops[0].claims
+    assert number is not None
+    signals = (*tasks(made)[place].signals, number)
+    return replace_task(_counter(made, step=1), place, signals=signals)
+
+
+def _peer(made: Plan) -> Plan:
+    buffers = [
+        dataclasses.replace(b, arena="symmetric") if b.arena == "activation" else b
+        for b in made.buffers
+    ]
+    arenas = {**made.arenas, "symmetric": made.arenas["activation"]}
+    return dataclasses.replace(made, buffers=tuple(buffers), arenas=arenas)
+
+
+DAMAGES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
+    "no counter": (lambda p: _op(p, 0, claims=None), "without a counter"),
+    "no tiles": (lambda p: _op(p, 0, kind="pointwise", params=p.ops[0].params["params"]), "4 of its 32"),
+    "no such counter": (lambda p: _op(p, 0, claims=len(p.counters)), "does not exist"),
+    "the barrier": (lambda p: _op(p, 0, claims=ITERATION_BARRIER), "others use"),
+    "one counter for two": (lambda p: _op(p, 2, claims=p.ops[0].claims), "others use"),
+    "a signal": (_signalled, "others use"),
+    "another step": (lambda p: _counter(p, step=7), "a step of 7"),
+    "a counter of peers": (lambda p: _counter(p, system=True), "peers signal"),
+    "more tasks": (lambda p: _params(p, tasks=5), "first tiles"),
+    "more tasks than tiles": (lambda p: _params(p, tasks=4000), "4000 tasks share"),
+    "claims of claims": (
+        lambda p: _params(p, kind="claimed", params=dict(p.ops[0].params)),
+        "'claimed' are not claimed",
+    ),
+    "products": (lambda p: _params(p, kind="matmul"), "'matmul' are not claimed"),
+    "many tiles": (
+        lambda p: _params(p, params={**p.ops[0].params["params"], "tile": (1, 1, 1, 1)}),
+        "first tiles",
+    ),
+    "another tile twice": (
+        lambda p: replace_task(p, _first(p, 0), coord=tasks(p)[0, 3, 0].coord),
+        "computed twice",
+    ),
+    "memory of peers": (_peer, "others touch"),
+    "no wait": (lambda p: replace_task(p, _first(p, 1), waits=()), "nothing makes the second wait"),
+    "a wait for some": (
+        lambda p: replace_task(
+            p, _first(p, 1), waits=tuple((c, n - 1) for c, n in tasks(p)[_first(p, 1)].waits)
+        ),
+        "nothing makes the second wait",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_claims_are_refused(damage: str) -> None:
+    change, message = DAMAGES[damage]
+    made = _chain()
+    with pytest.raises(PlanError, match=message):
+        verify([change(made)])
+
+
+def test_tiles_of_types_that_share_bytes_have_tasks_of_their_own() -> None:
+    model = Model()
+    with use_model(model):
+        ark.copy(ark.tensor([512, 128], ark.uint4, name="x"))
+        ark.copy(ark.tensor([512, 128], fp32, name="y"))
+    made = plan(model.graph, GPU, {"fuse": False})
+    verify([made])
+    assert [op.claims is None for op in made.ops] == [True, False]
