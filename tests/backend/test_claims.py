@@ -110,3 +110,28 @@ def test_claimed_tiles_are_numpys(backend: str, case: str) -> None:
     np.testing.assert_allclose(
         found.reshape(want.shape), want, rtol=1e-6 if dtype == fp32 else 2**-7, atol=1e-3
     )
+
+
+@pytest.mark.usefixtures("small")
+def test_every_tile_is_done_once_in_an_iteration(backend: str) -> None:
+    """In place, on the sums that the iterations before have left."""
+    model = Model()
+    with use_model(model):
+        x = ark.tensor([ROWS, 64], fp32, name="x")
+        ark.add(x, 1.0, x)
+        ark.softmax(ark.tensor([ROWS, 64], bf16, name="y"), name="z")
+    opened = registry.get(backend)
+    with contextlib.closing(opened.open(0)) as device:
+        made = _planned(model, device, True)
+        verify([made])
+        assert made.ops[0].claims is not None
+        with Executor(made, opened, device) as executor:
+            executor.write("x", np.zeros((ROWS, 64), np.float32))
+            executor.start(5).wait()
+            executor.start(20).wait()
+            steps = [made.counters[op.claims].step for op in made.ops if op.claims is not None]
+            counted = executor.counters.values()
+            assert [counted[op.claims] for op in made.ops if op.claims is not None] == [
+                20 * step for step in steps
+            ]
+            np.testing.assert_array_equal(executor.read("x"), np.float32(25))
