@@ -111,7 +111,10 @@ def _peer(made: Plan) -> Plan:
 
 DAMAGES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "no counter": (lambda p: _op(p, 0, claims=None), "without a counter"),
-    "no tiles": (lambda p: _op(p, 0, kind="pointwise", params=p.ops[0].params["params"]), "4 of its 32"),
+    "no tiles": (
+        lambda p: _op(p, 0, kind="pointwise", params=p.ops[0].params["params"]),
+        "4 of its 32",
+    ),
     "no such counter": (lambda p: _op(p, 0, claims=len(p.counters)), "does not exist"),
     "the barrier": (lambda p: _op(p, 0, claims=ITERATION_BARRIER), "others use"),
     "one counter for two": (lambda p: _op(p, 2, claims=p.ops[0].claims), "others use"),
