@@ -25,6 +25,8 @@ constexpr double kCoherent = 1.7;
 
 // vmcnt counts to 63, so that a wave has no more accesses under way: the next one waits for vmcnt(62).
 constexpr uint32_t kMostUnderWay = (62 & 15) | (62 >> 4) << 14 | 15 << 8;
+// lgkmcnt, for accesses of the LDS and scalar loads, counts to 15.
+constexpr uint32_t kMostScalar = 15 | 3 << 14 | 14 << 8;
 constexpr double kMoment = 500;   // nanoseconds for which the profile says what memory has given
 
 bool has(std::string_view text, std::string_view part) {
@@ -201,28 +203,35 @@ Cost& Timing::known(const Inst& i) {
 // Marks a line that memory has not yet given the memory-side cache.
 constexpr uint64_t kArriving = uint64_t{1} << 63;
 
+// When a line that a cache in front of memory has a place for is there: it may be on its way still.
+double Timing::arrived(uint64_t line, uint64_t way, double at) {
+  const auto found = shared_.find(way);
+  if (found == shared_.end()) return at;
+  const double visible = found->second.visible;
+  if (at > visible) {
+    shared_.erase(found);
+    shared_.erase(line | kArriving);
+  }
+  return std::max(at, visible);
+}
+
 // A line of 128 bytes on its way through the caches; when it is there.
-double Timing::fetch(WaveTiming& t, uint64_t line, double at, bool through_l1) {
+double Timing::fetch(WaveTiming& t, uint64_t line, double at, Through through) {
   ComputeUnit& unit = units_[t.unit];
-  if (through_l1) {
-    if (unit.l1.find(line)) return at + model_.l1_latency;
-    unit.l1.fill(line);
+  // Lines that are on their way. What streams through (nt) nobody else asks for.
+  const uint64_t way = line | uint64_t{8 + t.unit % static_cast<uint32_t>(model_.dies)} << 59;
+  const bool kept = through != Through::None;
+  if (kept) {
+    const bool scalar = through == Through::Scalar;
+    LineCache& first = scalar ? unit.scalar : unit.l1;
+    const double latency = scalar ? model_.scalar_latency : model_.l1_latency;
+    if (first.find(line)) return arrived(line, way, at + latency);
+    first.fill(line);
   }
   Die& die = dies_[t.unit % static_cast<uint32_t>(model_.dies)];
   constexpr double kBytes = kLine;
   at = die.l2_port.serve(at, kBytes / model_.l2_width);
-  // Lines that are on their way. What streams through (nt) nobody else asks for.
-  const uint64_t way = line | uint64_t{8 + t.unit % static_cast<uint32_t>(model_.dies)} << 59;
-  if (die.l2.find(line)) {
-    const auto found = shared_.find(way);
-    if (found == shared_.end()) return at + model_.l2_latency;
-    const double there = std::max(found->second.visible, at + model_.l2_latency);
-    if (there > found->second.visible) {
-      shared_.erase(found);
-      shared_.erase(line | kArriving);
-    }
-    return there;
-  }
+  if (die.l2.find(line)) return arrived(line, way, at + model_.l2_latency);
   die.l2.fill(line);
   at = die.fabric.serve(at, kBytes / model_.fabric_width);
   at = mall_port_.serve(at, kBytes / model_.mall_width);
@@ -237,9 +246,9 @@ double Timing::fetch(WaveTiming& t, uint64_t line, double at, bool through_l1) {
     if (moment >= memory_bytes_.size()) memory_bytes_.resize(moment + 1024);
     memory_bytes_[moment] += kLine;
     there = served + model_.memory_latency;
-    if (through_l1) shared_[line | kArriving].visible = there;
+    if (kept) shared_[line | kArriving].visible = there;
   }
-  if (through_l1) shared_[way].visible = there;
+  if (kept) shared_[way].visible = there;
   return there;
 }
 
@@ -290,7 +299,7 @@ void Timing::access(Wave& w, const Inst& i, const Cost& cost) {
       if (outside) {
         there = coherent(t, lines[k], address, !load, !load);
       } else if (load) {
-        there = fetch(t, lines[k], address, !i.glc && !i.slc);
+        there = fetch(t, lines[k], address, i.glc || i.slc ? Through::None : Through::Vector);
       } else {
         there = die.l2_port.serve(address, kLine / model_.l2_width) + model_.l2_latency;
         if (!die.l2.find(lines[k])) die.l2.fill(lines[k]);
@@ -395,21 +404,19 @@ void Timing::before(Wave& w, const Inst& i) {
       t.now += cost.issue;
       t.scalar_queue.push_back(std::max(end + model_.lds_latency,
                                         t.scalar_queue.empty() ? 0 : t.scalar_queue.back()));
+      wait(t, kMostScalar);
       return;
     }
     case Unit::ScalarLoad: {
-      ComputeUnit& unit = units_[t.unit];
       double done = t.now + model_.scalar_latency;
       if (i.src[0].kind == Kind::Sgpr) {
         const uint64_t line = (w.s64(i.src[0].reg) + static_cast<uint64_t>(i.imm)) / kLine;
-        if (!unit.scalar.find(line)) {
-          unit.scalar.fill(line);
-          done = fetch(t, line, t.now, false);
-        }
+        done = fetch(t, line, t.now, Through::Scalar);
       }
       t.now += cost.issue;
       t.scalar_queue.push_back(
           std::max(done, t.scalar_queue.empty() ? 0 : t.scalar_queue.back()));
+      wait(t, kMostScalar);
       return;
     }
     case Unit::Load: case Unit::Store: case Unit::Atomic:

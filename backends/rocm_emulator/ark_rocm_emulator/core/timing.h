@@ -159,7 +159,9 @@ class Timing {
   };
   Cost cost_of(const Inst& i) const;
   Cost& known(const Inst& i);
-  double fetch(WaveTiming& t, uint64_t line, double at, bool through_l1);
+  enum class Through : uint8_t { None, Vector, Scalar };   // the unit's cache in front of L2
+  double arrived(uint64_t line, uint64_t way, double at);
+  double fetch(WaveTiming& t, uint64_t line, double at, Through through);
   void access(Wave& w, const Inst& i, const Cost& cost);
   double coherent(WaveTiming& t, uint64_t line, double at, bool writes, bool changes);
   LdsUse lds_use(Wave& w, const Inst& i, const Cost& cost) const;
