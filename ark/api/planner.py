@@ -17,7 +17,7 @@ from ark.api.config import hints_of, read_config
 from ark.api.context import PlannerContext as PlannerContext
 from ark.api.plan import Plan as Plan
 from ark.api.session import device
-from ark.errors import InvalidUsageError, PlanError
+from ark.errors import BaseError, InvalidUsageError, PlanError
 from ark.frontend.model import Model
 from ark.ir.export import op_entry
 from ark.ir.graph import Graph, Node
@@ -72,7 +72,8 @@ class Planner:
             return Plan({"Rank": graph.rank, "WorldSize": graph.world_size}, model)
         machine = self.machine or Planner.machine_override or device(self.device_id).machine
         graph = self._configured(graph, machine.arch)
-        options: dict[str, Any] = {"external": sorted(model.storages.keys())}
+        held = (i for i in model.storages if model.graph.buffers[i].arena != "symmetric")
+        options: dict[str, Any] = {"external": sorted(held)}
         if graph.world_size == 1:
             options |= tuned.options(machine)
         options |= tuned_collectives.options(machine, graph.world_size, self.ranks)
@@ -119,10 +120,28 @@ def capture(plan: Plan | None) -> None:
         raise _Planned(plan or Planner().plan())
 
 
+class ScriptError(BaseError):
+    """A script ended with an error of its own, which is the cause: its traceback has the frames
+    from the script on, not those of who ran it.
+    """
+
+
+def _own_error(path: str, error: Exception) -> ScriptError | None:
+    """None for what was raised before the script ran, such as that there is none."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != path:
+        frames = frames.tb_next
+    if frames is None:
+        return None
+    raised = ScriptError(f"{path} ended with an error of its own, {type(error).__name__}: {error}")
+    raised.__cause__ = error.with_traceback(frames)
+    return raised
+
+
 def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
     """The verified plan of the model that a Python script builds, up to its first launch.
 
-    Nothing is run on a device. PlanError if the script builds nothing.
+    Nothing is run on a device. PlanError if the script builds nothing, ScriptError if it raises.
     """
     Model.reset()
     Planner.machine_override = machine
@@ -135,10 +154,17 @@ def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
             del names  # until here they held the tensors that keep their memory
         except _Planned as planned:
             made = planned.plan.built(machine).inner
-        except OSError as error:
-            raise InvalidUsageError(f"{path} cannot be read: {error}") from error
-        except SyntaxError as error:
-            raise InvalidUsageError(f"{path} is no Python script: {error}") from error
+        except BaseError:
+            raise
+        except Exception as error:
+            own = _own_error(path, error)
+            if own is not None:
+                raise own from own.__cause__
+            if isinstance(error, OSError):
+                raise InvalidUsageError(f"{path} cannot be read: {error}") from error
+            if isinstance(error, SyntaxError):
+                raise InvalidUsageError(f"{path} is no Python script: {error}") from error
+            raise
     finally:
         Planner.machine_override = None
         sys.argv = arguments

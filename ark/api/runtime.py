@@ -112,12 +112,13 @@ class Runtime:
         self._plan = Runtime.last_plan = chosen
 
     def _place(self, device: Device) -> None:
-        """Gives the held tensors memory. Where a running kernel sees what the host writes in memory
-        of one kind only, inputs of a loop lie there; weights do not, whose reads it would slow
-        down, nor does what was placed before: writing such a tensor settles the kernel first.
+        """Gives the held tensors memory, but those that the plan places. Where a running kernel
+        sees what the host writes in memory of one kind only, inputs of a loop lie there; weights
+        do not, whose reads it would slow down, nor does what was placed before: writing such a
+        tensor settles the kernel first.
         """
         for storage in self._held:
-            if storage.foreign:
+            if storage.foreign or storage.symmetric:
                 continue
             if not self.loop_mode or not isinstance(device, FedDevice):
                 storage.place(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from pathlib import Path
 
 from ark.backend import registry
@@ -60,9 +61,14 @@ def make(args: argparse.Namespace) -> list[Plan]:
         raise InvalidUsageError("name a machine model with --machine, for example cpu-2 or h100")
     machine = registry.machine(args.machine)
     if source.endswith(".py"):
-        from ark.api.planner import plan_script
+        from ark.api.planner import ScriptError, plan_script
 
-        return plan_script(source, machine)
+        try:
+            return plan_script(source, machine)
+        except ScriptError as error:
+            assert error.__cause__ is not None
+            traceback.print_exception(error.__cause__)
+            raise
     if Path(source).is_dir() or "/" in source:
         checkpoint = Checkpoint.open(source)
         context = choose_context(checkpoint, args.context)

@@ -146,6 +146,7 @@ class Model:
         found = self.storages.get(buffer.id)
         if found is None:
             found = Storage(buffer.nbytes, buffer.arena == "external", buffer.name)
+            found.symmetric = buffer.arena == "symmetric"
             self.storages[buffer.id] = found
         return found
 

@@ -25,7 +25,8 @@ class Storage:
     """nbytes of memory, on a device once `place` was called or foreign memory was bound.
 
     foreign: the caller owns the memory (a placeholder). owner: what keeps foreign memory alive.
-    weight: seldom written and read much. settle: called before each write, if a launch has set it.
+    weight: seldom written and read much. symmetric: it is each launch's own, where peers reach it.
+    settle: called before each write, if a launch has set it.
     """
 
     def __init__(self, nbytes: int, foreign: bool, name: str) -> None:
@@ -35,6 +36,7 @@ class Storage:
         self.address = 0
         self.owner: Any = None
         self.weight = False
+        self.symmetric = False
         self.settle: WeakMethod[Callable[[], None]] | None = None
         self.device: Device | None = None
         self._memory: Memory | None = None
@@ -71,6 +73,12 @@ class Storage:
         return self._memory is not None and self._memory.kind == kind
 
     def _placed(self) -> Device:
+        if self.symmetric:
+            raise InvalidUsageError(
+                f"the tensor {self.name!r} is memory that peers reach, which each launch makes "
+                "anew; copy it in the model (ark.copy, after a channel's wait) and read the copy, "
+                "or write a tensor that the model copies to it"
+            )
         if self.device is None:
             raise InvalidUsageError(
                 f"the tensor {self.name!r} has no memory yet; call Runtime.launch() first"

@@ -155,7 +155,9 @@ def _call(
         function(*args)
     except BaseException as error:
         known = isinstance(error, BaseError)
-        report.send(str(error) if known else traceback.format_exc().strip())
+        frames = error.__traceback__
+        own = error.with_traceback(frames and frames.tb_next)  # not this function's
+        report.send(str(error) if known else "".join(traceback.format_exception(own)).strip())
         os._exit(2 if known else 1)
 
 

@@ -191,6 +191,18 @@ def test_a_function_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == "ark: rank 1: everything went wrong\n"
 
 
+def stumble() -> None:
+    raise ValueError("of the function's own")
+
+
+def test_a_functions_traceback_is_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    """Said once for both ranks, from the function on."""
+    assert launch(2, stumble) == 1
+    said = capfd.readouterr().err
+    assert said.startswith("ark: ranks 0 and 1: Traceback") or said.startswith("ark: rank ")
+    assert said.count("Traceback") == said.count("  File ") == 1 and ", in stumble" in said
+
+
 def test_less_than_one_rank() -> None:
     with pytest.raises(InvalidUsageError, match="at least 1"):
         launch_command(0, ["true"])

@@ -13,6 +13,7 @@ import pytest
 import ark
 from ark.api.planner import plan_script
 from ark.backend import registry
+from ark.cli import main
 from ark.plan.verify import verify
 
 
@@ -106,6 +107,24 @@ def test_a_script_is_planned_without_a_device(tmp_path: Path) -> None:
         path.write_text(damaged)
         with pytest.raises(ark.InvalidUsageError, match=r"script\.py is no Python script"):
             plan_script(str(path), registry.machine("h100"))
+
+
+def test_a_scripts_own_error_has_the_scripts_frames_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not those of who runs it; and a file that the script lacks is not the script."""
+    monkeypatch.chdir(tmp_path)
+    text = "import ark\n\n\ndef read(x):\n    return {}\n\n\nread(ark.ones([4]))\n"
+    for wrong, said in ("open('weights.bin')", "FileNotFoundError"), ("{}[0]", "KeyError"):
+        Path("script.py").write_text(text.format(wrong))
+        assert main(["plan", "--machine", "cpu-2", "script.py"]) == 2
+        err = capfd.readouterr().err
+        assert "ark: script.py ended with an error of its own, " + said in err
+        places = [line.split(", in ")[0] for line in err.splitlines() if line.startswith("  File")]
+        assert places == ['  File "script.py", line 8', '  File "script.py", line 5']
+    Path("script.py").write_text("import ark\nark.add(ark.ones([4]), ark.ones([5]))\n")
+    assert main(["plan", "--machine", "cpu-2", "script.py"]) == 2
+    assert capfd.readouterr().err.startswith("ark: add: shapes [4] and [5] do not broadcast")
 
 
 def test_profiler_command_line() -> None:

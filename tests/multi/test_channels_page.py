@@ -1,0 +1,50 @@
+"""docs/channels.md followed to the letter: its script is one, in a folder of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ark
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/channels.md"
+
+
+def test_the_script_of_the_page(tmp_path: Path) -> None:
+    section = PAGE.read_text().split("## Channels in a model")[1].split("\n## ")[0]
+    (script,) = re.findall(r"```python\n(.*?)```", section, re.S)
+    (tmp_path / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_memory_that_peers_reach_is_not_the_hosts_to_read() -> None:
+    """A tensor of it that Python holds stays where peers put; a plan's own, not the tensor's."""
+    ark.Model.reset()
+    ark.Model.set_rank(1)
+    ark.Model.set_world_size(2)
+    received = ark.comm.symmetric([16])
+    (arrived,) = ark.comm.channel(0).wait(received)
+    doubled = ark.mul(arrived, 2.0)
+    planner = ark.planner.Planner()
+    planner.machine = ark.backend.registry.machine("cpu-2")
+    inner = planner.plan().inner
+    assert inner is not None
+    arenas = {b.name.split(".")[0]: b.arena for b in inner.buffers}
+    assert arenas["symmetric"] == "symmetric" and "external" in arenas.values()
+    for tensor in (received, arrived):
+        with pytest.raises(ark.InvalidUsageError, match="memory that peers reach"):
+            tensor.to_numpy()
+        with pytest.raises(ark.InvalidUsageError, match="memory that peers reach"):
+            tensor.from_numpy(doubled.shape()[0] * [0.0])
+    ark.Model.reset()
