@@ -17,6 +17,7 @@ from ark.lower.nodes import begins_alone, meets_peers
 from ark.lower.rewrite.chains import join_chains
 from ark.lower.rewrite.channels import channels_last
 from ark.lower.rewrite.epilogues import join_epilogues
+from ark.lower.rewrite.factors import take_factors_out
 from ark.lower.rewrite.fuse import fuse
 from ark.lower.rewrite.gathers import own_first
 from ark.lower.rewrite.narrow import narrow
@@ -100,7 +101,8 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
             part = narrow(join_chains(part, kept), target, kept)
             part = round_rows(part, target, kept)
             part = take_rows_early(part, target, kept)
-            part = own_first(join_epilogues(part, target, kept), kept)
+            part = take_factors_out(join_epilogues(part, target, kept))
+            part = own_first(part, kept)
             part = read_windows(part, target, kept)
             part = join_norms(overlap(part, target, chosen, kept))
         part, more = spread(part, target, chosen, kept)

@@ -108,8 +108,8 @@ def batch_norm(
             f"{[list(t.ir.shape) for t in others]}; expected [{channels}] each"
         )
     wide = [reshape(t, [channels, *[1] * (len(x.ir.shape) - 2)]) for t in others]
-    root = ["rsqrt", ["add", leaf(4), number(float(eps))]]
-    tree = ["add", ["mul", ["mul", ["sub", leaf(0), leaf(3)], root], leaf(1)], leaf(2)]
+    factor = ["mul", ["rsqrt", ["add", leaf(4), number(float(eps))]], leaf(1)]
+    tree = ["add", ["mul", leaf(0), factor], ["sub", leaf(2), ["mul", leaf(3), factor]]]
     return result("batch_norm", [x, *wide], x.ir.shape, dtype, attrs={"expr": tree}, name=name)
 
 

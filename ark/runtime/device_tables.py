@@ -12,6 +12,7 @@ from ark.backend.devices import KernelDevice, Memory
 from ark.codegen import layout
 from ark.plan.types import Plan, PlanTensor
 from ark.runtime import tables
+from ark.runtime.cells import cells, map_cells
 from ark.runtime.kernels import Kernel, box_maps, map_images, opcodes
 from ark.runtime.placements import Placements
 
@@ -19,7 +20,11 @@ ARRAYS = ("tasks", "counter_ops", "fetches", "growths", "ranges")
 
 
 class DeviceTables:
-    """host: the tables as they were written last; arrays: where each lies on the device."""
+    """host: the tables as they were written last; arrays: where each lies on the device.
+
+    Box maps of the first table of tasks, and those of the operand stream, have memory of their own.
+    Each further table has its maps behind it, so that a launch that still runs keeps them too.
+    """
 
     def __init__(
         self,
@@ -40,22 +45,27 @@ class DeviceTables:
         self._buffer_address, self._counter_address = buffer_address, counter_address
         self._own_count = own_count
         self._cells: dict[int, np.ndarray | None] | None = None
+        self._map_cells = np.zeros(0, np.int64)
         self._placements: Placements | None = None
-        count = sum(len(m) for m in box_maps(kernels))
-        self._maps = alloc(count * layout.MAP_BYTES) if count else None
+        self._box_maps = box_maps(kernels)
+        self._images: dict[int, tuple[int, bytes]] = {}
+        count = sum(len(m) for m in self._box_maps)
+        self._map_bytes = count * layout.MAP_BYTES
+        self._maps = alloc(self._map_bytes) if count else None
+        self._base = 0  # of the maps that `host` names
         listed = tables.listed(plan)
         self._lists = alloc(8 * listed) if listed else None
         self.host = self.build()
-        self.arrays = {name: self._upload(getattr(self.host, name)) for name in ARRAYS}
+        self._maps_at = -(-self.host.tasks.nbytes // layout.MAP_BYTES) * layout.MAP_BYTES
+        self.arrays = {name: self._upload(name) for name in ARRAYS}
 
     def build(self) -> tables.Tables:
         """The tables for the present addresses; box maps are written to the device first."""
-        maps = box_maps(self._kernels)
-        first, images = map_images(self._plan, maps, self._device, self._tensor_address)
-        memory = self._maps
+        maps, memory = self._box_maps, self._maps
         if memory is not None:
-            self._device.write(memory.address, np.frombuffer(images, np.uint8))
-        base = memory.address if memory is not None else 0
+            self._device.write(memory.address, self._map_images())
+        self._base = base = memory.address if memory is not None else 0
+        first = np.cumsum([0, *map(len, maps)]).tolist()
         made = tables.build(
             self._plan,
             opcodes(self._kernels),
@@ -70,10 +80,27 @@ class DeviceTables:
             self._device.write(self._lists.address, made.lists)
         return made
 
-    def _upload(self, array: np.ndarray) -> Memory:
-        memory = self._alloc(array.nbytes)
+    def _map_images(self) -> np.ndarray:
+        """All box maps in the hardware's form; what lies where it lay is not mapped anew."""
+        device, address = self._device, self._tensor_address
+        return map_images(self._plan, self._box_maps, device, address, self._images)
+
+    def _upload(self, name: str) -> Memory:
+        array = getattr(self.host, name)
+        room = self._maps_at + self._map_bytes if name == "tasks" else array.nbytes
+        memory = self._alloc(room)
         self._device.write(memory.address, array)
         return memory
+
+    def _copy(self, address: int) -> np.ndarray:
+        """The table of tasks as it is to lie at an address, its box maps behind it."""
+        base = address + self._maps_at
+        self.host.tasks.view(np.int64)[self._map_cells] += base - self._base
+        self._base = base
+        made = np.zeros(self._maps_at + self._map_bytes, np.uint8)
+        made[: self.host.tasks.nbytes] = self.host.tasks.view(np.uint8)
+        made[self._maps_at :] = self._map_images()
+        return made
 
     @property
     def replaced(self) -> int:
@@ -90,14 +117,15 @@ class DeviceTables:
         waits for what runs, where there is no room for another set of tables.
         """
         if self._cells is None:
-            self._cells = tables.cells(self._plan, self.host)
+            self._cells = cells(self._plan, self.host)
+            self._map_cells = map_cells(self._plan, self.host, self._box_maps)
             first = self.arrays["tasks"]
             self._placements = Placements(tuple(externals.values()), first, self._alloc)
-        words, cells, again = self.host.tasks.view(np.int64), self._cells, False
+        words, of_buffer, again = self.host.tasks.view(np.int64), self._cells, False
         for number, address in moved.items():
             distance = address - externals[number]
             externals[number] = address
-            places = cells.get(number, ())
+            places = of_buffer.get(number, ())
             if places is None:
                 again = True
             elif len(places):
@@ -113,6 +141,5 @@ class DeviceTables:
             return
         table = self._placements.find(where)
         if table is None:
-            write = self._device.write
-            table = self._placements.add(where, self.host.tasks, write, wait_idle)
+            table = self._placements.add(where, self._copy, self._device.write, wait_idle)
         self.arrays["tasks"] = table

@@ -24,6 +24,7 @@ from ark.runtime.faults import explain
 from ark.runtime.kernels import launch_all
 from ark.runtime.loaded import LoadedPlan
 from ark.runtime.run import Ranks, Run
+from ark.variant import COMMUNICATE
 
 BUDGET_S = 10.0
 MOST_BUDGET_S = 1e9  # in nanoseconds, it must fit 64 bits
@@ -36,8 +37,8 @@ MOST_ITERATIONS = (1 << 32) - 1
 
 def counts_on(plan: Plan) -> bool:
     """Can launches of the plan's kernel go on from one another (`Executor.resume`)?"""
-    machine = machine_of(plan)
-    return len(plan.phases) == 1 and machine.variant.name == "block" and not machine.ring_bytes
+    variant = machine_of(plan).variant
+    return len(plan.phases) == 1 and not variant.ring_bytes and not variant.role(COMMUNICATE)
 
 
 class Executor(LoadedPlan):
@@ -135,10 +136,11 @@ class Executor(LoadedPlan):
         """Launches so many iterations more: counters and epochs go on from where they stand.
 
         Ranks do not meet, so a launch costs no more than a kernel; the iteration barrier keeps an
-        iteration from overtaking the one before on any rank. For plans of one phase in the variant
-        `block` without a ring. stream: a queue of the device on which to run, behind what lies
-        there; launches on one stream need not be waited for in between. Raises InvalidUsageError
-        where the plan cannot or, without a stream, while the launch before is running.
+        iteration from overtaking the one before on any rank. For plans of one phase without a
+        stream of operands, in the variants `block` and `matrix`. stream: a queue of the device on
+        which to run, behind what lies there; launches on one stream need not be waited for in
+        between. Raises InvalidUsageError where the plan cannot or, without a stream, while the
+        launch before is running.
         """
         if stream is None:
             self._check_idle()
@@ -184,7 +186,8 @@ class Executor(LoadedPlan):
         if not counts_on(self.plan):
             raise InvalidUsageError(
                 "a launch cannot go on from the one before: the plan has several phases, a ring or "
-                f"the kernel variant {self.machine.variant.name!r}; start it anew (Executor.start)"
+                f"roles (its kernel variant is {self.machine.variant.name!r}); start it anew "
+                "(Executor.start)"
             )
 
     def record(self, iterations: int, stream: int) -> None:

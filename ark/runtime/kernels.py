@@ -84,17 +84,19 @@ def map_images(
     maps: Sequence[Sequence[BoxMap]],
     device: KernelDevice,
     tensor_address: Callable[[PlanTensor], int],
-) -> tuple[list[int], bytes]:
-    """By op, the number of its first box map; and all of them in the hardware's form."""
-    first: list[int] = []
-    images: list[bytes] = []
-    for op, wanted in zip(plan.ops, maps, strict=True):
-        first.append(len(images))
-        for box in wanted:
-            assert isinstance(device, BoxMapper)
-            address = tensor_address(plan.tensors[op.operands[box.operand]])
-            images.append(device.box_map(box, address))
-    return first, b"".join(images)
+    known: dict[int, tuple[int, bytes]],
+) -> np.ndarray:
+    """All box maps in the hardware's form, one op's behind the other's. known: by number, those
+    that were made before, each with its matrix's address; what is made is added.
+    """
+    wanted = [(op, box) for op, boxes in zip(plan.ops, maps, strict=True) for box in boxes]
+    for number, (op, box) in enumerate(wanted):
+        assert isinstance(device, BoxMapper)
+        address = tensor_address(plan.tensors[op.operands[box.operand]])
+        if known.get(number, (None,))[0] != address:
+            known[number] = address, device.box_map(box, address)
+    images = b"".join(known[number][1] for number in range(len(wanted)))
+    return np.frombuffer(images, np.uint8)
 
 
 def launch_all(

@@ -20,13 +20,16 @@ Places = tuple[int, ...]  # addresses of the external buffers, always in the sam
 
 
 class Placements:
-    """first: the table that there is, at `places`. alloc: gives memory that the executor frees."""
+    """first: the table that there is, at `places`; others take as much memory. alloc: gives memory
+    that the executor frees.
+    """
 
     def __init__(self, places: Places, first: Memory, alloc: Callable[[int], Memory]) -> None:
         self._copies = {places: first}
         self._free: list[Memory] = []
         self._alloc = alloc
         self.replaced = 0  # how often a table was overwritten
+        self._nbytes = first.nbytes
         self._most = max(2, min(MOST, MOST_BYTES // first.nbytes))
 
     def find(self, places: Places) -> Memory | None:
@@ -36,20 +39,22 @@ class Placements:
     def add(
         self,
         places: Places,
-        table: np.ndarray,
+        table: Callable[[int], np.ndarray],
         write: Callable[[int, np.ndarray], None],
         idle: Callable[[], None],
     ) -> Memory:
-        """Writes another table. idle: waits for what runs, before the oldest one is replaced."""
+        """Writes another table. table: what is to lie at an address. idle: waits for what runs,
+        before the oldest one is replaced.
+        """
         if self._free:
             memory = self._free.pop()
         elif len(self._copies) < self._most:
-            memory = self._alloc(table.nbytes)
+            memory = self._alloc(self._nbytes)
         else:
             idle()
             self.replaced += 1
             memory = self._copies.pop(next(iter(self._copies)))
-        write(memory.address, table)
+        write(memory.address, table(memory.address))
         self._copies[places] = memory
         return memory
 

@@ -34,7 +34,6 @@ class Tables:
     growths: np.ndarray
     ranges: np.ndarray
     lists: np.ndarray  # addresses of operands that records have no room for
-    mapped: frozenset[tuple[int, int]]  # ops and those of their operands that have box maps
     listing: tuple[tuple[int, int, Task], ...]  # (phase, processor, task) by task index
 
 
@@ -57,7 +56,7 @@ def build(
     counters = [counter_address(c.id) for c in plan.counters]
     stored = own_count if signal_words(plan, machine_of(plan)) > 1 else None
     maps = _map_addresses(plan, box_maps, map_address)
-    cut = _cut(plan)
+    cut = stream_boxes(plan)
     own = [[] if op.id in cut else maps[op.id] for op in plan.ops]
     own = [
         found if op.claims is None else [*found, counters[op.claims]]
@@ -143,7 +142,6 @@ def build(
         growths=np.array(growths or [(0,) * 9], layout.dtype("ArkGrowth")),
         ranges=np.array(ranges, layout.dtype("ArkRange")),
         lists=lists,
-        mapped=frozenset((i, m.operand) for i, found in enumerate(box_maps) for m in found),
         listing=tuple(listing),
     )
 
@@ -196,52 +194,6 @@ def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> dict[int, int]:
     return found
 
 
-def cells(plan: Plan, built: Tables) -> dict[int, np.ndarray | None]:
-    """By external buffer: which 64-bit words of `tasks` hold addresses in it, so that it can be
-    moved; None where other tables or box maps hold some too, which must be built again.
-    """
-    of_op: dict[int, list[tuple[int, int]]] = {}
-    found: dict[int, list[np.ndarray] | None] = {}
-    external = {b.id for b in plan.buffers if b.arena == "external"}
-    for op in plan.ops:
-        for place, tensor in enumerate(op.operands):
-            buffer = plan.tensors[tensor].buffer
-            if buffer in external:
-                of_op.setdefault(op.id, []).append((place, buffer))
-                found.setdefault(buffer, [])
-    kind = layout.dtype("ArkTask")
-    fields = kind.fields
-    assert fields is not None
-    first, size = fields["operand"][1] // 8, kind.itemsize // 8
-    rows = np.argsort(built.tasks["op"], kind="stable")
-    bounds = np.searchsorted(built.tasks["op"][rows], np.arange(len(plan.ops) + 1))
-    fetched = {
-        (task.op, operand)
-        for phase in plan.phases
-        for tasks in phase.processors
-        for task in tasks
-        for fetch in task.fetches
-        for operand in _fetched(fetch)
-    }
-    for op_id, places in of_op.items():
-        listed_apart = len(plan.ops[op_id].operands) > layout.RECORD_OPERANDS
-        tasks = rows[bounds[op_id] : bounds[op_id + 1]]
-        for place, buffer in places:
-            listed = found[buffer]
-            if listed_apart or (op_id, place) in built.mapped | fetched:
-                found[buffer] = None
-            elif listed is not None:
-                listed.append(tasks * size + first + place)
-    return {b: None if c is None else np.concatenate(c) for b, c in found.items()}
-
-
-def _fetched(fetch: Fetch) -> tuple[int, ...]:
-    """The operands whose addresses a fetch's records hold."""
-    if fetch.growth is None:
-        return (fetch.operand,)
-    return fetch.operand, fetch.growth.beside, fetch.growth.length
-
-
 def _stages(fetch: Fetch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each stage the first byte, the bytes of one piece and the form, as of ArkFetch."""
     if fetch.parts == 1:
@@ -268,7 +220,7 @@ def _boxes(fetch: Fetch, address: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return addresses, fetch.stage | part * lines << 16, forms
 
 
-def _cut(plan: Plan) -> frozenset[int]:
+def stream_boxes(plan: Plan) -> frozenset[int]:
     """Ops whose fetches are of parts of rows: the stream needs their box maps, not their tasks."""
     phases = (phase.processors for phase in plan.phases)
     tasks = (task for processors in phases for tasks in processors for task in tasks)

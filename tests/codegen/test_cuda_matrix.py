@@ -23,8 +23,9 @@ from ark.machine import Machine
 from ark.plan.serialize import from_json, machine_of, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
+from ark.runtime.cells import cells, map_cells
 from ark.runtime.executor import Executor
-from ark.runtime.tables import ALL, RIGHT, build, cells
+from ark.runtime.tables import ALL, RIGHT, build
 from ark.variant import COMPUTE, LOAD, Role
 from tests.codegen.machine_code import section
 from tests.slow import slow
@@ -204,8 +205,8 @@ def test_what_is_written_is_not_loaded_early() -> None:
     }
 
 
-def test_a_result_moves_without_new_box_maps() -> None:
-    """An external operand of a product is in its box maps, the result in tasks' records alone."""
+def test_what_moves_is_found_in_tasks_records() -> None:
+    """Addresses of external operands and of box maps, which each copy of the table has."""
     graph = Graph()
     a = graph.tensor((512, 1024), bf16, arena="external", name="a")
     b = graph.tensor((512, 1024), bf16, arena="external", name="b")
@@ -216,15 +217,18 @@ def test_a_result_moves_without_new_box_maps() -> None:
     emitted = write(made, machine_of(made), backend.dialect("sm_90a"))
     maps = [emitted.maps[code] for code in emitted.opcode]
     where = {buffer.id: (n + 1) << 20 for n, buffer in enumerate(made.buffers)}
-    tables = build(made, emitted.opcode, where.__getitem__, lambda _: 0, maps, lambda _op, _map: 0)
-    left, right, out = (made.tensors[t].buffer for t in made.ops[0].operands)
-    found = cells(made, tables)
-    assert found[left] is None
-    assert found[right] is None
-    words = found[out]
-    assert words is not None
-    assert len(words) == len(tables.tasks)
-    assert set(tables.tasks.view(np.int64)[words].tolist()) == {where[out]}
+    map_at = lambda op, place: (1 << 30) + 128 * place  # noqa: E731
+    tables = build(made, emitted.opcode, where.__getitem__, lambda _: 0, maps, map_at)
+    found, words = cells(made, tables), tables.tasks.view(np.int64)
+    for tensor in made.ops[0].operands:
+        buffer = made.tensors[tensor].buffer
+        places = found[buffer]
+        assert places is not None
+        assert len(places) == len(tables.tasks)
+        assert set(words[places].tolist()) == {where[buffer]}
+    places = map_cells(made, tables, maps)
+    assert len(places) == 2 * len(tables.tasks)
+    assert set(words[places].tolist()) == {map_at(0, 0), map_at(0, 1)}
 
 
 @pytest.mark.parametrize(("unstaged", "spares"), [(16384, True), (0, False)])

@@ -52,6 +52,30 @@ def test_launches_of_a_program_go_on_from_one_another(name: str, machine: str) -
     assert counts_on(plan)
 
 
+def large() -> ark.Model:
+    """Two linear layers of 256 rows, in bf16."""
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.tensor((256, 512), ark.bf16)
+        for _ in range(2):
+            x = ark.relu(ark.linear(x, ark.tensor((512, 512), ark.bf16)))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("machine", "boxes", "variant"),
+    [("h100", True, "matrix"), ("b200", True, "matrix"), ("h100", False, "block"),
+     ("a100", True, "block"), ("mi300x", True, "block")],
+)  # fmt: skip
+def test_large_products_are_warpgroups_and_count_on(
+    machine: str, boxes: bool, variant: str
+) -> None:
+    """Where all memory lies as box copies want it; elsewhere the loop of ordinary loads."""
+    plan = planned(large(), [], registry.machine(machine), boxes=boxes)
+    assert plan.variant == variant
+    assert counts_on(plan)
+
+
 def test_a_plan_with_a_ring_does_not_count_on() -> None:
     """One row by weights that the ring brings, under the machine's first variant."""
     graph = Graph()

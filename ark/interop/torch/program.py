@@ -26,7 +26,7 @@ from ark.interop.torch.look import Look, looker, nothing
 from ark.interop.torch.values import Value
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
-from ark.plan.serialize import from_json, to_json
+from ark.plan.serialize import from_json, machine_of, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import tuned, tuned_collectives
@@ -36,9 +36,11 @@ from ark.runtime.graphs import record
 from ark.runtime.run import Ranks
 from ark.runtime.runner import Runner, load
 from ark.runtime.streams import Streamed
-from ark.variant import COMPUTE, block
+from ark.variant import COMPUTE, LOAD, MOVE, block
 
 HOST = 1  # DLPack's number for the host's memory
+DENSE = torch.contiguous_format
+BOX_BYTES = 16  # of which a matrix's address is a multiple where boxes of it are loaded
 PROGRAMS: WeakSet[Program] = WeakSet()  # all that live, for who measures them
 
 
@@ -74,7 +76,10 @@ class Program:
         self._device = device()
         places = [v for v in (*self._inputs, *self._outputs) if isinstance(v, Value)]
         self._buffers = [v.tensor.ir.buffer for v in places]
-        self._plan = planned(model, places, self._device.machine, members)
+        whole = all(t.data_ptr() % BOX_BYTES == 0 for t in self._held)
+        self._plan = planned(model, places, self._device.machine, members, boxes=whole)
+        loads = machine_of(self._plan).variant.role(LOAD)
+        self._step = BOX_BYTES if loads else 1  # addresses of inputs are its multiples
         by_name = {b.name: b.id for b in self._plan.buffers if b.arena == "external"}
         self._ids = [by_name.get(b.name) for b in self._buffers]
         self._addresses: tuple[int, ...] = ()  # in the last call, of what moves
@@ -132,7 +137,7 @@ class Program:
     def run(self, inputs: list[Any], iterations: int = 1) -> list[Any]:
         """The same for a list, as AOTAutograd calls."""
         found = self._look(inputs)
-        if found is None:
+        if found is None or (self._step > 1 and any(a % self._step for a in found)):
             moving = self._seen(inputs)  # held until the launch: there may be copies among them
             found = tuple([t.data_ptr() for t in moving])
         made = [make() for make in self._makers]
@@ -144,7 +149,9 @@ class Program:
         return made
 
     def _seen(self, inputs: list[Any]) -> list[torch.Tensor]:
-        """Those that move, contiguous, where something is not as in the call before."""
+        """Those that move, or copies that the kernel can read, where something is not as in the
+        call before.
+        """
         if len(inputs) != self._given:
             raise InvalidUsageError(f"{len(inputs)} tensors were given; expected {self._given}")
         moving = [inputs[i] for i in self._moving]
@@ -154,7 +161,11 @@ class Program:
             moving = [inputs[i] for i in self._moving]
             self._kinds = kinds(moving)
             self._look = looker(inputs, self._moving)
-        return [t if t.is_contiguous() else t.contiguous() for t in moving]
+        return [t if self._fits(t) else t.clone(memory_format=DENSE) for t in moving]
+
+    def _fits(self, tensor: torch.Tensor) -> bool:
+        """Can the kernel read it where it lies?"""
+        return tensor.is_contiguous() and tensor.data_ptr() % self._step == 0
 
     def _same_kinds(self, moving: Sequence[Any]) -> bool:
         """Have these tensors the shapes, types and devices of those in the call before?"""
@@ -185,10 +196,10 @@ class Program:
                     f"a tensor lies on {tensor.device}, but ark runs on {backend().name}; move the "
                     "module and its inputs there, or call ark.init(backend=...)"
                 )
-        strided = [i for i in self._fixed.which if not inputs[i].is_contiguous()]
-        if strided:  # copied in every call
-            self._fixed = Fixed([i for i in self._fixed.which if i not in strided])
-            self._moving = sorted({*self._moving, *strided})
+        copied = [i for i in self._fixed.which if not self._fits(inputs[i])]
+        if copied:  # in every call
+            self._fixed = Fixed([i for i in self._fixed.which if i not in copied])
+            self._moving = sorted({*self._moving, *copied})
         self._fixed.learn(inputs)
         self._addresses = ()
 
@@ -282,15 +293,19 @@ class Program:
 
 
 def planned(
-    model: ark.Model, places: Sequence[Value], machine: Machine, members: Ranks | None = None
+    model: ark.Model,
+    places: Sequence[Value],
+    machine: Machine,
+    members: Ranks | None = None,
+    boxes: bool = True,
 ) -> Plan:
     """The plan for a machine, verified, with those of all ranks where there are several. places:
-    inputs and results, which are the caller's.
+    inputs and results, which are the caller's. boxes: they lie where boxes of them can be loaded.
     """
     external = sorted({v.tensor.ir.buffer.id for v in places})
     options = {"external": external, **tuned.options(machine)}
     options |= tuned_collectives.options(machine, model.graph.world_size, members)
-    plan = make_plan(model.graph, _counting_on(machine), options)
+    plan = make_plan(model.graph, _counting_on(machine, boxes), options)
     if members is None:
         verify([plan])
     else:
@@ -299,11 +314,13 @@ def planned(
     return plan
 
 
-def _counting_on(machine: Machine) -> Machine:
-    """The machine with the one variant whose launches go on from one another: `block`, which reads
-    operands in place, without a ring.
+def _counting_on(machine: Machine, boxes: bool) -> Machine:
+    """The machine with the variants whose launches go on from one another: those without a stream
+    of operands, `block`, which reads them in place, and `matrix`, which loads boxes of them.
     """
-    return dataclasses.replace(machine, variants=(block(machine.variants[0].role(COMPUTE)),))
+    first = block(machine.variants[0].role(COMPUTE))
+    loads = [v for v in machine.variants if v.role(LOAD) and not v.stages and not v.role(MOVE)]
+    return dataclasses.replace(machine, variants=(first, *(loads if boxes else ())))
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:

@@ -1,0 +1,123 @@
+"""What an elementwise op, or a product's end, computes from small tensors alone is computed once.
+
+A batch norm behind a convolution scales each of its elements by weight / sqrt(variance + eps), of
+which there is one a channel: that factor, and the term that goes with it, become ops of their own
+in front of all others. Only where nothing of the iteration makes what they read: such ops hold up
+nobody, while processors wait for the iteration's first results. Called by ark.lower.prepare.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from ark.ir.dtype import fp32
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.tasks import expression
+
+LEAST = 1 << 18  # elements of a result; of fewer an op more takes what it saves
+REPEATED = 64  # how often each small value is wanted, at least
+PLAIN = ("cast", "copy", "input", "number", "index")  # what computes nothing
+BEFORE = {"finish": 1, "expr": 0}  # inputs of a node before the one that its tree calls 0
+
+
+def take_factors_out(graph: Graph) -> Graph:
+    """A copy of the graph with such ops in front, each in front of its phase."""
+    written = {t.buffer.id for node in graph.nodes for t in node.outputs if not node.virtual}
+    numbers = itertools.count(1 + max((n.id for n in graph.nodes), default=0))
+    nodes: list[Node] = []
+    for _, phase in itertools.groupby(graph.nodes, lambda n: n.phase):
+        each = [_Factors(graph, node, written, numbers) for node in phase]
+        nodes += [made for one in each for made in one.made]
+        nodes += [one.node for one in each]
+    return graph.with_nodes(nodes)
+
+
+class _Factors:
+    """node: the one that was given, with small tensors in the place of what it computed of small
+    ones. made: what computes those.
+    """
+
+    def __init__(self, graph: Graph, node: Node, written: set[int], numbers: Iterator[int]) -> None:
+        self.node = node
+        self.made: list[Node] = []
+        self._graph, self._written, self._numbers = graph, written, numbers
+        self._inputs = list(node.inputs)
+        self._known: dict[str, expression.Tree] = {}
+        name = next((n for n in BEFORE if n in node.attrs), None)
+        large = bool(node.outputs) and node.outputs[0].elements >= LEAST
+        if name is None or not large or node.hints is not None or len(node.outputs) > 1:
+            return
+        self._before = BEFORE[name]
+        tree = self._replaced(node.attrs[name])
+        if self.made:
+            read = sorted(expression.reads(tree))
+            first = [0] if self._before else []  # the product
+            kept = [i for i in read if i not in first]
+            leaves = {old: new for new, old in enumerate([*first, *kept])}
+            attrs = {**node.attrs, name: _renumbered(tree, leaves)}
+            inputs = (
+                *node.inputs[: 2 * self._before],
+                *(self._inputs[i + self._before] for i in kept),
+            )
+            self.node = dataclasses.replace(node, inputs=inputs, attrs=attrs)
+
+    def _replaced(self, tree: expression.Tree) -> expression.Tree:
+        """The tree over the old inputs and, behind them, new ones."""
+        if tree[0] in ("input", "number", "index"):
+            return tree
+        if tree[0] not in PLAIN and self._small(tree):
+            key = repr(tree)
+            if key not in self._known:
+                self._known[key] = self._computed(tree)
+            return self._known[key]
+        head = 2 if tree[0] == "cast" else 1
+        return [*tree[:head], *(self._replaced(part) for part in tree[head:])]
+
+    def _operands(self, tree: expression.Tree) -> list[Tensor]:
+        return [self._inputs[i + self._before] for i in sorted(expression.reads(tree))]
+
+    def _small(self, tree: expression.Tree) -> bool:
+        """Is it made of small tensors alone, which nothing writes?"""
+        reads = expression.reads(tree)
+        if not reads or (self._before and 0 in reads) or expression.places(tree):
+            return False
+        operands = self._operands(tree)
+        if any(t.buffer.id in self._written or t.dtype.packed for t in operands):
+            return False
+        shape = np.broadcast_shapes(*(t.shape for t in operands))
+        fits = math.prod(shape) * REPEATED <= self.node.outputs[0].elements
+        names = [t.dtype.name for t in self._inputs[self._before :]]
+        return fits and expression.check(tree, names, len(self.node.outputs[0].shape)) == "float"
+
+    def _computed(self, tree: expression.Tree) -> expression.Tree:
+        """A leaf in its place, and the node that makes it."""
+        operands, node = self._operands(tree), self.node
+        shape = np.broadcast_shapes(*(t.shape for t in operands))
+        out = self._graph.tensor(shape, fp32, name=f"{node.name}.factor")
+        leaves = {old: new for new, old in enumerate(sorted(expression.reads(tree)))}
+        self.made.append(
+            dataclasses.replace(
+                node,
+                id=next(self._numbers),
+                type="pointwise",
+                name=out.name,
+                inputs=tuple(operands),
+                outputs=(out,),
+                attrs={"expr": _renumbered(tree, leaves)},
+                after=(),
+            )
+        )
+        self._inputs.append(out)
+        return expression.leaf(len(self._inputs) - 1 - self._before)
+
+
+def _renumbered(tree: expression.Tree, leaves: dict[int, int]) -> expression.Tree:
+    """The tree with other numbers of its inputs."""
+    names = [expression.leaf(leaves.get(i, 0)) for i in range(1 + max(leaves))]
+    return expression.substitute(tree, names)

@@ -1,0 +1,106 @@
+"""Operands that box maps are of move from launch to launch: each copy of the table of tasks names
+box maps of its own, which are of the addresses that it was made for. The device is one that only
+keeps what is written to it.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from ark_cuda import backend
+
+from ark.backend import registry
+from ark.backend.devices import Memory
+from ark.codegen.writer import write
+from ark.ir.dtype import bf16
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan as make_plan
+from ark.plan.serialize import machine_of
+from ark.plan.types import PlanTensor
+from ark.runtime.device_tables import DeviceTables
+from ark.runtime.kernels import Kernel
+from ark.runtime.placements import MOST
+
+
+class Kept:
+    """Memory by address; a box map's form is its matrix's address, repeated."""
+
+    def __init__(self) -> None:
+        self.memory = np.zeros(1 << 24, np.uint8)
+        self.end, self.mapped = 256, 0
+
+    def alloc(self, nbytes: int) -> Memory:
+        begin, self.end = self.end, self.end + -(-nbytes // 256) * 256
+        return Memory(begin, nbytes, "device")
+
+    def write(self, address: int, data: np.ndarray) -> None:
+        given = np.ascontiguousarray(data).view(np.uint8).ravel()
+        self.memory[address : address + len(given)] = given
+
+    def box_map(self, box: Any, address: int) -> bytes:
+        self.mapped += 1
+        return np.full(16, address, np.uint64).tobytes()
+
+    def words(self, address: int, count: int) -> np.ndarray:
+        return self.memory[address : address + 8 * count].view(np.uint64)
+
+
+def test_each_table_has_its_own_box_maps() -> None:
+    graph = Graph()
+    shapes = {"a": (512, 1024), "b": (512, 1024), "c": (512, 512)}
+    a, b, c = (graph.tensor(s, bf16, arena="external", name=n) for n, s in shapes.items())
+    graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True}, "product")
+    made = make_plan(graph, registry.machine("h100"))
+    assert made.variant == "matrix"
+    emitted = write(made, machine_of(made), backend.dialect("sm_90a"))
+    kernel: Any = Kernel(range(1), machine_of(made), SimpleNamespace(emitted=emitted), None)  # type: ignore[arg-type]
+    device: Any = Kept()
+    left, right, out = (made.tensors[t].buffer for t in made.ops[0].operands)
+    places = {left: 1 << 32, right: 2 << 32, out: 3 << 32}
+
+    def address(tensor: PlanTensor) -> int:
+        return places[tensor.buffer] + tensor.first_byte
+
+    tables = DeviceTables(
+        made,
+        [kernel],
+        device,
+        device.alloc,
+        address,
+        places.__getitem__,
+        lambda _: 0,
+        lambda _: 0,
+    )
+    record = tables.host.tasks.dtype.itemsize // 8
+    where = tables.host.tasks.dtype.fields["operand"][1] // 8
+
+    def looked_at(table: int) -> set[tuple[int, ...]]:
+        """By task: operands, and the addresses that its box maps are of."""
+        rows = device.words(table, record * len(tables.host.tasks)).reshape(-1, record)
+        operands = rows[:, where : where + 5].tolist()
+        return {(*r[:3], *(int(device.words(m, 1)[0]) for m in r[3:])) for r in operands}
+
+    def wanted() -> set[tuple[int, ...]]:
+        three = places[left], places[right], places[out]
+        return {(*three, *three[:2])}
+
+    assert looked_at(tables.arrays["tasks"].address) == wanted()
+    before, first = device.mapped, tables.arrays["tasks"].address
+    was, waited = wanted(), []
+    kept = {}
+    for number in range(1, MOST + 4):
+        tables.move(places, {left: (4 << 32) + number * 4096}, lambda: waited.append(1))
+        now = tables.arrays["tasks"].address
+        assert looked_at(now) == wanted()
+        kept[now] = wanted()
+        if number < MOST:
+            assert looked_at(first) == was and not waited
+    assert waited == [1] * 4  # one for each table that another took the place of
+    assert device.mapped == before + MOST + 3  # of the matrix that moved
+    for table, what in kept.items():
+        assert looked_at(table) == what
+    tables.move(places, {out: 5 << 32}, lambda: None)
+    assert looked_at(tables.arrays["tasks"].address) == wanted()
+    assert device.mapped == before + MOST + 3
