@@ -330,15 +330,15 @@ def united(
     machine: Machine,
     types: tuple[DataType, ...],
     own: Collection[str] = (),
-    quarter: int = 0,
+    which: int = 0,
     share: int = 24,
 ) -> list[Plan]:
     """Plans of at most `share` ops that together have signatures of `plans` once: each kind's
-    first, and of the rest every second of kinds with a body of the backend's own, every fourth of
-    the others, whose text is the same for all, which ones as `quarter` says. In the slow run all.
+    first, and of the rest every fourth of kinds with a body of the backend's own, every eighth of
+    the others, whose text is the same for all, which ones as `which` says. In the slow run all.
     """
     made = [plan for _, plan in plans(machine, types)]
-    seen, first_of, skipped = set(), set(), {2: 0, 4: 0}
+    seen, first_of, skipped = set(), set(), {4: 0, 8: 0}
     tensors: list[PlanTensor] = []
     buffers: list[PlanBuffer] = []
     ops: list[PlanOp] = []
@@ -348,9 +348,9 @@ def united(
             if key in seen or _of_roles(one, op):
                 continue
             seen.add(key)
-            every = 2 if op.kind in own else 4
+            every = 4 if op.kind in own else 8
             skipped[every] += 1
-            if not SLOW and op.kind in first_of and (skipped[every] + quarter) % every:
+            if not SLOW and op.kind in first_of and (skipped[every] + which) % every:
                 continue
             first_of.add(op.kind)
             first = len(tensors)

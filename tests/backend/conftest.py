@@ -19,7 +19,12 @@ from ark.errors import UnsupportedError
 
 NAMES = ("cpu", "cuda", "rocm")
 SIMULATED = ("mesh",)
-OPTIMISED = ("test_attention.py", "test_ops.py")
+OPTIMISED = (
+    "test_attention_is_torchs",
+    "test_matmul",
+    "test_reductions",
+    "test_chains_become_one_op",
+)
 
 
 def required(name: str) -> int:
@@ -52,7 +57,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def optimised(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some run what ark's own flags make also where all others are compiled quickly."""
-    if request.path.name in OPTIMISED:
+    if request.node.originalname in OPTIMISED:
         monkeypatch.delenv("ARK_CPU_FLAGS", raising=False)
 
 

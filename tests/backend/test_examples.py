@@ -11,6 +11,7 @@ from examples.adasum import adasum
 from examples.word2vec import word2vec
 from tests.multi import test_adasum as ranks_of_adasum
 from tests.multi import test_word2vec as ranks_of_word2vec
+from tests.slow import slow
 
 
 def test_word2vec(backend: str) -> None:
@@ -20,7 +21,7 @@ def test_word2vec(backend: str) -> None:
     np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "LAMB"])
+@pytest.mark.parametrize("optimizer", ["momentum", pytest.param("LAMB", marks=slow)])
 def test_adasum(backend: str, optimizer: str) -> None:
     """Both forms of one rank are its own optimizer."""
     torch, lamb = pytest.importorskip("torch"), pytest.importorskip("tests.lamb")

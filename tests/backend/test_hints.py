@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import ark
+from tests.slow import slow
 
 SEED = np.random.default_rng(5)
 TILES = [[1, 1], [1, 7], [3, 40], [5, 64], [16, 96], [40, 96]]
+FEW = [[3, 40], [16, 96]]  # by default
 
 
 def made(*shape: int) -> tuple[ark.Tensor, np.ndarray]:
@@ -28,7 +30,9 @@ def ran(results: list[ark.Tensor], *inputs: tuple[ark.Tensor, np.ndarray]) -> li
         return [r.to_numpy() for r in results]
 
 
-@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize(
+    "tile", [pytest.param(t, marks=[slow] * (t not in FEW)) for t in TILES], ids=str
+)
 def test_any_tile_gives_the_same_result(backend: str, tile: list[int]) -> None:
     x, b = made(40, 96), made(96, 96)
     row = made(40, 1)

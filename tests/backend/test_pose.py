@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from examples.pose import pose as example
+from tests.slow import slow
 
 
 def scipy_pose(
@@ -34,7 +35,7 @@ def scipy_pose(
     return a, found.x[3:], found.cost
 
 
-@pytest.mark.parametrize("points", [8, 13])
+@pytest.mark.parametrize("points", [8, pytest.param(13, marks=slow)])
 def test_scipy_finds_the_same_poses(backend: str, points: int) -> None:
     batch = 100 if backend != "rocm" else 8
     problems, *_ = example.draw(points, batch, seed=2, sigma=0.05)

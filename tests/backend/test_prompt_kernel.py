@@ -27,6 +27,7 @@ from ark.plan.types import Plan
 from ark.runtime.executor import Executor
 from tests.checkpoints import make_checkpoint
 from tests.projection import Projection, with_matrix
+from tests.slow import slow
 
 LENGTHS = (2, 127, 128, 129, 250)
 
@@ -49,7 +50,7 @@ def planned(shape: Shape, device: Device, cuts: dict[str, list[int]]) -> Plan:
     return plan
 
 
-@pytest.mark.parametrize(("parts", "width"), [(1, 16), (2, 64)])
+@pytest.mark.parametrize(("parts", "width"), [pytest.param(1, 16, marks=slow), (2, 64)])
 def test_a_prompt_for_matrix_units_gives_the_models_tokens(
     directories: dict[int, Path], parts: int, width: int
 ) -> None:

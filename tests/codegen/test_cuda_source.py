@@ -86,6 +86,7 @@ def test_the_kernels_of_a_real_model_spill_no_more_than_they_did(variant, chunk)
     assert found and found[0] <= loop and sum(found) <= everywhere, log
 
 
+@slow
 def test_prompts_are_a_kernel_of_their_own_whose_products_are_not_serialized():
     machine = backend.machine("h100")
     config = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1)

@@ -25,6 +25,8 @@ pytest.importorskip("cuda.bindings.nvrtc")
 
 from ark_cuda import backend, machines
 
+from tests.slow import slow
+
 needs_gpu = pytest.mark.skipif(
     not backend.probe().devices and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
     reason=f"no NVIDIA GPU: {backend.probe().reason}",
@@ -105,7 +107,7 @@ def test_a_map_of_windows_of_one_dimension_as_the_left_side() -> None:
     )
 
 
-@pytest.mark.parametrize("model", ["h100", "b200"])
+@pytest.mark.parametrize("model", ["h100", pytest.param("b200", marks=slow)])
 @pytest.mark.parametrize(
     ("x", "w", "options"),
     [

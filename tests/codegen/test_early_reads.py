@@ -18,6 +18,7 @@ from ark.models.plans import make_plans
 from ark.plan import kind as kinds
 from ark.plan.types import Plan
 from tests import cuda_on_host
+from tests.slow import slow
 from tests.touch import READ, Bench
 from tests.unit.plan.shapes import CONFIG
 from tests.unit.tasks.test_accesses import masks
@@ -64,7 +65,7 @@ def early_reads(plan: Plan) -> dict[int, set[int]]:
     ("dtype", "chunk", "ranks", "width", "options"),
     [
         ("bf16", 4, 1, 16, {}),
-        ("fp32", 0, 1, 16, {"packets": False}),
+        pytest.param("fp32", 0, 1, 16, {"packets": False}, marks=slow),
         ("fp16", 0, 2, 32, {}),
         ("bf16", 0, 1, 32, {"batch": 3}),
     ],

@@ -14,6 +14,8 @@ from ark.errors import InvalidUsageError, UnsupportedError
 torch = pytest.importorskip("torch")
 from ark_cpu.device import CpuDevice, CpuLaunch  # noqa: E402
 
+from tests.slow import few  # noqa: E402
+
 
 @pytest.fixture(autouse=True)
 def on_the_cpu() -> None:
@@ -103,7 +105,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", few(1, reversed(OPTIMIZERS)))
 def test_training_steps_are_those_of_torch(name: str, launches: list[int]) -> None:
     """Two calls of 3 steps, each of 2 accumulated batches of 2 replicas, at other rates."""
     ours = Learner()
@@ -173,7 +175,7 @@ def processors_by_stage(model: Any) -> tuple[dict[str, set[int]], Any]:
     return where, plan
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", few(1, OPTIMIZERS))
 def test_gradients_and_updates_stay_on_their_stages(name: str, launches: list[int]) -> None:
     """Steps of two stages are torch's; whatever touches a weight, its gradient or its moments is
     done by the stage's processors.

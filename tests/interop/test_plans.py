@@ -22,6 +22,7 @@ from ark.interop.torch.graph import Built, build, drop_checks  # noqa: E402
 from ark.interop.torch.program import own, planned  # noqa: E402
 from ark.interop.torch.values import Value  # noqa: E402
 from tests.interop import models  # noqa: E402
+from tests.slow import slow  # noqa: E402
 
 MACHINES = registry.get("cuda").machine_names()
 
@@ -41,7 +42,10 @@ def built(name: str) -> Built:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(m, marks=[slow] * (m in ("bert", "gpt2"))) for m in models.MODELS],
+)
 def test_launches_of_a_program_go_on_from_one_another(name: str, machine: str) -> None:
     if name in ("bert", "gpt2"):
         pytest.importorskip("transformers")

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.slow import slow
+
 SCRIPT = """
 import sys
 import ark
@@ -52,7 +54,13 @@ def test_under_a_launcher_the_number_of_ranks_is_its() -> None:
     assert processes("ark.set_rank(0)", "ark.set_rank(1)", launched=True) == [str([2.0] * 4)] * 2
 
 
-@pytest.mark.parametrize("order", ["ark.set_world_size(2)", "ark.init(); ark.set_world_size(2)"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        "ark.set_world_size(2)",
+        pytest.param("ark.init(); ark.set_world_size(2)", marks=slow),
+    ],
+)
 def test_ranks_without_a_launcher_are_told_to_use_one(order: str) -> None:
     (said,) = processes(order)
     assert said.startswith("refused: the model is of 2 ranks")

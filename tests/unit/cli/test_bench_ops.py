@@ -16,6 +16,7 @@ from ark.bench.memory_cases import moves
 from ark.bench.ops import OpFigures, measure
 from ark.cli import main
 from ark.cli.bench_ops import _copy_cells
+from tests.slow import slow
 
 CASE = "adds-64x4096-fp32"
 
@@ -104,7 +105,9 @@ def test_slots_of_a_loop_are_counted_by_passes() -> None:
     assert older.matrix_share == (8 + 16) / (8 + 16 + 6)
 
 
-@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950", "gfx1100"])
+@pytest.mark.parametrize(
+    "arch", ["gfx942", "gfx1100", *(pytest.param(a, marks=slow) for a in ("gfx90a", "gfx950"))]
+)
 def test_products_on_amd_are_matrix_instructions_for_the_most_part(
     arch: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -215,6 +215,7 @@ def test_what_newer_pipelines_hold() -> None:
     assert kinds_of == {"g", "h", "f", "b"}
 
 
+@slow
 def test_co_shard_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank's first half of the batch is through a layer before its second half begins, and what a
     layer makes is made again for its gradients, so less is kept at once.
