@@ -13,8 +13,10 @@ from typing import Any
 from ark.api import session
 from ark.api.init import init
 from ark.distributed.group import Group
+from ark.errors import InvalidUsageError
 from ark.frontend.model import Model
 from ark.runtime.bootstrap import Bootstrap
+from ark.runtime.executor import BUDGET_S, MOST_BUDGET_S
 
 __all__ = [
     "all_gather",
@@ -32,15 +34,30 @@ __all__ = [
 _group: Group | None = None
 
 
-def group() -> Group:
-    """The process's group, joined on first use."""
+def group(timeout_s: float | None = None) -> Group:
+    """The process's group, joined on first use.
+
+    timeout_s: how long a rank waits for another within a call, 10 s unless the first use says
+    otherwise. A rank that dies is noticed before; this ends calls that ranks do not make together.
+    """
     global _group
     if _group is None:
+        if timeout_s is not None and not 0 < timeout_s <= MOST_BUDGET_S:
+            raise InvalidUsageError(
+                f"group: ranks wait for {timeout_s} s; it must be above 0 and at most "
+                f"{MOST_BUDGET_S:g}"
+            )
         if not Model.has_world_size():
             init()
         job = session.ranks() or Bootstrap.connect(0, 1, "127.0.0.1", 0)
-        _group = Group(job, session.backend(), session.device())
+        budget = BUDGET_S if timeout_s is None else timeout_s
+        _group = Group(job, session.backend(), session.device(), budget)
         atexit.register(_close)
+    elif timeout_s is not None and timeout_s != _group.budget_s:
+        raise InvalidUsageError(
+            f"group: its ranks wait for {_group.budget_s:g} s already; ask for {timeout_s:g} s "
+            "before the first call"
+        )
     return _group
 
 

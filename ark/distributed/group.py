@@ -47,7 +47,7 @@ class Group:
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self._job = ranks
         self._backend, self._device = backend, device
-        self._budget_s = budget_s
+        self.budget_s = budget_s
         self._calls: defaultdict[Lane, OrderedDict[Key, Call]] = defaultdict(OrderedDict)
         self._tuned: tuned.Table | None = None
         self._locks: defaultdict[Lane, threading.Lock] = defaultdict(threading.Lock)
@@ -227,9 +227,7 @@ class Group:
             members = Members(self._job, (source, target), f"a send {way} between")
             rank, world, chosen = members.rank, 2, key
         hosts = hosts_of(members)
-        made = Call(
-            chosen, members, rank, world, self._backend, self._device, self._budget_s, hosts
-        )
+        made = Call(chosen, members, rank, world, self._backend, self._device, self.budget_s, hosts)
         calls[key] = made
         return made
 

@@ -4,10 +4,12 @@ works.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 import ark
 
@@ -52,3 +54,33 @@ def refuse_all() -> None:
 
 def test_what_no_collective_takes_is_refused_by_all() -> None:
     assert ark.launch(2, refuse_all) == 0
+
+
+def meet_late(timeout_s: float, late_s: float) -> None:
+    import ark.comm
+
+    ark.init(backend="cpu")
+    ark.comm.group(timeout_s=timeout_s)
+    assert ark.comm.group(timeout_s) is ark.comm.group()
+    with pytest.raises(ark.InvalidUsageError, match="already; ask for"):
+        ark.comm.group(timeout_s + 1.0)
+    ark.comm.all_reduce(np.ones(8, np.float32))
+    if ark.Model.get_rank() == 1:
+        time.sleep(late_s)
+    assert list(ark.comm.all_reduce(np.ones(8, np.float32))) == [2.0] * 8
+
+
+def test_a_rank_that_comes_late_is_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
+    """Longer than 10 s where that was asked for; less where less was."""
+    assert ark.launch(2, meet_late, 120.0, 13.0) == 0
+    assert ark.launch(2, meet_late, 1.0, 60.0) == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert "on rank 0, processor 0, iteration 1 waited for a packet" in said
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_no_time_to_wait(timeout_s: float) -> None:
+    import ark.comm
+
+    with pytest.raises(ark.InvalidUsageError, match="ranks wait for"):
+        ark.comm.group(timeout_s)
