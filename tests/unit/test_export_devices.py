@@ -80,7 +80,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return folder
 
 
-@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("compiler", ["gcc", pytest.param("zig", marks=slow)])
 def test_without_a_driver_the_program_says_what_to_do(exported: Path, compiler: str) -> None:
     program = compiled(exported, compiler)
     if registry.get(exported.name.rstrip("0123456789")).probe().devices:

@@ -31,6 +31,7 @@ from ark.plan.verify.structure import _check_moved
 from ark.plan.verify.symmetry import alone, symmetry_of
 from ark.tasks.tokens import SETTINGS
 from tests.multi.test_rank_plans import execute
+from tests.slow import slow
 from tests.unit.plan import test_verify, test_verify_ranks
 from tests.unit.plan.shapes import CONFIG, decoder_graphs, machine
 
@@ -50,7 +51,7 @@ def isomorphic(request: pytest.FixtureRequest) -> Rotated:
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=slow), 4])
 @pytest.mark.parametrize("name", sorted(MACHINES))
 def test_one_plan_stands_for_what_each_rank_would_plan(ranks: int, name: str) -> None:
     graphs = decoder_graphs(ranks)
@@ -60,7 +61,7 @@ def test_one_plan_stands_for_what_each_rank_would_plan(ranks: int, name: str) ->
     verify(found)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=slow), 4])
 @pytest.mark.parametrize("name", sorted(MACHINES))
 def test_a_tied_head_is_the_same_view_further_on(ranks: int, name: str) -> None:
     """Each rank's share of the logits is of its own rows of the embedding, which it holds whole."""
