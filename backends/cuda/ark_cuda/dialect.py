@@ -27,7 +27,9 @@ def dialect(arch: str) -> Dialect:
         bodies=BODIES,
         headers=HEADERS,
         scratch=SCRATCH,
-        stream="".join(map(_text, ("barriers.h", "ring.h", "prefetch.h", "stream.h"))),
+        stream="".join(
+            map(_text, ("barriers.h", "ring.h", "prefetch.h", "in_flight.h", "stream.h"))
+        ),
         polls=POLLS,
         roles=_text("roles.h"),
         loads=LOADS,

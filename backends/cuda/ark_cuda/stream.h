@@ -114,7 +114,7 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
       const ark_u32 round = issued / ARK_RING_DEPTH;
       if (!ark_slot_free_prefetching(at, slot, round, r, first + k)) return false;
       if (!ark_prepare_slot(c, at, slot, address, pieces.count * bytes)) return false;
-      if (!ark_stream_landed(c, at, issued, ARK_IN_FLIGHT)) return false;
+      if (!ark_stream_landed(c, at, issued, ark_stream_in_flight(at, issued))) return false;
       if (boxed) {
         ark_fill_box(at, slot, address, form & 0x3fffffffu, packed >> 16);
       } else if (pieces.pitch != 0u) {
@@ -158,7 +158,7 @@ ARK_DEVICE void ark_stream_run(const ArkParams* p, ark_u32 processor) {
   }
   // A block must not end while copies into its shared memory are under way. A copy that was started
   // lands whatever else has failed, so that this wait asks nobody and needs no budget.
-  for (ark_u32 back = ARK_IN_FLIGHT; back > 0u; --back) {
+  for (ark_u32 back = ARK_MOST_IN_FLIGHT; back > 0u; --back) {
     if (issued < back) continue;
     const ark_u32 index = issued - back;
     ark_u64* full = &ark_ring.full[index % ARK_RING_DEPTH];
