@@ -43,6 +43,7 @@ PACKAGES = (
     "ml_dtypes",
     "numpy",
     "nvidia-cuda-nvrtc",
+    "nvidia-nvjitlink",
     "pytest",
     "torch",
     "transformers",

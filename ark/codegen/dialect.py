@@ -15,10 +15,14 @@ from ark.plan.kind import Signature
 
 @dataclass(frozen=True)
 class Source:
-    """A loop kernel's source text and the name of its entry point."""
+    """A loop kernel's source text and the name of its entry point.
+
+    separate: its functions are compiled each by itself, as for a library, and then linked.
+    """
 
     text: str
     entry: str = "ark_loop"
+    separate: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,9 @@ class Dialect:
     have a task list of their own. enters: by task kind, whether the vendor's own body of the
     variant `block` begins before its task's waits and calls ark_enter itself; it returns a bool
     then, and until that call reads nothing but what the stream fetches. maps: by task kind, the
-    box maps of its operands.
+    box maps of its operands. together: the most bodies that a kernel of the variant `block` is
+    compiled with as one program; where it has more, its functions are compiled separately. 0: all
+    kernels are compiled as one.
     """
 
     name: str
@@ -104,3 +110,4 @@ class Dialect:
     maps: Mapping[str, MapRule] = field(default_factory=dict)
     loader: LoaderRule | None = None
     unstaged: int = 0
+    together: int = 0

@@ -86,7 +86,9 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     ]
     text = "\n".join(part for part in parts if part)
     names, maps = tuple(bodies.names), tuple(bodies.maps)
-    return Emitted(Source(text), tuple(bodies.opcode), scratch, names, maps)
+    separate = machine.variant.name == "block" and 0 < dialect.together < len(names)
+    source = Source(text, separate=separate)
+    return Emitted(source, tuple(bodies.opcode), scratch, names, maps)
 
 
 def _agreed(signatures: Sequence[Signature]) -> list[Signature]:

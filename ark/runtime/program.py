@@ -129,5 +129,5 @@ def _emitted(
     emitted = write(plan, machine, backend.dialect(arch), phases)
     target = Target(arch, machine.threads)
     flags = backend.compiler().key(target)
-    key = (__version__, backend.name, emitted.source.text, flags, repr(target))
+    key = (__version__, backend.name, repr(emitted.source), flags, repr(target))
     return emitted, target, cache.key(*key)

@@ -1,6 +1,8 @@
 """Compiles loop kernels with NVRTC to a cubin: no toolkit, no GPU and no driver needed.
 
-The compiler comes from the wheel nvidia-cuda-nvrtc. Called by ark.runtime.program, `ark emit` and
+The compiler comes from the wheel nvidia-cuda-nvrtc, the linker for kernels whose functions are
+compiled separately from nvidia-nvjitlink; without that one, or where it is older than the compiler,
+they are compiled as one program, which takes longer. Called by ark.runtime.program, `ark emit` and
 the tests that compile every kernel for every architecture.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 import io
 import re
 import threading
+from functools import cache
 from typing import Any
 
 from ark.backend.devices import Binary
@@ -16,6 +19,7 @@ from ark.backend.protocol import Target
 from ark.codegen.dialect import Source
 from ark.errors import SystemError
 
+_REGISTERS = 65536  # of a multiprocessor
 # No plan uses every helper of the device ABI.
 _UNUSED = 177
 # The kernels of a plan are compiled side by side, and cuda.core is no package that two threads can
@@ -27,9 +31,11 @@ class NvrtcCompiler:
     """ark.backend.protocol.Compiler over cuda.core's Program."""
 
     def key(self, target: Target) -> str:
-        """Compiler, version, architecture and flags."""
+        """Compiler and linker with their versions, architecture and flags."""
         major, minor = _version()
-        return f"nvrtc {major}.{minor} {target.arch} c++17"
+        linker = _linker()
+        linked = f" nvjitlink {linker[0]}.{linker[1]}" if linker else ""
+        return f"nvrtc {major}.{minor}{linked} {target.arch} c++17"
 
     def compile(self, source: Source, target: Target) -> Binary:
         """A cubin for `target.arch`; the log holds registers and stack of the kernel.
@@ -44,6 +50,7 @@ class NvrtcCompiler:
                 f"{target.arch!r} is no architecture of an NVIDIA GPU; it is spelt like sm_90a"
             )
         log = io.StringIO()
+        separate = source.separate and _linker() is not None
         options = core.ProgramOptions(
             name=f"{source.entry}.cu",
             std="c++17",
@@ -52,15 +59,28 @@ class NvrtcCompiler:
             diag_suppress=_UNUSED,
             device_as_default_execution_space=True,  # NVRTC 13.0 takes lambdas for host code
             no_cache=True,  # ark keeps binaries itself; NVRTC's own come without the log
+            relocatable_device_code=separate,
+            max_register_count=_registers(target.threads) if separate else None,
         )
         try:
             program = core.Program(source.text, "c++", options)
-            code = program.compile("cubin", logs=log).code
+            made = program.compile("cubin", logs=log)
+            if separate:
+                linker = core.Linker(
+                    made, options=core.LinkerOptions(arch=target.arch, verbose=True)
+                )
+                made = linker.link("cubin")
+                log.write(linker.get_info_log())
         except Exception as error:  # cuda.core raises its own types, the log inside the message
             raise SystemError(
                 f"NVRTC cannot compile the loop kernel for {target.arch}: {error}\n{log.getvalue()}"
             ) from error
-        return Binary(bytes(code), ".cubin", log.getvalue())
+        return Binary(bytes(made.code), ".cubin", log.getvalue())
+
+
+def _registers(threads: int) -> int:
+    """The most that each thread of a block of so many can have; they are given out by eights."""
+    return min(255, _REGISTERS // threads // 8 * 8)
 
 
 def _core() -> Any:
@@ -80,3 +100,15 @@ def _version() -> tuple[int, int]:
             '`pip install "ark-gpu[cuda]"`'
         ) from error
     return int(major), int(minor)
+
+
+@cache
+def _linker() -> tuple[int, int] | None:
+    """The version of nvJitLink; None where it is missing or does not know this NVRTC's objects."""
+    try:
+        from cuda.bindings import nvjitlink
+
+        found = nvjitlink.version()
+    except Exception:  # missing package and missing library have types of their own
+        return None
+    return found if found >= _version() else None

@@ -12,6 +12,10 @@ from ark.codegen.dialect import Dialect
 from ark_cuda.tasks import BODIES, HEADERS, LOADER, LOADS, MAPS, MOVES, POLLS, SCRATCH
 from ark_cuda.tasks.products import SLABS
 
+# Compiled as one program, bodies keep what their callers hold in registers and frames that all of
+# the kernel's calls share: the time for it grows with the square of the number of bodies.
+TOGETHER = 16
+
 
 def _text(name: str) -> str:
     return resources.files("ark_cuda").joinpath(name).read_text()
@@ -37,4 +41,5 @@ def dialect(arch: str) -> Dialect:
         moves=MOVES,
         loader=LOADER,
         unstaged=SLABS,
+        together=TOGETHER,
     )

@@ -45,7 +45,7 @@ def probe() -> Probe:
 
 def _versions() -> dict[str, str]:
     versions = {}
-    for package in ("cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc"):
+    for package in ("cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc", "nvidia-nvjitlink"):
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

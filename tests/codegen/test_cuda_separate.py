@@ -1,0 +1,90 @@
+"""Kernels of many bodies: their functions are compiled separately and linked."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import struct
+
+import pytest
+
+from ark.backend.protocol import Target
+from ark.codegen.dialect import Source
+from ark.codegen.writer import write
+from ark.ir.dtype import fp32
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan
+from ark.plan.serialize import machine_of
+from ark.runtime import program
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+from ark_cuda import backend, compiler, machines
+from ark_cuda.dialect import TOGETHER
+
+H100 = machines.MODELS["h100"]
+EXECUTABLE = 2  # e_type of an ELF file that needs no linking
+
+
+def made(bodies: int):
+    """A plan of so many bodies, and its kernel's source."""
+    graph = Graph()
+    for n in range(bodies):
+        a, b = (graph.tensor((8 + n, 96), fp32, arena="state", name=f"{x}{n}") for x in "ab")
+        graph.add("relu", [a], [b], {}, f"relu{n}")
+    drawn = plan(graph, H100)
+    machine = machine_of(drawn)
+    assert machine.variant.name == "block"
+    emitted = write(drawn, machine, backend.dialect(H100.arch))
+    assert len(emitted.bodies) == bodies
+    return drawn, emitted.source
+
+
+def test_only_kernels_of_many_bodies_are_compiled_separately():
+    assert not made(TOGETHER)[1].separate
+    assert made(TOGETHER + 1)[1].separate
+
+
+def test_a_kernel_of_many_bodies_is_linked():
+    if compiler._linker() is None:
+        pytest.skip("no nvJitLink of this NVRTC or later is installed")
+    source = made(TOGETHER + 1)[1]
+    target = Target(H100.arch, H100.threads)
+    one, again = (backend.compiler().compile(source, target) for _ in range(2))
+    whole = backend.compiler().compile(dataclasses.replace(source, separate=False), target)
+    assert one.data == again.data != whole.data
+    assert struct.unpack_from("<H", one.data, 16)[0] == EXECUTABLE
+    assert b"ark_loop\0" in one.data
+    used = re.search(r"used (\d+) registers", one.log)
+    assert used and int(used[1]) * target.threads <= 65536, one.log
+
+
+def test_without_a_linker_it_is_one_program(monkeypatch: pytest.MonkeyPatch):
+    source = Source('extern "C" __global__ void ark_loop() {}', separate=True)
+    target = Target(H100.arch, H100.threads)
+    key = backend.compiler().key(target)
+    monkeypatch.setattr(compiler, "_linker", lambda: None)
+    alone = dataclasses.replace(source, separate=False)
+    compiled = [backend.compiler().compile(s, target).data for s in (source, alone)]
+    assert compiled[0] == compiled[1]
+    assert "nvjitlink" not in backend.compiler().key(target)
+    monkeypatch.setattr(compiler, "_linker", lambda: (13, 5))
+    assert "nvjitlink 13.5" in backend.compiler().key(target)
+    assert key.split()[0] == "nvrtc"
+
+
+@pytest.mark.parametrize("threads, registers", [(512, 128), (544, 120), (384, 168), (128, 255)])
+def test_a_separate_function_keeps_within_its_threads_share(threads: int, registers: int):
+    """As the driver gives them: whole warps' of 256, each thread at most 255."""
+    assert compiler._registers(threads) == registers
+
+
+def test_the_cache_tells_them_apart(monkeypatch: pytest.MonkeyPatch):
+    drawn, source = made(TOGETHER + 1)
+    machine = machine_of(drawn)
+    phases = range(len(drawn.phases))
+    name = program._emitted(drawn, machine, backend, H100.arch, phases)[2]
+    emitted = write(drawn, machine, backend.dialect(H100.arch))
+    other = dataclasses.replace(emitted, source=dataclasses.replace(source, separate=False))
+    monkeypatch.setattr(program, "write", lambda *_: other)
+    assert program._emitted(drawn, machine, backend, H100.arch, phases)[2] != name
