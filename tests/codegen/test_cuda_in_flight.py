@@ -58,7 +58,7 @@ def test_one_more_is_in_flight_while_few_stages_are_unused(
     tmp_path: Path, slots: int, in_flight: int, slow: bool
 ) -> None:
     device = build(tmp_path, slots, in_flight, slow=slow)
-    few = 4 if slow else 6
+    few = 5 if slow else 6
     for issued in range(5 * slots):
         for unused in range(min(issued, slots) + 1):
             starving = issued >= few and unused < few

@@ -4,7 +4,7 @@
 
 // The ring is almost empty when all stages but so many have been used. From a faster memory stages
 // come in less time than warps take to use them.
-constexpr ark_u32 ARK_STARVING = ARK_SLOW_MEMORY ? 4 : 6;
+constexpr ark_u32 ARK_STARVING = ARK_SLOW_MEMORY ? 5 : 6;
 // Under roles; where all warps take each stage, more in flight was slower throughout.
 constexpr bool ARK_STARVES = ARK_BLOCK_WARPS > ARK_WARPS + 1 && ARK_RING_DEPTH > ARK_STARVING;
 constexpr ark_u32 ARK_MOST_IN_FLIGHT = ARK_STARVES ? ARK_IN_FLIGHT + 1 : ARK_IN_FLIGHT;
