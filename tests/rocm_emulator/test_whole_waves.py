@@ -148,6 +148,44 @@ def test_comparisons(arch: str, number: int) -> None:
     assert bits == [whole, whole & ((1 << suite.lanes // 2) - 1)]
 
 
+# Ways to write EXEC. {b}: 64 or 32 bits; {all}: EXEC; {some}, {keep}: scalar registers.
+WAYS = [
+    "s_mov_b{b} {all}, {some}", "s_mov_b32 exec_lo, s12", "s_and_b{b} {all}, {all}, {some}",
+    "s_and_saveexec_b{b} {keep}, {some}", "s_andn1_wrexec_b{b} {keep}, s[14:15]",
+    "s_bfm_b{b} {all}, 5, 0", "s_cmov_b{b} {all}, {some}", "s_bitset0_b32 exec_lo, 3",
+    "v_cmpx_gt_u32 {all}, s8, v10", "v_readlane_b32 exec_lo, v10, 7",
+    "v_cmp_gt_u32 {all}, s8, v10",
+]  # fmt: skip
+
+
+def _way(text: str, rdna: bool) -> Case:
+    """Which lanes an instruction reaches behind one that writes EXEC (v40), and EXEC."""
+    if rdna:
+        text = text.replace("s[14:15]", "s14").replace("_andn1_", "_and_not0_")
+        text = text.replace("v_cmpx_gt_u32 {all}, ", "v_cmpx_gt_u32 ")
+        names = {"b": "32", "all": "exec_lo", "some": "s12", "keep": "s22"}
+    else:
+        names = {"b": "64", "all": "exec", "some": "s[12:13]", "keep": "s[22:23]"}
+    lines = ["s_mov_b32 s12, 0x49249249", "s_mov_b32 s13, 0x12492492", "s_mov_b32 s14, 0x55",
+             "s_mov_b32 s15, 0x5500", "s_movk_i32 s8, 9", "s_cmp_eq_u32 s8, s8",
+             text.format(**names), "v_mov_b32 v40, 1",
+             f"s_mov_b{names['b']} s[24:25], exec" if not rdna else "s_mov_b32 s24, exec_lo",
+             "s_mov_b64 exec, -1" if not rdna else "s_mov_b32 exec_lo, -1",
+             "v_mov_b32 v41, s24", "v_mov_b32 v42, s25"]  # fmt: skip
+    return Case("\n".join(["s_mov_b32 s25, 0", *lines]), inputs=1, outputs=3)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_whatever_writes_exec_counts_for_the_next_instruction(arch: str) -> None:
+    suite = Suite(arch, {f"w{k}": _way(text, arch == "gfx1100") for k, text in enumerate(WAYS)})
+    inputs = np.arange(suite.lanes, dtype=np.uint32)
+    for k, text in enumerate(WAYS):
+        reached, low, high = suite.run(f"w{k}", [inputs])
+        exec_ = int(low[0]) | int(high[0]) << 32
+        assert 0 < exec_ < (1 << suite.lanes) - 1, text
+        assert sum(int(bit) << lane for lane, bit in enumerate(reached)) == exec_, text
+
+
 SOURCE = """
 extern "C" __global__ void work(unsigned* out, unsigned n, unsigned long long far) {
   unsigned x = threadIdx.x;

@@ -204,7 +204,7 @@ void Decoder::finish_valu(Inst& inst) {
                    inst.ext == Ext::None && inst.dst[0].kind == Kind::Vgpr;
 }
 
-Handler Decoder::handler_of(const Inst& inst) {
+Handler Decoder::whole_of(const Inst& inst) {
   const OpInfo& op = *inst.op;
   const bool writes_lanes = inst.dst[0].kind == Kind::Vgpr;
   if (!inst.plain_src || (writes_lanes ? !inst.plain_dst : inst.dst[0].ty != Ty::Mask) ||
@@ -249,14 +249,13 @@ Inst Decoder::decode(std::span<const uint32_t> words, uint32_t pc) const {
     bad.words[0] = inst.words[0];
     bad.words[1] = inst.words[1];
     bad.next = pc + 1;
-    bad.run = unknown_opcode;
+    bad.run = bad.whole = unknown_opcode;
     return bad;
   }
   inst.next = pc + static_cast<uint32_t>(length);
-  if (inst.run == nullptr) {
-    inst.run = unknown_opcode;
-  } else if (inst.run == inst.op->handlers.run) {
-    inst.run = handler_of(inst);
+  if (inst.run == nullptr) inst.run = unknown_opcode;
+  if (inst.whole == nullptr) {
+    inst.whole = inst.run == inst.op->handlers.run ? whole_of(inst) : inst.run;
   }
   return inst;
 }

@@ -56,8 +56,8 @@ class Decoder {
   // Implicit operands of VOP1/VOP2/VOPC in 32-bit form (VCC), Tied sources.
   void implicit(Inst& inst) const;
   static void finish_valu(Inst& inst);                   // plain_src, plain_dst
-  // What executes the operation on these operands.
-  static Handler handler_of(const Inst& inst);
+  // What executes the operation on these operands while all lanes are on.
+  static Handler whole_of(const Inst& inst);
 
   // Fills in the literal, which is the dword at `length`. Returns the length of the instruction.
   static int finish(std::span<const uint32_t> words, Inst& inst, bool literal, int length);

@@ -220,9 +220,11 @@ class Gfx11Decoder : public Decoder {
     for (Inst* half : {&inst, &other}) {
       finish_operands(*half);
     }
-    inst.first = handler_of(inst);
-    other.run = handler_of(other);
-    inst.run = inst.first != nullptr && other.run != nullptr ? vopd_handler(inst, other) : nullptr;
+    inst.first = inst.run;
+    inst.first_whole = whole_of(inst);
+    other.whole = whole_of(other);
+    inst.run = nullptr;
+    if (inst.first != nullptr && other.run != nullptr) set_vopd_handlers(inst, other);
     inst.second = std::make_shared<const Inst>(other);
     return length;
   }

@@ -276,9 +276,19 @@ void register_scalar(Ops& ops) {
   });
 }
 
-}  // namespace
+// The halves of a VOPD, X first or Y first. kWhole: while all lanes are on.
+template <bool kWhole>
+void half_x(Wave& w, const Inst& i) {
+  (kWhole ? i.first_whole : i.first)(w, i);
+}
 
-Handler vopd_handler(const Inst& inst, const Inst& other) {
+template <bool kWhole>
+void half_y(Wave& w, const Inst& i) {
+  (kWhole ? i.second->whole : i.second->run)(w, *i.second);
+}
+
+template <bool kWhole>
+Handler halves(const Inst& inst, const Inst& other) {
   const auto reads = [](const Inst& half, const Operand& dst) {
     return std::any_of(std::begin(half.src), std::end(half.src), [&dst](const Operand& src) {
       return src.kind == Kind::Vgpr && src.reg == dst.reg;
@@ -286,14 +296,14 @@ Handler vopd_handler(const Inst& inst, const Inst& other) {
   };
   if (!reads(other, inst.dst[0])) {
     return [](Wave& w, const Inst& i) {
-      i.first(w, i);
-      i.second->run(w, *i.second);
+      half_x<kWhole>(w, i);
+      half_y<kWhole>(w, i);
     };
   }
   if (!reads(inst, other.dst[0])) {
     return [](Wave& w, const Inst& i) {
-      i.second->run(w, *i.second);
-      i.first(w, i);
+      half_y<kWhole>(w, i);
+      half_x<kWhole>(w, i);
     };
   }
   // Each reads what the other writes: put X's result aside while Y runs on the old values.
@@ -301,12 +311,19 @@ Handler vopd_handler(const Inst& inst, const Inst& other) {
     uint32_t before[kLanes], after[kLanes];
     uint32_t* row = w.row(i.dst[0].reg);
     std::copy(row, row + kLanes, before);
-    i.first(w, i);
+    half_x<kWhole>(w, i);
     std::copy(row, row + kLanes, after);
     std::copy(before, before + kLanes, row);
-    i.second->run(w, *i.second);
+    half_y<kWhole>(w, i);
     std::copy(after, after + kLanes, row);
   };
+}
+
+}  // namespace
+
+void set_vopd_handlers(Inst& inst, const Inst& other) {
+  inst.run = halves<false>(inst, other);
+  inst.whole = halves<true>(inst, other);
 }
 
 void register_gfx11(Ops& ops) {

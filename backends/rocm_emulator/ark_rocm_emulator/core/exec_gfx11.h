@@ -6,9 +6,9 @@
 
 namespace ark_emu {
 
-// What executes both halves of a VOPD: `inst` is X and will have `other`, Y, as its second. Both read
-// their sources first.
-Handler vopd_handler(const Inst& inst, const Inst& other);
+// Sets what executes both halves of a VOPD, `inst` (X) and `other` (Y, which will be its second). Both
+// read their sources first.
+void set_vopd_handlers(Inst& inst, const Inst& other);
 
 void register_wmma(Ops& ops);
 

@@ -71,10 +71,6 @@ void cndmask(Wave& w, const Inst& i) {
 // Lanes of sources 0 and 1 by source 2, which is a lane mask.
 template <bool kUniform0, bool kUniform1>
 void cndmask_whole(Wave& w, const Inst& i) {
-  if (!w.all_lanes()) [[unlikely]] {
-    cndmask(w, i);
-    return;
-  }
   const Source<kUniform0> a(w, i.src[0]);
   const Source<kUniform1> b(w, i.src[1]);
   const U64 mask = w.src_mask(i.src[2]);
@@ -123,15 +119,6 @@ void mov_b32(Wave& w, const Inst& i) {
   }
   std::memcpy(out, a, sizeof out);
   w.put32(i, out);
-}
-
-template <bool kUniform>
-void mov_whole(Wave& w, const Inst& i) {
-  if (w.gpr_index) [[unlikely]] {
-    mov_b32(w, i);
-  } else {
-    run_whole<decltype([](U32 a) { return a; }), kUniform, 0>(w, i);
-  }
 }
 
 void swap_b32(Wave& w, const Inst& i) {
@@ -338,8 +325,9 @@ void register_bits(Ops& ops) {
   three("v_bitop3_b32", bitop3);
   ops.add("v_bitop3_b16", "b16=b16,b16,b16", bitop3_b16, kKeepHigh);
   const auto one = [&ops](const char* name, const Handlers& run) { ops.add(name, "b32=b32", run); };
+  using Same = decltype([](U32 a) { return a; });
   Handlers move = mov_b32;
-  move.whole = {mov_whole<false>, mov_whole<true>};
+  move.whole = {run_whole<Same, 0, 0>, run_whole<Same, 1, 0>};
   one("v_mov_b32", move);
   one("v_accvgpr_read_b32", move);
   one("v_accvgpr_write_b32", move);

@@ -81,10 +81,6 @@ U64 bits_not_carried(Words a, Words total) {
 // v_mad_u64_u32, without modifiers; source 0 or 1 may be the same in all lanes.
 template <unsigned kUniform>
 void mad_u64_u32(Wave& w, const Inst& i) {
-  if (!w.all_lanes()) [[unlikely]] {
-    i.op->handlers.run(w, i);
-    return;
-  }
   const Source<(kUniform & 1) != 0> a(w, i.src[0]);
   const Source<(kUniform & 2) != 0> b(w, i.src[1]);
   const U32* c = w.row(i.src[2].reg);
@@ -136,15 +132,11 @@ struct WideSource<true> {
 // v_lshl_add_u64, what addresses are made of, in parts of 32 bits.
 template <unsigned kUniform>
 void lshl_add_u64(Wave& w, const Inst& i) {
-  if (!w.all_lanes()) [[unlikely]] {
-    i.op->handlers.run(w, i);
-    return;
-  }
   const WideSource<(kUniform & 1) != 0> a(w, i.src[0]);
   const Source<(kUniform & 2) != 0> shift(w, i.src[1]);
   const WideSource<(kUniform & 4) != 0> c(w, i.src[2]);
   U32* to = w.row(i.dst[0].reg);
-  each_lane(w, [=](int l) {
+  whole_lanes(w, [=](int l) {
     const U32 by = shift[l] & 7, low = a.low(l) << by;
     const U32 high = a.high(l) << by | a.low(l) >> 1 >> (31 - by);
     const U32 total = low + c.low(l);
@@ -156,13 +148,9 @@ void lshl_add_u64(Wave& w, const Inst& i) {
 
 template <unsigned kUniform>
 void mov_b64(Wave& w, const Inst& i) {
-  if (!w.all_lanes()) [[unlikely]] {
-    i.op->handlers.run(w, i);
-    return;
-  }
   const WideSource<kUniform != 0> a(w, i.src[0]);
   U32* to = w.row(i.dst[0].reg);
-  each_lane(w, [=](int l) {
+  whole_lanes(w, [=](int l) {
     const U32 low = a.low(l), high = a.high(l);
     to[l] = low;
     to[kLanes + l] = high;

@@ -146,10 +146,6 @@ void packed_float(Wave& w, const Inst& i) {
 // The same without neg and with op_sel 0, one source or none the same in all lanes.
 template <class F, unsigned kUniform, int... k>
 void packed_float_whole(Wave& w, const Inst& i) {
-  if (!w.all_lanes()) [[unlikely]] {
-    i.op->handlers.run(w, i);
-    return;
-  }
   U32* to = w.row(i.dst[0].reg);
   const auto second = [&i](int source) {   // where the high result has it from
     Operand operand = i.src[source];
@@ -159,7 +155,7 @@ void packed_float_whole(Wave& w, const Inst& i) {
     return operand;
   };
   const auto apply = [&w, to](const auto&... source) {
-    each_lane(w, [=](int l) {
+    whole_lanes(w, [=](int l) {
       const U32 low = as_bits(F{}(as_float(source.first[l])...));
       const U32 high = as_bits(F{}(as_float(source.second[l])...));
       to[l] = low;

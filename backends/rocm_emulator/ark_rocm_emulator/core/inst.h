@@ -13,9 +13,8 @@ struct Wave;
 struct Inst;
 using Handler = void (*)(Wave&, const Inst&);
 
-// What executes one operation. whole[m] serves its instructions without modifiers, m's bit k saying
-// that source k is the same in all lanes, and asks `run` for help while some lanes are off; where it
-// is null, `run` serves those too.
+// What executes one operation. whole[m] serves its instructions without modifiers while all lanes
+// are on, m's bit k saying that source k is the same in all lanes; where it is null, `run` does.
 struct Handlers {
   Handler run = nullptr;
   std::array<Handler, 8> whole = {};
@@ -94,6 +93,7 @@ enum class Ext : uint8_t { None, Dpp, Dpp8, Sdwa };
 
 struct Inst {
   Handler run = nullptr;
+  Handler whole = nullptr;            // does the same while all lanes are on (Wave::handler)
   const OpInfo* op = nullptr;
   const std::string* name = nullptr;  // the assembler's name on this architecture
   uint32_t pc = 0;                    // dword index in the program
@@ -124,8 +124,9 @@ struct Inst {
   bool glc = false, slc = false, dlc = false, scc_bit = false;  // gfx940: sc0 = glc, nt = slc, sc1
   bool lds = false, offen = false, idxen = false, gds = false, has_saddr = false;
 
-  Handler first = nullptr;            // VOPD: what executes this half alone, and
-  std::shared_ptr<const Inst> second; // the other half, executed with the same inputs
+  Handler first = nullptr;            // VOPD: what executes this half alone,
+  Handler first_whole = nullptr;      // while all lanes are on,
+  std::shared_ptr<const Inst> second; // and the other half, executed with the same inputs
 };
 
 }  // namespace ark_emu

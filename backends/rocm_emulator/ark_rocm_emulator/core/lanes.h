@@ -50,16 +50,22 @@ struct Source<true> {
   uint32_t operator[](int) const { return value; }
 };
 
+// The same for handlers that do little else: nothing is counted between the halves.
+template <class F>
+[[gnu::always_inline]] inline void whole_lanes(const Wave& w, F f) {
+  ARK_LANES
+  for (int l = 0; l < 32; l++) f(l);
+  if (w.lanes == 32) return;
+  ARK_LANES
+  for (int l = 32; l < 64; l++) f(l);
+}
+
 // Handlers::whole: F on the sources k, 32 bits each.
 template <class F, unsigned kUniform, int... k>
 void run_whole(Wave& w, const Inst& i) {
-  if (!w.all_lanes()) [[unlikely]] {
-    i.op->handlers.run(w, i);
-    return;
-  }
   uint32_t* to = w.row(i.dst[0].reg);
   const auto apply = [&w, to](const auto... source) {
-    each_lane(w, [=](int l) { to[l] = F{}(source[l]...); });
+    whole_lanes(w, [=](int l) { to[l] = F{}(source[l]...); });
   };
   apply(Source<(kUniform >> k & 1) != 0>(w, i.src[k])...);
 }

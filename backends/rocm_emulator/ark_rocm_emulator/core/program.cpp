@@ -1,5 +1,6 @@
 #include "program.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "waits.h"
@@ -12,10 +13,18 @@ void left_the_code(Wave&, const Inst&) {
   throw Fault{ErrorKind::OutOfBounds, "the program counter left the code of the code object"};
 }
 
+bool writes_exec(const Inst& inst) {
+  if ((inst.op->flags & kWritesExec) != 0) return true;
+  return std::any_of(std::begin(inst.dst), std::end(inst.dst), [](const Operand& dst) {
+    return dst.kind == Kind::Sgpr && dst.reg <= 127 && dst.reg + std::max<int>(dst.dwords, 1) > 126;
+  });
+}
+
 // Whether a row of steps ends with this instruction.
 bool ends_row(const Inst& inst) {
   if (inst.op == nullptr || (inst.op->flags & (kBranch | kSync)) != 0) return true;
   const std::string_view name = inst.op->name;
+  if (writes_exec(inst) || name.starts_with("s_set_gpr_idx")) return true;
   switch (inst.format) {
     case Format::SOPP:
       return name != "s_nop" && name != "s_delay_alu" && name != "s_clause" && !is_wait(inst);
@@ -44,7 +53,7 @@ const Inst& Program::decode_at(uint32_t pc) {
     Inst& outside = store_.emplace_back();
     outside.pc = pc;
     outside.next = pc;
-    outside.run = left_the_code;
+    outside.run = outside.whole = left_the_code;
     return outside;
   }
   const Inst* known = slots_[slot].load(std::memory_order_relaxed);
@@ -59,7 +68,7 @@ const Step& Program::make_steps(uint32_t pc) {
   std::vector<Step> row;
   for (uint32_t next = pc;;) {
     const Inst& inst = at(next);
-    row.push_back({inst.run, &inst, 0});
+    row.push_back({inst.run, inst.whole, &inst, 0});
     next = inst.next;
     if (ends_row(inst)) break;
     if (next - first_ < count_ && steps_[next - first_].load(std::memory_order_acquire)) break;

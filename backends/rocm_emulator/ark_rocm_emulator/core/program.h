@@ -12,10 +12,10 @@
 
 namespace ark_emu {
 
-// An instruction in a row of which only the last one branches, ends a slice, or has to do with MODE or
-// the time. Its successors in the row lie behind it.
+// An instruction in a row of which only the last one branches, ends a slice, writes EXEC, or has to
+// do with MODE, the register index or the time. Its successors in the row lie behind it.
 struct Step {
-  Handler run;
+  Handler run, whole;
   const Inst* inst;
   int32_t left;     // how many steps the row still has, this one among them
 };

@@ -122,11 +122,11 @@ void Grid::execute(Wave& w, const Inst*& current, const Around& around) {
     w.slice--;
     w.executed++;
     if (w.default_mode) [[likely]] {
-      if (!around.instead(w, inst)) inst.run(w, inst);
+      if (!around.instead(w, inst)) w.handler(inst)(w, inst);
     } else {
       const uint32_t flags = inst.op != nullptr ? inst.op->flags : 0;
       const FpMode scope((flags & kOwnRounding) != 0 ? 0xf0 : w.mode, (flags & kMode64) != 0);
-      if (!around.instead(w, inst)) inst.run(w, inst);
+      if (!around.instead(w, inst)) w.handler(inst)(w, inst);
     }
     if (!around.after(w, inst) || w.slice <= 0) return;
     // The one behind this one is found without waiting for what was stored in w.pc; the compiler
@@ -149,22 +149,25 @@ void Grid::execute_rows(Wave& w, const Inst*& current) {
       return;
     }
     const Step* step = &program->step_at(w.pc);
-    const int32_t count = std::min(w.slice, step->left);
-    const Step* last = step + count - 1;
+    // A branch, as the compiler would wait for both numbers to take the less.
+    int32_t count = step->left;
+    if (count > w.slice) [[unlikely]] {
+      count = w.slice;
+      asm("" : "+r"(count));
+    }
+    const Step* const last = step + count - 1;
     w.slice -= count;
     w.executed += static_cast<uint32_t>(count);
+    const Handler Step::*const handler = w.whole() ? &Step::whole : &Step::run;
     try {
-      for (; step != last; step++) {
-        current = step->inst;
-        step->run(w, *current);
-      }
+      for (; step != last; step++) (step->*handler)(w, *step->inst);
+      w.pc = last->inst->next;
+      (last->*handler)(w, *last->inst);
     } catch (const Fault&) {
+      current = step->inst;
       w.executed -= static_cast<uint32_t>(last - step);
       throw;
     }
-    current = last->inst;
-    w.pc = current->next;
-    last->run(w, *current);
   }
 }
 

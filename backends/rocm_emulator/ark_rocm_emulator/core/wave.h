@@ -91,6 +91,9 @@ struct Wave {
   }
 
   bool all_lanes() const { return exec() == full; }
+  // Whether Inst::whole may stand for Inst::run.
+  bool whole() const { return all_lanes() && !gpr_index; }
+  Handler handler(const Inst& inst) const { return whole() ? inst.whole : inst.run; }
 
   // Lanes of source k with all modifiers applied. `tmp` holds 64 (src32) or 128 (src64: low dwords,
   // then high dwords) entries; the result may point into the register file instead.
