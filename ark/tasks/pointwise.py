@@ -136,10 +136,12 @@ class Pointwise(TaskKind):
         return text.run(name, body, kept if writer.keeps else "")
 
 
-def claim_tile(sig: Signature) -> Mapping[str, Any]:
-    """Parameters with a tile as processors claim it; it is no larger than the one there is."""
+def claim_tile(sig: Signature, times: int = 1) -> Mapping[str, Any]:
+    """Parameters with a tile as processors claim it, of `times` as many bytes as most ops'; it is
+    no larger than the one there is.
+    """
     out, before = sig.operands[-1], sig.params["tile"]
-    tile = tile_of(out.shape, CLAIM_BYTES // out.itemsize)
+    tile = tile_of(out.shape, times * CLAIM_BYTES // out.itemsize)
     smaller = all(t <= n for t, n in zip(tile, before, strict=True))
     return {**sig.params, "tile": tuple(tile) if smaller else tuple(before)}
 

@@ -103,6 +103,7 @@ ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int r
   if (team >= TEAMS) return;
   if (first < rows) load(first);
   while (first < rows) {
+    Rounds::ask(rounds);
     float v[R][E * V], centre[R], total[R];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -116,7 +117,6 @@ ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int r
       }
     }
     if (next < rows) load(next);
-    Rounds::ask(rounds);
     if (OP::FIRST) {
 #pragma unroll
       for (int r = 0; r < R; ++r) {
