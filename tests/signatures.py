@@ -293,6 +293,20 @@ def _channels(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Pl
     return found
 
 
+def _claimed(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
+    """Ops large enough for tiles to be claimed, where the machine has that."""
+    found = []
+    for dtype in [t for t in types if t in FLOATS and machine.has("claims")][:1]:
+        model = Model()
+        with use_model(model):
+            x = ark.softmax(ark.tensor([8192, 4096], dtype))
+            ark.gather(ark.mul(x, x), ark.tensor([8192], ark.int32), 0)
+        made = plan(model.graph, machine)
+        verify([made])
+        found.append((f"claimed-{dtype.name}", made))
+    return found
+
+
 @cache
 def plans(machine: Machine, types: tuple[DataType, ...] = ALL) -> list[tuple[str, Plan]]:
     """Verified plans for `machine`, each with a name; the same ones in the same order each time."""
@@ -305,7 +319,7 @@ def plans(machine: Machine, types: tuple[DataType, ...] = ALL) -> list[tuple[str
             made = plan(model.graph, machine)
             verify([made])
             found.append((f"{case}-{dtype.name}", made))
-    for ranks in (_sums, _llama, _overlapped, _channels):
+    for ranks in (_sums, _llama, _overlapped, _channels, _claimed):
         found += ranks(machine, types)
     return found
 

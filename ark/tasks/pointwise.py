@@ -137,9 +137,7 @@ class Pointwise(TaskKind):
 
 
 def claim_tile(sig: Signature, times: int = 1) -> Mapping[str, Any]:
-    """Parameters with a tile as processors claim it, of `times` as many bytes as most ops'; it is
-    no larger than the one there is.
-    """
+    """Parameters with a tile of `times` CLAIM_BYTES, no larger than the one there is."""
     out, before = sig.operands[-1], sig.params["tile"]
     tile = tile_of(out.shape, times * CLAIM_BYTES // out.itemsize)
     smaller = all(t <= n for t, n in zip(tile, before, strict=True))

@@ -64,7 +64,8 @@ def test_mutations_begin_with_every_kind_of_task() -> None:
         assert json.loads(serialize.to_json(made)) == data
         admit([made], registry.machine(plans.MACHINE))
         seen |= {op.kind for op in made.ops}
-    assert set(kind.names()) - seen == BETWEEN_RANKS
+    # No machine of the CPU claims tiles; tests/unit/plan/test_claims.py damages such plans.
+    assert set(kind.names()) - seen == BETWEEN_RANKS | {"claimed"}
 
 
 @pytest.mark.parametrize("name", plans.NAMES)

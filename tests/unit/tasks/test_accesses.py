@@ -257,10 +257,11 @@ def _of_every_kind() -> list[Plan]:
 
 def test_every_kind_is_among_them() -> None:
     """A new kind needs a call above that makes tasks of it. Transfers touch nothing themselves: the
-    host's proxy does; an iteration's end touches nothing at all.
+    host's proxy does; an iteration's end touches nothing at all. Claimed tiles are of kinds that
+    are among them, and no machine of the CPU has any: tests/backend/test_claims.py runs them.
     """
     used = {op.kind for made in _of_every_kind() for op in made.ops}
-    nothing = {"transfer", "iteration_end"}
+    nothing = {"transfer", "iteration_end", "claimed"}
     assert used - nothing == set(kinds.names()) - nothing
 
 
