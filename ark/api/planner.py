@@ -138,6 +138,20 @@ def _own_error(path: str, error: Exception) -> ScriptError | None:
     return raised
 
 
+def _run(path: str) -> dict[str, Any]:
+    """Runs a script and returns its names. One that ends by `sys.exit()` or with code 0, as
+    `sys.exit(main())` does, has built what it builds; another code or text is an error of its own.
+    """
+    try:
+        return runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise InvalidUsageError(
+                f"{path} ended by itself before its first launch: sys.exit({end.code!r})"
+            ) from end
+        return {}
+
+
 def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
     """The verified plan of the model that a Python script builds, up to its first launch.
 
@@ -149,7 +163,7 @@ def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
     sys.argv = [path]
     try:
         try:
-            names = runpy.run_path(path, run_name="__main__")
+            names = _run(path)
             made = Planner().plan().inner
             del names  # until here they held the tensors that keep their memory
         except _Planned as planned:

@@ -109,6 +109,21 @@ def test_a_script_is_planned_without_a_device(tmp_path: Path) -> None:
             plan_script(str(path), registry.machine("h100"))
 
 
+def test_a_script_that_ends_by_sys_exit_is_planned_where_that_means_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "script.py"
+    text = "import sys, ark\ny = ark.exp(ark.ones([4]))\nsys.exit({})\n"
+    for success in ("", "0", "None"):
+        path.write_text(text.format(success))
+        (plan,) = plan_script(str(path), registry.machine("cpu-1"))
+        assert [op.name for op in plan.ops] == ["exp"]
+    for failure, said in ("3", "sys.exit(3)"), ("'no weights'", "sys.exit('no weights')"):
+        path.write_text(text.format(failure))
+        assert main(["plan", "--machine", "cpu-2", str(path)]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_scripts_own_error_has_the_scripts_frames_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
