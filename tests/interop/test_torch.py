@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -326,3 +330,80 @@ def test_parts_that_nobody_reads_and_norms_of_vectors() -> None:
     x = torch.randn(3, 4, 8)
     for got, want in zip(ark.from_torch(Parts(), (x,))(x), Parts()(x), strict=True):
         close(got, want)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda: torch.nn.LayerNorm(24),
+        lambda: torch.nn.GroupNorm(2, 4),
+        lambda: torch.nn.RMSNorm(24),
+        lambda: torch.nn.BatchNorm2d(4),
+    ],
+    ids=["layer", "group", "rms", "batch"],
+)
+def test_gradients_of_norms_under_autocast(norm: Callable[[], torch.nn.Module]) -> None:
+    """Statistics of norms of 16 bits are fp32 on a CPU, where torch's shape propagation has 16
+    bits; their parameters are fp32. Beside torch within some steps of bfloat16.
+    """
+    torch.manual_seed(3)
+    first = torch.nn.Conv2d(3, 4, 1, bias=False)  # a norm's input has no use for one
+    plain = torch.nn.Sequential(first, norm(), torch.nn.Conv2d(4, 2, 1))
+    compiled = copy.deepcopy(plain)
+    x = torch.randn(2, 3, 6, 24)
+    for _ in range(2):
+        for module, call in ((plain, plain), (compiled, torch.compile(compiled, backend=backend))):
+            module.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                y = call(x)
+            assert y.dtype == torch.bfloat16
+            y.float().square().sum().backward()
+        for got, want in zip(compiled.parameters(), plain.parameters(), strict=True):
+            assert got.grad is not None and want.grad is not None
+            span = float(want.grad.abs().max())
+            assert float((got.grad - want.grad).abs().max()) < 0.03 * span + 0.05
+
+
+def test_a_kernel_that_several_threads_call() -> None:
+    """Each has its own results: a kernel has one launch at a time, on one table of addresses."""
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).requires_grad_(False)
+    kernel = ark.from_torch(module, (torch.randn(4, 8),))
+    given = [torch.randn(4, 8) for _ in range(6)]
+    wrong: list[Any] = []
+
+    def call(x: torch.Tensor) -> None:
+        want = module(x)
+        try:
+            wrong.extend(i for i in range(30) if not torch.allclose(kernel(x), want, atol=1e-5))
+        except ark.BaseError as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=call, args=(x,)) for x in given]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_kernel_is_not_copied_and_says_what_is() -> None:
+    kernel = ark.from_torch(torch.nn.Linear(4, 4), (torch.randn(2, 4),))
+    for way in (copy.deepcopy, copy.copy, pickle.dumps):
+        with pytest.raises(ark.InvalidUsageError, match=r"call ark\.from_torch on that"):
+            way(kernel)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.as_strided(x.t() + 1, (3,), (1,)) * 2,
+        lambda x: torch.as_strided((x.t() + 1)[1:], (4,), (2,), 0) * 2,
+        lambda x: torch.as_strided((x.t() + 1)[1:].t(), (4,), (2,)) * 2,
+        lambda x: torch.as_strided_scatter(x.t() * 3, torch.ones(4), (4,), (2,)) + x.t(),
+    ],
+    ids=["whole", "part", "part transposed", "scatter"],
+)
+def test_what_reads_strides_finds_those_of_torch(function: Any) -> None:
+    """Results of kernels are contiguous; `x.t() + 1` is not."""
+    x = torch.randn(3, 5)
+    close(torch.compile(function, backend=backend)(x), function(x))

@@ -8,7 +8,7 @@ which and why.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,15 +24,16 @@ from ark.interop.torch.buckets import Padding
 from ark.interop.torch.export import TRACING, decompositions
 from ark.interop.torch.graph import drop_checks, name_of, why_not
 from ark.interop.torch.program import Program
+from ark.interop.torch.strides import keep_strides
 
 MOST_SHAPES = 64  # kernels of one graph, for as many combinations of sizes
 
 
 class _Support(OperatorSupportBase):
-    """Tells the partitioner what ark has; keeps why it has not."""
+    """Tells the partitioner what ark has, but for nodes that stay in torch anyway; keeps why."""
 
-    def __init__(self) -> None:
-        self.reasons: dict[fx.Node, str | None] = {}
+    def __init__(self, stay: Iterable[fx.Node]) -> None:
+        self.reasons: dict[fx.Node, str | None] = dict.fromkeys(stay, "its strides are read")
 
     def is_node_supported(self, submodules: Any, node: fx.Node) -> bool:
         if node not in self.reasons:
@@ -57,23 +58,25 @@ def compile_graph(
     examples: Sequence[Any],
     fixed: Sequence[int] = (),
     guarded: bool = False,
+    made: bool = False,
 ) -> Callable[..., Any]:
     """A function of the graph's inputs that gives its results, in a list or as the graph does.
     fixed: places of inputs that are the same tensors in nearly every call. guarded: who calls it
-    sees to it that the inputs are like the first call's (Program).
+    sees to it that the inputs are like the first call's. made: torch's operators make them, as they
+    do what lies between the parts of a graph (both: Program).
 
     A graph of sizes that vary is compiled for the sizes of each call, once for each. One that stays
     in torch in part is called part by part.
     """
     if any(varies(e) for e in examples) or any(varies(v) for v in values(module)):
-        return _Sized(module, fixed)
+        return _Sized(module, fixed, made)
     drop_checks(module)
-    support = _Support()
+    support = _Support(keep_strides(module))
     calls = [n for n in module.graph.nodes if n.op == "call_function"]
     missing = [n for n in calls if not support.is_node_supported({}, n)]
     _tell(missing, support, len(calls))
     if not missing and calls:
-        return _listed(module, Program.of(module, examples, fixed, guarded=guarded))
+        return _listed(module, Program.of(module, examples, fixed, guarded=guarded, made=made))
     places = [n for n in module.graph.nodes if n.op == "placeholder"]
     parameters = {places[i] for i in fixed}
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
@@ -86,7 +89,7 @@ def compile_graph(
             kept = [i for i, n in enumerate(caller.args) if n in parameters]
             (ends,) = next(n for n in part.graph.nodes if n.op == "output").args
             single = not isinstance(ends, (list, tuple))
-            setattr(fused, name, _Kernel(Program.of(part, inner, kept), single))
+            setattr(fused, name, _Kernel(Program.of(part, inner, kept, made=True), single))
     fused.recompile()
     return fused
 
@@ -103,7 +106,8 @@ def _tell(missing: Sequence[fx.Node], support: _Support, count: int) -> None:
     if not missing:
         return
     found = Counter(
-        f"{name_of(n.target) or n.target}: {(support.reasons[n] or '').splitlines()[0]}"
+        f"{name_of(n.target) or getattr(n.target, '__name__', n.target)}: "
+        f"{(support.reasons[n] or '').splitlines()[0]}"
         for n in missing
     )
     said = "; ".join(f"{what} ({times}x)" if times > 1 else what for what, times in found.items())
@@ -126,8 +130,8 @@ class _Sized:
     rounded up where the graph permits it (buckets.py).
     """
 
-    def __init__(self, module: fx.GraphModule, fixed: Sequence[int]) -> None:
-        self._module, self._fixed = module, set(fixed)
+    def __init__(self, module: fx.GraphModule, fixed: Sequence[int], made: bool) -> None:
+        self._module, self._fixed, self._made_by_torch = module, set(fixed), made
         self._padding = Padding(module)
         self._varying = [i for i, v in enumerate(values(module)) if varies(v)]
         self._made: dict[Any, Callable[..., Any]] = {}
@@ -161,7 +165,7 @@ class _Sized:
         traced.recompile()
         tensors = [i for i, g in enumerate(given) if isinstance(g, torch.Tensor)]
         fixed = [place for place, i in enumerate(tensors) if i in self._fixed]
-        inner = compile_graph(traced, [given[i] for i in tensors], fixed)
+        inner = compile_graph(traced, [given[i] for i in tensors], fixed, made=self._made_by_torch)
         if len(tensors) == len(given):
             return inner
         return lambda *call: inner(*[call[i] for i in tensors])
@@ -177,7 +181,7 @@ def _compile_traced(module: fx.GraphModule, examples: Sequence[Any]) -> Callable
 
 def _compile_backward(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
     """The same for gradients, whose inputs are what the forward graph has kept."""
-    return _boxed(compile_graph(module, examples))
+    return _boxed(compile_graph(module, examples, made=True))
 
 
 def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -85,6 +85,13 @@ class Module(torch.nn.Module):
             made = made[len(self._writes) :]
         return made[0] if self._made.is_leaf() else pytree.tree_unflatten(made, self._made)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Asked by pickle and copy: a kernel is this process's, on memory of this device."""
+        raise InvalidUsageError(
+            "an ark.torch.Module is neither copied nor pickled; copy or save the torch module that "
+            "it was made of (its attribute `module`), and call ark.from_torch on that"
+        )
+
     def _learn(self) -> None:
         """Where the parameters lie that the kernel holds."""
         self._here = [self._kept[i] for i in self._bound]

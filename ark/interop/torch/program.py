@@ -8,6 +8,7 @@ are moved; launches go on from one another, so that a call costs little more tha
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -53,7 +54,8 @@ class Program:
     same tensors in nearly every call (parameters); that they still are costs little to see.
     members: the job's ranks, for a model of several, which make and call theirs together. guarded:
     the caller sees in every call that shapes, types and devices are those of the first one, as
-    Dynamo's guards do.
+    Dynamo's guards do. made: torch's operators make the inputs, whose types its own shape
+    propagation may have wrong (statistics of norms of 16 bits on a CPU); these are converted.
     """
 
     def __init__(
@@ -65,15 +67,17 @@ class Program:
         fixed: Sequence[int] = (),
         members: Ranks | None = None,
         guarded: bool = False,
+        made: bool = False,
     ) -> None:
         self._members = members
-        self._guarded = guarded
+        self._guarded, self._made = guarded, made
         self._held = list(held)
         self._given = len(inputs) - len(held)
         self._fixed = Fixed(fixed)
         self._moving = [i for i in range(self._given) if i not in set(fixed)]
         self._inputs, self._outputs = list(inputs), list(outputs)
         self._device = device()
+        self._turn = threading.Lock()  # a kernel has one launch at a time; threads take turns
         places = [v for v in (*self._inputs, *self._outputs) if isinstance(v, Value)]
         self._buffers = [v.tensor.ir.buffer for v in places]
         whole = all(t.data_ptr() % BOX_BYTES == 0 for t in self._held)
@@ -91,6 +95,7 @@ class Program:
         self._streamed: Streamed | None = None
         self._kinds: list[tuple[Any, ...]] | None = None  # of what moved in the call before
         self._look: Look = nothing
+        self._converted: dict[int, torch.dtype] = {}  # inputs by place, to the type that is read
         kind, index = self._device.dlpack
         self._where = torch.device("cpu") if kind == HOST else torch.device("cuda", index)
         self._makers = [
@@ -108,6 +113,7 @@ class Program:
         fixed: Sequence[int] = (),
         bound: Mapping[int, torch.Tensor] | None = None,
         guarded: bool = False,
+        made: bool = False,
     ) -> Program:
         """A torch graph of ark's operators. examples: tensors like its inputs, or fake ones. bound:
         inputs by place that are held for ever; calls have the others.
@@ -123,7 +129,7 @@ class Program:
         inputs = [v for i, v in enumerate(built.inputs[: len(examples)]) if i not in bound]
         inputs += [*last, *built.inputs[len(examples) :]]
         held_now = [*bound.values(), *kept]
-        return cls(built.model, inputs, outputs, held_now, fixed, guarded=guarded)
+        return cls(built.model, inputs, outputs, held_now, fixed, None, guarded, made)
 
     def hold(self, tensors: Sequence[torch.Tensor]) -> None:
         """Others in the place of the first ones that are held."""
@@ -135,7 +141,11 @@ class Program:
         return self.run(list(given), iterations)
 
     def run(self, inputs: list[Any], iterations: int = 1) -> list[Any]:
-        """The same for a list, as AOTAutograd calls."""
+        """The same for a list, as AOTAutograd calls. Threads wait for each other."""
+        with self._turn:
+            return self._run(inputs, iterations)
+
+    def _run(self, inputs: list[Any], iterations: int) -> list[Any]:
         found = self._look(inputs)
         if found is None or (self._step > 1 and any(a % self._step for a in found)):
             moving = self._seen(inputs)  # held until the launch: there may be copies among them
@@ -160,7 +170,12 @@ class Program:
             self._check(inputs)
             moving = [inputs[i] for i in self._moving]
             self._kinds = kinds(moving)
-            self._look = looker(inputs, self._moving)
+            self._look = nothing if self._converted else looker(inputs, self._moving)
+        if self._converted:
+            moving = [
+                t.to(self._converted.get(i, t.dtype))
+                for i, t in zip(self._moving, moving, strict=True)
+            ]
         return [t if self._fits(t) else t.clone(memory_format=DENSE) for t in moving]
 
     def _fits(self, tensor: torch.Tensor) -> bool:
@@ -179,14 +194,17 @@ class Program:
         """The tensors' device is ark's, and shapes and types are those of the plan. Learns where
         the fixed ones lie.
         """
-        for tensor, value in zip((*inputs, *self._held), self._inputs, strict=True):
+        self._converted = {}
+        for i, (tensor, value) in enumerate(zip((*inputs, *self._held), self._inputs, strict=True)):
             if not isinstance(tensor, torch.Tensor):
                 raise InvalidUsageError(f"a tensor is expected, got {type(tensor).__name__}")
             if tensor.layout != torch.strided:
                 raise InvalidUsageError(
                     f"a tensor has the layout {tensor.layout}; call to_dense() on it before"
                 )
-            if tuple(tensor.shape) != value.shape or tensor.dtype != value.dtype:
+            if self._made and i < self._given and tensor.dtype != value.dtype:
+                self._converted[i] = value.dtype
+            elif tensor.dtype != value.dtype or tuple(tensor.shape) != value.shape:
                 raise InvalidUsageError(
                     f"a tensor is {tensor.dtype} {list(tensor.shape)}; the kernel is made for "
                     f"{value.dtype} {list(value.shape)}"
@@ -196,7 +214,7 @@ class Program:
                     f"a tensor lies on {tensor.device}, but ark runs on {backend().name}; move the "
                     "module and its inputs there, or call ark.init(backend=...)"
                 )
-        copied = [i for i in self._fixed.which if not self._fits(inputs[i])]
+        copied = [i for i in self._fixed.which if i in self._converted or not self._fits(inputs[i])]
         if copied:  # in every call
             self._fixed = Fixed([i for i in self._fixed.which if i not in copied])
             self._moving = sorted({*self._moving, *copied})

@@ -156,9 +156,18 @@ def _topk(
 
 def _scaled(tensor: Any, weight: Value | None, bias: Value | None, shape: Sequence[int]) -> Any:
     """tensor * weight + bias, both in a shape that broadcasts."""
+    dtype = tensor.ir.dtype
     if weight is not None:
-        tensor = ark.mul(tensor, ark.reshape(weight.tensor, list(shape)))
-    return tensor if bias is None else ark.add(tensor, ark.reshape(bias.tensor, list(shape)))
+        tensor = ark.mul(tensor, ark.reshape(cast(weight, dtype), list(shape)))
+    return tensor if bias is None else ark.add(tensor, ark.reshape(cast(bias, dtype), list(shape)))
+
+
+def _in_one_type(x: Value, *others: Value | None) -> Any:
+    """x's tensor, in fp32 where others are of another type: autocast leaves norms of 16 bits their
+    parameters of 32.
+    """
+    mixed = any(v is not None and v.dtype != x.dtype for v in others)
+    return cast(x, ark.fp32) if mixed else x.tensor
 
 
 @operator("native_layer_norm.default")
@@ -168,7 +177,7 @@ def _layer_norm(
     if eps < 0:
         raise refuse(f"a norm with eps {eps}")
     columns = math.prod(sizes)
-    rows = ark.reshape(x.tensor, [-1, columns])
+    rows = ark.reshape(_in_one_type(x, weight, bias), [-1, columns])
     out = _scaled(ark.layernorm(rows, eps), weight, bias, [1, columns])
     mean = ark.reduce_mean(rows, 1) if call.wants(1) or call.wants(2) else None
     scale = None
@@ -183,7 +192,7 @@ def _rms_norm(
     call: Call, x: Value, sizes: Sequence[int], weight: Value | None, eps: float | None
 ) -> list[Any]:
     columns = math.prod(sizes)
-    rows = ark.reshape(x.tensor, [-1, columns])
+    rows = ark.reshape(_in_one_type(x, weight), [-1, columns])
     eps = 1.1920928955078125e-07 if eps is None else eps
     scale = ark.rsqrt(ark.add(ark.reduce_mean(ark.mul(rows, rows), 1), eps))
     return [_scaled(ark.mul(rows, scale), weight, None, [1, columns]), scale]
@@ -203,8 +212,9 @@ def _group_norm(
 ) -> list[Any]:
     if call.wants(1) or call.wants(2) or eps < 0:
         raise refuse("a group norm's statistics, or one with a negative eps,")
-    scale, shift = (None if v is None else v.tensor for v in (weight, bias))
-    return [ark.group_norm(x.tensor, groups, scale, shift, eps), None, None]
+    tensor = _in_one_type(x, weight, bias)
+    scale, shift = (None if v is None else cast(v, tensor.ir.dtype) for v in (weight, bias))
+    return [ark.group_norm(tensor, groups, scale, shift, eps), None, None]
 
 
 @operator("_native_batch_norm_legit_no_training.default")
