@@ -4,6 +4,9 @@ what a counter's hand-over and a barrier of the device take, how fast the matrix
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -236,6 +239,60 @@ def reading(code: bytes, blocks: int, naps: int, first: int, apart: int, count: 
         sizes = (np.int32(n) for n in (blocks, naps, first, apart, count))
         seconds(code, "asked", 512, Arguments(there, ticks, *sizes))
         return float(download(ticks, (1,), np.uint32)[0]) / 100
+
+
+def test_a_prediction_is_the_same_wherever_memory_lies(code: bytes) -> None:
+    """What is read twice all but fills the dies' caches, so that the sets decide what is read
+    again: those of one seed are the same at other addresses, those of another are others.
+    """
+    each, taken = 12, {}
+    for seed in (0, 0, 1):
+        with emulated("mi300x", seed=seed), Buffers() as held:
+            for nbytes in np.random.default_rng(len(taken)).integers(1, 1 << 24, 3):
+                held.empty(int(nbytes))  # other addresses
+            there, out = held.empty(UNITS * each * 8192), held.empty(4096)
+            arguments = Arguments(there, out, np.int32(each))
+            taken.setdefault(seed, []).append((int(there), seconds(code, "twice", 512, arguments)))
+    (first, one), (second, other) = taken[0]
+    assert first != second and one == other
+    assert taken[1][0][1] != one
+
+
+@pytest.mark.slow
+def test_a_model_is_predicted_to_the_digit() -> None:
+    """A decoder of one layer of 54 MB, in two processes, whose memory the system lays out anew."""
+    script = """
+import dataclasses
+from ark.bench.decode import random_weights
+from ark.backend import registry
+from ark.ir.dtype import by_name
+from ark.models.build import Shape
+from ark.models.config import builtin_config
+from ark.models.plans import plans
+from ark.runtime.executor import Executor
+backend, _ = registry.choose("rocm")
+config = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1, vocab_size=256,
+    hidden_size=1024, intermediate_size=8192, num_attention_heads=16, num_key_value_heads=4,
+    bos_token_id=1, eos_token_ids=(2,))
+device = backend.open(0)
+plan = plans(Shape(config, by_name("bf16"), 8, 0, 0, 1), device.machine, None)[0]
+with Executor(plan, backend, device) as made:
+    for name, values in random_weights(plan, config):
+        made.write(name, values)
+    run = made.start(1)
+    run.wait()
+    print("predicted", run.elapsed_ms())
+"""
+    environment = os.environ | {"ARK_ROCM_DEVICE": "emulated:mi300x"}
+    said = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env=environment, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout.split("predicted ")[1])
+    assert said[0] == said[1] and float(said[0]) > 0
 
 
 def test_what_a_unit_has_yet_to_issue_is_in_nobodys_way(code: bytes) -> None:

@@ -77,7 +77,10 @@ bool quarter_rate(std::string_view name) {
 }  // namespace
 
 Timing::Timing(const TimingModel& model, Grid& grid)
-    : model_(model), grid_(grid), mall_(model.mall_lines) {
+    : model_(model),
+      grid_(grid),
+      places_(grid.view, grid.desc.options.seed),
+      mall_(model.mall_lines) {
   const auto count = static_cast<size_t>(model.units);
   units_.reserve(count);
   for (size_t k = 0; k < count; k++) units_.emplace_back(model.l1_lines);
@@ -277,7 +280,7 @@ void Timing::access(Wave& w, const Inst& i, const Cost& cost) {
     uint64_t lines[2 * kLanes];
     int count = 0;
     for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
-      const uint64_t at = a.at[std::countr_zero(rest)];
+      const uint64_t at = places_.of(a.at[std::countr_zero(rest)]);
       for (uint64_t line = at / kLine; line <= (at + cost.bytes - 1) / kLine; line++) {
         if (count > 0 && lines[count - 1] == line) continue;
         if (std::find(lines, lines + count, line) == lines + count) lines[count++] = line;
@@ -410,7 +413,9 @@ void Timing::before(Wave& w, const Inst& i) {
     case Unit::ScalarLoad: {
       double done = t.now + model_.scalar_latency;
       if (i.src[0].kind == Kind::Sgpr) {
-        const uint64_t line = (w.s64(i.src[0].reg) + static_cast<uint64_t>(i.imm)) / kLine;
+        const uint64_t offset = static_cast<uint64_t>(static_cast<int64_t>(i.imm)) +
+                                (i.src[1].kind == Kind::Sgpr ? w.scalar32(i.src[1]) : 0);
+        const uint64_t line = places_.of(w.s64(i.src[0].reg) + offset) / kLine;
         done = fetch(t, line, t.now, Through::Scalar);
       }
       t.now += cost.issue;

@@ -13,6 +13,7 @@
 
 #include "engine.h"
 #include "inst.h"
+#include "timing_places.h"
 
 namespace ark_emu {
 
@@ -171,6 +172,7 @@ class Timing {
 
   const TimingModel& model_;
   Grid& grid_;
+  Places places_;
   std::vector<ComputeUnit> units_;
   std::vector<Simd> simds_;
   std::vector<Die> dies_;

@@ -1,0 +1,40 @@
+// Where a timing model has what a kernel touches. Its caches choose sets by address, and the host's
+// allocator puts memory elsewhere in each run: so regions lie one behind the other in the order in
+// which the kernel first touches them, and a prediction is the same each time.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+
+#include "memory.h"
+
+namespace ark_emu {
+
+class Places {
+ public:
+  // Other seeds move all regions, so that lines meet others in the sets of the caches.
+  Places(MemoryView& view, uint64_t seed) : view_(view), next_((seed % 1024 + 1) * kApart) {}
+  // The model's address of a byte. What lies in no region, the access itself reports.
+  uint64_t of(uint64_t address) {
+    const RegionEntry* entry = view_.find(address, 1);
+    if (entry == nullptr) return address;
+    const uint64_t base = entry->region.base;
+    if (base != base_) {
+      const auto [found, added] = bases_.try_emplace(base, next_);
+      if (added) next_ += (entry->region.size / kPage + 1) * kPage;
+      base_ = base;
+      there_ = found->second;
+    }
+    return address - base + there_;
+  }
+
+ private:
+  static constexpr uint64_t kPage = uint64_t{2} << 20;
+  static constexpr uint64_t kApart = 37 * kPage;
+  MemoryView& view_;
+  std::unordered_map<uint64_t, uint64_t> bases_;
+  uint64_t next_;
+  uint64_t base_ = 0, there_ = 0;      // of the region that was touched last
+};
+
+}  // namespace ark_emu
