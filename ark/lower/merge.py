@@ -59,6 +59,21 @@ def part(tensor: Tensor, axis: int, at: int, size: int) -> Tensor:
     )
 
 
+def without(tensor: Tensor, d: int) -> Tensor:
+    """The tensor without dimension d, which must be all of one index."""
+
+    def rest(values: Sequence[int]) -> tuple[int, ...]:
+        return (*values[:d], *values[d + 1 :])
+
+    return dataclasses.replace(
+        tensor,
+        shape=rest(tensor.shape),
+        extents=rest(tensor.extents),
+        offsets=rest(tensor.offsets),
+        padded=rest(tensor.padded),
+    )
+
+
 def join(tensor: Tensor, d: int) -> Tensor:
     """The tensor with dimensions d and d + 1 as one; `joins` must hold."""
 
@@ -97,8 +112,16 @@ def merge(tensors: Sequence[Tensor]) -> list[Tensor]:
 def merge_transposed(
     source: Tensor, target: Tensor, perm: Sequence[int]
 ) -> tuple[Tensor, Tensor, list[int]]:
-    """The same of a transposition: dimensions that stay neighbours become one."""
+    """The same of a transposition: dimensions that stay neighbours become one, and those of one
+    index are left out.
+    """
     order = list(perm)
+    for d in reversed(range(len(order))):
+        p = order[d]
+        if len(order) > 1 and target.padded[d] == target.extents[d] == source.extents[p] == 1:
+            source, target = without(source, p), without(target, d)
+            del order[d]
+            order = [q - (q > p) for q in order]
     d = len(order) - 2
     while d >= 0:
         p = order[d]

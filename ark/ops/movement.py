@@ -14,11 +14,13 @@ from ark.ir.graph import Node
 from ark.ir.values import MAX_DIMS, dense_view, whole
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
-from ark.lower.merge import bytes_of, merge_transposed
+from ark.lower.merge import bytes_of, merge_transposed, widen
 from ark.lower.registry import get, register
 from ark.lower.tiling import box_coords, box_tile, swept, transpose_tile
 from ark.lower.unpack import convert, unpacked
 from ark.ops.base import broadcast, float_dtype, index_dtype, result, same_dtype
+
+MANY_ROWS = 4  # a processor: from then on the rows that are looked up are tiles, not a task each
 
 
 def transpose(input: Any, perm: Sequence[int], output: Any = NullTensor, name: str = "") -> Tensor:
@@ -55,7 +57,7 @@ def _lower_transpose(lowering: Lowering, node: Node) -> None:
 
 def _permute(lowering: Lowering, source: IrTensor, out: IrTensor, order: list[int]) -> None:
     hinted = lowering.tile(fold(out.shape))
-    if len(order) > FOLDED and hinted is None:
+    if hinted is None:
         source, out, order = merge_transposed(source, out, order)
     pad = max(0, FOLDED - len(order))
     perm = [*range(pad), *(p + pad for p in order)]
@@ -111,16 +113,33 @@ def _lower_embedding(lowering: Lowering, node: Node) -> None:
     rows, width = ids.elements, table.shape[1]
     index = whole_view(lowering, ids, (rows,), fill=True)
     target = whole_view(lowering, out, (rows, width), fill=False)
-    parts = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
-    columns = -(-width // parts)
     asked = lowering.tile((1,) * (4 - len(out.shape)) + out.shape, fixed=(0, 1, 2))
-    if asked:
-        columns = asked[3]
-    params = {"rows": 1, "columns": columns, "dynamic": False}
-    coords = [(r, c) for r in range(rows) for c in range(0, width, columns)]
-    lowering.emit("embedding", params, [index, table, target], coords)
+    if asked or rows < MANY_ROWS * lowering.machine.processors:
+        _emit_rows(lowering, [index, table, target], asked[3] if asked else 0)
+    else:
+        _emit_tiles(lowering, index, table, target)
     if target.buffer.id != out.buffer.id:
         move(lowering, lowering.view(target, out.shape), out)
+
+
+def _emit_rows(lowering: Lowering, operands: list[IrTensor], columns: int) -> None:
+    """A task a row, or a part of a row where rows are fewer than processors; columns: of a part, or
+    0.
+    """
+    rows, width = operands[2].shape
+    parts = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
+    columns = columns or -(-width // parts)
+    params = {"rows": 1, "columns": columns, "dynamic": False}
+    coords = [(r, c) for r in range(rows) for c in range(0, width, columns)]
+    lowering.emit("embedding", params, operands, coords)
+
+
+def _emit_tiles(lowering: Lowering, index: IrTensor, table: IrTensor, target: IrTensor) -> None:
+    """Tiles of many rows, as of any gather."""
+    table, target = widen(table, 3), widen(target, 3)
+    tile = box_tile(target.shape, lowering.machine, itemsize=target.dtype.itemsize)
+    params = {"axis": 1, "elements": False, "from_end": False, "tile": tile}
+    lowering.emit("gather", params, [table, index, target], box_coords(target.shape, tile))
 
 
 def _embedding(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

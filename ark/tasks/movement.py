@@ -118,11 +118,13 @@ class Transpose(TaskKind):
             text.addresses(sig, (0, 1)),
         )
         box_type = pointwise.tile_type(tile, shape)
-        rows = shape[across] if machine.lanes > 1 else 0
-        width = _short(sig, rows, tile) if across == 2 and tile[2] == rows else 0
-        if width:
-            short = (box_type, rows, width, sig.operands[1].ctype)
-            return text.call(name, "ark_transpose_short", short, (to_row, *ends))
+        from_row = str(text.pad4(sig.operands[0].strides, 0)[perm[-1]])
+        for d, rows in ((2, to_row), (3, from_row)):
+            width = _short(sig, d, tile) if across == 2 and machine.lanes > 1 else 0
+            if width:
+                side = str(d == 3).lower()
+                short = (box_type, side, shape[d], width, sig.operands[1].ctype)
+                return text.call(name, "ark_transpose_short", short, (rows, *ends))
         lengths = (shape[3], shape[across], tile[3], tile[across])
         strides = [s for o in sig.operands for s in o.strides if s != 1]
         while pack > 1 and any(n % pack for n in (*lengths, *strides)):
@@ -130,28 +132,29 @@ class Transpose(TaskKind):
         packs = -(-SQUARE * SQUARE // (pack * machine.lanes * machine.warps))
         many = max(1, 4 // packs) if pack > 1 else 1
         constants = (box_type, across, SQUARE, pack, many, sig.operands[1].ctype)
-        arguments = (
-            str(text.pad4(sig.operands[0].strides, 0)[perm[-1]]),
-            to_row,
-            *ends,
-        )
-        return text.call(name, "ark_transpose_tile", constants, arguments)
+        return text.call(name, "ark_transpose_tile", constants, (from_row, to_row, *ends))
 
 
-def _short(sig: Signature, row: int, tile: Sequence[int]) -> int:
-    """How many of the source's rows, of `row` elements, a thread turns at once; 0 where they are
-    long or do not follow each other.
+def _short(sig: Signature, d: int, tile: Sequence[int]) -> int:
+    """How many rows of the source (d = 2) or of the result (d = 3) a thread turns at once: rows
+    that are the whole of the result's dimension d of the four that it folds to; 0 where they are
+    long, cut or do not follow each other.
     """
     source, out = sig.operands
-    perm, size = sig.params["perm"], source.itemsize
-    strides = text.pad4(source.strides, 0)
-    if row < 2 or row * size > SHORT_BYTES // 4 or (strides[perm[-1]], strides[-1]) != (row, 1):
+    shape, size = fold(out.shape), source.itemsize
+    row = shape[d]
+    if row < 2 or row != tile[d] or row * size > SHORT_BYTES // 4:
         return 0
+    perm, taken, made = sig.params["perm"], *(text.pad4(o.strides, 0) for o in sig.operands)
+    steps = (taken[perm[-1]], made[-1]) if d == 2 else (made[-2], taken[-1])
+    if steps != (row, 1) or made[-1] != 1:
+        return 0
+    along = 5 - d
     others = [s for o in sig.operands for s in o.strides if s not in (1, row)]
     width = 16 // size
     while width > 1 and (
         row * width * size > SHORT_BYTES
-        or any(n % width for n in (tile[3], out.shape[-1], *others))
+        or any(n % width for n in (tile[along], shape[along], *others))
     ):
         width //= 2
     return width

@@ -7,10 +7,10 @@ divided (rounded down); what lies outside of the input is `fill` ("fill", also w
 ("reflect") or counted on from the other end ("wrap"). It serves pad, steps, flips, repetition,
 resizing to the nearest element and the windows of convolutions.
 
-`gather` params: axis, elements, tile. operands: input, indices, output. With `elements` the three
-have one rank and the output's element reads the input at its own index, but for the axis, where it
-takes the element of `indices`; else input (a, n, b), indices (m,), output (a, m, b). Indices below
-0 count from the end; one out of range ends the launch.
+`gather` params: axis, elements, from_end, tile. operands: input, indices, output. With `elements`
+the three have one rank and the output's element reads the input at its own index, but for the axis,
+where it takes the element of `indices`; else input (a, n, b), indices (m,), output (a, m, b). With
+`from_end` indices below 0 count from the end; one out of range ends the launch.
 
 coord of both: the tile's first index of the output (of four dimensions, more are folded).
 """
@@ -157,6 +157,7 @@ class GatherParams(Params, frozen=True):
     axis: Dim
     elements: bool
     tile: Tile
+    from_end: bool = True
 
 
 class Gather(TaskKind):
@@ -214,7 +215,8 @@ class Gather(TaskKind):
         own = names if sig.params["elements"] else names[1:2]
         at = f"p1[{text.offset(sig, 1, own)}]"
         texts = list(names)
-        texts[axis] = f"ark_looked_up(c, {at}, {sig.operands[0].shape[axis]})"
+        from_end = str(sig.params.get("from_end", True)).lower()
+        texts[axis] = f"ark_looked_up<{from_end}>(c, {at}, {sig.operands[0].shape[axis]})"
         places: dict[int, Any] = {0: texts, 1: own}
         return text.function(name, write_box(sig, COPY, sig.params["tile"], machine, places=places))
 

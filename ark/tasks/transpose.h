@@ -133,13 +133,47 @@ ARK_DEVICE void ark_transpose_rows(const ArkTask& t, ark_i64 to_row, const From&
     }
   }
 }
+// The other way round: rows of ROW elements of the result follow each other, and their elements
+// come from ROW of the source's rows; a thread loads ROW packs of V, and stores V such rows as ROW
+// packs.
 template <class TILE, int ROW, int V, typename T, class From, class To>
-ARK_DEVICE void ark_transpose_short(ArkCtx&, const ArkTask& t, ark_i64 to_row, const From& from,
+ARK_DEVICE void ark_transpose_columns(const ArkTask& t, ark_i64 from_row, const From& from,
+                                      const To& to) {
+  constexpr int DOWN = TILE::tile[2] / V, total = TILE::tile[0] * TILE::tile[1] * DOWN;
+  for (int e = ark_tid(); e < total; e += ARK_THREADS) {
+    const int i2 = t.coord[2] + e % DOWN * V, i1 = t.coord[1] + e / DOWN % TILE::tile[1];
+    const int i0 = t.coord[0] + e / DOWN / TILE::tile[1];
+    if (i2 >= TILE::size[2] || i1 >= TILE::size[1] || i0 >= TILE::size[0]) continue;
+    const T* at = from(i0, i1, i2, 0);
+    ArkPack<T, V> held[ROW];
+#pragma unroll
+    for (int r = 0; r < ROW; ++r) held[r] = ark_load_pack<V>(at + r * from_row);
+    T* into = to(i0, i1, i2, 0);
+#pragma unroll
+    for (int r = 0; r < ROW; ++r) {
+      ArkPack<T, V> made;
+#pragma unroll
+      for (int j = 0; j < V; ++j) made.v[j] = held[(r * V + j) % ROW].v[(r * V + j) / ROW];
+      ark_store_pack<V>(into + r * V, made);
+    }
+  }
+}
+
+// Either of them. row: how far apart the side's rows are that do not follow each other.
+template <class TILE, bool COLUMNS, int ROW, int V, typename T, class From, class To>
+ARK_DEVICE void ark_transpose_short(ArkCtx&, const ArkTask& t, ark_i64 row, const From& from,
                                     const To& to, ark_u64 addresses) {
-  if (V == 1 || ark_aligned(addresses)) {
-    ark_transpose_rows<TILE, ROW, V, T>(t, to_row, from, to);
+  constexpr bool one = V == 1;
+  if (one || ark_aligned(addresses)) {
+    if constexpr (COLUMNS) {
+      ark_transpose_columns<TILE, ROW, V, T>(t, row, from, to);
+    } else {
+      ark_transpose_rows<TILE, ROW, V, T>(t, row, from, to);
+    }
+  } else if constexpr (COLUMNS) {
+    ark_transpose_columns<TILE, ROW, 1, T>(t, row, from, to);
   } else {
-    ark_transpose_rows<TILE, ROW, 1, T>(t, to_row, from, to);
+    ark_transpose_rows<TILE, ROW, 1, T>(t, row, from, to);
   }
 }
 

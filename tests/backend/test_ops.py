@@ -286,8 +286,22 @@ def test_movement(backend: str) -> None:
             ((70, 90), [1, 0], ark.int32),
             ((90, 170), [1, 0], ark.bf16),
             ((85, 150), [1, 0], ark.int8),
+            ((2, 3, 8, 12), [0, 2, 3, 1], ark.fp32),  # few channels go last
+            ((2, 3, 7, 11), [0, 2, 3, 1], ark.bf16),
+            ((2, 8, 12, 3), [0, 3, 1, 2], ark.bf16),  # and first
+            ((2, 5, 2, 4, 6, 8), [0, 1, 4, 2, 5, 3], ark.fp16),  # as a pixel shuffle
+            ((1, 33, 1, 40, 1), [4, 3, 0, 2, 1], ark.fp32),
         ]
     ]
+    many = np.arange(1300).reshape(1, 1300) * 7 % 6
+    cases.append(
+        Case(
+            "embedding of many rows",
+            [(many, ark.int64), (table, ark.fp16)],
+            ark.embedding,
+            lambda i, t: t[i.astype(int)],
+        )
+    )
     for dtype in FLOATS:
         cases.append(
             Case(

@@ -1,5 +1,5 @@
-"""Transposes of short rows, which threads hold whole: the device's code run on the host, thread by
-thread, against NumPy; and where the writer takes it.
+"""Transposes of or to short rows, which threads hold whole: the device's code run on the host,
+thread by thread, against NumPy; and where the writer takes it.
 """
 
 from __future__ import annotations
@@ -55,10 +55,22 @@ CALL = r"""
     ArkCtx c{}; \
     const ArkTask t{{0, row, 0, channel, 0, 0}}; \
     for (tid = 0; tid < ARK_THREADS; ++tid) { \
-      ark_transpose_short<Tile, ROW, V, T>( \
+      ark_transpose_short<Tile, false, ROW, V, T>( \
           c, t, CHANNELS, \
           [&](int, int i1, int i2, int i3) { return from + (i1 * CHANNELS + i3) * ROW + i2; }, \
           [&](int, int i1, int i2, int i3) { return to + (i1 * ROW + i2) * CHANNELS + i3; }, \
+          reinterpret_cast<ark_u64>(from) | reinterpret_cast<ark_u64>(to)); \
+    } \
+  } \
+  extern "C" void back_##ROW##_##V##_##CHANNELS(const T* from, T* to, int row, int channel) { \
+    typedef ArkTile<1, 2, CHANNELS / 2, ROW, 1, 5, CHANNELS, ROW> Tile; \
+    ArkCtx c{}; \
+    const ArkTask t{{0, row, channel, 0, 0, 0}}; \
+    for (tid = 0; tid < ARK_THREADS; ++tid) { \
+      ark_transpose_short<Tile, true, ROW, V, T>( \
+          c, t, CHANNELS, \
+          [&](int, int i1, int i2, int i3) { return from + (i1 * ROW + i3) * CHANNELS + i2; }, \
+          [&](int, int i1, int i2, int i3) { return to + (i1 * CHANNELS + i2) * ROW + i3; }, \
           reinterpret_cast<ark_u64>(from) | reinterpret_cast<ark_u64>(to)); \
     } \
   }
@@ -87,16 +99,19 @@ def aligned(values: np.ndarray, shift: int = 0) -> np.ndarray:
     return made
 
 
+@pytest.mark.parametrize("way", ["turn", "back"])
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize(("row", "width", "channels"), FORMS)
 def test_short_rows_are_turned(
-    device: ctypes.CDLL, row: int, width: int, channels: int, shift: int
+    device: ctypes.CDLL, row: int, width: int, channels: int, shift: int, way: str
 ) -> None:
-    """shift: with 1 nothing lies at multiples of 16 bytes."""
+    """shift: with 1 nothing lies at multiples of 16 bytes. way: rows that are read, or written."""
     rng = np.random.default_rng(row)
-    given = aligned(rng.integers(0, 1 << 16, (ROWS, channels, row)).astype(np.uint16), shift)
-    made = aligned(np.full((ROWS, row, channels), 7, np.uint16), shift)
-    turn = getattr(device, f"turn_{row}_{width}_{channels}")
+    short, long = (ROWS, channels, row), (ROWS, row, channels)
+    first_shape, last_shape = (short, long) if way == "turn" else (long, short)
+    given = aligned(rng.integers(0, 1 << 16, first_shape).astype(np.uint16), shift)
+    made = aligned(np.full(last_shape, 7, np.uint16), shift)
+    turn = getattr(device, f"{way}_{row}_{width}_{channels}")
     for first in range(0, ROWS, 2):
         for channel in (0, channels // 2):
             turn(
@@ -128,8 +143,10 @@ def test_the_writer_takes_as_many_rows_as_a_thread_holds(
     )
     params = {"perm": (0, 1, 3, 2), "tile": (1, 2, row, channels)}
     sig = Signature("transpose", params, operands)
-    source = kinds.get("transpose").source("turn", sig, registry.machine("h100"))
-    assert ("ark_transpose_short" in source) == (wanted is not None)
-    assert wanted is None or f", {wanted}, " in source
+    back = Signature("transpose", {**params, "tile": (1, 2, channels, row)}, operands[::-1])
+    for way, one in (("false", sig), ("true", back)):
+        source = kinds.get("transpose").source("turn", one, registry.machine("h100"))
+        assert ("ark_transpose_short" in source) == (wanted is not None)
+        assert wanted is None or f", {way}, {wanted}, " in source
     alone = kinds.get("transpose").source("turn", sig, registry.machine("cpu-2"))
     assert "ark_transpose_short" not in alone

@@ -206,10 +206,11 @@ ARK_DEVICE int ark_reflect(int at, int n) {
   const int rest = ark_wrap(at, 2 * n - 2);
   return rest < n ? rest : 2 * n - 2 - rest;
 }
-// An index that was read, of n; below 0 it counts from the end. One out of range ends the launch.
-template <typename T>
+// An index that was read, of n; below 0 it counts from the end, if FROM_END. One out of range ends
+// the launch.
+template <bool FROM_END = true, typename T>
 ARK_DEVICE int ark_looked_up(ArkCtx& c, T id, int n) {
-  const T at = id < 0 ? id + n : id;
+  const T at = FROM_END && id < 0 ? id + n : id;
   if (at >= 0 && at < n) return static_cast<int>(at);
   ark_fail(c, 5u, 0u, static_cast<ark_u32>(n), static_cast<ark_u32>(id));
   return 0;
