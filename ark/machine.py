@@ -27,7 +27,8 @@ class Machine:
     to use first. bandwidth_gbps, tflops: for the cost model. signal_us: one counter hand-over.
     line_bytes: a cache line; counters of different producers lie so far apart. tile: rows and
     columns of a matmul tile. large_tiles: rows and columns of those that have a loop of their own
-    for 16-bit types, and the share of its time that matrix units multiply.
+    for 16-bit types, and the share of its time that matrix units multiply. exact_tiles: the same
+    of products of fp32 in its own digits, the last number the speed beside the others'.
     capabilities: words by which bodies and forms are chosen: "mma_sync", "wgmma", "tcgen05",
     "mfma", "wmma" (matrix units), "named_barriers" (some warps of a block can meet apart from the
     others), "packets" (small activations may travel as {value, epoch}), "packet_gate" (linear
@@ -60,6 +61,7 @@ class Machine:
     line_bytes: LineBytes = 64
     tile: tuple[Count, Count] = (64, 64)
     large_tiles: tuple[tuple[Count, Count, Rate], ...] = ()
+    exact_tiles: tuple[tuple[Count, Count, Rate], ...] = ()
     capabilities: Words = ()
 
     @property
@@ -149,6 +151,20 @@ class Machine:
         )
         high, wide, _ = min((*able, *others), key=lambda t: time(*t))
         return high, wide
+
+    def exact_tile(self, rows: int, columns: int, batch: int) -> tuple[int, int] | None:
+        """Rows and columns of a tile of a product of fp32 in its own digits: of the tiles that have
+        a loop of their own, the one that ends first; None where there are none.
+        """
+
+        def time(high: int, wide: int, speed: float) -> float:
+            tiles = batch * -(-rows // high) * -(-columns // wide)
+            return -(-tiles // self.processors) * high * wide / speed
+
+        if not self.exact_tiles:
+            return None
+        high, wide, _ = min(self.exact_tiles, key=lambda t: time(*t))
+        return min(high, rows), min(wide, columns)
 
     def with_processors(self, processors: int) -> Machine:
         return dataclasses.replace(self, processors=processors)

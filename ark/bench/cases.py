@@ -15,9 +15,16 @@ from ark.bench.peer import functional, import_torch
 from ark.ir.dtype import DataType, bf16, fp8_e4m3, fp8_e5m2, fp32, int8
 
 
-def _matmul(m: int, n: int, k: int, transposes: str = "nt", on_cpu: bool = False) -> OpCase:
-    """transposes: one letter an input, t where the last dimension of a, or the first of b, is k's
-    opposite: "nt" is a product with a weight of (n, k).
+def _matmul(
+    m: int,
+    n: int,
+    k: int,
+    transposes: str = "nt",
+    on_cpu: bool = False,
+    dtype: DataType = bf16,
+) -> OpCase:
+    """Of fp32 in its own digits. transposes: one letter an input, t where the last dimension of a,
+    or the first of b, is k's opposite: "nt" is a product with a weight of (n, k).
     """
     ta, tb = transposes[0] == "t", transposes[1] == "t"
     shapes = ((k, m) if ta else (m, k), (n, k) if tb else (k, n))
@@ -26,11 +33,12 @@ def _matmul(m: int, n: int, k: int, transposes: str = "nt", on_cpu: bool = False
         return ark.matmul(a, b, transpose_input=ta, transpose_other=tb)
 
     def peer(a: Any, b: Any) -> Any:
+        import_torch().set_float32_matmul_precision("highest")
         return (a.t() if ta else a) @ (b.t() if tb else b)
 
-    moved = 2.0 * (m * k + n * k + m * n)
-    name = f"matmul-{m}x{n}x{k}-{transposes}-bf16"
-    return OpCase(name, bf16, shapes, build, peer, 2.0 * m * n * k, moved, on_cpu)
+    moved = float(dtype.itemsize) * (m * k + n * k + m * n)
+    name = f"matmul-{m}x{n}x{k}-{transposes}-{dtype.name}"
+    return OpCase(name, dtype, shapes, build, peer, 2.0 * m * n * k, moved, on_cpu)
 
 
 def _fewer_bits(m: int, n: int, k: int, dtype: DataType) -> OpCase:
@@ -99,21 +107,26 @@ def attention(heads: int, width: int, rows: int) -> OpCase:
     )
 
 
-def _conv(images: int, channels: int, size: int, filters: int, width: int) -> OpCase:
-    """Images convolved by square filters, with as many rows and columns around."""
+def _conv(
+    images: int, channels: int, size: int, filters: int, width: int, dtype: DataType = bf16
+) -> OpCase:
+    """Images convolved by square filters, with as many rows and columns around; of fp32 as tf32,
+    torch's default.
+    """
     around = width // 2
 
     def build(x: Any, w: Any) -> Any:
-        return ark.conv(x, w, None, 1, around)
+        return ark.conv(x, w, None, 1, around, tf32=dtype == fp32)
 
     def peer(x: Any, w: Any) -> Any:
         return functional().conv2d(x, w, padding=around)
 
     shapes = ((images, channels, size, size), (filters, channels, width, width))
     pixels, taps = float(images * size * size), width * width * channels
-    name = f"conv-{width}-of-{images}x{channels}x{size}x{size}-bf16"
-    moved = 2.0 * (pixels * (channels + filters) + filters * taps)
-    return OpCase(name, bf16, shapes, build, peer, 2.0 * pixels * filters * taps, moved, False)
+    name = f"conv-{width}-of-{images}x{channels}x{size}x{size}-{dtype.name}"
+    moved = float(dtype.itemsize) * (pixels * (channels + filters) + filters * taps)
+    flops = 2.0 * pixels * filters * taps
+    return OpCase(name, dtype, shapes, build, peer, flops, moved, False)
 
 
 def lstm(layers: int, steps: int, hidden: int) -> OpCase:
@@ -210,6 +223,11 @@ def cases() -> tuple[OpCase, ...]:
         attention(16, 128, 8192),
         _conv(16, 64, 56, 64, 3),
         _conv(16, 512, 14, 512, 3),
+        _conv(16, 64, 56, 64, 3, fp32),
+        _conv(16, 512, 14, 512, 3, fp32),
+        *(_matmul(4096, 4096, 4096, t, dtype=fp32) for t in ("nt", "nn", "tn", "tt")),
+        *(_matmul(rows, 4096, 4096, dtype=fp32) for rows in (16, 128, 512)),
+        _matmul(1024, 1024, 1024, dtype=fp32),
         lstm(10, 100, 256),
         lstm(2, 4, 64),
     ]

@@ -105,7 +105,8 @@ def products(plans: Iterable[Plan]) -> list[Product]:
 def candidates(product: Product, machine: Machine) -> list[Cut]:
     """The cuts to try, the usual one first."""
     if product.variant != "matrix":
-        return cuts.tiles(product.shape, product.depth, product.itemsize, machine)
+        exact = cuts.is_exact(product.dtypes[:2], product.shape, product.depth)
+        return cuts.tiles(product.shape, product.depth, product.itemsize, machine, exact)
     several = len(product.shapes[2]) == 2
     narrow = product.transposes[1]
     able = cuts.candidates(product.shape, product.depth, product.itemsize, several, narrow)

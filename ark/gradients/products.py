@@ -28,13 +28,14 @@ def _matmul(call: Call) -> Gradients:
     """C = A B: the gradients are dC B^T and A^T dC, with the operands transposed as they were."""
     given = call.gradient()
     transpose_a, transpose_b = call.attrs["transpose_a"], call.attrs["transpose_b"]
+    tf32 = bool(call.attrs.get("tf32"))
     left = right = None
     if call.wanted[0]:
         b = _as(call.input(1), given)
         if transpose_a:
-            left = matmul(b, given, transpose_input=transpose_b, transpose_other=True)
+            left = matmul(b, given, transpose_input=transpose_b, transpose_other=True, tf32=tf32)
         else:
-            left = matmul(given, b, transpose_other=not transpose_b)
+            left = matmul(given, b, transpose_other=not transpose_b, tf32=tf32)
         left = unbroadcast(left, call.shape(0), call.node.inputs[0].dtype)
     if call.wanted[1]:
         a, back = _as(call.input(0), given), given
@@ -43,9 +44,9 @@ def _matmul(call: Call) -> Gradients:
             a = reshape(a, [-1, a.ir.shape[-1]])
             back = reshape(given, [-1, given.ir.shape[-1]])
         if transpose_b:
-            right = matmul(back, a, transpose_input=True, transpose_other=transpose_a)
+            right = matmul(back, a, transpose_input=True, transpose_other=transpose_a, tf32=tf32)
         else:
-            right = matmul(a, back, transpose_input=not transpose_a)
+            right = matmul(a, back, transpose_input=not transpose_a, tf32=tf32)
         right = unbroadcast(right, shape, call.node.inputs[1].dtype)
     return [left, right]
 

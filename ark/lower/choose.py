@@ -17,6 +17,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.fuse import fuse
 from ark.lower.rewrite.narrow import narrow
+from ark.lower.rewrite.transposes import wants_along
 from ark.lower.tiling import BOX_LINE, input_in_memory, split_k, stage_tile
 from ark.machine import Machine
 from ark.tasks.linear_form import MOST_NARROW, narrow_bytes, narrow_rows, sums_bytes
@@ -165,6 +166,7 @@ def _boxes(node: Node) -> bool:
         and (out.shape[-2] > HALVED or out.shape[-1] >= 2 * HALVED)
         and math.prod(out.shape) * depth >= LEAST_WORK
         and _unit_types(node)
+        and (not wants_along(node) or depth * node.inputs[0].dtype.itemsize % BOX_LINE == 0)
         and all(
             all(s * t.dtype.itemsize % BOX_LINE == 0 for s in (*t.strides[:-1], _start(t)))
             for t in (*node.inputs, out)

@@ -147,11 +147,27 @@ def tiles_together(many: int, machine: Machine) -> int:
     return 0 if machine.has("single_thread") else min(MOST_TOGETHER, FEW // many)
 
 
-def tiles(shape: Sequence[int], depth: int, itemsize: int, machine: Machine) -> list[Cut]:
+EXACT_WORK, EXACT_ROWS = 1 << 24, 9  # of a product of fp32 that is worth tiles of its own
+
+
+def is_exact(dtypes: Sequence[str], shape: Sequence[int], depth: int) -> bool:
+    """Is it a product of fp32 with work for tiles of its own (Machine.exact_tiles)?"""
+    large = shape[2] * shape[3] * depth >= EXACT_WORK and shape[2] >= EXACT_ROWS
+    return large and set(dtypes) == {"fp32"}
+
+
+def tiles(
+    shape: Sequence[int], depth: int, itemsize: int, machine: Machine, exact: bool = False
+) -> list[Cut]:
     """The cuts to try where the variant is another: the usual one first, then tiles a quarter,
-    half, as large and twice as high and wide.
+    half, as large and twice as high and wide. exact: as of `is_exact`.
     """
-    rows, columns = machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1], 8 * itemsize)
+    batch = shape[0] * shape[1]
+    usual = machine.exact_tile(shape[2], shape[3], batch) if exact else None
+    if usual:
+        others = (Cut(min(t[0], shape[2]), min(t[1], shape[3])) for t in machine.exact_tiles)
+        return list(dict.fromkeys((Cut(*usual), *others)))
+    rows, columns = machine.matmul_tile(shape[2], shape[3], batch, 8 * itemsize)
     while columns < shape[3] and tiles_together(2 * rows * columns * depth, machine):
         columns = min(2 * columns, shape[3])
     found = {Cut(rows, columns): None}
@@ -167,9 +183,10 @@ def choose_tile(
     itemsize: int,
     machine: Machine,
     measured: Mapping[str, Sequence[int]],
+    exact: bool = False,
 ) -> tuple[int, int]:
     """Rows and columns of the tiles of a product in any variant but `matrix`."""
-    able = tiles(shape, depth, itemsize, machine)
+    able = tiles(shape, depth, itemsize, machine, exact)
     known = measured.get(key(shape, depth, itemsize))
     cut = Cut(*known) if known is not None and Cut(*known) in able else able[0]
     return cut.rows, cut.columns

@@ -29,7 +29,7 @@ from ark.lower.rewrite.rounded import round_rows
 from ark.lower.rewrite.rows import take_rows_early
 from ark.lower.rewrite.slices import read_boxes
 from ark.lower.rewrite.spread import spread
-from ark.lower.rewrite.transposes import read_transposed
+from ark.lower.rewrite.transposes import lay_along, read_transposed
 from ark.lower.rewrite.waves import in_waves
 from ark.lower.rewrite.windows import read_windows
 from ark.machine import Machine
@@ -94,6 +94,7 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     ended = alone and meets_peers(private)
     nodes: list[Node] = []
     for part, target, kept in _kernels(private, machines, external):
+        part = lay_along(part, target)
         if chosen.get("fuse", True):
             handed = not target.has("single_thread")
             part = read_boxes(fuse(part, target, kept), kept)

@@ -15,14 +15,20 @@ from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
-from ark.lower.cuts import Cut, choose_cut, choose_tile, matrix_group, tiles_together
+from ark.lower.cuts import (
+    Cut,
+    choose_cut,
+    choose_tile,
+    is_exact,
+    matrix_group,
+    tiles_together,
+)
 from ark.lower.merge import join, joins, part, widen
 from ark.lower.parts import ADDED, is_normed, sum_of_parts
 from ark.lower.registry import get, register
 from ark.lower.rewrite.overlap import SHARE, SUM
 from ark.lower.tiling import box_coords, row_bytes, side_by_side, split, stage_tile
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
-from ark.ops.movement import transpose
 from ark.tasks import expression
 from ark.tasks.linear_form import dealt
 from ark.tasks.matmul_windows import laid_out
@@ -56,9 +62,6 @@ def matmul(
     """
     a, b = as_tensor(input), as_tensor(other)
     dtype = _result_type(a, b, dtype, tf32)
-    if a.ir.dtype.bits == 8 or tf32:  # matrix units want k side by side
-        a, transpose_input = (_turned(a), False) if transpose_input else (a, False)
-        b, transpose_other = (b, True) if transpose_other else (_turned(b), True)
     left, right = a.ir.shape, b.ir.shape
     if len(left) < 2 or len(right) < 2:
         raise ModelError(
@@ -102,17 +105,14 @@ def _result_type(a: Tensor, b: Tensor, asked: DataType | None, tf32: bool) -> Da
     return made
 
 
-def _turned(tensor: Tensor) -> Tensor:
-    """The matrices transposed, in memory; of fewer than 2 dimensions as they are."""
-    rank = len(tensor.ir.shape)
-    return transpose(tensor, [*range(rank - 2), rank - 1, rank - 2]) if rank > 1 else tensor
-
-
-def linear(input: Any, weight: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+def linear(
+    input: Any, weight: Any, output: Any = NullTensor, name: str = "", tf32: bool = False
+) -> Tensor:
     """input weight^T: (rows, k) and (n, k) to (rows, n), of the input's type, accumulated in fp32.
 
     The weight is of the input's type, or of any floating-point type where the input is fp32.
-    Without a name it is called as its weight is.
+    Without a name it is called as its weight is. tf32: as of matmul, for an input and a weight of
+    fp32.
     """
     x, w = as_tensor(input), as_tensor(weight)
     dtype = float_dtype("linear", x)
@@ -129,6 +129,9 @@ def linear(input: Any, weight: Any, output: Any = NullTensor, name: str = "") ->
             "(rows, k) and (n, k)"
         )
     attrs = {"transpose_a": False, "transpose_b": True}
+    if tf32:
+        _result_type(x, w, None, tf32)
+        attrs["tf32"] = True
     label = name or w.ir.name.rpartition(".")[2]
     return result("matmul", [x, w], (left[0], right[0]), dtype, output, attrs, label)
 
@@ -170,7 +173,10 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
         tile = asked[2], asked[3]
     else:
         measured = lowering.options.get("cuts", {})
-        tile = choose_tile(shape, _depth(node), node.inputs[0].dtype.itemsize, machine, measured)
+        depth, size = _depth(node), node.inputs[0].dtype.itemsize
+        plain = not any(node.attrs.get(name) for name in ("gated", "rope_kv", "windows"))
+        exact = plain and is_exact([t.dtype.name for t in node.inputs[:2]], shape, depth)
+        tile = choose_tile(shape, depth, size, machine, measured, exact)
     params = _product(node) | {"tile": list(tile)}
     coords: Sequence[tuple[int, ...]] = box_coords(shape, (1, 1, *tile))
     together = tiles_together(math.prod(tile) * _depth(node), machine) if node.hints is None else 1

@@ -86,14 +86,20 @@ def _windows(
 
 
 def _multiplied(
-    weight: Tensor, windows: Tensor, groups: int, sizes: Sequence[int], bias: Any, name: str
+    weight: Tensor,
+    windows: Tensor,
+    groups: int,
+    sizes: Sequence[int],
+    bias: Any,
+    name: str,
+    tf32: bool,
 ) -> Tensor:
     """The product, in the shape of the result, with the bias."""
     n = windows.ir.shape[0]
     outputs = weight.ir.shape[0]
     depth = windows.ir.shape[2]
     table = reshape(weight, [1, groups, outputs // groups, depth])
-    made = reshape(matmul(table, windows, name=name), [n, outputs, *sizes])
+    made = reshape(matmul(table, windows, name=name, tf32=tf32), [n, outputs, *sizes])
     if bias is None:
         return made
     return add(made, reshape(as_tensor(bias), [1, outputs, *[1] * len(sizes)]))
@@ -108,6 +114,7 @@ def conv(
     dilation: Numbers = 1,
     groups: int = 1,
     name: str = "",
+    tf32: bool = False,
 ) -> Tensor:
     """Convolution (cross-correlation) over one to three spatial dimensions, as torch has it.
 
@@ -115,6 +122,8 @@ def conv(
     (outputs,). padding: a number, one a dimension, or (before, behind) a dimension, of zeros.
     fp32, fp16, bf16 of one type, accumulated in fp32. Result (n, outputs, spatial...). ModelError
     for shapes or types that do not meet, InvalidUsageError for other strides than 1 or more.
+    tf32: of fp32 the matrix units may read 10 bits of mantissa only, where they do so, as torch's
+    convolutions do unless told otherwise; the default is exact fp32.
     """
     x, w = as_tensor(input), as_tensor(weight)
     float_dtype("conv", x)
@@ -147,7 +156,7 @@ def conv(
         for d in range(count)
     ]
     windows = _windows(x, groups, kernel, rules, sizes)
-    return _multiplied(w, windows, groups, sizes, bias, name or "conv")
+    return _multiplied(w, windows, groups, sizes, bias, name or "conv", tf32)
 
 
 def conv_transpose(
@@ -160,10 +169,12 @@ def conv_transpose(
     dilation: Numbers = 1,
     groups: int = 1,
     name: str = "",
+    tf32: bool = False,
 ) -> Tensor:
     """The gradient of conv as an op of its own ("deconvolution"), as torch's conv_transpose.
 
     weight (channels, outputs / groups, kernel...); output_padding: added behind each dimension.
+    tf32: as of conv.
     """
     x, w = as_tensor(input), as_tensor(weight)
     float_dtype("conv_transpose", x)
@@ -196,7 +207,7 @@ def conv_transpose(
     each, outputs = channels // groups, w.ir.shape[1]
     transposed = transpose(reshape(w, [groups, each, outputs, math.prod(kernel)]), [0, 2, 1, 3])
     table = reshape(transposed, [groups * outputs, each, *kernel])
-    return _multiplied(table, windows, groups, sizes, bias, name or "conv_transpose")
+    return _multiplied(table, windows, groups, sizes, bias, name or "conv_transpose", tf32)
 
 
 def _lower_convolution(lowering: Lowering, node: Node) -> None:

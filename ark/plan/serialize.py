@@ -32,6 +32,7 @@ def machine_entry(machine: Machine) -> dict[str, Any]:
     entry["capabilities"] = list(machine.capabilities)
     entry["tile"] = list(machine.tile)
     entry["large_tiles"] = [list(t) for t in machine.large_tiles]
+    entry["exact_tiles"] = [list(t) for t in machine.exact_tiles]
     entry["variants"] = [{**v, "roles": list(v["roles"])} for v in entry["variants"]]
     return entry
 

@@ -387,6 +387,33 @@ def test_types_of_few_bits_are_multiplied_by_warpgroups(
     assert "serialized" not in binary.log
 
 
+@pytest.mark.parametrize("dtype", [fp8_e4m3, int8, fp32], ids=str)
+@pytest.mark.parametrize("across", [(True, False), (False, True), (True, True)])
+def test_what_lies_across_is_turned_for_such_types(dtype, across) -> None:
+    """Both sides have k side by side when they are multiplied, and units multiply them; k that
+    fills no 16 bytes then stays with the body that reads it as it lies.
+    """
+
+    def made(k: int) -> Plan:
+        graph = Graph()
+        a = graph.tensor((k, 512) if across[0] else (512, k), dtype, arena="state", name="a")
+        b = graph.tensor((k, 1024) if across[1] else (1024, k), dtype, arena="state", name="b")
+        out = int32 if dtype == int8 else fp32
+        c = graph.tensor((512, 1024), out, arena="state", name="c")
+        attrs = {"transpose_a": across[0], "transpose_b": not across[1]}
+        graph.add("matmul", [a, b], [c], attrs | ({"tf32": True} if dtype == fp32 else {}))
+        found = plan(graph, H100)
+        verify([found])
+        return found
+
+    turned = made(1024)
+    assert [op.kind for op in turned.ops] == ["transpose"] * sum(across) + ["matmul"]
+    text = write(turned, machine_of(turned), backend.dialect("sm_90a")).source.text
+    assert "  ark_matrix_product<ArkProduct" in text
+    assert made(1026).variant == "block" or dtype != fp32
+    assert [op.kind for op in made(1030 if dtype == fp32 else 1032).ops] == ["matmul"]
+
+
 @needs_gpu
 @pytest.mark.parametrize(("m", "n", "k", "types", "scaled", "instruction"), FEW_BITS)
 def test_products_of_few_bits_are_numpys(m, n, k, types, scaled, instruction) -> None:

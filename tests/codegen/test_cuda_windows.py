@@ -39,7 +39,7 @@ SHAPES: list[tuple[Shape, Shape, dict[str, Any]]] = [
     ((2, 128, 40, 40), (64, 128, 3, 3), {"padding": 2, "dilation": 2}),
     ((3, 64, 33, 41), (72, 64, 5, 5), {"stride": (2, 3), "padding": 2}),
     ((4, 64, 2000), (128, 64, 5), {"padding": 2}),
-    ((3, 128, 1501), (64, 128, 4), {"stride": 3, "padding": ((1, 4),), "dilation": 2}),
+    ((6, 128, 1501), (64, 128, 4), {"stride": 3, "padding": ((1, 4),), "dilation": 2}),
     ((8, 64, 57, 57), (256, 64, 1, 1), {"stride": 2}),
     ((2, 64, 64, 64), (64, 64, 7, 7), {"stride": 2, "padding": 3}),
     ((2, 192, 48, 48), (200, 192, 3, 3), {"padding": ((0, 2), (1, 0))}),
@@ -47,10 +47,10 @@ SHAPES: list[tuple[Shape, Shape, dict[str, Any]]] = [
 ]
 
 
-def planned(model: str, x: Shape, w: Shape, **conv: Any) -> Plan:
+def planned(model: str, x: Shape, w: Shape, dtype: Any = ark.bf16, **conv: Any) -> Plan:
     made = ark.Model(0, 1)
     with ark.use_model(made):
-        given, weight = ark.tensor(x, ark.bf16, name="x"), ark.tensor(w, ark.bf16, name="w")
+        given, weight = ark.tensor(x, dtype, name="x"), ark.tensor(w, dtype, name="w")
         ark.conv(given, weight, **conv, name="out")
     found = make_plan(made.graph, machines.MODELS[model])
     verify([found])
@@ -115,8 +115,11 @@ def test_a_map_of_windows_of_one_dimension_as_the_left_side() -> None:
         ((16, 128, 14, 14), (512, 128, 3, 3), {"stride": 2, "padding": 1}),
     ],
 )
-def test_both_halves_compile(model: str, x: Shape, w: Shape, options: dict[str, Any]) -> None:
-    made = planned(model, x, w, **options)
+@pytest.mark.parametrize("dtype", [ark.bf16, ark.fp32], ids=str)
+def test_both_halves_compile(
+    model: str, x: Shape, w: Shape, options: dict[str, Any], dtype: Any
+) -> None:
+    made = planned(model, x, w, dtype, tf32=dtype == ark.fp32, **options)
     assert made.variant == "matrix"
     assert any(op.params.get("windows") for op in made.ops)
     machine = machine_of(made)
@@ -127,25 +130,43 @@ def test_both_halves_compile(model: str, x: Shape, w: Shape, options: dict[str, 
     assert " 0 bytes spill stores" in binary.log
 
 
+def test_fp32_is_convolved_in_its_own_digits_unless_tf32_is_allowed() -> None:
+    """By a matrix of windows in memory and tiles of fp32, where it is large; in place if small."""
+    shape = (16, 64, 56, 56), (64, 64, 3, 3)
+    made = planned("h100", *shape, ark.fp32, padding=1)
+    assert [op.kind for op in made.ops] == ["remap", "matmul"]
+    machine = machine_of(made)
+    assert "  ark_exact_tile<" in write(made, machine, backend.dialect("sm_90a")).source.text
+    small = planned("h100", (1, 8, 16, 16), (8, 8, 3, 3), ark.fp32, padding=1)
+    assert [op.kind for op in small.ops] == ["convolution"]
+    odd = planned("h100", (16, 3, 224, 224), (64, 3, 7, 7), ark.fp32, stride=2, tf32=True)
+    assert [op.kind for op in odd.ops] == ["remap", "matmul"]
+
+
 @needs_gpu
+@pytest.mark.parametrize("dtype", [ark.bf16, ark.fp32], ids=str)
 @pytest.mark.parametrize(("x", "w", "options"), SHAPES)
-def test_a_gpu_convolves_as_torch_does(x: Shape, w: Shape, options: dict[str, Any]) -> None:
-    """Whole numbers, whose sums fp32 holds exactly; only the result is rounded."""
+def test_a_gpu_convolves_as_torch_does(
+    x: Shape, w: Shape, options: dict[str, Any], dtype: Any
+) -> None:
+    """Whole numbers, whose sums fp32 holds exactly, and tf32 their factors; only the result is
+    rounded.
+    """
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
-    values = [rng.integers(-4, 5, shape).astype(ark.bf16.numpy) for shape in (x, w)]
+    values = [rng.integers(-4, 5, shape).astype(dtype.numpy) for shape in (x, w)]
     source, weight = (torch.from_numpy(v.astype(np.float32)) for v in values)
     how = dict(options)
     if isinstance(how.get("padding"), tuple):
         margins = [n for pair in reversed(how.pop("padding")) for n in pair]
         source = torch.nn.functional.pad(source, margins)
     want = getattr(torch.nn.functional, f"conv{len(x) - 2}d")(source, weight, **how)
-    made = planned("h100", x, w, **options)
+    made = planned("h100", x, w, dtype, tf32=dtype == ark.fp32, **options)
     assert any(op.params.get("windows") for op in made.ops)
     with contextlib.closing(backend.open(0)) as device, Executor(made, backend, device) as run:
         for name, value in zip("xw", values, strict=True):
             run.write(name, value)
         run.start(2).wait()
         got = run.read("out").astype(np.float32)
-    exact = want.bfloat16().float().numpy()
+    exact = (want.bfloat16().float() if dtype is ark.bf16 else want).numpy()
     np.testing.assert_array_equal(got.reshape(exact.shape), exact)

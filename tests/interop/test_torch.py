@@ -14,7 +14,8 @@ import pytest
 import ark
 
 torch = pytest.importorskip("torch")
-from ark.interop.torch import backend  # noqa: E402
+from ark.interop.torch import backend, graph  # noqa: E402
+from ark.interop.torch.export import export  # noqa: E402
 from ark.interop.torch.program import PROGRAMS  # noqa: E402
 from tests.interop import graphs, op_samples  # noqa: E402
 
@@ -407,3 +408,41 @@ def test_what_reads_strides_finds_those_of_torch(function: Any) -> None:
     """Results of kernels are contiguous; `x.t() + 1` is not."""
     x = torch.randn(3, 5)
     close(torch.compile(function, backend=backend)(x), function(x))
+
+
+class Both(torch.nn.Module):
+    """A convolution, and a layer and a product behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.layer = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(self.conv(x))
+        return y @ y.transpose(-1, -2)
+
+
+def test_precisions_of_fp32_are_those_that_torch_is_set_to() -> None:
+    """Convolutions as tf32 by torch's default, products as tf32 where they are told so; in a type
+    of 16 bits there is no such thing.
+    """
+
+    def kinds(dtype: torch.dtype) -> list[bool]:
+        """Of the convolution, the layer and the product: are they as tf32?"""
+        module, x = Both().to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
+        exported = export(module, (x,), False)
+        found = graph.build(exported.graph_module, [*exported.state_dict.values(), x])
+        nodes = [n for n in found.model.graph.nodes if n.type == "matmul"]
+        return [bool(n.attrs.get("tf32")) for n in nodes]
+
+    assert kinds(torch.float32) == [True, False, False]
+    assert kinds(torch.bfloat16) == [False, False, False]
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert kinds(torch.float32) == [True, True, True]
+        torch.backends.cudnn.allow_tf32 = False
+        assert kinds(torch.float32) == [False, True, True]
+    finally:
+        torch.backends.cudnn.allow_tf32 = True
+        torch.set_float32_matmul_precision(before)

@@ -6,30 +6,56 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 import ark
 from ark.interop.torch.values import Call, Value, cast, operator, refuse
+
+TF32 = "tf32"
+# Since torch 2.9 precisions have names; its older switches are set and read through these, and
+# refuse to be read where the names say what they cannot.
+NAMED = hasattr(torch.backends.cudnn, "conv")
+
+
+def products_as_tf32(like: Value) -> bool:
+    """Does torch multiply matrices of fp32 as tf32, as its switches stand?"""
+    matmul = torch.backends.cuda.matmul
+    allowed = matmul.fp32_precision == TF32 if NAMED else matmul.allow_tf32
+    return like.dtype == torch.float32 and bool(allowed)
+
+
+def convolutions_as_tf32(like: Value) -> bool:
+    """The same of convolutions, which torch computes so unless told otherwise."""
+    cudnn = torch.backends.cudnn
+    allowed = cudnn.conv.fp32_precision == TF32 if NAMED else cudnn.allow_tf32
+    return like.dtype == torch.float32 and bool(allowed)
+
+
+def _product(a: Value, left: ark.Tensor, right: ark.Tensor) -> ark.Tensor:
+    return ark.matmul(left, right, tf32=products_as_tf32(a))
 
 
 @operator("mm.default", "bmm.default")
 def _mm(call: Call, a: Value, b: Value) -> Any:
-    return ark.matmul(a.tensor, b.tensor)
+    return _product(a, a.tensor, b.tensor)
 
 
 @operator("mv.default")
 def _mv(call: Call, a: Value, b: Value) -> Any:
-    return ark.matmul(a.tensor, ark.reshape(b.tensor, [b.shape[0], 1]))
+    return _product(a, a.tensor, ark.reshape(b.tensor, [b.shape[0], 1]))
 
 
 @operator("dot.default")
 def _dot(call: Call, a: Value, b: Value) -> Any:
-    return ark.matmul(ark.reshape(a.tensor, [1, -1]), ark.reshape(b.tensor, [-1, 1]))
+    left, right = ark.reshape(a.tensor, [1, -1]), ark.reshape(b.tensor, [-1, 1])
+    return _product(a, left, right)
 
 
 @operator("matmul.default")
 def _matmul(call: Call, a: Value, b: Value) -> Any:
     left = ark.reshape(a.tensor, [1, -1]) if len(a.shape) == 1 else a.tensor
     right = ark.reshape(b.tensor, [-1, 1]) if len(b.shape) == 1 else b.tensor
-    return ark.matmul(left, right)
+    return _product(a, left, right)
 
 
 @operator("addmm.default", "baddbmm.default", "addmv.default")
@@ -47,7 +73,8 @@ def _addmm(call: Call, x: Value, a: Value, b: Value, *, beta: float = 1, alpha: 
 @operator("linear.default")
 def _linear(call: Call, x: Value, weight: Value, bias: Value | None = None) -> Any:
     rows = ark.reshape(x.tensor, [-1, x.tensor.ir.shape[-1]])
-    made = ark.linear(rows, ark.reshape(weight.tensor, [-1, rows.ir.shape[1]]))
+    table = ark.reshape(weight.tensor, [-1, rows.ir.shape[1]])
+    made = ark.linear(rows, table, tf32=products_as_tf32(x))
     return made if bias is None else ark.add(made, bias.tensor)
 
 
@@ -71,11 +98,13 @@ def _convolution(
 
     given = None if bias is None else bias.tensor
     steps, pads, spread = each(stride), each(padding), each(dilation)
+    tf32 = convolutions_as_tf32(x)
     if transposed:
+        more = each(output_padding)
         return ark.conv_transpose(
-            x.tensor, weight.tensor, given, steps, pads, each(output_padding), spread, groups
+            x.tensor, weight.tensor, given, steps, pads, more, spread, groups, tf32=tf32
         )
-    return ark.conv(x.tensor, weight.tensor, given, steps, pads, spread, groups)
+    return ark.conv(x.tensor, weight.tensor, given, steps, pads, spread, groups, tf32=tf32)
 
 
 def _attention(
@@ -87,7 +116,8 @@ def _attention(
         raise refuse("attention whose queries and keys differ in heads")
     scale = q.ir.shape[-1] ** -0.5 if scale is None else scale
     if q.ir.dtype == ark.fp32:  # where the product itself can scale what it stores
-        scores = ark.mul(ark.matmul(q, k, transpose_other=True), float(scale))
+        made = ark.matmul(q, k, transpose_other=True, tf32=products_as_tf32(query))
+        scores = ark.mul(made, float(scale))
     else:
         scores = ark.matmul(ark.mul(q, float(scale)), k, transpose_other=True)
     if is_causal:
@@ -98,7 +128,7 @@ def _attention(
         scores = ark.where(mask.tensor, scores, float("-inf"))
     elif mask is not None:
         scores = ark.add(scores, cast(mask, scores.ir.dtype))
-    return ark.matmul(ark.softmax(scores), v)
+    return _product(query, ark.softmax(scores), v)
 
 
 @operator("_scaled_dot_product_flash_attention_for_cpu.default")

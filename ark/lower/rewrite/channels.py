@@ -34,7 +34,7 @@ def channels_last(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph
     """A copy of the graph with such convolutions. kept: ids of buffers that somebody else reads."""
     if machine.has("single_thread"):
         return graph
-    found = _convolutions(graph, kept)
+    found = _convolutions(graph, kept, machine.has("window_boxes"))
     if not found:
         return graph
     made = _Turned(graph, *_wanted(graph, found, kept))
@@ -59,8 +59,10 @@ class _Convolution:
     source: Tensor
 
 
-def _convolutions(graph: Graph, kept: frozenset[int]) -> dict[int, _Convolution]:
-    """The convolutions that are worth it, by their product's id."""
+def _convolutions(graph: Graph, kept: frozenset[int], tf32: bool) -> dict[int, _Convolution]:
+    """The convolutions that are worth it, by their product's id. tf32: are those of fp32, whose
+    user allows tf32?
+    """
     private = read_once(graph, kept)
     windows: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
     written: dict[int, int] = {}  # by buffer: place of the last write
@@ -70,7 +72,7 @@ def _convolutions(graph: Graph, kept: frozenset[int]) -> dict[int, _Convolution]
             windows[node.outputs[0].buffer.id] = place, node
         elif node.type == "matmul" and len(node.inputs) == 2:
             at, before = windows.get(node.inputs[1].buffer.id, (place, None))
-            one = _fits(before, node)
+            one = _fits(before, node, tf32)
             if one is not None and written.get(one.source.buffer.id, -1) <= at:
                 found[node.id] = one
         written |= {t.buffer.id: place for t in node.outputs}
@@ -293,16 +295,18 @@ class _Turned:
         )
 
 
-def _fits(windows: Node | None, product: Node) -> _Convolution | None:
-    """Of a product of 16-bit types whose channels fill packs and that is large enough: the
-    convolution; None of others. windows: what lays out its right side.
+def _fits(windows: Node | None, product: Node, tf32: bool) -> _Convolution | None:
+    """Of a product of 16-bit types, or of fp32 as tf32 (where there is that), whose channels fill
+    packs and that is large enough: the convolution; None of others. windows: what lays out its
+    right side.
     """
     if product.hints or (windows is not None and windows.placement != product.placement):
         return None
     weight, table, out = *product.inputs, product.outputs[0]
     plain = not product.attrs["transpose_a"] and not product.attrs["transpose_b"]
     types = {t.dtype.name for t in (weight, table, out)}
-    if not plain or len(types) != 1 or not types <= {"bf16", "fp16"}:
+    able = {"bf16", "fp16", "fp32"} if tf32 and product.attrs.get("tf32") else {"bf16", "fp16"}
+    if not plain or len(types) != 1 or not types <= able:
         return None
     source = table if windows is None else windows.inputs[0]
     if not all(map(whole, (weight, source, table, out))) or len(table.shape) != 4:

@@ -4,7 +4,8 @@ A convolution is written as a product with a matrix of windows (ark.ops.windows)
 units need. Where none serves the product, laying the matrix out costs more than reading it saves:
 an op and a hand-over more, and as many times the input as a window has elements. Where matrix units
 take boxes of memory and boxes may be of windows (the capability "window_boxes"), channels that were
-turned to be last (ark.lower.rewrite.channels) are loaded out of the input itself. Called by
+turned to be last (ark.lower.rewrite.channels) are loaded out of the input itself. Products of fp32
+that have tiles of their own (Machine.exact_tiles) are worth the matrix, too. Called by
 ark.lower.prepare.
 """
 
@@ -15,8 +16,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
+from ark.lower.cuts import is_exact
 from ark.lower.rewrite.chains import read_once
 from ark.lower.rewrite.views import whole
 from ark.machine import Machine
@@ -74,7 +77,8 @@ def _unboxed(windows: Node, product: Node, machine: Machine) -> Node | None:
     if product.attrs["transpose_a"] or product.attrs["transpose_b"] or product.attrs.get("gated"):
         return None
     alone = machine.has("single_thread")
-    if rows >= (PACKED_ROWS if alone else FEW_ROWS) and (alone or not _scalar(product)):
+    served = alone or not _scalar(product) or _exact(product, depth, machine)
+    if rows >= (PACKED_ROWS if alone else FEW_ROWS) and served:
         return None
     found = window(windows, groups)
     if found is None or math.prod(found["sizes"]) != places or windows.inputs[0].shape[0] != n:
@@ -87,6 +91,13 @@ def _unboxed(windows: Node, product: Node, machine: Machine) -> Node | None:
         attrs=attrs,
         after=(*windows.after, *product.after),
     )
+
+
+def _exact(product: Node, depth: int, machine: Machine) -> bool:
+    """Has the machine tiles for such a product of fp32?"""
+    types = [t.dtype.name for t in product.inputs[:2]]
+    shape = fold(product.outputs[0].shape)
+    return bool(machine.exact_tiles) and is_exact(types, shape, depth)
 
 
 def _scalar(node: Node) -> bool:
@@ -104,7 +115,9 @@ def _boxed(windows: Node, product: Node, side: int, machine: Machine) -> Node | 
         return None
     if product.attrs["transpose_a"] or not product.attrs["transpose_b"]:
         return None
-    if not all(map(whole, (source, table, weight))) or source.dtype.itemsize != 2:
+    if not all(map(whole, (source, table, weight))):
+        return None
+    if source.dtype.itemsize != 2 and not product.attrs.get("tf32"):
         return None
     found = window_of_last(windows)
     if found is None or not boxable(source.shape, source.dtype.itemsize, found):

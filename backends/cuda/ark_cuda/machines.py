@@ -23,6 +23,18 @@ ROW_SLICE = 32  # of the 96 registers that a thread of 17 warps has
 # The ring's barriers and the loop's records, kept out of what the planner may use.
 RESERVED = 2048
 
+# Tiles of fp32 products (tasks/exact.h), and their speeds beside each other.
+EXACT_TILES = (
+    (256, 128, 1.0),
+    (128, 256, 1.0),
+    (128, 128, 0.95),
+    (128, 64, 0.85),
+    (64, 128, 0.85),
+    (64, 64, 0.7),
+    (64, 32, 0.5),
+    (32, 64, 0.5),
+)
+
 
 def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ...]:
     """What a machine with so many ring slots can run; without slots it reads operands in place.
@@ -77,6 +89,7 @@ def _machine(
         bandwidth_gbps=gbps,
         tflops=tflops,
         signal_us=0.7,
+        exact_tiles=EXACT_TILES,
         capabilities=capabilities,
     )
 

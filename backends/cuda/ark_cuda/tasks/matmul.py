@@ -2,7 +2,7 @@
 
 fp32 rows times bf16 weights, as activations meet weights while a prompt is read, are split into two
 bf16 parts, so that nothing of fp32's range and little of its precision is lost. matmul.h has the
-device side. Called by the writer through the dialect.
+device side; products of fp32 alone are those of exact.py. Called by the writer through the dialect.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.matmul_form import along_k, paired
 from ark.tasks.matmul_text import matrix_tiles
-from ark_cuda.tasks import inline, products
+from ark_cuda.tasks import exact, inline, products
 
 _MIN_ROWS = 9
 _PAIRS = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "bf16"))
@@ -71,7 +71,7 @@ def scratch(sig: Signature, machine: Machine) -> int:
     if products.serves(sig, machine):
         return products.SCRATCH
     shape = _shape(sig, machine)
-    return shape.nbytes if shape else 0
+    return shape.nbytes if shape else exact.scratch(sig, machine)
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str | None:
@@ -80,14 +80,14 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
         return products.write(name, sig, machine)
     shape = _shape(sig, machine)
     if shape is None:
-        return None
+        return exact.write(name, sig, machine)
     constants = (shape.blocks_m, shape.blocks_n, shape.warps_n, shape.slices, along_k(sig, 0))
     return text.function(name, matrix_tiles(sig, constants))
 
 
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that the bodies instantiate."""
-    own = [inline.header("matmul.h")] if machine.has("mma_sync") else []
+    own = [inline.header(f"{n}.h") for n in ("matmul", "exact")] if machine.has("mma_sync") else []
     if products.serves_machine(machine):
         half = "wgmma.h" if machine.has("wgmma") else "tcgen05.h"
         own += [inline.header("products.h"), inline.header(half)]

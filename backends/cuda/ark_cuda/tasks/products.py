@@ -17,12 +17,12 @@ from typing import Any
 from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
-from ark.tasks import expression, text
+from ark.tasks import text
 from ark.tasks.matmul_form import ROPE, deal, dims, k_range, part_of_k, place_names, rotates
 from ark.tasks.matmul_text import finish, outputs
 from ark.tasks.rotary import rope
 from ark.variant import COMPUTE, LOAD, MOVE
-from ark_cuda.tasks import windows
+from ark_cuda.tasks import packs, windows
 from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, sum_of
 
 HEIGHTS, WIDTHS = (64, 128), (32, 64, 128, 256)
@@ -296,11 +296,13 @@ def _store(sig: Signature) -> str:
         f"#pragma unroll\n      for (int j = 0; j < 8; ++j) {{\n"
         f"      if (j >= left) break;\n      {single}      }}\n"
     )
-    packed = _packed(sig)
-    if packed is not None:
-        addresses = text.addresses(sig, packed)
+    found = packs.packed(sig, 8)
+    if found is not None:
+        addresses = text.addresses(sig, found)
         body = (
-            f"    if (left == 8 && ark_aligned({addresses})) {{\n{_eight(sig, packed)}"
+            f"    if (left == 8 && ark_aligned({addresses})) {{\n"
+            "      const int row = m0 + at_row, column = left0 + at_column;\n"
+            f"{packs.together(sig, found, 8)}"
             f"    }} else {{\n{body}    }}\n"
         )
     return (
@@ -319,46 +321,6 @@ def _store_gated(sig: Signature) -> str:
         f"      c, d, po + static_cast<ark_i64>(m0) * {pitch} + left0 / 2, {pitch}, top, "
         f"{m} - m0, ({n} - left0) / 2);\n"
     )
-
-
-def _packed(sig: Signature) -> list[int] | None:
-    """The output and the operands behind it that have eight elements side by side; None where such
-    eight do not always lie at multiples of 16 bytes.
-    """
-    found = []
-    for i in range(2, len(sig.operands)):
-        shape, strides = text.pad4(sig.operands[i].shape, 1), text.pad4(sig.operands[i].strides, 0)
-        if shape[3] == 1:
-            continue
-        if any(n > 1 and s % 8 for n, s in zip(shape[:3], strides[:3], strict=True)):
-            return None
-        found.append(i)
-    return found
-
-
-def _eight(sig: Signature, packed: list[int]) -> str:
-    """Statements that compute and store eight neighbouring results."""
-    names = place_names(sig, "row", "column")
-    lines = ["const int row = m0 + at_row, column = left0 + at_column;"]
-    leaves = [("v[j]", sum_of(sig.operands[0]))]
-    for i in range(3, len(sig.operands)):
-        at = text.offset(sig, i, names)
-        width = 8 if i in packed else 1
-        lines.append(f"const auto e{i} = ark_load_pack<{width}>(p{i} + {at});")
-        loaded = text.load(sig, i, f"e{i}.v", "j" if width > 1 else "0")
-        leaves.append((loaded, text.loaded(sig, i)))
-    writer = expression.Writer(leaves, text.literal)
-    value, _ = writer.write(sig.params["expr"])
-    lines += [
-        f"ArkPack<{sig.operands[2].ctype}, 8> made;",
-        "#pragma unroll",
-        "for (int j = 0; j < 8; ++j) {",
-        *writer.statements,
-        text.store(sig, 2, "made.v", "j", value),
-        "}",
-        f"ark_store_pack<8>(po + {text.offset(sig, 2, names)}, made);",
-    ]
-    return "".join(f"{'' if line[0] == '#' else '      '}{line}\n" for line in lines)
 
 
 def load(name: str, sig: Signature, machine: Machine) -> str | None:

@@ -1,0 +1,152 @@
+"""Products of fp32 in fp32's digits on NVIDIA GPUs: which tiles they have, what the compiler
+makes of them, and on a GPU their sums against NumPy's in fp64.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ark.backend.protocol import Target
+from ark.codegen.writer import write
+from ark.ir.dtype import bf16, fp32
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan
+from ark.machine import Machine
+from ark.plan.serialize import machine_of
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from tests.slow import slow
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+from ark_cuda import backend, machines
+
+needs_gpu = pytest.mark.skipif(
+    not backend.probe().devices and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
+    reason=f"no NVIDIA GPU: {backend.probe().reason}",
+)
+H100 = machines.MODELS["h100"]
+Batch = tuple[int, ...]
+
+# (batches of a and b, m, n, k, transposes, is something done to the sums?)
+CASES: list[tuple[Batch, Batch, int, int, int, tuple[bool, bool], bool]] = [
+    ((), (), 2048, 2048, 512, (False, True), False),  # 256 x 128
+    ((), (), 512, 4096, 512, (False, False), False),  # 128 x 128, two threads a unit
+    ((), (), 1024, 1024, 256, (True, False), True),
+    ((), (), 1000, 1001, 333, (True, True), False),  # ragged, and rows that begin anywhere
+    ((), (), 1000, 1001, 333, (False, False), True),
+    ((), (), 128, 4096, 512, (False, True), True),  # 64 x 64, eight threads a unit
+    ((), (), 16, 4096, 1030, (False, True), False),
+    ((), (), 40, 1090, 1030, (True, False), True),
+    ((3, 1), (1, 2), 300, 260, 270, (False, True), True),
+]
+
+
+def product(
+    machine: Machine,
+    left: Batch,
+    right: Batch,
+    m: int,
+    n: int,
+    k: int,
+    transposes: tuple[bool, bool],
+    scaled: bool,
+) -> Plan:
+    """A plan of c = a b, or of c = a b / 2 + d for each column."""
+    ta, tb = transposes
+    graph = Graph()
+    a = graph.tensor((*left, *((k, m) if ta else (m, k))), fp32, arena="state", name="a")
+    b = graph.tensor((*right, *((n, k) if tb else (k, n))), fp32, arena="state", name="b")
+    d = graph.tensor((n,), fp32, arena="state", name="d")
+    shape = (*np.broadcast_shapes(left, right), m, n)
+    c = graph.tensor(shape, fp32, arena="state", name="c")
+    sums = graph.tensor(shape, fp32) if scaled else c
+    graph.add("matmul", [a, b], [sums], {"transpose_a": ta, "transpose_b": tb})
+    if scaled:
+        half = graph.tensor(shape, fp32)
+        graph.add("mul", [sums], [half], {"scalar": 0.5})
+        graph.add("add", [half, d], [c], {})
+    made = plan(graph, machine)
+    verify([made])
+    return made
+
+
+def source(made: Plan) -> Any:
+    machine = machine_of(made)
+    return write(made, machine, backend.dialect(machine.arch))
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[slow] * (i > 3)) for i, c in enumerate(CASES)]
+)
+def test_tiles_are_compiled_without_many_spills(case: Any) -> None:
+    """Sums stay in registers: what is spilled is addresses at most."""
+    made = product(H100, *case)
+    emitted = source(made)
+    assert "  ark_exact_tile<" in emitted.source.text
+    assert [op.kind for op in made.ops] == ["matmul"]
+    target = Target(H100.arch, machine_of(made).threads)
+    log = backend.compiler().compile(emitted.source, target).log.splitlines()
+    (spilled,) = (b for a, b in itertools.pairwise(log) if "task_0_matmul" in a)
+    assert int(spilled.split(" bytes spill stores")[0].rpartition(" ")[2]) <= 128
+
+
+@pytest.mark.parametrize("name", ["a100", "h200", "b200", "rtx5090"])
+def test_every_machine_has_them(name: str) -> None:
+    """With as many stages as its shared memory has room for."""
+    machine = machines.MODELS[name]
+    made = product(machine, *CASES[0])
+    emitted = source(made)
+    assert "  ark_exact_tile<" in emitted.source.text
+    assert emitted.scratch_bytes <= machine.shared_bytes
+    backend.compiler().compile(emitted.source, Target(machine.arch, machine_of(made).threads))
+
+
+def test_tiles_are_those_that_end_first() -> None:
+    """As many as processors, or nearly, where there is work for so many; not where sums are of few
+    elements, nor of other types.
+    """
+    tiles = [product(H100, *case).ops[0].params["tile"] for case in CASES[:3]]
+    assert tiles == [[256, 128], [128, 128], [128, 64]]
+    small = product(H100, (), (), 64, 64, 64, (False, True), False)
+    assert "  ark_exact_tile<" not in source(small).source.text
+    graph = Graph()
+    a, b = (graph.tensor((512, 512), t, arena="state", name=t.name) for t in (fp32, bf16))
+    c = graph.tensor((512, 512), fp32, arena="state", name="c")
+    graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True})
+    mixed = plan(graph, H100)
+    assert "  ark_exact_tile<" not in source(mixed).source.text
+
+
+@needs_gpu
+@pytest.mark.parametrize("case", CASES)
+def test_products_are_those_of_fp64(case: Any) -> None:
+    """Within what k roundings of partial sums add up to; the same bits in both runs."""
+    rng = np.random.default_rng(5)
+    left, right, m, n, k, (ta, tb), scaled = case
+    a = rng.standard_normal((*left, *((k, m) if ta else (m, k)))).astype(np.float32)
+    b = rng.standard_normal((*right, *((n, k) if tb else (k, n)))).astype(np.float32)
+    d = rng.standard_normal(n).astype(np.float32)
+    with contextlib.closing(backend.open(0)) as device:
+        made = product(device.machine, *case)
+        assert "  ark_exact_tile<" in source(made).source.text
+        with Executor(made, backend, device) as executor:
+            for name, array in zip("abd" if scaled else "ab", (a, b, d), strict=False):
+                executor.write(name, array)
+            runs = []
+            for _ in range(2):
+                executor.start(2).wait()
+                runs.append(executor.read("c"))
+    x, y = (np.swapaxes(v, -1, -2) if t else v for v, t in ((a, ta), (b, tb)))
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    exact = x @ y * 0.5 + d if scaled else x @ y
+    bound = 8 * 2.0**-24 * (np.sqrt(k) * np.sqrt(x**2 @ y**2) + np.abs(exact))
+    assert (np.abs(runs[0] - exact) <= bound).all(), (np.abs(runs[0] - exact) / bound).max()
+    assert runs[0].tobytes() == runs[1].tobytes()
