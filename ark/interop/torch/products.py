@@ -26,7 +26,7 @@ def products_as_tf32(like: Value) -> bool:
 
 def convolutions_as_tf32(like: Value) -> bool:
     """The same of convolutions, which torch computes so unless told otherwise."""
-    cudnn = torch.backends.cudnn
+    cudnn: Any = torch.backends.cudnn  # typed without the parts that have precisions of their own
     allowed = cudnn.conv.fp32_precision == TF32 if NAMED else cudnn.allow_tf32
     return like.dtype == torch.float32 and bool(allowed)
 
