@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from ark.runtime.executor import Executor
 pytest.importorskip("cuda.bindings.nvrtc")
 
 from ark_cuda import backend
+from cuda.bindings import nvrtc
 
 needs_gpu = pytest.mark.skipif(
     not backend.probe().devices and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
@@ -63,7 +65,10 @@ def source(made: Plan) -> str:
 
 
 # Rows; elements; streamed or not: too few rows for a team, rows that are no whole 16 bytes, short.
-FORMS = [((40, 4096), True), ((40, 4000), True), ((4, 4096), False), ((40, 4090), False)]
+FORMS = [
+    *(((40, 4096), True), ((40, 4000), True), ((4, 4096), False), ((40, 4090), False)),
+    ((96, 1000), True),  # a row is a warp's, and a block has more warps than barriers
+]
 
 
 @pytest.mark.parametrize(("shape", "streamed"), [*FORMS, ((400, 64), False)])
@@ -90,6 +95,21 @@ def test_the_body_compiles() -> None:
     assert "ark_row_stream<" in emitted.source.text
     binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
     assert " 0 bytes spill stores" in binary.log
+
+
+def test_a_warp_alone_asks_for_no_barrier_of_its_block() -> None:
+    """There are 16 of them: a team of one warp meets without."""
+    made = planned(backend.machine("h100"), "softmax", [96, 1000], fp32)
+    machine = machine_of(made, 0)
+    emitted = write(made, machine, backend.dialect("sm_90a"))
+    text = emitted.source.text.encode()
+    _, program = nvrtc.nvrtcCreateProgram(text, b"kernel.cu", 0, [], [])
+    options = [b"-arch=compute_90a", b"-std=c++17", b"-default-device"]
+    assert nvrtc.nvrtcCompileProgram(program, len(options), options)[0] == 0
+    code = bytes(nvrtc.nvrtcGetPTXSize(program)[1])
+    nvrtc.nvrtcGetPTX(program, code)
+    asked = re.findall(r"barrier\.sync\s+([^,;]+)", code.decode())
+    assert asked and all(name.isdigit() for name in asked)
 
 
 @needs_gpu

@@ -43,9 +43,11 @@ ARK_DEVICE void ark_sync() {
 #define ARK_HAS_TEAMS 1
 template <int TEAM>
 ARK_DEVICE void ark_team_sync() {
-  static_assert(TEAM == 1 || ARK_WARPS / TEAM <= 14, "a block has 16 barriers");
   __syncwarp();
-  asm volatile("barrier.sync %0, %1;" ::"r"(2 + ark_warp() / TEAM), "n"(32 * TEAM) : "memory");
+  if constexpr (TEAM > 1) {
+    static_assert(ARK_WARPS / TEAM <= 14, "a block has 16 barriers");
+    asm volatile("barrier.sync %0, %1;" ::"r"(2 + ark_warp() / TEAM), "n"(32 * TEAM) : "memory");
+  }
 }
 ARK_DEVICE bool ark_all(bool v) {
   __syncwarp();
