@@ -445,3 +445,14 @@ def test_images(backend: str) -> None:
             ),
         ]
     )
+
+
+def test_a_bad_index_is_named(backend: str) -> None:
+    ids, table = ark.tensor([4], ark.int32), ark.tensor([10, 8])
+    out = ark.embedding(ids, table)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        ids.from_numpy(np.array([1, 2, 99, 3]))
+        with pytest.raises(ark.GpuError, match=r"99.*out of range"):
+            runtime.run()
+    assert out.shape() == [4, 8]

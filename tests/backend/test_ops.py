@@ -287,21 +287,14 @@ def test_movement(backend: str) -> None:
             ((90, 170), [1, 0], ark.bf16),
             ((85, 150), [1, 0], ark.int8),
             ((2, 3, 8, 12), [0, 2, 3, 1], ark.fp32),  # few channels go last
-            ((2, 3, 7, 11), [0, 2, 3, 1], ark.bf16),
             ((2, 8, 12, 3), [0, 3, 1, 2], ark.bf16),  # and first
             ((2, 5, 2, 4, 6, 8), [0, 1, 4, 2, 5, 3], ark.fp16),  # as a pixel shuffle
             ((1, 33, 1, 40, 1), [4, 3, 0, 2, 1], ark.fp32),
         ]
     ]
     many = np.arange(1300).reshape(1, 1300) * 7 % 6
-    cases.append(
-        Case(
-            "embedding of many rows",
-            [(many, ark.int64), (table, ark.fp16)],
-            ark.embedding,
-            lambda i, t: t[i.astype(int)],
-        )
-    )
+    given = [(many, ark.int64), (table, ark.fp16)]
+    cases.append(Case("embedding of many", given, ark.embedding, lambda i, t: t[i.astype(int)]))
     for dtype in FLOATS:
         cases.append(
             Case(
@@ -463,17 +456,6 @@ def test_in_place(backend: str) -> None:
         np.testing.assert_array_equal(flipped.to_numpy(), arrays[id(transposed)].T)
         e = np.exp(arrays[id(rows)].astype(np.float64))
         np.testing.assert_allclose(normed.to_numpy(), e / e.sum(1, keepdims=True), rtol=1e-5)
-
-
-def test_a_bad_index_is_named(backend: str) -> None:
-    ids, table = ark.tensor([4], ark.int32), ark.tensor([10, 8])
-    out = ark.embedding(ids, table)
-    with ark.Runtime() as runtime:
-        runtime.launch(loop_mode=False)
-        ids.from_numpy(np.array([1, 2, 99, 3]))
-        with pytest.raises(ark.GpuError, match=r"99.*out of range"):
-            runtime.run()
-    assert out.shape() == [4, 8]
 
 
 def test_chains_become_one_op(backend: str) -> None:

@@ -20,6 +20,7 @@ VENDOR_WORDS = re.compile(r"\b(nvidia|amd|cuda|rocm|hip|nvrtc|hiprtc|cubin|hsaco
 # A peer that is measured beside ark, and the probing of links, must say whose they are; who takes
 # torch's tensors and is its backend speaks as torch does, which names one vendor for all.
 MAY_NAME = {
+    "ark/interop/torch/products.py",  # torch's own switches have such names
     "ark/bench/peer.py",
     "ark/bench/comm_peer.py",
     "ark/comm/topology/detect.py",
