@@ -441,8 +441,8 @@ def test_precisions_of_fp32_are_those_that_torch_is_set_to() -> None:
     try:
         torch.set_float32_matmul_precision("high")
         assert kinds(torch.float32) == [True, True, True]
-        torch.backends.cudnn.allow_tf32 = False
-        assert kinds(torch.float32) == [False, True, True]
+        # Torch's own test helpers freeze these switches, except in this manager.
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            assert kinds(torch.float32) == [False, True, True]
     finally:
-        torch.backends.cudnn.allow_tf32 = True
         torch.set_float32_matmul_precision(before)
