@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ark.ir.dtype import DataType
+from ark.ir.dtype import DataType, int32
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class OpCase:
 
     flops, nbytes: the least that must be computed and moved. on_cpu: short enough for a CPU.
     scale: of the random inputs, which lie between -scale and scale. indices: by number, the inputs
-    that are int32 numbers (torch's int64) from 0 up to below that. calls: of the peer in a graph.
+    that are numbers of `index_type` from 0 up to below that. calls: of the peer in a graph.
     others: further peers by name. fuse: may ark join its ops?
     """
 
@@ -29,6 +29,7 @@ class OpCase:
     on_cpu: bool = True
     scale: float = 1.0
     indices: Mapping[int, int] = field(default_factory=dict)
+    index_type: DataType = int32
     calls: int = 10
     others: tuple[tuple[str, Callable[..., Any]], ...] = ()
     fuse: bool = True

@@ -26,7 +26,7 @@ from ark.codegen.writer import write
 from ark.errors import BaseError, InvalidUsageError
 from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
-from ark.ir.dtype import INTEGERS, DataType, by_name, int32
+from ark.ir.dtype import INTEGERS, DataType, by_name
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
@@ -214,7 +214,7 @@ def _measure(
 
 def input_type(case: OpCase, index: int) -> DataType:
     """The type of a case's input of that number."""
-    return int32 if index in case.indices else case.dtype
+    return case.index_type if index in case.indices else case.dtype
 
 
 def _inputs(case: OpCase) -> list[np.ndarray]:
@@ -222,7 +222,7 @@ def _inputs(case: OpCase) -> list[np.ndarray]:
     pool = np.random.default_rng(0).uniform(-1.0, 1.0, POOL).astype(np.float32)
     pool *= 127.0 if case.dtype in INTEGERS else case.scale
     return [
-        np.random.default_rng(i).integers(0, case.indices[i], s, np.int32)
+        np.random.default_rng(i).integers(0, case.indices[i], s, case.index_type.numpy)
         if i in case.indices
         else np.resize(np.roll(pool, 977 * i), s).astype(case.dtype.numpy)
         for i, s in enumerate(case.shapes)

@@ -18,6 +18,7 @@ from ark.bench.cases import OpCase, cases
 from ark.bench.ceiling import copy_bandwidth
 from ark.bench.chart import bars
 from ark.bench.ops import OpFigures, inspected, measure
+from ark.bench.sweep.cases import SWEEP
 from ark.cli.common import positive, write_file
 from ark.errors import InvalidUsageError, SystemError
 from ark.machine import Machine
@@ -42,10 +43,11 @@ def register(kinds: argparse._SubParsersAction) -> None:
 
 
 def chosen(names: list[str], cpu: bool) -> list[OpCase]:
-    """The named cases; with no name all that suit the backend."""
+    """The named cases; with no name all that suit the backend, but those of the sweep."""
     known = cases()
     if not names:
-        return [c for c in known if c.on_cpu or not cpu]
+        suited = [c for c in known if c.on_cpu or not cpu]
+        return [c for c in suited if not c.name.startswith(SWEEP)]
     found = []
     for name in names:
         fitting = [c for c in known if fnmatch.fnmatch(c.name, name) and c not in found]

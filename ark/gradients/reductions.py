@@ -22,33 +22,39 @@ def _kept(call: Call, tensor: Tensor) -> Tensor:
     return reshape(tensor, shape)
 
 
+def _as(tensor: Tensor, other: Tensor) -> Tensor:
+    """The tensor in the type of the other: a reduction may be wider than what it reduces."""
+    return tensor if tensor.ir.dtype == other.ir.dtype else cast(tensor, other.ir.dtype)
+
+
 @rule("reduce_sum")
 def _sum(call: Call) -> Gradients:
-    return [expand(_kept(call, call.gradient()), call.shape(0))]
+    return [call.fitted(expand(_kept(call, call.gradient()), call.shape(0)), 0)]
 
 
 @rule("reduce_mean")
 def _mean(call: Call) -> Gradients:
     share = mul(_kept(call, call.gradient()), 1.0 / call.shape(0)[call.attrs["axis"]])
-    return [expand(share, call.shape(0))]
+    return [call.fitted(expand(share, call.shape(0)), 0)]
 
 
 @rule("reduce_max", "reduce_min")
 def _extreme(call: Call) -> Gradients:
     """Elements that equal the extreme share its gradient, as in torch.amax."""
-    source = call.input(0)
-    hits = cast(equal(source, _kept(call, call.output())), source.ir.dtype)
+    made = call.output()
+    source = _as(call.input(0), made)
+    hits = cast(equal(source, _kept(call, made)), made.ir.dtype)
     share = div(_kept(call, call.gradient()), reduce_sum(hits, call.attrs["axis"]))
-    return [mul(hits, share)]
+    return [call.fitted(mul(hits, share), 0)]
 
 
 @rule("reduce_prod")
 def _product(call: Call) -> Gradients:
     """Each element's slope is the product of the others: of those before and those behind it."""
-    source, axis = call.input(0), call.attrs["axis"]
+    source, axis = _as(call.input(0), call.output()), call.attrs["axis"]
     before = cumprod(source, axis, exclusive=True)
     behind = cumprod(source, axis, exclusive=True, reverse=True)
-    return [mul(mul(before, behind), _kept(call, call.gradient()))]
+    return [call.fitted(mul(mul(before, behind), _kept(call, call.gradient())), 0)]
 
 
 @rule("softmax")

@@ -27,6 +27,7 @@ from ark.lower.rewrite.pack import pack
 from ark.lower.rewrite.regions import join_regions
 from ark.lower.rewrite.rounded import round_rows
 from ark.lower.rewrite.rows import take_rows_early
+from ark.lower.rewrite.scales import join_scales
 from ark.lower.rewrite.slices import read_boxes
 from ark.lower.rewrite.spread import spread
 from ark.lower.rewrite.transposes import lay_along, read_transposed
@@ -102,7 +103,7 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
             part = narrow(join_chains(part, kept), target, kept)
             part = round_rows(part, target, kept)
             part = take_rows_early(part, target, kept)
-            part = take_factors_out(join_epilogues(part, target, kept))
+            part = take_factors_out(join_epilogues(join_scales(part, kept), target, kept))
             part = own_first(part, kept)
             part = read_windows(part, target, kept)
             part = join_norms(overlap(part, target, chosen, kept))

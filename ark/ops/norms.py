@@ -31,6 +31,8 @@ def lower_rows(lowering: Lowering, node: Node) -> None:
     if norm_sum(lowering, node):
         return
     (source, *others), out, machine = node.inputs, node.outputs[0], lowering.machine
+    row = out.shape[-1:]
+    others = [t if t.shape == row else lowering.view(t, row) for t in others]
     few = 1
     if node.hints is None and not machine.has("single_thread"):
         columns = source.shape[-1]
@@ -113,8 +115,11 @@ def _log_softmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list
 
 
 def _layernorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    x = inputs[0]
-    return [(x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + attrs["eps"])]
+    x, *given = inputs
+    made = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + attrs["eps"])
+    for row, join in zip(given, (np.multiply, np.add), strict=False):
+        made = join(made, row.reshape(-1))
+    return [made]
 
 
 def _rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

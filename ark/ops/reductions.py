@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
-from ark.ir.dtype import FLOATS, INTEGERS, fp32
+from ark.ir.dtype import FLOATS, INTEGERS, DataType, fp32
 from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
@@ -23,7 +23,7 @@ from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
 from ark.machine import Machine
 from ark.ops.base import float_dtype, positive_axis, result
-from ark.ops.elementwise import cast, copy
+from ark.ops.elementwise import copy
 from ark.ops.views import reshape
 
 FUNCTIONS = ("sum", "mean", "max", "min", "prod")
@@ -176,6 +176,20 @@ def reduce_by(
         float_dtype(what, tensor)
     if isinstance(axis, Iterable) and not isinstance(axis, str):
         return _reduce_axes(function, tensor, axis, keepdims, output, name)
+    return _reduce_axis(function, tensor, axis, keepdims, output, name, dtype)
+
+
+def _reduce_axis(
+    function: str,
+    tensor: Tensor,
+    axis: int,
+    keepdims: bool,
+    output: Any,
+    name: str,
+    dtype: DataType,
+) -> Tensor:
+    """One axis, into a result of that type."""
+    what = f"reduce_{function}"
     axis = positive_axis(what, axis, len(tensor.ir.shape))
     shape = list(tensor.ir.shape)
     shape[axis] = 1
@@ -203,18 +217,16 @@ def _reduce_axes(
         else:
             groups.append([a])
     made = tensor
-    if len(groups) > 1 and dtype in FLOATS:
-        made = cast(made, fp32)
     for group in reversed(groups):
         dims = made.shape()
         joined = math.prod(dims[group[0] : group[-1] + 1])
         flat = reshape(made, [*dims[: group[0]], joined, *dims[group[-1] + 1 :]])
         alone = len(groups) == 1 and (output is NullTensor or output is None)
-        part = reduce_by(function, flat, group[0], True, NullTensor, name if alone else "")
+        label = name if alone else ""
+        wide = fp32 if dtype in FLOATS and group is not groups[0] else dtype
+        part = _reduce_axis(function, flat, group[0], True, NullTensor, label, wide)
         made = reshape(part, [*dims[: group[0]], *[1] * len(group), *dims[group[-1] + 1 :]])
     made = reshape(made, full if keepdims else kept or [1])
-    if made.ir.dtype != dtype:
-        return cast(made, dtype, output, name)
     return made if output is NullTensor or output is None else copy(made, output, name)
 
 

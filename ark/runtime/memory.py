@@ -7,6 +7,7 @@ executor of loop kernels and by backends that run plans themselves.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -57,21 +58,26 @@ class PlanMemory:
         """The device address of a tensor's first element."""
         return self.buffer_address(tensor.buffer) + tensor.first_byte
 
-    def find(self, name: str) -> PlanTensor:
-        """The plan's tensor of that name; where it has only parts of it, all of their buffer."""
-        for tensor in self.plan.tensors:
-            if tensor.name == name:
-                return tensor
+    def find(self, name: str, elements: int = 0) -> PlanTensor:
+        """The plan's tensor of that name, the largest where several have it; where it has only
+        parts of what holds so many elements, all of their buffer.
+        """
+        named = [t for t in self.plan.tensors if t.name == name]
+        largest = max(named, key=lambda t: math.prod(t.shape), default=None)
+        if largest is not None and math.prod(largest.shape) >= elements:
+            return largest
         for tensor in self.plan.tensors:
             if self.plan.buffers[tensor.buffer].name == name:
                 zeros = (0,) * len(tensor.extents)
                 return replace(tensor, name=name, shape=tensor.extents, offsets=zeros)
-        raise InvalidUsageError(f"the plan has no tensor {name!r}")
+        if largest is None:
+            raise InvalidUsageError(f"the plan has no tensor {name!r}")
+        return largest
 
     def write(self, name: str, values: np.ndarray) -> None:
         """Writes a dense tensor of the plan by name; values are cast to its type."""
-        tensor = self.find(name)
         array = np.asarray(values)
+        tensor = self.find(name, array.size)
         if array.size > np.prod(tensor.shape):
             raise InvalidUsageError(
                 f"{array.size} values do not fit tensor {name!r} of shape {list(tensor.shape)}"

@@ -47,10 +47,21 @@ struct ArkRmsNorm {
 
 // A missing weight.
 struct ArkOnes {};
+// A weight and what is added behind it.
+template <typename W, typename B>
+struct ArkAffine {
+  const W* weight;
+  const B* bias;
+};
 ARK_DEVICE float ark_weight(ArkOnes, int) { return 1.0f; }
 template <typename T>
 ARK_DEVICE float ark_weight(const T* w, int k) {
   return ark_get(w, k);
+}
+
+template <typename W, typename B>
+ARK_DEVICE float ark_weight(const ArkAffine<W, B>& w, int k) {
+  return ark_get(w.weight, k);
 }
 
 // V weights from element k on.
@@ -64,6 +75,27 @@ ARK_DEVICE void ark_weights(float (&to)[V], const T* w, int k) {
   const ArkPack<T, V> pack = ark_load_pack<V>(w + k);
 #pragma unroll
   for (int j = 0; j < V; ++j) to[j] = ark_get(pack.v, j);
+}
+
+template <int V, typename W, typename B>
+ARK_DEVICE void ark_weights(float (&to)[V], const ArkAffine<W, B>& w, int k) {
+  ark_weights(to, w.weight, k);
+}
+
+// V biases from element k on, and a weighted value with its own.
+template <int V, class Weight>
+ARK_DEVICE void ark_biases(float (&)[V], const Weight&, int) {}
+template <int V, typename W, typename B>
+ARK_DEVICE void ark_biases(float (&to)[V], const ArkAffine<W, B>& w, int k) {
+  ark_weights(to, w.bias, k);
+}
+template <class Weight>
+ARK_DEVICE float ark_biased(float v, const Weight&, float) {
+  return v;
+}
+template <typename W, typename B>
+ARK_DEVICE float ark_biased(float v, const ArkAffine<W, B>&, float bias) {
+  return v + bias;
 }
 
 // The rounds of a team in a fixed order, each by the number of its first row; claimed_rows.h has
@@ -147,10 +179,14 @@ ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int r
         const int k = e * WIDTH * V + me;
         if (!WHOLE && k >= K) continue;
         decltype(ark_load_pack<V>(to)) pack;
-        float by[V];
+        float by[V], plus[V] = {};
         ark_weights(by, weight, k);
+        ark_biases(plus, weight, k);
 #pragma unroll
-        for (int j = 0; j < V; ++j) ark_put(pack.v, j, OP::value(v[r][e * V + j], factor) * by[j]);
+        for (int j = 0; j < V; ++j) {
+          const float made = OP::value(v[r][e * V + j], factor) * by[j];
+          ark_put(pack.v, j, ark_biased(made, weight, plus[j]));
+        }
         ark_store_pack<V>(to + k, pack);
       }
     }
@@ -212,7 +248,9 @@ ARK_DEVICE void ark_rows_any(const In& in, const Out& out, Weight weight, int ro
     const auto value = [&](int k) {
       float v = KEEP ? row[k] : ark_get(source, k);
       if (!KEEP) OP::term(v, middle);
-      return OP::value(v, factor) * ark_weight(weight, k);
+      float plus[1] = {};
+      ark_biases(plus, weight, k);
+      return ark_biased(OP::value(v, factor) * ark_weight(weight, k), weight, plus[0]);
     };
     for (int k = ark_tid() * V; k < bulk; k += ARK_THREADS * V) {
       ARK_VECTOR_LOOP

@@ -1,9 +1,10 @@
 """Row-wise tiles: softmax and its logarithm, layernorm, rmsnorm over the last dimension.
 
 params: function, eps, rows (rows of dimension 2 per task), dealt (a task has all rows of dimension
-1, which lie apart, at one index of dimension 2). operands: input, [weight], output. coord: first
-index of dimensions 0 to 2. A row is held in registers by a warp or the block where it
-fits, in shared memory where that holds it, and is read again where not. rows.h has the device side.
+1, which lie apart, at one index of dimension 2). operands: input, [weight, [bias]], output; a bias
+is a layernorm's. coord: first index of dimensions 0 to 2. A row is held in registers by a warp or
+the block where it fits, in shared memory where that holds it, and is read again where not. rows.h
+has the device side.
 """
 
 from __future__ import annotations
@@ -94,9 +95,18 @@ def operands(sig: Signature, of_all: bool = False) -> tuple[str, ...]:
     return (
         text.place(sig, 0, ("r",), names),
         text.place(sig, out, ("r",), names, const=False),
-        "ArkOnes{}" if out == 1 else text.pointer(sig, 1),
+        _weight(sig),
         text.literal(sig.params.get("eps", 0.0)),
     )
+
+
+def _weight(sig: Signature) -> str:
+    """What values are scaled by and added to, as rows.h takes it."""
+    *given, _ = sig.operands[1:]
+    if len(given) < 2:
+        return text.pointer(sig, 1) if given else "ArkOnes{}"
+    types = ", ".join(o.ctype for o in given)
+    return f"ArkAffine<{types}>{{{text.pointer(sig, 1)}, {text.pointer(sig, 2)}}}"
 
 
 class RowNormParams(Params, frozen=True):
@@ -113,12 +123,13 @@ class RowNorm(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        weighted = sig.params["function"] == "rmsnorm"
-        count(sig, 3 if weighted else 2)
+        function, given = sig.params["function"], len(sig.operands) - 2
+        least, most = {"rmsnorm": (1, 1), "layernorm": (0, 2)}.get(function, (0, 0))
+        count(sig, *range(2 + least, 3 + most))
         shape = typed(sig, 0).shape
         shaped(sig, len(sig.operands) - 1, shape)
-        if weighted:
-            shaped(sig, 1, shape[-1:], dense=True)
+        for i in range(1, 1 + given):
+            shaped(sig, i, shape[-1:], dense=True)
         fits((sig.params["rows"],), row_constants(sig)[1:2])
         need(
             not sig.params.get("dealt") or sig.params["rows"] == fold(shape)[1],
@@ -137,9 +148,7 @@ class RowNorm(TaskKind):
         dealt = sig.params.get("dealt", False)
         box = row_box(sig.operands[out].shape, coord, sig.params["rows"], dealt=dealt)
         found = [Access(0, *box), Access(out, *box, write=True)]
-        if out == 2:
-            found.append(whole(1, sig.operands[1]))
-        return found
+        return found + [whole(i, sig.operands[i]) for i in range(1, out)]
 
     def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any] | None:
         held, shape = self._held(sig, machine), fold(sig.operands[-1].shape)

@@ -86,6 +86,11 @@ OPS: dict[str, tuple[Callable[..., Any], ...]] = {
         lambda x, w: layernorm(x),
         lambda x, w: norm_scale(x),
     ),
+    "layernorm with a weight and a bias": (
+        lambda x, w: ark.layernorm(x, 1e-5) * w + w,
+        lambda x, w: layernorm(x) * w + w,
+        lambda x, w: (norm_scale(x) + 1) * abs(w),
+    ),
     "sum rows": (
         lambda x, w: ark.reduce_sum(x, 1),
         lambda x, w: x.sum(1, keepdims=True),

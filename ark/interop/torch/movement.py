@@ -38,12 +38,20 @@ def _view(call: Call, x: Value, *_: Any, **__: Any) -> Any:
 def _permute(call: Call, x: Value, order: Sequence[int]) -> Any:
     if not x.shape:
         return x.tensor
-    return ark.transpose(x.tensor, [axis_of(d, len(x.shape)) for d in order])
+    return _turned(x, [axis_of(d, len(x.shape)) for d in order])
+
+
+def _turned(x: Value, order: Sequence[int]) -> Any:
+    """A transposition; where only dimensions of 1 change places, nothing moves."""
+    moved = [d for d in order if x.shape[d] > 1]
+    if moved == sorted(moved):
+        return ark.reshape(x.tensor, [x.shape[d] for d in order])
+    return ark.transpose(x.tensor, list(order))
 
 
 @operator("t.default")
 def _t(call: Call, x: Value) -> Any:
-    return ark.transpose(x.tensor, [1, 0]) if len(x.shape) == 2 else x.tensor
+    return _turned(x, [1, 0]) if len(x.shape) == 2 else x.tensor
 
 
 @operator("transpose.int")
@@ -52,7 +60,7 @@ def _transpose(call: Call, x: Value, a: int, b: int) -> Any:
     if not order:
         return x.tensor
     order[a], order[b] = order[b], order[a]
-    return ark.transpose(x.tensor, order)
+    return _turned(x, order)
 
 
 @operator("expand.default", "expand_copy.default")

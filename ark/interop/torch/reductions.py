@@ -151,7 +151,10 @@ def _topk(
         raise refuse("topk of another dimension than the last, or of integers")
     rows = ark.reshape(x.tensor, [-1, x.tensor.ir.shape[-1]])
     values, places = ark.topk(rows if largest else ark.neg(rows), k)
-    return [values if largest else ark.neg(values), ark.cast(places, ark.int64)]
+    return [
+        (values if largest else ark.neg(values)) if call.wants(0) else None,
+        ark.cast(places, ark.int64) if call.wants(1) else None,
+    ]
 
 
 def _scaled(tensor: Any, weight: Value | None, bias: Value | None, shape: Sequence[int]) -> Any:
@@ -194,6 +197,9 @@ def _rms_norm(
     columns = math.prod(sizes)
     rows = ark.reshape(_in_one_type(x, weight), [-1, columns])
     eps = 1.1920928955078125e-07 if eps is None else eps
+    if not call.wants(1):
+        by = ark.ones([columns]) if weight is None else ark.reshape(weight.tensor, [columns])
+        return [ark.rmsnorm(rows, by, eps), None]
     scale = ark.rsqrt(ark.add(ark.reduce_mean(ark.mul(rows, rows), 1), eps))
     return [_scaled(ark.mul(rows, scale), weight, None, [1, columns]), scale]
 
@@ -233,6 +239,30 @@ def _batch_norm(
     zeros = ark.zeros(shape, call.dtype) if bias is None else bias.tensor
     middle, spread = (cast(v, call.dtype) for v in (mean, variance))
     return [ark.batch_norm(x.tensor, ones, zeros, middle, spread, eps), None, None]
+
+
+@operator("_native_batch_norm_legit.no_stats")
+def _norm_of_batch(
+    call: Call,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> list[Any]:
+    """Channels normalised over the batch; over the places of a single image, as instance_norm's."""
+    if call.wants(1) or call.wants(2):
+        raise refuse("a batch norm's statistics")
+    shape = list(x.shape)
+    if shape[0] == 1:
+        scale, shift = (None if v is None else v.tensor for v in (weight, bias))
+        return [ark.instance_norm(x.tensor, scale, shift, eps), None, None]
+    axes = [d for d in range(len(shape)) if d != 1]
+    variance, mean = _moments(x, axes, 0)
+    factor = ark.rsqrt(ark.add(variance, eps))
+    normed = ark.mul(ark.sub(floating(x), mean), factor)
+    return [_scaled(normed, weight, bias, [-1, *[1] * (len(shape) - 2)]), None, None]
 
 
 @operator("native_batch_norm.default")

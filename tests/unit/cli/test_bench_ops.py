@@ -15,7 +15,7 @@ from ark.bench.cases import cases
 from ark.bench.memory_cases import moves
 from ark.bench.ops import OpFigures, measure
 from ark.cli import main
-from ark.cli.bench_ops import _copy_cells
+from ark.cli.bench_ops import _copy_cells, chosen
 from tests.slow import slow
 
 CASE = "adds-64x4096-fp32"
@@ -136,3 +136,24 @@ def test_products_of_turned_operands_meet_no_banks(capsys: pytest.CaptureFixture
 def test_an_architecture_that_nobody_reads_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "ops", "--isa", "sm_90"]) == 2
     assert "sm_90" in capsys.readouterr().err
+
+
+def test_the_sweep_is_asked_for_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its cases are listed, and are none of those that run where nothing is named."""
+    assert main(["bench", "ops", "--list"]) == 0
+    assert "sweep-roll-4096x4096-fp32" in capsys.readouterr().out.split()
+    assert len(chosen(["sweep-*"], cpu=False)) > 300
+    assert not [c.name for c in chosen([], cpu=False) if c.name.startswith("sweep-")]
+
+
+@pytest.mark.parametrize("name", ["roll", "layer-norm", "index-select-1", "nearest", "turn"])
+def test_functions_of_torch_are_measured_beside_torch(name: str) -> None:
+    """What the front end makes of them reads the same inputs, also where it reads only parts."""
+    pytest.importorskip("torch")
+    backend = registry.get("cpu")
+    case = next(c for c in cases() if c.name.startswith(f"sweep-{name}-"))
+    shapes = tuple(tuple(min(n, 24) for n in shape) for shape in case.shapes)
+    small = dataclasses.replace(case, shapes=shapes, indices=dict.fromkeys(case.indices, 24))
+    with contextlib.closing(backend.open(0)) as device:
+        row = measure(small, backend, device, device.machine, repeats=1, peer=True)
+    assert row.error == "" and row.distance is not None and row.distance < 1e-5

@@ -75,10 +75,12 @@ ARK_DEVICE void ark_row_stream(ArkCtx& c, const ArkTask& t, const In& in, const 
       const int k = e * WIDTH * V + me;
       if (!WHOLE && k >= K) continue;
       decltype(ark_load_pack<V>(to)) pack;
+      float plus[V] = {};
+      ark_biases(plus, weight, k);
 #pragma unroll
       for (int j = 0; j < V; ++j) {
         const int i = e * V + j;
-        ark_put(pack.v, j, OP::value(v[i], factor) * by[i]);
+        ark_put(pack.v, j, ark_biased(OP::value(v[i], factor) * by[i], weight, plus[j]));
       }
       ark_store_pack<V>(to + k, pack);
     }

@@ -1,0 +1,96 @@
+"""The weight and the bias of a layer norm are applied where its rows are, so that these are neither
+written nor read before: `layernorm(x) * weight + bias` is one pass over memory. Between them values
+are fp32, as in joined chains.
+
+Called by ark.lower.prepare after chains are joined.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ark.ir.dtype import FLOATS
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor, dense_view
+from ark.lower.rewrite.chains import expression_of, is_pointwise, read_once
+from ark.lower.rewrite.views import same_elements, seen_in
+
+
+def join_scales(graph: Graph, kept: frozenset[int]) -> Graph:
+    """A copy of the graph with such norms. kept: ids of buffers that somebody else reads."""
+    private = read_once(graph, kept)
+    norms: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
+    written: dict[int, int] = {}  # by buffer: place of the last write
+    nodes: list[Node | None] = []
+    for place, node in enumerate(graph.nodes):
+        if is_pointwise(node):
+            read = next((t for t in node.inputs if t.buffer.id in norms), None)
+            if read is not None:
+                at, norm = norms[read.buffer.id]
+                joined = _joined(norm, node, read)
+                if joined is not None and written.get(norm.inputs[0].buffer.id, -1) <= at:
+                    nodes[at], node = None, joined
+        elif _plain(node) and private(node.outputs[0]):
+            norms[node.outputs[0].buffer.id] = place, node
+        for tensor in node.outputs:
+            written[tensor.buffer.id] = place
+        nodes.append(node)
+    return graph.with_nodes(n for n in nodes if n is not None)
+
+
+def _plain(node: Node) -> bool:
+    """Is it a layer norm that has no weight yet, and may be cut as the planner likes?"""
+    return node.type == "layernorm" and len(node.inputs) == 1 and not node.hints
+
+
+def _joined(norm: Node, node: Node, read: Tensor) -> Node | None:
+    """Both as one norm with a weight and, it may be, a bias; None where they cannot be one."""
+    made = norm.outputs[0]
+    if norm.placement != node.placement or node.hints or node.outputs[0].shape != read.shape:
+        return None
+    if read.id == made.id:
+        seen: Node | None = node
+    else:
+        seen = seen_in(node, made.shape) if same_elements(read, made) else None
+    if seen is None:
+        return None
+    place = next(i for i, t in enumerate(seen.inputs) if t.buffer.id == made.buffer.id)
+    rows = _scales(expression_of(seen), place)
+    out, columns = seen.outputs[0], made.shape[-1:]
+    if rows is None or out.dtype not in FLOATS or out.shape != made.shape:
+        return None
+    given = [seen.inputs[i] for i in rows]
+    taken = {t.buffer.id for t in (norm.inputs[0], *given)}
+    fits = all(
+        t.dtype in FLOATS
+        and t.shape[-1:] == columns == (t.elements,)
+        and t.dense
+        and dense_view(t, columns) is not None
+        for t in given
+    )
+    if not fits or out.buffer.id in taken:
+        return None
+    return dataclasses.replace(
+        node,
+        type="layernorm",
+        name=norm.name,
+        inputs=(norm.inputs[0], *given),
+        outputs=(out,),
+        attrs=norm.attrs,
+        after=(*norm.after, *node.after),
+    )
+
+
+def _scales(tree: object, place: int) -> list[int] | None:
+    """The inputs that are the weight and the bias of input `place`, where that is all there is."""
+    weighted, bias = tree, None
+    match tree:
+        case ["add", ["mul", *_] as product, ["input", int(i)]]:
+            weighted, bias = product, i
+        case ["add", ["input", int(i)], ["mul", *_] as product]:
+            weighted, bias = product, i
+    match weighted:
+        case ["mul", ["input", int(a), *_], ["input", int(b), *_]] if place in (a, b) and a != b:
+            found = [b if a == place else a, *([] if bias is None else [bias])]
+            return None if place in found else found
+    return None

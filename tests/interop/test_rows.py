@@ -1,0 +1,119 @@
+"""What torch modules do to rows, lookups and vectors: results beside torch's, and how few ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import ark
+
+torch = pytest.importorskip("torch")
+nn, functional = torch.nn, torch.nn.functional
+
+
+class Whole(nn.Module):  # type: ignore[misc, name-defined]
+    """A function of tensors as a module."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *given: Any) -> Any:
+        return self.function(*given)
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu() -> None:
+    ark.init(backend="cpu")
+    torch.manual_seed(0)
+
+
+def same(function: Any, *given: Any, rtol: float = 2e-5) -> list[str]:
+    """Compares a function's result with torch's; the kinds of ark's tasks."""
+    module = function if isinstance(function, nn.Module) else Whole(function)
+    with torch.no_grad():
+        made, want = ark.from_torch(module, given), module(*given)
+        torch.testing.assert_close(made(*given), want, rtol=rtol, atol=rtol)
+    return [op.kind for op in made._program._plan.ops]
+
+
+def rows(*shape: int, dtype: Any = torch.float32) -> Any:
+    return (torch.rand(shape) * 4 - 1).to(dtype)
+
+
+@pytest.mark.parametrize("columns", [8, 33, 768, 5000])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_norm_is_one_pass(columns: int, bias: bool) -> None:
+    norm = nn.LayerNorm(columns, bias=bias)
+    for parameter in norm.parameters():
+        nn.init.uniform_(parameter, -2, 2)
+    assert same(norm, rows(6, columns)) == ["rownorm"]
+    assert same(norm, rows(2, 3, columns)) == ["rownorm"]
+
+
+def test_a_layer_norm_that_somebody_else_reads_is_written() -> None:
+    """Its rows without weight are a result too, and a weight as long as the rows are is none."""
+    x, w, table = rows(5, 16), rows(16), rows(5, 16)
+
+    def both(t: Any, u: Any) -> Any:
+        plain = functional.layer_norm(t, (16,))
+        return plain * u + 1.0, plain
+
+    module = Whole(both)
+    for got, want in zip(ark.from_torch(module, (x, w))(x, w), both(x, w), strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+    same(lambda t, u: functional.layer_norm(t, (16,)) * u, x, table)
+    same(lambda t, u: functional.layer_norm(t, (16,)) * u + t, x, w)
+    same(lambda t, u: u - functional.layer_norm(t, (16,)), x, w)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_rms_norm_is_one_pass(dtype: Any) -> None:
+    x, w = rows(5, 96, dtype=dtype), rows(96, dtype=dtype)
+    tolerance = 2e-5 if dtype == torch.float32 else 1e-2
+    kinds = same(lambda t, u: functional.rms_norm(t, (96,), u, 1e-6), x, w, rtol=tolerance)
+    assert kinds == ["rownorm"]
+    same(lambda t: functional.rms_norm(t, (96,)), x, rtol=tolerance)
+
+
+def test_norms_over_the_batch_and_over_places() -> None:
+    x = rows(3, 5, 7, 6)
+    instance = nn.InstanceNorm2d(5, affine=True)
+    nn.init.uniform_(instance.weight)
+    nn.init.uniform_(instance.bias)
+    same(instance, x)
+    same(lambda t, w, b: functional.batch_norm(t, None, None, w, b, True), x, rows(5), rows(5))
+    same(lambda t: functional.batch_norm(t, None, None, None, None, True), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_over_dimensions_that_are_no_neighbours(dtype: Any) -> None:
+    """In fp32 between the two, which are all there is."""
+    x = rows(9, 5, 40, dtype=dtype)
+    tolerance = 2e-5 if dtype == torch.float32 else 1e-2
+    for reduce in (torch.sum, torch.mean, torch.amax):
+        kinds = same(lambda t, reduce=reduce: reduce(t, dim=(0, 2)), x, rtol=tolerance)
+        assert kinds == ["reduce", "reduce"]
+
+
+def test_many_rows_of_a_table() -> None:
+    table, at = rows(70, 24), torch.randint(0, 70, (5, 61))
+    assert same(lambda i, t: functional.embedding(i, t), at, table) == ["gather"]
+    for bad in (70, -1):  # an embedding does not count from the end
+        made = ark.from_torch(Whole(lambda i, t: functional.embedding(i, t)), (at, table))
+        with pytest.raises(ark.GpuError, match=f"{bad % 2**32}.*out of range"):
+            made(torch.full_like(at, bad), table)
+
+
+def test_dimensions_of_one_change_places_for_nothing() -> None:
+    x, heads = rows(40, 64), rows(2, 9, 3, 8)
+    assert "transpose" not in same(lambda a, b: torch.einsum("bi,bj->bij", a, b), x, x)
+    kinds = same(lambda a, b: torch.einsum("bqhd,bkhd->bhqk", a, b), heads, heads)
+    assert kinds.count("transpose") <= 3
+    assert same(lambda a: a.view(40, 1, 64).permute(0, 2, 1) * 2.0, x) == ["pointwise"]
+
+
+def test_the_largest_without_their_places() -> None:
+    assert same(lambda t: t.topk(3).values, rows(4, 50)) == ["topk"]
+    same(lambda t: t.topk(3, largest=False).indices, rows(4, 50))
