@@ -7,6 +7,8 @@ Called by ark.api.init, ark.api.runtime and ark.api.planner.
 from __future__ import annotations
 
 import atexit
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ark import log
@@ -16,7 +18,7 @@ from ark.backend.protocol import Backend
 from ark.errors import InvalidUsageError, SystemError
 from ark.frontend.model import Model
 from ark.runtime.bootstrap import Bootstrap
-from ark.runtime.rank_info import rank_from_environment
+from ark.runtime.rank_info import PORT_BASE, rank_among_siblings, rank_from_environment
 
 
 @dataclass
@@ -95,12 +97,16 @@ def ranks() -> Bootstrap | None:
         return None
     here = rank_from_environment()
     if here.world_size == 1:
-        raise InvalidUsageError(
-            f"the model is of {world} ranks (ark.set_world_size), but no launcher started this "
-            f"process as one of {world}, so it cannot find the others; start it with "
-            f"ark.launch({world}, function), `torchrun --nproc-per-node {world} script.py` or "
-            f"`mpirun -n {world} python script.py`"
-        )
+        among = rank_among_siblings(rank, world)
+        if among is None:
+            raise InvalidUsageError(
+                f"the model is of {world} ranks (ark.set_world_size), but no launcher started this "
+                f"process as one of {world}, so it cannot find the others; start it with "
+                f"ark.launch({world}, function), multiprocessing, `torchrun --nproc-per-node "
+                f"{world} script.py` or `mpirun -n {world} python script.py`, or set {PORT_BASE} "
+                "to one free port for all of them"
+            )
+        here = among
     if (here.rank, here.world_size) != (rank, world):
         raise InvalidUsageError(
             f"the model is of rank {rank} of {world} (ark.set_rank, ark.set_world_size), but the "
@@ -108,6 +114,21 @@ def ranks() -> Bootstrap | None:
             "or let ark.init() do it"
         )
     if _state.ranks is None:
-        _state.ranks = Bootstrap.from_environment()
-        atexit.register(_state.ranks.close)
+        _state.ranks = Bootstrap.from_environment(here)
+        _at_the_end(_state.ranks.close)
+    elif (_state.ranks.rank, _state.ranks.world_size) != (rank, world):
+        raise InvalidUsageError(
+            f"the model is of rank {rank} of {world} (ark.set_rank, ark.set_world_size), but this "
+            f"process has joined its job as rank {_state.ranks.rank} of {_state.ranks.world_size} "
+            "and stays that; start another process for another rank"
+        )
     return _state.ranks
+
+
+def _at_the_end(leave: Callable[[], None]) -> None:
+    """Has `leave` called when the process ends: those that multiprocessing has forked end by its
+    own finalizers alone.
+    """
+    atexit.register(leave)
+    if "multiprocessing.util" in sys.modules:
+        sys.modules["multiprocessing.util"].Finalize(None, leave, exitpriority=0)

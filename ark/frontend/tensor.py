@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,15 @@ def _both_sides(name: str) -> tuple[Any, Any]:
 
 def _unary(name: str) -> Any:
     return lambda self: provided[name](self)
+
+
+class _FromTorch:
+    """Tensor.from_torch(t) is a tensor on t's memory; on a tensor, tensor.from_torch(t) writes t's
+    values to it, as from_numpy does.
+    """
+
+    def __get__(self, tensor: Tensor | None, owner: type) -> Callable[..., Tensor]:
+        return _on_torchs_memory if tensor is None else partial(_write_torchs, tensor)
 
 
 class Tensor:
@@ -152,18 +162,7 @@ class Tensor:
 
     get_torch_view = to_torch
 
-    @staticmethod
-    def from_torch(tensor: Any) -> Tensor:
-        """A tensor of the current model on a torch tensor's memory, which must be contiguous."""
-        if not is_torch(tensor):
-            raise InvalidUsageError(f"expected a torch tensor, got {type(tensor).__name__}")
-        model = Model.get_model()
-        dtype = DataType.from_torch(tensor.dtype)
-        shape = tuple(tensor.shape) or (1,)
-        made = Tensor(model.foreign(int(tensor.data_ptr()), shape, dtype), model)
-        if not made.storage.address:
-            made.bind(tensor)
-        return made
+    from_torch = _FromTorch()
 
     def copy(self, data: Any, stream: Any = 0) -> Tensor:
         """Writes the contents from a NumPy array or a torch tensor of any device."""
@@ -262,6 +261,29 @@ class Parameter(Tensor):
                 "must be equal"
             )
         self.gradient = ark_tensor
+
+
+def _on_torchs_memory(tensor: Any) -> Tensor:
+    """A tensor of the current model on a torch tensor's memory, which must be contiguous."""
+    _check_torch(tensor)
+    model = Model.get_model()
+    dtype = DataType.from_torch(tensor.dtype)
+    shape = tuple(tensor.shape) or (1,)
+    made = Tensor(model.foreign(int(tensor.data_ptr()), shape, dtype), model)
+    if not made.storage.address:
+        made.bind(tensor)
+    return made
+
+
+def _write_torchs(tensor: Tensor, data: Any, stream: Any = 0) -> Tensor:
+    """Writes a torch tensor's values, which lie on any device; they are cast."""
+    _check_torch(data)
+    return tensor.from_numpy(data, stream)
+
+
+def _check_torch(value: Any) -> None:
+    if not is_torch(value):
+        raise InvalidUsageError(f"expected a torch tensor, got {type(value).__name__}")
 
 
 def as_tensor(value: Any) -> Tensor:

@@ -1,9 +1,10 @@
 """Where this process stands among the ranks, read from the environment that its launcher left.
 
 Understands torchrun (and ark.launch, which sets the same variables), Open MPI, PMI (MPICH, Intel
-MPI) and Slurm, in this order. Jobs must not meet: ARK_JOB_SECRET tells them apart, which ark.launch
-sets; without it the launcher's own number of the job, or the port that was named for it, and a key
-of the user's (ark.runtime.bootstrap). Opens no connection.
+MPI) and Slurm, in this order; where there is none, the processes that a script has started by
+multiprocessing and told their ranks itself. Jobs must not meet: ARK_JOB_SECRET tells them apart,
+which ark.launch sets; without it the launcher's own number of the job, or the port that was named
+for it, and a key of the user's (ark.runtime.bootstrap). Opens no connection.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,6 +43,7 @@ _JOB_IDS = {
 }
 SECRET = "ARK_JOB_SECRET"
 JOIN_TIMEOUT = "ARK_JOIN_TIMEOUT"
+PORT_BASE = "ARK_IPC_LISTEN_PORT_BASE"
 
 
 @dataclass(frozen=True)
@@ -100,12 +103,44 @@ def rank_from_environment(environ: Mapping[str, str] | None = None) -> RankInfo:
             size,
             local,
             _address(env, launcher, everyone_here),
-            _port(env, job),
+            _port(env, "MASTER_PORT") if env.get("MASTER_PORT") else _free_for_all(job),
             job=secret or job,
             secret=bool(secret),
             join_s=_join_s(env),
         )
     return RankInfo()
+
+
+def rank_among_siblings(
+    rank: int, world_size: int, environ: Mapping[str, str] | None = None
+) -> RankInfo | None:
+    """The rank of a process whose script named it (ark.set_rank), where it can find the others on
+    this machine; None where it cannot.
+
+    They are the other processes that its parent has started by multiprocessing, or all for whom
+    ARK_IPC_LISTEN_PORT_BASE is the same port.
+    """
+    env = os.environ if environ is None else environ
+    if env.get(PORT_BASE):
+        port = _port(env, PORT_BASE)
+        job = f"port {port}"
+    else:
+        started = sys.modules.get("multiprocessing.process")
+        parent = started.parent_process() if started is not None else None
+        if parent is None:
+            return None
+        job = f"processes of {parent.pid}"
+        port = _free_for_all(job)
+    secret = env.get(SECRET, "")
+    return RankInfo(
+        rank,
+        world_size,
+        rank,
+        port=port,
+        job=secret or job,
+        secret=bool(secret),
+        join_s=_join_s(env),
+    )
 
 
 def _job(env: Mapping[str, str], launcher: str) -> str:
@@ -155,15 +190,18 @@ def _address(env: Mapping[str, str], launcher: str, everyone_here: bool) -> str:
     )
 
 
-def _port(env: Mapping[str, str], job: str) -> int:
-    if not env.get("MASTER_PORT"):
-        return 20000 + zlib.crc32(job.encode()) % 10000
-    port = _number(env, "MASTER_PORT")
+def _port(env: Mapping[str, str], name: str) -> int:
+    port = _number(env, name)
     if not 0 < port < 65536:
         raise InvalidUsageError(
-            f"the environment has MASTER_PORT={port}; a port lies between 1 and 65535: correct it"
+            f"the environment has {name}={port}; a port lies between 1 and 65535: correct it"
         )
     return port
+
+
+def _free_for_all(job: str) -> int:
+    """A port at which a job's ranks look for rank 0 where nobody has named one."""
+    return 20000 + zlib.crc32(job.encode()) % 10000
 
 
 def first_host(nodes: str) -> str:

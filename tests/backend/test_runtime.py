@@ -179,6 +179,11 @@ def test_torch_memory_is_shared_both_ways(backend: str) -> None:
         runtime.launch()
         half.copy(torch.tensor([1.0, 2.0, 3.0, 0.5], dtype=torch.bfloat16))
         assert half.to_torch().dtype == torch.bfloat16
+        assert half.from_torch(torch.tensor([4.0, 3.0, 2.0, 1.0]).flip(0)) is half  # casts, writes
+        assert half.to_numpy().astype(np.float32).tolist() == [1.0, 2.0, 3.0, 4.0]
+        with pytest.raises(ark.InvalidUsageError, match="expected a torch tensor, got ndarray"):
+            half.from_torch(np.zeros(4))
+        half.copy(torch.tensor([1.0, 2.0, 3.0, 0.5], dtype=torch.bfloat16))
         assert half.to_numpy().astype(np.float32).tolist() == [1.0, 2.0, 3.0, 0.5]
 
 

@@ -96,7 +96,8 @@ def _placed(what: str, input: Any, rank: int, world_size: int) -> Tensor:
     if (rank, world_size) != (graph.rank, graph.world_size):
         raise ModelError(
             f"{what}: rank {rank} of {world_size} was given, but the model is rank "
-            f"{graph.rank} of {graph.world_size}; call ark.set_rank and ark.set_world_size first"
+            f"{graph.rank} of {graph.world_size}; call ark.set_rank and ark.set_world_size before, "
+            "and after ark.init, which forgets both"
         )
     return tensor
 

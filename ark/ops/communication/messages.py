@@ -84,7 +84,7 @@ def _peer(what: str, tensor: Tensor, remote_rank: int) -> int:
     if not 0 <= remote_rank < world:
         raise InvalidUsageError(
             f"{what}: the remote rank is {remote_rank}, but there are {world} ranks, numbered from "
-            "0; call ark.set_world_size first"
+            "0; call ark.set_world_size before, and after ark.init"
         )
     return int(remote_rank)
 
