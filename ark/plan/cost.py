@@ -3,15 +3,17 @@
 A task takes the longer of its arithmetic at the processor's share of the machine's rate and its
 bytes at the share of the bandwidth, and a hand-over takes the machine's signal time, by counter or
 by packets. Coarse on purpose: it shows order and gaps, it does not promise microseconds. Called by
-`ark trace`; no decision of the planner depends on it.
+`ark trace`, and by ark.interop.torch, which asks how many processors a graph can busy; no decision
+of the planner depends on it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
+from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.access import Region, region
 from ark.plan.boxes import Templates
@@ -36,9 +38,7 @@ class Span:
 def predict(plan: Plan, phase: int) -> list[Span]:
     """The predicted timeline of one phase, by processor and position. Peers count as instant."""
     machine = machine_of(plan)
-    flops_per_us = machine.tflops * 1e6 / machine.processors
-    bytes_per_us = machine.bandwidth_gbps * 1e3 / machine.processors
-    signatures = [kinds.signature(plan, op) for op in plan.ops]
+    takes = _takes(plan, machine)
     waits, signals = _waits_and_signals(plan, phase)
     left: dict[Hashable, int] = defaultdict(int)
     for events in signals.values():
@@ -61,9 +61,7 @@ def predict(plan: Plan, phase: int) -> list[Span]:
                 waiting[missing].append(processor)
                 break
             begin = max([clock[processor], *(ready[event] for event in waits[place])])
-            kind = kinds.get(plan.ops[task.op].kind)
-            flops, moves = kind.cost(signatures[task.op], task.coord)
-            end = begin + TASK_US + max(flops / flops_per_us, moves / bytes_per_us)
+            end = begin + takes(task)
             spans.append(Span(*place, task, begin, end))
             clock[processor] = end
             heads[processor] += 1
@@ -73,6 +71,26 @@ def predict(plan: Plan, phase: int) -> list[Span]:
                 if not left[event]:
                     able += waiting.pop(event, ())
     return sorted(spans, key=lambda span: (span.processor, span.position))
+
+
+def work(plan: Plan, phase: int) -> float:
+    """Microseconds that all tasks of one iteration take, one behind the other."""
+    takes = _takes(plan, machine_of(plan))
+    return sum(takes(task) for tasks in plan.phases[phase].processors for task in tasks)
+
+
+def _takes(plan: Plan, machine: Machine) -> Callable[[Task], float]:
+    """A function that says how many microseconds a processor of the machine takes for a task."""
+    flops_per_us = machine.tflops * 1e6 / machine.processors
+    bytes_per_us = machine.bandwidth_gbps * 1e3 / machine.processors
+    signatures = [kinds.signature(plan, op) for op in plan.ops]
+    made = [kinds.get(op.kind) for op in plan.ops]
+
+    def takes(task: Task) -> float:
+        flops, moves = made[task.op].cost(signatures[task.op], task.coord)
+        return TASK_US + max(flops / flops_per_us, moves / bytes_per_us)
+
+    return takes
 
 
 def _waits_and_signals(

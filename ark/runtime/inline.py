@@ -1,10 +1,11 @@
 """Many small launches of one kernel, each on the thread of whoever waits for it: to wake another
 thread, and to be woken by it, takes longer than a small collective. Called by
-ark.distributed.calls.
+ark.distributed.calls and ark.interop.torch.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ark.runtime.run import Run
 
 class InlineRuns:
     """Launches of an executor that go on from one another (`Executor.resume`), one iteration each,
-    waited for.
+    waited for. Between them the executor may be launched in other ways.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -35,8 +36,8 @@ class InlineRuns:
         self._done: Any = None
 
     def __call__(self) -> None:
-        """Runs one iteration more. Raises GpuError if a wait gave up, a rank has failed, or a call
-        before was interrupted.
+        """Runs one iteration more. Raises GpuError if a wait gave up, a rank has failed, or, where
+        there are several ranks, a call before was interrupted; a lone one begins anew then.
         """
         if self._broken:
             raise GpuError(
@@ -57,10 +58,18 @@ class InlineRuns:
             if self._done[0] != run.iterations:
                 run.check_complete()
         except BaseException as error:
+            if executor.ranks is None:
+                executor.resumed = None
+                raise
             self._broken = str(error) or type(error).__name__
             raise
         finally:
             live.drop(run)
+
+    def last_ms(self) -> float:
+        """What the executor's last launch took, of whatever kind; infinity before the first."""
+        latest = self._executor.latest
+        return math.inf if latest is None else latest.elapsed_ms()
 
     def _begin(self) -> Run:
         """The first launch, or the first one behind launches of another kind."""

@@ -80,6 +80,39 @@ def test_large_products_are_warpgroups_and_count_on(
     assert counts_on(plan)
 
 
+@pytest.mark.parametrize(
+    ("width", "machine", "processors"),
+    [
+        (32, "cpu-8", 1),
+        (256, "cpu-8", 2),
+        (1024, "cpu-8", 8),
+        (1024, "cpu-2", 2),
+        (32, "a100", 108),
+    ],
+)
+def test_a_small_graph_is_planned_for_as_few_threads_as_it_busies(
+    width: int, machine: str, processors: int
+) -> None:
+    """By the machine model (0.05 TFLOP/s a thread): 32 wide 10 us, 256 wide 0.7 ms, 1,024 wide
+    11 ms. Where processors are no threads of a CPU, all are taken.
+    """
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.tensor((128, width))
+        for _ in range(2):
+            x = ark.relu(ark.linear(x, ark.tensor((width, width))))
+    assert planned(model, [], registry.machine(machine)).processors == processors
+
+
+def test_what_is_dealt_to_processors_keeps_them() -> None:
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.exp(ark.tensor((8, 8)))
+        with ark.PlannerContext(processor_range=[2, 4]):
+            ark.exp(x)
+    assert planned(model, [], registry.machine("cpu-4")).processors == 4
+
+
 def test_a_plan_with_a_ring_does_not_count_on() -> None:
     """One row by weights that the ring brings, under the machine's first variant."""
     graph = Graph()

@@ -4,6 +4,7 @@ for a rank that does not come.
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
@@ -17,6 +18,10 @@ from ark.distributed import functions
 from ark.distributed.calls import Call, Key
 from ark.distributed.group import EVERYBODY
 from ark.errors import GpuError, InvalidUsageError
+from ark.ir.dtype import fp32
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan as make_plan
+from ark.runtime.executor import Executor
 from ark.runtime.inline import InlineRuns
 from tests.ranks import ThreadRanks, run_ranks
 
@@ -109,6 +114,34 @@ def test_launches_of_both_kinds_by_turns() -> None:
     run_ranks(2, body)
 
 
+def test_a_lone_process_goes_on_after_an_interrupted_call() -> None:
+    """Counters begin anew; of several ranks they would no longer agree."""
+    machine = registry.machine("cpu-1")
+    graph = Graph()
+    x, y = (graph.tensor((4,), fp32, arena="state", name=name) for name in "xy")
+    graph.add("add", [x, y], [y], {})
+    cpu = registry.get("cpu")
+    with Executor(make_plan(graph, machine), cpu, cpu.open(0)) as executor:
+        runs = InlineRuns(executor)
+        assert runs.last_ms() == math.inf
+        executor.write("x", np.ones(4, np.float32))
+        runs()
+        runs()
+        assert runs.last_ms() < math.inf
+        launch, runs._launch = runs._launch, _interrupted  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            runs()
+        runs._launch = launch
+        runs()
+        assert executor.read("y").tolist() == [3.0] * 4
+        assert executor.resumed == 1
+
+
+def _interrupted(check: Any, leave: Any) -> None:
+    leave()
+    raise KeyboardInterrupt
+
+
 def test_a_caller_may_have_begun_a_launch_that_still_runs() -> None:
     def body(ranks: ThreadRanks) -> None:
         call = call_of(ranks)
@@ -131,9 +164,9 @@ def test_a_caller_may_have_begun_a_launch_that_still_runs() -> None:
 
 
 def test_devices_that_have_no_thread_of_a_callers() -> None:
-    class Executor:
+    class Other:
         device = object()
 
     assert isinstance(registry.get("cpu").open(0), InlineDevice)
     with pytest.raises(InvalidUsageError, match="no launch on a caller's thread"):
-        InlineRuns(Executor())  # type: ignore[arg-type]
+        InlineRuns(Other())  # type: ignore[arg-type]

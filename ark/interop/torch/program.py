@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import ark
 from ark.api.session import backend, device
+from ark.backend.devices import InlineDevice
 from ark.errors import InvalidUsageError
 from ark.interop.torch.calls import Fixed, kinds, maker
 from ark.interop.torch.graph import build, held
@@ -27,6 +28,7 @@ from ark.interop.torch.look import Look, looker, nothing
 from ark.interop.torch.values import Value
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
+from ark.plan.cost import work
 from ark.plan.serialize import from_json, machine_of, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
@@ -34,6 +36,7 @@ from ark.runtime import tuned, tuned_collectives
 from ark.runtime.admission import admit
 from ark.runtime.executor import Executor
 from ark.runtime.graphs import record
+from ark.runtime.inline import InlineRuns
 from ark.runtime.run import Ranks
 from ark.runtime.runner import Runner, load
 from ark.runtime.streams import Streamed
@@ -41,6 +44,8 @@ from ark.variant import COMPUTE, LOAD, MOVE, block
 
 HOST = 1  # DLPack's number for the host's memory
 DENSE = torch.contiguous_format
+SHORT_MS = 5.0
+EACH_US = 300.0  # of predicted work that a thread of a CPU has at least
 BOX_BYTES = 16  # of which a matrix's address is a multiple where boxes of it are loaded
 PROGRAMS: WeakSet[Program] = WeakSet()  # all that live, for who measures them
 
@@ -93,6 +98,7 @@ class Program:
         self._captured: list[Executor] = []
         self._executor: Runner | None = None
         self._streamed: Streamed | None = None
+        self._inline: InlineRuns | None = None
         self._kinds: list[tuple[Any, ...]] | None = None  # of what moved in the call before
         self._look: Look = nothing
         self._converted: dict[int, torch.dtype] = {}  # inputs by place, to the type that is read
@@ -153,10 +159,20 @@ class Program:
         made = [make() for make in self._makers]
         addresses = (*found, *[made[i].data_ptr() for i in self._new])
         if self._device.dlpack[0] == HOST:
-            self._placed(addresses).resume(iterations).wait()
+            self._here(self._placed(addresses), iterations)
         else:
             self._on_stream(addresses, iterations)
         return made
+
+    def _here(self, executor: Runner, iterations: int) -> None:
+        """A launch that is waited for; on this very thread if the launch before was short, because
+        Ctrl-C waits for its end then.
+        """
+        inline = self._inline
+        if inline is not None and iterations == 1 and inline.last_ms() < SHORT_MS:
+            inline()
+        else:
+            executor.resume(iterations).wait()
 
     def _seen(self, inputs: list[Any]) -> list[torch.Tensor]:
         """Those that move, or copies that the kernel can read, where something is not as in the
@@ -239,6 +255,9 @@ class Program:
             self._executor = load(
                 self._plan, backend(), self._device, externals=places, ranks=self._members
             )
+            inline = isinstance(self._device, InlineDevice) and self._members is None
+            if inline and isinstance(self._executor, Executor):
+                self._inline = InlineRuns(self._executor)
         elif not self._addresses:
             self._executor.rebind(self._places(addresses))
             self._tables.clear()
@@ -307,7 +326,7 @@ class Program:
         self._captured.clear()
         if self._executor is not None:
             self._executor.close()
-            self._executor = self._streamed = None
+            self._executor = self._streamed = self._inline = None
 
 
 def planned(
@@ -323,13 +342,27 @@ def planned(
     external = sorted({v.tensor.ir.buffer.id for v in places})
     options = {"external": external, **tuned.options(machine)}
     options |= tuned_collectives.options(machine, model.graph.world_size, members)
-    plan = make_plan(model.graph, _counting_on(machine, boxes), options)
+    machine = _counting_on(machine, boxes)
+    plan = make_plan(model.graph, machine, options)
+    dealt = members is not None or any(node.processors for node in model.graph.nodes)
+    busy = machine.processors if dealt else _busy(plan, machine)
+    if busy < machine.processors:
+        plan = make_plan(model.graph, machine.with_processors(busy), options)
     if members is None:
         verify([plan])
     else:
         texts = members.all_gather(to_json(plan).encode())
         admit([from_json(text.decode()) for text in texts], machine)
     return plan
+
+
+def _busy(plan: Plan, machine: Machine) -> int:
+    """How many of the machine's processors the plan's work is worth: one that is a thread is
+    started by each launch, and spins where it waits.
+    """
+    if not machine.has("single_thread"):
+        return machine.processors
+    return min(machine.processors, max(1, int(work(plan, 0) / EACH_US)))
 
 
 def _counting_on(machine: Machine, boxes: bool) -> Machine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ark.plan.cost import predict
+from ark.plan.cost import predict, work
 from ark.plan.serialize import machine_of
 from tests.unit.plan.oracle import order, tasks
 from tests.unit.plan.shapes import decoder_plans, machine
@@ -27,3 +27,11 @@ def test_nothing_is_predicted_before_what_it_depends_on(
             assert spans[b].begin >= spans[a].end + hand_over, (a, b)
             crossing += a[1] != b[1]
     assert crossing or processors == 1
+
+
+def test_work_is_what_one_processor_takes() -> None:
+    (plan,) = decoder_plans(machine(1))
+    for number in range(len(plan.phases)):
+        spans = predict(plan, number)
+        assert work(plan, number) == pytest.approx(sum(s.end - s.begin for s in spans))
+        assert work(plan, number) == pytest.approx(max(s.end for s in spans))
