@@ -110,7 +110,17 @@ def shared_library(
 def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired as error:
+        own = (
+            " (ziglang's, taken where no other is installed, builds its own libraries first: 36 "
+            "seconds of a processor, kept for the next time)"
+        )
+        raise SystemError(
+            f"the C++ compiler {' '.join(words[:3])} was not done after {TIMEOUT_S} s"
+            f"{own if 'ziglang' in words else ''}; try again when the machine is less busy, or "
+            "install g++ or clang"
+        ) from error
+    except OSError as error:
         raise SystemError(
             f"the C++ compiler {words[0]} could not be run: {error}; set CXX to one that works"
         ) from error

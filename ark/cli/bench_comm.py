@@ -116,17 +116,18 @@ def run(args: argparse.Namespace) -> int:
     backend, probe = registry.choose(args.backend)
     if args.ranks < 2 and rank_info.world_size < 2:
         raise InvalidUsageError("collectives need ranks; say how many with --ranks N")
+    topology = None if args.topology is None else load(args.topology)
+    row = sizes(args.sizes, args.factor)
     if to_be_started(args.ranks, rank_info):
         return launch_command(args.ranks, [sys.executable, "-m", "ark", *args.words])
     world = rank_info.world_size
     if args.overlap is not None or args.norm is not None:
         return _fused(args, backend, probe, rank_info)
-    topology = None if args.topology is None else load(args.topology)
     cases = [
         CommCase(name, nbytes, dtype, args.way, how, args.engine, args.repeats, topology)
         for name in args.names or COLLECTIVES[:1]
         for how in _algorithms(args.algorithm, topology or full_mesh(world), name)
-        for nbytes in sizes(args.sizes, args.factor)
+        for nbytes in row
     ]
     index = device_index(args.device, rank_info, len(probe.devices))
     rows: list[CommFigures] = []

@@ -14,8 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ark.backend import registry
-from ark.errors import InvalidUsageError, SystemError
+from ark.errors import InvalidUsageError, PlanError, SystemError
 from ark.machine import Machine
+from ark.plan.serialize import from_json
+from ark.plan.types import Plan
 from ark.runtime.rank_info import RankInfo
 
 MOST_TEXT = 1 << 28  # of a file that is read at once; a device such as /dev/zero never ends
@@ -126,6 +128,15 @@ def _write_to_device(target: Path, content: bytes) -> None:
     os.set_blocking(handle, True)
     with os.fdopen(handle, "wb") as out:
         out.write(content)
+
+
+def read_plan(path: str) -> Plan:
+    """Reads a plan's file; the error names it. The plan is not verified here."""
+    text = read_file(path, "a plan")
+    try:
+        return from_json(text)
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from error
 
 
 def read_file(path: str, what: str) -> str:

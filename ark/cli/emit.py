@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ark.backend import registry
 from ark.backend.protocol import KernelBackend, Target
-from ark.cli.common import read_file, write_file
+from ark.cli.common import read_plan, write_file
 from ark.codegen.writer import write
 from ark.errors import SystemError
-from ark.plan.serialize import from_json, machine_of
+from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.runtime.admission import admit
 
@@ -29,7 +29,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    plans = [from_json(read_file(path, "a plan")) for path in args.plan]
+    plans = [read_plan(path) for path in args.plan]
     admit(plans)
     backend = registry.with_kernels(registry.get(args.backend))
     folder = Path(args.output)

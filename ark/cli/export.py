@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ark.backend import registry
 from ark.backend.protocol import Backend, SourceBackend
-from ark.cli.common import positive, read_file
+from ark.cli.common import positive, read_plan
 from ark.cli.run import dimension
 from ark.errors import InvalidUsageError
 from ark.export.write import exporting, files, identifier, save
@@ -16,7 +16,6 @@ from ark.ir.dtype import DataType
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.plans import choose_chunk, choose_context, plans, usual_chunk
-from ark.plan.serialize import from_json
 from ark.runtime.admission import admit
 
 CHUNK = 16  # prompt tokens an iteration, where nobody says
@@ -72,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     elif source.suffix == ".json":
         if args.machine:
             raise InvalidUsageError("--machine is for models; a plan says its machine itself")
-        plan = from_json(read_file(args.source, "a plan"))
+        plan = read_plan(args.source)
         admit([plan])
         made = files(plan, backend, args.arch, name)
     else:

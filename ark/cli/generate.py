@@ -15,7 +15,7 @@ from ark.cli.common import (
     errors,
     positive,
     progress,
-    read_file,
+    read_plan,
     share,
     to_be_started,
     visible,
@@ -23,14 +23,17 @@ from ark.cli.common import (
 from ark.errors import InvalidUsageError
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
-from ark.models.request import Sampling
+from ark.models.plans import choose_context
+from ark.models.request import Sampling, no_room
 from ark.models.tokenizer import Tokenizer
-from ark.plan.serialize import from_json, machine_of
+from ark.plan.serialize import machine_of
 from ark.runtime.admission import admit
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S, MOST_BUDGET_S
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
+
+HEAD = 16  # characters for each place of the context: several times what a token has
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -104,14 +107,17 @@ def run(args: argparse.Namespace) -> int:
         errors.print(note, style="yellow")
     with ExitStack() as stack:
         ranks = stack.enter_context(Bootstrap.from_environment(rank_info=rank_info))
-        prompts = [tokenizer.encode(prompt_text(text, ranks)) for text in args.prompt]
+        most = checkpoint.config.max_position_embeddings
+        context = args.context or most if args.plan else choose_context(checkpoint, args.context)
+        texts = [prompt_text(text, ranks) for text in args.prompt]
+        prompts = [encoded(tokenizer, text, context, most) for text in texts]
         device = backend.open(device_index(args.device, rank_info, len(probe.devices)))
         try:
             machine = registry.machine(args.machine) if args.machine else device.machine
             machine = share(machine, backend.name, rank_info.world_size, len(probe.devices))
             plan = None
             if args.plan:
-                plan = from_json(read_file(args.plan, "a plan"))
+                plan = read_plan(args.plan)
                 admit([plan], device.machine)
                 machine = machine_of(plan)
             with progress(args.json or not leader) as tell:
@@ -137,6 +143,21 @@ def run(args: argparse.Namespace) -> int:
                 return answer(args, generator, tokenizer, prompts[0], sampling, leader)
         finally:
             device.close()
+
+
+def encoded(tokenizer: Tokenizer, text: str, context: int, most: int) -> list[int]:
+    """The prompt's tokens; refuses more than a context holds before anything is planned.
+
+    Of a text that is far too long only the beginning is made tokens. most: the longest context.
+    """
+    head = text[: HEAD * context]
+    if len(head) < len(text) and (count := len(tokenizer.encode(head))) > 2 * context:
+        said = f"the first {len(head):,} of {len(text):,} characters of the prompt are {count:,}"
+        raise no_room(said, context, most)
+    tokens = tokenizer.encode(text)
+    if len(tokens) >= context:
+        raise no_room(f"the prompt has {len(tokens):,}", context, most)
+    return tokens
 
 
 def prompt_text(asked: str, ranks: Bootstrap) -> str:

@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 
 from ark.backend import registry
-from ark.cli.common import positive, read_file, write_file
+from ark.cli.common import positive, read_plan, write_file
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
 from ark.models.build import Shape
@@ -16,7 +16,7 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
 from ark.models.plans import choose_chunk, choose_context, plans, usual_chunk
 from ark.plan.dump import dump
-from ark.plan.serialize import from_json, to_json
+from ark.plan.serialize import to_json
 from ark.plan.types import Plan
 from ark.runtime.admission import admit
 
@@ -47,7 +47,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def read_plans(paths: list[str]) -> list[Plan]:
     """Plans from files, verified together."""
-    made = [from_json(read_file(path, "a plan")) for path in paths]
+    made = [read_plan(path) for path in paths]
     admit(made)
     return made
 

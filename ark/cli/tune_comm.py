@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.ranks < 2 and ranks.world_size < 2:
         raise InvalidUsageError("collectives need ranks; say how many with --ranks N")
+    row = sizes(args.sizes, args.factor)
     if to_be_started(args.ranks, ranks):
         return launch_command(args.ranks, [sys.executable, "-m", "ark", *args.words])
     index = device_index(args.device, ranks, len(probe.devices))
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             machine = device.machine
             found: tuned.Table = {}
             for name in names:
-                for nbytes in sizes(args.sizes, args.factor):
+                for nbytes in row:
                     tell = _tell(name, nbytes, ranks.rank == 0)
                     entry = tune(name, nbytes, fp32, args.repeats, job, backend, device, tell)
                     found.setdefault(tuned.key(name, ranks.world_size), []).append(entry)

@@ -13,6 +13,16 @@ from typing import Any
 
 from ark.errors import ModelError
 
+# What JSON calls values that are no object.
+_KINDS = {
+    "NoneType": "null",
+    "bool": "true or false",
+    "int": "a number",
+    "float": "a number",
+    "str": "a string",
+    "list": "an array",
+}
+
 
 def check_directory(directory: Path) -> None:
     """Raises ModelError unless `directory` is one."""
@@ -62,7 +72,7 @@ class Fields:
             ) from None
         if not isinstance(values, dict):
             raise ModelError(
-                f"{path} holds a JSON {type(values).__name__} where an object with named fields "
+                f"{path} holds {_KINDS[type(values).__name__]} where an object with named fields "
                 "was expected. Download it again."
             )
         return cls(str(path), values)

@@ -34,7 +34,7 @@ from ark.models.plans import (
     plans,
     usual_chunk,
 )
-from ark.models.request import Sampling, check_arguments, check_stops
+from ark.models.request import Sampling, check_arguments, check_stops, no_room
 from ark.models.sequences import read_tokens, write_sequences
 from ark.plan.rotated import on_rank
 from ark.plan.types import Plan
@@ -215,11 +215,8 @@ class Generator:
                 f"token, not {len(prompt)}; make the plan again with --chunk 1 or more"
             )
         if len(prompt) >= self.context:
-            raise InvalidUsageError(
-                f"the prompt has {len(prompt)} tokens, but the context holds {self.context} "
-                "positions and at least one new token needs a place; shorten the prompt or raise "
-                "--context"
-            )
+            most = self.checkpoint.config.max_position_embeddings
+            raise no_room(f"the prompt has {len(prompt):,}", self.context, most)
 
     def stream(
         self,

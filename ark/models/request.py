@@ -20,6 +20,17 @@ from ark.plan.types import Plan
 COLDEST, HOTTEST = 1e-5, 1e5
 
 
+def no_room(said: str, context: int, most: int) -> InvalidUsageError:
+    """The error for a prompt that a context has no room for. said: how many tokens what has. most:
+    the longest context of the model.
+    """
+    more = "or raise --context" if context < most else "(the model has no more)"
+    return InvalidUsageError(
+        f"{said} tokens, but the context holds {context:,} positions and at least one new token "
+        f"needs a place; shorten the prompt {more}"
+    )
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is drawn: temperature 0 is greedy, top_k 0 considers every token."""

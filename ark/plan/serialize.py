@@ -137,6 +137,8 @@ def from_dict(data: Mapping[str, Any]) -> Plan:
 
 
 def _found(data: Any) -> str:
+    if data is None:
+        return "null"
     if isinstance(data, Mapping):
         return f"format {data.get('format')!r}"
     return type(data).__name__

@@ -303,7 +303,22 @@ def test_bad_calls_are_one_paragraph(
 def test_a_prompt_longer_than_the_context(capsys: pytest.CaptureFixture[str]) -> None:
     text = "and the king said to them " * 200
     argv = ["generate", NOAH, "--backend", "cpu", "--prompt", text]
-    assert "but the context holds 512 positions" in refused(capsys, *argv)
+    held = "but the context holds 512 positions"
+    last = "needs a place; shorten the prompt (the model has no more)"
+    said = refused(capsys, *argv)
+    assert held in said and last in said
+    assert "shorten the prompt or raise --context" in refused(capsys, *argv, "--context", "40")
+    very = refused(capsys, *argv[:-1], text * 1000)
+    assert "the first 8,192 of 5,200,000 characters of the prompt are" in very
+    assert held in very and last in very
+
+
+def test_a_prompt_for_which_there_is_no_room_is_refused_before_planning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ark.cli.generate.Generator", None)
+    argv = ["generate", NOAH, "--backend", "cpu", "--prompt", "x"]
+    assert "the context holds 1 positions" in refused(capsys, *argv, "--context", "1")
 
 
 def test_a_backend_without_a_device_says_why(capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,6 +337,7 @@ def test_a_backend_without_a_device_says_why(capsys: pytest.CaptureFixture[str])
     [
         ("", "this is no plan"),
         ("{}", "no plan of format"),
+        ("null", "no plan of format 1 (found null)"),
         ('{"format": 1}', "the plan is damaged"),
         ("[" * 100000, "this is no plan"),
     ],
@@ -331,7 +347,8 @@ def test_damaged_plan_files(
 ) -> None:
     path = tmp_path / "plan.json"
     path.write_text(content)
-    assert words in refused(capsys, "plan", str(path))
+    for argv in (["plan"], ["emit", "--backend", "cpu", "-o", str(tmp_path / "out")]):
+        assert f"{path}: " in (said := refused(capsys, *argv, str(path))) and words in said
 
 
 def test_a_changed_plan_file_is_refused(

@@ -13,6 +13,7 @@ import pytest
 from ark_cpu import compiler
 from ark_cpu.compiler import FLAGS, CpuCompiler, flags
 
+from ark.backend import native
 from ark.backend.protocol import Target
 from ark.cli import main
 from ark.cli.common import read_file, visible, write_file
@@ -45,6 +46,9 @@ SPREAD = ["parallelize", "llama-3.1-8b", "--mesh", "2x2", "--machine", "h100"]
             ["export", NOAH, "--backend", "cuda", "-o", "x"],
             "an architecture with --arch or a machine",
         ),
+        (["bench", "comm", "--ranks", "2", "--topology", "absent"], "is no file and no topology"),
+        (["bench", "comm", "--ranks", "2", "--sizes", "8:4"], "no rising row of sizes"),
+        (["tune", "--collectives", "--ranks", "2", "--sizes", "x"], "'x' is no size"),
         (["info", "--require", "cpu:²"], "is no requirement"),
         ([*BENCH, "--set", "processors=0"], "the plan's machine is damaged"),
         ([*BENCH, "--set", "lanes=7"], "is not understood"),
@@ -239,6 +243,16 @@ def test_closed_streams(words: list[str], closed: str, code: int) -> None:
         check=False,
     )
     assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_compiler_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "TIMEOUT_S", 0.01)
+    sleeps = (sys.executable, "-c", "import time; time.sleep(60)")
+    with pytest.raises(SystemError, match=r"not done after 0\.01 s; try again") as caught:
+        native.shared_library(sleeps, {"a.cpp": ""}, [], "a kernel")
+    assert "ziglang" not in str(caught.value)
+    with pytest.raises(SystemError, match="ziglang's, taken where no other is installed"):
+        native.shared_library((*sleeps, "ziglang"), {"a.cpp": ""}, [], "a kernel")
 
 
 @pytest.mark.parametrize("cxx", ["'", "\\", "nosuch++ -O2", "''"])

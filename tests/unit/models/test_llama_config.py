@@ -228,7 +228,11 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         LlamaConfig.from_directory(tmp_path / "nowhere")
     config = tmp_path / "config.json"
-    for content, words in ((b'{"hidden_size": ', "not valid JSON"), (b"[]", "a JSON list")):
+    for content, words in (
+        (b'{"hidden_size": ', "not valid JSON"),
+        (b"[]", "holds an array"),
+        (b"null", "holds null"),
+    ):
         config.write_bytes(content)
         with pytest.raises(ModelError, match=words):
             LlamaConfig.from_directory(tmp_path)
