@@ -174,20 +174,22 @@ ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const There& there
   const ark_u32 epoch = ark_short_epoch(c);
 #pragma unroll
   for (int i = 0; i < N; ++i) seen[i].x = seen[i].y = seen[i].z = seen[i].w = ~epoch;
-  const auto here = [&](int i) {
-    const ark_u32 late = (seen[i].x ^ epoch) | (seen[i].y ^ epoch) | (seen[i].z ^ epoch);
-    return (late | (seen[i].w ^ epoch)) < 0x10000u;
+  const auto late = [&](int i) {  // above the elements: bits of another epoch
+    const ark_u32 first = (seen[i].x ^ epoch) | (seen[i].y ^ epoch);
+    return first | (seen[i].z ^ epoch) | (seen[i].w ^ epoch);
   };
   ArkSpin spin{0u, 0u};
   for (;;) {
-    bool all = true;
+    ark_u32 any = 0u;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      if (there(i) && !here(i)) seen[i] = ark_shorts_load(at(i));
+      if (there(i) && late(i) >= 0x10000u) seen[i] = ark_shorts_load(at(i));
     }
 #pragma unroll
-    for (int i = 0; i < N; ++i) all = all && (!there(i) || here(i));
-    if (__all_sync(0xffffffffu, all || ark_failed(c))) return;
+    for (int i = 0; i < N; ++i) {
+      if (there(i)) any |= late(i);
+    }
+    if (__all_sync(0xffffffffu, any < 0x10000u || ark_failed(c))) return;
     const ArkVerdict verdict = ark_spin(c.p, spin, c.p->budget_ns);
     if (__all_sync(0xffffffffu, verdict == ARK_KEEP)) continue;
     if (verdict == ARK_TIMEOUT) ark_fail(c, 2u, 0u, epoch >> 16, seen[0].x >> 16);
