@@ -76,6 +76,7 @@ def _reads_prompts(nodes: list[Node]) -> bool:
         and not any(n.hints or n.type == "expert_linear" for n in nodes)
         and all(
             n.inputs[0].shape[0] >= LEAST_TILE[0]
+            and n.outputs[0].shape[-1] >= LEAST_TILE[1]
             and len(n.inputs[1].shape) == 2
             and n.inputs[1].dtype.name in ("bf16", "fp16")
             and n.inputs[1].shape[-1] % 8 == 0

@@ -12,8 +12,13 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from ark.ir.values import Tensor
 from ark.machine import Machine
+from ark.plan.kind import OperandType, Signature
+from ark.tasks.matmul_form import dims
+from ark.tasks.matmul_thin import thin, thin_tile
 
 LINE = 128  # bytes of k in a step
 # Microseconds, and bytes a microsecond, of one processor of an H100.
@@ -154,6 +159,32 @@ def is_exact(dtypes: Sequence[str], shape: Sequence[int], depth: int) -> bool:
     """Is it a product of fp32 with work for tiles of its own (Machine.exact_tiles)?"""
     large = shape[2] * shape[3] * depth >= EXACT_WORK and shape[2] >= EXACT_ROWS
     return large and set(dtypes) == {"fp32"}
+
+
+THIN_BYTES = 1 << 17  # that a task of such a product reads at least where k is cut
+MOST_THIN = 16  # parts of k
+
+
+def thin_cut(params: Mapping[str, Any], tensors: Sequence[Tensor], machine: Machine) -> Cut | None:
+    """The cut of a product of few rows or columns that reads its other side at memory's speed; None
+    if it is none. tensors: both sides, what is added to the product, and the result.
+
+    Where there are fewer tiles than processors, k is cut.
+    """
+    left, right, *_, out = tensors
+    seen = [OperandType(t.dtype.name, t.shape, t.strides) for t in (left, right, out)]
+    sig = Signature("matmul", params, tuple(seen))
+    form = thin(sig, machine)
+    if form is None:
+        return None
+    tile = thin_tile(sig, form, machine)
+    m, n, k = dims(sig)
+    tasks = -(-m // tile[0]) * -(-n // tile[1])
+    parts = 1
+    if max(len(t.shape) for t in tensors) == 2:
+        wide = tile[1 - form.few] * k * right.dtype.itemsize
+        parts = max(1, min(machine.processors // tasks, wide // THIN_BYTES, MOST_THIN))
+    return Cut(*tile, parts)
 
 
 def tiles(

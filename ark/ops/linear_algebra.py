@@ -21,6 +21,7 @@ from ark.lower.cuts import (
     choose_tile,
     is_exact,
     matrix_group,
+    thin_cut,
     tiles_together,
 )
 from ark.lower.merge import join, joins, part, widen
@@ -169,15 +170,22 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
         _lower_large(lowering, node, tensors, shape)
         return
     asked = lowering.tile(shape, fixed=(0, 1), shown=_shown(node))
+    plain = not any(node.attrs.get(name) for name in ("gated", "rope_kv", "windows"))
+    thin = thin_cut(_product(node), tensors, machine) if plain and not asked else None
     if asked:
         tile = asked[2], asked[3]
+    elif thin:
+        tile = thin.rows, thin.columns
     else:
         measured = lowering.options.get("cuts", {})
         depth, size = _depth(node), node.inputs[0].dtype.itemsize
-        plain = not any(node.attrs.get(name) for name in ("gated", "rope_kv", "windows"))
         exact = plain and is_exact([t.dtype.name for t in node.inputs[:2]], shape, depth)
         tile = choose_tile(shape, depth, size, machine, measured, exact)
     params = _product(node) | {"tile": list(tile)}
+    if thin and thin.parts > 1 and not node.hints and not _travels(lowering, node):
+        places = box_coords((1, thin.parts, *shape[2:]), (1, 1, *tile))
+        _emit_parts(lowering, node, params, tensors, places, thin)
+        return
     coords: Sequence[tuple[int, ...]] = box_coords(shape, (1, 1, *tile))
     together = tiles_together(math.prod(tile) * _depth(node), machine) if node.hints is None else 1
     if len(coords) > 1 and together > 1:  # several small ones are a task
@@ -260,12 +268,7 @@ def _lower_large(
     if cut.parts == 1:
         _emit_product(lowering, node, params, tensors, coords)
         return
-    left, right, *others, out = tensors
-    m, n = shape[2:]
-    whole = int32 if left.dtype == int8 else fp32
-    sums = lowering.temp((cut.parts, m, n), whole, f"{node.name}.parts")
-    lowering.emit("matmul", params | {"splits": cut.parts}, [left, right, sums], coords)
-    _add_parts(lowering, node, sums, others, out, cut)
+    _emit_parts(lowering, node, params, tensors, coords, cut)
 
 
 def _travels(lowering: Lowering, node: Node) -> bool:
@@ -286,6 +289,22 @@ def _travels(lowering: Lowering, node: Node) -> bool:
         if not other.virtual
         for entry in (get(other.type),)
     )
+
+
+def _emit_parts(
+    lowering: Lowering,
+    node: Node,
+    params: dict[str, Any],
+    tensors: Sequence[IrTensor],
+    coords: Sequence[tuple[int, ...]],
+    cut: Cut,
+) -> None:
+    """The product as parts of k, each a matrix of sums, which are added up."""
+    left, right, *others, out = tensors
+    whole = int32 if left.dtype == int8 else fp32
+    sums = lowering.temp((cut.parts, *out.shape[-2:]), whole, f"{node.name}.parts")
+    lowering.emit("matmul", params | {"splits": cut.parts}, [left, right, sums], coords)
+    _add_parts(lowering, node, sums, others, out, cut)
 
 
 def _add_parts(

@@ -43,6 +43,7 @@ from ark.tasks.matmul_form import (
     tiles,
 )
 from ark.tasks.matmul_text import DEPTH, FEW_ROWS, MOST_PANEL, staged, write
+from ark.tasks.matmul_thin import scratch, served
 from ark.tasks.matmul_windows import WindowParams, side_shape
 from ark.tasks.pointwise import broadcast_access, broadcasts
 from ark.tasks.rotary import rotary_accesses, rotary_check, sequences_of
@@ -178,7 +179,8 @@ class Matmul(TaskKind):
     def scratch(self, sig: Signature, machine: Machine) -> int:
         rows, columns = sig.params["tile"]
         if not machine.has("single_thread"):
-            return staged(sig, machine)
+            form = served(sig, machine)
+            return scratch(sig, form, machine) if form else staged(sig, machine)
         if rows < FEW_ROWS:
             return 4 * rows * columns
         rows, columns = rows + MOST_PANEL, columns + MOST_PANEL  # the last panels are whole
@@ -191,8 +193,8 @@ class Matmul(TaskKind):
         return 2.0 * rows * columns * min(part_of_k(sig), k) * many, super().cost(sig, coord)[1]
 
     def headers(self) -> tuple[str, ...]:
-        headers = ("rotary.h", "tiles.h", "matmul.h", "matmul_blocked.h", "convolution.h")
-        return tuple(text.header(name) for name in headers)
+        products = ("matmul.h", "matmul_thin.h", "matmul_blocked.h", "convolution.h")
+        return tuple(text.header(name) for name in ("rotary.h", "tiles.h", *products))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         return write(name, sig, machine)

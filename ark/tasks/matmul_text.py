@@ -23,6 +23,7 @@ from ark.tasks.matmul_form import (
     side_strides,
     sums_of,
 )
+from ark.tasks.matmul_thin import served, thin_text
 from ark.tasks.matmul_windows import tile_text
 from ark.tasks.rotary import rope
 
@@ -67,6 +68,9 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
         callee, shape = "ark_matmul_blocked", (*shape, DEPTH, pairs, *transposed)
     elif machine.has("single_thread") and not pairs and not sig.params["transpose_b"]:
         callee = "ark_matmul_alone"
+    elif form := served(sig, machine):
+        body = thin_text(sig, form, machine, (_line(sig, 0), _line(sig, 1)), _finish_one(sig))
+        return text.function(name, outputs(sig) + each_tile(sig, body))
     elif staged(sig, machine):
         return _in_shared_memory(name, sig)
     arguments: tuple[str, ...] = (
@@ -75,9 +79,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
         *k_range(sig),
         _place(sig, 0, "m", "k", bool(sig.params["transpose_a"])),
         _place(sig, 1, "k", "n", bool(sig.params["transpose_b"])),
-        _finish_pair(sig)
-        if pairs
-        else f"[&](int m, int n, {_sum_type(sig)} sum) {{\n{finish(sig, 'sum', 'm', 'n')}  }}",
+        _finish_pair(sig) if pairs else _finish_one(sig),
     )
     if callee == "ark_matmul":
         shape = (*shape, _pack(sig))
@@ -98,10 +100,15 @@ def _in_shared_memory(name: str, sig: Signature) -> str:
         "n0",
         _place(sig, 0, "m", "k", bool(sig.params["transpose_a"])),
         _place(sig, 1, "k", "n", bool(sig.params["transpose_b"])),
-        f"[&](int m, int n, float sum) {{\n{finish(sig, 'sum', 'm', 'n')}  }}",
+        _finish_one(sig),
     )
     body = f"  {text.called('ark_matmul_staged', constants, arguments)};\n"
     return text.function(name, outputs(sig) + each_tile(sig, body))
+
+
+def _finish_one(sig: Signature) -> str:
+    """A lambda that stores what a sum of the product makes."""
+    return f"[&](int m, int n, {_sum_type(sig)} sum) {{\n{finish(sig, 'sum', 'm', 'n')}  }}"
 
 
 def _finish_pair(sig: Signature) -> str:
@@ -194,3 +201,10 @@ def _side(sig: Signature, index: int, depth: int) -> str:
 def _place(sig: Signature, index: int, row: str, column: str, transposed: bool) -> str:
     variables = place_names(sig, *((column, row) if transposed else (row, column)))
     return text.place(sig, index, (row, column), variables)
+
+
+def _line(sig: Signature, index: int) -> str:
+    """A lambda from a row of a, or a column of b, and k to the place of an element."""
+    across = bool(sig.params["transpose_b"]) if index else not sig.params["transpose_a"]
+    names = ("line", "k") if across else ("k", "line")
+    return text.place(sig, index, ("line", "k"), place_names(sig, *names))

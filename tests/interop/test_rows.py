@@ -114,6 +114,14 @@ def test_dimensions_of_one_change_places_for_nothing() -> None:
     assert same(lambda a: a.view(40, 1, 64).permute(0, 2, 1) * 2.0, x) == ["pointwise"]
 
 
+def test_what_is_expanded_to_its_own_shape_is_not_copied() -> None:
+    x, at = rows(40, 64), torch.randint(0, 64, (40, 3))
+    kinds = same(lambda a, i: torch.take_along_dim(a, i, 1), x, at)
+    assert kinds.count("gather") == 1 and len(kinds) == 2  # indices count from the end
+    assert same(lambda a: a.expand(1, -1, 64) * 2.0, x) == ["pointwise"]
+    same(lambda a: a[:1].expand(40, 64), x)
+
+
 def test_the_largest_without_their_places() -> None:
     assert same(lambda t: t.topk(3).values, rows(4, 50)) == ["topk"]
     same(lambda t: t.topk(3, largest=False).indices, rows(4, 50))

@@ -65,6 +65,8 @@ def _transpose(call: Call, x: Value, a: int, b: int) -> Any:
 
 @operator("expand.default", "expand_copy.default")
 def _expand(call: Call, x: Value, sizes: Sequence[int], implicit: bool = False) -> Any:
+    if math.prod(call.shape) == math.prod(x.shape):  # what take_along_dim asks of its input
+        return x.tensor
     return ark.expand(x.tensor, list(call.shape) or [1])
 
 

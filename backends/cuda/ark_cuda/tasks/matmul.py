@@ -14,6 +14,7 @@ from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.matmul_form import along_k, paired
 from ark.tasks.matmul_text import matrix_tiles
+from ark.tasks.matmul_thin import served
 from ark_cuda.tasks import exact, inline, products
 
 _MIN_ROWS = 9
@@ -44,7 +45,7 @@ def _shape(sig: Signature, machine: Machine) -> _Shape | None:
     a, b, out = sig.operands[:3]
     if sig.params.get("expr") is not None or paired(sig):
         return None
-    if sig.params.get("splits", 1) > 1 or sig.params.get("windows"):
+    if sig.params.get("splits", 1) > 1 or sig.params.get("windows") or served(sig, machine):
         return None
     rows, columns = sig.params["tile"]
     if not machine.has("mma_sync") or rows < _MIN_ROWS or a.packet or b.packet or out.packet:

@@ -16,6 +16,7 @@ from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.matmul_form import along_k, paired
 from ark.tasks.matmul_text import matrix_tiles
+from ark.tasks.matmul_thin import served as is_thin
 
 _PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}  # of the left side
 _OUTPUTS = ("fp32", "bf16", "fp16")
@@ -33,7 +34,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
         return False
     if sig.params.get("expr") is not None or paired(sig):
         return False
-    if sig.params.get("splits", 1) > 1 or sig.params.get("windows"):
+    if sig.params.get("splits", 1) > 1 or sig.params.get("windows") or is_thin(sig, machine):
         return False
     a, b, out = sig.operands
     plain = not (a.packet or b.packet or out.packet)

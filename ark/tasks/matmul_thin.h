@@ -1,0 +1,107 @@
+// Products of which one side, `few`, has FEW rows or columns, and the other, `many`, as many as
+// there are: memory's speed is all they have, so each element of `many` is read once, in packs of
+// V. many(i, k) and few(j, k) give places; finish(i, j, sum) stores. A task has the TILE of MANY
+// from `first` on. Sums are over k0 to k1, and added up in the same order in every run.
+
+// The sums of the warps of a team, EACH of ELEMENTS lanes of each, which lie one warp behind the
+// other: total(e) of element e, for all TEAMS teams.
+template <int TEAMS, int TEAM, int EACH, typename Sum, class Total>
+ARK_DEVICE void ark_thin_totals(const Sum* parts, const Total& total) {
+  for (int e = ark_tid(); e < TEAMS * EACH; e += ARK_THREADS) {
+    const Sum* part = parts + e / EACH * TEAM * EACH + e % EACH;
+    Sum sum = part[0];
+    for (int w = 1; w < TEAM; ++w) sum += part[w * EACH];
+    total(e, sum);
+  }
+}
+
+// k lies side by side on both sides: TEAM warps have R rows of `many` at a time.
+template <int MANY, int FEW, int TILE, int R, int V, int TEAM, class A, class B, class Finish>
+ARK_DEVICE void ark_thin_along(char* scratch, int first, int k0, int k1, const A& many,
+                               const B& few, const Finish& finish) {
+  typedef decltype(ark_factor(many(0, 0))) Sum;
+  constexpr int TEAMS = ARK_WARPS / TEAM, STEP = TEAM * ARK_LANES * V, EACH = R * FEW;
+  const int end = first + TILE < MANY ? first + TILE : MANY;
+  Sum* parts = reinterpret_cast<Sum*>(scratch);
+  for (int at = first; at < end; at += TEAMS * R) {
+    const int begin = at + ark_warp() / TEAM * R;
+    Sum sums[EACH] = {};
+    if (begin < end) {
+      decltype(many(0, 0)) from[R];
+#pragma unroll
+      for (int r = 0; r < R; ++r) from[r] = many(begin + r < end ? begin + r : end - 1, k0);
+#pragma unroll 4
+      for (int k = (ark_warp() % TEAM * ARK_LANES + ark_lane()) * V; k < k1 - k0; k += STEP) {
+        decltype(ark_load_pack<V>(from[0])) x[R];
+#pragma unroll
+        for (int r = 0; r < R; ++r) x[r] = ark_load_pack<V>(from[r] + k);
+#pragma unroll
+        for (int j = 0; j < FEW; ++j) {
+          const auto y = ark_load_pack<V>(few(j, k0) + k);
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            const auto factor = ark_factor(y.v + v);
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+              ark_add_product(sums[r * FEW + j], ark_factor(x[r].v + v), factor);
+            }
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+      for (int mask = 1; mask < ARK_LANES; mask *= 2) sums[e] += ark_other_sum(sums[e], mask);
+    }
+    if constexpr (TEAM == 1) {
+#pragma unroll
+      for (int e = 0; e < EACH; ++e) {
+        if (ark_lane() == e % ARK_LANES && begin + e / FEW < end) {
+          finish(begin + e / FEW, e % FEW, sums[e]);
+        }
+      }
+    } else {
+      if (at > first) ark_sync();
+#pragma unroll
+      for (int e = 0; e < EACH; ++e) {
+        if (ark_lane() == e % ARK_LANES) parts[ark_warp() * EACH + e] = sums[e];
+      }
+      ark_sync();
+      ark_thin_totals<TEAMS, TEAM, EACH>(parts, [&](int e, Sum sum) {
+        if (at + e / FEW < end) finish(at + e / FEW, e % FEW, sum);
+      });
+    }
+  }
+}
+
+// Rows of `many`, not k, lie side by side: TILE / V threads have a pack each, the others divide k.
+template <int MANY, int FEW, int TILE, int V, class A, class B, class Finish>
+ARK_DEVICE void ark_thin_across(char* scratch, int first, int k0, int k1, const A& many,
+                                const B& few, const Finish& finish) {
+  typedef decltype(ark_factor(many(0, 0))) Sum;
+  constexpr int ACROSS = TILE / V, DEEP = ARK_THREADS / ACROSS, EACH = FEW * TILE;
+  const int column = ark_lane() % ACROSS * V;
+  Sum sums[FEW * V] = {};
+  if (first + column < MANY) {
+#pragma unroll 8
+    for (int k = k0 + ark_tid() / ACROSS; k < k1; k += DEEP) {
+      const auto x = ark_load_pack<V>(many(first + column, k));
+#pragma unroll
+      for (int j = 0; j < FEW; ++j) {
+        const auto factor = ark_factor(few(j, k));
+#pragma unroll
+        for (int v = 0; v < V; ++v) ark_add_product(sums[j * V + v], ark_factor(x.v + v), factor);
+      }
+    }
+  }
+  Sum* parts = reinterpret_cast<Sum*>(scratch);
+#pragma unroll
+  for (int e = 0; e < FEW * V; ++e) {
+    for (int mask = ACROSS; mask < ARK_LANES; mask *= 2) sums[e] += ark_other_sum(sums[e], mask);
+    if (ark_lane() < ACROSS) parts[ark_warp() * EACH + e / V * TILE + column + e % V] = sums[e];
+  }
+  ark_sync();
+  ark_thin_totals<1, ARK_WARPS, EACH>(parts, [&](int e, Sum sum) {
+    if (first + e % TILE < MANY) finish(first + e % TILE, e / TILE, sum);
+  });
+}

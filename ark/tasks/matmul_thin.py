@@ -1,0 +1,170 @@
+"""Products of which one side has few rows or columns, a matrix times a vector above all: they take
+as long as memory needs for the other side. Its rows are the warps', or, where these lie side by
+side and not k, the threads stand across them; matmul_thin.h has the device side.
+
+Asked by the lowering, which cuts the other side for it, and by the writers of the bodies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ark.ir.fold import fold
+from ark.machine import Machine
+from ark.plan.kind import Signature
+from ark.tasks import text
+from ark.tasks.matmul_form import dims, k_range, paired, part_of_k, side_strides, sums_of
+
+MOST_ROWS, MOST_COLUMNS = 8, 16  # of the side that has few
+MOST_ACROSS = 8  # of it, where threads stand across the other side
+LEAST, LEAST_DEPTH = 16, 64  # of the other side, and of k
+PACK_BYTES = 16
+TOGETHER = 32  # neighbours that are read at once across
+ROWS = (2, 4)  # of a warp, where the other side is as narrow as this or wider
+WIDE = 5
+
+
+@dataclass(frozen=True)
+class Thin:
+    """few: the operand that has few rows or columns. along: does k lie side by side on both sides?
+    pack: elements of the other side that are read at once.
+    """
+
+    few: int
+    along: bool
+    pack: int
+
+
+def thin(sig: Signature, machine: Machine) -> Thin | None:
+    """The form of such a product, whatever its tile; None if it is none."""
+    if machine.has("single_thread") or paired(sig) or sig.params.get("windows"):
+        return None
+    if any(o.packet for o in sig.operands):
+        return None
+    m, n, k = dims(sig)
+    few = 0 if m <= MOST_ROWS and m <= n else 1
+    small, large = (m, n) if few == 0 else (n, m)
+    if small > MOST_COLUMNS or large < LEAST or k < LEAST_DEPTH:
+        return None
+    lying = [side_strides(sig, index)[1] == 1 for index in (0, 1)]
+    if all(lying):
+        sizes = (m, n)
+        pack = PACK_BYTES // max(sig.operands[i].itemsize for i in (0, 1))
+        while pack > 1 and not all(_packs(sig, i, sizes[i], pack) for i in (0, 1)):
+            pack //= 2
+        return Thin(few, True, pack)
+    other = 1 - few
+    row, deep = side_strides(sig, other)
+    if row != 1 or small > MOST_ACROSS or large < TOGETHER:
+        return None
+    pack = PACK_BYTES // sig.operands[other].itemsize
+    steps = (deep, large, *_batches(sig, other))
+    while pack > 1 and any(s % pack for s in steps):
+        pack //= 2
+    return Thin(few, False, pack)
+
+
+def _packs(sig: Signature, index: int, rows: int, pack: int) -> bool:
+    """May a side be read in such packs along k?"""
+    _, _, k = dims(sig)
+    steps = (*_batches(sig, index), *([side_strides(sig, index)[0]] if rows > 1 else ()))
+    return all(s % pack == 0 for s in (k, part_of_k(sig), *steps))
+
+
+def _batches(sig: Signature, index: int) -> tuple[int, ...]:
+    """Elements from one matrix of a side to the next."""
+    operand = sig.operands[index]
+    pairs = zip(operand.shape[:-2], operand.strides[:-2], strict=True)
+    return tuple(s for n, s in pairs if n > 1)
+
+
+def thin_tile(sig: Signature, form: Thin, machine: Machine) -> tuple[int, int]:
+    """Rows and columns of its tiles: all of the side that has few, and of the other one, where k
+    lies side by side, as many as give each processor a tile of one matrix, or some of many.
+    """
+    batch = fold(sig.operands[2].shape)
+    m, n, _ = dims(sig)
+    many, few = (n, m) if form.few == 0 else (m, n)
+    count = batch[0] * batch[1]
+    if form.along:
+        tasks = machine.processors * (4 if count > 1 else 1)
+        tile = min(many, -(-count * many // tasks))
+    else:
+        tile = TOGETHER
+    return (few, tile) if form.few == 0 else (tile, few)
+
+
+def served(sig: Signature, machine: Machine) -> Thin | None:
+    """The form, if the signature's tiles are such as it takes."""
+    form = thin(sig, machine)
+    if form is None:
+        return None
+    m, n, _ = dims(sig)
+    tile = sig.params["tile"]
+    if tile[form.few] < (m, n)[form.few]:
+        return None
+    return form if form.along or tile[1 - form.few] == TOGETHER else None
+
+
+def scratch(sig: Signature, form: Thin, machine: Machine) -> int:
+    """Bytes of shared memory for the warps' sums."""
+    few = dims(sig)[form.few]
+    if form.along:
+        team = _team(sig, form, machine)
+        return 4 * machine.warps * _rows(few) * few if team > 1 else 0
+    return 4 * machine.warps * few * TOGETHER
+
+
+def _rows(few: int) -> int:
+    """Rows that a warp has at a time: what it reads of the narrow side is read for all of them."""
+    return ROWS[int(few >= WIDE)]
+
+
+def _team(sig: Signature, form: Thin, machine: Machine) -> int:
+    """Warps that share k, so that none is idle: a power of two that divides all."""
+    tile, rows = sig.params["tile"][1 - form.few], _rows(dims(sig)[form.few])
+    teams, deep = -(-tile // rows), machine.lanes * form.pack
+    team = 1
+    while (
+        2 * team * teams <= machine.warps
+        and machine.warps % (2 * team) == 0
+        and 2 * team * deep <= part_of_k(sig)
+    ):
+        team *= 2
+    return team
+
+
+def thin_text(
+    sig: Signature, form: Thin, machine: Machine, sides: tuple[str, str], finish: str
+) -> str:
+    """Statements that compute a tile. sides: texts of lambdas from a row or column and k to the
+    place of an element. finish: that of a lambda from a row, a column and a sum.
+    """
+    few, many = form.few, 1 - form.few
+    sizes = dims(sig)[:2]
+    constants: tuple[object, ...] = (sizes[many], sizes[few], sig.params["tile"][many])
+    callee = "ark_thin_along" if form.along else "ark_thin_across"
+    if form.along:
+        constants = (*constants, _rows(sizes[few]))
+    team = (_team(sig, form, machine),) if form.along else ()
+    begin, end = k_range(sig)
+    places = ", ".join(("n0" if few == 0 else "m0", begin, end, "many", "few", "store"))
+    total = "float" if sums_of(sig) == "fp32" else "ark_i32"
+
+    def call(pack: int) -> str:
+        listed = ", ".join(map(str, (*constants, pack, *team)))
+        return f"{callee}<{listed}>(ARK_SCRATCH(c), {places});\n"
+
+    order = "j, i" if few == 0 else "i, j"
+    body = (
+        f"  const auto many = {sides[many]};\n  const auto few = {sides[few]};\n"
+        f"  const auto finish = {finish};\n"
+        f"  const auto store = [&](int i, int j, {total} sum) {{ finish({order}, sum); }};\n"
+    )
+    asked = text.addresses(sig, (0, 1) if form.along else (many,))
+    if form.pack == 1 or asked == "0u":
+        return f"{body}  {call(form.pack)}"
+    return (
+        f"{body}  if (ark_aligned({asked})) {{\n    {call(form.pack)}"
+        f"  }} else {{\n    {call(1)}  }}\n"
+    )

@@ -1,0 +1,86 @@
+"""Products of which one side has few rows or columns, on every backend, against NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import ark
+from tests.opcheck import Case, check
+
+
+def product(
+    batch: tuple[int, ...],
+    m: int,
+    n: int,
+    k: int,
+    transposes: tuple[bool, bool] = (False, False),
+    dtype: Any = ark.fp32,
+    then: bool = False,
+) -> Case:
+    ta, tb = transposes
+    rng = np.random.default_rng(m * n + k)
+    a = rng.uniform(-1, 1, (*batch, *((k, m) if ta else (m, k))))
+    b = rng.uniform(-1, 1, (*batch, *((n, k) if tb else (k, n))))
+    if dtype is ark.int8:
+        a, b = (np.round(100 * v) for v in (a, b))
+
+    def build(x: Any, y: Any) -> Any:
+        made = ark.matmul(x, y, transpose_input=ta, transpose_other=tb)
+        return ark.relu(made) if then else made
+
+    def expected(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        left = np.swapaxes(x, -1, -2) if ta else x
+        made = left @ (np.swapaxes(y, -1, -2) if tb else y)
+        return np.maximum(made, 0) if then else made
+
+    name = f"{batch} {m} {n} {k} {transposes} {dtype} {then}"
+    return Case(
+        name, [(a, dtype), (b, dtype)], build, expected, 1e-4 if dtype is ark.fp32 else None
+    )
+
+
+def test_k_side_by_side(backend: str) -> None:
+    """Vectors, some rows and some columns; rows that no pack divides, fewer than warps, batches."""
+    turned = (False, True)
+    check(
+        [
+            product((), 300, 1, 512),
+            product((), 1, 300, 512, turned),
+            product((), 3, 37, 1026, turned, then=True),
+            product((), 45, 10, 333, turned),
+            product((), 45, 16, 256, turned, ark.bf16),
+            product((), 8, 129, 264, turned, ark.fp16),
+            product((3,), 65, 1, 200),
+            product((2, 2), 2, 40, 128, turned, ark.bf16, then=True),
+            product((), 33, 5, 96, turned, ark.int8),
+        ]
+    )
+
+
+def test_rows_side_by_side(backend: str) -> None:
+    """Where threads stand across the other side; sizes that no pack divides."""
+    check(
+        [
+            product((), 1, 300, 512),
+            product((), 1, 301, 333),
+            product((), 5, 96, 130, then=True),
+            product((), 200, 1, 300, (True, False)),
+            product((), 72, 3, 100, (True, False), ark.bf16),
+            product((), 8, 64, 200, (False, False), ark.fp16),
+            product((3,), 2, 42, 77),
+            product((), 1, 64, 128, (False, False), ark.int8),
+        ]
+    )
+
+
+def test_k_in_parts(backend: str) -> None:
+    """Where the other side alone has too little for all processors."""
+    check(
+        [
+            product((), 3, 1, 1 << 17, then=True),
+            product((), 1, 64, 1 << 13),
+            product((), 2, 20, 1 << 14, (False, True), ark.bf16),
+        ]
+    )

@@ -1,0 +1,91 @@
+"""Products of few rows or columns on NVIDIA GPUs: which body and which tiles they have, and what
+the compiler makes of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from ark.backend.protocol import Target
+from ark.codegen.writer import write
+from ark.ir.dtype import DataType, bf16, fp32
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan
+from ark.plan.serialize import machine_of
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+from ark_cuda import backend, machines
+
+H100 = machines.MODELS["h100"]
+
+
+def product(
+    m: int, n: int, k: int, transposes: tuple[bool, bool], dtype: DataType, arena: str = "state"
+) -> Plan:
+    ta, tb = transposes
+    graph = Graph()
+    a = graph.tensor((k, m) if ta else (m, k), dtype, arena="state", name="a")
+    b = graph.tensor((n, k) if tb else (k, n), dtype, arena=arena, name="b")
+    c = graph.tensor((m, n), dtype, arena="state", name="c")
+    graph.add("matmul", [a, b], [c], {"transpose_a": ta, "transpose_b": tb})
+    made = plan(graph, H100)
+    verify([made])
+    return made
+
+
+CASES: list[tuple[int, int, int, tuple[bool, bool], DataType, str, list[int]]] = [
+    (4096, 1, 4096, (False, False), fp32, "along", [32, 1]),
+    (1, 4096, 4096, (False, True), bf16, "along", [1, 32]),
+    (512, 10, 512, (False, True), bf16, "along", [4, 10]),
+    (8, 4096, 4096, (False, True), fp32, "along", [8, 32]),
+    (1, 4096, 4096, (False, False), bf16, "across", [1, 32]),
+    (8, 4096, 4096, (False, False), bf16, "across", [8, 32]),
+    (4096, 1, 4096, (True, False), fp32, "across", [32, 1]),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_they_are_read_at_once_and_kept_in_registers(case: Any) -> None:
+    *shape, form, tile = case
+    made = product(*shape)
+    assert [op.params["tile"] for op in made.ops] == [tile]
+    machine = machine_of(made)
+    emitted = write(made, machine, backend.dialect(machine.arch))
+    assert f"  ark_thin_{form}<" in emitted.source.text
+    log = backend.compiler().compile(emitted.source, Target(H100.arch, machine.threads)).log
+    lines = itertools.pairwise(log.splitlines())
+    (spilled,) = (b for a, b in lines if "task_0_matmul" in a)
+    assert " 0 bytes spill stores" in spilled
+
+
+def test_k_is_cut_where_tiles_are_few() -> None:
+    """Matrices of fp32 sums, which another op adds up; not where processors have a tile each."""
+    made = product(16, 1, 1 << 18, (False, False), fp32)
+    assert [op.kind for op in made.ops] == ["matmul", "pointwise"]
+    assert made.ops[0].params["splits"] == 8
+    assert len(product(4096, 1, 4096, (False, False), fp32).ops) == 1
+
+
+def test_few_columns_of_many_rows_are_planned() -> None:
+    """Weights of 16 bits that look like a prompt's, of which no tile of boxes is so narrow."""
+    made = product(512, 10, 512, (False, True), bf16, "parameter")
+    assert [op.kind for op in made.ops] == ["matmul"]
+
+
+def test_other_products_have_other_bodies() -> None:
+    for case in (
+        (64, 64, 64, (False, True), fp32),  # as many of both
+        (20, 20, 512, (False, True), fp32),
+        (1, 4096, 32, (False, True), fp32),  # shallow
+        (4, 8, 512, (False, False), fp32),  # small
+    ):
+        made = product(*case)
+        machine = machine_of(made)
+        text = write(made, machine, backend.dialect(machine.arch)).source.text
+        assert "ark_thin_along<" not in text and "ark_thin_across<" not in text
