@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ark.collective.structure import MOST_SLOTS
 from ark.collective.types import (
     Buffer,
     Collective,
@@ -24,6 +25,7 @@ from ark.collective.types import (
     io_slots,
 )
 from ark.errors import InvalidUsageError, UnsupportedError
+from ark.ir.values import whole
 
 IN = "in"
 OUT = "out"
@@ -48,8 +50,18 @@ class ProgramBuilder:
         most_operations: int | None = None,
         counts: Counts | None = None,
     ) -> None:
+        if not (isinstance(name, str) and isinstance(reduction, str | None)):
+            raise InvalidUsageError(
+                f"A program's name and reduction are words, but {name!r:.60} and {reduction!r:.60} "
+                "were given."
+            )
         self.name = name
         self.collective = Collective(collective)
+        ranks, chunks = whole("A collective's ranks", ranks), whole("Its chunks", chunks)
+        pieces, root = (
+            whole("Its pieces", pieces),
+            None if root is None else whole("Its root", root),
+        )
         if ranks < 1 or chunks < 1 or pieces < 1:
             raise InvalidUsageError(
                 f"A collective needs at least one rank, one chunk and one piece, but {ranks} "
@@ -67,14 +79,20 @@ class ProgramBuilder:
         self.pieces = pieces
         self.reduction = (reduction or "sum") if self.collective.reduces else None
         in_slots, out_slots = io_slots(self.collective, ranks, chunks, counts)
+        self._check_slots(in_slots + out_slots)
         self._buffers = [Buffer(IN, Role.IN, in_slots), Buffer(OUT, Role.OUT, out_slots)]
         self._operations: list[list[Operation]] = [[] for _ in range(ranks)]
         self._most, self._count = most_operations, 0
         self._writer: dict[tuple[int, str, int], OpRef] = {}
         self._readers: dict[tuple[int, str, int], list[OpRef]] = {}
 
+    def slots(self, buffer: str) -> int:
+        """How many slots the buffer has on every rank."""
+        return next(b.slots for b in self._buffers if b.name == buffer)
+
     def scratch(self, slots: int, name: str = "scratch") -> str:
         """Adds a scratch buffer of `slots` chunks and returns its name."""
+        self._check_slots(slots)
         self._buffers.append(Buffer(name, Role.SCRATCH, slots))
         return name
 
@@ -172,6 +190,14 @@ class ProgramBuilder:
             Operation(kind, dst, srcs, peer, tuple(sorted(deps)), reduce, divide, route)
         )
         return ref
+
+    def _check_slots(self, slots: int) -> None:
+        """Refuses what no checker would look at, before it is written down."""
+        if slots * self.ranks > MOST_SLOTS:
+            raise InvalidUsageError(
+                f"{self.ranks} ranks of {slots} slots were asked for; together a program's buffers "
+                f"have at most {MOST_SLOTS}."
+            )
 
     def _counted(self) -> None:
         self._count += 1

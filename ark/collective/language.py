@@ -23,6 +23,7 @@ from ark.collective.builder import IN, OUT, ProgramBuilder
 from ark.collective.checker import check
 from ark.collective.types import Collective, CollectiveProgram, Span
 from ark.errors import InvalidUsageError
+from ark.ir.values import whole
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Program:
 
         What goes to the output is final: a mean is divided there.
         """
+        self._check_own(*parts, into)
         if {p.rank for p in parts} != {into.rank} or not parts:
             raise InvalidUsageError(
                 f"rank {into.rank} was to reduce {[p.rank for p in parts]}; a rank reduces what it "
@@ -88,6 +90,7 @@ class Program:
 
     def moved(self, chunk: Chunk, place: Chunk) -> None:
         """See Chunk.to."""
+        self._check_own(chunk, place)
         self._check_sizes(chunk, place)
         if chunk.rank == place.rank:
             self._builder.copy(chunk.rank, chunk.span, place.span)
@@ -95,11 +98,30 @@ class Program:
             self._builder.put(chunk.rank, place.rank, chunk.span, place.span)
 
     def _place(self, rank: int, buffer: str, slot: int, count: int) -> Chunk:
+        rank, slot, count = (whole("a place of a program", n) for n in (rank, slot, count))
         if rank not in self.ranks:
             raise InvalidUsageError(
                 f"rank {rank} was named, but the program has {len(self.ranks)}, numbered from 0"
             )
+        slots = self._builder.slots(buffer)
+        if count < 1 or not 0 <= slot <= slots - count:
+            raise InvalidUsageError(
+                f"{count} slots of {buffer!r} from {slot} on were named, but it has {slots}, "
+                "numbered from 0"
+            )
         return Chunk(rank, Span(buffer, slot, count), self)
+
+    def _check_own(self, *chunks: object) -> None:
+        for chunk in chunks:
+            if not isinstance(chunk, Chunk):
+                raise InvalidUsageError(
+                    f"a chunk was expected, got {chunk!r:.60}; they are made by the program's "
+                    "input, output and scratch"
+                )
+            if chunk.program is not self:
+                raise InvalidUsageError(
+                    f"{chunk.span} of rank {chunk.rank} is a chunk of another program"
+                )
 
     @staticmethod
     def _check_sizes(*chunks: Chunk) -> None:
@@ -131,8 +153,11 @@ def program(
     def made(function: Callable[[Program], object]) -> CollectiveProgram:
         label = name or str(getattr(function, "__name__", "program"))
         count = ranks if chunks is None else chunks
+        slots = whole("the slots of scratch memory", scratch)
+        if slots < 0:
+            raise InvalidUsageError(f"{slots} slots of scratch memory were asked for; 0 is none")
         builder = ProgramBuilder(label, collective, ranks, count, reduction, root, pieces)
-        function(Program(builder, scratch))
+        function(Program(builder, slots))
         built = builder.build()
         check(built)
         return built

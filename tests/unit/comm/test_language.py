@@ -5,9 +5,11 @@ too, and what is wrong is refused in words.
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -169,6 +171,33 @@ def test_a_mean_is_divided_once() -> None:
         np.testing.assert_array_equal(got, [2.0, 5.0])
 
 
+def elsewhere() -> object:
+    """A chunk of a program of its own."""
+    kept = []
+    with pytest.raises(PlanError):
+        ark.comm.program("all_reduce", 2)(lambda p: kept.append(p.output(1)))
+    return kept[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"ranks": "2"}, "'2' is no whole number"),
+        ({"ranks": 1 << 40}, "together a program's buffers have at most"),
+        ({"ranks": 2, "chunks": 1.5}, "1.5 is no whole number"),
+        ({"ranks": 2, "pieces": None}, "None is no whole number"),
+        ({"ranks": 2, "scratch": 1 << 40}, "together a program's buffers have at most"),
+        ({"ranks": 2, "scratch": -1}, "-1 slots of scratch memory"),
+        ({"ranks": 2, "root": "0"}, "'0' is no whole number"),
+        ({"ranks": 2, "reduction": ["sum"]}, "name and reduction are words"),
+        ({"ranks": 2, "name": 3}, "name and reduction are words"),
+    ],
+)
+def test_what_no_program_has_is_said(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidUsageError, match=re.escape(words)):
+        ark.comm.program("all_reduce", **asked)(lambda p: None)
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -176,6 +205,14 @@ def test_a_mean_is_divided_once() -> None:
         (lambda p: p.input(2), "numbered from 0"),
         (lambda p: p.input(0, 0, 2).to(p.output(1, 0)), "must be of one size"),
         (lambda p: p.reduce(p.input(0), p.input(1), into=p.output(0)), "move the chunks there"),
+        (lambda p: p.input(0, 2), "1 slots of 'in' from 2 on were named, but it has 2"),
+        (lambda p: p.input(0, 0, 1 << 40), "but it has 2, numbered from 0"),
+        (lambda p: p.output(0, -1), "but it has 2, numbered from 0"),
+        (lambda p: p.input(0, 0.5), "0.5 is no whole number"),
+        (lambda p: p.input("one"), "'one' is no whole number"),
+        (lambda p: p.input(0).to(1), "a chunk was expected, got 1"),
+        (lambda p: p.reduce(p.input(0), None, into=p.output(0)), "a chunk was expected, got None"),
+        (lambda p: p.input(0).to(elsewhere()), "of rank 1 is a chunk of another program"),
     ],
 )
 def test_what_cannot_be_is_said(body, words: str) -> None:
