@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import replace
-from pathlib import Path
 
+from ark.cli.common import read_file
 from ark.collective import (
     CollectiveProgram,
     Counts,
@@ -74,13 +74,7 @@ def _agrees(args: argparse.Namespace, program: CollectiveProgram) -> None:
 def named_program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
     """Returns the program of the file that was named, or one that is made as was asked."""
     if getattr(args, "program", None):
-        try:
-            text = Path(args.program).read_text(encoding="utf-8")
-            found = _read(text)
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidUsageError(
-                f"the program {args.program} cannot be read: {error}."
-            ) from None
+        found = _read(read_file(args.program, "a program"))
         check(found)
         _agrees(args, found)
         args.root = found.root
@@ -95,7 +89,9 @@ def named_program(args: argparse.Namespace, topology: Topology) -> CollectivePro
         counts=named_counts(args),
         pieces=1 if args.pieces is None else args.pieces,
         window=args.window,
-        sketch=None if args.sketch is None else Sketch.load(args.sketch),
+        sketch=None
+        if args.sketch is None
+        else Sketch.from_json(read_file(args.sketch, "a sketch")),
         size_bytes=parse_size(args.size),
         time_limit_s=args.time_limit,
     )
@@ -112,8 +108,4 @@ def named_counts(args: argparse.Namespace) -> Counts | None:
     """Returns the counts of the file that was named."""
     if args.counts is None:
         return None
-    try:
-        text = Path(args.counts).read_bytes()
-    except OSError as error:
-        raise InvalidUsageError(f"the counts {args.counts} cannot be read: {error}.") from None
-    return read_json(text, Counts, "the table of counts")
+    return read_json(read_file(args.counts, "counts"), Counts, "the table of counts")

@@ -71,15 +71,6 @@ class Sketch:
         return not self.senders or self.sender_of.get(local) == sender
 
     @classmethod
-    def load(cls, path: str) -> Sketch:
-        """Reads a sketch file; ModelError if it cannot be read or is no sketch."""
-        try:
-            with open(path, encoding="utf-8") as file:
-                return cls.from_json(file.read())
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelError(f"The sketch {path} cannot be read: {error}.") from error
-
-    @classmethod
     def from_json(cls, source: str | Mapping[str, Any]) -> Sketch:
         """Reads a sketch from JSON text or the object it holds; ModelError names what is wrong."""
         return _sketch(read(source, _File, "the sketch"))

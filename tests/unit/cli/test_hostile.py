@@ -86,6 +86,24 @@ def test_a_pipe_that_nobody_writes_to(tmp_path: Path, capsys: pytest.CaptureFixt
     os.close(ends[0])
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["simulate", "full3", "--program"],
+        ["synthesize", "full3", "--algorithm", "taccl", "--sketch"],
+        ["synthesize", "full3", "--collective", "all_to_all", "--counts"],
+    ],
+    ids=lambda words: words[-1],
+)
+def test_what_ark_topo_reads_must_end(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, said in ((str(tmp_path / "pipe"), "it is a pipe"), ("/dev/zero", "characters")):
+        assert main(["topo", *words, path]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_failed_out_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "program.txt"
     path.write_text("precious")
