@@ -7,6 +7,8 @@ from __future__ import annotations
 import ctypes
 import json
 import random
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from ark.backend import registry
 from ark.cli import main
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
+from tests.slow import slow
 
 NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
 PARTS = ("ark.c", "device.c", "safetensors.c", "decoder.c")
@@ -282,3 +285,24 @@ def test_exports_that_cannot_be_are_refused(
     assert main(["export", str(NOAH), "--backend", "cpu", "-o", str(tmp_path / "o"), *words]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "o").exists()
+
+
+@slow
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not there")
+def test_the_pages_commands(exported: Path, tmp_path: Path) -> None:
+    """docs/export.md's three lines: the tokens of the folder that the other tests compile."""
+    text = (NOAH.parents[1] / "docs/export.md").read_text()
+    export, build, run_it = re.findall(r"^    (\S.*)$", text, re.M)
+    assert (
+        main([*shlex.split(export.replace("examples/noah", str(NOAH)))[1:-1], str(tmp_path)]) == 0
+    )
+    for line in build.split(" && "):
+        words = [word.replace("out", str(tmp_path), 1) for word in shlex.split(line)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    words = [word.replace("out/", f"{tmp_path}/", 1) for word in shlex.split(run_it)]
+    done = run(Path(words[0]), Path(words[1]), *map(int, words[2:]))
+    again = compile_c(exported, "noah", "page", "generate.c")
+    expected = run(again, exported / "noah.safetensors", *map(int, words[2:]))
+    assert done.returncode == 0 and len(done.stdout.split()) == 40
+    assert done.stdout == expected.stdout
