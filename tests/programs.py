@@ -192,7 +192,9 @@ def _compute(kind: str, p: dict[str, Any], values: list[np.ndarray], rank: int) 
         return values[0].transpose([d - 4 + rank for d in p["perm"][4 - rank :]])
     if kind == "reduce":
         apply = {"sum": np.sum, "mean": np.sum, "max": np.max}[p["function"]]
-        total = apply(values[0], axis=p["axis"] - 4 + rank, keepdims=True)
+        with np.errstate(over="ignore"):
+            x = expression.evaluate(p["term"], values) if "term" in p else values[0]
+        total = apply(x, axis=p["axis"] - 4 + rank, keepdims=True)
         return total / p["count"] if p["function"] == "mean" else total
     if kind == "rownorm" and p["function"] == "softmax":
         e = np.exp(values[0] - values[0].max(-1, keepdims=True))

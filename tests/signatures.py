@@ -90,6 +90,11 @@ def _rows(dtype: DataType) -> None:
     for reduce in (ark.reduce_sum, ark.reduce_mean, ark.reduce_max):
         reduce(a, 0)
         reduce(a, 1, keepdims=False)
+    b, column, row = (ark.tensor(s, dtype) for s in ((5, 200), (5, 1), (1, 200)))
+    for axis, beside in ((0, row), (1, column)):
+        ark.reduce_sum(ark.exp(ark.sub(a, beside)), axis)
+        ark.reduce_max(ark.mul(ark.mul(a, b), beside), axis)
+        ark.reduce_sum(ark.cast(ark.greater(a, 0.5), int64), axis)
 
 
 def _integers(dtype: DataType) -> None:

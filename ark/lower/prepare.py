@@ -30,6 +30,7 @@ from ark.lower.rewrite.rows import take_rows_early
 from ark.lower.rewrite.scales import join_scales
 from ark.lower.rewrite.slices import read_boxes
 from ark.lower.rewrite.spread import spread
+from ark.lower.rewrite.terms import join_terms
 from ark.lower.rewrite.transposes import lay_along, read_transposed
 from ark.lower.rewrite.waves import in_waves
 from ark.lower.rewrite.windows import read_windows
@@ -104,7 +105,7 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
             part = round_rows(part, target, kept)
             part = take_rows_early(part, target, kept)
             part = take_factors_out(join_epilogues(join_scales(part, kept), target, kept))
-            part = own_first(part, kept)
+            part = own_first(join_terms(part, kept), kept)
             part = read_windows(part, target, kept)
             part = join_norms(overlap(part, target, chosen, kept))
         part, more = spread(part, target, chosen, kept)

@@ -25,6 +25,7 @@ from ark.machine import Machine
 from ark.ops.base import float_dtype, positive_axis, result
 from ark.ops.elementwise import copy
 from ark.ops.views import reshape
+from ark.tasks import expression
 
 FUNCTIONS = ("sum", "mean", "max", "min", "prod")
 REDUCE_COLUMNS = 64  # neighbouring results of a task where not the last dimension is reduced
@@ -52,33 +53,55 @@ def _lower_reduce(lowering: Lowering, node: Node) -> None:
     """
     source, out = node.inputs[0], node.outputs[0]
     axis, function = node.attrs["axis"], node.attrs["function"]
-    count = source.shape[axis]
+    count, term = source.shape[axis], node.attrs.get("term")
     if len(out.shape) < len(source.shape):
         out = _insert(out, axis)
     outer, inner = math.prod(source.shape[:axis]), math.prod(source.shape[axis + 1 :])
     cut = node.hints is not None and node.hints.cuts
     across = 0 if cut or outer * inner > 1 else _across(count, source, lowering.machine)
-    if across and dense_view(source, (count // across, across)) and dense_view(out, (1, 1)):
-        _lower_swept(lowering, node, across)
-        return
+    if across and dense_view(out, (1, 1)):
+        whole = _views(lowering, node, (1, count // across, across, 1))
+        if whole is not None:
+            _lower_swept(lowering, node, whole, across)
+            return
     splits = 1 if cut else _splits(outer, count, inner, lowering.machine)
-    seen = dense_view(source, (outer, splits, count // splits, inner))
-    if splits == 1 or seen is None or dense_view(out, (outer, 1, inner)) is None:
-        _emit_reduce(lowering, function, axis, count, source, out)
+    parts = _views(lowering, node, (outer, splits, count // splits, inner)) if splits > 1 else None
+    if parts is None or dense_view(out, (outer, 1, inner)) is None:
+        _emit_reduce(lowering, function, axis, count, node.inputs, out, term)
         return
-    dtype = fp32 if source.dtype in FLOATS else source.dtype
+    dtype = fp32 if out.dtype in FLOATS else out.dtype
     if inner == 1:
-        source = lowering.view(source, (outer, splits, count // splits))
+        parts = [lowering.view(t, t.shape[:3]) for t in parts]
         part = lowering.temp((outer, splits, 1), dtype, f"{node.name}.partial")
         out = lowering.view(out, (outer, 1))
     else:
-        source = lowering.view(source, (outer, splits, count // splits, inner))
         part = lowering.temp((outer, splits, 1, inner), dtype, f"{node.name}.partial")
         out = lowering.view(out, (outer, 1, inner))
     first = "sum" if function == "mean" else function
-    _emit_reduce(lowering, first, 2, count, source, part, ".partial")
+    _emit_reduce(lowering, first, 2, count, parts, part, term, ".partial")
     shape = (outer, splits) if inner == 1 else (outer, splits, inner)
-    _emit_reduce(lowering, function, 1, count, lowering.view(part, shape), out)
+    _emit_reduce(lowering, function, 1, count, [lowering.view(part, shape)], out)
+
+
+def _views(lowering: Lowering, node: Node, parts: Sequence[int]) -> list[IrTensor] | None:
+    """The inputs with the axis, and what lies before and behind it, in parts: those that have one
+    index along it have one in the parts; None where one cannot be seen so.
+    """
+    shape, axis = node.inputs[0].shape, node.attrs["axis"]
+    groups = (shape[:axis], shape[axis : axis + 1], shape[axis + 1 :])
+    made = []
+    for tensor in node.inputs:
+        wide = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
+        own = (wide[:axis], wide[axis : axis + 1], wide[axis + 1 :])
+        whole = [a == b for a, b in zip(own, groups, strict=True)]
+        if not all(w or math.prod(a) == 1 for w, a in zip(whole, own, strict=True)):
+            return None
+        flags = (whole[0], whole[1], whole[1], whole[2])
+        dims = [n if w else 1 for n, w in zip(parts, flags, strict=True)]
+        if dense_view(tensor, dims) is None:
+            return None
+        made.append(lowering.view(tensor, dims))
+    return made
 
 
 def _across(count: int, source: IrTensor, machine: Machine) -> int:
@@ -96,16 +119,17 @@ def _across(count: int, source: IrTensor, machine: Machine) -> int:
     return next((REDUCE_COLUMNS * p for p in most if count % (REDUCE_COLUMNS * p) == 0), 0)
 
 
-def _lower_swept(lowering: Lowering, node: Node, across: int) -> None:
-    """A line is folded into `across` neighbouring results, and these into one."""
-    source, out = node.inputs[0], node.outputs[0]
-    function, count = node.attrs["function"], source.elements
-    dtype = fp32 if source.dtype in FLOATS else source.dtype
+def _lower_swept(lowering: Lowering, node: Node, inputs: Sequence[IrTensor], across: int) -> None:
+    """A line is folded into `across` neighbouring results, and these into one. inputs: the node's,
+    by neighbours in the last but one of four dimensions.
+    """
+    out, function, count = node.outputs[0], node.attrs["function"], node.inputs[0].elements
+    dtype = fp32 if out.dtype in FLOATS else out.dtype
     part = lowering.temp((1, across), dtype, f"{node.name}.partial")
     first = "sum" if function == "mean" else function
-    seen = lowering.view(source, (count // across, across))
-    _emit_reduce(lowering, first, 0, count, seen, part, ".partial")
-    _emit_reduce(lowering, function, 1, count, part, lowering.view(out, (1, 1)))
+    seen = [lowering.view(t, t.shape[1:3]) for t in inputs]
+    _emit_reduce(lowering, first, 0, count, seen, part, node.attrs.get("term"), ".partial")
+    _emit_reduce(lowering, function, 1, count, [part], lowering.view(out, (1, 1)))
 
 
 def _splits(outer: int, count: int, inner: int, machine: Machine) -> int:
@@ -122,10 +146,12 @@ def _emit_reduce(
     function: str,
     axis: int,
     count: int,
-    source: IrTensor,
+    inputs: Sequence[IrTensor],
     out: IrTensor,
+    term: expression.Tree | None = None,
     suffix: str = "",
 ) -> None:
+    source = inputs[0]
     rank = len(source.shape)
     place = axis + max(0, FOLDED - rank)
     tile = box_tile(out.shape, lowering.machine, source.shape[axis])
@@ -135,7 +161,9 @@ def _emit_reduce(
     elif axis != rank - 1 and out.shape[-1] > tile[3]:
         tile = [1, 1, 1, max(tile[3], min(REDUCE_COLUMNS, out.shape[-1]))]
     params = {"function": function, "axis": place, "count": count, "tile": tile}
-    lowering.emit("reduce", params, [source, out], box_coords(out.shape, tile), suffix)
+    if term is not None:
+        params["term"] = term
+    lowering.emit("reduce", params, [*inputs, out], box_coords(out.shape, tile), suffix)
 
 
 def _beside_axis(node: Node | None, axis: int) -> list[int] | None:

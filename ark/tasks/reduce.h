@@ -1,5 +1,96 @@
 // Reductions over one dimension: of rows where it is the last, of columns where it is another.
 
+// What is reduced where it is a function of elements: of one tensor's or of two, and of M numbers
+// that all of a row or column have. Stands for a pointer to the first of the values. a, b: where
+// the elements lie; m: the numbers of W neighbouring columns, or of a row; fill(m, column) loads
+// those of a column, make(a, b, m) computes a value of type R.
+template <typename R, bool TWO, int M, int W, typename A, typename B, class Fill, class Make>
+struct ArkTerms {
+  const A* a;
+  const B* b;
+  Fill fill;
+  Make make;
+  float m[W][M];
+};
+template <typename R, bool TWO, int M, int W, typename A, typename B, class Fill, class Make>
+ARK_DEVICE ArkTerms<R, TWO, M, W, A, B, Fill, Make> operator+(
+    const ArkTerms<R, TWO, M, W, A, B, Fill, Make>& s, ark_i64 k) {
+  ArkTerms<R, TWO, M, W, A, B, Fill, Make> moved = s;
+  moved.a += k;
+  if (TWO) moved.b += k;
+  return moved;
+}
+// An element to be reduced: the k-th from a pointer on, or a value.
+template <typename T>
+ARK_DEVICE auto ark_term(const T* p, ark_i64 k) {
+  return ark_plain(p[k]);
+}
+template <typename R, bool TWO, int M, int W, typename A, typename B, class Fill, class Make>
+ARK_DEVICE R ark_term(const ArkTerms<R, TWO, M, W, A, B, Fill, Make>& s, ark_i64 k) {
+  return s.make(ark_plain(s.a[k]), ark_plain(s.b[TWO ? k : 0]), s.m[0]);
+}
+// The elements of N values that are on their way.
+template <int N, bool TWO, typename A, typename B>
+struct ArkHeldTerms {
+  ArkHeld<const A, N> a;
+  ArkHeld<const B, TWO ? N : 1> b;
+};
+template <typename R, bool TWO, int M, typename A, typename B, class Fill, class Make>
+ARK_DEVICE ArkTerms<R, TWO, M, 1, A, B, Fill, Make> ark_terms(const A* a, const B* b, Fill fill,
+                                                              Make make) {
+  ArkTerms<R, TWO, M, 1, A, B, Fill, Make> made{a, b, fill, make, {}};
+  fill(made.m[0], 0);
+  return made;
+}
+// The values of N neighbouring columns from `column` on.
+template <int N, typename T>
+ARK_DEVICE const T* ark_columns(const T* p, int column) {
+  return p + column;
+}
+template <int N, typename R, bool TWO, int M, typename A, typename B, class Fill, class Make>
+ARK_DEVICE ArkTerms<R, TWO, M, N, A, B, Fill, Make> ark_columns(
+    const ArkTerms<R, TWO, M, 1, A, B, Fill, Make>& s, int column) {
+  ArkTerms<R, TWO, M, N, A, B, Fill, Make> made{
+      s.a + column, TWO ? s.b + column : s.b, s.fill, s.make, {}};
+#pragma unroll
+  for (int j = 0; j < N; ++j) s.fill(made.m[j], column + j);
+  return made;
+}
+template <int N, typename R, bool TWO, int M, int W, typename A, typename B, class Fill, class Make>
+ARK_DEVICE ArkHeldTerms<N, TWO, A, B> ark_held(const ArkTerms<R, TWO, M, W, A, B, Fill, Make>&) {
+  return {};
+}
+template <int N, typename R, bool TWO, int M, int W, typename A, typename B, class Fill, class Make>
+ARK_DEVICE void ark_hold(ArkHeldTerms<N, TWO, A, B>& to,
+                         const ArkTerms<R, TWO, M, W, A, B, Fill, Make>& s) {
+  ark_hold(to.a, s.a);
+  if constexpr (TWO) ark_hold(to.b, s.b);
+}
+// The values of what was held, of `source`.
+template <int N, class Source, class Held>
+ARK_DEVICE auto ark_values(const Source&, const Held& held) {
+  return ark_unpacked(held);
+}
+template <int N, typename R, bool TWO, int M, int W, typename A, typename B, class Fill, class Make>
+ARK_DEVICE ArkPack<R, N> ark_values(const ArkTerms<R, TWO, M, W, A, B, Fill, Make>& source,
+                                    const ArkHeldTerms<N, TWO, A, B>& held) {
+  const auto x = ark_unpacked(held.a);
+  const auto y = ark_unpacked(held.b);
+  ArkPack<R, N> made;
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    made.v[j] =
+        source.make(ark_plain(x.v[j]), ark_plain(y.v[TWO ? j : 0]), source.m[W == 1 ? 0 : j]);
+  }
+  return made;
+}
+template <int N, typename R, bool TWO, int M, int W, typename A, typename B, class Fill, class Make>
+ARK_DEVICE ArkPack<R, N> ark_load_pack(const ArkTerms<R, TWO, M, W, A, B, Fill, Make>& source) {
+  ArkHeldTerms<N, TWO, A, B> held{};
+  ark_hold(held, source);
+  return ark_values<N>(source, held);
+}
+
 // The last dimension's reduction: a row of K elements is one warp's or the block's; U packs of V
 // are added up in a thread while the next U are under way. in(row): where a row begins; finish(row,
 // total) stores.
@@ -11,14 +102,14 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
   const bool deep = me * V + REACH < bulk;
   decltype(ark_held<V>(in(0))) ahead[U];
   const auto load = [&](int r, int k) {
-    const auto* source = in(r) + k;
+    const auto source = in(r) + k;
 #pragma unroll
     for (int u = 0; u < U; ++u) ark_hold(ahead[u], source + u * WIDTH * V);
   };
   int parity = 0, r = WARP ? ark_warp() : 0;
   if (deep && r < rows) load(r, me * V);
   for (; r < rows; r += step) {
-    const auto* source = in(r);
+    const auto source = in(r);
     T part[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) part[j] = F::none(T());
@@ -27,7 +118,7 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
       T value[U][V];
 #pragma unroll
       for (int u = 0; u < U; ++u) {
-        const auto pack = ark_unpacked(ahead[u]);
+        const auto pack = ark_values<V>(source, ahead[u]);
 #pragma unroll
         for (int j = 0; j < V; ++j) value[u][j] = T(ark_plain(pack.v[j]));
       }
@@ -48,7 +139,7 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
 #pragma unroll
       for (int j = 0; j < V; ++j) part[j] = F::join(part[j], T(ark_plain(pack.v[j])));
     }
-    for (k = bulk + me; k < K; k += WIDTH) part[0] = F::join(part[0], T(ark_plain(source[k])));
+    for (k = bulk + me; k < K; k += WIDTH) part[0] = F::join(part[0], T(ark_term(source, k)));
     T total[1] = {part[0]};
 #pragma unroll
     for (int j = 1; j < V; ++j) total[0] = F::join(total[0], part[j]);
@@ -61,15 +152,15 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
 template <class F, typename T, int K, int SIDE, class In, class Finish>
 ARK_DEVICE void ark_reduce_rows_alone(int rows, const In& in, const Finish& finish) {
   for (int r = 0; r < rows; ++r) {
-    const auto* source = in(r);
+    const auto source = in(r);
     T part[SIDE];
     for (int j = 0; j < SIDE; ++j) part[j] = F::none(T());
     int k = 0;
     for (; k + SIDE <= K; k += SIDE) {
       ARK_VECTOR_LOOP
-      for (int j = 0; j < SIDE; ++j) part[j] = F::join(part[j], T(ark_plain(source[k + j])));
+      for (int j = 0; j < SIDE; ++j) part[j] = F::join(part[j], T(ark_term(source, k + j)));
     }
-    for (; k < K; ++k) part[k % SIDE] = F::join(part[k % SIDE], T(ark_plain(source[k])));
+    for (; k < K; ++k) part[k % SIDE] = F::join(part[k % SIDE], T(ark_term(source, k)));
     for (int half = SIDE / 2; half > 0; half /= 2) {
       for (int j = 0; j < half; ++j) part[j] = F::join(part[j], part[j + half]);
     }
@@ -79,8 +170,8 @@ ARK_DEVICE void ark_reduce_rows_alone(int rows, const In& in, const Finish& fini
 
 // Any other dimension's reduction, for `columns` neighbouring results: the threads stand ACROSS
 // packs of V wide, the rest of them divide the K elements, `stride` apart, among themselves.
-template <class F, typename T, int V, int U, int ACROSS, typename TI, class Finish>
-ARK_DEVICE void ark_reduce_columns(const TI* in, ark_i64 stride, int columns, int K, char* red,
+template <class F, typename T, int V, int U, int ACROSS, class In, class Finish>
+ARK_DEVICE void ark_reduce_columns(const In& in, ark_i64 stride, int columns, int K, char* red,
                                    const Finish& finish) {
   constexpr int DEEP = ARK_THREADS / ACROSS;
   const int column = ark_tid() % ACROSS * V, deep = ark_tid() / ACROSS;
@@ -89,8 +180,8 @@ ARK_DEVICE void ark_reduce_columns(const TI* in, ark_i64 stride, int columns, in
 #pragma unroll
   for (int j = 0; j < V; ++j) part[j] = F::none(T());
   if (mine) {
-    const TI* source = in + column;
-    ArkHeld<TI, V> ahead[U];
+    const auto source = ark_columns<V>(in, column);
+    decltype(ark_held<V>(source)) ahead[U];
     const auto load = [&](int k) {
 #pragma unroll
       for (int u = 0; u < U; ++u) ark_hold(ahead[u], source + (k + u * DEEP) * stride);
@@ -98,9 +189,9 @@ ARK_DEVICE void ark_reduce_columns(const TI* in, ark_i64 stride, int columns, in
     int k = deep;
     if (k + (U - 1) * DEEP < K) load(k);
     while (k + (U - 1) * DEEP < K) {
-      ArkPack<TI, V> pack[U];
+      decltype(ark_load_pack<V>(source)) pack[U];
 #pragma unroll
-      for (int u = 0; u < U; ++u) pack[u] = ark_unpacked(ahead[u]);
+      for (int u = 0; u < U; ++u) pack[u] = ark_values<V>(source, ahead[u]);
       k += U * DEEP;
       if (k + (U - 1) * DEEP < K) load(k);
 #pragma unroll
@@ -110,7 +201,7 @@ ARK_DEVICE void ark_reduce_columns(const TI* in, ark_i64 stride, int columns, in
       }
     }
     for (; k < K; k += DEEP) {
-      const ArkPack<TI, V> pack = ark_load_pack<V>(source + k * stride);
+      const auto pack = ark_load_pack<V>(source + k * stride);
 #pragma unroll
       for (int j = 0; j < V; ++j) part[j] = F::join(part[j], T(ark_plain(pack.v[j])));
     }
@@ -139,7 +230,7 @@ ARK_DEVICE void ark_reduce_packs(const ArkTask& t, const In& in, const Out& out,
   for (int r = ark_tid(); r < packs; r += ARK_THREADS) {
     int i0, i1, i2, i3;
     if (!ark_tile_place<TILE, V>(t.coord, r, i0, i1, i2, i3)) continue;
-    const auto* from = in(i0, i1, i2, i3);
+    const auto from = ark_columns<V>(in(i0, i1, i2, i3), 0);
     T part[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) part[j] = F::none(T());
@@ -163,14 +254,16 @@ ARK_DEVICE void ark_reduce_packs(const ArkTask& t, const In& in, const Out& out,
 }
 
 // The same by one thread: row after row is added to `columns` sums.
-template <class F, typename T, typename TI, class Finish>
-ARK_DEVICE void ark_reduce_columns_alone(const TI* in, ark_i64 stride, int columns, int K,
+template <class F, typename T, class In, class Finish>
+ARK_DEVICE void ark_reduce_columns_alone(const In& in, ark_i64 stride, int columns, int K,
                                          char* red, const Finish& finish) {
   T* sums = reinterpret_cast<T*>(red);
   for (int c = 0; c < columns; ++c) sums[c] = F::none(T());
   for (int k = 0; k < K; ++k) {
     ARK_VECTOR_LOOP
-    for (int c = 0; c < columns; ++c) sums[c] = F::join(sums[c], T(ark_plain(in[k * stride + c])));
+    for (int c = 0; c < columns; ++c) {
+      sums[c] = F::join(sums[c], T(ark_term(ark_columns<1>(in, c), k * stride)));
+    }
   }
   for (int c = 0; c < columns; ++c) finish(c, sums[c]);
 }
@@ -221,7 +314,7 @@ ARK_DEVICE void ark_reduce_across(ArkCtx& c, const ArkTask& t, const In& in, con
       for (int i2 = t.coord[2]; i2 < e2; ++i2) {
         for (int i3 = t.coord[3]; i3 < e3; i3 += block) {
           const int columns = e3 - i3 < block ? e3 - i3 : block;
-          const auto* from = in(i0, i1, i2, i3);
+          const auto from = in(i0, i1, i2, i3);
           auto* to = out(i0, i1, i2, i3);
           const auto store = [&](int k, T v) { finish(to, k, v); };
           char* red = ARK_SCRATCH(c);

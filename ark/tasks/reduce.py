@@ -1,15 +1,18 @@
 """Reductions over one dimension: sum, mean, max, min, prod.
 
 params: function, axis (of 4, or of all where there are more), count (what a mean divides by), tile
-(4 sizes of the output, 1 along the axis; more dimensions are folded, ark.ir.fold). operands: input,
-output. coord: the tile's first index. reduce.h has the device side.
+(4 sizes of the output, 1 along the axis; more dimensions are folded, ark.ir.fold), term (an
+expression of ark.tasks.expression over the inputs, whose values are reduced). operands: input,
+output; with a term one input or two of one shape, more with one index along the axis, which
+broadcast to the output, and the output. coord: the tile's first index. reduce.h has the device
+side.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from ark.ir.fold import fold
 from ark.machine import Machine
@@ -30,7 +33,14 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import expression, text
-from ark.tasks.pointwise import HEADERS, NAMES, tile_box, tile_type
+from ark.tasks.pointwise import (
+    HEADERS,
+    NAMES,
+    broadcast_access,
+    broadcasts,
+    tile_box,
+    tile_type,
+)
 
 SIDE_BY_SIDE = 64  # sums of one thread that runs alone, for vectors
 _UNUSED = "(void)i0; (void)i1; (void)i2; "
@@ -46,9 +56,20 @@ LOADS_OF_BARRIERS = 16  # loads that a thread makes one after another while a bl
 DEEP_PACKS = 4  # packs that a thread adds up in a reduction while as many are under way
 
 
+MOST_DEEP = 2  # inputs of a term that have all elements along the axis
+
+
 def _compute(sig: Signature) -> str:
     """The type that elements are joined in."""
-    return expression.value_type(sig.operands[0].dtype)
+    dtypes = [o.dtype for o in sig.operands[:-1]]
+    term = sig.params.get("term")
+    return expression.check(term, dtypes, 0) if term else expression.value_type(dtypes[0])
+
+
+def _deep(sig: Signature) -> range:
+    """The inputs that have all elements along the axis."""
+    deep = [o.shape for o in sig.operands[:-1]].count(sig.operands[0].shape)
+    return range(deep)
 
 
 class ReduceParams(Params, frozen=True):
@@ -56,6 +77,7 @@ class ReduceParams(Params, frozen=True):
     axis: Dim
     count: Size
     tile: Tile
+    term: list[Any] | None = None
 
 
 class Reduce(TaskKind):
@@ -64,30 +86,59 @@ class Reduce(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        count(sig, 2)
+        term, out = sig.params.get("term"), len(sig.operands) - 1
+        if term is None:
+            count(sig, 2)
+        need(out > 0, "it has no operand to write")
         mean = sig.params["function"] == "mean"
-        source = typed(sig, 0, *FLOAT_NAMES, *(() if mean else INTEGER_NAMES))
+        whole = INTEGER_NAMES if term is not None or not mean else ()
+        source = typed(sig, 0, *FLOAT_NAMES, *whole)
         axis = sig.params["axis"] - max(4, len(source.shape)) + len(source.shape)
         need(
             0 <= axis < len(source.shape),
             f"the axis {sig.params['axis']} is none of {list(source.shape)}",
         )
         shape = (*source.shape[:axis], 1, *source.shape[axis + 1 :])
-        shaped(sig, 1, shape, *(INTEGER_NAMES if source.dtype in INTEGER_NAMES else FLOAT_NAMES))
+        kind = _compute(sig)
+        need(
+            kind != "bool" and not (mean and kind != "float"),
+            f"a {sig.params['function']} of {kind}",
+        )
+        shaped(sig, out, shape, *(FLOAT_NAMES if kind == "float" else INTEGER_NAMES))
         covers(sig.params["tile"], shape)
+        if term is not None:
+            self._check_term(sig, axis)
+
+    def _check_term(self, sig: Signature, axis: int) -> None:
+        source, out = sig.operands[0], len(sig.operands) - 1
+        need(source.shape[axis] > 1, "a term of one element is no reduction")
+        deep = _deep(sig)
+        need(len(deep) <= MOST_DEEP, f"{len(deep)} inputs have all elements")
+        for i in deep:
+            operand = typed(sig, i, *FLOAT_NAMES, *INTEGER_NAMES)
+            need(
+                operand.shape == source.shape and operand.strides == source.strides,
+                f"operand {i} does not lie as operand 0 does",
+            )
+        for i in range(len(deep), out):
+            typed(sig, i)
+            broadcasts(sig, i, out)
+        need(expression.reads(sig.params["term"]).issuperset(range(out)), "an input is not read")
 
     def places(self, sig: Signature) -> Places:
-        return box(fold(sig.operands[1].shape), sig.params["tile"])
+        return box(fold(sig.operands[-1].shape), sig.params["tile"])
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        source, out = (o.shape for o in sig.operands)
+        source, out = (sig.operands[i].shape for i in (0, -1))
+        last = len(sig.operands) - 1
         lo, hi = tile_box(out, coord, sig.params["tile"])
         axis = sig.params["axis"] - max(4, len(source)) + len(source)
+        deep = _deep(sig)
+        begin, end = (*lo[:axis], 0, *lo[axis + 1 :]), (*hi[:axis], source[axis], *hi[axis + 1 :])
         return [
-            Access(
-                0, (*lo[:axis], 0, *lo[axis + 1 :]), (*hi[:axis], source[axis], *hi[axis + 1 :])
-            ),
-            Access(1, lo, hi, write=True),
+            *(Access(i, begin, end) for i in deep),
+            *(broadcast_access(sig, i, lo, hi) for i in range(len(deep), last)),
+            Access(last, lo, hi, write=True),
         ]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
@@ -106,7 +157,7 @@ class Reduce(TaskKind):
 
     def _pack(self, sig: Signature) -> int:
         source = sig.operands[0]
-        pack = min(8, 16 // source.itemsize)
+        pack = min(8, *(16 // sig.operands[i].itemsize for i in _deep(sig)))
         while pack > 1 and any(s % pack for s in source.strides[:-1]):
             pack //= 2
         return pack
@@ -114,7 +165,7 @@ class Reduce(TaskKind):
     def _across(self, sig: Signature, machine: Machine) -> tuple[int, int]:
         """(elements of a pack, packs side by side) for the columns of a tile."""
         pack = self._pack(sig)
-        last, tile = sig.operands[1].shape[-1], int(sig.params["tile"][3])
+        last, tile = sig.operands[-1].shape[-1], int(sig.params["tile"][3])
         while pack > 1 and (last % pack or tile % pack):
             pack //= 2
         threads = machine.lanes * machine.warps
@@ -136,7 +187,7 @@ class Reduce(TaskKind):
 
     def _forms(self, sig: Signature) -> tuple[str, str, str]:
         """How two elements are joined, as what, and of which tile of the result."""
-        tile = tile_type(sig.params["tile"], fold(sig.operands[1].shape))
+        tile = tile_type(sig.params["tile"], fold(sig.operands[-1].shape))
         return _FOLDS[sig.params["function"]], _compute(sig), tile
 
     def _value(self, sig: Signature) -> str:
@@ -144,8 +195,41 @@ class Reduce(TaskKind):
         mean = sig.params["function"] == "mean"
         return f"v / {text.literal(sig.params['count'])}" if mean else "v"
 
+    def _source(self, sig: Signature, parameters: Sequence[str], names: Sequence[str]) -> str:
+        """Where the elements lie that are reduced into the result at the parameters; names: the
+        first one's indices. With a term: as what their values are, and how one is computed.
+        """
+        term = sig.params.get("term")
+        if not term:
+            return text.place(sig, 0, parameters, names)
+        deep, out = _deep(sig), len(sig.operands) - 1
+        flat = range(len(deep), out)
+        at = [f"{text.pointer(sig, i)} + ({text.offset(sig, i, names)})" for i in deep]
+        beside = [*names[:-1], names[-1] if self._last(sig) else f"({names[-1]} + column)"]
+        given = [text.load(sig, i, text.pointer(sig, i), text.offset(sig, i, beside)) for i in flat]
+        leaves = [("ab"[i], text.loaded(sig, i)) for i in deep]
+        leaves += [(f"m[{n}]", "float") for n in range(len(flat))]
+        writer = expression.Writer(leaves, text.literal)
+        result, _ = writer.write(term)
+        compute, rows = _compute(sig), max(1, len(flat))
+        lines = "".join(f"{line} " for line in writer.statements)
+        second = text.loaded(sig, deep[-1])
+        filled = "".join(f"m[{n}] = {value}; " for n, value in enumerate(given))
+        unused = "".join(f"(void){p}; " for p in parameters)
+        two = str(len(deep) > 1).lower()
+        return (
+            f"[&]({', '.join(f'int {p}' for p in parameters)}) {{ {unused}\n"
+            f"        return ark_terms<{compute}, {two}, {rows}>({at[0]}, {at[-1]},\n"
+            f"            [=](float (&m)[{rows}], int column) {{\n"
+            f"              (void)m; (void)column; {filled}}},\n"
+            f"            [=]({text.loaded(sig, 0)} a, {second} b, const float (&m)[{rows}]) {{\n"
+            f"              (void)b; (void)m; {lines}\n"
+            f"              return static_cast<{compute}>({result}); }}); }}"
+        )
+
     def _rows(self, name: str, sig: Signature, machine: Machine) -> str:
-        names = text.indices(sig.operands[1].shape, [*NAMES[:3], "0"])
+        out = len(sig.operands) - 1
+        names = text.indices(sig.operands[out].shape, [*NAMES[:3], "0"])
         pack, narrow, deep = self._pack(sig), 1, DEEP_PACKS
         if machine.has("single_thread"):
             pack, narrow, deep = SIDE_BY_SIDE, SIDE_BY_SIDE, 1
@@ -153,18 +237,23 @@ class Reduce(TaskKind):
         columns = fold(sig.operands[0].shape)[3]
         constants = (*self._forms(sig), columns, pack, narrow, deep, many)
         store = text.store(
-            sig, 1, text.pointer(sig, 1, const=False), text.offset(sig, 1, names), self._value(sig)
+            sig,
+            out,
+            text.pointer(sig, out, const=False),
+            text.offset(sig, out, names),
+            self._value(sig),
         )
         arguments = (
-            text.place(sig, 0, NAMES[:3], names),
+            self._source(sig, NAMES[:3], names),
             f"[&](int i0, int i1, int i2, {_compute(sig)} v) {{ {_UNUSED}{store} }}",
-            text.addresses(sig, (0,)),
+            text.addresses(sig, _deep(sig)),
         )
         return text.call(name, "ark_reduce_last", constants, arguments)
 
     def _columns(self, name: str, sig: Signature, machine: Machine) -> str:
         axis = sig.params["axis"]
-        names = text.indices(sig.operands[1].shape, NAMES)
+        out = len(sig.operands) - 1
+        names = text.indices(sig.operands[out].shape, NAMES)
         inner = list(names)
         inner[axis] = "0"
         pack, across = self._across(sig, machine)
@@ -180,11 +269,11 @@ class Reduce(TaskKind):
         alone = not machine.has("single_thread") and outer * LOADS_OF_BARRIERS > rounds * count
         constants = (*self._forms(sig), count, stride, pack, DEEP_PACKS, across, scalar, alone)
         arguments = (
-            text.place(sig, 0, NAMES, inner),
-            text.place(sig, 1, NAMES, names, const=False),
-            f"[&]({sig.operands[1].ctype}* to, int k, {_compute(sig)} v) "
-            f"{{ {text.store(sig, 1, 'to', 'k', self._value(sig))} }}",
-            text.addresses(sig, (0,)),
+            self._source(sig, NAMES, inner),
+            text.place(sig, out, NAMES, names, const=False),
+            f"[&]({sig.operands[out].ctype}* to, int k, {_compute(sig)} v) "
+            f"{{ {text.store(sig, out, 'to', 'k', self._value(sig))} }}",
+            text.addresses(sig, _deep(sig)),
         )
         return text.call(name, "ark_reduce_across", constants, arguments)
 

@@ -40,6 +40,11 @@ def norm_scale(x: np.ndarray) -> np.ndarray:
     return (abs(x) + abs(x).mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
 
 
+def centred_squares(x: ark.Tensor) -> ark.Tensor:
+    centred = ark.sub(x, ark.reduce_mean(x, 0))
+    return ark.reduce_mean(ark.mul(centred, centred), 0)
+
+
 def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
@@ -110,6 +115,21 @@ OPS: dict[str, tuple[Callable[..., Any], ...]] = {
         lambda x, w: ark.reduce_mean(x, [0, 1]),
         lambda x, w: x.mean(keepdims=True),
         lambda x, w: abs(x).mean(keepdims=True),
+    ),
+    "squares of rows": (
+        lambda x, w: ark.reduce_sum(ark.mul(x, x), 1),
+        lambda x, w: (x * x).sum(1, keepdims=True),
+        lambda x, w: (x * x).sum(1, keepdims=True),
+    ),
+    "squares around the means of columns": (
+        lambda x, w: centred_squares(x),
+        lambda x, w: x.var(0, keepdims=True),
+        lambda x, w: (x * x).mean(0, keepdims=True) + abs(x).mean(0, keepdims=True) ** 2,
+    ),
+    "largest products of columns": (
+        lambda x, w: ark.reduce_max(ark.mul(x, w), 0),
+        lambda x, w: (x * w).max(0, keepdims=True),
+        lambda x, w: abs(x * w).max(0, keepdims=True),
     ),
     "rmsnorm": (
         lambda x, w: ark.rmsnorm(x, w, 1e-5),

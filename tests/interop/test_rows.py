@@ -125,3 +125,47 @@ def test_what_is_expanded_to_its_own_shape_is_not_copied() -> None:
 def test_the_largest_without_their_places() -> None:
     assert same(lambda t: t.topk(3).values, rows(4, 50)) == ["topk"]
     same(lambda t: t.topk(3, largest=False).indices, rows(4, 50))
+
+
+def _counted(t: Any) -> Any:
+    return (t > 0.5).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "kinds"),
+    [
+        (lambda t, u: t.var(1), ["reduce", "reduce", "pointwise"]),
+        (lambda t, u: t.var(0), ["reduce", "reduce", "pointwise"]),
+        (lambda t, u: t.norm(dim=1), ["reduce", "pointwise"]),
+        (lambda t, u: t.norm(dim=0), ["reduce", "pointwise"]),
+        (lambda t, u: t.logsumexp(0), ["reduce", "reduce", "pointwise"]),
+        (lambda t, u: (t * u).sum(1), ["reduce"]),
+        (lambda t, u: (t * u).sum(0), ["reduce"]),
+        (lambda t, u: ((t - u) ** 2).mean(), ["reduce"]),
+        (lambda t, u: _counted(t), ["reduce"]),
+        (lambda t, u: (t > 0.5).all(0), ["reduce", "pointwise"]),
+        (lambda t, u: torch.dot(t.reshape(-1), u.reshape(-1)), ["reduce"]),
+        (lambda t, u: (t * u[:, :1]).amax(1), ["reduce"]),
+        (lambda t, u: (t * u[:1]).amax(0), ["reduce"]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_reduced_is_not_written(function: Any, kinds: list[str], dtype: Any) -> None:
+    shape, tolerance = ((7, 1030), 1e-4) if dtype == torch.float32 else ((600, 9), 3e-2)
+    x, y = rows(*shape, dtype=dtype), rows(*shape, dtype=dtype)
+    assert same(function, x, y, rtol=tolerance) == kinds
+
+
+def test_what_is_reduced_is_written_where_it_must_be() -> None:
+    """Because somebody else reads it, or because a body has no form for it."""
+    x, row = rows(6, 70), rows(70)
+
+    def both(t: Any) -> Any:
+        squares = t * t
+        return squares.sum(1), squares
+
+    for got, want in zip(ark.from_torch(Whole(both), (x,))(x), both(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+    assert same(lambda t, u: (t * u).sum(1), x, row, rtol=1e-4) == ["pointwise", "reduce"]
+    same(lambda t: (t * torch.arange(70)).sum(1), x, rtol=1e-4)
+    same(lambda t, u: (t + t.T).sum(1), x[:, :6].contiguous(), row, rtol=1e-4)

@@ -47,8 +47,7 @@ def _mv(call: Call, a: Value, b: Value) -> Any:
 
 @operator("dot.default")
 def _dot(call: Call, a: Value, b: Value) -> Any:
-    left, right = ark.reshape(a.tensor, [1, -1]), ark.reshape(b.tensor, [-1, 1])
-    return _product(a, left, right)
+    return ark.reduce_sum(ark.mul(a.tensor, b.tensor), 0)
 
 
 @operator("matmul.default")

@@ -45,12 +45,15 @@ def expression_of(node: Node) -> expression.Tree:
     return expression.narrowed(made, dtype.name)
 
 
-def read_once(graph: Graph, kept: frozenset[int]) -> Callable[[Tensor], bool]:
+def read_once(graph: Graph, kept: frozenset[int], again: bool = False) -> Callable[[Tensor], bool]:
     """Tells whether nothing but one op touches a result's buffer beside the one that makes it, so
     that this one, if it reads the result, may take in the other. kept: ids of buffers that somebody
-    else reads.
+    else reads. again: may that op have one tensor as several of its inputs?
     """
-    touched = Counter(t.buffer.id for n in graph.nodes for t in (*n.inputs, *n.outputs, *n.after))
+    touched: Counter[int] = Counter()
+    for node in graph.nodes:
+        inputs = {t.id: t for t in node.inputs}.values() if again else node.inputs
+        touched.update(t.buffer.id for t in (*inputs, *node.outputs, *node.after))
 
     def private(out: Tensor) -> bool:
         unshared = out.buffer.arena == "activation" and out.buffer.id not in kept
@@ -61,7 +64,7 @@ def read_once(graph: Graph, kept: frozenset[int]) -> Callable[[Tensor], bool]:
 
 def join_chains(graph: Graph, kept: frozenset[int]) -> Graph:
     """A copy of the graph with chains joined. kept: ids of buffers that somebody else reads."""
-    private = read_once(graph, kept)
+    private = read_once(graph, kept, again=True)
     producer: dict[int, tuple[int, Node]] = {}  # by buffer: place and node of a joinable result
     written: dict[int, int] = {}  # by buffer: place of the last write
     nodes: list[Node | None] = []

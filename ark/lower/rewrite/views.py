@@ -32,25 +32,27 @@ def same_elements(read: Tensor, written: Tensor) -> bool:
     return one and whole(read) and whole(written)
 
 
-def seen_in(node: Node, shape: Shape) -> Node | None:
-    """An elementwise node whose result has this shape; None where an operand cannot be seen so."""
+def seen_in(node: Node, shape: Shape, named: bool = False) -> Node | None:
+    """An elementwise node whose result has this shape; None where an operand cannot be seen so.
+    named: may inputs lose the shape in which somebody finds them by name?
+    """
     out = node.outputs[0]
     if out.shape == tuple(shape):
         return node
     if node.hints is not None or math.prod(shape) != out.elements:
         return None
-    operands = [_seen(t, out.shape, shape) for t in (*node.inputs, out)]
+    operands = [_seen(t, out.shape, shape, named) for t in (*node.inputs, out)]
     if any(t is None for t in operands):
         return None
     *inputs, made = (t for t in operands if t is not None)
     return dataclasses.replace(node, inputs=tuple(inputs), outputs=(made,))
 
 
-def _seen(tensor: Tensor, shape: Shape, wanted: Shape) -> Tensor | None:
+def _seen(tensor: Tensor, shape: Shape, wanted: Shape, named: bool) -> Tensor | None:
     """What broadcasts to `shape` as what broadcasts to `wanted`: along each group of dimensions
     that hold the same elements it has all of them, or is repeated.
     """
-    if tensor.buffer.arena not in UNSEEN:
+    if not named and tensor.buffer.arena not in UNSEEN:
         return None
     aligned = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
     made: list[int] = []

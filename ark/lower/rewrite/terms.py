@@ -1,0 +1,111 @@
+"""What is reduced is computed where it is reduced, so that it is neither written nor read: sums of
+squares, of products, of what differs from a mean, counts of what is larger than something. Between
+the functions values are fp32, as in joined chains.
+
+Called by ark.lower.prepare after chains are joined.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ark.errors import PlanError
+from ark.ir.dtype import FLOATS, INTEGERS
+from ark.ir.fold import FOLDED
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.lower.rewrite.chains import expression_of, is_pointwise, read_once
+from ark.lower.rewrite.views import same_elements, seen_in
+from ark.tasks import expression
+from ark.tasks.reduce import MOST_DEEP
+
+REDUCTIONS = tuple(f"reduce_{f}" for f in ("sum", "mean", "max", "min", "prod"))
+MOST_FLAT = 4  # numbers that a thread keeps for each column of a result
+
+
+def join_terms(graph: Graph, kept: frozenset[int]) -> Graph:
+    """A copy of the graph with such reductions. kept: ids of buffers that somebody else reads."""
+    private = read_once(graph, kept, again=True)
+    made: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
+    written: dict[int, int] = {}  # by buffer: place of the last write
+    nodes: list[Node | None] = []
+    for place, node in enumerate(graph.nodes):
+        if is_pointwise(node) and private(node.outputs[0]):
+            made[node.outputs[0].buffer.id] = place, node
+        elif node.type in REDUCTIONS and node.inputs[0].buffer.id in made:
+            at, before = made[node.inputs[0].buffer.id]
+            current = max((written.get(t.buffer.id, -1) for t in before.inputs), default=-1)
+            joined = _joined(before, node) if current <= at else None
+            if joined is not None:
+                nodes[at], node = None, joined
+        for tensor in node.outputs:
+            written[tensor.buffer.id] = place
+        nodes.append(node)
+    return graph.with_nodes(n for n in nodes if n is not None)
+
+
+def _joined(before: Node, node: Node) -> Node | None:
+    """Both as one reduction; None where they cannot be one."""
+    read, out = node.inputs[0], node.outputs[0]
+    alike = before.placement == node.placement and not before.hints and not node.hints
+    if not alike or len(node.inputs) > 1 or not same_elements(read, before.outputs[0]):
+        return None
+    # A lowering sees what it reduces in parts, whatever its shape is.
+    seen = seen_in(before, read.shape, named=True)
+    if seen is None or len(read.shape) > FOLDED:
+        return None
+    deep, flat = _parted(seen.inputs, read.shape, node.attrs["axis"])
+    if not deep or len(deep) + len(flat) < len({t.id for t in seen.inputs}):
+        return None
+    inputs = (*deep, *flat)
+    number = {t.id: i for i, t in enumerate(inputs)}
+    leaves = [expression.leaf(number[t.id]) for t in seen.inputs]
+    tree = expression.substitute(expression_of(seen), leaves)
+    fits = expression.reads(tree) == frozenset(range(len(inputs))) and not expression.places(tree)
+    if not fits or _kind(tree, inputs) not in _kinds(node):
+        return None
+    if out.buffer.id in {t.buffer.id for t in inputs}:
+        return None
+    return dataclasses.replace(
+        node,
+        inputs=inputs,
+        attrs={**node.attrs, "term": tree},
+        after=(*before.after, *node.after),
+    )
+
+
+def _parted(
+    inputs: Sequence[Tensor], shape: Sequence[int], axis: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The inputs of all elements, and those with one index along the axis; a reduction has only
+    these, and not many.
+    """
+    deep: dict[int, Tensor] = {}
+    flat: dict[int, Tensor] = {}
+    for tensor in inputs:
+        wide = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
+        if tensor.shape == tuple(shape) and shape[axis] > 1:
+            deep[tensor.id] = tensor
+        elif wide[axis] == 1 and tensor.dtype in FLOATS:
+            flat[tensor.id] = tensor
+    first = next(iter(deep.values()), None)
+    alike = first is not None and all(
+        t.dtype in (*FLOATS, *INTEGERS) and t.strides == first.strides for t in deep.values()
+    )
+    few = len(deep) <= MOST_DEEP and len(flat) <= MOST_FLAT
+    return (list(deep.values()), list(flat.values())) if alike and few else ([], [])
+
+
+def _kind(tree: expression.Tree, inputs: Sequence[Tensor]) -> str:
+    """The type of the expression's value."""
+    try:
+        return expression.check(tree, [t.dtype.name for t in inputs], 0)
+    except PlanError:
+        return ""
+
+
+def _kinds(node: Node) -> tuple[str, ...]:
+    """The types in which the node may reduce what is computed: as it did what was stored."""
+    stored = expression.value_type(node.inputs[0].dtype.name)
+    return (stored,) if stored != "bool" else ()
