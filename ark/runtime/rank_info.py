@@ -117,21 +117,21 @@ def rank_among_siblings(
     """The rank of a process whose script named it (ark.set_rank), where it can find the others on
     this machine; None where it cannot.
 
-    They are the other processes that its parent has started by multiprocessing, or all for whom
-    ARK_IPC_LISTEN_PORT_BASE is the same port.
+    They are the other processes that its parent has started by multiprocessing, who share the
+    parent's random key with it, or all for whom ARK_IPC_LISTEN_PORT_BASE is the same port.
     """
     env = os.environ if environ is None else environ
+    secret = env.get(SECRET, "")
     if env.get(PORT_BASE):
         port = _port(env, PORT_BASE)
         job = f"port {port}"
     else:
         started = sys.modules.get("multiprocessing.process")
-        parent = started.parent_process() if started is not None else None
-        if parent is None:
+        if started is None or (parent := started.parent_process()) is None:
             return None
         job = f"processes of {parent.pid}"
         port = _free_for_all(job)
-    secret = env.get(SECRET, "")
+        secret = secret or started.current_process().authkey.hex()
     return RankInfo(
         rank,
         world_size,

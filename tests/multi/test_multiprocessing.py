@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ark.runtime.rank_info import rank_among_siblings
+from tests.slow import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHERS = ("RANK", "WORLD_SIZE", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MASTER_", "LOCAL_")
@@ -22,6 +23,7 @@ SCRIPT = """
 import multiprocessing, sys
 import numpy as np
 import ark
+from ark.runtime.rank_info import rank_among_siblings
 
 
 def begin(rank):
@@ -71,6 +73,12 @@ def late(rank, data):
         raise AssertionError
 
 
+def key(rank, data):
+    # That of the parent, which no other job has.
+    found = rank_among_siblings(rank, 2)
+    assert found.secret and found.job == data[2].hex()
+
+
 def other(rank, data):
     reduce(rank, data)
     begin(1 - rank)
@@ -86,8 +94,9 @@ def other(rank, data):
 if __name__ == "__main__":
     multiprocessing.set_start_method(sys.argv[1])
     ark.init()
-    for part in (reduce, there_and_back, late, other):
+    for part in (reduce, there_and_back, late, key, other):
         data = [np.random.default_rng(i).random(64).astype(np.float16) for i in range(2)]
+        data.append(bytes(multiprocessing.current_process().authkey))
         processes = [multiprocessing.Process(target=part, args=(i, data)) for i in range(2)]
         for process in processes:
             process.start()
@@ -103,7 +112,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), **more}
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=slow)])
 def test_processes_of_one_script_meet(method: str, tmp_path: Path) -> None:
     file = tmp_path / "script.py"
     file.write_text(SCRIPT)
@@ -115,7 +124,9 @@ def test_processes_of_one_script_meet(method: str, tmp_path: Path) -> None:
         check=False,
         timeout=300,
     )
-    assert done.stdout == "reduce 0 0\nthere_and_back 0 0\nlate 0 0\nother 0 0\n", done.stderr
+    assert done.stdout == "reduce 0 0\nthere_and_back 0 0\nlate 0 0\nkey 0 0\nother 0 0\n", (
+        done.stderr
+    )
     assert done.stderr == ""
 
 
