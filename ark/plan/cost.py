@@ -3,8 +3,8 @@
 A task takes the longer of its arithmetic at the processor's share of the machine's rate and its
 bytes at the share of the bandwidth, and a hand-over takes the machine's signal time, by counter or
 by packets. Coarse on purpose: it shows order and gaps, it does not promise microseconds. Called by
-`ark trace`, and by ark.interop.torch, which asks how many processors a graph can busy; no decision
-of the planner depends on it.
+`ark trace`, and by ark.interop, which asks how many processors a graph can busy; no decision of the
+planner depends on it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, Task
 
 TASK_US = 0.3  # fetching a record, dispatching a body
+EACH_US = 300.0  # of predicted work that a thread of a CPU has at least, for `busied`
 Place = tuple[int, int]  # processor, position
 
 
@@ -77,6 +78,15 @@ def work(plan: Plan, phase: int) -> float:
     """Microseconds that all tasks of one iteration take, one behind the other."""
     takes = _takes(plan, machine_of(plan))
     return sum(takes(task) for tasks in plan.phases[phase].processors for task in tasks)
+
+
+def busied(plan: Plan, machine: Machine) -> int:
+    """How many of the machine's processors the plan's one phase is worth: one that is a thread is
+    started by each launch, and spins where it waits.
+    """
+    if not machine.has("single_thread"):
+        return machine.processors
+    return min(machine.processors, max(1, int(work(plan, 0) / EACH_US)))
 
 
 def _takes(plan: Plan, machine: Machine) -> Callable[[Task], float]:

@@ -1,11 +1,10 @@
 """Many small launches of one kernel, each on the thread of whoever waits for it: to wake another
 thread, and to be woken by it, takes longer than a small collective. Called by
-ark.distributed.calls and ark.interop.torch.
+ark.distributed.calls and ark.interop.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,20 @@ import numpy as np
 from ark.backend.devices import InlineDevice, InlineLaunch
 from ark.errors import GpuError, InvalidUsageError
 from ark.runtime import live
-from ark.runtime.executor import Executor
+from ark.runtime.executor import Executor, counts_on
 from ark.runtime.run import Run
+from ark.runtime.runner import Runner
+
+SHORT_MS = 5.0
+
+
+def inline_runs(executor: Runner) -> InlineRuns | None:
+    """Those of a lone process's kernel whose launches can be such; None for others."""
+    if not isinstance(executor, Executor) or executor.ranks is not None:
+        return None
+    if not isinstance(executor.device, InlineDevice) or not counts_on(executor.plan):
+        return None
+    return InlineRuns(executor)
 
 
 class InlineRuns:
@@ -66,10 +77,12 @@ class InlineRuns:
         finally:
             live.drop(run)
 
-    def last_ms(self) -> float:
-        """What the executor's last launch took, of whatever kind; infinity before the first."""
+    def short(self) -> bool:
+        """Was the executor's last launch, of whatever kind, so short that Ctrl-C may wait for the
+        end of another one? False before the first.
+        """
         latest = self._executor.latest
-        return math.inf if latest is None else latest.elapsed_ms()
+        return latest is not None and latest.elapsed_ms() < SHORT_MS
 
     def _begin(self) -> Run:
         """The first launch, or the first one behind launches of another kind."""

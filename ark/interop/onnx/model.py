@@ -14,6 +14,9 @@ from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.interop.onnx import load
 from ark.interop.onnx.convert import Built, build
 from ark.interop.onnx.values import TABLE, NeedsContents
+from ark.plan.cost import busied
+from ark.plan.serialize import machine_of
+from ark.runtime.inline import InlineRuns, inline_runs
 
 
 class Port:
@@ -67,7 +70,7 @@ class OnnxModel:
         self.outputs = [Port(o, "output") for o in proto.graph.output]
         self._proto = proto
         self._known: set[str] = set()
-        self._made: dict[Any, tuple[Built, ark.Runtime]] = {}
+        self._made: dict[Any, tuple[Built, ark.Runtime, InlineRuns | None]] = {}
         sizes = {p.name: (p.sizes, p.dtype) for p in self.inputs if p.sizes is not None}
         if len(sizes) == len(self.inputs):
             try:
@@ -86,9 +89,12 @@ class OnnxModel:
 
     def run(self, inputs: Mapping[str, Any]) -> list[np.ndarray]:
         """Runs once on arrays by input's name; returns the outputs in the model's order."""
-        built, runtime = self._launched(self.checked(inputs))
+        built, runtime, inline = self._launched(self.checked(inputs))
         self.write(built, inputs)
-        runtime.run()
+        if inline is not None and inline.short():
+            inline()
+        else:
+            runtime.run()
         return self.read(built)
 
     def graph(self, inputs: Mapping[str, Any], into: ark.Model | None = None) -> Built:
@@ -113,7 +119,7 @@ class OnnxModel:
 
     def close(self) -> None:
         """Gives the kernels' memory back."""
-        for _, runtime in self._made.values():
+        for _, runtime, _ in self._made.values():
             runtime.stop()
         self._made.clear()
 
@@ -142,12 +148,16 @@ class OnnxModel:
             arrays[port.name] = array
         return arrays
 
-    def _launched(self, arrays: Mapping[str, np.ndarray]) -> tuple[Built, ark.Runtime]:
+    def _launched(
+        self, arrays: Mapping[str, np.ndarray]
+    ) -> tuple[Built, ark.Runtime, InlineRuns | None]:
         """The kernel for these sizes and known contents, made if it is not there."""
         key, built = self._key(arrays)
         if key not in self._made:
             assert built is not None
-            self._made[key] = built, _launch(built)
+            runtime = _launch(built)
+            there = runtime.executor
+            self._made[key] = built, runtime, inline_runs(there) if there is not None else None
         return self._made[key]
 
     def _key(self, arrays: Mapping[str, np.ndarray]) -> tuple[Any, Built | None]:
@@ -173,8 +183,15 @@ class OnnxModel:
 
 def _launch(built: Built) -> ark.Runtime:
     with ark.use_model(built.model):
-        runtime = ark.Runtime()
-        runtime.launch(ark.Planner(-1, built.model).plan(), loop_mode=False)
+        runtime, planner = ark.Runtime(), ark.Planner(-1, built.model)
+        plan = planner.plan()
+        if plan.inner is not None:
+            machine = machine_of(plan.inner)
+            busy = busied(plan.inner, machine)
+            if busy < machine.processors:
+                planner.machine = machine.with_processors(busy)
+                plan = planner.plan()
+        runtime.launch(plan, loop_mode=False)
     fill(built)
     return runtime
 

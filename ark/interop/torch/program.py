@@ -20,7 +20,6 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import ark
 from ark.api.session import backend, device
-from ark.backend.devices import InlineDevice
 from ark.errors import InvalidUsageError
 from ark.interop.torch.calls import Fixed, kinds, maker
 from ark.interop.torch.graph import build, held
@@ -28,7 +27,7 @@ from ark.interop.torch.look import Look, looker, nothing
 from ark.interop.torch.values import Value
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
-from ark.plan.cost import work
+from ark.plan.cost import busied
 from ark.plan.serialize import from_json, machine_of, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
@@ -36,7 +35,7 @@ from ark.runtime import tuned, tuned_collectives
 from ark.runtime.admission import admit
 from ark.runtime.executor import Executor
 from ark.runtime.graphs import record
-from ark.runtime.inline import InlineRuns
+from ark.runtime.inline import InlineRuns, inline_runs
 from ark.runtime.run import Ranks
 from ark.runtime.runner import Runner, load
 from ark.runtime.streams import Streamed
@@ -44,8 +43,6 @@ from ark.variant import COMPUTE, LOAD, MOVE, block
 
 HOST = 1  # DLPack's number for the host's memory
 DENSE = torch.contiguous_format
-SHORT_MS = 5.0
-EACH_US = 300.0  # of predicted work that a thread of a CPU has at least
 BOX_BYTES = 16  # of which a matrix's address is a multiple where boxes of it are loaded
 PROGRAMS: WeakSet[Program] = WeakSet()  # all that live, for who measures them
 
@@ -169,7 +166,7 @@ class Program:
         Ctrl-C waits for its end then.
         """
         inline = self._inline
-        if inline is not None and iterations == 1 and inline.last_ms() < SHORT_MS:
+        if inline is not None and iterations == 1 and inline.short():
             inline()
         else:
             executor.resume(iterations).wait()
@@ -255,9 +252,7 @@ class Program:
             self._executor = load(
                 self._plan, backend(), self._device, externals=places, ranks=self._members
             )
-            inline = isinstance(self._device, InlineDevice) and self._members is None
-            if inline and isinstance(self._executor, Executor):
-                self._inline = InlineRuns(self._executor)
+            self._inline = inline_runs(self._executor)
         elif not self._addresses:
             self._executor.rebind(self._places(addresses))
             self._tables.clear()
@@ -345,7 +340,7 @@ def planned(
     machine = _counting_on(machine, boxes)
     plan = make_plan(model.graph, machine, options)
     dealt = members is not None or any(node.processors for node in model.graph.nodes)
-    busy = machine.processors if dealt else _busy(plan, machine)
+    busy = machine.processors if dealt else busied(plan, machine)
     if busy < machine.processors:
         plan = make_plan(model.graph, machine.with_processors(busy), options)
     if members is None:
@@ -354,15 +349,6 @@ def planned(
         texts = members.all_gather(to_json(plan).encode())
         admit([from_json(text.decode()) for text in texts], machine)
     return plan
-
-
-def _busy(plan: Plan, machine: Machine) -> int:
-    """How many of the machine's processors the plan's work is worth: one that is a thread is
-    started by each launch, and spins where it waits.
-    """
-    if not machine.has("single_thread"):
-        return machine.processors
-    return min(machine.processors, max(1, int(work(plan, 0) / EACH_US)))
 
 
 def _counting_on(machine: Machine, boxes: bool) -> Machine:
