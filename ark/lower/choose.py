@@ -18,7 +18,15 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.fuse import fuse
 from ark.lower.rewrite.narrow import narrow
 from ark.lower.rewrite.transposes import wants_along
-from ark.lower.tiling import BOX_LINE, input_in_memory, split_k, stage_tile
+from ark.lower.tiling import (
+    BOX_LINE,
+    LEAST_TILE,
+    attends,
+    input_in_memory,
+    split_k,
+    stage_tile,
+    start_of,
+)
 from ark.machine import Machine
 from ark.tasks.linear_form import MOST_NARROW, narrow_bytes, narrow_rows, sums_bytes
 from ark.variant import COMMUNICATE, LOAD, MOVE, Variant
@@ -124,52 +132,49 @@ def _choose(
     return machine.using(names[0])
 
 
-LEAST_TILE = (128, 64)  # of prompts, for the same
 LEAST_ROWS, LEAST_WORK = 16, 1 << 26  # of a product worth a variant of its own
+MOST_SMALL = 0.1  # of all multiplications: of products that are not
 HALVED = 64  # of so many rows warpgroups share the columns, twice as many at least
 
 
 def _multiplies(graph: Graph) -> bool:
     """Is all work products of matrices of 16-bit types, or attention of many rows of such types,
-    which box copies can load?
+    which box copies can load? Products too small for warpgroups may be a small part of it.
     """
     nodes = [n for n in graph.nodes if not n.virtual]
-    products = [n for n in nodes if n.type in ("matmul", "attention", "linear")]
-    fits = {"matmul": _boxes, "attention": _attends, "linear": lambda n: False}
-    return bool(products) and all(fits[n.type](n) for n in products)
+    products = [n for n in nodes if n.type == "matmul"]
+    attention = [n for n in nodes if n.type == "attention"]
+    if any(n.type == "linear" for n in nodes) or not products + attention:
+        return False
+    fits = all(_boxes(n) for n in products) and all(attends(n) for n in attention)
+    small = sum(_work(n) for n in products if not _large(n))
+    return fits and (not products or small <= MOST_SMALL * sum(_work(n) for n in products))
 
 
-def _attends(node: Node) -> bool:
-    """Attention of at least a tile of rows, of one 16-bit type."""
-    types = {t.dtype.name for t in (*node.inputs[:3], node.outputs[0])}
-    return (
-        len(types) == 1
-        and types <= {"bf16", "fp16"}
-        and node.inputs[0].shape[-2] >= LEAST_TILE[0]
-        and node.attrs["head_dim"] % 8 == 0
-        and node.attrs["head_dim"] <= 256
-        and all(
-            s % 8 == 0
-            for t in (node.inputs[0], node.outputs[0])
-            for s in (*t.strides[:-1], _start(t))
-        )
-    )
+def _work(node: Node) -> int:
+    """Multiplications of a product."""
+    return math.prod(node.outputs[0].shape) * _depth(node)
+
+
+def _depth(node: Node) -> int:
+    return node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
+
+
+def _large(node: Node) -> bool:
+    return node.outputs[0].shape[-2] >= LEAST_ROWS and _work(node) >= LEAST_WORK
 
 
 def _boxes(node: Node) -> bool:
-    """Types of matrix units, rows that begin at multiples of 16 bytes, and enough of them."""
+    """Types of matrix units, rows that begin at multiples of 16 bytes, and enough columns."""
     out = node.outputs[0]
-    depth = node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
     return (
         len(out.shape) <= FOLDED
-        and out.shape[-2] >= LEAST_ROWS
         and out.shape[-1] >= LEAST_TILE[1]
         and (out.shape[-2] > HALVED or out.shape[-1] >= 2 * HALVED)
-        and math.prod(out.shape) * depth >= LEAST_WORK
         and _unit_types(node)
-        and (not wants_along(node) or depth * node.inputs[0].dtype.itemsize % BOX_LINE == 0)
+        and (not wants_along(node) or _depth(node) * node.inputs[0].dtype.itemsize % BOX_LINE == 0)
         and all(
-            all(s * t.dtype.itemsize % BOX_LINE == 0 for s in (*t.strides[:-1], _start(t)))
+            all(s * t.dtype.itemsize % BOX_LINE == 0 for s in (*t.strides[:-1], start_of(t)))
             for t in (*node.inputs, out)
         )
     )
@@ -182,11 +187,6 @@ def _unit_types(node: Node) -> bool:
         return all(t.dtype == left for t in (*node.inputs, *node.outputs))
     small = left in SMALL_FLOATS and right in SMALL_FLOATS
     return small or left == right == int8 or bool(node.attrs.get("tf32"))
-
-
-def _start(tensor: Tensor) -> int:
-    """Elements from the buffer's start to the tensor's first."""
-    return sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
 
 
 def _decodes(nodes: list[Node], machine: Machine) -> bool:

@@ -14,6 +14,7 @@ from ark.errors import InvalidUsageError, PlanError
 from ark.ir.graph import Graph, Node
 from ark.lower.choose import choose, with_movers
 from ark.lower.nodes import begins_alone, meets_peers
+from ark.lower.rewrite.attend import attend
 from ark.lower.rewrite.chains import join_chains
 from ark.lower.rewrite.channels import channels_last
 from ark.lower.rewrite.epilogues import join_epilogues
@@ -90,7 +91,7 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     if chosen.get("pack", True):
         private, packings = pack(private, external)
     _check_ranges(private, machine)
-    machines = choose(private, machine, chosen, external)
+    private, machines = _attending(private, machine, chosen, external)
     received: frozenset[int] = frozenset()
     alone = begins_alone(private) and not chosen.get("together", False)
     ended = alone and meets_peers(private)
@@ -116,6 +117,28 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     private.nodes = in_waves(nodes, machines) if chosen.get("fuse", True) else nodes
     waves = private.nodes != nodes
     return Prepared(private, machines, chosen, tuple(packings), received, alone, ended, waves)
+
+
+def _attending(
+    graph: Graph, machine: Machine, options: Mapping[str, Any], external: frozenset[int]
+) -> tuple[Graph, tuple[Machine, ...]]:
+    """The graph with its variants; with attention in the place of products and softmax where it
+    then runs on matrix units, or where a processor has one thread and executes such a plan.
+    """
+    made = attend(graph, external) if options.get("fuse", True) else graph
+    if made is not graph:
+        machines = choose(made, machine, options, external)
+        if all(
+            _multiplies_attention(machines[n.phase]) for n in made.nodes if n.type == "attention"
+        ):
+            return made, machines
+    return graph, choose(graph, machine, options, external)
+
+
+def _multiplies_attention(machine: Machine) -> bool:
+    return machine.variant.name == "matrix" and (
+        machine.has("wgmma") or machine.has("single_thread")
+    )
 
 
 def _kernels(

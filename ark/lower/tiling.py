@@ -21,6 +21,7 @@ MIN_TILE = 4096
 BOX_LINE = 16  # bytes at whose multiples rows begin that box copies load
 SWEEP = 65536  # bytes of a tile of a large tensor: warps that drift apart scatter the accesses
 MOST_ROWS = 8  # of an input, beside weights whose rows are cut
+LEAST_TILE = (128, 64)  # of products and attention that box copies and warpgroups take
 MATRIX_UNIT = 64  # bytes of a row that matrix units multiply at once
 PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in one stage
 
@@ -214,3 +215,28 @@ def split(total: int, parts: int) -> list[tuple[int, int]]:
     """Cuts range(total) into at most `parts` ranges whose lengths differ by at most one."""
     parts = max(1, min(total, parts))
     return [(total * i // parts, total * (i + 1) // parts) for i in range(parts)]
+
+
+def start_of(tensor: Tensor) -> int:
+    """Elements from the buffer's start to the tensor's first."""
+    return sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
+
+
+def attends(node: Node) -> bool:
+    """Attention of at least a tile of rows, of one 16-bit type."""
+    types = {t.dtype.name for t in (*node.inputs[:3], node.outputs[0])}
+    return (
+        len(types) == 1
+        and types <= {"bf16", "fp16"}
+        and node.inputs[0].shape[-2] >= LEAST_TILE[0]
+        and node.attrs["head_dim"] % 8 == 0
+        and node.attrs["head_dim"] <= 256
+        and all(
+            s % 8 == 0
+            for t in (
+                *(node.inputs[:3] if node.attrs.get("by_rows") else node.inputs[:1]),
+                node.outputs[0],
+            )
+            for s in (*t.strides[:-1], start_of(t))
+        )
+    )

@@ -101,10 +101,17 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
     """The definition, one row and head at a time.
 
     A fifth input holds the keys and values of a lone row (ark.lower.rewrite.pack), (1, 2 kv_heads
-    width).
+    width). by_rows: keys and values are ([batch,] context, kv_heads width), which is what
+    ark.lower.rewrite.attend finds.
     """
     q, key, value, *rest = inputs
     how = {name: attrs.get(name, plain) for name, plain in PLAIN.items()}
+    if how["by_rows"]:
+        parted = (
+            np.moveaxis(c.reshape(*c.shape[:-1], -1, attrs["head_dim"]), -2, -3)
+            for c in (key, value)
+        )
+        return attention_reference([q, *parted, *rest], {**attrs, "by_rows": False})
     if how["placed"] and len(rest[0]) > 1:
         each = by_sequence(inputs, len(rest[0]), (4,) if how["sinks"] else ())
         return [np.concatenate([attention_reference(one, attrs)[0] for one in each])]

@@ -24,6 +24,7 @@ PLAIN: dict[str, Any] = {
     "softcap": 0.0,
     "placed": True,
     "sinks": False,
+    "by_rows": False,
 }
 """What a node's attributes are where it does not say; only such a one decodes by splits."""
 
@@ -54,9 +55,10 @@ def _lower_tiles(lowering: Lowering, node: Node) -> None:
     rows = 128 if boxed else 32 if width <= 128 else 16
     rows = min(rows, length)
     heads, batch = node.attrs["heads"], q.shape[0] if len(q.shape) == 3 else 1
-    params = {**node.attrs, **how, "kv_heads": key.shape[-3], "rows": rows}
+    kv_heads = key.shape[-1] // width if how["by_rows"] else key.shape[-3]
+    params = {**node.attrs, **how, "kv_heads": kv_heads, "rows": rows}
     tiles = batch * heads * -(-length // rows)
-    each = 2 * key.shape[-2] * width * key.dtype.itemsize * key.shape[-3] / heads
+    each = 2 * key.shape[-2] * width * key.dtype.itemsize * kv_heads / heads
     # Heads together: what L2 holds, and enough for tiles of all lengths to be dealt at once.
     enough = -(-2 * machine.processors * rows // length)
     most = max(1, min(batch * heads, max(enough, int(L2_SHARE / each))))

@@ -29,6 +29,7 @@ from ark.tasks import expression
 
 Numbers = int | Sequence[int]
 LEAST_WORK = 1 << 13  # multiplications of a convolution that are worth a hand-over
+PACK = 8  # channels from which on neighbours of a window are loaded together
 LINE = 32  # neighbouring places of a tile, which warps read together
 
 
@@ -105,6 +106,34 @@ def _multiplied(
     return add(made, reshape(as_tensor(bias), [1, outputs, *[1] * len(sizes)]))
 
 
+def _patches(
+    x: Tensor, weight: Tensor, bias: Any, sizes: Sequence[int], name: str, tf32: bool
+) -> Tensor:
+    """A convolution whose windows lie side by side and are all of the image: each is a row of a
+    product, as a vision transformer embeds patches.
+    """
+    n, channels = x.ir.shape[:2]
+    outputs, kernel = weight.ir.shape[0], weight.ir.shape[2:]
+    count, depth = len(kernel), channels * math.prod(kernel)
+    split = [length for pair in zip(sizes, kernel, strict=True) for length in pair]
+    places = [2 + 2 * d for d in range(count)]
+    rows = transpose(
+        reshape(x, [n, channels, *split]), [0, *places, 1, *(place + 1 for place in places)]
+    )
+    table = reshape(weight, [outputs, depth])
+    made = matmul(
+        reshape(rows, [n * math.prod(sizes), depth]),
+        table,
+        transpose_other=True,
+        name=name,
+        tf32=tf32,
+    )
+    if bias is not None:
+        made = add(made, reshape(as_tensor(bias), [1, outputs]))
+    turned = transpose(reshape(made, [n, math.prod(sizes), outputs]), [0, 2, 1])
+    return reshape(turned, [n, outputs, *sizes])
+
+
 def conv(
     input: Any,
     weight: Any,
@@ -150,6 +179,10 @@ def conv(
     ]
     if min(sizes) < 1:
         raise ModelError(f"conv: a kernel of {list(kernel)} is larger than {list(x.ir.shape)}")
+    apart = steps == list(kernel) and not any(map(any, pads)) and set(spread) == {1}
+    covered = all(n == s * k for n, s, k in zip(x.ir.shape[2:], sizes, kernel, strict=True))
+    if apart and covered and groups == 1 and channels % PACK and math.prod(kernel) > 1:
+        return _patches(x, w, bias, sizes, name or "conv", tf32)
     lead = 3 if 3 + 2 * count <= 8 else 2
     rules: list[Rule] = [
         [[[lead + d, spread[d]], [lead + count + d, steps[d]]], -pads[d][0], 1, "fill"]

@@ -2,13 +2,13 @@
 // attention_tiles.py.
 
 template <int BATCH, int HEADS, int KV_HEADS, int WIDTH, int LENGTH, int CONTEXT_, int TILE,
-          bool CAUSAL_, int WINDOW_, bool CAPPED_, int TASKS_, int GROUP>
+          bool CAUSAL_, int WINDOW_, bool CAPPED_, bool BY_ROWS_, int TASKS_, int GROUP>
 struct ArkAttentionShape {
   static constexpr int D = WIDTH, ROWS = TILE, M = LENGTH, CONTEXT = CONTEXT_, WINDOW = WINDOW_;
   static constexpr int PER_KV = HEADS / KV_HEADS, TASKS = TASKS_,
                        BLOCKS = (LENGTH + TILE - 1) / TILE;
   static constexpr int HEADS_OF = HEADS, ALL = BATCH * HEADS, SECTION = GROUP;
-  static constexpr bool CAUSAL = CAUSAL_, CAPPED = CAPPED_;
+  static constexpr bool CAUSAL = CAUSAL_, CAPPED = CAPPED_, BY_ROWS = BY_ROWS_;
 };
 
 // A tile: its place, and the keys that any of its rows sees, `begin` to `end`.
@@ -56,6 +56,16 @@ ARK_DEVICE void ark_attention_each(const ArkTask& t, P position, const Work& wor
   }
 }
 
+// Where a head's key or value lies.
+template <class S, class K>
+ARK_DEVICE auto ark_attention_row(K keys, int batch, int kv, int key) {
+  if constexpr (S::BY_ROWS) {
+    return ark_address(keys, 0, batch, key, kv * S::D);
+  } else {
+    return ark_address(keys, batch, kv, key, 0);
+  }
+}
+
 // The keys that the row at `place` sees: from first to end.
 template <class S>
 ARK_DEVICE int ark_attention_first(int place) {
@@ -92,7 +102,7 @@ ARK_DEVICE void ark_attention_tile_scores(ArkAttentionTileScratch<S, C, R>& s, K
   };
   if constexpr (ARK_THREADS == 1) {
     for (int e = 0; e < C; ++e) {
-      const auto* row = ark_address(keys, tile.batch, kv, e < many ? first + e : first, 0);
+      const auto* row = ark_attention_row<S>(keys, tile.batch, kv, e < many ? first + e : first);
       for (int d = 0; d < S::D; ++d) s.keys[d * C + e] = ark_get(row, d);
     }
     for (int r = 0; r < rows; ++r) {
@@ -109,7 +119,7 @@ ARK_DEVICE void ark_attention_tile_scores(ArkAttentionTileScratch<S, C, R>& s, K
       const int r = i / C, e = i % C;
       float v = 0.0f;
       if (e < many) {
-        const auto* row = ark_address(keys, tile.batch, kv, first + e, 0);
+        const auto* row = ark_attention_row<S>(keys, tile.batch, kv, first + e);
         for (int d = 0; d < S::D; ++d) v += s.query[r * S::D + d] * ark_get(row, d);
       }
       s.score[i] = finish(r, e, v);
@@ -149,7 +159,7 @@ ARK_DEVICE void ark_attention_tile_values(ArkAttentionTileScratch<S, C, R>& s, V
   const int kv = tile.head / S::PER_KV;
   if constexpr (ARK_THREADS == 1) {
     for (int e = 0; e < many; ++e) {  // the block's values once more as floats, in the keys' place
-      const auto* row = ark_address(values, tile.batch, kv, first + e, 0);
+      const auto* row = ark_attention_row<S>(values, tile.batch, kv, first + e);
       for (int d = 0; d < S::D; ++d) s.keys[e * S::D + d] = ark_get(row, d);
     }
     for (int r = 0; r < rows; ++r) {
@@ -167,7 +177,8 @@ ARK_DEVICE void ark_attention_tile_values(ArkAttentionTileScratch<S, C, R>& s, V
       float sum = s.sum[i] * s.keep[r];
       for (int e = 0; e < many; ++e) {
         const float p = s.score[r * C + e];
-        if (p != 0.0f) sum += p * ark_get(ark_address(values, tile.batch, kv, first + e, 0), d);
+        if (p != 0.0f)
+          sum += p * ark_get(ark_attention_row<S>(values, tile.batch, kv, first + e), d);
       }
       s.sum[i] = sum;
     }

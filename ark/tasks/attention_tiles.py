@@ -2,12 +2,13 @@
 a running softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022).
 
 `attention_tiles` params: heads, kv_heads, head_dim, rows (of a tile), scale, causal, window,
-softcap, placed, sinks, tasks, group. operands: q ([batch,] m, heads * head_dim), keys and values
-([batch,] kv_heads, context, head_dim), output, [position (1,) where placed], [sinks (heads,) fp32
-where sinks]. Row r stands at position + r (r where it is not placed) and sees, if causal, keys up
-to its own position, else all; of these, with a window, the last `window`. Scores q k scale become
-softcap * tanh(score / softcap) where softcap is not 0. A head's sink is a score without a value. A
-row that sees nothing gives zeros.
+softcap, placed, sinks, by_rows, tasks, group. operands: q ([batch,] m, heads * head_dim), keys and
+values ([batch,] kv_heads, context, head_dim), dense, or by_rows ([batch,] context, kv_heads *
+head_dim), as queries lie, output, [position (1,) where placed], [sinks (heads,) fp32 where sinks].
+Row r stands at position + r (r where it is not placed) and sees, if causal, keys up to its own
+position, else all; of these, with a window, the last `window`. Scores q k scale become softcap *
+tanh(score / softcap) where softcap is not 0. A head's sink is a score without a value. A row that
+sees nothing gives zeros.
 
 coord: batch, head, first row. With tasks, one task has several tiles: tiles are numbered by
 sections of `group` heads that share the L2 cache; within the last section from the last rows, which
@@ -46,6 +47,7 @@ class AttentionTilesParams(Params, frozen=True):
     softcap: float
     placed: bool
     sinks: bool
+    by_rows: bool = False
     tasks: Whole = 0
     group: Size = 1
 
@@ -65,10 +67,13 @@ class AttentionTiles(TaskKind):
         need(len(query.shape) in (2, 3), f"the queries have shape {list(query.shape)}")
         batch = query.shape[:-2]
         need(query.shape[-1] == heads * width, f"{query.shape[-1]} columns are not its heads")
-        need(len(keys.shape) == len(batch) + 3, f"the keys have shape {list(keys.shape)}")
+        by_rows = bool(p.get("by_rows"))
+        rank = len(batch) + (2 if by_rows else 3)
+        need(len(keys.shape) == rank, f"the keys have shape {list(keys.shape)}")
         context = keys.shape[-2]
+        wanted = (context, kv_heads * width) if by_rows else (kv_heads, context, width)
         for index in (1, 2):
-            shaped(sig, index, (*batch, kv_heads, context, width), keys.dtype, dense=True)
+            shaped(sig, index, (*batch, *wanted), keys.dtype, dense=not by_rows)
         shaped(sig, 3, query.shape)
         need(context + query.shape[-2] <= INT_MAX, "it is too large")
         if p["placed"]:
@@ -85,8 +90,10 @@ class AttentionTiles(TaskKind):
         return Places((range(_batch(sig)), range(p["heads"]), range(0, rows, p["rows"])))
 
     def wide(self, sig: Signature) -> frozenset[int]:
-        row = sig.params["head_dim"] * sig.operands[1].itemsize
-        return frozenset({1, 2} if row % 16 == 0 else ())
+        size = sig.operands[1].itemsize
+        steps = [s * size for i in (1, 2) for s in sig.operands[i].strides[:-1]]
+        steps += [sig.params["head_dim"] * size]
+        return frozenset({1, 2} if all(s % 16 == 0 for s in steps) else ())
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         found: dict[Access, None] = {}
@@ -104,6 +111,8 @@ class AttentionTiles(TaskKind):
         kv = head // (p["heads"] // p["kv_heads"])
         seen = context if p["placed"] or not p["causal"] else min(context, end)
         cache = (*lead[0], kv, 0, 0), (*lead[1], kv + 1, seen, width)
+        if p.get("by_rows"):
+            cache = (*lead[0], 0, kv * width), (*lead[1], seen, (kv + 1) * width)
         found = [Access(0, *box), Access(1, *cache), Access(2, *cache), Access(3, *box, write=True)]
         return [*found, *(whole(i, sig.operands[i]) for i in range(4, len(sig.operands)))]
 
@@ -153,6 +162,7 @@ def shape(sig: Signature) -> str:
         str(bool(p["causal"])).lower(),
         p["window"],
         str(p["softcap"] > 0.0).lower(),
+        str(bool(p.get("by_rows"))).lower(),
         p.get("tasks", 0),
         p.get("group", 1),
     )

@@ -350,6 +350,12 @@ def test_convolutions_and_pools(backend: str) -> None:
                 lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1, groups=2),
             ),
             Case(
+                "conv of patches",
+                [values(2, 3, 4, 6, seed=5), values(5, 3, 2, 3, seed=6), values(5, seed=7)],
+                lambda x, w, b: ark.conv(x, w, b, stride=[2, 3]),
+                lambda x, w, b: F.conv2d(x, w, b, stride=(2, 3)),
+            ),
+            Case(
                 "conv dilated",
                 [image, values(3, 4, 2, 2)],
                 lambda x, w: ark.conv(x, w, dilation=2),

@@ -319,6 +319,17 @@ def windows(draw: Any) -> list[Case]:
         def apply(op: str, *arrays: np.ndarray, **more: Any) -> np.ndarray:
             return getattr(functional, op)(*map(_tensor, arrays), **more).double().numpy()
 
+        patches = rng.uniform(-1, 1, (2, 3, *(k * draw(st.integers(1, 3)) for k in kernel)))
+        table = rng.uniform(-1, 1, (4, 3, *kernel))
+        found.append(
+            Case(
+                f"patches {patches.shape} {kernel}",
+                [(patches, ark.fp32), (table, ark.fp32), (bias, ark.fp32)],
+                lambda a, b, c, k=kernel: ark.conv(a, b, c, stride=k),
+                lambda a, b, c, k=kernel, n=count: apply(f"conv{n}d", a, b, c, stride=k),
+                tolerance=1e-4,
+            )
+        )
         triple = [(x, ark.fp32), (w, ark.fp32), (bias, ark.fp32)]
         found.append(
             Case(

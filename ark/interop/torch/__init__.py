@@ -2,7 +2,7 @@
 
 compile holds what users call; graph walks a torch graph, program runs a kernel on torch's tensors.
 iterate runs several iterations a call. The operators are a table (values) that elementwise,
-movement, lookup, reductions and products fill.
+movement, lookup, reductions, products and attention fill.
 """
 
 from ark.interop.torch.compile import backend

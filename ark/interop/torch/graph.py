@@ -17,6 +17,7 @@ from torch import fx
 
 import ark
 from ark.errors import BaseError, UnsupportedError
+from ark.interop.torch import attention as attention
 from ark.interop.torch import elementwise as elementwise
 from ark.interop.torch import lookup as lookup
 from ark.interop.torch import movement as movement

@@ -1,4 +1,4 @@
-"""ATen operators that are matrix products, convolutions, attention, pools or resizings."""
+"""ATen operators that are matrix products, convolutions, pools or resizings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import ark
-from ark.interop.torch.values import Call, Value, cast, operator, refuse
+from ark.interop.torch.values import Call, Value, operator, refuse
 
 TF32 = "tf32"
 # Since torch 2.9 precisions have names; its older switches are set and read through these, and
@@ -104,128 +104,6 @@ def _convolution(
             x.tensor, weight.tensor, given, steps, pads, more, spread, groups, tf32=tf32
         )
     return ark.conv(x.tensor, weight.tensor, given, steps, pads, spread, groups, tf32=tf32)
-
-
-def _attention(
-    query: Value, key: Value, value: Value, mask: Any, is_causal: bool, scale: float | None
-) -> Any:
-    """Scaled dot-product attention by its definition."""
-    q, k, v = query.tensor, key.tensor, value.tensor
-    if q.ir.shape[:-2] != k.ir.shape[:-2]:
-        raise refuse("attention whose queries and keys differ in heads")
-    scale = q.ir.shape[-1] ** -0.5 if scale is None else scale
-    if q.ir.dtype == ark.fp32:  # where the product itself can scale what it stores
-        made = ark.matmul(q, k, transpose_other=True, tf32=products_as_tf32(query))
-        scores = ark.mul(made, float(scale))
-    else:
-        scores = ark.matmul(ark.mul(q, float(scale)), k, transpose_other=True)
-    if is_causal:
-        shape = list(scores.ir.shape)
-        rows, columns = (ark.iota(shape[-2:], d, ark.int32) for d in (0, 1))
-        scores = ark.where(ark.less_equal(columns, rows), scores, float("-inf"))
-    if mask is not None and mask.tensor.ir.dtype == ark.bool:
-        scores = ark.where(mask.tensor, scores, float("-inf"))
-    elif mask is not None:
-        scores = ark.add(scores, cast(mask, scores.ir.dtype))
-    return _product(query, ark.softmax(scores), v)
-
-
-@operator("_scaled_dot_product_flash_attention_for_cpu.default")
-def _flash(
-    call: Call,
-    query: Value,
-    key: Value,
-    value: Value,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Value | None = None,
-    scale: float | None = None,
-) -> list[Any]:
-    return _alone(call, query, key, value, attn_mask, dropout_p, is_causal, scale)
-
-
-@operator("_scaled_dot_product_efficient_attention.default")
-def _efficient(
-    call: Call,
-    query: Value,
-    key: Value,
-    value: Value,
-    attn_bias: Value | None,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> list[Any]:
-    return _alone(call, query, key, value, attn_bias, dropout_p, is_causal, scale)
-
-
-@operator("_scaled_dot_product_flash_attention.default")
-def _flash_on_device(
-    call: Call,
-    query: Value,
-    key: Value,
-    value: Value,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-) -> list[Any]:
-    return _alone(call, query, key, value, None, dropout_p, is_causal, scale)
-
-
-@operator("_scaled_dot_product_cudnn_attention.default")
-def _cudnn(
-    call: Call,
-    query: Value,
-    key: Value,
-    value: Value,
-    attn_bias: Value | None,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-) -> list[Any]:
-    return _alone(call, query, key, value, attn_bias, dropout_p, is_causal, scale)
-
-
-def _alone(
-    call: Call,
-    query: Value,
-    key: Value,
-    value: Value,
-    mask: Value | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
-) -> list[Any]:
-    """Attention whose other results, which training needs, nobody reads."""
-    others = len(call.used) - 1
-    if dropout or any(call.wants(1 + place) for place in range(others)):
-        raise refuse("attention with dropout or its logsumexp")
-    return [_attention(query, key, value, mask, causal, scale), *[None] * others]
-
-
-@operator("scaled_dot_product_attention.default")
-def _attend(
-    call: Call,
-    query: Value,
-    key: Value,
-    value: Value,
-    attn_mask: Value | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    if dropout_p or enable_gqa:
-        raise refuse("attention with dropout or grouped queries")
-    return _attention(query, key, value, attn_mask, is_causal, scale)
 
 
 def _images(x: Value, count: int) -> ark.Tensor:

@@ -47,13 +47,16 @@ def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int]) -> Grap
                 read, at, product = max(found, key=lambda f: f[1])
                 current = max((written.get(t.buffer.id, -1) for t in product.inputs), default=-1)
                 seen = _seen(product, node, read) if current <= at else None
-                if seen is not None and _fits(product, seen):
+                if seen is not None and _fits(product, seen, read):
                     nodes[at] = None
                     node = _join(product, seen, read)
+                    if private(node.outputs[0]):  # what reads this may end the product as well
+                        products[node.outputs[0].buffer.id] = (place, node)
         elif node.type in PAIRS and pairs and _made(node.inputs[0], products):
             at, product = products[node.inputs[0].buffer.id]
             current = max((written.get(t.buffer.id, -1) for t in product.inputs), default=-1)
-            if current <= at and PAIRS[node.type](product, node):
+            plain = "finish" not in product.attrs
+            if plain and current <= at and PAIRS[node.type](product, node):
                 nodes[at] = None
                 attrs = {"gated": True} if node.type == "swiglu_pairs" else {"rope_kv": node.attrs}
                 node = dataclasses.replace(
@@ -97,7 +100,7 @@ def _seen(product: Node, node: Node, read: Tensor) -> Node | None:
     return seen_in(node, between.shape) if same_elements(read, between) else None
 
 
-def _fits(product: Node, node: Node) -> bool:
+def _fits(product: Node, node: Node, read: Tensor) -> bool:
     between, out = product.outputs[0], node.outputs[0]
     return (
         product.placement == node.placement
@@ -106,7 +109,8 @@ def _fits(product: Node, node: Node) -> bool:
         and out.dtype in (*FLOATS, *SMALL_FLOATS)
         and not any(t.dtype.packed for t in node.inputs)
         and not expression.places(expression_of(node))
-        and len({t.id for t in node.inputs}) <= OTHERS
+        and len({t.id for t in (*product.inputs[2:], *node.inputs)}) <= OTHERS
+        and expression.size(_ends(product, node, read)[0]) <= expression.MAX_NODES
         # Tiles of the joined op read whole rows and columns of both sides.
         and out.buffer.id not in {t.buffer.id for t in product.inputs}
     )
@@ -150,14 +154,24 @@ PAIRS = {"swiglu_pairs": _gates, "rope_kv": _rotates}
 """Ops on neighbouring columns that a product may end with, if these say so."""
 
 
+def _ends(product: Node, node: Node, read: Tensor) -> tuple[expression.Tree, list[Tensor]]:
+    """What the product ends with that has taken in the node, and what that reads beside it."""
+    before = product.attrs.get("finish", expression.leaf(0))
+    others = list(product.inputs[2:])
+    others += [t for t in dict.fromkeys(node.inputs) if t.id != read.id and t not in others]
+    leaves = [
+        before if t.id == read.id else expression.leaf(1 + others.index(t)) for t in node.inputs
+    ]
+    return expression.substitute(expression_of(node), leaves), others
+
+
 def _join(product: Node, node: Node, read: Tensor) -> Node:
-    others = [t for t in node.inputs if t.id != read.id]
-    leaves = [expression.leaf(0 if t.id == read.id else 1 + others.index(t)) for t in node.inputs]
+    tree, others = _ends(product, node, read)
     return dataclasses.replace(
         node,
         type="matmul",
         name=product.name,
-        inputs=(*product.inputs, *others),
-        attrs={**product.attrs, "finish": expression.substitute(expression_of(node), leaves)},
+        inputs=(*product.inputs[:2], *others),
+        attrs={**product.attrs, "finish": tree},
         after=(*product.after, *node.after),
     )

@@ -63,7 +63,15 @@ JOINED = {
         lambda a, b, bias, c, r: ark.gelu(product(a, b) * c + bias) * 0.5 + r,
         lambda p, bias, c, r: gelu(p * c + bias) * 0.5 + r,
     ),
+    "bias, read twice": (
+        lambda a, b, bias, c, r: twice(product(a, b) + bias) + r,
+        lambda p, bias, c, r: (p + bias) * (np.tanh(p + bias) + 1) + r,
+    ),
 }
+
+
+def twice(x: Any) -> Any:
+    return x * (ark.tanh(x) + 1.0)
 
 
 @pytest.mark.parametrize("name", JOINED)
@@ -83,8 +91,9 @@ def test_what_follows_a_product_is_part_of_it(name: str) -> None:
     np.testing.assert_allclose(found, wanted(a @ b.T, *others), rtol=1e-5, atol=1e-4)
 
 
-def test_the_variant_for_large_products_takes_them_in() -> None:
-    made = planned(JOINED["all"][0], machines.MODELS["h100"], scale=32)
+@pytest.mark.parametrize("name", ["all", "bias, read twice"])
+def test_the_variant_for_large_products_takes_them_in(name: str) -> None:
+    made = planned(JOINED[name][0], machines.MODELS["h100"], scale=32)
     assert made.variant == "matrix"
     assert [op.kind for op in made.ops if op.kind != "iteration_end"] == ["matmul"]
 

@@ -87,6 +87,16 @@ def test_a_pointwise_convolution_is_a_product() -> None:
     assert kinds(planned(build)) == ["matmul"]
 
 
+def test_patches_of_an_image_are_rows_of_a_product() -> None:
+    """As a vision transformer embeds them: no matrix of windows is laid out."""
+
+    def build() -> None:
+        x, weight = ark.tensor((2, 3, 32, 32), ark.bf16), ark.tensor((64, 3, 8, 8), ark.bf16)
+        ark.conv(x, weight, stride=8)
+
+    assert kinds(planned(build)) == ["transpose", "matmul", "transpose"]
+
+
 def test_small_ops_with_two_results_are_one() -> None:
     """An LSTM's cell: the state and what it shows."""
 

@@ -30,7 +30,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
         and width % 8 == 0
         and width <= 256
         and sig.params["scale"] > 0.0
-        and all(s * 2 % 16 == 0 for i in (0, 3) for s in sig.operands[i].strides[:-1])
+        and all(s * 2 % 16 == 0 for i in range(4) for s in sig.operands[i].strides[:-1])
     )
 
 
@@ -50,6 +50,11 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
     batch = query.shape[0] if len(query.shape) == 3 else 1
     row, step = query.strides[-2] * 2, (query.strides[0] * 2 if batch > 1 else 16)
     context, kv_heads = cache.shape[-2], p["kv_heads"]
+    steps = [(width, context * width, kv_heads * context * width)] * 2
+    if p.get("by_rows"):
+        steps = [
+            (o.strides[-2], width, o.strides[0] if batch > 1 else width) for o in sig.operands[1:3]
+        ]
     return (
         BoxMap(
             0,
@@ -63,7 +68,7 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
                 index,
                 cache.dtype,
                 (width, context, kv_heads, batch),
-                (width * 2, context * width * 2, kv_heads * context * width * 2),
+                tuple(2 * s for s in steps[index - 1]),
                 (64, keys, 1, 1),
             )
             for index in (1, 2)

@@ -1,0 +1,270 @@
+"""ATen operators that are attention, or layers with attention that torch has as one operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import ark
+from ark.interop.torch.products import products_as_tf32
+from ark.interop.torch.values import Call, Value, cast, operator, refuse
+
+
+def _attention(
+    query: Value, key: Value, value: Value, mask: Any, is_causal: bool, scale: float | None
+) -> Any:
+    """Scaled dot-product attention by its definition; lowering makes one op of it where matrix
+    units take that (ark.lower.rewrite.attend).
+    """
+    q, k, v = query.tensor, key.tensor, value.tensor
+    if q.ir.shape[:-2] != k.ir.shape[:-2]:
+        raise refuse("attention whose queries and keys differ in heads")
+    scale = q.ir.shape[-1] ** -0.5 if scale is None else scale
+    if q.ir.dtype == ark.fp32:  # where the product itself can scale what it stores
+        made = ark.matmul(q, k, transpose_other=True, tf32=products_as_tf32(query))
+        scores = ark.mul(made, float(scale))
+    else:
+        scores = ark.matmul(ark.mul(q, float(scale)), k, transpose_other=True)
+    if is_causal:
+        shape = list(scores.ir.shape)
+        rows, columns = (ark.iota(shape[-2:], d, ark.int32) for d in (0, 1))
+        scores = ark.where(ark.less_equal(columns, rows), scores, float("-inf"))
+    if mask is not None and mask.tensor.ir.dtype == ark.bool:
+        scores = ark.where(mask.tensor, scores, float("-inf"))
+    elif mask is not None:
+        scores = ark.add(scores, cast(mask, scores.ir.dtype))
+    return ark.matmul(ark.softmax(scores), v, tf32=products_as_tf32(query))
+
+
+@operator("_scaled_dot_product_flash_attention_for_cpu.default")
+def _flash(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Value | None = None,
+    scale: float | None = None,
+) -> list[Any]:
+    return _alone(call, query, key, value, attn_mask, dropout_p, is_causal, scale)
+
+
+@operator("_scaled_dot_product_efficient_attention.default")
+def _efficient(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_bias: Value | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> list[Any]:
+    return _alone(call, query, key, value, attn_bias, dropout_p, is_causal, scale)
+
+
+@operator("_scaled_dot_product_flash_attention.default")
+def _flash_on_device(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> list[Any]:
+    return _alone(call, query, key, value, None, dropout_p, is_causal, scale)
+
+
+@operator("_scaled_dot_product_cudnn_attention.default")
+def _cudnn(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_bias: Value | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> list[Any]:
+    return _alone(call, query, key, value, attn_bias, dropout_p, is_causal, scale)
+
+
+def _alone(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+) -> list[Any]:
+    """Attention whose other results, which training needs, nobody reads."""
+    others = len(call.used) - 1
+    if dropout or any(call.wants(1 + place) for place in range(others)):
+        raise refuse("attention with dropout or its logsumexp")
+    return [_attention(query, key, value, mask, causal, scale), *[None] * others]
+
+
+@operator("scaled_dot_product_attention.default")
+def _attend(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_mask: Value | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    if dropout_p or enable_gqa:
+        raise refuse("attention with dropout or grouped queries")
+    return _attention(query, key, value, attn_mask, is_causal, scale)
+
+
+def _layer(x: ark.Tensor, weight: Value, bias: Value | None) -> ark.Tensor:
+    """A linear layer of rows (batch, length, columns)."""
+    *lead, columns = x.ir.shape
+    made = ark.linear(ark.reshape(x, [-1, columns]), weight.tensor, tf32=products_as_tf32(weight))
+    if bias is not None:
+        made = ark.add(made, bias.tensor)
+    return ark.reshape(made, [*lead, weight.shape[0]])
+
+
+def _hidden(mask: Value, kind: int | None, batch: int) -> ark.Tensor:
+    """Which scores (batch, heads, rows, keys) are masked, as torch has it: kind 0 is by row and
+    key, 1 by batch and key, 2 by all. Numbers mask where they are not zero.
+    """
+    given = mask.tensor if mask.dtype == torch.bool else ark.not_equal(mask.tensor, 0.0)
+    shapes = {0: [1, 1, *mask.shape[-2:]], 1: [batch, 1, 1, mask.shape[-1]], 2: [*mask.shape]}
+    if kind not in shapes or (kind == 2 and len(mask.shape) != 4):
+        raise refuse(f"a mask of the kind {kind} and the shape {list(mask.shape)}")
+    return ark.reshape(given, shapes[kind])
+
+
+def _heads(
+    given: list[ark.Tensor], heads: int, mask: Value | None, kind: int | None, tf32: bool
+) -> tuple[ark.Tensor, ark.Tensor]:
+    """Attention of heads that lie side by side in rows, and its weights (batch, heads, ...)."""
+    batch, rows, columns = given[0].ir.shape
+    width = columns // heads
+    q, k, v = (
+        ark.transpose(ark.reshape(t, [batch, t.ir.shape[1], heads, width]), [0, 2, 1, 3])
+        for t in given
+    )
+    scores = ark.mul(ark.matmul(q, k, transpose_other=True, tf32=tf32), float(width**-0.5))
+    if mask is not None:
+        scores = ark.where(_hidden(mask, kind, batch), float("-inf"), scores)
+    weights = ark.softmax(scores)
+    made = ark.transpose(ark.matmul(weights, v, tf32=tf32), [0, 2, 1, 3])
+    return ark.reshape(made, [batch, rows, columns]), weights
+
+
+def _parts(x: ark.Tensor, count: int) -> list[ark.Tensor]:
+    size = x.ir.shape[-1] // count
+    return [x[:, :, i * size : (i + 1) * size] for i in range(count)]
+
+
+@operator("_native_multi_head_attention.default")
+def _multi_head(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    embed_dim: int,
+    heads: int,
+    qkv_weight: Value,
+    qkv_bias: Value | None,
+    weight: Value,
+    bias: Value | None,
+    mask: Value | None = None,
+    need_weights: bool = True,
+    average: bool = True,
+    mask_type: int | None = None,
+) -> list[Any]:
+    if any(len(t.shape) != 3 for t in (query, key, value)):
+        raise refuse("attention of other than batches of rows")
+    if query is key is value:
+        given = _parts(_layer(query.tensor, qkv_weight, qkv_bias), 3)
+    else:
+        given = []
+        for place, x in enumerate((query, key, value)):
+            part = slice(place * embed_dim, (place + 1) * embed_dim)
+            own = Value((embed_dim, embed_dim), qkv_weight.dtype, qkv_weight.tensor[part, :])
+            added = None
+            if qkv_bias is not None:
+                added = Value((embed_dim,), qkv_bias.dtype, qkv_bias.tensor[part])
+            given.append(_layer(x.tensor, own, added))
+    made, weights = _heads(given, heads, mask, mask_type, products_as_tf32(query))
+    if call.wants(1) and need_weights:
+        shown = (
+            ark.reshape(ark.reduce_mean(weights, 1), call.expected[1][0]) if average else weights
+        )
+    else:
+        shown = None
+    return [_layer(made, weight, bias), shown]
+
+
+@operator("_transformer_encoder_layer_fwd.default")
+def _encoder_layer(
+    call: Call,
+    src: Value,
+    embed_dim: int,
+    heads: int,
+    qkv_weight: Value,
+    qkv_bias: Value,
+    proj_weight: Value,
+    proj_bias: Value,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Value,
+    norm_bias_1: Value,
+    norm_weight_2: Value,
+    norm_bias_2: Value,
+    ffn_weight_1: Value,
+    ffn_bias_1: Value,
+    ffn_weight_2: Value,
+    ffn_bias_2: Value,
+    mask: Value | None = None,
+    mask_type: int | None = None,
+) -> Any:
+    """torch's own layer of an encoder in eval mode."""
+    if len(src.shape) != 3:
+        raise refuse("an encoder layer of other than batches of rows")
+
+    def attend(x: ark.Tensor) -> ark.Tensor:
+        parts = _parts(_layer(x, qkv_weight, qkv_bias), 3)
+        made, _ = _heads(parts, heads, mask, mask_type, products_as_tf32(src))
+        return _layer(made, proj_weight, proj_bias)
+
+    def feed(x: ark.Tensor) -> ark.Tensor:
+        inner = _layer(x, ffn_weight_1, ffn_bias_1)
+        inner = ark.gelu_erf(inner) if use_gelu else ark.relu(inner)
+        return _layer(inner, ffn_weight_2, ffn_bias_2)
+
+    def norm(x: ark.Tensor, weight: Value, bias: Value) -> ark.Tensor:
+        rows = ark.reshape(x, [-1, embed_dim])
+        scaled = ark.mul(ark.layernorm(rows, eps), ark.reshape(weight.tensor, [1, embed_dim]))
+        made = ark.add(scaled, ark.reshape(bias.tensor, [1, embed_dim]))
+        return ark.reshape(made, list(src.shape))
+
+    x = src.tensor
+    if norm_first:
+        x = ark.add(x, attend(norm(x, norm_weight_1, norm_bias_1)))
+        return ark.add(x, feed(norm(x, norm_weight_2, norm_bias_2)))
+    x = norm(ark.add(x, attend(x)), norm_weight_1, norm_bias_1)
+    return norm(ark.add(x, feed(x)), norm_weight_2, norm_bias_2)

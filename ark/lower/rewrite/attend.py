@@ -1,0 +1,252 @@
+"""Attention that is written as product, softmax and product becomes one op, whose scores are never
+in memory.
+
+    softmax(q k^T [times a scale] [masked causally]) v
+
+Queries, keys and values are read where they were before they were transposed to heads, and results
+are written as the next product reads them. A mask counts as causal if its nodes compute one from
+nothing but numbers. Only where nobody else reads scores or weights, and where matrix units take
+such attention; else the ops stay as they are. Called by ark.lower.prepare.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from ark.ir.dtype import FLOATS
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.lower.rewrite.chains import read_once
+from ark.lower.rewrite.copies import read_in_place, without_unread
+from ark.lower.rewrite.masks import Masks
+from ark.lower.rewrite.strided import (
+    Place,
+    Rows,
+    Writes,
+    heads_of,
+    items_of,
+    origins,
+    place_of,
+    rows_of,
+)
+from ark.lower.rewrite.views import same_elements, whole
+from ark.lower.tiling import attends
+
+MOST_HEADS = 1 << 12
+
+
+@dataclass
+class _Found:
+    """Operands, what scores are multiplied by, and the nodes that are no longer needed."""
+
+    query: Tensor
+    key: Tensor
+    flipped: bool  # the keys are (width, context)
+    scale: float
+    causal: bool
+    taken: list[int] = field(default_factory=list)
+    read: int = 0  # place of the first op that reads queries or keys
+
+
+def attend(graph: Graph, kept: frozenset[int]) -> Graph:
+    """A copy of the graph with such attention. kept: ids of buffers that somebody else reads."""
+    finder = _Finder(graph, kept)
+    last: dict[int, tuple[int, Node]] = {}
+    nodes: list[Node] = []
+    taken: set[int] = set()
+    for place, node in enumerate(graph.nodes):
+        made = finder.attention(node, Writes(last)) if node.type == "matmul" else None
+        if made is None:
+            nodes.append(node)
+        else:
+            found, built = made
+            taken.update(found.taken)
+            nodes += built
+            for one in built:
+                for tensor in one.outputs:
+                    last[tensor.buffer.id] = (place, one)
+        for tensor in node.outputs:
+            if made is None or tensor.buffer.id not in last:
+                last[tensor.buffer.id] = (place, node)
+    if not taken:
+        return graph
+    left = graph.with_nodes(n for n in nodes if n.id not in taken)
+    return without_unread(read_in_place(left, kept), kept, finder.masks.known)
+
+
+class _Finder:
+    """Looks for the ops of an attention that ends with a product."""
+
+    def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
+        self.graph, self.private = graph, read_once(graph, kept)
+        self.makers: dict[int, Node | None] = {}  # by buffer: the only node that writes it
+        for node in graph.nodes:
+            for tensor in node.outputs:
+                one = tensor.buffer.id not in self.makers and not node.virtual
+                one = one and tensor.buffer.arena == "activation"
+                self.makers[tensor.buffer.id] = node if one else None
+        self.number = max((n.id for n in graph.nodes), default=0)
+        self.masks = Masks(self.makers)
+        self.places = {n.id: place for place, n in enumerate(graph.nodes)}
+
+    def maker(self, tensor: Tensor) -> Node | None:
+        """The node that makes these elements, and all of their buffer."""
+        node = self.makers.get(tensor.buffer.id)
+        fits = node is not None and len(node.outputs) == 1 and node.hints is None
+        return node if fits and node and same_elements(tensor, node.outputs[0]) else None
+
+    def attention(self, product: Node, writes: Writes) -> tuple[_Found, list[Node]] | None:
+        """The op that does what ends with this product, and the transpose behind it."""
+        found = self._scores(product)
+        return None if found is None else self._built(product, found, writes)
+
+    def _scores(self, product: Node) -> _Found | None:
+        if product.hints or product.attrs.get("finish") or product.attrs["transpose_a"]:
+            return None
+        at, scale, causal, weights = product.inputs[0], 1.0, False, False
+        taken = [product.id]
+        while (node := self.maker(at)) is not None and self.private(node.outputs[0]):
+            rows = node.outputs[0].shape[-2:]
+            if node.placement != product.placement or node.after or at.shape[-2:] != rows:
+                return None
+            taken.append(node.id)
+            if node.type == "matmul":
+                return self._product(node, scale, causal, taken) if weights else None
+            if node.type == "softmax" and not weights:
+                weights = True
+            elif node.type in ("mul", "div") and weights and "scalar" in node.attrs:
+                by = float(node.attrs["scalar"])
+                if len(node.inputs) != 1 or by <= 0.0 or not math.isfinite(by):
+                    return None
+                scale = scale * by if node.type == "mul" else scale / by
+                if not 0.0 < scale < math.inf:
+                    return None
+            elif weights and not causal and (masked := self.masks.masked(node, scale)) is not None:
+                causal, at = True, masked
+                continue
+            elif node.type != "cast" or node.outputs[0].dtype not in FLOATS:
+                return None
+            at = node.inputs[0]
+        return None
+
+    def _product(self, node: Node, scale: float, causal: bool, taken: list[int]) -> _Found | None:
+        """What is multiplied, without the scales that queries and keys have."""
+        if node.attrs.get("finish") or node.attrs["transpose_a"]:
+            return None
+        sides, first = [], self.places[node.id]
+        for side in node.inputs:
+            made = self.maker(side)
+            if made is not None and made.type == "mul" and len(made.inputs) == 1:
+                start = made.inputs[0]
+                if start.shape == side.shape or whole(start):
+                    scale *= float(made.attrs["scalar"])
+                    first = min(first, self.places[made.id])
+                    side = start if start.shape == side.shape else _seen(start, side)
+            sides.append(side)
+        if not 0.0 < scale < math.inf:
+            return None
+        flipped = not node.attrs["transpose_b"]
+        return _Found(sides[0], sides[1], flipped, scale, causal, taken, first)
+
+    def _built(
+        self, product: Node, found: _Found, writes: Writes
+    ) -> tuple[_Found, list[Node]] | None:
+        out, value = product.outputs[0], product.inputs[1]
+        tensors = (found.query, found.key, value)
+        rank, width = len(out.shape), out.shape[-1]
+        leads = {t.shape[:-2] for t in (*tensors, out)}
+        written = (writes.last.get(t.buffer.id, (-1, None))[0] for t in tensors[:2])
+        if any(place >= found.read for place in written):
+            return None
+        if rank < 2 or len(leads) != 1 or len({t.dtype for t in (*tensors, out)}) != 1:
+            return None
+        lead = tuple(range(rank - 2))
+        turned = (False, found.flipped, bool(product.attrs["transpose_b"]))
+        places: list[list[Place]] = []
+        for tensor, flip in zip(tensors, turned, strict=True):
+            rows, columns = (rank - 1, rank - 2) if flip else (rank - 2, rank - 1)
+            if tensor.shape[columns] != width:
+                return None
+            axes = (lead, (rows,), (columns,))
+            places.append(list(origins(place_of(tensor, axes), writes, product.phase))[::-1])
+        together = math.prod(out.shape[:-2])
+        for heads in dict.fromkeys((*(heads_of(p) for p in places[0]), 1)):
+            laid = [self._laid(t, p, heads) for t, p in zip(tensors, places, strict=True)]
+            if together % heads or heads > MOST_HEADS or any(t is None for t in laid):
+                continue
+            made = self._node(product, found, [t for t in laid if t is not None], heads)
+            if made is not None:
+                return found, made
+        return None
+
+    def _laid(self, tensor: Tensor, places: list[Place], heads: int) -> Tensor | None:
+        """The operand as rows, where its elements were first."""
+        items = items_of(tensor)
+        for place in places:
+            rows = rows_of(place, heads, items_of(dataclasses.replace(tensor, buffer=place.buffer)))
+            if rows is not None and items:
+                return self._tensor(tensor, rows, place)
+        return None
+
+    def _tensor(self, tensor: Tensor, rows: Rows, place: Place) -> Tensor:
+        return self.graph.tensor(
+            rows.shape,
+            tensor.dtype,
+            buffer=place.buffer,
+            extents=rows.extents,
+            offsets=rows.offsets,
+            name=tensor.name,
+        )
+
+    def _node(
+        self, product: Node, found: _Found, operands: list[Tensor], heads: int
+    ) -> list[Node] | None:
+        out, width = product.outputs[0], product.outputs[0].shape[-1]
+        query = operands[0]
+        attrs: dict[str, Any] = {"heads": heads, "head_dim": width, "scale": found.scale}
+        attrs |= {"placed": False, "by_rows": True} | ({} if found.causal else {"causal": False})
+        batch, rows = query.shape[:2]
+        if not whole(out):
+            return None
+        behind: list[Node] = []
+        if heads == 1:
+            result = self.graph.tensor(query.shape, out.dtype, buffer=out.buffer, name=out.name)
+        else:
+            result = self.graph.tensor(query.shape, out.dtype, name=out.name)
+            by_row, by_head = (batch, rows, heads, width), (batch, heads, rows, width)
+            source = self.graph.tensor(by_row, out.dtype, buffer=result.buffer, name=out.name)
+            target = self.graph.tensor(by_head, out.dtype, buffer=out.buffer, name=out.name)
+            self.number += 1
+            turned = dataclasses.replace(
+                product,
+                id=self.number,
+                type="transpose",
+                name="attention.transpose",
+                inputs=(source,),
+                outputs=(target,),
+                attrs={"perm": [0, 2, 1, 3]},
+                after=(),
+            )
+            behind.append(turned)
+        self.number += 1
+        made = dataclasses.replace(
+            product,
+            id=self.number,
+            type="attention",
+            name="attention",
+            inputs=tuple(operands),
+            outputs=(result,),
+            attrs=attrs,
+        )
+        return [made, *behind] if attends(made) else None
+
+
+def _seen(source: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor in the shape of another one of the same elements."""
+    zeros = (0,) * len(like.shape)
+    return dataclasses.replace(
+        source, shape=like.shape, extents=like.shape, offsets=zeros, padded=like.shape
+    )

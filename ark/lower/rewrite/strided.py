@@ -1,0 +1,168 @@
+"""Where the elements of an operand lie in memory, and where they came from.
+
+A transpose, or a copy into another shape, writes elements that lie elsewhere already. Who can read
+with strides reads them there. Called by ark.lower.rewrite.attend.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ark.ir.graph import Node
+from ark.ir.values import Buffer, Tensor, row_major
+from ark.lower.rewrite.views import whole
+
+COPIES = ("transpose", "reshape")
+
+Run = tuple[int, int]  # so many steps, each of so many elements
+
+
+@dataclass(frozen=True)
+class Place:
+    """Elements of a buffer: those of each axis lie in runs, the outermost first."""
+
+    buffer: Buffer
+    start: int
+    axes: tuple[tuple[Run, ...], ...]
+
+
+@dataclass(frozen=True)
+class Writes:
+    """Who wrote what before a place in program order: the last node by buffer, and its place."""
+
+    last: Mapping[int, tuple[int, Node]]
+
+    def copy_of(self, buffer: Buffer) -> Node | None:
+        """The transpose or copy that made all of the buffer; None where its source has changed."""
+        place, node = self.last.get(buffer.id, (-1, None))
+        if node is None or node.type not in COPIES or not whole(node.outputs[0]):
+            return None
+        source, out = node.inputs[0], node.outputs[0]
+        current = self.last.get(source.buffer.id, (-1, None))[0] < place
+        plain = not source.dtype.packed and source.dtype == out.dtype and node.hints is None
+        return node if current and plain and buffer.arena == "activation" else None
+
+
+def place_of(tensor: Tensor, axes: Sequence[Sequence[int]]) -> Place:
+    """A tensor's elements. axes: the dimensions that each axis consists of, in order."""
+    start = sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
+    runs = (_merged([(tensor.shape[d], tensor.strides[d]) for d in axis]) for axis in axes)
+    return Place(tensor.buffer, start, tuple(runs))
+
+
+def origins(place: Place, writes: Writes, phase: int) -> Iterator[Place]:
+    """The same elements, here and in whatever they were copied from, the latest first."""
+    found: Place | None = place
+    while found is not None:
+        yield found
+        copy = writes.copy_of(found.buffer)
+        found = _behind(found, copy) if copy is not None and copy.phase == phase else None
+
+
+def _behind(place: Place, copy: Node) -> Place | None:
+    """The elements in the copy's source, where they lie in runs there."""
+    source, out = copy.inputs[0], copy.outputs[0]
+    if copy.type == "transpose":
+        sizes, steps = out.shape, [source.strides[d] for d in copy.attrs["perm"]]
+    else:
+        sizes, steps = source.shape, list(source.strides)
+    dense = row_major(sizes)
+    digits = [place.start // d % n for d, n in zip(dense, sizes, strict=True)]
+    reach = list(digits)
+    axes = []
+    for runs in place.axes:
+        made: list[Run] = []
+        for run in runs:
+            parts = _split(run, sizes, dense)
+            if parts is None:
+                return None
+            for dim, count, step in parts:
+                reach[dim] += (count - 1) * step
+                made.append((count, step * steps[dim]))
+        axes.append(_merged(made))
+    if any(r >= n for r, n in zip(reach, sizes, strict=True)):
+        return None  # a sum of steps would carry into the next dimension
+    start = sum(o * s for o, s in zip(source.offsets, source.strides, strict=True))
+    start += sum(digit * step for digit, step in zip(digits, steps, strict=True))
+    return Place(source.buffer, start, tuple(axes))
+
+
+def _split(
+    run: Run, sizes: Sequence[int], dense: Sequence[int]
+) -> list[tuple[int, int, int]] | None:
+    """A run over a dense array of these sizes by (dimension, count, step there), outer first."""
+    count, stride = run
+    parts: list[tuple[int, int, int]] = []
+    while count > 1:
+        dim = next((d for d, n in enumerate(sizes) if dense[d] <= stride < dense[d] * n), None)
+        if dim is None or stride % dense[dim]:
+            return None
+        step = stride // dense[dim]
+        if (count - 1) * step < sizes[dim]:
+            parts.append((dim, count, step))
+            break
+        within = sizes[dim] // step
+        if sizes[dim] % step or count % within:
+            return None
+        parts.append((dim, within, step))
+        count, stride = count // within, dense[dim] * sizes[dim]
+    return parts[::-1]
+
+
+def _merged(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """Runs that go on from one another as one; none for a single element."""
+    made: list[Run] = []
+    for count, stride in runs:
+        if count == 1:
+            continue
+        if made and made[-1][1] == count * stride:
+            made[-1] = (made[-1][0] * count, stride)
+        else:
+            made.append((count, stride))
+    return tuple(made)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A box of rows: the shape, extents and offsets of (batch, rows, columns)."""
+
+    shape: tuple[int, int, int]
+    extents: tuple[int, int, int]
+    offsets: tuple[int, int, int]
+
+
+def rows_of(place: Place, heads: int, items: int) -> Rows | None:
+    """Elements of axes (batch and heads, rows, columns of a head) as rows of all heads' columns;
+    None where they do not lie so. items: elements of the buffer.
+    """
+    lead, rows, columns = place.axes
+    if len(rows) != 1 or len(columns) != 1 or columns[0][1] != 1:
+        return None
+    (length, step), width = rows[0], columns[0][0]
+    if heads > 1:
+        if not lead or lead[-1] != (heads, width):
+            return None
+        lead = lead[:-1]
+    if len(lead) > 1:
+        return None
+    batch, apart = lead[0] if lead else (1, items // step * step)
+    if apart % step or items % apart or not apart:
+        return None
+    offsets = (place.start // apart, place.start % apart // step, place.start % step)
+    shape, extents = (batch, length, heads * width), (items // apart, apart // step, step)
+    inside = all(o + n <= e for o, n, e in zip(offsets, shape, extents, strict=True))
+    return Rows(shape, extents, offsets) if inside else None
+
+
+def heads_of(place: Place) -> int:
+    """How many heads lie side by side."""
+    lead, _, columns = place.axes
+    side = bool(lead) and len(columns) == 1 and lead[-1][1] == columns[0][0]
+    return lead[-1][0] if side else 1
+
+
+def items_of(tensor: Tensor) -> int:
+    """Elements of the tensor's type that its buffer holds."""
+    return tensor.buffer.nbytes // tensor.dtype.itemsize if math.prod(tensor.shape) else 0

@@ -1,0 +1,283 @@
+"""Attention written as product, softmax and product, in the forms in which front ends write it:
+what is planned for matrix units has one op in its place, and a CPU that executes such a plan by
+common bodies finds torch's results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ark
+from ark.backend import registry
+from ark.ir.dtype import bf16, fp16, fp32
+from ark.lower.pipeline import plan as make_plan
+from ark.lower.rewrite.attend import attend
+from ark.machine import Machine
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from tests.projection import with_matrix
+from tests.slow import slow
+
+BATCH, HEADS, ROWS, WIDTH = 2, 3, 130, 24
+
+
+@dataclass(frozen=True)
+class Form:
+    """How queries, keys and values lie in what is given, how scores are made, how results lie.
+
+    shape: of the given tensor or tensors. split: to three of (batch, heads, rows, width).
+    """
+
+    shape: tuple[int, ...]
+    split: Callable[[Any], list[Any]]
+    scores: str = "plain"
+    mask: str = ""
+    back: tuple[int, ...] | None = (0, 2, 1, 3)
+    copies: int = 0  # transposes that are left
+
+
+def by_columns(x: Any) -> list[Any]:
+    """Of (batch, rows, 3 heads width): parts side by side, as one projection makes them."""
+    size = HEADS * WIDTH
+    parts = [x[:, :, i * size : (i + 1) * size] for i in range(3)]
+    split = [ark.reshape(p, [BATCH, ROWS, HEADS, WIDTH]) for p in parts]
+    return [ark.transpose(p, [0, 2, 1, 3]) for p in split]
+
+
+def by_permutation(x: Any) -> list[Any]:
+    """The same by one permutation of five dimensions."""
+    split = ark.transpose(ark.reshape(x, [BATCH, ROWS, 3, HEADS, WIDTH]), [2, 0, 3, 1, 4])
+    return [ark.reshape(split[i : i + 1], [BATCH, HEADS, ROWS, WIDTH]) for i in range(3)]
+
+
+def rows_first(x: Any) -> list[Any]:
+    """Of (rows, batch, 3 heads width), as nn.MultiheadAttention has it."""
+    split = ark.reshape(x, [1, ROWS, BATCH, 3, HEADS * WIDTH])
+    whole = ark.transpose(split, [3, 1, 2, 0, 4])
+    parts = [ark.reshape(whole[i : i + 1], [ROWS, BATCH * HEADS, WIDTH]) for i in range(3)]
+    turned = [ark.transpose(p, [1, 0, 2]) for p in parts]
+    return [ark.reshape(p, [BATCH, HEADS, ROWS, WIDTH]) for p in turned]
+
+
+def apart(x: Any) -> list[Any]:
+    """Of (3, batch, heads, rows, width): dense by heads."""
+    return [ark.reshape(x[i : i + 1], [BATCH, HEADS, ROWS, WIDTH]) for i in range(3)]
+
+
+def lower_left(kind: str, dtype: Any = bf16) -> Any:
+    """A causal mask, computed."""
+    rows, columns = (ark.iota((ROWS, ROWS), d, ark.int32) for d in (0, 1))
+    if kind == "where":
+        return ark.less_equal(columns, rows)
+    hidden = ark.greater(columns, rows)
+    if kind == "hidden":
+        return hidden
+    return ark.reshape(
+        ark.where(hidden, float("-inf"), ark.cast(ark.mul(rows, 0), dtype)), [1, 1, ROWS, ROWS]
+    )
+
+
+def attention(form: Form, x: Any) -> Any:
+    """As a user writes it."""
+    q, k, v = form.split(x)
+    scale = WIDTH**-0.5
+    if form.scores == "scaled queries":
+        scores = ark.matmul(ark.mul(q, scale), k, transpose_other=True)
+    elif form.scores == "turned keys":
+        scores = ark.div(ark.matmul(q, ark.transpose(k, [0, 1, 3, 2])), WIDTH**0.5)
+    else:
+        scores = ark.mul(ark.matmul(q, k, transpose_other=True), scale)
+    if form.mask == "where":
+        scores = ark.where(lower_left("where"), scores, float("-inf"))
+    elif form.mask == "hidden":
+        scores = ark.where(lower_left("hidden"), float("-inf"), scores)
+    elif form.mask == "add":
+        scores = ark.add(scores, lower_left("add", scores.dtype()))
+    if form.scores == "wide":
+        made = ark.matmul(ark.cast(ark.softmax(ark.cast(scores, fp32)), x.dtype()), v)
+    else:
+        made = ark.matmul(ark.softmax(scores), v)
+    return made if form.back is None else ark.transpose(made, list(form.back))
+
+
+COLUMNS = (BATCH, ROWS, 3 * HEADS * WIDTH)
+FORMS = {
+    "columns": Form(COLUMNS, by_columns),
+    "columns, causal": Form(COLUMNS, by_columns, "scaled queries", "where"),
+    "columns, keys turned": Form(COLUMNS, by_columns, "turned keys", "hidden"),
+    "columns, fp32 weights": Form(COLUMNS, by_columns, "wide", "add"),
+    "columns, by heads": Form(COLUMNS, by_columns, back=None, copies=1),
+    "permutation": Form(COLUMNS, by_permutation, "scaled queries"),
+    "rows first": Form((ROWS, BATCH, COLUMNS[2]), rows_first, back=(2, 0, 1, 3), copies=1),
+    "apart": Form((3, BATCH, HEADS, ROWS, WIDTH), apart, mask="where", back=None),
+    "apart, turned back": Form((3, BATCH, HEADS, ROWS, WIDTH), apart, copies=1),
+}
+
+
+def by_torch(form: Form, x: np.ndarray) -> np.ndarray:
+    """In float64, from where the form's parts lie."""
+    given = torch.tensor(x.astype(np.float64))
+    if form.split is apart:
+        q, k, v = given
+    elif form.split is rows_first:
+        parts = given.reshape(ROWS, BATCH, 3, HEADS, WIDTH).permute(2, 1, 3, 0, 4)
+        q, k, v = parts
+    else:
+        q, k, v = given.reshape(BATCH, ROWS, 3, HEADS, WIDTH).permute(2, 0, 3, 1, 4)
+    made = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(form.mask))
+    return (made if form.back is None else made.permute(*form.back)).numpy()
+
+
+def planned(forms: list[Form], machine: Machine, dtype: Any) -> Plan:
+    """The plan for matrix units of forms on tensors x0, x1, ... to out0, out1, ..., verified."""
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        for i, form in enumerate(forms):
+            made = attention(form, ark.tensor(form.shape, dtype, name=f"x{i}"))
+            ark.copy(made, ark.tensor(made.shape(), dtype, name=f"out{i}"))
+    plan = make_plan(model.graph, with_matrix(machine), {"variant": "matrix"})
+    verify([plan])
+    return plan
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_is_one_op_that_reads_in_place(name: str) -> None:
+    form = FORMS[name]
+    kinds = [op.kind for op in planned([form], registry.machine("cpu"), bf16).ops]
+    assert kinds.count("attention_tiles") == 1
+    assert kinds.count("transpose") == form.copies
+    assert not {"matmul", "rownorm"} & set(kinds)
+
+
+@pytest.mark.parametrize("dtype", [bf16, pytest.param(fp16, marks=slow)], ids=lambda d: d.name)
+def test_all_forms_give_torchs_results(dtype: Any) -> None:
+    backend, _ = registry.choose("cpu")
+    rng = np.random.default_rng(5)
+    forms = list(FORMS.values())
+    with contextlib.closing(backend.open(0)) as device:
+        plan = planned(forms, device.machine, dtype)
+        with Executor(plan, backend, device) as executor:
+            given = [rng.standard_normal(form.shape).astype(dtype.numpy) for form in forms]
+            for i, array in enumerate(given):
+                (buffer,) = (b.name for b in plan.buffers if b.name.startswith(f"x{i}."))
+                executor.write(buffer, array)
+            executor.start(1).wait(60)
+            for i, (name, form) in enumerate(FORMS.items()):
+                made = executor.read(f"out{i}").astype(np.float64)
+                bound = {"bf16": 2**-6, "fp16": 2**-9}[dtype.name]
+                right = by_torch(form, given[i]).reshape(made.shape)
+                np.testing.assert_allclose(made, right, rtol=bound, atol=bound, err_msg=name)
+
+
+def upper(x: Any) -> Any:
+    """A mask that is not causal."""
+    rows, columns = (ark.iota((ROWS, ROWS), d, ark.int32) for d in (0, 1))
+    return ark.less_equal(rows, columns)
+
+
+def scored(x: Any) -> list[Any]:
+    q, k, v = by_columns(x)
+    return [ark.mul(ark.matmul(q, k, transpose_other=True), 0.2), v]
+
+
+def another_mask(x: Any) -> Any:
+    scores, v = scored(x)
+    return ark.matmul(ark.softmax(ark.where(upper(x), scores, float("-inf"))), v)
+
+
+def causal_mask(x: Any) -> Any:
+    scores, v = scored(x)
+    return ark.matmul(ark.softmax(ark.where(lower_left("where"), scores, float("-inf"))), v)
+
+
+def given_mask(x: Any) -> Any:
+    scores, v = scored(x)
+    return ark.matmul(ark.softmax(ark.add(scores, ark.tensor((ROWS, ROWS), bf16))), v)
+
+
+def weights_read(x: Any) -> Any:
+    scores, v = scored(x)
+    weights = ark.softmax(scores)
+    ark.copy(ark.reduce_sum(weights, 2), ark.tensor((BATCH, HEADS, 1, ROWS), bf16))
+    return ark.matmul(weights, v)
+
+
+def queries_change(x: Any) -> Any:
+    """Between the scores and the values."""
+    q, k, v = apart(ark.tensor((3, BATCH, HEADS, ROWS, WIDTH), bf16, name="y"))
+    weights = ark.softmax(ark.matmul(q, k, transpose_other=True))
+    changed = ark.copy(ark.mul(q, 0.5), q)
+    return ark.add(ark.matmul(weights, v), changed)
+
+
+def weakly_masked(x: Any) -> Any:
+    """A masked score is -65 at the end, not as good as none."""
+    scores, v = scored(x)
+    masked = ark.where(lower_left("where"), scores, -6.5e4)
+    return ark.matmul(ark.softmax(ark.mul(masked, 1e-3)), v)
+
+
+def scaled_after(x: Any) -> Any:
+    scores, v = scored(x)
+    masked = ark.where(lower_left("where"), scores, float("-inf"))
+    return ark.matmul(ark.softmax(ark.mul(masked, 1e-3)), v)
+
+
+def negated_twice(x: Any) -> Any:
+    """What is masked by -inf becomes inf between."""
+    scores, v = scored(x)
+    masked = ark.where(lower_left("where"), ark.mul(scores, -1.0), float("-inf"))
+    return ark.matmul(ark.softmax(ark.mul(masked, -1.0)), v)
+
+
+def few_rows(x: Any) -> Any:
+    q, k, v = (part[:, :, :100] for part in by_columns(x))
+    return ark.matmul(ark.softmax(ark.matmul(q, k, transpose_other=True)), v)
+
+
+@pytest.mark.parametrize(
+    ("build", "joined"),
+    [
+        (causal_mask, 1),
+        (another_mask, 0),
+        (given_mask, 0),
+        (weights_read, 0),
+        (queries_change, 0),
+        (few_rows, 0),
+        (weakly_masked, 0),
+        (scaled_after, 1),
+        (negated_twice, 0),
+    ],
+)
+def test_what_is_another_function_stays(build: Callable[[Any], Any], joined: int) -> None:
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        made = build(ark.tensor(COLUMNS, bf16, name="x"))
+        ark.copy(made, ark.tensor(made.shape(), bf16, name="out"))
+    nodes = attend(model.graph, frozenset()).nodes
+    kinds = [node.type for node in nodes]
+    assert kinds.count("attention") == joined
+    assert kinds.count("matmul") == 2 - 2 * joined
+
+
+@pytest.mark.parametrize("machine", ["h100", "mi300x", "a100"])
+def test_machines_without_such_units_keep_the_ops(machine: str) -> None:
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.tensor((2, 256, 3, 4, 64), bf16)
+        q, k, v = (
+            ark.reshape(ark.transpose(x, [2, 0, 3, 1, 4])[i : i + 1], [2, 4, 256, 64])
+            for i in range(3)
+        )
+        weights = ark.softmax(ark.matmul(q, k, transpose_other=True))
+        ark.copy(ark.matmul(weights, v), ark.tensor((2, 4, 256, 64), bf16))
+    kinds = [op.kind for op in make_plan(model.graph, registry.machine(machine)).ops]
+    assert ("attention_tiles" in kinds) == (machine == "h100")

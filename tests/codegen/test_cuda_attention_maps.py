@@ -1,0 +1,62 @@
+"""Attention whose keys and values lie by rows: box maps say where they are, NVRTC compiles it."""
+
+from __future__ import annotations
+
+import pytest
+
+import ark
+from ark.codegen.writer import write
+from ark.ir.dtype import bf16
+from ark.lower.pipeline import plan as make_plan
+from ark.plan.kind import signature
+from ark.plan.serialize import machine_of
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+from ark_cuda import backend, machines
+from ark_cuda.tasks import attention_tiles
+
+from ark.backend.protocol import Target
+
+BATCH, ROWS, HEADS, WIDTH = 2, 256, 4, 64
+
+
+def planned(causal: bool) -> Plan:
+    """Of (batch, rows, 3 parts of all heads), as one projection makes them."""
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.tensor((BATCH, ROWS, 3, HEADS, WIDTH), bf16)
+        parts = ark.transpose(x, [2, 0, 3, 1, 4])
+        q, k, v = (ark.reshape(parts[i : i + 1], [BATCH, HEADS, ROWS, WIDTH]) for i in range(3))
+        scores = ark.matmul(q, k, transpose_other=True)
+        if causal:
+            rows, columns = (ark.iota((ROWS, ROWS), d, ark.int32) for d in (0, 1))
+            scores = ark.where(ark.less_equal(columns, rows), scores, float("-inf"))
+        made = ark.transpose(ark.matmul(ark.softmax(scores), v), [0, 2, 1, 3])
+        ark.copy(made, ark.tensor(made.shape(), bf16))
+    plan = make_plan(model.graph, machines.MODELS["h100"])
+    verify([plan])
+    return plan
+
+
+def test_boxes_are_a_heads_columns_of_rows() -> None:
+    """Bytes from one row, head and batch to the next: of queries rows before heads."""
+    plan = planned(False)
+    (op,) = (o for o in plan.ops if o.kind == "attention_tiles")
+    q, k, v = attention_tiles.maps(signature(plan, op), machine_of(plan))
+    row, head, batch = 3 * HEADS * WIDTH * 2, WIDTH * 2, ROWS * 3 * HEADS * WIDTH * 2
+    assert (q.dims, q.strides) == ((WIDTH, HEADS, ROWS, BATCH), (head, row, batch))
+    for each in (k, v):
+        assert (each.dims, each.strides) == ((WIDTH, ROWS, HEADS, BATCH), (row, head, batch))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_nvrtc_compiles_it(causal: bool) -> None:
+    plan = planned(causal)
+    machine = machine_of(plan)
+    emitted = write(plan, machine, backend.dialect("sm_90a"))
+    binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
+    assert "ark_attention_load<" in emitted.source.text
+    assert "serialized" not in binary.log

@@ -1,0 +1,126 @@
+"""Layers with attention that torch has as one operator, compiled, beside torch itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import ark
+
+torch = pytest.importorskip("torch")
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
+from ark.backend import registry  # noqa: E402
+from ark.interop.torch.compile import compile_graph  # noqa: E402
+from ark.interop.torch.graph import build, name_of, why_not  # noqa: E402
+from ark.interop.torch.program import planned  # noqa: E402
+
+nn = torch.nn
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu() -> None:
+    ark.init(backend="cpu")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_an_encoder_is_one_kernel(first: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """In eval mode, where torch has its own operator for a layer."""
+    layer = nn.TransformerEncoderLayer(
+        32, 4, 64, batch_first=True, norm_first=first, activation="gelu" if first else "relu"
+    )
+    net = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    for p in net.parameters():
+        nn.init.normal_(p, std=0.3)
+    x = torch.randn(2, 9, 32)
+
+    with torch.no_grad():
+        made = torch.compile(net, backend="ark")(x)
+        torch.testing.assert_close(made, net(x), rtol=3e-5, atol=3e-5)
+    assert "stay in torch" not in capfd.readouterr().err
+
+
+def layer_graph(mask: Any, kind: int | None, dtype: Any = torch.float32, sizes: Any = (2, 9, 32)):
+    """torch's own operator as a graph, what it is called with, and its results."""
+    width = sizes[-1]
+    net = nn.TransformerEncoderLayer(width, 4, 2 * width, batch_first=True).eval().to(dtype)
+    a = net.self_attn
+    given = [
+        a.in_proj_weight, a.in_proj_bias, a.out_proj.weight, a.out_proj.bias,
+        net.norm1.weight, net.norm1.bias, net.norm2.weight, net.norm2.bias,
+        net.linear1.weight, net.linear1.bias, net.linear2.weight, net.linear2.bias,
+    ]  # fmt: skip
+    for p in given:
+        nn.init.normal_(p, std=0.3)
+
+    masks = [] if mask is None else [mask]
+
+    def forward(x, *rest):
+        p, m = rest[:12], rest[12] if masks else None
+        flat = (*p[:4], False, False, 1e-5, *p[4:])
+        return torch._transformer_encoder_layer_fwd(x, width, 4, *flat, m, kind)
+
+    arguments = [torch.randn(sizes).to(dtype), *given, *masks]
+    with torch.no_grad():
+        return make_fx(forward)(*arguments), arguments, forward(*arguments)
+
+
+HIDDEN = {
+    None: None,
+    0: torch.ones(9, 9).triu(1).bool(),
+    1: torch.arange(9)[None] >= torch.tensor([[9], [6]]),
+    2: torch.rand(2, 4, 9, 9, generator=torch.Generator().manual_seed(3)) > 0.7,
+}
+
+
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_masks_of_an_encoder_layer(kind: int | None) -> None:
+    mask = HIDDEN[kind]
+    module, arguments, right = layer_graph(mask, kind)
+    names = [name_of(n.target) for n in module.graph.nodes if n.op == "call_function"]
+    assert names == ["_transformer_encoder_layer_fwd.default"]
+    with torch.no_grad():
+        made = compile_graph(module, arguments)(*arguments)
+    torch.testing.assert_close(made, right, rtol=3e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_attention_of_several_heads(other: bool) -> None:
+    """_native_multi_head_attention: of one tensor or of two, with and without weights."""
+    mha = nn.MultiheadAttention(32, 4, batch_first=True).eval()
+    x = torch.randn(2, 9, 32)
+    y = torch.randn(2, 9, 32) if other else x
+    parameters = [mha.in_proj_weight, mha.in_proj_bias, mha.out_proj.weight, mha.out_proj.bias]
+    for p in parameters:
+        nn.init.normal_(p, std=0.3)
+    with torch.no_grad():
+        right, weights = mha(x, y, y)
+
+    def forward(x, y, *p):
+        return torch._native_multi_head_attention(x, y, y, 32, 4, *p, None, True, True)
+
+    def same(x, *p):
+        return torch._native_multi_head_attention(x, x, x, 32, 4, *p, None, True, True)
+
+    given = [x, *([y] if other else []), *parameters]
+    with torch.no_grad():
+        module = make_fx(forward if other else same)(*given)
+        made = compile_graph(module, given)(*given)
+    assert not any(why_not(n) for n in module.graph.nodes if n.op == "call_function")
+    torch.testing.assert_close(made[0], right, rtol=3e-5, atol=3e-5)
+    torch.testing.assert_close(made[1], weights, rtol=3e-5, atol=3e-5)
+
+
+def test_an_encoder_layer_on_matrix_units_reads_its_heads_in_place() -> None:
+    """No transposes, no scores in memory."""
+    module, arguments, _ = layer_graph(None, None, torch.bfloat16, (2, 256, 256))
+    made = build(module, arguments)
+    plan = planned(made.model, [*made.inputs, *made.outputs], registry.machine("h100"))
+    kinds = [op.kind for op in plan.ops]
+    assert plan.variant == "matrix"
+    assert kinds.count("attention_tiles") == 1 and kinds.count("matmul") == 4
+    assert not {"transpose", "softmax"} & set(kinds)
+    assert not any(op.params.get("function") == "softmax" for op in plan.ops)
