@@ -197,7 +197,12 @@ def test_no_disk_for_the_cache() -> None:
 def full_disk(folder: Path, size: str) -> list[str]:
     """A command's prefix that lays a disk of `size` over a folder, for that command alone."""
     folder.mkdir()
-    words = f'mount -t tmpfs -o size={size} none {folder} && exec "$@"'
+    return mounted(f"mount -t tmpfs -o size={size} none {folder}")
+
+
+def mounted(mounting: str) -> list[str]:
+    """A command's prefix that mounts something, for that command alone; else skips the test."""
+    words = f'{mounting} && exec "$@"'
     wrapper = ["unshare", "-rm", "sh", "-c", words, "sh"]
     if (
         not shutil.which("unshare")
@@ -216,6 +221,31 @@ def test_a_full_disk_under_the_cache(tmp_path: Path) -> None:
     assert done.returncode == 0 and len(json.loads(done.stdout)["tokens"]) == 4
     assert done.stderr.count("going on without the cache: [Errno 28] No space left") == 1
     assert ".partial" not in done.stderr
+
+
+@slow
+def test_a_cache_that_can_only_be_read(tmp_path: Path) -> None:
+    """What is there is taken, what is not is compiled and not kept, and clearing is refused."""
+    folder = tmp_path / "cache"
+    first = generate(ARK_CACHE_DIR=str(folder))
+    there = sorted(folder.rglob("*"))
+    wrapper = mounted(f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}")
+    again = generate(*wrapper, ARK_CACHE_DIR=str(folder))
+    assert (again.returncode, again.stdout) == (0, first.stdout)
+    assert "cache" not in again.stderr
+    other = generate(*wrapper, ARK_CACHE_DIR=str(folder), ARK_CPU_FLAGS="-DANOTHER")
+    assert (other.returncode, other.stdout) == (0, first.stdout)
+    assert other.stderr.count("going on without the cache: [Errno 30] Read-only") == 1
+    clear = [*wrapper, sys.executable, "-m", "ark", "cache", "clear"]
+    done = subprocess.run(
+        clear,
+        env={**os.environ, "ARK_CACHE_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 2 and "cannot be removed" in " ".join(done.stderr.split())
+    assert sorted(folder.rglob("*")) == there
 
 
 @slow
