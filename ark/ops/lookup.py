@@ -220,8 +220,10 @@ def _lower_scatter(lowering: Lowering, node: Node) -> None:
             out = part(out, d, 0, n)
     frame = lines(updates.shape, axis)
     count, size, spans = updates.shape[axis], out.shape[axis], 1
-    tile = box_tile(frame, lowering.machine, count)
-    if same_places(ids.shape, axis) and not lowering.machine.has("single_thread"):
+    tile, alone = box_tile(frame, lowering.machine, count), lowering.machine.has("single_thread")
+    if not alone and 2 * len(box_coords(frame, tile)) <= lowering.machine.processors:
+        tile[3] = min(tile[3], lowering.machine.lanes)  # each thread's updates are in a row
+    if same_places(ids.shape, axis) and not alone:
         tile = box_tile(frame, lowering.machine)
         tasks = len(box_coords(frame, tile))
         spans = max(1, min(lowering.machine.processors // tasks, count // LEAST_UPDATES))

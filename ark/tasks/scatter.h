@@ -67,33 +67,69 @@ ARK_DEVICE void ark_each_update_found(ArkCtx& c, int first, int last, const Id& 
   }
 }
 
-// Updates of one line, in order, a few under way at once: more(n) is the n-th, now(k) what is at
-// place k, join(now, more) what store(k, v) puts there.
+// U updates of one line, in order, all under way at once: update n[u], if k[u] is not negative, is
+// joined with what is at place k[u]. more(n) is the n-th, now(k) what is at place k, join(now,
+// more) what store(k, v) puts there.
+template <typename T, int U, class More, class Now, class Join, class Store>
+ARK_DEVICE void ark_apply_few(const int (&k)[U], const int (&n)[U], const More& more,
+                              const Now& now, const Join& join, const Store& store) {
+  T x[U], made[U];
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    x[u] = more(n[u]);
+    made[u] = now(k[u] < 0 ? 0 : k[u]);
+  }
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    T old = made[u];
+#pragma unroll
+    for (int w = 0; w < u; ++w) old = k[w] == k[u] ? made[w] : old;
+    made[u] = join(old, x[u]);
+  }
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    if (k[u] >= 0) store(k[u], made[u]);
+  }
+}
+
+// The updates that a round found of one line.
 template <typename T, class More, class Now, class Join, class Store>
 ARK_DEVICE void ark_apply_updates(const ArkUpdates& updates, const More& more, const Now& now,
                                   const Join& join, const Store& store) {
   constexpr int U = 4;
   for (int i = 0; i < updates.count; i += U) {
-    T x[U], made[U];
-    int k[U];
+    int k[U], n[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       const int j = i + u < updates.count ? i + u : i;
       k[u] = i + u < updates.count ? updates.to[j] : -1;
-      x[u] = more(updates.at[j]);
-      made[u] = now(updates.to[j]);
+      n[u] = updates.at[j];
     }
+    ark_apply_few<T>(k, n, more, now, join, store);
+  }
+}
+
+// All N updates of a thread's own line of SIZE places, each with an index of its own.
+template <typename T, int N, int SIZE, class Id, class More, class Now, class Join, class Store>
+ARK_DEVICE void ark_apply_line(ArkCtx& c, const Id& id, const More& more, const Now& now,
+                               const Join& join, const Store& store) {
+  constexpr int U = N < 16 ? N : 16;
+  decltype(id(0)) ahead[U];
+  const auto fetch = [&](int first) {
+#pragma unroll
+    for (int u = 0; u < U; ++u) ahead[u] = id(first + u < N ? first + u : N - 1);
+  };
+  fetch(0);
+  for (int first = 0; first < N; first += U) {
+    int k[U], n[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      T old = made[u];
-#pragma unroll
-      for (int w = 0; w < u; ++w) old = k[w] == k[u] ? made[w] : old;
-      made[u] = join(old, x[u]);
+      const bool there = first + u < N;
+      n[u] = there ? first + u : N - 1;
+      k[u] = there ? static_cast<int>(ark_looked_up(c, ahead[u], SIZE)) : -1;
     }
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      if (k[u] >= 0) store(k[u], made[u]);
-    }
+    if (first + U < N) fetch(first + U);
+    ark_apply_few<T>(k, n, more, now, join, store);
   }
 }
 

@@ -174,6 +174,12 @@ class Scatter(TaskKind):
             f"<{many}, {size}>(c, t.coord[4], t.coord[4] + {sig.params['span']}, "
             f"[&](int n) {{ (void)n; return p0[{at[0]}]; }}, "
         )
+        updated = (
+            f"        [&](int n) -> {compute} {{ (void)n; return {more}; }},\n"
+            f"        [&](int k) -> {compute} {{ (void)k; return {now}; }},\n"
+            f"        {joined},\n        [&](int k, {compute} v) {{ (void)k; "
+            f"{text.store(sig, 2, 'p2', target, 'v')} }});\n"
+        )
         every = f"ark_each_update{span}[&](int n, int k) {{\n      (void)n; (void)k;\n"
         if self._together(sig, machine) and self._by_place(sig, machine):
             at4 = ", ".join(f"int {name}" for name in NAMES)
@@ -189,19 +195,17 @@ class Scatter(TaskKind):
                 f"{text.store(sig, 2, 'p2', target, 'v')} }});\n  }});\n"
             )
         elif self._together(sig, machine):
-            apply = (
-                f"    ark_apply_updates<{compute}>(updates,\n"
-                f"        [&](int n) -> {compute} {{ (void)n; return {more}; }},\n"
-                f"        [&](int k) -> {compute} {{ (void)k; return {now}; }},\n"
-                f"        {joined},\n        [&](int k, {compute} v) {{ (void)k; "
-                f"{text.store(sig, 2, 'p2', target, 'v')} }});\n"
-            )
+            apply = f"    ark_apply_updates<{compute}>(updates,\n{updated}"
             body = (
                 f"  ark_each_update_found{span}ARK_SCRATCH(c), [&](const ArkUpdates& updates) {{\n"
                 f"{each_index(tile, frame, apply)}  }});\n"
             )
         elif not machine.has("single_thread"):
-            body = each_index(tile, frame, f"{every}{update}  }});\n")
+            apply = (
+                f"    ark_apply_line<{compute}, {many}, {size}>(c,\n"
+                f"        [&](int n) {{ (void)n; return p0[{at[0]}]; }},\n{updated}"
+            )
+            body = each_index(tile, frame, apply)
         elif same_places(ids.shape, axis):  # one lookup for a row of neighbours
             body = f"  {every}{in_order(tile, frame, update)}  }});\n"
         else:

@@ -162,8 +162,8 @@ def test_many_updates_of_few_lines(backend: str, reduction: str) -> None:
     cases = []
     for shape, wide in (([300], 1), ([70, 5], 1), ([2, 9, 40], 1), ([40, 3], 3)):
         axis = len(shape) - 2 if len(shape) > 1 else 0
-        many = [1200 if d == axis else n for d, n in enumerate(shape)]
-        size = [1200 if d == axis else wide if n == wide else 1 for d, n in enumerate(shape)]
+        many = [1213 if d == axis else n for d, n in enumerate(shape)]
+        size = [1213 if d == axis else wide if n == wide else 1 for d, n in enumerate(shape)]
         ids = rng.integers(-shape[axis], shape[axis], size)
         cases.append(
             Case(
