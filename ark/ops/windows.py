@@ -247,13 +247,19 @@ def _lower_convolution(lowering: Lowering, node: Node) -> None:
     """Tiles of one n: places first, then rows of weights, then groups, as few as busy everybody."""
     weight, source, *others = node.inputs
     out, machine = node.outputs[0], lowering.machine
-    _, groups, rows, places = out.shape
+    images, groups, rows, places = out.shape
     work = out.elements * weight.shape[3]
     tasks = max(1, min(machine.processors, work // LEAST_WORK))
     share = -(-out.elements // tasks)
     wide = places if share >= places else min(places, -(-share // LINE) * LINE)
     down = min(rows, max(1, share // wide))
-    several = min(groups, max(1, share // (wide * rows))) if down == rows else 1
+
+    def rounds(several: int) -> tuple[int, int]:
+        """Groups that the busiest processor has one after another, a task as few as can be."""
+        return -(-images * -(-groups // several) // tasks) * several, -several
+
+    together = down == rows and wide == places
+    several = min(range(1, groups + 1), key=rounds) if together else 1
     tile = [1, several, -(-rows // -(-rows // down)), wide]
     params = {k: v for k, v in node.attrs.items() if k != "finish"} | {"tile": tile}
     if "finish" in node.attrs:

@@ -143,6 +143,12 @@ def test_fp32_is_convolved_in_its_own_digits_unless_tf32_is_allowed() -> None:
     assert [op.kind for op in odd.ops] == ["remap", "matmul"]
 
 
+def test_images_of_their_own_channels_are_dealt_so_that_all_end_together() -> None:
+    """1,024 images of a channel: eight for each of 128 processors, not seven for most of 132."""
+    made = planned("h100", (16, 64, 56, 56), (64, 1, 3, 3), ark.fp32, padding=1, groups=64)
+    assert [(op.kind, op.params["tile"]) for op in made.ops] == [("convolution", [1, 8, 1, 3136])]
+
+
 @needs_gpu
 @pytest.mark.parametrize("dtype", [ark.bf16, ark.fp32], ids=str)
 @pytest.mark.parametrize(("x", "w", "options"), SHAPES)
