@@ -133,22 +133,33 @@ def _choose(
 
 
 LEAST_ROWS, LEAST_WORK = 16, 1 << 26  # of a product worth a variant of its own
-MOST_SMALL = 0.1  # of all multiplications: of products that are not
+MOST_SMALL = 0.1  # of all multiplications: of products that are not, or that no box copies load
+SLOWER = 16  # times as long as of 16 bits these take of fp32, whose own tiles are of `block`
 HALVED = 64  # of so many rows warpgroups share the columns, twice as many at least
 
 
 def _multiplies(graph: Graph) -> bool:
     """Is all work products of matrices of 16-bit types, or attention of many rows of such types,
-    which box copies can load? Products too small for warpgroups may be a small part of it.
+    which box copies can load? Products too small for warpgroups, or that box copies cannot load,
+    may be a small part of it, in the common bodies.
     """
     nodes = [n for n in graph.nodes if not n.virtual]
     products = [n for n in nodes if n.type == "matmul"]
     attention = [n for n in nodes if n.type == "attention"]
     if any(n.type == "linear" for n in nodes) or not products + attention:
         return False
-    fits = all(_boxes(n) for n in products) and all(attends(n) for n in attention)
-    small = sum(_work(n) for n in products if not _large(n))
-    return fits and (not products or small <= MOST_SMALL * sum(_work(n) for n in products))
+    small = sum(_beside(n) for n in products)
+    few = not products or small <= MOST_SMALL * sum(_work(n) for n in products)
+    return few and all(attends(n) for n in attention)
+
+
+def _beside(node: Node) -> int:
+    """Multiplications of a product that is not for warpgroups, as many as take as long in 16 bits;
+    0 of one that is.
+    """
+    if _boxes(node):
+        return 0 if _large(node) else _work(node)
+    return (1 if node.inputs[0].dtype in (bf16, fp16) else SLOWER) * _work(node)
 
 
 def _work(node: Node) -> int:

@@ -18,6 +18,7 @@ from ark.ir.values import Tensor
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
 from ark.tasks.matmul_form import dims
+from ark.tasks.matmul_small import small
 from ark.tasks.matmul_thin import thin, thin_tile
 
 LINE = 128  # bytes of k in a step
@@ -171,9 +172,7 @@ def thin_cut(params: Mapping[str, Any], tensors: Sequence[Tensor], machine: Mach
 
     Where there are fewer tiles than processors, k is cut.
     """
-    left, right, *_, out = tensors
-    seen = [OperandType(t.dtype.name, t.shape, t.strides) for t in (left, right, out)]
-    sig = Signature("matmul", params, tuple(seen))
+    right, sig = tensors[1], _signature(params, tensors)
     form = thin(sig, machine)
     if form is None:
         return None
@@ -185,6 +184,17 @@ def thin_cut(params: Mapping[str, Any], tensors: Sequence[Tensor], machine: Mach
         wide = tile[1 - form.few] * k * right.dtype.itemsize
         parts = max(1, min(machine.processors // tasks, wide // THIN_BYTES, MOST_THIN))
     return Cut(*tile, parts)
+
+
+def deals_matrices(params: Mapping[str, Any], tensors: Sequence[Tensor], machine: Machine) -> bool:
+    """Is it many products of small matrices, of which a processor has a task? As of `thin_cut`."""
+    return small(_signature(params, tensors), machine)
+
+
+def _signature(params: Mapping[str, Any], tensors: Sequence[Tensor]) -> Signature:
+    left, right, *_, out = tensors
+    seen = (OperandType(t.dtype.name, t.shape, t.strides) for t in (left, right, out))
+    return Signature("matmul", params, tuple(seen))
 
 
 def tiles(

@@ -17,8 +17,10 @@ from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.cuts import (
     Cut,
+    candidates,
     choose_cut,
     choose_tile,
+    deals_matrices,
     is_exact,
     matrix_group,
     thin_cut,
@@ -28,7 +30,15 @@ from ark.lower.merge import join, joins, part, widen
 from ark.lower.parts import ADDED, is_normed, sum_of_parts
 from ark.lower.registry import get, register
 from ark.lower.rewrite.overlap import SHARE, SUM
-from ark.lower.tiling import box_coords, row_bytes, side_by_side, split, stage_tile
+from ark.lower.tiling import (
+    BOX_LINE,
+    box_coords,
+    row_bytes,
+    side_by_side,
+    split,
+    stage_tile,
+    start_of,
+)
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.tasks import expression
 from ark.tasks.linear_form import dealt
@@ -166,20 +176,24 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
         shape = (*shape[:3], 2 * shape[3])
     elif "rope_kv" in node.attrs:
         shape = (*shape[:3], node.inputs[1].shape[-2 if node.attrs["transpose_b"] else -1])
-    if machine.variant.name == "matrix":
+    if machine.variant.name == "matrix" and _loads_boxes(node, tensors, shape):
         _lower_large(lowering, node, tensors, shape)
         return
     asked = lowering.tile(shape, fixed=(0, 1), shown=_shown(node))
     plain = not any(node.attrs.get(name) for name in ("gated", "rope_kv", "windows"))
     thin = thin_cut(_product(node), tensors, machine) if plain and not asked else None
+    dealt_out = plain and not asked and deals_matrices(_product(node), tensors, machine)
     if asked:
         tile = asked[2], asked[3]
+    elif dealt_out:
+        tile = shape[2], shape[3]
     elif thin:
         tile = thin.rows, thin.columns
     else:
         measured = lowering.options.get("cuts", {})
         depth, size = _depth(node), node.inputs[0].dtype.itemsize
-        exact = plain and is_exact([t.dtype.name for t in node.inputs[:2]], shape, depth)
+        here = plain and machine.variant.name == "block"
+        exact = here and is_exact([t.dtype.name for t in node.inputs[:2]], shape, depth)
         tile = choose_tile(shape, depth, size, machine, measured, exact)
     params = _product(node) | {"tile": list(tile)}
     if thin and thin.parts > 1 and not node.hints and not _travels(lowering, node):
@@ -187,11 +201,37 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
         _emit_parts(lowering, node, params, tensors, places, thin)
         return
     coords: Sequence[tuple[int, ...]] = box_coords(shape, (1, 1, *tile))
+    if dealt_out and node.hints is None and not _travels(lowering, node):
+        params |= {"tasks": machine.processors, "group": 1}
+        _emit_product(lowering, node, params, tensors, [(r,) for r in range(params["tasks"])])
+        return
     together = tiles_together(math.prod(tile) * _depth(node), machine) if node.hints is None else 1
     if len(coords) > 1 and together > 1:  # several small ones are a task
         params |= {"tasks": -(-len(coords) // together), "group": 1}
         coords = [(r,) for r in range(params["tasks"])]
     _emit_product(lowering, node, params, tensors, coords)
+
+
+def _loads_boxes(node: Node, tensors: Sequence[IrTensor], shape: Sequence[int]) -> bool:
+    """Can warpgroups take the product: is it as wide as their tiles, of types of theirs, and do the
+    rows of both sides begin where boxes may? Others have the common bodies beside them.
+    """
+    if any(node.attrs.get(name) for name in ("windows", "gated", "rope_kv")):
+        return True
+    left, right, *_, out = tensors
+    narrow, size = bool(node.attrs["transpose_b"]), left.dtype.itemsize
+    plain = () if "finish" in node.attrs else (out,)
+    return (
+        len(out.shape) <= FOLDED
+        and bool(candidates(shape, _depth(node), size, False, narrow))
+        and (left.dtype != fp32 or bool(node.attrs.get("tf32")))
+        and left.dtype.bits == right.dtype.bits
+        and all(
+            s * t.dtype.itemsize % BOX_LINE == 0
+            for t in (left, right, *plain)
+            for s in (*t.strides[:-1], start_of(t))
+        )
+    )
 
 
 def _depth(node: Node) -> int:

@@ -31,7 +31,7 @@ from ark.ir.fold import fold, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INT_MAX, Params, Places, Size, box, count, fits, need, typed
-from ark.tasks import expression, matmul_windows, text
+from ark.tasks import expression, matmul_small, matmul_windows, text
 from ark.tasks.matmul_form import (
     ROPE,
     dims,
@@ -179,6 +179,8 @@ class Matmul(TaskKind):
     def scratch(self, sig: Signature, machine: Machine) -> int:
         rows, columns = sig.params["tile"]
         if not machine.has("single_thread"):
+            if matmul_small.served(sig, machine):
+                return matmul_small.scratch(sig, machine)
             form = served(sig, machine)
             return scratch(sig, form, machine) if form else staged(sig, machine)
         if rows < FEW_ROWS:
@@ -193,7 +195,13 @@ class Matmul(TaskKind):
         return 2.0 * rows * columns * min(part_of_k(sig), k) * many, super().cost(sig, coord)[1]
 
     def headers(self) -> tuple[str, ...]:
-        products = ("matmul.h", "matmul_thin.h", "matmul_blocked.h", "convolution.h")
+        products = (
+            "matmul.h",
+            "matmul_thin.h",
+            "matmul_small.h",
+            "matmul_blocked.h",
+            "convolution.h",
+        )
         return tuple(text.header(name) for name in ("rotary.h", "tiles.h", *products))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ark.machine import Machine
 from ark.plan.kind import Signature
-from ark.tasks import expression, text
+from ark.tasks import expression, matmul_small, text
 from ark.tasks.matmul_form import (
     ROPE,
     along_k,
@@ -23,6 +23,7 @@ from ark.tasks.matmul_form import (
     side_strides,
     sums_of,
 )
+from ark.tasks.matmul_small import small_text
 from ark.tasks.matmul_thin import served, thin_text
 from ark.tasks.matmul_windows import tile_text
 from ark.tasks.rotary import rope
@@ -68,6 +69,9 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
         callee, shape = "ark_matmul_blocked", (*shape, DEPTH, pairs, *transposed)
     elif machine.has("single_thread") and not pairs and not sig.params["transpose_b"]:
         callee = "ark_matmul_alone"
+    elif matmul_small.served(sig, machine):
+        sides = _line(sig, 0), _line(sig, 1)
+        return text.function(name, outputs(sig) + small_text(sig, sides, _finish_one(sig)))
     elif form := served(sig, machine):
         body = thin_text(sig, form, machine, (_line(sig, 0), _line(sig, 1)), _finish_one(sig))
         return text.function(name, outputs(sig) + each_tile(sig, body))

@@ -1,4 +1,6 @@
-"""Products of which one side has few rows or columns, on every backend, against NumPy."""
+"""Products of which one side has few rows or columns, and many products of small matrices, on every
+backend, against NumPy.
+"""
 
 from __future__ import annotations
 
@@ -82,5 +84,20 @@ def test_k_in_parts(backend: str) -> None:
             product((), 3, 1, 1 << 17, then=True),
             product((), 1, 64, 1 << 13),
             product((), 2, 20, 1 << 14, (False, True), ark.bf16),
+        ]
+    )
+
+
+def test_many_small_matrices(backend: str) -> None:
+    """A warp each; sizes that no pack divides, k that four does not, broadcast matrices."""
+    many = 700
+    turned = (False, True)
+    check(
+        [
+            product((many,), 16, 16, 16),
+            product((many,), 16, 16, 16, turned, ark.bf16, then=True),
+            product((many // 2, 2), 5, 7, 9, (True, True)),
+            product((many,), 4, 4, 4, (False, False), ark.fp16),
+            product((many,), 3, 20, 33, (True, False)),
         ]
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ark.machine import Machine
 from ark.plan.kind import Signature
-from ark.tasks import text
+from ark.tasks import matmul_small, text
 from ark.tasks.matmul_form import along_k, paired
 from ark.tasks.matmul_text import matrix_tiles
 from ark.tasks.matmul_thin import served
@@ -46,6 +46,8 @@ def _shape(sig: Signature, machine: Machine) -> _Shape | None:
     if sig.params.get("expr") is not None or paired(sig):
         return None
     if sig.params.get("splits", 1) > 1 or sig.params.get("windows") or served(sig, machine):
+        return None
+    if matmul_small.served(sig, machine):
         return None
     rows, columns = sig.params["tile"]
     if not machine.has("mma_sync") or rows < _MIN_ROWS or a.packet or b.packet or out.packet:

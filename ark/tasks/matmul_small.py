@@ -1,0 +1,92 @@
+"""Many products of small matrices: each is one warp's, so that no warp waits for another, and a
+task has as many as its processor. matmul_small.h has the device side.
+
+Asked by the lowering, which deals matrices to tasks, and by the writers of the bodies.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ark.ir.fold import fold
+from ark.machine import Machine
+from ark.plan.kind import Signature
+from ark.tasks import text
+from ark.tasks.matmul_form import along_k, dims, grid, paired, side_strides, sums_of
+
+MOST, MOST_DEPTH = 32, 64  # rows and columns, and k
+LEAST = 2  # matrices a processor
+PACK_BYTES = 16
+
+
+def small(sig: Signature, machine: Machine) -> bool:
+    """Are these such products, whatever the tile?"""
+    m, n, k = dims(sig)
+    shape = fold(sig.operands[2].shape)
+    many = shape[0] * shape[1] >= LEAST * machine.processors
+    fits = max(m, n) <= MOST and k <= MOST_DEPTH
+    if not (many and fits) or machine.has("single_thread") or paired(sig):
+        return False
+    if sig.params.get("windows") or sig.params.get("splits", 1) > 1 or sums_of(sig) == "int32":
+        return False
+    packets = any(o.packet for o in sig.operands)
+    return not packets and scratch(sig, machine) <= machine.shared_bytes
+
+
+def served(sig: Signature, machine: Machine) -> bool:
+    """Are they, has each task several whole matrices, and does the ring leave room for them?"""
+    m, n, _ = dims(sig)
+    whole = tuple(sig.params["tile"]) == (m, n) and sig.params.get("tasks", 0) > 0
+    room = machine.shared_bytes - machine.ring_bytes
+    return whole and small(sig, machine) and scratch(sig, machine) <= room
+
+
+def scratch(sig: Signature, machine: Machine) -> int:
+    """Bytes of shared memory: both sides of a warp's matrices, as ArkSmall has them."""
+    m, n, k = dims(sig)
+    across = 1 << (n - 1).bit_length()
+    bands = machine.lanes // across
+    depth = -(-k // 4) * 4
+    left = bands * -(-m // bands) * (depth + 4)
+    return 4 * machine.warps * (-(-(left + depth * (across + 1)) // 4) * 4)
+
+
+def small_text(sig: Signature, sides: tuple[str, str], finish: str) -> str:
+    """Statements that compute a task's matrices. sides: texts of lambdas from a row or column and k
+    to the place of an element, and finish: of one from a row, a column and a sum, of matrix i0, i1.
+    """
+    inner = grid(sig)[1]
+    place = f"const int i0 = i / {inner}, i1 = i % {inner}; (void)i0; (void)i1; "
+    lines = [
+        f"const auto {name} = [&](int i, int line, int k) {{ {place}return {side}(line, k); }};"
+        for name, side in zip("ab", sides, strict=True)
+    ]
+    lines.append(
+        f"const auto store = [&](int i, int m, int n, float sum) {{ {place}{finish}(m, n, sum); }};"
+    )
+    wide, narrow = _call(sig, packed=True), _call(sig, packed=False)
+    asked = text.addresses(sig, (0, 1))
+    if wide != narrow and asked != "0u":
+        wide = f"if (ark_aligned({asked})) {{ {wide} }} else {{ {narrow} }}"
+    return "".join(f"  {line}\n" for line in (*lines, wide))
+
+
+def _call(sig: Signature, packed: bool) -> str:
+    """The call of the body."""
+    sides = (v for i in (0, 1) for v in _side(sig, i, packed))
+    constants = (math.prod(grid(sig)), sig.params["tasks"], *dims(sig), *sides)
+    return f"{text.called('ark_small_products', constants, ('a', 'b', 'store'))};"
+
+
+def _side(sig: Signature, index: int, packed: bool) -> tuple[bool, int]:
+    """Does k lie side by side, and in packs of how many elements is the side read?"""
+    operand, deep = sig.operands[index], along_k(sig, index)
+    row, k = side_strides(sig, index)
+    lines, depth = dims(sig)[index], dims(sig)[2]
+    beside, length, other = (k, depth, row) if deep else (row, lines, k)
+    batches = zip(operand.shape[:-2], operand.strides[:-2], strict=True)
+    steps = (length, other, *(s for n, s in batches if n > 1))
+    pack = PACK_BYTES // operand.itemsize if packed and beside == 1 else 1
+    while pack > 1 and any(s % pack for s in steps):
+        pack //= 2
+    return deep, pack

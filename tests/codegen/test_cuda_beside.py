@@ -1,0 +1,86 @@
+"""Networks of products for matrix units and of few others, which box copies cannot load: one kernel
+with both, and on a GPU what NumPy says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import numpy as np
+import pytest
+
+from ark.backend.protocol import Target
+from ark.codegen.writer import write
+from ark.ir.dtype import bf16
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan
+from ark.machine import Machine
+from ark.plan.serialize import machine_of
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+from ark_cuda import backend, machines
+
+H100 = machines.MODELS["h100"]
+needs_gpu = pytest.mark.skipif(
+    not backend.probe().devices and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
+    reason=f"no NVIDIA GPU: {backend.probe().reason}",
+)
+ROWS, FIRST, WIDE, CLASSES = 512, 333, 1024, 10
+
+
+def network(machine: Machine, wide: int = WIDE) -> Plan:
+    """x (512, 333) by weights to `wide` columns, to as many again and to ten."""
+    graph = Graph()
+    made = graph.tensor((ROWS, FIRST), bf16, arena="state", name="x")
+    for i, (n, k) in enumerate(((wide, FIRST), (wide, wide), (CLASSES, wide))):
+        weight = graph.tensor((n, k), bf16, arena="parameter", name=f"w{i}")
+        out = graph.tensor((ROWS, n), bf16, arena="state", name=f"y{i}")
+        graph.add("matmul", [made, weight], [out], {"transpose_a": False, "transpose_b": True})
+        made = out
+    found = plan(graph, machine)
+    verify([found])
+    return found
+
+
+def test_the_large_ones_are_loaded_by_boxes_beside_the_others() -> None:
+    """Rows of 333 begin nowhere, and ten columns are fewer than a tile's."""
+    made = network(H100, 4096)
+    assert made.variant == "matrix"
+    machine = machine_of(made)
+    emitted = write(made, machine, backend.dialect(machine.arch))
+    text = emitted.source.text
+    assert text.count("  ark_matrix_product<") == 1
+    assert text.count("  ark_matrix_tile<") == 1
+    assert text.count("ark_thin_along<") == 1
+    backend.compiler().compile(emitted.source, Target(H100.arch, machine.threads))
+
+
+def test_where_the_others_are_most_of_the_work_nothing_is_for_matrix_units() -> None:
+    assert network(H100, 1024).variant == "block"
+
+
+@needs_gpu
+def test_results_are_numpys() -> None:
+    rng = np.random.default_rng(3)
+    with contextlib.closing(backend.open(0)) as device:
+        made = network(device.machine, 4096)
+        shapes = {"x": (ROWS, FIRST), "w0": (4096, FIRST), "w1": (4096, 4096), "w2": (10, 4096)}
+        given = {
+            name: (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(bf16.numpy)
+            for name, shape in shapes.items()
+        }
+        with Executor(made, backend, device) as executor:
+            for name, array in given.items():
+                executor.write(name, array)
+            executor.start(2).wait()
+            found = [executor.read(f"y{i}").astype(np.float32) for i in range(3)]
+    x = given["x"].astype(np.float32)
+    for i, y in enumerate(found):
+        want = x @ given[f"w{i}"].astype(np.float32).T
+        assert np.linalg.norm(y - want) < 4e-3 * np.linalg.norm(want)
+        x = y
