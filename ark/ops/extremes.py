@@ -11,9 +11,12 @@ from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import FLOATS, DataType, int32
 from ark.lower.registry import register
 from ark.ops.base import index_type, positive_axis, result
-from ark.ops.logic import equal, iota, where
 from ark.ops.norms import lower_rows
-from ark.ops.reductions import reduce_by
+from ark.ops.reductions import reduce_axis, reduce_by
+from ark.tasks.expression import index, leaf, number
+
+LONG = 1 << 19  # elements of a line that several processors look through
+MOST_NARROW = 2**31 - 1  # that an int32 counts
 
 
 def _argmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -32,10 +35,11 @@ def _first_index(
     shape = tensor.ir.shape
     axis = positive_axis(what, axis, len(shape))
     extreme = reduce_by(function, tensor, axis, True, NullTensor, "")
-    dims = [n if d == axis else 1 for d, n in enumerate(shape)]
     beyond = -1 if last else shape[axis]
-    places = where(equal(tensor, extreme), iota(dims, axis, dtype), beyond)
-    return reduce_by("max" if last else "min", places, axis, True, output, name or what)
+    tree = ["where", ["equal", leaf(0), leaf(1)], index(axis - len(shape)), number(beyond)]
+    counted = dtype if shape[axis] > MOST_NARROW else int32
+    places = result("pointwise", [tensor, extreme], shape, counted, NullTensor, {"expr": tree})
+    return reduce_axis("max" if last else "min", places, axis, True, output, name or what, dtype)
 
 
 def _arg(
@@ -44,7 +48,8 @@ def _arg(
     tensor = as_tensor(input)
     index_type(f"arg{function}", dtype)
     rank = len(tensor.ir.shape)
-    if function == "max" and tensor.ir.dtype in FLOATS and axis in (-1, rank - 1) and not last:
+    rows = function == "max" and tensor.ir.dtype in FLOATS and axis in (-1, rank - 1)
+    if rows and not last and tensor.ir.shape[-1] < LONG:
         shape = (*tensor.ir.shape[:-1], 1)
         return result("argmax", [tensor], shape, dtype, output, name=name)
     return _first_index(function, tensor, axis, dtype, last, output, name)

@@ -59,13 +59,14 @@ def _lower_reduce(lowering: Lowering, node: Node) -> None:
     outer, inner = math.prod(source.shape[:axis]), math.prod(source.shape[axis + 1 :])
     cut = node.hints is not None and node.hints.cuts
     across = 0 if cut or outer * inner > 1 else _across(count, source, lowering.machine)
-    if across and dense_view(out, (1, 1)):
+    if across and dense_view(out, (1, 1)) and not (term and expression.places(term)):
         whole = _views(lowering, node, (1, count // across, across, 1))
         if whole is not None:
             _lower_swept(lowering, node, whole, across)
             return
     splits = 1 if cut else _splits(outer, count, inner, lowering.machine)
     parts = _views(lowering, node, (outer, splits, count // splits, inner)) if splits > 1 else None
+    part_term = term if term is None else _counted(term, count // splits, inner)
     if parts is None or dense_view(out, (outer, 1, inner)) is None:
         _emit_reduce(lowering, function, axis, count, node.inputs, out, term)
         return
@@ -78,7 +79,7 @@ def _lower_reduce(lowering: Lowering, node: Node) -> None:
         part = lowering.temp((outer, splits, 1, inner), dtype, f"{node.name}.partial")
         out = lowering.view(out, (outer, 1, inner))
     first = "sum" if function == "mean" else function
-    _emit_reduce(lowering, first, 2, count, parts, part, term, ".partial")
+    _emit_reduce(lowering, first, 2, count, parts, part, part_term, ".partial")
     shape = (outer, splits) if inner == 1 else (outer, splits, inner)
     _emit_reduce(lowering, function, 1, count, [lowering.view(part, shape)], out)
 
@@ -117,6 +118,15 @@ def _across(count: int, source: IrTensor, machine: Machine) -> int:
         return 0
     most = range(machine.processors, machine.processors // 2, -1)
     return next((REDUCE_COLUMNS * p for p in most if count % (REDUCE_COLUMNS * p) == 0), 0)
+
+
+def _counted(term: expression.Tree, part: int, inner: int) -> expression.Tree:
+    """A term over parts of the axis, whose elements are counted from the first of all."""
+    if not expression.places(term):
+        return term
+    along = -1 if inner == 1 else -2
+    whole = ["add", ["mul", expression.index(along - 1), expression.number(part)]]
+    return expression.counted(term, [*whole, expression.index(along)])
 
 
 def _lower_swept(lowering: Lowering, node: Node, inputs: Sequence[IrTensor], across: int) -> None:
@@ -204,10 +214,10 @@ def reduce_by(
         float_dtype(what, tensor)
     if isinstance(axis, Iterable) and not isinstance(axis, str):
         return _reduce_axes(function, tensor, axis, keepdims, output, name)
-    return _reduce_axis(function, tensor, axis, keepdims, output, name, dtype)
+    return reduce_axis(function, tensor, axis, keepdims, output, name, dtype)
 
 
-def _reduce_axis(
+def reduce_axis(
     function: str,
     tensor: Tensor,
     axis: int,
@@ -252,7 +262,7 @@ def _reduce_axes(
         alone = len(groups) == 1 and (output is NullTensor or output is None)
         label = name if alone else ""
         wide = fp32 if dtype in FLOATS and group is not groups[0] else dtype
-        part = _reduce_axis(function, flat, group[0], True, NullTensor, label, wide)
+        part = reduce_axis(function, flat, group[0], True, NullTensor, label, wide)
         made = reshape(part, [*dims[: group[0]], *[1] * len(group), *dims[group[-1] + 1 :]])
     made = reshape(made, full if keepdims else kept or [1])
     return made if output is NullTensor or output is None else copy(made, output, name)

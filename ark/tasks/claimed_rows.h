@@ -23,13 +23,15 @@ struct ArkClaimedRounds {
   }
 };
 
-// Rows that processors claim, R at a time and so many tasks, each team of warps for itself;
-// in(row), out(row): of all COUNT. Where they are no whole packs, the block claims them. Other
-// constants: as above, and as of ark_claimed (claimed.h).
-template <class OP, int COUNT, int K, int SIDE, bool KEEP, int FOLDS, int V, int E, int R, int TEAM,
-          int TASKS, int OPERANDS, int RECORDS, class In, class Out, class Weight>
+// Rows that processors claim, as many as a team has at once and so many tasks, each team of warps
+// for itself; in(row), out(row): of all COUNT. Where they are no whole packs, the block claims
+// them. Other constants: as above, and as of ark_claimed (claimed.h).
+template <class OP, int COUNT, int K, int SIDE, bool KEEP, int FOLDS, int V, int E, int EACH,
+          int TEAM, int PART, int TASKS, int OPERANDS, int RECORDS, class In, class Out,
+          class Weight>
 ARK_DEVICE void ark_row_norm_claimed(ArkCtx& c, const ArkTask& t, const In& in, const Out& out,
                                      Weight weight, float eps, ark_u64 addresses) {
+  constexpr int R = EACH * (ARK_LANES / PART);
   constexpr int TILES = (COUNT + R - 1) / R, TEAMS = ARK_WARPS / TEAM, STEP = TASKS * TEAMS;
   char* red = ARK_SCRATCH(c);
   if (V == 1 || ark_aligned(addresses)) {
@@ -44,7 +46,7 @@ ARK_DEVICE void ark_row_norm_claimed(ArkCtx& c, const ArkTask& t, const In& in, 
                                      ark_tid() == team * TEAM * ARK_LANES,
                                      0,
                                      0};
-    ark_rows_held<OP, K, V, E, R, TEAM>(in, out, weight, COUNT, eps, red, rounds);
+    ark_rows_held<OP, K, V, E, EACH, TEAM, PART>(in, out, weight, COUNT, eps, red, rounds);
     return;
   }
   if constexpr (V != 1) {

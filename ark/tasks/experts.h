@@ -100,9 +100,71 @@ ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
   }
 }
 
-// coord: first row, of ROWS of LIMIT. A row is a warp's (WARP, in packs of V), or each round of the
-// block takes the best of what comes behind the one before.
-template <int ROWS, int LIMIT, int N, int K, int V, bool WARP, class X, class O, class I>
+// A number that is larger for what comes first: by value, of equals by place; 0 for what is no
+// number, behind everything.
+ARK_DEVICE ark_u64 ark_rank_of(float v, ark_u32 place) {
+  if (v != v) return 0u;
+  const ark_u32 bits = ark_float_bits(v + 0.0f);  // zeros of both signs are equals
+  const ark_u32 order = bits >> 31 != 0u ? ~bits : bits | 0x80000000u;
+  return static_cast<ark_u64>(order) << 32 | static_cast<ark_u32>(~place);
+}
+
+// The larger of `pairs` pairs, STRIDE apart, changes places with the smaller where it comes second;
+// FIRST: in runs of SIZE one way and the other (Batcher's bitonic merge).
+template <bool TURNS>
+ARK_DEVICE void ark_rank_pairs(ark_u64* keys, int pairs, int size, int stride) {
+  for (int i = ark_tid(); i < pairs; i += ARK_THREADS) {
+    const int a = 2 * i - (i & (stride - 1)), b = a + stride;
+    const bool turned = TURNS && (a & size) != 0;
+    const ark_u64 x = keys[a], y = keys[b];
+    if (x < y != turned) {
+      keys[a] = y;
+      keys[b] = x;
+    }
+  }
+  ark_sync();
+}
+
+// A row by the block, in shared memory of P numbers, P a power of two: runs of S are put in order,
+// then of two runs the S best stay until there is one. K <= S <= P.
+template <int N, int K, int P, int S, class In, class Finish>
+ARK_DEVICE void ark_topk_sorted(int rows, ark_u64* keys, const In& in, const Finish& finish) {
+  for (int r = 0; r < rows; ++r) {
+    for (int i = ark_tid(); i < P; i += ARK_THREADS) {
+      keys[i] = i < N ? ark_rank_of(ark_get(in(r, i), 0), static_cast<ark_u32>(i)) : 0u;
+    }
+    ark_sync();
+    for (int size = 2; size < S; size *= 2) {
+      for (int stride = size / 2; stride > 0; stride /= 2) {
+        ark_rank_pairs<true>(keys, P / 2, size, stride);
+      }
+    }
+    for (int stride = S / 2; stride > 0; stride /= 2) {
+      ark_rank_pairs<false>(keys, P / 2, S, stride);
+    }
+    for (int left = P / 2; left >= S; left /= 2) {
+      for (int i = ark_tid(); i < left; i += ARK_THREADS) {
+        const ark_u64 other = keys[left + (i ^ (S - 1))];
+        if (keys[i] < other) keys[i] = other;
+      }
+      ark_sync();
+      for (int stride = S / 2; stride > 0; stride /= 2) {
+        ark_rank_pairs<false>(keys, left / 2, S, stride);
+      }
+    }
+    for (int j = ark_tid(); j < K; j += ARK_THREADS) {
+      const ark_u32 at = keys[j] == 0u ? 0xffffffffu : ~static_cast<ark_u32>(keys[j]);
+      finish(r, j, keys[j] == 0u ? -ark_inf() : ark_get(in(r, static_cast<int>(at)), 0), at);
+    }
+    ark_sync();
+  }
+}
+
+// coord: first row, of ROWS of LIMIT. A row is a warp's (WARP, in packs of V), or it is put in
+// order in shared memory of P numbers, or, where P is 0, each round of the block takes the best of
+// what comes behind the one before.
+template <int ROWS, int LIMIT, int N, int K, int V, bool WARP, int P, int S, class X, class O,
+          class I>
 ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, O values, I indices, ark_u64 address) {
   const int begin = t.coord[0], rows = begin + ROWS < LIMIT ? ROWS : LIMIT - begin;
   const auto in = [&](int r, int k) { return ark_address(x, 0, 0, begin + r, k); };
@@ -120,6 +182,10 @@ ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, O values, I indices, 
     } else {
       ark_topk_rows<N, K, 1>(rows, in, finish);
     }
+    return;
+  }
+  if constexpr (P > 0) {
+    ark_topk_sorted<N, K, P, S>(rows, reinterpret_cast<ark_u64*>(ARK_SCRATCH(c)), in, finish);
     return;
   }
   for (int r = 0; r < rows; ++r) {

@@ -35,6 +35,8 @@ from ark.tasks import text
 from ark.tasks.rows import packs
 
 LEAST_OF_BLOCK = 4096  # elements of a row that a block of few rows looks through together
+LEAST_SORTED = 5  # elements to choose; fewer are found one by one
+KEY_BYTES = 8  # of what is sorted for an element
 HEADERS = (text.header("sampling.h"), text.header("experts.h"))
 
 
@@ -71,7 +73,24 @@ class TopK(TaskKind):
         ]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        return 8 * machine.warps
+        return max(8 * machine.warps, KEY_BYTES * self._sorted(sig, machine)[0])
+
+    def _each(self, sig: Signature, machine: Machine) -> bool:
+        """Is a row a warp's?"""
+        rows, k = sig.params.get("rows", 1), sig.params["k"]
+        few = rows >= machine.warps or sig.operands[0].shape[1] <= LEAST_OF_BLOCK
+        return bool(k <= machine.lanes and few)
+
+    def _sorted(self, sig: Signature, machine: Machine) -> tuple[int, int]:
+        """Powers of two: at least the elements of a row, and of a run that is put in order, where
+        a block sorts; (0, 0) where it does not.
+        """
+        n, k = sig.operands[0].shape[1], sig.params["k"]
+        if machine.has("single_thread") or k < LEAST_SORTED or self._each(sig, machine):
+            return 0, 0
+        all_of, run = (1 << (m - 1).bit_length() for m in (n, max(k, machine.lanes)))
+        room = (machine.shared_bytes - machine.ring_bytes) // 2
+        return (max(all_of, run), run) if KEY_BYTES * max(all_of, run) <= room else (0, 0)
 
     def headers(self) -> tuple[str, ...]:
         return HEADERS
@@ -80,8 +99,8 @@ class TopK(TaskKind):
         limit, n = sig.operands[0].shape
         rows, k = sig.params.get("rows", 1), sig.params["k"]
         pack = packs(sig.operands[:1], n) if sig.operands[0].strides[-1] == 1 else 1
-        each = k <= machine.lanes and (rows >= machine.warps or n <= LEAST_OF_BLOCK)
-        constants = (rows, limit, n, k, pack, each)
+        each = self._each(sig, machine)
+        constants = (rows, limit, n, k, pack, each, *self._sorted(sig, machine))
         operands = [text.given(sig, i, const=i == 0) for i in range(3)]
         return text.call(name, "ark_topk", constants, (*operands, text.addresses(sig, (0,))))
 

@@ -66,7 +66,14 @@ def size(tree: Tree) -> int:
 
 def places(tree: Tree) -> bool:
     """Does a checked tree use the element's own index?"""
-    return tree[0] == "index" or any(places(part) for part in _children(tree))
+    return bool(indices(tree))
+
+
+def indices(tree: Tree) -> frozenset[int]:
+    """The dimensions whose index a checked tree uses, -1 for the last."""
+    if tree[0] == "index":
+        return frozenset({tree[1]})
+    return frozenset().union(*(indices(part) for part in _children(tree)))
 
 
 def reads(tree: Tree) -> frozenset[int]:
@@ -182,6 +189,16 @@ def substitute(tree: Tree, inputs: Sequence[Tree]) -> list[Any]:
         return list(tree)
     skip = 2 if tree[0] == "cast" else 1
     return [*tree[:skip], *(substitute(part, inputs) for part in tree[skip:])]
+
+
+def counted(tree: Tree, place: Tree) -> list[Any]:
+    """The tree with `place` where it uses the element's own index, in one dimension."""
+    if tree[0] == "index":
+        return list(place)
+    if tree[0] in ("input", "number"):
+        return list(tree)
+    skip = 2 if tree[0] == "cast" else 1
+    return [*tree[:skip], *(counted(part, place) for part in tree[skip:])]
 
 
 def evaluate(

@@ -57,27 +57,28 @@ ARK_DEVICE ark_i64 ark_shfl_bits(ark_i64 v, int mask) {
   return static_cast<ark_i64>(high << 32 | ark_shfl_xor(static_cast<ark_u32>(bits), mask));
 }
 
-// The warp's total in every lane.
-template <class F, typename T>
+// The warp's total in every lane, or that of each PART of its lanes.
+template <class F, int PART = ARK_LANES, typename T>
 ARK_DEVICE T ark_warp_fold(T v) {
 #pragma unroll
-  for (int mask = ARK_LANES / 2; mask > 0; mask >>= 1) v = F::join(v, ark_shfl_bits(v, mask));
+  for (int mask = PART / 2; mask > 0; mask >>= 1) v = F::join(v, ark_shfl_bits(v, mask));
   return v;
 }
 
 // R totals over a team of TEAM warps, in each of its threads. `red` holds two times R values for
 // each warp of the block, used alternately, so that one barrier serves a fold. A team that is
-// neither a warp nor the block needs a backend that says ARK_HAS_TEAMS.
+// neither a warp nor the block needs a backend that says ARK_HAS_TEAMS. PART: lanes that have a
+// total of their own, where a team is a warp.
 #if !defined(ARK_HAS_TEAMS)
 template <int TEAM>
 ARK_DEVICE void ark_team_sync() {
   ark_sync();
 }
 #endif
-template <class F, int TEAM, int R, typename T>
+template <class F, int TEAM, int PART = ARK_LANES, int R, typename T>
 ARK_DEVICE void ark_fold(T (&v)[R], T* red, int& parity) {
 #pragma unroll
-  for (int r = 0; r < R; ++r) v[r] = ark_warp_fold<F>(v[r]);
+  for (int r = 0; r < R; ++r) v[r] = ark_warp_fold<F, PART>(v[r]);
   if (TEAM == 1) return;
   const int team = TEAM == ARK_WARPS ? 0 : ark_warp() / TEAM;
   T* mine = red + (parity * ARK_WARPS + team * TEAM) * R;

@@ -3,13 +3,15 @@
 // What is reduced where it is a function of elements: of one tensor's or of two, and of M numbers
 // that all of a row or column have. Stands for a pointer to the first of the values. a, b: where
 // the elements lie; m: the numbers of W neighbouring columns, or of a row; fill(m, column) loads
-// those of a column, make(a, b, m) computes a value of type R.
+// those of a column, make(a, b, m, at) computes a value of type R. at: elements passed by from the
+// first of the row or column on.
 template <typename R, bool TWO, int M, int W, typename A, typename B, class Fill, class Make>
 struct ArkTerms {
   const A* a;
   const B* b;
   Fill fill;
   Make make;
+  ark_i64 at;
   float m[W][M];
 };
 template <typename R, bool TWO, int M, int W, typename A, typename B, class Fill, class Make>
@@ -17,6 +19,7 @@ ARK_DEVICE ArkTerms<R, TWO, M, W, A, B, Fill, Make> operator+(
     const ArkTerms<R, TWO, M, W, A, B, Fill, Make>& s, ark_i64 k) {
   ArkTerms<R, TWO, M, W, A, B, Fill, Make> moved = s;
   moved.a += k;
+  moved.at += k;
   if (TWO) moved.b += k;
   return moved;
 }
@@ -27,7 +30,7 @@ ARK_DEVICE auto ark_term(const T* p, ark_i64 k) {
 }
 template <typename R, bool TWO, int M, int W, typename A, typename B, class Fill, class Make>
 ARK_DEVICE R ark_term(const ArkTerms<R, TWO, M, W, A, B, Fill, Make>& s, ark_i64 k) {
-  return s.make(ark_plain(s.a[k]), ark_plain(s.b[TWO ? k : 0]), s.m[0]);
+  return s.make(ark_plain(s.a[k]), ark_plain(s.b[TWO ? k : 0]), s.m[0], s.at + k);
 }
 // The elements of N values that are on their way.
 template <int N, bool TWO, typename A, typename B>
@@ -38,7 +41,7 @@ struct ArkHeldTerms {
 template <typename R, bool TWO, int M, typename A, typename B, class Fill, class Make>
 ARK_DEVICE ArkTerms<R, TWO, M, 1, A, B, Fill, Make> ark_terms(const A* a, const B* b, Fill fill,
                                                               Make make) {
-  ArkTerms<R, TWO, M, 1, A, B, Fill, Make> made{a, b, fill, make, {}};
+  ArkTerms<R, TWO, M, 1, A, B, Fill, Make> made{a, b, fill, make, 0, {}};
   fill(made.m[0], 0);
   return made;
 }
@@ -51,7 +54,7 @@ template <int N, typename R, bool TWO, int M, typename A, typename B, class Fill
 ARK_DEVICE ArkTerms<R, TWO, M, N, A, B, Fill, Make> ark_columns(
     const ArkTerms<R, TWO, M, 1, A, B, Fill, Make>& s, int column) {
   ArkTerms<R, TWO, M, N, A, B, Fill, Make> made{
-      s.a + column, TWO ? s.b + column : s.b, s.fill, s.make, {}};
+      s.a + column, TWO ? s.b + column : s.b, s.fill, s.make, 0, {}};
 #pragma unroll
   for (int j = 0; j < N; ++j) s.fill(made.m[j], column + j);
   return made;
@@ -79,8 +82,8 @@ ARK_DEVICE ArkPack<R, N> ark_values(const ArkTerms<R, TWO, M, W, A, B, Fill, Mak
   ArkPack<R, N> made;
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    made.v[j] =
-        source.make(ark_plain(x.v[j]), ark_plain(y.v[TWO ? j : 0]), source.m[W == 1 ? 0 : j]);
+    made.v[j] = source.make(ark_plain(x.v[j]), ark_plain(y.v[TWO ? j : 0]),
+                            source.m[W == 1 ? 0 : j], source.at + (W == 1 ? j : 0));
   }
   return made;
 }
@@ -118,7 +121,7 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
       T value[U][V];
 #pragma unroll
       for (int u = 0; u < U; ++u) {
-        const auto pack = ark_values<V>(source, ahead[u]);
+        const auto pack = ark_values<V>(source + (k + u * WIDTH * V), ahead[u]);
 #pragma unroll
         for (int j = 0; j < V; ++j) value[u][j] = T(ark_plain(pack.v[j]));
       }
@@ -145,6 +148,33 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
     for (int j = 1; j < V; ++j) total[0] = F::join(total[0], part[j]);
     ark_fold<F, WARP ? 1 : ARK_WARPS>(total, reinterpret_cast<T*>(red), parity);
     if (me == 0) finish(r, total[0]);
+  }
+}
+
+// Rows of one pack a thread, each by PART of a warp's lanes; a thread has U rows under way.
+template <class F, typename T, int K, int V, int PART, int U, class In, class Finish>
+ARK_DEVICE void ark_reduce_short(int rows, const In& in, const Finish& finish) {
+  constexpr int PARTS = ARK_LANES / PART, AT_ONCE = PARTS * U;
+  const int part = ark_lane() / PART, k = ark_lane() % PART * V;
+  const auto source = [&](int row) { return in(row < rows ? row : rows - 1) + k; };
+  for (int first = ark_warp() * AT_ONCE; first < rows; first += ARK_WARPS * AT_ONCE) {
+    decltype(ark_held<V>(in(0))) held[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (k < K) ark_hold(held[u], source(first + u * PARTS + part));
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int row = first + u * PARTS + part;
+      T total = F::none(T());
+      if (k < K) {
+        const auto pack = ark_values<V>(source(row), held[u]);
+#pragma unroll
+        for (int j = 0; j < V; ++j) total = F::join(total, T(ark_plain(pack.v[j])));
+      }
+      total = ark_warp_fold<F, PART>(total);
+      if (k == 0 && row < rows) finish(row, total);
+    }
   }
 }
 
@@ -191,7 +221,9 @@ ARK_DEVICE void ark_reduce_columns(const In& in, ark_i64 stride, int columns, in
     while (k + (U - 1) * DEEP < K) {
       decltype(ark_load_pack<V>(source)) pack[U];
 #pragma unroll
-      for (int u = 0; u < U; ++u) pack[u] = ark_values<V>(source, ahead[u]);
+      for (int u = 0; u < U; ++u) {
+        pack[u] = ark_values<V>(source + (k + u * DEEP) * stride, ahead[u]);
+      }
       k += U * DEEP;
       if (k + (U - 1) * DEEP < K) load(k);
 #pragma unroll
@@ -270,9 +302,9 @@ ARK_DEVICE void ark_reduce_columns_alone(const In& in, ark_i64 stride, int colum
 
 // A task's rows, numbered by their indices in a tile of the result; each is a warp's if there are
 // enough. in(i0, i1, i2): where a row begins; finish(i0, i1, i2, total) stores. V: elements of a
-// pack; a pack of NARROW where memory is not aligned.
-template <class F, typename T, class TILE, int K, int V, int NARROW, int U, bool WARP, class In,
-          class Finish>
+// pack; a pack of NARROW where memory is not aligned. PART: lanes of a row, where a warp has more.
+template <class F, typename T, class TILE, int K, int V, int NARROW, int U, bool WARP, int PART,
+          class In, class Finish>
 ARK_DEVICE void ark_reduce_last(ArkCtx& c, const ArkTask& t, const In& in, const Finish& finish,
                                 ark_u64 address) {
   const int b0 = t.coord[0], b1 = t.coord[1], b2 = t.coord[2];
@@ -284,6 +316,8 @@ ARK_DEVICE void ark_reduce_last(ArkCtx& c, const ArkTask& t, const In& in, const
   };
   if constexpr (ARK_THREADS == 1) {
     ark_reduce_rows_alone<F, T, K, V>(n0 * n1 * n2, row, store);
+  } else if (PART < ARK_LANES && (V == 1 || ark_aligned(address))) {
+    ark_reduce_short<F, T, K, V, PART, U>(n0 * n1 * n2, row, store);
   } else if (V == NARROW || ark_aligned(address)) {
     ark_reduce_rows<F, T, K, V, U, WARP>(n0 * n1 * n2, ARK_SCRATCH(c), row, store);
   } else if constexpr (V != NARROW) {

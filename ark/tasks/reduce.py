@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ark.ir.fold import fold
+from ark.ir.fold import FOLDED, fold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import (
@@ -63,7 +63,8 @@ def _compute(sig: Signature) -> str:
     """The type that elements are joined in."""
     dtypes = [o.dtype for o in sig.operands[:-1]]
     term = sig.params.get("term")
-    return expression.check(term, dtypes, 0) if term else expression.value_type(dtypes[0])
+    rank = len(sig.operands[0].shape)
+    return expression.check(term, dtypes, rank) if term else expression.value_type(dtypes[0])
 
 
 def _deep(sig: Signature) -> range:
@@ -123,7 +124,11 @@ class Reduce(TaskKind):
         for i in range(len(deep), out):
             typed(sig, i)
             broadcasts(sig, i, out)
-        need(expression.reads(sig.params["term"]).issuperset(range(out)), "an input is not read")
+        term = sig.params["term"]
+        need(expression.reads(term).issuperset(range(out)), "an input is not read")
+        beside = expression.indices(term) - {axis - len(source.shape)}
+        few = len(source.shape) <= FOLDED and -1 not in beside
+        need(not expression.places(term) or few, "a term asks for an index that its body has not")
 
     def places(self, sig: Signature) -> Places:
         return box(fold(sig.operands[-1].shape), sig.params["tile"])
@@ -209,7 +214,12 @@ class Reduce(TaskKind):
         given = [text.load(sig, i, text.pointer(sig, i), text.offset(sig, i, beside)) for i in flat]
         leaves = [("ab"[i], text.loaded(sig, i)) for i in deep]
         leaves += [(f"m[{n}]", "float") for n in range(len(flat))]
-        writer = expression.Writer(leaves, text.literal)
+        along = "at"
+        if not self._last(sig):
+            along = f"(at / {text.pad4(sig.operands[0].strides, 0)[sig.params['axis']]})"
+        indices = list(names)
+        indices[sig.params["axis"]] = along
+        writer = expression.Writer(leaves, text.literal, indices)
         result, _ = writer.write(term)
         compute, rows = _compute(sig), max(1, len(flat))
         lines = "".join(f"{line} " for line in writer.statements)
@@ -222,8 +232,9 @@ class Reduce(TaskKind):
             f"        return ark_terms<{compute}, {two}, {rows}>({at[0]}, {at[-1]},\n"
             f"            [=](float (&m)[{rows}], int column) {{\n"
             f"              (void)m; (void)column; {filled}}},\n"
-            f"            [=]({text.loaded(sig, 0)} a, {second} b, const float (&m)[{rows}]) {{\n"
-            f"              (void)b; (void)m; {lines}\n"
+            f"            [=]({text.loaded(sig, 0)} a, {second} b, const float (&m)[{rows}],\n"
+            f"                ark_i64 at) {{\n"
+            f"              (void)a; (void)b; (void)m; (void)at; {lines}\n"
             f"              return static_cast<{compute}>({result}); }}); }}"
         )
 
@@ -235,7 +246,10 @@ class Reduce(TaskKind):
             pack, narrow, deep = SIDE_BY_SIDE, SIDE_BY_SIDE, 1
         many = math.prod(sig.params["tile"][:3]) >= machine.warps
         columns = fold(sig.operands[0].shape)[3]
-        constants = (*self._forms(sig), columns, pack, narrow, deep, many)
+        part = machine.lanes
+        if columns % pack == 0 and many:
+            part = min(part, 1 << (columns // pack - 1).bit_length())
+        constants = (*self._forms(sig), columns, pack, narrow, deep, many, part)
         store = text.store(
             sig,
             out,

@@ -109,21 +109,25 @@ struct ArkRounds {
 };
 
 // Rows of K elements in registers, E packs of V a thread, R rows at once by each team of TEAM
-// warps, the next ones on their way meanwhile. in(row), out(row): where a row begins.
-template <class OP, int K, int V, int E, int R, int TEAM, class In, class Out, class Weight,
-          class Rounds>
+// warps, or by each PART of a warp's lanes, the next ones on their way meanwhile. in(row),
+// out(row): where a row begins.
+template <class OP, int K, int V, int E, int R, int TEAM, int PART = ARK_LANES, class In, class Out,
+          class Weight, class Rounds>
 ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int rows, float eps,
                               char* red, Rounds rounds) {
-  constexpr int WIDTH = TEAM * ARK_LANES, TEAMS = ARK_WARPS / TEAM;
+  constexpr int WIDTH = TEAM * PART, TEAMS = ARK_WARPS / TEAM, PARTS = ARK_LANES / PART;
+  static_assert(TEAM == 1 || PARTS == 1, "parts are of one warp");
   constexpr bool WHOLE = K == WIDTH * E * V;
   const int team = TEAMS == 1 ? 0 : ark_warp() / TEAM;
-  const int me = (ark_tid() - team * WIDTH) * V;
+  const int part = PARTS == 1 ? 0 : ark_lane() / PART;
+  const int me = (PARTS == 1 ? ark_tid() - team * WIDTH : ark_lane() % PART) * V;
   float* sums = reinterpret_cast<float*>(red);
   decltype(ark_held<V>(in(0))) ahead[R][E];
   const auto load = [&](int first) {
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      const auto* from = in(first + r < rows ? first + r : rows - 1);
+      const int row = first + r * PARTS + part;
+      const auto* from = in(row < rows ? row : rows - 1);
 #pragma unroll
       for (int e = 0; e < E; ++e) {
         const int k = e * WIDTH * V + me;
@@ -157,7 +161,7 @@ ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int r
           if (WHOLE || i / V * WIDTH * V + me < K) centre[r] = OP::First::join(centre[r], v[r][i]);
         }
       }
-      ark_fold<typename OP::First, TEAM>(centre, sums, parity);
+      ark_fold<typename OP::First, TEAM, PART>(centre, sums, parity);
     }
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -168,12 +172,12 @@ ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int r
       }
     }
     Rounds::tell(rounds);
-    ark_fold<ArkAddFold, TEAM>(total, sums, parity);
+    ark_fold<ArkAddFold, TEAM, PART>(total, sums, parity);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      if (first + r >= rows) break;
+      if (first + r * PARTS + part >= rows) break;
       const float factor = OP::factor(total[r], K, eps);
-      auto* to = out(first + r);
+      auto* to = out(first + r * PARTS + part);
 #pragma unroll
       for (int e = 0; e < E; ++e) {
         const int k = e * WIDTH * V + me;
@@ -261,20 +265,20 @@ ARK_DEVICE void ark_rows_any(const In& in, const Out& out, Weight weight, int ro
 }
 
 // A task of ROWS of the COUNT rows from coord[2] on, or of all of them, each of K elements. V: of a
-// pack, where E packs a thread, R rows and TEAM warps hold rows in registers; 0 where they do not,
-// and one thread has SIDE sums. FOLDS: bytes of shared memory for sums, before those of a row that
-// is kept.
+// pack, where E packs a thread, R rows and TEAM warps, or PART lanes, hold rows in registers; 0
+// where they do not, and one thread has SIDE sums. FOLDS: bytes of shared memory for sums, before
+// those of a row that is kept.
 template <class OP, int ROWS, int COUNT, int K, int SIDE, bool KEEP, int FOLDS, int V, int E, int R,
-          int TEAM, class In, class Out, class Weight>
+          int TEAM, int PART, class In, class Out, class Weight>
 ARK_DEVICE void ark_row_norm(ArkCtx& c, const ArkTask& t, const In& in, const Out& out,
                              Weight weight, float eps, ark_u64 addresses) {
   const int rows = ROWS == COUNT || t.coord[2] + ROWS < COUNT ? ROWS : COUNT - t.coord[2];
   char* red = ARK_SCRATCH(c);
   if constexpr (V > 0) {
     if (V == 1 || ark_aligned(addresses)) {
-      constexpr int TEAMS = ARK_WARPS / TEAM;
-      const ArkRounds rounds{TEAMS == 1 ? 0 : ark_warp() / TEAM * R, TEAMS * R};
-      ark_rows_held<OP, K, V, E, R, TEAM>(in, out, weight, rows, eps, red, rounds);
+      constexpr int TEAMS = ARK_WARPS / TEAM, AT_ONCE = R * (ARK_LANES / PART);
+      const ArkRounds rounds{TEAMS == 1 ? 0 : ark_warp() / TEAM * AT_ONCE, TEAMS * AT_ONCE};
+      ark_rows_held<OP, K, V, E, R, TEAM, PART>(in, out, weight, rows, eps, red, rounds);
       return;
     }
   }

@@ -109,6 +109,11 @@ def _weight(sig: Signature) -> str:
     return f"ArkAffine<{types}>{{{text.pointer(sig, 1)}, {text.pointer(sig, 2)}}}"
 
 
+def _at_once(held: tuple[int, int, int, int, int], machine: Machine) -> int:
+    """Rows that a team has at once."""
+    return held[2] * (machine.lanes // held[4])
+
+
 class RowNormParams(Params, frozen=True):
     function: Literal["softmax", "log_softmax", "layernorm", "rmsnorm"]
     rows: Rows
@@ -155,13 +160,17 @@ class RowNorm(TaskKind):
         narrow = sig.operands[-1].itemsize <= NARROW
         if held is None or not narrow or shape[0] * shape[1] > 1 or sig.params.get("dealt"):
             return None
-        return {**sig.params, "rows": held[2]}
+        return {**sig.params, "rows": _at_once(held, machine)}
 
     def claiming_source(
         self, name: str, sig: Signature, machine: Machine, tasks: int, records: int
     ) -> str:
         held, (rows, *others) = self._held(sig, machine), row_constants(sig)
-        if held is None or rows != held[2] or math.prod(fold(sig.operands[-1].shape)[:2]) > 1:
+        if (
+            held is None
+            or rows != _at_once(held, machine)
+            or math.prod(fold(sig.operands[-1].shape)[:2]) > 1
+        ):
             return ""
         constants = (
             ROW_OPS[sig.params["function"]],
@@ -191,13 +200,18 @@ class RowNorm(TaskKind):
         room = (machine.shared_bytes - machine.ring_bytes) // 2
         return self._held(sig, machine) is None and 4 * columns <= room
 
-    def _held(self, sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None:
-        """(pack, packs a thread, rows at once, warps of a team) if registers hold the rows."""
+    def _held(self, sig: Signature, machine: Machine) -> tuple[int, int, int, int, int] | None:
+        """(pack, packs a thread, rows at once, warps of a team, lanes of a row that needs fewer
+        than a warp has) if registers hold the rows.
+        """
         columns = sig.operands[-1].shape[-1]
         pack = packs((sig.operands[0], sig.operands[-1]), columns)
         if machine.has("single_thread"):
             return None
         itemsize = sig.operands[0].itemsize
+        part = 1 << (-(-columns // pack) - 1).bit_length()
+        if part < machine.lanes:
+            return pack, 1, max(1, min(BATCH, HELD_BYTES // (pack * itemsize))), 1, part
         teams = [1, machine.warps]
         if machine.has("named_barriers"):
             teams = sorted({*teams, *(t for t in (2, 4, 8) if machine.warps % t == 0)})
@@ -205,7 +219,7 @@ class RowNorm(TaskKind):
             each = -(-columns // (pack * machine.lanes * team))
             held = each * pack
             if held <= HELD and (held * itemsize <= HELD_BYTES or team == machine.warps):
-                return pack, each, max(1, min(BATCH, BATCH // held)), team
+                return pack, each, max(1, min(BATCH, BATCH // held)), team, machine.lanes
         return None
 
     def headers(self) -> tuple[str, ...]:
@@ -218,7 +232,7 @@ class RowNorm(TaskKind):
             SIDE_BY_SIDE if machine.has("single_thread") else 1,
             self._kept(sig, machine),
             folds(machine),
-            *(self._held(sig, machine) or (0, 0, 0, 0)),
+            *(self._held(sig, machine) or (0, 0, 0, 0, 0)),
         )
         addresses = text.addresses(sig, range(len(sig.operands)))
         return text.call(name, "ark_row_norm", constants, (*operands(sig), addresses))

@@ -169,3 +169,44 @@ def test_what_is_reduced_is_written_where_it_must_be() -> None:
     assert same(lambda t, u: (t * u).sum(1), x, row, rtol=1e-4) == ["pointwise", "reduce"]
     same(lambda t: (t * torch.arange(70)).sum(1), x, rtol=1e-4)
     same(lambda t, u: (t + t.T).sum(1), x[:, :6].contiguous(), row, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
+def test_softmax_over_any_dimension(function: Any, dtype: Any) -> None:
+    """Where the dimension's elements are no neighbours nothing is turned."""
+    tolerance = 2e-5 if dtype == torch.float32 else 1e-2
+    x = rows(3, 7, 5, 6, dtype=dtype) * 8
+    for dim in (0, 2):
+        kinds = same(lambda t, dim=dim: function(t, dim), x, rtol=tolerance)
+        assert "transpose" not in kinds and kinds.count("reduce") == 2
+    assert same(lambda t: function(t, 1), x[:, :, :1, :1].contiguous(), rtol=tolerance) == [
+        "rownorm"
+    ]
+
+
+def test_few_long_rows_are_shared() -> None:
+    x = rows(2, 40000)
+    assert "rownorm" not in same(lambda t: torch.softmax(t, 1), x)
+    assert "topk" in same(lambda t: t.topk(9), x)
+    same(lambda t: t.topk(9).values, torch.full((2, 40000), 0.25))  # all are equal
+    ties = torch.randint(0, 5, (2, 40000)).float()
+    kinds = same(lambda t: (t.topk(9).values, t.topk(3, largest=False).values), ties)
+    assert kinds.count("topk") == 3
+    line = torch.randint(-9, 9, (1 << 19,))
+    assert same(lambda t: t.cumsum(0), line).count("scan") == 2
+    assert same(lambda t: t.cumsum(0), line.float()).count("scan") == 2
+    same(lambda t: t.float().cumsum(0), rows(4, 70))
+
+
+def test_the_places_of_equal_elements() -> None:
+    """The first of equals, in whatever parts a line is looked through."""
+    line = torch.zeros(1 << 19)
+    line[[5, 70, 1 << 18, (1 << 19) - 1]] = 3.0
+    assert same(lambda t: t.argmax(), line) == ["reduce", "reduce"]
+    assert same(lambda t: t.argmin(), -line) == ["reduce", "reduce"]
+    table = torch.randint(0, 3, (40, 50)).float()
+    for dim in (0, 1):
+        assert same(lambda t, dim=dim: t.argmin(dim), table) == ["reduce", "reduce"]
+    assert same(lambda t: t.argmax(1), torch.randint(0, 3, (4, 50, 6)).float())[-1] == "reduce"
+    assert same(lambda t: t.max(0).indices, table) == ["reduce", "reduce"]

@@ -23,6 +23,7 @@ from ark.interop.torch import lookup as lookup
 from ark.interop.torch import movement as movement
 from ark.interop.torch import products as products
 from ark.interop.torch import reductions as reductions
+from ark.interop.torch import softmax as softmax
 from ark.interop.torch.values import TABLE, Call, Value, fitted, input_of
 
 

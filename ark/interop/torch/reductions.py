@@ -9,6 +9,12 @@ from typing import Any
 import ark
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, floating, operator, refuse
 
+LONGEST_SORTED = 8192  # elements of which the largest are found at once
+LEAST_SORTED = 5  # of the largest; fewer are found one by one
+MOST_PARTS = 1024  # of rows
+LONG_LINE = 1 << 19  # elements of a line that parts are made of
+PARTS = 512  # of it
+
 
 def _reduced(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(call: Call, x: Value, dims: Any = None, keepdim: bool = False, **_: Any) -> Any:
@@ -98,7 +104,18 @@ def _var_mean(
 
 @operator("cumsum.default")
 def _cumsum(call: Call, x: Value, dim: int, **_: Any) -> Any:
-    return ark.cumsum(cast(x, call.dtype), axis_of(dim, len(x.shape)))
+    tensor = cast(x, call.dtype)
+    n = math.prod(x.shape)
+    parts = next((p for p in range(PARTS, PARTS // 2, -1) if n % p == 0), 1)
+    if n < LONG_LINE or n != tensor.ir.shape[dim] or parts == 1:
+        return ark.cumsum(tensor, axis_of(dim, len(x.shape)))
+    # One long line: the sums of each part, then what lies before the part is added.
+    narrow = call.dtype in (ark.fp16, ark.bf16)
+    lines = ark.reshape(tensor, [parts, n // parts])
+    lines = ark.cast(lines, ark.fp32) if narrow else lines
+    before = ark.cumsum(ark.reduce_sum(lines, 1), 0, exclusive=True)
+    made = ark.add(ark.cumsum(lines, 1), before)
+    return ark.cast(made, call.dtype) if narrow else made
 
 
 @operator("cumprod.default")
@@ -106,40 +123,22 @@ def _cumprod(call: Call, x: Value, dim: int, **_: Any) -> Any:
     return ark.cumprod(cast(x, call.dtype), axis_of(dim, len(x.shape)))
 
 
-def along_last(tensor: ark.Tensor, axis: int, function: Callable[[Any], Any]) -> Any:
-    """What a function of the last dimension makes of another one."""
-    rank = len(tensor.ir.shape)
-    if axis == rank - 1:
-        return function(tensor)
-    order = [d for d in range(rank) if d != axis] + [axis]
-    back = [order.index(d) for d in range(rank)]
-    return ark.transpose(function(ark.transpose(tensor, order)), back)
-
-
-@operator("_softmax.default", "softmax.int")
-def _softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
-    return along_last(cast(x, call.dtype), axis_of(dim, len(x.shape)), ark.softmax)
-
-
-@operator("_safe_softmax.default")
-def _safe_softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
-    """0 where all are -inf, as of attention whose mask leaves a row nothing."""
-    tensor, axis = cast(x, call.dtype), axis_of(dim, len(x.shape))
-    most = ark.reduce_max(tensor, axis)
-    nothing = ark.logical_and(ark.isinf(most), ark.less(most, 0.0))
-    return ark.where(nothing, 0.0, along_last(tensor, axis, ark.softmax))
-
-
-@operator("_log_softmax.default", "log_softmax.int")
-def _log_softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
-    return along_last(cast(x, call.dtype), axis_of(dim, len(x.shape)), ark.log_softmax)
-
-
-@operator("logsumexp.default")
-def _logsumexp(call: Call, x: Value, dims: Any, keepdim: bool = False) -> Any:
-    axes, tensor = axes_of(dims, len(x.shape)), floating(x)
-    most = ark.reduce_max(tensor, axes)
-    return ark.add(ark.ln(ark.reduce_sum(ark.exp(ark.sub(tensor, most)), axes)), most)
+def _largest(rows: ark.Tensor, k: int, placed: bool) -> tuple[Any, Any]:
+    """ark.topk of rows; of few long ones first of parts, so that all processors have some. placed:
+    are the places asked for?
+    """
+    many, n = rows.shape()
+    parts = -(-n // LONGEST_SORTED)
+    parts = next((p for p in range(parts, 4 * parts) if n % p == 0 and k <= n // p), 1)
+    if parts == 1 or many * parts > MOST_PARTS or k < LEAST_SORTED:
+        return ark.topk(rows, k)
+    first, inside = ark.topk(ark.reshape(rows, [many * parts, n // parts]), k)
+    values, among = ark.topk(ark.reshape(first, [many, parts * k]), k)
+    if not placed:
+        return values, None
+    begins = ark.mul(ark.iota([1, parts, 1], 1, ark.int32), n // parts)
+    places = ark.add(ark.reshape(inside, [many, parts, k]), begins)
+    return values, ark.gather_elements(ark.reshape(places, [many, parts * k]), among, 1)
 
 
 @operator("topk.default")
@@ -150,7 +149,7 @@ def _topk(
     if axis != max(len(x.shape), 1) - 1 or not x.dtype.is_floating_point:
         raise refuse("topk of another dimension than the last, or of integers")
     rows = ark.reshape(x.tensor, [-1, x.tensor.ir.shape[-1]])
-    values, places = ark.topk(rows if largest else ark.neg(rows), k)
+    values, places = _largest(rows if largest else ark.neg(rows), k, call.wants(1))
     return [
         (values if largest else ark.neg(values)) if call.wants(0) else None,
         ark.cast(places, ark.int64) if call.wants(1) else None,

@@ -62,7 +62,10 @@ def _joined(before: Node, node: Node) -> Node | None:
     number = {t.id: i for i, t in enumerate(inputs)}
     leaves = [expression.leaf(number[t.id]) for t in seen.inputs]
     tree = expression.substitute(expression_of(seen), leaves)
-    fits = expression.reads(tree) == frozenset(range(len(inputs))) and not expression.places(tree)
+    fits = expression.reads(tree) == frozenset(range(len(inputs)))
+    beside = expression.indices(tree) - {node.attrs["axis"] - len(read.shape)}
+    if expression.places(tree) and (seen is not before or beside):
+        return None  # it counts in another shape
     if not fits or _kind(tree, inputs) not in _kinds(node):
         return None
     if out.buffer.id in {t.buffer.id for t in inputs}:
@@ -100,7 +103,7 @@ def _parted(
 def _kind(tree: expression.Tree, inputs: Sequence[Tensor]) -> str:
     """The type of the expression's value."""
     try:
-        return expression.check(tree, [t.dtype.name for t in inputs], 0)
+        return expression.check(tree, [t.dtype.name for t in inputs], len(inputs[0].shape))
     except PlanError:
         return ""
 

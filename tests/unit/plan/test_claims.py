@@ -48,7 +48,7 @@ def test_large_ops_have_one_task_a_processor_and_a_counter_of_their_tiles() -> N
     assert [op.params["kind"] for op in made.ops] == ["pointwise", "rownorm", "pointwise"]
     assert [len(listed) for listed in made.phases[0].processors] == [3, 3, 3, 3]
     steps = [made.counters[op.claims].step for op in made.ops if op.claims is not None]
-    assert steps == [256 * 64 * 2 // 1024, 256 // 2, 256 * 64 * 2 // 1024]
+    assert steps == [256 * 64 * 2 // 1024, 256 // 16, 256 * 64 * 2 // 1024]
 
 
 def test_an_op_begins_when_every_task_before_it_has_ended() -> None:

@@ -1,0 +1,65 @@
+"""ATen's softmax and its relatives, over any dimension."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ark
+from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, floating, operator
+
+LONG, FEW = 32768, 64  # elements of a row, and rows, that do not busy a device row by row
+
+
+@operator("_softmax.default", "softmax.int")
+def _softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
+    return _along(cast(x, call.dtype), axis_of(dim, len(x.shape)), False)
+
+
+@operator("_safe_softmax.default")
+def _safe_softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
+    """0 where all are -inf, as of attention whose mask leaves a row nothing."""
+    tensor, axis = cast(x, call.dtype), axis_of(dim, len(x.shape))
+    most = ark.reduce_max(tensor, axis)
+    nothing = ark.logical_and(ark.isinf(most), ark.less(most, 0.0))
+    return ark.where(nothing, 0.0, _along(tensor, axis, False))
+
+
+@operator("_log_softmax.default", "log_softmax.int")
+def _log_softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
+    return _along(cast(x, call.dtype), axis_of(dim, len(x.shape)), True)
+
+
+@operator("logsumexp.default")
+def _logsumexp(call: Call, x: Value, dims: Any, keepdim: bool = False) -> Any:
+    axes, tensor = axes_of(dims, len(x.shape)), floating(x)
+    most = ark.reduce_max(tensor, axes)
+    return ark.add(ark.ln(ark.reduce_sum(ark.exp(ark.sub(tensor, most)), axes)), most)
+
+
+def _along(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
+    """Softmax over an axis, or its logarithm. Rows of neighbours are one op's; other lines, and few
+    long rows, are a largest element, a sum and what follows from both.
+    """
+    shape = tensor.shape()
+    if math.prod(shape[axis + 1 :]) > 1 or (shape[axis] >= LONG and math.prod(shape[:axis]) <= FEW):
+        return _apart(tensor, axis, logarithm)
+    function = ark.log_softmax if logarithm else ark.softmax
+    return ark.reshape(function(ark.reshape(tensor, [*shape[:axis], -1])), shape)
+
+
+def _apart(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
+    """In fp32 between; what is exponentiated is computed where it is read, and not written."""
+    dtype = tensor.ir.dtype
+    most = _wide(ark.detach(ark.reduce_max(tensor, axis)))
+
+    def below() -> ark.Tensor:
+        return ark.sub(_wide(tensor), most)
+
+    total = ark.reduce_sum(ark.exp(below()), axis)
+    made = ark.sub(below(), ark.ln(total)) if logarithm else ark.div(ark.exp(below()), total)
+    return made if dtype == ark.fp32 else ark.cast(made, dtype)
+
+
+def _wide(tensor: ark.Tensor) -> ark.Tensor:
+    return tensor if tensor.ir.dtype == ark.fp32 else ark.cast(tensor, ark.fp32)

@@ -1,0 +1,66 @@
+"""Rows of which a warp has several, and rows whose largest are put in order, on every backend
+against NumPy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import ark
+from tests.backend.test_ops import integers, values
+from tests.opcheck import TOLERANCE, Case, check
+
+
+def test_rows_of_which_a_warp_has_several(backend: str) -> None:
+    """Some of its lanes have a row, in the last round none."""
+
+    def softmax(x: np.ndarray) -> np.ndarray:
+        e = np.exp(x - x.max(1, keepdims=True))
+        return e / e.sum(1, keepdims=True)
+
+    cases = []
+    for dtype, sizes in ((ark.fp32, ((301, 8), (77, 3), (65, 20))), (ark.bf16, ((530, 16),))):
+        for rows, n in sizes:
+            given, close = [(values(rows, n, seed=n), dtype)], TOLERANCE[dtype.name]
+            name = f"of {n} {dtype}"
+            cases += [
+                Case(f"softmax {name}", given, ark.softmax, softmax, close),
+                Case(
+                    f"sums {name}",
+                    given,
+                    lambda x: ark.reduce_sum(x, 1),
+                    lambda x: x.sum(1, keepdims=True),
+                    close,
+                ),
+                Case(
+                    f"largest squares {name}",
+                    given,
+                    lambda x: ark.reduce_max(ark.mul(x, x), 1),
+                    lambda x: (x * x).max(1, keepdims=True),
+                    close,
+                ),
+            ]
+    check(cases)
+
+
+def test_the_largest_of_rows_in_order(backend: str) -> None:
+    """As a stable sort has them: of equals the first comes first."""
+    some = [(integers(3, 300, seed=1), ark.fp32)]
+    all_of = [(integers(2, 65, seed=2), ark.fp32)]
+
+    def order(x: np.ndarray) -> np.ndarray:
+        return np.argsort(-x, axis=1, kind="stable")
+
+    check(
+        [
+            Case("values", some, lambda x: ark.topk(x, 70)[0], lambda x: -np.sort(-x, 1)[:, :70]),
+            Case("places", some, lambda x: ark.topk(x, 70)[1], lambda x: order(x)[:, :70]),
+            Case("all of them", all_of, lambda x: ark.topk(x, 65)[1], order),
+            Case(
+                "the first of the least",
+                some,
+                lambda x: ark.argmin(x, axis=0),
+                lambda x: x.argmin(0)[None],
+            ),
+        ]
+    )
