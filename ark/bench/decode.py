@@ -7,7 +7,6 @@ by `ark bench decode`.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -44,8 +43,9 @@ POOL = 1 << 22
 class ContextFigures:
     """Decoding from `context` positions on. per_token: seconds for one token of each sequence, the
     median of `runs`. tokens: of the first sequence. read_bytes: weights and, at the middle of the
-    run, cached keys and values that these tokens need. peer_s: the peers' seconds a token.
-    fidelity: by who computed the logits, "ark" or a peer.
+    run, cached keys and values that these tokens need. further: seconds that each token after a
+    launch's first one adds, where a launch of one token was run too. peer_s: the peers' seconds a
+    token. fidelity: by who computed the logits, "ark" or a peer.
     """
 
     context: int
@@ -53,6 +53,7 @@ class ContextFigures:
     runs: list[float]
     tokens: list[int]
     read_bytes: int
+    further: float | None = None
     peer_s: dict[str, float] = field(default_factory=dict)
     fidelity: dict[str, Fidelity] = field(default_factory=dict)
 
@@ -122,9 +123,11 @@ def decode(
     peers: tuple[str, ...] = (),
     options: dict[str, Any] | None = None,
     warm_up: int = 1,
+    beside_one: bool = False,
 ) -> Figures:
     """Decodes `tokens` tokens from each of `contexts` on, `repeats` times; the median run counts.
-    As many runs as `warm_up` says precede them and do not count.
+    As many runs as `warm_up` says precede them and do not count. beside_one: where there are
+    several tokens, a launch of one token follows, for what each further one takes.
 
     shape: the model's, or one rank's share of it, with room for those positions, and with a chunk
     where `prompts` (lengths) are measured too. peers: "eager", "compiled"; they run the whole
@@ -153,36 +156,16 @@ def decode(
         beside = _load(executor, plan, shape, checkpoint, accelerated if peers else None)
         _fill_caches(executor, plan)
         for context in contexts:
-            figures.contexts.append(_measure(executor, shape, context, tokens, repeats, warm_up))
+            row = _measure(executor, shape, context, tokens, repeats, warm_up)
+            if beside_one and tokens > 1:
+                one, _ = _run(executor, shape, _text(context + 1), 1)
+                row.further = (row.per_token * tokens - one) / (tokens - 1)
+            figures.contexts.append(row)
         for length in prompts:
             figures.prompts.append(_measure_prompt(executor, shape, length, repeats, warm_up))
         if beside is not None:
             _compare(figures, executor, shape, beside, tokens, peers, accelerated)
     return figures
-
-
-def scaled(fewer: Figures, more: Figures, layers: Sequence[int], whole: int) -> Figures:
-    """Figures of a model of `whole` layers from those of the same model with layers[0] and
-    layers[1] of them, as what two numbers of layers differ by is the same for each. The tokens of
-    a cut model say nothing and are left out.
-    """
-    few, many = layers
-
-    def at(a: float, b: float) -> float:
-        return b + (b - a) * (whole - many) / (many - few)
-
-    contexts = []
-    for a, b in zip(fewer.contexts, more.contexts, strict=True):
-        runs = [at(x, y) for x, y in zip(a.runs, b.runs, strict=True)]
-        read = round(at(a.read_bytes, b.read_bytes))
-        contexts.append(ContextFigures(b.context, at(a.per_token, b.per_token), runs, [], read))
-    return dataclasses.replace(
-        more,
-        weight_bytes=round(at(fewer.weight_bytes, more.weight_bytes)),
-        device_bytes=round(at(fewer.device_bytes, more.device_bytes)),
-        needed_bytes=round(at(fewer.needed_bytes, more.needed_bytes)),
-        contexts=contexts,
-    )
 
 
 def streamed_bytes(plan: Plan) -> int:

@@ -15,8 +15,9 @@ from rich.table import Table
 
 from ark.backend import registry
 from ark.backend.protocol import PredictingBackend
-from ark.bench.decode import ContextFigures, Figures, decode, scaled
+from ark.bench.decode import ContextFigures, Figures, decode
 from ark.bench.fidelity import STEPS, TOLERANCE
+from ark.bench.scaled import scaled
 from ark.cli import bench_comm, bench_ops, bench_parallel, bench_torch
 from ark.cli.common import device_index, errors, positive, share, to_be_started
 from ark.errors import InvalidUsageError
@@ -209,6 +210,7 @@ def run(args: argparse.Namespace) -> int:
                     peers=peers,
                     # Each launch of a prediction begins with empty caches.
                     warm_up=0 if args.model else 1,
+                    beside_one=bool(args.model),
                 )
                 for one in batches
             ]
@@ -338,6 +340,8 @@ def _show_context(table: Table, row: ContextFigures, figures: Figures) -> None:
         f"{row.per_token * 1e6:.1f} us a token{each} (median of {len(row.runs)}; {low:.1f} to "
         f"{high:.1f})",
     )
+    if row.further is not None:
+        table.add_row("  each further token", f"{row.further * 1e6:.1f} us, without a launch's own")
     rate = row.read_bytes / row.per_token
     share = (
         f", {rate / figures.read_bandwidth:.1%} of the ceiling" if figures.read_bandwidth else ""

@@ -34,21 +34,34 @@ def test_contexts_and_prompts_of_one_plan(capsys: pytest.CaptureFixture[str]) ->
     assert made["prompts"][0]["length"] == 40 and made["prompts"][0]["seconds"] > 0
 
 
-@pytest.mark.parametrize(("words", "runs"), [((), 3), (("--model", "any"), 2)])
+@pytest.mark.parametrize("words", [(), ("--model", "any")])
 def test_a_prediction_needs_no_warm_up(
     words: tuple[str, ...],
-    runs: int,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two runs that count; a measurement is preceded by one that does not."""
+    """Two runs that count; a measurement is preceded by one that does not, and a prediction
+    followed by a launch of one token, without which the second one is given.
+    """
     whole, made = decode._run, []
     monkeypatch.setattr(decode, "_run", lambda *a: made.append(whole(*a)) or made[-1])
     monkeypatch.setattr(bench, "predict", lambda backend, model: None)
     got = figures(capsys, "--repeats", "2", "--context", "16", "--tokens", "2", *words)
-    assert len(made) == runs
-    counted = [seconds / 2 for seconds, _ in made[-2:]]
-    assert got["contexts"][0]["runs"] == pytest.approx(counted)
+    (row,) = got["contexts"]
+    times = [seconds for seconds, _ in made]
+    counted = times[:2] if words else times[1:]
+    assert row["runs"] == pytest.approx([seconds / 2 for seconds in counted])
+    assert [len(tokens) for _, tokens in made] == ([2, 2, 1] if words else [2, 2, 2])
+    further = max(counted) - times[2] if words else None
+    assert row["further"] == (pytest.approx(further) if words else None)
+
+
+def test_a_prediction_of_one_token_has_none_further(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "predict", lambda backend, model: None)
+    words = ["--context", "16", "--tokens", "1", "--model", "any"]
+    assert figures(capsys, *words)["contexts"][0]["further"] is None
 
 
 def test_batches(capsys: pytest.CaptureFixture[str]) -> None:

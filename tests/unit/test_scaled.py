@@ -6,14 +6,15 @@ import dataclasses
 
 import pytest
 
-from ark.bench.decode import ContextFigures, Figures, scaled
+from ark.bench.decode import ContextFigures, Figures
+from ark.bench.scaled import scaled
 from ark.cli import main
 
 
 def figures(layers: int) -> Figures:
-    """A head of 20 us and 100 bytes, layers of 3 us and 7 bytes."""
+    """A head of 20 us and 100 bytes, layers of 3 us and 7 bytes; a launch's own 4 us."""
     seconds, size = 20e-6 + layers * 3e-6, 100 + 7 * layers
-    row = ContextFigures(512, seconds, [seconds], [layers], size)
+    row = ContextFigures(512, seconds, [seconds], [layers], size, seconds - 4e-6)
     return Figures("block", 1, 0.5, 0.5, False, size, size, size, contexts=[row])
 
 
@@ -24,6 +25,7 @@ def test_what_layers_share_is_counted_once() -> None:
     (row,) = got.contexts
     assert row.per_token == pytest.approx(20e-6 + 32 * 3e-6)
     assert row.runs == [pytest.approx(row.per_token)]
+    assert row.further == pytest.approx(16e-6 + 32 * 3e-6)
     assert (row.read_bytes, row.tokens) == (100 + 7 * 32, [])
 
 

@@ -1,0 +1,35 @@
+"""Figures of a whole model from those of two cut ones: a layer's prediction takes a while."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ark.bench.decode import ContextFigures, Figures
+
+
+def scaled(fewer: Figures, more: Figures, layers: Sequence[int], whole: int) -> Figures:
+    """Figures of a model of `whole` layers from those of the same model with layers[0] and
+    layers[1] of them, as what two numbers of layers differ by is the same for each. The tokens of
+    a cut model say nothing and are left out.
+    """
+    few, many = layers
+
+    def at(a: float, b: float) -> float:
+        return b + (b - a) * (whole - many) / (many - few)
+
+    contexts = []
+    for a, b in zip(fewer.contexts, more.contexts, strict=True):
+        runs = [at(x, y) for x, y in zip(a.runs, b.runs, strict=True)]
+        read = round(at(a.read_bytes, b.read_bytes))
+        row = ContextFigures(b.context, at(a.per_token, b.per_token), runs, [], read)
+        if a.further is not None and b.further is not None:
+            row.further = at(a.further, b.further)
+        contexts.append(row)
+    return dataclasses.replace(
+        more,
+        weight_bytes=round(at(fewer.weight_bytes, more.weight_bytes)),
+        device_bytes=round(at(fewer.device_bytes, more.device_bytes)),
+        needed_bytes=round(at(fewer.needed_bytes, more.needed_bytes)),
+        contexts=contexts,
+    )
