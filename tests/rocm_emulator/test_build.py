@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,33 @@ def test_what_runs_at_every_instruction_is_optimised_most() -> None:
     assert levels["exec_valu_int"] == ("-O2", "-fpeel-loops")
     assert levels["checks_races"] == levels["exec_salu"] == ("-O2",)
     assert levels["decode_gfx9"] == build._level(build.PACKAGE / "hip" / "memory.cpp") == ("-O1",)
+
+
+def test_who_waits_for_a_build_says_so(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with (build.cache_folder() / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        release = threading.Timer(3, lambda: fcntl.flock(file, fcntl.LOCK_UN))
+        release.start()
+        with build._one_at_a_time("libamdhip64.so"):
+            said = capfd.readouterr().err
+        release.join()
+    assert said.count("waiting for another process that builds") == 1
+    assert "libamdhip64.so" in said and str(build.cache_folder()) in said
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        ("int a;  // one\nint b;\n", "int a;\n// two\n\nint b;\n", True),
+        ("int a; /* one\n two */ int b;", "int a;   int b;", True),
+        ('auto s = "// one";', 'auto s = "// two";', False),
+        ('auto s = R"(\n// "one\n)";', 'auto s = R"(\n// "two\n)";', False),
+        ("char c = '\"'; // one\nint b = 1;", "char c = '\"'; // two\nint b = 2;", False),
+        ("int a = 1;", "int a = 2;", False),
+    ],
+)
+def test_comments_make_no_other_object(tmp_path: Path, before: str, after: str, same: bool) -> None:
+    (tmp_path / "before.cpp").write_text(before)
+    (tmp_path / "after.cpp").write_text(after)
+    left, right = (build._code_of(tmp_path / f"{name}.cpp") for name in ("before", "after"))
+    assert (left == right) == same

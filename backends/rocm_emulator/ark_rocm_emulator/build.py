@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -37,8 +38,6 @@ FLAGS = (
     "-fno-strict-aliasing",
     "-fPIC",
     "-fvisibility=hidden",
-    "-Wall",
-    "-Wextra",
     # A row of lanes is four of the widest vectors; compilers think them slow and take half of that.
     *(("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()),
 )
@@ -48,6 +47,7 @@ FLAGS = (
 # values gain nothing by either, and what decodes, prints, loads and starts runs once.
 _ONCE = re.compile(
     r"code_object|decode|disasm|elf|launch|machine|metadata|module|opcodes|ops|timing_models"
+    r"|exec_cvt_scale"
 )
 _LANES = re.compile(r"exec_(cross|gfx11|valu_(?!rare).+|vop3p)")
 _HOT = re.compile(r"access|half|scheduler|wave|exec_(buffer|lds|mem|mfma|wmma)")
@@ -133,14 +133,42 @@ def _place(command: Sequence[str], target: Path, what: str) -> Path:
     return target
 
 
+def _say(note: str) -> None:
+    print(f"ark_rocm_emulator: {note}", file=sys.stderr, flush=True)
+
+
 @contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Processes that want the same build wait for the first of them instead of repeating it."""
+def _one_at_a_time(file_name: str) -> Iterator[None]:
+    """Processes that want the same build wait for the first of them instead of repeating it.
+
+    Who has waited for two seconds says so, once.
+    """
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
+    began, told = time.monotonic(), False
     with (folder / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told and time.monotonic() - began > 2:
+                    _say(f"waiting for another process that builds in {folder}, for {file_name}")
+                    told = True
+                time.sleep(0.05)
         yield
+
+
+# Strings, which may hold what looks like a comment, and comments.
+_TEXT = re.compile(
+    r"""(R"\(.*?\)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\')|//[^\n]*|/\*.*?\*/""", re.DOTALL
+)
+
+
+def _code_of(file: Path) -> bytes:
+    """What the compiler sees of a source: without comments, and the room that they take."""
+    text = _TEXT.sub(lambda found: found[1] or " ", file.read_text())
+    return "\n".join(line.rstrip() for line in text.splitlines() if line.strip()).encode()
 
 
 @contextmanager
@@ -213,7 +241,7 @@ def shared_library(
         for word in (*FLAGS, *_level(source), *extra, *outside):
             name.update(word.encode() + b"\0")
         for file in (*headers, source):
-            name.update(file.read_bytes())
+            name.update(_code_of(file))
         return cache_folder() / "objects" / f"{source.stem}-{name.hexdigest()[:24]}.o"
 
     def compiled(source: Path, parsed: Sequence[str]) -> None:
@@ -222,11 +250,10 @@ def shared_library(
         _place([*compiler(), *flags, *folders, "-c", str(source)], objects[source], source.name)
 
     objects = {source: object_of(source) for source in sorted(sources)}
-    with _one_at_a_time(), ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    with _one_at_a_time(file_name), ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         missing = [source for source, target in objects.items() if not target.exists()]
         if missing:
-            note = f"building {file_name}, {len(missing)} files, once for this version"
-            print(f"ark_rocm_emulator: {note}", file=sys.stderr, flush=True)
+            _say(f"building {file_name}, {len(missing)} files, once for this version")
         with _parsed_once(len(missing), [*FLAGS, *extra]) as parsed:
             list(pool.map(lambda source: compiled(source, parsed), missing))
     made_of = [str(target) for target in objects.values()]

@@ -115,11 +115,16 @@ def parse_request(request: str) -> tuple[str, int] | None:
     return arch, count
 
 
+def built() -> Path:
+    """The stand-in's library, built if need be."""
+    sources = [*build.core_sources(), *sorted((build.PACKAGE / "hip").glob("*.cpp"))]
+    return build.shared_library("libamdhip64.so", sources, includes=[build.PACKAGE / "hip"])
+
+
 @lru_cache(maxsize=1)
 def _library() -> tuple[ctypes.CDLL, Path]:
     """The stand-in, built if need be, loaded under the names hip-python looks for."""
-    sources = [*build.core_sources(), *sorted((build.PACKAGE / "hip").glob("*.cpp"))]
-    path = build.shared_library("libamdhip64.so", sources, includes=[build.PACKAGE / "hip"])
+    path = built()
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     ctypes.CDLL(str(build.alias(path, "libhiprtc.so")), mode=ctypes.RTLD_GLOBAL)
     library.ark_emulator_enter.restype = ctypes.c_char_p

@@ -36,7 +36,7 @@ Resource resource(const Wave& w, const Operand& operand) {
 }  // namespace
 
 // Addresses of the lanes that are in range; reads elsewhere give 0 and writes are dropped.
-Addresses buffer_addresses(Wave& w, const Inst& i, int bytes) {
+[[gnu::noinline]] Addresses buffer_addresses(Wave& w, const Inst& i, int bytes) {
   Addresses a;
   const Resource r = resource(w, i.src[2]);
   const uint64_t soffset = w.scalar32(i.src[3]);
@@ -94,11 +94,12 @@ bool straddles_end(Wave& w, const Inst& i, int bytes) {
   return buffer_addresses(w, i, 4).active != buffer_addresses(w, last, 4).active;
 }
 
-template <int Bytes, bool Store>
-void each_byte(Wave& w, const Inst& i, uint32_t* rows) {
+// Handlers differ in an operation or a width: what they share stands once, and is called.
+template <bool Store>
+void each_byte(Wave& w, const Inst& i, int bytes, uint32_t* rows) {
   alignas(64) uint32_t byte[kLanes];
   Inst one = i;
-  for (int b = 0; b < Bytes; b++, one.imm++) {
+  for (int b = 0; b < bytes; b++, one.imm++) {
     uint32_t* row = rows + b / 4 * kLanes;
     const int shift = b % 4 * 8;
     const Addresses a = buffer_addresses(w, one, 1);
@@ -113,24 +114,34 @@ void each_byte(Wave& w, const Inst& i, uint32_t* rows) {
   }
 }
 
-template <int Bytes, bool Store>
-void each_part(Wave& w, const Inst& i, uint32_t* rows) {
-  const auto part = [&](const Inst& one, int bytes, uint32_t* at) {
-    const Addresses a = buffer_addresses(w, one, bytes);
+template <bool Store>
+[[gnu::noinline]] void each_part(Wave& w, const Inst& i, int bytes, uint32_t* rows) {
+  const auto part = [&](const Inst& one, int size, uint32_t* at) {
+    const Addresses a = buffer_addresses(w, one, size);
     if (Store) {
-      store_lanes(w, one, a, bytes, at);
+      store_lanes(w, one, a, size, at);
     } else {
-      load_lanes(w, one, a, bytes, at);
+      load_lanes(w, one, a, size, at);
     }
   };
-  constexpr int kUnit = Bytes < 4 ? Bytes : 4;
-  if (!is_swizzled(w, i) && !straddles_end(w, i, Bytes)) {
-    part(i, Bytes, rows);
-  } else if (is_swizzled(w, i) && !is_aligned(w, i, kUnit)) {
-    each_byte<Bytes, Store>(w, i, rows);
+  const int unit = bytes < 4 ? bytes : 4;
+  if (!is_swizzled(w, i) && !straddles_end(w, i, bytes)) {
+    part(i, bytes, rows);
+  } else if (is_swizzled(w, i) && !is_aligned(w, i, static_cast<uint32_t>(unit))) {
+    each_byte<Store>(w, i, bytes, rows);
   } else {
     Inst one = i;
-    for (int d = 0; d < Bytes / kUnit; d++, one.imm += 4) part(one, kUnit, rows + d * kLanes);
+    for (int d = 0; d < bytes / unit; d++, one.imm += 4) part(one, unit, rows + d * kLanes);
+  }
+}
+
+[[gnu::noinline]] void run_atomic(Wave& w, const Inst& i, AtomicOp op, int bytes) {
+  alignas(64) uint32_t before[2 * kLanes] = {};
+  const AtomicData d = atomic_data(w, i.src[1], op, bytes);
+  atomic_lanes(w, i, buffer_addresses(w, i, bytes), op, bytes, d.data, d.data2, before);
+  if (!i.glc) return;
+  for (int k = 0; k < bytes / 4; k++) {
+    w.blend(w.row(i.src[1].reg + static_cast<unsigned>(k)), before + k * kLanes, w.exec());
   }
 }
 
@@ -138,7 +149,7 @@ struct Buffer {
   template <int Bytes, Convert C>
   static void load(Wave& w, const Inst& i) {
     alignas(64) uint32_t rows[4 * kLanes] = {};
-    each_part<Bytes, false>(w, i, rows);
+    each_part<false>(w, i, Bytes, rows);
     if (!i.lds) {
       put_loaded<Bytes, C>(w, i, rows);
       return;
@@ -154,18 +165,12 @@ struct Buffer {
     if (High) {
       for (int l = 0; l < kLanes; l++) rows[l] >>= 16;
     }
-    each_part<Bytes, true>(w, i, rows);
+    each_part<true>(w, i, Bytes, rows);
   }
 
   template <AtomicOp Op, int Bytes>
   static void atomic(Wave& w, const Inst& i) {
-    alignas(64) uint32_t before[2 * kLanes] = {};
-    const AtomicData d = atomic_data(w, i.src[1], Op, Bytes);
-    atomic_lanes(w, i, buffer_addresses(w, i, Bytes), Op, Bytes, d.data, d.data2, before);
-    if (!i.glc) return;
-    for (unsigned k = 0; k < Bytes / 4; k++) {
-      w.blend(w.row(i.src[1].reg + k), before + k * kLanes, w.exec());
-    }
+    run_atomic(w, i, Op, Bytes);
   }
 };
 

@@ -11,7 +11,8 @@
 namespace ark_emu {
 namespace {
 
-Addresses lds_addresses(Wave& w, const Inst& i, uint64_t offset) {
+// Handlers differ in an operation or a width: what they share stands once, and is called.
+[[gnu::noinline]] Addresses lds_addresses(Wave& w, const Inst& i, uint64_t offset) {
   Addresses a;
   a.space = Space::Lds;
   a.active = w.exec();
@@ -45,12 +46,12 @@ uint64_t pair_offset(const Inst& i, int which, int scale) {
   return ((static_cast<uint32_t>(i.imm) >> (8 * which)) & 0xff) * static_cast<uint64_t>(scale);
 }
 
-template <int Bytes, int Stride>
-void read2(Wave& w, const Inst& i) {
+template <int Bytes>
+void read_pair(Wave& w, const Inst& i, int stride) {
   constexpr int kDwords = Bytes / 4;
   alignas(64) uint32_t rows[4 * kLanes];
   for (int k = 0; k < 2; k++) {
-    const Addresses a = lds_addresses(w, i, pair_offset(i, k, Bytes * Stride));
+    const Addresses a = lds_addresses(w, i, pair_offset(i, k, Bytes * stride));
     load_lanes(w, i, a, Bytes, rows + k * kDwords * kLanes);
   }
   for (int d = 0; d < 2 * kDwords; d++) {
@@ -59,19 +60,28 @@ void read2(Wave& w, const Inst& i) {
 }
 
 template <int Bytes, int Stride>
-void write2(Wave& w, const Inst& i) {
+void read2(Wave& w, const Inst& i) {
+  read_pair<Bytes>(w, i, Stride);
+}
+
+[[gnu::noinline]] void write_pair(Wave& w, const Inst& i, int bytes, int stride) {
   for (int k = 0; k < 2; k++) {
-    const Addresses a = lds_addresses(w, i, pair_offset(i, k, Bytes * Stride));
-    store_lanes(w, i, a, Bytes, w.row(i.src[1 + k].reg));
+    const Addresses a = lds_addresses(w, i, pair_offset(i, k, bytes * stride));
+    store_lanes(w, i, a, bytes, w.row(i.src[1 + k].reg));
   }
 }
 
 template <int Bytes, int Stride>
-void exchange2(Wave& w, const Inst& i) {
+void write2(Wave& w, const Inst& i) {
+  write_pair(w, i, Bytes, Stride);
+}
+
+template <int Bytes>
+[[gnu::noinline]] void exchange_pair(Wave& w, const Inst& i, int stride) {
   constexpr int kDwords = Bytes / 4;
   alignas(64) uint32_t rows[4 * kLanes];
   for (int k = 0; k < 2; k++) {
-    const Addresses a = lds_addresses(w, i, pair_offset(i, k, Bytes * Stride));
+    const Addresses a = lds_addresses(w, i, pair_offset(i, k, Bytes * stride));
     atomic_lanes(w, i, a, AtomicOp::Swap, Bytes, w.row(i.src[1 + k].reg), nullptr,
                  rows + k * kDwords * kLanes);
   }
@@ -80,18 +90,27 @@ void exchange2(Wave& w, const Inst& i) {
   }
 }
 
-template <AtomicOp Op, int Bytes, bool Swapped>
-void atomic(Wave& w, const Inst& i) {
+[[gnu::noinline]] void run_atomic(Wave& w, const Inst& i, AtomicOp op, int bytes, bool swapped) {
   alignas(64) uint32_t before[2 * kLanes];
   const bool two = i.op->src_count > 2;
   const uint32_t* first = w.row(i.src[1].reg);
   const uint32_t* second = two ? w.row(i.src[2].reg) : nullptr;
-  if (Swapped) std::swap(first, second);
-  atomic_lanes(w, i, lds_addresses(w, i, offset16(i)), Op, Bytes, first, second, before);
+  if (swapped) std::swap(first, second);
+  atomic_lanes(w, i, lds_addresses(w, i, offset16(i)), op, bytes, first, second, before);
   if (i.op->dst_count == 0) return;
-  for (int d = 0; d < Bytes / 4; d++) {
+  for (int d = 0; d < bytes / 4; d++) {
     w.blend(w.row(i.dst[0].reg + static_cast<unsigned>(d)), before + d * kLanes, w.exec());
   }
+}
+
+template <AtomicOp Op, int Bytes, bool Swapped>
+void atomic(Wave& w, const Inst& i) {
+  run_atomic(w, i, Op, Bytes, Swapped);
+}
+
+template <int Bytes, int Stride>
+void exchange2(Wave& w, const Inst& i) {
+  exchange_pair<Bytes>(w, i, Stride);
 }
 
 // Elements that are read in columns: 16 lanes read rows of 16 elements, one to four lanes a row,
@@ -136,8 +155,7 @@ void read_transposed(Wave& w, const Inst& i) {
 
 // ds_append and ds_consume: the number of active lanes joins or leaves the counter at M0 + offset;
 // all of them get its old value.
-template <AtomicOp Op>
-void count_lanes(Wave& w, const Inst& i) {
+[[gnu::noinline]] void count_active(Wave& w, const Inst& i, AtomicOp op) {
   if (w.exec() == 0) return;
   const int first = std::countr_zero(w.exec());
   Addresses a;
@@ -146,9 +164,14 @@ void count_lanes(Wave& w, const Inst& i) {
   a.at[first] = offset16(i) + (w.m0() & 0xffff);
   alignas(64) uint32_t data[kLanes] = {}, before[kLanes] = {};
   data[first] = static_cast<uint32_t>(std::popcount(w.exec()));
-  atomic_lanes(w, i, a, Op, 4, data, nullptr, before);
+  atomic_lanes(w, i, a, op, 4, data, nullptr, before);
   std::fill(before, before + kLanes, before[first]);
   w.blend(w.row(i.dst[0].reg), before, w.exec());
+}
+
+template <AtomicOp Op>
+void count_lanes(Wave& w, const Inst& i) {
+  count_active(w, i, Op);
 }
 
 // Lane l at M0 + offset + 4 * l.
@@ -165,14 +188,19 @@ Addresses thread_addresses(Wave& w, const Inst& i) {
 constexpr uint32_t kFlags = kMemory | kLdsOp;
 
 // "ds_add_u32" and "ds_add_rtn_u32"; two data operands where `two`.
-template <AtomicOp Op, int Bytes, bool Swapped = false>
-void add_atomic(Ops& ops, const char* name, const char* type, bool two = false) {
-  const std::string data = Bytes == 4 ? "b32" : "b64";
+[[gnu::noinline]] void add_both(Ops& ops, const char* name, const char* type, bool two,
+                                const char* width, Handler run) {
+  const std::string data = width;
   const std::string sources = "=p," + data + (two ? "," + data : "");
   const std::string base = std::string("ds_") + name;
   constexpr uint32_t kAll = kFlags | kStore;
-  ops.add(base + "_" + type, sources, atomic<Op, Bytes, Swapped>, kAll);
-  ops.add(base + "_rtn_" + type, data + sources, atomic<Op, Bytes, Swapped>, kAll);
+  ops.add(base + "_" + type, sources, run, kAll);
+  ops.add(base + "_rtn_" + type, data + sources, run, kAll);
+}
+
+template <AtomicOp Op, int Bytes, bool Swapped = false>
+void add_atomic(Ops& ops, const char* name, const char* type, bool two = false) {
+  add_both(ops, name, type, two, Bytes == 4 ? "b32" : "b64", atomic<Op, Bytes, Swapped>);
 }
 
 void register_atomics(Ops& ops) {

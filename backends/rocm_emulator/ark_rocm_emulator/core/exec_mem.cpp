@@ -10,7 +10,7 @@
 
 namespace ark_emu {
 
-Addresses flat_addresses(Wave& w, const Inst& i) {
+[[gnu::noinline]] Addresses flat_addresses(Wave& w, const Inst& i) {
   Addresses a;
   a.active = w.exec();
   const bool scratch = i.format == Format::SCRATCH;
@@ -47,11 +47,31 @@ void with_spaces(Wave& w, const Inst& i, F each) {
   }
 }
 
+// Handlers differ in an operation or a width: what they share stands once, and is called.
+[[gnu::noinline]] void load_rows(Wave& w, const Inst& i, int bytes, uint32_t* rows) {
+  with_spaces(w, i, [&](const Addresses& a) { load_lanes(w, i, a, bytes, rows); });
+}
+
+[[gnu::noinline]] void store_rows(Wave& w, const Inst& i, int bytes, const uint32_t* rows) {
+  with_spaces(w, i, [&](const Addresses& a) { store_lanes(w, i, a, bytes, rows); });
+}
+
+[[gnu::noinline]] void run_atomic(Wave& w, const Inst& i, AtomicOp op, int bytes) {
+  alignas(64) uint32_t before[2 * kLanes];
+  const AtomicData d = atomic_data(w, i.src[1], op, bytes);
+  with_spaces(w, i, [&](const Addresses& a) {
+    atomic_lanes(w, i, a, op, bytes, d.data, d.data2, before);
+  });
+  if (!i.glc) return;
+  w.blend(w.row(i.dst[0].reg), before, w.exec());
+  if (bytes == 8) w.blend(w.row(i.dst[0].reg + 1), before + kLanes, w.exec());
+}
+
 struct Flat {
   template <int Bytes, Convert C>
   static void load(Wave& w, const Inst& i) {
     alignas(64) uint32_t rows[4 * kLanes];
-    with_spaces(w, i, [&](const Addresses& a) { load_lanes(w, i, a, Bytes, rows); });
+    load_rows(w, i, Bytes, rows);
     put_loaded<Bytes, C>(w, i, rows);
   }
 
@@ -63,19 +83,12 @@ struct Flat {
       for (int l = 0; l < kLanes; l++) shifted[l] = rows[l] >> 16;
       rows = shifted;
     }
-    with_spaces(w, i, [&](const Addresses& a) { store_lanes(w, i, a, Bytes, rows); });
+    store_rows(w, i, Bytes, rows);
   }
 
   template <AtomicOp Op, int Bytes>
   static void atomic(Wave& w, const Inst& i) {
-    alignas(64) uint32_t before[2 * kLanes];
-    const AtomicData d = atomic_data(w, i.src[1], Op, Bytes);
-    with_spaces(w, i, [&](const Addresses& a) {
-      atomic_lanes(w, i, a, Op, Bytes, d.data, d.data2, before);
-    });
-    if (!i.glc) return;
-    w.blend(w.row(i.dst[0].reg), before, w.exec());
-    if (Bytes == 8) w.blend(w.row(i.dst[0].reg + 1), before + kLanes, w.exec());
+    run_atomic(w, i, Op, Bytes);
   }
 };
 

@@ -194,12 +194,17 @@ void multiply_f64(Wave& w, const Inst& i) {
   }
 }
 
+// `words` of A and as many of B, `results` of C and of D.
+[[gnu::noinline]] void add_words(Ops& ops, const std::string& name, int words, int results,
+                                 Handler run) {
+  const std::string operand = type_of_width(words), result = type_of_width(results);
+  ops.add(name, result + "=" + operand + "," + operand + "," + result, run, kMatrix);
+}
+
 template <int kSize, int kDepth, int kBlocks, class A, class B = A>
 void add(Ops& ops, const std::string& name) {
-  const int words = kSize * kDepth * kBlocks / 64 * A::kBits / 32;
-  const std::string result = type_of_width(kSize * kSize * kBlocks / 64);
-  ops.add(name, result + "=" + type_of_width(words) + "," + type_of_width(words) + "," + result,
-          multiply<kSize, kDepth, kBlocks, A, B>, kMatrix);
+  add_words(ops, name, kSize * kDepth * kBlocks / 64 * A::kBits / 32, kSize * kSize * kBlocks / 64,
+            multiply<kSize, kDepth, kBlocks, A, B>);
 }
 
 template <int kSize, int kDepth>

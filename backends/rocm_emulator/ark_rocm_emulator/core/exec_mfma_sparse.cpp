@@ -45,12 +45,17 @@ void multiply_sparse(Wave& w, const Inst& i) {
   write_d(w, i, i.dst[0], sums, 1);
 }
 
+// `words` of B, half as many of A, `results` of D.
+[[gnu::noinline]] void add_words(Ops& ops, const std::string& name, int words, int results,
+                                 Handler run) {
+  const std::string sources = type_of_width(words / 2) + "," + type_of_width(words) + ",b32";
+  ops.add("v_smfmac_" + name, type_of_width(results) + "=" + sources, run, kMatrix);
+}
+
 template <int kSize, int kDepth, class A, class B = A>
 void add(Ops& ops, const std::string& name) {
-  constexpr int kWords = kSize * kDepth / 64 * B::kBits / 32;
-  const std::string sources = type_of_width(kWords / 2) + "," + type_of_width(kWords) + ",b32";
-  ops.add("v_smfmac_" + name, type_of_width(kSize * kSize / 64) + "=" + sources,
-          multiply_sparse<kSize, kDepth, A, B>, kMatrix);
+  add_words(ops, name, kSize * kDepth / 64 * B::kBits / 32, kSize * kSize / 64,
+            multiply_sparse<kSize, kDepth, A, B>);
 }
 
 template <int kSize, int kDepth>

@@ -1,6 +1,8 @@
 // Vector comparisons: v_cmp_* writes a lane mask, v_cmpx_* writes EXEC too.
 #include <cmath>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "lanes.h"
 #include "ops.h"
@@ -9,8 +11,10 @@ namespace ark_emu {
 namespace {
 
 // flags: 0 or ~0 for each lane.
-[[gnu::noinline]] void finish_compare(Wave& w, const Inst& i, const uint32_t* flags) {
+[[gnu::noinline]] void finish_compare(Wave& w, const Inst& i, const uint32_t* flags,
+                                      bool opposite = false) {
   uint64_t bits = row_bits(flags, w.lanes);
+  if (opposite) bits ^= w.full;
   if (i.ext == Ext::Dpp || i.ext == Ext::Dpp8) bits &= w.dpp_lanes;
   const uint64_t result = bits & w.exec();
   w.put_mask(i, 0, bits);
@@ -36,47 +40,77 @@ T value_at(const uint32_t* raw, int l) {
   }
 }
 
+// Which comparison a relation is made of, whether of the operands the other way round, and whether
+// its opposite counts: those of a type share the code of few.
+template <class F, bool swapped = false, bool opposite = false>
+struct Relation {
+  using Comparison = F;
+  static constexpr bool kSwapped = swapped, kOpposite = opposite;
+};
+template <class R>
+using Swapped = Relation<typename R::Comparison, !R::kSwapped, R::kOpposite>;
+template <class R>
+using Not = Relation<typename R::Comparison, R::kSwapped, !R::kOpposite>;
+
+using Never = Relation<decltype([](auto, auto) { return false; })>;
+using Less = Relation<decltype([](auto a, auto b) { return a < b; })>;
+using Equal = Relation<decltype([](auto a, auto b) { return a == b; })>;
+// Of floats these three are no opposites of the others: one may be no number.
+using LessEqual = Relation<decltype([](auto a, auto b) { return a <= b; })>;
+using Apart = Relation<decltype([](auto a, auto b) { return a < b || a > b; })>;
+using Ordered = Relation<decltype([](auto a, auto b) { return a == a && b == b; })>;
+
+struct HalfBits {};   // f16
+
 template <class T, class F>
-void compare(Wave& w, const Inst& i) {
+[[gnu::noinline]] void compare_rows(Wave& w, const Inst& i, bool swapped, bool opposite) {
   alignas(64) Row2 t0, t1;
   alignas(64) Row flags;
-  const uint32_t *a = lanes_of<T>(w, i, 0, t0), *b = lanes_of<T>(w, i, 1, t1);
-  each_lane(w, [&](int l) { flags[l] = F{}(value_at<T>(a, l), value_at<T>(b, l)) ? ~0u : 0; });
-  finish_compare(w, i, flags);
+  if constexpr (std::is_same_v<T, HalfBits>) {
+    const uint32_t *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1);
+    if (swapped) std::swap(a, b);
+    each_lane(w, [&](int l) {
+      const float left = half_to_float(static_cast<uint16_t>(a[l]));
+      flags[l] = F{}(left, half_to_float(static_cast<uint16_t>(b[l]))) ? ~0u : 0;
+    });
+  } else {
+    const uint32_t *a = lanes_of<T>(w, i, 0, t0), *b = lanes_of<T>(w, i, 1, t1);
+    if (swapped) std::swap(a, b);
+    each_lane(w, [&](int l) { flags[l] = F{}(value_at<T>(a, l), value_at<T>(b, l)) ? ~0u : 0; });
+  }
+  finish_compare(w, i, flags, opposite);
 }
 
-// 32 bits without modifiers; F on lanes of two such sources.
+template <class T, class R>
+void compare(Wave& w, const Inst& i) {
+  compare_rows<T, typename R::Comparison>(w, i, R::kSwapped, R::kOpposite);
+}
+
+// 32 bits without modifiers; F on lanes of two such sources. kUniform is of them as F takes them.
 template <class T, unsigned kUniform, class F>
-void compare_whole(Wave& w, const Inst& i) {
+[[gnu::noinline]] void compare_plain(Wave& w, const Inst& i, bool swapped, bool opposite) {
   alignas(64) Row flags;
-  const Source<(kUniform & 1) != 0> a(w, i.src[0]);
-  const Source<(kUniform & 2) != 0> b(w, i.src[1]);
+  const Source<(kUniform & 1) != 0> a(w, i.src[swapped]);
+  const Source<(kUniform & 2) != 0> b(w, i.src[!swapped]);
   each_lane(w, [&flags, a, b](int l) {
     flags[l] = F{}(std::bit_cast<T>(a[l]), std::bit_cast<T>(b[l])) ? ~0u : 0;
   });
-  finish_compare(w, i, flags);
+  finish_compare(w, i, flags, opposite);
 }
 
-template <class T, class F>
+template <class T, unsigned kUniform, class R>
+void compare_whole(Wave& w, const Inst& i) {
+  constexpr unsigned kTaken = R::kSwapped ? (kUniform << 1 | kUniform >> 1) & 3 : kUniform;
+  compare_plain<T, kTaken, typename R::Comparison>(w, i, R::kSwapped, R::kOpposite);
+}
+
+template <class T, class R>
 Handlers compare32() {
-  Handlers all = compare<T, F>;
-  all.whole[0] = compare_whole<T, 0, F>;
-  all.whole[1] = compare_whole<T, 1, F>;
-  all.whole[2] = compare_whole<T, 2, F>;
+  Handlers all = compare<T, R>;
+  all.whole[0] = compare_whole<T, 0, R>;
+  all.whole[1] = compare_whole<T, 1, R>;
+  all.whole[2] = compare_whole<T, 2, R>;
   return all;
-}
-
-template <class F>
-void compare_half(Wave& w, const Inst& i) {
-  alignas(64) Row t0, t1, flags;
-  const uint32_t *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1);
-  each_lane(w, [&](int l) {
-    flags[l] = F{}(half_to_float(static_cast<uint16_t>(a[l])),
-                   half_to_float(static_cast<uint16_t>(b[l])))
-                   ? ~0u
-                   : 0;
-  });
-  finish_compare(w, i, flags);
 }
 
 // The ten classes of v_cmp_class, as bit numbers, from sign, exponent and mantissa.
@@ -105,71 +139,59 @@ void compare_class(Wave& w, const Inst& i) {
   finish_compare(w, i, flags);
 }
 
-template <class F>
-void add_float(Ops& ops, const char* name, F) {
-  const auto add = [&ops, name](const char* prefix, bool writes) {
-    const std::string base = std::string(prefix) + name;
-    const uint32_t flags = kFloat | (writes ? uint32_t{kWritesExec} : 0u);
-    ops.add(base + "_f16", "m=f16,f16", compare_half<F>, flags | kMode64);
-    ops.add(base + "_f32", "m=f32,f32", compare32<float, F>(), flags);
-    ops.add(base + "_f64", "m=f64,f64", compare<double, F>, flags | kMode64);
-  };
-  add("v_cmp_", false);
-  add("v_cmpx_", true);
-}
-
-template <class T, class F>
-void add_int_type(Ops& ops, const char* name, const char* type) {
+// v_cmp_... and v_cmpx_...
+[[gnu::noinline]] void add_both(Ops& ops, const char* name, const char* type, const Handlers& run,
+                                uint32_t flags) {
   const std::string tail = std::string(name) + "_" + type;
   const std::string signature = "m=" + std::string(type) + "," + type;
-  for (const bool writes : {false, true}) {
-    const std::string full = (writes ? "v_cmpx_" : "v_cmp_") + tail;
-    const uint32_t flags = writes ? uint32_t{kWritesExec} : 0u;
-    if constexpr (sizeof(T) == 4) {
-      ops.add(full, signature, compare32<T, F>(), flags);
-    } else {
-      ops.add(full, signature, compare<T, F>, flags);
-    }
-  }
+  ops.add("v_cmp_" + tail, signature, run, flags);
+  ops.add("v_cmpx_" + tail, signature, run, flags | kWritesExec);
 }
 
-template <class F>
-void add_int(Ops& ops, const char* name, F) {
-  add_int_type<int16_t, F>(ops, name, "i16");
-  add_int_type<uint16_t, F>(ops, name, "u16");
-  add_int_type<int32_t, F>(ops, name, "i32");
-  add_int_type<uint32_t, F>(ops, name, "u32");
-  add_int_type<int64_t, F>(ops, name, "i64");
-  add_int_type<uint64_t, F>(ops, name, "u64");
+template <class R>
+void add_float(Ops& ops, const char* name) {
+  add_both(ops, name, "f16", compare<HalfBits, R>, kFloat | kMode64);
+  add_both(ops, name, "f32", compare32<float, R>(), kFloat);
+  add_both(ops, name, "f64", compare<double, R>, kFloat | kMode64);
+}
+
+template <class R>
+void add_int(Ops& ops, const char* name) {
+  add_both(ops, name, "i16", compare<int16_t, R>, 0);
+  add_both(ops, name, "u16", compare<uint16_t, R>, 0);
+  add_both(ops, name, "i32", compare32<int32_t, R>(), 0);
+  add_both(ops, name, "u32", compare32<uint32_t, R>(), 0);
+  add_both(ops, name, "i64", compare<int64_t, R>, 0);
+  add_both(ops, name, "u64", compare<uint64_t, R>, 0);
 }
 
 }  // namespace
 
 void register_valu_cmp(Ops& ops) {
-  add_float(ops, "f", [](auto, auto) { return false; });
-  add_float(ops, "lt", [](auto a, auto b) { return a < b; });
-  add_float(ops, "eq", [](auto a, auto b) { return a == b; });
-  add_float(ops, "le", [](auto a, auto b) { return a <= b; });
-  add_float(ops, "gt", [](auto a, auto b) { return a > b; });
-  add_float(ops, "lg", [](auto a, auto b) { return a < b || a > b; });
-  add_float(ops, "ge", [](auto a, auto b) { return a >= b; });
-  add_float(ops, "o", [](auto a, auto b) { return a == a && b == b; });
-  add_float(ops, "u", [](auto a, auto b) { return a != a || b != b; });
-  add_float(ops, "nge", [](auto a, auto b) { return !(a >= b); });
-  add_float(ops, "nlg", [](auto a, auto b) { return !(a < b || a > b); });
-  add_float(ops, "ngt", [](auto a, auto b) { return !(a > b); });
-  add_float(ops, "nle", [](auto a, auto b) { return !(a <= b); });
-  add_float(ops, "neq", [](auto a, auto b) { return !(a == b); });
-  add_float(ops, "nlt", [](auto a, auto b) { return !(a < b); });
-  add_float(ops, "tru", [](auto, auto) { return true; });
-  add_int(ops, "f", [](auto, auto) { return false; });
-  add_int(ops, "lt", [](auto a, auto b) { return a < b; });
-  add_int(ops, "eq", [](auto a, auto b) { return a == b; });
-  add_int(ops, "le", [](auto a, auto b) { return a <= b; });
-  add_int(ops, "gt", [](auto a, auto b) { return a > b; });
-  add_int(ops, "ne", [](auto a, auto b) { return a != b; });
-  add_int(ops, "ge", [](auto a, auto b) { return a >= b; });
-  add_int(ops, "t", [](auto, auto) { return true; });
+  add_float<Never>(ops, "f");
+  add_float<Less>(ops, "lt");
+  add_float<Equal>(ops, "eq");
+  add_float<LessEqual>(ops, "le");
+  add_float<Swapped<Less>>(ops, "gt");
+  add_float<Apart>(ops, "lg");
+  add_float<Swapped<LessEqual>>(ops, "ge");
+  add_float<Ordered>(ops, "o");
+  add_float<Not<Ordered>>(ops, "u");
+  add_float<Not<Swapped<LessEqual>>>(ops, "nge");
+  add_float<Not<Apart>>(ops, "nlg");
+  add_float<Not<Swapped<Less>>>(ops, "ngt");
+  add_float<Not<LessEqual>>(ops, "nle");
+  add_float<Not<Equal>>(ops, "neq");
+  add_float<Not<Less>>(ops, "nlt");
+  add_float<Not<Never>>(ops, "tru");
+  add_int<Never>(ops, "f");
+  add_int<Less>(ops, "lt");
+  add_int<Equal>(ops, "eq");
+  add_int<Not<Swapped<Less>>>(ops, "le");
+  add_int<Swapped<Less>>(ops, "gt");
+  add_int<Not<Equal>>(ops, "ne");
+  add_int<Not<Less>>(ops, "ge");
+  add_int<Not<Never>>(ops, "t");
   for (const bool writes : {false, true}) {
     const std::string name = writes ? "v_cmpx_class_" : "v_cmp_class_";
     const uint32_t flags = kFloat | (writes ? uint32_t{kWritesExec} : 0u);

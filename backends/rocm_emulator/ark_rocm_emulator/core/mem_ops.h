@@ -70,57 +70,79 @@ inline void store_to_lds(Wave& w, const Inst& i, uint64_t active, int bytes, con
 // flags, handler).
 template <class M, class Load, class Store, class Atomic>
 void each_memory_operation(Load load, Store store, Atomic atomic) {
-  load("ubyte", "b32", M::template load<1, Convert::Unsigned>);
-  load("sbyte", "b32", M::template load<1, Convert::Signed>);
-  load("ushort", "b32", M::template load<2, Convert::Unsigned>);
-  load("sshort", "b32", M::template load<2, Convert::Signed>);
-  load("dword", "b32", M::template load<4, Convert::Unsigned>);
-  load("dwordx2", "b64", M::template load<8, Convert::Unsigned>);
-  load("dwordx3", "b96", M::template load<12, Convert::Unsigned>);
-  load("dwordx4", "b128", M::template load<16, Convert::Unsigned>);
-  load("ubyte_d16", "b32", M::template load<1, Convert::Low>);
-  load("ubyte_d16_hi", "b32", M::template load<1, Convert::High>);
-  load("sbyte_d16", "b32", M::template load<1, Convert::SignedLow>);
-  load("sbyte_d16_hi", "b32", M::template load<1, Convert::SignedHigh>);
-  load("short_d16", "b32", M::template load<2, Convert::Low>);
-  load("short_d16_hi", "b32", M::template load<2, Convert::High>);
-  store("byte", "b32", M::template store<1, false>);
-  store("byte_d16_hi", "b32", M::template store<1, true>);
-  store("short", "b32", M::template store<2, false>);
-  store("short_d16_hi", "b32", M::template store<2, true>);
-  store("dword", "b32", M::template store<4, false>);
-  store("dwordx2", "b64", M::template store<8, false>);
-  store("dwordx3", "b96", M::template store<12, false>);
-  store("dwordx4", "b128", M::template store<16, false>);
-  const auto integer = [&atomic]<AtomicOp Op>(const std::string& name) {
-    constexpr bool kTwo = Op == AtomicOp::CmpSwap;   // the new value and the expected one
-    atomic(name, "b32", kTwo ? "b64" : "b32", 0u, M::template atomic<Op, 4>);
-    atomic(name + "_x2", "b64", kTwo ? "b128" : "b64", 0u, M::template atomic<Op, 8>);
+  struct Access {
+    const char *name, *type;
+    Handler run;
   };
-  integer.template operator()<AtomicOp::Swap>("swap");
-  integer.template operator()<AtomicOp::CmpSwap>("cmpswap");
-  integer.template operator()<AtomicOp::Add>("add");
-  integer.template operator()<AtomicOp::Sub>("sub");
-  integer.template operator()<AtomicOp::SMin>("smin");
-  integer.template operator()<AtomicOp::UMin>("umin");
-  integer.template operator()<AtomicOp::SMax>("smax");
-  integer.template operator()<AtomicOp::UMax>("umax");
-  integer.template operator()<AtomicOp::And>("and");
-  integer.template operator()<AtomicOp::Or>("or");
-  integer.template operator()<AtomicOp::Xor>("xor");
-  integer.template operator()<AtomicOp::Inc>("inc");
-  integer.template operator()<AtomicOp::Dec>("dec");
-  integer.template operator()<AtomicOp::SubClamped>("csub");
-  const uint32_t real = kFloat;
-  atomic("add_f32", "b32", "b32", real, M::template atomic<AtomicOp::AddF, 4>);
-  atomic("min_f32", "b32", "b32", real, M::template atomic<AtomicOp::MinF, 4>);
-  atomic("max_f32", "b32", "b32", real, M::template atomic<AtomicOp::MaxF, 4>);
-  atomic("cmpswap_f32", "b32", "b64", real, M::template atomic<AtomicOp::CmpSwapF, 4>);
-  atomic("pk_add_f16", "b32", "b32", real, M::template atomic<AtomicOp::PkAddF16, 4>);
-  atomic("pk_add_bf16", "b32", "b32", real, M::template atomic<AtomicOp::PkAddBf16, 4>);
-  atomic("add_f64", "b64", "b64", real, M::template atomic<AtomicOp::AddF, 8>);
-  atomic("min_f64", "b64", "b64", real, M::template atomic<AtomicOp::MinF, 8>);
-  atomic("max_f64", "b64", "b64", real, M::template atomic<AtomicOp::MaxF, 8>);
+  static constexpr Access kLoads[] = {
+      {"ubyte", "b32", M::template load<1, Convert::Unsigned>},
+      {"sbyte", "b32", M::template load<1, Convert::Signed>},
+      {"ushort", "b32", M::template load<2, Convert::Unsigned>},
+      {"sshort", "b32", M::template load<2, Convert::Signed>},
+      {"dword", "b32", M::template load<4, Convert::Unsigned>},
+      {"dwordx2", "b64", M::template load<8, Convert::Unsigned>},
+      {"dwordx3", "b96", M::template load<12, Convert::Unsigned>},
+      {"dwordx4", "b128", M::template load<16, Convert::Unsigned>},
+      {"ubyte_d16", "b32", M::template load<1, Convert::Low>},
+      {"ubyte_d16_hi", "b32", M::template load<1, Convert::High>},
+      {"sbyte_d16", "b32", M::template load<1, Convert::SignedLow>},
+      {"sbyte_d16_hi", "b32", M::template load<1, Convert::SignedHigh>},
+      {"short_d16", "b32", M::template load<2, Convert::Low>},
+      {"short_d16_hi", "b32", M::template load<2, Convert::High>},
+  };
+  static constexpr Access kStores[] = {
+      {"byte", "b32", M::template store<1, false>},
+      {"byte_d16_hi", "b32", M::template store<1, true>},
+      {"short", "b32", M::template store<2, false>},
+      {"short_d16_hi", "b32", M::template store<2, true>},
+      {"dword", "b32", M::template store<4, false>},
+      {"dwordx2", "b64", M::template store<8, false>},
+      {"dwordx3", "b96", M::template store<12, false>},
+      {"dwordx4", "b128", M::template store<16, false>},
+  };
+  struct Integer {
+    const char* name;
+    Handler narrow, wide;   // 32 and 64 bits
+    bool two = false;       // the new value and the expected one
+  };
+  static constexpr Integer kIntegers[] = {
+      {"swap", M::template atomic<AtomicOp::Swap, 4>, M::template atomic<AtomicOp::Swap, 8>},
+      {"cmpswap", M::template atomic<AtomicOp::CmpSwap, 4>, M::template atomic<AtomicOp::CmpSwap, 8>, true},
+      {"add", M::template atomic<AtomicOp::Add, 4>, M::template atomic<AtomicOp::Add, 8>},
+      {"sub", M::template atomic<AtomicOp::Sub, 4>, M::template atomic<AtomicOp::Sub, 8>},
+      {"smin", M::template atomic<AtomicOp::SMin, 4>, M::template atomic<AtomicOp::SMin, 8>},
+      {"umin", M::template atomic<AtomicOp::UMin, 4>, M::template atomic<AtomicOp::UMin, 8>},
+      {"smax", M::template atomic<AtomicOp::SMax, 4>, M::template atomic<AtomicOp::SMax, 8>},
+      {"umax", M::template atomic<AtomicOp::UMax, 4>, M::template atomic<AtomicOp::UMax, 8>},
+      {"and", M::template atomic<AtomicOp::And, 4>, M::template atomic<AtomicOp::And, 8>},
+      {"or", M::template atomic<AtomicOp::Or, 4>, M::template atomic<AtomicOp::Or, 8>},
+      {"xor", M::template atomic<AtomicOp::Xor, 4>, M::template atomic<AtomicOp::Xor, 8>},
+      {"inc", M::template atomic<AtomicOp::Inc, 4>, M::template atomic<AtomicOp::Inc, 8>},
+      {"dec", M::template atomic<AtomicOp::Dec, 4>, M::template atomic<AtomicOp::Dec, 8>},
+      {"csub", M::template atomic<AtomicOp::SubClamped, 4>, M::template atomic<AtomicOp::SubClamped, 8>},
+  };
+  struct Real {
+    const char *name, *result, *data;
+    Handler run;
+  };
+  static constexpr Real kReals[] = {
+      {"add_f32", "b32", "b32", M::template atomic<AtomicOp::AddF, 4>},
+      {"min_f32", "b32", "b32", M::template atomic<AtomicOp::MinF, 4>},
+      {"max_f32", "b32", "b32", M::template atomic<AtomicOp::MaxF, 4>},
+      {"cmpswap_f32", "b32", "b64", M::template atomic<AtomicOp::CmpSwapF, 4>},
+      {"pk_add_f16", "b32", "b32", M::template atomic<AtomicOp::PkAddF16, 4>},
+      {"pk_add_bf16", "b32", "b32", M::template atomic<AtomicOp::PkAddBf16, 4>},
+      {"add_f64", "b64", "b64", M::template atomic<AtomicOp::AddF, 8>},
+      {"min_f64", "b64", "b64", M::template atomic<AtomicOp::MinF, 8>},
+      {"max_f64", "b64", "b64", M::template atomic<AtomicOp::MaxF, 8>},
+  };
+  for (const Access& a : kLoads) load(a.name, a.type, a.run);
+  for (const Access& a : kStores) store(a.name, a.type, a.run);
+  for (const Integer& a : kIntegers) {
+    atomic(a.name, "b32", a.two ? "b64" : "b32", 0u, a.narrow);
+    atomic(std::string(a.name) + "_x2", "b64", a.two ? "b128" : "b64", 0u, a.wide);
+  }
+  for (const Real& a : kReals) atomic(a.name, a.result, a.data, uint32_t{kFloat}, a.run);
 }
 
 }  // namespace ark_emu

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
 
 #include "half.h"
 
@@ -198,6 +199,34 @@ const uint32_t* Wave::src64_slow(const Inst& inst, int k, uint32_t* tmp) {
     for (int l = kLanes; l < 2 * kLanes; l++) tmp[l] = (tmp[l] & keep) ^ flip;
   }
   return tmp;
+}
+
+const uint32_t* Wave::same32(const Operand& operand, uint32_t* tmp) {
+  fill_row(tmp, scalar32(operand), lanes);
+  return tmp;
+}
+
+const uint32_t* Wave::same64(const Operand& operand, uint32_t* tmp) {
+  const uint64_t value = scalar64(operand);
+  fill_row(tmp, static_cast<uint32_t>(value), lanes);
+  fill_row(tmp + kLanes, static_cast<uint32_t>(value >> 32), lanes);
+  return tmp;
+}
+
+void Wave::blend(uint32_t* to, const uint32_t* from, uint64_t bits) {
+  if (bits != full) {
+    blend_row(to, from, bits, lanes);
+  } else if (to != from) {
+    std::memcpy(to, from, static_cast<size_t>(lanes) * 4);
+  }
+}
+
+void Wave::put32(const Inst& inst, uint32_t* out) {
+  if (inst.plain_dst) {
+    blend(row(inst.dst[0].reg), out, exec());
+  } else {
+    put32_slow(inst, out);
+  }
 }
 
 void Wave::put32_slow(const Inst& inst, uint32_t* out) {

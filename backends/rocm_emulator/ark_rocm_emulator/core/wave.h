@@ -103,16 +103,10 @@ struct Wave {
   }
   // The same without modifiers.
   const uint32_t* raw32(const Operand& operand, uint32_t* tmp) {
-    if (operand.kind == Kind::Vgpr) return row(operand.reg);
-    fill_row(tmp, scalar32(operand), lanes);
-    return tmp;
+    return operand.kind == Kind::Vgpr ? row(operand.reg) : same32(operand, tmp);
   }
   const uint32_t* raw64(const Operand& operand, uint32_t* tmp) {
-    if (operand.kind == Kind::Vgpr) return row(operand.reg);
-    const uint64_t value = scalar64(operand);
-    fill_row(tmp, static_cast<uint32_t>(value), lanes);
-    fill_row(tmp + kLanes, static_cast<uint32_t>(value >> 32), lanes);
-    return tmp;
+    return operand.kind == Kind::Vgpr ? row(operand.reg) : same64(operand, tmp);
   }
   const uint32_t* src64(const Inst& inst, int k, uint32_t* tmp) {
     return inst.plain_src ? raw64(inst.src[k], tmp) : src64_slow(inst, k, tmp);
@@ -127,28 +121,20 @@ struct Wave {
     return inst.plain_dst && all_lanes() ? row(inst.dst[0].reg) : out;
   }
   // Results, under EXEC: clamp, omod, op_sel, SDWA destination by the type of dst[0].
-  void put32(const Inst& inst, uint32_t* out) {
-    if (inst.plain_dst) {
-      blend(row(inst.dst[0].reg), out, exec());
-    } else {
-      put32_slow(inst, out);
-    }
-  }
+  void put32(const Inst& inst, uint32_t* out);
   void put64(const Inst& inst, uint32_t* out);
   void put16(const Inst& inst, uint32_t* out);       // low half of each lane of `out`
   // dst[which] of Ty::Mask; lanes outside EXEC get 0.
   void put_mask(const Inst& inst, int which, uint64_t bits);
-  void blend(uint32_t* to, const uint32_t* from, uint64_t bits) {
-    if (bits != full) {
-      blend_row(to, from, bits, lanes);
-    } else if (to != from) {
-      std::memcpy(to, from, static_cast<size_t>(lanes) * 4);
-    }
-  }
+  // The lanes of `bits` take `from`.
+  void blend(uint32_t* to, const uint32_t* from, uint64_t bits);
 
  private:
   uint32_t condition(const Operand& operand) const;   // SCC, VCCZ, EXECZ
   void modify(const Inst& inst, int k, uint32_t* tmp);
+  // One value in all lanes of `tmp`. Hundreds of handlers call these and would be longer with them.
+  const uint32_t* same32(const Operand& operand, uint32_t* tmp);
+  const uint32_t* same64(const Operand& operand, uint32_t* tmp);
   const uint32_t* dpp_row(const Inst& inst, const uint32_t* from, uint32_t* tmp);
   const uint32_t* src32_slow(const Inst& inst, int k, uint32_t* tmp);
   const uint32_t* src64_slow(const Inst& inst, int k, uint32_t* tmp);
