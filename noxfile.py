@@ -22,8 +22,8 @@ core()
 """
 # What the sweep runs beside the kernel suite.
 CHECKED = [
-    {"arch": "gfx942", "seed": 1, "checks": True, "tests": "all"},
-    {"arch": "gfx1100", "seed": 2, "checks": True, "tests": "all"},
+    {"arch": arch, "seed": seed, "checks": True, "tests": "all", "session": "emulator_sweep"}
+    for seed, arch in enumerate(("gfx942", "gfx1100"), 1)
 ]
 
 # Three workers side by side, on two cores too: one of them mostly waits, for a compiler or for a
@@ -153,7 +153,7 @@ def slow(session: nox.Session) -> None:
 def access_sweep(session: nox.Session) -> None:
     """What bodies touch against what their kinds declare, on 25 times as many random ops."""
     session.install("-e", ".[dev]")
-    environment = {"ARK_ACCESS_SEEDS": "25"}
+    environment = {"ARK_ACCESS_SEEDS": "25", "ARK_SLOW_TESTS": "1"}
     session.run("pytest", *WORKERS, "tests/unit/tasks", *session.posargs, env=environment)
 
 

@@ -13,88 +13,21 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 from typing import Any
 
-# What the slow session runs alone: of what generates with a model, models whose tasks are of the
-# same kinds as those of one that stays; ops whose bodies those have that stay; and, by file,
-# compositions of ops that others cover, other decoders, every op in every type, what bodies use of
-# scratch memory, what ends processes and streams from outside (on the device an early end of a
-# stream is the same), those that bring an emulated device of their own, which need no second one,
-# and those that run on the same device with all checks (`synchronising`). What is of another device
-# is not even imported.
-RARE = (
-    "sharded-untied",
-    "tied-mha",
-    "odd-sizes",
-    "rocm-fp16",
-    "16_bits",
-    "rocm-fp32]",
-    "shipped_checkpoint",
-    "draws_as_it_does_alone",
-    "own_chunk_and_context",
-    "without_a_prompt_phase",
-    "large_chunk_draws",
-    "follows_the_softmax",
-    "no_draw_is_infinite",
-    "only_from_the_best",
-    "no_numbers",
-    "ends_the_benchmark",
-    "of_the_page",
-    "long_lines",
-    "test_windows",
-    "test_images",
-    "any_shape",
-    "three_nodes",
-    "where_scales_are_powers_of_two",
-    "rows_that_are",
-    "largest_of_rows",
-    "of_rows[rocm-maximum",
-)
-SELDOM = (
-    *("channels_last", "decoders", "examples", "gradients", "hints", "mesh", "pose"),
-    *("rocm_attention", "rocm_linear", "rocm_matmul", "scratch", "stopping", "training", "types"),
-)
-# Of one op in several types or sizes, those of which others stay; the slow session runs them all.
-SIBLINGS = (
-    *("few_lines[rocm-set", "few_lines[rocm-maximum", "few_bits[rocm-ark.int4"),
-    *("few_bits[rocm-ark.uint4", "expert_linear_are_torchs[rocm-ark.fp16", "warp[rocm-262139"),
-    *("exact[rocm-1", "exact[rocm-2", "written[rocm-dtype1", "functions[rocm-shape1"),
-    *("twice[rocm-dtype1", "asked[rocm-iterations0", "says[rocm-positions1"),
-    *(
-        "rows[rocm-narrow",
-        "test_products[rocm",
-        "few_bits[rocm-ark.int8",
-        "expert_linear_are_torchs[rocm-ark.bf16",
-    ),
-)
-# Of ops and random programs each runs on one architecture, by turns: matrix products on both.
-ON_GFX942 = (
-    *("test_reductions", "test_views", "test_unary", "test_integers", "test_padding"),
-    *("chains_become_one", "scalars_and_constants", "programs[rocm-1", "programs[rocm-3"),
-)
-ON_GFX1100 = (
-    *("each_type]", "test_movement", "test_in_place", "test_casts", "test_binary"),
-    *("end_within_a_warp", "programs[rocm-2", "programs[rocm-5"),
-)
-CHECKED = ("faults", "programs")
-ELSEWHERE = [f"tests/backend/test_{name}.py" for name in (*SELDOM, *CHECKED)]
+# Files that the default run takes with all checks, and so not without them.
+CHECKED = ("tests/backend/test_faults.py", "tests/backend/test_programs.py")
+# Files all of whose tests are the slow session's (tests/emulated.py) are not even imported.
+SLOW = 'pytestmark = pytest.mark.emulated("slow")\n'
+ELSEWHERE = sorted(str(f) for f in Path("tests/backend").glob("test_*.py") if SLOW in f.read_text())
 # The words of ci/matrix.toml for tests on emulated devices, the longest first.
 TESTS: dict[str, tuple[str, ...]] = {
     "all": ("tests/backend",),
-    "usual": (
-        "tests/backend",
-        *(f"--ignore={file}" for file in ELSEWHERE),
-        *("-k", f"rocm and not ({' or '.join((*RARE, *SIBLINGS, *ON_GFX1100))})"),
-    ),
+    "usual": ("tests/backend", *(f"--ignore={file}" for file in (*CHECKED, *ELSEWHERE))),
     "some": ("tests/backend/test_ops.py", "tests/backend/test_faults.py"),
-    "checked": (
-        *(f"tests/backend/test_{name}.py" for name in ("ops", *CHECKED)),
-        *("-k", f"rocm and not ({' or '.join((*SIBLINGS, 'missing_packet', *ON_GFX942))})"),
-    ),
-    "synchronising": (
-        *(f"tests/backend/test_{name}.py" for name in CHECKED),
-        *("-k", f"rocm and not ({' or '.join(ON_GFX1100)})"),
-    ),
+    "checked": ("tests/backend/test_ops.py", *CHECKED),
+    "synchronising": CHECKED,
 }
 SIDE_BY_SIDE = 2
 
@@ -103,7 +36,7 @@ def command(run: dict[str, Any]) -> list[str]:
     """What runs the tests of one entry."""
     # Each keeps its own notes of the last run.
     cache = f"cache_dir=.pytest_cache/{run['arch']}-{run['seed']}-{run['tests']}"
-    words = TESTS[run["tests"]]  # a second -k counts, the first does not
+    words = TESTS[run["tests"]]
     return [sys.executable, "-m", "pytest", "-q", "-o", cache, "-k", "rocm", *words]
 
 
@@ -116,6 +49,8 @@ def environment(run: dict[str, Any]) -> dict[str, str]:
         "ARK_ROCM_EMULATOR_CHECKS": str(int(run["checks"])),
         "ARK_ROCM_EMULATOR_IMPLICIT_SYNC": "0",  # what is freed under a kernel fails the test
         "ARK_REQUIRE": "rocm:1",
+        # The default run takes a part of them, which tests/backend/conftest.py selects by marks.
+        "ARK_EMULATED_PART": "" if "session" in run else run["arch"],
     }
 
 

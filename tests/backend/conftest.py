@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
 import ark
 from ark.backend import registry
 from ark.errors import UnsupportedError
+from tests.emulated import places
 
 NAMES = ("cpu", "cuda", "rocm")
 SIMULATED = ("mesh",)
@@ -25,6 +27,17 @@ OPTIMISED = (
     "test_reductions",
     "test_chains_become_one_op",
 )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In the default run on an emulated device, what is marked for another place is left out."""
+    part = os.environ.get("ARK_EMULATED_PART")
+    here = Path(__file__).parent
+    marked = {item: places(item) for item in items if here in item.path.parents}
+    left = [item for item, words in marked.items() if part and any(w != part for w in words)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
 
 
 def required(name: str) -> int:

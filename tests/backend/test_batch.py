@@ -78,6 +78,7 @@ def test_each_sequence_gives_what_transformers_gives(generator: Generator, small
     assert generator.executor.read("position").tolist() == list(LENGTHS)
 
 
+@pytest.mark.emulated("slow")
 def test_each_sequence_draws_as_it_does_alone(backend: str, small: Path) -> None:
     """With its own seed, and up to its own end of the context."""
     chosen, _ = registry.choose(backend)
@@ -95,6 +96,7 @@ def test_each_sequence_draws_as_it_does_alone(backend: str, small: Path) -> None
     assert [len(row) for row in drawn] == [12, 7, 12]
 
 
+@pytest.mark.emulated("slow")
 def test_sequences_in_16_bits_give_what_each_gives_alone(backend: str, tmp_path: Path) -> None:
     """Where matrix units multiply the rows of a batch, and one row is multiplied without them."""
     wide = {"hidden": 64, "intermediate": 128, "head_dim": 32, "dtype": "bfloat16"}

@@ -15,6 +15,8 @@ from ark.backend import registry
 from ark.lower.rewrite import channels
 from tests.opcheck import Case, check
 
+pytestmark = pytest.mark.emulated("slow")
+
 SHAPES: list[tuple[Any, Any, dict[str, Any]]] = [
     ((2, 16, 9, 9), (16, 16, 3, 3), {"padding": 1}),
     ((1, 8, 12, 8), (24, 8, 3, 2), {"stride": 2, "padding": (1, 0)}),

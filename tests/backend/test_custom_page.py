@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import ark
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/custom-ops.md"
 
 
+@pytest.mark.emulated("slow")
 def test_the_op_of_the_page(backend: str) -> None:
     section = PAGE.read_text().split("## An op, step by step")[1].split("\n## ")[0]
     scope: dict[str, Any] = {"ark": ark}

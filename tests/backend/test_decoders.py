@@ -15,6 +15,8 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from tests.checkpoints import make_checkpoint
 
+pytestmark = pytest.mark.emulated("slow")
+
 EXPERTS = {"num_experts_per_tok": 2, "kv_heads": 2}
 
 CASES: dict[str, dict[str, Any]] = {

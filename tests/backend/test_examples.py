@@ -13,6 +13,8 @@ from tests.multi import test_adasum as ranks_of_adasum
 from tests.multi import test_word2vec as ranks_of_word2vec
 from tests.slow import slow
 
+pytestmark = pytest.mark.emulated("slow")
+
 
 def test_word2vec(backend: str) -> None:
     given, options = ranks_of_word2vec.text(), ranks_of_word2vec.SMALL

@@ -96,6 +96,7 @@ def missing_signal(plan: Plan, backend: str, device: Any) -> None:
         assert run.iterations_done == 4
 
 
+@pytest.mark.emulated("gfx942")
 def test_a_missing_packet_ends_in_an_error(backend: str, device: Any) -> None:
     """The embedding is taken out of the plan: its readers wait for packets that never come."""
     for plan in decoders(small_machine(device.machine, "packets")):

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 import ark
+from tests.emulated import few_emulated
 from tests.opcheck import Case, check
 
 
-@pytest.mark.parametrize("dtype", [ark.int4, ark.uint4, ark.fp4, ark.int8], ids=str)
+@pytest.mark.parametrize(
+    "dtype", few_emulated((ark.int4, ark.uint4, ark.fp4, ark.int8), ark.fp4), ids=str
+)
 def test_weights_of_few_bits(backend: str, dtype: Any) -> None:
     """Dequantised, and multiplied by few rows (from the bits) and by many."""
     rng = np.random.default_rng(6)

@@ -18,6 +18,7 @@ from ark.plan.serialize import machine_of
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from ark.runtime.flows import flows
+from tests.emulated import few_emulated
 
 SIZE = 1536
 Chain = Callable[[ark.Tensor], ark.Tensor]
@@ -51,7 +52,7 @@ CASES: dict[str, tuple[Chain, Callable[[np.ndarray], np.ndarray], int]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", (fp32, bf16), ids=lambda d: d.name)
+@pytest.mark.parametrize("dtype", few_emulated((fp32, bf16), bf16), ids=lambda d: d.name)
 @pytest.mark.parametrize("case", CASES)
 def test_chains_of_small_ops_are_numpys(backend: str, case: str, dtype: DataType) -> None:
     build, reference, going_on = CASES[case]

@@ -25,6 +25,7 @@ from ark.models.plans import plans
 from ark.models.request import COLDEST, HOTTEST, Sampling
 from ark.models.sequences import write_sequences
 from tests.checkpoints import LLAMA3_ROPE, make_checkpoint
+from tests.emulated import few_emulated
 
 NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
 
@@ -65,7 +66,7 @@ def same_up_to_ties(model: Any, prompt: list[int], ours: list[int], room: float)
         assert float(row.max() - row[token]) <= room, f"token {i}: {token}"
 
 
-@pytest.mark.parametrize("case", sorted(CASES))
+@pytest.mark.parametrize("case", few_emulated(sorted(CASES), "bf16"))
 def test_greedy_tokens_equal_those_of_transformers(backend: str, case: str, tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path / case, **CASES[case])
     rng = np.random.default_rng(5)
@@ -88,6 +89,7 @@ def test_greedy_tokens_equal_those_of_transformers(backend: str, case: str, tmp_
     assert ours == theirs
 
 
+@pytest.mark.emulated("slow")
 def test_the_shipped_checkpoint_equals_transformers_up_to_ties(backend: str) -> None:
     prompt = list(range(40, 71))
     ours = tokens_of(NOAH, backend, prompt, 32)
@@ -118,6 +120,7 @@ def test_chunks_and_prompt_lengths_do_not_change_the_tokens(generator: Generator
         assert again == made[3:6], n
 
 
+@pytest.mark.emulated("slow")
 def test_a_large_chunk_draws_the_first_token_itself(backend: str, tmp_path: Path) -> None:
     """The prompt's last chunk is an entry point of its own: its row may be any of the chunk."""
     directory = make_checkpoint(
@@ -147,6 +150,7 @@ def test_a_stop_token_ends_the_loop_on_the_device(generator: Generator) -> None:
     assert list(generator.stream([7, 8, 9], 12, stop_tokens=[stop])) == free[: first + 1]
 
 
+@pytest.mark.emulated("slow")
 def test_sampling_is_seeded_and_follows_the_softmax(generator: Generator) -> None:
     def draw(seed: int, **kw: Any) -> list[int]:
         how = Sampling(temperature=1.0, seed=seed, **kw)
@@ -175,6 +179,7 @@ def mixed(z: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
+@pytest.mark.emulated("slow")
 def test_no_draw_is_infinite(generator: Generator) -> None:
     """A uniform number that rounds to 1 would make its token win over any logit."""
     greedy = list(generator.stream([3], 1, stop_tokens=()))
@@ -187,6 +192,7 @@ def test_no_draw_is_infinite(generator: Generator) -> None:
     assert list(generator.stream([3], 1, Sampling(1e-3, 0, seed), stop_tokens=())) == greedy
 
 
+@pytest.mark.emulated("slow")
 def test_top_k_draws_only_from_the_best(generator: Generator) -> None:
     model = LlamaForCausalLM.from_pretrained(generator.checkpoint.directory).eval()
     with torch.inference_mode():
@@ -269,6 +275,7 @@ def test_a_kernel_that_ends_early_is_an_error(
     assert len(made) == 8
 
 
+@pytest.mark.emulated("slow")
 def test_weights_that_are_no_numbers_are_an_error(
     backend: str, small: Path, tmp_path: Path
 ) -> None:
@@ -285,6 +292,7 @@ def test_weights_that_are_no_numbers_are_an_error(
 
 
 @pytest.mark.parametrize("chunk", [1, 8, 32])
+@pytest.mark.emulated("slow")
 def test_a_plan_brings_its_own_chunk_and_context(backend: str, small: Path, chunk: int) -> None:
     """The prompt is cut as the plan says, whatever the caller's chunk is."""
     prompt = [int(t) for t in np.random.default_rng(0).integers(0, 300, 27)]
@@ -300,6 +308,7 @@ def test_a_plan_brings_its_own_chunk_and_context(backend: str, small: Path, chun
     device.close()
 
 
+@pytest.mark.emulated("slow")
 def test_a_plan_without_a_prompt_phase(backend: str, small: Path) -> None:
     chosen, _ = registry.choose(backend)
     device = chosen.open(0)

@@ -11,6 +11,8 @@ import ark
 from tests.gradcheck import Case, check, values
 
 torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.emulated("slow")
 F = torch.nn.functional
 
 

@@ -11,6 +11,8 @@ import pytest
 import ark
 from tests.slow import slow
 
+pytestmark = pytest.mark.emulated("slow")
+
 SEED = np.random.default_rng(5)
 TILES = [[1, 1], [1, 7], [3, 40], [5, 64], [16, 96], [40, 96]]
 FEW = [[3, 40], [16, 96]]  # by default

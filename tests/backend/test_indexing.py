@@ -19,6 +19,7 @@ from ark.frontend.model import Model, use_model
 from ark.lower.pipeline import plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
+from tests.emulated import few_emulated
 from tests.opcheck import Case, check
 
 # An example costs seconds of compiling, so a failing one is shown as it is, not made smaller.
@@ -155,7 +156,7 @@ def test_moved(backend: str, drawn: list[Case]) -> None:
     check(drawn)
 
 
-@pytest.mark.parametrize("reduction", ["set", "add", "maximum"])
+@pytest.mark.parametrize("reduction", few_emulated(("set", "add", "maximum"), "add"))
 def test_many_updates_of_few_lines(backend: str, reduction: str) -> None:
     """Where a block's threads look for updates together, and tasks share the places."""
     rng = np.random.default_rng(4)
@@ -188,6 +189,7 @@ MANY = (([40, 90], 1), ([300, 40], 0), ([2, 260, 33], 1))
 LONG_LINES = (*FEW, *MANY)
 
 
+@pytest.mark.emulated("slow")
 def test_long_lines_are_summed_together(backend: str) -> None:
     rng = np.random.default_rng(5)
     check(
@@ -206,6 +208,7 @@ def test_long_lines_are_summed_together(backend: str) -> None:
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((20, 1100), 1), ((1100, 20), 0)])
+@pytest.mark.emulated("slow")
 def test_a_processor_with_many_long_lines_sums_them_in_pieces(
     backend: str, shape: tuple[int, int], axis: int
 ) -> None:
@@ -395,11 +398,13 @@ def windows(draw: Any) -> list[Case]:
 
 @given(drawn=windows())
 @PROPERTY
+@pytest.mark.emulated("slow")
 def test_windows(backend: str, drawn: list[Case]) -> None:
     ark.init(backend=backend)
     check(drawn)
 
 
+@pytest.mark.emulated("slow")
 def test_images(backend: str) -> None:
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional

@@ -25,6 +25,8 @@ from ark.models.generate import Generator
 from ark.runtime.executor import Executor
 from ark.runtime.runner import PlanBackend
 
+pytestmark = pytest.mark.emulated("slow")
+
 MACHINE = ark_mesh.machines.by_name("mesh-4")
 
 

@@ -38,6 +38,7 @@ def case(monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, Any]]:
     return case, fields
 
 
+@pytest.mark.emulated("slow")
 def test_the_decoder_of_the_page_computes_transformers_tokens(
     backend: str,
     case: tuple[str, dict[str, Any]],

@@ -7,9 +7,10 @@ import pytest
 
 import ark
 from examples.msgemm import msgemm as example
+from tests.emulated import few_emulated
 
 
-@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("d", few_emulated((1, 2, 3), 3))
 def test_integers_are_exact(backend: str, d: int) -> None:
     weight, _, _ = example.draw(24, 12, 3, 12)
     x = np.random.default_rng(1).integers(-1000, 1000, (12, 3)).astype(np.int32)
@@ -17,6 +18,7 @@ def test_integers_are_exact(backend: str, d: int) -> None:
     np.testing.assert_array_equal(found, weight.astype(np.int64) @ x)
 
 
+@pytest.mark.emulated("slow")
 def test_both_ways_are_exact_where_scales_are_powers_of_two(backend: str) -> None:
     weight, _, _ = example.draw(32, 128, 4, 64)
     random = np.random.default_rng(2)

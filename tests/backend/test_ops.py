@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ark
+from tests.emulated import few_emulated
 from tests.opcheck import TOLERANCE, Case, check
 
 FLOATS = (ark.fp32, ark.fp16, ark.bf16)
@@ -35,6 +36,7 @@ UNARY = {
 BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 
 
+@pytest.mark.emulated("gfx942")
 def test_unary(backend: str) -> None:
     cases = []
     for dtype in FLOATS:
@@ -47,7 +49,8 @@ def test_unary(backend: str) -> None:
     check(cases)
 
 
-@pytest.mark.parametrize("count", [262_139, 1_000_003])
+@pytest.mark.parametrize("count", few_emulated((262_139, 1_000_003), 1_000_003))
+@pytest.mark.emulated("gfx1100")
 def test_chains_of_tiles_that_end_within_a_warp(backend: str, count: int) -> None:
     """One processor's tasks without waits between them, whose last elements part its lanes."""
     held = []  # what is held is written, so that the ops stay apart
@@ -72,6 +75,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.emulated("gfx1100")
 def test_binary(backend: str) -> None:
     cases = []
     for number, (left, right) in enumerate(SHAPES):
@@ -84,6 +88,7 @@ def test_binary(backend: str) -> None:
     check(cases)
 
 
+@pytest.mark.emulated("gfx942")
 def test_integers(backend: str) -> None:
     a, b = integers(4, 9, seed=1), integers(1, 9, seed=2)
     b[0, :2] = (0, -1)
@@ -113,6 +118,7 @@ def test_integers(backend: str) -> None:
     )
 
 
+@pytest.mark.emulated("gfx942")
 def test_scalars_and_constants(backend: str) -> None:
     a = values(3, 5, low=0.5)
     one = [(a, ark.fp32)]
@@ -136,6 +142,7 @@ def test_scalars_and_constants(backend: str) -> None:
 CASTS = [(a, b) for a in (*FLOATS, ark.int32) for b in (*FLOATS, ark.int32) if a.name != b.name]
 
 
+@pytest.mark.emulated("gfx1100")
 def test_casts(backend: str) -> None:
     array = np.array([[0.0, 1.0, -1.0, 2.5, -2.5, 3.0, 1000.0, -7.75, 0.333]])
     cases = []
@@ -152,6 +159,7 @@ def test_casts(backend: str) -> None:
     check(cases)
 
 
+@pytest.mark.emulated("gfx1100")
 def test_casts_round_like_numpy(backend: str) -> None:
     """Bit for bit, over specials, subnormals and ties."""
     bits = np.random.default_rng(3).integers(0, 2**32, 4096, dtype=np.uint32)
@@ -202,6 +210,7 @@ def test_matmul(backend: str) -> None:
     check(list(_matmuls()))
 
 
+@pytest.mark.emulated("gfx942")
 def test_reductions(backend: str) -> None:
     cases = []
     for number, shape in enumerate([(4, 9), (2, 3, 5, 7), (1, 130), (6,)]):
@@ -228,7 +237,8 @@ def test_reductions(backend: str) -> None:
 ROWS = {"each_type": [(3, 40), (1, 300), (2, 2, 3, 17)], "narrow": [(64,), (9, 2)]}
 
 
-@pytest.mark.parametrize("shapes", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("shapes", few_emulated(ROWS.values(), ROWS["each_type"]), ids=ROWS)
+@pytest.mark.emulated("gfx1100")
 def test_rows(backend: str, shapes: list[tuple[int, ...]]) -> None:
     def softmax(x: np.ndarray) -> np.ndarray:
         e = np.exp(x - x.max(-1, keepdims=True))
@@ -268,6 +278,7 @@ def test_rows(backend: str, shapes: list[tuple[int, ...]]) -> None:
     check(cases)
 
 
+@pytest.mark.emulated("gfx1100")
 def test_movement(backend: str) -> None:
     ids = np.array([[1, 0, 4], [5, 5, 2]])
     table = values(6, 10, seed=9)
@@ -358,6 +369,7 @@ def test_attention(backend: str) -> None:
     check(cases)
 
 
+@pytest.mark.emulated("gfx942")
 def test_views(backend: str) -> None:
     array = values(6, 10, seed=18)
     one = [(array, ark.fp32)]
@@ -413,6 +425,7 @@ def test_views(backend: str) -> None:
     check([Case(name, one, build, want) for name, (build, want) in views.items()])
 
 
+@pytest.mark.emulated("gfx942")
 def test_padding(backend: str) -> None:
     """A tensor inside a larger buffer; its neighbours are not touched."""
     padded = ark.tensor([3, 5], ark.fp32, strides=[4, 8], offsets=[1, 2], padded_shape=[3, 6])
@@ -431,6 +444,7 @@ def test_padding(backend: str) -> None:
     assert not whole.reshape(4, 8)[outside].any()
 
 
+@pytest.mark.emulated("gfx1100")
 def test_in_place(backend: str) -> None:
     """Outputs on an input's memory give what program order gives, whatever tasks run first."""
     shift = ark.tensor([4096])
@@ -458,6 +472,7 @@ def test_in_place(backend: str) -> None:
         np.testing.assert_allclose(normed.to_numpy(), e / e.sum(1, keepdims=True), rtol=1e-5)
 
 
+@pytest.mark.emulated("gfx942")
 def test_chains_become_one_op(backend: str) -> None:
     """What lies between is not written: one task kind, one read of each input, one write."""
 

@@ -15,8 +15,10 @@ from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
+from tests.emulated import few_emulated
 
 SIZE = 3000
+MORE = ([0, 2, 0], [3, 0, 1], [0, 0, 2], 4, [1] * 20)
 
 
 def steps(count: int) -> Model:
@@ -38,7 +40,10 @@ def planned(model: Model, backend: str) -> Plan:
     return made
 
 
-@pytest.mark.parametrize("iterations", [[1, 2, 3], [0, 2, 0], [3, 0, 1], [0, 0, 2], 4, [1] * 20])
+@pytest.mark.parametrize(
+    "iterations",
+    few_emulated([[1, 2, 3], *MORE], *MORE),
+)
 def test_each_phase_runs_as_often_as_asked(backend: str, iterations: list[int] | int) -> None:
     phases = 3 if isinstance(iterations, int) else len(iterations)
     made = from_json(to_json(planned(steps(phases), backend)))

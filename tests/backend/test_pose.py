@@ -11,6 +11,8 @@ import pytest
 from examples.pose import pose as example
 from tests.slow import slow
 
+pytestmark = pytest.mark.emulated("slow")
+
 
 def scipy_pose(
     problems: Any, which: int, start: np.ndarray

@@ -20,7 +20,13 @@ def _checked(arch: str) -> bool:
     return checks and os.environ.get("ARK_ROCM_DEVICE", "").endswith(arch)
 
 
-@pytest.mark.parametrize("processors", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "processors",
+    [
+        pytest.param(n, marks=pytest.mark.emulated(arch))
+        for n, arch in ((1, "gfx942"), (2, "gfx1100"), (3, "gfx942"), (5, "gfx1100"))
+    ],
+)
 def test_random_programs(backend: str, processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several programs in one model, twice over; dropped tensors share memory."""
     if backend == "rocm" and processors == 3 and _checked("gfx942"):

@@ -15,6 +15,7 @@ from ark.lower import registry
 from ark.lower.pipeline import plan
 from ark.lower.prepare import prepare
 from ark.ops.fusion import STAGES
+from tests.emulated import few_emulated
 
 
 def kinds(build: Callable[[], Any]) -> list[str]:
@@ -33,7 +34,9 @@ def steps(x: Any, y: Any, sum_over: Callable[[Any], Any], width: int = 12) -> li
     return [first / (1.0 + second * second), second - y * first]
 
 
-@pytest.mark.parametrize("shape", [[3, 5, 70], [7, 300], [2, 3, 4, 64]])
+@pytest.mark.parametrize(
+    "shape", few_emulated([[3, 5, 70], [7, 300], [2, 3, 4, 64]], [3, 5, 70], [2, 3, 4, 64])
+)
 def test_sums_between_functions(backend: str, shape: list[int]) -> None:
     axis = len(shape) - 2
     small = [1 if d == axis else n for d, n in enumerate(shape)]
@@ -120,7 +123,7 @@ def test_the_reference_is_what_nodes_said() -> None:
         np.testing.assert_allclose(got, wanted)
 
 
-@pytest.mark.parametrize("dtype", [ark.fp32, ark.bf16])
+@pytest.mark.parametrize("dtype", few_emulated((ark.fp32, ark.bf16), ark.fp32))
 def test_results_that_one_op_reads_twice(backend: str, dtype: Any) -> None:
     """Doubling is exact in every type."""
     x = ark.tensor([2, 300], dtype)

@@ -27,6 +27,8 @@ from tests.slow import in_turns
 
 emulator = pytest.importorskip("ark_rocm_emulator")
 
+pytestmark = pytest.mark.emulated("slow")
+
 # (heads, of keys, elements of a head, room, position)
 CASES = [
     (4, 1, 64, 512, 511),  # one head a wave, two waves a head

@@ -22,6 +22,8 @@ from tests.slow import in_turns, slow
 
 emulator = pytest.importorskip("ark_rocm_emulator")
 
+pytestmark = pytest.mark.emulated("slow")
+
 # (columns of the input, hidden columns, result's columns, type of the weights)
 CASES = [
     (1024, 520, 37, bf16),

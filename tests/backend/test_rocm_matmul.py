@@ -19,6 +19,8 @@ from tests.slow import in_turns
 
 emulator = pytest.importorskip("ark_rocm_emulator")
 
+pytestmark = pytest.mark.emulated("slow")
+
 # (batch, rows of a, columns of b, k, transposes, types of a, b and the result)
 CASES = [
     ((), 128, 128, 64, (False, True), (bf16, bf16, bf16)),

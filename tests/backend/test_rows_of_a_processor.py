@@ -19,6 +19,7 @@ from ark.lower.pipeline import plan
 from ark.ops import norms
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
+from tests.emulated import few_emulated
 
 ROWS = 37
 Inputs = Sequence[tuple[np.ndarray, ark.DataType]]
@@ -62,7 +63,7 @@ def scattered(a: np.ndarray, ids: np.ndarray, new: np.ndarray, reduction: str) -
     return made
 
 
-@pytest.mark.parametrize("reduction", ["set", "add", "maximum"])
+@pytest.mark.parametrize("reduction", few_emulated(("set", "add", "maximum"), "add"))
 def test_updates_of_rows(backend: str, reduction: str) -> None:
     """Rows that packs divide and that they do not, with indices that a warp meets again and again;
     numbers are such that sums in another order are other numbers.
@@ -119,6 +120,7 @@ def test_updates_in_place_and_of_a_part(backend: str) -> None:
     )
 
 
+@pytest.mark.emulated("slow")
 def test_the_largest_of_rows(backend: str) -> None:
     """Equals, rising rows, rows of minus infinity, packs and odd lengths."""
     rng = np.random.default_rng(3)
@@ -150,6 +152,7 @@ def test_the_largest_of_rows(backend: str) -> None:
     check(backend, cases)
 
 
+@pytest.mark.emulated("slow")
 def test_rows_that_are_dealt(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a large matrix go round the processors; each comes out as NumPy says, and as it does
     among its neighbours but for what a compiler rounds otherwise in another kernel.
@@ -193,6 +196,7 @@ def test_rows_that_are_dealt(backend: str, monkeypatch: pytest.MonkeyPatch) -> N
         np.testing.assert_allclose(got.reshape(x.shape), want, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.emulated("slow")
 def test_rows_that_are_looked_up(backend: str) -> None:
     rng = np.random.default_rng(4)
     cases: list[Built] = []

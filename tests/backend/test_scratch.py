@@ -17,6 +17,8 @@ from ark.codegen.bodies import Bodies
 from tests.backend import test_decoder_ops, test_ops
 from tests.backend import test_decoders as test_decoders_of_models
 
+pytestmark = pytest.mark.emulated("slow")
+
 POISON = """
 ARK_DEVICE void ark_poison_scratch(ArkCtx& c) {
   ark_sync();

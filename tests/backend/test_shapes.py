@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -109,6 +110,7 @@ def cases(draw: Any) -> list[Case]:
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+@pytest.mark.emulated("slow")
 def test_any_shape(backend: str, drawn: list[Case]) -> None:
     ark.init(backend=backend)
     check(drawn)

@@ -25,6 +25,8 @@ from ark.models.generate import Generator
 from ark.runtime import watchdog
 from tests.checkpoints import make_endless
 
+pytestmark = pytest.mark.emulated("slow")
+
 LONG = 60_000
 ROOT = Path(__file__).resolve().parents[2]
 

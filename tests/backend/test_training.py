@@ -13,6 +13,8 @@ from tests.training import TOLERANCE, learn, perceptron, torch_perceptron
 torch = pytest.importorskip("torch")
 Lamb = pytest.importorskip("tests.lamb").Lamb
 
+pytestmark = pytest.mark.emulated("slow")
+
 OPTIMIZERS: dict[str, tuple[Any, Any]] = {
     "sgd": (lambda p: ark.optim.SGD(p, 0.3), lambda p: torch.optim.SGD(p, 0.3)),
     "momentum": (

@@ -19,6 +19,8 @@ import ark
 from ark.ir.dtype import DataType
 from tests.opcheck import Case, check
 
+pytestmark = pytest.mark.emulated("slow")
+
 INTEGERS = (ark.int64, ark.int32, ark.uint32, ark.int8, ark.uint8)
 PLAIN = (*INTEGERS, ark.bool, ark.fp32, ark.fp16, ark.bf16)
 PACKED = (ark.int4, ark.uint4, ark.fp4)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ark
+from ark.codegen.writer import write
 from ark.errors import PlanError
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import DataType, bf16, fp16
@@ -122,7 +123,7 @@ def test_the_stream_brings_every_byte_once(sizes: tuple) -> None:
     of whole lines, else pieces of rows.
     """
     made = planned(backend.machine("h100"), *sizes)
-    emitted = build(made, machine_of(made), backend, "sm_90a").emitted
+    emitted = write(made, machine_of(made), backend.dialect("sm_90a"))
     maps = [emitted.maps[code] for code in emitted.opcode]
     built = tables.build(
         made,

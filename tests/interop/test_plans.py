@@ -22,9 +22,10 @@ from ark.interop.torch.graph import Built, build, drop_checks  # noqa: E402
 from ark.interop.torch.program import own, planned  # noqa: E402
 from ark.interop.torch.values import Value  # noqa: E402
 from tests.interop import models  # noqa: E402
-from tests.slow import slow  # noqa: E402
+from tests.slow import in_turns, slow  # noqa: E402
 
 MACHINES = registry.get("cuda").machine_names()
+LARGE = ("bert", "gpt2")
 
 
 @cache
@@ -41,13 +42,13 @@ def built(name: str) -> Built:
     return made
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(m, marks=[slow] * (m in ("bert", "gpt2"))) for m in models.MODELS],
-)
-def test_launches_of_a_program_go_on_from_one_another(name: str, machine: str) -> None:
-    if name in ("bert", "gpt2"):
+# The default run plans each of the smaller networks for one machine, by turns.
+@pytest.mark.parametrize(("machine", "name"), [
+    *in_turns(MACHINES, [(m,) for m in models.MODELS if m not in LARGE]),
+    *(pytest.param(machine, m, marks=slow) for m in LARGE for machine in MACHINES),
+])  # fmt: skip
+def test_launches_of_a_program_go_on_from_one_another(machine: str, name: str) -> None:
+    if name in LARGE:
         pytest.importorskip("transformers")
     network = built(name)
     places = [v for v in (*network.inputs, *network.outputs) if isinstance(v, Value)]

@@ -302,9 +302,14 @@ def breaks(plan: Plan) -> Iterator[Plan]:
                 yield replace_task(plan, place, signals=kept)
 
 
-@pytest.mark.parametrize("engine", ["packet", "threads"])
 @pytest.mark.parametrize(
-    ("world", "network", "every"), [(2, "full2", 1), (4, "ring4", 1), (8, "hypercube3", 23)]
+    ("world", "network", "every", "engine"),
+    [
+        *((2, "full2", 1, engine) for engine in ("packet", "threads")),
+        *((4, "ring4", 1, engine) for engine in ("packet", "threads")),
+        (8, "hypercube3", 23, "packet"),
+        pytest.param(8, "hypercube3", 23, "threads", marks=slow),
+    ],
 )
 def test_every_broken_put_wait_and_signal_is_refused(
     world: int, network: str, every: int, engine: str

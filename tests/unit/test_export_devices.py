@@ -1,6 +1,7 @@
 """`ark export` for devices with drivers of their own: C11 without extensions that gcc and zig take
 under -Werror, the words where there is no driver, and the shipped model's tokens on an emulated AMD
-device. For NVIDIA GPUs it is compiled only.
+device. For NVIDIA GPUs it is compiled only. The default run exports a network, whose kernel is
+small; what a decoder's program has besides is compiled for the CPU too (test_export.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,8 @@ from ark.models.plans import plans
 from tests.slow import slow
 
 NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
-PARTS = ("ark.c", "device.c", "safetensors.c", "decoder.c", "generate.c")
+PARTS = ("ark.c", "device.c", "safetensors.c")
+PROGRAMS = {"noah": ("decoder.c", "generate.c"), "net": ("run.c",)}  # and what they take more
 STRICT = ("-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1")
 COMPILERS = {"gcc": ["gcc"], "zig": [sys.executable, "-m", "ziglang", "cc"]}
 TARGETS = {"cuda": ("sm_90a", "h100"), "rocm": ("gfx942", "mi300x")}
@@ -49,53 +52,85 @@ __attribute__((constructor)) static void begin(void) {
 """
 
 
-def compiled(folder: Path, compiler: str) -> Path:
+def compiled(folder: Path, compiler: str, name: str = "noah") -> Path:
     """The program, made by the compiler from a folder's C files."""
     if compiler == "gcc" and not shutil.which("gcc"):
         pytest.skip("there is no gcc")
     if compiler == "zig" and not importlib.util.find_spec("ziglang"):
         pytest.skip("there is no ziglang")
-    out = folder / f"generate_{compiler}"
-    words = [*COMPILERS[compiler], *STRICT, *PARTS, "noah.c", "noah_image.c", "-o", out.name]
+    out = folder / f"{name}_{compiler}"
+    parts = (*PARTS, *PROGRAMS[name], f"{name}.c", f"{name}_image.c")
+    words = [*COMPILERS[compiler], *STRICT, *parts, "-o", out.name]
     done = subprocess.run([*words, "-ldl"], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return out
 
 
-def run(program: Path, *numbers: int, **variables: str) -> subprocess.CompletedProcess[str]:
-    words = [str(program), str(program.parent / "noah.safetensors"), *map(str, numbers)]
+def run(program: Path, *words: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What it says with the weights of its folder and these words."""
+    (weights,) = program.parent.glob("*.safetensors")
     environment = {**os.environ, **variables}
     return subprocess.run(
-        words, capture_output=True, text=True, timeout=250, check=False, env=environment
+        [str(program), str(weights), *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+        env=environment,
     )
 
 
-@pytest.fixture(scope="module", params=sorted(TARGETS))
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp(request.param)
-    arch = TARGETS[request.param][0]
-    words = ["export", str(NOAH), "--backend", request.param, "--arch", arch, "--name", "noah"]
-    # Prompts a token at a time need no kernels of their own, which take half of the time.
-    assert main([*words, "--chunk", "1", "-o", str(folder)]) == 0
-    return folder
+@dataclass(frozen=True)
+class Exported:
+    folder: Path
+    backend: str
+    name: str  # of PROGRAMS
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((backend, name), marks=[slow] * (name == "noah"), id=f"{backend}-{name}")
+        for backend in sorted(TARGETS)
+        for name in PROGRAMS
+    ],
+)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    backend, name = request.param
+    folder = tmp_path_factory.mktemp(f"{backend}-{name}")
+    words = ["--backend", backend, "--arch", TARGETS[backend][0], "--name", name, "-o", str(folder)]
+    if name == "noah":
+        # Prompts a token at a time need no kernels of their own, which take half of the time.
+        source = [str(NOAH), "--chunk", "1"]
+    else:
+        pytest.importorskip("onnx")
+        graphs = pytest.importorskip("tests.interop.graphs")
+        module, example = graphs.networks()["mlp"]
+        source = [str(folder / "net.onnx")]
+        graphs.export(module, example, Path(source[0]))
+        (folder / "x.bin").write_bytes(example.numpy().tobytes())
+    assert main(["export", *source, *words]) == 0
+    return Exported(folder, backend, name)
 
 
 @pytest.mark.parametrize("compiler", ["gcc", pytest.param("zig", marks=slow)])
-def test_without_a_driver_the_program_says_what_to_do(exported: Path, compiler: str) -> None:
-    program = compiled(exported, compiler)
-    if registry.get(exported.name.rstrip("0123456789")).probe().devices:
+def test_without_a_driver_the_program_says_what_to_do(exported: Exported, compiler: str) -> None:
+    program = compiled(exported.folder, compiler, exported.name)
+    if registry.get(exported.backend).probe().devices:
         pytest.skip("there is a device")
-    done = run(program, 4, 0)
+    files = exported.folder / "x.bin", exported.folder / "y.bin"
+    done = run(program, *((4, 0) if exported.name == "noah" else files))
     assert done.returncode == 1 and not done.stdout
     assert ("error 10" in done.stderr and "was found" in done.stderr) or "not found" in done.stderr
 
 
-def test_the_archive_of_a_device_needs_no_cxx(exported: Path) -> None:
+def test_the_archive_of_a_device_needs_no_cxx(exported: Exported) -> None:
     """One archive, from C alone, with the machine code in it."""
-    text = (exported / "CMakeLists.txt").read_text()
-    assert "CXX" not in text and "add_library(noah STATIC" in text and "noah_image.c" in text
-    image = next(exported.glob("noah_loop.*")).read_bytes()
-    words = [int(w, 16) for w in _hex((exported / "noah_image.c").read_text())]
+    folder, name = exported.folder, exported.name
+    text = (folder / "CMakeLists.txt").read_text()
+    assert "CXX" not in text and f"add_library({name} STATIC" in text and f"{name}_image.c" in text
+    image = next(folder.glob(f"{name}_loop.*")).read_bytes()
+    words = [int(w, 16) for w in _hex((folder / f"{name}_image.c").read_text())]
     assert b"".join(w.to_bytes(8, "little") for w in words)[: len(image)] == image
     assert image[:4] == b"\x7fELF"
 

@@ -99,7 +99,11 @@ def kinds(graph: Any) -> list[str]:
 
 @pytest.mark.parametrize(
     ("plan", "ranks"),
-    [("one", 1), *((plan, 2) for plan in example.PLANS[1:]), ("tensor", 4), ("zero1", 4)],
+    [
+        ("one", 1),
+        *((plan, 2) for plan in example.PLANS[1:]),
+        *(pytest.param(plan, 4, marks=slow) for plan in ("tensor", "zero1")),
+    ],
 )
 def test_every_plan_learns_as_torch_does(plan: str, ranks: int) -> None:
     got = in_numpy(plan, ranks)

@@ -82,13 +82,13 @@ def conflicts(a: list, b: list) -> set[str]:
 def order(plan: Plan, number: int) -> nx.DiGraph:
     """Happens-before of one phase: program order, full waits, packet reads.
 
-    Edges of packets have `packet`: they publish no other memory.
+    Edges of packets have `packet`: they publish no other memory. Nodes have what is `touched`.
     """
     graph = nx.DiGraph()
     listed = {k: t for k, t in tasks(plan).items() if k[0] == number}
-    graph.add_nodes_from(listed)
+    graph.add_nodes_from((k, {"touched": touched(plan, t)}) for k, t in listed.items())
     packets: dict[Node, list] = {
-        k: [a for a in touched(plan, t) if a[0] == "packet"] for k, t in listed.items()
+        k: [a for a in found if a[0] == "packet"] for k, found in graph.nodes(data="touched")
     }
     for reader, writer in itertools.permutations([k for k, v in packets.items() if v], 2):
         for r, w in itertools.product(packets[reader], packets[writer]):
@@ -128,7 +128,7 @@ def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
     seen = nx.DiGraph((a, b) for a, b, packet in graph.edges(data="packet") if not packet)
     seen.add_nodes_from(graph)
     listed = {k: t for k, t in tasks(plan).items() if k[0] == number}
-    touches = {k: touched(plan, t) for k, t in listed.items()}
+    touches = dict(graph.nodes(data="touched"))
     plain = reachable(seen)
     after = {"packets": {k: {*graph.successors(k)} | plain[k] for k in graph}, "plain": plain}
     found = []

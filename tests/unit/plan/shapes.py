@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 
 from ark.ir.dtype import by_name
 from ark.ir.graph import Graph
@@ -43,7 +44,17 @@ def machine(processors: int, *capabilities: str, warps: int = 1) -> Machine:
 
 
 def decoder_plans(target: Machine, chunk: int = 4, ranks: int = 1, **options: object) -> list[Plan]:
-    """Verified plans of the small decoder."""
+    """Verified plans of the small decoder, made once in a process."""
+    return list(_made(target, chunk, ranks, *sorted(options.items())))
+
+
+@cache
+def _made(target: Machine, chunk: int, ranks: int, *options: tuple[str, object]) -> list[Plan]:
+    return new_plans(target, chunk, ranks, **dict(options))
+
+
+def new_plans(target: Machine, chunk: int = 4, ranks: int = 1, **options: object) -> list[Plan]:
+    """The same, made again."""
     shape = Shape(CONFIG, by_name("fp32"), 64, chunk, 0, ranks)
     return list(make_plans(shape, target, dict(options)))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,7 @@ def test_a_tied_head_is_the_same_view_further_on(ranks: int, name: str) -> None:
     verify(list(found))
 
 
+@cache
 def tied() -> Rotated:
     found = plan_ranks(decoder_graphs(4, tied=True), MACHINES["five"])
     assert isinstance(found, Rotated)
@@ -170,13 +172,20 @@ def test_a_mutation_of_all_ranks_alike_is_refused_by_one_rank_as_by_all(
         assert (by_one, by_all) == (False, False)
 
 
+@pytest.fixture(scope="module")
+def by_themselves() -> Rotated:
+    """Plans whose ranks begin iterations by themselves: some waits are more than is needed."""
+    found = plan_ranks(decoder_graphs(2), MACHINES["five"])
+    assert isinstance(found, Rotated)
+    return found
+
+
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
 def test_so_it_is_where_ranks_begin_iterations_by_themselves(
-    mutate: Callable[[Plan, random.Random], Plan],
+    by_themselves: Rotated, mutate: Callable[[Plan, random.Random], Plan]
 ) -> None:
-    """Of such plans some waits are more than is needed, so that a mutation may be accepted."""
-    plans = plan_ranks(decoder_graphs(2), MACHINES["five"])
-    assert isinstance(plans, Rotated)
+    """So that a mutation may be accepted."""
+    plans = by_themselves
     for seed in range(2 * test_verify.MORE):
         changed = Rotated(mutate(plans.first, random.Random(seed)))
         by_one = accepted(RankSet(changed, symmetry_of(changed)))

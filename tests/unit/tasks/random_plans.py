@@ -20,6 +20,7 @@ from ark.models.plans import make_plans
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from tests import custom
+from tests.slow import SLOW
 
 
 def target(processors: int, packets: bool = False) -> Machine:
@@ -229,11 +230,12 @@ FAMILIES: tuple[Family, ...] = (
     _regions,
     _custom,
 )
+TIMES = 4 if SLOW else 2  # each family's calls of a type
 SEEDS = int(os.environ.get("ARK_ACCESS_SEEDS", "1"))
 
 
 def family_plan(
-    family: Family, seed: int, dtypes: Sequence[DataType] = (*FLOATS, int32), times: int = 4
+    family: Family, seed: int, dtypes: Sequence[DataType] = (*FLOATS, int32), times: int = TIMES
 ) -> Plan:
     """A model of many random calls: compiling is what costs."""
     model, draw = Model(), Draw(seed)

@@ -1,0 +1,39 @@
+"""What the default run takes of tests/backend on emulated devices (ci/emulated.py): marks at tests.
+
+`emulated("slow")` is left to `nox -s slow`: of what generates with a model, models whose tasks are
+of the same kinds as those of one that stays; ops whose bodies those have that stay, and of one op
+in several types or sizes all but a few (`few_emulated`); and, by file (a `pytestmark`),
+compositions of ops that others cover, other decoders, every op in every type, what bodies use of
+scratch memory, what ends processes and streams from outside (on the device an early end of a stream
+is the same), and those that bring an emulated device of their own, which need no second one.
+`emulated("gfx942")`, or another architecture, is left to that one: ops and random programs take
+turns, matrix products run on both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from _pytest.mark import ParameterSet
+
+PLACES = ("slow", "gfx942", "gfx1100")
+
+
+def places(item: pytest.Item) -> list[str]:
+    """The words of a test's marks; one that is none of PLACES ends the run."""
+    found = [word for mark in item.iter_markers("emulated") for word in mark.args or ("nothing",)]
+    for word in found:
+        if word not in PLACES:
+            said = f"{item.nodeid} is marked emulated({word!r}), none of {PLACES}"
+            raise pytest.UsageError(said)
+    return found
+
+
+def few_emulated(cases: Iterable[Any], *kept: Any) -> list[ParameterSet]:
+    """The cases for `parametrize`, of which the default run has those alone on emulated devices."""
+    return [
+        pytest.param(case, marks=() if case in kept else pytest.mark.emulated("slow"))
+        for case in cases
+    ]
