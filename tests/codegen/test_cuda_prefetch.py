@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import statistics
 import subprocess
 from importlib import resources
 from pathlib import Path
@@ -53,15 +54,20 @@ extern "C" uint32_t run(uint32_t first, uint32_t last, uint32_t end, uint32_t fu
 """
 
 
-def build(folder: Path, runs: int, stage_ns: int = 624, slots: int = 12) -> ctypes.CDLL:
-    """runs: so many first stages of a list are runs, the others boxes. slots: of the ring."""
+def build(
+    folder: Path, runs: int, stage_ns: int = 624, slots: int = 12, mib: int = 2357
+) -> ctypes.CDLL:
+    """runs: so many first stages of a list are runs, the others boxes. slots: of the ring.
+
+    mib: what an iteration reads.
+    """
     text = resources.files("ark_cuda").joinpath("prefetch.h").read_text()
     source, library = folder / "prefetch.cpp", folder / "prefetch.so"
     # A shuffle adds the lane to a record's first word, and so does it here to all of its words.
     constants = (
         f"constexpr int ARK_STAGE_NS = {stage_ns}, ARK_STREAM_RUNS = {int(runs > 0)};\n"
         f"constexpr int ARK_STREAM_CUTS = {int(runs < ALL)};\n"
-        f"constexpr int ARK_RING_DEPTH = {slots};\n"
+        f"constexpr int ARK_RING_DEPTH = {slots}, ARK_STREAM_MIB = {mib};\n"
     )
     source.write_text(f"{HOST}{constants}{text}{CALLS}")
     subprocess.run(["g++", "-std=c++20", "-shared", "-fPIC", source, "-o", library], check=True)
@@ -111,6 +117,13 @@ def test_stages_that_come_from_l2_make_room_for_more(runs: ctypes.CDLL) -> None:
     assert 1300 <= (clocks[-1] - clocks[ahead - 1]) / (len(clocks) - ahead) <= 1450
     # They are caught up with after twice as many or so; from there on the ring reads for itself.
     assert stages == list(range(4, 4 + len(stages))) and 14 <= len(stages) <= 17
+
+
+def test_a_large_models_runs_are_asked_for_more_slowly(runs: ctypes.CDLL, tmp_path: Path) -> None:
+    large = build(tmp_path, ALL, mib=14_314)
+    clocks = [asked(device, 30, 30, 60, 100_000, 0)[1] for device in (runs, large)]
+    small, slow = (statistics.mean(b - a for a, b in itertools.pairwise(c)) for c in clocks)
+    assert 1.09 < slow / small < 1.13
 
 
 def test_a_ring_that_keeps_up_asks_for_nothing(runs: ctypes.CDLL, boxes: ctypes.CDLL) -> None:

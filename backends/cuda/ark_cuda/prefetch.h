@@ -15,10 +15,12 @@ constexpr ark_u32 ARK_PREFETCHED = ARK_PREFETCH_ON   ? (ARK_STREAM_MIXED ? 12u :
                                                      : 16u;
 constexpr ark_u32 ARK_STAGE_CLOCKS = ARK_STAGE_NS * 7 / 4;  // at 1.75 GHz
 // The loading warp looks at the clock once a stage. Where all stages are runs and come from L2, one
-// that is asked for late by less than a pace makes up for it, so that the pace is what it says.
+// that is asked for late by less than a pace makes up for it, so that the pace is what it says: of
+// a large model, which has more stages between two exchanges, a slower one.
 constexpr bool ARK_PREFETCH_MAKES_UP = ARK_PREFETCH_ON && !ARK_STREAM_CUTS;
+constexpr bool ARK_STREAM_LARGE = ARK_STREAM_MIB > 4096;  // in an iteration
 constexpr ark_u32 ARK_PREFETCH_CLOCKS = ARK_STAGE_CLOCKS *
-                                        (ARK_PREFETCH_MAKES_UP ? 126u
+                                        (ARK_PREFETCH_MAKES_UP ? (ARK_STREAM_LARGE ? 140u : 126u)
                                          : ARK_PREFETCH_ON     ? 110u
                                          : ARK_STREAM_CUTS     ? 120u
                                                                : 140u) /
