@@ -251,7 +251,9 @@ def _lower_convolution(lowering: Lowering, node: Node) -> None:
     work = out.elements * weight.shape[3]
     tasks = max(1, min(machine.processors, work // LEAST_WORK))
     share = -(-out.elements // tasks)
-    wide = places if share >= places else min(places, -(-share // LINE) * LINE)
+    sizes = node.attrs["sizes"]
+    line = sizes[1] if rows == 1 and len(sizes) == 2 else LINE  # of each channel by itself: rows
+    wide = places if share >= places else min(places, -(-share // line) * line)
     down = min(rows, max(1, share // wide))
 
     def rounds(several: int) -> tuple[int, int]:

@@ -71,3 +71,64 @@ ARK_DEVICE void ark_convolution(ArkCtx&, const ArkTask&, int g0, int m0, int n0,
     }
   }
 }
+
+// Places one below the other, R of a thread: an element of the input serves all of a window's rows,
+// and neighbouring threads have neighbouring places. Groups have one result each.
+template <int K_DOWN, int K_ACROSS, int STEP_DOWN, int STEP_ACROSS, int APART_DOWN,
+          int APART_ACROSS, int BEFORE_DOWN, int BEFORE_ACROSS, int HEIGHT, int WIDTH, int DOWN,
+          int ACROSS>
+struct ArkWindow {
+  static constexpr int down = K_DOWN, across = K_ACROSS;
+  static constexpr int step_down = STEP_DOWN, step_across = STEP_ACROSS;
+  static constexpr int apart_down = APART_DOWN, apart_across = APART_ACROSS;
+  static constexpr int before_down = BEFORE_DOWN, before_across = BEFORE_ACROSS;
+  static constexpr int height = HEIGHT, width = WIDTH;  // of the input
+  static constexpr int rows = DOWN, columns = ACROSS;   // of the result
+};
+
+// The tile of GROUPS and COLUMNS, whole rows of places, at g0, n0. weight(g, channel, tap) and
+// source(g, channel, y, x) are places of elements; finish(g, 0, n, sum) stores a result.
+template <class W, int GROUPS, int COLUMNS, int G, int CHANNELS, int R, class Weight, class Source,
+          class Finish>
+ARK_DEVICE void ark_convolution_columns(ArkCtx&, const ArkTask&, int g0, int n0,
+                                        const Weight& weight, const Source& source,
+                                        const Finish& finish) {
+  static_assert(COLUMNS % W::columns == 0, "whole rows");
+  constexpr int HIGH = COLUMNS / W::columns, BANDS = (HIGH + R - 1) / R;
+  constexpr int SPAN = (R - 1) * W::step_down + (W::down - 1) * W::apart_down + 1;
+  constexpr int TOGETHER = W::across <= 3 ? W::across : 1;  // of a window's columns
+  const int first = n0 / W::columns, end = first + HIGH < W::rows ? first + HIGH : W::rows;
+  for (int unit = ark_tid(); unit < GROUPS * BANDS * W::columns; unit += ARK_THREADS) {
+    const int g = g0 + unit / (BANDS * W::columns), x = unit % W::columns;
+    const int y = first + unit / W::columns % BANDS * R;
+    if (g >= G) break;
+    const int top = y * W::step_down - W::before_down;
+    const int left = x * W::step_across - W::before_across;
+    float sums[R] = {};
+    for (int channel = 0; channel < CHANNELS; ++channel) {
+#pragma unroll TOGETHER
+      for (int across = 0; across < W::across; ++across) {
+        const int column = left + across * W::apart_across;
+        const bool inside = column >= 0 && column < W::width;
+        float v[SPAN];
+#pragma unroll
+        for (int i = 0; i < SPAN; ++i) {
+          const bool here = inside && top + i >= 0 && top + i < W::height;
+          v[i] = here ? ark_get(source(g, channel, top + i, column), 0) : 0.0f;
+        }
+#pragma unroll
+        for (int down = 0; down < W::down; ++down) {
+          const float factor = ark_get(weight(g, channel, down * W::across + across), 0);
+#pragma unroll
+          for (int r = 0; r < R; ++r) {
+            sums[r] += v[r * W::step_down + down * W::apart_down] * factor;
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if (y + r < end) finish(g, 0, (y + r) * W::columns + x, sums[r]);
+    }
+  }
+}

@@ -23,6 +23,9 @@ from ark.tasks.matmul_windows import MOST_ROWS, begins
 from ark.tasks.pointwise import broadcast_access, broadcasts, tile_box
 from ark.tasks.windows import Margins, Sizes, Steps, index_ranges, reached
 
+COLUMN_ROWS = (8, 4, 2, 1)  # places one below the other of a thread
+MOST_TAPS, MOST_DEPTH, MOST_SPAN = 7, 64, 32  # of its windows; rows of the input that it holds
+
 
 class ConvolutionParams(Params, frozen=True):
     size: Steps
@@ -90,6 +93,8 @@ class Convolution(TaskKind):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         p, source, out = sig.params, sig.operands[1], sig.operands[2].shape
+        if high := column_rows(sig, machine):
+            return _columns(name, sig, high)
         taps, each = math.prod(p["size"]), source.shape[1] // out[1]
         constants = (*p["tile"][1:], *out[1:], each, taps, source.strides[1], 1, MOST_ROWS)
         weights = text.offset(sig, 0, ["0", "g", "m", f"(channel * {taps} + tap)"])
@@ -114,6 +119,54 @@ class Convolution(TaskKind):
         )
         body += f"  {text.called('ark_convolution', constants, arguments)};\n"
         return text.function(name, body)
+
+
+def column_rows(sig: Signature, machine: Machine) -> int:
+    """Places one below the other that a thread has, where a tile is of whole rows of an image of
+    which each group has one result; else 0.
+    """
+    p, out = sig.params, sig.operands[2].shape
+    groups, _, places = p["tile"][1:]
+    if len(p["size"]) != 2 or out[2] != 1 or places % p["sizes"][1]:
+        return 0
+    if max(p["size"]) > MOST_TAPS or sig.operands[0].shape[3] > MOST_DEPTH:
+        return 0
+    threads, reach = machine.warps * machine.lanes, (p["size"][0] - 1) * p["dilation"][0]
+
+    def busies(high: int) -> bool:
+        bands = -(-places // p["sizes"][1] // high)
+        return groups * bands * p["sizes"][1] >= threads
+
+    fits = (r for r in COLUMN_ROWS if (r - 1) * p["stride"][0] + reach < MOST_SPAN)
+    able = list(fits)
+    return next(filter(busies, able), able[-1] if able else 0)
+
+
+def _columns(name: str, sig: Signature, high: int) -> str:
+    """The body for such a tile."""
+    p, source, out = sig.params, sig.operands[1], sig.operands[2].shape
+    taps, each = math.prod(p["size"]), source.shape[1] // out[1]
+    pairs = (p[key] for key in ("size", "stride", "dilation", "before"))
+    numbers = [n for pair in (*pairs, source.shape[2:], p["sizes"]) for n in pair]
+    window = f"ArkWindow<{', '.join(map(str, numbers))}>"
+    weights = text.offset(sig, 0, ["0", "g", "0", f"(channel * {taps} + tap)"])
+    places = text.offset(sig, 1, ["i0", f"(g * {each} + channel)", "y", "x"])
+    arguments = (
+        *(f"t.coord[{d}]" for d in (1, 3)),
+        f"[&](int g, int channel, int tap) {{ return p0 + ({weights}); }}",
+        f"[&](int g, int channel, int y, int x) {{ return p1 + ({places}); }}",
+        f"[&](int i1, int m, int n, float sum) {{\n      (void)i1;\n      (void)m;\n"
+        f"{finish(sig, 'sum', 'm', 'n')}  }}",
+    )
+    constants = (window, p["tile"][1], p["tile"][3], out[1], each, high)
+    return text.function(
+        name,
+        text.operand(sig, 0, "p0")
+        + text.operand(sig, 1, "p1")
+        + outputs(sig)
+        + "  const int i0 = t.coord[0];\n  (void)i0;\n"
+        + f"  {text.called('ark_convolution_columns', constants, arguments)};\n",
+    )
 
 
 register(Convolution())

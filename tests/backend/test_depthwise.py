@@ -1,0 +1,67 @@
+"""Convolutions of each channel, or of few, by itself, on every backend, against torch in fp64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+from tests.opcheck import Case, check
+
+torch = pytest.importorskip("torch")
+
+
+def depthwise(
+    x: tuple[int, ...],
+    outputs: int,
+    kernel: tuple[int, int],
+    dtype: Any = ark.fp32,
+    groups: int = 0,
+    then: bool = False,
+    **form: Any,
+) -> Case:
+    """groups: as many as channels, if it is not said."""
+    many = groups or x[1]
+    rng = np.random.default_rng(outputs + kernel[0])
+    image = rng.uniform(-1, 1, x)
+    weight = rng.uniform(-1, 1, (outputs, x[1] // many, *kernel))
+
+    def build(source: Any, table: Any) -> Any:
+        made = ark.conv(source, table, groups=many, **form)
+        return ark.relu(made) if then else made
+
+    def expected(source: np.ndarray, table: np.ndarray) -> np.ndarray:
+        given = (torch.tensor(v, dtype=torch.float64) for v in (source, table))
+        made = torch.nn.functional.conv2d(*given, groups=many, **form).numpy()
+        return np.maximum(made, 0) if then else made
+
+    name = f"{x} {outputs} {kernel} {dtype} {groups} {form}"
+    return Case(name, [(image, dtype), (weight, dtype)], build, expected)
+
+
+def test_each_channel_by_itself(backend: str) -> None:
+    """Steps, distances and margins of any size; rows that no thread's share divides."""
+    check(
+        [
+            depthwise((2, 70, 13, 37), 70, (3, 3), padding=1, then=True),
+            depthwise((1, 24, 21, 40), 24, (3, 3), ark.bf16, padding=1, stride=2),
+            depthwise((1, 40, 30, 19), 40, (5, 5), padding=(4, 2), dilation=(2, 1)),
+            depthwise((1, 16, 29, 33), 16, (7, 7), ark.fp16, padding=3),
+            depthwise((1, 12, 40, 50), 12, (2, 3), stride=(3, 1)),
+        ]
+    )
+
+
+def test_a_plane_of_several_tasks(backend: str) -> None:
+    check([depthwise((1, 3, 231, 111), 3, (3, 3), padding=1)])
+
+
+def test_groups_of_channels_with_one_result(backend: str) -> None:
+    check(
+        [
+            depthwise((2, 64, 17, 33), 16, (3, 3), groups=16, padding=1),
+            depthwise((2, 32, 17, 33), 64, (3, 3), groups=32, padding=1),  # with two
+        ]
+    )
