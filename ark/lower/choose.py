@@ -11,21 +11,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ark.errors import PlanError
-from ark.ir.dtype import SMALL_FLOATS, bf16, fp16, int8
-from ark.ir.fold import FOLDED
+from ark.ir.dtype import bf16, fp16
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
+from ark.lower.boxed import boxes, depth_of
 from ark.lower.rewrite.fuse import fuse
 from ark.lower.rewrite.narrow import narrow
-from ark.lower.rewrite.transposes import wants_along
 from ark.lower.tiling import (
-    BOX_LINE,
     LEAST_TILE,
     attends,
     input_in_memory,
     split_k,
     stage_tile,
-    start_of,
 )
 from ark.machine import Machine
 from ark.tasks.linear_form import MOST_NARROW, narrow_bytes, narrow_rows, sums_bytes
@@ -135,7 +132,6 @@ def _choose(
 LEAST_ROWS, LEAST_WORK = 16, 1 << 26  # of a product worth a variant of its own
 MOST_SMALL = 0.1  # of all multiplications: of products that are not, or that no box copies load
 SLOWER = 16  # times as long as of 16 bits these take of fp32, whose own tiles are of `block`
-HALVED = 64  # of so many rows warpgroups share the columns, twice as many at least
 
 
 def _multiplies(graph: Graph) -> bool:
@@ -157,47 +153,18 @@ def _beside(node: Node) -> int:
     """Multiplications of a product that is not for warpgroups, as many as take as long in 16 bits;
     0 of one that is.
     """
-    if _boxes(node):
+    if boxes(node):
         return 0 if _large(node) else _work(node)
     return (1 if node.inputs[0].dtype in (bf16, fp16) else SLOWER) * _work(node)
 
 
 def _work(node: Node) -> int:
     """Multiplications of a product."""
-    return math.prod(node.outputs[0].shape) * _depth(node)
-
-
-def _depth(node: Node) -> int:
-    return node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
+    return math.prod(node.outputs[0].shape) * depth_of(node)
 
 
 def _large(node: Node) -> bool:
     return node.outputs[0].shape[-2] >= LEAST_ROWS and _work(node) >= LEAST_WORK
-
-
-def _boxes(node: Node) -> bool:
-    """Types of matrix units, rows that begin at multiples of 16 bytes, and enough columns."""
-    out = node.outputs[0]
-    return (
-        len(out.shape) <= FOLDED
-        and out.shape[-1] >= LEAST_TILE[1]
-        and (out.shape[-2] > HALVED or out.shape[-1] >= 2 * HALVED)
-        and _unit_types(node)
-        and (not wants_along(node) or _depth(node) * node.inputs[0].dtype.itemsize % BOX_LINE == 0)
-        and all(
-            all(s * t.dtype.itemsize % BOX_LINE == 0 for s in (*t.strides[:-1], start_of(t)))
-            for t in (*node.inputs, out)
-        )
-    )
-
-
-def _unit_types(node: Node) -> bool:
-    """Types that warpgroups multiply: one of 16 bits, 8-bit floats, int8, or fp32 as tf32."""
-    left, right = (t.dtype for t in node.inputs[:2])
-    if left in (bf16, fp16):
-        return all(t.dtype == left for t in (*node.inputs, *node.outputs))
-    small = left in SMALL_FLOATS and right in SMALL_FLOATS
-    return small or left == right == int8 or bool(node.attrs.get("tf32"))
 
 
 def _decodes(nodes: list[Node], machine: Machine) -> bool:

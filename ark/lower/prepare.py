@@ -29,10 +29,11 @@ from ark.lower.rewrite.regions import join_regions
 from ark.lower.rewrite.rounded import round_rows
 from ark.lower.rewrite.rows import take_rows_early
 from ark.lower.rewrite.scales import join_scales
+from ark.lower.rewrite.sides import lay_sides
 from ark.lower.rewrite.slices import read_boxes
 from ark.lower.rewrite.spread import spread
 from ark.lower.rewrite.terms import join_terms
-from ark.lower.rewrite.transposes import lay_along, read_transposed
+from ark.lower.rewrite.transposes import read_transposed
 from ark.lower.rewrite.waves import in_waves
 from ark.lower.rewrite.windows import read_windows
 from ark.machine import Machine
@@ -97,7 +98,7 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     ended = alone and meets_peers(private)
     nodes: list[Node] = []
     for part, target, kept in _kernels(private, machines, external):
-        part = lay_along(part, target)
+        part = lay_sides(part, target)
         if chosen.get("fuse", True):
             handed = not target.has("single_thread")
             part = read_boxes(fuse(part, target, kept), kept)

@@ -10,6 +10,7 @@ from ark.ir.dtype import fp32, int8, int32
 from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
+from ark.lower.boxed import aligned
 from ark.lower.context import Lowering
 from ark.lower.cuts import (
     Cut,
@@ -26,12 +27,7 @@ from ark.lower.merge import join, joins, part, widen
 from ark.lower.parts import ADDED, is_normed, sum_of_parts
 from ark.lower.registry import get
 from ark.lower.rewrite.overlap import SHARE, SUM
-from ark.lower.tiling import (
-    BOX_LINE,
-    box_coords,
-    side_by_side,
-    start_of,
-)
+from ark.lower.tiling import box_coords, side_by_side
 from ark.tasks import expression
 
 
@@ -90,17 +86,13 @@ def _loads_boxes(node: Node, tensors: Sequence[IrTensor], shape: Sequence[int]) 
         return True
     left, right, *_, out = tensors
     narrow, size = bool(node.attrs["transpose_b"]), left.dtype.itemsize
-    plain = () if "finish" in node.attrs else (out,)
     return (
         len(out.shape) <= FOLDED
         and bool(candidates(shape, _depth(node), size, False, narrow))
         and (left.dtype != fp32 or bool(node.attrs.get("tf32")))
         and left.dtype.bits == right.dtype.bits
-        and all(
-            s * t.dtype.itemsize % BOX_LINE == 0
-            for t in (left, right, *plain)
-            for s in (*t.strides[:-1], start_of(t))
-        )
+        and aligned(left)
+        and aligned(right)
     )
 
 

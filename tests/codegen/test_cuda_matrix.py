@@ -56,6 +56,10 @@ CASES = [
     ((), (), 40, 1096, 4096, (True, False), fp16),
     ((), (), 100, 1000, 2056, (False, False), bf16),
     ((), (), 128, 1024, 4096, (True, True), bf16),
+    ((), (), 1000, 777, 333, (False, False), bf16),  # rows that begin anywhere
+    ((), (), 1001, 1003, 517, (True, True), fp16),
+    ((3,), (3,), 200, 327, 1001, (False, True), fp16),
+    ((), (), 128, 5025, 768, (False, True), bf16),
 ]
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 
@@ -89,7 +93,7 @@ def product(
 @pytest.mark.parametrize(
     ("left", "right", "m", "n", "k", "transposes", "dtype"),
     [
-        pytest.param(*case, marks=[slow] * (i not in (0, 6, 8, 10, 12)))
+        pytest.param(*case, marks=[slow] * (i not in (0, 6, 8, 10, 12, 15)))
         for i, case in enumerate(CASES)
     ],
 )
@@ -103,12 +107,13 @@ def test_the_compiler_does_not_wait_between_instructions(
     binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
     assert "wgmma.mma_async" in emitted.source.text
     assert "serialized" not in binary.log
-    assert len(emitted.maps[emitted.opcode[0]]) == 2
+    place = next(i for i, op in enumerate(made.ops) if op.kind == "matmul")
+    assert len(emitted.maps[emitted.opcode[place]]) == 2
 
 
 @pytest.mark.parametrize(
     ("m", "n", "k", "dtype"),
-    [(8, 4096, 4096, bf16), (512, 512, 512, fp32), (512, 500, 2048, bf16)],
+    [(8, 4096, 4096, bf16), (512, 512, 512, fp32), (512, 40, 2048, bf16)],
 )
 def test_what_boxes_cannot_bring_stays_in_the_block_variant(m, n, k, dtype) -> None:
     assert product(H100, (), (), m, n, k, (False, False), dtype).variant == "block"
@@ -413,8 +418,8 @@ def test_types_of_few_bits_are_multiplied_by_warpgroups(
 @pytest.mark.parametrize("dtype", [fp8_e4m3, int8, fp32], ids=str)
 @pytest.mark.parametrize("across", [(True, False), (False, True), (True, True)])
 def test_what_lies_across_is_turned_for_such_types(dtype, across) -> None:
-    """Both sides have k side by side when they are multiplied, and units multiply them; k that
-    fills no 16 bytes then stays with the body that reads it as it lies.
+    """Both sides have k side by side when they are multiplied, and rows that begin at multiples of
+    16 bytes, if they do not yet; and units multiply them.
     """
 
     def made(k: int) -> Plan:
@@ -433,8 +438,13 @@ def test_what_lies_across_is_turned_for_such_types(dtype, across) -> None:
     assert [op.kind for op in turned.ops] == ["transpose"] * sum(across) + ["matmul"]
     text = write(turned, machine_of(turned), backend.dialect("sm_90a")).source.text
     assert "  ark_matrix_product<ArkProduct" in text
-    assert made(1026).variant == "block" or dtype != fp32
-    assert [op.kind for op in made(1030 if dtype == fp32 else 1032).ops] == ["matmul"]
+    laid = made(1030 if dtype == fp32 else 1032)
+    assert [op.kind for op in laid.ops] == [
+        *("transpose" if side else "pointwise" for side in across),
+        "matmul",
+    ]
+    for op in laid.ops[:2]:
+        assert laid.tensors[op.operands[-1]].strides[0] * dtype.itemsize % 16 == 0
 
 
 @needs_gpu

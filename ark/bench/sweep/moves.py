@@ -175,6 +175,14 @@ def windows() -> list[OpCase]:
     ]
 
 
+def _odd_layers(t: Any, x: Any, first: Any, second: Any, third: Any) -> Any:
+    return t.relu(t.relu(x @ first.t()) @ second.t()) @ third.t()
+
+
+def _convolved(stride: int, around: int) -> Function:
+    return lambda t, x, w: t.nn.functional.conv2d(x, w, stride=stride, padding=around)
+
+
 def products() -> list[OpCase]:
     found = []
     for batch, n in ((4096, 16), (4096, 32), (256, 64)):
@@ -188,6 +196,11 @@ def products() -> list[OpCase]:
         *both("dot", lambda t, a, b: t.dot(a, b), (1 << 20,), (1 << 20,)),
         *both("mm-tiny", lambda t, a, b: a @ b, (32, 128), (128, 64)),
         *both("mm-odd", lambda t, a, b: a @ b, (1000, 333), (333, 777)),
+        *both("head", lambda t, x, w: x @ w.t(), (512, 768), (50257, 768)),
+        *both("mlp-odd", _odd_layers, (512, 333), (4096, 333), (4096, 4096), (10, 4096)),
+        *both("stem", _convolved(2, 3), (8, 3, 224, 224), (64, 3, 7, 7)),
+        *both("conv-of-3", _convolved(1, 1), (8, 3, 224, 224), (32, 3, 3, 3)),
+        *both("conv-1x1", _convolved(1, 0), (16, 256, 56, 56), (64, 256, 1, 1)),
         *both(
             "einsum-heads",
             lambda t, a, b: t.einsum("bqhd,bkhd->bhqk", a, b),

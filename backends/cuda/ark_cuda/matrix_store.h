@@ -29,13 +29,30 @@ ARK_DEVICE void ark_matrix_slab_fill(char* slab, const float* d) {
                  : "memory");
   }
 }
+// The same as below of rows that begin anywhere: neighbouring lanes store neighbouring elements.
+template <int COLUMNS, typename T>
+ARK_DEVICE void ark_matrix_slab_scatter(const char* slab, T* out, ark_i64 pitch, int first, int q,
+                                        int rows, int columns) {
+  constexpr int SIZE = sizeof(T), WIDE = 128 / SIZE;
+#pragma unroll 4
+  for (int i = ark_lane(); i < 16 * WIDE; i += 32) {
+    const int local = i / WIDE, at = i % WIDE, row = first + local, column = q + at;
+    if (column >= COLUMNS || row >= rows || column >= columns) continue;
+    const int piece = at * SIZE / 16;
+    out[row * pitch + column] = *reinterpret_cast<const T*>(
+        slab + local * 128 + ((piece ^ (local & 7)) << 4) + at * SIZE % 16);
+  }
+}
 // Stores what a warp has in its slab, 16 rows from `first` on of 128 bytes of columns from q on.
 // out, rows, columns: as below. COLUMNS: of the tile.
 template <int COLUMNS, typename T>
 ARK_DEVICE void ark_matrix_slab_store(const char* slab, T* out, ark_i64 pitch, int first, int q,
                                       int rows, int columns) {
   constexpr int PIECE = 16 / sizeof(T);
-  const bool wide = ark_aligned(reinterpret_cast<ark_u64>(out)) && pitch % PIECE == 0;
+  if (!ark_aligned(reinterpret_cast<ark_u64>(out)) || pitch % PIECE != 0) {
+    ark_matrix_slab_scatter<COLUMNS>(slab, out, pitch, first, q, rows, columns);
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int local = 4 * i + ark_lane() / 8, piece = ark_lane() % 8;
@@ -44,7 +61,7 @@ ARK_DEVICE void ark_matrix_slab_store(const char* slab, T* out, ark_i64 pitch, i
     const auto pack = *reinterpret_cast<const ArkPack<T, PIECE>*>(slab + local * 128 +
                                                                   ((piece ^ (local & 7)) << 4));
     if (row >= rows) continue;
-    if (wide && column + PIECE <= columns) {
+    if (column + PIECE <= columns) {
       ark_store_pack<PIECE>(out + row * pitch + column, pack);
       continue;
     }

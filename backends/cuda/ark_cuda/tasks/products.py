@@ -55,7 +55,8 @@ def serves(sig: Signature, machine: Machine) -> bool:
         and (rows in HEIGHTS or rows == dims(sig)[0] < HEIGHTS[-1])
         and columns in WIDTHS
         and (columns > WIDTHS[0] or bool(sig.params["transpose_b"]))  # boxes of 64 columns
-        and all(_mappable(sig, i) for i in ((0, 1, 2) if plain else (0, 1)))
+        and _mappable(sig, 0)
+        and _mappable(sig, 1)
         and not any(o.packet for o in sig.operands)
     )
 

@@ -1,0 +1,58 @@
+"""Which products warpgroups take, by types, sizes and how their sides lie in memory: asked before
+the kernel's variant is known, and where sides are laid as box copies load them.
+"""
+
+from __future__ import annotations
+
+from ark.ir.dtype import SMALL_FLOATS, bf16, fp16, int8
+from ark.ir.fold import FOLDED
+from ark.ir.graph import Node
+from ark.ir.values import Tensor
+from ark.lower.tiling import BOX_LINE, LEAST_TILE, start_of
+
+HALVED = 64  # of so many rows warpgroups share the columns, twice as many at least
+LEAST_READ = 64  # times that a product reads each element of a side that is worth another copy
+SIDES = (0, 1)
+
+
+def boxes(node: Node) -> bool:
+    """Has the product types of matrix units, enough columns, and sides that box copies load, or
+    that are worth laying so?
+    """
+    out = node.outputs[0]
+    return (
+        len(out.shape) <= FOLDED
+        and out.shape[-1] >= LEAST_TILE[1]
+        and (out.shape[-2] > HALVED or out.shape[-1] >= 2 * HALVED)
+        and _unit_types(node)
+        and all(aligned(node.inputs[i]) or _read_often(node, i) for i in SIDES)
+    )
+
+
+def aligned(tensor: Tensor) -> bool:
+    """Do its rows begin at multiples of what box copies want?"""
+    size = tensor.dtype.itemsize
+    return all(s * size % BOX_LINE == 0 for s in (*tensor.strides[:-1], start_of(tensor)))
+
+
+def wants_along(node: Node) -> bool:
+    """Is it a product of types of which matrix units multiply k that lies side by side alone?"""
+    return node.inputs[0].dtype.bits == 8 or bool(node.attrs.get("tf32"))
+
+
+def depth_of(node: Node) -> int:
+    """Elements of k of a product of two matrices in memory."""
+    return node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
+
+
+def _read_often(node: Node, side: int) -> bool:
+    return node.outputs[0].shape[-1 - (side == 1)] >= LEAST_READ
+
+
+def _unit_types(node: Node) -> bool:
+    """Types that warpgroups multiply: one of 16 bits, 8-bit floats, int8, or fp32 as tf32."""
+    left, right = (t.dtype for t in node.inputs[:2])
+    if left in (bf16, fp16):
+        return all(t.dtype == left for t in (*node.inputs, *node.outputs))
+    small = left in SMALL_FLOATS and right in SMALL_FLOATS
+    return small or left == right == int8 or bool(node.attrs.get("tf32"))

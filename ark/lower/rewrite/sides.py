@@ -1,0 +1,85 @@
+"""Sides of products as warpgroups read them, once the kernel's variant is known.
+
+Box copies load rows that begin at multiples of 16 bytes: a side whose rows begin anywhere is copied
+to such rows, which costs what reading it once more does; where an elementwise op or a product makes
+it for this product alone, that op writes it so (ark.lower.rewrite.chains, epilogues). Types of
+which k has to lie side by side have what lies otherwise transposed in memory. Called by
+ark.lower.prepare.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.lower.boxed import SIDES, aligned, boxes, wants_along
+from ark.lower.rewrite.transposes import FLAGS, reading_turned
+from ark.lower.tiling import BOX_LINE
+from ark.machine import Machine
+
+ALONG = (False, True)  # the flags of sides whose k lies side by side
+
+
+def lay_sides(graph: Graph, machine: Machine) -> Graph:
+    """A copy of the graph in which sides of products lie so, under the variant for matrix units."""
+    if machine.variant.name != "matrix":
+        return graph
+    number = max((n.id for n in graph.nodes), default=0)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.type == "matmul":
+            for side in SIDES:
+                laid = _laid(graph, node, side, number + 1)
+                if laid is not None:
+                    number += 1
+                    nodes.append(laid)
+                    node = _reading(node, side, laid)
+        nodes.append(node)
+    return graph.with_nodes(nodes)
+
+
+def _laid(graph: Graph, product: Node, side: int, number: int) -> Node | None:
+    """What lays one side of a product otherwise; None where it may lie as it does."""
+    source = product.inputs[side]
+    if wants_along(product) and bool(product.attrs[FLAGS[side]]) != ALONG[side]:
+        rank = len(source.shape)
+        order = [*range(rank - 2), rank - 1, rank - 2]
+        out = _rows_aligned(graph, [source.shape[d] for d in order], source, product)
+        return _before(product, number, "transpose", source, out, {"perm": order})
+    if aligned(source) or not boxes(product):
+        return None
+    out = _rows_aligned(graph, source.shape, source, product)
+    return _before(product, number, "copy", source, out, {})
+
+
+def _rows_aligned(graph: Graph, shape: Sequence[int], source: Tensor, product: Node) -> Tensor:
+    """A tensor whose rows begin at multiples of what box copies want."""
+    pack = BOX_LINE // source.dtype.itemsize
+    rows = (*shape[:-1], -(-shape[-1] // pack) * pack)
+    return graph.tensor(shape, source.dtype, extents=rows, name=f"{product.name}.laid")
+
+
+def _before(
+    product: Node, number: int, kind: str, source: Tensor, out: Tensor, attrs: dict[str, Any]
+) -> Node:
+    """An op of a side, in the product's place."""
+    return dataclasses.replace(
+        product,
+        id=number,
+        type=kind,
+        name=out.name,
+        inputs=(source,),
+        outputs=(out,),
+        attrs=attrs,
+    )
+
+
+def _reading(product: Node, side: int, laid: Node) -> Node:
+    source = laid.outputs[0]
+    if laid.type == "transpose":
+        return reading_turned(product, side, source)
+    inputs = (*product.inputs[:side], source, *product.inputs[side + 1 :])
+    return dataclasses.replace(product, inputs=inputs)
