@@ -4,6 +4,8 @@ the kernel's variant is known, and where sides are laid as box copies load them.
 
 from __future__ import annotations
 
+import math
+
 from ark.ir.dtype import SMALL_FLOATS, bf16, fp16, int8
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Node
@@ -13,6 +15,10 @@ from ark.lower.tiling import BOX_LINE, LEAST_TILE, start_of
 HALVED = 64  # of so many rows warpgroups share the columns, twice as many at least
 LEAST_READ = 64  # times that a product reads each element of a side that is worth another copy
 SIDES = (0, 1)
+FLAGS = ("transpose_a", "transpose_b")
+ALONG = (False, True)  # the flags of sides whose k lies side by side
+# Of an H100, in a microsecond: bytes moved, and multiplications in fp32's own digits.
+MOVED, MULTIPLIED = 2.4e6, 19e6
 
 
 def boxes(node: Node) -> bool:
@@ -38,6 +44,20 @@ def aligned(tensor: Tensor) -> bool:
 def wants_along(node: Node) -> bool:
     """Is it a product of types of which matrix units multiply k that lies side by side alone?"""
     return node.inputs[0].dtype.bits == 8 or bool(node.attrs.get("tf32"))
+
+
+def lies_along(node: Node, side: int) -> bool:
+    """Does k lie side by side in one side of a product?"""
+    return bool(node.attrs[FLAGS[side]]) == ALONG[side]
+
+
+def turned_in_vain(node: Node) -> bool:
+    """Would a product of fp32, asked for as tf32, take no longer in fp32's own digits than to turn
+    and read the sides whose k does not lie side by side?
+    """
+    turned = sum(t.nbytes for i, t in enumerate(node.inputs[:2]) if not lies_along(node, i))
+    work = math.prod(node.outputs[0].shape) * depth_of(node)
+    return bool(node.attrs.get("tf32")) and work / MULTIPLIED < 3 * turned / MOVED
 
 
 def depth_of(node: Node) -> int:

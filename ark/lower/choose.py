@@ -14,7 +14,7 @@ from ark.errors import PlanError
 from ark.ir.dtype import bf16, fp16
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.boxed import boxes, depth_of
+from ark.lower.boxed import boxes, depth_of, turned_in_vain
 from ark.lower.rewrite.fuse import fuse
 from ark.lower.rewrite.narrow import narrow
 from ark.lower.tiling import (
@@ -153,7 +153,7 @@ def _beside(node: Node) -> int:
     """Multiplications of a product that is not for warpgroups, as many as take as long in 16 bits;
     0 of one that is.
     """
-    if boxes(node):
+    if boxes(node) and not turned_in_vain(node):
         return 0 if _large(node) else _work(node)
     return (1 if node.inputs[0].dtype in (bf16, fp16) else SLOWER) * _work(node)
 

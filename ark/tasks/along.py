@@ -30,7 +30,8 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import expression, text
-from ark.tasks.pointwise import HEADERS, NAMES, each_index, tile_box, tile_type
+from ark.tasks.box_text import NAMES, each_index, tile_type
+from ark.tasks.pointwise import HEADERS, tile_box
 
 AHEAD = 8  # elements of a running sum that a thread has under way
 ALONG = (*HEADERS, text.header("folds.h"), text.header("along.h"))

@@ -22,8 +22,8 @@ from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import Params, Places, Tile, box, covers, need
 from ark.tasks import expression, text
+from ark.tasks.box_text import NAMES, declared, in_order, loop, tile_type, unused_names
 
-NAMES = ("i0", "i1", "i2", "i3")
 PACK_BYTES = 16
 THREAD_BYTES = 128  # of loads that a thread has under way
 MOST_BYTES = 256  # that a pack's loads may take
@@ -152,6 +152,7 @@ def write_box(
     places: Mapping[int, Sequence[str]] | None = None,
     guard: tuple[str, str] = ("", ""),
     once: bool = False,
+    apart: bool = False,
 ) -> str:
     """A body that computes `expr` for every index of the task's tile.
 
@@ -159,10 +160,11 @@ def write_box(
     on the output's index under which operand 0 has an element, and the value otherwise; where the
     last index is not in it, packs are read whether it holds or not, so places must be in bounds.
     once: the task reads no element of operand 0 twice, though it has places of its own.
+    apart: where operand 0 cannot be read in packs, the result is stored in packs all the same.
     """
     out = len(sig.operands) - 1
     declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
-    writer = _Box(sig, expr, tile, dict(places or {}), guard, once)
+    writer = _Box(sig, expr, tile, dict(places or {}), guard, once, apart)
     if sig.operands[out].per_item > 1:
         return declare + writer.shared()
     if machine.has("single_thread"):
@@ -189,9 +191,10 @@ class _Box:
         places: dict[int, Sequence[str]],
         guard: tuple[str, str] = ("", ""),
         once: bool = False,
+        apart: bool = False,
     ) -> None:
         self.sig, self.expr, self.tile, self.places = sig, expr, tile, places
-        self.guard, self.once = guard, once
+        self.guard, self.once, self.apart = guard, once, apart
         self.out = len(sig.operands) - 1
         self.full = sig.operands[self.out].shape
         self.shape = fold(self.full)
@@ -227,6 +230,8 @@ class _Box:
                     continue
                 guarded = not i and NAMES[3] in self.guard[0]
                 if self.places[i][-1] != NAMES[3] or any(inner[:-1]) or guarded:
+                    if i == 0 and self.apart:
+                        continue
                     return 1, frozenset()
             shape, strides = text.pad4(operand.shape, 1), text.pad4(operand.strides, 0)
             if shape[-1] == 1 and row != 1:
@@ -284,9 +289,14 @@ class _Box:
     ) -> int:
         """Packs that a thread has under way. whole: 0 where it has more of a tile than these."""
         total, threads = math.prod(self.tile) // pack, machine.lanes * machine.warps
-        loaded = sum(pack * self.sig.operands[i].itemsize for i in packed if i != self.out)
+        read = {*packed, 0} if self.apart else packed
+        loaded = sum(pack * self.sig.operands[i].itemsize for i in read if i != self.out)
         rounds = max(1, min(PACKS, THREAD_BYTES // max(16, loaded), total // threads))
         return 0 if whole and total > rounds * threads else rounds
+
+    def _varies(self) -> bool:
+        """Do elements of operand 0 that neighbouring results read not lie as these do?"""
+        return self.apart and any(NAMES[3] in place for place in self.places[0])
 
     def _as_made(self, index: int) -> bool:
         """Is the operand of the result's type and shape?"""
@@ -301,6 +311,16 @@ class _Box:
             operand = self.sig.operands[i]
             width = pack if i in packed else 1
             guarded = i == 0 and bool(self.guard[0])
+            if width < pack and i == 0 and self._varies():
+                held += f"    {text.loaded(self.sig, i)} v{i}[{rounds}][{pack}];\n"
+                fetch += (
+                    f"      const int first = {NAMES[3]};\n#pragma unroll\n"
+                    f"      for (int j = 0; inside && j < {pack}; ++j) {{\n"
+                    f"        const int {NAMES[3]} = first + j;\n"
+                    f"        v{i}[u][j] = {self._value(i)};\n      }}\n"
+                )
+                values.append(f"v{i}[u][j]")
+                continue
             if width < operand.per_item or (guarded and width == 1):
                 held += f"    {text.loaded(self.sig, i)} v{i}[{rounds}];\n"
                 fetch += f"      if (inside) v{i}[u] = {self._value(i)};\n"
@@ -325,8 +345,8 @@ class _Box:
             values.append(value)
         made = self.sig.operands[self.out].ctype
         compute = self._compute(values, "to", "j", " + j" if pack > 1 else "")
-        each = f"    ark_each_pack(round, [&](int u, bool inside, {_declared(NAMES)}) {{\n"
-        unused = f"      (void)u; {_unused(NAMES)}\n"
+        each = f"    ark_each_pack(round, [&](int u, bool inside, {declared(NAMES)}) {{\n"
+        unused = f"      (void)u; {unused_names(NAMES)}\n"
         body = held
         if fetch:
             body += f"{each}{unused}{fetch}    }});\n"
@@ -343,11 +363,11 @@ class _Box:
                 f"[&]({made}* to, int j) {{\n{compute}      }});\n    }});\n"
             )
         box = f"{self.box}, {pack}"
-        body = _loop("ark_each_round", f"{box}, {rounds}", "const auto& round", (), body)
+        body = loop("ark_each_round", f"{box}, {rounds}", "const auto& round", (), body)
         if pack == 1 or not self.shape[3] % pack:
             return body
-        single = f"    const int i0 = 0, i1 = 0, i2 = 0; {_unused(NAMES)}\n{self._element()}"
-        return body + _loop("ark_each_left", box, "int i3", (), single)
+        single = f"    const int i0 = 0, i1 = 0, i2 = 0; {unused_names(NAMES)}\n{self._element()}"
+        return body + loop("ark_each_left", box, "int i3", (), single)
 
     def shared(self) -> str:
         """By all threads, a byte at a time, where elements of the output share them."""
@@ -362,39 +382,7 @@ class _Box:
             f"    p{self.out}[({start}) / {operand.per_item}] = w;\n"
         )
         names = (*NAMES[:3], "first", "last")
-        return _loop("ark_each_byte", f"{self.box}, {operand.per_item}", "", names, body)
-
-
-def tile_type(tile: Sequence[int], shape: Sequence[int]) -> str:
-    """The type that says the sizes of a tile and of the folded shape that it is of (box.h)."""
-    return f"ArkTile<{', '.join(map(str, (*tile, *shape)))}>"
-
-
-def each_index(tile: Sequence[int], shape: Sequence[int], body: str) -> str:
-    """Statements that all threads run for each index i0 to i3 of the task's tile of a shape."""
-    return _loop("ark_each_index", tile_type(tile, shape), "", NAMES, body)
-
-
-def in_order(tile: Sequence[int], shape: Sequence[int], body: str) -> str:
-    """Statements that one thread runs for i0 to i3 of the task's tile, in order but for the last
-    dimension, whose indices may be done side by side.
-    """
-    return _loop("ark_each_in_order", tile_type(tile, shape), "", NAMES, body)
-
-
-def _declared(names: Sequence[str]) -> str:
-    return ", ".join(f"int {name}" for name in names)
-
-
-def _unused(names: Sequence[str]) -> str:
-    return " ".join(f"(void){name};" for name in names)
-
-
-def _loop(callee: str, constants: str, parameters: str, names: Sequence[str], body: str) -> str:
-    """The call of a loop of box.h with a body that takes parameters, or indices by name."""
-    head = f"    {_unused(names)}\n" if names else ""
-    listed = parameters or _declared(names)
-    return f"  {callee}<{constants}>(t.coord, [&]({listed}) {{\n{head}{body}  }});\n"
+        return loop("ark_each_byte", f"{self.box}, {operand.per_item}", "", names, body)
 
 
 register(Pointwise())

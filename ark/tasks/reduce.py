@@ -33,14 +33,8 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import expression, text
-from ark.tasks.pointwise import (
-    HEADERS,
-    NAMES,
-    broadcast_access,
-    broadcasts,
-    tile_box,
-    tile_type,
-)
+from ark.tasks.box_text import NAMES, tile_type
+from ark.tasks.pointwise import HEADERS, broadcast_access, broadcasts, tile_box
 
 SIDE_BY_SIDE = 64  # sums of one thread that runs alone, for vectors
 _UNUSED = "(void)i0; (void)i1; (void)i2; "

@@ -40,7 +40,8 @@ from ark.plan.params import (
     shaped,
 )
 from ark.tasks import text
-from ark.tasks.pointwise import COPY, HEADERS, NAMES, claim_tile, tile_box, write_box
+from ark.tasks.box_text import NAMES
+from ark.tasks.pointwise import COPY, HEADERS, claim_tile, tile_box, write_box
 
 Factor = Annotated[int, msgspec.Meta(ge=-(1 << 20), le=1 << 20)]
 Shift = Annotated[int, msgspec.Meta(ge=-(1 << 30), le=1 << 30)]
@@ -124,7 +125,7 @@ class Remap(TaskKind):
         if conditions and NAMES[3] not in guard[0] and not machine.has("single_thread"):
             texts = nearest  # so that several packs are loaded side by side, without branches
         return text.function(
-            name, write_box(sig, COPY, tile, machine, places={0: texts}, guard=guard)
+            name, write_box(sig, COPY, tile, machine, places={0: texts}, guard=guard, apart=True)
         )
 
 

@@ -38,7 +38,8 @@ from ark.plan.params import (
 )
 from ark.tasks import expression, text
 from ark.tasks.along import indices, join, lines
-from ark.tasks.pointwise import HEADERS, NAMES, each_index, in_order, tile_box, tile_type
+from ark.tasks.box_text import NAMES, each_index, in_order, tile_type
+from ark.tasks.pointwise import HEADERS, tile_box
 
 LOOKS = 4  # indices that a thread looks at in a round, as ark_looks of scatter.h
 SIDE_BY_SIDE = 4  # elements of an update that a lane has under way at once, at most

@@ -32,7 +32,8 @@ from ark.plan.params import (
 )
 from ark.tasks import text
 from ark.tasks.along import ALONG, indices
-from ark.tasks.pointwise import NAMES, each_index, in_order, tile_box, tile_type
+from ark.tasks.box_text import NAMES, each_index, in_order, tile_type
+from ark.tasks.pointwise import tile_box
 
 MOST_TOGETHER = 32  # places of a window whose loads are under way at once
 Step = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]

@@ -15,12 +15,10 @@ from typing import Any
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.boxed import SIDES, aligned, boxes, wants_along
-from ark.lower.rewrite.transposes import FLAGS, reading_turned
+from ark.lower.boxed import SIDES, aligned, boxes, lies_along, wants_along
+from ark.lower.rewrite.transposes import reading_turned
 from ark.lower.tiling import BOX_LINE
 from ark.machine import Machine
-
-ALONG = (False, True)  # the flags of sides whose k lies side by side
 
 
 def lay_sides(graph: Graph, machine: Machine) -> Graph:
@@ -44,7 +42,7 @@ def lay_sides(graph: Graph, machine: Machine) -> Graph:
 def _laid(graph: Graph, product: Node, side: int, number: int) -> Node | None:
     """What lays one side of a product otherwise; None where it may lie as it does."""
     source = product.inputs[side]
-    if wants_along(product) and bool(product.attrs[FLAGS[side]]) != ALONG[side]:
+    if wants_along(product) and not lies_along(product, side):
         rank = len(source.shape)
         order = [*range(rank - 2), rank - 1, rank - 2]
         out = _rows_aligned(graph, [source.shape[d] for d in order], source, product)

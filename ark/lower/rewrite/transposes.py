@@ -11,8 +11,7 @@ from collections import Counter
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-
-FLAGS = ("transpose_a", "transpose_b")
+from ark.lower.boxed import FLAGS
 
 
 def read_transposed(graph: Graph, kept: frozenset[int]) -> Graph:
