@@ -12,7 +12,7 @@ from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.lower.tiling import BOX_LINE, LEAST_TILE, start_of
 
-HALVED = 64  # of so many rows warpgroups share the columns, twice as many at least
+FULL = 64  # rows of the lowest tile; of fewer, twice as many columns at least
 LEAST_READ = 64  # times that a product reads each element of a side that is worth another copy
 SIDES = (0, 1)
 FLAGS = ("transpose_a", "transpose_b")
@@ -29,7 +29,7 @@ def boxes(node: Node) -> bool:
     return (
         len(out.shape) <= FOLDED
         and out.shape[-1] >= LEAST_TILE[1]
-        and (out.shape[-2] > HALVED or out.shape[-1] >= 2 * HALVED)
+        and (out.shape[-2] >= FULL or out.shape[-1] >= 2 * FULL)
         and _unit_types(node)
         and all(aligned(node.inputs[i]) or _read_often(node, i) for i in SIDES)
     )
