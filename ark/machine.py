@@ -14,6 +14,7 @@ from ark.ranges import Bytes, Count, LineBytes, MemoryBytes, Name, Rate, Threads
 from ark.variant import COMPUTE, MOVE, Variant, block
 
 SMALL_SHARE = 0.55  # of its time that a loop of tiles smaller than large_tiles multiplies
+TILE_WORK = 1 << 19  # multiplications that take as long as a tile's beginning and end
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,9 @@ class Machine:
     "peer_multicast" (a switch adds and stores for all ranks at once; no model has it, as nobody
     maps the memory yet), "proxy" (the host can copy for the device), "uncached_copies" (copy
     engines write past caches that may hold what lies in memory other than symmetric),
-    "window_boxes" (box copies may be of the windows of an image), "claims" (processors claim the
-    tiles of large ops that only move bytes, because memory serves some processors faster),
+    "window_boxes" (box copies may be of the windows of an image), "fp32_parts" (matrix units sum
+    products of tf32 fast enough for three of them to be one of fp32), "claims" (processors claim
+    the tiles of large ops that only move bytes, because memory serves some processors faster),
     "single_thread" (a processor runs a task in one thread, so bodies are loops that the compiler
     vectorises).
     """
@@ -152,14 +154,14 @@ class Machine:
         high, wide, _ = min((*able, *others), key=lambda t: time(*t))
         return high, wide
 
-    def exact_tile(self, rows: int, columns: int, batch: int) -> tuple[int, int] | None:
-        """Rows and columns of a tile of a product of fp32 in its own digits: of the tiles that have
-        a loop of their own, the one that ends first; None where there are none.
+    def exact_tile(self, rows: int, columns: int, depth: int, batch: int) -> tuple[int, int] | None:
+        """Rows and columns of a tile of a product of fp32, of so many elements of k: of the tiles
+        that have a loop of their own, the one that ends first; None where there are none.
         """
 
         def time(high: int, wide: int, speed: float) -> float:
             tiles = batch * -(-rows // high) * -(-columns // wide)
-            return -(-tiles // self.processors) * high * wide / speed
+            return -(-tiles // self.processors) * (high * wide * depth / speed + TILE_WORK)
 
         if not self.exact_tiles:
             return None

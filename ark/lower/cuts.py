@@ -158,7 +158,7 @@ EXACT_WORK, EXACT_ROWS = 1 << 24, 9  # of a product of fp32 that is worth tiles 
 
 def is_exact(dtypes: Sequence[str], shape: Sequence[int], depth: int) -> bool:
     """Is it a product of fp32 with work for tiles of its own (Machine.exact_tiles)?"""
-    large = shape[2] * shape[3] * depth >= EXACT_WORK and shape[2] >= EXACT_ROWS
+    large = math.prod(shape) * depth >= EXACT_WORK and shape[2] >= EXACT_ROWS
     return large and set(dtypes) == {"fp32"}
 
 
@@ -204,7 +204,7 @@ def tiles(
     half, as large and twice as high and wide. exact: as of `is_exact`.
     """
     batch = shape[0] * shape[1]
-    usual = machine.exact_tile(shape[2], shape[3], batch) if exact else None
+    usual = machine.exact_tile(shape[2], shape[3], depth, batch) if exact else None
     if usual:
         others = (Cut(min(t[0], shape[2]), min(t[1], shape[3])) for t in machine.exact_tiles)
         return list(dict.fromkeys((Cut(*usual), *others)))

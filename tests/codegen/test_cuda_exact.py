@@ -1,18 +1,21 @@
-"""Products of fp32 in fp32's digits on NVIDIA GPUs: which tiles they have, what the compiler
-makes of them, and on a GPU their sums against NumPy's in fp64.
+"""Products of fp32 on NVIDIA GPUs, in fp32's digits and as tf32 from sides as they lie: which tiles
+they have, what the compiler makes of them, and on a GPU their sums against NumPy's in fp64.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ark.backend.protocol import Target
+from ark.codegen import layout
 from ark.codegen.writer import write
 from ark.ir.dtype import bf16, fp32
 from ark.ir.graph import Graph
@@ -33,19 +36,21 @@ needs_gpu = pytest.mark.skipif(
     reason=f"no NVIDIA GPU: {backend.probe().reason}",
 )
 H100 = machines.MODELS["h100"]
+UNITS, ORDINARY = "  ark_unit_tile<", "  ark_exact_tile<"
 Batch = tuple[int, ...]
 
 # (batches of a and b, m, n, k, transposes, is something done to the sums?)
 CASES: list[tuple[Batch, Batch, int, int, int, tuple[bool, bool], bool]] = [
-    ((), (), 2048, 2048, 512, (False, True), False),  # 256 x 128
-    ((), (), 512, 4096, 512, (False, False), False),  # 128 x 128, two threads a unit
+    ((), (), 2048, 2048, 512, (False, True), False),  # 128 x 128
+    ((), (), 512, 4096, 512, (False, False), False),
     ((), (), 1024, 1024, 256, (True, False), True),
     ((), (), 1000, 1001, 333, (True, True), False),  # ragged, and rows that begin anywhere
     ((), (), 1000, 1001, 333, (False, False), True),
-    ((), (), 128, 4096, 512, (False, True), True),  # 64 x 64, eight threads a unit
+    ((), (), 128, 4096, 512, (False, True), True),  # 64 x 64
     ((), (), 16, 4096, 1030, (False, True), False),
     ((), (), 40, 1090, 1030, (True, False), True),
     ((3, 1), (1, 2), 300, 260, 270, (False, True), True),
+    ((256,), (256,), 64, 64, 64, (False, False), False),
 ]
 
 
@@ -58,8 +63,9 @@ def product(
     k: int,
     transposes: tuple[bool, bool],
     scaled: bool,
+    tf32: bool = False,
 ) -> Plan:
-    """A plan of c = a b, or of c = a b / 2 + d for each column."""
+    """A plan of c = a b, or of c = a b / 2 + d for each column, for ordinary tiles."""
     ta, tb = transposes
     graph = Graph()
     a = graph.tensor((*left, *((k, m) if ta else (m, k))), fp32, arena="state", name="a")
@@ -68,12 +74,13 @@ def product(
     shape = (*np.broadcast_shapes(left, right), m, n)
     c = graph.tensor(shape, fp32, arena="state", name="c")
     sums = graph.tensor(shape, fp32) if scaled else c
-    graph.add("matmul", [a, b], [sums], {"transpose_a": ta, "transpose_b": tb})
+    flags = {"transpose_a": ta, "transpose_b": tb, **({"tf32": True} if tf32 else {})}
+    graph.add("matmul", [a, b], [sums], flags)
     if scaled:
         half = graph.tensor(shape, fp32)
         graph.add("mul", [sums], [half], {"scalar": 0.5})
         graph.add("add", [half, d], [c], {})
-    made = plan(graph, machine)
+    made = plan(graph, machine, {"variant": "block"})
     verify([made])
     return made
 
@@ -86,11 +93,12 @@ def source(made: Plan) -> Any:
 @pytest.mark.parametrize(
     "case", [pytest.param(c, marks=[slow] * (i > 3)) for i, c in enumerate(CASES)]
 )
-def test_tiles_are_compiled_without_many_spills(case: Any) -> None:
+@pytest.mark.parametrize("tf32", [False, pytest.param(True, marks=slow)])
+def test_tiles_are_compiled_without_many_spills(case: Any, tf32: bool) -> None:
     """Sums stay in registers: what is spilled is addresses at most."""
-    made = product(H100, *case)
+    made = product(H100, *case, tf32)
     emitted = source(made)
-    assert "  ark_exact_tile<" in emitted.source.text
+    assert UNITS in emitted.source.text
     assert [op.kind for op in made.ops] == ["matmul"]
     target = Target(H100.arch, machine_of(made).threads)
     log = backend.compiler().compile(emitted.source, target).log.splitlines()
@@ -104,9 +112,12 @@ def test_every_machine_has_them(name: str) -> None:
     machine = machines.MODELS[name]
     made = product(machine, *CASES[0])
     emitted = source(made)
-    assert "  ark_exact_tile<" in emitted.source.text
-    assert emitted.scratch_bytes <= machine.shared_bytes
-    backend.compiler().compile(emitted.source, Target(machine.arch, machine_of(made).threads))
+    assert (UNITS if machine.has("fp32_parts") else ORDINARY) in emitted.source.text
+    assert emitted.scratch_bytes <= machine.shared_bytes + layout.LOOP_BYTES
+    target = Target(machine.arch, machine_of(made).threads)
+    log = backend.compiler().compile(emitted.source, target).log
+    static = [int(n) for n in re.findall(r"(\d+) bytes smem", log)]
+    assert static and max(static) + layout.LOOP_BYTES <= machines.RESERVED
 
 
 def test_tiles_are_those_that_end_first() -> None:
@@ -114,39 +125,84 @@ def test_tiles_are_those_that_end_first() -> None:
     elements, nor of other types.
     """
     tiles = [product(H100, *case).ops[0].params["tile"] for case in CASES[:3]]
-    assert tiles == [[256, 128], [128, 128], [128, 64]]
+    assert tiles == [[128, 128], [128, 128], [128, 64]]
     small = product(H100, (), (), 64, 64, 64, (False, True), False)
-    assert "  ark_exact_tile<" not in source(small).source.text
+    assert UNITS not in source(small).source.text
     graph = Graph()
     a, b = (graph.tensor((512, 512), t, arena="state", name=t.name) for t in (fp32, bf16))
     c = graph.tensor((512, 512), fp32, arena="state", name="c")
     graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True})
     mixed = plan(graph, H100)
-    assert "  ark_exact_tile<" not in source(mixed).source.text
+    assert UNITS not in source(mixed).source.text
+
+
+def run(made: Plan, arrays: dict[str, Any]) -> list[Any]:
+    """What the plan makes of the arrays, twice."""
+    runs = []
+    opened = contextlib.closing(backend.open(0))
+    with opened as device, Executor(made, backend, device) as executor:
+        for name, array in arrays.items():
+            executor.write(name, array)
+        for _ in range(2):
+            executor.start(2).wait()
+            runs.append(executor.read("c"))
+    return runs
 
 
 @needs_gpu
+@pytest.mark.parametrize("ordinary", [False, True])
+@pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_products_are_those_of_fp64(case: Any) -> None:
-    """Within what k roundings of partial sums add up to; the same bits in both runs."""
+def test_products_are_those_of_fp64(case: Any, tf32: bool, ordinary: bool) -> None:
+    """Within what k roundings of partial sums add up to, and as tf32 of the factors; the same bits
+    in both runs.
+    """
+    if tf32 and ordinary:
+        pytest.skip("tf32 is of matrix units")
     rng = np.random.default_rng(5)
     left, right, m, n, k, (ta, tb), scaled = case
     a = rng.standard_normal((*left, *((k, m) if ta else (m, k)))).astype(np.float32)
     b = rng.standard_normal((*right, *((n, k) if tb else (k, n)))).astype(np.float32)
     d = rng.standard_normal(n).astype(np.float32)
     with contextlib.closing(backend.open(0)) as device:
-        made = product(device.machine, *case)
-        assert "  ark_exact_tile<" in source(made).source.text
-        with Executor(made, backend, device) as executor:
-            for name, array in zip("abd" if scaled else "ab", (a, b, d), strict=False):
-                executor.write(name, array)
-            runs = []
-            for _ in range(2):
-                executor.start(2).wait()
-                runs.append(executor.read("c"))
+        machine = device.machine
+    if ordinary:
+        kept = tuple(c for c in machine.capabilities if c != "fp32_parts")
+        machine = dataclasses.replace(machine, capabilities=kept, exact_tiles=machines.EXACT_TILES)
+    made = product(machine, *case, tf32)
+    assert (ORDINARY if ordinary else UNITS) in source(made).source.text
+    runs = run(made, {"a": a, "b": b, **({"d": d} if scaled else {})})
     x, y = (np.swapaxes(v, -1, -2) if t else v for v, t in ((a, ta), (b, tb)))
     x, y = x.astype(np.float64), y.astype(np.float64)
     exact = x @ y * 0.5 + d if scaled else x @ y
-    bound = 8 * 2.0**-24 * (np.sqrt(k) * np.sqrt(x**2 @ y**2) + np.abs(exact))
+    spread = np.sqrt(x**2 @ y**2)
+    bound = 8 * 2.0**-24 * (np.sqrt(k) * spread + np.abs(exact))
+    if tf32:
+        bound = bound + 8 * 2.0**-11 * spread
     assert (np.abs(runs[0] - exact) <= bound).all(), (np.abs(runs[0] - exact) / bound).max()
     assert runs[0].tobytes() == runs[1].tobytes()
+
+
+@needs_gpu
+@pytest.mark.parametrize("transposes", [(False, True), (True, False)])
+def test_infinities_and_the_largest_numbers_stay(transposes: tuple[bool, bool]) -> None:
+    """Though their parts as tf32 are no numbers."""
+    ta, tb = transposes
+    m, n, k = 300, 260, 300
+    rng = np.random.default_rng(6)
+    x = rng.standard_normal((m, k)).astype(np.float32)
+    y = rng.standard_normal((k, n)).astype(np.float32) / 8
+    most = np.finfo(np.float32).max
+    x[3, 5], x[7], x[7, 9], x[11, 250], x[299, 299] = np.inf, 0, most, np.nan, -np.inf
+    y[5, 255], y[9] = -np.inf, np.sign(y[9]) * 2.0**-3
+    with contextlib.closing(backend.open(0)) as device:
+        made = product(device.machine, (), (), m, n, k, transposes, False)
+    arrays = {
+        "a": np.ascontiguousarray(x.T if ta else x),
+        "b": np.ascontiguousarray(y.T if tb else y),
+    }
+    found, _ = run(made, arrays)
+    with np.errstate(all="ignore"):
+        wanted = (x.astype(np.float64) @ y.astype(np.float64)).astype(np.float32)
+    assert np.isnan(wanted).any() and np.isinf(wanted).any()
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)

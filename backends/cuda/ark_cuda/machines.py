@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from ark.codegen.layout import LOOP_BYTES
 from ark.machine import Machine
 from ark.variant import COMMUNICATE, COMPUTE, LOAD, MOVE, Role, Variant, block
 
@@ -20,8 +21,9 @@ WARPS = 16
 ROLE_WARPS = 12  # computing warps of the variant `roles`; one more where a row leaves the room
 SEVERAL_WARPS = (12, 11, 10, 9, 8, 7, 6, 5)  # where several rows leave less room
 ROW_SLICE = 32  # of the 96 registers that a thread of 17 warps has
-# The ring's barriers and the loop's records, kept out of what the planner may use.
-RESERVED = 2048
+# What the planner may not use: the loop's records, and the static variables before `ark_shared`,
+# which begins at a multiple of 1024.
+RESERVED = 1024 + LOOP_BYTES
 
 # Tiles of fp32 products (tasks/exact.h), and their speeds beside each other.
 EXACT_TILES = (
@@ -33,6 +35,18 @@ EXACT_TILES = (
     (64, 64, 0.7),
     (64, 32, 0.5),
     (32, 64, 0.5),
+)
+# The same on matrix units (tasks/exact_units.h).
+UNIT_TILES = (
+    (128, 128, 1.0),
+    (64, 256, 1.0),
+    (128, 64, 0.85),
+    (64, 128, 0.85),
+    (64, 64, 0.7),
+    (64, 32, 0.5),
+    (32, 64, 0.5),
+    (32, 128, 0.6),
+    (32, 256, 0.7),
 )
 
 
@@ -89,20 +103,20 @@ def _machine(
         bandwidth_gbps=gbps,
         tflops=tflops,
         signal_us=0.7,
-        exact_tiles=EXACT_TILES,
+        exact_tiles=UNIT_TILES if "fp32_parts" in capabilities else EXACT_TILES,
         capabilities=capabilities,
     )
 
 
 _COMMON = ("mma_sync", "named_barriers", "packets", "peer_packets", "proxy", "short_packets")
-_HOPPER = (*_COMMON, "claims", "peer_bulk", "wgmma", "window_boxes")
+_HOPPER = (*_COMMON, "claims", "fp32_parts", "peer_bulk", "wgmma", "window_boxes")
 _BLACKWELL = (*_COMMON, "tcgen05", "window_boxes")
 _GROUPS = frozenset(("wgmma", "tcgen05"))  # instructions of warpgroups, of the variant `matrix`
 
 MODELS = {
     m.name: m
     for m in (
-        _machine("a100", "sm_80", 108, 163, 0, 0, 80, 1900.0, 280.0, _COMMON),
+        _machine("a100", "sm_80", 108, 163, 0, 0, 80, 1900.0, 280.0, (*_COMMON, "fp32_parts")),
         _machine("h100", "sm_90a", 132, 227, 12, 2, 80, 3079.0, 700.0, _HOPPER),
         _machine("h200", "sm_90a", 132, 227, 12, 2, 141, 4300.0, 750.0, _HOPPER),
         _machine("b200", "sm_100a", 148, 227, 12, 4, 180, 7700.0, 2000.0, _BLACKWELL),

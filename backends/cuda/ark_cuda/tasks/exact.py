@@ -1,17 +1,20 @@
-"""Tiles of products of fp32 in fp32's digits, by ordinary instructions with both sides in shared
-memory (exact.h); any transposes, batches, ragged edges and epilogues. Called by
-ark_cuda.tasks.matmul.
+"""Tiles of products of fp32 with both sides in shared memory, any transposes, batches, ragged edges
+and epilogues: on matrix units as tf32, or in fp32's digits as sums of products of tf32 numbers
+(exact_units.h), and in fp32's digits by ordinary instructions (exact.h) on machines whose matrix
+units are not fast enough for that. Called by ark_cuda.tasks.matmul.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ark.machine import Machine
 from ark.plan.kind import Signature
-from ark.tasks import text
+from ark.tasks import matmul_small, text
 from ark.tasks.matmul_form import along_k, deal, dims, paired, place_names, side_strides
 from ark.tasks.matmul_text import finish, outputs
+from ark.tasks.matmul_thin import served
 from ark_cuda.tasks import packs
 
 LEAST_WORK = 1 << 24  # multiplications that are worth filling stages
@@ -19,6 +22,11 @@ LEAST_ROWS, LEAST_COLUMNS, LEAST_DEPTH = 9, 32, 16
 MOST_THREADS = 512  # of whom each may have 128 registers
 PACK = 4  # neighbouring results of a thread
 EXCHANGED = 8  # sums of a thread that slices exchange at a time
+# Elements of a warp's part of a tile by products of tf32 for one of fp32: sums that fit registers.
+MOST_PART = {1: 2048, 3: 1024}
+UNIT_DEPTHS = (64, 32, 16)  # elements of k of a stage on matrix units
+MOST_BEYOND = 1.125  # of them all stages may have, as a multiple of what the shortest would have
+LEAST_STAGES, MOST_STAGES = 4, 8  # of these, where there is room
 
 
 @dataclass(frozen=True)
@@ -31,52 +39,108 @@ class _Form:
     depth: int
     stages: int
 
+    def nbytes(self, threads: int) -> int:
+        """Shared memory: the stages, and when they have been used what slices exchange."""
+        stage = 4 * self.depth * (self.rows + self.columns + 8)
+        units = self.rows // self.thread_rows * (self.columns // 8)
+        return max(self.stages * stage, 4 * threads * EXCHANGED if units < threads else 0)
 
-def _form(sig: Signature, machine: Machine) -> _Form | None:
-    """How the block computes the signature's tiles; None where this body does not serve them."""
+
+@dataclass(frozen=True)
+class _Units:
+    """Rows and columns of a tile and of a warp's part, products of tf32 for one of fp32, elements
+    of k in a stage, stages.
+    """
+
+    rows: int
+    columns: int
+    warp_rows: int
+    warp_columns: int
+    terms: int
+    depth: int
+    stages: int
+
+
+def _form(sig: Signature, machine: Machine) -> _Form | _Units | None:
+    """How the block computes the signature's tiles; None where these bodies do not serve them."""
     if any(o.dtype != "fp32" or o.packet for o in sig.operands[:2]) or sig.operands[2].packet:
         return None
     if sig.params.get("splits", 1) > 1 or sig.params.get("windows") or paired(sig):
+        return None
+    if served(sig, machine) or matmul_small.served(sig, machine):
         return None
     m, n, k = dims(sig)
     rows, columns = sig.params["tile"]
     if rows < LEAST_ROWS or columns < LEAST_COLUMNS or k < LEAST_DEPTH:
         return None
     threads = machine.warps * machine.lanes
-    if threads > MOST_THREADS or threads & (threads - 1) or m * n * k < LEAST_WORK:
+    work = math.prod(sig.operands[2].shape[:-2]) * m * n * k
+    if threads > MOST_THREADS or threads & (threads - 1) or work < LEAST_WORK:
+        return None
+    if machine.variant.name != "block" or not machine.has("mma_sync"):
         return None
     high, wide = (max(32, 1 << (size - 1).bit_length()) for size in (rows, columns))
-    thread_rows = 8 if high > 32 else 4
     if high == wide == 32:
         wide = 64
+    room = machine.shared_bytes - machine.ring_bytes
+    terms = 1 if sig.params.get("tf32") else 3
+    if terms == 1 or machine.has("fp32_parts"):
+        return _units(sig, (high, wide), terms, machine.warps, room)
+    return _ordinary((high, wide), threads, room)
+
+
+def _ordinary(tile: tuple[int, int], threads: int, room: int) -> _Form | None:
+    """By ordinary instructions, with as many stages as there is room for."""
+    high, wide = tile
+    thread_rows = 8 if high > 32 else 4
     units = high // thread_rows * (wide // 8)
-    if units > threads or machine.variant.name != "block" or not machine.has("mma_sync"):
+    if units > threads:
         return None
     slices = threads // units
-    room = machine.shared_bytes - machine.ring_bytes
     for depth in dict.fromkeys((min(64, 8 * max(2, slices)), 16, 8)):
-        stage = 4 * depth * (high + wide + 8)
-        stages = min(4, room // stage)
+        stages = min(4, room // (4 * depth * (high + wide + 8)))
         if depth % slices == 0 and (stages > 2 or (stages == 2 and depth <= 16)):
             made = _Form(high, wide, thread_rows, depth, stages)
-            return made if _nbytes(made, slices, threads) <= room else None
+            return made if made.nbytes(threads) <= room else None
     return None
 
 
-def _nbytes(form: _Form, slices: int, threads: int) -> int:
-    """Shared memory: the stages, and when they have been used what slices exchange."""
-    stage = 4 * form.depth * (form.rows + form.columns + 8)
-    return max(form.stages * stage, 4 * threads * EXCHANGED if slices > 1 else 0)
+def _units(
+    sig: Signature, tile: tuple[int, int], terms: int, warps: int, room: int
+) -> _Units | None:
+    """On matrix units: warps stand over the tile so that their parts are as square as can be."""
+    high, wide = tile
+    parts = [
+        (high // down, wide // (warps // down))
+        for down in (1 << i for i in range(warps.bit_length()))
+        if high % (16 * down) == 0 and wide % (8 * (warps // down)) == 0
+    ]
+    parts = [p for p in parts if p[0] * p[1] <= MOST_PART[terms]]
+    if not parts:
+        return None
+    warp_rows, warp_columns = min(parts, key=lambda p: (p[0] + p[1], p[0]))
+    k = dims(sig)[2]
+    least = -(-k // UNIT_DEPTHS[-1]) * UNIT_DEPTHS[-1]
+    for depth in (d for d in UNIT_DEPTHS if -(-k // d) * d <= MOST_BEYOND * least):
+        stages = min(MOST_STAGES, room // _stage(sig, tile, depth))
+        if stages >= LEAST_STAGES or (stages > 1 and depth == UNIT_DEPTHS[-1]):
+            return _Units(high, wide, warp_rows, warp_columns, terms, depth, stages)
+    return None
+
+
+def _stage(sig: Signature, tile: tuple[int, int], depth: int) -> int:
+    """Bytes of a stage in shared memory, with the pitches of ArkUnitSide."""
+    return 4 * sum(
+        tile[i] * (depth + 8) if along_k(sig, i) else depth * (tile[i] + 4) for i in (0, 1)
+    )
 
 
 def scratch(sig: Signature, machine: Machine) -> int:
-    """Shared memory, in bytes; 0 where this body does not serve."""
+    """Shared memory, in bytes; 0 where these bodies do not serve."""
     form = _form(sig, machine)
-    if form is None:
-        return 0
-    threads = machine.warps * machine.lanes
-    slices = threads // (form.rows // form.thread_rows * (form.columns // 8))
-    return _nbytes(form, slices, threads)
+    if isinstance(form, _Units):
+        return form.stages * _stage(sig, (form.rows, form.columns), form.depth)
+    return form.nbytes(machine.warps * machine.lanes) if form else 0
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str | None:
@@ -84,13 +148,16 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     form = _form(sig, machine)
     if form is None:
         return None
-    constants = (form.rows, form.columns, form.thread_rows, form.depth, form.stages)
-    body = (
-        _side(sig, 0, "a", "m0", form.rows)
-        + _side(sig, 1, "b", "n0", form.columns)
-        + f"  ark_exact_tile<{', '.join(map(str, constants))}>(ARK_SCRATCH(c), a, b, "
-        + f"[&](int at_row, int at_column, const float (&v)[{PACK}]) {{\n{_store(sig)}  }});\n"
-    )
+    if isinstance(form, _Units):
+        body = _units_text(sig, form)
+    else:
+        constants = (form.rows, form.columns, form.thread_rows, form.depth, form.stages)
+        body = (
+            _side(sig, 0, "a", "m0", "ArkExactSide", (form.rows,))
+            + _side(sig, 1, "b", "n0", "ArkExactSide", (form.columns,))
+            + f"  ark_exact_tile<{', '.join(map(str, constants))}>(ARK_SCRATCH(c), a, b, "
+            + f"[&](int at_row, int at_column, const float (&v)[{PACK}]) {{\n{_store(sig)}  }});\n"
+        )
     declared = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1") + outputs(sig)
     tiles = (
         f"  ark_each_tile<{deal(sig)}, true>(t, [&](int i0, int i1, int m0, int n0) {{\n"
@@ -99,18 +166,43 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     return text.function(name, declared + tiles)
 
 
-def _side(sig: Signature, index: int, name: str, first: str, high: int) -> str:
-    """Declares a side of the tile that begins at the row, or column, `first`."""
+def _units_text(sig: Signature, form: _Units) -> str:
+    """The tile on matrix units, and how one of its elements is computed without them."""
+    constants = (
+        *(form.rows, form.columns, form.warp_rows, form.warp_columns),
+        *(form.terms, form.depth, form.stages),
+    )
+    (row, a_step), (column, b_step) = side_strides(sig, 0), side_strides(sig, 1)
+    again = (
+        f"  const auto again = [&](int row, int column) {{\n"
+        f"    return ark_unit_again(a.at + row * ark_i64{{{row}}}, {a_step}, "
+        f"b.at + column * ark_i64{{{column}}}, {b_step}, {dims(sig)[2]});\n  }};\n"
+    )
+    return (
+        _side(sig, 0, "a", "m0", "ArkUnitSide", (form.rows, form.depth))
+        + _side(sig, 1, "b", "n0", "ArkUnitSide", (form.columns, form.depth))
+        + again
+        + f"  ark_unit_tile<{', '.join(map(str, constants))}>(ARK_SCRATCH(c), a, b, again, "
+        + f"[&](int at_row, int at_column, const float (&v)[{PACK}]) {{\n{_store(sig)}  }});\n"
+    )
+
+
+def _side(
+    sig: Signature, index: int, name: str, first: str, struct: str, sizes: tuple[int, ...]
+) -> str:
+    """Declares a side of the tile that begins at the row, or column, `first`. sizes: its rows in
+    shared memory and what else its struct is told.
+    """
     total, tile, k = dims(sig)[index], int(sig.params["tile"][index]), dims(sig)[2]
     row, deep = side_strides(sig, index)
-    whole = tile == high and total % tile == 0
-    flags = (along_k(sig, index), whole)
-    listed = ", ".join(str(c).lower() for c in (high, k, row, deep, *flags))
+    whole = tile == sizes[0] and total % tile == 0
+    constants = (sizes[0], k, row, deep, along_k(sig, index), whole, *sizes[1:])
+    listed = ", ".join(str(c).lower() for c in constants)
     start = text.offset(sig, index, place_names(sig, "0", "0"))
     left = f"{total} - {first}"
     there = f"{tile}" if total % tile == 0 else f"({left} < {tile} ? {left} : {tile})"
     return (
-        f"  const ArkExactSide<{listed}> {name}"
+        f"  const {struct}<{listed}> {name}"
         f"{{p{index} + {start} + static_cast<ark_i64>({first}) * {row}, {there}}};\n"
     )
 
