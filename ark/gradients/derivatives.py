@@ -106,6 +106,10 @@ DERIVATIVES: dict[str, tuple[Tree, ...]] = {
     "cos": (_neg(["sin", A]),),
     "tan": (["add", ONE, _square(["tan", A])],),
     "atan": (["reciprocal", ["add", ONE, _square(A)]],),
+    "atan2": (
+        ["div", B, ["add", _square(A), _square(B)]],
+        _neg(["div", A, ["add", _square(A), _square(B)]]),
+    ),
     "asin": (["rsqrt", ["mul", ["sub", ONE, A], ["add", ONE, A]]],),
     "acos": (_neg(["rsqrt", ["mul", ["sub", ONE, A], ["add", ONE, A]]]),),
     "sinh": (["cosh", A],),

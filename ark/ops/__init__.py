@@ -59,6 +59,7 @@ from ark.ops.images import batch_norm, group_norm, instance_norm, resize
 from ark.ops.indexing import concat, expand, flip, pad, split, strided_slice, tile
 from ark.ops.linear_algebra import linear, matmul
 from ark.ops.logic import (
+    atan2,
     bitwise_and,
     bitwise_not,
     bitwise_or,
@@ -172,6 +173,7 @@ __all__ = [
     "asin",
     "asinh",
     "atan",
+    "atan2",
     "atanh",
     "attention",
     "avg_pool",

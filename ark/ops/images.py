@@ -41,10 +41,18 @@ def resize(
             f"resize: mode {mode!r} with coordinates {coordinates!r}; expected nearest or linear, "
             f"and one of {', '.join(COORDINATES)}"
         )
+    axes = {2 + d: n for d, n in enumerate(wanted) if n != tensor.ir.shape[2 + d]}
+    if mode == "nearest":
+        rules, shape = _all(tensor), tensor.ir.shape
+        for axis, size in axes.items():
+            rules[axis] = _nearest(axis, *_line(shape[axis], size, coordinates))
+        sizes = [axes.get(d, n) for d, n in enumerate(shape)]
+        return remap("resize", tensor, sizes, rules, name=name)
+    if axes:
+        float_dtype("resize", tensor)
     made = tensor
-    for d, size in enumerate(wanted):
-        if size != made.ir.shape[2 + d]:
-            made = _resize_axis(made, 2 + d, size, mode, coordinates)
+    for axis, size in axes.items():
+        made = _blended(made, axis, size, coordinates)
     return made if made is not tensor else remap("resize", tensor, tensor.ir.shape, _all(tensor))
 
 
@@ -52,38 +60,49 @@ def _all(tensor: Tensor) -> list[Rule]:
     return [same(d) for d in range(len(tensor.ir.shape))]
 
 
-def _resize_axis(tensor: Tensor, axis: int, size: int, mode: str, coordinates: str) -> Tensor:
-    """One axis: the place i * slope + shift of the input is a fraction, so indices are exact."""
-    n = tensor.ir.shape[axis]
+def _line(n: int, size: int, coordinates: str) -> tuple[Fraction, Fraction]:
+    """Slope and shift: the place i * slope + shift of n elements is element i of `size`. Fractions,
+    so that indices are exact.
+    """
     slope, shift = Fraction(n, size), Fraction(0)
     if coordinates == "half_pixel":
         shift = slope / 2 - Fraction(1, 2)
     if coordinates == "align_corners":
         slope = Fraction(n - 1, size - 1) if size > 1 else Fraction(0)
+    return slope, shift
+
+
+def _below(axis: int, slope: Fraction, shift: Fraction) -> Rule:
+    """The rule of the elements at floor(i * slope + shift)."""
+    divide = math.lcm(slope.denominator, shift.denominator)
+    terms = [[axis, int(slope * divide)]] if slope else []
+    return [terms, int(shift * divide), divide, "edge"]
+
+
+def _nearest(axis: int, slope: Fraction, shift: Fraction) -> Rule:
+    """Places rounded to nearest, halves down: the ceiling of place - 1/2."""
+    divide = math.lcm(slope.denominator, shift.denominator, 2)
+    return _below(axis, slope, shift + Fraction(1, 2) - Fraction(1, divide))
+
+
+def _blended(tensor: Tensor, axis: int, size: int, coordinates: str) -> Tensor:
+    """One axis by shares of the two neighbours of a place."""
+    n = tensor.ir.shape[axis]
+    slope, shift = _line(n, size, coordinates)
     shape = [size if d == axis else m for d, m in enumerate(tensor.ir.shape)]
 
-    def at(offset: Fraction) -> Tensor:
-        """The elements at floor(place + offset)."""
-        add = shift + offset
-        divide = math.lcm(slope.denominator, add.denominator)
+    def at(offset: int) -> Tensor:
         rules = _all(tensor)
-        terms = [[axis, int(slope * divide)]] if slope else []
-        rules[axis] = [terms, int(add * divide), divide, "edge"]
+        rules[axis] = _below(axis, slope, shift + offset)
         return remap("resize", tensor, shape, rules)
 
-    if mode == "nearest":
-        # Rounded to nearest, halves down: the ceiling of place - 1/2.
-        divide = math.lcm(slope.denominator, shift.denominator, 2)
-        return at(Fraction(1, 2) - Fraction(1, divide))
-    float_dtype("resize", tensor)
     d = axis - len(shape)
     place: Tree = ["add", ["mul", index(d), number(float(slope))], number(float(shift))]
     inside = ["minimum", ["maximum", place, number(0.0)], number(float(n - 1))]
     share: Tree = ["sub", inside, ["floor", inside]]
-    low, high = at(Fraction(0)), at(Fraction(1))
     tree = ["add", leaf(0), ["mul", ["sub", leaf(1), leaf(0)], share]]
     attrs = {"expr": tree, "shape": tuple(shape)}
-    return result("blend", [low, high], shape, tensor.ir.dtype, attrs=attrs)
+    return result("blend", [at(0), at(1)], shape, tensor.ir.dtype, attrs=attrs)
 
 
 def batch_norm(

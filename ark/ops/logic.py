@@ -137,6 +137,11 @@ def fmod(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> An
     return binary("fmod", input, other, output, name)
 
 
+def atan2(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
+    """The angle of the point (other, input) in radians, from -pi to pi; floating point."""
+    return binary("atan2", input, other, output, name)
+
+
 def pow(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
     """input to the power of other; floating point, or integers (a negative power gives 0, 1, -1).
 

@@ -49,7 +49,7 @@ def test_functions_at_special_values(backend: str) -> None:
     alone = ark.tensor([len(VALUES)])
     left, right = ark.tensor([len(x)]), ark.tensor([len(x)])
     made = {name: getattr(ark, name)(alone) for name in FUNCTIONS}
-    power = ark.pow(left, right)
+    power, angle = ark.pow(left, right), ark.atan2(left, right)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         for tensor, values in ((alone, VALUES), (left, x), (right, y)):
@@ -63,6 +63,8 @@ def test_functions_at_special_values(backend: str) -> None:
                 )
             want = np.power(x.astype(np.float64), y.astype(np.float64)).astype(np.float32)
             np.testing.assert_allclose(power.to_numpy(), want, rtol=2e-5, err_msg="pow")
+            want = np.arctan2(x.astype(np.float64), y.astype(np.float64)).astype(np.float32)
+            np.testing.assert_allclose(angle.to_numpy(), want, rtol=2e-5, err_msg="atan2")
 
 
 def test_functions_keep_the_digits_of_small_values(backend: str) -> None:

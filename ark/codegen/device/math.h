@@ -54,7 +54,7 @@ ARK_DEVICE float ark_expm1(float v) {
   return v > -0.35f && v < 0.35f ? near : far;
 }
 ARK_DEVICE float ark_log1p(float v) {
-  const float z = v / (2.0f + v), s = z * z;
+  const float z = v * ark_reciprocal(2.0f + v), s = z * z;
   float near = 1.0f / 11.0f;
   near = 1.0f / 9.0f + near * s;
   near = 1.0f / 7.0f + near * s;
@@ -65,6 +65,7 @@ ARK_DEVICE float ark_log1p(float v) {
   return v > -0.4f && v < 0.6f ? near : far;
 }
 
+#if !defined(ARK_HAS_ERF)
 // Error function: its Taylor series up to 1, beyond that formula 7.1.26 of Abramowitz and Stegun.
 ARK_DEVICE float ark_erf(float v) {
   const float a = v < 0.0f ? -v : v;
@@ -88,23 +89,63 @@ ARK_DEVICE float ark_erf(float v) {
   far = 1.0f - far * t * ark_exp(-s);
   return a < 1.0f ? near : v < 0.0f ? -far : v == v ? far : v;
 }
+#endif
 
-// Inverse tangent: reduced to |v| <= tan(pi/8) by the addition theorem, then its series.
+// Inverse tangent: reduced to |v| <= tan(pi/8) by the addition theorem, then a polynomial whose
+// largest relative error is least, as those below.
 ARK_DEVICE float ark_atan(float v) {
   const float a = v < 0.0f ? -v : v;
   const bool large = a > 2.41421356f, middle = !large && a > 0.414213562f;
-  const float x = large ? -1.0f / a : middle ? (a - 1.0f) / (a + 1.0f) : a;
+  const float over = large ? -1.0f : a - 1.0f, under = large ? a : a + 1.0f;
+  const float x = large || middle ? over * ark_reciprocal(under) : a;
   const float s = x * x;
-  float p = -1.0f / 15.0f;
-  p = 1.0f / 13.0f + p * s;
-  p = -1.0f / 11.0f + p * s;
-  p = 1.0f / 9.0f + p * s;
-  p = -1.0f / 7.0f + p * s;
-  p = 0.2f + p * s;
-  p = -1.0f / 3.0f + p * s;
+  float p = -0.0607820936f;
+  p = 0.105938084f + p * s;
+  p = -0.142435327f + p * s;
+  p = 0.199984714f + p * s;
+  p = -0.333333164f + p * s;
   const float base = large ? 1.57079633f : middle ? 0.785398163f : 0.0f;
   const float made = base + (x + x * s * p);
   return v < 0.0f ? -made : made;
+}
+
+// The angle of the point (x, y), by the smaller of its sides in the larger: halves of the plane are
+// told by signs, of zeros too.
+ARK_DEVICE float ark_atan2(float y, float x) {
+  const float a = x < 0.0f ? -x : x, b = y < 0.0f ? -y : y;
+  const bool steep = b > a;
+  const float least = steep ? a : b, most = steep ? b : a, part = least * ark_reciprocal(most);
+  const float angle = ark_atan(least == most ? (most == 0.0f ? 0.0f : 1.0f) : part);
+  const float upper = steep ? 1.57079633f - angle : angle;
+  const float made = ark_float_bits(x) >> 31 != 0u ? 3.14159265f - upper : upper;
+  const bool none = x != x || y != y;
+  return none ? x + y : ark_bits_float(ark_float_bits(made) | (ark_float_bits(y) & 0x80000000u));
+}
+
+// Inverse sine of a root s of z, up to 1/2; beyond, it is pi/2 less twice that of the root of half
+// of what is missing to 1.
+ARK_DEVICE float ark_asin_near(float s, float z) {
+  float p = 0.0421663374f;
+  p = 0.0241794996f + p * z;
+  p = 0.0454703793f + p * z;
+  p = 0.0749529749f + p * z;
+  p = 0.166667521f + p * z;
+  return s + s * z * p;
+}
+ARK_DEVICE float ark_asin(float v) {
+  const float a = v < 0.0f ? -v : v;
+  const bool far = a > 0.5f;
+  const float z = far ? 0.5f * (1.0f - a) : v * v;
+  const float made = ark_asin_near(far ? ark_sqrt(z) : a, z);
+  const float size = far ? 1.57079633f - 2.0f * made : made;
+  return v < 0.0f ? -size : size;
+}
+ARK_DEVICE float ark_acos(float v) {
+  const float a = v < 0.0f ? -v : v;
+  const bool far = a > 0.5f;
+  const float z = far ? 0.5f * (1.0f - a) : v * v;
+  const float made = ark_asin_near(far ? ark_sqrt(z) : v, z);
+  return !far ? 1.57079633f - made : v < 0.0f ? 3.14159265f - 2.0f * made : 2.0f * made;
 }
 
 #if !defined(ARK_HAS_SINCOS)
@@ -112,6 +153,10 @@ ARK_DEVICE void ark_sincos(float v, float& sine, float& cosine) {
   sine = ark_sin(v);
   cosine = ark_cos(v);
 }
+#endif
+
+#if !defined(ARK_HAS_TAN)
+ARK_DEVICE float ark_tan(float v) { return ark_sin(v) / ark_cos(v); }
 #endif
 
 // Where the definition by exponentials loses digits, the series.

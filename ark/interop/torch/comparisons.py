@@ -59,6 +59,16 @@ for _name, _bits, _bools in (
     operator(f"{_name}.Tensor", f"{_name}.Scalar")(_bitwise)
 
 
+for _side, _shift in {"left": ark.shift_left, "right": ark.shift_right}.items():
+
+    def _shifted(call: Call, x: Value, y: Any, function: Any = _shift) -> Any:
+        return function(cast(x, call.dtype), cast(number(y, call.dtype), call.dtype))
+
+    _name, _short = f"bitwise_{_side}_shift", f"__{_side[0]}shift__"
+    for _word in (_name, _short):
+        operator(f"{_word}.Tensor", f"{_word}.Scalar", f"{_word}.Tensor_Scalar")(_shifted)
+
+
 @operator("logical_not.default")
 def _logical_not(call: Call, x: Value) -> Any:
     return ark.logical_not(_truth(x))

@@ -149,6 +149,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "remainder": ark.mod,
     "fmod": ark.fmod,
     "pow": ark.pow,
+    "atan2": ark.atan2,
 }
 for _name, _pair in _BINARY.items():
     for _kind in ("default", "Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar"):

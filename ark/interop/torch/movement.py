@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import ark
-from ark.interop.torch.values import Call, Value, axis_of, cast, operator
+from ark.interop.torch.values import Call, Value, axis_of, cast, operator, refuse
+from ark.ops.indexing import remap, same
 
 _VIEWS = (
     "view",
@@ -171,14 +172,30 @@ def _roll(call: Call, x: Value, shifts: Any, dims: Any = ()) -> Any:
     listed = [shifts] if isinstance(shifts, int) else list(shifts)
     axes = [dims] if isinstance(dims, int) else list(dims)
     tensor = x.tensor if axes else ark.reshape(x.tensor, [math.prod(x.shape)])
+    shape, moved = tensor.ir.shape, [0] * len(tensor.ir.shape)
     for shift, dim in zip(listed, axes or [0], strict=True):
-        axis = axis_of(dim, len(tensor.ir.shape))
-        n = tensor.ir.shape[axis]
-        at = -shift % n
-        if at:
-            parts = [part(tensor, axis, at, n - at), part(tensor, axis, 0, at)]
-            tensor = ark.concat(parts, axis)
+        axis = axis_of(dim, len(shape))
+        moved[axis] = (moved[axis] - shift) % shape[axis]
+    turned = [d for d, at in enumerate(moved) if at]
+    if len(turned) > 1:
+        rules = [[[[d, 1]], at, 1, "wrap"] for d, at in enumerate(moved)]
+        return remap("roll", tensor, shape, rules)
+    for d in turned:
+        parts = [part(tensor, d, moved[d], shape[d] - moved[d]), part(tensor, d, 0, moved[d])]
+        tensor = ark.concat(parts, d)
     return tensor
+
+
+@operator("unfold.default")
+def _unfold(call: Call, x: Value, dimension: int, size: int, step: int) -> Any:
+    """Windows along a dimension, whose elements are the result's last one."""
+    if not x.shape:
+        raise refuse("windows of a number")
+    axis, rank = axis_of(dimension, len(x.shape)), len(x.shape)
+    rules = [same(d) for d in range(rank)]
+    rules[axis] = [[[axis, step], [rank, 1]], 0, 1, "fill"]
+    shape = [(n - size) // step + 1 if d == axis else n for d, n in enumerate(x.shape)]
+    return remap("unfold", x.tensor, [*shape, size], rules)
 
 
 @operator("repeat.default")

@@ -63,7 +63,19 @@ def read_once(graph: Graph, kept: frozenset[int], again: bool = False) -> Callab
 
 
 def join_chains(graph: Graph, kept: frozenset[int]) -> Graph:
-    """A copy of the graph with chains joined. kept: ids of buffers that somebody else reads."""
+    """A copy of the graph with chains joined. kept: ids of buffers that somebody else reads.
+
+    What several ops read, which become one, is joined in a further round.
+    """
+    while True:
+        made = _joined_once(graph, kept)
+        if len(made.nodes) == len(graph.nodes):
+            return made
+        graph = made
+
+
+def _joined_once(graph: Graph, kept: frozenset[int]) -> Graph:
+    """The same of results that one op reads."""
     private = read_once(graph, kept, again=True)
     producer: dict[int, tuple[int, Node]] = {}  # by buffer: place and node of a joinable result
     written: dict[int, int] = {}  # by buffer: place of the last write

@@ -154,13 +154,72 @@ ARK_DEVICE ark_f16 ark_half(float v) {
 }
 
 ARK_DEVICE float ark_exp(float v) { return expf(v); }
-// What is long is not inlined: all bodies of a layer should stay in the instruction cache.
-ARK_COLD float ark_log(float v) { return logf(v); }
+ARK_DEVICE float ark_log(float v) { return logf(v); }
 ARK_DEVICE float ark_sqrt(float v) { return sqrtf(v); }
 ARK_DEVICE float ark_rsqrt(float v) { return 1.0f / sqrtf(v); }
-ARK_COLD float ark_tanh(float v) { return tanhf(v); }
-ARK_COLD float ark_sin(float v) { return sinf(v); }
-ARK_COLD float ark_cos(float v) { return cosf(v); }
+#define ARK_HAS_RECIPROCAL 1
+ARK_DEVICE float ark_reciprocal(float v) {
+  float result;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(v));
+  return result;
+}
+#define ARK_HAS_ERF 1
+ARK_DEVICE float ark_erf(float v) { return erff(v); }
+// Without branches, so that a thread's elements go side by side: a polynomial near 0 (as those of
+// ark/codegen/device/math.h), the definition elsewhere.
+ARK_DEVICE float ark_tanh(float v) {
+  const float a = fabsf(v), s = v * v;
+  float p = -0.00627422938f;
+  p = fmaf(p, s, 0.0210716724f);
+  p = fmaf(p, s, -0.0538523085f);
+  p = fmaf(p, s, 0.13332586f);
+  p = fmaf(p, s, -0.333333164f);
+  const float far = fmaf(-2.0f, ark_reciprocal(ark_exp(2.0f * a) + 1.0f), 1.0f);
+  return a < 0.55f ? fmaf(v * s, p, v) : copysignf(far, v);
+}
+// An angle less so many quarters of a turn that an eighth is left at most, in three steps, as pi/2
+// is the sum of three floats (Cody and Waite, "Software Manual for the Elementary Functions",
+// 1980).
+ARK_DEVICE float ark_reduced(float v, int& quarters) {
+  const float turns = rintf(v * 0.636619772f);
+  quarters = static_cast<int>(turns);
+  const float rest = fmaf(turns, 4.37113883e-8f, fmaf(turns, -1.57079637f, v));
+  return fmaf(turns, 1.71512451e-15f, rest);
+}
+ARK_DEVICE float ark_sine_near(float r, float s) {
+  const float p = fmaf(fmaf(-0.000195087399f, s, 0.0083321128f), s, -0.166666538f);
+  return fmaf(r * s, p, r);
+}
+ARK_DEVICE float ark_cosine_near(float s) {
+  const float p = fmaf(fmaf(2.44256789e-5f, s, -0.00138872513f), s, 0.0416666466f);
+  return fmaf(s * s, p, fmaf(-0.5f, s, 1.0f));
+}
+constexpr float ARK_FAR_ANGLE = 1e5f;  // beyond, the number of quarters has too many digits
+ARK_COLD float ark_sin_far(float v) { return sinf(v); }
+ARK_COLD float ark_cos_far(float v) { return cosf(v); }
+ARK_COLD float ark_tan_far(float v) { return tanf(v); }
+ARK_DEVICE float ark_sine(float v, int turned) {
+  int quarters;
+  const float r = ark_reduced(v, quarters), s = r * r;
+  quarters += turned;
+  const float made = (quarters & 1) != 0 ? ark_cosine_near(s) : ark_sine_near(r, s);
+  return (quarters & 2) != 0 ? -made : made;
+}
+ARK_DEVICE float ark_sin(float v) {
+  return fabsf(v) > ARK_FAR_ANGLE ? ark_sin_far(v) : ark_sine(v, 0);
+}
+ARK_DEVICE float ark_cos(float v) {
+  return fabsf(v) > ARK_FAR_ANGLE ? ark_cos_far(v) : ark_sine(v, 1);
+}
+#define ARK_HAS_TAN 1
+ARK_DEVICE float ark_tan(float v) {
+  if (fabsf(v) > ARK_FAR_ANGLE) return ark_tan_far(v);
+  int quarters;
+  const float r = ark_reduced(v, quarters), s = r * r;
+  const float sine = ark_sine_near(r, s), cosine = ark_cosine_near(s);
+  const bool odd = (quarters & 1) != 0;
+  return (odd ? -cosine : sine) * ark_reciprocal(odd ? sine : cosine);
+}
 // Of angles up to some 10,000 turns, to 2^-21: less than what rounding the angle costs.
 #define ARK_HAS_SINCOS 1
 ARK_DEVICE void ark_sincos(float v, float& sine, float& cosine) {
@@ -168,12 +227,6 @@ ARK_DEVICE void ark_sincos(float v, float& sine, float& cosine) {
   const float rest = fmaf(turns, 1.74845553e-7f, fmaf(turns, -6.28318548f, v));
   sine = __sinf(rest);
   cosine = __cosf(rest);
-}
-#define ARK_HAS_RECIPROCAL 1
-ARK_DEVICE float ark_reciprocal(float v) {
-  float result;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(v));
-  return result;
 }
 ARK_DEVICE float ark_floor(float v) { return floorf(v); }
 ARK_DEVICE float ark_round(float v) { return rintf(v); }

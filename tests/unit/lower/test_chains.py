@@ -1,0 +1,47 @@
+"""Elementwise ops that read each other's results become one op with one expression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.lower.pipeline import plan as make_plan
+from ark.plan.verify import verify
+
+
+def kinds(build: Callable[[Any], Any]) -> list[str]:
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        build(ark.tensor((64, 64), ark.bf16))
+    made = make_plan(model.graph, registry.machine("cpu"))
+    verify([made])
+    return [op.kind for op in made.ops]
+
+
+def soft(x: Any) -> Any:
+    """A scaled value that a comparison and a function read, which `where` joins."""
+    scaled = ark.mul(x, 2.0)
+    return ark.where(ark.greater(scaled, 20.0), x, ark.mul(ark.log_sigmoid(scaled), -0.5))
+
+
+def wide(x: Any) -> Any:
+    return ark.cast(ark.elu(ark.cast(x, ark.fp32)), ark.bf16)
+
+
+@pytest.mark.parametrize("build", [soft, wide])
+def test_what_several_parts_of_one_op_read_is_not_written(build: Callable[[Any], Any]) -> None:
+    assert kinds(build) == ["pointwise"]
+
+
+def test_what_two_ops_read_is_written_once() -> None:
+    """Two results, neither of which is the other's."""
+
+    def two(x: Any) -> Any:
+        shared = ark.exp(ark.mul(x, 2.0))
+        return ark.add(shared, 1.0), ark.sqrt(shared)
+
+    assert kinds(two) == ["pointwise", "pointwise", "pointwise"]
