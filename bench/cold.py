@@ -4,7 +4,7 @@
 ark.models.generate does: kernels are compiled by threads of their own from the moment the plan is
 drafted. CPU seconds of each part hold on a busy machine, the clock's only on an idle one of two
 cores or more. Chunk 0 is decoding alone; left out, it is what `ark generate` takes. `--ops` instead
-of a config: one graph with what `ark bench ops` measures, each body once.
+of a config: one graph with what `ark bench ops` measures, each body once, without its sweep.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def measure_ops(machine_name: str) -> None:
     from ark.backend.protocol import Target
     from ark.bench.cases import cases
     from ark.bench.ops import input_type
+    from ark.bench.sweep.cases import SWEEP
     from ark.codegen.writer import write
     from ark.frontend.model import Model, use_model
     from ark.frontend.tensor import Tensor
@@ -68,7 +69,7 @@ def measure_ops(machine_name: str) -> None:
 
     machine = registry.machine(machine_name)
     backend = registry.get(machine.backend)
-    chosen = distinct([c for c in cases() if c.fuse])
+    chosen = distinct([c for c in cases() if c.fuse and not c.name.startswith(SWEEP)])
     model = Model()
     with use_model(model):
         for n, case in enumerate(chosen):

@@ -17,12 +17,14 @@ from ark.plan.kind import Signature
 class Source:
     """A loop kernel's source text and the name of its entry point.
 
-    separate: its functions are compiled each by itself, as for a library, and then linked.
+    parts: where its functions are compiled each by itself, as for a library, and then linked: as
+    how many texts, side by side, each with its number as ARK_PART where there are several. 0: as
+    one program.
     """
 
     text: str
     entry: str = "ark_loop"
-    separate: bool = False
+    parts: int = 0
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ comes from ark.tasks. Called by ark.runtime.program and `ark emit`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -20,12 +21,11 @@ from ark.plan import kind as kinds
 from ark.plan.signature import SHORT_PACKET, Signature
 from ark.plan.types import Plan
 
-# What every kernel has of ark/codegen/device, in order.
-DEVICE = (
-    *("wait.h", "task_slots.h", "iteration.h", "loop.h"),
-    *("common.h", "math.h", "small_floats.h", "pack.h", "operand.h"),
-)
+# What every kernel has of ark/codegen/device, in order: before its loop and behind it.
+WAITS = ("wait.h", "task_slots.h", "iteration.h")
+ELEMENTS = ("common.h", "math.h", "small_floats.h", "pack.h", "operand.h")
 SHORT = ("short_packets.h",)  # where they are, or a loop is ready for them
+MOST_PARTS = 4  # of a text whose functions are compiled separately
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,11 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         headers.append(device_text("proxy.h"))
     scratch = check_shared_memory(plan, machine, dialect, phases)
     short = bodies.leads or _short(signatures)
+    names, maps = tuple(bodies.names), tuple(bodies.maps)
+    units = 0
+    if machine.variant.name == "block" and 0 < dialect.together < len(names):
+        # A ring's barriers are one variable, which several texts would each have.
+        units = 1 if machine.ring_bytes else min(MOST_PARTS, -(-len(names) // dialect.together))
     parts = [
         f"// ark loop kernel, dialect {dialect.name}\n",
         "#define ARK_REMOTE 1\n" if far else "",
@@ -72,23 +77,43 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         plan_constants(machine, plan, scratch, phases),
         dialect.prelude,
         layout.declarations(),
-        *map(device_text, (*DEVICE, *(SHORT if short else ()))),
+        *map(device_text, WAITS),
+        _in_part(0, device_text("loop.h")) if units > 1 else device_text("loop.h"),
+        *map(device_text, (*ELEMENTS, *(SHORT if short else ()))),
         dialect.stream if machine.ring_bytes else device_text("stream_direct.h"),
         dialect.roles if bodies.leads else "",
         dialect.loader(signatures, machine) if bodies.loads and dialect.loader else "",
         *dict.fromkeys(headers),
-        *bodies.texts,
+    ]
+    loop = [
         dispatch(bodies, _seldom(plan, bodies.opcode, phases[-1]) if bodies.leads else ()),
         dispatch_run(bodies) if flow else "",
         dispatch_load(bodies) if bodies.loads else "",
         dispatch_move(bodies) if bodies.moves else "",
         dialect.entry,
     ]
-    text = "\n".join(part for part in parts if part)
-    names, maps = tuple(bodies.names), tuple(bodies.maps)
-    separate = machine.variant.name == "block" and 0 < dialect.together < len(names)
-    source = Source(text, separate=separate)
-    return Emitted(source, tuple(bodies.opcode), scratch, names, maps)
+    texts = bodies.texts
+    if units > 1:
+        named = zip(bodies.names, bodies.texts, strict=True)
+        texts = [_parted(text, name, code % units) for code, (name, text) in enumerate(named)]
+        loop = [_in_part(0, "\n".join(part for part in loop if part))]
+    text = "\n".join(part for part in (*parts, *texts, *loop) if part)
+    return Emitted(Source(text, parts=units), tuple(bodies.opcode), scratch, names, maps)
+
+
+def _in_part(part: int, text: str, others: str = "") -> str:
+    """What one part of a text has, and what the others have instead."""
+    other = f"#else\n{others}" if others else ""
+    return f"#if !defined(ARK_PART) || ARK_PART == {part}\n{text}{other}#endif\n"
+
+
+def _parted(text: str, name: str, part: int) -> str:
+    """A body that one part of a text defines and the first one, which has the loop, declares."""
+    if part == 0:
+        return _in_part(0, text)
+    defined = re.sub(rf"ARK_BODY (\w+ {name}\()", r"ARK_LINKED \1", text)
+    (head,) = re.findall(rf"ARK_LINKED \w+ {name}\([^{{]*\)", defined)
+    return _in_part(part, defined, f"{head};\n")
 
 
 def _agreed(signatures: Sequence[Signature]) -> list[Signature]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import struct
+from collections import Counter
 
 import pytest
 
@@ -41,8 +42,8 @@ def made(bodies: int):
 
 
 def test_only_kernels_of_many_bodies_are_compiled_separately():
-    assert not made(TOGETHER)[1].separate
-    assert made(TOGETHER + 1)[1].separate
+    assert made(TOGETHER)[1].parts == 0
+    assert made(TOGETHER + 1)[1].parts == 2
 
 
 def test_a_kernel_of_many_bodies_is_linked():
@@ -51,20 +52,38 @@ def test_a_kernel_of_many_bodies_is_linked():
     source = made(TOGETHER + 1)[1]
     target = Target(H100.arch, H100.threads)
     one, again = (backend.compiler().compile(source, target) for _ in range(2))
-    whole = backend.compiler().compile(dataclasses.replace(source, separate=False), target)
+    whole = backend.compiler().compile(dataclasses.replace(source, parts=0), target)
     assert one.data == again.data != whole.data
     assert struct.unpack_from("<H", one.data, 16)[0] == EXECUTABLE
     assert b"ark_loop\0" in one.data
+    heads = r"Function properties for \S*?(task_\d+_pointwise)"
+    assert Counter(re.findall(heads, one.log)) == Counter(
+        f"task_{n}_pointwise" for n in range(TOGETHER + 1)
+    )
     used = re.search(r"used (\d+) registers", one.log)
     assert used and int(used[1]) * target.threads <= 65536, one.log
 
 
+def test_a_body_belongs_to_one_part_of_the_text():
+    """The first part has the loop; other parts' bodies are declared there."""
+    source = made(3 * TOGETHER)[1]
+    assert source.parts == 3
+    for n in range(3 * TOGETHER):
+        name = f"task_{n}_pointwise"
+        before = source.text[: source.text.index(f" {name}(ArkCtx& c")]
+        assert before.rstrip().endswith(("ARK_BODY void", "ARK_LINKED void"))
+        part = re.findall(r"ARK_PART == (\d)", before)[-1]
+        assert int(part) == n % 3
+    many = made(6 * TOGETHER)[1]
+    assert many.parts == 4
+
+
 def test_without_a_linker_it_is_one_program(monkeypatch: pytest.MonkeyPatch):
-    source = Source('extern "C" __global__ void ark_loop() {}', separate=True)
+    source = Source('extern "C" __global__ void ark_loop() {}', parts=2)
     target = Target(H100.arch, H100.threads)
     key = backend.compiler().key(target)
     monkeypatch.setattr(compiler, "_linker", lambda: None)
-    alone = dataclasses.replace(source, separate=False)
+    alone = dataclasses.replace(source, parts=0)
     compiled = [backend.compiler().compile(s, target).data for s in (source, alone)]
     assert compiled[0] == compiled[1]
     assert "nvjitlink" not in backend.compiler().key(target)
@@ -85,6 +104,6 @@ def test_the_cache_tells_them_apart(monkeypatch: pytest.MonkeyPatch):
     phases = range(len(drawn.phases))
     name = program._emitted(drawn, machine, backend, H100.arch, phases)[2]
     emitted = write(drawn, machine, backend.dialect(H100.arch))
-    other = dataclasses.replace(emitted, source=dataclasses.replace(source, separate=False))
+    other = dataclasses.replace(emitted, source=dataclasses.replace(source, parts=0))
     monkeypatch.setattr(program, "write", lambda *_: other)
     assert program._emitted(drawn, machine, backend, H100.arch, phases)[2] != name

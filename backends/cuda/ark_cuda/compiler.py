@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -49,8 +50,7 @@ class NvrtcCompiler:
             raise SystemError(
                 f"{target.arch!r} is no architecture of an NVIDIA GPU; it is spelt like sm_90a"
             )
-        log = io.StringIO()
-        separate = source.separate and _linker() is not None
+        separate = source.parts > 0 and _linker() is not None
         options = core.ProgramOptions(
             name=f"{source.entry}.cu",
             std="c++17",
@@ -62,20 +62,35 @@ class NvrtcCompiler:
             relocatable_device_code=separate,
             max_register_count=_registers(target.threads) if separate else None,
         )
+
+        def compiled(text: str) -> tuple[Any, str]:
+            said = io.StringIO()
+            try:
+                return core.Program(text, "c++", options).compile(
+                    "cubin", logs=said
+                ), said.getvalue()
+            except Exception as error:  # cuda.core raises its own types, the log in the message
+                raise SystemError(
+                    f"NVRTC cannot compile the loop kernel for {target.arch}: {error}\n"
+                    f"{said.getvalue()}"
+                ) from error
+
+        several = range(source.parts) if separate and source.parts > 1 else ()
+        texts = [f"#define ARK_PART {n}\n{source.text}" for n in several] or [source.text]
+        with ThreadPoolExecutor(len(texts), "ark-part") as pool:
+            made, logs = zip(*pool.map(compiled, texts), strict=True)
+        log = "".join(logs)
+        if not separate:
+            return Binary(bytes(made[0].code), ".cubin", log)
         try:
-            program = core.Program(source.text, "c++", options)
-            made = program.compile("cubin", logs=log)
-            if separate:
-                linker = core.Linker(
-                    made, options=core.LinkerOptions(arch=target.arch, verbose=True)
-                )
-                made = linker.link("cubin")
-                log.write(linker.get_info_log())
-        except Exception as error:  # cuda.core raises its own types, the log inside the message
+            options = core.LinkerOptions(arch=target.arch, verbose=True)
+            linker = core.Linker(*made, options=options)
+            linked = linker.link("cubin")
+        except Exception as error:
             raise SystemError(
-                f"NVRTC cannot compile the loop kernel for {target.arch}: {error}\n{log.getvalue()}"
+                f"nvJitLink cannot link the loop kernel for {target.arch}: {error}"
             ) from error
-        return Binary(bytes(made.code), ".cubin", log.getvalue())
+        return Binary(bytes(linked.code), ".cubin", log + linker.get_info_log())
 
 
 def _registers(threads: int) -> int:

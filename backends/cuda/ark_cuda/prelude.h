@@ -17,6 +17,11 @@ struct ark_bf16 {
 #define ARK_DEVICE_MEMBER __device__ __forceinline__
 #define ARK_BODY static __device__ __noinline__
 #define ARK_COLD ARK_BODY
+#if defined(ARK_PART)
+#define ARK_LINKED __device__ __noinline__  // a body that another part of the text calls
+#else
+#define ARK_LINKED ARK_BODY
+#endif
 #define ARK_SPIN_CHECK 0x3fu
 
 constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;

@@ -81,6 +81,7 @@ ARK_DEVICE void ark_unit_parts(float v, ark_u32& high, ark_u32& low) {
 static __device__ __noinline__ float ark_unit_again(const float* a, ark_i64 a_step, const float* b,
                                                     ark_i64 b_step, int depth) {
   float sum = 0.0f;
+#pragma unroll 1
   for (int k = 0; k < depth && sum == sum; ++k, a += a_step, b += b_step) sum = fmaf(*a, *b, sum);
   return sum;
 }
