@@ -13,6 +13,7 @@ from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.packets import PACKET_LIMIT
+from ark.lower.tiling import attends_in_units
 from ark.machine import Machine
 from ark.tasks.attention import staged_bytes
 from ark.tasks.attention_tiles import balanced_group
@@ -46,15 +47,20 @@ L2_SHARE = 16 << 20  # bytes of keys and values that are read together
 
 
 def _lower_tiles(lowering: Lowering, node: Node) -> None:
-    """Tiles of queries; where loads run ahead, a processor has all its tiles as one task."""
+    """Tiles of queries; where loads run ahead, or matrix units take them in any variant, a
+    processor has all its tiles as one task.
+    """
     q, key, value, *rest = node.inputs
     out, machine = node.outputs[0], lowering.machine
     how = {name: node.attrs.get(name, plain) for name, plain in PLAIN.items()}
     width, length = node.attrs["head_dim"], q.shape[-2]
-    boxed = machine.variant.name == "matrix" and machine.has("wgmma")
-    rows = 128 if boxed else 32 if width <= 128 else 16
-    rows = min(rows, length)
     heads, batch = node.attrs["heads"], q.shape[0] if len(q.shape) == 3 else 1
+    boxed = machine.variant.name == "matrix" and machine.has("wgmma")
+    units = machine.has("attention_units") and attends_in_units(node)
+    rows = 128 if boxed or units else 32 if width <= 128 else 16
+    while not boxed and rows > 32 and batch * heads * -(-length // rows) < machine.processors:
+        rows //= 2
+    rows = min(rows, length)
     kv_heads = key.shape[-1] // width if how["by_rows"] else key.shape[-3]
     params = {**node.attrs, **how, "kv_heads": kv_heads, "rows": rows}
     tiles = batch * heads * -(-length // rows)
@@ -63,7 +69,7 @@ def _lower_tiles(lowering: Lowering, node: Node) -> None:
     enough = -(-2 * machine.processors * rows // length)
     most = max(1, min(batch * heads, max(enough, int(L2_SHARE / each))))
     params["group"] = most
-    if machine.variant.name == "matrix" and lowering.graph.world_size == 1:
+    if (machine.variant.name == "matrix" or units) and lowering.graph.world_size == 1:
         params["tasks"] = min(tiles, machine.processors)
         blocks = -(-length // rows)
         window = -(-how["window"] // rows) + 1 if how["window"] else blocks

@@ -32,6 +32,19 @@ ARK_DEVICE ArkAttentionTile ark_attention_tile(int batch, int head, int row, int
   return ark_attention_part<S>({batch, head, row, position + row, 0, 0}, 0, rows);
 }
 
+// The tile with a number: heads of all batches, in sections.
+template <class S>
+ARK_DEVICE ArkAttentionTile ark_attention_numbered(int number, int position) {
+  constexpr int SECTIONS = (S::ALL + S::SECTION - 1) / S::SECTION;
+  const int section = number / (S::SECTION * S::BLOCKS), begin = section * S::SECTION;
+  const int within = number % (S::SECTION * S::BLOCKS);
+  const int high = begin + S::SECTION < S::ALL ? S::SECTION : S::ALL - begin;
+  const int head = begin + within % high, block = within / high;
+  const bool falling = (SECTIONS - 1 - section) % 2 == 0;
+  const int row = (falling ? S::BLOCKS - 1 - block : block) * S::ROWS;
+  return ark_attention_tile<S>(head / S::HEADS_OF, head % S::HEADS_OF, row, position);
+}
+
 // Calls work(tile) for each tile of the task.
 template <class S, class P, class Work>
 ARK_DEVICE void ark_attention_each(const ArkTask& t, P position, const Work& work) {
@@ -43,15 +56,7 @@ ARK_DEVICE void ark_attention_each(const ArkTask& t, P position, const Work& wor
     bool back = false;
     for (int first = 0; first < S::ALL * S::BLOCKS; first += S::TASKS, back = !back) {
       const int number = first + (back ? S::TASKS - 1 - t.coord[0] : t.coord[0]);
-      if (number >= S::ALL * S::BLOCKS) continue;
-      constexpr int SECTIONS = (S::ALL + S::SECTION - 1) / S::SECTION;
-      const int section = number / (S::SECTION * S::BLOCKS), begin = section * S::SECTION;
-      const int within = number % (S::SECTION * S::BLOCKS);
-      const int high = begin + S::SECTION < S::ALL ? S::SECTION : S::ALL - begin;
-      const int head = begin + within % high, block = within / high;
-      const bool falling = (SECTIONS - 1 - section) % 2 == 0;
-      const int row = (falling ? S::BLOCKS - 1 - block : block) * S::ROWS;
-      work(ark_attention_tile<S>(head / S::HEADS_OF, head % S::HEADS_OF, row, place));
+      if (number < S::ALL * S::BLOCKS) work(ark_attention_numbered<S>(number, place));
     }
   }
 }
