@@ -1,5 +1,6 @@
-// A running softmax of scores that are sums of matrix units: each warp has 16 rows of them, of which
-// a lane has two, lane / 4 and eight further on, and in each eight columns of a tile two neighbours.
+// A running softmax of scores that are sums of matrix units: each warp has 16 rows of them, of
+// which a lane has two, lane / 4 and eight further on, and in each eight columns of a tile two
+// neighbours.
 
 constexpr float ARK_ATTENTION_LOG2E = 1.44269504f;
 

@@ -19,7 +19,7 @@ struct ArkAttentionUnits {
   static constexpr int SCORES = KEYS / TEAM;             // of a block's keys those of a warp
   static constexpr int PITCH = (STEPS + 3) / 4 * 128;
   static constexpr int SLOT = KEYS * PITCH, RING = ROWS * PITCH;  // slots begin behind the queries
-  static constexpr int SHARED = RING + GROUPS * SLOTS * SLOT;     // and behind them what teams share
+  static constexpr int SHARED = RING + GROUPS * SLOTS * SLOT;  // and behind them what teams share
   static constexpr int TEAM_BYTES = KEYS * 32 + TEAM * 64;
   static constexpr int SUMS = OWN * 1024, OUT_PITCH = (OWN + 3) / 4 * 128;
   // What a warp hands over in the end: its sums and statistics, or results on their way out.
@@ -40,8 +40,8 @@ ARK_DEVICE void ark_attention_meet(int barrier) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "n"(COUNT) : "memory");
 }
 
-// What a block computes at once, a tile or a part of one. In shared memory: what a loop seldom needs
-// takes no registers there.
+// What a block computes at once, a tile or a part of one. In shared memory: what a loop seldom
+// needs takes no registers there.
 struct ArkAttentionStrip {
   const ArkTask* task;
   ArkAttentionTile tile;
@@ -63,7 +63,8 @@ struct ArkAttentionPlace {
     thread = own % U::THREADS, lane = own % 32u, group = own / U::THREADS;
     slab = own / 32u % U::WARPS / U::TEAM, part = own / 32u % U::TEAM;
   }
-  // Shared memory: the slab's queries, the group's slots, and behind all what the slab's warps share.
+  // Shared memory: the slab's queries, the group's slots, and behind all what the slab's warps
+  // share.
   ARK_DEVICE_MEMBER int queries() const { return slab * (16 * U::PITCH); }
   ARK_DEVICE_MEMBER int ring() const { return U::RING + group * (U::SLOTS * U::SLOT); }
   ARK_DEVICE_MEMBER int team() const {
@@ -139,7 +140,7 @@ ARK_DEVICE void ark_attention_scores(float (&s)[U::SCORES / 2], ark_u32 queries,
       ark_load_tiles(b, ark_attention_step(keys, k) + j * 16 * U::PITCH);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        float(&d)[4] = *reinterpret_cast<float(*)[4]>(s + 8 * j + 4 * n);
+        float (&d)[4] = *reinterpret_cast<float (*)[4]>(s + 8 * j + 4 * n);
         ark_mma(d, q[0], q[1], q[2], q[3], b[2 * n], b[2 * n + 1], type);
       }
     }
@@ -170,7 +171,7 @@ ARK_DEVICE void ark_attention_values(ArkAttentionSums<U>& sums, const ark_u32 (&
     ark_load_tiles_turned(b, ark_attention_step(values, first + j));
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      float(&d)[4] = *reinterpret_cast<float(*)[4]>(sums.values + 8 * j + 4 * n);
+      float (&d)[4] = *reinterpret_cast<float (*)[4]>(sums.values + 8 * j + 4 * n);
       ark_mma(d, p[0], p[1], p[2], p[3], b[2 * n], b[2 * n + 1], type);
     }
   }
@@ -280,6 +281,7 @@ template <class U, int D>
 ARK_DEVICE void ark_attention_out(char* shared, const float (&v)[8 * U::OWN], int lane, int part,
                                   int rows, typename U::type* out, ark_i64 pitch) {
   typename U::type* type = nullptr;
+  __syncwarp();  // what another warp has handed over there has been taken
 #pragma unroll
   for (int i = 0; i < 4 * U::OWN; ++i) {
     const int row = lane / 4 + i % 2 * 8;
@@ -291,8 +293,8 @@ ARK_DEVICE void ark_attention_out(char* shared, const float (&v)[8 * U::OWN], in
   for (int i = 0; i < U::OWN; ++i) {
     const int e = 32 * i + lane, row = e / (2 * U::OWN), piece = e % (2 * U::OWN);
     const int column = 16 * U::OWN * part + 8 * piece;
-    const auto all = *reinterpret_cast<const uint4*>(
-        shared + ark_attention_piece<U::OUT_PITCH>(row, piece));
+    const auto all =
+        *reinterpret_cast<const uint4*>(shared + ark_attention_piece<U::OUT_PITCH>(row, piece));
     const ark_u32 words[4] = {all.x, all.y, all.z, all.w};
     if (row < rows && column < D) ark_store_words(out + row * pitch + column, words);
   }
@@ -313,8 +315,7 @@ ARK_DEVICE void ark_attention_advance(ArkAttentionStrip& strip, P position) {
       if (round > 0) return;
       strip.tile = ark_attention_tile<S>(coord[0], coord[1], coord[2], place);
     } else {
-      const int number =
-          round * S::TASKS + (round % 2 == 0 ? coord[0] : S::TASKS - 1 - coord[0]);
+      const int number = round * S::TASKS + (round % 2 == 0 ? coord[0] : S::TASKS - 1 - coord[0]);
       if (number >= S::ALL * S::BLOCKS) return;
       strip.tile = ark_attention_numbered<S>(number, place);
     }

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ark.machine import Machine
+from ark.plan import kind as kinds
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention_tiles import given, shape
@@ -68,10 +69,10 @@ class Layout:
 
 def serves(sig: Signature, machine: Machine) -> bool:
     """Does this body compute the signature's tiles?"""
-    return _layout(sig, machine) is not None
+    return layout_of(sig, machine) is not None
 
 
-def _layout(sig: Signature, machine: Machine) -> Layout | None:
+def layout_of(sig: Signature, machine: Machine) -> Layout | None:
     """The layout with most warps at work; None where the common body serves."""
     width, kinds = sig.params["head_dim"], {o.dtype for o in sig.operands[:4]}
     able = (
@@ -129,7 +130,7 @@ def _registers(machine: Machine) -> int:
 
 def scratch(sig: Signature, machine: Machine) -> int:
     """Shared memory, in bytes; 0 where this body does not serve."""
-    layout = _layout(sig, machine)
+    layout = layout_of(sig, machine)
     return layout.nbytes if layout else 0
 
 
@@ -142,8 +143,10 @@ def headers(machine: Machine) -> tuple[str, ...]:
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The body's source, or None where the common body serves."""
-    layout = _layout(sig, machine)
+    """The body's source, or None where the common body serves; operands that begin anywhere are the
+    common body's when it runs.
+    """
+    layout = layout_of(sig, machine)
     if layout is None:
         return None
     sizes = (layout.slabs, layout.team, layout.groups, layout.keys, layout.slots)
@@ -151,4 +154,10 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     units = f"ArkAttentionUnits<{', '.join(map(str, words))}>"
     scale, cap, *operands = given(sig)
     late = (f"[](const ArkTask& t) {{ (void)t; return {operand}; }}" for operand in operands)
-    return text.call(name, "ark_attention_units", (units, shape(sig)), (scale, cap, *late))
+    call = text.called("ark_attention_units", (units, shape(sig)), (scale, cap, *late))
+    addresses = text.addresses(sig, range(4))
+    if addresses == "0u":
+        return text.function(name, f"  {call};\n")
+    common = kinds.get(sig.kind).source(f"{name}_anywhere", sig, machine)
+    body = f"  if (!ark_aligned({addresses})) return {name}_anywhere(c, t);\n  {call};\n"
+    return common + text.function(name, body)
