@@ -61,7 +61,7 @@ ARK_DEVICE void ark_attention_each(const ArkTask& t, P position, const Work& wor
   }
 }
 
-// Where a head's key or value lies.
+// Where a head's key or value lies. Of keys in pages `key` is a place in the sequence.
 template <class S, class K>
 ARK_DEVICE auto ark_attention_row(K keys, int batch, int kv, int key) {
   if constexpr (S::BY_ROWS) {
@@ -195,6 +195,7 @@ ARK_DEVICE void ark_attention_tiles(ArkCtx& c, const ArkTask& t, float scale, fl
                                     K keys, V values, O output, P position, N sinks) {
   auto& s = *reinterpret_cast<ArkAttentionTileScratch<S, C, R>*>(ARK_SCRATCH(c));
   ark_attention_each<S>(t, position, [&](const ArkAttentionTile& whole) {
+    ark_check_pages(c, keys, whole.begin, whole.end);
     const int left = whole.row + S::ROWS < S::M ? S::ROWS : S::M - whole.row;
     for (int strip = 0; strip < left; strip += R) {
       const int rows = strip + R < left ? R : left - strip;

@@ -10,6 +10,7 @@ import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import pytest
 import ark
 from ark.backend.protocol import Target
 from ark.codegen.writer import write
+from ark.frontend.tensor import Tensor
 from ark.ir.dtype import DataType, bf16, fp16
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
@@ -25,6 +27,7 @@ from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, PlanOp
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
+from tests.backend import test_paged as paged
 from tests.backend.test_attention import SHAPES, TILES, Shape, case
 from tests.block_on_host import Block
 from tests.opcheck import Case, compare, rounded
@@ -43,23 +46,27 @@ H100 = machines.MODELS["h100"]
 
 
 def planned(
-    shapes: Sequence[Shape], machine: Machine, dtype: DataType, variant: str = "block"
-) -> tuple[Plan, list[tuple[Case, PlanOp]]]:
-    """One plan of all calls; each case and its op, whose operands are called i.n."""
-    model, cases = ark.Model(0, 1), []
+    shapes: Sequence[Any], machine: Machine, dtype: DataType, variant: str = "block"
+) -> tuple[Plan, list[tuple[Case, list[str], PlanOp]]]:
+    """One plan of all calls; each case with its inputs' names and its op."""
+    model, made = ark.Model(0, 1), []
+
+    def kept(shape: Sequence[int], kind: DataType, name: str) -> Tensor:
+        """A tensor whose memory is its own for as long as the plan runs."""
+        return Tensor(model.graph.tensor(tuple(shape), kind, arena="state", name=name), model)
+
     with ark.use_model(model):
         for i, s in enumerate(shapes):
-            made = case(s, dtype, i)
-            made.made = [
-                ark.tensor(list(a.shape), d, name=f"{i}.{n}")
-                for n, (a, d) in enumerate(made.inputs)
-            ]
-            made.result = made.build(*made.made)
-            cases.append(made)
+            one = paged.case(s, dtype, i) if isinstance(s, paged.Shape) else case(s, dtype, i)
+            named = [f"{i}.{n}" for n in range(len(one.inputs))]
+            pairs = zip(named, one.inputs, strict=True)
+            one.result = one.build(*(kept(a.shape, kind, n) for n, (a, kind) in pairs))
+            ark.copy(one.result, kept(one.result.shape(), dtype, f"{i}.out"))
+            made.append((one, named))
     plan = make_plan(model.graph, machine, {"variant": variant})
     verify([plan])
     ops = [op for op in plan.ops if op.kind == "attention_tiles"]
-    return plan, list(zip(cases, ops, strict=True))
+    return plan, [(*both, op) for both, op in zip(made, ops, strict=True)]
 
 
 def layout_of(plan: Plan, op: PlanOp) -> attention_units.Layout:
@@ -68,10 +75,17 @@ def layout_of(plan: Plan, op: PlanOp) -> attention_units.Layout:
     return made
 
 
-def names(plan: Plan, op: PlanOp) -> tuple[list[str], str]:
-    """The tensors that it reads and the one that it writes."""
-    listed = [plan.tensors[t].name for t in op.operands]
-    return [*listed[:3], *listed[4:]], listed[3]
+def given(made: Case, named: Sequence[str]) -> dict[str, np.ndarray]:
+    """A case's inputs by name."""
+    return {n: a.astype(d.numpy) for n, (a, d) in zip(named, made.inputs, strict=True)}
+
+
+def expected(made: Case) -> np.ndarray:
+    return made.expected(*(rounded(a, d) for a, d in made.inputs))
+
+
+def result_of(plan: Plan, op: PlanOp) -> str:
+    return plan.tensors[op.operands[3]].name
 
 
 # Tiles of 128 rows, several of one task: whole blocks of keys, ragged ends, every way that slabs,
@@ -85,12 +99,23 @@ WIDE = (
 )
 
 
+# One sequence's rows over pages of all sizes; windows, before which pages have no number.
+PAGES = (
+    paged.Shape((90,), 9, 4, 1, 32, 5, 20, 20),
+    paged.Shape((70,), 40, 2, 1, 16, 16, 7, 9, window=33),
+    paged.Shape((0,), 21, 4, 2, 64, 4, 6, 6, softcap=3.0, sinks=True),
+    paged.Shape((111,), 130, 2, 1, 128, 32, 8, 9),
+    paged.Shape((300,), 150, 2, 2, 192, 64, 8, 9, window=100),
+)
+
+
 @pytest.mark.parametrize(
     ("machine", "shapes", "dtype", "late", "downwards"),
     [
         ("h100", SHAPES[:6:2], bf16, True, False),
         ("h100", WIDE, fp16, False, True),
-        ("rtx5090", WIDE[1:4], bf16, True, True),  # with less shared memory
+        ("rtx5090", (*WIDE[1:4], *PAGES[1:4:2]), bf16, True, True),  # with less shared memory
+        pytest.param("h100", PAGES, fp16, True, False, marks=slow),
         pytest.param("h100", SHAPES, bf16, False, False, marks=slow),
         pytest.param("a100", WIDE, bf16, False, False, marks=slow),
         pytest.param("h100", TILES, bf16, True, False, marks=slow),
@@ -99,7 +124,7 @@ WIDE = (
 )
 def test_blocks_on_the_host_give_torchs_results(
     machine: str,
-    shapes: Sequence[Shape],
+    shapes: Sequence[Any],
     dtype: DataType,
     late: bool,
     downwards: bool,
@@ -108,27 +133,25 @@ def test_blocks_on_the_host_give_torchs_results(
     few = machines.MODELS[machine].with_processors(2)
     plan, cases = planned(shapes, few, dtype)
     block = Block(plan, tmp_path)
-    for made, op in cases:
+    for made, named, op in cases:
         layout_of(plan, op)
-        inputs, result = names(plan, op)
-        block.give({n: a.astype(d.numpy) for n, (a, d) in zip(inputs, made.inputs, strict=True)})
+        block.give(given(made, named))
         block.run(op, late, downwards)
-        want = made.expected(*(rounded(a, d) for a, d in made.inputs))
-        compare(made.name, block.arrays[result], want, dtype, made.tolerance)
+        got = block.arrays[result_of(plan, op)]
+        compare(made.name, got, expected(made), dtype, made.tolerance)
 
 
 def test_what_no_row_sees_is_not_multiplied(tmp_path: Path) -> None:
     """Rows of a cache that are not written yet may be anything."""
-    s = Shape(40, 300, 2, 1, 64, position=77)
-    plan, ((made, op),) = planned([s], H100, bf16)
+    shape = Shape(40, 300, 2, 1, 64, position=77)
+    plan, ((made, named, op),) = planned([shape], H100, bf16)
     block = Block(plan, tmp_path)
-    inputs, result = names(plan, op)
-    block.give({n: a.astype(d.numpy) for n, (a, d) in zip(inputs, made.inputs, strict=True)})
-    for name in inputs[1:3]:
+    block.give(given(made, named))
+    for name in named[1:3]:
         block.arrays[name][:, 77 + 40 :] = np.nan
     block.run(op)
-    want = made.expected(*(rounded(a, d) for a, d in made.inputs))
-    compare(made.name, block.arrays[result], want, bf16, made.tolerance)
+    got = block.arrays[result_of(plan, op)]
+    compare(made.name, got, expected(made), bf16, made.tolerance)
 
 
 def spilled(plan: Plan) -> list[int]:
@@ -157,7 +180,7 @@ WIDTHS = range(16, 257, 16)
 def test_sums_and_scores_stay_in_registers(machine: str, width: int) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     shape = Shape(4096, 4096, 16, 8, width, position=0, window=1000)
-    plan, ((_, op),) = planned([shape], machines.MODELS[machine], bf16)
+    plan, ((*_, op),) = planned([shape], machines.MODELS[machine], bf16)
     assert op.params["rows"] == 128
     assert spilled(plan) == [0]
 
@@ -169,7 +192,7 @@ def test_warpgroups_without_wgmma_have_it_too(width: int) -> None:
     """In the variant `matrix`, whose warps have more registers."""
     pytest.importorskip("cuda.bindings.nvrtc")
     shape = Shape(4096, 4096, 16, 8, width, softcap=20.0)
-    plan, ((_, op),) = planned([shape], machines.MODELS["b200"], fp16, "matrix")
+    plan, ((*_, op),) = planned([shape], machines.MODELS["b200"], fp16, "matrix")
     assert layout_of(plan, op).warps == 8
     assert spilled(plan) == [0]
 
@@ -177,7 +200,7 @@ def test_warpgroups_without_wgmma_have_it_too(width: int) -> None:
 def test_tiles_are_as_high_as_leaves_no_processor_without_one() -> None:
     heights = {}
     for rows in (40, 512, 1024, 4096):
-        plan, ((_, op),) = planned([Shape(rows, 4096, 16, 8, 128, position=0)], H100, bf16)
+        plan, ((*_, op),) = planned([Shape(rows, 4096, 16, 8, 128, position=0)], H100, bf16)
         heights[rows] = op.params["rows"]
         layout = layout_of(plan, op)
         assert layout.warps == 16 and layout.nbytes <= H100.shared_bytes
@@ -199,18 +222,20 @@ def test_what_begins_anywhere_is_the_common_bodys() -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("dtype", [bf16, fp16], ids=str)
-@pytest.mark.parametrize("shapes", [SHAPES, TILES, WIDE], ids=["few", "tiles", "wide"])
-def test_all_masks_on_a_gpu(shapes: Sequence[Shape], dtype: DataType) -> None:
+@pytest.mark.parametrize(
+    "shapes", [SHAPES, TILES, WIDE, PAGES], ids=["few", "tiles", "wide", "pages"]
+)
+def test_all_masks_on_a_gpu(shapes: Sequence[Any], dtype: DataType) -> None:
     """In the variant `block`, twice: the second iteration finds shared memory used."""
     with contextlib.closing(backend.open(0)) as device:
         plan, cases = planned(shapes, device.machine, dtype)
         with Executor(plan, backend, device) as executor:
-            for made, op in cases:
+            for made, named, op in cases:
                 layout_of(plan, op)
-                for name, (array, kind) in zip(names(plan, op)[0], made.inputs, strict=True):
-                    executor.write(name, array.astype(kind.numpy))
+                for name, array in given(made, named).items():
+                    executor.write(name, array)
             executor.start(2).wait(60)
-            for made, op in cases:
-                want = made.expected(*(rounded(a, d) for a, d in made.inputs))
-                got = executor.read(names(plan, op)[1]).reshape(want.shape)
+            for i, (made, *_) in enumerate(cases):
+                want = expected(made)
+                got = executor.read(f"{i}.out").reshape(want.shape)
                 compare(made.name, got, want, dtype, made.tolerance)

@@ -24,6 +24,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
     return (
         machine.has("wgmma")
         and machine.variant.name == "matrix"
+        and not sig.params.get("paged")
         and sig.params["rows"] == ROWS
         and len(kinds) == 1
         and kinds <= set(wgmma.HALVES)

@@ -43,6 +43,7 @@ ARK_DEVICE void ark_attention_meet(int barrier) {
 // What a block computes at once, a tile or a part of one. In shared memory: what a loop seldom
 // needs takes no registers there.
 struct ArkAttentionStrip {
+  ArkCtx* context;
   const ArkTask* task;
   ArkAttentionTile tile;
   int rows;      // of the tile; 0 behind the task's last one
@@ -513,13 +514,17 @@ ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, fl
                                     const P& position, const N& sinks) {
   char* const shared = ARK_SCRATCH(c);
   ArkAttentionStrip& strip = *reinterpret_cast<ArkAttentionStrip*>(shared + U::STRIP);
-  if (ark_tid() == 0) strip.task = &t, strip.round = strip.left = 0, strip.zero = 0u;
+  if (ark_tid() == 0) {
+    strip.context = &c, strip.task = &t;
+    strip.round = strip.left = 0, strip.zero = 0u;
+  }
 #pragma unroll 1
   for (;;) {
     ark_sync();  // what was computed before has left shared memory
     if (ark_tid() == 0) ark_attention_advance<U, S>(strip, position(*strip.task));
     ark_sync();
     if (strip.rows == 0) break;
+    ark_check_pages(*strip.context, keys(*strip.task), strip.tile.begin, strip.tile.end);
     ark_attention_strip<U, S>(shared, strip, scale, cap, query, keys, values, output, sinks);
   }
 }

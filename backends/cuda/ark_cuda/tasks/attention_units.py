@@ -139,7 +139,7 @@ def headers(machine: Machine) -> tuple[str, ...]:
     if not machine.has("mma_sync"):
         return ()
     own = ("mma.h", "async_copies.h", "attention_softmax.h", "attention_units.h")
-    return (text.header("attention_tiles.h"), *map(inline.header, own))
+    return (*map(text.header, ("pages.h", "attention_tiles.h")), *map(inline.header, own))
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str | None:
