@@ -8,7 +8,6 @@ import ctypes
 import dataclasses
 import re
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from ark.codegen import layout
 from ark.codegen.writer import write
 from ark.ir.dtype import by_name
 from ark.plan.serialize import machine_of
-from ark.plan.types import Plan, PlanOp
+from ark.plan.types import Plan, PlanOp, PlanTensor
 from tests.cuda_on_host import SHIM, assembly, parts
 
 BLOCK = Path(__file__).parent / "block_on_host.h"
@@ -57,8 +56,10 @@ def statement(inside: str) -> str:
 
 
 class Block:
-    """A plan's tasks, to be run on a block of the host. arrays: by name of a tensor its elements,
-    in memory that begins at a multiple of 16 bytes, as the tasks see and change them.
+    """A plan's tasks, to be run on a block of the host.
+
+    tensors: by id their elements, in memory that begins at a multiple of 16 bytes, as the tasks see
+    and change them.
     """
 
     def __init__(self, plan: Plan, folder: Path) -> None:
@@ -72,15 +73,16 @@ class Block:
         command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-w"]
         subprocess.run([*command, source, "-o", library], check=True)
         self.library = ctypes.CDLL(str(library))
-        self.arrays: dict[str, np.ndarray] = {}
-        self.memory = {b.id: _memory(b.nbytes) for b in plan.buffers}
-        for tensor in plan.tensors:
-            kind = by_name(tensor.dtype).numpy
-            count = int(np.prod(tensor.extents))
-            flat = self.memory[tensor.buffer][: count * np.dtype(kind).itemsize].view(kind)
-            whole = flat.reshape(tensor.extents)
-            box = tuple(slice(o, o + n) for o, n in zip(tensor.offsets, tensor.shape, strict=True))
-            self.arrays[tensor.name] = whole[box]
+        memory = [_memory(buffer.nbytes) for buffer in plan.buffers]
+        self.tensors = [_view(tensor, memory[tensor.buffer]) for tensor in plan.tensors]
+
+    def operand(self, op: PlanOp, index: int) -> np.ndarray:
+        return self.tensors[op.operands[index]]
+
+    def named(self, name: str) -> np.ndarray:
+        """The only tensor of that name."""
+        (found,) = (t.id for t in self.plan.tensors if t.name == name)
+        return self.tensors[found]
 
     def run(self, op: PlanOp, late: bool = False, downwards: bool = False) -> None:
         """Runs the op's tasks, in the plan's order."""
@@ -89,15 +91,17 @@ class Block:
             record = np.zeros(1, layout.dtype("ArkTask"))
             record["kind"] = self.opcode[op.id]
             record["coord"][0, : len(task.coord)] = task.coord
-            for i, tensor in enumerate(op.operands):
-                array = self.arrays[self.plan.tensors[tensor].name]
-                record["operand"][0, i] = array.ctypes.data
+            addresses = [self.operand(op, i).ctypes.data for i in range(len(op.operands))]
+            record["operand"][0, : len(addresses)] = addresses
             self.library.run(ctypes.c_void_p(record.ctypes.data), int(late), int(downwards))
 
-    def give(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Fills tensors."""
-        for name, array in arrays.items():
-            self.arrays[name][...] = array
+
+def _view(tensor: PlanTensor, memory: np.ndarray) -> np.ndarray:
+    """A tensor's elements in its buffer's memory."""
+    kind = np.dtype(by_name(tensor.dtype).numpy)
+    count = int(np.prod(tensor.extents))
+    whole = memory[: count * kind.itemsize].view(kind).reshape(tensor.extents)
+    return whole[tuple(slice(o, o + n) for o, n in zip(tensor.offsets, tensor.shape, strict=True))]
 
 
 def _memory(nbytes: int) -> np.ndarray:

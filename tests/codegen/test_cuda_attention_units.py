@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import ark
 from ark.backend.protocol import Target
@@ -28,6 +29,7 @@ from ark.plan.types import Plan, PlanOp
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.backend import test_paged as paged
+from tests.backend.test_attend import COLUMNS, FORMS, attention
 from tests.backend.test_attention import SHAPES, TILES, Shape, case
 from tests.block_on_host import Block
 from tests.opcheck import Case, compare, rounded
@@ -80,12 +82,13 @@ def given(made: Case, named: Sequence[str]) -> dict[str, np.ndarray]:
     return {n: a.astype(d.numpy) for n, (a, d) in zip(named, made.inputs, strict=True)}
 
 
+def fill(block: Block, made: Case, named: Sequence[str]) -> None:
+    for name, array in given(made, named).items():
+        block.named(name)[...] = array
+
+
 def expected(made: Case) -> np.ndarray:
     return made.expected(*(rounded(a, d) for a, d in made.inputs))
-
-
-def result_of(plan: Plan, op: PlanOp) -> str:
-    return plan.tensors[op.operands[3]].name
 
 
 # Tiles of 128 rows, several of one task: whole blocks of keys, ragged ends, every way that slabs,
@@ -135,10 +138,9 @@ def test_blocks_on_the_host_give_torchs_results(
     block = Block(plan, tmp_path)
     for made, named, op in cases:
         layout_of(plan, op)
-        block.give(given(made, named))
+        fill(block, made, named)
         block.run(op, late, downwards)
-        got = block.arrays[result_of(plan, op)]
-        compare(made.name, got, expected(made), dtype, made.tolerance)
+        compare(made.name, block.operand(op, 3), expected(made), dtype, made.tolerance)
 
 
 def test_what_no_row_sees_is_not_multiplied(tmp_path: Path) -> None:
@@ -146,12 +148,36 @@ def test_what_no_row_sees_is_not_multiplied(tmp_path: Path) -> None:
     shape = Shape(40, 300, 2, 1, 64, position=77)
     plan, ((made, named, op),) = planned([shape], H100, bf16)
     block = Block(plan, tmp_path)
-    block.give(given(made, named))
-    for name in named[1:3]:
-        block.arrays[name][:, 77 + 40 :] = np.nan
+    fill(block, made, named)
+    for index in (1, 2):
+        block.operand(op, index)[:, 77 + 40 :] = np.nan
     block.run(op)
-    got = block.arrays[result_of(plan, op)]
-    compare(made.name, got, expected(made), bf16, made.tolerance)
+    compare(made.name, block.operand(op, 3), expected(made), bf16, made.tolerance)
+
+
+def test_rows_of_all_heads_are_read_where_they_lie(tmp_path: Path) -> None:
+    """Attention written as product, softmax and product, of one projection's result."""
+    machine = machines.MODELS["a100"].with_processors(4)
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        attention(FORMS["columns, causal"], ark.tensor(COLUMNS, bf16))
+    plan = make_plan(model.graph, machine)
+    verify([plan])
+    (op,) = (op for op in plan.ops if op.kind == "attention_tiles")
+    assert op.params["by_rows"] and plan.variant == "block"
+    layout_of(plan, op)
+    block = Block(plan, tmp_path)
+    rng = np.random.default_rng(3)
+    parts = []
+    for index in range(3):  # (batch, rows, heads * width)
+        operand = block.operand(op, index)
+        operand[...] = rng.standard_normal(operand.shape).astype(operand.dtype)
+        wide = torch.tensor(operand.astype(np.float64))
+        parts.append(wide.reshape(*wide.shape[:2], op.params["heads"], -1).transpose(1, 2))
+    block.run(op, downwards=True)
+    want = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2)
+    got = block.operand(op, 3)
+    compare("by rows", got, want.reshape(got.shape).numpy(), bf16)
 
 
 def spilled(plan: Plan) -> list[int]:
@@ -179,7 +205,7 @@ WIDTHS = range(16, 257, 16)
 )
 def test_sums_and_scores_stay_in_registers(machine: str, width: int) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    shape = Shape(4096, 4096, 16, 8, width, position=0, window=1000)
+    shape = Shape(4096, 4096, 16, 8, width, position=0, window=1000, softcap=20.0, sinks=True)
     plan, ((*_, op),) = planned([shape], machines.MODELS[machine], bf16)
     assert op.params["rows"] == 128
     assert spilled(plan) == [0]

@@ -1,6 +1,6 @@
 """Attention of many rows on mma.sync: bf16 and fp16, heads of up to 256 elements (multiples of 8),
-any mask, in any variant whose shared memory holds a tile. attention_units.h has the device side.
-Called by ark_cuda.tasks.attention_tiles.
+any mask, in any variant whose shared memory holds a tile. attention_units.h, attention_sums.h and
+attention_walk.h have the device side. Called by ark_cuda.tasks.attention_tiles.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ TYPES = ("bf16", "fp16")
 SLAB = 16  # rows of queries that a warp multiplies at once
 LINE = 128  # bytes of which a row in shared memory has whole ones
 REST = 32  # registers of a thread beside sums and scores
+FEW_KEYS = 48  # of a block: for fewer, queries are read again too often
 TEAMS, KEYS, SLOTS = (1, 2, 4), (64, 48, 32), (4, 3, 2)
 _REGISTERS = 65536  # of a multiprocessor
 STRIP = 64  # bytes: the place of what is computed
@@ -116,6 +117,7 @@ def _worth(layout: Layout, rows: int) -> tuple[float, ...]:
     return (
         layout.warps * share,
         layout.slabs,
+        min(layout.keys, FEW_KEYS),
         -layout.team,
         layout.keys,
         layout.slots,
@@ -138,8 +140,9 @@ def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that the bodies instantiate."""
     if not machine.has("mma_sync"):
         return ()
-    own = ("mma.h", "async_copies.h", "attention_softmax.h", "attention_units.h")
-    return (*map(text.header, ("pages.h", "attention_tiles.h")), *map(inline.header, own))
+    own = ("softmax", "units", "sums", "walk")
+    names = ("mma.h", "async_copies.h", *(f"attention_{name}.h" for name in own))
+    return (*map(text.header, ("pages.h", "attention_tiles.h")), *map(inline.header, names))
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str | None:
