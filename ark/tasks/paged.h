@@ -10,9 +10,9 @@ ARK_DEVICE void ark_paged_attention(ArkCtx& c, const ArkTask& t, float scale, Q 
   const int seen = position.p[0] + t.coord[0] + 1, room = PAGE * MOST;
   const auto paged = ark_paged<PAGE, POOL>(keys, pages);
   ark_check_pages(c, paged, 0, seen < room ? seen : room);
-  ark_attention<G, KV_HEADS, D, PAGE * MOST, SPLITS, CHUNK>(
-      c, t, scale, query, paged, ark_paged<PAGE, POOL>(values, pages), position, output,
-      ArkNoOperand{});
+  ark_attention<G, KV_HEADS, D, PAGE * MOST, SPLITS, CHUNK>(c, t, scale, query, paged,
+                                                            ark_paged<PAGE, POOL>(values, pages),
+                                                            position, output, ArkNoOperand{});
 }
 
 // coord: head. Row r is of sequence r, or all are of the only one, one position behind the other.

@@ -1,5 +1,5 @@
-// Keys or values of one sequence in pages of a pool that sequences share: position p is row p % PAGE
-// of the page with the number pages[p / PAGE], of POOL.
+// Keys or values of one sequence in pages of a pool that sequences share: position p is row p %
+// PAGE of the page with the number pages[p / PAGE], of POOL.
 template <int PAGE, int POOL, class X, class T>
 struct ArkPaged {
   X pool;
