@@ -31,7 +31,8 @@ class Machine:
     for 16-bit types, and the share of its time that matrix units multiply. exact_tiles: the same
     of products of fp32 in its own digits, the last number the speed beside the others'.
     capabilities: words by which bodies and forms are chosen: "mma_sync", "wgmma", "tcgen05",
-    "mfma", "wmma" (matrix units), "named_barriers" (some warps of a block can meet apart from the
+    "mfma", "wmma" (matrix units), "attention_units" (attention of many rows of a 16-bit type runs
+    on them in any variant), "named_barriers" (some warps of a block can meet apart from the
     others), "packets" (small activations may travel as {value, epoch}), "packet_gate" (linear
     layers of one row wait for one packet before they ask for the others), "asks_ahead" (where rows
     of weights are whole loads of all warps, blocks that wait ask for those of their next tasks,

@@ -1,7 +1,7 @@
 // What the CUDA device code asks of its compiler, for a C++ compiler on a CPU. One thread at a time
 // runs, number `host_thread` of its block: shuffles give a lane its own value and nobody waits for
 // others. That is enough to see which memory a thread reads before it waits, and nothing more; sums
-// over lanes are wrong.
+// over lanes are wrong. Where HOST_BLOCK is defined, the threads of a block meet (block_on_host.h).
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -37,6 +37,7 @@ static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static float2 make_float2(float x, float y) { return {x, y}; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
+#ifndef HOST_BLOCK
 template <typename T>
 static T __shfl_sync(unsigned, T v, int, int = 32) {
   return v;
@@ -47,11 +48,13 @@ static T __shfl_xor_sync(unsigned, T v, int, int = 32) {
 }
 static unsigned __ballot_sync(unsigned, bool v) { return v ? 1u << (threadIdx.x & 31u) : 0u; }
 static unsigned __match_any_sync(unsigned, unsigned) { return 1u << (threadIdx.x & 31u); }
-static int __popc(unsigned v) { return __builtin_popcount(v); }
 static int __all_sync(unsigned, int v) { return v; }
 static int __any_sync(unsigned, int v) { return v; }
-static int __ffs(int v) { return __builtin_ffs(v); }
 static void __syncwarp(unsigned = 0xffffffffu) {}
+static size_t __cvta_generic_to_shared(const void* p) { return reinterpret_cast<size_t>(p); }
+#endif
+static int __popc(unsigned v) { return __builtin_popcount(v); }
+static int __ffs(int v) { return __builtin_ffs(v); }
 static void __syncthreads() {}
 static void __threadfence_block() {}
 static void __threadfence() {}
@@ -66,7 +69,6 @@ static unsigned __float_as_uint(float v) {
   std::memcpy(&to, &v, 4);
   return to;
 }
-static size_t __cvta_generic_to_shared(const void* p) { return reinterpret_cast<size_t>(p); }
 static unsigned atomicAdd(unsigned* p, unsigned v) {
   const unsigned before = *p;
   *p += v;

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from ark_cuda import backend
@@ -55,13 +56,24 @@ def dialect(plan: Plan) -> Dialect:
 
 def on_host(text: str) -> str:
     """Device source as C++. An array's size takes part in overloading for NVRTC alone."""
-    text = text.replace("float (&v)[2 * N]", "float* v")
-    made, at = [SHIM.read_text()], 0
+    return SHIM.read_text() + assembly(text.replace("float (&v)[2 * N]", "float* v"), _statement)
+
+
+def assembly(text: str, statement: Callable[[str], str]) -> str:
+    """The text with what `statement` makes of what stands in an assembly statement's brackets."""
+    made, at = [], 0
     for found in re.finditer(r"\basm\s*(volatile)?\s*\(", text):
         end = _closing(text, found.end())
-        made += [text[at : found.start()], _statement(text[found.end() : end])]
+        made += [text[at : found.start()], statement(text[found.end() : end])]
         at = end + 1
     return "".join((*made, text[at:]))
+
+
+def parts(inside: str) -> tuple[str, list[str], list[str]]:
+    """An assembly statement's template, its results and what it is given."""
+    template = "".join(re.findall(STRING, inside.split(":", 1)[0]))
+    words = re.sub(rf"^(\s*{STRING})+", "", inside)
+    return template, _bracketed(words, r'"[=+]\w+"\s*\('), _bracketed(words, r'"\w+"\s*\(')
 
 
 def _closing(text: str, at: int) -> int:
@@ -77,13 +89,11 @@ def _closing(text: str, at: int) -> int:
 
 def _statement(inside: str) -> str:
     """An assembly statement's C++. What it takes is used, so that the compiler keeps it."""
-    template = "".join(re.findall(STRING, inside.split(":", 1)[0]))
-    words = re.sub(rf"^(\s*{STRING})+", "", inside)
-    results = _bracketed(words, r'"[=+]\w+"\s*\(')
-    if template.lstrip().startswith("ld."):
-        address, *_ = _bracketed(words, r'"l"\s*\(')  # and perhaps a policy
-        return f"host_load({', '.join((address, *results))})"
-    given = _bracketed(words, r'"\w+"\s*\(')
+    template, results, given = parts(inside)
+    if template.lstrip().startswith(
+        "ld."
+    ):  # from the first one, beside which there may be a policy
+        return f"host_load({', '.join((given[0], *results))})"
     return f"(host_take({', '.join(given)}), host_give({', '.join(results)}))"
 
 

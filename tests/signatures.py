@@ -120,6 +120,7 @@ def _movement(dtype: DataType) -> None:
     table, places = ark.tensor((3, 4), int32), ark.tensor((3,), int32)
     paged = [ark.paged_append(pool, rows, table, places) for pool in pools]
     ark.paged_attention(ark.tensor((3, 64), dtype), *paged, table, places)
+    ark.paged_attention(ark.tensor((9, 64), dtype), *paged, ark.tensor((1, 4), int32), position)
     ark.kv_cache_slot(ark.tensor((6, 2, 16), dtype), ark.tensor((2, 16), dtype), position)
     for interleaved in (False, True):
         ark.rotary_embedding(rows, position, ark.tensor((8,)), interleaved)

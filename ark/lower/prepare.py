@@ -137,9 +137,8 @@ def _attending(
 
 
 def _multiplies_attention(machine: Machine) -> bool:
-    return machine.variant.name == "matrix" and (
-        machine.has("wgmma") or machine.has("single_thread")
-    )
+    boxed = machine.has("wgmma") or machine.has("single_thread")
+    return machine.has("attention_units") or (machine.variant.name == "matrix" and boxed)
 
 
 def _kernels(

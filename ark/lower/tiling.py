@@ -223,12 +223,16 @@ def start_of(tensor: Tensor) -> int:
 
 
 def attends(node: Node) -> bool:
-    """Attention of at least a tile of rows, of one 16-bit type."""
+    """Attention of at least a tile of rows, as matrix units take it."""
+    return node.inputs[0].shape[-2] >= LEAST_TILE[0] and attends_in_units(node)
+
+
+def attends_in_units(node: Node) -> bool:
+    """Attention of one 16-bit type whose heads and rows begin at multiples of 16 bytes."""
     types = {t.dtype.name for t in (*node.inputs[:3], node.outputs[0])}
     return (
         len(types) == 1
         and types <= {"bf16", "fp16"}
-        and node.inputs[0].shape[-2] >= LEAST_TILE[0]
         and node.attrs["head_dim"] % 8 == 0
         and node.attrs["head_dim"] <= 256
         and all(

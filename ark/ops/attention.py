@@ -67,34 +67,46 @@ def attention(
             f"attention: the query has shape {list(q.ir.shape)}; expected (rows, heads * {width}) "
             f"with heads a multiple of {kv_heads}"
         )
-    if window < 0 or softcap < 0 or (window and not causal):
-        raise ModelError(
-            f"attention: the window is {window}, the soft cap {softcap}, causal {causal}; both are "
-            "at least 0, and a window is of the past: it needs causal=True"
-        )
     heads = columns // width
     attrs: dict[str, Any] = {
         "heads": heads,
         "head_dim": width,
         "scale": float(width**-0.5 if scale is None else scale),
     }
-    more = {"causal": bool(causal), "window": int(window), "softcap": float(softcap)}
-    attrs |= {k: v for k, v in more.items() if v != PLAIN[k]}
+    attrs |= masked("attention", window, softcap, causal)
     inputs = [q, k, v]
     if at is not None:
         inputs.append(at)
     else:
         attrs["placed"] = False
     if sinks is not None:
-        extra = as_tensor(sinks)
-        if extra.ir.shape != (heads,) or extra.ir.dtype != fp32:
-            raise ModelError(
-                f"attention: the sinks are {extra.ir.dtype.name} {list(extra.ir.shape)}; expected "
-                f"fp32 ({heads},), one a head"
-            )
-        inputs.append(extra)
+        inputs.append(check_sinks("attention", sinks, heads))
         attrs["sinks"] = True
     return result("attention", inputs, q.ir.shape, dtype, output, attrs, name)
+
+
+def masked(what: str, window: int, softcap: float, causal: bool = True) -> dict[str, Any]:
+    """A node's attributes that say so, where they are not the usual ones; ModelError for what is no
+    mask.
+    """
+    if window < 0 or softcap < 0 or (window and not causal):
+        raise ModelError(
+            f"{what}: the window is {window}, the soft cap {softcap}, causal {causal}; both are "
+            "at least 0, and a window is of the past: it needs causal=True"
+        )
+    more = {"causal": bool(causal), "window": int(window), "softcap": float(softcap)}
+    return {k: v for k, v in more.items() if v != PLAIN[k]}
+
+
+def check_sinks(what: str, sinks: Any, heads: int) -> Tensor:
+    """The sinks; ModelError unless they are one number a head."""
+    given = as_tensor(sinks)
+    if given.ir.shape != (heads,) or given.ir.dtype != fp32:
+        raise ModelError(
+            f"{what}: the sinks are {given.ir.dtype.name} {list(given.ir.shape)}; expected "
+            f"fp32 ({heads},), one a head"
+        )
+    return given
 
 
 def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

@@ -13,6 +13,7 @@ from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.packets import PACKET_LIMIT
+from ark.lower.tiling import attends_in_units
 from ark.machine import Machine
 from ark.tasks.attention import staged_bytes
 from ark.tasks.attention_tiles import balanced_group
@@ -45,25 +46,32 @@ TILED_ROWS = 8  # queries from which on a task takes tiles of them
 L2_SHARE = 16 << 20  # bytes of keys and values that are read together
 
 
-def _lower_tiles(lowering: Lowering, node: Node) -> None:
-    """Tiles of queries; where loads run ahead, a processor has all its tiles as one task."""
+def lower_tiles(lowering: Lowering, node: Node) -> None:
+    """Tiles of queries; where loads run ahead, or matrix units take them in any variant, a
+    processor has all its tiles as one task. With the attribute `paged`, keys and values lie in
+    pages whose numbers are in the input behind the position.
+    """
     q, key, value, *rest = node.inputs
     out, machine = node.outputs[0], lowering.machine
     how = {name: node.attrs.get(name, plain) for name, plain in PLAIN.items()}
-    width, length = node.attrs["head_dim"], q.shape[-2]
-    boxed = machine.variant.name == "matrix" and machine.has("wgmma")
-    rows = 128 if boxed else 32 if width <= 128 else 16
-    rows = min(rows, length)
+    width, length, paged = node.attrs["head_dim"], q.shape[-2], node.attrs.get("paged", False)
+    context = key.shape[-2] * (rest[1].shape[-1] if paged else 1)
     heads, batch = node.attrs["heads"], q.shape[0] if len(q.shape) == 3 else 1
+    boxed = machine.variant.name == "matrix" and machine.has("wgmma") and not paged
+    units = machine.has("attention_units") and attends_in_units(node)
+    rows = 128 if boxed or units else 32 if width <= 128 else 16
+    while not boxed and rows > 32 and batch * heads * -(-length // rows) < machine.processors:
+        rows //= 2
+    rows = min(rows, length)
     kv_heads = key.shape[-1] // width if how["by_rows"] else key.shape[-3]
     params = {**node.attrs, **how, "kv_heads": kv_heads, "rows": rows}
     tiles = batch * heads * -(-length // rows)
-    each = 2 * key.shape[-2] * width * key.dtype.itemsize * kv_heads / heads
+    each = 2 * context * width * key.dtype.itemsize * kv_heads / heads
     # Heads together: what L2 holds, and enough for tiles of all lengths to be dealt at once.
     enough = -(-2 * machine.processors * rows // length)
     most = max(1, min(batch * heads, max(enough, int(L2_SHARE / each))))
     params["group"] = most
-    if machine.variant.name == "matrix" and lowering.graph.world_size == 1:
+    if (machine.variant.name == "matrix" or units) and lowering.graph.world_size == 1:
         params["tasks"] = min(tiles, machine.processors)
         blocks = -(-length // rows)
         window = -(-how["window"] // rows) + 1 if how["window"] else blocks
@@ -147,7 +155,7 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
     """Attention of one of `batch` sequences; its parts, if there are several, and the node."""
     plain = all(node.attrs.get(name, usual) == usual for name, usual in PLAIN.items())
     if not plain or len(node.inputs[0].shape) == 3 or node.inputs[0].shape[0] >= TILED_ROWS:
-        _lower_tiles(lowering, node)
+        lower_tiles(lowering, node)
         return None
     q, key, value, position, *fresh = node.inputs
     out = node.outputs[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,14 @@ from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
-from ark.ops.attention import attention_reference
-from ark.ops.attention_lowering import attention_splits, merge_group
+from ark.ops.attention import attention_reference, check_sinks, masked
+from ark.ops.attention_lowering import (
+    PLAIN,
+    TILED_ROWS,
+    attention_splits,
+    lower_tiles,
+    merge_group,
+)
 from ark.ops.base import float_dtype, result
 from ark.ops.caches import check_rows
 
@@ -94,6 +101,10 @@ def paged_attention(
     scale: float | None = None,
     output: Any = NullTensor,
     name: str = "",
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: Any = None,
 ) -> Tensor:
     """Causal grouped-query attention over keys and values in pages (PagedAttention, Kwon et al.
     2023).
@@ -103,8 +114,9 @@ def paged_attention(
     order; in what no row sees they may be any, else one outside of the pool ends the run with an
     error. position (sequences,) int32.
     Row r is sequence r's and sees its positions 0 to position, or, of one sequence, 0 to position +
-    r. scale: of scores, by default width ** -0.5. Result of the query's shape and type, fp32, fp16
-    or bf16; sums and exponentials are in fp32. ModelError for what does not fit.
+    r. scale: of scores, by default width ** -0.5. window, softcap, sinks: as of ark.attention; of
+    pages wholly before a window no row sees anything. Result of the query's shape and type, fp32,
+    fp16 or bf16; sums and exponentials are in fp32. ModelError for what does not fit.
     """
     q, k, v, table, at = (as_tensor(t) for t in (query, key, value, pages, position))
     dtype = float_dtype("paged_attention", q)
@@ -125,17 +137,41 @@ def paged_attention(
             f"paged_attention: the query has shape {[rows, columns]}; expected (rows, heads * "
             f"{width}) with heads a multiple of {kv_heads}"
         )
-    attrs = {
-        "heads": columns // width,
+    heads = columns // width
+    attrs: dict[str, Any] = {
+        "heads": heads,
         "head_dim": width,
         "scale": float(width**-0.5 if scale is None else scale),
+        **masked("paged_attention", window, softcap),
     }
     inputs = [q, k, v, table, at]
+    if sinks is not None:
+        inputs.append(check_sinks("paged_attention", sinks, heads))
+        attrs["sinks"] = True
     return result("paged_attention", inputs, q.ir.shape, dtype, output, attrs, name)
 
 
 def _lower_attention(lowering: Lowering, node: Node) -> None:
-    """Each sequence by splits of its positions, so that most processors have a part."""
+    """Few rows by splits of their positions, so that most processors have a part; many, and what
+    is masked otherwise, by tiles.
+    """
+    sequences = node.inputs[3].shape[0]
+    rows = node.inputs[0].shape[0] // sequences
+    plain = all(node.attrs.get(name, usual) == usual for name, usual in PLAIN.items())
+    if not plain or rows >= TILED_ROWS:
+        for b in range(sequences):
+            q, row, at, out = (
+                lowering.part(t, sequences, b)
+                for t in (node.inputs[0], *node.inputs[3:5], node.outputs[0])
+            )
+            inputs = (q, *node.inputs[1:3], at, row, *node.inputs[5:])
+            attrs = {**node.attrs, "paged": True}
+            lower_tiles(lowering, replace(node, inputs=inputs, outputs=(out,), attrs=attrs))
+        return
+    _lower_splits(lowering, node)
+
+
+def _lower_splits(lowering: Lowering, node: Node) -> None:
     q, key, value, table, position = node.inputs
     machine, sequences = lowering.machine, table.shape[0]
     heads, width = node.attrs["heads"], node.attrs["head_dim"]
@@ -165,7 +201,7 @@ def _lower_attention(lowering: Lowering, node: Node) -> None:
 
 
 def _attention(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    q, key, value, table, position = inputs
+    q, key, value, table, position, *sinks = inputs
     made = []
     for of, rows in enumerate(np.split(q, len(table))):
         numbers = table[of].astype(np.int64)
@@ -174,7 +210,7 @@ def _attention(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
             c[numbers].transpose(1, 0, 2, 3).reshape(c.shape[1], -1, c.shape[3])
             for c in (key, value)
         )
-        made += attention_reference([rows, *caches, position[of : of + 1]], attrs)
+        made += attention_reference([rows, *caches, position[of : of + 1], *sinks], attrs)
     return [np.concatenate(made)]
 
 

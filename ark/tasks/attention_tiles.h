@@ -32,6 +32,19 @@ ARK_DEVICE ArkAttentionTile ark_attention_tile(int batch, int head, int row, int
   return ark_attention_part<S>({batch, head, row, position + row, 0, 0}, 0, rows);
 }
 
+// The tile with a number: heads of all batches, in sections.
+template <class S>
+ARK_DEVICE ArkAttentionTile ark_attention_numbered(int number, int position) {
+  constexpr int SECTIONS = (S::ALL + S::SECTION - 1) / S::SECTION;
+  const int section = number / (S::SECTION * S::BLOCKS), begin = section * S::SECTION;
+  const int within = number % (S::SECTION * S::BLOCKS);
+  const int high = begin + S::SECTION < S::ALL ? S::SECTION : S::ALL - begin;
+  const int head = begin + within % high, block = within / high;
+  const bool falling = (SECTIONS - 1 - section) % 2 == 0;
+  const int row = (falling ? S::BLOCKS - 1 - block : block) * S::ROWS;
+  return ark_attention_tile<S>(head / S::HEADS_OF, head % S::HEADS_OF, row, position);
+}
+
 // Calls work(tile) for each tile of the task.
 template <class S, class P, class Work>
 ARK_DEVICE void ark_attention_each(const ArkTask& t, P position, const Work& work) {
@@ -43,20 +56,12 @@ ARK_DEVICE void ark_attention_each(const ArkTask& t, P position, const Work& wor
     bool back = false;
     for (int first = 0; first < S::ALL * S::BLOCKS; first += S::TASKS, back = !back) {
       const int number = first + (back ? S::TASKS - 1 - t.coord[0] : t.coord[0]);
-      if (number >= S::ALL * S::BLOCKS) continue;
-      constexpr int SECTIONS = (S::ALL + S::SECTION - 1) / S::SECTION;
-      const int section = number / (S::SECTION * S::BLOCKS), begin = section * S::SECTION;
-      const int within = number % (S::SECTION * S::BLOCKS);
-      const int high = begin + S::SECTION < S::ALL ? S::SECTION : S::ALL - begin;
-      const int head = begin + within % high, block = within / high;
-      const bool falling = (SECTIONS - 1 - section) % 2 == 0;
-      const int row = (falling ? S::BLOCKS - 1 - block : block) * S::ROWS;
-      work(ark_attention_tile<S>(head / S::HEADS_OF, head % S::HEADS_OF, row, place));
+      if (number < S::ALL * S::BLOCKS) work(ark_attention_numbered<S>(number, place));
     }
   }
 }
 
-// Where a head's key or value lies.
+// Where a head's key or value lies. Of keys in pages `key` is a place in the sequence.
 template <class S, class K>
 ARK_DEVICE auto ark_attention_row(K keys, int batch, int kv, int key) {
   if constexpr (S::BY_ROWS) {
@@ -190,6 +195,7 @@ ARK_DEVICE void ark_attention_tiles(ArkCtx& c, const ArkTask& t, float scale, fl
                                     K keys, V values, O output, P position, N sinks) {
   auto& s = *reinterpret_cast<ArkAttentionTileScratch<S, C, R>*>(ARK_SCRATCH(c));
   ark_attention_each<S>(t, position, [&](const ArkAttentionTile& whole) {
+    ark_check_pages(c, keys, whole.begin, whole.end);
     const int left = whole.row + S::ROWS < S::M ? S::ROWS : S::M - whole.row;
     for (int strip = 0; strip < left; strip += R) {
       const int rows = strip + R < left ? R : left - strip;

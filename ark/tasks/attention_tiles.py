@@ -2,9 +2,11 @@
 a running softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022).
 
 `attention_tiles` params: heads, kv_heads, head_dim, rows (of a tile), scale, causal, window,
-softcap, placed, sinks, by_rows, tasks, group. operands: q ([batch,] m, heads * head_dim), keys and
-values ([batch,] kv_heads, context, head_dim), dense, or by_rows ([batch,] context, kv_heads *
-head_dim), as queries lie, output, [position (1,) where placed], [sinks (heads,) fp32 where sinks].
+softcap, placed, sinks, by_rows, paged, tasks, group. operands: q ([batch,] m, heads * head_dim),
+keys and values ([batch,] kv_heads, context, head_dim), dense, or by_rows ([batch,] context,
+kv_heads * head_dim), as queries lie, or paged (pool, kv_heads, page, head_dim), dense, output,
+[position (1,) where placed], [the pages' numbers (1, most) where paged; ark.tasks.paged],
+[sinks (heads,) fp32 where sinks].
 Row r stands at position + r (r where it is not placed) and sees, if causal, keys up to its own
 position, else all; of these, with a window, the last `window`. Scores q k scale become softcap *
 tanh(score / softcap) where softcap is not 0. A head's sink is a score without a value. A row that
@@ -48,6 +50,7 @@ class AttentionTilesParams(Params, frozen=True):
     placed: bool
     sinks: bool
     by_rows: bool = False
+    paged: bool = False
     tasks: Whole = 0
     group: Size = 1
 
@@ -59,7 +62,8 @@ class AttentionTiles(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         p = sig.params
-        counted(sig, 4 + p["placed"] + p["sinks"])
+        by_rows, paged = bool(p.get("by_rows")), bool(p.get("paged"))
+        counted(sig, 4 + p["placed"] + paged + p["sinks"])
         heads, kv_heads, width = p["heads"], p["kv_heads"], p["head_dim"]
         need(heads % kv_heads == 0, f"{heads} heads do not share {kv_heads} evenly")
         need(p["softcap"] >= 0.0, "a soft cap is at least 0")
@@ -67,19 +71,24 @@ class AttentionTiles(TaskKind):
         need(len(query.shape) in (2, 3), f"the queries have shape {list(query.shape)}")
         batch = query.shape[:-2]
         need(query.shape[-1] == heads * width, f"{query.shape[-1]} columns are not its heads")
-        by_rows = bool(p.get("by_rows"))
-        rank = len(batch) + (2 if by_rows else 3)
+        rank = len(batch) + (2 if by_rows else 3 + paged)
         need(len(keys.shape) == rank, f"the keys have shape {list(keys.shape)}")
-        context = keys.shape[-2]
-        wanted = (context, kv_heads * width) if by_rows else (kv_heads, context, width)
+        need(not paged or (p["placed"] and not batch and not by_rows), "such pages are not read")
+        rows = keys.shape[-2]
+        wanted = (rows, kv_heads * width) if by_rows else (kv_heads, rows, width)
+        lead = keys.shape[:1] if paged else batch
         for index in (1, 2):
-            shaped(sig, index, (*batch, *wanted), keys.dtype, dense=not by_rows)
+            shaped(sig, index, (*lead, *wanted), keys.dtype, dense=not by_rows)
         shaped(sig, 3, query.shape)
-        need(context + query.shape[-2] <= INT_MAX, "it is too large")
         if p["placed"]:
             shaped(sig, 4, (1,), "int32")
+        if paged:
+            table = sig.operands[5].shape
+            need(len(table) == 2, f"the table has shape {list(table)}")
+            shaped(sig, 5, (1, table[-1]), "int32", dense=True)
         if p["sinks"]:
-            shaped(sig, 4 + p["placed"], (heads,), "fp32", dense=True)
+            shaped(sig, 4 + p["placed"] + paged, (heads,), "fp32", dense=True)
+        need(context_of(sig) + query.shape[-2] <= INT_MAX, "it is too large")
         need(p.get("tasks", 0) <= number_of_tiles(sig), "it has more tasks than tiles")
 
     def places(self, sig: Signature) -> Places:
@@ -103,7 +112,7 @@ class AttentionTiles(TaskKind):
 
     def _touched(self, sig: Signature, batch: int, head: int, row: int) -> list[Access]:
         p, query = sig.params, sig.operands[0]
-        width, context = p["head_dim"], sig.operands[1].shape[-2]
+        width, context = p["head_dim"], context_of(sig)
         rows = query.shape[-2]
         end = min(row + p["rows"], rows)
         lead = ((), ()) if len(query.shape) == 2 else ((batch,), (batch + 1,))
@@ -113,11 +122,14 @@ class AttentionTiles(TaskKind):
         cache = (*lead[0], kv, 0, 0), (*lead[1], kv + 1, seen, width)
         if p.get("by_rows"):
             cache = (*lead[0], 0, kv * width), (*lead[1], seen, (kv + 1) * width)
+        if p.get("paged"):
+            pool, _, page, _ = sig.operands[1].shape
+            cache = (0, kv, 0, 0), (pool, kv + 1, page, width)
         found = [Access(0, *box), Access(1, *cache), Access(2, *cache), Access(3, *box, write=True)]
         return [*found, *(whole(i, sig.operands[i]) for i in range(4, len(sig.operands)))]
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        p, context = sig.params, sig.operands[1].shape[-2]
+        p, context = sig.params, context_of(sig)
         seen = context / 2 if p["causal"] else context
         each = 4.0 * p["rows"] * p["head_dim"] * (min(seen, p["window"]) if p["window"] else seen)
         return each * len(tiles(sig, coord)), super().cost(sig, coord)[1]
@@ -126,7 +138,7 @@ class AttentionTiles(TaskKind):
         return _scratch(sig, machine, *_cut(sig, machine))
 
     def headers(self) -> tuple[str, ...]:
-        return (text.header("attention_tiles.h"),)
+        return (text.header("pages.h"), text.header("attention_tiles.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         return text.call(name, "ark_attention_tiles", (shape(sig), *_cut(sig, machine)), given(sig))
@@ -157,7 +169,7 @@ def shape(sig: Signature) -> str:
         p["kv_heads"],
         p["head_dim"],
         sig.operands[0].shape[-2],
-        sig.operands[1].shape[-2],
+        context_of(sig),
         p["rows"],
         str(bool(p["causal"])).lower(),
         p["window"],
@@ -172,14 +184,26 @@ def shape(sig: Signature) -> str:
 def given(sig: Signature) -> tuple[str, ...]:
     """The call's arguments: scale, soft cap, operands."""
     p = sig.params
-    placed, sinks = bool(p["placed"]), bool(p["sinks"])
+    placed, paged, sinks = bool(p["placed"]), bool(p.get("paged")), bool(p["sinks"])
+    caches = [text.given(sig, i) for i in (1, 2)]
+    if paged:
+        pool, _, page, _ = sig.operands[1].shape
+        caches = [f"ark_paged<{page}, {pool}>({c}, {text.given(sig, 5)})" for c in caches]
     return (
         text.literal(p["scale"]),
         text.literal(p["softcap"]),
-        *(text.given(sig, i, const=i != 3) for i in range(4)),
+        text.given(sig, 0),
+        *caches,
+        text.given(sig, 3, const=False),
         text.given(sig, 4) if placed else "ArkNoOperand{}",
-        text.given(sig, 4 + placed) if sinks else "ArkNoOperand{}",
+        text.given(sig, 4 + placed + paged) if sinks else "ArkNoOperand{}",
     )
+
+
+def context_of(sig: Signature) -> int:
+    """Keys that there are, or have room."""
+    rows: int = sig.operands[1].shape[-2]
+    return rows * sig.operands[5].shape[-1] if sig.params.get("paged") else rows
 
 
 def _batch(sig: Signature) -> int:

@@ -1,5 +1,6 @@
 """Caches of keys and values in pages of a pool that sequences share (vLLM's PagedAttention, Kwon et
-al. 2023): attention over one, and what appends to it. paged.h has the bodies.
+al. 2023): attention of single rows over one, and what appends to it (tiles of rows are
+ark.tasks.attention_tiles'). pages.h says where positions lie, paged.h has the bodies.
 
 A cache is (pool, kv_heads, page, head_dim); position p of a sequence is row p % page of the page
 whose number stands at p // page in the sequence's row of the table.
@@ -98,7 +99,7 @@ class PagedAttention(SplitAttention):
         return 4 * ((group + 1) * p["head_dim"] * 2 + group * (CHUNK + 3))
 
     def headers(self) -> tuple[str, ...]:
-        return (*HEADERS, text.header("attention.h"), text.header("paged.h"))
+        return (*HEADERS, *map(text.header, ("attention.h", "pages.h", "paged.h")))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         p = sig.params
@@ -143,7 +144,7 @@ class PagedAppend(TaskKind):
         return 0.0, 2.0 * sig.operands[0].shape[0] * sig.operands[3].shape[3] * 4
 
     def headers(self) -> tuple[str, ...]:
-        return (*HEADERS, text.header("attention.h"), text.header("paged.h"))
+        return (*HEADERS, *map(text.header, ("attention.h", "pages.h", "paged.h")))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         sequences, most = sig.operands[1].shape

@@ -268,8 +268,11 @@ def test_what_is_another_function_stays(build: Callable[[Any], Any], joined: int
     assert kinds.count("matmul") == 2 - 2 * joined
 
 
-@pytest.mark.parametrize("machine", ["h100", "mi300x", "a100"])
-def test_machines_without_such_units_keep_the_ops(machine: str) -> None:
+@pytest.mark.parametrize(
+    ("machine", "joined"),
+    [("h100", True), ("a100", True), ("b200", True), ("rtx5090", True), ("mi300x", False)],
+)
+def test_machines_without_such_units_keep_the_ops(machine: str, joined: bool) -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.tensor((2, 256, 3, 4, 64), bf16)
@@ -280,4 +283,4 @@ def test_machines_without_such_units_keep_the_ops(machine: str) -> None:
         weights = ark.softmax(ark.matmul(q, k, transpose_other=True))
         ark.copy(ark.matmul(weights, v), ark.tensor((2, 4, 256, 64), bf16))
     kinds = [op.kind for op in make_plan(model.graph, registry.machine(machine)).ops]
-    assert ("attention_tiles" in kinds) == (machine == "h100")
+    assert ("attention_tiles" in kinds) == joined

@@ -30,6 +30,9 @@ class Shape:
     page: int
     most: int  # pages of a sequence
     pool: int
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
 
 
 SHAPES = (
@@ -38,11 +41,16 @@ SHAPES = (
     Shape((255, 300), 2, 8, 2, 64, 32, 10, 40),
     Shape((6,), 1, 3, 1, 8, 1, 7, 9),
     Shape((90,), 9, 4, 1, 32, 5, 20, 20),
+    Shape((70,), 40, 2, 1, 16, 16, 7, 9, window=33),
+    Shape((30, 2), 2, 2, 1, 24, 8, 4, 9, window=10, sinks=True),
+    Shape((0,), 21, 4, 2, 64, 4, 6, 6, softcap=3.0, sinks=True),
 )
 
 
 def table(s: Shape, seed: int) -> np.ndarray:
-    """No page twice; what lies behind the last position has numbers that no page has."""
+    """No page twice; what lies behind the last position, or before all windows, has numbers that no
+    page has.
+    """
     rng = np.random.default_rng(seed)
     numbers = rng.permutation(s.pool)
     found = np.full((len(s.positions), s.most), -7)
@@ -51,6 +59,8 @@ def table(s: Shape, seed: int) -> np.ndarray:
         used = last // s.page + 1
         found[b, :used], numbers = numbers[:used], numbers[used:]
         found[b, used:] = rng.choice([-1, s.pool, 2**31 - 1], s.most - used)
+        if s.window:
+            found[b, : max(0, position - s.window + 1) // s.page] = -1
     return found
 
 
@@ -61,7 +71,13 @@ def side_by_side(cache: np.ndarray, row: np.ndarray) -> torch.Tensor:
 
 
 def by_torch(
-    s: Shape, q: np.ndarray, k: np.ndarray, v: np.ndarray, pages: np.ndarray, at: np.ndarray
+    s: Shape,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    pages: np.ndarray,
+    at: np.ndarray,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     made = []
     for b, rows in enumerate(np.split(q, len(s.positions))):
@@ -69,9 +85,23 @@ def by_torch(
         keys, values = (
             side_by_side(c, pages[b]).repeat_interleave(s.heads // s.kv_heads, 0) for c in (k, v)
         )
-        seen = torch.arange(keys.shape[1])[None] <= at[b] + torch.arange(len(rows))[:, None]
+        places = at[b] + torch.arange(len(rows))[:, None]
+        columns = torch.arange(keys.shape[1])[None]
+        seen = columns <= places
+        if s.window:
+            seen = seen & (columns > places - s.window)
         attend = torch.nn.functional.scaled_dot_product_attention
-        out = attend(queries, keys, values, attn_mask=seen)
+        if s.softcap or sinks is not None:
+            scores = queries @ keys.transpose(-1, -2) * s.width**-0.5
+            if s.softcap:
+                scores = s.softcap * torch.tanh(scores / s.softcap)
+            extra = torch.full((s.heads, len(rows), 1), -torch.inf, dtype=scores.dtype)
+            if sinks is not None:
+                extra[:] = torch.tensor(sinks)[:, None, None]
+            masked = torch.cat((scores.masked_fill(~seen, -torch.inf), extra), -1)
+            out = torch.softmax(masked, -1)[..., :-1] @ values
+        else:
+            out = attend(queries, keys, values, attn_mask=seen)
         made.append(out.transpose(0, 1).reshape(len(rows), -1).numpy())
     return np.concatenate(made)
 
@@ -86,12 +116,19 @@ def case(s: Shape, dtype: DataType, seed: int) -> Case:
         (table(s, seed), ark.int32),
         (np.array(s.positions), ark.int32),
     ]
+    if s.sinks:
+        inputs.append((rng.standard_normal(s.heads), ark.fp32))
+
+    def build(*tensors: Any) -> Any:
+        sinks = tensors[5] if s.sinks else None
+        more = {"window": s.window, "softcap": s.softcap, "sinks": sinks}
+        return ark.paged_attention(*tensors[:5], **more)
 
     def want(*arrays: Any) -> np.ndarray:
         return by_torch(s, *arrays)
 
     tolerance = TOLERANCE[dtype.name]
-    return Case(f"{s} {dtype}", inputs, ark.paged_attention, want, tolerance)
+    return Case(f"{s} {dtype}", inputs, build, want, tolerance)
 
 
 def test_paged_attention_is_torchs(backend: str) -> None:
@@ -156,10 +193,12 @@ def test_a_loop_appends_and_reads(backend: str) -> None:
     np.testing.assert_allclose(got, by_torch(s, *whole, pages, np.array([11, 3])), atol=2e-5)
 
 
-def test_a_page_that_is_not_there_ends_the_run(backend: str) -> None:
+@pytest.mark.parametrize("window", few_emulated([0, 20], 0))
+def test_a_page_that_is_not_there_ends_the_run(backend: str, window: int) -> None:
+    """By splits, and by tiles."""
     pool = ark.tensor([5, 1, 8, 16])
     pages, at = ark.tensor([2, 3], ark.int32), ark.tensor([2], ark.int32)
-    ark.paged_attention(ark.tensor([2, 32]), pool, pool, pages, at)
+    ark.paged_attention(ark.tensor([2, 32]), pool, pool, pages, at, window=window)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         pages.from_numpy(np.array([[4, 99, 99], [1, 77, 99]], np.int32))
@@ -181,6 +220,10 @@ def test_what_does_not_fit_is_refused() -> None:
         ark.paged_attention(q, k, k, pages, ark.tensor((1,), ark.int32))
     with pytest.raises(ModelError, match="3 rows are neither of 2 sequences"):
         ark.paged_attention(ark.tensor((3, 32)), k, k, pages, at)
+    with pytest.raises(ModelError, match="paged_attention: the window is -1"):
+        ark.paged_attention(q, k, k, pages, at, window=-1)
+    with pytest.raises(ModelError, match=r"paged_attention: the sinks .* fp32 \(2,\)"):
+        ark.paged_attention(q, k, k, pages, at, sinks=ark.tensor((3,)))
     with pytest.raises(ModelError, match="heads a multiple of 1"):
         ark.paged_attention(ark.tensor((2, 24)), k, k, pages, at)
     with pytest.raises(ModelError, match=r"expected \(rows, 16\)"):

@@ -151,6 +151,7 @@ def _paged() -> None:
     pages = ark.tensor([2, 3], ark.int32)
     keys, values = (ark.paged_append(cache, rows[:, :32], pages, at) for cache in caches)
     ark.paged_attention(rows, keys, values, pages, at)
+    ark.paged_attention(rows, keys, values, pages, at, window=5, sinks=ark.tensor([4]))
 
 
 def _types() -> None:

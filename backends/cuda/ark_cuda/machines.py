@@ -108,7 +108,10 @@ def _machine(
     )
 
 
-_COMMON = ("mma_sync", "named_barriers", "packets", "peer_packets", "proxy", "short_packets")
+_COMMON = (
+    *("attention_units", "mma_sync", "named_barriers"),
+    *("packets", "peer_packets", "proxy", "short_packets"),
+)
 _HOPPER = (*_COMMON, "claims", "fp32_parts", "peer_bulk", "wgmma", "window_boxes")
 _BLACKWELL = (*_COMMON, "tcgen05", "window_boxes")
 _GROUPS = frozenset(("wgmma", "tcgen05"))  # instructions of warpgroups, of the variant `matrix`

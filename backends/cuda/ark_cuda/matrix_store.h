@@ -1,16 +1,6 @@
 // How sums of products leave the registers of a warpgroup, in the variant `matrix`: each warp its
 // own rows, through its slab, in whole lines.
 
-ARK_DEVICE ark_u32 ark_pack_pair(ark_bf16*, float low, float high) {
-  ark_u32 pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-ARK_DEVICE ark_u32 ark_pack_pair(ark_f16*, float low, float high) {
-  ark_u32 pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
 // A warp's 16 rows of up to 64 columns of sums, rounded, into its slab; 16-byte pieces of a row of
 // 128 bytes change places with the row, so that no access meets a bank twice.
 template <typename T, int COLUMNS>

@@ -250,17 +250,23 @@ ARK_DEVICE float2 ark_pair(const ark_f16*, ark_u32 w) {
                      ark_float(ark_f16{static_cast<unsigned short>(w >> 16)}));
 }
 
-// Two neighbouring elements of a type from floats.
+// Two neighbouring elements of a type from floats: in a register, and in memory.
+ARK_DEVICE ark_u32 ark_pack_pair(ark_bf16*, float low, float high) {
+  ark_u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+ARK_DEVICE ark_u32 ark_pack_pair(ark_f16*, float low, float high) {
+  ark_u32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 ARK_DEVICE void ark_narrow(float* to, float a, float b) { to[0] = a, to[1] = b; }
 ARK_DEVICE void ark_narrow(ark_bf16* to, float a, float b) {
-  ark_u32 pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
-  *reinterpret_cast<ark_u32*>(to) = pair;
+  *reinterpret_cast<ark_u32*>(to) = ark_pack_pair(to, a, b);
 }
 ARK_DEVICE void ark_narrow(ark_f16* to, float a, float b) {
-  ark_u32 pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
-  *reinterpret_cast<ark_u32*>(to) = pair;
+  *reinterpret_cast<ark_u32*>(to) = ark_pack_pair(to, a, b);
 }
 
 // 16 bytes of elements as floats; the pointer only names their type.

@@ -138,6 +138,9 @@ def _paged(d: Draw, dtype: DataType) -> None:
     keys, values = (ark.paged_append(cache, fresh, pages, position) for cache in pool)
     query = d.tensor([rows, kv_heads * group * width], dtype)
     ark.paged_attention(query, keys, values, pages, position)
+    alone, at = ark.tensor([1, d.int(1, 3)], int32), ark.tensor([1], int32)
+    queries = d.tensor([d.int(8, 20), kv_heads * group * width], dtype)
+    ark.paged_attention(queries, keys, values, alone, at, window=d.int(0, 9))
 
 
 def _experts(d: Draw, dtype: DataType) -> None:

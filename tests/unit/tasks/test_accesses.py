@@ -170,9 +170,10 @@ def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:
         settings[:, 5] = rng.integers(0, shapes[6][0] + 1)
         bench.operand(op, 2)[...] = rng.integers(0, context, shapes[2])
         return None
-    if entry.kind in ("paged_append", "paged_attention"):
-        cache, table = (3, 1) if entry.kind == "paged_append" else (1, 3)
-        for i, most in (table, shapes[cache][0]), (table + 1, shapes[cache][2] * shapes[table][-1]):
+    if entry.kind in ("paged_append", "paged_attention") or entry.params.get("paged"):
+        cache, table, at = (3, 1, 2) if entry.kind == "paged_append" else (1, 3, 4)
+        table = 5 if entry.kind == "attention_tiles" else table
+        for i, most in (table, shapes[cache][0]), (at, shapes[cache][2] * shapes[table][-1]):
             bench.operand(op, i)[...] = rng.integers(0, most, bench.operand(op, i).shape)
         return None
     caches = [s for s, d in zip(shapes, kinds_of, strict=True) if len(s) == 3]

@@ -113,13 +113,6 @@ ARK_DEVICE void ark_matrix_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-// 2^v, to a few units in the last place.
-ARK_DEVICE float ark_attention_power(float v) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
-  return result;
-}
-
 // Ping-pong: one warpgroup multiplies while the other makes powers of its scores. A barrier
 // says who may go on.
 ARK_DEVICE void ark_attention_pingpong(int group) {
@@ -129,72 +122,6 @@ ARK_DEVICE void ark_attention_pingpong(int group) {
 ARK_DEVICE void ark_attention_pass(int group) {
   __syncwarp();
   asm volatile("barrier.arrive %0, 256;" ::"r"(14 + group) : "memory");
-}
-
-// A row's statistics: a thread has two rows, which four lanes share.
-struct ArkAttentionRows {
-  float top[2];  // what powers are relative to: the largest score so far, or nearly, times log2(e)
-  float weight[2];  // this lane's share of the sum of powers
-};
-
-// A row's maximum follows its scores only when they have outgrown it by so much (powers of two):
-// sums of powers up to 2^8 lose nothing, and are seldom scaled down.
-constexpr float ARK_ATTENTION_SLACK = 8.0f;
-
-// Scores to powers against the running maximum; keep: what the new maximum leaves of the sums
-// before. Scores come times `factor` (log2(e) and the scale).
-template <int BN>
-ARK_DEVICE void ark_attention_powers(float (&s)[BN / 2], ArkAttentionRows& rows, float factor,
-                                     float (&keep)[2]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float m = -ark_inf();
-#pragma unroll
-    for (int j = 0; j < BN / 8; ++j) {
-      m = fmaxf(m, fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
-    }
-    m = fmaxf(m, ark_shfl_xor(m, 1));
-    m = fmaxf(m, ark_shfl_xor(m, 2));
-    m *= factor;
-    m = m > rows.top[half] + ARK_ATTENTION_SLACK ? m : rows.top[half];
-    keep[half] = ark_attention_power(rows.top[half] - m);
-    rows.top[half] = m;
-    float sum = 0.0f;
-#pragma unroll
-    for (int j = 0; j < BN / 8; ++j) {
-#pragma unroll
-      for (int i = 4 * j + 2 * half; i < 4 * j + 2 * half + 2; ++i) {
-        s[i] = ark_attention_power(fmaf(s[i], factor, -m));
-        sum += s[i];
-      }
-    }
-    rows.weight[half] = fmaf(rows.weight[half], keep[half], sum);
-  }
-}
-
-// The soft cap, and -inf for keys that a row does not see. row: the thread's first one in the tile.
-template <class S, int BN>
-ARK_DEVICE void ark_attention_mask(float (&s)[BN / 2], int place, int key) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int first = ark_attention_first<S>(place + 8 * half) - key;
-    const int end = ark_attention_end<S>(place + 8 * half) - key;
-#pragma unroll
-    for (int j = 0; j < BN / 8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int at = 8 * j + ark_lane() % 4 * 2 + i;
-        if (at < first || at >= end) s[4 * j + 2 * half + i] = -ark_inf();
-      }
-    }
-  }
-}
-
-template <typename T, int BN>
-ARK_DEVICE void ark_attention_round(const float (&s)[BN / 2], ark_u32 (&p)[BN / 4]) {
-  T* type = nullptr;
-#pragma unroll
-  for (int i = 0; i < BN / 4; ++i) p[i] = ark_pack_pair(type, s[2 * i], s[2 * i + 1]);
 }
 
 // The computing half. W: the multiplications, of queries with keys and of powers with values.

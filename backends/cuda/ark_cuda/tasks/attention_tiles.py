@@ -1,6 +1,6 @@
 """Attention of many rows on warpgroups (wgmma), in the variant `matrix`: bf16 and fp16, heads of up
-to 256 elements, multiples of 8. attention_tiles.h has the device side. Called by the writer through
-the dialect.
+to 256 elements, multiples of 8. attention_tiles.h has the device side. What these do not take goes
+to mma.sync (attention_units.py). Called by the writer through the dialect.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention_tiles import given, shape
-from ark_cuda.tasks import inline, products, wgmma
+from ark_cuda.tasks import attention_units, inline, products, wgmma
 
 ROWS = 128
 _LAYOUTS = {64: (128, 2), 128: (128, 2), 192: (64, 2), 256: (64, 1)}
@@ -24,6 +24,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
     return (
         machine.has("wgmma")
         and machine.variant.name == "matrix"
+        and not sig.params.get("paged")
         and sig.params["rows"] == ROWS
         and len(kinds) == 1
         and kinds <= set(wgmma.HALVES)
@@ -78,15 +79,16 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
 
 def scratch(sig: Signature, machine: Machine) -> int:
     """Shared memory, in bytes."""
-    return products.SCRATCH if serves(sig, machine) else 0
+    return products.SCRATCH if serves(sig, machine) else attention_units.scratch(sig, machine)
 
 
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that the bodies instantiate."""
+    common = attention_units.headers(machine)
     if not machine.has("wgmma") or machine.variant.name != "matrix":
-        return ()
+        return common
     own = (inline.header("wgmma.h"), inline.header("attention_tiles.h"))
-    return (text.header("rotary.h"), text.header("tiles.h"), text.header("attention_tiles.h"), *own)
+    return (text.header("rotary.h"), text.header("tiles.h"), *common, *own)
 
 
 def _instructions(sig: Signature) -> str:
@@ -102,9 +104,9 @@ def _instructions(sig: Signature) -> str:
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str | None:
-    """The computing half; None where the common body serves."""
+    """The computing half, or the body of mma.sync; None where the common body serves."""
     if not serves(sig, machine):
-        return None
+        return attention_units.write(name, sig, machine)
     padded, keys, held = _layout(sig)
     products = f"ArkAttentionProducts<{sig.operands[0].ctype}, {padded}, {keys}>"
     scale, cap, _, _, _, output, position, sinks = given(sig)

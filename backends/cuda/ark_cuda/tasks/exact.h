@@ -4,22 +4,6 @@
 // Where a tile has fewer such units than there are threads, these share k: slice s has every
 // SLICES-th k of a stage, and the slices' sums are added up as a tree whose form is fixed.
 
-// Copies to shared memory that run beside the task; bytes that are not asked for become zeros.
-ARK_DEVICE void ark_copy_word(ark_u32 to, const float* from, bool here) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
-               "r"(here ? 4 : 0)
-               : "memory");
-}
-ARK_DEVICE void ark_copy_words(ark_u32 to, const float* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
-}
-ARK_DEVICE void ark_copies_begun() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT>
-ARK_DEVICE void ark_copies_but() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
-
 // One side of a tile of HIGH rows, of which `rows` are there (all, if WHOLE): element (row, k) lies
 // at at[row * ROW_STRIDE + k * K_STRIDE]. ALONG: not rows, but k or nothing lies side by side.
 template <int HIGH, int DEPTH, ark_i64 ROW_STRIDE, ark_i64 K_STRIDE, bool ALONG, bool WHOLE>

@@ -90,8 +90,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
 
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that the bodies instantiate."""
-    names = ("matmul", "exact", "exact_units") if machine.has("mma_sync") else ()
-    own = [inline.header(f"{n}.h") for n in names]
+    names = ("mma", "async_copies", "matmul", "exact", "exact_units")
+    own = [inline.header(f"{n}.h") for n in names if machine.has("mma_sync")]
     if products.serves_machine(machine):
         half = "wgmma.h" if machine.has("wgmma") else "tcgen05.h"
         own += [inline.header("products.h"), inline.header(half)]

@@ -1,0 +1,31 @@
+// Keys or values of one sequence in pages of a pool that sequences share: position p is row p %
+// PAGE of the page with the number pages[p / PAGE], of POOL.
+template <int PAGE, int POOL, class X, class T>
+struct ArkPaged {
+  X pool;
+  T pages;
+};
+template <int PAGE, int POOL, class X, class T>
+ARK_DEVICE ArkPaged<PAGE, POOL, X, T> ark_paged(X pool, T pages) {
+  return {pool, pages};
+}
+// A number that no page has, which ends the run, is read as 0: no table leads out of the pool.
+template <int PAGE, int POOL, class X, class T>
+ARK_DEVICE auto ark_address(const ArkPaged<PAGE, POOL, X, T>& x, int, int head, int place, int d) {
+  const int page = x.pages.p[place / PAGE];
+  return ark_address(x.pool, page >= 0 && page < POOL ? page : 0, head, place % PAGE, d);
+}
+
+// By all threads: ends the run unless the positions from begin to end - 1 lie in pages of the pool.
+template <int PAGE, int POOL, class X, class T>
+ARK_DEVICE void ark_check_pages(ArkCtx& c, const ArkPaged<PAGE, POOL, X, T>& x, int begin,
+                                int end) {
+  for (int i = begin / PAGE + ark_tid(); i * PAGE < end; i += ARK_THREADS) {
+    const int page = x.pages.p[i];
+    if (page < 0 || page >= POOL) {
+      ark_fail(c, 5u, 0u, static_cast<ark_u32>(POOL), static_cast<ark_u32>(page));
+    }
+  }
+}
+template <class X>
+ARK_DEVICE void ark_check_pages(ArkCtx&, const X&, int, int) {}

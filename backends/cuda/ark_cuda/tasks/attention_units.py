@@ -1,0 +1,166 @@
+"""Attention of many rows on mma.sync: bf16 and fp16, heads of up to 256 elements (multiples of 8),
+any mask, in any variant whose shared memory holds a tile. attention_units.h, attention_sums.h and
+attention_walk.h have the device side. Called by ark_cuda.tasks.attention_tiles.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ark.machine import Machine
+from ark.plan import kind as kinds
+from ark.plan.kind import Signature
+from ark.tasks import text
+from ark.tasks.attention_tiles import given, shape
+from ark_cuda.tasks import inline
+
+TYPES = ("bf16", "fp16")
+SLAB = 16  # rows of queries that a warp multiplies at once
+LINE = 128  # bytes of which a row in shared memory has whole ones
+REST = 32  # registers of a thread beside sums and scores
+FEW_KEYS = 48  # of a block: for fewer, queries are read again too often
+TEAMS, KEYS, SLOTS = (1, 2, 4), (64, 48, 32), (4, 3, 2)
+_REGISTERS = 65536  # of a multiprocessor
+STRIP = 64  # bytes: the place of what is computed
+_BARRIERS = 14  # of a block, beside those of the loop
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a block computes a tile; the template arguments of ArkAttentionUnits.
+
+    slabs: of 16 rows. team: warps of a slab. groups: of warps, which take turns in blocks of keys.
+    keys: of a block. slots: of keys or values that a group has in shared memory. held: queries are
+    in registers. width: of a head.
+    """
+
+    width: int
+    slabs: int
+    team: int
+    groups: int
+    keys: int
+    slots: int
+    held: bool
+
+    @property
+    def warps(self) -> int:
+        """Those that have something to do."""
+        return self.slabs * self.team * self.groups
+
+    @property
+    def nbytes(self) -> int:
+        """Shared memory: queries, slots and what teams share; in the end warps' sums."""
+        steps = -(-self.width // SLAB)
+        own = -(-steps // self.team)
+        pitch = -(-steps // 4) * LINE
+        rows = SLAB * self.slabs + self.groups * self.slots * self.keys
+        shared = self.keys * 32 + self.team * 64 if self.team > 1 else 0
+        main = rows * pitch + self.slabs * self.groups * shared
+        part = max(own * 1024 + 512, -(-own // 4) * LINE * SLAB)
+        return max(main, max(1, self.groups // 2) * self.slabs * self.team * part) + STRIP
+
+    def registers(self) -> int:
+        """About how many a thread needs."""
+        steps = -(-self.width // SLAB)
+        sums, scores = 8 * -(-steps // self.team), self.keys // (2 * self.team)
+        return sums + scores + (4 * steps if self.held else 0) + REST
+
+
+def serves(sig: Signature, machine: Machine) -> bool:
+    """Does this body compute the signature's tiles?"""
+    return layout_of(sig, machine) is not None
+
+
+def layout_of(sig: Signature, machine: Machine) -> Layout | None:
+    """The layout with most warps at work; None where the common body serves."""
+    width, kinds = sig.params["head_dim"], {o.dtype for o in sig.operands[:4]}
+    able = (
+        machine.has("mma_sync")
+        and not inline.leads(machine)
+        and len(kinds) == 1
+        and kinds <= set(TYPES)
+        and width % 8 == 0
+        and width <= 256
+        and sig.params["scale"] > 0.0
+        and not any(o.packet for o in sig.operands)
+        and all(s % 8 == 0 for o in sig.operands[:4] for s in o.strides[:-1])
+    )
+    if not able:
+        return None
+    rows = int(sig.params["rows"])
+    room = machine.shared_bytes - machine.ring_bytes
+    registers = _registers(machine)
+    found = _layouts(width, -(-rows // SLAB), machine.warps)
+    fits = (x for x in found if x.nbytes <= room and x.registers() <= registers)
+    return max(fits, key=lambda x: _worth(x, rows), default=None)
+
+
+def _layouts(width: int, most: int, warps: int) -> Iterator[Layout]:
+    """All layouts of at most so many slabs and warps."""
+    for team, slabs in itertools.product(TEAMS, range(1, most + 1)):
+        for groups in range(1, warps // (team * slabs) + 1):
+            if groups * (1 + slabs if team > 1 else 1) > _BARRIERS:
+                continue
+            for keys, slots, held in itertools.product(KEYS, SLOTS, (True, False)):
+                if keys % (team * SLAB) == 0:
+                    yield Layout(width, slabs, team, groups, keys, slots, held)
+
+
+def _worth(layout: Layout, rows: int) -> tuple[float, ...]:
+    """Warps at work, but for rows that a tile's last part lacks; then what reads less of shared
+    memory, and what waits less.
+    """
+    high = SLAB * layout.slabs
+    share = rows / (-(-rows // high) * high)
+    return (
+        layout.warps * share,
+        layout.slabs,
+        min(layout.keys, FEW_KEYS),
+        -layout.team,
+        layout.keys,
+        layout.slots,
+        layout.held,
+    )
+
+
+def _registers(machine: Machine) -> int:
+    """The most that a called function's threads may have: warps have theirs by fours."""
+    return min(255, _REGISTERS // (32 * -(-machine.variant.warps // 4) * 4) // 8 * 8)
+
+
+def scratch(sig: Signature, machine: Machine) -> int:
+    """Shared memory, in bytes; 0 where this body does not serve."""
+    layout = layout_of(sig, machine)
+    return layout.nbytes if layout else 0
+
+
+def headers(machine: Machine) -> tuple[str, ...]:
+    """The device code that the bodies instantiate."""
+    if not machine.has("mma_sync"):
+        return ()
+    own = ("softmax", "units", "sums", "walk")
+    names = ("mma.h", "async_copies.h", *(f"attention_{name}.h" for name in own))
+    return (*map(text.header, ("pages.h", "attention_tiles.h")), *map(inline.header, names))
+
+
+def write(name: str, sig: Signature, machine: Machine) -> str | None:
+    """The body's source, or None where the common body serves; operands that begin anywhere are the
+    common body's when it runs.
+    """
+    layout = layout_of(sig, machine)
+    if layout is None:
+        return None
+    sizes = (layout.slabs, layout.team, layout.groups, layout.keys, layout.slots)
+    words = (sig.operands[0].ctype, layout.width, *sizes, str(layout.held).lower())
+    units = f"ArkAttentionUnits<{', '.join(map(str, words))}>"
+    scale, cap, *operands = given(sig)
+    late = (f"[](const ArkTask& t) {{ (void)t; return {operand}; }}" for operand in operands)
+    call = text.called("ark_attention_units", (units, shape(sig)), (scale, cap, *late))
+    addresses = text.addresses(sig, range(4))
+    if addresses == "0u":
+        return text.function(name, f"  {call};\n")
+    common = kinds.get(sig.kind).source(f"{name}_anywhere", sig, machine)
+    body = f"  if (!ark_aligned({addresses})) return {name}_anywhere(c, t);\n  {call};\n"
+    return common + text.function(name, body)

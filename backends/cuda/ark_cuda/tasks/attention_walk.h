@@ -1,0 +1,184 @@
+// Attention of tiles of queries on mma.sync: the loop over blocks of keys, and what comes before
+// and behind it. How a block's warps share a tile is said in attention_units.h.
+
+// Masks the scores of a group's nth block.
+template <class U, class S>
+ARK_DEVICE void ark_attention_finish(float (&s)[U::SCORES / 2], const ArkAttentionStrip& strip,
+                                     int n) {
+  const ArkAttentionPlace<U> w(strip);
+  const ArkAttentionTile& tile = (&strip)[w.zero].tile;
+  const int key = ark_attention_block<U>(tile, w.group, n);
+  const int place = tile.place + 16 * w.slab;
+  const bool whole = key + U::KEYS <= ark_attention_end<S>(place) &&
+                     (S::WINDOW == 0 || key >= ark_attention_first<S>(place + 15));
+  if (!whole) {
+    ark_attention_mask<S, U::SCORES>(s, place + w.lane / 4, key + w.part * U::SCORES);
+  }
+}
+
+// A warp's share of its group's blocks. keys, values: from a task to the operand.
+template <class U, class S, class K, class V>
+ARK_DEVICE void ark_attention_walk(char* shared, const ArkAttentionStrip& strip, float scale,
+                                   float cap, const K& keys, const V& values,
+                                   ArkAttentionSums<U>& sums) {
+  // With four slots, keys and values of a block are waited for together.
+  constexpr bool BOTH = U::SLOTS == 4;
+  const float factor = (S::CAPPED ? 1.0f : scale) * ARK_ATTENTION_LOG2E;
+  const ark_u32 base = static_cast<ark_u32>(__cvta_generic_to_shared(shared));
+  ark_u32 held[U::HELD ? U::STEPS : 1][4];
+  if constexpr (U::HELD) {
+    const ArkAttentionPlace<U> w(strip);
+    const ark_u32 queries = base + w.queries() + ark_attention_lane<U::PITCH, true>(w.lane);
+#pragma unroll
+    for (int k = 0; k < U::STEPS; ++k) ark_load_tiles(held[k], ark_attention_step(queries, k));
+  }
+  const auto slot = [&](const ArkAttentionPlace<U>& w, int item) {
+    return base + w.ring() + item % U::SLOTS * U::SLOT;
+  };
+  const auto fetch = [&](const ArkAttentionPlace<U>& w, int item, const auto& operand) {
+    ark_attention_fetch<U, S>(strip.tile, operand(*strip.task), slot(w, item), w, item / 2);
+  };
+  const auto filled = [&](const ArkAttentionPlace<U>& w) {
+    ark_copies_but<(BOTH ? 0 : U::SLOTS - 2)>();
+    ark_attention_meet<U::THREADS>(2 + w.group);
+  };
+#pragma unroll 1
+  for (int n = 0;; ++n) {
+    const ArkAttentionPlace<U> w(strip);
+    filled(w);
+    const int key = ark_attention_block<U>(strip.tile, w.group, n);
+    if (key < 0) break;
+    if (U::SLOTS > 2) fetch(w, 2 * n + 2, keys);
+    if (U::SLOTS != 3) fetch(w, 2 * n + (BOTH ? 3 : 1), values);
+    const int own = 16 * w.slab, place = strip.tile.place + own;
+    const bool seen = own < strip.rows && key < ark_attention_end<S>(place + 15) &&
+                      key + U::KEYS > ark_attention_first<S>(place);
+    ark_u32 p[U::KEYS / 4];
+    if (seen) {
+      float s[U::SCORES / 2];
+      const ark_u32 queries = base + w.queries() + ark_attention_lane<U::PITCH, true>(w.lane);
+      const ark_u32 own_keys = slot(w, 2 * n) + w.part * (U::SCORES * U::PITCH) +
+                               ark_attention_lane<U::PITCH, false>(w.lane);
+      ark_attention_scores<U>(s, queries, own_keys, held);
+      if constexpr (S::CAPPED) {
+#pragma unroll
+        for (int i = 0; i < U::SCORES / 2; ++i) {
+          s[i] = ark_attention_capped(s[i] * (scale / cap), cap);
+        }
+      }
+      ark_attention_finish<U, S>(s, strip, n);
+      ark_attention_weigh<U>(s, sums, p, factor, strip, shared);
+    }
+    const ArkAttentionPlace<U> v(strip);
+    if (!BOTH) {
+      filled(v);
+      if (U::SLOTS == 2) {
+        fetch(v, 2 * n + 2, keys);
+      } else {
+        fetch(v, 2 * n + 3, values);
+      }
+    }
+    if (!seen) continue;
+    const ark_u32 own_values = slot(v, 2 * n + 1) + ark_attention_lane<U::PITCH, true>(v.lane);
+#pragma unroll
+    for (int k = 0; k < U::KEYS / 16; ++k) {
+      ark_u32 powers[4];
+      if constexpr (U::TEAM > 1) {
+        const uint4 x = reinterpret_cast<const uint4*>(shared + v.team())[32 * k + v.lane];
+        powers[0] = x.x, powers[1] = x.y, powers[2] = x.z, powers[3] = x.w;
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) powers[i] = p[4 * k + i];
+      }
+      ark_attention_values<U>(sums, powers, own_values + k * 16 * U::PITCH, v.part * U::OWN);
+    }
+  }
+}
+
+// One part of a tile.
+template <class U, class S, class Q, class K, class V, class O, class N>
+ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip, float scale,
+                                    float cap, const Q& query, const K& keys, const V& values,
+                                    const O& output, const N& sinks) {
+  const ArkAttentionPlace<U> w(strip);
+  const bool works = U::GROUPS * U::WARPS == ARK_WARPS || w.group < U::GROUPS;
+  if (works) {
+    const auto operand = query(*strip.task);
+    const ark_u32 base = static_cast<ark_u32>(__cvta_generic_to_shared(shared));
+    const auto from = [&](int row) {
+      return ark_address(operand, 0, strip.tile.batch, strip.tile.row + row,
+                         strip.tile.head * S::D);
+    };
+    ark_attention_copy<U, S::D, U::ROWS, U::GROUPS * U::THREADS>(
+        base, w.group * U::THREADS + w.thread, 0, strip.rows, from);
+    ark_copies_begun();
+    const ark_u32 ring = base + w.ring();
+    ark_attention_fetch<U, S>(strip.tile, keys(*strip.task), ring, w, 0);
+    if (U::SLOTS > 2) {
+      ark_attention_fetch<U, S>(strip.tile, values(*strip.task), ring + U::SLOT, w, 0);
+    }
+  }
+  ark_copies_but<(U::SLOTS > 2 ? 2 : 1)>();
+  ark_sync();
+  ArkAttentionSums<U> sums;
+#pragma unroll
+  for (int i = 0; i < 8 * U::OWN; ++i) sums.values[i] = 0.0f;
+  const auto sink = sinks(*strip.task);
+  constexpr bool SINKS = decltype(sink)::given;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sums.powers[i] = SINKS && w.group == 0 ? 1.0f : 0.0f;
+  sums.top[0] = sums.top[1] = -1e30f;
+  if constexpr (SINKS) {
+    sums.top[0] = sums.top[1] = sink.p[strip.tile.head] * ARK_ATTENTION_LOG2E;
+  }
+  if (works) ark_attention_walk<U, S>(shared, strip, scale, cap, keys, values, sums);
+  ark_copies_but<0>();
+  const ArkAttentionPlace<U> own(strip);
+  char* const mine = shared + (ark_warp() - own.group * U::WARPS) * U::PART;
+#pragma unroll
+  for (int step = 1; step < U::GROUPS; step *= 2) {
+    ark_sync();
+    char* const place = mine + own.group / (2 * step) * (U::WARPS * U::PART);
+    if (own.group < U::GROUPS && own.group % (2 * step) == step) ark_attention_give(place, sums);
+    ark_sync();
+    if (own.group % (2 * step) == 0 && own.group + step < U::GROUPS) {
+      ark_attention_take(place, sums);
+    }
+  }
+  if (U::GROUPS == 1) ark_sync();
+  const int first = 16 * own.slab;
+  if (own.group > 0 || first >= strip.rows) return;
+  float by[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    by[half] = sums.powers[2 * half] > 0.0f ? 1.0f / sums.powers[2 * half] : 0.0f;
+  }
+  ark_attention_scale(sums, by);
+  const auto operand = output(*strip.task);
+  auto* to =
+      ark_address(operand, 0, strip.tile.batch, strip.tile.row + first, strip.tile.head * S::D);
+  ark_attention_out<U, S::D>(mine, sums.values, own.lane, own.part, strip.rows - first, to,
+                             ark_at(operand, 0, 0, 1, 0));
+}
+
+// The task. query, keys, values, output, position, sinks: from a task to its operand.
+template <class U, class S, class Q, class K, class V, class O, class P, class N>
+ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, float cap,
+                                    const Q& query, const K& keys, const V& values, const O& output,
+                                    const P& position, const N& sinks) {
+  char* const shared = ARK_SCRATCH(c);
+  ArkAttentionStrip& strip = *reinterpret_cast<ArkAttentionStrip*>(shared + U::STRIP);
+  if (ark_tid() == 0) {
+    strip.context = &c, strip.task = &t;
+    strip.round = strip.left = 0, strip.zero = 0u;
+  }
+#pragma unroll 1
+  for (;;) {
+    ark_sync();  // what was computed before has left shared memory
+    if (ark_tid() == 0) ark_attention_advance<U, S>(strip, position(*strip.task));
+    ark_sync();
+    if (strip.rows == 0) break;
+    ark_check_pages(*strip.context, keys(*strip.task), strip.tile.begin, strip.tile.end);
+    ark_attention_strip<U, S>(shared, strip, scale, cap, query, keys, values, output, sinks);
+  }
+}

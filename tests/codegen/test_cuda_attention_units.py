@@ -1,0 +1,267 @@
+"""Attention of many rows on mma.sync: run on the host, whole blocks of it, against torch; what the
+compiler makes of it for every architecture; and on a GPU, in the variant `block`, all masks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ark
+from ark.backend.protocol import Target
+from ark.codegen.writer import write
+from ark.frontend.tensor import Tensor
+from ark.ir.dtype import DataType, bf16, fp16
+from ark.lower.pipeline import plan as make_plan
+from ark.machine import Machine
+from ark.plan.kind import signature
+from ark.plan.serialize import machine_of
+from ark.plan.types import Plan, PlanOp
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from tests.backend import test_paged as paged
+from tests.backend.test_attend import COLUMNS, FORMS, attention
+from tests.backend.test_attention import SHAPES, TILES, Shape, case
+from tests.block_on_host import Block
+from tests.opcheck import Case, compare, rounded
+from tests.slow import slow
+
+pytest.importorskip("ark_cuda")
+
+from ark_cuda import backend, machines
+from ark_cuda.tasks import attention_units
+
+needs_gpu = pytest.mark.skipif(
+    not backend.probe().devices and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
+    reason=f"no NVIDIA GPU: {backend.probe().reason}",
+)
+H100 = machines.MODELS["h100"]
+
+
+def planned(
+    shapes: Sequence[Any], machine: Machine, dtype: DataType, variant: str = "block"
+) -> tuple[Plan, list[tuple[Case, list[str], PlanOp]]]:
+    """One plan of all calls; each case with its inputs' names and its op."""
+    model, made = ark.Model(0, 1), []
+
+    def kept(shape: Sequence[int], kind: DataType, name: str) -> Tensor:
+        """A tensor whose memory is its own for as long as the plan runs."""
+        return Tensor(model.graph.tensor(tuple(shape), kind, arena="state", name=name), model)
+
+    with ark.use_model(model):
+        for i, s in enumerate(shapes):
+            one = paged.case(s, dtype, i) if isinstance(s, paged.Shape) else case(s, dtype, i)
+            named = [f"{i}.{n}" for n in range(len(one.inputs))]
+            pairs = zip(named, one.inputs, strict=True)
+            one.result = one.build(*(kept(a.shape, kind, n) for n, (a, kind) in pairs))
+            ark.copy(one.result, kept(one.result.shape(), dtype, f"{i}.out"))
+            made.append((one, named))
+    plan = make_plan(model.graph, machine, {"variant": variant})
+    verify([plan])
+    ops = [op for op in plan.ops if op.kind == "attention_tiles"]
+    return plan, [(*both, op) for both, op in zip(made, ops, strict=True)]
+
+
+def layout_of(plan: Plan, op: PlanOp) -> attention_units.Layout:
+    made = attention_units.layout_of(signature(plan, op), machine_of(plan))
+    assert made is not None
+    return made
+
+
+def given(made: Case, named: Sequence[str]) -> dict[str, np.ndarray]:
+    """A case's inputs by name."""
+    return {n: a.astype(d.numpy) for n, (a, d) in zip(named, made.inputs, strict=True)}
+
+
+def fill(block: Block, made: Case, named: Sequence[str]) -> None:
+    for name, array in given(made, named).items():
+        block.named(name)[...] = array
+
+
+def expected(made: Case) -> np.ndarray:
+    return made.expected(*(rounded(a, d) for a, d in made.inputs))
+
+
+# Tiles of 128 rows, several of one task: whole blocks of keys, ragged ends, every way that slabs,
+# teams and groups share a tile; the first one's maxima grow.
+WIDE = (
+    Shape(280, 333, 4, 2, 64, position=40, scale=1.0),
+    Shape(130, 130, 2, 1, 128, batch=2, window=100),
+    Shape(150, 260, 2, 1, 96, causal=False, softcap=5.0),
+    Shape(129, 300, 2, 2, 256, position=0, sinks=True),
+    Shape(200, 200, 2, 1, 40),
+)
+
+
+# One sequence's rows over pages of all sizes; windows, before which pages have no number.
+PAGES = (
+    paged.Shape((90,), 9, 4, 1, 32, 5, 20, 20),
+    paged.Shape((70,), 40, 2, 1, 16, 16, 7, 9, window=33),
+    paged.Shape((0,), 21, 4, 2, 64, 4, 6, 6, softcap=3.0, sinks=True),
+    paged.Shape((111,), 130, 2, 1, 128, 32, 8, 9),
+    paged.Shape((300,), 150, 2, 2, 192, 64, 8, 9, window=100),
+)
+
+
+@pytest.mark.parametrize(
+    ("machine", "shapes", "dtype", "late", "downwards"),
+    [
+        ("h100", SHAPES[:6:2], bf16, True, False),
+        ("h100", WIDE, fp16, False, True),
+        ("rtx5090", (*WIDE[1:4], *PAGES[1:4:2]), bf16, True, True),  # with less shared memory
+        pytest.param("h100", PAGES, fp16, True, False, marks=slow),
+        pytest.param("h100", SHAPES, bf16, False, False, marks=slow),
+        pytest.param("a100", WIDE, bf16, False, False, marks=slow),
+        pytest.param("h100", TILES, bf16, True, False, marks=slow),
+        pytest.param("h100", SHAPES, fp16, False, True, marks=slow),
+    ],
+)
+def test_blocks_on_the_host_give_torchs_results(
+    machine: str,
+    shapes: Sequence[Any],
+    dtype: DataType,
+    late: bool,
+    downwards: bool,
+    tmp_path: Path,
+) -> None:
+    few = machines.MODELS[machine].with_processors(2)
+    plan, cases = planned(shapes, few, dtype)
+    block = Block(plan, tmp_path)
+    for made, named, op in cases:
+        layout_of(plan, op)
+        fill(block, made, named)
+        block.run(op, late, downwards)
+        compare(made.name, block.operand(op, 3), expected(made), dtype, made.tolerance)
+
+
+def test_what_no_row_sees_is_not_multiplied(tmp_path: Path) -> None:
+    """Rows of a cache that are not written yet may be anything."""
+    shape = Shape(40, 300, 2, 1, 64, position=77)
+    plan, ((made, named, op),) = planned([shape], H100, bf16)
+    block = Block(plan, tmp_path)
+    fill(block, made, named)
+    for index in (1, 2):
+        block.operand(op, index)[:, 77 + 40 :] = np.nan
+    block.run(op)
+    compare(made.name, block.operand(op, 3), expected(made), bf16, made.tolerance)
+
+
+def test_rows_of_all_heads_are_read_where_they_lie(tmp_path: Path) -> None:
+    """Attention written as product, softmax and product, of one projection's result."""
+    machine = machines.MODELS["a100"].with_processors(4)
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        attention(FORMS["columns, causal"], ark.tensor(COLUMNS, bf16))
+    plan = make_plan(model.graph, machine)
+    verify([plan])
+    (op,) = (op for op in plan.ops if op.kind == "attention_tiles")
+    assert op.params["by_rows"] and plan.variant == "block"
+    layout_of(plan, op)
+    block = Block(plan, tmp_path)
+    rng = np.random.default_rng(3)
+    parts = []
+    for index in range(3):  # (batch, rows, heads * width)
+        operand = block.operand(op, index)
+        operand[...] = rng.standard_normal(operand.shape).astype(operand.dtype)
+        wide = torch.tensor(operand.astype(np.float64))
+        parts.append(wide.reshape(*wide.shape[:2], op.params["heads"], -1).transpose(1, 2))
+    block.run(op, downwards=True)
+    want = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2)
+    got = block.operand(op, 3)
+    compare("by rows", got, want.reshape(got.shape).numpy(), bf16)
+
+
+def spilled(plan: Plan) -> list[int]:
+    """Bytes that each body spills."""
+    machine = machine_of(plan)
+    emitted = write(plan, machine, backend.dialect(machine.arch))
+    assert "  ark_attention_units<" in emitted.source.text
+    target = Target(machine.arch, machine.threads)
+    log = backend.compiler().compile(emitted.source, target).log.splitlines()
+    found = [b for a, b in itertools.pairwise(log) if "_attention_tiles" in a and " spill " in b]
+    return [int(line.split(" bytes spill stores")[0].rpartition(" ")[2]) for line in found]
+
+
+ARCHS = ("a100", "h100", "b200", "rtx5090")
+WIDTHS = range(16, 257, 16)
+
+
+@pytest.mark.parametrize(
+    ("machine", "width"),
+    [
+        pytest.param(m, w, marks=[slow] * ((m, w) not in (("a100", 128), ("rtx5090", 256))))
+        for m in ARCHS
+        for w in WIDTHS
+    ],
+)
+def test_sums_and_scores_stay_in_registers(machine: str, width: int) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    shape = Shape(4096, 4096, 16, 8, width, position=0, window=1000, softcap=20.0, sinks=True)
+    plan, ((*_, op),) = planned([shape], machines.MODELS[machine], bf16)
+    assert op.params["rows"] == 128
+    assert spilled(plan) == [0]
+
+
+@pytest.mark.parametrize(
+    "width", [pytest.param(w, marks=[slow] * (w != 128)) for w in (64, 128, 256)]
+)
+def test_warpgroups_without_wgmma_have_it_too(width: int) -> None:
+    """In the variant `matrix`, whose warps have more registers."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    shape = Shape(4096, 4096, 16, 8, width, softcap=20.0)
+    plan, ((*_, op),) = planned([shape], machines.MODELS["b200"], fp16, "matrix")
+    assert layout_of(plan, op).warps == 8
+    assert spilled(plan) == [0]
+
+
+def test_tiles_are_as_high_as_leaves_no_processor_without_one() -> None:
+    heights = {}
+    for rows in (40, 512, 1024, 4096):
+        plan, ((*_, op),) = planned([Shape(rows, 4096, 16, 8, 128, position=0)], H100, bf16)
+        heights[rows] = op.params["rows"]
+        layout = layout_of(plan, op)
+        assert layout.warps == 16 and layout.nbytes <= H100.shared_bytes
+    assert heights == {40: 32, 512: 32, 1024: 64, 4096: 128}
+
+
+def test_what_begins_anywhere_is_the_common_bodys() -> None:
+    """Memory that somebody else gives: seen when it runs. Rows that begin anywhere: before."""
+    plan, _ = planned([Shape(128, 128, 2, 1, 64)], H100, bf16)
+    outside = dataclasses.replace(
+        plan, buffers=tuple(dataclasses.replace(b, arena="external") for b in plan.buffers)
+    )
+    text = write(outside, machine_of(plan), backend.dialect(H100.arch)).source.text
+    assert "_anywhere(c, t);" in text and "  ark_attention_units<" in text
+    plan, _ = planned([Shape(128, 128, 2, 1, 20)], H100, bf16)
+    text = write(plan, machine_of(plan), backend.dialect(H100.arch)).source.text
+    assert "  ark_attention_units<" not in text
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [bf16, fp16], ids=str)
+@pytest.mark.parametrize(
+    "shapes", [SHAPES, TILES, WIDE, PAGES], ids=["few", "tiles", "wide", "pages"]
+)
+def test_all_masks_on_a_gpu(shapes: Sequence[Any], dtype: DataType) -> None:
+    """In the variant `block`, twice: the second iteration finds shared memory used."""
+    with contextlib.closing(backend.open(0)) as device:
+        plan, cases = planned(shapes, device.machine, dtype)
+        with Executor(plan, backend, device) as executor:
+            for made, named, op in cases:
+                layout_of(plan, op)
+                for name, array in given(made, named).items():
+                    executor.write(name, array)
+            executor.start(2).wait(60)
+            for i, (made, *_) in enumerate(cases):
+                want = expected(made)
+                got = executor.read(f"{i}.out").reshape(want.shape)
+                compare(made.name, got, want, dtype, made.tolerance)
