@@ -111,7 +111,7 @@ def _parted(text: str, name: str, part: int) -> str:
     """A body that one part of a text defines and the first one, which has the loop, declares."""
     if part == 0:
         return _in_part(0, text)
-    defined = re.sub(rf"ARK_BODY (\w+ {name}\()", r"ARK_LINKED \1", text)
+    defined = re.sub(rf"ARK_(BODY|DEVICE) (\w+ {name}\()", r"ARK_LINKED \2", text)
     (head,) = re.findall(rf"ARK_LINKED \w+ {name}\([^{{]*\)", defined)
     return _in_part(part, defined, f"{head};\n")
 

@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from ark.backend.protocol import Target
+from ark.codegen import writer
 from ark.codegen.dialect import Source
 from ark.codegen.writer import write
 from ark.ir.dtype import fp32
@@ -76,6 +77,15 @@ def test_a_body_belongs_to_one_part_of_the_text():
         assert int(part) == n % 3
     many = made(6 * TOGETHER)[1]
     assert many.parts == 4
+
+
+@pytest.mark.parametrize("form", ["ARK_BODY", "ARK_DEVICE"])
+def test_parts_call_each_others_bodies(form: str):
+    """A body that others would inline is a function there too."""
+    text = f"struct Own {{}};\n{form} void task_5_x(ArkCtx& c, const ArkTask& t) {{ task(); }}\n"
+    assert writer._parted(text, "task_5_x", 0).count(form) == 1
+    other = writer._parted(text, "task_5_x", 1)
+    assert form not in other and other.count("ARK_LINKED void task_5_x(ArkCtx& c, const") == 2
 
 
 def test_without_a_linker_it_is_one_program(monkeypatch: pytest.MonkeyPatch):

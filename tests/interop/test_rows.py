@@ -210,3 +210,12 @@ def test_the_places_of_equal_elements() -> None:
         assert same(lambda t, dim=dim: t.argmin(dim), table) == ["reduce", "reduce"]
     assert same(lambda t: t.argmax(1), torch.randint(0, 3, (4, 50, 6)).float())[-1] == "reduce"
     assert same(lambda t: t.max(0).indices, table) == ["reduce", "reduce"]
+
+
+def test_sums_of_transposed_matrices_read_what_was_transposed() -> None:
+    """Where the rest keeps its order; else the transpose stays."""
+    x = torch.randn(3, 40, 50)
+    assert same(lambda t: t.transpose(1, 2).sum(1), x) == ["reduce"]
+    assert same(lambda t: t.transpose(1, 2).amax(2, keepdim=True), x) == ["reduce"]
+    assert same(lambda t: t.permute(2, 0, 1).mean(0), x) == ["reduce"]
+    assert "transpose" in same(lambda t: t.permute(2, 1, 0).sum(1), x)

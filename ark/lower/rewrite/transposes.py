@@ -1,4 +1,5 @@
-"""Products that read a transposed matrix read what was transposed instead, the other way round.
+"""Products that read a transposed matrix read what was transposed instead, the other way round; and
+reductions what was transposed along the dimension that theirs was.
 
 Front ends write x W^T as a transpose and a product; the transpose is an op of its own only where
 somebody else reads it. Called by ark.lower.prepare.
@@ -12,40 +13,55 @@ from collections import Counter
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.boxed import FLAGS
+from ark.lower.rewrite.views import in_shape
 
 
 def read_transposed(graph: Graph, kept: frozenset[int]) -> Graph:
-    """A copy of the graph with such products. kept: ids of buffers that somebody else reads."""
-    transposed: dict[int, tuple[int, Node]] = {}  # by tensor: place and node
+    """A copy of the graph with such ops. kept: ids of buffers that somebody else reads."""
+    transposed: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
     written: dict[int, int] = {}  # by buffer: place of the last write
-    taken: set[int] = set()  # nodes whose result a product no longer reads
+    taken: set[int] = set()  # nodes whose result an op no longer reads
     nodes: list[Node] = []
     for place, node in enumerate(graph.nodes):
-        if _is_transpose(node):
-            transposed[node.outputs[0].id] = (place, node)
-        elif node.type == "matmul" and node.hints is None:
-            for side in (0, 1):
-                at, before = transposed.get(node.inputs[side].id, (-1, None))
-                if before is None or node.inputs[side] != before.outputs[0]:
+        if node.type == "transpose" and node.hints is None:
+            transposed[node.outputs[0].buffer.id] = (place, node)
+        elif (node.type == "matmul" or node.type.startswith("reduce_")) and node.hints is None:
+            for side, read in enumerate(node.inputs[:2]):
+                at, before = transposed.get(read.buffer.id, (-1, None))
+                if before is None or written[read.buffer.id] != at:
                     continue
-                source = before.inputs[0]
+                made, source = before.outputs[0], before.inputs[0]
+                if dataclasses.replace(read, id=made.id) != made:
+                    continue
                 if before.phase == node.phase and written.get(source.buffer.id, -1) <= at:
-                    node = reading_turned(node, side, source)
-                    taken.add(before.id)
+                    turned = _reading(node, side, before)
+                    taken.update(() if turned is None else (before.id,))
+                    node = turned or node
         for tensor in node.outputs:
             written[tensor.buffer.id] = place
         nodes.append(node)
-    read = Counter(t.buffer.id for n in nodes for t in (*n.inputs, *n.after))
-    return graph.with_nodes(n for n in nodes if n.id not in taken or not _unread(n, read, kept))
+    used = Counter(t.buffer.id for n in nodes for t in (*n.inputs, *n.after))
+    return graph.with_nodes(n for n in nodes if n.id not in taken or not _unread(n, used, kept))
 
 
-def _is_transpose(node: Node) -> bool:
-    """Does it swap the last two dimensions, and no others?"""
-    if node.type != "transpose" or node.hints is not None or node.outputs[0].dtype.packed:
-        return False
-    order = list(node.attrs["perm"])
-    count = len(order)
-    return count >= 2 and order == [*range(count - 2), count - 1, count - 2]
+def _reading(node: Node, side: int, transpose: Node) -> Node | None:
+    """The op, which reads what its input is the transpose of; None where it cannot."""
+    order, source = list(transpose.attrs["perm"]), transpose.inputs[0]
+    if node.type == "matmul":
+        turned = [*range(len(order) - 2), *range(len(order) - 1, len(order) - 3, -1)]
+        plain = len(order) > 1 and order == turned and not source.dtype.packed
+        return reading_turned(node, side, source) if plain else None
+    axis, out = order.pop(node.attrs["axis"]), node.outputs[0]
+    if order != sorted(order):
+        return None
+    if node.attrs["keepdims"]:
+        shape = [1 if d == axis else n for d, n in enumerate(source.shape)]
+        seen = in_shape(out, shape)
+        if seen is None:
+            return None
+        out = seen
+    attrs = {**node.attrs, "axis": axis}
+    return dataclasses.replace(node, inputs=(source,), outputs=(out,), attrs=attrs)
 
 
 def reading_turned(product: Node, side: int, source: Tensor) -> Node:

@@ -48,12 +48,23 @@ def seen_in(node: Node, shape: Shape, named: bool = False) -> Node | None:
     return dataclasses.replace(node, inputs=tuple(inputs), outputs=(made,))
 
 
+def in_shape(tensor: Tensor, shape: Shape, named: bool = False) -> Tensor | None:
+    """The tensor in another shape of as many elements; None where it cannot be seen so. named: may
+    it lose the shape in which somebody finds it by name?
+    """
+    view = dense_view(tensor, shape)
+    found = not named and tensor.buffer.arena not in UNSEEN
+    if view is None or found or tensor.padded != tensor.shape:
+        return None
+    extents, offsets = view
+    size = tuple(shape)
+    return dataclasses.replace(tensor, shape=size, extents=extents, offsets=offsets, padded=size)
+
+
 def _seen(tensor: Tensor, shape: Shape, wanted: Shape, named: bool) -> Tensor | None:
     """What broadcasts to `shape` as what broadcasts to `wanted`: along each group of dimensions
     that hold the same elements it has all of them, or is repeated.
     """
-    if not named and tensor.buffer.arena not in UNSEEN:
-        return None
     aligned = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
     made: list[int] = []
     for old, new in _groups(shape, wanted):
@@ -64,12 +75,7 @@ def _seen(tensor: Tensor, shape: Shape, wanted: Shape, named: bool) -> Tensor | 
             made += [1] * len(new)
         else:
             return None
-    view = dense_view(tensor, made)
-    if view is None or tensor.padded != tensor.shape:
-        return None
-    extents, offsets = view
-    size = tuple(made)
-    return dataclasses.replace(tensor, shape=size, extents=extents, offsets=offsets, padded=size)
+    return in_shape(tensor, made, named)
 
 
 def _groups(a: Shape, b: Shape) -> Iterator[tuple[range, range]]:
