@@ -138,7 +138,7 @@ def fmod(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> An
 
 
 def atan2(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
-    """The angle of the point (other, input) in radians, from -pi to pi; floating point."""
+    """The angle of the point (other, input) in radians, from -pi to pi; floating-point types."""
     return binary("atan2", input, other, output, name)
 
 
