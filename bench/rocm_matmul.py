@@ -5,6 +5,11 @@ compute units run at once, over two depths, and the difference is what a depth t
 nobody measured it.
 
     python bench/rocm_matmul.py --shape 8192x8192x8192 --tile 256x128
+
+A product of few tiles is run whole, in each of the cuts named (rows and columns of a tile, parts of
+k), and in the one that a plan takes:
+
+    python bench/rocm_matmul.py --shape 128x2048x2048 --cuts 128x32x1,128x128x8
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import argparse
 import contextlib
 import dataclasses
 import math
+from typing import Any
 
 import ark_rocm_emulator
 import numpy as np
@@ -20,6 +26,7 @@ from ark_rocm import backend
 
 from ark.ir.dtype import bf16
 from ark.ir.graph import Graph
+from ark.lower.cuts import key
 from ark.lower.pipeline import plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
@@ -29,8 +36,16 @@ def sizes(text: str) -> list[int]:
     return [int(n) for n in text.split("x")]
 
 
-def microseconds(model: str, shape: list[int], tile: tuple[int, int], turned: str) -> float:
-    """One run of a product (rows, columns, depth) whose tiles are `tile`."""
+def microseconds(
+    model: str,
+    shape: list[int],
+    turned: str,
+    tile: tuple[int, int] | None = None,
+    cut: list[int] | None = None,
+) -> tuple[float, list[int]]:
+    """One run of a product (rows, columns, depth) whose tiles are `tile`, or which is cut so, or
+    else as a plan does it; with its rows and columns of a tile and parts of k.
+    """
     m, n, k = shape
     ta, tb = (letter == "t" for letter in turned)
     graph = Graph()
@@ -40,15 +55,24 @@ def microseconds(model: str, shape: list[int], tile: tuple[int, int], turned: st
     graph.add("matmul", [a, b], [c], {"transpose_a": ta, "transpose_b": tb}, "product")
     random = np.random.default_rng(0)
     with ark_rocm_emulator.emulated(model), contextlib.closing(backend.open(0)) as device:
-        machine = dataclasses.replace(device.machine, tile=tile, large_tiles=((*tile, 1.0),))
-        made = plan(graph, machine, {"fuse": False})
+        machine = device.machine
+        options: dict[str, Any] = {"fuse": False}
+        if tile:
+            machine = dataclasses.replace(machine, tile=tile, large_tiles=((*tile, 1.0),))
+        if cut:
+            options["cuts"] = {key((1, 1, m, n), k, bf16.itemsize): cut}
+        made = plan(graph, machine, options)
         verify([made])
+        params = made.ops[0].params
+        found = [*params["tile"], params.get("splits", 1)]
+        if cut and found != cut:
+            raise SystemExit(f"no kernel has the cut {cut} of {shape}")
         with Executor(made, backend, device) as executor:
             for x in (a, b):
                 executor.write(x.name, random.standard_normal(x.shape).astype(bf16.to_numpy()))
             run = executor.start(1)
             run.wait(3600)
-            return run.elapsed_ms() * 1e3
+            return run.elapsed_ms() * 1e3, found
 
 
 def main() -> None:
@@ -58,15 +82,23 @@ def main() -> None:
     parser.add_argument("--tile", type=sizes, default=[256, 128], help="rows x columns")
     parser.add_argument("--transposes", default="nt", help="of a and b, as in BLAS")
     parser.add_argument("--depths", type=sizes, default=[512, 1536], help="two that are run")
+    parser.add_argument("--cuts", help="RxCxPARTS,...: run the whole product so, and as planned")
     args = parser.parse_args()
     m, n, k = args.shape
+    if args.cuts is not None:
+        asked = [sizes(text) for text in args.cuts.split(",") if text]
+        for cut in (None, *asked):
+            took, found = microseconds(args.model, args.shape, args.transposes, cut=cut)
+            what = "as planned" if cut is None else "asked for"
+            print(f"{'x'.join(map(str, found))} ({what}): {took:.1f} us a launch (predicted)")
+        return
     high, wide = args.tile
     few, more = args.depths
     units = backend.machine(args.model).processors
     # Tiles in flight: 16 rows of them, as many columns as there are units for.
     rows, columns = min(m, 16 * high), min(n, units // 16 * wide)
     short, long = (
-        microseconds(args.model, [rows, columns, depth], (high, wide), args.transposes)
+        microseconds(args.model, [rows, columns, depth], args.transposes, (high, wide))[0]
         for depth in (few, more)
     )
     per_k = (long - short) / (more - few)

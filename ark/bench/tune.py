@@ -18,7 +18,7 @@ from ark.errors import BaseError
 from ark.ir.dtype import INTEGERS, by_name
 from ark.ir.fold import fold
 from ark.ir.graph import Graph
-from ark.lower import cuts
+from ark.lower import cuts, k_parts
 from ark.lower.cuts import Cut
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
@@ -30,7 +30,7 @@ from ark.runtime.tuned import Choice
 from ark.tasks.matmul_form import dims
 
 GAIN = 0.03  # what a cut must be faster by
-MOST = 8  # cuts of a product in the variant `matrix`, those that are predicted to be fastest
+MOST = 8  # cuts of a product whose times are predicted, those that should be fastest
 
 
 @dataclass(frozen=True)
@@ -104,15 +104,22 @@ def products(plans: Iterable[Plan]) -> list[Product]:
 
 def candidates(product: Product, machine: Machine) -> list[Cut]:
     """The cuts to try, the usual one first."""
-    if product.variant != "matrix":
-        exact = cuts.is_exact(product.dtypes[:2], product.shape, product.depth)
-        return cuts.tiles(product.shape, product.depth, product.itemsize, machine, exact)
     several = len(product.shapes[2]) == 2
+    dtypes, shape, depth = product.dtypes[:2], product.shape, product.depth
+    if product.variant != "matrix" and k_parts.serves(dtypes, shape, machine):
+
+        def ended(cut: Cut) -> float:
+            return k_parts.predicted_us(cut, shape, depth, dtypes, machine)
+
+        return sorted(k_parts.candidates(shape, depth, dtypes, machine, several), key=ended)[:MOST]
+    if product.variant != "matrix":
+        exact = cuts.is_exact(dtypes, shape, depth)
+        return cuts.tiles(shape, depth, product.itemsize, machine, exact)
     narrow = product.transposes[1]
-    able = cuts.candidates(product.shape, product.depth, product.itemsize, several, narrow)
+    able = cuts.candidates(shape, depth, product.itemsize, several, narrow)
 
     def predicted(cut: Cut) -> float:
-        return cuts.predicted_us(cut, product.shape, product.depth, product.itemsize, machine)
+        return cuts.predicted_us(cut, shape, depth, product.itemsize, machine)
 
     return sorted(able, key=predicted)[:MOST]
 

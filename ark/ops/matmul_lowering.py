@@ -10,6 +10,7 @@ from ark.ir.dtype import fp32, int8, int32
 from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
+from ark.lower import k_parts
 from ark.lower.boxed import aligned
 from ark.lower.context import Lowering
 from ark.lower.cuts import (
@@ -47,24 +48,19 @@ def lower_matmul(lowering: Lowering, node: Node) -> None:
         return
     asked = lowering.tile(shape, fixed=(0, 1), shown=_shown(node))
     plain = not any(node.attrs.get(name) for name in ("gated", "rope_kv", "windows"))
-    thin = thin_cut(_product(node), tensors, machine) if plain and not asked else None
+    cut = thin_cut(_product(node), tensors, machine) if plain and not asked else None
     dealt_out = plain and not asked and deals_matrices(_product(node), tensors, machine)
     if asked:
         tile = asked[2], asked[3]
     elif dealt_out:
         tile = shape[2], shape[3]
-    elif thin:
-        tile = thin.rows, thin.columns
     else:
-        measured = lowering.options.get("cuts", {})
-        depth, size = _depth(node), node.inputs[0].dtype.itemsize
-        here = plain and machine.variant.name == "block"
-        exact = here and is_exact([t.dtype.name for t in node.inputs[:2]], shape, depth)
-        tile = choose_tile(shape, depth, size, machine, measured, exact)
+        cut = cut or _usual_cut(lowering, node, tensors, shape, plain)
+        tile = cut.rows, cut.columns
     params = _product(node) | {"tile": list(tile)}
-    if thin and thin.parts > 1 and not node.hints and not _travels(lowering, node):
-        places = box_coords((1, thin.parts, *shape[2:]), (1, 1, *tile))
-        _emit_parts(lowering, node, params, tensors, places, thin)
+    if cut and cut.parts > 1 and not node.hints and not _travels(lowering, node):
+        places = box_coords((1, cut.parts, *shape[2:]), (1, 1, *tile))
+        _emit_parts(lowering, node, params, tensors, places, cut)
         return
     coords: Sequence[tuple[int, ...]] = box_coords(shape, (1, 1, *tile))
     if dealt_out and node.hints is None and not _travels(lowering, node):
@@ -76,6 +72,25 @@ def lower_matmul(lowering: Lowering, node: Node) -> None:
         params |= {"tasks": -(-len(coords) // together), "group": 1}
         coords = [(r,) for r in range(params["tasks"])]
     _emit_product(lowering, node, params, tensors, coords)
+
+
+def _usual_cut(
+    lowering: Lowering,
+    node: Node,
+    tensors: Sequence[IrTensor],
+    shape: Sequence[int],
+    plain: bool,
+) -> Cut:
+    """The cut of a product that warpgroups do not take. plain: its sums are stored one by one."""
+    machine, measured = lowering.machine, lowering.options.get("cuts", {})
+    depth, dtypes = _depth(node), [t.dtype.name for t in node.inputs[:2]]
+    if plain and k_parts.serves(dtypes, shape, machine):
+        flat = all(len(t.shape) <= 2 for t in tensors)
+        parts = flat and not node.hints and not _travels(lowering, node)
+        return k_parts.choose(shape, depth, dtypes, machine, parts, measured)
+    exact = plain and machine.variant.name == "block" and is_exact(dtypes, shape, depth)
+    size = node.inputs[0].dtype.itemsize
+    return Cut(*choose_tile(shape, depth, size, machine, measured, exact))
 
 
 def _loads_boxes(node: Node, tensors: Sequence[IrTensor], shape: Sequence[int]) -> bool:

@@ -102,6 +102,13 @@ def along_k(sig: Signature, index: int) -> bool:
     return not (row == 1 and k != 1)
 
 
+def filled(size: int, high: int) -> bool:
+    """Do so many rows or columns fill a tile of `high` of them so far, to three quarters or more,
+    that its loop is the one to take?
+    """
+    return 3 * high <= 4 * size <= 4 * high
+
+
 def dims(sig: Signature) -> tuple[int, int, int]:
     """(m, n, k) of the product."""
     p, a, out = sig.params, side_shape(sig, 0), sig.operands[2].shape

@@ -172,9 +172,14 @@ def matrix_tiles(
     starts = [text.offset(sig, i, places) for i in range(3)]
     down, across = sig.operands[2].strides[-2:]
     declared = "".join(text.operand(sig, i, f"p{i}", const=i != 2) for i in range(3))
+    sides = [
+        f"ark_side<{rows}, {m}, {_side(sig, 0, k)}>(p0 + {starts[0]}, m0)",
+        f"ark_side<{columns}, {n}, {_side(sig, 1, k)}>(p1 + {starts[1]}, n0)",
+    ]
+    if part_of_k(sig) < k:
+        sides = [f"ark_part_of_k({side}, {', '.join(k_range(sig))})" for side in sides]
     body = (
-        f"  const auto a = ark_side<{rows}, {m}, {_side(sig, 0, k)}>(p0 + {starts[0]}, m0);\n"
-        f"  const auto b = ark_side<{columns}, {n}, {_side(sig, 1, k)}>(p1 + {starts[1]}, n0);\n"
+        f"  const auto a = {sides[0]};\n  const auto b = {sides[1]};\n"
         f"  auto* out = p2 + {starts[2]} + static_cast<ark_i64>(m0) * {down} + "
         f"static_cast<ark_i64>(n0) * {across};\n"
         f"  {callee}<{', '.join(str(c).lower() for c in constants)}>("

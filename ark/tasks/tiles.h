@@ -57,3 +57,11 @@ ARK_DEVICE ArkSide<T> ark_side(const T* matrix, int first) {
   return {at,   ROW_STRIDE, K_STRIDE,
           rows, DEPTH,      EVEN && ark_aligned(reinterpret_cast<ark_u64>(at))};
 }
+
+// The side's elements `begin` to `end` of k, which begin at a multiple of 128 bytes of it.
+template <typename T>
+ARK_DEVICE ArkSide<T> ark_part_of_k(ArkSide<T> side, int begin, int end) {
+  side.at += begin * side.k_stride;
+  side.depth = end - begin;
+  return side;
+}

@@ -15,7 +15,7 @@ from ark.variant import block
 
 VOTE_BYTES = 256  # shared memory that the prelude keeps for itself, rounded up
 RESERVED = VOTE_BYTES + LOOP_BYTES  # with what the loop keeps
-CAPABILITIES = ("packets", "packet_gate", "peer_packets", "proxy", "uncached_copies")
+CAPABILITIES = ("packets", "packet_gate", "peer_packets", "proxy", "uncached_copies", "k_parts")
 
 
 @dataclass(frozen=True)

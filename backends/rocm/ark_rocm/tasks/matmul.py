@@ -14,7 +14,7 @@ from importlib import resources
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.matmul_form import along_k, paired
+from ark.tasks.matmul_form import along_k, filled, paired
 from ark.tasks.matmul_text import matrix_tiles
 from ark.tasks.matmul_thin import served as is_thin
 
@@ -23,7 +23,7 @@ _OUTPUTS = ("fp32", "bf16", "fp16")
 _MIN_ROWS = 9  # below, a row at a time on the vector units reads the weights as fast
 _PITCH = 40  # ARK_PITCH of matrix.h
 _FLUSHES = "gfx90a"  # takes denormal fp16 as zeros: matrix.h splits them into bf16
-_LARGE = (128, 256)  # rows and columns of tiles that matrix_large.h has
+# Rows and columns of tiles that matrix_large.h has: how the waves stand over them.
 _LARGE_WAVES = {(256, 256): (2, 4), (256, 128): (4, 2), (128, 256): (2, 4), (128, 128): (2, 4)}
 _LARGE_PIECES = 4  # of 16 bytes along k in a step
 
@@ -34,7 +34,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
         return False
     if sig.params.get("expr") is not None or paired(sig):
         return False
-    if sig.params.get("splits", 1) > 1 or sig.params.get("windows") or is_thin(sig, machine):
+    if sig.params.get("windows") or is_thin(sig, machine):
         return False
     a, b, out = sig.operands
     plain = not (a.packet or b.packet or out.packet)
@@ -53,7 +53,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     """The body's source, or None where the common body serves."""
     if not serves(sig, machine):
         return None
-    rows, columns = _padded(sig)
+    rows, columns = _padded(sig, machine)
     along = (along_k(sig, 0), along_k(sig, 1))
     buffers = _buffers(sig, machine)
     if _large(sig, machine):
@@ -70,21 +70,25 @@ def headers(machine: Machine) -> tuple[str, ...]:
     return (text.header("tiles.h"), *own)
 
 
-def _large(sig: Signature, machine: Machine) -> bool:
-    """Does the loop for large tiles take it?"""
+def _large(sig: Signature, machine: Machine) -> tuple[int, int] | None:
+    """Rows and columns of the large tile whose loop takes it; None if none does."""
     sixteen = all(sig.operands[i].itemsize == 2 for i in (0, 1))
     exact = machine.arch != _FLUSHES or sig.operands[0].dtype == "bf16"
-    tile = all(n in _LARGE for n in _padded(sig))
-    return sixteen and exact and tile and machine.has("mfma") and machine.warps == 8
-
-
-def _padded(sig: Signature) -> tuple[int, int]:
+    if not (sixteen and exact and machine.has("mfma") and machine.warps == 8):
+        return None
     rows, columns = sig.params["tile"]
-    return -(-rows // 16) * 16, -(-columns // 16) * 16
+    able = (t for t in _LARGE_WAVES if filled(rows, t[0]) and filled(columns, t[1]))
+    return next(able, None)
+
+
+def _padded(sig: Signature, machine: Machine) -> tuple[int, int]:
+    """Rows and columns that are multiplied, with those beyond the tile."""
+    rows, columns = sig.params["tile"]
+    return _large(sig, machine) or (-(-rows // 16) * 16, -(-columns // 16) * 16)
 
 
 def _step_bytes(sig: Signature, machine: Machine) -> int:
-    rows, columns = _padded(sig)
+    rows, columns = _padded(sig, machine)
     if _large(sig, machine):
         more = (2 if along_k(sig, side) else n // 128 * 8 for side, n in enumerate((rows, columns)))
         return 16 * _LARGE_PIECES * (rows + columns + sum(more))

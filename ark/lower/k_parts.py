@@ -1,0 +1,116 @@
+"""How a product is cut where matrix units take it in any variant, in parts of k too (the machine's
+capability `k_parts`): tiles that have a loop of their own, and narrower ones where tiles are few;
+where processors would still be left without one, k is cut too. The cut that is predicted to end
+first is taken. The constants here were fitted to the predictions of a timing model (docs/matmul.md,
+"The cut"); nobody measured them.
+
+Called by the lowering of matmul and by `ark tune`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ark.lower.cuts import LINE, Cut, key
+from ark.machine import SMALL_SHARE, Machine
+from ark.tasks.matmul_form import filled
+
+PAIRS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}
+"""Types of both sides, and how many products of 16 bits one of them takes."""
+LEAST_ROWS = 9  # fewer read weights as fast without matrix units
+LEAST_COLUMNS = 32  # of a tile
+COUNTS = (2, 3, 4, 6, 8, 12, 16)  # parts of k
+# A line of k, 128 bytes, takes at least so long: it arrives a step after it was asked for. Of the
+# loop for large tiles and of the one for others.
+LINE_US, SMALL_LINE_US = 0.95, 1.1
+BEGIN_US = 1.5  # a tile's first step arrives, and its sums are stored
+FOLD_US = 2.5  # parts are handed over to those who add them up
+FOLD_SHARE = 0.83  # of memory's rate, at which parts are written and read
+
+
+def serves(dtypes: Sequence[str], shape: Sequence[int], machine: Machine) -> bool:
+    """Is it a product that such units take? dtypes: of both sides. shape: batch, batch, rows and
+    columns.
+    """
+    return machine.has("k_parts") and tuple(dtypes) in PAIRS and shape[2] >= LEAST_ROWS
+
+
+def candidates(
+    shape: Sequence[int], depth: int, dtypes: Sequence[str], machine: Machine, parts: bool
+) -> list[Cut]:
+    """The cuts of a product of this shape (batch, batch, rows, columns) that kernels exist for.
+
+    depth: elements of k. dtypes: of both sides. parts: may k be cut?
+    """
+    batch, m, n = shape[0] * shape[1], shape[2], shape[3]
+
+    def tiles(high: int, wide: int) -> int:
+        return batch * -(-m // high) * -(-n // wide)
+
+    found: dict[Cut, None] = {}
+    if PAIRS[dtypes[0], dtypes[1]] == 1:
+        sizes = ((min(h, m), min(w, n), h, w) for h, w, _ in machine.large_tiles)
+        able = (s for s in sizes if filled(s[0], s[2]) and filled(s[1], s[3]))
+        found = dict.fromkeys(Cut(*s[:2]) for s in able)
+    high, wide = min(machine.tile[0], m), min(machine.tile[1], n)
+    found[Cut(high, wide)] = None
+    while wide > LEAST_COLUMNS and tiles(high, wide) < machine.processors:
+        wide //= 2
+        found[Cut(high, wide)] = None
+    lines = -(-depth * itemsize(dtypes) // LINE)
+    for cut in list(found):
+        if parts and batch == 1 and tiles(cut.rows, cut.columns) < machine.processors:
+            counts = (p for p in COUNTS if (p - 1) * -(-lines // p) < lines)
+            found.update(dict.fromkeys(Cut(cut.rows, cut.columns, p) for p in counts))
+    return list(found)
+
+
+def itemsize(dtypes: Sequence[str]) -> int:
+    """Bytes of an element of the left side."""
+    return 4 if dtypes[0] == "fp32" else 2
+
+
+def predicted_us(
+    cut: Cut, shape: Sequence[int], depth: int, dtypes: Sequence[str], machine: Machine
+) -> float:
+    """About how long the product takes; only comparisons of cuts mean something."""
+    batch, m, n = shape[0] * shape[1], shape[2], shape[3]
+    products, size = PAIRS[dtypes[0], dtypes[1]], itemsize(dtypes)
+    high, wide, share, least = _loop(cut, products, machine)
+    rate = machine.tflops * 1e6 / machine.processors * share  # operations a microsecond
+    line = max(least, 2.0 * high * wide * (LINE // size) * products / rate)
+    lines = math.ceil(math.ceil(depth * size / LINE) / cut.parts)
+    tiles = batch * -(-m // cut.rows) * -(-n // cut.columns) * cut.parts
+    fold = 0.0
+    if cut.parts > 1:
+        fold = FOLD_US + 8.0 * cut.parts * m * n / (machine.bandwidth_gbps * 1e3 * FOLD_SHARE)
+    return -(-tiles // machine.processors) * (lines * line + BEGIN_US) + fold
+
+
+def _loop(cut: Cut, products: int, machine: Machine) -> tuple[int, int, float, float]:
+    """Rows and columns that the loop for such tiles multiplies, the share of its time in which it
+    does, and the least that a line takes.
+    """
+    for high, wide, share in machine.large_tiles if products == 1 else ():
+        if filled(cut.rows, high) and filled(cut.columns, wide):
+            return high, wide, share, LINE_US
+    return -(-cut.rows // 16) * 16, -(-cut.columns // 16) * 16, SMALL_SHARE, SMALL_LINE_US
+
+
+def choose(
+    shape: Sequence[int],
+    depth: int,
+    dtypes: Sequence[str],
+    machine: Machine,
+    parts: bool,
+    measured: Mapping[str, Sequence[int]],
+) -> Cut:
+    """The cut of a product; measured: cuts by `ark.lower.cuts.key`, for what they were found to be
+    fastest.
+    """
+    able = candidates(shape, depth, dtypes, machine, parts)
+    known = measured.get(key(shape, depth, itemsize(dtypes)))
+    if known is not None and Cut(*known) in able:
+        return Cut(*known)
+    return min(able, key=lambda cut: predicted_us(cut, shape, depth, dtypes, machine))

@@ -1,0 +1,119 @@
+"""Parts of k where matrix units take products in any variant: the cut chosen is one of the fastest
+by the timing model of docs/rocm-timing.md, and what may not be cut is not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ark.backend import registry
+from ark.ir.dtype import bf16
+from ark.ir.graph import Graph
+from ark.ir.hints import Hints
+from ark.lower import k_parts
+from ark.lower.pipeline import plan
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+
+PAIR = ("bf16", "bf16")
+# (rows, columns, depth): predicted microseconds of a launch by (tile, parts), nt, mi300x.
+PREDICTED = {
+    (128, 2048, 2048): {
+        (128, 32, 1): 40.2,
+        (128, 128, 1): 38.0,
+        (128, 128, 4): 20.4,
+        (128, 128, 8): 18.3,
+        (128, 128, 16): 19.4,
+        (128, 32, 4): 21.0,
+        (128, 64, 8): 19.6,
+        (128, 256, 16): 22.2,
+    },
+    (512, 2048, 2048): {
+        (128, 32, 1): 42.7,
+        (128, 128, 1): 38.7,
+        (128, 128, 4): 25.0,
+        (128, 128, 8): 33.7,
+        (256, 128, 8): 29.5,
+        (256, 256, 16): 42.8,
+    },
+    (512, 2048, 8192): {
+        (128, 128, 1): 124.8,
+        (128, 128, 4): 48.0,
+        (256, 128, 8): 44.7,
+        (256, 256, 16): 59.4,
+    },
+    (128, 2048, 8192): {
+        (128, 32, 1): 136.8,
+        (128, 128, 8): 29.3,
+        (128, 128, 16): 25.7,
+        (128, 64, 8): 33.6,
+    },
+    (128, 4096, 4096): {
+        (128, 32, 1): 76.7,
+        (128, 128, 8): 26.5,
+        (128, 128, 4): 29.1,
+        (128, 64, 4): 33.5,
+    },
+    (512, 4096, 4096): {
+        (128, 128, 1): 69.3,
+        (128, 128, 2): 47.9,
+        (256, 128, 4): 44.7,
+        (256, 256, 8): 59.0,
+    },
+    (64, 2048, 2048): {
+        (64, 32, 1): 34.8,
+        (64, 32, 4): 19.1,
+        (64, 64, 8): 17.1,
+        (64, 128, 16): 17.6,
+    },
+    (32, 4096, 4096): {(32, 32, 1): 60.5, (32, 64, 4): 26.3, (32, 128, 8): 21.7},
+}
+
+
+@pytest.mark.parametrize("shape", PREDICTED)
+def test_the_cut_chosen_is_near_the_fastest_predicted(shape: tuple[int, int, int]) -> None:
+    rows, columns, depth = shape
+    times, machine = PREDICTED[shape], registry.machine("mi300x")
+    cut = k_parts.choose((1, 1, rows, columns), depth, PAIR, machine, True, {})
+    assert times[cut.rows, cut.columns, cut.parts] <= 1.04 * min(times.values())
+
+
+def planned(machine: str, shape: tuple[int, ...], depth: int, hints: Hints | None = None) -> Plan:
+    graph = Graph()
+    a = graph.tensor((*shape[:-1], depth), bf16, arena="state", name="a")
+    b = graph.tensor((*shape[:-2], shape[-1], depth), bf16, arena="state", name="b")
+    c = graph.tensor(shape, bf16, name="c")
+    graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True}, "product")
+    graph.nodes[-1] = dataclasses.replace(graph.nodes[-1], hints=hints)
+    made = plan(graph, registry.machine(machine), {})
+    verify([made])
+    return made
+
+
+def parts(made: Plan) -> int:
+    return made.ops[0].params.get("splits", 1)
+
+
+@pytest.mark.parametrize("machine", ["mi300x", "mi355x", "mi250x", "rx7900xtx"])
+def test_few_tiles_are_cut_along_k(machine: str) -> None:
+    made = planned(machine, (128, 2048), 2048)
+    first, second = made.ops
+    assert (first.kind, second.kind) == ("matmul", "pointwise") and parts(made) > 1
+    tasks = [t for listed in made.phases[0].processors for t in listed]
+    tiles = sum(t.op == first.id for t in tasks)
+    assert tiles > parts(made) and tiles % parts(made) == 0
+    # Whoever adds up a tile's parts waits for that tile's alone.
+    assert min(threshold for t in tasks if t.op == second.id for _, threshold in t.waits) == parts(
+        made
+    )
+
+
+def test_what_is_enough_or_asked_for_stays_whole() -> None:
+    assert parts(planned("mi300x", (128, 2048), 2048)) == 8
+    assert parts(planned("mi300x", (4096, 4096), 2048)) == 1  # as many tiles as processors
+    assert parts(planned("mi300x", (2, 128, 2048), 2048)) == 1  # parts are one product's
+    assert parts(planned("mi300x", (128, 2048), 64)) == 1  # one line of k
+    assert parts(planned("mi300x", (128, 2048), 2048, Hints(tile=(128, 128)))) == 1
+    assert parts(planned("a100", (128, 2048), 2048)) == 1
