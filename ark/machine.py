@@ -46,8 +46,8 @@ class Machine:
     "window_boxes" (box copies may be of the windows of an image), "fp32_parts" (matrix units sum
     products of tf32 fast enough for three of them to be one of fp32), "claims" (processors claim
     the tiles of large ops that only move bytes, because memory serves some processors faster),
-    "k_parts" (matrix units take products of 16-bit types in the variant `block` too, in parts of
-    k where tiles are few, ark.lower.k_parts),
+    "k_parts" (matrix units take products of 16-bit types in the variant `block` too, with what
+    follows them, and in parts of k where tiles are few, ark.lower.k_parts),
     "single_thread" (a processor runs a task in one thread, so bodies are loops that the compiler
     vectorises).
     """

@@ -19,7 +19,7 @@ from ark.tasks.matmul_form import filled
 PAIRS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}
 """Types of both sides, and how many products of 16 bits one of them takes."""
 LEAST_ROWS = 9  # fewer read weights as fast without matrix units
-LEAST_COLUMNS = 32  # of a tile
+LEAST_COLUMNS, BLOCK = 32, 16  # of a tile; of what matrix units take at once
 COUNTS = (2, 3, 4, 6, 8, 12, 16)  # parts of k
 # A line of k, 128 bytes, takes at least so long: it arrives a step after it was asked for. Of the
 # loop for large tiles and of the one for others.
@@ -56,7 +56,7 @@ def candidates(
     high, wide = min(machine.tile[0], m), min(machine.tile[1], n)
     found[Cut(high, wide)] = None
     while wide > LEAST_COLUMNS and tiles(high, wide) < machine.processors:
-        wide //= 2
+        wide = -(-wide // (2 * BLOCK)) * BLOCK
         found[Cut(high, wide)] = None
     lines = -(-depth * itemsize(dtypes) // LINE)
     for cut in list(found):
@@ -86,6 +86,21 @@ def predicted_us(
     if cut.parts > 1:
         fold = FOLD_US + 8.0 * cut.parts * m * n / (machine.bandwidth_gbps * 1e3 * FOLD_SHARE)
     return -(-tiles // machine.processors) * (lines * line + BEGIN_US) + fold
+
+
+def stays_whole(shape: Sequence[int], depth: int, dtypes: Sequence[str], machine: Machine) -> bool:
+    """Is the product, with what follows its columns in pairs, done no later in whole tiles than in
+    parts of k and a pass over its sums? Arguments as of `candidates`.
+    """
+
+    def time(cut: Cut) -> float:
+        return predicted_us(cut, shape, depth, dtypes, machine)
+
+    able = candidates(shape, depth, dtypes, machine, True)
+    moved = 8.0 * math.prod(shape)
+    behind = FOLD_US + moved / (machine.bandwidth_gbps * 1e3 * FOLD_SHARE)
+    whole = min(time(cut) for cut in able if cut.parts == 1)
+    return whole <= min(time(cut) for cut in able) + behind
 
 
 def _loop(cut: Cut, products: int, machine: Machine) -> tuple[int, int, float, float]:

@@ -84,8 +84,8 @@ def _usual_cut(
     """The cut of a product that warpgroups do not take. plain: its sums are stored one by one."""
     machine, measured = lowering.machine, lowering.options.get("cuts", {})
     depth, dtypes = _depth(node), [t.dtype.name for t in node.inputs[:2]]
-    if plain and k_parts.serves(dtypes, shape, machine):
-        flat = all(len(t.shape) <= 2 for t in tensors)
+    if "windows" not in node.attrs and k_parts.serves(dtypes, shape, machine):
+        flat = plain and all(len(t.shape) <= 2 for t in tensors)
         parts = flat and not node.hints and not _travels(lowering, node)
         return k_parts.choose(shape, depth, dtypes, machine, parts, measured)
     exact = plain and machine.variant.name == "block" and is_exact(dtypes, shape, depth)

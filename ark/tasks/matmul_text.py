@@ -162,16 +162,27 @@ def each_tile(sig: Signature, body: str) -> str:
     )
 
 
+def tile_place(sig: Signature) -> str:
+    """Where a tile's first result lies, and the elements to the next one down and across."""
+    start = text.offset(sig, 2, place_names(sig, "0", "0"))
+    down, across = sig.operands[2].strides[-2:]
+    return (
+        f"po + {start} + static_cast<ark_i64>(m0) * {down} + "
+        f"static_cast<ark_i64>(n0) * {across}, {down}, {across}"
+    )
+
+
 def matrix_tiles(
-    sig: Signature, constants: Sequence[object], callee: str = "ark_matrix_tile"
+    sig: Signature, callee: str, constants: Sequence[object], end: str, declared: str
 ) -> str:
-    """A body that hands each tile to callee<constants>, the vendor's."""
+    """A body that hands each tile to callee<constants>, the vendor's: both sides, and what becomes
+    of the sums, `end`, which reads what is declared.
+    """
     m, n, k = dims(sig)
     rows, columns = sig.params["tile"]
     places = place_names(sig, "0", "0")
-    starts = [text.offset(sig, i, places) for i in range(3)]
-    down, across = sig.operands[2].strides[-2:]
-    declared = "".join(text.operand(sig, i, f"p{i}", const=i != 2) for i in range(3))
+    starts = [text.offset(sig, i, places) for i in (0, 1)]
+    both = "".join(text.operand(sig, i, f"p{i}") for i in (0, 1))
     sides = [
         f"ark_side<{rows}, {m}, {_side(sig, 0, k)}>(p0 + {starts[0]}, m0)",
         f"ark_side<{columns}, {n}, {_side(sig, 1, k)}>(p1 + {starts[1]}, n0)",
@@ -180,12 +191,10 @@ def matrix_tiles(
         sides = [f"ark_part_of_k({side}, {', '.join(k_range(sig))})" for side in sides]
     body = (
         f"  const auto a = {sides[0]};\n  const auto b = {sides[1]};\n"
-        f"  auto* out = p2 + {starts[2]} + static_cast<ark_i64>(m0) * {down} + "
-        f"static_cast<ark_i64>(n0) * {across};\n"
         f"  {callee}<{', '.join(str(c).lower() for c in constants)}>("
-        f"ARK_SCRATCH(c), a, b, out, {down}, {across});\n"
+        f"ARK_SCRATCH(c), a, b, {end});\n"
     )
-    return declared + each_tile(sig, body)
+    return both + declared + each_tile(sig, body)
 
 
 def _pack(sig: Signature) -> int:

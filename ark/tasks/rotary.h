@@ -106,7 +106,31 @@ ARK_DEVICE void ark_rope_store_pack(T* to, const float (&v)[8]) {
   for (int j = 0; j < 8; ++j) ark_put(made.v, j, v[j]);
   ark_store_pack<8>(to, made);
 }
-// The same by eight columns at a time, of one sequence: whole lines are read, and 16 bytes written.
+// Rotates the eight columns of row m from this one on, which are of one head, if they are queries
+// or keys, and stores them where they belong, 16 bytes at a time.
+template <class R>
+ARK_DEVICE void ark_rope_pack(const R& rope, int m, int column, float (&v)[8]) {
+  static_assert(R::CACHED == 0, "rows of one sequence");
+  const int place = rope.position + m, at = column % R::D;
+  if (column < R::ROTATED) {
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      float sine, cosine;
+      ark_sincos(ark_rope_angle(rope, m, column + j), sine, cosine);
+      ark_rotate(v[j], v[j + 1], sine, cosine);
+    }
+  }
+  if (column < R::QUERIES) {
+    ark_rope_store_pack(ark_address(rope.output, 0, 0, m, column), v);
+  } else if (place >= 0 && place < R::CONTEXT) {
+    const bool key = column < R::ROTATED;
+    const int head = (column - (key ? R::QUERIES : R::ROTATED)) / R::D;
+    auto* to = key ? ark_address(rope.keys, 0, head, place, at)
+                   : ark_address(rope.values, 0, head, place, at);
+    ark_rope_store_pack(to, v);
+  }
+}
+// The same of a projection in memory: whole lines are read.
 template <int ROWS, class X, class R>
 ARK_DEVICE void ark_rope_kv_packs(ArkCtx&, const ArkTask& t, X x, const R& rope) {
   constexpr int BATCH = 3;  // packs that are asked for together
@@ -123,28 +147,10 @@ ARK_DEVICE void ark_rope_kv_packs(ArkCtx&, const ArkTask& t, X x, const R& rope)
     for (int i = 0; i < BATCH; ++i) {
       const int e = first + i * ARK_THREADS;
       if (e >= packs * ROWS) break;
-      const int m = e / packs, column = t.coord[0] + e % packs * 8, at = column % R::D;
-      const int place = rope.position + m;
       float v[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j] = ark_get(asked[i].v, j);
-      if (column < R::ROTATED) {
-#pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-          float sine, cosine;
-          ark_sincos(ark_rope_angle(rope, m, column + j), sine, cosine);
-          ark_rotate(v[j], v[j + 1], sine, cosine);
-        }
-      }
-      if (column < R::QUERIES) {
-        ark_rope_store_pack(ark_address(rope.output, 0, 0, m, column), v);
-      } else if (place >= 0 && place < R::CONTEXT) {
-        const bool key = column < R::ROTATED;
-        const int head = (column - (key ? R::QUERIES : R::ROTATED)) / R::D;
-        auto* to = key ? ark_address(rope.keys, 0, head, place, at)
-                       : ark_address(rope.values, 0, head, place, at);
-        ark_rope_store_pack(to, v);
-      }
+      ark_rope_pack(rope, e / packs, t.coord[0] + e % packs * 8, v);
     }
   }
 }

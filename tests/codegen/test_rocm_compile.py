@@ -197,6 +197,42 @@ def test_matmul_uses_the_matrix_unit(
     assert emitted.scratch_bytes <= machine_for(arch).shared_bytes
 
 
+GELU_AND_RESIDUAL = ["add", ["gelu", ["add", ["input", 0], ["input", 1]]], ["input", 2]]
+
+
+@pytest.mark.parametrize("end", ["expression", "gates", "parts"])
+@pytest.mark.parametrize("tile", [(256, 256), (128, 128), (128, 32)])
+def test_what_follows_a_product_spills_nothing(tile: tuple[int, int], end: str) -> None:
+    machine = machine_for("gfx942")
+    m, n, k = 1024, 2048, 1024
+    params = {"transpose_a": False, "transpose_b": True, "tile": tile}
+    shapes: list[tuple[int, ...]] = [(m, k), (n, k), (m, n)]
+    types = ["bf16"] * 3
+    if end == "expression":
+        params["expr"] = GELU_AND_RESIDUAL
+        shapes += [(n,), (m, n)]
+        types += ["bf16", "fp32"]
+    elif end == "gates":
+        params["gated"] = True
+        shapes[2] = (m, n // 2)
+    else:
+        params["splits"] = 4
+        shapes[2], types[2] = (4, m, n), "fp32"
+    tensors = tuple(
+        PlanTensor(i, f"t{i}", dtype, shape, shape, (0,) * len(shape), i)
+        for i, (shape, dtype) in enumerate(zip(shapes, types, strict=True))
+    )
+    op = PlanOp(0, "product", "matmul", params, tuple(range(len(shapes))))
+    emitted = emit("gfx942", plan_of(machine, tensors, (op,)))
+    body = emitted.source.text.split("task_0_matmul", 1)[1]
+    assert "ark_large_tile<" in body or "ark_matrix_tile<" in body
+    text = assembly(emitted.source, "gfx942")
+    assert fact(text, "private_segment_fixed_size") == 0
+    assert fact(text, "vgpr_spill_count") == 0
+    # What is done to a sum is there once, whatever the tile: so are exponentials.
+    assert text.count("v_exp_f32") <= 64
+
+
 @pytest.mark.parametrize(
     ("dtype", "shape"), [("fp32", (64, 64, 64)), ("bf16", (8, 64, 64)), ("bf16", (1, 64, 64))]
 )

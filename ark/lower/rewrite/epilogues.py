@@ -5,9 +5,11 @@ product is neither written nor read. Within it values are fp32, as in joined cha
 In a gated layer it is what two neighbouring columns make (silu(gate) * up), and in a projection
 their rotation: queries, keys and values go where they belong, and are not written in fp32 before.
 
-Only where the product's body takes expressions: under the variant for large products, where a
-processor has one thread, and where both sides are fp32, which the common body multiplies on every
-machine; but not under `roles`, where no such kernel is known to have run on a GPU. The elementwise
+Only where the product's body takes expressions: under the variant for large products, on machines
+whose matrix units take products in any variant (`k_parts`; pairs only of products that are not
+done sooner in parts of k), where a processor has one thread, and where both sides are fp32, which
+the common body multiplies on every machine; but not under `roles`, where no such kernel is known to
+have run on a GPU. The elementwise
 op may see the product in another shape (a linear layer's rows by batch, a convolution's pixels as
 an image): what it reads beside it is then seen in the product's shape.
 Called by ark.lower.prepare after chains are joined.
@@ -18,9 +20,11 @@ from __future__ import annotations
 import dataclasses
 
 from ark.codegen.layout import RECORD_OPERANDS
-from ark.ir.dtype import FLOATS, SMALL_FLOATS, bf16, fp16
+from ark.ir.dtype import FLOATS, SMALL_FLOATS, bf16, fp16, fp32
+from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
+from ark.lower import k_parts
 from ark.lower.rewrite.chains import expression_of, is_pointwise, read_once
 from ark.lower.rewrite.views import same_elements, seen_in
 from ark.machine import Machine
@@ -34,9 +38,9 @@ def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int]) -> Grap
     """A copy of the graph with joined products. kept: ids of buffers that somebody else reads."""
     if machine.variant.name == "roles":
         return graph
-    everywhere = machine.variant.name == "matrix" or machine.has("single_thread")
+    matrix, units = machine.variant.name == "matrix", machine.has("k_parts")
+    everywhere = matrix or units or machine.has("single_thread")
     private = read_once(graph, kept)
-    pairs = machine.variant.name == "matrix"
     products: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
     written: dict[int, int] = {}  # by buffer: place of the last write
     nodes: list[Node | None] = []
@@ -52,11 +56,11 @@ def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int]) -> Grap
                     node = _join(product, seen, read)
                     if private(node.outputs[0]):  # what reads this may end the product as well
                         products[node.outputs[0].buffer.id] = (place, node)
-        elif node.type in PAIRS and pairs and _made(node.inputs[0], products):
+        elif node.type in PAIRS and (matrix or units) and _made(node.inputs[0], products):
             at, product = products[node.inputs[0].buffer.id]
             current = max((written.get(t.buffer.id, -1) for t in product.inputs), default=-1)
-            plain = "finish" not in product.attrs
-            if plain and current <= at and PAIRS[node.type](product, node):
+            plain = "finish" not in product.attrs and (matrix or _stays_whole(product, machine))
+            if plain and current <= at and PAIRS[node.type](product, node, matrix):
                 nodes[at] = None
                 attrs = {"gated": True} if node.type == "swiglu_pairs" else {"rope_kv": node.attrs}
                 node = dataclasses.replace(
@@ -75,6 +79,16 @@ def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int]) -> Grap
             written[tensor.buffer.id] = place
         nodes.append(node)
     return graph.with_nodes(n for n in nodes if n is not None)
+
+
+def _stays_whole(product: Node, machine: Machine) -> bool:
+    """Do matrix units take the product, and not sooner in parts of k with a pass behind them?"""
+    left, right, out = *product.inputs[:2], product.outputs[0]
+    dtypes, shape = [left.dtype.name, right.dtype.name], fold(out.shape)
+    depth = left.shape[-2 if product.attrs["transpose_a"] else -1]
+    return k_parts.serves(dtypes, shape, machine) and k_parts.stays_whole(
+        shape, depth, dtypes, machine
+    )
 
 
 def _scalar(node: Node) -> bool:
@@ -116,7 +130,7 @@ def _fits(product: Node, node: Node, read: Tensor) -> bool:
     )
 
 
-def _gates(product: Node, node: Node) -> bool:
+def _gates(product: Node, node: Node, matrix: bool) -> bool:
     """May the product apply the gate between its neighbouring columns itself?"""
     out = node.outputs[0]
     return (
@@ -131,9 +145,9 @@ def _gates(product: Node, node: Node) -> bool:
     )
 
 
-def _rotates(product: Node, node: Node) -> bool:
+def _rotates(product: Node, node: Node, matrix: bool) -> bool:
     """May the product rotate its queries and keys itself, and append keys and values? Rows of one
-    sequence, to caches of the queries' 16-bit type.
+    sequence, to caches of a 16-bit type; in the variant `matrix` of the queries' own.
     """
     query, position, caches = node.outputs[0], node.inputs[1], node.inputs[3:5]
     return (
@@ -142,8 +156,8 @@ def _rotates(product: Node, node: Node) -> bool:
         and len(node.outputs) == 1 < query.shape[0]
         and position.shape == (1,)
         and len(product.inputs[0].shape) == len(product.inputs[1].shape) == 2
-        and query.dtype in (bf16, fp16)
-        and all(t.dtype == query.dtype for t in caches)
+        and all(t.dtype in (bf16, fp16) for t in caches)
+        and all(t.dtype == query.dtype or (query.dtype == fp32 and not matrix) for t in caches)
         and node.attrs["head_dim"] % TOGETHER == 0
         and not {query.buffer.id, *(t.buffer.id for t in caches)}
         & {t.buffer.id for t in product.inputs}

@@ -3,9 +3,10 @@ fp32 activations and weights of 16 bits.
 
 In the variant for large products the input of such a product, and the queries of attention over
 caches of such a type, are rounded to the weights' type where they are made, or by a cast of their
-own. Where few rows go through linear layers and are much for packets, or one row goes as packets of
-16 bits, whoever makes them rounds them if he can, as each reader would. Sums stay in fp32. Called
-by ark.lower.prepare.
+own; so is the input of a product of many rows where matrix units take it in any variant. Where few
+rows go through linear layers and are much for packets, or one row goes as packets of 16 bits,
+whoever makes them rounds them if he can, as each reader would. Sums stay in fp32. Called by
+ark.lower.prepare.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.packets import PACKET_READ_FEW, SHORT_ROW, takes_short
+from ark.lower.tiling import LEAST_TILE
 from ark.machine import Machine
 from ark.tasks.linear_form import MOST_NARROW
 from ark.variant import COMMUNICATE
@@ -30,11 +32,15 @@ def narrow(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
     somebody else reads.
     """
     matrix, short = machine.variant.name == "matrix", takes_short(machine)
-    if not matrix and not short and not machine.variant.role(COMMUNICATE):
+    units = machine.has("k_parts")
+    few = short or machine.variant.role(COMMUNICATE) > 0
+    if not (matrix or units or few):
         return graph
 
     def wants(node: Node) -> DataType | None:
-        return _dtype(node) if matrix else _few(node, short)
+        if matrix or (units and _many(node)):
+            return _dtype(node)
+        return _few(node, short) if few else None
 
     made = graph.with_nodes(graph.nodes)
     uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
@@ -62,7 +68,7 @@ def narrow(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
             and old.buffer.id not in kept
         )
         rounds = alone and maker is not None and _rounds(maker)
-        for reader in readers if matrix or rounds else ():
+        for reader in readers if matrix or units or rounds else ():
             dtype = wants(reader)
             assert dtype is not None
             new = changed.get((key, dtype))
@@ -94,6 +100,14 @@ def narrow(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
 def _rounds(maker: Node) -> bool:
     """May the node's first result be of another type?"""
     return maker.type in ROUNDS or maker.attrs.get("epilogue") == "swiglu"
+
+
+def _many(node: Node) -> bool:
+    """Is it a product of many rows and a matrix?"""
+    if node.type != "matmul" or len(node.inputs[1].shape) != 2:
+        return False
+    rows, columns = node.outputs[0].shape[-2:]
+    return rows >= LEAST_TILE[0] and columns >= LEAST_TILE[1]
 
 
 def _few(node: Node, short: bool) -> DataType | None:

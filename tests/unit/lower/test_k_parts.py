@@ -9,12 +9,15 @@ import dataclasses
 import pytest
 
 from ark.backend import registry
-from ark.ir.dtype import bf16
+from ark.ir.dtype import bf16, fp32
 from ark.ir.graph import Graph
 from ark.ir.hints import Hints
 from ark.lower import k_parts
 from ark.lower.pipeline import plan
-from ark.plan.types import Plan
+from ark.models.build import Shape
+from ark.models.config import builtin_config
+from ark.models.plans import plans
+from ark.plan.types import Plan, PlanOp
 from ark.plan.verify import verify
 
 PAIR = ("bf16", "bf16")
@@ -117,3 +120,50 @@ def test_what_is_enough_or_asked_for_stays_whole() -> None:
     assert parts(planned("mi300x", (128, 2048), 64)) == 1  # one line of k
     assert parts(planned("mi300x", (128, 2048), 2048, Hints(tile=(128, 128)))) == 1
     assert parts(planned("a100", (128, 2048), 2048)) == 1
+
+
+def prompt_layer(rows: int) -> list[PlanOp]:
+    """The ops of a layer of a prompt's chunk, as planned for an MI300X, by their tasks' order."""
+    config = dataclasses.replace(
+        builtin_config("llama-3.2-1b"),
+        num_hidden_layers=1,
+        vocab_size=512,
+        bos_token_id=0,
+        eos_token_ids=(1,),
+    )
+    (made,) = plans(Shape(config, bf16, rows + 8, rows), registry.machine("mi300x"), None)
+    used = {t.op for listed in made.phases[0].processors for t in listed}
+    return [op for op in made.ops if op.id in used and ".layers.0." in op.name]
+
+
+@pytest.mark.parametrize(("rows", "turned"), [(512, False), (2048, True)])
+def test_a_prompts_layer_takes_few_passes(rows: int, turned: bool) -> None:
+    ops = {op.name.removeprefix("prompt.layers.0."): op for op in prompt_layer(rows)}
+    products = {name: op.params for name, op in ops.items() if op.kind == "matmul"}
+    qkv, gates = products["attention.query+key+value"], products["mlp.gate+up"]
+    # Rotated where its sums are, unless it is done sooner in parts.
+    assert bool(qkv.get("head_dim")) == turned and (qkv.get("splits", 1) == 1) == turned
+    assert gates["gated"] and gates["tile"][0] == 256
+    kinds = [op.kind for op in ops.values()]
+    assert "swiglu" not in kinds and ("rope_kv" in kinds) == (not turned)
+    # The residual is added by whoever adds up parts, or by the product.
+    assert not any(name.endswith(".add") for name in ops)
+
+
+def test_inputs_of_many_rows_are_rounded() -> None:
+    def types(rows: int) -> set[str]:
+        made = planned_linear(rows)
+        return {made.tensors[op.operands[0]].dtype for op in made.ops if op.kind == "matmul"}
+
+    assert types(128) == {"bf16"} and types(64) == {"fp32"}
+
+
+def planned_linear(rows: int) -> Plan:
+    graph = Graph()
+    x = graph.tensor((rows, 256), fp32, arena="state", name="x")
+    w = graph.tensor((128, 256), bf16, arena="parameter", name="w")
+    y = graph.tensor((rows, 128), fp32, name="y")
+    graph.add("matmul", [x, w], [y], {"transpose_a": False, "transpose_b": True}, "product")
+    made = plan(graph, registry.machine("mi300x"), {})
+    verify([made])
+    return made

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from ark.machine import Machine
 from ark.plan.kind import Signature
+from ark.tasks import matmul_packs as packs
 from ark.tasks import matmul_small, text
 from ark.tasks.matmul_form import along_k, deal, dims, paired, place_names, side_strides
 from ark.tasks.matmul_text import finish, outputs
 from ark.tasks.matmul_thin import served
-from ark_cuda.tasks import packs
 
 LEAST_WORK = 1 << 24  # multiplications that are worth filling stages
 LEAST_ROWS, LEAST_COLUMNS, LEAST_DEPTH = 9, 32, 16

@@ -13,7 +13,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import matmul_small, text
 from ark.tasks.matmul_form import along_k, paired
-from ark.tasks.matmul_text import matrix_tiles
+from ark.tasks.matmul_text import matrix_tiles, outputs, tile_place
 from ark.tasks.matmul_thin import served
 from ark_cuda.tasks import exact, inline, products
 
@@ -85,7 +85,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     if shape is None:
         return exact.write(name, sig, machine)
     constants = (shape.blocks_m, shape.blocks_n, shape.warps_n, shape.slices, along_k(sig, 0))
-    return text.function(name, matrix_tiles(sig, constants))
+    place = tile_place(sig)
+    return text.function(name, matrix_tiles(sig, "ark_matrix_tile", constants, place, outputs(sig)))
 
 
 def headers(machine: Machine) -> tuple[str, ...]:

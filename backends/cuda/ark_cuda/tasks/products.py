@@ -17,12 +17,13 @@ from typing import Any
 from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
+from ark.tasks import matmul_packs as packs
 from ark.tasks import text
 from ark.tasks.matmul_form import ROPE, deal, dims, k_range, part_of_k, place_names, rotates
-from ark.tasks.matmul_text import finish, outputs
+from ark.tasks.matmul_text import outputs
 from ark.tasks.rotary import rope
 from ark.variant import COMPUTE, LOAD, MOVE
-from ark_cuda.tasks import packs, windows
+from ark_cuda.tasks import windows
 from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, sum_of
 
 HEIGHTS, WIDTHS = (64, 128), (32, 64, 128, 256)
@@ -290,25 +291,8 @@ def _store(sig: Signature) -> str:
             f"  ark_matrix_store<{out.ctype}, {wide}>(\n"
             f"      c, d, po + {start}, {out.strides[-2]}, top, {m} - m0, {n} - left0);\n"
         )
-    single = "const int row = m0 + at_row, column = left0 + at_column + j;\n" + finish(
-        sig, "v[j]", "row", "column"
-    )
-    body = (
-        f"#pragma unroll\n      for (int j = 0; j < 8; ++j) {{\n"
-        f"      if (j >= left) break;\n      {single}      }}\n"
-    )
-    found = packs.packed(sig, 8)
-    if found is not None:
-        addresses = text.addresses(sig, found)
-        body = (
-            f"    if (left == 8 && ark_aligned({addresses})) {{\n"
-            "      const int row = m0 + at_row, column = left0 + at_column;\n"
-            f"{packs.together(sig, found, 8)}"
-            f"    }} else {{\n{body}    }}\n"
-        )
     return (
-        f"  const auto eight = [&](int at_row, int at_column, const auto* v, int left) {{\n"
-        f"{body}  }};\n"
+        f"  const auto eight = {packs.several(sig, 'm0', 'left0')};\n"
         f"  ark_matrix_each<{wide}>(c, d, top, {m} - m0, {n} - left0, eight);\n"
     )
 

@@ -1,10 +1,11 @@
-"""Matmul tiles on AMD's matrix units: any transposes, batches and odd edges.
+"""Matmul tiles on AMD's matrix units: any transposes, batches, odd edges, parts of k, and what
+follows the product.
 
 Serves fp16 and bf16, and fp32 times bf16 (activations times weights: a float is the exact sum of
 three bf16), in tiles of more than eight rows, on machines with the capability mfma or wmma; the
 common body does the rest. Tiles of 128 or 256 rows and columns of 16-bit types have a loop of their
-own where there is mfma. Called by the writer through the dialect; matrix.h and matrix_large.h have
-the device side.
+own where there is mfma. Called by the writer through the dialect; matrix.h, matrix_large.h and
+matrix_store.h have the device side.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from importlib import resources
 
 from ark.machine import Machine
 from ark.plan.kind import Signature
+from ark.tasks import matmul_packs as packs
 from ark.tasks import text
 from ark.tasks.matmul_form import along_k, filled, paired
-from ark.tasks.matmul_text import matrix_tiles
+from ark.tasks.matmul_text import matrix_tiles, outputs, tile_place
 from ark.tasks.matmul_thin import served as is_thin
 
 _PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}  # of the left side
@@ -32,21 +34,26 @@ def serves(sig: Signature, machine: Machine) -> bool:
     """Whether this body takes the signature."""
     if not (machine.has("mfma") or machine.has("wmma")):
         return False
-    if sig.params.get("expr") is not None or paired(sig):
-        return False
     if sig.params.get("windows") or is_thin(sig, machine):
         return False
-    a, b, out = sig.operands
-    plain = not (a.packet or b.packet or out.packet)
-    kinds = (a.dtype, b.dtype) in _PARTS and out.dtype in _OUTPUTS
+    a, b, out = sig.operands[:3]
+    plain = not any(o.packet for o in sig.operands)
+    kinds = (a.dtype, b.dtype) in _PARTS and (out.dtype in _OUTPUTS or _follows(sig))
     if not (plain and kinds and sig.params["tile"][0] >= _MIN_ROWS):
         return False
-    return _step_bytes(sig, machine) <= machine.shared_bytes
+    return max(_step_bytes(sig, machine), _slab_bytes(sig, machine)) <= machine.shared_bytes
+
+
+def _follows(sig: Signature) -> bool:
+    """Does something follow the product, so that sums leave in packs?"""
+    return sig.params.get("expr") is not None or paired(sig)
 
 
 def scratch(sig: Signature, machine: Machine) -> int:
-    """The steps of both sides that are held at once, in bytes."""
-    return _buffers(sig, machine) * _step_bytes(sig, machine) if serves(sig, machine) else 0
+    """The steps of both sides that are held at once, in bytes, and then the sums that leave."""
+    if not serves(sig, machine):
+        return 0
+    return max(_buffers(sig, machine) * _step_bytes(sig, machine), _slab_bytes(sig, machine))
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str | None:
@@ -56,18 +63,23 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     rows, columns = _padded(sig, machine)
     along = (along_k(sig, 0), along_k(sig, 1))
     buffers = _buffers(sig, machine)
+    callee, waves = "ark_matrix_tile", _waves(rows // 16, columns // 16, machine.warps)
     if _large(sig, machine):
-        constants = (rows, columns, *_LARGE_WAVES[rows, columns], buffers, *along)
-        return text.function(name, matrix_tiles(sig, constants, "ark_large_tile"))
-    waves = _waves(rows // 16, columns // 16, machine.warps)
-    return text.function(name, matrix_tiles(sig, (rows, columns, *waves, buffers, *along)))
+        callee, waves = "ark_large_tile", _LARGE_WAVES[rows, columns]
+    constants = (rows, columns, *waves, buffers, *along)
+    end, declared = f"ark_tile_sums({tile_place(sig)})", outputs(sig)
+    if _follows(sig):
+        end = f"ark_tile_packs({packs.several(sig, 'm0', 'n0')})"
+        declared = packs.declared(sig)
+    return text.function(name, matrix_tiles(sig, callee, constants, end, declared))
 
 
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code of these bodies."""
-    names = ("matrix.h", "matrix_large.h") if machine.has("mfma") else ("matrix.h",)
+    large = ("matrix_large.h",) if machine.has("mfma") else ()
+    names = ("matrix_store.h", "matrix.h", *large)
     own = ((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
-    return (text.header("tiles.h"), *own)
+    return (text.header("rotary.h"), text.header("tiles.h"), *own)
 
 
 def _large(sig: Signature, machine: Machine) -> tuple[int, int] | None:
@@ -94,6 +106,12 @@ def _step_bytes(sig: Signature, machine: Machine) -> int:
         return 16 * _LARGE_PIECES * (rows + columns + sum(more))
     parts = _PARTS[sig.operands[0].dtype, sig.operands[1].dtype]
     return 2 * (parts * rows + columns) * _PITCH
+
+
+def _slab_bytes(sig: Signature, machine: Machine) -> int:
+    """Of a block of each wave, whose rows are four floats further apart than they are long."""
+    size = 32 if _large(sig, machine) else 16
+    return machine.warps * size * (size + 4) * 4 if _follows(sig) else 0
 
 
 def _buffers(sig: Signature, machine: Machine) -> int:

@@ -223,13 +223,13 @@ struct ArkStep {
   }
 };
 
-// One TM x TN tile of a product: out(row, column) at out[row * out_row + column * out_column]. The
-// waves stand WAVES_M by WAVES_N; `shared` holds BUFFERS steps of both sides: with two, the next is
-// placed while slow waves still multiply this one.
+// One TM x TN tile of a product, whose sums go where `end` says (matrix_store.h). The waves stand
+// WAVES_M by WAVES_N; `shared` holds BUFFERS steps of both sides: with two, the next is placed
+// while slow waves still multiply this one.
 template <int TM, int TN, int WAVES_M, int WAVES_N, int BUFFERS, bool A_ALONG_K, bool B_ALONG_K,
-          typename A, typename B, typename O>
-ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide<B>& b, O* out,
-                                ark_i64 out_row, ark_i64 out_column) {
+          typename A, typename B, class End>
+ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide<B>& b,
+                                const End& end) {
   static_assert(WAVES_M * WAVES_N == ARK_WARPS, "every wave has its place");
   constexpr int BLOCKS_M = (TM / 16 + WAVES_M - 1) / WAVES_M;
   constexpr int BLOCKS_N = (TN / 16 + WAVES_N - 1) / WAVES_N;
@@ -302,19 +302,6 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide
       step_b.fetch(b, k0, tid);
     });
   }
-  const int column0 = ark_lane() % 16;
-#pragma unroll
-  for (int i = 0; i < BLOCKS_M; ++i) {
-#pragma unroll
-    for (int j = 0; j < BLOCKS_N; ++j) {
-#pragma unroll
-      for (int e = 0; e < ARK_BLOCK_ELEMENTS; ++e) {
-        const int row = (wave_m + i * WAVES_M) * 16 + ark_block_row(e);
-        const int column = (wave_n + j * WAVES_N) * 16 + column0;
-        if (row < a.rows && column < b.rows) {
-          ark_put(out, row * out_row + column * out_column, sums[i][j][e]);
-        }
-      }
-    }
-  }
+  ark_tile_blocks<16, WAVES_M * 16, WAVES_N * 16>(shared, sums, wave_m * 16, wave_n * 16, a.rows,
+                                                  b.rows, ark_block_row, end);
 }

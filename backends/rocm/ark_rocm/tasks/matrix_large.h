@@ -212,9 +212,9 @@ struct ArkLargeHalf {
 
 // As ark_matrix_tile of matrix.h, for tiles of 128 or 256 rows and columns.
 template <int TM, int TN, int WAVES_M, int WAVES_N, int BUFFERS, bool A_ALONG_K, bool B_ALONG_K,
-          typename T, typename O>
-ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<T>& b, O* out,
-                               ark_i64 out_row, ark_i64 out_column) {
+          typename T, class End>
+ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<T>& b,
+                               const End& end) {
   static_assert(WAVES_M * WAVES_N == ARK_WARPS, "every wave has its place");
   constexpr int BLOCKS_M = TM / ARK_LARGE / WAVES_M, BLOCKS_N = TN / ARK_LARGE / WAVES_N;
   static_assert(BLOCKS_M % 2 == 0, "two halves of a wave's rows");
@@ -317,19 +317,8 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
       step_b.fetch(b, s * ARK_DEEP);
     });
   }
-#pragma unroll
-  for (int i = 0; i < BLOCKS_M; ++i) {
-#pragma unroll
-    for (int j = 0; j < BLOCKS_N; ++j) {
-      const int column = (wave_n + j * WAVES_N) * ARK_LARGE + ark_lane() % ARK_LARGE;
-#pragma unroll
-      for (int e = 0; e < 16; ++e) {
-        const int down = (wave_m + i * WAVES_M) * ARK_LARGE + ark_large_row(e);
-        if (down < a.rows && column < b.rows) {
-          ark_put(out, down * out_row + column * out_column, sums[i][j][e]);
-        }
-      }
-    }
-  }
+  constexpr int DOWN = WAVES_M * ARK_LARGE, ACROSS = WAVES_N * ARK_LARGE;
+  ark_tile_blocks<ARK_LARGE, DOWN, ACROSS>(shared, sums, wave_m * ARK_LARGE, wave_n * ARK_LARGE,
+                                           a.rows, b.rows, ark_large_row, end);
 }
 #endif

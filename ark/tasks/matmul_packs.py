@@ -1,0 +1,114 @@
+"""Neighbouring results of a product, as source: computed together and stored by one access.
+
+Called by the writers of vendors' bodies for products.
+"""
+
+from __future__ import annotations
+
+from ark.plan.kind import Signature
+from ark.tasks import expression, text
+from ark.tasks.matmul_form import ROPE, dims, paired, place_names, rotates, sums_of
+from ark.tasks.matmul_text import finish, outputs
+from ark.tasks.rotary import rope
+
+WIDE = 8  # neighbours that bodies hand over
+
+
+def packed(sig: Signature, width: int) -> list[int] | None:
+    """The output and the operands behind it that have `width` elements side by side; None where
+    these do not always lie at multiples of 16 bytes.
+    """
+    found = []
+    for i in range(2, len(sig.operands)):
+        shape, strides = text.pad4(sig.operands[i].shape, 1), text.pad4(sig.operands[i].strides, 0)
+        if shape[3] == 1:
+            continue
+        if any(n > 1 and s % width for n, s in zip(shape[:3], strides[:3], strict=True)):
+            return None
+        found.append(i)
+    return found
+
+
+def together(sig: Signature, found: list[int], width: int) -> str:
+    """Statements that compute and store `width` neighbouring results, of the sums v, at a row and
+    column.
+    """
+    names = place_names(sig, "row", "column")
+    lines, leaves = [], [("v[j]", "ark_i32" if sums_of(sig) == "int32" else "float")]
+    for i in range(3, len(sig.operands)):
+        at = text.offset(sig, i, names)
+        held = width if i in found else 1
+        lines.append(f"const auto e{i} = ark_load_pack<{held}>(p{i} + {at});")
+        loaded = text.load(sig, i, f"e{i}.v", "j" if held > 1 else "0")
+        leaves.append((loaded, text.loaded(sig, i)))
+    writer = expression.Writer(leaves, text.literal)
+    tree = sig.params.get("expr")
+    value, _ = writer.write(expression.leaf(0) if tree is None else tree)
+    lines += [
+        f"ArkPack<{sig.operands[2].ctype}, {width}> made;",
+        "#pragma unroll",
+        f"for (int j = 0; j < {width}; ++j) {{",
+        *writer.statements,
+        text.store(sig, 2, "made.v", "j", value),
+        "}",
+        f"ark_store_pack<{width}>(po + {text.offset(sig, 2, names)}, made);",
+    ]
+    return "".join(f"{'' if line[0] == '#' else '      '}{line}\n" for line in lines)
+
+
+def several(sig: Signature, row: str, column: str) -> str:
+    """A lambda that stores what WIDE neighbouring sums v, of which `left` are there, make.
+
+    It takes the first one's row and column in the tile, whose own first ones are `row` and
+    `column`. A product that rotates has `rope` beside it (`declared`).
+    """
+    if rotates(sig):
+        single = "ark_rope_pair(c, rope, row, first + j, v[j], v[j + 1]);\n"
+        whole = (
+            f"float all[{WIDE}];\n      for (int j = 0; j < {WIDE}; ++j) all[j] = v[j];\n"
+            "      ark_rope_pack(rope, row, first, all);\n"
+        )
+        heads = (sig.params["head_dim"], sig.operands[2].strides[0])
+        stored = None if any(n % WIDE for n in heads) else [2, 5, 6]
+    elif sig.params.get("gated"):
+        single = finish(sig, "ark_swiglu(v[j], v[j + 1])", "row", "(first + j) / 2")
+        whole = _gated(sig)
+        stored = packed(sig, WIDE // 2)
+    else:
+        single = "const int column = first + j;\n" + finish(sig, "v[j]", "row", "column")
+        stored = packed(sig, WIDE)
+        whole = f"const int column = first;\n{together(sig, stored or [], WIDE)}"
+    step = 2 if paired(sig) else 1
+    body = (
+        f"#pragma unroll\n      for (int j = 0; j < {WIDE}; j += {step}) {{\n"
+        f"      if (j >= left) break;\n      {single}      }}\n"
+    )
+    _, n, _ = dims(sig)
+    across = sig.params["tile"][1]
+    if stored is not None and (across % WIDE == 0 or n <= across):
+        body = (
+            f"    if (left == {WIDE} && ark_aligned({text.addresses(sig, stored)})) {{\n"
+            f"      {whole}    }} else {{\n{body}    }}\n"
+        )
+    return (
+        "[&](int at_row, int at_column, const auto* v, int left) {\n"
+        f"    const int row = {row} + at_row, first = {column} + at_column;\n{body}    }}"
+    )
+
+
+def _gated(sig: Signature) -> str:
+    """Statements that store what gates and their neighbours make, side by side."""
+    half = WIDE // 2
+    value = text.store(sig, 2, "made.v", "j", "ark_swiglu(v[2 * j], v[2 * j + 1])")
+    start = text.offset(sig, 2, place_names(sig, "row", "first / 2"))
+    return (
+        f"ArkPack<{sig.operands[2].ctype}, {half}> made;\n#pragma unroll\n"
+        f"      for (int j = 0; j < {half}; ++j) {value}\n"
+        f"      ark_store_pack<{half}>(po + {start}, made);\n"
+    )
+
+
+def declared(sig: Signature) -> str:
+    """Declares what `several` reads and writes."""
+    found = f"  const auto rope = {rope(sig, 2, ROPE)};\n" if rotates(sig) else ""
+    return outputs(sig) + found

@@ -1,0 +1,92 @@
+// Where the sums of a tile go when all of k has been multiplied: as they are, each to its place, or
+// eight neighbouring ones at a time to what follows the product. What is done to eight is there
+// once: each wave's blocks go, one behind the other, through a part of shared memory of its own.
+
+// Sums as they are: that of (row, column) at out[row * down + column * across].
+template <typename O>
+struct ArkTileSums {
+  O* out;
+  ark_i64 down, across;
+};
+
+template <typename O>
+ARK_DEVICE ArkTileSums<O> ark_tile_sums(O* out, ark_i64 down, ark_i64 across) {
+  return {out, down, across};
+}
+
+// several(row, column, values, how many of the eight are there).
+template <class Several>
+struct ArkTilePacks {
+  const Several& several;
+};
+template <class Several>
+ARK_DEVICE ArkTilePacks<Several> ark_tile_packs(const Several& several) {
+  return {several};
+}
+
+// A wave's blocks of SIZE rows and columns, the first one's first at `top` and `left` of the tile,
+// the next ones' STEP_M and STEP_N further. Element e of a lane: row row_of(e), column its lane's.
+// rows, columns: of the tile, that are there.
+template <int SIZE, int STEP_M, int STEP_N, int BLOCKS_M, int BLOCKS_N, typename Sums, class RowOf,
+          typename O>
+ARK_DEVICE void ark_tile_blocks(char*, const Sums (&sums)[BLOCKS_M][BLOCKS_N], int top, int left,
+                                int rows, int columns, const RowOf& row_of,
+                                const ArkTileSums<O>& end) {
+  constexpr int ELEMENTS = sizeof(Sums) / sizeof(float);
+#pragma unroll
+  for (int i = 0; i < BLOCKS_M; ++i) {
+#pragma unroll
+    for (int j = 0; j < BLOCKS_N; ++j) {
+      const int column = left + j * STEP_N + ark_lane() % SIZE;
+#pragma unroll
+      for (int e = 0; e < ELEMENTS; ++e) {
+        const int row = top + i * STEP_M + row_of(e);
+        if (row < rows && column < columns) {
+          ark_put(end.out, row * end.down + column * end.across, sums[i][j][e]);
+        }
+      }
+    }
+  }
+}
+
+template <int SIZE, int STEP_M, int STEP_N, int BLOCKS_M, int BLOCKS_N, typename Sums, class RowOf,
+          class Several>
+ARK_DEVICE void ark_tile_blocks(char* shared, const Sums (&sums)[BLOCKS_M][BLOCKS_N], int top,
+                                int left, int rows, int columns, const RowOf& row_of,
+                                const ArkTilePacks<Several>& end) {
+  constexpr int ELEMENTS = sizeof(Sums) / sizeof(float);
+  constexpr int PITCH = SIZE + 4, ACROSS = SIZE / 8;  // pieces of 16 bytes, no bank twice
+  ark_sync();                                         // slow waves may still read the last step
+  float* slab = reinterpret_cast<float*>(shared) + ark_warp() * SIZE * PITCH;
+#pragma unroll 1
+  for (int block = 0; block < BLOCKS_M * BLOCKS_N; ++block) {
+#pragma unroll
+    for (int i = 0; i < BLOCKS_M; ++i) {
+#pragma unroll
+      for (int j = 0; j < BLOCKS_N; ++j) {
+        if (block != i * BLOCKS_N + j) continue;
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; ++e) {
+          slab[row_of(e) * PITCH + ark_lane() % SIZE] = sums[i][j][e];
+        }
+      }
+    }
+    ark_warp_sync();
+    const int above = top + block / BLOCKS_N * STEP_M, before = left + block % BLOCKS_N * STEP_N;
+#pragma unroll 1
+    for (int p = ark_lane(); p < SIZE * ACROSS; p += ARK_LANES) {
+      const int row = above + p / ACROSS, column = before + p % ACROSS * 8;
+      if (row >= rows || column >= columns) continue;
+      const float* from = slab + p / ACROSS * PITCH + p % ACROSS * 8;
+      float v[8];
+#pragma unroll
+      for (int half = 0; half < 8; half += 4) {
+        const auto four = ark_load_pack<4>(from + half);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) v[half + j] = four.v[j];
+      }
+      end.several(row, column, v, columns - column < 8 ? columns - column : 8);
+    }
+    ark_warp_sync();
+  }
+}
