@@ -126,8 +126,6 @@ def test_attention_is_torchs(backend: str) -> None:
 
 @pytest.mark.parametrize("dtype", [ark.fp16, ark.bf16], ids=str)
 def test_attention_of_whole_tiles_is_torchs(backend: str, dtype: DataType) -> None:
-    if backend == "rocm":
-        pytest.skip("an emulated device takes minutes; the small shapes run the same body")
     check([case(s, dtype, i) for i, s in enumerate(TILES)])
 
 

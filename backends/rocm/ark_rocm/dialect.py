@@ -6,7 +6,7 @@ from importlib import resources
 
 from ark.codegen.dialect import Dialect
 from ark_rocm import machines
-from ark_rocm.tasks import attention, bulk, linear, matmul
+from ark_rocm.tasks import attention, attention_units, bulk, linear, matmul
 
 PRELUDE = ("prelude.h", "lanes.h", "order.h", "arithmetic.h", "dots.h", "queue.h")
 
@@ -26,6 +26,7 @@ def dialect(arch: str) -> Dialect:
         bodies={
             "attention": attention.write,
             "attention_merge": attention.merge_write,
+            "attention_tiles": attention_units.write,
             "bulk": bulk.write,
             "linear": linear.write,
             "matmul": matmul.write,
@@ -33,12 +34,14 @@ def dialect(arch: str) -> Dialect:
         headers={
             "attention": attention.headers,
             "attention_merge": attention.merge_headers,
+            "attention_tiles": attention_units.headers,
             "bulk": bulk.headers,
             "linear": linear.headers,
             "matmul": matmul.headers,
         },
         scratch={
             "attention": attention.scratch,
+            "attention_tiles": attention_units.scratch,
             "bulk": bulk.scratch,
             "linear": linear.scratch,
             "matmul": matmul.scratch,

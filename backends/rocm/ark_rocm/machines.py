@@ -23,7 +23,8 @@ class Arch:
     """One instruction set. lanes: of a wave. lds: shared memory of a workgroup, bytes.
 
     tick_ns: period of the steady counter. unit: the matrix unit. to_lds: have loads that go
-    straight to LDS a place in it for each lane?
+    straight to LDS a place in it for each lane? flushes: are denormals of 16 bits zeros to its
+    matrix unit?
     """
 
     lanes: int
@@ -31,6 +32,7 @@ class Arch:
     tick_ns: int
     unit: str
     to_lds: bool = False
+    flushes: bool = False
 
     @property
     def capabilities(self) -> tuple[str, ...]:
@@ -41,11 +43,12 @@ class Arch:
             *CAPABILITIES,
             *("asks_ahead",) * asks,
             *("peer_bulk",) * self.to_lds,
+            *("attention_units",) * (not self.flushes),
         )
 
 
 ARCHS = {
-    "gfx90a": Arch(64, 65536, 40, "mfma", True),
+    "gfx90a": Arch(64, 65536, 40, "mfma", True, flushes=True),
     "gfx942": Arch(64, 65536, 10, "mfma", True),
     "gfx950": Arch(64, 163840, 10, "mfma", True),
     "gfx1100": Arch(32, 65536, 10, "wmma"),

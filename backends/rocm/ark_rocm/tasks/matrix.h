@@ -86,6 +86,16 @@ ARK_DEVICE ark_block ark_multiply(const ark_bf16*, ark_part a, ark_part b, ark_b
 #endif
 }
 
+// Shared memory as an address that stays in a register: the compiler would work it out again at
+// each use.
+template <typename T>
+using ark_in_local = __attribute__((address_space(3))) T;
+typedef ark_in_local<char> ark_local;
+ARK_DEVICE ark_local* ark_kept(ark_local* p) {
+  asm volatile("" : "+v"(p));
+  return p;
+}
+
 // A piece is eight elements along k, or along the rows where those are what memory holds together.
 constexpr int ARK_PIECE = 8;
 constexpr int ARK_STEP_K = 32;

@@ -11,16 +11,6 @@ constexpr int ARK_LARGE = 32;  // rows and columns of a block
 constexpr int ARK_DEEP = 32;   // of k in a step
 constexpr int ARK_HALF_PIECES = 2;
 
-// Shared memory as an address that stays in a register: the compiler would work it out again at
-// each use.
-template <typename T>
-using ark_in_local = __attribute__((address_space(3))) T;
-typedef ark_in_local<char> ark_local;
-ARK_DEVICE ark_local* ark_kept(ark_local* p) {
-  asm volatile("" : "+v"(p));
-  return p;
-}
-
 // All but the last LEFT accesses of shared memory, and all of memory, have arrived: in the form in
 // which the compiler knows that it need not wait again. Of s_waitcnt's counters the others are at
 // their most.

@@ -1,0 +1,351 @@
+// Attention of tiles of queries on matrix units (FlashAttention-2, Dao 2023): what a wave holds and
+// multiplies. attention_walk.h has the loop over blocks of keys.
+//
+// A wave has a slab of queries: as many as a block of its unit has columns, 32 of MFMA and 16 of
+// WMMA. It computes turned products, keys times queries and values times powers, so that a lane has
+// scores and sums of one query alone: column lane % ARK_UNIT, and of its rows those that
+// ark_unit_row says. What powers are as a result is nearly what they are as an operand.
+
+#if defined(__GFX9__)
+constexpr int ARK_UNIT = ARK_LARGE;  // rows and columns of a block
+typedef ark_large_sums ark_unit_sums;
+typedef ark_u16x8 ark_unit_part;  // a lane's part of a block's 16 elements along k
+// Which row of the result the operand's row is that a lane has, and the other way round.
+ARK_DEVICE constexpr int ark_unit_order(int lane) { return lane; }
+ARK_DEVICE constexpr int ark_unit_slot(int row) { return row; }
+// The pieces of 8 along k, `apart` bytes from one to the next, of which the lane has one or both.
+ARK_DEVICE int ark_unit_piece() { return ark_lane() / ARK_UNIT; }
+ARK_DEVICE ark_unit_part ark_unit_joined(ark_u32x4 first, ark_u32x4) {
+  return __builtin_bit_cast(ark_unit_part, first);
+}
+ARK_DEVICE ark_unit_part ark_unit_read(const ark_local* at, int) {
+  return *(const ark_in_local<ark_unit_part>*)at;
+}
+template <typename T>
+ARK_DEVICE ark_unit_sums ark_unit_multiply(const T* type, ark_unit_part a, ark_unit_part b,
+                                           ark_unit_sums sums) {
+#pragma unroll
+  for (int part = 0; part < ARK_LARGE_PARTS; ++part) {
+    sums = ark_large_multiply(type, a, b, sums, part);
+  }
+  return sums;
+}
+#else
+constexpr int ARK_UNIT = 16;
+typedef ark_block ark_unit_sums;
+typedef ark_part ark_unit_part;
+ARK_DEVICE constexpr int ark_unit_order(int lane) {
+  return lane / 8 * 8 + lane % 2 * 4 + lane / 2 % 4;
+}
+ARK_DEVICE constexpr int ark_unit_slot(int row) { return row / 8 * 8 + row % 4 * 2 + row / 4 % 2; }
+ARK_DEVICE int ark_unit_piece() { return 0; }
+ARK_DEVICE ark_unit_part ark_unit_joined(ark_u32x4 first, ark_u32x4 second) {
+  struct {
+    ark_u32x4 piece[2];
+  } both = {{first, second}};
+  return __builtin_bit_cast(ark_unit_part, both);
+}
+ARK_DEVICE ark_unit_part ark_unit_read(const ark_local* at, int apart) {
+  return ark_unit_joined(*(const ark_in_local<ark_u32x4>*)at,
+                         *(const ark_in_local<ark_u32x4>*)(at + apart));
+}
+template <typename T>
+ARK_DEVICE ark_unit_sums ark_unit_multiply(const T* type, ark_unit_part a, ark_unit_part b,
+                                           ark_unit_sums sums) {
+  return ark_multiply(type, a, b, sums);
+}
+#endif
+
+constexpr int ARK_UNIT_ELEMENTS = ARK_UNIT * ARK_UNIT / ARK_LANES;
+constexpr float ARK_ATTENTION_LOG2E = 1.44269504f;
+// A row's maximum follows its scores only when they have outgrown it by so much (powers of two):
+// sums of powers up to 2^8 lose nothing, and are seldom scaled down.
+constexpr float ARK_ATTENTION_SLACK = 8.0f;
+
+typedef ark_u32 ark_u32x2 __attribute__((ext_vector_type(2)));
+
+// Element e of a lane is row ark_unit_row(e) + ark_unit_first() of a block.
+ARK_DEVICE constexpr int ark_unit_row(int e) { return e / 4 * 8 + e % 4; }
+ARK_DEVICE int ark_unit_first() { return ark_lane() / ARK_UNIT * 4; }
+// 2^v, to a few units in the last place.
+ARK_DEVICE float ark_attention_power(float v) { return __builtin_amdgcn_exp2f(v); }
+
+// Two powers as elements; halfway cases of bf16 go up.
+ARK_DEVICE ark_u32 ark_attention_pair(const ark_f16*, float a, float b) {
+  return ark_half(a).bits | static_cast<ark_u32>(ark_half(b).bits) << 16;
+}
+ARK_DEVICE ark_u32 ark_attention_pair(const ark_bf16*, float a, float b) {
+#if defined(__gfx950__)
+  return ark_bfloat(a).bits | static_cast<ark_u32>(ark_bfloat(b).bits) << 16;
+#else
+  return __builtin_amdgcn_perm(ark_float_bits(b) + 0x8000u, ark_float_bits(a) + 0x8000u,
+                               0x07060302u);
+#endif
+}
+ARK_DEVICE ark_u32 ark_attention_rounded(const ark_f16* type, float a, float b) {
+  return ark_attention_pair(type, a, b);
+}
+ARK_DEVICE ark_u32 ark_attention_rounded(const ark_bf16*, float a, float b) {
+  return ark_bfloat(a).bits | static_cast<ark_u32>(ark_bfloat(b).bits) << 16;
+}
+
+// How a block of waves computes a tile: SLABS times GROUPS waves; a group has KEYS of the keys that
+// are in shared memory at once. HELD: queries stay in registers; else they are read again from
+// memory. AHEAD: the next block's scores are computed while this one's become powers.
+//
+// In shared memory keys lie as pieces of 8 elements: piece p of the key in slot s is number
+// p * PITCH + s; lanes that write a key's pieces, or read keys side by side, meet no bank twice.
+// Values lie turned, as pieces of 8 keys in the order in which a lane's elements have them: keys
+// 16 g + 4 h and on, then 16 g + 8 + 4 h, are piece 2 g + h. Element d of piece p is number
+// p * WIDE + d % 4 * APART + d / 4: lanes that write four elements of four keys each, and lanes
+// that read elements side by side, meet no bank twice.
+template <typename ELEMENT, int WIDTH_, int SLABS_, int GROUPS_, int KEYS_, bool HELD_, bool AHEAD_>
+struct ArkAttentionUnits {
+  typedef ELEMENT T;
+  static constexpr int WIDTH = WIDTH_, SLABS = SLABS_, GROUPS = GROUPS_, KEYS = KEYS_;
+  static constexpr bool HELD = HELD_, AHEAD = AHEAD_;
+  static constexpr int STEPS = (WIDTH + 15) / 16, PIECES = 2 * STEPS;
+  static constexpr int BLOCKS = (WIDTH + ARK_UNIT - 1) / ARK_UNIT;  // of sums
+  static constexpr int OWN = KEYS / ARK_UNIT;                       // blocks of scores
+  static constexpr int ALL = GROUPS * KEYS, PITCH = ALL + 1;
+  static constexpr int APART = WIDTH / 4 + (42 - WIDTH / 4 % 8) % 8, WIDE = 4 * APART;
+  static constexpr int VALUES = PIECES * PITCH * 16;  // where they begin, in bytes
+  static constexpr int TASKS = SLABS * GROUPS;
+  // Does what follows from a thread's number stay in registers? Else it is computed in each round.
+  static constexpr bool KEPT = WIDTH == 64 || WIDTH == 128 || (ARK_LANES == 64 && WIDTH < 160);
+  static_assert(TASKS <= ARK_WARPS && KEYS % 32 == 0 && WIDTH % 8 == 0, "as layout_of has it");
+
+  ARK_DEVICE int slab() { return ark_warp() % SLABS; }
+  ARK_DEVICE int group() { return ark_warp() / SLABS; }
+  ARK_DEVICE constexpr int slot(int d) { return d % 4 * APART + d / 4; }
+};
+
+// Keys or values of a tile's head in memory.
+template <class S, class K>
+struct ArkAttentionHead {
+  ark_u64 base;
+  ark_u32 step;  // bytes from one key to the next
+  ARK_METHOD void begin(K keys, const ArkAttentionTile& tile) {
+    const auto* row = ark_attention_row<S>(keys, tile.batch, tile.head / S::PER_KV, 0);
+    base = ark_uniform(reinterpret_cast<ark_u64>(row));
+    const auto* next = ark_attention_row<S>(keys, tile.batch, tile.head / S::PER_KV, 1);
+    step = static_cast<ark_u32>(ark_uniform(reinterpret_cast<ark_u64>(next)) - base);
+  }
+  template <typename W>
+  ARK_METHOD W load(const ArkAttentionTile&, int key, int element) const {
+    const ark_u32 offset = static_cast<ark_u32>(key) * step + static_cast<ark_u32>(element) * 2u;
+    return *(const ark_global<W>*)((const ark_global<char>*)base + offset);
+  }
+};
+template <class S, int PAGE, int POOL, class X, class T>
+struct ArkAttentionHead<S, ArkPaged<PAGE, POOL, X, T>> {
+  ArkPaged<PAGE, POOL, X, T> operand;
+  ARK_METHOD void begin(const ArkPaged<PAGE, POOL, X, T>& keys, const ArkAttentionTile&) {
+    operand = keys;
+  }
+  template <typename W>
+  ARK_METHOD W load(const ArkAttentionTile& tile, int key, int element) const {
+    const auto* row = ark_attention_row<S>(operand, tile.batch, tile.head / S::PER_KV, key);
+    return *(const ark_global<W>*)(row + element);
+  }
+};
+
+// Keys of a block, from memory to registers to shared memory.
+template <class U, class S>
+struct ArkAttentionKeys {
+  static constexpr int TOTAL = U::ALL * U::PIECES;
+  static constexpr int MINE = (TOTAL + ARK_THREADS - 1) / ARK_THREADS;
+  ark_u32x4 loads[MINE];
+
+  // From `first` on; keys that nobody sees are the last one that is seen.
+  template <class H>
+  ARK_METHOD void fetch(const H& head, const ArkAttentionTile& tile, int tid, int first) {
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      const int n = tid + i * ARK_THREADS, piece = n % U::PIECES;
+      if (TOTAL % ARK_THREADS != 0 && n >= TOTAL) continue;
+      loads[i] = 0u;
+      if (U::WIDTH % 16 != 0 && 8 * piece >= U::WIDTH) continue;
+      const int key = first + n / U::PIECES, last = tile.end - 1;
+      loads[i] = head.template load<ark_u32x4>(tile, key < last ? key : last, 8 * piece);
+    }
+  }
+  ARK_METHOD void place(ark_local* shared, int tid) const {
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      const int n = tid + i * ARK_THREADS, key = n / U::PIECES;
+      if (TOTAL % ARK_THREADS != 0 && n >= TOTAL) continue;
+      const int slot = key / ARK_UNIT * ARK_UNIT + ark_unit_slot(key % ARK_UNIT);
+      *(ark_in_local<ark_u32x4>*)(shared + (n % U::PIECES * U::PITCH + slot) * 16) = loads[i];
+    }
+  }
+};
+
+// Values of a block: a thread has four elements of four keys each, and turns them. Eight threads
+// have elements side by side, the next eight the same elements of the piece's other half.
+template <class U, class S>
+struct ArkAttentionValues {
+  static constexpr int EIGHTS = (U::WIDTH + 31) / 32, TOTAL = U::ALL / 8 * 16 * EIGHTS;
+  static constexpr int MINE = (TOTAL + ARK_THREADS - 1) / ARK_THREADS;
+  ark_u32x2 loads[MINE][4];
+
+  ARK_METHOD static int four(int n) { return n % 8 + n / 16 % EIGHTS * 8; }
+  ARK_METHOD static int half(int n) { return n / 8 % 2; }
+  ARK_METHOD static int piece(int n) { return n / (16 * EIGHTS); }
+  ARK_METHOD static bool there(int n) {
+    return (TOTAL % ARK_THREADS == 0 || n < TOTAL) &&
+           (U::WIDTH % 32 == 0 || 4 * four(n) < U::WIDTH);
+  }
+  template <class H>
+  ARK_METHOD void fetch(const H& head, const ArkAttentionTile& tile, int tid, int first) {
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      const int n = tid + i * ARK_THREADS, last = tile.end - 1;
+      if (!there(n)) continue;
+      const int own = first + piece(n) / 2 * 16 + half(n) * 8 + piece(n) % 2 * 4;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int key = own + e < last ? own + e : last;
+        loads[i][e] = head.template load<ark_u32x2>(tile, key, 4 * four(n));
+      }
+    }
+  }
+  ARK_METHOD void place(ark_local* shared, int tid) const {
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      const int n = tid + i * ARK_THREADS;
+      if (!there(n)) continue;
+      ark_local* to = shared + U::VALUES + (piece(n) * U::WIDE + four(n)) * 16 + half(n) * 8;
+#pragma unroll
+      for (int d = 0; d < 4; ++d) {
+        ark_u32x2 turned;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          turned[e] = __builtin_amdgcn_perm(loads[i][2 * e + 1][d / 2], loads[i][2 * e][d / 2],
+                                            d % 2 == 0 ? 0x05040100u : 0x07060302u);
+        }
+        *(ark_in_local<ark_u32x2>*)(to + U::slot(d) * 16) = turned;
+      }
+    }
+  }
+};
+
+// Of wide heads no more than so many operands are read ahead: compilers would read more than there
+// are registers for. What computes may pass.
+template <class U>
+ARK_DEVICE void ark_attention_in_order(int reads) {
+  if (ARK_LANES == 64 && U::WIDTH > 128 && reads % 8 == 0) __builtin_amdgcn_sched_barrier(0x40f);
+}
+
+// A lane's share of its query: sums of values by elements of the head, what powers are relative to
+// (the largest score so far, or nearly, times log2(e)), and its part of the sum of powers.
+template <class U>
+struct ArkAttentionSums {
+  ark_unit_sums block[U::BLOCKS];
+  float top, weight;
+};
+template <class U>
+ARK_DEVICE void ark_attention_scale(ArkAttentionSums<U>& sums, float by) {
+#pragma unroll
+  for (int j = 0; j < U::BLOCKS; ++j) sums.block[j] *= by;
+}
+
+// Step k of the queries' rows: `row` is the lane's query in memory.
+template <class U>
+ARK_DEVICE ark_unit_part ark_attention_query(const typename U::T* row, int k) {
+  const auto piece = [&](int p) -> ark_u32x4 {
+    if (U::WIDTH % 16 != 0 && 8 * p >= U::WIDTH) return ark_u32x4(0u);
+    return *(const ark_global<ark_u32x4>*)(row + 8 * p);
+  };
+  const ark_u32x4 first = piece(2 * k + ark_unit_piece());
+#if defined(__GFX9__)
+  return ark_unit_joined(first, first);
+#else
+  return ark_unit_joined(first, piece(2 * k + 1));
+#endif
+}
+
+// Scores of the group's keys. own: the lane's place among the keys; query(k): of step k.
+template <class U, class Q>
+ARK_DEVICE void ark_attention_scores(ark_unit_sums (&s)[U::OWN], const ark_local* own,
+                                     const Q& query) {
+#pragma unroll
+  for (int b = 0; b < U::OWN; ++b) s[b] = 0.0f;
+#pragma unroll
+  for (int k = 0; k < U::STEPS; ++k) {
+    const ark_unit_part right = query(k);
+#pragma unroll
+    for (int b = 0; b < U::OWN; ++b) {
+      const int at = (2 * k * U::PITCH + b * ARK_UNIT) * 16;
+      const ark_unit_part left = ark_unit_read(own + at, U::PITCH * 16);
+      s[b] = ark_unit_multiply(static_cast<const typename U::T*>(nullptr), left, right, s[b]);
+    }
+    ark_attention_in_order<U>((k + 1) * U::OWN);
+  }
+}
+
+// Scores times `factor` (log2(e) and the scale) to powers against the running maximum, and these
+// to the lane's parts of the next product. Returns what the new maximum leaves of the sums before.
+template <class U>
+ARK_DEVICE float ark_attention_weigh(ark_unit_sums (&s)[U::OWN], ArkAttentionSums<U>& sums,
+                                     float factor, ark_unit_part (&p)[U::KEYS / 16]) {
+  float m = s[0][0];
+#pragma unroll
+  for (int i = 1; i < U::OWN * ARK_UNIT_ELEMENTS; ++i) {
+    m = __builtin_fmaxf(m, s[i / ARK_UNIT_ELEMENTS][i % ARK_UNIT_ELEMENTS]);
+  }
+  m = __builtin_fmaxf(m, ark_shfl_xor(m, ARK_UNIT)) * factor;
+  m = m > sums.top + ARK_ATTENTION_SLACK ? m : sums.top;
+  const float keep = ark_attention_power(sums.top - m);
+  sums.top = m;
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < U::KEYS / 16; ++k) {
+    ark_u32x4 own;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float v[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int at = 8 * k + 2 * i + e;
+        v[e] = ark_attention_power(
+            __builtin_fmaf(s[at / ARK_UNIT_ELEMENTS][at % ARK_UNIT_ELEMENTS], factor, -m));
+        sum += v[e];
+      }
+      own[i] = ark_attention_pair(static_cast<const typename U::T*>(nullptr), v[0], v[1]);
+    }
+#if defined(__GFX9__)
+    p[k] = ark_unit_joined(own, own);
+#else
+    ark_u32x4 others;  // of the lane that has the query's other keys
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      others[i] =
+          __builtin_amdgcn_permlanex16(own[i], own[i], 0x76543210u, 0xfedcba98u, true, false);
+    }
+    const bool second = ark_lane() >= ARK_UNIT;
+    p[k] = ark_unit_joined(second ? others : own, second ? own : others);
+#endif
+  }
+  sums.weight = __builtin_fmaf(sums.weight, keep, sum);
+  return keep;
+}
+
+// Adds the values of the group's keys. own: the lane's place among them; last: that of the last
+// block of the head's elements, which may have fewer.
+template <class U>
+ARK_DEVICE void ark_attention_add(ArkAttentionSums<U>& sums, const ark_unit_part (&p)[U::KEYS / 16],
+                                  const ark_local* own, const ark_local* last) {
+#pragma unroll
+  for (int k = 0; k < U::KEYS / 16; ++k) {
+#pragma unroll
+    for (int j = 0; j < U::BLOCKS; ++j) {
+      const bool part = U::WIDTH % ARK_UNIT != 0 && j == U::BLOCKS - 1;
+      const ark_local* from = part ? last : own + j * (ARK_UNIT / 4) * 16;
+      const ark_unit_part left = ark_unit_read(from + 2 * k * U::WIDE * 16, U::WIDE * 16);
+      sums.block[j] =
+          ark_unit_multiply(static_cast<const typename U::T*>(nullptr), left, p[k], sums.block[j]);
+      ark_attention_in_order<U>(k * U::BLOCKS + j + 1);
+    }
+  }
+}

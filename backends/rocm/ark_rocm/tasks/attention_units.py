@@ -1,0 +1,146 @@
+"""Attention of many rows on MFMA and WMMA: bf16 and fp16, heads of up to 256 elements (multiples of
+8), any mask. attention_units.h and attention_walk.h have the device side. Called by the writer
+through the dialect.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+
+from ark.machine import Machine
+from ark.plan import kind as kinds
+from ark.plan.kind import Signature
+from ark.tasks import text
+from ark.tasks.attention_tiles import given, shape
+
+TYPES = ("bf16", "fp16")
+KEYS = (64, 32)  # of a group at once
+_REGISTERS = 256  # of a lane where a SIMD has two waves
+_REST = 53  # registers beside sums, queries, scores and what is under way from memory
+_PIECE = 16  # bytes: 8 elements
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a block computes a tile; the template arguments of ArkAttentionUnits.
+
+    slabs: waves with queries of their own. groups: of waves that share the keys of a block. keys:
+    of a group at once. held: queries are in registers. ahead: the next block's scores are computed
+    while this one's become powers. width: of a head. unit: rows and columns of the matrix unit's
+    block. lanes, warps: of the machine.
+    """
+
+    width: int
+    slabs: int
+    groups: int
+    keys: int
+    held: bool
+    ahead: bool
+    unit: int
+    lanes: int
+    warps: int
+
+    @property
+    def nbytes(self) -> int:
+        """Shared memory: keys and values of a block; in the end groups' sums."""
+        every, pieces, fours = self.groups * self.keys, 2 * -(-self.width // 16), self.width // 4
+        main = pieces * (every + 1) + every // 8 * 4 * (fours + (2 - fours) % 8)
+        lane = 4 * (self.unit**2 // self.lanes + 2)
+        return max(main * _PIECE, self.slabs * self.lanes * lane if self.groups > 1 else 0)
+
+    @property
+    def registers(self) -> int:
+        """About how many a lane needs."""
+        threads, every = self.lanes * self.warps, self.groups * self.keys
+        steps = -(-self.width // 16)
+        sums = -(-self.width // self.unit) * self.unit**2 // self.lanes
+        operand = 4 if self.unit == 32 else 8  # of 16 elements along k
+        scores = self.keys * self.unit // self.lanes * (2 if self.ahead else 1)
+        under_way = -(-every * 2 * steps // threads) * 4
+        under_way += -(-every * 2 * -(-self.width // 32) // threads) * 8
+        held = operand * (steps if self.held else 4)
+        return sums + held + scores + self.keys // 16 * operand + under_way + _REST
+
+
+def layout_of(sig: Signature, machine: Machine) -> Layout | None:
+    """The layout with most waves at work; None where the common body serves."""
+    width, types, rows = (
+        sig.params["head_dim"],
+        {o.dtype for o in sig.operands[:4]},
+        sig.params["rows"],
+    )
+    unit = 32 if machine.has("mfma") else 16
+    able = (
+        machine.has("attention_units")
+        and machine.variant.name == "block"
+        and len(types) == 1
+        and types <= set(TYPES)
+        and width % 8 == 0
+        and width <= 256
+        and rows <= unit * machine.warps
+        and sig.params["scale"] > 0.0
+        and not any(o.packet for o in sig.operands)
+        and all(s % 8 == 0 for o in sig.operands[:4] for s in o.strides[:-1])
+    )
+    if not able:
+        return None
+    found = _layouts(width, -(-rows // unit), unit, machine)
+    room = machine.shared_bytes - machine.ring_bytes
+    fits = (x for x in found if x.nbytes <= room and x.registers <= _REGISTERS)
+    return max(fits, key=_worth, default=None)
+
+
+def _layouts(width: int, slabs: int, unit: int, machine: Machine) -> Iterator[Layout]:
+    groups = range(1, machine.warps // slabs + 1)
+    flags = (True, False)
+    for some, keys, held, ahead in itertools.product(groups, KEYS, flags, flags):
+        yield Layout(width, slabs, some, keys, held, ahead, unit, machine.lanes, machine.warps)
+
+
+def _worth(layout: Layout) -> tuple[int, ...]:
+    """Waves at work; then what reads less, and what waits less."""
+    return (layout.groups, layout.held, layout.ahead, layout.keys)
+
+
+def serves(sig: Signature, machine: Machine) -> bool:
+    """Does this body compute the signature's tiles?"""
+    return layout_of(sig, machine) is not None
+
+
+def scratch(sig: Signature, machine: Machine) -> int:
+    """Shared memory, in bytes; 0 where this body does not serve."""
+    layout = layout_of(sig, machine)
+    return layout.nbytes if layout else 0
+
+
+def headers(machine: Machine) -> tuple[str, ...]:
+    """The device code that the bodies instantiate."""
+    if not machine.has("attention_units"):
+        return ()
+    units = ("matrix.h", *("matrix_large.h",) * machine.has("mfma"))
+    names = (*units, "attention_units.h", "attention_walk.h")
+    own = ((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
+    return (*map(text.header, ("tiles.h", "pages.h", "attention_tiles.h")), *own)
+
+
+def write(name: str, sig: Signature, machine: Machine) -> str | None:
+    """The body's source, or None where the common body serves; operands that begin anywhere are the
+    common body's when it runs.
+    """
+    layout = layout_of(sig, machine)
+    if layout is None:
+        return None
+    flags = (str(flag).lower() for flag in (layout.held, layout.ahead))
+    sizes = (layout.width, layout.slabs, layout.groups, layout.keys)
+    words = (sig.operands[0].ctype, *map(str, sizes), *flags)
+    units = f"ArkAttentionUnits<{', '.join(words)}>"
+    call = text.called("ark_attention_units", (units, shape(sig)), given(sig))
+    addresses = text.addresses(sig, range(4))
+    if addresses == "0u":
+        return text.function(name, f"  {call};\n")
+    common = kinds.get(sig.kind).source(f"{name}_anywhere", sig, machine)
+    body = f"  if (!ark_aligned({addresses})) return {name}_anywhere(c, t);\n  {call};\n"
+    return common + text.function(name, body)

@@ -1,0 +1,94 @@
+"""What the timing model of docs/rocm-timing.md predicts for attention of bf16 on an AMD GPU.
+
+The emulator takes a minute for 2^34 multiplications, so attention of many rows is cut: as many
+tiles of queries as compute units run at once, over two numbers of keys, and the difference is what
+a key takes. A prediction: nobody measured it.
+
+    python bench/rocm_attention.py --heads 16 --width 128 --rows 8192
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import math
+
+import ark_rocm_emulator
+import numpy as np
+from ark_rocm import backend
+
+from ark.ir.dtype import bf16
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan
+from ark.machine import Machine
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+
+
+def planned(machine: Machine, heads: int, width: int, rows: int, keys: int) -> Plan:
+    graph = Graph()
+    q = graph.tensor((rows, heads * width), bf16, arena="state", name="q")
+    k, v = (graph.tensor((heads, keys, width), bf16, arena="state", name=n) for n in "kv")
+    out = graph.tensor((rows, heads * width), bf16, name="out")
+    attrs = {"heads": heads, "head_dim": width, "scale": width**-0.5}
+    attrs |= {"causal": False, "placed": False}
+    graph.add("attention", [q, k, v], [out], attrs, "attention")
+    made = plan(graph, machine, {"fuse": False})
+    verify([made])
+    return made
+
+
+def microseconds(
+    model: str, units: int, heads: int, width: int, keys: int, common: bool
+) -> tuple[float, int]:
+    """One run of a tile of rows a compute unit; and how many rows a tile has."""
+    random = np.random.default_rng(0)
+    with ark_rocm_emulator.emulated(model), contextlib.closing(backend.open(0)) as device:
+        machine = device.machine.with_processors(units)
+        if common:
+            words = tuple(w for w in machine.capabilities if w != "attention_units")
+            machine = dataclasses.replace(machine, capabilities=words)
+        (op,) = planned(machine, heads, width, 1 << 16, keys).ops
+        high = int(op.params["rows"])
+        made = planned(machine, heads, width, units // heads * high, keys)
+        assert made.ops[0].params["rows"] == high
+        with Executor(made, backend, device) as executor:
+            for name in "qkv":
+                shape = next(t.shape for t in made.tensors if t.name == name)
+                executor.write(name, random.standard_normal(shape).astype(bf16.to_numpy()))
+            run = executor.start(1)
+            run.wait(3600)
+            return run.elapsed_ms() * 1e3, high
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="mi300x")
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--rows", type=int, default=8192)
+    parser.add_argument("--keys", type=int, nargs=2, default=[512, 1024], help="two that are run")
+    parser.add_argument("--units", type=int, help="compute units that run")
+    parser.add_argument("--common", action="store_true", help="the common body instead")
+    args = parser.parse_args()
+    machine = backend.machine(args.model)
+    units = (args.units or machine.processors) // args.heads * args.heads
+    few, more = args.keys
+    given = (args.model, units, args.heads, args.width)
+    (short, high), (long, _) = (microseconds(*given, n, args.common) for n in (few, more))
+    per_key = (long - short) / (more - few)
+    tiles = args.heads * math.ceil(args.rows / high)
+    total = tiles / machine.processors * (short + per_key * (args.rows - few))
+    work = 4 * high * args.width * units / per_key * machine.processors / units / 1e6
+    flops = 4 * args.heads * args.width * args.rows**2
+    print(f"tiles of {high} rows: {few} keys {short:.1f} us, {more} keys {long:.1f} us (predicted)")
+    print(
+        f"the loop alone {work:.0f} TFLOP/s; {args.heads} x {args.width} of {args.rows} rows, all "
+        f"keys: {total:.0f} us, {flops / total / 1e6:.0f} TFLOP/s (predicted, all units busy)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Calls of attention of many rows as one plan, for tests of vendors' bodies: of tests.backend's
+shapes, and of shapes that fill tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import ark
+from ark.frontend.tensor import Tensor
+from ark.ir.dtype import DataType
+from ark.lower.pipeline import plan as make_plan
+from ark.machine import Machine
+from ark.plan.types import Plan, PlanOp
+from ark.plan.verify import verify
+from tests.backend import test_paged as paged
+from tests.backend.test_attention import Shape, case
+from tests.opcheck import Case, rounded
+
+# Tiles of 128 rows, several of one task: whole blocks of keys, ragged ends, every way that slabs,
+# teams and groups share a tile; the first one's maxima grow.
+WIDE = (
+    Shape(280, 333, 4, 2, 64, position=40, scale=1.0),
+    Shape(130, 130, 2, 1, 128, batch=2, window=100),
+    Shape(150, 260, 2, 1, 96, causal=False, softcap=5.0),
+    Shape(129, 300, 2, 2, 256, position=0, sinks=True),
+    Shape(200, 200, 2, 1, 40),
+)
+
+
+# One sequence's rows over pages of all sizes; windows, before which pages have no number.
+PAGES = (
+    paged.Shape((90,), 9, 4, 1, 32, 5, 20, 20),
+    paged.Shape((70,), 40, 2, 1, 16, 16, 7, 9, window=33),
+    paged.Shape((0,), 21, 4, 2, 64, 4, 6, 6, softcap=3.0, sinks=True),
+    paged.Shape((111,), 130, 2, 1, 128, 32, 8, 9),
+    paged.Shape((300,), 150, 2, 2, 192, 64, 8, 9, window=100),
+)
+
+
+def planned(
+    shapes: Sequence[Any], machine: Machine, dtype: DataType, variant: str = "block"
+) -> tuple[Plan, list[tuple[Case, list[str], PlanOp]]]:
+    """One plan of all calls; each case with its inputs' names and its op."""
+    model, made = ark.Model(0, 1), []
+
+    def kept(shape: Sequence[int], kind: DataType, name: str) -> Tensor:
+        """A tensor whose memory is its own for as long as the plan runs."""
+        return Tensor(model.graph.tensor(tuple(shape), kind, arena="state", name=name), model)
+
+    with ark.use_model(model):
+        for i, s in enumerate(shapes):
+            one = paged.case(s, dtype, i) if isinstance(s, paged.Shape) else case(s, dtype, i)
+            named = [f"{i}.{n}" for n in range(len(one.inputs))]
+            pairs = zip(named, one.inputs, strict=True)
+            one.result = one.build(*(kept(a.shape, kind, n) for n, (a, kind) in pairs))
+            ark.copy(one.result, kept(one.result.shape(), dtype, f"{i}.out"))
+            made.append((one, named))
+    plan = make_plan(model.graph, machine, {"variant": variant})
+    verify([plan])
+    ops = [op for op in plan.ops if op.kind == "attention_tiles"]
+    return plan, [(*both, op) for both, op in zip(made, ops, strict=True)]
+
+
+def given(made: Case, named: Sequence[str]) -> dict[str, np.ndarray]:
+    """A case's inputs by name."""
+    return {n: a.astype(d.numpy) for n, (a, d) in zip(named, made.inputs, strict=True)}
+
+
+def expected(made: Case) -> np.ndarray:
+    return made.expected(*(rounded(a, d) for a, d in made.inputs))

@@ -1,0 +1,167 @@
+"""Attention of many rows on AMD's matrix units, executed on the emulator with all its checks and
+compared with torch; and what the compiler makes of it for every architecture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from ark_rocm import backend, compiler
+from ark_rocm.tasks import attention_units
+
+import ark
+from ark.codegen.writer import write
+from ark.ir.dtype import DataType, bf16, fp16
+from ark.lower.pipeline import plan as make_plan
+from ark.plan.kind import signature
+from ark.plan.serialize import machine_of
+from ark.plan.types import Plan, PlanOp
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from tests.attended import PAGES, WIDE, expected, given, planned
+from tests.backend.test_attend import COLUMNS, FORMS, attention, by_torch
+from tests.backend.test_attention import SHAPES, TILES, Shape
+from tests.codegen.test_rocm_compile import assembly, fact, machine_for
+from tests.opcheck import compare
+from tests.slow import in_turns, slow
+
+emulator = pytest.importorskip("ark_rocm_emulator")
+
+pytestmark = pytest.mark.emulated("slow")
+
+SERVED = ("gfx942", "gfx1100", "gfx950")
+# Tiles of all rows that a block has queries for.
+WHOLE = (
+    Shape(600, 300, 8, 2, 32, position=0),
+    Shape(300, 200, 16, 16, 64, causal=False),
+)
+
+
+def layout_of(plan: Plan, op: PlanOp) -> attention_units.Layout:
+    made = attention_units.layout_of(signature(plan, op), machine_of(plan))
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def arch(request: pytest.FixtureRequest) -> Iterator[str]:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(emulator.emulated(request.param, checks=1, compute_units=4))
+        yield request.param
+
+
+@pytest.mark.parametrize(
+    ("arch", "shapes", "dtype"),
+    in_turns(
+        SERVED,
+        [
+            *((SHAPES, bf16), (SHAPES, fp16), (WIDE, bf16), (WIDE, fp16)),
+            *((PAGES, fp16), (PAGES, bf16), (WHOLE, bf16), (WHOLE, bf16), (TILES, bf16)),
+        ],
+    ),
+    indirect=["arch"],
+)
+def test_all_masks_give_torchs_results(arch: str, shapes: Sequence[Any], dtype: DataType) -> None:
+    """Twice: the second iteration finds shared memory used."""
+    with contextlib.closing(backend.open(0)) as device:
+        plan, cases = planned(shapes, device.machine, dtype)
+        with Executor(plan, backend, device) as executor:
+            for made, named, op in cases:
+                layout_of(plan, op)
+                for name, array in given(made, named).items():
+                    executor.write(name, array)
+            executor.start(2).wait()
+            for i, (made, *_) in enumerate(cases):
+                want = expected(made)
+                got = executor.read(f"{i}.out").reshape(want.shape)
+                compare(f"{arch}: {made.name}", got, want, dtype, made.tolerance)
+
+
+@pytest.mark.parametrize("arch", ["gfx942", pytest.param("gfx1100", marks=slow)], indirect=True)
+def test_what_no_row_sees_is_not_multiplied(arch: str) -> None:
+    """Rows of a cache that are not written yet may be anything."""
+    shape = Shape(40, 300, 2, 1, 64, position=77)
+    with contextlib.closing(backend.open(0)) as device:
+        plan, ((made, named, _),) = planned([shape], device.machine, bf16)
+        with Executor(plan, backend, device) as executor:
+            arrays = given(made, named)
+            for name in named[1:3]:
+                arrays[name][:, 77 + 40 :] = np.nan
+            for name, array in arrays.items():
+                executor.write(name, array)
+            executor.start(1).wait()
+            want = expected(made)
+            got = executor.read("0.out").reshape(want.shape)
+    compare(arch, got, want, bf16, made.tolerance)
+
+
+@pytest.mark.parametrize("arch", ["gfx1100", pytest.param("gfx942", marks=slow)], indirect=True)
+def test_product_softmax_and_product_become_one_op(arch: str) -> None:
+    """Of rows of all heads, which are read where they lie."""
+    form, model = FORMS["columns, causal"], ark.Model(0, 1)
+    with contextlib.closing(backend.open(0)) as device, ark.use_model(model):
+        ark.copy(
+            attention(form, ark.tensor(COLUMNS, bf16, name="x")),
+            ark.tensor(by_torch(form, np.zeros(COLUMNS)).shape, bf16, name="out"),
+        )
+        plan = make_plan(model.graph, device.machine)
+        verify([plan])
+        (op,) = (op for op in plan.ops if op.kind == "attention_tiles")
+        assert op.params["by_rows"] and not {"matmul", "rownorm"} & {o.kind for o in plan.ops}
+        layout_of(plan, op)
+        with Executor(plan, backend, device) as executor:
+            array = np.random.default_rng(3).standard_normal(COLUMNS).astype(bf16.numpy)
+            (buffer,) = (b.name for b in plan.buffers if b.name.startswith("x."))
+            executor.write(buffer, array)
+            executor.start(1).wait()
+            want = by_torch(form, array)
+            compare(arch, executor.read("out").reshape(want.shape), want, bf16)
+
+
+WIDTHS = range(8, 257, 8)
+SOME = (("gfx942", 128), ("gfx942", 256), ("gfx1100", 64), ("gfx1100", 184), ("gfx950", 192))
+
+
+@pytest.mark.parametrize(
+    ("arch", "width"),
+    [pytest.param(a, w, marks=[slow] * ((a, w) not in SOME)) for a in SERVED for w in WIDTHS],
+)
+def test_sums_and_scores_stay_in_registers(
+    arch: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "_hiprtc_version", lambda: "")
+    shape = Shape(4096, 4096, 16, 8, width, position=0, window=1000, softcap=20.0, sinks=True)
+    plan, ((*_, op),) = planned([shape], machine_for(arch), bf16)
+    layout = layout_of(plan, op)
+    assert layout.slabs * layout.groups * layout.unit >= op.params["rows"]
+    emitted = write(plan, machine_of(plan), backend.dialect(arch))
+    assert layout.nbytes <= emitted.scratch_bytes <= machine_of(plan).shared_bytes
+    text = assembly(emitted.source, arch)
+    unit = "wmma_f32_16x16x16" if arch == "gfx1100" else "mfma_f32_32x32x"
+    assert f"\tv_{unit}" in text
+    assert fact(text, "private_segment_fixed_size") == fact(text, "vgpr_spill_count") == 0
+
+
+def test_units_that_take_denormals_as_zeros_are_left_alone() -> None:
+    plan, ((*_, op),) = planned([Shape(128, 128, 2, 1, 64)], machine_for("gfx90a"), bf16)
+    assert not machine_of(plan).has("attention_units")
+    assert attention_units.layout_of(signature(plan, op), machine_of(plan)) is None
+
+
+def test_what_begins_anywhere_is_the_common_bodys() -> None:
+    """Memory that somebody else gives: seen when it runs. Rows that begin anywhere: before."""
+    machine = machine_for("gfx942")
+    plan, _ = planned([Shape(128, 128, 2, 1, 64)], machine, bf16)
+    outside = dataclasses.replace(
+        plan, buffers=tuple(dataclasses.replace(b, arena="external") for b in plan.buffers)
+    )
+    text = write(outside, machine, backend.dialect("gfx942")).source.text
+    assert "_anywhere(c, t);" in text and "  ark_attention_units<" in text
+    plan, _ = planned([Shape(128, 128, 2, 1, 20)], machine, bf16)
+    text = write(plan, machine, backend.dialect("gfx942")).source.text
+    assert "  ark_attention_units<" not in text
