@@ -6,7 +6,7 @@ from importlib import resources
 
 from ark.codegen.dialect import Dialect
 from ark_rocm import machines
-from ark_rocm.tasks import attention, bulk, linear, matmul
+from ark_rocm.tasks import attention, bulk, choose, linear, matmul
 
 PRELUDE = ("prelude.h", "lanes.h", "order.h", "arithmetic.h", "dots.h", "queue.h")
 
@@ -27,6 +27,7 @@ def dialect(arch: str) -> Dialect:
             "attention": attention.write,
             "attention_merge": attention.merge_write,
             "bulk": bulk.write,
+            "choose": choose.write,
             "linear": linear.write,
             "matmul": matmul.write,
         },
@@ -43,5 +44,9 @@ def dialect(arch: str) -> Dialect:
             "linear": linear.scratch,
             "matmul": matmul.scratch,
         },
-        enters={"attention": attention.serves, "linear": linear.serves},
+        enters={
+            "attention": attention.serves,
+            "choose": choose.serves,
+            "linear": linear.serves,
+        },
     )
