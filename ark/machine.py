@@ -34,7 +34,8 @@ class Machine:
     "mfma", "wmma" (matrix units), "attention_units" (attention of many rows of a 16-bit type runs
     on them in any variant), "named_barriers" (some warps of a block can meet apart from the
     others), "packets" (small activations may travel as {value, epoch}), "packet_gate" (linear
-    layers of one row wait for one packet before they ask for the others), "asks_ahead" (where rows
+    layers of one row wait for one packet before they ask for the others; a token is chosen among
+    packets before the logits have arrived), "asks_ahead" (where rows
     of weights are whole loads of all warps, blocks that wait ask for those of their next tasks,
     ark.tasks.linear_form.dealt), "short_packets" (what a
     linear layer of one row would round to 16 bits travels so), "peer_packets" (packets to peers),

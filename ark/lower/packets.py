@@ -91,6 +91,8 @@ def choose_packets(
 
 def _most_read(group: Group, machine: Machine) -> int:
     """Elements that one task may read as packets."""
+    if group.kind == "choose":  # it has a counter to wait for in any case, the logits'
+        return PACKET_READ if machine.has("packet_gate") else 0
     if group.kind != "linear":
         return PACKET_READ
     leads = machine.variant.role(COMMUNICATE) > 0

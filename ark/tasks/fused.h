@@ -48,13 +48,6 @@ ARK_DEVICE float ark_load(ArkCtx& c, const ArkAwaited<A>& x, int i0, int i1, int
   return x.counts ? value : 0.0f;
 }
 
-// What the logits' epilogue keeps of each tile, in both places.
-template <class A, class B>
-ARK_DEVICE void ark_candidate(const ArkBoth<A, B>& x, int tile, float best, ark_u32 token) {
-  ark_candidate(x.first, tile, best, token);
-  ark_candidate(x.second, tile, best, token);
-}
-
 // What is done to the input before the product: nothing, or a norm by its root mean square.
 struct ArkPlain {
   static constexpr bool norm = false;
@@ -205,9 +198,9 @@ ARK_DEVICE void ark_sums_store(ArkCtx& c, const ArkRopeSums<T>& e, int m, int n,
 template <class E>
 ARK_DEVICE void ark_sums_finish(ArkCtx&, const ArkTask&, E&, float*) {}
 template <int R, int TILES, int STAGES, bool SHARED, class O, class C>
-ARK_DEVICE void ark_sums_finish(ArkCtx&, const ArkTask& t,
+ARK_DEVICE void ark_sums_finish(ArkCtx& c, const ArkTask& t,
                                 ArkSampleSums<R, TILES, STAGES, SHARED, O, C>& e, float* red) {
   const ark_i64 stage = t.coord[0] / R;
-  ark_sampled(e.sampler, e.candidates, static_cast<int>((stage * TILES + STAGES - 1) / STAGES),
+  ark_sampled(c, e.sampler, e.candidates, static_cast<int>((stage * TILES + STAGES - 1) / STAGES),
               red);
 }

@@ -199,6 +199,8 @@ class Linear(TaskKind):
             found.add(first)
         if sig.params["epilogue"] == "rope_kv" and has_fresh(sig, first):
             found.add(first + 4)
+        if sig.params["epilogue"] == "sample":
+            found.update(candidates(sig))
         return frozenset(found)
 
     def early(self, sig: Signature) -> frozenset[int]:

@@ -31,17 +31,23 @@ ARK_DEVICE ark_u32 ark_ordered(float v) {
   const ark_u32 bits = ark_float_bits(v);
   return (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
 }
-// The best of a warp: higher score wins, then the lower token.
+// Which of two is taken: the higher score, then the lower token.
+ARK_DEVICE bool ark_better(float score, ark_u32 token, float than, ark_u32 its) {
+  return (score > than) | ((score == than) & (token < its));
+}
+// The best of a warp. A backend may have a shorter way.
+#if !defined(ARK_HAS_WARP_BEST)
 ARK_DEVICE void ark_warp_best(float& score, ark_u32& token) {
   for (int mask = ARK_LANES / 2; mask > 0; mask /= 2) {
     const float s = ark_shfl_xor(score, mask);
     const ark_u32 i = ark_shfl_xor(token, mask);
-    if (s > score || (s == score && i < token)) {
+    if (ark_better(s, i, score, token)) {
       score = s;
       token = i;
     }
   }
 }
+#endif
 // The best of the block. red: 2 * ARK_WARPS words.
 ARK_DEVICE void ark_best(float& score, ark_u32& token, float* red) {
   ark_warp_best(score, token);
@@ -52,12 +58,9 @@ ARK_DEVICE void ark_best(float& score, ark_u32& token, float* red) {
     ids[ark_warp()] = token;
   }
   ark_sync();
-  for (int w = 0; w < ARK_WARPS; ++w) {
-    if (red[w] > score || (red[w] == score && ids[w] < token)) {
-      score = red[w];
-      token = ids[w];
-    }
-  }
+  score = red[ark_lane() % ARK_WARPS];
+  token = ids[ark_lane() % ARK_WARPS];
+  ark_warp_best(score, token);
   ark_sync();
 }
 
@@ -75,24 +78,21 @@ ARK_DEVICE ArkSampler ark_sampler(S settings, P position, int first) {
           static_cast<ark_u32>(position.p[0]), -ark_inf(), static_cast<ark_u32>(first)};
 }
 // Of equal scores the lower token wins.
-ARK_DEVICE void ark_sample(ArkSampler& s, float logit, int token) {
-  const float score =
-      ark_score(logit, s.temperature, s.seed, s.position, static_cast<ark_u32>(token));
-  const ark_u32 id = static_cast<ark_u32>(token);
-  if (score > s.best || (score == s.best && id < s.token)) {
+ARK_DEVICE void ark_take(ArkSampler& s, float score, ark_u32 token) {
+  if (ark_better(score, token, s.best, s.token)) {
     s.best = score;
-    s.token = id;
+    s.token = token;
   }
 }
-// A candidate: (score, bits of the token).
-template <class C>
-ARK_DEVICE void ark_candidate(const C& candidates, int tile, float best, ark_u32 token) {
-  candidates.p[2 * tile] = best;
-  candidates.p[2 * tile + 1] = ark_bits_float(token);
+ARK_DEVICE void ark_sample(ArkSampler& s, float logit, int token) {
+  const ark_u32 id = static_cast<ark_u32>(token);
+  ark_take(s, ark_score(logit, s.temperature, s.seed, s.position, id), id);
 }
-// The block's best becomes candidate `tile`. red: 2 * ARK_WARPS words.
+// The block's best becomes candidate `tile`: (score, bits of the token). red: 2 * ARK_WARPS words.
 template <class C>
-ARK_DEVICE void ark_sampled(ArkSampler& s, C candidates, int tile, float* red) {
+ARK_DEVICE void ark_sampled(ArkCtx& c, ArkSampler& s, C candidates, int tile, float* red) {
   ark_best(s.best, s.token, red);
-  if (ark_tid() == 0) ark_candidate(candidates, tile, s.best, s.token);
+  if (ark_tid() != 0) return;
+  ark_publish(c, candidates, 0, 0, tile, 0, s.best);
+  ark_publish(c, candidates, 0, 0, tile, 1, ark_bits_float(s.token));
 }

@@ -13,13 +13,6 @@ ARK_DEVICE bool ark_ended(S settings, P position, T tokens, E stop_tokens) {
   return found;
 }
 
-// Does a sequence look through all its logits?
-template <int VOCABULARY, class S>
-ARK_DEVICE bool ark_ranks(S settings) {
-  return settings.p[1] > 0 && settings.p[1] < VOCABULARY &&
-         ark_bits_float(static_cast<ark_u32>(settings.p[0])) > 0.0f;
-}
-
 // A lane's candidates of a sequence. They are asked for with all else that a task reads first.
 template <int TILES>
 struct ArkCandidates {

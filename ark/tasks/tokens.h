@@ -96,7 +96,7 @@ ARK_DEVICE void ark_sample_tile(ArkCtx& c, const ArkTask& t, L logits, S setting
       if (i < hi) ark_sample(sampler, logit[b], ark_token_of<VOCABULARY, SHARED>(t, i));
     }
   }
-  ark_sampled(sampler, candidates, tile, reinterpret_cast<float*>(ARK_SCRATCH(c)));
+  ark_sampled(c, sampler, candidates, tile, reinterpret_cast<float*>(ARK_SCRATCH(c)));
 }
 
 // The best of the k largest logits, of which the smallest is found by bisection over ordered bits.
@@ -119,53 +119,137 @@ ARK_DEVICE void ark_sample_top_k(const ArkTask& t, ArkSampler& sampler, L logits
   }
 }
 
-// Joins the candidates, appends the token, tells the host, moves on, and ends at a stop token.
+// What a choice does not depend on the logits for: asked for at once, since everybody waits for it.
+struct ArkChoice {
+  ArkSampler sampler;
+  int top_k, limit, position, stops;
+  ark_i32 stop;  // the thread's first, if it has one
+};
+template <int STOPS, class S, class P, class E>
+ARK_DEVICE ArkChoice ark_choice(S settings, P position_at, E stop_tokens) {
+  const int stops = settings.p[5] < STOPS ? settings.p[5] : STOPS;
+  const ark_i32 stop = ark_tid() < STOPS ? stop_tokens.p[ark_tid()] : -1;
+  return {ark_sampler(settings, position_at, 0),
+          settings.p[1],
+          settings.p[4],
+          position_at.p[0],
+          stops,
+          stop};
+}
+// Is the token drawn from the largest logits alone? Then all are looked through.
+template <int VOCABULARY, class S>
+ARK_DEVICE bool ark_ranks(S settings) {
+  return settings.p[1] > 0 && settings.p[1] < VOCABULARY &&
+         ark_bits_float(static_cast<ark_u32>(settings.p[0])) > 0.0f;
+}
+
+// One thread: appends the token, tells the host, moves on, and ends at a stop token.
+template <int CONTEXT, class P, class T, class H>
+ARK_DEVICE void ark_choice_ends(ArkCtx& c, const ArkChoice& x, bool stopped, P position_at,
+                                T tokens, H host) {
+  if (x.position < 0 || x.position >= CONTEXT) return;
+  if (x.sampler.best == -ark_inf()) ark_fail(c, 6u, 0u, 0u, 0u);
+  const int next = x.position + 1;
+  position_at.p[0] = next;
+  const bool full = next + 1 >= x.limit || next + 1 >= CONTEXT;
+  // Others are reading it.
+  if (stopped || full) ark_lower_limit(c, c.iteration + 1u);
+  if (next >= CONTEXT) return;
+  tokens.p[next] = static_cast<ark_i32>(x.sampler.token);
+  ark_post_later(c, 0, reinterpret_cast<ark_u32*>(host.p) + next, x.sampler.token);
+}
+
+// Joins the candidates of TILES tiles.
 template <int VOCABULARY, bool SHARED, int TILES, int CONTEXT, int STOPS, class L, class S, class P,
           class C, class T, class H, class E>
 ARK_DEVICE void ark_choose(ArkCtx& c, const ArkTask& t, L logits, S settings, P position_at,
                            C candidates, T tokens, H host, E stop_tokens) {
   float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));
-  // All that does not depend on the token is asked for at once: everybody waits for this task.
-  ArkSampler sampler = ark_sampler(settings, position_at, 0);
-  const int top_k = settings.p[1], limit = settings.p[4], position = position_at.p[0];
-  const int stops = settings.p[5] < STOPS ? settings.p[5] : STOPS;
+  ArkChoice x = ark_choice<STOPS>(settings, position_at, stop_tokens);
+  ArkSampler& sampler = x.sampler;
   const int i = ark_tid();
+  const auto given = [&](int k, int what) { return ark_load(c, candidates, 0, 0, k, what); };
   if (i < TILES) {
-    sampler.best = candidates.p[2 * i];
-    sampler.token = ark_float_bits(candidates.p[2 * i + 1]);
+    sampler.best = given(i, 0);
+    sampler.token = ark_float_bits(given(i, 1));
   }
-  const ark_i32 stop = i < STOPS ? stop_tokens.p[i] : -1;
-  if (top_k > 0 && top_k < VOCABULARY && sampler.temperature > 0.0f) {
+  if (ark_ranks<VOCABULARY>(settings)) {
     sampler.best = -ark_inf();
-    ark_sample_top_k<VOCABULARY, SHARED>(t, sampler, logits, top_k, red);
+    ark_sample_top_k<VOCABULARY, SHARED>(t, sampler, logits, x.top_k, red);
   } else {
     for (int k = i + ARK_THREADS; k < TILES; k += ARK_THREADS) {
-      const float score = candidates.p[2 * k];
-      const ark_u32 id = ark_float_bits(candidates.p[2 * k + 1]);
-      if (score > sampler.best || (score == sampler.best && id < sampler.token)) {
-        sampler.best = score;
-        sampler.token = id;
-      }
+      ark_take(sampler, given(k, 0), ark_float_bits(given(k, 1)));
     }
   }
   ark_best(sampler.best, sampler.token, red);
   const ark_i32 token = static_cast<ark_i32>(sampler.token);
-  bool found = i < stops && stop == token;
-  for (int k = i + ARK_THREADS; k < stops; k += ARK_THREADS) {
+  bool found = i < x.stops && x.stop == token;
+  for (int k = i + ARK_THREADS; k < x.stops; k += ARK_THREADS) {
     found = found || stop_tokens.p[k] == token;
   }
   const bool stopped = !ark_all(!found);
-  if (ark_tid() != 0 || position < 0 || position >= CONTEXT) return;
-  if (sampler.best == -ark_inf()) ark_fail(c, 6u, 0u, 0u, 0u);
-  const int next = position + 1;
-  position_at.p[0] = next;
-  const bool full = next + 1 >= limit || next + 1 >= CONTEXT;
-  // Others are reading it.
-  if (stopped || full) ark_lower_limit(c, c.iteration + 1u);
-  if (next >= CONTEXT) return;
-  tokens.p[next] = token;
-  ark_post_later(c, 0, reinterpret_cast<ark_u32*>(host.p) + next, sampler.token);
+  if (i == 0) ark_choice_ends<CONTEXT>(c, x, stopped, position_at, tokens, host);
 }
+
+#if defined(ARK_BODIES_ENTER)
+// Lane l has candidates l, l + ARK_LANES and so on, of TILES that are packets: waits for them and
+// takes the wave's best.
+template <int TILES>
+ARK_DEVICE void ark_take_packets(ArkCtx& c, const ark_u64* candidates, ArkSampler& sampler) {
+  constexpr int EACH = (TILES + ARK_LANES - 1) / ARK_LANES;
+  ark_u64 seen[EACH][2];
+  ArkSpin spin{0u, 0u};
+  for (;;) {
+    ark_u32 other = 0u;
+    for (int e = 0; e < EACH; ++e) {
+      const int k = ark_lane() + e * ARK_LANES;
+      const ark_u64* from = candidates + 2 * (k < TILES ? k : TILES - 1);
+      for (int w = 0; w < 2; ++w) seen[e][w] = ark_packet_load(from + w, false);
+    }
+    for (int e = 0; e < EACH; ++e) {
+      for (int w = 0; w < 2; ++w) {
+        other |= static_cast<ark_u32>(seen[e][w] >> 32) ^ (c.iteration + 1u);
+      }
+    }
+    if (ark_ballot(other != 0u) == 0u) break;
+    const ArkVerdict verdict = ark_spin(ARK_PARAMS(c), spin, ARK_PARAMS(c)->budget_ns);
+    if (verdict == ARK_KEEP) continue;
+    if (verdict == ARK_TIMEOUT) ark_fail(c, 2u, 0u, c.iteration + 1u, 0u);
+    ark_give_up(c);
+    break;
+  }
+  for (int e = 0; e < EACH; ++e) {
+    const float score = ark_bits_float(static_cast<ark_u32>(seen[e][0]));
+    ark_take(sampler, score, static_cast<ark_u32>(seen[e][1]));
+  }
+  ark_warp_best(sampler.best, sampler.token);
+}
+
+// The same among candidates that come as packets, by one wave while the logits' own tasks end,
+// whose counter it waits for before it stores anything. False if the processor is to leave.
+template <int VOCABULARY, bool SHARED, int TILES, int CONTEXT, int STOPS, class L, class S, class P,
+          class C, class T, class H, class E>
+ARK_DEVICE bool ark_choose_early(ArkCtx& c, const ArkTask& t, L logits, S settings, P position_at,
+                                 C candidates, T tokens, H host, E stop_tokens) {
+  static_assert(STOPS <= ARK_LANES, "a lane has one");
+  float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  // Waves that do not choose read nothing: the position changes when this one has chosen.
+  const bool ranks = ark_ranks<VOCABULARY>(settings);
+  ArkChoice x = {};
+  if (ranks || ark_warp() == 0) x = ark_choice<STOPS>(settings, position_at, stop_tokens);
+  if (!ranks && ark_warp() == 0) ark_take_packets<TILES>(c, candidates.p, x.sampler);
+  if (!ark_enter(c)) return false;
+  if (ranks) {
+    ark_sample_top_k<VOCABULARY, SHARED>(t, x.sampler, logits, x.top_k, red);
+    ark_best(x.sampler.best, x.sampler.token, red);
+  }
+  if (ark_warp() != 0 || ark_failed(c)) return true;
+  const bool found = ark_lane() < x.stops && x.stop == static_cast<ark_i32>(x.sampler.token);
+  const bool stopped = ark_ballot(found) != 0u;
+  if (ark_lane() == 0) ark_choice_ends<CONTEXT>(c, x, stopped, position_at, tokens, host);
+  return true;
+}
+#endif
 
 // Moves the position on by a chunk of the prompt.
 template <int ROWS, class S, class P>

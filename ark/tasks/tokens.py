@@ -273,6 +273,12 @@ class Choose(TaskKind):
         read = [whole(i, sig.operands[i]) for i in range(7) if i not in (0, 3)]
         return shared + read + [whole(i, sig.operands[i], write=True) for i in written]
 
+    def packets(self, sig: Signature) -> frozenset[int]:
+        return frozenset({3})
+
+    def early(self, sig: Signature) -> frozenset[int]:
+        return frozenset({1, 2, 3, 6} if sig.operands[3].packet else ())
+
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return 8 * machine.warps
 
@@ -283,11 +289,16 @@ class Choose(TaskKind):
         return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        context, stops = sig.operands[4].shape[0], sig.operands[6].shape[0]
-        vocabulary, tiles = sig.operands[0].shape[1], sig.params["tiles"]
-        constants = (vocabulary, _shared(sig), tiles, context, stops)
-        operands = [text.given(sig, i, const=i not in (2, 4, 5)) for i in range(7)]
-        return text.call(name, "ark_choose", constants, operands)
+        return text.function(name, f"  {choice('ark_choose', sig)};\n")
+
+
+def choice(callee: str, sig: Signature) -> str:
+    """The call of such a template for a signature of the kind `choose`."""
+    context, stops = sig.operands[4].shape[0], sig.operands[6].shape[0]
+    vocabulary, tiles = sig.operands[0].shape[1], sig.params["tiles"]
+    constants = (vocabulary, _shared(sig), tiles, context, stops)
+    operands = [text.given(sig, i, const=i not in (2, 4, 5)) for i in range(7)]
+    return text.called(callee, constants, operands)
 
 
 class AdvanceParams(Params, frozen=True):

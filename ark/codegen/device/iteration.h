@@ -31,6 +31,12 @@ ARK_DEVICE bool ark_ask(ArkCtx& c) {
   return true;
 }
 
+// How many iterations there may be, as far as is known now: asked for while other things are looked
+// up. It only falls, so that an iteration which it leaves out is left out for good.
+ARK_DEVICE ark_u32 ark_known_limit(const ArkParams* p) {
+  return ark_peek_host(&ark_control(p)->limit);
+}
+
 // Leader only: may this processor begin the iteration? The barrier opens when all of the iteration
 // before it is done on the ranks that begin it together: all of them, or this one. Processor 0 asks
 // the host whether to leave before it waits for the barrier, so that the answer comes while it
@@ -38,24 +44,30 @@ ARK_DEVICE bool ark_ask(ArkCtx& c) {
 // least to do, tells the host which iterations are done: at the end and now and then, as a store to
 // the host can hold up iterations of some microseconds; each one only in persistent mode, in which
 // the host may read results before the launch ends.
-ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
+// limit: what ark_known_limit said before.
+ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32 limit) {
   const bool tells = c.processor + 1u == ARK_PARAMS(c)->processors;
   const bool over = ARK_PARAMS(c)->end != 0u && iteration == ARK_PARAMS(c)->end;
-  if (over && !tells) return false;
+  const bool persistent = ARK_PARAMS(c)->persistent != 0u;
+#if defined(ARK_LIMIT_FALLS)
+  const bool none = over || (!persistent && iteration >= limit);
+#else
+  const bool none = over;
+#endif
+  if (none && !tells) return false;
   ArkControl* control = ark_control(ARK_PARAMS(c));
   const ark_u32 leave = ark_ask(c) ? ark_peek_host(&ark_host(ARK_PARAMS(c))->abort) : 0u;
-#if !defined(ARK_LIMIT_FALLS)
-  const ark_u32 limit = ark_peek_host(&control->limit);
-#endif
   const bool system = ARK_PARAMS(c)->peers != 0u;
+  // All that came before a launch's first iteration on this rank was over when the launch began.
+  const bool first = iteration == ARK_PARAMS(c)->first && !system;
   const ark_u32 want = iteration * ARK_PARAMS(c)->together;
   // Longer than a task waits: whoever is stuck should report, not those who wait for its iteration.
   const ark_u64 budget = ARK_PARAMS(c)->budget_ns / 4u * 5u;
   const ark_u32* barrier = ark_words(ARK_PARAMS(c)->barrier);
-  if (!ark_wait<ARK_SIGNAL_WORDS>(c, barrier, want, system, 4u, 0u, budget)) return false;
-  const bool persistent = ARK_PARAMS(c)->persistent != 0u;
+  if (!first && !ark_wait<ARK_SIGNAL_WORDS>(c, barrier, want, system, 4u, 0u, budget)) return false;
 #if defined(ARK_LIMIT_FALLS)
-  const ark_u32 limit = persistent ? 0u : ark_load_acquire(&control->limit, false);
+  // A task of the iteration before may have lowered it.
+  if (!first && !none && !persistent) limit = ark_peek_host(&control->limit);
 #endif
   const bool more = !over && (persistent || iteration < limit);
   if (tells && iteration != 0u && (persistent || !more || ark_told(iteration))) {

@@ -37,15 +37,16 @@ ARK_DEVICE bool ark_rejoin(bool v) { return v; }
 
 // Waits for the running task: all computing threads; false if the processor is to leave. Of a
 // vendor's own bodies some call it themselves (ARK_BODIES_ENTER), with loads under way.
-ARK_DEVICE bool ark_enter_task(ArkLoop& loop, ark_u32 i) {
+ARK_DEVICE bool ark_enter_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
   if (task.wait_begin == task.wait_end) return true;
-  return ark_agree(ark_wait_task(ark_block_team(), loop, i));
+  return ark_agree(ark_wait_task(team, loop, i));
 }
 #if defined(ARK_BODIES_ENTER)
 ARK_DEVICE bool ark_enter(ArkCtx& c) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(ARK_SCRATCH(c) - ARK_LOOP_BYTES);
-  const bool go = ark_enter_task(loop, ark_warp_load(&c.warps[ark_warp()]));
+  const ark_u32 running = ark_warp_load(&c.warps[ark_warp()]);
+  const bool go = ark_enter_task(ark_turned_team(), loop, running);
   if (ARK_PARAMS(c)->trace && ark_tid() == 0) loop.begun = ark_time_ns();
   return go;
 }
@@ -89,9 +90,12 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
     // What the list says is known before the iteration may begin.
     const ArkRange range = ark_range(p, processor, iteration, phases);
     const ark_u32 end = range.task_end;
+    const ark_u32 limit = leader ? ark_known_limit(p) : 0u;
     if (range.task_begin != held) {
       if (range.task_begin < end) ark_task_ahead(team, loop, p, range.task_begin);
-      if (range.task_begin + 1u < end) ark_task_ahead(team, loop, p, range.task_begin + 1u);
+      if (range.task_begin + 1u < end) {
+        ark_task_ahead(ark_turned_team(), loop, p, range.task_begin + 1u);
+      }
       ark_copies_done();
       ark_sync();
       if (range.task_begin < end) ark_counter_ops_ahead(team, loop, p, range.task_begin);
@@ -101,12 +105,12 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
     bool go = true;
     if (ark_warp() == 0) {
       if (leader) {
-        go = ark_may_begin(c, iteration);
+        go = ark_may_begin(c, iteration, limit);
         if (go) ark_open_iteration(c, iteration, phases, range, stage_base);
       }
       go = ark_rejoin(go);
     }
-    if (!ark_all(go)) return;
+    if (!ark_agree(go)) return;
 #if defined(ARK_MOVERS)
     if (leader) ark_movers_begin(iteration);
 #endif
@@ -135,7 +139,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       if (!ark_dispatch(c, task)) return;
       const ark_u64 begin = traces && leader ? loop.begun : 0u;
 #else
-      if (!ark_enter_task(loop, i)) return;
+      if (!ark_enter_task(team, loop, i)) return;
       const ark_u64 begin = traces ? ark_time_ns() : 0u;
       ark_dispatch(c, task);
 #endif

@@ -28,6 +28,11 @@ struct ArkTeam {
 ARK_DEVICE ArkTeam ark_block_team() {
   return ArkTeam{static_cast<ark_u32>(ark_tid()), static_cast<ark_u32>(ARK_THREADS)};
 }
+// The same threads, another warp first: what it copies is not behind what the first one does.
+ARK_DEVICE ArkTeam ark_turned_team() {
+  constexpr ark_u32 THREADS = static_cast<ark_u32>(ARK_THREADS);
+  return ArkTeam{(static_cast<ark_u32>(ark_tid()) + ARK_LANES) % THREADS, THREADS};
+}
 
 ARK_DEVICE void ark_copy_words(ArkTeam team, void* to, const void* from, ark_u32 words) {
   // What is copied has fewer words than a warp of 32 lanes: no loop, whose code would be in the way

@@ -241,6 +241,7 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
   for (ark_u32 iteration = p->first;; ++iteration) {
     const ArkRange range = ark_range(p, processor, iteration, phases);
     const ark_u32 end = range.task_end;
+    const ark_u32 limit = leader ? ark_known_limit(p) : 0u;
     if (range.task_begin < end) ark_task_ahead(team, loop, p, range.task_begin);
     if (range.task_begin + 1u < end) ark_task_ahead(team, loop, p, range.task_begin + 1u);
     ark_copies_done();
@@ -249,7 +250,7 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
     ark_copies_done();
     __syncwarp();
     bool go = true;
-    if (leader) go = ark_may_begin(c, iteration);
+    if (leader) go = ark_may_begin(c, iteration, limit);
     if (!__shfl_sync(0xffffffffu, go, 0)) break;
     if (leader) {
       ark_open_iteration(c, iteration, phases, range, stage_base);

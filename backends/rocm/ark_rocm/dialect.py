@@ -6,7 +6,7 @@ from importlib import resources
 
 from ark.codegen.dialect import Dialect
 from ark_rocm import machines
-from ark_rocm.tasks import attention, attention_units, bulk, linear, matmul
+from ark_rocm.tasks import attention, attention_units, bulk, choose, linear, matmul
 
 PRELUDE = ("prelude.h", "lanes.h", "order.h", "arithmetic.h", "dots.h", "queue.h")
 
@@ -28,6 +28,7 @@ def dialect(arch: str) -> Dialect:
             "attention_merge": attention.merge_write,
             "attention_tiles": attention_units.write,
             "bulk": bulk.write,
+            "choose": choose.write,
             "linear": linear.write,
             "matmul": matmul.write,
         },
@@ -46,5 +47,9 @@ def dialect(arch: str) -> Dialect:
             "linear": linear.scratch,
             "matmul": matmul.scratch,
         },
-        enters={"attention": attention.serves, "linear": linear.serves},
+        enters={
+            "attention": attention.serves,
+            "choose": choose.serves,
+            "linear": linear.serves,
+        },
     )

@@ -9,15 +9,14 @@ ARK_DEVICE float ark_shfl_xor(float v, int mask) {
 }
 
 // A value moved within rows of 16 lanes without passing through shared memory.
-template <int CONTROL>
-ARK_DEVICE float ark_row_move(float v) {
-  const int bits = static_cast<int>(ark_float_bits(v));
-  return ark_bits_float(
-      static_cast<ark_u32>(__builtin_amdgcn_update_dpp(0, bits, CONTROL, 0xf, 0xf, true)));
+template <int CONTROL, typename T>
+ARK_DEVICE T ark_row_move(T v) {
+  const int bits = __builtin_bit_cast(int, v);
+  return __builtin_bit_cast(T, __builtin_amdgcn_update_dpp(0, bits, CONTROL, 0xf, 0xf, true));
 }
-ARK_DEVICE float ark_lane_value(float v, int lane) {
-  return ark_bits_float(
-      static_cast<ark_u32>(__builtin_amdgcn_readlane(static_cast<int>(ark_float_bits(v)), lane)));
+template <typename T>
+ARK_DEVICE T ark_lane_value(T v, int lane) {
+  return __builtin_bit_cast(T, __builtin_amdgcn_readlane(__builtin_bit_cast(int, v), lane));
 }
 
 struct ArkAdd {
@@ -26,15 +25,18 @@ struct ArkAdd {
 struct ArkMax {
   ARK_DEVICE float of(float a, float b) { return __builtin_fmaxf(a, b); }
 };
+struct ArkLeast {
+  ARK_DEVICE ark_u32 of(ark_u32 a, ark_u32 b) { return a < b ? a : b; }
+};
 
 // Pairs, quads, halves of a row, rows, then the rows of the wave; the same in every lane.
-template <typename OP>
-ARK_DEVICE float ark_warp_reduce(float v) {
+template <typename OP, typename T>
+ARK_DEVICE T ark_warp_reduce(T v) {
   v = OP::of(v, ark_row_move<0xb1>(v));   // quad_perm 1 0 3 2
   v = OP::of(v, ark_row_move<0x4e>(v));   // quad_perm 2 3 0 1
   v = OP::of(v, ark_row_move<0x141>(v));  // row_half_mirror
   v = OP::of(v, ark_row_move<0x140>(v));  // row_mirror
-  float total = OP::of(ark_lane_value(v, 0), ark_lane_value(v, 16));
+  T total = OP::of(ark_lane_value(v, 0), ark_lane_value(v, 16));
   if (ARK_LANES == 64) {
     total = OP::of(total, OP::of(ark_lane_value(v, 32), ark_lane_value(v, 48)));
   }
@@ -42,3 +44,12 @@ ARK_DEVICE float ark_warp_reduce(float v) {
 }
 ARK_DEVICE float ark_warp_sum(float v) { return ark_warp_reduce<ArkAdd>(v); }
 ARK_DEVICE float ark_warp_max(float v) { return ark_warp_reduce<ArkMax>(v); }
+
+// For what draws tokens: the highest score, then the lowest token of those that have it. No score
+// is NaN.
+#define ARK_HAS_WARP_BEST 1
+ARK_DEVICE void ark_warp_best(float& score, ark_u32& token) {
+  const float top = ark_warp_max(score);
+  token = ark_warp_reduce<ArkLeast>(score == top ? token : 0xffffffffu);
+  score = top;
+}

@@ -1,0 +1,26 @@
+"""The choice of a token among packets, where bodies wait for these before their task's counters."""
+
+from __future__ import annotations
+
+import pytest
+
+from ark.backend import registry
+from ark.codegen.writer import write
+from ark.lower.ranks import plan_ranks
+from ark.plan.serialize import machine_of
+from tests.unit.plan.shapes import decoder_graphs
+
+
+@pytest.mark.parametrize(("name", "early"), [("mi300x", True), ("h100", False)])
+def test_candidates_are_packets_where_the_choice_begins_early(name: str, early: bool) -> None:
+    """They come from the layer that makes the logits, whose counter the choice waits for too."""
+    target = registry.machine(name)
+    (plan,) = plan_ranks(decoder_graphs(1), target)
+    (choice,) = [op for op in plan.ops if op.kind == "choose"]
+    tensors = {t.id: t for t in plan.tensors}
+    arena = plan.buffers[tensors[choice.operands[3]].buffer].arena
+    assert (arena == "packet") == early
+    source = write(plan, machine_of(plan), registry.get(target.backend).dialect(target.arch))
+    assert ("return ark_choose_early<" in source.source.text) == early
+    (waits,) = [t.waits for tasks in plan.phases[-1].processors for t in tasks if t.op == choice.id]
+    assert waits
