@@ -116,11 +116,31 @@ ARK_DEVICE ark_mfma_sums ark_mfma_add(ark_u32x4 w, ark_u32x4 x, ark_mfma_sums su
   return __builtin_amdgcn_mfma_f32_4x4x4bf16_1k(a.high, b.high, sums, 0, 0, 0);
 }
 
-// Sums of four values over the wave, all at once: lane l has that of v[l % 4]. A product with ones
+// A lane's column of four rows in blocks: the block b of sixteen lanes has row v ^ b as v[v], so
+// that sums over its four blocks need no choice. Block b then has row b.
+ARK_DEVICE float ark_mfma_fold(const ark_mfma_sums& v) {
+  const float low = v[0] + ark_row_move<0x141>(v[1]);  // row_half_mirror: the block beside it
+  const float high = v[2] + ark_row_move<0x141>(v[3]);
+  return low + ark_row_move<0x128>(high);  // row_ror 8: the block after the next
+}
+
+// Sums over the wave of COUNT such: lane l has that of fold[l % 4], row l / 4. A product with ones
 // adds the wave's four rows of 16 lanes, which shuffles would do by two trips to shared memory.
-ARK_DEVICE float ark_mfma_sum_four(const ark_mfma_sums& v, int lane) {
+template <int COUNT>
+ARK_DEVICE float ark_mfma_totals(const float (&fold)[4], int lane) {
+  const bool odd = (lane & 1) != 0, upper = (lane & 2) != 0;
+  const auto pair = [&](float even, float other) {
+    return (odd ? other : even) + ark_row_move<0xb1>(odd ? even : other);
+  };
+  const float low = pair(fold[0], fold[1]);
+  float row;
+  if constexpr (COUNT <= 2) {
+    row = low + ark_row_move<0x4e>(low);
+  } else {
+    const float high = pair(fold[2], fold[3]);
+    row = (upper ? high : low) + ark_row_move<0x4e>(upper ? low : high);
+  }
   const ark_mfma_sums zero = {0.0f, 0.0f, 0.0f, 0.0f};
-  const float row = ark_row_sum_four({v[0], v[1], v[2], v[3]}, lane);
   return __builtin_amdgcn_mfma_f32_16x16x4f32(1.0f, row, zero, 0, 0, 0)[0];
 }
 
@@ -143,7 +163,7 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
   const ark_u32 at = static_cast<ark_u32>(warp * PART + lane / 4 * 8) * 2u;
   // Beyond the last row that one comes again: a load must not depend on a branch.
   const auto load = [&](int four, int piece) {
-    const int row = four * 4 + lane % 4;
+    const int row = four * 4 + (lane % 4 ^ lane / 4 % 4);
     const ark_u32 offset = static_cast<ark_u32>(row < rows ? row : rows - 1) * (2u * K) + at;
     return __builtin_nontemporal_load((const ark_global<ark_u32x4>*)(base + offset + piece * 256));
   };
@@ -190,15 +210,24 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
   for (int four = 0; four < MOST; four += AHEAD) {
     if (four * 4 >= rows) break;
 #pragma unroll
-    for (int a = 0; a < AHEAD; ++a) {
-      ark_mfma_sums total = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int begin = 0; begin < AHEAD; begin += 4) {
+      constexpr int LEFT = AHEAD % 4 == 0 ? 4 : AHEAD % 4;
+      float fold[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-      for (int p = 0; p < PIECES; ++p) {
-        total = ark_mfma_add(ring[a][p], input[p], total);
-        if constexpr (ROUNDS > 1) ring[a][p] = load(four + AHEAD + a, p);
+      for (int a = begin; a < begin + 4 && a < AHEAD; ++a) {
+        ark_mfma_sums total = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (int p = 0; p < PIECES; ++p) {
+          total = ark_mfma_add(ring[a][p], input[p], total);
+          if constexpr (ROUNDS > 1) ring[a][p] = load(four + AHEAD + a, p);
+        }
+        fold[a - begin] = ark_mfma_fold(total);
       }
-      const float sum = ark_mfma_sum_four(total, lane);
-      if (lane < 4) sums[((four + a) * 4 + lane) * ARK_WARPS + warp] = sum;
+      const bool whole = begin + 4 <= AHEAD;
+      const float sum = whole ? ark_mfma_totals<4>(fold, lane) : ark_mfma_totals<LEFT>(fold, lane);
+      const int count = whole ? 4 : LEFT;
+      const int row = (four + begin + lane % 4) * 4 + lane / 4;
+      if (lane < 16 && lane % 4 < count) sums[row * ARK_WARPS + warp] = sum;
     }
   }
   ark_sync();
