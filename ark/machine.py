@@ -30,6 +30,7 @@ class Machine:
     columns of a matmul tile. large_tiles: rows and columns of those that have a loop of their own
     for 16-bit types, and the share of its time that matrix units multiply. exact_tiles: the same
     of products of fp32 in its own digits, the last number the speed beside the others'.
+    attention_rows: of a tile of attention on matrix units, at most.
     capabilities: words by which bodies and forms are chosen: "mma_sync", "wgmma", "tcgen05",
     "mfma", "wmma" (matrix units), "attention_units" (attention of many rows of a 16-bit type runs
     on them in any variant), "named_barriers" (some warps of a block can meet apart from the
@@ -68,6 +69,7 @@ class Machine:
     tile: tuple[Count, Count] = (64, 64)
     large_tiles: tuple[tuple[Count, Count, Rate], ...] = ()
     exact_tiles: tuple[tuple[Count, Count, Rate], ...] = ()
+    attention_rows: Count = 128
     capabilities: Words = ()
 
     @property

@@ -26,6 +26,7 @@ from ark.codegen.writer import write
 from ark.errors import BaseError, InvalidUsageError
 from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
+from ark.ir import values as ir
 from ark.ir.dtype import INTEGERS, DataType, by_name
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan as make_plan
@@ -108,23 +109,39 @@ DEPTHS = (128, 256)  # of a tile that is run twice; what they differ by is the l
 
 
 def _bank_conflicts(plan: Plan, backend: InspectedBackend, arch: str) -> float | None:
-    """The share of the cycles for which the product's loop keeps shared memory busy that lanes
-    wait for each other's banks: of one tile like the plan's, on a stand-in for the device.
+    """The share of the cycles for which the loop of a product, or of attention, keeps shared memory
+    busy that lanes wait for each other's banks: of one tile like the plan's, on a stand-in for the
+    device.
     """
-    product = next((op for op in plan.ops if op.kind == "matmul"), None)
-    if product is None:
+    runs = {"matmul": _run_tile, "attention_tiles": _run_rows}
+    op = next((op for op in plan.ops if op.kind in runs), None)
+    if op is None:
         return None
-    sig = kinds.signature(plan, product)
+    sig = kinds.signature(plan, op)
     with backend.counting(arch) as used:
         if used is None:
             return None
         with contextlib.closing(backend.open(0)) as device:
             counted = []
             for depth in DEPTHS:
-                _run_tile(sig, depth, backend, device)
+                runs[op.kind](sig, depth, backend, device)
                 counted.append(used())
     (few, few_lost), (more, more_lost) = counted
     return (more_lost - few_lost) / (more - few) if more > few else 0.0
+
+
+def _run_rows(sig: kinds.Signature, depth: int, backend: Backend, device: Device) -> None:
+    """Runs one tile of queries over `depth` keys, of attention with that signature, on one
+    processor.
+    """
+    width, kind = sig.params["head_dim"], by_name(sig.operands[0].dtype)
+    graph = Graph()
+    shapes = {"q": (sig.params["rows"], width), "k": (1, depth, width), "v": (1, depth, width)}
+    q, k, v = (graph.tensor(s, kind, arena="state", name=name) for name, s in shapes.items())
+    out = graph.tensor(q.shape, kind, arena="state", name="out")
+    attrs = {"heads": 1, "head_dim": width, "scale": 1.0, "causal": False, "placed": False}
+    graph.add("attention", [q, k, v], [out], attrs, "attention")
+    _run_once(graph, device.machine.with_processors(1), (q, k, v), backend, device)
 
 
 def _run_tile(sig: kinds.Signature, depth: int, backend: Backend, device: Device) -> None:
@@ -142,10 +159,17 @@ def _run_tile(sig: kinds.Signature, depth: int, backend: Backend, device: Device
     graph.add("matmul", [a, b], [c], turned, "product")
     one = device.machine.with_processors(1)
     machine = dataclasses.replace(one, tile=(m, n), large_tiles=((m, n, 1.0),))
+    _run_once(graph, machine, (a, b), backend, device)
+
+
+def _run_once(
+    graph: Graph, machine: Machine, given: Sequence[ir.Tensor], backend: Backend, device: Device
+) -> None:
+    """Runs a graph, its inputs all ones."""
     made = make_plan(graph, machine, {"fuse": False})
     verify([made])
     with Executor(made, backend, device) as executor:
-        for tensor in (a, b):
+        for tensor in given:
             executor.write(tensor.name, np.ones(tensor.shape, tensor.dtype.to_numpy()))
         executor.start(1).wait()
 

@@ -36,7 +36,8 @@ def register(kinds: argparse._SubParsersAction) -> None:
     p.add_argument(
         "--isa",
         metavar="ARCH",
-        help="read the machine code of products for this architecture, no device needed",
+        help="read the machine code of products and attention for this architecture, no device "
+        "needed",
     )
     p.add_argument("--svg", metavar="FILE", help="with --vs: write a chart of the ratios")
     p.set_defaults(func=run)
@@ -103,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    """Prints what compilers made of the chosen products' loops."""
+    """Prints what compilers made of the loops of the chosen products and attention."""
     backend = _inspecting(args.backend, args.isa)
     wanted = chosen(args.names or ["matmul-*"], False)
     rows = {case.name: inspected(case, backend, args.isa) for case in wanted}

@@ -59,7 +59,8 @@ def lower_tiles(lowering: Lowering, node: Node) -> None:
     heads, batch = node.attrs["heads"], q.shape[0] if len(q.shape) == 3 else 1
     boxed = machine.variant.name == "matrix" and machine.has("wgmma") and not paged
     units = machine.has("attention_units") and attends_in_units(node)
-    rows = 128 if boxed or units else 32 if width <= 128 else 16
+    few = 32 if width <= 128 else 16
+    rows = 128 if boxed else machine.attention_rows if units else few
     while not boxed and rows > 32 and batch * heads * -(-length // rows) < machine.processors:
         rows //= 2
     rows = min(rows, length)

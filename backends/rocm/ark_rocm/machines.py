@@ -59,6 +59,7 @@ LINE = 128  # bytes of a line of the second-level cache, which CDNA and RDNA 3 s
 STAGE_BYTES = 4096  # of weights read in place: tasks are cut between rows, or pairs, of them
 UNDER_WAY = 32  # such pieces of a block that waits: the loads of its waves (tasks/linear_matrix.h)
 TILE = (128, 128)  # of a matmul; two steps of both sides take 40 KB of shared memory
+ATTENTION_ROWS = {"mfma": 256, "wmma": 128}  # of a tile: a wave has a column of its unit's block
 # Tiles of 16-bit types and the share of their loop's issue slots that matrix units have, of gfx942.
 LARGE_TILES = ((256, 256, 0.9), (256, 128, 0.86), (128, 256, 0.86), (128, 128, 0.79))
 
@@ -112,6 +113,7 @@ def machine(name: str, model: Model) -> Machine:
         line_bytes=LINE,
         tile=TILE,
         large_tiles=LARGE_TILES if arch.unit == "mfma" else (),
+        attention_rows=ATTENTION_ROWS[arch.unit],
         capabilities=arch.capabilities,
     )
 
@@ -142,5 +144,6 @@ def opened(
         line_bytes=LINE,
         tile=TILE,
         large_tiles=LARGE_TILES if ARCHS[plain].unit == "mfma" else (),
+        attention_rows=ATTENTION_ROWS[ARCHS[plain].unit],
         capabilities=(*ARCHS[plain].capabilities, *("peer_stores",) * peer_stores),
     )

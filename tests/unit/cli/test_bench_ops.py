@@ -135,6 +135,16 @@ def test_products_of_turned_operands_meet_no_banks(capsys: pytest.CaptureFixture
     assert (found["spills"], found["bank_conflicts"]) == (0, 0.0)
 
 
+def test_attention_on_amd_meets_no_banks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither who writes keys and values, which are turned, nor who reads them."""
+    pytest.importorskip("ark_rocm_emulator")
+    case = "attention-16x128-8192-causal-bf16"
+    assert main(["bench", "ops", case, "--isa", "gfx942", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)[case]
+    assert found["matrix_share"] > 0.45 and found["instructions"]["matrix"] == 64
+    assert (found["spills"], found["bank_conflicts"]) == (0, 0.0)
+
+
 def test_an_architecture_that_nobody_reads_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "ops", "--isa", "sm_90"]) == 2
     assert "sm_90" in capsys.readouterr().err

@@ -112,7 +112,9 @@ struct ArkAttentionUnits {
   static constexpr int VALUES = PIECES * PITCH * 16;  // where they begin, in bytes
   static constexpr int TASKS = SLABS * GROUPS;
   // Does what follows from a thread's number stay in registers? Else it is computed in each round.
-  static constexpr bool KEPT = WIDTH == 64 || WIDTH == 128 || (ARK_LANES == 64 && WIDTH < 160);
+  static constexpr bool KEPT = WIDTH == 64 || WIDTH == 128;
+  // Operands that are read at once, while as many are multiplied.
+  static constexpr int FEW = ARK_LANES == 64 ? 4 : WIDTH > 192 ? 1 : 2;
   static_assert(TASKS <= ARK_WARPS && KEYS % 32 == 0 && WIDTH % 8 == 0, "as layout_of has it");
 
   ARK_DEVICE int slab() { return ark_warp() % SLABS; }
@@ -230,11 +232,23 @@ struct ArkAttentionValues {
   }
 };
 
-// Of wide heads no more than so many operands are read ahead: compilers would read more than there
-// are registers for. What computes may pass.
-template <class U>
-ARK_DEVICE void ark_attention_in_order(int reads) {
-  if (ARK_LANES == 64 && U::WIDTH > 128 && reads % 8 == 0) __builtin_amdgcn_sched_barrier(0x40f);
+// Operands in shared memory, and what multiplies them: FEW are read while those before them are
+// multiplied, no more and no fewer. Vector units may do what they like meanwhile; LOADS: loads may.
+template <int COUNT, int FEW, bool LOADS, class Read, class Multiply>
+ARK_DEVICE void ark_attention_each_part(const Read& read, const Multiply& multiply) {
+  ark_unit_part parts[2][FEW];
+#pragma unroll
+  for (int first = -FEW; first < COUNT; first += FEW) {
+#pragma unroll
+    for (int i = first + FEW; i < first + 2 * FEW && i < COUNT; ++i) {
+      parts[i / FEW % 2][i % FEW] = read(i);
+    }
+    __builtin_amdgcn_sched_barrier(LOADS ? 0x426 : 0x406);  // what may pass
+#pragma unroll
+    for (int i = first; i < first + FEW && i < COUNT; ++i) {
+      if (i >= 0) multiply(i, parts[i / FEW % 2][i % FEW]);
+    }
+  }
 }
 
 // A lane's share of its query: sums of values by elements of the head, what powers are relative to
@@ -271,24 +285,22 @@ ARK_DEVICE void ark_attention_scores(ark_unit_sums (&s)[U::OWN], const ark_local
                                      const Q& query) {
 #pragma unroll
   for (int b = 0; b < U::OWN; ++b) s[b] = 0.0f;
-#pragma unroll
-  for (int k = 0; k < U::STEPS; ++k) {
-    const ark_unit_part right = query(k);
-#pragma unroll
-    for (int b = 0; b < U::OWN; ++b) {
-      const int at = (2 * k * U::PITCH + b * ARK_UNIT) * 16;
-      const ark_unit_part left = ark_unit_read(own + at, U::PITCH * 16);
-      s[b] = ark_unit_multiply(static_cast<const typename U::T*>(nullptr), left, right, s[b]);
-    }
-    ark_attention_in_order<U>((k + 1) * U::OWN);
-  }
+  const auto read = [&](int i) __attribute__((always_inline)) {
+    const int at = (i / U::OWN * 2 * U::PITCH + i % U::OWN * ARK_UNIT) * 16;
+    return ark_unit_read(own + at, U::PITCH * 16);
+  };
+  ark_attention_each_part<U::STEPS * U::OWN, U::FEW, U::HELD>(
+      read, [&](int i, ark_unit_part left) __attribute__((always_inline)) {
+        const typename U::T* type = nullptr;
+        s[i % U::OWN] = ark_unit_multiply(type, left, query(i / U::OWN), s[i % U::OWN]);
+      });
 }
 
-// Scores times `factor` (log2(e) and the scale) to powers against the running maximum, and these
-// to the lane's parts of the next product. Returns what the new maximum leaves of the sums before.
+// Raises the running maximum to that of scores times `factor` (log2(e) and the scale) if these have
+// outgrown it. Returns what the new maximum leaves of the sums before.
 template <class U>
-ARK_DEVICE float ark_attention_weigh(ark_unit_sums (&s)[U::OWN], ArkAttentionSums<U>& sums,
-                                     float factor, ark_unit_part (&p)[U::KEYS / 16]) {
+ARK_DEVICE float ark_attention_raise(const ark_unit_sums (&s)[U::OWN], ArkAttentionSums<U>& sums,
+                                     float factor) {
   float m = s[0][0];
 #pragma unroll
   for (int i = 1; i < U::OWN * ARK_UNIT_ELEMENTS; ++i) {
@@ -298,37 +310,40 @@ ARK_DEVICE float ark_attention_weigh(ark_unit_sums (&s)[U::OWN], ArkAttentionSum
   m = m > sums.top + ARK_ATTENTION_SLACK ? m : sums.top;
   const float keep = ark_attention_power(sums.top - m);
   sums.top = m;
-  float sum = 0.0f;
-#pragma unroll
-  for (int k = 0; k < U::KEYS / 16; ++k) {
-    ark_u32x4 own;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float v[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int at = 8 * k + 2 * i + e;
-        v[e] = ark_attention_power(
-            __builtin_fmaf(s[at / ARK_UNIT_ELEMENTS][at % ARK_UNIT_ELEMENTS], factor, -m));
-        sum += v[e];
-      }
-      own[i] = ark_attention_pair(static_cast<const typename U::T*>(nullptr), v[0], v[1]);
-    }
-#if defined(__GFX9__)
-    p[k] = ark_unit_joined(own, own);
-#else
-    ark_u32x4 others;  // of the lane that has the query's other keys
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      others[i] =
-          __builtin_amdgcn_permlanex16(own[i], own[i], 0x76543210u, 0xfedcba98u, true, false);
-    }
-    const bool second = ark_lane() >= ARK_UNIT;
-    p[k] = ark_unit_joined(second ? others : own, second ? own : others);
-#endif
-  }
-  sums.weight = __builtin_fmaf(sums.weight, keep, sum);
+  sums.weight *= keep;
   return keep;
+}
+
+// The scores of 16 keys to powers against the maximum, and these to the lane's part of the next
+// product.
+template <class U>
+ARK_DEVICE ark_unit_part ark_attention_powers(const ark_unit_sums (&s)[U::OWN],
+                                              ArkAttentionSums<U>& sums, float factor, int k) {
+  typedef float pair __attribute__((ext_vector_type(2)));
+  ark_u32x4 own;
+  pair sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int at = 8 * k + 2 * i;
+    const ark_unit_sums& from = s[at / ARK_UNIT_ELEMENTS];
+    const pair scores = {from[at % ARK_UNIT_ELEMENTS], from[at % ARK_UNIT_ELEMENTS + 1]};
+    const pair raised = __builtin_elementwise_fma(scores, pair(factor), pair(-sums.top));
+    const pair v = {ark_attention_power(raised[0]), ark_attention_power(raised[1])};
+    sum += v;
+    own[i] = ark_attention_pair(static_cast<const typename U::T*>(nullptr), v[0], v[1]);
+  }
+  sums.weight += sum[0] + sum[1];
+#if defined(__GFX9__)
+  return ark_unit_joined(own, own);
+#else
+  ark_u32x4 others;  // of the lane that has the query's other keys
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    others[i] = __builtin_amdgcn_permlanex16(own[i], own[i], 0x76543210u, 0xfedcba98u, true, false);
+  }
+  const bool second = ark_lane() >= ARK_UNIT;
+  return ark_unit_joined(second ? others : own, second ? own : others);
+#endif
 }
 
 // Adds the values of the group's keys. own: the lane's place among them; last: that of the last
@@ -336,16 +351,16 @@ ARK_DEVICE float ark_attention_weigh(ark_unit_sums (&s)[U::OWN], ArkAttentionSum
 template <class U>
 ARK_DEVICE void ark_attention_add(ArkAttentionSums<U>& sums, const ark_unit_part (&p)[U::KEYS / 16],
                                   const ark_local* own, const ark_local* last) {
-#pragma unroll
-  for (int k = 0; k < U::KEYS / 16; ++k) {
-#pragma unroll
-    for (int j = 0; j < U::BLOCKS; ++j) {
-      const bool part = U::WIDTH % ARK_UNIT != 0 && j == U::BLOCKS - 1;
-      const ark_local* from = part ? last : own + j * (ARK_UNIT / 4) * 16;
-      const ark_unit_part left = ark_unit_read(from + 2 * k * U::WIDE * 16, U::WIDE * 16);
-      sums.block[j] =
-          ark_unit_multiply(static_cast<const typename U::T*>(nullptr), left, p[k], sums.block[j]);
-      ark_attention_in_order<U>(k * U::BLOCKS + j + 1);
-    }
-  }
+  const auto read = [&](int i) __attribute__((always_inline)) {
+    const int k = i / U::BLOCKS, j = i % U::BLOCKS;
+    const bool part = U::WIDTH % ARK_UNIT != 0 && j == U::BLOCKS - 1;
+    const ark_local* from = part ? last : own + j * (ARK_UNIT / 4) * 16;
+    return ark_unit_read(from + 2 * k * U::WIDE * 16, U::WIDE * 16);
+  };
+  ark_attention_each_part<U::KEYS / 16 * U::BLOCKS, U::FEW, true>(
+      read, [&](int i, ark_unit_part left) __attribute__((always_inline)) {
+        const typename U::T* type = nullptr;
+        ark_unit_sums& sum = sums.block[i % U::BLOCKS];
+        sum = ark_unit_multiply(type, left, p[i / U::BLOCKS], sum);
+      });
 }

@@ -44,6 +44,11 @@ class Layout:
     warps: int
 
     @property
+    def least(self) -> bool:
+        """Does nothing that registers may be too few for."""
+        return self.keys == KEYS[-1] and not (self.held or self.ahead or self.groups > 1)
+
+    @property
     def nbytes(self) -> int:
         """Shared memory: keys and values of a block; in the end groups' sums."""
         every, pieces, fours = self.groups * self.keys, 2 * -(-self.width // 16), self.width // 4
@@ -61,8 +66,9 @@ class Layout:
         scores = self.keys * self.unit // self.lanes * (2 if self.ahead else 1)
         under_way = -(-every * 2 * steps // threads) * 4
         under_way += -(-every * 2 * -(-self.width // 32) // threads) * 8
-        held = operand * (steps if self.held else 4)
-        return sums + held + scores + self.keys // 16 * operand + under_way + _REST
+        held = operand * (steps + 1 if self.held else 4)
+        more = 8 * (self.width % 64 > 0) + 4 * (self.groups > 1)  # for addresses, and joining
+        return sums + held + scores + self.keys // 16 * operand + under_way + more + _REST
 
 
 def layout_of(sig: Signature, machine: Machine) -> Layout | None:
@@ -89,7 +95,7 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
         return None
     found = _layouts(width, -(-rows // unit), unit, machine)
     room = machine.shared_bytes - machine.ring_bytes
-    fits = (x for x in found if x.nbytes <= room and x.registers <= _REGISTERS)
+    fits = (x for x in found if x.nbytes <= room and (x.least or x.registers <= _REGISTERS))
     return max(fits, key=_worth, default=None)
 
 

@@ -64,7 +64,9 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
       return ark_attention_query<U>(row, k);
     }
   };
-  const int count = (tile.end - tile.begin + U::ALL - 1) / U::ALL;
+  int blocks = (tile.end - tile.begin + U::ALL - 1) / U::ALL;
+  asm volatile("" : "+v"(blocks));  // or a loop over few blocks would be written out
+  const int count = __builtin_amdgcn_readfirstlane(blocks);
   const int known = ark_tid();
   const auto tid = [&]() __attribute__((always_inline)) { return U::KEPT ? known : ark_tid(); };
   ArkAttentionHead<S, K> head_keys;
@@ -74,18 +76,14 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
   ArkAttentionKeys<U, S> next_keys;
   ArkAttentionValues<U, S> next_values;
   const auto first_of = [&](int n) { return tile.begin + n * U::ALL; };
-  ark_unit_sums s[U::OWN];
+  ark_unit_sums s[U::OWN], ahead[U::OWN];
   ark_unit_part p[U::KEYS / 16];
   float keep = 1.0f;
-  const auto weigh = [&](int n) __attribute__((always_inline)) {
-    keep = ark_attention_weigh<U>(s, sums, factor, p);
-  };
-  const auto finish = [&](int n) __attribute__((always_inline)) {
-    ark_attention_finish<U, S>(s, scale, cap, tile.place + slab, first_of(n) + mine);
-  };
-  const auto add = [&]() __attribute__((always_inline)) {
-    if (!ark_warp_all(keep == 1.0f)) ark_attention_scale(sums, keep);
-    ark_attention_add<U>(sums, p, own_values, last);
+  // Some powers are computed beside the next block's scores, the others beside the values.
+  constexpr int BESIDE = U::AHEAD ? U::KEYS / 32 : U::KEYS / 16;
+  const auto weigh = [&](int from, int to) __attribute__((always_inline)) {
+#pragma unroll
+    for (int k = from; k < to; ++k) p[k] = ark_attention_powers<U>(s, sums, factor, k);
   };
   next_keys.fetch(head_keys, tile, tid(), first_of(0));
   next_values.fetch(head_values, tile, tid(), first_of(0));
@@ -99,30 +97,30 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
     next_keys.fetch(head_keys, tile, tid(), first_of(2));
     ark_sync();
   }
-  // Keys are in shared memory: of block n, or of the one behind it where scores are computed ahead.
+  // Keys are in shared memory: of block n, or of the one behind it where scores are computed ahead;
+  // more: there is one.
   const auto step = [&](int n, bool more) __attribute__((always_inline)) {
     next_values.place(shared, tid());
     next_values.fetch(head_values, tile, tid(), first_of(n + 1));
     if (works) {
-      if constexpr (U::AHEAD) {
-        finish(n);
-        ark_unit_sums ahead[U::OWN];
-        if (more) ark_attention_scores<U>(ahead, own_keys, query);
-        weigh(n);
-        if (more) {
-#pragma unroll
-          for (int b = 0; b < U::OWN; ++b) s[b] = ahead[b];
-        }
-      } else {
-        ark_attention_scores<U>(s, own_keys, query);
-        finish(n);
-        weigh(n);
-      }
+      if constexpr (!U::AHEAD) ark_attention_scores<U>(s, own_keys, query);
+      ark_attention_finish<U, S>(s, scale, cap, tile.place + slab, first_of(n) + mine);
+      keep = ark_attention_raise<U>(s, sums, factor);
+      if (U::AHEAD && more) ark_attention_scores<U>(ahead, own_keys, query);
+      weigh(0, BESIDE);
     }
     ark_sync();
     next_keys.place(shared, tid());
     next_keys.fetch(head_keys, tile, tid(), first_of(n + (U::AHEAD ? 3 : 2)));
-    if (works) add();
+    if (works) {
+      if (!ark_warp_all(keep == 1.0f)) ark_attention_scale(sums, keep);
+      weigh(BESIDE, U::KEYS / 16);
+      ark_attention_add<U>(sums, p, own_values, last);
+      if (U::AHEAD && more) {
+#pragma unroll
+        for (int b = 0; b < U::OWN; ++b) s[b] = ahead[b];
+      }
+    }
     ark_sync();
   };
 #pragma unroll 1
