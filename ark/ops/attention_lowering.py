@@ -5,7 +5,6 @@ queries. Called through ark.lower.registry.
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from ark.ir import values as ir
@@ -30,10 +29,6 @@ PLAIN: dict[str, Any] = {
 """What a node's attributes are where it does not say; only such a one decodes by splits."""
 
 
-POSITIONS_A_PART = 4
-"""A part has so many times the root of all positions at least, where a join polls its parts: then
-it takes about as long for them as a task for its positions.
-"""
 STREAMED, MOST_STREAMED = 8, 64  # positions that matrix units take at once, and a warp holds
 
 
@@ -170,8 +165,8 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
     least = max(32, streamed) if machine.variant.role(COMMUNICATE) else 64
     least *= 2 if streamed and batch > 1 and machine.ring_bytes else 1
     part = 4 * (node.attrs["head_dim"] + 2)  # bytes
-    if machine.has("packet_gate"):
-        least = max(least, POSITIONS_A_PART * math.isqrt(context))
+    if machine.has("packet_gate"):  # a join polls all parts: the cube root of all positions
+        least = max(least, int(context ** (2 / 3)))
     splits = attention_splits(rows * batch, kv_heads, context, machine.processors, least)
     if machine.has("packet_gate"):  # parts that are no packets cost their join a counter more
         splits = max(1, min(splits, PACKET_LIMIT // (rows * node.attrs["heads"] * part)))

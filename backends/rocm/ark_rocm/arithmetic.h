@@ -17,7 +17,12 @@ ARK_DEVICE float ark_inf() { return __builtin_huge_valf(); }
 ARK_DEVICE float ark_exp(float v) { return __builtin_elementwise_exp(v); }
 ARK_DEVICE float ark_log(float v) { return __builtin_elementwise_log(v); }
 ARK_DEVICE float ark_sqrt(float v) { return __builtin_elementwise_sqrt(v); }
-ARK_DEVICE float ark_rsqrt(float v) { return 1.0f / ark_sqrt(v); }
+// To a unit in the last place. The instruction takes what is below the least normal for zero.
+ARK_DEVICE float ark_rsqrt(float v) {
+  const bool small = v < 0x1p-100f;
+  const float root = __builtin_amdgcn_rsqf(small ? v * 0x1p100f : v);
+  return small ? root * 0x1p50f : root;
+}
 ARK_DEVICE float ark_tanh(float v) {
   const float a = __builtin_fabsf(v);
   if (a < 0.35f) {

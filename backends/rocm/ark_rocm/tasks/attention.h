@@ -77,9 +77,10 @@ ARK_DEVICE constexpr int ark_common(int a, int b) { return b == 0 ? a : ark_comm
 // have (ark/ops/attention_lowering.py). The others' processors go on to what comes next.
 template <int SPLITS>
 ARK_DEVICE int ark_parts_used(int count) {
-  constexpr int LEAST = 64, POSITIONS_A_PART = 4;
-  const int root = static_cast<int>(ark_sqrt(static_cast<float>(count)));
-  const int wanted = root < LEAST / POSITIONS_A_PART ? count / LEAST : root / POSITIONS_A_PART;
+  constexpr int LEAST = 64;
+  const float third = __builtin_amdgcn_logf(static_cast<float>(count)) / 3.0f;
+  const int root = static_cast<int>(ark_exp2(third) + 0.01f), most = count / LEAST;
+  const int wanted = root < most ? root : most;
   return wanted < 1 ? 1 : wanted < SPLITS ? wanted : SPLITS;
 }
 

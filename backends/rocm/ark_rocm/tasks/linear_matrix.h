@@ -190,19 +190,17 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
     if (row < rows) ark_sums_ahead(c, epilogue, 0, first + row, rows - row, ahead[o]);
   }
   ark_u32x4 input[PIECES];
+  float own = 0.0f;  // squares, of a lane
   {
     // Where the first loads fill the memory's queue, what is asked for stands behind them.
     part.take(c, ROWS * K * 2 <= 65536 ? 1 : 4);
     float (&v)[EACH] = part.v;
     if constexpr (P::norm) {
-      float squares = 0.0f;
 #pragma unroll
       for (int e = 0; e < EACH; ++e) {
-        squares += v[e] * v[e];
+        own += v[e] * v[e];
         v[e] *= factors[e];
       }
-      squares = ark_warp_sum(squares);
-      if (lane == 0) red[warp] = squares;
     }
     ark_part_spread<PIECES, CHUNK>(v, xs, input);
   }
@@ -228,6 +226,11 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
       const int count = whole ? 4 : LEFT;
       const int row = (four + begin + lane % 4) * 4 + lane / 4;
       if (lane < 16 && lane % 4 < count) sums[row * ARK_WARPS + warp] = sum;
+    }
+    // Nobody waits for the squares before the sums: they are added up while loads are on their way.
+    if (P::norm && four == 0) {
+      own = ark_warp_sum(own);
+      if (lane == 0) red[warp] = own;
     }
   }
   ark_sync();
