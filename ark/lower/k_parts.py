@@ -23,10 +23,11 @@ LEAST_COLUMNS, BLOCK = 32, 16  # of a tile; of what matrix units take at once
 COUNTS = (2, 3, 4, 6, 8, 12, 16)  # parts of k
 # A line of k, 128 bytes, takes at least so long: it arrives a step after it was asked for. Of the
 # loop for large tiles and of the one for others.
-LINE_US, SMALL_LINE_US = 0.95, 1.1
+LINE_US, SMALL_LINE_US = 0.66, 1.1
 BEGIN_US = 1.5  # a tile's first step arrives, and its sums are stored
 FOLD_US = 2.5  # parts are handed over to those who add them up
 FOLD_SHARE = 0.83  # of memory's rate, at which parts are written and read
+READ_SHARE = 0.81  # at which both sides come from memory, by all processors together
 
 
 def serves(dtypes: Sequence[str], shape: Sequence[int], machine: Machine) -> bool:
@@ -85,7 +86,9 @@ def predicted_us(
     fold = 0.0
     if cut.parts > 1:
         fold = FOLD_US + 8.0 * cut.parts * m * n / (machine.bandwidth_gbps * 1e3 * FOLD_SHARE)
-    return -(-tiles // machine.processors) * (lines * line + BEGIN_US) + fold
+    both = depth * batch * (size * m + 2 * n) / (machine.bandwidth_gbps * 1e3 * READ_SHARE)
+    rounds = -(-tiles // machine.processors)
+    return max(rounds * lines * line, both) + rounds * BEGIN_US + fold
 
 
 def stays_whole(shape: Sequence[int], depth: int, dtypes: Sequence[str], machine: Machine) -> bool:

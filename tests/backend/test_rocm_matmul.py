@@ -53,7 +53,8 @@ def values(shape: tuple[int, ...], dtype: DataType, seed: int) -> np.ndarray:
 
 # (rows of a, columns of b, k, transposes, types, tile): rows and columns beyond the last whole
 # tile; odd ones, parts of a step of k and rows that do not begin at multiples of 16 bytes, all of
-# which take the loop with tests; one step of k, and two, behind which none is fetched.
+# which take the loop with tests; one step of k, two and more, even and odd, behind which none is
+# fetched.
 LARGE = [
     (512, 256, 128, (False, True), (bf16, bf16, bf16), (256, 256)),
     (260, 300, 96, (False, False), (fp16, fp16, fp32), (256, 256)),
@@ -65,6 +66,9 @@ LARGE = [
     (130, 300, 70, (False, True), (bf16, bf16, bf16), (128, 256)),
     (200, 130, 160, (False, False), (fp16, fp16, fp32), (128, 128)),
     (304, 140, 32, (True, False), (bf16, bf16, fp32), (256, 128)),
+    (256, 256, 224, (False, True), (bf16, bf16, fp32), (256, 128)),
+    (128, 256, 192, (False, False), (bf16, bf16, fp32), (128, 128)),
+    (128, 512, 288, (True, True), (bf16, bf16, fp32), (128, 256)),
 ]
 
 

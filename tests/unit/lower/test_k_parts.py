@@ -25,51 +25,55 @@ PAIR = ("bf16", "bf16")
 PREDICTED = {
     (128, 2048, 2048): {
         (128, 32, 1): 40.2,
-        (128, 128, 1): 38.0,
-        (128, 128, 4): 20.4,
-        (128, 128, 8): 18.3,
-        (128, 128, 16): 19.4,
+        (128, 128, 1): 30.1,
+        (128, 128, 4): 18.6,
+        (128, 128, 8): 17.8,
+        (128, 128, 16): 20.2,
         (128, 32, 4): 21.0,
         (128, 64, 8): 19.6,
-        (128, 256, 16): 22.2,
+        (128, 256, 16): 22.1,
     },
     (512, 2048, 2048): {
         (128, 32, 1): 42.7,
-        (128, 128, 1): 38.7,
-        (128, 128, 4): 25.0,
-        (128, 128, 8): 33.7,
-        (256, 128, 8): 29.5,
-        (256, 256, 16): 42.8,
+        (128, 128, 1): 30.6,
+        (128, 128, 4): 23.1,
+        (128, 128, 8): 34.1,
+        (256, 128, 4): 27.9,
+        (256, 128, 8): 29.1,
+        (256, 256, 16): 41.6,
     },
     (512, 2048, 8192): {
-        (128, 128, 1): 124.8,
-        (128, 128, 4): 48.0,
-        (256, 128, 8): 44.7,
-        (256, 256, 16): 59.4,
+        (128, 128, 1): 90.8,
+        (128, 128, 4): 39.2,
+        (256, 128, 4): 53.3,
+        (256, 128, 8): 41.4,
+        (256, 256, 16): 58.3,
     },
     (128, 2048, 8192): {
         (128, 32, 1): 136.8,
-        (128, 128, 8): 29.3,
-        (128, 128, 16): 25.7,
+        (128, 128, 8): 25.3,
+        (128, 128, 12): 26.2,
+        (128, 128, 16): 26.4,
         (128, 64, 8): 33.6,
     },
     (128, 4096, 4096): {
         (128, 32, 1): 76.7,
-        (128, 128, 8): 26.5,
-        (128, 128, 4): 29.1,
+        (128, 128, 4): 25.4,
+        (128, 128, 6): 26.6,
+        (128, 128, 8): 27.3,
         (128, 64, 4): 33.5,
     },
     (512, 4096, 4096): {
-        (128, 128, 1): 69.3,
-        (128, 128, 2): 47.9,
-        (256, 128, 4): 44.7,
-        (256, 256, 8): 59.0,
+        (128, 128, 1): 51.5,
+        (128, 128, 2): 37.7,
+        (256, 128, 4): 41.2,
+        (256, 256, 8): 57.8,
     },
     (64, 2048, 2048): {
         (64, 32, 1): 34.8,
         (64, 32, 4): 19.1,
         (64, 64, 8): 17.1,
-        (64, 128, 16): 17.6,
+        (64, 128, 16): 17.7,
     },
     (32, 4096, 4096): {(32, 32, 1): 60.5, (32, 64, 4): 26.3, (32, 128, 8): 21.7},
 }
@@ -80,7 +84,7 @@ def test_the_cut_chosen_is_near_the_fastest_predicted(shape: tuple[int, int, int
     rows, columns, depth = shape
     times, machine = PREDICTED[shape], registry.machine("mi300x")
     cut = k_parts.choose((1, 1, rows, columns), depth, PAIR, machine, True, {})
-    assert times[cut.rows, cut.columns, cut.parts] <= 1.04 * min(times.values())
+    assert times[cut.rows, cut.columns, cut.parts] <= 1.05 * min(times.values())
 
 
 def planned(machine: str, shape: tuple[int, ...], depth: int, hints: Hints | None = None) -> Plan:
@@ -136,14 +140,14 @@ def prompt_layer(rows: int) -> list[PlanOp]:
     return [op for op in made.ops if op.id in used and ".layers.0." in op.name]
 
 
-@pytest.mark.parametrize(("rows", "turned"), [(512, False), (2048, True)])
+@pytest.mark.parametrize(("rows", "turned"), [(128, False), (512, True)])
 def test_a_prompts_layer_takes_few_passes(rows: int, turned: bool) -> None:
     ops = {op.name.removeprefix("prompt.layers.0."): op for op in prompt_layer(rows)}
     products = {name: op.params for name, op in ops.items() if op.kind == "matmul"}
     qkv, gates = products["attention.query+key+value"], products["mlp.gate+up"]
     # Rotated where its sums are, unless it is done sooner in parts.
     assert bool(qkv.get("head_dim")) == turned and (qkv.get("splits", 1) == 1) == turned
-    assert gates["gated"] and gates["tile"][0] == 256
+    assert gates["gated"] and gates["tile"][1] == 128
     kinds = [op.kind for op in ops.values()]
     assert "swiglu" not in kinds and ("rope_kv" in kinds) == (not turned)
     # The residual is added by whoever adds up parts, or by the product.

@@ -11,14 +11,17 @@ constexpr int ARK_LARGE = 32;  // rows and columns of a block
 constexpr int ARK_DEEP = 32;   // of k in a step
 constexpr int ARK_HALF_PIECES = 2;
 
-// All but the last LEFT accesses of shared memory, and all of memory, have arrived: in the form in
+// All but the last LEFT accesses of shared memory, or of memory, have arrived: in the form in
 // which the compiler knows that it need not wait again. Of s_waitcnt's counters the others are at
 // their most.
 template <int LEFT>
 ARK_DEVICE void ark_await_local() {
   __builtin_amdgcn_s_waitcnt(0xc07f | LEFT << 8);
 }
-ARK_DEVICE void ark_await_loads() { __builtin_amdgcn_s_waitcnt(0x0f70); }
+template <int LEFT>
+ARK_DEVICE void ark_await_loads() {
+  __builtin_amdgcn_s_waitcnt(0x0f70 | LEFT);
+}
 
 // Lane l has row l % 32 of both operands, the places 8 * (l / 32) and on of 16 along k. Sum e of a
 // block: row 8 * (e / 4) + 4 * (l / 32) + e % 4, column l % 32. Where an instruction takes 8 along
@@ -68,7 +71,7 @@ ARK_DEVICE ark_large_sums ark_large_multiply(const ark_bf16*, ark_u16x8 a, ark_u
 // that 16 lanes that write their two halves meet no bank twice; and first, second and further
 // rows of 128 are 8 / GROUP slots further apart than they are long, so that lanes that read rows
 // side by side do not, and two writes are within reach of one instruction.
-template <int ROWS, bool ALONG_K, int BUFFERS, typename T>
+template <int ROWS, bool ALONG_K, int BUFFERS, int AHEAD, typename T>
 struct ArkLargeStep {
   static constexpr int CHUNK = 128;  // rows that are sorted together
   static constexpr int PITCH = ALONG_K ? ROWS + 2 : ROWS + ROWS / CHUNK * 8;
@@ -80,7 +83,7 @@ struct ArkLargeStep {
   static constexpr int BYTES = PITCH * ARK_DEEP / ARK_PIECE * 16;
   static_assert(MINE == 1 || MINE == 2, "128 or 256 rows for 8 waves");
   typedef ark_u32 load __attribute__((ext_vector_type(WIDE / 2)));
-  load loads[LOADS];
+  load loads[AHEAD][LOADS];  // of step s at s % AHEAD
   ark_u64 base, stride;  // where all of the steps lie inside: of the next one; bytes between steps
   ark_u32 offsets[LOADS];
   ark_local *even, *odd;  // of the thread's first piece, by buffer
@@ -125,24 +128,29 @@ struct ArkLargeStep {
     base = ark_uniform(reinterpret_cast<ark_u64>(side.at));
     stride = NEAR * ark_uniform(static_cast<ark_u64>(side.k_stride));
   }
-  // Step s, behind the one before.
-  ARK_METHOD void fetch_inside(int s) {
+  // Loads `begin` to `end` of step s.
+  ARK_METHOD void fetch_inside(int s, int begin, int end) {
     // Where steps are a constant apart, every other one is an offset in its loads.
     const bool odd = ALONG_K && s % 2 == 1;
     const auto* from = (const ark_global<char>*)base + (odd ? NEAR : 0);
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
+      if (i < begin || i >= end) continue;
       asm volatile("" : "+v"(offsets[i]));  // 32 bits of it here, which the load itself adds
-      loads[i] = *(const ark_global<load>*)(from + offsets[i]);
+      loads[s % AHEAD][i] = *(const ark_global<load>*)(from + offsets[i]);
     }
+  }
+  // Behind all loads of step s.
+  ARK_METHOD void go_on(int s) {
     if (ALONG_K) {
-      base += odd ? 2 * NEAR : 0;
+      base += s % 2 == 1 ? 2 * NEAR : 0;
     } else {
       base += stride;
     }
     asm volatile("" : "+s"(base));  // a sum, which the compiler makes a multiple of its counter
   }
-  ARK_METHOD void fetch(const ArkSide<T>& side, int k0) {
+  ARK_METHOD void fetch(const ArkSide<T>& side, int s) {
+    const int k0 = s * ARK_DEEP;
     const auto* from = (const ark_global<ark_u16>*)side.at;
     const auto element = [&](int row, int k) -> ark_u32 {
       if (row >= side.rows || k >= side.depth) return 0u;
@@ -155,16 +163,17 @@ struct ArkLargeStep {
       for (int e = 0; e < WIDE / 2; ++e) {
         const ark_u32 first = ALONG_K ? element(row, k + 2 * e) : element(row + 2 * e, k);
         const ark_u32 second = ALONG_K ? element(row, k + 2 * e + 1) : element(row + 2 * e + 1, k);
-        loads[i][e] = first | second << 16;
+        loads[s % AHEAD][i][e] = first | second << 16;
       }
     }
   }
-  ARK_METHOD void place(int buffer) const {
-    ark_local* to = buffer == 0 ? even : odd;
+  ARK_METHOD void place(int s) const {
+    ark_local* to = s % BUFFERS == 0 ? even : odd;
+    const load(&held)[LOADS] = loads[s % AHEAD];
     if constexpr (ALONG_K) {
       constexpr int NEXT = ARK_THREADS / 4 * 16;
 #pragma unroll
-      for (int i = 0; i < MINE; ++i) *(ark_in_local<ark_u32x4>*)(to + i * NEXT) = loads[i];
+      for (int i = 0; i < MINE; ++i) *(ark_in_local<ark_u32x4>*)(to + i * NEXT) = held[i];
     } else {
       typedef ark_u32 half __attribute__((ext_vector_type(LOADS / 2)));
 #pragma unroll
@@ -172,7 +181,7 @@ struct ArkLargeStep {
         half turned;
 #pragma unroll
         for (int e = 0; e < LOADS / 2; ++e) {
-          turned[e] = __builtin_amdgcn_perm(loads[2 * e + 1][row / 2], loads[2 * e][row / 2],
+          turned[e] = __builtin_amdgcn_perm(held[2 * e + 1][row / 2], held[2 * e][row / 2],
                                             row % 2 == 0 ? 0x05040100u : 0x07060302u);
         }
         *(ark_in_local<half>*)(to + slot(row) * 16) = turned;
@@ -209,8 +218,9 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
   constexpr int BLOCKS_M = TM / ARK_LARGE / WAVES_M, BLOCKS_N = TN / ARK_LARGE / WAVES_N;
   static_assert(BLOCKS_M % 2 == 0, "two halves of a wave's rows");
   static_assert(4 % WAVES_M == 0 && 4 % WAVES_N == 0, "a wave's blocks are as far apart as rows 0");
-  typedef ArkLargeStep<TM, A_ALONG_K, BUFFERS, T> StepA;
-  typedef ArkLargeStep<TN, B_ALONG_K, BUFFERS, T> StepB;
+  constexpr int AHEAD = TM * TN < 256 * 256 ? 2 : 1;  // steps under way from memory
+  typedef ArkLargeStep<TM, A_ALONG_K, BUFFERS, AHEAD, T> StepA;
+  typedef ArkLargeStep<TN, B_ALONG_K, BUFFERS, AHEAD, T> StepB;
   typedef ArkLargeHalf<BLOCKS_M, WAVES_M * ARK_LARGE, StepA> HalfA;
   typedef ArkLargeHalf<BLOCKS_N, WAVES_N * ARK_LARGE, StepB> HalfB;
   constexpr int STEP = StepA::BYTES + StepB::BYTES;
@@ -253,58 +263,99 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
   };
   step_a.begin(tile_a, STEP);
   step_b.begin(tile_b, STEP);
-  const auto place = [&](int buffer) __attribute__((always_inline)) {
-    step_a.place(buffer);
-    step_b.place(buffer);
+  const auto place = [&](int s) __attribute__((always_inline)) {
+    step_a.place(s);
+    step_b.place(s);
   };
-  // fetch(s): step s, from memory to registers. The step behind the last one is whatever is there.
+  // Where there are buffers and registers for it, a step's loads are asked for one after the other
+  // between its products, two steps ahead; else all at once, behind the step's place in registers.
+  constexpr bool SPREAD = BUFFERS > 1 && AHEAD > 1;
+  constexpr int PARTS = SPREAD ? 4 : 1;
+  // fetch(s, part): a part of step s, from memory to registers. The step behind the last one is
+  // whatever is there.
   const auto run = [&](const auto& fetch) __attribute__((always_inline)) {
-    const auto step = [&](int s, bool more) __attribute__((always_inline)) {
-      const int now = s % BUFFERS * STEP, next = (s + 1) % BUFFERS;
+    // later: have steps behind the next one been asked for?
+    const auto hand_on = [&](int s, bool later) __attribute__((always_inline)) {
+      if (later) {
+        ark_await_loads<(AHEAD - 1) * (StepA::LOADS + StepB::LOADS)>();
+      } else {
+        ark_await_loads<0>();
+      }
+      __builtin_amdgcn_sched_barrier(0);
+      place(s + 1);
+      __builtin_amdgcn_sched_barrier(0);
+    };
+    const auto step = [&](int s, bool later, bool more) __attribute__((always_inline)) {
+      const int now = s % BUFFERS * STEP;
+      const auto ask = [&](int part) __attribute__((always_inline)) {
+        if (more) fetch(s + 1 + AHEAD, part);
+        __builtin_amdgcn_sched_barrier(0);
+      };
       first_a.read(mine_a + now, 0);
       first_b.read(mine_b + now, 0);
       __builtin_amdgcn_sched_barrier(0);
       multiply(second_a, second_b, 0);
+      if (SPREAD) {
+        hand_on(s, later);
+        ask(0);
+      }
       multiply(second_a, second_b, BLOCKS_M / 2);
+      if (SPREAD) ask(1);
       second_a.read(mine_a + now, 1);
       second_b.read(mine_b + now, 1);
       // One wait for all of a kind: they have been under way for as long as matrix units were busy.
       ark_await_local<BLOCKS_M + BLOCKS_N>();
       __builtin_amdgcn_sched_barrier(0);
       multiply(first_a, first_b, 0);
-      if (BUFFERS == 1) ark_sync();
-      ark_await_loads();
-      __builtin_amdgcn_sched_barrier(0);
-      place(next);
-      __builtin_amdgcn_sched_barrier(0);
-      if (more) fetch(s + 2);
-      __builtin_amdgcn_sched_barrier(0);
+      if (SPREAD) {
+        ask(2);
+      } else {
+        if (BUFFERS == 1) ark_sync();
+        hand_on(s, later);
+        ask(0);
+      }
       multiply(first_a, first_b, BLOCKS_M / 2);
+      if (SPREAD) ask(3);
       ark_sync();
     };
-    fetch(0);
-    place(0);
-    if (steps > 1) fetch(1);
+#pragma unroll
+    for (int s = 0; s <= AHEAD; ++s) {
+      if (s >= steps) continue;
+#pragma unroll
+      for (int part = 0; part < PARTS; ++part) fetch(s, part);
+      if (s == 0) place(0);
+    }
     ark_sync();
-    int s = 0;
-#pragma unroll 2
-    for (; s < steps - 2; ++s) step(s, true);
+    int s = 0;  // by two, so that it is known which registers a step has
 #pragma unroll 1
-    for (; s < steps; ++s) step(s, false);
+    for (; s < steps - AHEAD - 2; s += 2) {
+      step(s, true, true);
+      step(s + 1, true, true);
+    }
+#pragma unroll
+    for (int last = 0; last < AHEAD + 2; ++last) {
+      if (s + last < steps) step(s + last, false, last == 0 && s + 1 + AHEAD < steps);
+    }
     multiply(second_a, second_b, 0);
     multiply(second_a, second_b, BLOCKS_M / 2);
   };
   if (step_a.inside(a) && step_b.inside(b)) {
     step_a.begin_inside(a);
     step_b.begin_inside(b);
-    run([&](int s) __attribute__((always_inline)) {
-      step_a.fetch_inside(s);
-      step_b.fetch_inside(s);
+    run([&](int s, int part) __attribute__((always_inline)) {
+      constexpr int ALL = StepA::LOADS + StepB::LOADS;
+      const int begin = ALL * part / PARTS, end = ALL * (part + 1) / PARTS;
+      step_a.fetch_inside(s, begin, end);
+      step_b.fetch_inside(s, begin - StepA::LOADS, end - StepA::LOADS);
+      if (part + 1 < PARTS) return;
+      step_a.go_on(s);
+      step_b.go_on(s);
     });
   } else {
-    run([&](int s) __attribute__((always_inline)) {
-      step_a.fetch(a, s * ARK_DEEP);
-      step_b.fetch(b, s * ARK_DEEP);
+    run([&](int s, int part) __attribute__((always_inline)) {
+      if (part > 0) return;
+      step_a.fetch(a, s);
+      step_b.fetch(b, s);
     });
   }
   constexpr int DOWN = WAVES_M * ARK_LARGE, ACROSS = WAVES_N * ARK_LARGE;
