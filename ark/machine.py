@@ -33,13 +33,13 @@ class Machine:
     attention_rows: of a tile of attention on matrix units, at most.
     capabilities: words by which bodies and forms are chosen: "mma_sync", "wgmma", "tcgen05",
     "mfma", "wmma" (matrix units), "attention_units" (attention of many rows of a 16-bit type runs
-    on them in any variant), "named_barriers" (some warps of a block can meet apart from the
-    others), "packets" (small activations may travel as {value, epoch}), "packet_gate" (linear
-    layers of one row wait for one packet before they ask for the others; a token is chosen among
-    packets before the logits have arrived), "asks_ahead" (where rows
-    of weights are whole loads of all warps, blocks that wait ask for those of their next tasks,
-    ark.tasks.linear_form.dealt), "short_packets" (what a
-    linear layer of one row would round to 16 bits travels so), "peer_packets" (packets to peers),
+    on them in any variant), "attention_parts" (of fp32 over bf16 too), "named_barriers" (some warps
+    of a block can meet apart from the others), "packets" (small activations may travel as {value,
+    epoch}), "packet_gate" (linear layers of one row wait for one packet before they ask for the
+    others; a token is chosen among packets before the logits have arrived), "asks_ahead" (where
+    rows of weights are whole loads of all warps, blocks that wait ask for those of their next
+    tasks, ark.tasks.linear_form.dealt), "short_packets" (what a linear layer of one row would round
+    to 16 bits travels so), "peer_packets" (packets to peers),
     "peer_stores" (links to peers carry stores but no read-modify-write: ranks signal by stores),
     "peer_bulk" (a processor copies by whole pieces through shared memory, without registers),
     "peer_multicast" (a switch adds and stores for all ranks at once; no model has it, as nobody

@@ -1,4 +1,4 @@
-"""What the timing model of docs/rocm-timing.md predicts for attention of bf16 on an AMD GPU.
+"""What the timing model of docs/rocm-timing.md predicts for attention over bf16 keys on an AMD GPU.
 
 The emulator takes a minute for 2^34 multiplications, so attention of many rows is cut: as many
 tiles of queries as compute units run at once, over two numbers of keys, and the difference is what
@@ -18,7 +18,7 @@ import ark_rocm_emulator
 import numpy as np
 from ark_rocm import backend
 
-from ark.ir.dtype import bf16
+from ark.ir.dtype import DataType, bf16, fp32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
 from ark.machine import Machine
@@ -27,11 +27,12 @@ from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 
 
-def planned(machine: Machine, heads: int, width: int, rows: int, keys: int) -> Plan:
+def planned(machine: Machine, kind: DataType, heads: int, width: int, rows: int, keys: int) -> Plan:
+    """kind: of queries and results; keys and values are bf16."""
     graph = Graph()
-    q = graph.tensor((rows, heads * width), bf16, arena="state", name="q")
+    q = graph.tensor((rows, heads * width), kind, arena="state", name="q")
     k, v = (graph.tensor((heads, keys, width), bf16, arena="state", name=n) for n in "kv")
-    out = graph.tensor((rows, heads * width), bf16, name="out")
+    out = graph.tensor((rows, heads * width), kind, name="out")
     attrs = {"heads": heads, "head_dim": width, "scale": width**-0.5}
     attrs |= {"causal": False, "placed": False}
     graph.add("attention", [q, k, v], [out], attrs, "attention")
@@ -41,7 +42,7 @@ def planned(machine: Machine, heads: int, width: int, rows: int, keys: int) -> P
 
 
 def microseconds(
-    model: str, units: int, heads: int, width: int, keys: int, common: bool
+    model: str, units: int, kind: DataType, heads: int, width: int, keys: int, common: bool
 ) -> tuple[float, int]:
     """One run of a tile of rows a compute unit; and how many rows a tile has."""
     random = np.random.default_rng(0)
@@ -50,14 +51,15 @@ def microseconds(
         if common:
             words = tuple(w for w in machine.capabilities if w != "attention_units")
             machine = dataclasses.replace(machine, capabilities=words)
-        (op,) = planned(machine, heads, width, 1 << 16, keys).ops
+        (op,) = planned(machine, kind, heads, width, 1 << 16, keys).ops
         high = int(op.params["rows"])
-        made = planned(machine, heads, width, units // heads * high, keys)
+        made = planned(machine, kind, heads, width, units // heads * high, keys)
         assert made.ops[0].params["rows"] == high
         with Executor(made, backend, device) as executor:
             for name in "qkv":
                 shape = next(t.shape for t in made.tensors if t.name == name)
-                executor.write(name, random.standard_normal(shape).astype(bf16.to_numpy()))
+                type_of = (kind if name == "q" else bf16).to_numpy()
+                executor.write(name, random.standard_normal(shape).astype(type_of))
             run = executor.start(1)
             run.wait(3600)
             return run.elapsed_ms() * 1e3, high
@@ -72,11 +74,12 @@ def main() -> None:
     parser.add_argument("--keys", type=int, nargs=2, default=[512, 1024], help="two that are run")
     parser.add_argument("--units", type=int, help="compute units that run")
     parser.add_argument("--common", action="store_true", help="the common body instead")
+    parser.add_argument("--fp32", action="store_true", help="queries and results of fp32")
     args = parser.parse_args()
     machine = backend.machine(args.model)
     units = (args.units or machine.processors) // args.heads * args.heads
     few, more = args.keys
-    given = (args.model, units, args.heads, args.width)
+    given = (args.model, units, fp32 if args.fp32 else bf16, args.heads, args.width)
     (short, high), (long, _) = (microseconds(*given, n, args.common) for n in (few, more))
     per_key = (long - short) / (more - few)
     tiles = args.heads * math.ceil(args.rows / high)

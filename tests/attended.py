@@ -42,9 +42,15 @@ PAGES = (
 
 
 def planned(
-    shapes: Sequence[Any], machine: Machine, dtype: DataType, variant: str = "block"
+    shapes: Sequence[Any],
+    machine: Machine,
+    dtype: DataType,
+    variant: str = "block",
+    cached: DataType | None = None,
 ) -> tuple[Plan, list[tuple[Case, list[str], PlanOp]]]:
-    """One plan of all calls; each case with its inputs' names and its op."""
+    """One plan of all calls; each case with its inputs' names and its op. cached: the type of keys
+    and values, if not the queries'.
+    """
     model, made = ark.Model(0, 1), []
 
     def kept(shape: Sequence[int], kind: DataType, name: str) -> Tensor:
@@ -53,7 +59,8 @@ def planned(
 
     with ark.use_model(model):
         for i, s in enumerate(shapes):
-            one = paged.case(s, dtype, i) if isinstance(s, paged.Shape) else case(s, dtype, i)
+            made_of = paged.case if isinstance(s, paged.Shape) else case
+            one = made_of(s, dtype, i, cached)
             named = [f"{i}.{n}" for n in range(len(one.inputs))]
             pairs = zip(named, one.inputs, strict=True)
             one.result = one.build(*(kept(a.shape, kind, n) for n, (a, kind) in pairs))

@@ -227,9 +227,14 @@ def attends(node: Node) -> bool:
     return node.inputs[0].shape[-2] >= LEAST_TILE[0] and attends_in_units(node)
 
 
-def attends_in_units(node: Node) -> bool:
-    """Attention of one 16-bit type whose heads and rows begin at multiples of 16 bytes."""
+def attends_in_units(node: Node, parts: bool = False) -> bool:
+    """Attention of one 16-bit type whose heads and rows begin at multiples of 16 bytes; parts: or
+    of fp32 over bf16.
+    """
     types = {t.dtype.name for t in (*node.inputs[:3], node.outputs[0])}
+    query, key, value = (t.dtype.name for t in node.inputs[:3])
+    if parts and (query, key) == (node.outputs[0].dtype.name, value) == ("fp32", "bf16"):
+        types = {key}
     return (
         len(types) == 1
         and types <= {"bf16", "fp16"}

@@ -53,7 +53,8 @@ def lower_tiles(lowering: Lowering, node: Node) -> None:
     context = key.shape[-2] * (rest[1].shape[-1] if paged else 1)
     heads, batch = node.attrs["heads"], q.shape[0] if len(q.shape) == 3 else 1
     boxed = machine.variant.name == "matrix" and machine.has("wgmma") and not paged
-    units = machine.has("attention_units") and attends_in_units(node)
+    units = machine.has("attention_units")
+    units = units and attends_in_units(node, machine.has("attention_parts"))
     few = 32 if width <= 128 else 16
     rows = 128 if boxed else machine.attention_rows if units else few
     while not boxed and rows > 32 and batch * heads * -(-length // rows) < machine.processors:

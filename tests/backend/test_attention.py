@@ -86,14 +86,14 @@ def by_torch(s: Shape, q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: Any) 
     return made.transpose(1, 2).reshape(q.shape).numpy()
 
 
-def case(s: Shape, dtype: DataType, seed: int) -> Case:
+def case(s: Shape, dtype: DataType, seed: int, cached: DataType | None = None) -> Case:
+    """cached: the type of keys and values, if not the queries'."""
     rng = np.random.default_rng(seed)
     lead = (s.batch,) if s.batch else ()
     cache = (*lead, s.kv_heads, s.context, s.width)
     inputs = [
         (rng.standard_normal((*lead, s.rows, s.heads * s.width)), dtype),
-        (rng.standard_normal(cache), dtype),
-        (rng.standard_normal(cache), dtype),
+        *((rng.standard_normal(cache), cached or dtype) for _ in range(2)),
     ]
     if s.position is not None:
         inputs.append((np.array([s.position]), ark.int32))

@@ -106,13 +106,13 @@ def by_torch(
     return np.concatenate(made)
 
 
-def case(s: Shape, dtype: DataType, seed: int) -> Case:
+def case(s: Shape, dtype: DataType, seed: int, cached: DataType | None = None) -> Case:
+    """cached: the type of keys and values, if not the queries'."""
     rng = np.random.default_rng(seed)
     cache = (s.pool, s.kv_heads, s.page, s.width)
     inputs = [
         (rng.standard_normal((s.rows, s.heads * s.width)), dtype),
-        (rng.standard_normal(cache), dtype),
-        (rng.standard_normal(cache), dtype),
+        *((rng.standard_normal(cache), cached or dtype) for _ in range(2)),
         (table(s, seed), ark.int32),
         (np.array(s.positions), ark.int32),
     ]

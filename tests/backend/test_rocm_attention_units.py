@@ -17,7 +17,7 @@ from ark_rocm.tasks import attention_units
 
 import ark
 from ark.codegen.writer import write
-from ark.ir.dtype import DataType, bf16, fp16
+from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.lower.pipeline import plan as make_plan
 from ark.plan.kind import signature
 from ark.plan.serialize import machine_of
@@ -63,14 +63,16 @@ def arch(request: pytest.FixtureRequest) -> Iterator[str]:
         [
             *((SHAPES, bf16), (SHAPES, fp16), (WIDE, bf16), (WIDE, fp16)),
             *((PAGES, fp16), (PAGES, bf16), (WHOLE, bf16), (WHOLE, bf16), (TILES, bf16)),
+            *((WIDE[:3], fp32), (SHAPES, fp32), (PAGES, fp32)),
         ],
     ),
     indirect=["arch"],
 )
 def test_all_masks_give_torchs_results(arch: str, shapes: Sequence[Any], dtype: DataType) -> None:
-    """Twice: the second iteration finds shared memory used."""
+    """Twice: the second iteration finds shared memory used. fp32 is over keys of bf16."""
+    cached = bf16 if dtype is fp32 else dtype
     with contextlib.closing(backend.open(0)) as device:
-        plan, cases = planned(shapes, device.machine, dtype)
+        plan, cases = planned(shapes, device.machine, dtype, cached=cached)
         with Executor(plan, backend, device) as executor:
             for made, named, op in cases:
                 layout_of(plan, op)
@@ -129,6 +131,21 @@ SOME = (
     *(("gfx942", 128, 8192), ("gfx942", 256, 8192), ("gfx942", 160, 2048)),
     *(("gfx1100", 64, 8192), ("gfx1100", 248, 8192), ("gfx950", 192, 8192)),
 )
+SOME_PARTS = (("gfx942", 128, 8192), ("gfx1100", 128, 8192), ("gfx950", 128, 8192))
+
+
+def compiled(
+    arch: str, width: int, rows: int, dtype: DataType, patch: pytest.MonkeyPatch
+) -> tuple[attention_units.Layout, str]:
+    """Of attention with all masks: how it is computed, and the assembly."""
+    patch.setattr(compiler, "_hiprtc_version", lambda: "")
+    shape = Shape(rows, rows, 16, 8, width, position=0, window=1000, softcap=20.0, sinks=True)
+    plan, ((*_, op),) = planned([shape], machine_for(arch), dtype, cached=bf16)
+    layout = layout_of(plan, op)
+    assert layout.slabs * layout.groups * layout.unit >= op.params["rows"]
+    emitted = write(plan, machine_of(plan), backend.dialect(arch))
+    assert layout.nbytes <= emitted.scratch_bytes
+    return layout, assembly(emitted.source, arch)
 
 
 @pytest.mark.parametrize(
@@ -141,16 +158,25 @@ SOME = (
 def test_sums_and_scores_stay_in_registers(
     arch: str, width: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler, "_hiprtc_version", lambda: "")
-    shape = Shape(rows, rows, 16, 8, width, position=0, window=1000, softcap=20.0, sinks=True)
-    plan, ((*_, op),) = planned([shape], machine_for(arch), bf16)
-    layout = layout_of(plan, op)
-    assert layout.slabs * layout.groups * layout.unit >= op.params["rows"]
-    emitted = write(plan, machine_of(plan), backend.dialect(arch))
-    assert layout.nbytes <= emitted.scratch_bytes
-    text = assembly(emitted.source, arch)
+    _, text = compiled(arch, width, rows, bf16, monkeypatch)
     unit = "wmma_f32_16x16x16" if arch == "gfx1100" else "mfma_f32_32x32x"
     assert f"\tv_{unit}" in text
+    assert fact(text, "private_segment_fixed_size") == fact(text, "vgpr_spill_count") == 0
+
+
+@pytest.mark.parametrize(
+    ("arch", "width", "rows"),
+    [
+        pytest.param(*case, marks=[slow] * (case not in SOME_PARTS))
+        for case in itertools.product(SERVED, WIDTHS, ROWS)
+        if case[0] != "gfx1100" or case[1] <= 128
+    ],
+)
+def test_three_parts_of_queries_and_powers_do_too(
+    arch: str, width: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, text = compiled(arch, width, rows, fp32, monkeypatch)
+    assert layout.parts == 3
     assert fact(text, "private_segment_fixed_size") == fact(text, "vgpr_spill_count") == 0
 
 

@@ -43,7 +43,7 @@ class Arch:
             *CAPABILITIES,
             *("asks_ahead",) * asks,
             *("peer_bulk",) * self.to_lds,
-            *("attention_units",) * (not self.flushes),
+            *("attention_units", "attention_parts") * (not self.flushes),
         )
 
 

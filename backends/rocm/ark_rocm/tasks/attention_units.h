@@ -82,11 +82,18 @@ ARK_DEVICE ark_u32 ark_attention_pair(const ark_bf16*, float a, float b) {
                                0x07060302u);
 #endif
 }
-ARK_DEVICE ark_u32 ark_attention_rounded(const ark_f16* type, float a, float b) {
-  return ark_attention_pair(type, a, b);
-}
-ARK_DEVICE ark_u32 ark_attention_rounded(const ark_bf16*, float a, float b) {
-  return ark_bfloat(a).bits | static_cast<ark_u32>(ark_bfloat(b).bits) << 16;
+// Four results to memory.
+template <typename T>
+ARK_DEVICE void ark_attention_store(T* to, float a, float b, float c, float d) {
+  if constexpr (sizeof(T) == 4) {
+    *(ark_global<ark_f32x4>*)to = ark_f32x4{a, b, c, d};
+  } else {
+    struct {
+      T of[4];
+    } four;
+    ark_put(four.of, 0, a), ark_put(four.of, 1, b), ark_put(four.of, 2, c), ark_put(four.of, 3, d);
+    *(ark_global<ark_u32x2>*)to = __builtin_bit_cast(ark_u32x2, four);
+  }
 }
 
 // How a block of waves computes a tile: SLABS times GROUPS waves; a group has KEYS of the keys that
@@ -99,9 +106,14 @@ ARK_DEVICE ark_u32 ark_attention_rounded(const ark_bf16*, float a, float b) {
 // 16 g + 4 h and on, then 16 g + 8 + 4 h, are piece 2 g + h. Element d of piece p is number
 // p * WIDE + d % 4 * APART + d / 4: lanes that write four elements of four keys each, and lanes
 // that read elements side by side, meet no bank twice.
-template <typename ELEMENT, int WIDTH_, int SLABS_, int GROUPS_, int KEYS_, bool HELD_, bool AHEAD_>
+//
+// Queries of fp32 are three parts of bf16 whose sum they are, and so are the powers then.
+template <typename ELEMENT, typename QUERY, int WIDTH_, int SLABS_, int GROUPS_, int KEYS_,
+          bool HELD_, bool AHEAD_>
 struct ArkAttentionUnits {
   typedef ELEMENT T;
+  typedef QUERY Q;
+  static constexpr int PARTS = ArkElements<Q>::PARTS;
   static constexpr int WIDTH = WIDTH_, SLABS = SLABS_, GROUPS = GROUPS_, KEYS = KEYS_;
   static constexpr bool HELD = HELD_, AHEAD = AHEAD_;
   static constexpr int STEPS = (WIDTH + 15) / 16, PIECES = 2 * STEPS;
@@ -112,124 +124,14 @@ struct ArkAttentionUnits {
   static constexpr int VALUES = PIECES * PITCH * 16;  // where they begin, in bytes
   static constexpr int TASKS = SLABS * GROUPS;
   // Does what follows from a thread's number stay in registers? Else it is computed in each round.
-  static constexpr bool KEPT = WIDTH == 64 || WIDTH == 128;
+  static constexpr bool KEPT = WIDTH == 64 || (WIDTH == 128 && PARTS == 1);
   // Operands that are read at once, while as many are multiplied.
-  static constexpr int FEW = ARK_LANES == 64 ? 4 : WIDTH > 192 ? 1 : 2;
+  static constexpr int FEW = ARK_LANES == 64 ? (PARTS == 1 ? 4 : 2) : WIDTH > 192 ? 1 : 2;
   static_assert(TASKS <= ARK_WARPS && KEYS % 32 == 0 && WIDTH % 8 == 0, "as layout_of has it");
 
   ARK_DEVICE int slab() { return ark_warp() % SLABS; }
   ARK_DEVICE int group() { return ark_warp() / SLABS; }
   ARK_DEVICE constexpr int slot(int d) { return d % 4 * APART + d / 4; }
-};
-
-// Keys or values of a tile's head in memory.
-template <class S, class K>
-struct ArkAttentionHead {
-  ark_u64 base;
-  ark_u32 step;  // bytes from one key to the next
-  ARK_METHOD void begin(K keys, const ArkAttentionTile& tile) {
-    const auto* row = ark_attention_row<S>(keys, tile.batch, tile.head / S::PER_KV, 0);
-    base = ark_uniform(reinterpret_cast<ark_u64>(row));
-    const auto* next = ark_attention_row<S>(keys, tile.batch, tile.head / S::PER_KV, 1);
-    step = static_cast<ark_u32>(ark_uniform(reinterpret_cast<ark_u64>(next)) - base);
-  }
-  template <typename W>
-  ARK_METHOD W load(const ArkAttentionTile&, int key, int element) const {
-    const ark_u32 offset = static_cast<ark_u32>(key) * step + static_cast<ark_u32>(element) * 2u;
-    return *(const ark_global<W>*)((const ark_global<char>*)base + offset);
-  }
-};
-template <class S, int PAGE, int POOL, class X, class T>
-struct ArkAttentionHead<S, ArkPaged<PAGE, POOL, X, T>> {
-  ArkPaged<PAGE, POOL, X, T> operand;
-  ARK_METHOD void begin(const ArkPaged<PAGE, POOL, X, T>& keys, const ArkAttentionTile&) {
-    operand = keys;
-  }
-  template <typename W>
-  ARK_METHOD W load(const ArkAttentionTile& tile, int key, int element) const {
-    const auto* row = ark_attention_row<S>(operand, tile.batch, tile.head / S::PER_KV, key);
-    return *(const ark_global<W>*)(row + element);
-  }
-};
-
-// Keys of a block, from memory to registers to shared memory.
-template <class U, class S>
-struct ArkAttentionKeys {
-  static constexpr int TOTAL = U::ALL * U::PIECES;
-  static constexpr int MINE = (TOTAL + ARK_THREADS - 1) / ARK_THREADS;
-  ark_u32x4 loads[MINE];
-
-  // From `first` on; keys that nobody sees are the last one that is seen.
-  template <class H>
-  ARK_METHOD void fetch(const H& head, const ArkAttentionTile& tile, int tid, int first) {
-#pragma unroll
-    for (int i = 0; i < MINE; ++i) {
-      const int n = tid + i * ARK_THREADS, piece = n % U::PIECES;
-      if (TOTAL % ARK_THREADS != 0 && n >= TOTAL) continue;
-      loads[i] = 0u;
-      if (U::WIDTH % 16 != 0 && 8 * piece >= U::WIDTH) continue;
-      const int key = first + n / U::PIECES, last = tile.end - 1;
-      loads[i] = head.template load<ark_u32x4>(tile, key < last ? key : last, 8 * piece);
-    }
-  }
-  ARK_METHOD void place(ark_local* shared, int tid) const {
-#pragma unroll
-    for (int i = 0; i < MINE; ++i) {
-      const int n = tid + i * ARK_THREADS, key = n / U::PIECES;
-      if (TOTAL % ARK_THREADS != 0 && n >= TOTAL) continue;
-      const int slot = key / ARK_UNIT * ARK_UNIT + ark_unit_slot(key % ARK_UNIT);
-      *(ark_in_local<ark_u32x4>*)(shared + (n % U::PIECES * U::PITCH + slot) * 16) = loads[i];
-    }
-  }
-};
-
-// Values of a block: a thread has four elements of four keys each, and turns them. Eight threads
-// have elements side by side, the next eight the same elements of the piece's other half.
-template <class U, class S>
-struct ArkAttentionValues {
-  static constexpr int EIGHTS = (U::WIDTH + 31) / 32, TOTAL = U::ALL / 8 * 16 * EIGHTS;
-  static constexpr int MINE = (TOTAL + ARK_THREADS - 1) / ARK_THREADS;
-  ark_u32x2 loads[MINE][4];
-
-  ARK_METHOD static int four(int n) { return n % 8 + n / 16 % EIGHTS * 8; }
-  ARK_METHOD static int half(int n) { return n / 8 % 2; }
-  ARK_METHOD static int piece(int n) { return n / (16 * EIGHTS); }
-  ARK_METHOD static bool there(int n) {
-    return (TOTAL % ARK_THREADS == 0 || n < TOTAL) &&
-           (U::WIDTH % 32 == 0 || 4 * four(n) < U::WIDTH);
-  }
-  template <class H>
-  ARK_METHOD void fetch(const H& head, const ArkAttentionTile& tile, int tid, int first) {
-#pragma unroll
-    for (int i = 0; i < MINE; ++i) {
-      const int n = tid + i * ARK_THREADS, last = tile.end - 1;
-      if (!there(n)) continue;
-      const int own = first + piece(n) / 2 * 16 + half(n) * 8 + piece(n) % 2 * 4;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int key = own + e < last ? own + e : last;
-        loads[i][e] = head.template load<ark_u32x2>(tile, key, 4 * four(n));
-      }
-    }
-  }
-  ARK_METHOD void place(ark_local* shared, int tid) const {
-#pragma unroll
-    for (int i = 0; i < MINE; ++i) {
-      const int n = tid + i * ARK_THREADS;
-      if (!there(n)) continue;
-      ark_local* to = shared + U::VALUES + (piece(n) * U::WIDE + four(n)) * 16 + half(n) * 8;
-#pragma unroll
-      for (int d = 0; d < 4; ++d) {
-        ark_u32x2 turned;
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          turned[e] = __builtin_amdgcn_perm(loads[i][2 * e + 1][d / 2], loads[i][2 * e][d / 2],
-                                            d % 2 == 0 ? 0x05040100u : 0x07060302u);
-        }
-        *(ark_in_local<ark_u32x2>*)(to + U::slot(d) * 16) = turned;
-      }
-    }
-  }
 };
 
 // Operands in shared memory, and what multiplies them: FEW are read while those before them are
@@ -251,6 +153,12 @@ ARK_DEVICE void ark_attention_each_part(const Read& read, const Multiply& multip
   }
 }
 
+// What a lane has of 16 elements of its query, or of the powers of 16 keys.
+template <class U>
+struct ArkAttentionParts {
+  ark_unit_part part[U::PARTS];
+};
+
 // A lane's share of its query: sums of values by elements of the head, what powers are relative to
 // (the largest score so far, or nearly, times log2(e)), and its part of the sum of powers.
 template <class U>
@@ -266,17 +174,41 @@ ARK_DEVICE void ark_attention_scale(ArkAttentionSums<U>& sums, float by) {
 
 // Step k of the queries' rows: `row` is the lane's query in memory.
 template <class U>
-ARK_DEVICE ark_unit_part ark_attention_query(const typename U::T* row, int k) {
-  const auto piece = [&](int p) -> ark_u32x4 {
-    if (U::WIDTH % 16 != 0 && 8 * p >= U::WIDTH) return ark_u32x4(0u);
-    return *(const ark_global<ark_u32x4>*)(row + 8 * p);
+ARK_DEVICE ArkAttentionParts<U> ark_attention_query(const typename U::Q* row, int k) {
+  typedef typename ArkElements<typename U::Q>::piece whole;
+  struct Piece {
+    ark_u16x8 part[U::PARTS];
   };
-  const ark_u32x4 first = piece(2 * k + ark_unit_piece());
+  const auto piece = [&](int p) {
+    Piece made;
+    const bool there = U::WIDTH % 16 == 0 || 8 * p < U::WIDTH;
+    ark_split(there ? *(const ark_global<whole>*)(row + 8 * p) : whole(0), made.part);
+    return made;
+  };
+  const Piece first = piece(2 * k + ark_unit_piece());
 #if defined(__GFX9__)
-  return ark_unit_joined(first, first);
+  const Piece second = first;
 #else
-  return ark_unit_joined(first, piece(2 * k + 1));
+  const Piece second = piece(2 * k + 1);
 #endif
+  ArkAttentionParts<U> made;
+#pragma unroll
+  for (int i = 0; i < U::PARTS; ++i) {
+    made.part[i] = ark_unit_joined(__builtin_bit_cast(ark_u32x4, first.part[i]),
+                                   __builtin_bit_cast(ark_u32x4, second.part[i]));
+  }
+  return made;
+}
+
+template <class U>
+ARK_DEVICE ark_unit_sums ark_attention_multiply(ark_unit_part left,
+                                                const ArkAttentionParts<U>& right,
+                                                ark_unit_sums sums) {
+#pragma unroll
+  for (int i = 0; i < U::PARTS; ++i) {
+    sums = ark_unit_multiply(static_cast<const typename U::T*>(nullptr), left, right.part[i], sums);
+  }
+  return sums;
 }
 
 // Scores of the group's keys. own: the lane's place among the keys; query(k): of step k.
@@ -291,8 +223,7 @@ ARK_DEVICE void ark_attention_scores(ark_unit_sums (&s)[U::OWN], const ark_local
   };
   ark_attention_each_part<U::STEPS * U::OWN, U::FEW, U::HELD>(
       read, [&](int i, ark_unit_part left) __attribute__((always_inline)) {
-        const typename U::T* type = nullptr;
-        s[i % U::OWN] = ark_unit_multiply(type, left, query(i / U::OWN), s[i % U::OWN]);
+        s[i % U::OWN] = ark_attention_multiply<U>(left, query(i / U::OWN), s[i % U::OWN]);
       });
 }
 
@@ -314,29 +245,13 @@ ARK_DEVICE float ark_attention_raise(const ark_unit_sums (&s)[U::OWN], ArkAttent
   return keep;
 }
 
-// The scores of 16 keys to powers against the maximum, and these to the lane's part of the next
-// product.
-template <class U>
-ARK_DEVICE ark_unit_part ark_attention_powers(const ark_unit_sums (&s)[U::OWN],
-                                              ArkAttentionSums<U>& sums, float factor, int k) {
-  typedef float pair __attribute__((ext_vector_type(2)));
-  ark_u32x4 own;
-  pair sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int at = 8 * k + 2 * i;
-    const ark_unit_sums& from = s[at / ARK_UNIT_ELEMENTS];
-    const pair scores = {from[at % ARK_UNIT_ELEMENTS], from[at % ARK_UNIT_ELEMENTS + 1]};
-    const pair raised = __builtin_elementwise_fma(scores, pair(factor), pair(-sums.top));
-    const pair v = {ark_attention_power(raised[0]), ark_attention_power(raised[1])};
-    sum += v;
-    own[i] = ark_attention_pair(static_cast<const typename U::T*>(nullptr), v[0], v[1]);
-  }
-  sums.weight += sum[0] + sum[1];
+// The pieces of 8 powers of which a lane computes one: the other is its neighbour's who has the
+// query's other keys.
+ARK_DEVICE ark_unit_part ark_attention_shared(ark_u32x4 own) {
 #if defined(__GFX9__)
   return ark_unit_joined(own, own);
 #else
-  ark_u32x4 others;  // of the lane that has the query's other keys
+  ark_u32x4 others;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     others[i] = __builtin_amdgcn_permlanex16(own[i], own[i], 0x76543210u, 0xfedcba98u, true, false);
@@ -346,10 +261,51 @@ ARK_DEVICE ark_unit_part ark_attention_powers(const ark_unit_sums (&s)[U::OWN],
 #endif
 }
 
+// The scores of 16 keys to powers against the maximum, and these to the lane's parts of the next
+// product.
+template <class U>
+ARK_DEVICE ArkAttentionParts<U> ark_attention_powers(const ark_unit_sums (&s)[U::OWN],
+                                                     ArkAttentionSums<U>& sums, float factor,
+                                                     int k) {
+  typedef float pair __attribute__((ext_vector_type(2)));
+  ark_f32x8 powers;
+  pair sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int at = 8 * k + 2 * i;
+    const ark_unit_sums& from = s[at / ARK_UNIT_ELEMENTS];
+    const pair scores = {from[at % ARK_UNIT_ELEMENTS], from[at % ARK_UNIT_ELEMENTS + 1]};
+    const pair raised = __builtin_elementwise_fma(scores, pair(factor), pair(-sums.top));
+    const pair v = {ark_attention_power(raised[0]), ark_attention_power(raised[1])};
+    sum += v;
+    powers[2 * i] = v[0], powers[2 * i + 1] = v[1];
+  }
+  sums.weight += sum[0] + sum[1];
+  ArkAttentionParts<U> made;
+  if constexpr (U::PARTS == 1) {
+    ark_u32x4 own;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const typename U::T* type = nullptr;
+      own[i] = ark_attention_pair(type, powers[2 * i], powers[2 * i + 1]);
+    }
+    made.part[0] = ark_attention_shared(own);
+  } else {
+    ark_u16x8 own[U::PARTS];
+    ark_split(powers, own);
+#pragma unroll
+    for (int i = 0; i < U::PARTS; ++i) {
+      made.part[i] = ark_attention_shared(__builtin_bit_cast(ark_u32x4, own[i]));
+    }
+  }
+  return made;
+}
+
 // Adds the values of the group's keys. own: the lane's place among them; last: that of the last
 // block of the head's elements, which may have fewer.
 template <class U>
-ARK_DEVICE void ark_attention_add(ArkAttentionSums<U>& sums, const ark_unit_part (&p)[U::KEYS / 16],
+ARK_DEVICE void ark_attention_add(ArkAttentionSums<U>& sums,
+                                  const ArkAttentionParts<U> (&p)[U::KEYS / 16],
                                   const ark_local* own, const ark_local* last) {
   const auto read = [&](int i) __attribute__((always_inline)) {
     const int k = i / U::BLOCKS, j = i % U::BLOCKS;
@@ -359,8 +315,7 @@ ARK_DEVICE void ark_attention_add(ArkAttentionSums<U>& sums, const ark_unit_part
   };
   ark_attention_each_part<U::KEYS / 16 * U::BLOCKS, U::FEW, true>(
       read, [&](int i, ark_unit_part left) __attribute__((always_inline)) {
-        const typename U::T* type = nullptr;
         ark_unit_sums& sum = sums.block[i % U::BLOCKS];
-        sum = ark_unit_multiply(type, left, p[i / U::BLOCKS], sum);
+        sum = ark_attention_multiply<U>(left, p[i / U::BLOCKS], sum);
       });
 }

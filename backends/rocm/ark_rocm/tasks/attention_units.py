@@ -1,6 +1,7 @@
-"""Attention of many rows on MFMA and WMMA: bf16 and fp16, heads of up to 256 elements (multiples of
-8), any mask. attention_units.h and attention_walk.h have the device side. Called by the writer
-through the dialect.
+"""Attention of many rows on MFMA and WMMA: bf16 and fp16, and fp32 over bf16 (a float is the exact
+sum of three bf16), heads of up to 256 elements (multiples of 8), any mask. attention_units.h,
+attention_staging.h and attention_walk.h have the device side. Called by the writer through the
+dialect.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention_tiles import given, shape
 
-TYPES = ("bf16", "fp16")
+PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}  # of queries over keys
 KEYS = (64, 32)  # of a group at once
 _REGISTERS = 256  # of a lane where a SIMD has two waves
+_LONG = "gfx950"  # whose instructions of twice the length leave fewer for fp32's three parts
 _REST = 53  # registers beside sums, queries, scores and what is under way from memory
 _PIECE = 16  # bytes: 8 elements
 
@@ -29,8 +31,8 @@ class Layout:
 
     slabs: waves with queries of their own. groups: of waves that share the keys of a block. keys:
     of a group at once. held: queries are in registers. ahead: the next block's scores are computed
-    while this one's become powers. width: of a head. unit: rows and columns of the matrix unit's
-    block. lanes, warps: of the machine.
+    while this one's become powers. width: of a head. parts: of a query and a power. unit: rows and
+    columns of the matrix unit's block. lanes, warps: of the machine.
     """
 
     width: int
@@ -39,6 +41,7 @@ class Layout:
     keys: int
     held: bool
     ahead: bool
+    parts: int
     unit: int
     lanes: int
     warps: int
@@ -62,28 +65,28 @@ class Layout:
         threads, every = self.lanes * self.warps, self.groups * self.keys
         steps = -(-self.width // 16)
         sums = -(-self.width // self.unit) * self.unit**2 // self.lanes
-        operand = 4 if self.unit == 32 else 8  # of 16 elements along k
+        operand = (4 if self.unit == 32 else 8) * self.parts  # of 16 elements along k
         scores = self.keys * self.unit // self.lanes * (2 if self.ahead else 1)
         under_way = -(-every * 2 * steps // threads) * 4
         under_way += -(-every * 2 * -(-self.width // 32) // threads) * 8
         held = operand * (steps + 1 if self.held else 4)
         more = 8 * (self.width % 64 > 0) + 4 * (self.groups > 1)  # for addresses, and joining
+        if self.parts > 1:  # fewer operands at once, and addresses that do not stay
+            more -= 12 if self.width == 64 else 28
         return sums + held + scores + self.keys // 16 * operand + under_way + more + _REST
 
 
 def layout_of(sig: Signature, machine: Machine) -> Layout | None:
     """The layout with most waves at work; None where the common body serves."""
-    width, types, rows = (
-        sig.params["head_dim"],
-        {o.dtype for o in sig.operands[:4]},
-        sig.params["rows"],
-    )
+    width, rows = sig.params["head_dim"], sig.params["rows"]
+    query, key, value, out = (o.dtype for o in sig.operands[:4])
     unit = 32 if machine.has("mfma") else 16
     able = (
         machine.has("attention_units")
         and machine.variant.name == "block"
-        and len(types) == 1
-        and types <= set(TYPES)
+        and (query, key) in PARTS
+        and (query, key) == (out, value)
+        and (unit == 32 or query != "fp32" or width <= 128)
         and width % 8 == 0
         and width <= 256
         and rows <= unit * machine.warps
@@ -93,17 +96,18 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
     )
     if not able:
         return None
-    found = _layouts(width, -(-rows // unit), unit, machine)
+    found = _layouts(width, PARTS[query, key], -(-rows // unit), unit, machine)
     room = machine.shared_bytes - machine.ring_bytes
-    fits = (x for x in found if x.nbytes <= room and (x.least or x.registers <= _REGISTERS))
+    limit = _REGISTERS - 8 * (query == "fp32" and machine.arch == _LONG)
+    fits = (x for x in found if x.nbytes <= room and (x.least or x.registers <= limit))
     return max(fits, key=_worth, default=None)
 
 
-def _layouts(width: int, slabs: int, unit: int, machine: Machine) -> Iterator[Layout]:
-    groups = range(1, machine.warps // slabs + 1)
-    flags = (True, False)
+def _layouts(width: int, parts: int, slabs: int, unit: int, machine: Machine) -> Iterator[Layout]:
+    groups, flags = range(1, machine.warps // slabs + 1), (True, False)
+    block = (parts, unit, machine.lanes, machine.warps)
     for some, keys, held, ahead in itertools.product(groups, KEYS, flags, flags):
-        yield Layout(width, slabs, some, keys, held, ahead, unit, machine.lanes, machine.warps)
+        yield Layout(width, slabs, some, keys, held, ahead, *block)
 
 
 def _worth(layout: Layout) -> tuple[int, ...]:
@@ -127,7 +131,7 @@ def headers(machine: Machine) -> tuple[str, ...]:
     if not machine.has("attention_units"):
         return ()
     units = ("matrix.h", *("matrix_large.h",) * machine.has("mfma"))
-    names = (*units, "attention_units.h", "attention_walk.h")
+    names = (*units, *(f"attention_{name}.h" for name in ("units", "staging", "walk")))
     own = ((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
     return (*map(text.header, ("tiles.h", "pages.h", "attention_tiles.h")), *own)
 
@@ -141,7 +145,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
         return None
     flags = (str(flag).lower() for flag in (layout.held, layout.ahead))
     sizes = (layout.width, layout.slabs, layout.groups, layout.keys)
-    words = (sig.operands[0].ctype, *map(str, sizes), *flags)
+    types = (sig.operands[i].ctype for i in (1, 0))
+    words = (*types, *map(str, sizes), *flags)
     units = f"ArkAttentionUnits<{', '.join(words)}>"
     call = text.called("ark_attention_units", (units, shape(sig)), given(sig))
     addresses = text.addresses(sig, range(4))

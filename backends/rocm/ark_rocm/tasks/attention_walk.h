@@ -40,7 +40,7 @@ ARK_DEVICE void ark_attention_finish(ark_unit_sums (&s)[U::OWN], float scale, fl
 // All blocks of keys of a tile. row: the lane's query in memory.
 template <class U, class S, class K, class V>
 ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& tile, int rows,
-                                   float scale, float cap, const typename U::T* row, K keys,
+                                   float scale, float cap, const typename U::Q* row, K keys,
                                    V values, ArkAttentionSums<U>& sums) {
   const float factor = (S::CAPPED ? 1.0f : scale) * ARK_ATTENTION_LOG2E;
   const int column = ark_lane() % ARK_UNIT, piece = ark_unit_piece();
@@ -52,7 +52,7 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
   const int far = end + ark_unit_order(column);
   const ark_local* last = own_values + U::slot(far < U::WIDTH ? far : U::WIDTH - 1) * 16;
   own_values = ark_kept(own_values + d * 16);
-  ark_unit_part held[U::HELD ? U::STEPS : 1];
+  ArkAttentionParts<U> held[U::HELD ? U::STEPS : 1];
   if constexpr (U::HELD) {
 #pragma unroll
     for (int k = 0; k < U::STEPS; ++k) held[k] = ark_attention_query<U>(row, k);
@@ -77,10 +77,10 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
   ArkAttentionValues<U, S> next_values;
   const auto first_of = [&](int n) { return tile.begin + n * U::ALL; };
   ark_unit_sums s[U::OWN], ahead[U::OWN];
-  ark_unit_part p[U::KEYS / 16];
+  ArkAttentionParts<U> p[U::KEYS / 16];
   float keep = 1.0f;
   // Some powers are computed beside the next block's scores, the others beside the values.
-  constexpr int BESIDE = U::AHEAD ? U::KEYS / 32 : U::KEYS / 16;
+  constexpr int BESIDE = U::AHEAD || U::PARTS > 1 ? U::KEYS / 32 : U::KEYS / 16;
   const auto weigh = [&](int from, int to) __attribute__((always_inline)) {
 #pragma unroll
     for (int k = from; k < to; ++k) p[k] = ark_attention_powers<U>(s, sums, factor, k);
@@ -193,11 +193,8 @@ ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, fl
       const int e = 4 * i % ARK_UNIT_ELEMENTS, j = 4 * i / ARK_UNIT_ELEMENTS;
       const int d = j * ARK_UNIT + ark_unit_row(e) + ark_unit_first();
       if (U::WIDTH % ARK_UNIT != 0 && d >= U::WIDTH) continue;
-      const typename U::T* type = nullptr;
       const ark_unit_sums v = sums.block[j] * by;
-      *(ark_global<ark_u32x2>*)(to + d) =
-          ark_u32x2{ark_attention_rounded(type, v[e], v[e + 1]),
-                    ark_attention_rounded(type, v[e + 2], v[e + 3])};
+      ark_attention_store(to + d, v[e], v[e + 1], v[e + 2], v[e + 3]);
     }
   });
 }

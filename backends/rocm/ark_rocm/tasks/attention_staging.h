@@ -1,0 +1,112 @@
+// Attention of tiles of queries on matrix units: how keys and values of a block come from memory to
+// shared memory, where they lie as ArkAttentionUnits (attention_units.h) says.
+
+// Keys or values of a tile's head in memory.
+template <class S, class K>
+struct ArkAttentionHead {
+  ark_u64 base;
+  ark_u32 step;  // bytes from one key to the next
+  ARK_METHOD void begin(K keys, const ArkAttentionTile& tile) {
+    const auto* row = ark_attention_row<S>(keys, tile.batch, tile.head / S::PER_KV, 0);
+    base = ark_uniform(reinterpret_cast<ark_u64>(row));
+    const auto* next = ark_attention_row<S>(keys, tile.batch, tile.head / S::PER_KV, 1);
+    step = static_cast<ark_u32>(ark_uniform(reinterpret_cast<ark_u64>(next)) - base);
+  }
+  template <typename W>
+  ARK_METHOD W load(const ArkAttentionTile&, int key, int element) const {
+    const ark_u32 offset = static_cast<ark_u32>(key) * step + static_cast<ark_u32>(element) * 2u;
+    return *(const ark_global<W>*)((const ark_global<char>*)base + offset);
+  }
+};
+template <class S, int PAGE, int POOL, class X, class T>
+struct ArkAttentionHead<S, ArkPaged<PAGE, POOL, X, T>> {
+  ArkPaged<PAGE, POOL, X, T> operand;
+  ARK_METHOD void begin(const ArkPaged<PAGE, POOL, X, T>& keys, const ArkAttentionTile&) {
+    operand = keys;
+  }
+  template <typename W>
+  ARK_METHOD W load(const ArkAttentionTile& tile, int key, int element) const {
+    const auto* row = ark_attention_row<S>(operand, tile.batch, tile.head / S::PER_KV, key);
+    return *(const ark_global<W>*)(row + element);
+  }
+};
+
+// Keys of a block, from memory to registers to shared memory.
+template <class U, class S>
+struct ArkAttentionKeys {
+  static constexpr int TOTAL = U::ALL * U::PIECES;
+  static constexpr int MINE = (TOTAL + ARK_THREADS - 1) / ARK_THREADS;
+  ark_u32x4 loads[MINE];
+
+  // From `first` on; keys that nobody sees are the last one that is seen.
+  template <class H>
+  ARK_METHOD void fetch(const H& head, const ArkAttentionTile& tile, int tid, int first) {
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      const int n = tid + i * ARK_THREADS, piece = n % U::PIECES;
+      if (TOTAL % ARK_THREADS != 0 && n >= TOTAL) continue;
+      loads[i] = 0u;
+      if (U::WIDTH % 16 != 0 && 8 * piece >= U::WIDTH) continue;
+      const int key = first + n / U::PIECES, last = tile.end - 1;
+      loads[i] = head.template load<ark_u32x4>(tile, key < last ? key : last, 8 * piece);
+    }
+  }
+  ARK_METHOD void place(ark_local* shared, int tid) const {
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      const int n = tid + i * ARK_THREADS, key = n / U::PIECES;
+      if (TOTAL % ARK_THREADS != 0 && n >= TOTAL) continue;
+      const int slot = key / ARK_UNIT * ARK_UNIT + ark_unit_slot(key % ARK_UNIT);
+      *(ark_in_local<ark_u32x4>*)(shared + (n % U::PIECES * U::PITCH + slot) * 16) = loads[i];
+    }
+  }
+};
+
+// Values of a block: a thread has four elements of four keys each, and turns them. Eight threads
+// have elements side by side, the next eight the same elements of the piece's other half.
+template <class U, class S>
+struct ArkAttentionValues {
+  static constexpr int EIGHTS = (U::WIDTH + 31) / 32, TOTAL = U::ALL / 8 * 16 * EIGHTS;
+  static constexpr int MINE = (TOTAL + ARK_THREADS - 1) / ARK_THREADS;
+  ark_u32x2 loads[MINE][4];
+
+  ARK_METHOD static int four(int n) { return n % 8 + n / 16 % EIGHTS * 8; }
+  ARK_METHOD static int half(int n) { return n / 8 % 2; }
+  ARK_METHOD static int piece(int n) { return n / (16 * EIGHTS); }
+  ARK_METHOD static bool there(int n) {
+    return (TOTAL % ARK_THREADS == 0 || n < TOTAL) &&
+           (U::WIDTH % 32 == 0 || 4 * four(n) < U::WIDTH);
+  }
+  template <class H>
+  ARK_METHOD void fetch(const H& head, const ArkAttentionTile& tile, int tid, int first) {
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      const int n = tid + i * ARK_THREADS, last = tile.end - 1;
+      if (!there(n)) continue;
+      const int own = first + piece(n) / 2 * 16 + half(n) * 8 + piece(n) % 2 * 4;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int key = own + e < last ? own + e : last;
+        loads[i][e] = head.template load<ark_u32x2>(tile, key, 4 * four(n));
+      }
+    }
+  }
+  ARK_METHOD void place(ark_local* shared, int tid) const {
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      const int n = tid + i * ARK_THREADS;
+      if (!there(n)) continue;
+      ark_local* to = shared + U::VALUES + (piece(n) * U::WIDE + four(n)) * 16 + half(n) * 8;
+#pragma unroll
+      for (int d = 0; d < 4; ++d) {
+        ark_u32x2 turned;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          turned[e] = __builtin_amdgcn_perm(loads[i][2 * e + 1][d / 2], loads[i][2 * e][d / 2],
+                                            d % 2 == 0 ? 0x05040100u : 0x07060302u);
+        }
+        *(ark_in_local<ark_u32x2>*)(to + U::slot(d) * 16) = turned;
+      }
+    }
+  }
+};
