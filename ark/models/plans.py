@@ -113,10 +113,14 @@ def choose_context(checkpoint: Checkpoint, wanted: int | None) -> int:
 def usual_chunk(machine: Machine, dtype: DataType) -> int:
     """Prompt tokens an iteration where nobody says how many: more where they fill matrix units.
 
-    dtype: of the weights. Warpgroups take tiles of 128 rows, and four of them busy a GPU.
+    dtype: of the weights. Warpgroups take tiles of 128 rows, and four of them busy a GPU; where
+    k is cut into parts, one does.
     """
-    if machine.has("wgmma") and dtype.name in ("bf16", "fp16"):
-        return 512
+    if dtype.name in ("bf16", "fp16"):
+        if machine.has("wgmma"):
+            return 512
+        if machine.has("k_parts"):
+            return 128
     return 64 if machine.has("mma_sync") else 16
 
 

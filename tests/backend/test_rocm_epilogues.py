@@ -61,9 +61,9 @@ ENDS: dict[str, tuple[Callable[..., Any], Callable[..., np.ndarray]]] = {
 CASES = [
     ("all", 64, 128, 96, (False, True), (bf16, bf16, bf16), (64, 128, 1)),
     ("all", 37, 45, 51, (False, False), (fp16, fp16, fp32), (37, 32, 1)),
-    ("residual", 48, 136, 64, (False, True), (fp32, bf16, fp32), (48, 64, 1)),
-    ("all", 40, 96, 260, (True, False), (bf16, bf16, bf16), (40, 48, 2)),
     ("gates", 64, 128, 96, (False, True), (bf16, bf16, bf16), (64, 128, 1)),
+    ("all", 40, 96, 260, (True, False), (bf16, bf16, bf16), (40, 48, 2)),
+    ("residual", 48, 136, 64, (False, True), (fp32, bf16, fp32), (48, 64, 1)),
     ("gates", 20, 80, 64, (False, True), (fp16, fp16, fp16), (20, 48, 1)),
 ]
 LARGE = [

@@ -13,9 +13,10 @@ import pytest
 
 import ark
 from ark.backend import registry
+from ark.ir.dtype import bf16, fp32
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
-from ark.models.plans import choose_chunk
+from ark.models.plans import choose_chunk, usual_chunk
 from ark.models.request import Sampling
 
 NOAH = Path(__file__).parents[3] / "examples" / "noah"
@@ -75,6 +76,14 @@ def test_a_chunk_beyond_the_context_is_said(capsys: pytest.CaptureFixture[str]) 
     assert not capsys.readouterr().err
     assert choose_chunk(9, 8, 16) == 8
     assert "9 prompt tokens is more than the context of 8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("machine", "chunks"),
+    [("h100", (512, 64)), ("a100", (64, 64)), ("mi300x", (128, 16)), ("cpu", (16, 16))],
+)
+def test_a_chunk_fills_matrix_units(machine: str, chunks: tuple[int, int]) -> None:
+    assert tuple(usual_chunk(registry.machine(machine), t) for t in (bf16, fp32)) == chunks
 
 
 @pytest.mark.parametrize("wrong", [5, b"x", ["sm_90a"]])
