@@ -90,9 +90,9 @@ def test_signals_by_stores_are_clean(arch: str) -> None:
 
 
 def test_the_lint_sees_a_product_without_matrix_instructions() -> None:
-    """The fused plan of one rank sends short prompts through the stream: no matrix instruction."""
+    """Of what works on rows none multiplies matrices."""
     machine = machine_for("gfx942")
-    plan = dict(signatures.plans(machine, (bf16,)))["movement-bf16"]
+    plan = dict(signatures.plans(machine, (bf16,)))["rows-bf16"]
     emitted = write(plan, machine, backend.dialect("gfx942"))
     text = assembly(emitted.source, "gfx942")
     expected = Expectations(threads=machine.threads, matrix=True, kernels=("ark_loop",))
