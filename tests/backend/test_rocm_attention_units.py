@@ -63,7 +63,7 @@ def arch(request: pytest.FixtureRequest) -> Iterator[str]:
         [
             *((SHAPES, bf16), (SHAPES, fp16), (WIDE, bf16), (WIDE, fp16)),
             *((PAGES, fp16), (PAGES, bf16), (WHOLE, bf16), (WHOLE, bf16), (TILES, bf16)),
-            *((WIDE[:3], fp32), (SHAPES, fp32), (PAGES, fp32)),
+            *((WIDE[:3], fp32), (SHAPES, fp32), (PAGES[:4], fp32)),
         ],
     ),
     indirect=["arch"],
@@ -184,6 +184,16 @@ def test_units_that_take_denormals_as_zeros_are_left_alone() -> None:
     plan, ((*_, op),) = planned([Shape(128, 128, 2, 1, 64)], machine_for("gfx90a"), bf16)
     assert not machine_of(plan).has("attention_units")
     assert attention_units.layout_of(signature(plan, op), machine_of(plan)) is None
+
+
+def test_keys_further_apart_than_a_word_says_are_left_alone() -> None:
+    plan, ((*_, op),) = planned([Shape(128, 128, 2, 1, 64)], machine_for("gfx942"), bf16)
+    sig = signature(plan, op)
+    for keys, there in ((1 << 25, True), ((1 << 25) + 1, False)):
+        longer = [dataclasses.replace(o, shape=(1, keys, 64)) for o in sig.operands[1:3]]
+        operands = (sig.operands[0], *longer, *sig.operands[3:])
+        far = dataclasses.replace(sig, operands=operands)
+        assert (attention_units.layout_of(far, machine_of(plan)) is not None) == there
 
 
 def test_what_begins_anywhere_is_the_common_bodys() -> None:

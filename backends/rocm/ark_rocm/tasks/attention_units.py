@@ -23,6 +23,7 @@ _REGISTERS = 256  # of a lane where a SIMD has two waves
 _LONG = "gfx950"  # whose instructions of twice the length leave fewer for fp32's three parts
 _REST = 53  # registers beside sums, queries, scores and what is under way from memory
 _PIECE = 16  # bytes: 8 elements
+_REACH = 1 << 32  # bytes from a head's first key to its last: offsets are words
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
         and sig.params["scale"] > 0.0
         and not any(o.packet for o in sig.operands)
         and all(s % 8 == 0 for o in sig.operands[:4] for s in o.strides[:-1])
+        and all(o.shape[-2] * o.strides[-2] * o.itemsize <= _REACH for o in sig.operands[1:3])
     )
     if not able:
         return None
