@@ -73,7 +73,7 @@ class Layout:
         held = operand * (steps + 1 if self.held else 4)
         more = 8 * (self.width % 64 > 0) + 4 * (self.groups > 1)  # for addresses, and joining
         if self.parts > 1:  # fewer operands at once, and addresses that do not stay
-            more -= 12 if self.width == 64 else 28
+            more -= 12 if self.width == 64 else 24 if self.held and self.width % 64 else 28
         return sums + held + scores + self.keys // 16 * operand + under_way + more + _REST
 
 
