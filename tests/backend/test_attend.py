@@ -270,7 +270,11 @@ def test_what_is_another_function_stays(build: Callable[[Any], Any], joined: int
 
 @pytest.mark.parametrize(
     ("machine", "joined"),
-    [("h100", True), ("a100", True), ("b200", True), ("rtx5090", True), ("mi300x", False)],
+    [
+        *((name, True) for name in ("h100", "a100", "b200", "rtx5090")),
+        *((name, True) for name in ("mi300x", "mi355x", "rx7900xtx")),
+        ("mi250x", False),
+    ],
 )
 def test_machines_without_such_units_keep_the_ops(machine: str, joined: bool) -> None:
     model = ark.Model(0, 1)
