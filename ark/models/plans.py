@@ -114,13 +114,13 @@ def usual_chunk(machine: Machine, dtype: DataType) -> int:
     """Prompt tokens an iteration where nobody says how many: more where they fill matrix units.
 
     dtype: of the weights. Warpgroups take tiles of 128 rows, and four of them busy a GPU; where
-    k is cut into parts, one does.
+    k is cut into parts, one does, but attention on matrix units is worth more rows.
     """
     if dtype.name in ("bf16", "fp16"):
         if machine.has("wgmma"):
             return 512
         if machine.has("k_parts"):
-            return 128
+            return 512 if machine.has("attention_units") else 128
     return 64 if machine.has("mma_sync") else 16
 
 

@@ -3,10 +3,10 @@ fp32 activations and weights of 16 bits.
 
 In the variant for large products the input of such a product, and the queries of attention over
 caches of such a type, are rounded to the weights' type where they are made, or by a cast of their
-own; so is the input of a product of many rows where matrix units take it in any variant. Where few
-rows go through linear layers and are much for packets, or one row goes as packets of 16 bits,
-whoever makes them rounds them if he can, as each reader would. Sums stay in fp32. Called by
-ark.lower.prepare.
+own; so are those of products and attention of many rows where matrix units take them in any
+variant. Where few rows go through linear layers and are much for packets, or one row goes as
+packets of 16 bits, whoever makes them rounds them if he can, as each reader would. Sums stay in
+fp32. Called by ark.lower.prepare.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def narrow(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
         return graph
 
     def wants(node: Node) -> DataType | None:
-        if matrix or (units and _many(node)):
+        if matrix or (units and _many(node, machine)):
             return _dtype(node)
         return _few(node, short) if few else None
 
@@ -102,8 +102,10 @@ def _rounds(maker: Node) -> bool:
     return maker.type in ROUNDS or maker.attrs.get("epilogue") == "swiglu"
 
 
-def _many(node: Node) -> bool:
-    """Is it a product of many rows and a matrix?"""
+def _many(node: Node, machine: Machine) -> bool:
+    """Is it a product of many rows and a matrix, or attention of as many, on matrix units?"""
+    if node.type == "attention" and machine.has("attention_units"):
+        return node.inputs[0].shape[-2] >= LEAST_TILE[0]
     if node.type != "matmul" or len(node.inputs[1].shape) != 2:
         return False
     rows, columns = node.outputs[0].shape[-2:]

@@ -162,6 +162,19 @@ def test_inputs_of_many_rows_are_rounded() -> None:
     assert types(128) == {"bf16"} and types(64) == {"fp32"}
 
 
+@pytest.mark.parametrize("machine", ["mi300x", "mi250x"])
+def test_queries_of_many_rows_are_rounded_where_matrix_units_attend(machine: str) -> None:
+    config = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1)
+
+    def queries(rows: int) -> set[str]:
+        made = plans(Shape(config, bf16, rows + 1, rows, 0, 1), registry.machine(machine))[0]
+        tiles = [op for op in made.ops if op.kind == "attention_tiles"]
+        return {made.tensors[op.operands[0]].dtype for op in tiles}
+
+    many = "bf16" if registry.machine(machine).has("attention_units") else "fp32"
+    assert queries(128) == {many} and queries(64) == {"fp32"}
+
+
 def planned_linear(rows: int) -> Plan:
     graph = Graph()
     x = graph.tensor((rows, 256), fp32, arena="state", name="x")

@@ -80,7 +80,13 @@ def test_a_chunk_beyond_the_context_is_said(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize(
     ("machine", "chunks"),
-    [("h100", (512, 64)), ("a100", (64, 64)), ("mi300x", (128, 16)), ("cpu", (16, 16))],
+    [
+        ("h100", (512, 64)),
+        ("a100", (64, 64)),
+        ("mi300x", (512, 16)),
+        ("mi250x", (128, 16)),
+        ("cpu", (16, 16)),
+    ],
 )
 def test_a_chunk_fills_matrix_units(machine: str, chunks: tuple[int, int]) -> None:
     assert tuple(usual_chunk(registry.machine(machine), t) for t in (bf16, fp32)) == chunks
