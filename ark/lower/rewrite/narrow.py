@@ -3,10 +3,10 @@ fp32 activations and weights of 16 bits.
 
 In the variant for large products the input of such a product, and the queries of attention over
 caches of such a type, are rounded to the weights' type where they are made, or by a cast of their
-own; so are those of products and attention of many rows where matrix units take them in any
-variant. Where few rows go through linear layers and are much for packets, or one row goes as
-packets of 16 bits, whoever makes them rounds them if he can, as each reader would. Sums stay in
-fp32. Called by ark.lower.prepare.
+own; so is the input of a product of many rows where matrix units take it in any variant, and the
+queries of attention whose result is rounded for such a product. Where few rows go through linear
+layers and are much for packets, or one row goes as packets of 16 bits, whoever makes them rounds
+them if he can, as each reader would. Sums stay in fp32. Called by ark.lower.prepare.
 """
 
 from __future__ import annotations
@@ -37,14 +37,34 @@ def narrow(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
     if not (matrix or units or few):
         return graph
 
-    def wants(node: Node) -> DataType | None:
-        if matrix or (units and _many(node, machine)):
-            return _dtype(node)
-        return _few(node, short) if few else None
-
     made = graph.with_nodes(graph.nodes)
     uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
     touched = Counter(t.buffer.id for n in graph.nodes for t in (*n.inputs, *n.outputs))
+    products: dict[int, list[Node]] = {}  # of many rows, by their first input
+    for node in graph.nodes:
+        if units and _many(node) and _dtype(node):
+            products.setdefault(node.inputs[0].id, []).append(node)
+
+    def alone(tensor: Tensor, readers: list[Node], kinds: set[DataType | None]) -> bool:
+        """Is the tensor for these readers only, who want it in one type?"""
+        return (
+            len(kinds) == 1
+            and uses[tensor.id] == len(readers)
+            and touched[tensor.buffer.id] == len(readers) + 1
+            and tensor.buffer.arena == "activation"
+            and tensor.buffer.id not in kept
+        )
+
+    def wants(node: Node) -> DataType | None:
+        if matrix or (units and _many(node)):
+            return _dtype(node)
+        if node.type == "attention" and machine.has("attention_units"):
+            result, dtype = node.outputs[0], _dtype(node)
+            behind = products.get(result.id, [])
+            same = dtype is not None and alone(result, behind, {dtype, *map(_dtype, behind)})
+            return dtype if behind and same else None
+        return _few(node, short) if few else None
+
     wanted: dict[int, list[Node]] = {}  # by tensor: the nodes that read it so
     tensors: dict[int, Tensor] = {}
     for node in graph.nodes:
@@ -60,14 +80,7 @@ def narrow(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
         old, kinds = tensors[key], {wants(n) for n in readers}
         place = makers.get(key)
         maker = made.nodes[place] if place is not None else None
-        alone = (
-            len(kinds) == 1
-            and uses[key] == len(readers)
-            and touched[old.buffer.id] == len(readers) + 1
-            and old.buffer.arena == "activation"
-            and old.buffer.id not in kept
-        )
-        rounds = alone and maker is not None and _rounds(maker)
+        rounds = maker is not None and _rounds(maker) and alone(old, readers, kinds)
         for reader in readers if matrix or units or rounds else ():
             dtype = wants(reader)
             assert dtype is not None
@@ -102,10 +115,8 @@ def _rounds(maker: Node) -> bool:
     return maker.type in ROUNDS or maker.attrs.get("epilogue") == "swiglu"
 
 
-def _many(node: Node, machine: Machine) -> bool:
-    """Is it a product of many rows and a matrix, or attention of as many, on matrix units?"""
-    if node.type == "attention" and machine.has("attention_units"):
-        return node.inputs[0].shape[-2] >= LEAST_TILE[0]
+def _many(node: Node) -> bool:
+    """Is it a product of many rows and a matrix?"""
     if node.type != "matmul" or len(node.inputs[1].shape) != 2:
         return False
     rows, columns = node.outputs[0].shape[-2:]
