@@ -106,22 +106,16 @@ def candidates(product: Product, machine: Machine) -> list[Cut]:
     """The cuts to try, the usual one first."""
     several = len(product.shapes[2]) == 2
     dtypes, shape, depth = product.dtypes[:2], product.shape, product.depth
-    if product.variant != "matrix" and k_parts.serves(dtypes, shape, machine):
-
-        def ended(cut: Cut) -> float:
-            return k_parts.predicted_us(cut, shape, depth, dtypes, machine)
-
-        return sorted(k_parts.candidates(shape, depth, dtypes, machine, several), key=ended)[:MOST]
-    if product.variant != "matrix":
+    if product.variant == "matrix":
+        able = cuts.candidates(shape, depth, product.itemsize, several, product.transposes[1])
+        us = {c: cuts.predicted_us(c, shape, depth, product.itemsize, machine) for c in able}
+    elif k_parts.serves(dtypes, shape, machine):
+        able = k_parts.candidates(shape, depth, dtypes, machine, several)
+        us = {c: k_parts.predicted_us(c, shape, depth, dtypes, machine) for c in able}
+    else:
         exact = cuts.is_exact(dtypes, shape, depth)
         return cuts.tiles(shape, depth, product.itemsize, machine, exact)
-    narrow = product.transposes[1]
-    able = cuts.candidates(shape, depth, product.itemsize, several, narrow)
-
-    def predicted(cut: Cut) -> float:
-        return cuts.predicted_us(cut, shape, depth, product.itemsize, machine)
-
-    return sorted(able, key=predicted)[:MOST]
+    return sorted(able, key=us.__getitem__)[:MOST]
 
 
 def planned(product: Product, cut: Cut, machine: Machine) -> Plan:

@@ -14,11 +14,8 @@ from collections.abc import Mapping, Sequence
 
 from ark.lower.cuts import LINE, Cut, key
 from ark.machine import SMALL_SHARE, Machine
-from ark.tasks.matmul_form import filled
+from ark.tasks.matmul_form import LEAST_UNIT_ROWS, UNIT_PARTS, filled
 
-PAIRS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}
-"""Types of both sides, and how many products of 16 bits one of them takes."""
-LEAST_ROWS = 9  # fewer read weights as fast without matrix units
 LEAST_COLUMNS, BLOCK = 32, 16  # of a tile; of what matrix units take at once
 COUNTS = (2, 3, 4, 6, 8, 12, 16)  # parts of k
 # A line of k, 128 bytes, takes at least so long: it arrives a step after it was asked for. Of the
@@ -34,7 +31,7 @@ def serves(dtypes: Sequence[str], shape: Sequence[int], machine: Machine) -> boo
     """Is it a product that such units take? dtypes: of both sides. shape: batch, batch, rows and
     columns.
     """
-    return machine.has("k_parts") and tuple(dtypes) in PAIRS and shape[2] >= LEAST_ROWS
+    return machine.has("k_parts") and tuple(dtypes) in UNIT_PARTS and shape[2] >= LEAST_UNIT_ROWS
 
 
 def candidates(
@@ -50,7 +47,7 @@ def candidates(
         return batch * -(-m // high) * -(-n // wide)
 
     found: dict[Cut, None] = {}
-    if PAIRS[dtypes[0], dtypes[1]] == 1:
+    if UNIT_PARTS[dtypes[0], dtypes[1]] == 1:
         sizes = ((min(h, m), min(w, n), h, w) for h, w, _ in machine.large_tiles)
         able = (s for s in sizes if filled(s[0], s[2]) and filled(s[1], s[3]))
         found = dict.fromkeys(Cut(*s[:2]) for s in able)
@@ -77,7 +74,7 @@ def predicted_us(
 ) -> float:
     """About how long the product takes; only comparisons of cuts mean something."""
     batch, m, n = shape[0] * shape[1], shape[2], shape[3]
-    products, size = PAIRS[dtypes[0], dtypes[1]], itemsize(dtypes)
+    products, size = UNIT_PARTS[dtypes[0], dtypes[1]], itemsize(dtypes)
     high, wide, share, least = _loop(cut, products, machine)
     rate = machine.tflops * 1e6 / machine.processors * share  # operations a microsecond
     line = max(least, 2.0 * high * wide * (LINE // size) * products / rate)

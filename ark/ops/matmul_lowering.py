@@ -11,7 +11,7 @@ from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower import k_parts
-from ark.lower.boxed import aligned
+from ark.lower.boxed import aligned, depth_of
 from ark.lower.context import Lowering
 from ark.lower.cuts import (
     Cut,
@@ -115,7 +115,7 @@ def _depth(node: Node) -> int:
     """Elements of k."""
     if "windows" in node.attrs:
         return node.inputs[1 - node.attrs["windows"]["side"]].shape[-1]
-    return node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
+    return depth_of(node)
 
 
 def _shown(node: Node) -> tuple[int, ...] | None:

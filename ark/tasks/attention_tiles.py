@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 
 from ark.machine import Machine
+from ark.plan import kind as kinds
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
 from ark.plan.params import INT_MAX, Heads, Params, Places, Size, need, shaped, typed
 from ark.plan.params import count as counted
@@ -198,6 +199,18 @@ def given(sig: Signature) -> tuple[str, ...]:
         text.given(sig, 4) if placed else "ArkNoOperand{}",
         text.given(sig, 4 + placed + paged) if sinks else "ArkNoOperand{}",
     )
+
+
+def where_aligned(name: str, sig: Signature, machine: Machine, call: str) -> str:
+    """The source of a body that makes a vendor's call, which wants rows at multiples of 16 bytes:
+    operands that begin anywhere are the common body's when it runs.
+    """
+    addresses = text.addresses(sig, range(4))
+    if addresses == "0u":
+        return text.function(name, f"  {call};\n")
+    common = kinds.get(sig.kind).source(f"{name}_anywhere", sig, machine)
+    body = f"  if (!ark_aligned({addresses})) return {name}_anywhere(c, t);\n  {call};\n"
+    return common + text.function(name, body)
 
 
 def context_of(sig: Signature) -> int:

@@ -14,6 +14,11 @@ from ark.tasks.matmul_windows import side_shape
 
 ROPE = 3  # the operand that is the position, of a product that rotates
 STEP = 128  # bytes: parts of k begin at multiples of it
+UNIT_PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}
+"""Types of both sides that matrix units of 16-bit types take, and how many of their products one of
+these is: a float is the exact sum of three bf16.
+"""
+LEAST_UNIT_ROWS = 9  # of a tile for them; fewer read weights as fast without
 
 
 def rotates(sig: Signature) -> bool:

@@ -25,6 +25,7 @@ from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower import k_parts
+from ark.lower.boxed import depth_of
 from ark.lower.rewrite.chains import expression_of, is_pointwise, read_once
 from ark.lower.rewrite.views import same_elements, seen_in
 from ark.machine import Machine
@@ -83,11 +84,9 @@ def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int]) -> Grap
 
 def _stays_whole(product: Node, machine: Machine) -> bool:
     """Do matrix units take the product, and not sooner in parts of k with a pass behind them?"""
-    left, right, out = *product.inputs[:2], product.outputs[0]
-    dtypes, shape = [left.dtype.name, right.dtype.name], fold(out.shape)
-    depth = left.shape[-2 if product.attrs["transpose_a"] else -1]
+    dtypes, shape = [t.dtype.name for t in product.inputs[:2]], fold(product.outputs[0].shape)
     return k_parts.serves(dtypes, shape, machine) and k_parts.stays_whole(
-        shape, depth, dtypes, machine
+        shape, depth_of(product), dtypes, machine
     )
 
 

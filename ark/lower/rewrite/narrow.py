@@ -59,10 +59,9 @@ def narrow(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
         if matrix or (units and _many(node)):
             return _dtype(node)
         if node.type == "attention" and machine.has("attention_units"):
-            result, dtype = node.outputs[0], _dtype(node)
-            behind = products.get(result.id, [])
-            same = dtype is not None and alone(result, behind, {dtype, *map(_dtype, behind)})
-            return dtype if behind and same else None
+            result, behind = node.outputs[0], products.get(node.outputs[0].id, [])
+            kinds = {_dtype(n) for n in (node, *behind)}
+            return _dtype(node) if behind and alone(result, behind, kinds) else None
         return _few(node, short) if few else None
 
     wanted: dict[int, list[Node]] = {}  # by tensor: the nodes that read it so

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ark.machine import Machine
-from ark.plan import kind as kinds
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.attention_tiles import given, shape
+from ark.tasks.attention_tiles import given, shape, where_aligned
 from ark_cuda.tasks import inline
 
 TYPES = ("bf16", "fp16")
@@ -158,9 +157,4 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     scale, cap, *operands = given(sig)
     late = (f"[](const ArkTask& t) {{ (void)t; return {operand}; }}" for operand in operands)
     call = text.called("ark_attention_units", (units, shape(sig)), (scale, cap, *late))
-    addresses = text.addresses(sig, range(4))
-    if addresses == "0u":
-        return text.function(name, f"  {call};\n")
-    common = kinds.get(sig.kind).source(f"{name}_anywhere", sig, machine)
-    body = f"  if (!ark_aligned({addresses})) return {name}_anywhere(c, t);\n  {call};\n"
-    return common + text.function(name, body)
+    return where_aligned(name, sig, machine, call)

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from importlib import resources
 
 from ark.machine import Machine
-from ark.plan import kind as kinds
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.attention_tiles import given, shape
+from ark.tasks.attention_tiles import given, shape, where_aligned
+from ark.tasks.matmul_form import UNIT_PARTS
 
-PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}  # of queries over keys
 KEYS = (64, 32)  # of a group at once
 _REGISTERS = 256  # of a lane where a SIMD has two waves
 _LONG = "gfx950"  # whose instructions of twice the length leave fewer for fp32's three parts
@@ -85,7 +84,7 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
     able = (
         machine.has("attention_units")
         and machine.variant.name == "block"
-        and (query, key) in PARTS
+        and (query, key) in UNIT_PARTS
         and (query, key) == (out, value)
         and (unit == 32 or query != "fp32" or width <= 128)
         and width % 8 == 0
@@ -98,7 +97,7 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
     )
     if not able:
         return None
-    found = _layouts(width, PARTS[query, key], -(-rows // unit), unit, machine)
+    found = _layouts(width, UNIT_PARTS[query, key], -(-rows // unit), unit, machine)
     room = machine.shared_bytes - machine.ring_bytes
     limit = _REGISTERS - 8 * (query == "fp32" and machine.arch == _LONG)
     fits = (x for x in found if x.nbytes <= room and (x.least or x.registers <= limit))
@@ -151,9 +150,4 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     words = (*types, *map(str, sizes), *flags)
     units = f"ArkAttentionUnits<{', '.join(words)}>"
     call = text.called("ark_attention_units", (units, shape(sig)), given(sig))
-    addresses = text.addresses(sig, range(4))
-    if addresses == "0u":
-        return text.function(name, f"  {call};\n")
-    common = kinds.get(sig.kind).source(f"{name}_anywhere", sig, machine)
-    body = f"  if (!ark_aligned({addresses})) return {name}_anywhere(c, t);\n  {call};\n"
-    return common + text.function(name, body)
+    return where_aligned(name, sig, machine, call)

@@ -16,15 +16,13 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import matmul_packs as packs
 from ark.tasks import text
-from ark.tasks.matmul_form import along_k, filled, paired
+from ark.tasks.matmul_form import LEAST_UNIT_ROWS, UNIT_PARTS, along_k, filled, paired
 from ark.tasks.matmul_text import matrix_tiles, outputs, tile_place
 from ark.tasks.matmul_thin import served as is_thin
+from ark_rocm.machines import ARCHS
 
-_PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}  # of the left side
 _OUTPUTS = ("fp32", "bf16", "fp16")
-_MIN_ROWS = 9  # below, a row at a time on the vector units reads the weights as fast
 _PITCH = 40  # ARK_PITCH of matrix.h
-_FLUSHES = "gfx90a"  # takes denormal fp16 as zeros: matrix.h splits them into bf16
 # Rows and columns of tiles that matrix_large.h has: how the waves stand over them.
 _LARGE_WAVES = {(256, 256): (2, 4), (256, 128): (4, 2), (128, 256): (2, 4), (128, 128): (2, 4)}
 _LARGE_PIECES = 4  # of 16 bytes along k in a step
@@ -38,8 +36,8 @@ def serves(sig: Signature, machine: Machine) -> bool:
         return False
     a, b, out = sig.operands[:3]
     plain = not any(o.packet for o in sig.operands)
-    kinds = (a.dtype, b.dtype) in _PARTS and (out.dtype in _OUTPUTS or _follows(sig))
-    if not (plain and kinds and sig.params["tile"][0] >= _MIN_ROWS):
+    kinds = (a.dtype, b.dtype) in UNIT_PARTS and (out.dtype in _OUTPUTS or _follows(sig))
+    if not (plain and kinds and sig.params["tile"][0] >= LEAST_UNIT_ROWS):
         return False
     return max(_step_bytes(sig, machine), _slab_bytes(sig, machine)) <= machine.shared_bytes
 
@@ -85,7 +83,8 @@ def headers(machine: Machine) -> tuple[str, ...]:
 def _large(sig: Signature, machine: Machine) -> tuple[int, int] | None:
     """Rows and columns of the large tile whose loop takes it; None if none does."""
     sixteen = all(sig.operands[i].itemsize == 2 for i in (0, 1))
-    exact = machine.arch != _FLUSHES or sig.operands[0].dtype == "bf16"
+    # Where denormals of fp16 would be zeros, matrix.h splits them into bf16.
+    exact = not ARCHS[machine.arch].flushes or sig.operands[0].dtype == "bf16"
     if not (sixteen and exact and machine.has("mfma") and machine.warps == 8):
         return None
     rows, columns = sig.params["tile"]
@@ -104,7 +103,7 @@ def _step_bytes(sig: Signature, machine: Machine) -> int:
     if _large(sig, machine):
         more = (2 if along_k(sig, side) else n // 128 * 8 for side, n in enumerate((rows, columns)))
         return 16 * _LARGE_PIECES * (rows + columns + sum(more))
-    parts = _PARTS[sig.operands[0].dtype, sig.operands[1].dtype]
+    parts = UNIT_PARTS[sig.operands[0].dtype, sig.operands[1].dtype]
     return 2 * (parts * rows + columns) * _PITCH
 
 
