@@ -36,22 +36,19 @@ struct ArkSplitRows {
   }
 };
 
-// Sums of four values, of which COUNT are there, over four lanes, all at once: lane l has that of
-// v[l % 4].
-template <int COUNT = 4>
-ARK_DEVICE float ark_quad_sum_four(const float (&v)[4], int lane) {
+// Sums of four values over a row of 16 lanes, all at once: lane l has that of v[l % 4].
+ARK_DEVICE float ark_row_sum_four(const float (&v)[4], int lane) {
   const bool odd = (lane & 1) != 0, upper = (lane & 2) != 0;
   const float low = (odd ? v[1] : v[0]) + ark_row_move<0xb1>(odd ? v[0] : v[1]);
-  if constexpr (COUNT <= 2) return low + ark_row_move<0x4e>(low);
   const float high = (odd ? v[3] : v[2]) + ark_row_move<0xb1>(odd ? v[2] : v[3]);
-  return (upper ? high : low) + ark_row_move<0x4e>(upper ? low : high);
+  float sum = (upper ? high : low) + ark_row_move<0x4e>(upper ? low : high);
+  sum += ark_row_move<0x124>(sum);        // row_ror 4
+  return sum + ark_row_move<0x128>(sum);  // row_ror 8
 }
 
 // The same over the wave.
 ARK_DEVICE float ark_sum_four(const float (&v)[4], int lane) {
-  float sum = ark_quad_sum_four(v, lane);
-  sum += ark_row_move<0x124>(sum);  // row_ror 4
-  sum += ark_row_move<0x128>(sum);  // row_ror 8
+  float sum = ark_row_sum_four(v, lane);
 #pragma unroll
   for (int mask = 16; mask < ARK_LANES; mask *= 2) sum += ark_shfl_xor(sum, mask);
   return sum;

@@ -128,7 +128,18 @@ ARK_DEVICE float ark_mfma_fold(const ark_mfma_sums& v) {
 // adds the wave's four rows of 16 lanes, which shuffles would do by two trips to shared memory.
 template <int COUNT>
 ARK_DEVICE float ark_mfma_totals(const float (&fold)[4], int lane) {
-  const float row = ark_quad_sum_four<COUNT>(fold, lane);
+  const bool odd = (lane & 1) != 0, upper = (lane & 2) != 0;
+  const auto pair = [&](float even, float other) {
+    return (odd ? other : even) + ark_row_move<0xb1>(odd ? even : other);
+  };
+  const float low = pair(fold[0], fold[1]);
+  float row;
+  if constexpr (COUNT <= 2) {
+    row = low + ark_row_move<0x4e>(low);
+  } else {
+    const float high = pair(fold[2], fold[3]);
+    row = (upper ? high : low) + ark_row_move<0x4e>(upper ? low : high);
+  }
   const ark_mfma_sums zero = {0.0f, 0.0f, 0.0f, 0.0f};
   return __builtin_amdgcn_mfma_f32_16x16x4f32(1.0f, row, zero, 0, 0, 0)[0];
 }
