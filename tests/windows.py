@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from ark.backend import registry
 from ark.ir.graph import Graph
 from ark.lower import prepare
-from ark.lower.rewrite import channels
-from ark.lower.rewrite.windows import read_windows
-from ark.machine import Machine
+from ark.lower.passes import PASSES, Pass
+from ark.lower.rewrite import channels_last as module
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_windows import fuse_windows
 
 
 def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,10 +20,14 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     every convolution is worth that.
     """
     boxes = registry.machine("h100").using("matrix")
-    given = channels.channels_last
+    given = module.channels_last
 
-    def windowed(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
-        return read_windows(given(graph, boxes, kept), boxes, kept)
+    def channels_last(graph: Graph, context: Context) -> Graph:
+        boxed = dataclasses.replace(context, machine=boxes)
+        return fuse_windows(given(graph, boxed), boxed)
 
-    monkeypatch.setattr(channels, "LEAST_WORK", 1)
-    monkeypatch.setattr(prepare, "channels_last", windowed)
+    def windowed(step: Pass) -> Pass:
+        return dataclasses.replace(step, run=channels_last) if step.run is given else step
+
+    monkeypatch.setattr(module, "LEAST_WORK", 1)
+    monkeypatch.setattr(prepare, "PASSES", tuple(windowed(step) for step in PASSES))

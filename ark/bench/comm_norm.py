@@ -1,5 +1,7 @@
 """A sum over ranks with its residual and its rmsnorm: the sum alone, op by op, and as one
-(ark.lower.rewrite.normed), chained in one launch of a plan. Called by ark.cli.bench_comm.
+(ark.lower.rewrite.fuse_all_reduce_norm), chained in one launch of a plan.
+
+Called by ark.cli.bench_comm.
 """
 
 from __future__ import annotations

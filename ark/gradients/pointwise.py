@@ -8,7 +8,7 @@ from ark.frontend.tensor import Tensor
 from ark.gradients.derivatives import ONE, ZERO, derivative, mul, partials, reads
 from ark.gradients.table import Call, Gradients, rule
 from ark.ir.dtype import DataType, bool_, fp32, int32, int64
-from ark.lower.rewrite.chains import expression_of
+from ark.lower.rewrite.fuse_chains import expression_of
 from ark.ops.base import result
 from ark.ops.elementwise import add, cast
 from ark.ops.reductions import reduce_sum

@@ -14,7 +14,7 @@ from typing import Any
 from ark.errors import InternalError, UnsupportedError
 from ark.frontend.tensor import Tensor
 from ark.ir.graph import Node
-from ark.lower.rewrite.chains import is_pointwise
+from ark.lower.rewrite.fuse_chains import is_pointwise
 from ark.ops.elementwise import cast, zeros
 
 Gradients = Sequence[Tensor | None]

@@ -16,6 +16,7 @@ from typing import Any
 from ark.errors import ModelError
 from ark.ir.dtype import DataType
 from ark.ir.hints import Hints
+from ark.ir.packing import Packing
 from ark.ir.values import Buffer, Tensor, check_layout
 
 
@@ -63,6 +64,8 @@ class Graph:
         self.context: int | None = None
         self.scopes: list[str] = []
         self.detached: set[int] = set()  # ids of tensors that are constants to differentiation
+        self.packings: tuple[Packing, ...] = ()  # how packed parameters are made of others
+        self.received: frozenset[int] = frozenset()  # ids of buffers in which packets arrive
         self._depends: dict[int, tuple[Tensor, ...]] = {}
 
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:

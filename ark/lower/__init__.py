@@ -1,7 +1,7 @@
 """From a graph to a plan. The modules in the order in which a graph passes them:
 
-- `prepare` rewrites the graph: `rewrite` has a module for each step, and says their order; `choose`
-  picks each phase's kernel variant.
+- `prepare` runs the rewrites that `passes` lists, each a module of `rewrite`; `choose` picks each
+  phase's kernel variant.
 - `nodes` lowers what is left, op by op, through `registry`, which ark.ops fills. The lowerings
   write into a `context` and share `tiling`, `cuts`, `parts`, `engines`, `merge`, `unpack`.
 - `pipeline` makes the plan: `packets`, `contents`, and the schedule of ark.plan. `ranks` does it

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ark.errors import PlanError
 from ark.ir.dtype import bf16, fp16
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.boxed import boxes, depth_of, turned_in_vain
-from ark.lower.rewrite.fuse import fuse
-from ark.lower.rewrite.narrow import narrow
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_linear import fuse_linear
+from ark.lower.rewrite.narrow_inputs import narrow_inputs
 from ark.lower.tiling import (
     LEAST_TILE,
     attends,
@@ -33,15 +33,14 @@ HELD = 1024  # bytes that one row's sums take, or what else several need
 ROOMY_ROWS, ROOMY_WARPS = 4, 12
 
 
-def choose(
-    graph: Graph, machine: Machine, options: Mapping[str, Any], kept: frozenset[int]
-) -> tuple[Machine, ...]:
+def choose(graph: Graph, context: Context) -> tuple[Machine, ...]:
     """By phase, the machine with the one variant that it will run under.
 
     All phases have one variant, but those that read prompts before others: in one with a loader
-    for warpgroups where the machine has that. kept: as in fuse.
+    for warpgroups where the machine has that.
     """
-    found = _choose(graph, machine, options, kept)
+    machine, options = context.machine, context.options
+    found = _choose(graph, context)
     machines = [found] * len(graph.phases)
     if options.get("variant") is None and options.get("fuse", True):
         for phase in range(len(machines) - 1):
@@ -91,17 +90,16 @@ def _reads_prompts(nodes: list[Node]) -> bool:
     )
 
 
-def _choose(
-    graph: Graph, machine: Machine, options: Mapping[str, Any], kept: frozenset[int]
-) -> Machine:
+def _choose(graph: Graph, context: Context) -> Machine:
     """The machine with the variant of the last phase.
 
     The option `variant` names one; PlanError if the machine has none of that name. Otherwise it is
     the one with communicating warps where the last phase decodes: its products are linear layers of
     one row; the one that loads for warpgroups where all products are large and of 16-bit types, or
     where the only phase reads prompts.
-    All else runs under the machine's first. kept: as in fuse.
+    All else runs under the machine's first.
     """
+    machine, options = context.machine, context.options
     names = tuple(dict.fromkeys(v.name for v in machine.variants))
     wanted = options.get("variant")
     if wanted is not None and wanted not in names:
@@ -120,7 +118,8 @@ def _choose(
             ):
                 return target
             continue
-        made = narrow(fuse(graph, target, kept), target, kept)
+        under = dataclasses.replace(context, machine=target)
+        made = narrow_inputs(fuse_linear(graph, under), under)
         last = [n for n in made.nodes if n.phase == len(made.phases) - 1]
         decodes = streams and _decodes(last, target) and _settled(made.nodes)
         fits = _fits(made.nodes, target) and not _starves(last, target, machine)

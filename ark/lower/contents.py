@@ -26,7 +26,7 @@ class Contents:
         groups: Sequence[Group],
         packets: set[int],
         external: frozenset[int],
-        waves: bool,
+        reordered: bool,
     ) -> None:
         self.rank = graph.rank
         self.packets = packets
@@ -42,7 +42,7 @@ class Contents:
             operands = tuple(self._tensor(t, i) for t in group.operands)
             after = tuple(self._tensor(t, i) for t in group.after)
             self.ops.append(PlanOp(i, group.name, group.kind, group.params, operands, after))
-        self._place(waves)
+        self._place(reordered)
 
     def _tensor(self, tensor: Tensor, op: int) -> int:
         packet = tensor.id in self.packets
@@ -90,16 +90,16 @@ class Contents:
             )
         return found
 
-    def _place(self, waves: bool) -> None:
+    def _place(self, reordered: bool) -> None:
         """Offsets: activations share memory, everything else lies one behind the other.
 
-        Where ops stand side by side (waves), or come after each other by packets, which order no
-        other memory, they would wait for each other if they shared memory: where all activations
-        are few bytes each has its own then.
+        Ops that were reordered to run side by side, or that follow each other by packets, which
+        order no other memory, would wait for each other if they shared memory. Then each
+        activation has its own memory, if all of them are few bytes.
         """
         local = [b for b in self.buffers if b.rank == self.rank]
         sharing = [b for b in local if b.arena == "activation"]
-        apart = waves or any(b.arena == "packet" for b in local)
+        apart = reordered or any(b.arena == "packet" for b in local)
         if apart and sum(memory.align(b.nbytes) for b in sharing) <= memory.FEW:
             everywhere = 0, len(self.ops)
             self._lifetimes.update({b.id: everywhere for b in sharing})

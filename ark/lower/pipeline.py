@@ -110,10 +110,10 @@ def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> _Draft:
     templates = Templates()
     packets: set[int] = set()
     if packed:
-        packets = choose_packets(groups, machines, chosen, templates, prepared.received)
+        packets = choose_packets(groups, machines, chosen, templates, private.received)
     packets |= {t.id for g in groups for t in g.operands if t.buffer.id in g.received}
     external = frozenset(chosen.get("external", ()))
-    contents = Contents(private, groups, packets, external, prepared.waves)
+    contents = Contents(private, groups, packets, external, prepared.reordered)
     schedule = Schedule(
         machines,
         contents.tensors,
@@ -139,7 +139,7 @@ def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> _Draft:
         counters=(),
         phases=(),
         arenas=contents.arenas,
-        meta={**(meta or {}), **to_meta(prepared.packings), **_ranges(groups), **_chosen(chosen)},
+        meta={**(meta or {}), **to_meta(private.packings), **_ranges(groups), **_chosen(chosen)},
     )
     return _Draft(plan, schedule, by_phase, [variants.index(m.variant) for m in machines])
 

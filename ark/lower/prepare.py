@@ -1,4 +1,4 @@
-"""From a graph to one that can be lowered: packed, rewritten, and every phase with its variant.
+"""From a graph to one that can be lowered: runs the passes and chooses each phase's variant.
 
 Called by ark.lower.pipeline, and by ark.lower.ranks where ranks share a plan.
 """
@@ -6,7 +6,7 @@ Called by ark.lower.pipeline, and by ark.lower.ranks where ranks share a plan.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,30 +14,10 @@ from ark.errors import InvalidUsageError, PlanError
 from ark.ir.graph import Graph, Node
 from ark.lower.choose import choose, with_movers
 from ark.lower.nodes import begins_alone, meets_peers
-from ark.lower.rewrite.attend import attend
-from ark.lower.rewrite.chains import join_chains
-from ark.lower.rewrite.channels import channels_last
-from ark.lower.rewrite.epilogues import join_epilogues
-from ark.lower.rewrite.factors import take_factors_out
-from ark.lower.rewrite.fuse import fuse
-from ark.lower.rewrite.gathers import own_first
-from ark.lower.rewrite.narrow import narrow
-from ark.lower.rewrite.normed import join_norms
-from ark.lower.rewrite.overlap import JOINED, overlap
-from ark.lower.rewrite.pack import pack
-from ark.lower.rewrite.regions import join_regions
-from ark.lower.rewrite.rounded import round_rows
-from ark.lower.rewrite.rows import take_rows_early
-from ark.lower.rewrite.scales import join_scales
-from ark.lower.rewrite.sides import lay_sides
-from ark.lower.rewrite.slices import read_boxes
-from ark.lower.rewrite.spread import spread
-from ark.lower.rewrite.terms import join_terms
-from ark.lower.rewrite.transposes import read_transposed
-from ark.lower.rewrite.waves import in_waves
-from ark.lower.rewrite.windows import read_windows
+from ark.lower.passes import PASSES, Stage
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.overlap_collectives import JOINED
 from ark.machine import Machine
-from ark.plan.packing import Packing
 
 OPTIONS = (
     "cuts",
@@ -53,92 +33,78 @@ OPTIONS = (
 )
 
 
+Observer = Callable[[str, Graph, Graph], None]
+"""Told of a pass by name, with the graph (of one kernel, behind the choice of variants) before and
+after it."""
+
+
 @dataclass(frozen=True)
 class Prepared:
-    """A graph as it will be lowered. received: ids of the buffers between ranks that hold packets.
-
-    machines: by phase, with the one variant that it runs under. alone: the rank begins iterations
-    by itself. ended: its peers wait for the end of an iteration. waves: some ops are in waves.
+    """A graph as it will be lowered. machines: by phase, with the one variant that it runs under.
+    alone: the rank begins iterations by itself. ended: its peers wait for the end of an iteration.
+    reordered: small ops are not in program order.
     """
 
     graph: Graph
     machines: tuple[Machine, ...]
     options: Mapping[str, Any]
-    packings: tuple[Packing, ...]
-    received: frozenset[int]
     alone: bool
     ended: bool
-    waves: bool = False
+    reordered: bool = False
 
 
-def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = None) -> Prepared:
-    """Packs and fuses a graph and chooses the kernel variant; options and errors as for plan."""
-    chosen = dict(options or {})
-    unknown = sorted(set(chosen) - set(OPTIONS))
-    if unknown:
-        raise InvalidUsageError(
-            f"the planner has no option {unknown[0]!r}; its options are {', '.join(OPTIONS)}"
-        )
-    hosts = chosen.get("hosts") or ()
-    if hosts and len(hosts) != graph.world_size:
-        raise InvalidUsageError(
-            f"hosts names {len(hosts)} of {graph.world_size} ranks; give a number for each"
-        )
+def prepare(
+    graph: Graph,
+    machine: Machine,
+    options: Mapping[str, Any] | None = None,
+    observer: Observer | None = None,
+) -> Prepared:
+    """Runs the passes and chooses the kernel variants; options and errors as for plan."""
+    chosen = _checked(options or {}, graph.world_size)
+    _check_ranges(graph, machine)
     external = frozenset(chosen.get("external", ()))
-    private = read_transposed(_private_copy(graph), external)
-    if chosen.get("fuse", True):
-        private = channels_last(private, machine, external)
-    packings: list[Packing] = []
-    if chosen.get("pack", True):
-        private, packings = pack(private, external)
-    _check_ranges(private, machine)
-    private, machines = _attending(private, machine, chosen, external)
-    received: frozenset[int] = frozenset()
+    context = Context(machine, chosen, external)
+    private = _run(Stage.GRAPH, _private_copy(graph), context, observer)
+    machines = choose(private, context)
     alone = begins_alone(private) and not chosen.get("together", False)
     ended = alone and meets_peers(private)
     nodes: list[Node] = []
     for part, target, kept in _kernels(private, machines, external):
-        part = lay_sides(part, target)
-        if chosen.get("fuse", True):
-            handed = not target.has("single_thread")
-            part = read_boxes(fuse(part, target, kept), kept)
-            part = join_regions(part, kept, handed)
-            part = narrow(join_chains(part, kept), target, kept)
-            part = round_rows(part, target, kept)
-            part = take_rows_early(part, target, kept)
-            part = take_factors_out(join_epilogues(join_scales(part, kept), target, kept))
-            part = own_first(join_terms(part, kept), kept)
-            part = read_windows(part, target, kept)
-            part = join_norms(overlap(part, target, chosen, kept))
-        part, more = spread(part, target, chosen, kept)
+        part = _run(Stage.KERNEL, part, Context(target, chosen, kept, machines), observer)
         nodes += part.nodes
-        received |= more
+        private.received |= part.received
     if len(machines) == 1 and any(n.type in JOINED for n in nodes):
         machines = (with_movers(machines[0], machine),)
-    private.nodes = in_waves(nodes, machines) if chosen.get("fuse", True) else nodes
-    waves = private.nodes != nodes
-    return Prepared(private, machines, chosen, tuple(packings), received, alone, ended, waves)
+    private.nodes = nodes
+    last = _run(Stage.ORDER, private, Context(machine, chosen, external, machines), observer)
+    return Prepared(last, machines, chosen, alone, ended, last is not private)
 
 
-def _attending(
-    graph: Graph, machine: Machine, options: Mapping[str, Any], external: frozenset[int]
-) -> tuple[Graph, tuple[Machine, ...]]:
-    """The graph with its variants; with attention in the place of products and softmax where it
-    then runs on matrix units, or where a processor has one thread and executes such a plan.
-    """
-    made = attend(graph, external) if options.get("fuse", True) else graph
-    if made is not graph:
-        machines = choose(made, machine, options, external)
-        if all(
-            _multiplies_attention(machines[n.phase]) for n in made.nodes if n.type == "attention"
-        ):
-            return made, machines
-    return graph, choose(graph, machine, options, external)
+def _run(stage: Stage, graph: Graph, context: Context, observer: Observer | None) -> Graph:
+    """The graph after all passes of a stage that the options leave on."""
+    for step in PASSES:
+        if step.stage is not stage or (step.option and not context.options.get(step.option, True)):
+            continue
+        before = graph
+        graph = step.run(before, context)
+        if observer is not None:
+            observer(step.name, before, graph)
+    return graph
 
 
-def _multiplies_attention(machine: Machine) -> bool:
-    boxed = machine.has("wgmma") or machine.has("single_thread")
-    return machine.has("attention_units") or (machine.variant.name == "matrix" and boxed)
+def _checked(options: Mapping[str, Any], world_size: int) -> dict[str, Any]:
+    """The planner's options; InvalidUsageError for one that does not exist or cannot be."""
+    unknown = sorted(set(options) - set(OPTIONS))
+    if unknown:
+        raise InvalidUsageError(
+            f"the planner has no option {unknown[0]!r}; its options are {', '.join(OPTIONS)}"
+        )
+    hosts = options.get("hosts") or ()
+    if hosts and len(hosts) != world_size:
+        raise InvalidUsageError(
+            f"hosts names {len(hosts)} of {world_size} ranks; give a number for each"
+        )
+    return dict(options)
 
 
 def _kernels(

@@ -112,9 +112,9 @@ def check_sinks(what: str, sinks: Any, heads: int) -> Tensor:
 def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """The definition, one row and head at a time.
 
-    A fifth input holds the keys and values of a lone row (ark.lower.rewrite.pack), (1, 2 kv_heads
-    width). by_rows: keys and values are ([batch,] context, kv_heads width), which is what
-    ark.lower.rewrite.attend finds.
+    A fifth input holds the keys and values of a lone row (ark.lower.rewrite.pack_weights),
+    (1, 2 kv_heads width). by_rows: keys and values are ([batch,] context, kv_heads width), as
+    ark.lower.rewrite.fuse_attention makes them.
     """
     q, key, value, *rest = inputs
     how = {name: attrs.get(name, plain) for name, plain in PLAIN.items()}

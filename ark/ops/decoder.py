@@ -1,6 +1,6 @@
 """What stands around attention in a decoder: rotary embedding, the row that the next token comes
 from, and the forms in which the compiler joins such ops with the product before them
-(ark.lower.rewrite.pack): rope_kv and swiglu_pairs.
+(ark.lower.rewrite.pack_weights): rope_kv and swiglu_pairs.
 
 In a joined form the two elements that meet are neighbours in memory, so that one thread has both.
 """

@@ -18,7 +18,7 @@ from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.merge import merge
 from ark.lower.registry import register
-from ark.lower.rewrite.chains import expression_of
+from ark.lower.rewrite.fuse_chains import expression_of
 from ark.lower.tiling import box_coords, box_tile, swept
 from ark.ops.base import broadcast, check_dims, float_dtype, result, same_dtype
 from ark.tasks import expression

@@ -1,5 +1,6 @@
-"""The op that a region of elementwise ops becomes (ark.lower.rewrite.regions); users do not write
-it.
+"""The op that a region of elementwise ops becomes (ark.lower.rewrite.fuse_regions).
+
+Users do not write it.
 """
 
 from __future__ import annotations

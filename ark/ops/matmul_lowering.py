@@ -27,7 +27,7 @@ from ark.lower.cuts import (
 from ark.lower.merge import join, joins, part, widen
 from ark.lower.parts import ADDED, is_normed, sum_of_parts
 from ark.lower.registry import get
-from ark.lower.rewrite.overlap import SHARE, SUM
+from ark.lower.rewrite.overlap_collectives import SHARE, SUM
 from ark.lower.tiling import box_coords, side_by_side
 from ark.tasks import expression
 

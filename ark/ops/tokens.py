@@ -250,7 +250,7 @@ def _lower_advance(lowering: Lowering, node: Node) -> None:
 
 def _lower_sample(lowering: Lowering, node: Node) -> None:
     """Each tile finds its best token, one task chooses among these. shares: of the logits, which
-    begin with the rank's own (ark.lower.rewrite.gathers).
+    begin with the rank's own (ark.lower.rewrite.rotate_logits).
     """
     shares = node.attrs.get("shares", 1)
     shared = {"shares": shares, "first": lowering.graph.rank} if shares > 1 else {}

@@ -18,8 +18,8 @@ frequencies, key and value cache (kv_heads, context, head_dim), [fresh (m, 2 * k
 the new keys and values once more, for readers in the same iteration]. coord: first and last+1 row
 of w.
 
-Between ranks (ark.lower.rewrite.spread) x, and the residual, may be sums that their readers make:
-as many times m rows as there are shares, the first share's m rows before the second's. And with
+Between ranks (ark.lower.rewrite.inline_all_reduce) x, and the residual, may be sums that readers
+make: as many times m rows as there are shares, the first share's m rows before the second's. With
 `store` and `add` the output may be given once more for each peer, behind all other operands. params
 of these: ranks, and first: the share that is rank 0's. It is added first, the next one follows,
 round; and rank 0's share alone (first is 0) has the residual in it, which the others but wait for.

@@ -18,7 +18,8 @@ import ark
 from ark.backend import registry
 from ark.ir.dtype import bf16, fp16, fp32
 from ark.lower.pipeline import plan as make_plan
-from ark.lower.rewrite.attend import attend
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_attention import fuse_attention
 from ark.machine import Machine
 from ark.plan.types import Plan
 from ark.plan.verify import verify
@@ -262,7 +263,7 @@ def test_what_is_another_function_stays(build: Callable[[Any], Any], joined: int
     with ark.use_model(model):
         made = build(ark.tensor(COLUMNS, bf16, name="x"))
         ark.copy(made, ark.tensor(made.shape(), bf16, name="out"))
-    nodes = attend(model.graph, frozenset()).nodes
+    nodes = fuse_attention(model.graph, Context(registry.machine("cpu-2"))).nodes
     kinds = [node.type for node in nodes]
     assert kinds.count("attention") == joined
     assert kinds.count("matmul") == 2 - 2 * joined

@@ -1,4 +1,7 @@
-"""Rows that are embedded in two types at once: both hold the table's (lower.rewrite.rounded)."""
+"""Rows that are embedded in two types at once: both hold the table's.
+
+ark.lower.rewrite.round_norm_inputs makes such embeddings.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ Body = Callable[[int], object]
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is small is overlapped too."""
-    monkeypatch.setattr("ark.lower.rewrite.overlap.PACKET_BYTES", 0)
+    monkeypatch.setattr("ark.lower.rewrite.overlap_collectives.PACKET_BYTES", 0)
 
 
 def rounded(world: int, rows: int) -> int:
@@ -323,7 +323,7 @@ def test_plans_are_the_same_each_time() -> None:
 @pytest.mark.parametrize("case", ["engine", "two readers", "small", "residual", "off"])
 def test_what_stays_apart(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if case == "small":
-        monkeypatch.setattr("ark.lower.rewrite.overlap.PACKET_BYTES", 1 << 20)
+        monkeypatch.setattr("ark.lower.rewrite.overlap_collectives.PACKET_BYTES", 1 << 20)
 
     def make(rank: int) -> None:
         a, b = ark.tensor([64, 32], name="a"), ark.tensor([32, 64], name="b")

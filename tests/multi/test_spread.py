@@ -1,6 +1,6 @@
-"""Sums over ranks that a layer's packets carry straight to all ranks (ark.lower.rewrite.spread):
-who takes part, that the verifier sees what is missing, and that two and three ranks give one rank's
-tokens.
+"""Sums over ranks that a layer's packets carry straight to all ranks (ark.lower.rewrite.
+inline_all_reduce): who takes part, that the verifier sees what is missing, and that two and three
+ranks give one rank's tokens.
 """
 
 from __future__ import annotations

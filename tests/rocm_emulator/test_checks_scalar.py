@@ -86,7 +86,7 @@ KERNEL unordered(unsigned* line, unsigned* out) {
   }
 #define ARRIVED() __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent")
 OWN(own_sound, s_load(line + 1), ARRIVED(); CLEAR())
-OWN(own_first, 1, ARRIVED())
+OWN(rotate_logits, 1, ARRIVED())
 OWN(own_held, s_load(line + 1), ARRIVED())
 OWN(own_in_flight, 1, NOTHING)
 
@@ -187,13 +187,13 @@ def test_a_grid_starts_with_an_empty_scalar_cache(arch: str) -> None:
 @pytest.mark.parametrize("arch", ALL)
 def test_a_wave_reads_its_own_store(arch: str) -> None:
     kinds = {}
-    for kernel in ("own_sound", "own_first", "own_held", "own_in_flight"):
+    for kernel in ("own_sound", "rotate_logits", "own_held", "own_in_flight"):
         bench = Bench(arch, SCALAR)
         line, out = bench.buffer(np.arange(32)), bench.buffer()
         kinds[kernel] = bench.run(kernel, line, out, lanes=ONE_WAVE[arch]).kind
     assert kinds == {
         "own_sound": "none",
-        "own_first": "none",
+        "rotate_logits": "none",
         "own_held": STALE,
         "own_in_flight": "missing wait",
     }

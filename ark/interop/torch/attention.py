@@ -15,7 +15,7 @@ def _attention(
     query: Value, key: Value, value: Value, mask: Any, is_causal: bool, scale: float | None
 ) -> Any:
     """Scaled dot-product attention by its definition; lowering makes one op of it where matrix
-    units take that (ark.lower.rewrite.attend).
+    units take that (ark.lower.rewrite.fuse_attention).
     """
     q, k, v = query.tensor, key.tensor, value.tensor
     if q.ir.shape[:-2] != k.ir.shape[:-2]:

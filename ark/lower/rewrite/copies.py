@@ -1,4 +1,7 @@
-"""Transposes and copies that a rewrite has made superfluous. Called by ark.lower.rewrite.attend."""
+"""Transposes and copies that a rewrite has made superfluous.
+
+Called by ark.lower.rewrite.fuse_attention.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections import Counter
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.rewrite.chains import is_pointwise
+from ark.lower.rewrite.fuse_chains import is_pointwise
 from ark.lower.rewrite.strided import COPIES, Writes, items_of, origins, place_of
 from ark.lower.rewrite.views import whole
 

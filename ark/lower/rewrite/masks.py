@@ -1,5 +1,5 @@
 """Masks that are computed from nothing but numbers, and so known before anything runs. Called by
-ark.lower.rewrite.attend.
+ark.lower.rewrite.fuse_attention.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where the elements of an operand lie in memory, and where they came from.
 
 A transpose, or a copy into another shape, writes elements that lie elsewhere already. Who can read
-with strides reads them there. Called by ark.lower.rewrite.attend.
+with strides reads them there. Called by ark.lower.rewrite.fuse_attention.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Front ends see a tensor now by rows, now by batch, now as an image; which of these a value is
 written in is of no consequence. So where an op's elements are another op's, one of the two is seen
-in the other's shape, and they can be joined. Called by ark.lower.rewrite.chains and
-ark.lower.rewrite.epilogues.
+in the other's shape, and they can be joined. Called by ark.lower.rewrite.fuse_chains and
+ark.lower.rewrite.fuse_epilogues.
 """
 
 from __future__ import annotations

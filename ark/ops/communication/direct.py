@@ -22,7 +22,7 @@ from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.engines import ONE_SHOT, PACKET, joined_tiles, tile_bytes
 from ark.lower.registry import register
-from ark.lower.rewrite.normed import SUM_AND_NORM
+from ark.lower.rewrite.fuse_all_reduce_norm import SUM_AND_NORM
 from ark.lower.tiling import split
 from ark.ops.copies import copy_box, dense, move
 from ark.ops.logits import gives_logits

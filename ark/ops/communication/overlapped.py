@@ -1,6 +1,6 @@
-"""Products and the collectives that they meet as one op, tile by tile (ark.lower.rewrite.overlap
-makes the nodes): a tile of a product leaves for its owner's memory as it is stored, the owner adds
-what has arrived while further tiles are multiplied, and the sum goes on to all ranks, or stays.
+"""Products and the collectives that they meet as one op, tile by tile; the pass
+ark.lower.rewrite.overlap_collectives makes the nodes. A tile of a product leaves for its owner's
+memory as it is stored, the owner adds what has arrived while further tiles are multiplied, and the sum goes on to all ranks, or stays.
 
 Each rank owns a share of the result's rows. All ranks multiply in rounds: of each round the next
 rank's band of rows first, then the one after that, their own last. So at any time each rank's links
@@ -25,7 +25,7 @@ from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.merge import part
 from ark.lower.registry import register
-from ark.lower.rewrite.overlap import SHARE, SUM
+from ark.lower.rewrite.overlap_collectives import SHARE, SUM
 from ark.ops.communication.bands import Chunks, Product
 from ark.tasks.combine import moved
 

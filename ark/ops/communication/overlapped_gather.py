@@ -1,5 +1,5 @@
-"""A product of rows that ranks gather, as one op (ark.lower.rewrite.overlap makes the nodes): own
-rows are multiplied first, then peers' bands as they arrive. Called by the lowering.
+"""A product of rows that ranks gather, as one op, made by ark.lower.rewrite.overlap_collectives.
+Own rows are multiplied first, then peers' bands as they arrive. Called by the lowering.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.merge import part
 from ark.lower.registry import register
-from ark.lower.rewrite.overlap import GATHER
+from ark.lower.rewrite.overlap_collectives import GATHER
 from ark.ops.communication.bands import Product
 from ark.ops.copies import dense
 from ark.tasks.combine import moved

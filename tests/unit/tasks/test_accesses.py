@@ -18,7 +18,6 @@ import pytest
 
 from ark.ir.dtype import by_name, fp32
 from ark.lower import tiling
-from ark.lower.rewrite import overlap
 from ark.plan import kind as kinds
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
@@ -205,7 +204,7 @@ def check(plan: Plan, seed: int = 0, runs: int = 1) -> dict[str, list[int]]:
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiling, "MIN_TILE", 7)
-    monkeypatch.setattr(overlap, "PACKET_BYTES", 0)
+    monkeypatch.setattr(overlap_collectives, "PACKET_BYTES", 0)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -14,9 +14,9 @@ import dataclasses
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.rewrite.chains import expression_of, is_pointwise
-from ark.lower.rewrite.pack import writes
-from ark.machine import Machine
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise
+from ark.lower.rewrite.pack_weights import writes
 from ark.tasks import expression
 
 BY_ROWS = ("layernorm", "matmul", "rmsnorm", "swiglu", "swiglu_pairs")
@@ -24,8 +24,9 @@ BY_ROWS = ("layernorm", "matmul", "rmsnorm", "swiglu", "swiglu_pairs")
 FEWER = 2  # times as many rows as are taken there must be
 
 
-def take_rows_early(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> Graph:
-    """A copy of the graph with such gathers moved. kept: ids of buffers that somebody reads."""
+def hoist_gathers(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph with such gathers moved."""
+    machine, kept = context.machine, context.kept
     if machine.variant.name != "matrix":
         return graph
     made = graph.with_nodes(graph.nodes)

@@ -19,8 +19,9 @@ from typing import Any
 from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.rewrite.chains import read_once
+from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.copies import read_in_place, without_unread
+from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.masks import Masks
 from ark.lower.rewrite.strided import (
     Place,
@@ -51,8 +52,9 @@ class _Found:
     read: int = 0  # place of the first op that reads queries or keys
 
 
-def attend(graph: Graph, kept: frozenset[int]) -> Graph:
-    """A copy of the graph with such attention. kept: ids of buffers that somebody else reads."""
+def fuse_attention(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph with such attention."""
+    kept = context.kept
     finder = _Finder(graph, kept)
     last: dict[int, tuple[int, Node]] = {}
     nodes: list[Node] = []

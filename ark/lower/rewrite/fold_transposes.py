@@ -13,11 +13,13 @@ from collections import Counter
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.boxed import FLAGS
+from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.views import in_shape
 
 
-def read_transposed(graph: Graph, kept: frozenset[int]) -> Graph:
-    """A copy of the graph with such ops. kept: ids of buffers that somebody else reads."""
+def fold_transposes(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph with such ops."""
+    kept = context.kept
     transposed: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
     written: dict[int, int] = {}  # by buffer: place of the last write
     taken: set[int] = set()  # nodes whose result an op no longer reads

@@ -11,7 +11,8 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.lower.rewrite.channels import channels_last
+from ark.lower.rewrite.channels_last import channels_last
+from ark.lower.rewrite.context import Context
 from tests.windows import in_place
 
 H100 = registry.machine("h100")
@@ -31,7 +32,7 @@ def types(model: ark.Model, kept: frozenset[int] = NOBODY) -> list[str]:
     """The nodes' types; transposes of weights, of which there are 64, are called that."""
     return [
         "weights" if n.type == "transpose" and n.outputs[0].shape[0] == WEIGHTS[0] else n.type
-        for n in channels_last(model.graph, H100, kept).nodes
+        for n in channels_last(model.graph, Context(H100, kept=kept)).nodes
     ]
 
 

@@ -11,35 +11,37 @@ from ark.bench.cases import lstm
 from ark.bench.ops import planned
 from ark.frontend.model import Model, use_model
 from ark.lower.prepare import prepare
-from ark.lower.rewrite import waves
+from ark.lower.rewrite import reorder_small_ops
+from ark.lower.rewrite.context import Context
 from ark.plan.cost import predict
 from tests.programs import build, contents, reference
 
 H100 = registry.get("cuda").machine("h100")
+ON_H100 = Context(H100, machines=(H100,))
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_program_in_waves_computes_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waves, "LEAST_WIDE", 0)  # chains too
+def test_reordered_program_computes_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reorder_small_ops, "LEAST_WIDE", 0)  # chains too
     model = Model()
     with use_model(model):
         inputs, _ = build(seed, 24)
     graph, first = model.graph, contents(inputs, seed)
-    reordered = graph.with_nodes(waves.in_waves(graph.nodes, [H100]))
+    reordered = reorder_small_ops.reorder_small_ops(graph, ON_H100)
     want, got = reference(graph, first), reference(reordered, first)
     for key, image in want.items():
         np.testing.assert_array_equal(got[key], image)
 
 
 def test_random_programs_change_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waves, "LEAST_WIDE", 0)
+    monkeypatch.setattr(reorder_small_ops, "LEAST_WIDE", 0)
     changed = 0
     for seed in range(60):
         model = Model()
         with use_model(model):
             build(seed, 24)
-        nodes = model.graph.nodes
-        changed += waves.in_waves(nodes, [H100]) != nodes
+        graph = model.graph
+        changed += reorder_small_ops.reorder_small_ops(graph, ON_H100) is not graph
     assert changed > 30
 
 
@@ -47,7 +49,7 @@ def test_cells_of_a_diagonal_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -
     """10 layers of 8 steps are 17 waves; the lists of program order hold cells up."""
     case = lstm(10, 8, 256)
     plan, _ = planned(case, H100)
-    monkeypatch.setattr(waves, "LEAST_WIDE", 1 << 20)
+    monkeypatch.setattr(reorder_small_ops, "LEAST_WIDE", 1 << 20)
     before, _ = planned(case, H100)
     ends = [max(s.end for s in predict(p, 0)) for p in (before, plan)]
     assert ends[1] < 0.5 * ends[0]
@@ -60,4 +62,4 @@ def test_a_chain_keeps_its_order() -> None:
         for _ in range(8):
             a = ark.relu(ark.add(a, a))
     prepared = prepare(model.graph, H100)
-    assert not prepared.waves
+    assert not prepared.reordered

@@ -1,5 +1,5 @@
 """Regions of elementwise ops become one op, with sums over one dimension between them, where chains
-(ark.lower.rewrite.chains) would write and read what several ops use: small algebra in batches,
+(ark.lower.rewrite.fuse_chains) would write and read what several ops use: small algebra in batches,
 written out number by number. Between the functions values are fp32, in registers.
 
 A region is a run of neighbouring nodes over tensors of one shape, of which some have one index in
@@ -17,7 +17,8 @@ from ark.ir.dtype import FLOATS, fp32
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, overlap
-from ark.lower.rewrite.chains import expression_of, is_pointwise
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks import expression
 from ark.tasks.fusion import MOST_VALUES, STAGES
@@ -29,10 +30,13 @@ LITTLE = 16384  # elements up to which handing a result over takes longer than c
 MOST_SUMMED = 1024  # elements that a thread adds up
 
 
-def join_regions(graph: Graph, kept: frozenset[int], handed: bool) -> Graph:
-    """A copy of the graph with joined regions. kept: ids of buffers that somebody else reads.
-    handed: a small op takes as long as handing its result over, so that two are worth joining.
+def fuse_regions(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph with joined regions.
+
+    Where a processor has many threads, a small op takes as long as handing its result over, so that
+    two are worth joining.
     """
+    kept, handed = context.kept, not context.machine.has("single_thread")
     touched = Counter(t.buffer.id for n in graph.nodes for t in _touched(n))
     nodes: list[Node] = []
     run: list[Node] = []

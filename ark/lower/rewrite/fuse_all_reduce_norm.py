@@ -2,8 +2,8 @@
 node: whoever adds a row norms it. Others may read the sum too, which is written as well.
 
 Called by the pipeline after fusion; what decoding's layers take into themselves
-(ark.lower.rewrite.fuse, ark.lower.rewrite.spread) is gone by then, and so are sums that travel by
-tiles (ark.lower.rewrite.overlap).
+(ark.lower.rewrite.fuse_linear, inline_all_reduce) is gone by then, and so are sums that travel by
+tiles (overlap_collectives).
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import dataclasses
 from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
+from ark.lower.rewrite.context import Context
 from ark.tasks.combine import CHUNK
 
 SUM_AND_NORM = "all_reduce_norm"
 
 
-def join_norms(graph: Graph) -> Graph:
+def fuse_all_reduce_norm(graph: Graph, context: Context) -> Graph:
     """A copy of the graph with such nodes."""
     if graph.world_size == 1:
         return graph

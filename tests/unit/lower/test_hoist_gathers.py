@@ -13,7 +13,8 @@ from ark.ir.dtype import bf16, fp32, int32
 from ark.ir.graph import Graph
 from ark.ir.values import Tensor
 from ark.lower.registry import get
-from ark.lower.rewrite.rows import take_rows_early
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.hoist_gathers import hoist_gathers
 from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.config import builtin_config
@@ -111,7 +112,7 @@ class Draw:
 def test_random_graphs_give_the_same(seed: int) -> None:
     draw = Draw(seed)
     before = values(draw.graph, draw.given)
-    made = take_rows_early(draw.graph, MATRIX)
+    made = hoist_gathers(draw.graph, Context(MATRIX))
     after = values(made, draw.given)
     asked = [t for t in draw.graph.tensors if t.buffer.arena == "state"] + draw.asked
     for tensor in asked:
@@ -125,7 +126,7 @@ def test_many_of_them_have_fewer_rows() -> None:
     moved = 0
     for seed in range(80):
         draw = Draw(seed)
-        made = take_rows_early(draw.graph, MATRIX)
+        made = hoist_gathers(draw.graph, Context(MATRIX))
         moved += any(n.type == "matmul" and n.outputs[0].shape[0] < ROWS for n in made.nodes)
     assert moved >= 20
 
@@ -146,7 +147,7 @@ def chained() -> tuple[Graph, Tensor, Tensor]:
 
 
 def shapes(graph: Graph, kept: frozenset[int] = frozenset(), machine: Machine = MATRIX) -> list:
-    nodes = take_rows_early(graph, machine, kept).nodes
+    nodes = hoist_gathers(graph, Context(machine, kept=kept)).nodes
     return [(n.type, n.outputs[0].shape[0]) for n in nodes]
 
 

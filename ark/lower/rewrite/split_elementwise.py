@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, overlap
-from ark.lower.rewrite.chains import expression_of, is_pointwise
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise
 from ark.lower.rewrite.views import whole
 from ark.tasks import expression
 
@@ -21,10 +22,11 @@ MOST_BOXES = 8  # of a result
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, shape
 
 
-def read_boxes(graph: Graph, kept: frozenset[int]) -> Graph:
+def split_elementwise(graph: Graph, context: Context) -> Graph:
     """A copy of the graph with such results in parts. kept: ids of buffers that somebody else
     reads.
     """
+    kept = context.kept
     demanded = _demanded(graph, kept)
     if not demanded:
         return graph

@@ -15,10 +15,11 @@ import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ark.ir.graph import Node
+from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, overlap
 from ark.lower import registry
-from ark.lower.rewrite.pack import writes
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.pack_weights import writes
 from ark.machine import Machine
 from ark.variant import COMMUNICATE
 
@@ -26,18 +27,19 @@ SMALL = 64 << 10  # bytes a processor, up to which an op waits longer than it wo
 LEAST_WIDE = 2  # ops side by side, on average: fewer are a chain, which program order serves
 
 
-def in_waves(nodes: Sequence[Node], machines: Sequence[Machine]) -> list[Node]:
-    """The nodes, runs of small ones in waves. What each reads and writes comes as before.
+def reorder_small_ops(graph: Graph, context: Context) -> Graph:
+    """The graph with runs of small ops reordered; every dependence is kept.
 
-    machines: by phase.
+    The graph itself is returned if the order stays as it was.
     """
-    made: list[Node] = []
+    machines = context.machines
+    nodes: list[Node] = []
     for (_, small), run in itertools.groupby(
-        nodes, lambda n: (n.phase, _small(n, machines[n.phase]))
+        graph.nodes, lambda n: (n.phase, _small(n, machines[n.phase]))
     ):
         listed = list(run)
-        made += _ordered(listed) if small else listed
-    return made
+        nodes += _ordered(listed) if small else listed
+    return graph if nodes == graph.nodes else graph.with_nodes(nodes)
 
 
 def _small(node: Node, machine: Machine) -> bool:

@@ -3,7 +3,7 @@ what is done to their results becomes an op whose partners are neighbours in mem
 
 Two patterns of a decoder: query, key and value with rotary embedding, the appends to the caches and
 attention (-> rope_kv), and the two products of a gated activation (-> swiglu_pairs). Called by the
-planner before ark.lower.rewrite.fuse, which joins the product with its neighbours.
+planner before ark.lower.rewrite.fuse_linear, which joins the product with its neighbours.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node
+from ark.ir.packing import Packing, Part
 from ark.ir.values import Tensor
-from ark.plan.packing import Packing, Part
+from ark.lower.rewrite.context import Context
 
 
 @dataclass
@@ -161,8 +162,9 @@ class _Finder:
         return match
 
 
-def pack(graph: Graph, kept: frozenset[int]) -> tuple[Graph, list[Packing]]:
-    """A copy of the graph with packed weights, and how these are made of the model's parameters."""
+def pack_weights(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph with packed weights; `packings` says how they are made of parameters."""
+    kept = context.kept
     finder = _Finder(graph, kept)
     matches: dict[tuple[object, ...], list[_Match]] = {}
     readers: dict[int, set[int]] = defaultdict(set)
@@ -191,7 +193,9 @@ def pack(graph: Graph, kept: frozenset[int]) -> tuple[Graph, list[Packing]]:
         for match in found:
             replaced.update(_replace(graph, match, weight))
     nodes = (replaced.get(n.id, n) for n in graph.nodes)
-    return graph.with_nodes(n for n in nodes if n is not None), packings
+    packed = graph.with_nodes(n for n in nodes if n is not None)
+    packed.packings = (*graph.packings, *packings)
+    return packed
 
 
 def _agreed(readers: Mapping[int, set[int]], found: Sequence[_Match]) -> bool:

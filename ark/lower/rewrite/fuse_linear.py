@@ -14,7 +14,8 @@ from ark.ir.dtype import FLOATS, bf16, fp16
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.packets import PACKET_READ_FEW
-from ark.lower.rewrite.pack import writes
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.pack_weights import writes
 from ark.lower.tiling import PAIRED, row_bytes, split_k
 from ark.machine import Machine
 from ark.plan.types import MAX_OPERANDS
@@ -29,11 +30,9 @@ BOX = 16  # bytes at whose multiples rows begin that box copies load
 MAX_STREAM_ROWS = 8  # more input rows than this fill matrix units, where a machine has them
 
 
-def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> Graph:
-    """A copy of the graph with fused linear nodes; everything else as it was.
-
-    kept: ids of buffers whose contents somebody else reads, so that they must be written.
-    """
+def fuse_linear(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph with fused linear nodes; everything else as it was."""
+    machine, kept = context.machine, context.kept
     uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
     by_output = {t.id: n for n in graph.nodes for t in n.outputs}
     by_input: dict[int, Node] = {}

@@ -15,11 +15,13 @@ from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
 from ark.ir.dtype import fp32
 from ark.lower.pipeline import plan
-from ark.lower.rewrite.slices import read_boxes
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.split_elementwise import split_elementwise
 from ark.runtime.executor import Executor
 from tests.programs import build, contents, reference
 
 H100 = registry.get("cuda").machine("h100")
+CPU = registry.machine("cpu-2")
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -41,7 +43,10 @@ def test_random_programs_and_gates_compute_the_same(seed: int) -> None:
             results.append(ark.reduce_sum(row[:, 0:8], 1))
     graph, first = model.graph, contents(made, seed)
     kept = frozenset(t.ir.buffer.id for t in (*held, *results))
-    want, got = reference(graph, first), reference(read_boxes(graph, kept), first)
+    want, got = (
+        reference(graph, first),
+        reference(split_elementwise(graph, Context(CPU, kept=kept)), first),
+    )
     for key in kept:
         np.testing.assert_array_equal(got[key], want[key])
 
@@ -51,9 +56,9 @@ def test_gates_that_nobody_else_reads_are_in_parts() -> None:
     with use_model(model):
         row = ark.add(ark.tensor([1, 64]), ark.tensor([1, 64]))
         ark.add(ark.sigmoid(row[:, :32]), ark.tanh(row[:, 32:]))
-    made = [n for n in read_boxes(model.graph, frozenset()).nodes if not n.virtual]
+    made = [n for n in split_elementwise(model.graph, Context(CPU)).nodes if not n.virtual]
     assert [n.outputs[0].shape for n in made] == [(1, 32)] * 5
-    shared = read_boxes(model.graph, frozenset([row.ir.buffer.id]))
+    shared = split_elementwise(model.graph, Context(CPU, kept=frozenset([row.ir.buffer.id])))
     assert shared.nodes == model.graph.nodes
 
 

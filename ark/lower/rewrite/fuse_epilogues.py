@@ -26,7 +26,8 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower import k_parts
 from ark.lower.boxed import depth_of
-from ark.lower.rewrite.chains import expression_of, is_pointwise, read_once
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise, read_once
 from ark.lower.rewrite.views import same_elements, seen_in
 from ark.machine import Machine
 from ark.tasks import expression
@@ -35,8 +36,9 @@ TOGETHER = 64  # columns of one head that leave a body for matrix units at a tim
 OTHERS = RECORD_OPERANDS - 5  # beside the product's operands and its two box maps
 
 
-def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
-    """A copy of the graph with joined products. kept: ids of buffers that somebody else reads."""
+def fuse_epilogues(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph with joined products."""
+    machine, kept = context.machine, context.kept
     if machine.variant.name == "roles":
         return graph
     matrix, units = machine.variant.name == "matrix", machine.has("k_parts")

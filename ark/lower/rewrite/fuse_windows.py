@@ -4,8 +4,8 @@ A convolution is written as a product with a matrix of windows (ark.ops.windows)
 units need. Where none serves the product, laying the matrix out costs more than reading it saves:
 an op and a hand-over more, and as many times the input as a window has elements. Where matrix units
 take boxes of memory and boxes may be of windows (the capability "window_boxes"), channels that were
-turned to be last (ark.lower.rewrite.channels) are loaded out of the input itself. Products of fp32
-that have tiles of their own (Machine.exact_tiles) are worth the matrix, too. Called by
+turned to be last (ark.lower.rewrite.channels_last) are loaded out of the input itself. Products of
+fp32 that have tiles of their own (Machine.exact_tiles) are worth the matrix, too. Called by
 ark.lower.prepare.
 """
 
@@ -20,7 +20,8 @@ from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.cuts import is_exact
-from ark.lower.rewrite.chains import read_once
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.views import whole
 from ark.machine import Machine
 from ark.tasks.matmul_text import FEW_ROWS as PACKED_ROWS
@@ -29,8 +30,9 @@ from ark.tasks.matmul_windows import boxable, matrix_shape
 FEW_ROWS = 9  # fewer are not worth a matrix unit
 
 
-def read_windows(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
-    """A copy of the graph with such products. kept: ids of buffers that somebody else reads."""
+def fuse_windows(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph with such products."""
+    machine, kept = context.machine, context.kept
     private = read_once(graph, kept)
     windows: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
     written: dict[int, int] = {}  # by buffer: place of the last write

@@ -17,7 +17,8 @@ from typing import Any
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Buffer, Tensor
 from ark.lower.engines import AUTO, ONE_SHOT, PACKET, PACKET_BYTES, measured
-from ark.lower.rewrite.fuse import still
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_linear import still
 from ark.machine import Machine
 from ark.plan.types import MAX_OPERANDS
 
@@ -26,13 +27,12 @@ JOINED = (SUM, SHARE, GATHER)
 COLLECTIVES = {SUM: "all_reduce", SHARE: "reduce_scatter", GATHER: "all_gather"}
 
 
-def overlap(
-    graph: Graph, machine: Machine, options: Mapping[str, Any], kept: frozenset[int]
-) -> Graph:
-    """A copy of the graph with such nodes. kept: ids of buffers that somebody else reads.
+def overlap_collectives(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph with such nodes.
 
     The option `overlap` asks for it; figures are in docs/performance.md.
     """
+    machine, options, kept = context.machine, context.options, context.kept
     wanted = bool(options.get("overlap"))
     far = len(set(options.get("hosts") or ())) > 1
     if not wanted or far or graph.world_size == 1 or 2 * graph.world_size >= MAX_OPERANDS:

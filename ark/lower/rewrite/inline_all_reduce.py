@@ -9,38 +9,35 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from typing import Any
 
 from ark.codegen.layout import RECORD_OPERANDS
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.packets import PACKET_READ, PACKET_READ_POLLED
-from ark.lower.rewrite.pack import writes
-from ark.machine import Machine
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.pack_weights import writes
 from ark.variant import COMMUNICATE
 
 LINEAR_ADD_OPERANDS = 4  # input, weight, output, residual; each further rank has an output more
 
 
-def spread(
-    graph: Graph, machine: Machine, options: Mapping[str, Any], kept: frozenset[int]
-) -> tuple[Graph, frozenset[int]]:
-    """A copy of the graph, and the ids of the buffers in it that hold shares as packets.
+def inline_all_reduce(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph; `received` has the ids of the buffers that hold shares as packets.
 
     A sum over ranks is spread where one row of fp32 is made by a linear layer for it alone, and all
     who read the result are linear layers of one row or such sums, which take it as their residual.
-    kept: as in fuse.
     """
+    machine, options, kept = context.machine, context.options, context.kept
     gated = machine.variant.role(COMMUNICATE) > 0
     packed = machine.has("packets") and options.get("packets", True)
     far = len(set(options.get("hosts") or ())) > 1
     if far or graph.world_size == 1 or not packed or (machine.ring_bytes and not gated):
-        return graph, frozenset()
+        return graph
     finder = _Finder(graph, PACKET_READ_POLLED if gated else PACKET_READ, kept)
     chosen = finder.choose()
     if not chosen:
-        return graph, frozenset()
+        return graph
     replaced: dict[int, Node] = {}
     shares: dict[int, Tensor] = {}  # by the id of the sum that they stand for
     buffers = []
@@ -66,7 +63,9 @@ def spread(
         inputs = tuple(shares.get(t.id, t) for t in node.inputs)
         attrs = {**node.attrs, **order} if touched else node.attrs
         nodes.append(dataclasses.replace(node, inputs=inputs, attrs=attrs))
-    return graph.with_nodes(nodes), frozenset(buffers)
+    inlined = graph.with_nodes(nodes)
+    inlined.received = graph.received | frozenset(buffers)
+    return inlined
 
 
 def _receive(graph: Graph, node: Node, number: int) -> tuple[Tensor, tuple[Tensor, ...]]:

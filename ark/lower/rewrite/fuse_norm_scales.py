@@ -12,12 +12,14 @@ import dataclasses
 from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
-from ark.lower.rewrite.chains import expression_of, is_pointwise, read_once
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise, read_once
 from ark.lower.rewrite.views import same_elements, seen_in
 
 
-def join_scales(graph: Graph, kept: frozenset[int]) -> Graph:
-    """A copy of the graph with such norms. kept: ids of buffers that somebody else reads."""
+def fuse_norm_scales(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph with such norms."""
+    kept = context.kept
     private = read_once(graph, kept)
     norms: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
     written: dict[int, int] = {}  # by buffer: place of the last write

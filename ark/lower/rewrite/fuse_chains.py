@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
+from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.views import same_elements, seen_in
 from ark.tasks import expression
 from ark.tasks.functions import FUNCTIONS
@@ -62,11 +63,12 @@ def read_once(graph: Graph, kept: frozenset[int], again: bool = False) -> Callab
     return private
 
 
-def join_chains(graph: Graph, kept: frozenset[int]) -> Graph:
-    """A copy of the graph with chains joined. kept: ids of buffers that somebody else reads.
+def fuse_chains(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph with chains joined.
 
     What several ops read, which become one, is joined in a further round.
     """
+    kept = context.kept
     while True:
         made = _joined_once(graph, kept)
         if len(made.nodes) == len(graph.nodes):

@@ -17,11 +17,13 @@ from ark.backend import registry as backends
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Graph
-from ark.lower.rewrite.fuse import fuse
-from ark.lower.rewrite.pack import pack
+from ark.ir.packing import Packing, Part
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_linear import fuse_linear
+from ark.lower.rewrite.pack_weights import pack_weights
 from ark.models.build import Built, Shape, build
 from ark.models.checkpoint import Checkpoint
-from ark.plan.packing import Packing, Part, from_meta, to_meta
+from ark.plan.packing import from_meta, to_meta
 from tests.checkpoints import make_checkpoint
 from tests.interpreter import Interpreter
 
@@ -32,11 +34,11 @@ def lowered(built: Built, form: str) -> tuple[Graph, list[Packing]]:
     """The graph as built, with packed weights, or fused as well."""
     if form == "as built":
         return built.graph, []
-    graph, packings = pack(built.graph, frozenset())
+    context = Context(backends.machine("cpu-2"))
+    graph = pack_weights(built.graph, context)
     if form == "fused":
-        machine = backends.machine("cpu-2")
-        graph = fuse(graph, machine)
-    return graph, packings
+        graph = fuse_linear(graph, context)
+    return graph, list(graph.packings)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
@@ -186,10 +188,10 @@ def test_what_somebody_else_looks_at_is_left(
         parts = Parts()
         disturb(parts)
         parts.build()
-    graph, packings = pack(model.graph, frozenset())
+    graph = pack_weights(model.graph, Context(backends.machine("cpu-2")))
     types = Counter(n.type for n in graph.nodes)
     assert {t for t in ("rope_kv", "swiglu_pairs") if types[t]} == wanted
-    assert len(packings) == len(wanted)
+    assert len(graph.packings) == len(wanted)
     rest = Counter(n.type for n in model.graph.nodes)
     lost = {"rope_kv": 3, "swiglu_pairs": 2}
     kept = rest["matmul"] - sum(lost[name] - 1 for name in wanted)
@@ -201,8 +203,8 @@ def test_weights_that_the_caller_holds_stay_as_they_are() -> None:
         parts = Parts()
         parts.build()
     held = frozenset({parts.weights["gate"].ir.buffer.id, parts.weights["query"].ir.buffer.id})
-    graph, packings = pack(model.graph, held)
-    assert not packings and graph.nodes == model.graph.nodes
+    graph = pack_weights(model.graph, Context(backends.machine("cpu-2"), kept=held))
+    assert not graph.packings and graph.nodes == model.graph.nodes
 
 
 def test_packings_go_through_a_plans_meta() -> None:

@@ -3,10 +3,9 @@
 A convolution is written as a product with a matrix of windows of which each element lies apart from
 its neighbours (ark.ops.windows). With the channels turned to be last, neighbours of the matrix are
 neighbours of the input: it is copied by whole packs, or loaded out of the input by boxes
-(ark.lower.rewrite.windows), whatever the size of the image. An image is turned once for all that
-read it so. Between convolutions elementwise ops go on with channels that are last, and what nobody
-reads with its channels first is not turned back. Called by ark.lower.prepare before the kernel
-variant is chosen.
+(ark.lower.rewrite.fuse_windows), whatever the size of the image. An image is turned once for all
+its readers. Elementwise ops between convolutions keep channels last, and a result is turned back
+only for a reader that needs channels first.
 """
 
 from __future__ import annotations
@@ -20,18 +19,19 @@ from typing import Any
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
-from ark.lower.rewrite.chains import expression_of, is_pointwise, read_once
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise, read_once
+from ark.lower.rewrite.fuse_windows import window
 from ark.lower.rewrite.views import UNSEEN, whole
-from ark.lower.rewrite.windows import window
 from ark.lower.tiling import BOX_LINE
-from ark.machine import Machine
 from ark.tasks import expression
 
 LEAST_WORK = 1 << 24  # multiplications that are worth turning what they read
 
 
-def channels_last(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
-    """A copy of the graph with such convolutions. kept: ids of buffers that somebody else reads."""
+def channels_last(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph with such convolutions."""
+    machine, kept = context.machine, context.kept
     if machine.has("single_thread"):
         return graph
     found = _convolutions(graph, kept, machine.has("window_boxes"))

@@ -1,10 +1,9 @@
 """Sides of products as warpgroups read them, once the kernel's variant is known.
 
-Box copies load rows that begin at multiples of 16 bytes: a side whose rows begin anywhere is copied
-to such rows, which costs what reading it once more does; where an elementwise op or a product makes
-it for this product alone, that op writes it so (ark.lower.rewrite.chains, epilogues). Types of
-which k has to lie side by side have what lies otherwise transposed in memory. Called by
-ark.lower.prepare.
+Box copies load rows that start at multiples of 16 bytes. An operand with unaligned rows is copied
+to aligned ones, which costs one more read; where an elementwise op or a product makes the operand
+for this product alone, that op writes it aligned (fuse_chains, fuse_epilogues). Types whose k must be
+contiguous have other layouts transposed in memory.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ from typing import Any
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.boxed import SIDES, aligned, boxes, lies_along, wants_along
-from ark.lower.rewrite.transposes import reading_turned
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fold_transposes import reading_turned
 from ark.lower.tiling import BOX_LINE
-from ark.machine import Machine
 
 
-def lay_sides(graph: Graph, machine: Machine) -> Graph:
+def align_operands(graph: Graph, context: Context) -> Graph:
     """A copy of the graph in which sides of products lie so, under the variant for matrix units."""
+    machine = context.machine
     if machine.variant.name != "matrix":
         return graph
     number = max((n.id for n in graph.nodes), default=0)

@@ -13,12 +13,14 @@ from collections import Counter
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
+from ark.lower.rewrite.context import Context
 
 ONE_SHOT = "one_shot"
 
 
-def own_first(graph: Graph, kept: frozenset[int]) -> Graph:
-    """A copy of the graph with such gathers. kept: ids of buffers that somebody else reads."""
+def rotate_logits(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph with such gathers."""
+    kept = context.kept
     uses = Counter(t.buffer.id for n in graph.nodes if not n.virtual for t in _touched(n))
     gathers = {n.outputs[0].buffer.id: n for n in graph.nodes if _plain_gather(n)}
     rewritten: set[int] = set()

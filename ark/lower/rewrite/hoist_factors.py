@@ -18,6 +18,7 @@ import numpy as np
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
+from ark.lower.rewrite.context import Context
 from ark.tasks import expression
 
 LEAST = 1 << 18  # elements of a result; of fewer an op more takes what it saves
@@ -26,7 +27,7 @@ PLAIN = ("cast", "copy", "input", "number", "index")  # what computes nothing
 BEFORE = {"finish": 1, "expr": 0}  # inputs of a node before the one that its tree calls 0
 
 
-def take_factors_out(graph: Graph) -> Graph:
+def hoist_factors(graph: Graph, context: Context) -> Graph:
     """A copy of the graph with such ops in front, each in front of its phase."""
     written = {t.buffer.id for node in graph.nodes for t in node.outputs if not node.virtual}
     numbers = itertools.count(1 + max((n.id for n in graph.nodes), default=0))

@@ -13,17 +13,17 @@ from ark.ir.dtype import bf16, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.packets import PACKET_READ_FEW
-from ark.machine import Machine
+from ark.lower.rewrite.context import Context
 from ark.tasks.linear_form import MOST_NARROW, SPREAD
 from ark.variant import COMMUNICATE
 
 
-def round_rows(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
+def round_norm_inputs(graph: Graph, context: Context) -> Graph:
     """A copy of the graph in which such layers read rounded rows.
 
-    Of bf16 alone, which has fp32's range: what a norm reads may be large. kept: ids of buffers that
-    somebody else reads.
+    Of bf16 alone, which has fp32's range: what a norm reads may be large.
     """
+    machine, kept = context.machine, context.kept
     if not machine.variant.role(COMMUNICATE):
         return graph
     readers: dict[int, list[int]] = defaultdict(list)  # by tensor: places of such layers

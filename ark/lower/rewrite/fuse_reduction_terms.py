@@ -15,7 +15,8 @@ from ark.ir.dtype import FLOATS, INTEGERS
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.rewrite.chains import expression_of, is_pointwise, read_once
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise, read_once
 from ark.lower.rewrite.views import same_elements, seen_in
 from ark.tasks import expression
 from ark.tasks.reduce import MOST_DEEP
@@ -24,8 +25,9 @@ REDUCTIONS = tuple(f"reduce_{f}" for f in ("sum", "mean", "max", "min", "prod"))
 MOST_FLAT = 4  # numbers that a thread keeps for each column of a result
 
 
-def join_terms(graph: Graph, kept: frozenset[int]) -> Graph:
-    """A copy of the graph with such reductions. kept: ids of buffers that somebody else reads."""
+def fuse_reduction_terms(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph with such reductions."""
+    kept = context.kept
     private = read_once(graph, kept, again=True)
     made: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
     written: dict[int, int] = {}  # by buffer: place of the last write

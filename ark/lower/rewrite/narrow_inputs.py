@@ -18,8 +18,8 @@ from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.packets import PACKET_READ_FEW, SHORT_ROW, takes_short
+from ark.lower.rewrite.context import Context
 from ark.lower.tiling import LEAST_TILE
-from ark.machine import Machine
 from ark.tasks.linear_form import MOST_NARROW
 from ark.variant import COMMUNICATE
 
@@ -27,10 +27,9 @@ ROUNDS = ("attention", "layernorm", "rmsnorm", "rope_kv", "rotary_embedding", "s
 """Ops whose first result may be of another type than its inputs."""
 
 
-def narrow(graph: Graph, machine: Machine, kept: frozenset[int]) -> Graph:
-    """A copy of the graph in which such products read 16-bit inputs. kept: ids of buffers that
-    somebody else reads.
-    """
+def narrow_inputs(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph in which such products read 16-bit inputs."""
+    machine, kept = context.machine, context.kept
     matrix, short = machine.variant.name == "matrix", takes_short(machine)
     units = machine.has("k_parts")
     few = short or machine.variant.role(COMMUNICATE) > 0

@@ -1,0 +1,228 @@
+"""The compiler's passes: every rewrite of a graph between its front end and lowering, in order.
+
+`PASSES` is the only place that knows the order. ark.lower.prepare runs the list;
+`ark plan --passes` shows the graph after each pass that changed it. To add a pass, write a function
+`(Graph, Context) -> Graph` in a module of its own under ark/lower/rewrite and add its entry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from ark.ir.graph import Graph
+from ark.lower.choose import choose
+from ark.lower.rewrite.align_operands import align_operands
+from ark.lower.rewrite.channels_last import channels_last
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fold_transposes import fold_transposes
+from ark.lower.rewrite.fuse_all_reduce_norm import fuse_all_reduce_norm
+from ark.lower.rewrite.fuse_attention import fuse_attention
+from ark.lower.rewrite.fuse_chains import fuse_chains
+from ark.lower.rewrite.fuse_epilogues import fuse_epilogues
+from ark.lower.rewrite.fuse_linear import fuse_linear
+from ark.lower.rewrite.fuse_norm_scales import fuse_norm_scales
+from ark.lower.rewrite.fuse_reduction_terms import fuse_reduction_terms
+from ark.lower.rewrite.fuse_regions import fuse_regions
+from ark.lower.rewrite.fuse_windows import fuse_windows
+from ark.lower.rewrite.hoist_factors import hoist_factors
+from ark.lower.rewrite.hoist_gathers import hoist_gathers
+from ark.lower.rewrite.inline_all_reduce import inline_all_reduce
+from ark.lower.rewrite.narrow_inputs import narrow_inputs
+from ark.lower.rewrite.overlap_collectives import overlap_collectives
+from ark.lower.rewrite.pack_weights import pack_weights
+from ark.lower.rewrite.reorder_small_ops import reorder_small_ops
+from ark.lower.rewrite.rotate_logits import rotate_logits
+from ark.lower.rewrite.round_norm_inputs import round_norm_inputs
+from ark.lower.rewrite.split_elementwise import split_elementwise
+from ark.machine import Machine
+
+
+class Stage(Enum):
+    """When a pass runs, and over what."""
+
+    GRAPH = "graph"
+    """Over the whole graph, before the kernel variants are chosen."""
+    KERNEL = "kernel"
+    """Over the phases of one kernel, whose variant is known."""
+    ORDER = "order"
+    """Over the whole graph, last: only the order of nodes changes."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One rewrite. why: what is gained. gives: types of nodes that only this pass makes. needs:
+    names of passes that must run before. option: the planner's option that turns the pass off; the
+    pass always runs if this is empty.
+    """
+
+    run: Callable[[Graph, Context], Graph]
+    stage: Stage
+    why: str
+    gives: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    option: str = "fuse"
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+
+def fuse_unit_attention(graph: Graph, context: Context) -> Graph:
+    """The graph with attention as single nodes, if every variant then chosen runs it on matrix
+    units, or in one thread a processor; the graph itself otherwise.
+    """
+    fused = fuse_attention(graph, context)
+    if fused is graph:
+        return graph
+    machines = choose(fused, context)
+    phases = {n.phase for n in fused.nodes if n.type == "attention"}
+    return fused if all(_multiplies_attention(machines[p]) for p in phases) else graph
+
+
+def _multiplies_attention(machine: Machine) -> bool:
+    boxed = machine.has("wgmma") or machine.has("single_thread")
+    return machine.has("attention_units") or (machine.variant.name == "matrix" and boxed)
+
+
+PASSES: tuple[Pass, ...] = (
+    Pass(
+        fold_transposes,
+        Stage.GRAPH,
+        "Products and reductions read what was transposed; the transposed copy is not made.",
+        option="",
+    ),
+    Pass(
+        channels_last,
+        Stage.GRAPH,
+        "Convolutions on matrix units read neighbouring channels, so channels come last.",
+    ),
+    Pass(
+        pack_weights,
+        Stage.GRAPH,
+        "Products of one input with several weights become one product.",
+        gives=("rope_kv", "swiglu_pairs"),
+        needs=("fold_transposes",),
+        option="pack",
+    ),
+    Pass(
+        fuse_unit_attention,
+        Stage.GRAPH,
+        "softmax(q k^T) v becomes one node, whose scores never reach memory.",
+        needs=("pack_weights",),
+    ),
+    Pass(
+        align_operands,
+        Stage.KERNEL,
+        "Operands of matrix units are copied to rows that box copies can load.",
+        option="",
+    ),
+    Pass(
+        fuse_linear,
+        Stage.KERNEL,
+        "A product of few rows takes in the norm before it and its epilogue.",
+        gives=("linear",),
+        needs=("pack_weights",),
+    ),
+    Pass(
+        split_elementwise,
+        Stage.KERNEL,
+        "An elementwise result that is read in parts is computed in these parts.",
+        needs=("fuse_linear",),
+    ),
+    Pass(
+        fuse_regions,
+        Stage.KERNEL,
+        "Elementwise nodes with shared results and sums over one dimension become one node.",
+        gives=("fusion",),
+        needs=("split_elementwise",),
+    ),
+    Pass(
+        fuse_chains,
+        Stage.KERNEL,
+        "Elementwise nodes that follow each other become one expression.",
+        gives=("pointwise",),
+        needs=("fuse_regions",),
+    ),
+    Pass(
+        narrow_inputs,
+        Stage.KERNEL,
+        "fp32 inputs of 16-bit products are rounded where they are made.",
+        needs=("fuse_chains",),
+    ),
+    Pass(
+        round_norm_inputs,
+        Stage.KERNEL,
+        "Rows that norms of several sequences read are also written in 16 bits.",
+        needs=("fuse_linear",),
+    ),
+    Pass(
+        hoist_gathers,
+        Stage.KERNEL,
+        "Rows that no gather takes are not computed.",
+        needs=("narrow_inputs",),
+    ),
+    Pass(
+        fuse_norm_scales,
+        Stage.KERNEL,
+        "The weight and the bias of a layer norm are applied in the norm.",
+        needs=("fuse_chains",),
+    ),
+    Pass(
+        fuse_epilogues,
+        Stage.KERNEL,
+        "Elementwise work on a product's result is done where its sums end.",
+        needs=("fuse_norm_scales",),
+    ),
+    Pass(
+        hoist_factors,
+        Stage.KERNEL,
+        "What depends on small tensors alone is computed once, not for each element.",
+        needs=("fuse_epilogues",),
+    ),
+    Pass(
+        fuse_reduction_terms,
+        Stage.KERNEL,
+        "What is reduced is computed where it is reduced.",
+        needs=("hoist_factors",),
+    ),
+    Pass(
+        rotate_logits,
+        Stage.KERNEL,
+        "Gathered logits lie with each rank's own share first, so that ranks share one plan.",
+        gives=("gather_own_first",),
+    ),
+    Pass(
+        fuse_windows,
+        Stage.KERNEL,
+        "Convolutions read their windows in the image instead of a matrix of windows.",
+        needs=("channels_last", "fuse_epilogues"),
+    ),
+    Pass(
+        overlap_collectives,
+        Stage.KERNEL,
+        "A product and the collective that it meets become one node: tiles leave when done.",
+        gives=("matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmul"),
+        needs=("fuse_epilogues",),
+    ),
+    Pass(
+        fuse_all_reduce_norm,
+        Stage.KERNEL,
+        "A sum over ranks and the norm that reads it become one node.",
+        gives=("all_reduce_norm",),
+        needs=("overlap_collectives",),
+    ),
+    Pass(
+        inline_all_reduce,
+        Stage.KERNEL,
+        "The layer that makes a share of a sum over ranks sends it to all readers itself.",
+        needs=("fuse_linear", "fuse_all_reduce_norm"),
+        option="",
+    ),
+    Pass(
+        reorder_small_ops,
+        Stage.ORDER,
+        "Small independent nodes run side by side, longest remaining path first.",
+    ),
+)
