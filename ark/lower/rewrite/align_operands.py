@@ -2,8 +2,8 @@
 
 Box copies load rows that start at multiples of 16 bytes. An operand with unaligned rows is copied
 to aligned ones, which costs one more read; where an elementwise op or a product makes the operand
-for this product alone, that op writes it aligned (fuse_chains, fuse_epilogues). Types whose k must be
-contiguous have other layouts transposed in memory.
+for this product alone, that op writes it aligned (fuse_chains, fuse_epilogues). Types whose k must
+be contiguous have other layouts transposed in memory.
 """
 
 from __future__ import annotations

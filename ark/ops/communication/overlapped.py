@@ -1,6 +1,7 @@
 """Products and the collectives that they meet as one op, tile by tile; the pass
 ark.lower.rewrite.overlap_collectives makes the nodes. A tile of a product leaves for its owner's
-memory as it is stored, the owner adds what has arrived while further tiles are multiplied, and the sum goes on to all ranks, or stays.
+memory as it is stored, the owner adds what has arrived while further tiles are multiplied, and
+the sum goes on to all ranks, or stays.
 
 Each rank owns a share of the result's rows. All ranks multiply in rounds: of each round the next
 rank's band of rows first, then the one after that, their own last. So at any time each rank's links

@@ -18,6 +18,7 @@ import pytest
 
 from ark.ir.dtype import by_name, fp32
 from ark.lower import tiling
+from ark.lower.rewrite import overlap_collectives
 from ark.plan import kind as kinds
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
