@@ -22,9 +22,7 @@ from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.frontend.model import Model
 from ark.frontend.storage import Storage
 from ark.frontend.tensor import Tensor, provided, synchronize
-from ark.plan.serialize import from_json
 from ark.runtime import live
-from ark.runtime.admission import admit
 from ark.runtime.run import Ranks, Run
 from ark.runtime.runner import Runner, load
 
@@ -145,10 +143,6 @@ class Runtime:
         members = None
         if plan.world_size > 1:
             members = self._members(plan.world_size)
-            texts = members.all_gather(str(plan).encode())
-            admit([from_json(text.decode()) for text in texts], self._device.machine)
-        elif plan.model is None:
-            admit([plan.inner], self._device.machine)
         self.executor = load(
             plan.inner,
             backend(),

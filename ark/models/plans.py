@@ -19,7 +19,7 @@ from ark.lower.ranks import plan_ranks
 from ark.machine import Machine
 from ark.models.build import Shape, build
 from ark.models.checkpoint import Checkpoint
-from ark.plan.rotated import Rotated
+from ark.plan.rotated import Rotated, mark_verified
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
@@ -50,7 +50,9 @@ def plans(
     data = cache.load(cache.PLANS, name)
     if data is not None:
         try:
-            return _from_texts(data.decode().split("\0"))
+            cached = _from_texts(data.decode().split("\0"))
+            mark_verified(cached)  # before they were stored, and the cache's entries are signed
+            return cached
         except (PlanError, ValueError, TypeError, IndexError):  # not as _texts writes them
             cache.drop(cache.PLANS, name)
     made = make_plans(shape, machine, options, drafted)

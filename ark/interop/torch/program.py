@@ -28,11 +28,10 @@ from ark.interop.torch.values import Value
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.plan.cost import busied
-from ark.plan.serialize import from_json, machine_of, to_json
+from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import tuned, tuned_collectives
-from ark.runtime.admission import admit
 from ark.runtime.executor import Executor
 from ark.runtime.graphs import record
 from ark.runtime.inline import InlineRuns, inline_runs
@@ -331,7 +330,8 @@ def planned(
     members: Ranks | None = None,
     boxes: bool = True,
 ) -> Plan:
-    """The plan for a machine, verified, with those of all ranks where there are several. places:
+    """The plan for a machine; that of a lone rank is verified, those of several when they are
+    loaded. places:
     inputs and results, which are the caller's. boxes: they lie where boxes of them can be loaded.
     """
     external = sorted({v.tensor.ir.buffer.id for v in places})
@@ -345,9 +345,6 @@ def planned(
         plan = make_plan(model.graph, machine.with_processors(busy), options)
     if members is None:
         verify([plan])
-    else:
-        texts = members.all_gather(to_json(plan).encode())
-        admit([from_json(text.decode()) for text in texts], machine)
     return plan
 
 
