@@ -34,6 +34,7 @@ _FREE = (
     "line_bytes",
     "tile",
 )
+_BY_ARCH = ("lanes", "variants")  # what devices of one architecture have in common
 
 
 def admit_rank(plan: Plan, device: Device, ranks: Ranks | None = None) -> None:
@@ -50,13 +51,14 @@ def admit_rank(plan: Plan, device: Device, ranks: Ranks | None = None) -> None:
             plan.mark_verified()
     elif not plan.verified:
         admit([plan], device.machine)
-    if shortage := memory_shortage(plan, device.free_bytes(), "free on the device"):
+    if shortage := memory_shortage(plan, device.free_bytes(), "the device has free only"):
         raise SystemError(shortage)
 
 
-def memory_shortage(plan: Plan, room: int, where: str) -> str:
-    """A sentence for people if a rank's plan needs more memory than `room` bytes; empty if it fits
-    or the room is not known (0). Memory that the caller provides is not counted.
+def memory_shortage(plan: Plan, room: int, holder: str) -> str:
+    """A sentence for people if a rank's plan needs more memory than the `room` bytes that `holder`
+    ("h100 has") names; empty if it fits or the room is not known (0). Memory that the caller
+    provides is not counted.
     """
     arenas = {name: nbytes for name, nbytes in plan.arenas.items() if name != "host"}
     needed = sum(arenas.values())
@@ -69,9 +71,9 @@ def memory_shortage(plan: Plan, room: int, where: str) -> str:
     }
     listed = ", ".join(f"{name} {nbytes / 1e9:.2f} GB" for name, nbytes in parts.items() if nbytes)
     return (
-        f"the plan needs {needed / 1e9:.2f} GB of device memory for each rank ({listed}), but only "
-        f"{room / 1e9:.2f} GB are {where}; use a smaller context, more ranks, or a device with "
-        "more memory"
+        f"the plan needs {needed / 1e9:.2f} GB of device memory for each rank ({listed}), but "
+        f"{holder} {room / 1e9:.2f} GB; use a smaller context, more ranks, or a device with more "
+        "memory"
     )
 
 
@@ -139,10 +141,28 @@ def check_machine(made_for: Machine, device: Machine | None) -> None:
     models = [m for m in (named, device) if m is not None]
     fields = [f.name for f in dataclasses.fields(Machine)]
     if not models:  # a device without a model of its name; what its architecture fixes is known
-        models, fields = _models(made_for), ["lanes", "variants"]
+        models, fields = _models(made_for), list(_BY_ARCH)
     differences = [_difference(made_for, m, fields) for m in models]
     if models and all(differences):
         raise PlanError(f"the plan is refused: it says that {differences[0]}")
+
+
+def check_target(made_for: Machine, backend: str, arch: str | None) -> None:
+    """InvalidUsageError where a plan's kernel is asked for a backend or an architecture (None: its
+    own) that cannot run it.
+    """
+    target = made_for.arch if arch is None else arch
+    models = _models(dataclasses.replace(made_for, backend=backend, arch=target))
+    fields = ["backend", *_BY_ARCH]
+    if made_for.backend != backend or (
+        models and all(_difference(made_for, model, fields) for model in models)
+    ):
+        names = ", ".join(m.name for m in models) or f"a machine of {backend!r}"
+        raise InvalidUsageError(
+            f"the plan was made for {made_for.name} ({made_for.backend} {made_for.arch}), whose "
+            f"kernels do not run on {backend} {arch or ''}".rstrip()
+            + f"; make it again by `ark plan --machine` for {names}"
+        )
 
 
 def _models(made_for: Machine) -> list[Machine]:
