@@ -21,6 +21,7 @@ from ark.backend.devices import Device, FedDevice, Memory
 from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.frontend.model import Model
 from ark.frontend.storage import Storage
+from ark.frontend.streams import wait_for_stream
 from ark.frontend.tensor import Tensor, provided, synchronize
 from ark.runtime import live
 from ark.runtime.run import Ranks, Run
@@ -78,9 +79,16 @@ class Runtime:
     ) -> None:
         """Plans (unless a plan is given), compiles, allocates and, in loop mode, starts the kernel.
 
-        record: keep a trace of tasks. tensor_mappings: placeholders to torch tensors. Launching
-        again stops the launch before.
+        plan: an ark.Plan. device_id: -1 is the model's. stream: what of the caller's is waited for
+        first, an object with synchronize(); 0 is none. record: keep a trace of tasks.
+        tensor_mappings: placeholders to torch tensors. Launching again stops the launch before.
         """
+        if plan is not None and not isinstance(plan, planner.Plan):
+            raise InvalidUsageError(
+                f"the plan is {plan!r:.60}; give an ark.Plan (of Planner.plan, Plan.from_file or "
+                "Plan(dict)), or None to plan the current model"
+            )
+        wait_for_stream(stream)
         self.stop()
         planner.capture(plan)
         if any(r.running() for r in Runtime._all):
@@ -89,12 +97,10 @@ class Runtime:
                 "be resident; stop that one first (Runtime.stop, or leave its with block)"
             )
         bind(tensor_mappings)
-        if hasattr(stream, "synchronize"):
-            stream.synchronize()
         self._device = device(device_id)
         world = Model.get_world_size()
         members = self._members(world) if plan is None and world > 1 else None
-        given = plan or planner.Planner(device_id, ranks=members).plan()
+        given = planner.Planner(device_id, ranks=members).plan() if plan is None else plan
         chosen = given.built(self._device.machine, self._members)
         model = chosen.model or Model.get_model()
         self._held = list(model.storages.values())
@@ -116,6 +122,7 @@ class Runtime:
         tensor settles the kernel first.
         """
         for storage in self._held:
+            storage.busy = WeakMethod(self.wait)
             if storage.foreign or storage.symmetric:
                 continue
             if not self.loop_mode or not isinstance(device, FedDevice):
@@ -316,7 +323,7 @@ class Runtime:
                 self._device.free(memory)
         self._extra = []
         for storage in self._held:
-            storage.settle = None
+            storage.settle = storage.busy = None
         self._held = []
         self._plan = None
 

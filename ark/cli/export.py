@@ -9,7 +9,7 @@ from pathlib import Path
 from ark.backend import registry
 from ark.backend.protocol import Backend, SourceBackend
 from ark.cli.common import memory_verdict, positive, read_plan
-from ark.cli.run import dimension
+from ark.cli.run import dimensions
 from ark.errors import InvalidUsageError
 from ark.export.write import exporting, files, identifier, save
 from ark.ir.dtype import DataType
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         from ark.export.network import network
 
         machine = registry.machine(args.machine or _machine(backend, args.arch))
-        found = network(source, dict(dimension(text) for text in args.dim), machine)
+        found = network(source, dimensions(args.dim), machine)
         plan = found.plan
         made = files(plan, backend, args.arch, name, network=found)
     elif source.suffix == ".json":

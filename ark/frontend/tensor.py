@@ -16,8 +16,10 @@ import numpy as np
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend import dlpack
 from ark.frontend.model import Model
+from ark.frontend.streams import wait_for_stream
 from ark.ir import values as ir
 from ark.ir.dtype import DataType, fp32
+from ark.ir.packed import alike, cast
 
 NullTensor: Any = None
 
@@ -113,7 +115,11 @@ class Tensor:
         self.model.keep(self.storage)
 
     def to_numpy(self, ndarray: np.ndarray | None = None, stream: Any = 0) -> np.ndarray:
-        """A copy of the contents (bf16 as ml_dtypes.bfloat16), into `ndarray` if given."""
+        """A copy of the contents (bf16 as ml_dtypes.bfloat16), into `ndarray` if given.
+
+        Waits for `stream`, and for iterations that are under way.
+        """
+        wait_for_stream(stream)
         data = self.storage.read(self.ir)
         if ndarray is None:
             return data
@@ -126,23 +132,30 @@ class Tensor:
         return ndarray
 
     def from_numpy(self, ndarray: np.ndarray, stream: Any = 0) -> Tensor:
-        """Writes the contents; the array has the tensor's shape, its values are cast."""
+        """Writes the contents; the array has the tensor's shape, up to dimensions of 1.
+
+        Its values are cast as NumPy does, floats rounded; InvalidUsageError where integers are
+        written that the type cannot hold, or fractions to integers. Waits for `stream`, and for
+        iterations that are under way.
+        """
+        wait_for_stream(stream)
         array = torch_to_numpy(ndarray) if is_torch(ndarray) else np.asarray(ndarray)
         if array.dtype.kind in "cmMOSU":
             raise InvalidUsageError(
                 f"the array has elements of type {array.dtype}; expected numbers that are real"
             )
-        if array.size != self.ir.elements:
+        if not alike(array.shape, self.ir.shape):
             raise InvalidUsageError(
                 f"the array has {array.size} elements of shape {list(array.shape)}; the tensor has "
                 f"shape {list(self.ir.shape)}"
             )
-        values = array.astype(self.ir.dtype.numpy, copy=False).reshape(self.ir.shape)
+        values = cast(array, self.ir.dtype, f"tensor {self.ir.name!r}").reshape(self.ir.shape)
         self.storage.write(self.ir, values)
         return self
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule that sees the same memory."""
+        """A DLPack capsule that sees the same memory, once iterations under way have ended."""
+        self.storage.wait()
         return dlpack.export(self.ir, self.storage)
 
     def __dlpack__(self, **_: Any) -> Any:
@@ -166,7 +179,7 @@ class Tensor:
 
     def copy(self, data: Any, stream: Any = 0) -> Tensor:
         """Writes the contents from a NumPy array or a torch tensor of any device."""
-        return self.from_numpy(data)
+        return self.from_numpy(data, stream)
 
     def initialize(self) -> Tensor:
         """Writes what the initializer gives, if there is one."""
@@ -178,8 +191,7 @@ class Tensor:
 
         stream: an object with synchronize(), waited for first.
         """
-        if stream is not None:
-            stream.synchronize()
+        wait_for_stream(stream)
         provided["run"](self.model)
         return self.to_torch() if _has_torch() else self.to_numpy()
 
@@ -359,10 +371,10 @@ def _foreign(tensor: Tensor, data: Any) -> tuple[int, Any]:
     wanted = tensor.ir
     if DataType.from_torch(data.dtype) != wanted.dtype:
         raise ModelError(f"the torch tensor is {data.dtype}, the placeholder {wanted.dtype.name}")
-    if wanted.dtype.nbytes(data.numel()) < wanted.buffer.nbytes:
+    if not alike(data.shape, wanted.extents):
         raise ModelError(
-            f"the torch tensor has {data.numel()} elements, the placeholder's buffer needs "
-            f"{wanted.buffer.nbytes // wanted.dtype.itemsize}"
+            f"the torch tensor has {data.numel()} elements of shape {list(data.shape)}; the "
+            f"placeholder needs shape {list(wanted.extents)}"
         )
     return int(data.data_ptr()), data
 
