@@ -15,6 +15,7 @@ import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend import dlpack
+from ark.frontend.foreign import address_of, as_array, is_torch
 from ark.frontend.model import Model
 from ark.ir import values as ir
 from ark.ir.dtype import DataType, fp32
@@ -127,7 +128,7 @@ class Tensor:
 
     def from_numpy(self, ndarray: np.ndarray, stream: Any = 0) -> Tensor:
         """Writes the contents; the array has the tensor's shape, its values are cast."""
-        array = torch_to_numpy(ndarray) if is_torch(ndarray) else np.asarray(ndarray)
+        array = as_array(ndarray)
         if array.dtype.kind in "cmMOSU":
             raise InvalidUsageError(
                 f"the array has elements of type {array.dtype}; expected numbers that are real"
@@ -154,7 +155,9 @@ class Tensor:
     @staticmethod
     def from_dlpack(ext_tensor: Any) -> Tensor:
         """A tensor on the memory of any object with __dlpack__."""
-        return Tensor.from_torch(_torch().from_dlpack(ext_tensor))
+        if not is_torch(ext_tensor):  # torch would drop the negative bit of its own tensors
+            ext_tensor = _torch().from_dlpack(ext_tensor)
+        return Tensor.from_torch(ext_tensor)
 
     def to_torch(self) -> Any:
         """A torch tensor that sees the same memory."""
@@ -269,7 +272,7 @@ def _on_torchs_memory(tensor: Any) -> Tensor:
     model = Model.get_model()
     dtype = DataType.from_torch(tensor.dtype)
     shape = tuple(tensor.shape) or (1,)
-    made = Tensor(model.foreign(int(tensor.data_ptr()), shape, dtype), model)
+    made = Tensor(model.foreign(address_of(tensor), shape, dtype), model)
     if not made.storage.address:
         made.bind(tensor)
     return made
@@ -301,23 +304,6 @@ def as_tensor(value: Any) -> Tensor:
     raise InvalidUsageError(
         f"expected a tensor, got {type(value).__name__}; make one with ark.tensor"
     )
-
-
-def is_torch(value: Any) -> bool:
-    """Is it a torch tensor? Does not import torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def torch_to_numpy(value: Any) -> np.ndarray:
-    """A torch tensor of any device as a NumPy array (bf16 and fp8 as ml_dtypes has them)."""
-    host = value.detach().cpu().contiguous()
-    named = str(host.dtype)
-    if named == "torch.bfloat16" or named.startswith("torch.float8"):
-        kind = DataType.from_torch(host.dtype)
-        word = _torch().int16 if kind.bits == 16 else _torch().uint8
-        return host.view(word).numpy().view(kind.numpy)  # type: ignore[no-any-return]
-    return host.numpy()
 
 
 def synchronize() -> None:
@@ -354,9 +340,7 @@ def _foreign(tensor: Tensor, data: Any) -> tuple[int, Any]:
             f"a placeholder takes a torch tensor, got {type(data).__name__}; pass "
             "torch.from_numpy(...)"
         )
-    if not data.is_contiguous():
-        raise InvalidUsageError("the torch tensor is not contiguous; pass tensor.contiguous()")
-    wanted = tensor.ir
+    address, wanted = address_of(data), tensor.ir
     if DataType.from_torch(data.dtype) != wanted.dtype:
         raise ModelError(f"the torch tensor is {data.dtype}, the placeholder {wanted.dtype.name}")
     if wanted.dtype.nbytes(data.numel()) < wanted.buffer.nbytes:
@@ -364,7 +348,7 @@ def _foreign(tensor: Tensor, data: Any) -> tuple[int, Any]:
             f"the torch tensor has {data.numel()} elements, the placeholder's buffer needs "
             f"{wanted.buffer.nbytes // wanted.dtype.itemsize}"
         )
-    return int(data.data_ptr()), data
+    return address, data
 
 
 def _range(part: Any, size: int) -> tuple[int, int]:
