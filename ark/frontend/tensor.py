@@ -15,6 +15,7 @@ import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend import dlpack
+from ark.frontend.foreign import address_of, as_array, is_torch
 from ark.frontend.model import Model
 from ark.frontend.streams import wait_for_stream
 from ark.ir import values as ir
@@ -139,7 +140,7 @@ class Tensor:
         iterations that are under way.
         """
         wait_for_stream(stream)
-        array = torch_to_numpy(ndarray) if is_torch(ndarray) else np.asarray(ndarray)
+        array = as_array(ndarray)
         if array.dtype.kind in "cmMOSU":
             raise InvalidUsageError(
                 f"the array has elements of type {array.dtype}; expected numbers that are real"
@@ -167,7 +168,9 @@ class Tensor:
     @staticmethod
     def from_dlpack(ext_tensor: Any) -> Tensor:
         """A tensor on the memory of any object with __dlpack__."""
-        return Tensor.from_torch(_torch().from_dlpack(ext_tensor))
+        if not is_torch(ext_tensor):  # torch would drop the negative bit of its own tensors
+            ext_tensor = _torch().from_dlpack(ext_tensor)
+        return Tensor.from_torch(ext_tensor)
 
     def to_torch(self) -> Any:
         """A torch tensor that sees the same memory."""
@@ -281,7 +284,7 @@ def _on_torchs_memory(tensor: Any) -> Tensor:
     model = Model.get_model()
     dtype = DataType.from_torch(tensor.dtype)
     shape = tuple(tensor.shape) or (1,)
-    made = Tensor(model.foreign(int(tensor.data_ptr()), shape, dtype), model)
+    made = Tensor(model.foreign(address_of(tensor), shape, dtype), model)
     if not made.storage.address:
         made.bind(tensor)
     return made
@@ -313,23 +316,6 @@ def as_tensor(value: Any) -> Tensor:
     raise InvalidUsageError(
         f"expected a tensor, got {type(value).__name__}; make one with ark.tensor"
     )
-
-
-def is_torch(value: Any) -> bool:
-    """Is it a torch tensor? Does not import torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def torch_to_numpy(value: Any) -> np.ndarray:
-    """A torch tensor of any device as a NumPy array (bf16 and fp8 as ml_dtypes has them)."""
-    host = value.detach().cpu().contiguous()
-    named = str(host.dtype)
-    if named == "torch.bfloat16" or named.startswith("torch.float8"):
-        kind = DataType.from_torch(host.dtype)
-        word = _torch().int16 if kind.bits == 16 else _torch().uint8
-        return host.view(word).numpy().view(kind.numpy)  # type: ignore[no-any-return]
-    return host.numpy()
 
 
 def synchronize() -> None:
@@ -366,9 +352,7 @@ def _foreign(tensor: Tensor, data: Any) -> tuple[int, Any]:
             f"a placeholder takes a torch tensor, got {type(data).__name__}; pass "
             "torch.from_numpy(...)"
         )
-    if not data.is_contiguous():
-        raise InvalidUsageError("the torch tensor is not contiguous; pass tensor.contiguous()")
-    wanted = tensor.ir
+    address, wanted = address_of(data), tensor.ir
     if DataType.from_torch(data.dtype) != wanted.dtype:
         raise ModelError(f"the torch tensor is {data.dtype}, the placeholder {wanted.dtype.name}")
     if not alike(data.shape, wanted.extents):
@@ -376,7 +360,7 @@ def _foreign(tensor: Tensor, data: Any) -> tuple[int, Any]:
             f"the torch tensor has {data.numel()} elements of shape {list(data.shape)}; the "
             f"placeholder needs shape {list(wanted.extents)}"
         )
-    return int(data.data_ptr()), data
+    return address, data
 
 
 def _range(part: Any, size: int) -> tuple[int, int]:
