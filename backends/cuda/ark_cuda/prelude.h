@@ -29,7 +29,7 @@ constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;
 // All variables that a kernel declares in shared memory are in one block of ARK_SHARED_ALIGNMENT
 // bytes, aligned to as many, so that `ark_shared`, which lies behind it, is aligned so by its
 // place. What `ark_shared` itself is aligned to is not enough: in relocatable objects of NVRTC 13.0
-// an array without a length gets 16 bytes. alignment.py checks the binary, ark_aligned the kernel.
+// an array without a length gets 16 bytes. alignment.py checks the binary, entry.h the address.
 constexpr ark_u32 ARK_SHARED_ALIGNMENT = 1024u;  // of the operands of swizzled boxes
 struct alignas(ARK_SHARED_ALIGNMENT) ArkStatic {
   char bytes[ARK_SHARED_ALIGNMENT];
