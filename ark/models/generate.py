@@ -238,8 +238,8 @@ class Generator:
         the generator's `batch` at most; one launch, in which each sequence ends by itself.
 
         Tokens of a sequence come in order, and are those that `stream` gives for its prompt alone
-        up to rounding. Each draws with its own noise: sequence b with seed + b. Otherwise as
-        `stream`.
+        up to rounding. Each draws with its own noise, by the hash of the seed and its number (the
+        first as `stream` does). Otherwise as `stream`.
         """
         how = Sampling() if sampling is None else sampling
         if not isinstance(how, Sampling):

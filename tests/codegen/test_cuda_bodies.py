@@ -162,7 +162,7 @@ def _decoder(
             total = len(prompt) + new
             executor.write("tokens", prompt)
             executor.write("position", np.zeros(1))
-            executor.write("settings", np.array([0, 0, 0, len(prompt) - 1, total, 0]))
+            executor.write("settings", np.array([0, 0, 0, len(prompt) - 1, total, 0, 0]))
             executor.write("stops", np.full(MAX_STOPS, -1))
             executor.start(shape.iterations(len(prompt), new)).wait(120)
             caches = {
