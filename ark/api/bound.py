@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ark.errors import InvalidUsageError
-from ark.frontend.tensor import Tensor, is_torch
+from ark.frontend.foreign import is_torch
+from ark.frontend.tensor import Tensor
 from ark.plan import kind as kinds
 from ark.plan.types import Plan
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
-
 from ark import log
 from ark.errors import InvalidUsageError, UnsupportedError
+from ark.frontend.foreign import as_array, is_torch
 from ark.frontend.model import Model
-from ark.frontend.tensor import Parameter, Tensor, as_tensor, is_torch
+from ark.frontend.tensor import Parameter, Tensor, as_tensor
 from ark.gradients import grad
 from ark.ir import values as ir
 from ark.ir.dtype import FLOATS
@@ -108,7 +107,7 @@ class Module:
                 log.warn(f"the state dictionary has {name!r}, which no parameter is called")
         for name, parameter in found.items():
             data = state_dict[name]
-            shape = list(data.shape) if is_torch(data) else list(np.asarray(data).shape)
+            shape = list(data.shape) if is_torch(data) else list(as_array(data).shape)
             if shape != parameter.shape():
                 raise InvalidUsageError(
                     f"{name!r} has shape {shape} in the state dictionary, but {parameter.shape()} "

@@ -21,10 +21,9 @@ from ark.backend.devices import Device, FedDevice, Memory
 from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.frontend.model import Model
 from ark.frontend.storage import Storage
+from ark.frontend.streams import wait_for_stream
 from ark.frontend.tensor import Tensor, provided, synchronize
-from ark.plan.serialize import from_json
 from ark.runtime import live
-from ark.runtime.admission import admit
 from ark.runtime.run import Ranks, Run
 from ark.runtime.runner import Runner, load
 
@@ -80,9 +79,16 @@ class Runtime:
     ) -> None:
         """Plans (unless a plan is given), compiles, allocates and, in loop mode, starts the kernel.
 
-        record: keep a trace of tasks. tensor_mappings: placeholders to torch tensors. Launching
-        again stops the launch before.
+        plan: an ark.Plan. device_id: -1 is the model's. stream: what of the caller's is waited for
+        first, an object with synchronize(); 0 is none. record: keep a trace of tasks.
+        tensor_mappings: placeholders to torch tensors. Launching again stops the launch before.
         """
+        if plan is not None and not isinstance(plan, planner.Plan):
+            raise InvalidUsageError(
+                f"the plan is {plan!r:.60}; give an ark.Plan (of Planner.plan, Plan.from_file or "
+                "Plan(dict)), or None to plan the current model"
+            )
+        wait_for_stream(stream)
         self.stop()
         planner.capture(plan)
         if any(r.running() for r in Runtime._all):
@@ -91,12 +97,10 @@ class Runtime:
                 "be resident; stop that one first (Runtime.stop, or leave its with block)"
             )
         bind(tensor_mappings)
-        if hasattr(stream, "synchronize"):
-            stream.synchronize()
         self._device = device(device_id)
         world = Model.get_world_size()
         members = self._members(world) if plan is None and world > 1 else None
-        given = plan or planner.Planner(device_id, ranks=members).plan()
+        given = planner.Planner(device_id, ranks=members).plan() if plan is None else plan
         chosen = given.built(self._device.machine, self._members)
         model = chosen.model or Model.get_model()
         self._held = list(model.storages.values())
@@ -118,6 +122,7 @@ class Runtime:
         tensor settles the kernel first.
         """
         for storage in self._held:
+            storage.busy = WeakMethod(self.wait)
             if storage.foreign or storage.symmetric:
                 continue
             if not self.loop_mode or not isinstance(device, FedDevice):
@@ -145,10 +150,6 @@ class Runtime:
         members = None
         if plan.world_size > 1:
             members = self._members(plan.world_size)
-            texts = members.all_gather(str(plan).encode())
-            admit([from_json(text.decode()) for text in texts], self._device.machine)
-        elif plan.model is None:
-            admit([plan.inner], self._device.machine)
         self.executor = load(
             plan.inner,
             backend(),
@@ -322,7 +323,7 @@ class Runtime:
                 self._device.free(memory)
         self._extra = []
         for storage in self._held:
-            storage.settle = None
+            storage.settle = storage.busy = None
         self._held = []
         self._plan = None
 

@@ -17,6 +17,7 @@ from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.errors import InvalidUsageError, SystemError
 from ark.frontend.model import Model
+from ark.ir.values import whole
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.rank_info import PORT_BASE, rank_among_siblings, rank_from_environment
 
@@ -70,10 +71,20 @@ def backend() -> Backend:
 
 
 def device(index: int | None = None) -> Device:
-    """The opened device; default the model's. Opened once per process."""
+    """The opened device; default the model's. Opened once per process.
+
+    A CPU is one device: its ranks share it, and each may name it by its own rank.
+    """
     chosen = backend()
-    number = Model.get_device_id() if index is None or index < 0 else index
+    number = Model.get_device_id() if index is None else whole("the device", index)
+    number = Model.get_device_id() if number < 0 else number
     if chosen.name == registry.FALLBACK:
+        most = max(Model.get_world_size(), rank_from_environment().world_size)
+        if index is not None and number >= most:
+            raise InvalidUsageError(
+                f"device {number} was asked for, but the CPU is one device, number 0; name that "
+                "one, or none"
+            )
         number = 0
     key = (chosen.name, number)
     if key not in _state.devices:

@@ -20,6 +20,7 @@ import safetensors
 
 from ark import log
 from ark.errors import InvalidUsageError
+from ark.frontend.foreign import as_array
 from ark.ir.dtype import PACKED
 from ark.ir.packed import from_memory, to_memory
 
@@ -100,9 +101,7 @@ def _write(arrays: Mapping[str, np.ndarray], about: str, path: str | Path) -> No
 
 
 def _contents(name: str, value: Any) -> np.ndarray:
-    from ark.frontend.tensor import is_torch, torch_to_numpy
-
-    array = np.asarray(torch_to_numpy(value) if is_torch(value) else value)
+    array = as_array(value)
     if array.dtype not in _NAMES and array.dtype not in _PACKED:
         raise InvalidUsageError(
             f"{name!r} has the type {array.dtype}, which cannot be saved; cast it to a number type"

@@ -6,7 +6,7 @@ import argparse
 import errno
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,8 +16,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from ark.backend import registry
 from ark.errors import InvalidUsageError, PlanError, SystemError
 from ark.machine import Machine
-from ark.plan.serialize import from_json
+from ark.plan.serialize import from_json, machine_of
 from ark.plan.types import Plan
+from ark.runtime.admission import memory_shortage
 from ark.runtime.rank_info import RankInfo
 
 MOST_TEXT = 1 << 28  # of a file that is read at once; a device such as /dev/zero never ends
@@ -128,6 +129,19 @@ def _write_to_device(target: Path, content: bytes) -> None:
     os.set_blocking(handle, True)
     with os.fdopen(handle, "wb") as out:
         out.write(content)
+
+
+def memory_verdict(plans: Sequence[Plan]) -> int:
+    """A command's exit status: 1 where a plan needs more memory than its machine has, which is said
+    on standard error, else 0.
+    """
+    for plan in plans:
+        machine = machine_of(plan)
+        shortage = memory_shortage(plan, machine.memory_bytes, f"{machine.name} has only")
+        if shortage:
+            errors.print(f"ark: {shortage}", style="red", soft_wrap=True)
+            return 1
+    return 0
 
 
 def read_plan(path: str) -> Plan:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ark.backend import registry
 from ark.backend.protocol import KernelBackend, Target
-from ark.cli.common import read_plan, write_file
+from ark.cli.common import memory_verdict, read_plan, write_file
 from ark.codegen.writer import write
 from ark.errors import SystemError
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
-from ark.runtime.admission import admit
+from ark.runtime.admission import admit, check_target
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -22,7 +22,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "plan", nargs="+", help="the plan file; with several ranks, all of them in order"
     )
     p.add_argument("--backend", required=True)
-    p.add_argument("--arch", help="architecture; default: the plan's machine's, else the backend's")
+    p.add_argument("--arch", help="architecture (default: that of the plan's machine)")
     p.add_argument("-o", "--output", required=True, metavar="DIR")
     p.add_argument("--binary", action="store_true", help="compile it too")
     p.set_defaults(func=run)
@@ -32,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
     plans = [read_plan(path) for path in args.plan]
     admit(plans)
     backend = registry.with_kernels(registry.get(args.backend))
+    for plan in plans:
+        check_target(machine_of(plan), backend.name, args.arch)
     folder = Path(args.output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         for phases in plan.kernels:
             more = f".{plan.phases[phases[0]].name}" if phases[-1] < len(plan.phases) - 1 else ""
             _emit(args, backend, plan, phases, folder, stem + more)
-    return 0
+    return memory_verdict(plans)
 
 
 def _emit(
@@ -54,10 +56,9 @@ def _emit(
     stem: str,
 ) -> None:
     """Writes the kernel of these phases."""
-    machine = machine_of(plan, phases[0])
-    own = machine.backend == backend.name
-    arch = args.arch or (machine.arch if own else backend.default_arch())
-    machine = dataclasses.replace(machine, arch=arch, backend=backend.name)
+    made_for = machine_of(plan, phases[0])
+    arch = args.arch or made_for.arch
+    machine = dataclasses.replace(made_for, arch=arch)
     dialect = backend.dialect(arch)
     emitted = write(plan, machine, dialect, phases)
     path = folder / f"{stem}{dialect.suffix}"

@@ -8,15 +8,14 @@ from pathlib import Path
 
 from ark.backend import registry
 from ark.backend.protocol import Backend, SourceBackend
-from ark.cli.common import positive, read_plan
-from ark.cli.run import dimension
+from ark.cli.common import memory_verdict, positive, read_plan
+from ark.cli.run import dimensions
 from ark.errors import InvalidUsageError
 from ark.export.write import exporting, files, identifier, save
 from ark.ir.dtype import DataType
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.plans import choose_chunk, choose_context, plans, usual_chunk
-from ark.runtime.admission import admit
 
 CHUNK = 16  # prompt tokens an iteration, where nobody says
 
@@ -66,13 +65,13 @@ def run(args: argparse.Namespace) -> int:
         from ark.export.network import network
 
         machine = registry.machine(args.machine or _machine(backend, args.arch))
-        found = network(source, dict(dimension(text) for text in args.dim), machine)
-        made = files(found.plan, backend, args.arch, name, network=found)
+        found = network(source, dimensions(args.dim), machine)
+        plan = found.plan
+        made = files(plan, backend, args.arch, name, network=found)
     elif source.suffix == ".json":
         if args.machine:
             raise InvalidUsageError("--machine is for models; a plan says its machine itself")
         plan = read_plan(args.source)
-        admit([plan])
         made = files(plan, backend, args.arch, name)
     else:
         checkpoint = Checkpoint.open(args.source)
@@ -87,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     save(made, Path(args.output))
     for file, content in made.items():
         print(f"{Path(args.output, file)}: {len(content):,} bytes")
-    return 0
+    return memory_verdict([plan])
 
 
 def _machine(backend: Backend, arch: str) -> str:

@@ -26,8 +26,6 @@ from ark.models.generate import Generator
 from ark.models.plans import choose_context
 from ark.models.request import Sampling, no_room
 from ark.models.tokenizer import Tokenizer
-from ark.plan.serialize import machine_of
-from ark.runtime.admission import admit
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S, MOST_BUDGET_S
 from ark.runtime.launch import launch_command
@@ -118,8 +116,6 @@ def run(args: argparse.Namespace) -> int:
             plan = None
             if args.plan:
                 plan = read_plan(args.plan)
-                admit([plan], device.machine)
-                machine = machine_of(plan)
             with progress(args.json or not leader) as tell:
                 generator = Generator(
                     checkpoint,

@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from ark.backend import registry
-from ark.cli.common import positive, read_plan, write_file
+from ark.cli.common import errors, memory_verdict, positive, progress, read_plan, write_file
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
 from ark.models.plans import choose_chunk, choose_context, plans, usual_chunk
-from ark.plan.dump import dump
+from ark.plan.dump import dump, summary
 from ark.plan.serialize import to_json
 from ark.plan.types import Plan
 from ark.runtime.admission import admit
@@ -41,7 +42,11 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         metavar="FILE",
         help="write the plan as JSON; with several ranks FILE.0.json, FILE.1.json, ...",
     )
-    p.add_argument("--tasks", action="store_true", help="show every task")
+    p.add_argument("--ops", action="store_true", help="show every op, not a summary")
+    p.add_argument("--tasks", action="store_true", help="show every op and every task")
+    p.add_argument(
+        "--json", action="store_true", help="print the plan as JSON; of several ranks a list"
+    )
     p.set_defaults(func=run)
 
 
@@ -78,17 +83,37 @@ def make(args: argparse.Namespace) -> list[Plan]:
         context = args.context or 1024
     chunk = choose_chunk(args.chunk, context, usual_chunk(machine, dtype))
     shape = Shape(config, dtype, context, chunk, 0, args.ranks)
+    errors.print(f"planning {source} for {machine.name}", style="dim", soft_wrap=True)
     return list(plans(shape, machine))
 
 
 def run(args: argparse.Namespace) -> int:
-    made = make(args)
+    with progress(args.json) as tell:
+        tell("planning", 0, 0)
+        made = make(args)
+        texts = [to_json(plan) for plan in made] if args.output or args.json else []
     if args.output:
-        for plan in made:
+        for plan, text in zip(made, texts, strict=True):
             path = Path(args.output)
             name = path if len(made) == 1 else path.with_suffix(f".{plan.rank}{path.suffix}")
-            write_file(str(name), to_json(plan))
-    if not args.output or args.tasks:
-        for plan in made:
-            sys.stdout.write(dump(plan, args.tasks))
-    return 0
+            write_file(str(name), text)
+            print(f"wrote {name}: {len(text):,} bytes", file=sys.stderr)
+    if args.json:
+        sys.stdout.write(texts[0] if len(made) == 1 else "[" + ",\n".join(texts) + "]\n")
+    elif not args.output or args.ops or args.tasks:
+        sys.stdout.write(_shown(made, args.ops, args.tasks))
+    return memory_verdict(made)
+
+
+def _shown(made: Sequence[Plan], ops: bool, tasks: bool) -> str:
+    """The plans as text; of ranks whose summaries are equal the first one's."""
+    if ops or tasks:
+        return "".join(dump(plan, tasks) for plan in made)
+    alike: dict[str, list[int]] = {}
+    for plan in made:
+        alike.setdefault(summary(plan).partition("\n")[2], []).append(plan.rank)
+    parts = []
+    for text, ranks in alike.items():
+        named = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        parts.append(f"plan of {named} of {made[0].world_size}\n{text}")
+    return "".join(parts)

@@ -43,7 +43,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     ark.init(backend=args.backend)
-    model = from_onnx(args.model, dict(dimension(text) for text in args.dim))
+    model = from_onnx(args.model, dimensions(args.dim))
     given = _named(args.input, [p.name for p in model.inputs], "input")
     wanted = _named(args.output, [p.name for p in model.outputs], "output")
     results = model.run({name: _array(file) for name, file in given.items()})
@@ -66,6 +66,16 @@ def dimension(text: str) -> tuple[str, int]:
     return name, int(size)
 
 
+def dimensions(texts: list[str]) -> dict[str, int]:
+    """Open sizes by name, each named once."""
+    found: dict[str, int] = {}
+    for name, size in map(dimension, texts):
+        if name in found:
+            raise InvalidUsageError(f"--dim names {name!r} twice; name each size once")
+        found[name] = size
+    return found
+
+
 def _named(texts: list[str], names: list[str], what: str) -> dict[str, str]:
     """Files by name: those without a name take the names that are left, in order."""
     found: dict[str, str] = {}
@@ -73,6 +83,8 @@ def _named(texts: list[str], names: list[str], what: str) -> dict[str, str]:
     for text in texts:
         name, _, file = text.partition("=")
         if file and name in names:
+            if name in found:
+                raise InvalidUsageError(f"--{what} names {name!r} twice; name each {what} once")
             found[name] = file
         elif file and name.isidentifier():
             raise InvalidUsageError(f"there is no {what} {name!r}; there are {', '.join(names)}")

@@ -18,7 +18,7 @@ from ark.bench.tune import Product, products, tune
 from ark.cli import tune_comm
 from ark.cli.common import positive
 from ark.cli.plan import read_plans
-from ark.cli.run import dimension
+from ark.cli.run import dimensions
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.lower.cuts import Cut
 from ark.lower.pipeline import plan as make_plan
@@ -123,7 +123,7 @@ def _plans(sources: list[str], dims: list[str], machine: Machine) -> list[Plan]:
 def _onnx(path: str, dims: list[str], machine: Machine) -> Plan:
     from ark.interop import from_onnx
 
-    model = from_onnx(path, dict(dimension(text) for text in dims))
+    model = from_onnx(path, dimensions(dims))
     arrays = {}
     for port in model.inputs:
         if port.sizes is None:

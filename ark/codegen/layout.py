@@ -184,6 +184,7 @@ ERROR_KINDS = {
     6: "logits",
     7: "proxy",
     8: "copy engine",
+    9: "alignment",
 }
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ark.backend.devices import Memory
 from ark.errors import InvalidUsageError
+from ark.frontend.foreign import address_of, check_native, written
 from ark.tasks.combine import ELEMENTS
 
 # Elements by the names that NumPy (with ml_dtypes) and torch give to types.
@@ -49,15 +50,19 @@ class Array:
 
     def like(self, out: Any, shape: Sequence[int]) -> Array:
         """The array for a result of that shape: the caller's, of this one's type, or a new one."""
-        if out is self.given and self.shape == shape:
-            return self
-        made = wrap(self.blank(shape) if out is None else out)
+        made = self
+        if out is not self.given or self.shape != shape:
+            made = wrap(self.blank(shape) if out is None else out)
+        made.check_writable()
         if made.elements != math.prod(shape) or made.element != self.element:
             raise InvalidUsageError(
                 f"the result is {list(shape)} of {self.element}, but the array for it is "
                 f"{list(made.shape)} of {made.element}"
             )
         return made
+
+    def check_writable(self) -> None:
+        """InvalidUsageError where its elements must not be written."""
 
     def blank(self, shape: Sequence[int]) -> Any:
         """A new array of the same kind, type and device."""
@@ -101,8 +106,7 @@ class HostArray(Array):
 
     def __init__(self, given: np.ndarray) -> None:
         super().__init__(given, given.dtype.name, given.shape, given.dtype.itemsize)
-        if not given.flags.c_contiguous:
-            raise InvalidUsageError("the array is strided; pass numpy.ascontiguousarray of it")
+        check_native(given)
 
     def _bytes(self) -> np.ndarray:
         return np.asarray(self.given.reshape(-1).view(np.uint8))
@@ -115,6 +119,10 @@ class HostArray(Array):
 
     def first(self) -> int:
         return int(self.given.flat[0])
+
+    def check_writable(self) -> None:
+        if not self.given.flags.writeable:
+            raise InvalidUsageError("the array for the result is read-only; pass a copy of it")
 
     def copy_from(self, other: Array) -> None:
         np.copyto(self.given.reshape(-1), np.asarray(other.given).reshape(-1))
@@ -135,8 +143,7 @@ class TorchArray(Array):
     def __init__(self, given: Any) -> None:
         name = str(given.dtype).removeprefix("torch.")
         super().__init__(given, name, given.shape, given.element_size())
-        if not given.is_contiguous():
-            raise InvalidUsageError("the tensor is strided; pass tensor.contiguous()")
+        self.address = address_of(given)
         self._torch = sys.modules["torch"]
 
     def _bytes(self) -> Any:
@@ -179,10 +186,11 @@ class TorchHostArray(TorchArray):
         return int(_host(memory).ctypes.data)
 
     def write_to(self, view: int) -> None:
-        ctypes.memmove(view, self.given.data_ptr(), self.nbytes)
+        ctypes.memmove(view, self.address, self.nbytes)
 
     def read_from(self, view: int) -> None:
-        ctypes.memmove(self.given.data_ptr(), view, self.nbytes)
+        ctypes.memmove(self.address, view, self.nbytes)
+        written(self.given)
 
 
 class _DeviceBytes:

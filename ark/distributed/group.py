@@ -149,6 +149,7 @@ class Group:
     def recv(self, out: Any, peer: int, way: str = "") -> Any:
         """Receives into `out` what the rank `peer` sends."""
         y = wrap(out)
+        y.check_writable()
         peer = self._peer("recv", peer)
         self._pair((peer, self.rank, way), y, y)
         return y.given

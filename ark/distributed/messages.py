@@ -19,6 +19,7 @@ from ark.distributed.group import Group
 from ark.distributed.matching import Message, TagMatcher
 from ark.distributed.work import ArkWork, ReceiveWork
 from ark.errors import InvalidUsageError, UnsupportedError
+from ark.frontend.foreign import dense
 from ark.runtime.bootstrap import Bootstrap
 
 TAGGED = "tagged"  # the way of messages that have a tag
@@ -35,7 +36,7 @@ class Messages:
         self._beside: dict[tuple[str, int], ThreadPoolExecutor] = {}
 
     def send(self, group: Group, tensor: torch.Tensor, peer: int, tag: int) -> ArkWork:
-        whole = tensor.contiguous()
+        whole = dense(tensor)
         if tensor.device.type != "cpu":
             _only_plain(peer, tag)
             group.send(whole, peer)
@@ -117,7 +118,7 @@ def _only_plain(peer: int | None, tag: int) -> None:
 
 
 def _receive(group: Group, tensor: torch.Tensor, peer: int) -> None:
-    whole = tensor.contiguous()
+    whole = dense(tensor)
     group.recv(whole, peer)
     if whole is not tensor:
         tensor.copy_(whole)

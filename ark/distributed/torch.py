@@ -26,6 +26,7 @@ from ark.distributed.group import Group
 from ark.distributed.messages import Messages
 from ark.distributed.work import ArkWork
 from ark.errors import InvalidUsageError, UnsupportedError
+from ark.frontend.foreign import dense
 from ark.runtime.bootstrap import Bootstrap
 
 NAME = "ark"
@@ -89,7 +90,7 @@ class ProcessGroupArk(dist.ProcessGroup):
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> ArkWork:
         op = _op(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
         for tensor in tensors:
-            group, whole = self._group(tensor), tensor.contiguous()
+            group, whole = self._group(tensor), dense(tensor)
             group.all_reduce(whole, op, out=whole)
             _store(tensor, whole)
         return ArkWork(list(tensors))
@@ -99,14 +100,14 @@ class ProcessGroupArk(dist.ProcessGroup):
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> ArkWork:
         for tensor in tensors:
-            group, whole = self._group(tensor), tensor.contiguous()
+            group, whole = self._group(tensor), dense(tensor)
             group.broadcast(whole, opts.rootRank, out=whole)
             _store(tensor, whole)
         return ArkWork(list(tensors))
 
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> ArkWork:
         for tensor in tensors:
-            made = self._group(tensor).all_reduce(tensor.contiguous(), _op(opts.reduceOp))
+            made = self._group(tensor).all_reduce(dense(tensor), _op(opts.reduceOp))
             if opts.rootRank == self._rank:
                 tensor.copy_(made)
         return ArkWork(list(tensors))
@@ -123,7 +124,7 @@ class ProcessGroupArk(dist.ProcessGroup):
                     f"all_gather was given {len(parts)} tensors of {[p.numel() for p in parts]} "
                     f"elements; {self._size} ranks give {tensor.numel()} each"
                 )
-            made = self._group(tensor).all_gather(tensor.contiguous().reshape(-1))
+            made = self._group(tensor).all_gather(dense(tensor).reshape(-1))
             for part, piece in zip(parts, made.chunk(self._size), strict=True):
                 part.copy_(piece.view(part.shape))
         return ArkWork(list(outputs))
@@ -140,8 +141,8 @@ class ProcessGroupArk(dist.ProcessGroup):
     def _allgather_base(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> ArkWork:
-        whole = output.contiguous()
-        flat = input.contiguous().reshape(-1)
+        whole = dense(output)
+        flat = dense(input).reshape(-1)
         self._group(input).all_gather(flat, out=whole.view(-1))
         _store(output, whole)
         return ArkWork([output])
@@ -166,7 +167,7 @@ class ProcessGroupArk(dist.ProcessGroup):
         return ArkWork(list(outputs))
 
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> ArkWork:
-        flat = input.contiguous().reshape(-1)
+        flat = dense(input).reshape(-1)
         made = self._group(input).reduce_scatter(flat, _op(opts.reduceOp))
         output.copy_(made.view(output.shape))
         return ArkWork([output])
@@ -188,11 +189,11 @@ class ProcessGroupArk(dist.ProcessGroup):
     ) -> ArkWork:
         group = self._group(input)
         if not output_splits and not input_splits:
-            made = group.all_to_all(input.contiguous())
+            made = group.all_to_all(dense(input))
         else:
             send = list(input_splits) or [input.shape[0] // self._size] * self._size
             receive = list(output_splits) or [output.shape[0] // self._size] * self._size
-            made = group.all_to_all_v(input.contiguous(), send, receive)
+            made = group.all_to_all_v(dense(input), send, receive)
         output.copy_(made.view(output.shape))
         return ArkWork([output])
 
@@ -220,7 +221,7 @@ class ProcessGroupArk(dist.ProcessGroup):
         opts: Any,
     ) -> ArkWork:
         (tensor,) = inputs
-        made = self._group(tensor).all_gather(tensor.contiguous().reshape(-1))
+        made = self._group(tensor).all_gather(dense(tensor).reshape(-1))
         if opts.rootRank == self._rank:
             for part, piece in zip(outputs[0], made.chunk(self._size), strict=True):
                 part.copy_(piece.view(part.shape))

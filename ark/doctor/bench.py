@@ -12,7 +12,7 @@ import numpy as np
 from ark.backend import registry
 from ark.backend.devices import Grid, Launch, Memory, MemoryKind
 from ark.backend.protocol import Backend, KernelBackend, Target
-from ark.codegen import layout
+from ark.codegen import device_text, layout
 from ark.codegen.constants import constants
 from ark.codegen.dialect import Source
 from ark.errors import GpuError
@@ -25,13 +25,16 @@ BUDGET_S = 20.0
 
 
 def source(machine: Machine, backend: KernelBackend) -> Source:
-    """The doctor's kernel for a machine without a ring: prelude, structures, checks, entry."""
+    """The doctor's kernel for a machine without a ring: prelude, structures, what waits and
+    reports are made of, checks, entry.
+    """
     dialect = backend.dialect(machine.arch)
     checks = resources.files("ark.doctor").joinpath("checks.h").read_text()
     parts = (
         constants(machine, 1, layout.LOOP_BYTES),
         dialect.prelude,
         layout.declarations(),
+        device_text("wait.h"),
         checks,
         dialect.entry,
     )

@@ -3,14 +3,6 @@
 // counter_ops that of words 128 bytes apart, fetches that of results, trace_capacity the number of
 // 4-byte words of data, together the rounds, persistent whether the system's scope is asked for.
 
-#if !defined(ARK_POINTER)
-#define ARK_POINTER(type, address) reinterpret_cast<type*>(address)
-#endif
-
-ARK_DEVICE ArkControl* ark_control(const ArkParams* p) {
-  return ARK_POINTER(ArkControl, p->control);
-}
-ARK_DEVICE ArkHost* ark_host(const ArkParams* p) { return ARK_POINTER(ArkHost, p->host); }
 ARK_DEVICE ark_u32* ark_word(const ArkParams* p, ark_u32 i) {
   return ARK_POINTER(ark_u32, p->counter_ops) + 32u * i;
 }
@@ -18,13 +10,6 @@ ARK_DEVICE void ark_count(const ArkParams* p, ark_u32 result, ark_u32 by) {
   if (by != 0u) ark_add_release(ARK_POINTER(ark_u32, p->fetches) + result, by, false);
 }
 ARK_DEVICE ark_u32 ark_expected(ark_u32 round, ark_u32 i) { return round * 7919u + i * 31u + 1u; }
-
-#if !defined(ARK_HAS_POLL)
-ARK_DEVICE ark_u32 ark_poll(const ark_u32* word, bool system) {
-  return ark_load_acquire(word, system);
-}
-ARK_DEVICE void ark_polled(bool) {}
-#endif
 
 // One thread: waits as the loop does; false past the budget.
 ARK_DEVICE bool ark_reached(const ArkParams* p, const ark_u32* word, ark_u32 want, ark_u64 start) {

@@ -39,6 +39,7 @@ from ark.models.load import weights
 from ark.ops.tokens import MAX_STOPS
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
+from ark.runtime.admission import admit
 
 Files = dict[str, "str | bytes"]
 _IDENTIFIER = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -105,6 +106,8 @@ def files(
             f"{backend.name!r}; make it again with a machine model of that backend"
         )
     check(plan)
+    if not plan.verified:
+        admit([plan])
     decoder = decoder_of(checkpoint, shape) if checkpoint and shape else None
     program = "generate" if decoder else "run" if network else ""
     folder = resources.files("ark.export").joinpath("c")

@@ -26,7 +26,8 @@ class Storage:
 
     foreign: the caller owns the memory (a placeholder). owner: what keeps foreign memory alive.
     weight: seldom written and read much. symmetric: it is each launch's own, where peers reach it.
-    settle: called before each write, if a launch has set it.
+    settle: called before each write, if a launch has set it; busy: before each read and write, to
+    wait for iterations that are under way.
     """
 
     def __init__(self, nbytes: int, foreign: bool, name: str) -> None:
@@ -38,6 +39,7 @@ class Storage:
         self.weight = False
         self.symmetric = False
         self.settle: WeakMethod[Callable[[], None]] | None = None
+        self.busy: WeakMethod[Callable[[], None]] | None = None
         self.device: Device | None = None
         self._memory: Memory | None = None
 
@@ -83,7 +85,14 @@ class Storage:
             raise InvalidUsageError(
                 f"the tensor {self.name!r} has no memory yet; call Runtime.launch() first"
             )
+        self.wait()
         return self.device
+
+    def wait(self) -> None:
+        """Waits for what a launch was asked to run and has not run yet (run(non_blocking=True))."""
+        busy = self.busy() if self.busy is not None else None
+        if busy is not None:
+            busy()
 
     def read(self, tensor: ir.Tensor) -> np.ndarray:
         """A copy of a tensor's elements."""

@@ -15,9 +15,12 @@ import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend import dlpack
+from ark.frontend.foreign import address_of, as_array, is_torch
 from ark.frontend.model import Model
+from ark.frontend.streams import wait_for_stream
 from ark.ir import values as ir
 from ark.ir.dtype import DataType, fp32
+from ark.ir.packed import alike, cast
 
 NullTensor: Any = None
 
@@ -113,7 +116,11 @@ class Tensor:
         self.model.keep(self.storage)
 
     def to_numpy(self, ndarray: np.ndarray | None = None, stream: Any = 0) -> np.ndarray:
-        """A copy of the contents (bf16 as ml_dtypes.bfloat16), into `ndarray` if given."""
+        """A copy of the contents (bf16 as ml_dtypes.bfloat16), into `ndarray` if given.
+
+        Waits for `stream`, and for iterations that are under way.
+        """
+        wait_for_stream(stream)
         data = self.storage.read(self.ir)
         if ndarray is None:
             return data
@@ -126,23 +133,30 @@ class Tensor:
         return ndarray
 
     def from_numpy(self, ndarray: np.ndarray, stream: Any = 0) -> Tensor:
-        """Writes the contents; the array has the tensor's shape, its values are cast."""
-        array = torch_to_numpy(ndarray) if is_torch(ndarray) else np.asarray(ndarray)
+        """Writes the contents; the array has the tensor's shape, up to dimensions of 1.
+
+        Its values are cast as NumPy does, floats rounded; InvalidUsageError where integers are
+        written that the type cannot hold, or fractions to integers. Waits for `stream`, and for
+        iterations that are under way.
+        """
+        wait_for_stream(stream)
+        array = as_array(ndarray)
         if array.dtype.kind in "cmMOSU":
             raise InvalidUsageError(
                 f"the array has elements of type {array.dtype}; expected numbers that are real"
             )
-        if array.size != self.ir.elements:
+        if not alike(array.shape, self.ir.shape):
             raise InvalidUsageError(
                 f"the array has {array.size} elements of shape {list(array.shape)}; the tensor has "
                 f"shape {list(self.ir.shape)}"
             )
-        values = array.astype(self.ir.dtype.numpy, copy=False).reshape(self.ir.shape)
+        values = cast(array, self.ir.dtype, f"tensor {self.ir.name!r}").reshape(self.ir.shape)
         self.storage.write(self.ir, values)
         return self
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule that sees the same memory."""
+        """A DLPack capsule that sees the same memory, once iterations under way have ended."""
+        self.storage.wait()
         return dlpack.export(self.ir, self.storage)
 
     def __dlpack__(self, **_: Any) -> Any:
@@ -154,7 +168,9 @@ class Tensor:
     @staticmethod
     def from_dlpack(ext_tensor: Any) -> Tensor:
         """A tensor on the memory of any object with __dlpack__."""
-        return Tensor.from_torch(_torch().from_dlpack(ext_tensor))
+        if not is_torch(ext_tensor):  # torch would drop the negative bit of its own tensors
+            ext_tensor = _torch().from_dlpack(ext_tensor)
+        return Tensor.from_torch(ext_tensor)
 
     def to_torch(self) -> Any:
         """A torch tensor that sees the same memory."""
@@ -166,7 +182,7 @@ class Tensor:
 
     def copy(self, data: Any, stream: Any = 0) -> Tensor:
         """Writes the contents from a NumPy array or a torch tensor of any device."""
-        return self.from_numpy(data)
+        return self.from_numpy(data, stream)
 
     def initialize(self) -> Tensor:
         """Writes what the initializer gives, if there is one."""
@@ -178,8 +194,7 @@ class Tensor:
 
         stream: an object with synchronize(), waited for first.
         """
-        if stream is not None:
-            stream.synchronize()
+        wait_for_stream(stream)
         provided["run"](self.model)
         return self.to_torch() if _has_torch() else self.to_numpy()
 
@@ -269,7 +284,7 @@ def _on_torchs_memory(tensor: Any) -> Tensor:
     model = Model.get_model()
     dtype = DataType.from_torch(tensor.dtype)
     shape = tuple(tensor.shape) or (1,)
-    made = Tensor(model.foreign(int(tensor.data_ptr()), shape, dtype), model)
+    made = Tensor(model.foreign(address_of(tensor), shape, dtype), model)
     if not made.storage.address:
         made.bind(tensor)
     return made
@@ -301,23 +316,6 @@ def as_tensor(value: Any) -> Tensor:
     raise InvalidUsageError(
         f"expected a tensor, got {type(value).__name__}; make one with ark.tensor"
     )
-
-
-def is_torch(value: Any) -> bool:
-    """Is it a torch tensor? Does not import torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def torch_to_numpy(value: Any) -> np.ndarray:
-    """A torch tensor of any device as a NumPy array (bf16 and fp8 as ml_dtypes has them)."""
-    host = value.detach().cpu().contiguous()
-    named = str(host.dtype)
-    if named == "torch.bfloat16" or named.startswith("torch.float8"):
-        kind = DataType.from_torch(host.dtype)
-        word = _torch().int16 if kind.bits == 16 else _torch().uint8
-        return host.view(word).numpy().view(kind.numpy)  # type: ignore[no-any-return]
-    return host.numpy()
 
 
 def synchronize() -> None:
@@ -354,17 +352,15 @@ def _foreign(tensor: Tensor, data: Any) -> tuple[int, Any]:
             f"a placeholder takes a torch tensor, got {type(data).__name__}; pass "
             "torch.from_numpy(...)"
         )
-    if not data.is_contiguous():
-        raise InvalidUsageError("the torch tensor is not contiguous; pass tensor.contiguous()")
-    wanted = tensor.ir
+    address, wanted = address_of(data), tensor.ir
     if DataType.from_torch(data.dtype) != wanted.dtype:
         raise ModelError(f"the torch tensor is {data.dtype}, the placeholder {wanted.dtype.name}")
-    if wanted.dtype.nbytes(data.numel()) < wanted.buffer.nbytes:
+    if not alike(data.shape, wanted.extents):
         raise ModelError(
-            f"the torch tensor has {data.numel()} elements, the placeholder's buffer needs "
-            f"{wanted.buffer.nbytes // wanted.dtype.itemsize}"
+            f"the torch tensor has {data.numel()} elements of shape {list(data.shape)}; the "
+            f"placeholder needs shape {list(wanted.extents)}"
         )
-    return int(data.data_ptr()), data
+    return address, data
 
 
 def _range(part: Any, size: int) -> tuple[int, int]:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import ml_dtypes
 import numpy as np
 
-from ark.ir.dtype import DataType
+from ark.errors import InvalidUsageError
+from ark.ir.dtype import INTEGERS, DataType, int4, uint4
 
 
 def to_memory(values: np.ndarray, dtype: DataType) -> np.ndarray:
@@ -20,6 +22,30 @@ def to_memory(values: np.ndarray, dtype: DataType) -> np.ndarray:
     if halves.shape[-1] % 2:
         halves = np.pad(halves, [(0, 0)] * (halves.ndim - 1) + [(0, 1)])
     return np.ascontiguousarray(halves[..., 0::2] | halves[..., 1::2] << 4)
+
+
+def alike(shape: Sequence[int], other: Sequence[int]) -> bool:
+    """Are two shapes the same up to dimensions of 1?"""
+    return [n for n in shape if n != 1] == [n for n in other if n != 1]
+
+
+def cast(values: np.ndarray, dtype: DataType, what: str) -> np.ndarray:
+    """The values in the type, as NumPy casts them. InvalidUsageError, naming `what` they are for,
+    for integers that the type does not hold and for fractions where it holds integers.
+    """
+    kind = np.dtype(dtype.numpy)
+    integer = dtype in INTEGERS or dtype in (int4, uint4)
+    if values.dtype == kind or not integer or not values.size:
+        return values.astype(kind, copy=False)
+    limits = ml_dtypes.iinfo(kind)
+    whole = values.dtype.kind in "biu" or bool((np.trunc(values) == values).all())
+    if not whole or values.min() < limits.min or values.max() > limits.max:
+        raise InvalidUsageError(
+            f"{what} is {dtype.name}, and the array of {values.dtype} has values that it cannot "
+            f"hold ({values.min()} to {values.max()}{'' if whole else ', fractions among them'}); "
+            "cast the array"
+        )
+    return values.astype(kind)
 
 
 def from_memory(data: np.ndarray, shape: Sequence[int], dtype: DataType) -> np.ndarray:

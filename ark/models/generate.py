@@ -17,7 +17,7 @@ import numpy as np
 
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend
-from ark.errors import InvalidUsageError, SystemError
+from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType
 from ark.ir.values import whole
 from ark.machine import Machine
@@ -37,9 +37,10 @@ from ark.models.plans import (
 from ark.models.request import Sampling, check_arguments, check_stops, no_room
 from ark.models.sequences import read_tokens, write_sequences
 from ark.plan.rotated import on_rank
+from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.runtime import tuned_collectives
-from ark.runtime.admission import check_asked
+from ark.runtime.admission import admit_rank, check_asked
 from ark.runtime.executor import BUDGET_S
 from ark.runtime.program import begin
 from ark.runtime.run import Ranks
@@ -100,7 +101,10 @@ class Generator:
             plan=plan,
             progress=progress,
         )
-        if machine is not None:
+        if plan is not None:
+            admit_rank(plan, device, ranks)
+            machine = machine_of(plan)
+        elif machine is not None:
             check_asked(machine, device.machine)
         tell = progress or (lambda what, done, total: None)
         self.checkpoint = checkpoint
@@ -131,7 +135,6 @@ class Generator:
             options = {"engines": plan.meta.get("engines", {})} if world_size > 1 else None
             self._agree({"the table of collectives": json.dumps(options)})
             check_plan(plan, plans(self.shape, target, options)[rank], self.shape)
-        self._check_memory(plan, device)
         tell("compiling", 0, 0)
         self.executor = load(
             plan, backend, device, ranks=ranks, trace_records=trace_records, budget_s=budget_s
@@ -175,18 +178,6 @@ class Generator:
         if self._ranks is not None and self.shape.world_size > 1:
             for name, value in values.items():
                 self._ranks.check_same(name, value)
-
-    def _check_memory(self, plan: Plan, device: Device) -> None:
-        needed = sum(plan.arenas.values())
-        free = device.free_bytes()
-        if free and needed > free:
-            raise SystemError(
-                f"the model needs {needed / 1e6:.0f} MB of device memory (weights "
-                f"{plan.arenas['parameter'] / 1e6:.0f} MB, cache and state "
-                f"{plan.arenas['state'] / 1e6:.0f} MB for {self.context} positions), but only "
-                f"{free / 1e6:.0f} MB are free; use a smaller --context, more ranks, or a device "
-                "with more memory"
-            )
 
     def check_prompt(self, prompt: Sequence[int], max_new_tokens: int) -> None:
         """Refuses prompts that cannot be served, before anything runs."""
@@ -247,8 +238,8 @@ class Generator:
         the generator's `batch` at most; one launch, in which each sequence ends by itself.
 
         Tokens of a sequence come in order, and are those that `stream` gives for its prompt alone
-        up to rounding. Each draws with its own noise: sequence b with seed + b. Otherwise as
-        `stream`.
+        up to rounding. Each draws with its own noise, by the hash of the seed and its number (the
+        first as `stream` does). Otherwise as `stream`.
         """
         how = Sampling() if sampling is None else sampling
         if not isinstance(how, Sampling):

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ark import log
 from ark.errors import InvalidUsageError, PlanError
+from ark.ir.digest import digest as graph_digest
 from ark.ir.dtype import DataType
+from ark.ir.graph import Graph
 from ark.ir.values import whole
+from ark.lower import registry as ops
 from ark.lower.ranks import plan_ranks
 from ark.machine import Machine
 from ark.models.build import Shape, build
 from ark.models.checkpoint import Checkpoint
-from ark.plan.rotated import Rotated
+from ark.plan import kind as kinds
+from ark.plan.rotated import Rotated, mark_verified
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
@@ -38,22 +43,24 @@ def plans(
     ark.lower.ranks.plan_ranks, if they are made anew. Without the option `engines` it is what was
     measured on this machine; ranks that run the plans agree on theirs before.
 
-    Plans that were verified once come from the cache, by the hash of the model's shape, the
-    machine, the options and ark's own source.
+    Plans that were verified once come from the cache, by the hash of what was traced, the machine,
+    the options and the source of all that plans (`_key`).
     """
-    everyone = replace(shape, rank=0)
     if shape.world_size == 1:
         options = {**tuned.options(machine), **(options or {})}
     elif "engines" not in (options or {}):
         options = {**tuned_collectives.options(machine, shape.world_size), **(options or {})}
-    name = cache.key(cache.code_digest(), repr(everyone), repr(machine), repr(options))
+    graphs = traced(shape)
+    name = _key(shape, graphs, machine, options)
     data = cache.load(cache.PLANS, name)
     if data is not None:
         try:
-            return _from_texts(data.decode().split("\0"))
+            cached = _from_texts(data.decode().split("\0"))
+            mark_verified(cached)  # before they were stored, and the cache's entries are signed
+            return cached
         except (PlanError, ValueError, TypeError, IndexError):  # not as _texts writes them
             cache.drop(cache.PLANS, name)
-    made = make_plans(shape, machine, options, drafted)
+    made = make_plans(shape, machine, options, drafted, graphs)
     cache.store(cache.PLANS, name, "\0".join(_texts(made)).encode())
     return made
 
@@ -63,17 +70,50 @@ def make_plans(
     machine: Machine,
     options: dict[str, Any] | None = None,
     drafted: Drafted | None = None,
+    graphs: Sequence[Graph] | None = None,
 ) -> Sequence[Plan]:
-    """What `plans` gives, planned and verified anew."""
-    graphs = [build(replace(shape, rank=rank)).graph for rank in range(shape.world_size)]
+    """What `plans` gives, planned and verified anew. graphs: those of `traced`, if they are there."""
+    if graphs is None or shape.split:
+        graphs = [build(replace(shape, rank=rank)).graph for rank in range(shape.world_size)]
     # Shards of a decoder meet in every layer: one barrier costs less than waits for each peer.
     chosen = {"together": True, **(options or {})}
-    meta = {"model": shape.config.architecture, "context": shape.context, "chunk": shape.chunk}
-    if shape.batch > 1:
-        meta["batch"] = shape.batch
-    made = plan_ranks(graphs, machine, chosen, meta, drafted)
+    made = plan_ranks(graphs, machine, chosen, _meta(shape), drafted)
     verify(made)
     return made
+
+
+def traced(shape: Shape) -> list[Graph]:
+    """What plans are made from: the graph of each rank, or the one of a single device where a named
+    plan splits it.
+    """
+    if shape.split:
+        return [build(replace(shape, rank=0, world_size=1, split="")).graph]
+    return [build(replace(shape, rank=rank)).graph for rank in range(shape.world_size)]
+
+
+def _key(
+    shape: Shape, graphs: Sequence[Graph], machine: Machine, options: dict[str, Any] | None
+) -> str:
+    """The plans' name in the cache: the graphs themselves, what `make_plans` adds to them, and the
+    source of ark and of every op and task kind that others have added.
+    """
+    more = (shape.world_size, shape.split, _meta(shape), machine, options)
+    added = cache.sources_digest(_outside())
+    return cache.key(cache.code_digest(), added, repr(more), *map(graph_digest, graphs))
+
+
+def _outside() -> list[str]:
+    """Files of registered ops' lowerings and of task kinds."""
+    makers: list[Any] = [ops.get(name).lower for name in ops.names()]
+    makers += [type(kinds.get(name)) for name in kinds.names()]
+    modules = {sys.modules.get(maker.__module__) for maker in makers}
+    return [m.__file__ for m in modules if m is not None and getattr(m, "__file__", None)]
+
+
+def _meta(shape: Shape) -> dict[str, Any]:
+    """What a plan says of its model."""
+    meta = {"model": shape.config.architecture, "context": shape.context, "chunk": shape.chunk}
+    return meta | ({"batch": shape.batch} if shape.batch > 1 else {})
 
 
 def _texts(made: Sequence[Plan]) -> list[str]:

@@ -33,7 +33,11 @@ def no_room(said: str, context: int, most: int) -> InvalidUsageError:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn: temperature 0 is greedy, top_k 0 considers every token."""
+    """How the next token is drawn: temperature 0 is greedy, top_k 0 considers every token.
+
+    seed: 64 bits, -2^63 to 2^64 - 1; sequence b of a batch draws by a hash of the seed and b
+    (ark.tasks.tokens.noise_key).
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -52,7 +56,10 @@ class Sampling:
             raise InvalidUsageError(
                 f"top-k is {self.top_k}; it must be from 0 (off) to {(1 << 31) - 1}"
             )
-        whole("the seed", self.seed)
+        if not -(1 << 63) <= whole("the seed", self.seed) < 1 << 64:
+            raise InvalidUsageError(
+                f"the seed is {self.seed}; it must be from -2^63 to 2^64 - 1, the numbers of 64 bits"
+            )
 
 
 def check_stops(stops: Sequence[int]) -> list[int]:

@@ -16,7 +16,7 @@ from ark.models.request import Sampling
 from ark.ops.tokens import MAX_STOPS
 from ark.runtime.run import Run
 from ark.runtime.runner import Runner
-from ark.tasks.tokens import SETTINGS
+from ark.tasks.tokens import SETTINGS, key_halves, noise_key
 
 
 def write_sequences(
@@ -30,9 +30,9 @@ def write_sequences(
 ) -> None:
     """Sets the state of a launch of so many sequences, as many as the shape's batch at most.
 
-    totals: tokens that each has in the end, its prompt's among them. Sequence b draws with the seed
-    + b. position: of the first token that is read; the caches hold those before. Sequences without
-    a prompt have ended before they begin: their limit is 0.
+    totals: tokens that each has in the end, its prompt's among them. Sequence b draws by the hash of
+    seed and b. position: of the first token that is read; the caches hold those before. Sequences
+    without a prompt have ended before they begin: their limit is 0.
     """
     tokens = np.zeros((shape.batch, shape.context), np.int32)
     settings = np.zeros((shape.batch, len(SETTINGS)), np.int32)
@@ -40,8 +40,9 @@ def write_sequences(
     temperature = int(np.float32(sampling.temperature).view(np.int32))
     for b, (prompt, total) in enumerate(zip(prompts, totals, strict=True)):
         tokens[b, : len(prompt)] = prompt
-        seed = int(np.uint32((sampling.seed + b) & 0xFFFFFFFF).view(np.int32))
-        settings[b] = [temperature, sampling.top_k, seed, len(prompt) - 1, total, len(stops)]
+        low, high = key_halves(noise_key(sampling.seed, b))
+        last = len(prompt) - 1
+        settings[b] = [temperature, sampling.top_k, low, last, total, len(stops), high]
     runner.write("tokens", tokens.ravel())
     runner.write("position", np.full(shape.batch, position, np.int32))
     runner.write("settings", settings.ravel())

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from ark.errors import ModelError
+from ark.frontend.foreign import is_torch
 from ark.frontend.model import Model
-from ark.frontend.tensor import Tensor, as_tensor, is_torch
+from ark.frontend.tensor import Tensor, as_tensor
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register

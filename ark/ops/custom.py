@@ -229,6 +229,9 @@ def custom_op(
 ) -> CustomOp:
     """An op of one's own, by a device function that every vendor's compiler gets as it is.
 
+    The text is code that its author trusts, as the Python around it: it is compiled and runs with
+    the rights of this process. Never make one of a text from elsewhere.
+
     name: of the op and of its function. source: the text, or the path of a file (pathlib.Path).
     signature: `x[m, k], w[k] -> y[m, k]`, the operands by axes (docs/custom-ops.md); what stands on
     both sides is updated in place. tile: the axes that tasks are cut by, with the indices of a

@@ -210,8 +210,7 @@ def binary(
         if swapped:
             name = swapped
         else:
-            tree = [name, expression.number(number), expression.leaf(0)]
-            attrs = {"expr": expression.narrowed(tree, kind.name)}
+            attrs = {"expr": [name, expression.number(number), expression.leaf(0)]}
         return result(name, [tensor], tensor.ir.shape, dtype or kind, output, attrs, label)
     left = as_tensor(input)
     kind = _kind(name, left)

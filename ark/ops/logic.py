@@ -23,7 +23,7 @@ from ark.ops.elementwise import (
     unary,
 )
 from ark.ops.views import reshape
-from ark.tasks.expression import Tree, index, leaf, narrowed, number
+from ark.tasks.expression import Tree, index, leaf, number
 
 
 def less(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
@@ -152,7 +152,7 @@ def pow(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any
         dtype = arithmetic("pow", tensor)
         short = _POWERS.get(float(other))
         if short is not None and (dtype not in INTEGERS or other in (2, 3)):
-            attrs = {"expr": narrowed(short, dtype.name)}
+            attrs = {"expr": short}
             return result("pow", [tensor], tensor.ir.shape, dtype, output, attrs, name)
     return binary("pow", input, other, output, name)
 

@@ -19,6 +19,7 @@ from ark.ops.logits import makes_logits
 from ark.ops.tokens import sample_reference
 from ark.plan.groups import Group
 from ark.tasks.linear_form import MATRIX_ROWS, MOST_NARROW, narrow_rows
+from ark.tasks.tokens import SETTINGS
 from ark.variant import COMMUNICATE
 
 
@@ -29,8 +30,8 @@ def _sample_each(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list
     rows = [np.array_split(t, batch) for t in (settings, positions, tokens, output)]
     made = []
     for logit, setting, position, text, shown in zip(logits, *rows, strict=True):
-        at, last, limit = int(position[0]), int(setting[3]), int(setting[4])
-        known = stops[: int(setting[5])]
+        at, own = int(position[0]), dict(zip(SETTINGS, map(int, setting), strict=True))
+        last, limit, known = own["last"], own["limit"], stops[: own["stops"]]
         if at < last:
             made.append([position + 1, text, shown])
         elif at > last and (max(at + 1, 0) >= min(limit, len(text)) or text[at] in known):

@@ -27,6 +27,7 @@ from ark.ops.views import new_tensor, refer
 from ark.tasks.tokens import SETTINGS
 
 MAX_STOPS = 16
+KEY = SETTINGS.index("key_low"), SETTINGS.index("key_high")
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def sample(logits: Any, state: TokenState, name: str = "") -> None:
     Temperature 0 takes the best (the first of equals). Else it is a sample of softmax(logits /
     temperature), over the top_k best where top_k is above 0 (all that equal the last of these
     count): the maximum of logit / temperature + Gumbel noise (Gumbel 1954), the noise a hash of
-    seed, position and token, so every backend draws the same. A stop token, or the limit of
+    key, position and token, so every backend draws the same. A stop token, or the limit of
     positions, ends the run.
 
     Of several sequences logits have a row each, (batch, vocabulary). One that is still within its
@@ -203,14 +204,14 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 
 def _scores(
-    logits: np.ndarray, temperature: np.float32, top_k: int, seed: int, at: int
+    logits: np.ndarray, temperature: np.float32, top_k: int, key: int, at: int
 ) -> np.ndarray:
     """What each token competes with."""
     if temperature <= 0:
         return logits
     places = np.uint64(at << 32) | np.arange(len(logits), dtype=np.uint64)
-    bits = _mix(_mix(np.array([seed & 0xFFFFFFFF], np.uint64)) ^ places)
-    uniform = ((bits >> np.uint64(40)).astype(np.float64) + 0.5) * 2.0**-24
+    bits = _mix(np.uint64(key) ^ places)
+    uniform = ((bits >> np.uint64(41)).astype(np.float64) + 0.5) * 2.0**-23
     scores = logits / np.float64(temperature) - np.log(-np.log(uniform))
     if 0 < top_k < len(logits):
         scores[logits < np.sort(logits)[-top_k]] = -np.inf
@@ -222,7 +223,8 @@ def sample_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
     logits, settings, position, tokens, output, _ = inputs
     row = np.asarray(settings, np.int64).astype(np.int32)
     at = int(position[0])
-    scores = _scores(logits[0], row[:1].view(np.float32)[0], int(row[1]), int(row[2]), at)
+    key = int(row[KEY[0]]) & 0xFFFFFFFF | (int(row[KEY[1]]) & 0xFFFFFFFF) << 32
+    scores = _scores(logits[0], row[:1].view(np.float32)[0], int(row[1]), key, at)
     tokens, output = tokens.copy(), output.copy()
     tokens[at + 1] = output[at + 1] = scores.argmax()
     return [np.array([at + 1]), tokens, output]

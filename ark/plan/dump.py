@@ -1,4 +1,4 @@
-"""Plans as text for people: what is where, who does what, who waits for whom."""
+"""Plans as text for people: a summary, every op, or every task with what it waits for."""
 
 from __future__ import annotations
 
@@ -9,11 +9,24 @@ from ark.plan.types import Phase, Plan, Task
 
 
 def dump(plan: Plan, tasks: bool = False) -> str:
-    """The plan as text; with `tasks`, every processor's list too."""
-    return "\n".join(_lines(plan, tasks)) + "\n"
+    """The plan as text, with every op; with `tasks`, every processor's list too."""
+    lines = [*_head(plan)]
+    for phase in plan.phases:
+        lines += _phase(plan, phase)
+        if tasks:
+            lines += _tasks(plan, phase)
+    return "\n".join(lines) + "\n"
 
 
-def _lines(plan: Plan, tasks: bool) -> Iterator[str]:
+def summary(plan: Plan) -> str:
+    """The plan's machine and memory, and of each phase the tasks by kind."""
+    lines = [*_head(plan)]
+    for phase in plan.phases:
+        lines += _kinds(plan, phase)
+    return "\n".join(lines) + "\n"
+
+
+def _head(plan: Plan) -> Iterator[str]:
     machine = plan.machine
     yield f"plan of rank {plan.rank} of {plan.world_size}"
     yield (
@@ -33,21 +46,39 @@ def _lines(plan: Plan, tasks: bool) -> Iterator[str]:
         count = sum(b.arena == arena and b.rank == plan.rank for b in plan.buffers)
         if nbytes:
             yield f"  {arena:<11}{nbytes:>15,} bytes in {count} buffers"
-    for phase in plan.phases:
-        yield from _phase(plan, phase)
-        if tasks:
-            yield from _tasks(plan, phase)
 
 
-def _phase(plan: Plan, phase: Phase) -> Iterator[str]:
+def _by_op(phase: Phase) -> dict[int, list[Task]]:
     by_op: dict[int, list[Task]] = defaultdict(list)
     for own in phase.processors:
         for task in own:
             by_op[task.op].append(task)
+    return by_op
+
+
+def _total(phase: Phase, by_op: dict[int, list[Task]]) -> str:
     total = sum(len(t) for t in by_op.values())
     waits = sum(len(t.waits) for listed in by_op.values() for t in listed)
     streamed = sum(t.streamed for listed in by_op.values() for t in listed)
-    yield f"phase {phase.name}: {total} tasks, {waits} waits, {streamed:,} bytes streamed"
+    return f"phase {phase.name}: {total} tasks, {waits} waits, {streamed:,} bytes streamed"
+
+
+def _kinds(plan: Plan, phase: Phase) -> Iterator[str]:
+    by_op = _by_op(phase)
+    yield _total(phase, by_op)
+    yield "  kind               ops   tasks  bytes streamed"
+    by_kind: dict[str, list[list[Task]]] = defaultdict(list)
+    for op, listed in by_op.items():
+        by_kind[plan.ops[op].kind].append(listed)
+    for kind, ops in sorted(by_kind.items()):
+        tasks = sum(map(len, ops))
+        streamed = sum(t.streamed for listed in ops for t in listed)
+        yield f"  {kind:<16} {len(ops):>5} {tasks:>7} {streamed:>15,}"
+
+
+def _phase(plan: Plan, phase: Phase) -> Iterator[str]:
+    by_op = _by_op(phase)
+    yield _total(phase, by_op)
     yield "  op    tasks  waits  kind             name -> results, from operands"
     for op_id, listed in sorted(by_op.items()):
         op = plan.ops[op_id]

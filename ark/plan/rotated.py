@@ -53,7 +53,7 @@ def on_rank(plan: Plan, rank: int, moved: Moved | None = None) -> Plan:
     by, world = rank - plan.rank, plan.world_size
     if not by:
         return plan
-    return replace(
+    made = replace(
         plan,
         rank=rank,
         tensors=tuple(_moved(t, by, moved) for t in plan.tensors) if moved else plan.tensors,
@@ -61,6 +61,15 @@ def on_rank(plan: Plan, rank: int, moved: Moved | None = None) -> Plan:
         ops=tuple(replace(op, params=kinds.get(op.kind).on_rank(op.params, by)) for op in plan.ops),
         counters=tuple(replace(c, rank=(c.rank + by) % world) for c in plan.counters),
     )
+    if plan.verified:
+        made.mark_verified()
+    return made
+
+
+def mark_verified(plans: Sequence[Plan]) -> None:
+    """Marks the plans of all ranks as verified together."""
+    for plan in [plans.first] if isinstance(plans, Rotated) else plans:
+        plan.mark_verified()
 
 
 def _moved(tensor: PlanTensor, by: int, moved: Moved) -> PlanTensor:

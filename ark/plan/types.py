@@ -220,7 +220,11 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a loop kernel of one rank needs, but for addresses."""
+    """Everything a loop kernel of one rank needs, but for addresses.
+
+    verified: the verifier has accepted it together with the plans of all other ranks; a changed
+    copy is not verified.
+    """
 
     rank: int
     world_size: int
@@ -232,6 +236,11 @@ class Plan:
     phases: tuple[Phase, ...]
     arenas: Mapping[str, int]
     meta: Mapping[str, Any] = field(default_factory=dict)
+    verified: bool = field(default=False, init=False, compare=False, repr=False)
+
+    def mark_verified(self) -> None:
+        """Called by the verifier, and for plans read from ark's own signed cache."""
+        object.__setattr__(self, "verified", True)
 
     @property
     def processors(self) -> int:

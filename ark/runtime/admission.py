@@ -1,9 +1,10 @@
-"""The door through which plans from elsewhere come: a file, a user's dictionary, another rank.
+"""Admission: the checks that every plan passes before it is run, emitted or exported.
 
-Such a plan is data of unknown origin. Its form was checked when it was read (ark.plan.schema); here
-it is verified, its machine is compared with the model of that name and with the device, and its
-shared memory is counted as the backend's own bodies use it. Called by the command line and by
-ark.api.runtime.
+A plan may come from a file, a user's dictionary or another rank. Its form was checked when it was
+read (ark.plan.schema). Here it is verified, its machine is compared with the model of that name and
+with the device, its shared memory is counted as the backend's own bodies use it, and its memory is
+compared with what the device has. `admit_rank` is called by ark.runtime.runner.load for every plan;
+`admit` by ark.export and the offline commands, which have the plans of all ranks and no device.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import dataclasses
 from collections.abc import Sequence
 
 from ark.backend import registry
+from ark.backend.devices import Device
 from ark.backend.protocol import KernelBackend
 from ark.codegen.shared_memory import check_shared_memory
-from ark.errors import InvalidUsageError, PlanError
+from ark.errors import InvalidUsageError, PlanError, SystemError
 from ark.machine import Machine
-from ark.plan.serialize import machine_of
+from ark.plan.serialize import from_json, machine_of, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
+from ark.runtime.run import Ranks
 
 # What differs between devices of one model without changing what a plan means.
 _FREE = (
@@ -31,6 +34,47 @@ _FREE = (
     "line_bytes",
     "tile",
 )
+_BY_ARCH = ("lanes", "variants")  # what devices of one architecture have in common
+
+
+def admit_rank(plan: Plan, device: Device, ranks: Ranks | None = None) -> None:
+    """Accepts one rank's plan to run on an opened device, or raises PlanError, or SystemError where
+    the device has too little memory.
+
+    A plan that is verified already is not verified again. Several ranks call this together: where
+    the plan of any of them is not verified yet, they exchange their plans and verify all of them.
+    """
+    if plan.world_size > 1 and ranks is not None:
+        if b"0" in ranks.all_gather(b"1" if plan.verified else b"0"):
+            texts = ranks.all_gather(to_json(plan).encode())
+            admit([from_json(text.decode()) for text in texts], device.machine)
+            plan.mark_verified()
+    elif not plan.verified:
+        admit([plan], device.machine)
+    if shortage := memory_shortage(plan, device.free_bytes(), "the device has free only"):
+        raise SystemError(shortage)
+
+
+def memory_shortage(plan: Plan, room: int, holder: str) -> str:
+    """A sentence for people if a rank's plan needs more memory than the `room` bytes that `holder`
+    ("h100 has") names; empty if it fits or the room is not known (0). Memory that the caller
+    provides is not counted.
+    """
+    arenas = {name: nbytes for name, nbytes in plan.arenas.items() if name != "host"}
+    needed = sum(arenas.values())
+    if not room or needed <= room:
+        return ""
+    parts = {
+        "weights": arenas.get("parameter", 0),
+        "cache and state": arenas.get("state", 0),
+        "other buffers": needed - arenas.get("parameter", 0) - arenas.get("state", 0),
+    }
+    listed = ", ".join(f"{name} {nbytes / 1e9:.2f} GB" for name, nbytes in parts.items() if nbytes)
+    return (
+        f"the plan needs {needed / 1e9:.2f} GB of device memory for each rank ({listed}), but "
+        f"{holder} {room / 1e9:.2f} GB; use a smaller context, more ranks, or a device with more "
+        "memory"
+    )
 
 
 def admit(plans: Sequence[Plan], device: Machine | None = None) -> None:
@@ -95,13 +139,41 @@ def check_machine(made_for: Machine, device: Machine | None) -> None:
     except InvalidUsageError:
         named = None
     models = [m for m in (named, device) if m is not None]
-    differences = [_difference(made_for, m) for m in models]
+    fields = [f.name for f in dataclasses.fields(Machine)]
+    if not models:  # a device without a model of its name; what its architecture fixes is known
+        models, fields = _models(made_for), list(_BY_ARCH)
+    differences = [_difference(made_for, m, fields) for m in models]
     if models and all(differences):
         raise PlanError(f"the plan is refused: it says that {differences[0]}")
 
 
-def _difference(made_for: Machine, model: Machine) -> str | None:
-    for name in (f.name for f in dataclasses.fields(Machine)):
+def check_target(made_for: Machine, backend: str, arch: str | None) -> None:
+    """InvalidUsageError where a plan's kernel is asked for a backend or an architecture (None: its
+    own) that cannot run it.
+    """
+    target = made_for.arch if arch is None else arch
+    models = _models(dataclasses.replace(made_for, backend=backend, arch=target))
+    fields = ["backend", *_BY_ARCH]
+    if made_for.backend != backend or (
+        models and all(_difference(made_for, model, fields) for model in models)
+    ):
+        names = ", ".join(m.name for m in models) or f"a machine of {backend!r}"
+        raise InvalidUsageError(
+            f"the plan was made for {made_for.name} ({made_for.backend} {made_for.arch}), whose "
+            f"kernels do not run on {backend} {arch or ''}".rstrip()
+            + f"; make it again by `ark plan --machine` for {names}"
+        )
+
+
+def _models(made_for: Machine) -> list[Machine]:
+    """The machine models of the same architecture."""
+    backend = registry.get(made_for.backend)
+    models = (backend.machine(name) for name in (*backend.machine_names(), backend.name))
+    return [m for m in models if m is not None and m.arch == made_for.arch]
+
+
+def _difference(made_for: Machine, model: Machine, fields: Sequence[str]) -> str | None:
+    for name in fields:
         found, value = getattr(made_for, name), getattr(model, name)
         if name == "variants":  # a plan has one that the model offers, with its ring or without
             if not set(found) <= {*value, *model.without_ring().variants}:

@@ -14,13 +14,14 @@ import contextlib
 import fcntl
 import hashlib
 import hmac
+import itertools
 import os
 import re
 import secrets
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -71,7 +72,15 @@ def key(*parts: str | bytes) -> str:
 def code_digest() -> str:
     """A hash of ark's own source: plans are made again when the planner has changed."""
     root = Path(__file__).resolve().parent.parent
-    return key(*(part for p in sorted(root.rglob("*.py")) for part in (p.name, p.read_bytes())))
+    files = ((str(p.relative_to(root)), p.read_bytes()) for p in sorted(root.rglob("*.py")))
+    return key(*itertools.chain.from_iterable(files))
+
+
+def sources_digest(files: Iterable[str]) -> str:
+    """A hash of Python files that are not ark's own, which `code_digest` has."""
+    root = Path(__file__).resolve().parent.parent
+    others = {path for path in (Path(f).resolve() for f in files) if root not in path.parents}
+    return key(*(path.read_bytes() for path in sorted(others) if path.is_file()))
 
 
 def refusal(path: Path) -> str:

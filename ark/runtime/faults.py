@@ -49,6 +49,14 @@ def explain(
             "weights hold NaN or infinities, or overflow their type: check the checkpoint, or "
             "convert it to a type of larger range"
         )
+    if kind == "alignment":
+        return (
+            f"the kernel's shared memory on rank {plan.rank}, processor "
+            f"{int(host['error_processor'])} begins at address {seen}, which is not a multiple of "
+            f"{expected}, so its results would be wrong; the compiler that made the kernel ignored "
+            "the alignment that was asked for: install another version (`ark doctor` names it) "
+            "and clear the program cache"
+        )
     counter = int(host["error_counter"])
     first = _first_unmet(plan, tables, counters, int(host["error_iteration"]), phase_ends)
     if first is not None and kind != "operand stream" and (index == NOBODY or first[0] < op_id):

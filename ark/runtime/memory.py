@@ -17,7 +17,7 @@ import numpy as np
 from ark.backend.devices import Device, Memory
 from ark.errors import BaseError, InvalidUsageError
 from ark.ir.dtype import by_name
-from ark.ir.packed import from_memory, to_memory
+from ark.ir.packed import cast, from_memory, to_memory
 from ark.plan.types import Plan, PlanTensor
 
 
@@ -79,9 +79,12 @@ class PlanMemory:
         return largest
 
     def write(self, name: str, values: np.ndarray) -> None:
-        """Writes a dense tensor of the plan by name; values are cast to its type."""
+        """Writes a dense tensor of the plan by name; values are cast to its type where it can hold
+        them.
+        """
         array = np.asarray(values)
         tensor = self.find(name, array.size)
+        array = cast(array, by_name(tensor.dtype), f"tensor {name!r}")
         if array.size > np.prod(tensor.shape):
             raise InvalidUsageError(
                 f"{array.size} values do not fit tensor {name!r} of shape {list(tensor.shape)}"

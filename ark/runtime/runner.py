@@ -15,6 +15,7 @@ from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.machine import Machine
 from ark.plan.types import Plan, PlanTensor
+from ark.runtime.admission import admit_rank
 from ark.runtime.executor import BUDGET_S, Executor
 from ark.runtime.run import Ranks, Run
 
@@ -83,7 +84,10 @@ def load(
     trace_records: int = 0,
     budget_s: float = BUDGET_S,
 ) -> Runner:
-    """Loads a plan; arguments and errors as those of ark.runtime.executor.Executor."""
+    """Loads a plan once it is admitted (ark.runtime.admission); arguments and errors as those of
+    ark.runtime.executor.Executor. All ranks of a plan call this together.
+    """
+    admit_rank(plan, device, ranks)
     if isinstance(backend, PlanBackend):
         return backend.executor(
             plan, device, externals=externals, trace_records=trace_records, budget_s=budget_s

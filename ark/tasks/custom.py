@@ -19,7 +19,7 @@ from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INT_MAX, Params, Places, Size, count, need, read_params, typed
 from ark.tasks import custom_form, text
 from ark.tasks.custom_form import Dim, Form
-from ark.tasks.custom_words import macros
+from ark.tasks.custom_text import macros
 
 CUSTOM = "custom"
 # What compilers say of a call that does not fit its function names no line of ark's.

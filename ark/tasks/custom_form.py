@@ -18,7 +18,7 @@ from ark.errors import InvalidUsageError, PlanError
 from ark.ir.dtype import by_name
 from ark.plan.params import INT_MAX
 from ark.plan.types import MAX_OPERANDS
-from ark.tasks.custom_words import check_words
+from ark.tasks.custom_text import check_text
 from ark.tasks.text import DIMS
 
 CALLED = ("name", "waits", "signals")  # words of a call
@@ -27,6 +27,7 @@ Constant = bool | int | float
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _OPERAND = re.compile(r"\s*([A-Za-z]\w*)\s*\[([^\[\]]*)\]\s*")
 _PLACED = re.compile(r"(?:.*[\\/])?([\w.-]+)[:(]\d+")  # FILE:LINE: or FILE(LINE):
+_ERROR = re.compile(r"\b(fatal )?error\b.*")  # behind the place
 _COMPLAINTS = 40  # lines of a compiler's
 _DIM = re.compile(r"\s*(?:(all)\s+)?([A-Za-z]\w*)\s*(?:\+-\s*(\d{1,9}))?\s*")
 # Words that an axis or a constant, a member of what a body is given, cannot be called.
@@ -168,7 +169,7 @@ def parse(
         name, file, text, tuple(operands), tuple(outputs), sizes, dict(constants), scratch, packets
     )
     _check(form, dtypes)
-    check_words(name, file, text)
+    check_text(name, file, text)
     return form
 
 
@@ -278,20 +279,24 @@ def _check_written(form: Form) -> None:
 
 def complaints(said: str, names: Iterable[tuple[str, str]]) -> str:
     """What a compiler said of the texts of these forms (name and digest), in its own words, with
-    the lines of text that it shows; nothing if it had nothing against them.
+    the lines of text that it shows; nothing if it had nothing against them. Of an error within
+    ark's own templates, which a text has called wrongly, the error itself is kept, without place.
     """
     forms = [get(*name) for name in names]
     files = {name for form in forms for name in (form.file, f"{form.name}.call")}
-    kept, shows = [], False
+    kept, shows, theirs = [], False, False
     for line in said.splitlines():
         placed = _PLACED.match(line)
         if placed:
             shows = placed[1] in files
+            theirs = theirs or shows
         elif not line.startswith(" "):
             shows = False
         if shows:
             kept.append(line)
-    return "\n".join(kept[:_COMPLAINTS])
+        elif placed and (error := _ERROR.search(line, placed.end())):
+            kept.append(error[0])
+    return "\n".join(kept[:_COMPLAINTS]) if theirs else ""
 
 
 _FORMS: dict[str, Form] = {}  # by digest

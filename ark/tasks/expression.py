@@ -89,11 +89,6 @@ def _children(tree: Tree) -> Sequence[Tree]:
     return tree[2:] if tree[0] == "cast" else tree[1:]
 
 
-def narrowed(tree: Tree, dtype: str) -> Tree:
-    """The tree with its value as an element of `dtype` keeps it, where that has fewer bits."""
-    return ["cast", dtype, tree] if dtype in _NARROW else tree
-
-
 def value_type(dtype: str) -> str:
     """The type in which an element of `dtype` is computed with."""
     if dtype == "bool":
@@ -112,12 +107,21 @@ def check(tree: Any, dtypes: Sequence[str], rank: int = MAX_DIMS) -> str:
     return _check(tree, dtypes, rank, left)
 
 
-def _number_type(value: float, dtypes: Sequence[str]) -> str:
+def typed(tree: Tree, inputs: Sequence[str], dtype: str) -> Tree:
+    """The tree with its value in the type that elements of `dtype` are computed in: what reads it
+    in place of the tensor computes as it would with the tensor's elements. inputs: dtypes of the
+    operands. Elements of less than a byte are converted where they are stored.
+    """
+    if dtype not in _CASTS or tree[:2] == ["cast", dtype]:
+        return tree
+    fits = dtype not in _NARROW and check(tree, inputs) == value_type(dtype)
+    return tree if fits else ["cast", dtype, tree]
+
+
+def _number_type(value: float) -> str:
     if type(value) is int:
         return "ark_i32" if -(1 << 31) <= value < 1 << 31 else "ark_i64"
-    # A number is an integer only where that loses nothing; beside floats it becomes one.
-    whole = float(value).is_integer() and abs(value) < 2**31
-    return "ark_i32" if whole and all(value_type(d) != "float" for d in dtypes) else "float"
+    return "float"
 
 
 def _check(tree: Any, dtypes: Sequence[str], rank: int, left: list[int]) -> str:
@@ -137,7 +141,7 @@ def _check(tree: Any, dtypes: Sequence[str], rank: int, left: list[int]) -> str:
         known = len(rest) == 1 and type(rest[0]) in (int, float)
         if not known or (type(rest[0]) is int and not -(1 << 63) <= rest[0] < 1 << 63):
             raise PlanError(f"an expression has {rest!r:.40} where a number is expected")
-        return _number_type(rest[0], dtypes)
+        return _number_type(rest[0])
     if head == "index":
         known = len(rest) == 1 and type(rest[0]) is int and -rank <= rest[0] < 0
         if not known:
@@ -276,8 +280,7 @@ class Writer:
         return self.let(result, made), result
 
     def _number(self, value: float) -> tuple[str, str]:
-        kinds = ["fp32" if kind == "float" else "int32" for _, kind in self._leaves]
-        kind = _number_type(value, kinds)
+        kind = _number_type(value)
         if kind == "float":
             return self._literal(value), kind
         # The least integer has no literal of its own.

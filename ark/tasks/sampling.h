@@ -1,5 +1,6 @@
 // How the next token is drawn, for the kinds that look for a best element. The noise is a hash of
-// seed, position and token, so that every backend draws the same.
+// a sequence's key (ark.tasks.tokens.noise_key), position and token, so that every backend draws
+// the same.
 
 #if !defined(ARK_HAS_LATER)
 // A word of the host's memory, which the host polls for. A backend whose stores to the host hold up
@@ -17,11 +18,11 @@ ARK_DEVICE ark_u64 ark_mix(ark_u64 z) {
   return z ^ (z >> 31);
 }
 // What a token competes with: its logit, or the logit over the temperature plus Gumbel noise.
-ARK_DEVICE float ark_score(float logit, float temperature, ark_u32 seed, ark_u32 position,
+ARK_DEVICE float ark_score(float logit, float temperature, ark_u64 key, ark_u32 position,
                            ark_u32 token) {
   if (temperature <= 0.0f) return logit;
   const ark_u64 place = (static_cast<ark_u64>(position) << 32) | token;
-  const ark_u64 bits = ark_mix(ark_mix(seed) ^ place);
+  const ark_u64 bits = ark_mix(key ^ place);
   // 23 bits and a half are exact in fp32: u never rounds to 1, of which the noise is infinite.
   const float u = (static_cast<float>(static_cast<ark_u32>(bits >> 41)) + 0.5f) * 1.1920929e-7f;
   return logit / temperature - ark_log(-ark_log(u));
@@ -67,14 +68,16 @@ ARK_DEVICE void ark_best(float& score, ark_u32& token, float* red) {
 // A thread's best token so far, and what scores depend on.
 struct ArkSampler {
   float temperature;
-  ark_u32 seed;
+  ark_u64 key;
   ark_u32 position;
   float best;
   ark_u32 token;
 };
 template <class S, class P>
 ARK_DEVICE ArkSampler ark_sampler(S settings, P position, int first) {
-  return {ark_bits_float(static_cast<ark_u32>(settings.p[0])), static_cast<ark_u32>(settings.p[2]),
+  const ark_u64 low = static_cast<ark_u32>(settings.p[2]);
+  const ark_u64 high = static_cast<ark_u32>(settings.p[6]);
+  return {ark_bits_float(static_cast<ark_u32>(settings.p[0])), high << 32 | low,
           static_cast<ark_u32>(position.p[0]), -ark_inf(), static_cast<ark_u32>(first)};
 }
 // Of equal scores the lower token wins.
@@ -86,7 +89,7 @@ ARK_DEVICE void ark_take(ArkSampler& s, float score, ark_u32 token) {
 }
 ARK_DEVICE void ark_sample(ArkSampler& s, float logit, int token) {
   const ark_u32 id = static_cast<ark_u32>(token);
-  ark_take(s, ark_score(logit, s.temperature, s.seed, s.position, id), id);
+  ark_take(s, ark_score(logit, s.temperature, s.key, s.position, id), id);
 }
 // The block's best becomes candidate `tile`: (score, bits of the token). red: 2 * ARK_WARPS words.
 template <class C>

@@ -7,15 +7,16 @@ more. coord: first row, first column.
 `first` lies first, the next ones follow, round. operands: logits (1, vocab), settings, position,
 candidates. coord: tile.
 Each tile finds its best logit; with a temperature, its best of logit / temperature + Gumbel noise,
-whose maximum is a sample of the softmax (Gumbel 1954). The noise is a hash of seed, position and
+whose maximum is a sample of the softmax (Gumbel 1954). The noise is a hash of key, position and
 token, so any backend draws the same.
 `choose` joins the tiles (or, for top-k, finds the k-th largest logit by bisection over the ordered
 bits and looks again), appends the token, tells the host, moves the position on and ends the loop
 at a stop token. operands: logits, settings, position, candidates, tokens, output (host), stops.
 `advance` moves the position on by a chunk of the prompt. operands: settings, position.
 
-settings (int32): temperature (float bits), top_k, seed, last position of the prompt, limit of
-positions, number of stop tokens.
+settings (int32): temperature (float bits), top_k, low half of the key, last position of the prompt,
+limit of positions, number of stop tokens, high half of the key. `noise_key` makes the key of a
+sequence from its seed and its number.
 """
 
 from __future__ import annotations
@@ -46,8 +47,31 @@ from ark.plan.params import (
 from ark.tasks import text
 from ark.tasks.rotary import PACK
 
-SETTINGS = ("temperature", "top_k", "seed", "last", "limit", "stops")
+SETTINGS = ("temperature", "top_k", "key_low", "last", "limit", "stops", "key_high")
 HEADERS = (text.header("sampling.h"), text.header("tokens.h"))
+_ALL = (1 << 64) - 1
+
+
+def mix(z: int) -> int:
+    """splitmix64's mixing of 64 bits (Steele, Lea and Flood 2014), `ark_mix` of sampling.h."""
+    z = (z + 0x9E3779B97F4A7C15) & _ALL
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _ALL
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _ALL
+    return z ^ (z >> 31)
+
+
+def noise_key(seed: int, sequence: int = 0) -> int:
+    """The 64 bits from which a sequence of a batch draws: mix(mix(seed) ^ sequence).
+
+    Equal for no two sequences of a seed, and for no two seeds of a sequence. seed: modulo 2^64.
+    """
+    return mix(mix(seed & _ALL) ^ sequence)
+
+
+def key_halves(key: int) -> tuple[int, int]:
+    """The settings `key_low` and `key_high` of a key."""
+    low, high = key & 0xFFFFFFFF, key >> 32
+    return low - (low >> 31 << 32), high - (high >> 31 << 32)
 
 
 def sample_check(sig: Signature, first: int, candidates: int, rows: int, stages: int) -> None:

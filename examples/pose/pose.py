@@ -124,7 +124,7 @@ def solve(problems: Problems, repeats: int = 1) -> tuple[Poses, float]:
         second.from_numpy(problems.second)
         covariance.from_numpy(problems.covariance)
         start = kabsch(problems.first, problems.second).reshape(7, 1, batch)
-        state.settings.from_numpy(np.array([0, 0, 0, 0, STEPS + 2, 1], np.int32))
+        state.settings.from_numpy(np.array([0, 0, 0, 0, STEPS + 2, 1, 0], np.int32))
         state.stops.from_numpy(np.array([1] + [-1] * 15, np.int32))
         seconds = np.inf
         for _ in range(repeats):

@@ -13,9 +13,11 @@ from transformers import LlamaForCausalLM
 
 from ark.backend import registry
 from ark.errors import InvalidUsageError
+from ark.models import sequences
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from ark.models.request import Sampling
+from ark.tasks.tokens import noise_key
 from tests.checkpoints import make_checkpoint
 
 LENGTHS = (1, 9, 4)
@@ -79,8 +81,10 @@ def test_each_sequence_gives_what_transformers_gives(generator: Generator, small
 
 
 @pytest.mark.emulated("slow")
-def test_each_sequence_draws_as_it_does_alone(backend: str, small: Path) -> None:
-    """With its own seed, and up to its own end of the context."""
+def test_each_sequence_draws_as_it_does_alone(
+    backend: str, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its own key, and up to its own end of the context."""
     chosen, _ = registry.choose(backend)
     how = Sampling(temperature=1.0, top_k=40, seed=5)
     with closing(chosen.open(0)) as device:
@@ -88,10 +92,10 @@ def test_each_sequence_draws_as_it_does_alone(backend: str, small: Path) -> None
         with Generator(checkpoint, chosen, device, context=16, batch=3) as generator:
             drawn = together(generator, PROMPTS, 12, how=how)
         with Generator(checkpoint, chosen, device, context=16, chunk=4) as generator:
-            alone = [
-                list(generator.stream(p, 12, Sampling(1.0, 40, 5 + b), ()))
-                for b, p in enumerate(PROMPTS)
-            ]
+            alone = [list(generator.stream(PROMPTS[0], 12, how, ()))]
+            for b in (1, 2):
+                monkeypatch.setattr(sequences, "noise_key", lambda seed, _, b=b: noise_key(seed, b))
+                alone.append(list(generator.stream(PROMPTS[b], 12, how, ())))
     assert drawn == alone
     assert [len(row) for row in drawn] == [12, 7, 12]
 

@@ -14,6 +14,7 @@ import ark
 from ark.lower import registry
 from ark.ops.base import result
 from ark.ops.tokens import MAX_STOPS
+from ark.tasks.tokens import key_halves, noise_key
 from tests.emulated import few_emulated
 from tests.opcheck import TOLERANCE, Case, check, rounded
 
@@ -244,7 +245,8 @@ def loop(
     rows = ark.embed(state.tokens, table, state.position, rows=2)
     ark.sample(given, state)
     bits = int(np.float32(temperature).view(np.int32))
-    settings = np.array([bits, top_k, seed, 1, steps + 4, 0], np.int32)
+    low, high = key_halves(noise_key(seed))
+    settings = np.array([bits, top_k, low, 1, steps + 4, 0, high], np.int32)
     before = np.arange(steps + 4, dtype=np.int32) % 5
     embedding = values(logits.size, 4).astype(np.float32)
     with ark.Runtime() as runtime:
@@ -318,7 +320,7 @@ def test_samples_are_those_of_the_softmax(backend: str, temperature: float, top_
 def test_advance_stops_at_the_last_token(backend: str) -> None:
     state = ark.TokenState.make(40)
     ark.advance(state, 7)
-    settings = np.array([0, 0, 0, 16, 40, 0], np.int32)
+    settings = np.array([0, 0, 0, 16, 40, 0, 0], np.int32)
     define = registry.get("advance").reference
     assert define is not None
     found, position = [], np.array([0])

@@ -57,7 +57,7 @@ def prepare(executor: Executor) -> None:
     sizes = {t.name: t.shape[0] for t in executor.plan.tensors if t.name in ("tokens", "position")}
     executor.write("tokens", np.full(sizes["tokens"], 3, np.int32))
     executor.write("position", np.zeros(sizes["position"], np.int32))
-    settings = [0, 0, 0, 0, 60, 0] * sizes["position"]
+    settings = [0, 0, 0, 0, 60, 0, 0] * sizes["position"]
     executor.write("settings", np.array(settings, np.int32))
 
 

@@ -186,7 +186,7 @@ def test_no_draw_is_infinite(generator: Generator) -> None:
     tokens = np.arange(320, dtype=np.uint64)
     seeds = np.arange(100_000, dtype=np.uint64)
     tokens = tokens[tokens != greedy[0]]
-    drawn = mixed(mixed(seeds)[:, None] ^ tokens) >> np.uint64(40)
+    drawn = mixed(mixed(mixed(seeds))[:, None] ^ tokens) >> np.uint64(40)
     seed = int((drawn == 0xFFFFFF).any(1).argmax())
     assert (drawn[seed] == 0xFFFFFF).any()
     assert list(generator.stream([3], 1, Sampling(1e-3, 0, seed), stop_tokens=())) == greedy

@@ -80,7 +80,7 @@ def test_a_prompt_for_matrix_units_gives_the_models_tokens(
             for length in LENGTHS:
                 executor.write("tokens", np.array(prompt[:length]))
                 executor.write("position", np.zeros(1))
-                executor.write("settings", np.array([0, 0, 0, length - 1, length + 3, 0]))
+                executor.write("settings", np.array([0, 0, 0, length - 1, length + 3, 0, 0]))
                 executor.start(shape.iterations(length, 3)).wait(60)
                 made = executor.read("tokens")[length : length + 3].tolist()
                 _near(model, prompt[:length], made)

@@ -344,7 +344,7 @@ def test_a_stop_token_ends_the_run(backend: str) -> None:
     ark.sample(ark.concat([ark.constant(3.5, [1, 1], ark.fp32), counter], 1), state)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
-        state.settings.from_numpy(np.array([0, 0, 0, 0, 12, 1], np.int32))
+        state.settings.from_numpy(np.array([0, 0, 0, 0, 12, 1, 0], np.int32))
         state.stops.from_numpy(np.array([1] + [-1] * 15, np.int32))
         runtime.run(9)
         assert (counter.to_numpy().item(), state.position.to_numpy().item()) == (4.0, 4)

@@ -61,7 +61,7 @@ static void draw(int task, int width, const float* given, int* settings, int* po
   using Tile = typename ArkTileOf<(R <= 4), R, M>::Tile;
   ArkCtx c;
   const ArkTask t{{task * R * STAGES / TILES, 0}};
-  auto e = ark_sample_rows<M, 6, R, TILES, STAGES>(Logits{made, width}, Operand<int>{settings},
+  auto e = ark_sample_rows<M, 7, R, TILES, STAGES>(Logits{made, width}, Operand<int>{settings},
                                                    Operand<int>{position},
                                                    Operand<float>{candidates});
   static float red[2 * M];
@@ -114,14 +114,16 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.mark.parametrize(("rows", "batch"), SIZES)
 def test_a_batchs_best_are_found(device: ctypes.CDLL, rows: int, batch: int, hot: bool) -> None:
     from ark.ops.tokens import _scores
+    from ark.tasks.tokens import key_halves, noise_key
 
     width = rows * STAGES - 3
     rng = np.random.default_rng(rows + batch)
     given = rng.standard_normal((batch, width)).astype(np.float32)
     given[0, 1] = given[0, 5] = 9.0  # of equals the lower one
     temperatures = np.full(batch, 0.8 if hot else 0.0, np.float32)
-    settings = np.zeros((batch, 6), np.int32)
-    settings[:, 0], settings[:, 2] = temperatures.view(np.int32), np.arange(batch) + 7
+    settings = np.zeros((batch, 7), np.int32)
+    keys = [noise_key(7, m) for m in range(batch)]
+    settings[:, 0], settings[:, [2, 6]] = temperatures.view(np.int32), list(map(key_halves, keys))
     position = np.arange(batch, dtype=np.int32) * 3
     made = np.full((batch, width), np.nan, np.float32)
     candidates = np.full((batch, TILES, 2), np.nan, np.float32)
@@ -133,7 +135,7 @@ def test_a_batchs_best_are_found(device: ctypes.CDLL, rows: int, batch: int, hot
     np.testing.assert_array_equal(made, given)
     half = rows * STAGES // TILES
     for m in range(batch):
-        scores = _scores(given[m], temperatures[m], 0, m + 7, int(position[m]))
+        scores = _scores(given[m], temperatures[m], 0, keys[m], int(position[m]))
         for task in range(TILES):
             part = scores[task * half : (task + 1) * half]
             best = task * half + int(part.argmax())

@@ -67,7 +67,7 @@ def _contents(plan: Plan, buffer: int) -> np.ndarray:
     view = values[: len(values) // kind.itemsize * kind.itemsize].view(kind.numpy)
     if held.name == "settings":
         context = next((t.shape[0] for t in plan.tensors if t.name == "tokens"), 8)
-        view[: min(6, len(view))] = [0, 0, 1, 2, context, 0][: len(view)]
+        view[: min(7, len(view))] = [0, 0, 1, 2, context, 0, 0][: len(view)]
         return values
     rng = np.random.default_rng(sum(entry.name.encode()))
     if np.issubdtype(view.dtype, np.integer):

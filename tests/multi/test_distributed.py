@@ -198,11 +198,17 @@ def beside_gloo() -> None:
     strided = torch.full((4, 6), float(rank + 1))[:, ::2]
     dist.all_reduce(strided)
     assert torch.equal(strided, torch.full((4, 3), 3.0))
-    peer, received = 1 - rank, torch.zeros(7)
-    work = [dist.isend(torch.full((7,), float(rank)), peer), dist.irecv(received, peer)]
-    for each in work:
-        each.wait()
-    assert torch.equal(received, torch.full((7,), float(peer)))
+    negative = torch.full((4,), float(rank + 1))._neg_view()
+    dist.all_reduce(negative, dist.ReduceOp.MAX)
+    assert torch.equal(negative, torch.full((4,), -1.0))
+    peer = 1 - rank
+    for given, received in (
+        (torch.full((7,), float(rank)), torch.zeros(7)),
+        (torch.full((7,), -float(rank))._neg_view(), torch.zeros(7)._neg_view()),
+    ):
+        for each in [dist.isend(given, peer), dist.irecv(received, peer)]:
+            each.wait()
+        assert torch.equal(received, torch.full((7,), float(peer)))
     with_tags(rank)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
     model(torch.full((1, 4), float(rank + 1))).sum().backward()

@@ -158,7 +158,7 @@ def test_ranks_give_the_tokens_of_one(world: int) -> None:
             for _ in range(2):  # of the first launch nothing may be left
                 executor.write("tokens", np.array([5], np.int32))
                 executor.write("position", np.zeros(1, np.int32))
-                executor.write("settings", np.array([0, 0, 0, 0, 26, 0], np.int32))
+                executor.write("settings", np.array([0, 0, 0, 0, 26, 0, 0], np.int32))
                 executor.write("stops", np.full(MAX_STOPS, -1, np.int32))
                 executor.start(24).wait(60.0)
                 texts.append(executor.read("tokens")[1:25].tolist())

@@ -43,8 +43,8 @@ static int write_state(ark_instance* i, const int32_t* prompt, uint32_t length, 
                        int32_t* output) {
   const ark_decoder* d = i->model->decoder;
   const int32_t position = 0;
-  const int32_t settings[6] = {
-      0, 0, 0, (int32_t)length - 1, (int32_t)total, (int32_t)d->stop_count};
+  const int32_t settings[7] = {0, 0, 0, (int32_t)length - 1, (int32_t)total, (int32_t)d->stop_count,
+                               0};
   const size_t bytes = (size_t)d->context * sizeof *output;
   memset(output, 0xff, bytes);
   int status = ark_write(i, "tokens", prompt, length * sizeof *prompt);

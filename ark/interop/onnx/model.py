@@ -11,6 +11,7 @@ import onnx
 
 import ark
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.frontend.foreign import as_array
 from ark.interop.onnx import load
 from ark.interop.onnx.convert import Built, build
 from ark.interop.onnx.values import TABLE, NeedsContents
@@ -133,7 +134,7 @@ class OnnxModel:
             )
         arrays, sizes = {}, dict[str, int]()
         for port in self.inputs:
-            array = np.asarray(inputs[port.name])
+            array = as_array(inputs[port.name])
             fits = port.shape is None or len(port.shape) == array.ndim
             for wanted, n in zip(port.shape or (), array.shape, strict=False):
                 if isinstance(wanted, str):

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from ark.frontend.foreign import is_literal
+
 
 class Fixed:
     """The inputs that are the same tensors in nearly every call. which: their places."""
@@ -30,16 +32,18 @@ class Fixed:
         self.addresses = {i: inputs[i].data_ptr() for i in self.which}
 
     def lie(self, inputs: list[torch.Tensor]) -> bool:
-        """Do they still lie there?"""
+        """Do they still lie there, and are their bytes still their values?"""
         if not self.which:
             return True
         picked = [inputs[i] for i in self.which] if self._pick is None else self._pick(inputs)
-        return list(map(torch.Tensor.data_ptr, picked)) == list(self.addresses.values())
+        if list(map(torch.Tensor.data_ptr, picked)) != list(self.addresses.values()):
+            return False
+        return all(map(is_literal, picked))
 
 
 def kinds(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Of each: what the kernel is made for. AttributeError for what is no tensor."""
-    return [(t.shape, t.dtype, t.device, t.layout) for t in tensors]
+    return [(type(t), t.shape, t.dtype, t.device, t.layout) for t in tensors]
 
 
 def maker(

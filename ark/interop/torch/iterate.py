@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 import ark
 from ark.api import session
 from ark.errors import InvalidUsageError, UnsupportedError
+from ark.frontend.foreign import address_of, dense, written
 from ark.interop.torch.compile import refuse_missing
 from ark.interop.torch.export import check_module, export
 from ark.interop.torch.graph import apply, drop_checks
@@ -115,6 +116,7 @@ class Executor:
         if self._rates is None and self.options.gradient_accumulation != 1:
             raise InvalidUsageError("gradient_accumulation is for training_model alone")
         self._program: Program | None = None
+        self._written: list[torch.Tensor] = []  # by the kernel, in place
         self._shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
 
     @property
@@ -148,6 +150,8 @@ class Executor:
         whole = [t.reshape(count, -1, *t.shape[1:]) for t in given]
         rates = self._rates.now(given[0].device) if self._rates is not None else []
         made = self._program(*whole, *rates, iterations=count)
+        for tensor in self._written:
+            written(tensor)
         return torch.utils._pytree.tree_unflatten(made, self._structure)
 
     def _compile(self, given: Sequence[torch.Tensor]) -> Program:
@@ -159,8 +163,15 @@ class Executor:
         ranks = self.options.ranks if self._training else 1
         rank = ark.Model.get_rank() if ranks > 1 else 0
         members = replicas(self.module) if ranks > 1 else None
+        self._written = self._targets(exported.graph_signature.buffers_to_mutate.values())
         with ark.use_model(ark.Model(rank, ranks)) as model:
             return _Builder(self, exported, given).build(model, members)
+
+    def _targets(self, buffers: Iterable[str]) -> list[torch.Tensor]:
+        """The module's tensors that a call writes: these buffers, and what the optimizer trains."""
+        held = dict(self.module.named_buffers())
+        trained = self._rates.parameters() if self._rates is not None else []
+        return [*(held[name] for name in buffers if name in held), *trained]
 
     def _examples(self, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The rows of one batch."""
@@ -223,11 +234,12 @@ class _Builder:
                 continue
             found = held.get(spec.target)
             tensor = found if found is not None else self.exported.constants[spec.target]
-            if not tensor.is_contiguous():
+            try:
+                address_of(tensor)
+            except InvalidUsageError as error:
                 raise UnsupportedError(
-                    f"{spec.target!r} of the module is strided; it is used in place, so make it "
-                    "contiguous"
-                )
+                    f"{spec.target!r} of the module is used in place: {error}"
+                ) from error
             kept[spec.arg.name] = input_of(tuple(tensor.shape), tensor.dtype)
             tensors.append(tensor.detach())
         return kept, tensors
@@ -321,7 +333,7 @@ def replicas(module: torch.nn.Module) -> Ranks | None:
     digest = hashlib.sha256()
     for name, value in module.named_parameters():
         digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(dense(value.detach()).cpu().reshape(-1).view(torch.uint8).numpy().data)
     if members is not None:
         members.check_same("the parameters of the module", digest.hexdigest())
     return members

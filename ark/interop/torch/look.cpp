@@ -25,11 +25,14 @@ struct Functions {  // in the order of look.py's FUNCTIONS; each gives 0 if it w
   int (*layout)(Handle, int32_t*);
   int (*device_type)(Handle, int32_t*);
   int (*device_index)(Handle, int32_t*);
+  int (*storage_size)(Handle, int64_t*);
+  int (*storage_offset)(Handle, int64_t*);
+  bool (*is_negative)(Handle);  // gives what it says
 };
 
 // What a kernel is made for. Strides are of an example that is contiguous.
 struct Kind {
-  int64_t dim;
+  int64_t dim, nbytes, itemsize;
   int32_t dtype, layout, device_type, device_index;
   std::vector<int64_t> extents;  // sizes, then strides
 };
@@ -55,9 +58,20 @@ struct Look {
         torch.strides(h, &strides) || torch.dtype(h, &kind.dtype) ||
         torch.device_type(h, &kind.device_type) || torch.device_index(h, &kind.device_index))
       return false;
+    int64_t count = 1;
+    for (int64_t d = 0; d < kind.dim; ++d) count *= sizes[d];
+    kind.itemsize = count > 0 ? kind.nbytes / count : 0;
     kind.extents.assign(sizes, sizes + kind.dim);
     kind.extents.insert(kind.extents.end(), strides, strides + kind.dim);
     return true;
+  }
+
+  // Is the memory of a tensor of that kind long enough, and does it hold the tensor's values?
+  bool holds(PyObject* object, const Kind& kind) const {
+    Handle h = handle(object);
+    int64_t size, begin;
+    return !torch.storage_size(h, &size) && !torch.storage_offset(h, &begin) &&
+           size >= begin * kind.itemsize + kind.nbytes && !torch.is_negative(h);
   }
 
   // The layout first: of what is sparse, nothing else can be asked.
@@ -80,7 +94,8 @@ const char NAME[] = "ark.look";
 
 void drop(PyObject* capsule) { delete static_cast<Look*>(PyCapsule_GetPointer(capsule, NAME)); }
 
-// Of a list of tensors: the addresses of those that move, or None if anything is not as it was.
+// Of a list of tensors: the addresses of those that move, or None if anything is not as it was or
+// bytes are not a tensor's values.
 PyObject* look(PyObject* capsule, PyObject* given) {
   const Look& my = *static_cast<Look*>(PyCapsule_GetPointer(capsule, NAME));
   if (!PyList_Check(given) || PyList_Size(given) != my.given) Py_RETURN_NONE;
@@ -88,12 +103,14 @@ PyObject* look(PyObject* capsule, PyObject* given) {
     PyObject* object = PyList_GetItem(given, known.place);
     void* address;
     if (Py_TYPE(object) != known.type || my.torch.data_ptr(my.handle(object), &address) ||
-        address != known.address)
+        address != known.address || my.torch.is_negative(my.handle(object)))
       Py_RETURN_NONE;
   }
   for (const Known& known : my.moving) {
     PyObject* object = PyList_GetItem(given, known.place);
-    if (Py_TYPE(object) != known.type || !my.is(object, known.kind)) Py_RETURN_NONE;
+    if (Py_TYPE(object) != known.type || !my.is(object, known.kind) ||
+        !my.holds(object, known.kind))
+      Py_RETURN_NONE;
   }
   PyObject* made = PyTuple_New(my.moving.size());
   for (size_t i = 0; made != nullptr && i < my.moving.size(); ++i) {
@@ -109,14 +126,14 @@ PyObject* look(PyObject* capsule, PyObject* given) {
 
 PyMethodDef LOOK = {"look", look, METH_O, nullptr};
 
-// looker(functions, offset, tensors, moves): a function `look` for calls with tensors like these.
-// functions: their addresses; offset: of the handle in an object; moves: for each, is it another
-// tensor in other calls?
+// looker(functions, offset, tensors, sizes): a function `look` for calls with tensors like these.
+// functions: their addresses; offset: of the handle in an object; sizes: for each tensor that is
+// another one in other calls, its bytes, for the others -1.
 PyObject* looker(PyObject*, PyObject* words) {
-  PyObject *functions, *tensors, *moves;
+  PyObject *functions, *tensors, *nbytes;
   Py_ssize_t offset;
   if (!PyArg_ParseTuple(words, "O!nO!O!", &PyTuple_Type, &functions, &offset, &PyList_Type,
-                        &tensors, &PyList_Type, &moves))
+                        &tensors, &PyList_Type, &nbytes))
     return nullptr;
   void* found[sizeof(Functions) / sizeof(void*)];
   for (size_t i = 0; i < sizeof(Functions) / sizeof(void*); ++i) {
@@ -134,11 +151,12 @@ PyObject* looker(PyObject*, PyObject* words) {
   std::memcpy(&my->torch, found, sizeof found);
   my->offset = offset;
   my->given = PyList_Size(tensors);
-  bool good = PyList_Size(moves) == my->given;
+  bool good = PyList_Size(nbytes) == my->given;
   for (Py_ssize_t i = 0; good && i < my->given; ++i) {
     PyObject* object = PyList_GetItem(tensors, i);
-    bool moving = PyObject_IsTrue(PyList_GetItem(moves, i));
     Known known = {i, Py_TYPE(object), nullptr, {}};
+    known.kind.nbytes = PyLong_AsLongLong(PyList_GetItem(nbytes, i));
+    bool moving = known.kind.nbytes >= 0;
     good = moving ? my->read(object, known.kind)
                   : !my->torch.data_ptr(my->handle(object), &known.address);
     (moving ? my->moving : my->staying).push_back(std::move(known));

@@ -18,6 +18,7 @@ from types import ModuleType
 import torch
 
 from ark import log
+from ark.frontend.foreign import dense
 from ark.runtime.extension import optional
 
 Look = Callable[[list[torch.Tensor]], "tuple[int, ...] | None"]
@@ -26,9 +27,13 @@ Look = Callable[[list[torch.Tensor]], "tuple[int, ...] | None"]
 FUNCTIONS = tuple(
     f"aoti_torch_get_{name}"
     for name in (
-        "data_ptr", "dim", "sizes", "strides", "dtype", "layout", "device_type", "device_index"
+        "data_ptr", "dim", "sizes", "strides", "dtype", "layout", "device_type", "device_index",
+        "storage_size", "storage_offset",
     )
 )  # fmt: skip
+# Of torch's C++ interface, which the C interface lacks: at::native::is_neg(const at::Tensor&). No
+# type that a kernel reads has a conjugate bit.
+IS_NEGATIVE = "_ZN2at6native6is_negERKNS_6TensorE"
 WORDS = range(2, 4)  # of an object, behind its head, where the handle may lie
 
 
@@ -39,7 +44,7 @@ def nothing(tensors: list[torch.Tensor]) -> None:
 def looker(tensors: Sequence[torch.Tensor], moving: Sequence[int]) -> Look:
     """A function of a call's tensors that gives the addresses of those that move, or None if
     anything is not as it is now: type, shape, strides, dtype, device or layout of one that moves,
-    the address of another. moving: their places.
+    the address of another; or if the bytes of one are not its values. moving: their places.
     """
     if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in tensors):
         return nothing
@@ -48,9 +53,10 @@ def looker(tensors: Sequence[torch.Tensor], moving: Sequence[int]) -> Look:
     offsets = {_offset(t) for t in tensors}
     if module is None or len(offsets) != 1 or None in offsets:
         return nothing
-    moves = [i in set(moving) for i in range(len(tensors))]
-    examples = [t.contiguous() if m else t for t, m in zip(tensors, moves, strict=True)]
-    made: Look = module.looker(known, offsets.pop(), examples, moves)
+    places = set(moving)
+    examples = [dense(t) if i in places else t for i, t in enumerate(tensors)]
+    sizes = [t.nbytes if i in places else -1 for i, t in enumerate(examples)]
+    made: Look = module.looker(known, offsets.pop(), examples, sizes)
     return made
 
 
@@ -63,10 +69,11 @@ def _offset(tensor: torch.Tensor) -> int | None:
 
 @cache
 def _functions() -> tuple[int, ...] | None:
-    """Addresses of FUNCTIONS."""
+    """Addresses of FUNCTIONS and of IS_NEGATIVE."""
+    names = (*FUNCTIONS, IS_NEGATIVE)
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        found = [ctypes.cast(getattr(library, name), ctypes.c_void_p) for name in FUNCTIONS]
+        found = [ctypes.cast(getattr(library, name), ctypes.c_void_p) for name in names]
     except (OSError, AttributeError) as error:
         log.info(f"torch's C interface is not there, calls take longer: {error}")
         return None

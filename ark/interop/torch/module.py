@@ -17,6 +17,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from ark.errors import InvalidUsageError, UnsupportedError
+from ark.frontend.foreign import is_literal
 from ark.interop.torch.calls import Fixed
 from ark.interop.torch.compile import compile_graph, refuse_missing, values, varies
 from ark.interop.torch.export import export
@@ -59,10 +60,10 @@ class Module(torch.nn.Module):
         if self._sized:
             self._run = compile_graph(graph, values(graph), range(len(self._kept)))
         else:
-            self._bound = [i for i, t in enumerate(self._kept) if t.is_contiguous()]
+            self._bound = [i for i, t in enumerate(self._kept) if _in_place(t)]
             held = {i: self._kept[i].detach() for i in self._bound}
             self._program = Program.of(graph, values(graph), bound=held)
-            self._loose = [t for t in self._kept if not t.is_contiguous()]
+            self._loose = [t for t in self._kept if not _in_place(t)]
             self._learn()
         flat = pytree.tree_structure(((0,) * given.num_leaves, {}))
         self._plain = given.num_leaves if given == flat and not self._constants else None
@@ -102,10 +103,10 @@ class Module(torch.nn.Module):
     def _moved(self, program: Program) -> None:
         """Parameters lie elsewhere, as after the module was moved or converted."""
         now = [t.detach() for t in self._here]
-        if not all(t.is_contiguous() for t in now):
+        if not all(map(_in_place, now)):
             raise InvalidUsageError(
-                "the module's parameters were contiguous and are strided now; call ark.from_torch "
-                "again"
+                "the module's parameters were contiguous and are strided or negative views now; "
+                "call ark.from_torch again"
             )
         program.hold(now)
         self._learn()
@@ -119,6 +120,11 @@ class Module(torch.nn.Module):
                 f"the module was exported for other inputs: {str(error).splitlines()[0]}"
             ) from error
         return [t for i, t in enumerate(flat) if i not in self._constants]
+
+
+def _in_place(tensor: torch.Tensor) -> bool:
+    """Can a kernel read it where it lies?"""
+    return tensor.is_contiguous() and is_literal(tensor)
 
 
 def _kept(module: torch.nn.Module, exported: Any) -> list[torch.Tensor]:

@@ -30,6 +30,11 @@ class Rates:
                 if group.get(setting):
                     raise UnsupportedError(f"{self._name} with {setting} is not built")
 
+    def parameters(self) -> list[torch.Tensor]:
+        """What it trains."""
+        groups = self._optimizer.param_groups
+        return [p for group in groups for p in group["params"] if p.requires_grad]
+
     def now(self, where: torch.device) -> list[torch.Tensor]:
         """The present learning rates, by group."""
         return [

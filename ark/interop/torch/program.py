@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 import ark
 from ark.api.session import backend, device
 from ark.errors import InvalidUsageError
+from ark.frontend.foreign import check_memory, dense, is_literal
 from ark.interop.torch.calls import Fixed, kinds, maker
 from ark.interop.torch.graph import build, held
 from ark.interop.torch.look import Look, looker, nothing
@@ -28,11 +29,10 @@ from ark.interop.torch.values import Value
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.plan.cost import busied
-from ark.plan.serialize import from_json, machine_of, to_json
+from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import tuned, tuned_collectives
-from ark.runtime.admission import admit
 from ark.runtime.executor import Executor
 from ark.runtime.graphs import record
 from ark.runtime.inline import InlineRuns, inline_runs
@@ -127,7 +127,7 @@ class Program:
             taken: set[int] = set()
             outputs = [own(v, taken) if isinstance(v, Value) else v for v in built.outputs]
         with unset_fake_temporarily():  # constants of the graph are real, whoever traces it
-            kept = [t.detach().contiguous() for _, t in held(module)]
+            kept = [dense(t.detach()) for _, t in held(module)]
         last = [built.inputs[i] for i in bound]
         inputs = [v for i, v in enumerate(built.inputs[: len(examples)]) if i not in bound]
         inputs += [*last, *built.inputs[len(examples) :]]
@@ -136,8 +136,9 @@ class Program:
 
     def hold(self, tensors: Sequence[torch.Tensor]) -> None:
         """Others in the place of the first ones that are held."""
-        self._held[: len(tensors)] = tensors
-        self._kinds, self._look = None, nothing
+        with self._turn:
+            self._held[: len(tensors)] = tensors
+            self._kinds, self._look = None, nothing
 
     def __call__(self, *given: Any, iterations: int = 1) -> list[Any]:
         """The graph's results as new tensors, behind one launch of so many iterations."""
@@ -189,11 +190,14 @@ class Program:
                 t.to(self._converted.get(i, t.dtype))
                 for i, t in zip(self._moving, moving, strict=True)
             ]
+        for tensor in moving:
+            check_memory(tensor)
         return [t if self._fits(t) else t.clone(memory_format=DENSE) for t in moving]
 
     def _fits(self, tensor: torch.Tensor) -> bool:
         """Can the kernel read it where it lies?"""
-        return tensor.is_contiguous() and tensor.data_ptr() % self._step == 0
+        aligned = tensor.is_contiguous() and tensor.data_ptr() % self._step == 0
+        return aligned and is_literal(tensor)
 
     def _same_kinds(self, moving: Sequence[Any]) -> bool:
         """Have these tensors the shapes, types and devices of those in the call before?"""
@@ -211,21 +215,18 @@ class Program:
         for i, (tensor, value) in enumerate(zip((*inputs, *self._held), self._inputs, strict=True)):
             if not isinstance(tensor, torch.Tensor):
                 raise InvalidUsageError(f"a tensor is expected, got {type(tensor).__name__}")
-            if tensor.layout != torch.strided:
+            if tensor.device != self._where:
                 raise InvalidUsageError(
-                    f"a tensor has the layout {tensor.layout}; call to_dense() on it before"
+                    f"a tensor lies on {tensor.device}, but ark runs on {backend().name}; move the "
+                    "module and its inputs there, or call ark.init(backend=...)"
                 )
+            check_memory(tensor)
             if self._made and i < self._given and tensor.dtype != value.dtype:
                 self._converted[i] = value.dtype
             elif tensor.dtype != value.dtype or tuple(tensor.shape) != value.shape:
                 raise InvalidUsageError(
                     f"a tensor is {tensor.dtype} {list(tensor.shape)}; the kernel is made for "
                     f"{value.dtype} {list(value.shape)}"
-                )
-            if _place(tensor) != self._device.dlpack:
-                raise InvalidUsageError(
-                    f"a tensor lies on {tensor.device}, but ark runs on {backend().name}; move the "
-                    "module and its inputs there, or call ark.init(backend=...)"
                 )
         copied = [i for i in self._fixed.which if i in self._converted or not self._fits(inputs[i])]
         if copied:  # in every call
@@ -331,7 +332,8 @@ def planned(
     members: Ranks | None = None,
     boxes: bool = True,
 ) -> Plan:
-    """The plan for a machine, verified, with those of all ranks where there are several. places:
+    """The plan for a machine; that of a lone rank is verified, those of several when they are
+    loaded. places:
     inputs and results, which are the caller's. boxes: they lie where boxes of them can be loaded.
     """
     external = sorted({v.tensor.ir.buffer.id for v in places})
@@ -345,9 +347,6 @@ def planned(
         plan = make_plan(model.graph, machine.with_processors(busy), options)
     if members is None:
         verify([plan])
-    else:
-        texts = members.all_gather(to_json(plan).encode())
-        admit([from_json(text.decode()) for text in texts], machine)
     return plan
 
 
@@ -358,15 +357,6 @@ def _counting_on(machine: Machine, boxes: bool) -> Machine:
     first = block(machine.variants[0].role(COMPUTE))
     loads = [v for v in machine.variants if v.role(LOAD) and not v.stages and not v.role(MOVE)]
     return dataclasses.replace(machine, variants=(first, *(loads if boxes else ())))
-
-
-def _place(tensor: torch.Tensor) -> tuple[int, int]:
-    """DLPack's numbers of the device; -1 for one that has none, such as meta."""
-    try:
-        kind, index = tensor.__dlpack_device__()
-    except (BufferError, ValueError, RuntimeError, NotImplementedError):
-        return -1, -1
-    return int(kind), int(index)
 
 
 def _same(value: Any) -> Any:

@@ -26,24 +26,22 @@ def is_pointwise(node: Node) -> bool:
 
 
 def expression_of(node: Node) -> expression.Tree:
-    """What a pointwise node computes, over its inputs."""
+    """What a pointwise node computes, over its inputs, in the type of its result."""
+    tree, dtype = _function_of(node), node.outputs[0].dtype
+    return expression.typed(tree, [t.dtype.name for t in node.inputs], dtype.name)
+
+
+def _function_of(node: Node) -> expression.Tree:
     if "expr" in node.attrs:
         return node.attrs["expr"]  # type: ignore[no-any-return]
-    scalar = node.attrs.get("scalar")
-    dtype = node.outputs[0].dtype
+    scalar, dtype = node.attrs.get("scalar"), node.outputs[0].dtype
     arguments: list[expression.Tree] = [expression.leaf(i) for i in range(len(node.inputs))]
     if scalar is not None:
         arguments.append(expression.number(scalar))
-    if node.type == "constant":
-        # A whole number is floating point, or bool, as its tensor is.
-        whole = float(node.attrs["scalar"]).is_integer()
-        typed = dtype.name == "bool" or (dtype.name in expression.FLOATS and whole)
-        return ["cast", dtype.name, arguments[0]] if typed else arguments[0]
     if node.type == "cast":
         # Elements that share bytes are converted where they are stored.
         return arguments[0] if dtype.packed else ["cast", dtype.name, *arguments]
-    made = arguments[0] if node.type == "copy" else [node.type, *arguments]
-    return expression.narrowed(made, dtype.name)
+    return arguments[0] if node.type in ("copy", "constant") else [node.type, *arguments]
 
 
 def read_once(graph: Graph, kept: frozenset[int], again: bool = False) -> Callable[[Tensor], bool]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ark.plan.collector import paused
+from ark.plan.rotated import mark_verified
 from ark.plan.types import ITERATION_BARRIER, Plan
 from ark.plan.verify.claims import check_claims
 from ark.plan.verify.conflicts import LocalTouches, check_conflicts, foreign_touches
@@ -25,7 +26,7 @@ from ark.plan.verify.packets import awaited_packets
 from ark.plan.verify.phases import Touches, check_counters, check_memory
 from ark.plan.verify.rank_set import RankSet
 from ark.plan.verify.reads import check_delivered, check_fetched, missing_reads
-from ark.plan.verify.structure import check_ranks, check_structure, check_tasks
+from ark.plan.verify.structure import check_ranks, check_sizes, check_structure, check_tasks
 from ark.plan.verify.symmetry import symmetry_of
 from ark.plan.verify.work import check_work
 
@@ -34,6 +35,7 @@ def verify(plans: Sequence[Plan]) -> None:
     """Accepts the plans of all ranks, in rank order, or raises PlanError with the first fault."""
     check_ranks(plans)
     check(RankSet(plans, symmetry_of(plans)))
+    mark_verified(plans)
 
 
 @paused()
@@ -51,6 +53,8 @@ def check(rank_set: RankSet) -> None:
         if rank_set.world > 1 and barrier.step == 1:
             found.append(touches)
     check_memory(rank_set, found)
+    for plan in rank_set.checked_plans:
+        check_sizes(plan)
 
 
 def _check_phase(rank_set: RankSet, number: int) -> Touches:

@@ -11,7 +11,7 @@ from ark.errors import PlanError
 from ark.ir.dtype import by_name
 from ark.ir.values import MAX_DIMS
 from ark.plan import kind as kinds
-from ark.plan.memory import ALIGN
+from ark.plan.memory import ALIGN, align
 from ark.plan.rotated import Rotated
 from ark.plan.serialize import machine_of
 from ark.plan.types import (
@@ -73,6 +73,27 @@ def check_tasks(rank_set: RankSet) -> None:
     for plan in rank_set.checked_plans:
         check_streams(rank_set, plan, written, rewritten)
         _check_shared_memory(rank_set, plan)
+
+
+def check_sizes(plan: Plan) -> None:
+    """Buffers are as large as their tensors and arenas as large as their buffers, so that a plan
+    asks for no memory that it does not use.
+    """
+    needed: dict[int, int] = {}
+    for t in plan.tensors:
+        nbytes = math.prod(t.items.extents) * t.itemsize
+        needed[t.buffer] = max(needed.get(t.buffer, 0), nbytes)
+    ends: dict[str, int] = {}
+    for b in plan.buffers:
+        if b.nbytes != needed.get(b.id, b.nbytes):
+            raise refuse(
+                f"buffer {b.name!r} has {b.nbytes} bytes, its largest tensor {needed[b.id]}"
+            )
+        if b.rank == plan.rank:
+            ends[b.arena] = max(ends.get(b.arena, 0), align(b.offset + b.nbytes))
+    for arena, nbytes in plan.arenas.items():
+        if nbytes != ends.get(arena, 0):
+            raise refuse(f"arena {arena!r} has {nbytes} bytes, its buffers {ends.get(arena, 0)}")
 
 
 def _check_memory(rank_set: RankSet, plan: Plan) -> None:

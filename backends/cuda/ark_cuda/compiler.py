@@ -19,6 +19,7 @@ from ark.backend.devices import Binary
 from ark.backend.protocol import Target
 from ark.codegen.dialect import Source
 from ark.errors import SystemError
+from ark_cuda.alignment import check_alignment
 
 _REGISTERS = 65536  # of a multiprocessor
 # No plan uses every helper of the device ABI.
@@ -81,7 +82,7 @@ class NvrtcCompiler:
             made, logs = zip(*pool.map(compiled, texts), strict=True)
         log = "".join(logs)
         if not separate:
-            return Binary(bytes(made[0].code), ".cubin", log)
+            return _checked(Binary(bytes(made[0].code), ".cubin", log), source.entry)
         try:
             options = core.LinkerOptions(arch=target.arch, verbose=True)
             linker = core.Linker(*made, options=options)
@@ -90,7 +91,22 @@ class NvrtcCompiler:
             raise SystemError(
                 f"nvJitLink cannot link the loop kernel for {target.arch}: {error}"
             ) from error
-        return Binary(bytes(linked.code), ".cubin", log + linker.get_info_log())
+        whole = Binary(bytes(linked.code), ".cubin", log + linker.get_info_log())
+        return _checked(whole, source.entry)
+
+
+def _checked(binary: Binary, entry: str) -> Binary:
+    """The binary, if shared memory is aligned in it as the source asks; else SystemError."""
+    reason = check_alignment(binary.data, entry)
+    if reason:
+        (major, minor), linker = _version(), _linker()
+        with_linker = f" with nvJitLink {linker[0]}.{linker[1]}" if linker else ""
+        raise SystemError(
+            f"NVRTC {major}.{minor}{with_linker} lost the alignment of shared memory, and the "
+            f"kernel would give wrong results: {reason}. Install another version with "
+            "`pip install -U nvidia-cuda-nvrtc nvidia-nvjitlink`"
+        )
+    return binary
 
 
 def _registers(threads: int) -> int:

@@ -4,11 +4,32 @@
 
 constexpr int ARK_BLOCK_THREADS = 32 * ARK_BLOCK_WARPS;
 
+// Reports that `ark_shared` begins elsewhere than the bodies' arithmetic on addresses takes it to.
+ARK_DEVICE void ark_report_misaligned(const ArkParams* p, ark_u32 begin) {
+  ArkCtx c;
+  c.p = p;
+  c.processor = blockIdx.x;
+  c.iteration = p->first;
+  ark_report(c, ARK_NO_TASK, 9u, 0u, ARK_SHARED_ALIGNMENT, begin);
+}
+
 extern "C" __global__ void __launch_bounds__(ARK_BLOCK_THREADS, 1)
     ark_loop(const __grid_constant__ ArkParams params) {
   // Task bodies reach the parameters through a pointer: shared memory answers fastest.
-  __shared__ ArkParams shared_params;
-  if (threadIdx.x == 0) shared_params = params;
+  ArkParams& shared_params = ark_static_at<ArkParams, 0, 176>();
+  // The address goes through memory: a compiler takes the alignment that was declared for granted,
+  // and would fold a mask of the address itself.
+  volatile ark_u32& begin = ark_static_at<volatile ark_u32, 176, 192>();
+  if (threadIdx.x == 0) {
+    shared_params = params;
+    begin = static_cast<ark_u32>(__cvta_generic_to_shared(ark_shared));
+  }
+  __syncthreads();
+  const ark_u32 begins = begin;
+  if (begins % ARK_SHARED_ALIGNMENT != 0u) {
+    if (threadIdx.x == 0) ark_report_misaligned(&shared_params, begins);
+    return;
+  }
 #ifdef ARK_HAS_RING
 #ifdef ARK_HAS_HANDSHAKE
   if (threadIdx.x == 0) ark_handshake_init(&shared_params, blockIdx.x, ark_shared + ARK_RING_BYTES);
@@ -45,7 +66,6 @@ extern "C" __global__ void __launch_bounds__(ARK_BLOCK_THREADS, 1)
   ark_run(&shared_params, blockIdx.x, ark_shared);
   ark_matrix_close();
 #else
-  __syncthreads();
   ark_run(&shared_params, blockIdx.x, ark_shared);
 #endif
 }

@@ -20,6 +20,9 @@ constexpr ark_u32 ARK_MATRIX_READERS = ARK_MATRIX_GROUPS;
 static_assert(ARK_MATRIX_GROUPS == 2, "a tile is shared by two warpgroups");
 static_assert(ARK_WARPS * ARK_MATRIX_SLAB == ARK_MATRIX_SLABS, "what the planner knows");
 static_assert(ARK_MATRIX_STAGES * ARK_MATRIX_STAGE <= ARK_MATRIX_ROOM, "stages fit");
+static_assert(ARK_MATRIX_STAGE % ARK_SHARED_ALIGNMENT == 0 &&
+                  ARK_MATRIX_SLABS % ARK_SHARED_ALIGNMENT == 0,
+              "operands begin where swizzled boxes must");
 
 // A place in the ring: a slot, and the parity of its barriers' phase. Kept, not divided out: the
 // time between two products counts.
@@ -55,11 +58,12 @@ struct ArkMatrixRing {
 #endif
 };
 
-__shared__ ArkMatrixRing ark_matrix;
+#define ark_matrix (ark_static_at<ArkMatrixRing, 192, 512>())
 
 // By arithmetic on an offset: the compiler knows that the result is shared memory. The slabs come
 // first: other bodies of a task, which use little, leave the stages alone.
-constexpr ark_u32 ARK_MATRIX_BASE = (ARK_RING_BYTES + ARK_LOOP_BYTES + 1023u) & ~1023u;
+constexpr ark_u32 ARK_MATRIX_BASE =
+    (ARK_RING_BYTES + ARK_LOOP_BYTES + ARK_SHARED_ALIGNMENT - 1u) & ~(ARK_SHARED_ALIGNMENT - 1u);
 ARK_DEVICE char* ark_matrix_slab(ArkCtx&, int warp) {
   return ark_shared + ARK_MATRIX_BASE + warp * ARK_MATRIX_SLAB;
 }

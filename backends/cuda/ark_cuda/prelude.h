@@ -26,8 +26,27 @@ struct ark_bf16 {
 
 constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;
 
+// All variables that a kernel declares in shared memory are in one block of ARK_SHARED_ALIGNMENT
+// bytes, aligned to as many, so that `ark_shared`, which lies behind it, is aligned so by its
+// place. What `ark_shared` itself is aligned to is not enough: in relocatable objects of NVRTC 13.0
+// an array without a length gets 16 bytes. alignment.py checks the binary, entry.h the address.
+constexpr ark_u32 ARK_SHARED_ALIGNMENT = 1024u;  // of the operands of swizzled boxes
+struct alignas(ARK_SHARED_ALIGNMENT) ArkStatic {
+  char bytes[ARK_SHARED_ALIGNMENT];
+};
+#if !defined(ARK_PART) || ARK_PART == 0  // the part that has the loop
+__shared__ ArkStatic ark_static;
+// The variable of type T in bytes BEGIN to END of it.
+template <class T, int BEGIN, int END>
+ARK_DEVICE T& ark_static_at() {
+  static_assert(BEGIN % 16 == 0 && BEGIN + sizeof(T) <= END && END <= ARK_SHARED_ALIGNMENT,
+                "static shared variables fit");
+  return *reinterpret_cast<T*>(ark_static.bytes + BEGIN);
+}
+#endif
+
 // The ring's slots, the loop's share, then a task's scratch.
-extern __shared__ __align__(1024) char ark_shared[];  // what swizzled boxes begin at
+extern __shared__ __align__(1024) char ark_shared[];
 #define ARK_SCRATCH(ctx) (ark_shared + ARK_RING_BYTES + ARK_LOOP_BYTES)
 #define ARK_PARAMS(ctx) ((ctx).p)
 

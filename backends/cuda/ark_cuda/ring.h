@@ -5,6 +5,7 @@
 constexpr int ARK_RING_DEPTH = ARK_RING_BYTES / ARK_STAGE_BYTES;
 static_assert(ARK_RING_DEPTH > ARK_IN_FLIGHT, "the ring must be deeper than what is in flight");
 static_assert(ARK_STAGE_BYTES % 128 == 0, "slots are 128-byte aligned");
+static_assert(!ARK_STREAM_CUTS || ARK_STAGE_BYTES % ARK_SHARED_ALIGNMENT == 0, "boxes' slots");
 
 // What is streamed through, if larger than any L2, is not seen again this iteration: it may go
 // first, and leaves room for activations. The words are createpolicy's for evict_first and
@@ -22,7 +23,7 @@ struct ArkRing {
       grown[ARK_WARPS];  // each warp's own: stages beyond one of the iteration's growing fetches
 };
 
-__shared__ ArkRing ark_ring;
+#define ark_ring (ark_static_at<ArkRing, 192, 512>())
 
 ARK_DEVICE char* ark_slot(ark_u32 slot) { return ark_shared + slot * ARK_STAGE_BYTES; }
 

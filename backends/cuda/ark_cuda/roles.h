@@ -28,7 +28,7 @@ struct ArkHandshake {
   ark_u32 squares[ARK_WARPS];  // each warp's own: of how many of them it has summed squares
 };
 
-__shared__ ArkHandshake ark_handshake;
+#define ark_handshake (ark_static_at<ArkHandshake, 512, 1024>())
 
 // Called by one thread before anything else.
 ARK_DEVICE void ark_handshake_init(const ArkParams* p, ark_u32 processor, char* scratch) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -217,24 +218,93 @@ def test_plans_for_machines_that_are_not_here(
 
 
 @pytest.mark.parametrize(
-    ("backend", "arch", "mark"),
+    ("backend", "machine", "mark"),
     [
-        ("cpu", None, "pthread_create"),
-        ("cuda", "sm_90a", "__global__"),
-        ("rocm", "gfx942", "amdgcn"),
+        ("cpu", "cpu-2", "pthread_create"),
+        ("cuda", "h100", "__global__"),
+        ("rocm", "mi300x", "amdgcn"),
     ],
 )
-def test_emit_writes_the_source(
-    backend: str, arch: str | None, mark: str, plan_file: Path, tmp_path: Path
-) -> None:
-    extra = ["--arch", arch] if arch else []
-    argv = ["emit", str(plan_file), "--backend", backend, *extra, "-o", str(tmp_path / "out")]
+def test_emit_writes_the_source(backend: str, machine: str, mark: str, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    argv = ["plan", NOAH, "--machine", machine, "--context", "64", "--chunk", "0", "-o", str(plan)]
+    assert main(argv) == 0
+    argv = ["emit", str(plan), "--backend", backend, "-o", str(tmp_path / "out")]
     assert main(argv) == 0
     (path,) = (tmp_path / "out").iterdir()
     assert mark in path.read_text()
     first = path.read_bytes()
     assert main(argv) == 0
     assert path.read_bytes() == first
+
+
+@pytest.mark.parametrize(("backend", "arch"), [("rocm", None), ("rocm", "gfx942"), ("cuda", None)])
+def test_emit_refuses_a_plan_of_another_vendor(
+    backend: str,
+    arch: str | None,
+    plan_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its warps have one lane; a compiler would say so in static assertions."""
+    extra = ["--arch", arch] if arch else []
+    argv = ["emit", str(plan_file), "--backend", backend, *extra, "-o", str(tmp_path / "out")]
+    assert main([*argv, "--binary"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the plan was made for cpu-2" in said and "make it again by `ark plan --machine`" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_emit_refuses_an_architecture_that_lacks_the_plans_variant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.json"
+    argv = ["plan", NOAH, "--machine", "mi300x", "--context", "64", "--chunk", "0", "-o", str(plan)]
+    assert main(argv) == 0
+    argv = ["emit", str(plan), "--backend", "rocm", "--arch", "gfx1100", "-o", str(tmp_path / "o")]
+    assert main(argv) == 2
+    assert "do not run on rocm gfx1100" in " ".join(capsys.readouterr().err.split())
+
+
+def test_plan_prints_a_summary_and_all_of_it_when_asked(
+    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(plan_file)]) == 0
+    short = capsys.readouterr().out
+    assert main(["plan", str(plan_file), "--ops"]) == 0
+    long = capsys.readouterr().out
+    assert "attention" in short and len(short.splitlines()) < 50 < len(long.splitlines())
+    assert main(["plan", str(plan_file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(plan_file.read_text())
+    out = tmp_path / "again.json"
+    assert main(["plan", str(plan_file), "-o", str(out)]) == 0
+    said = capsys.readouterr()
+    assert f"wrote {out}: {len(plan_file.read_text()):,} bytes" in said.err and not said.out
+
+
+def test_plan_shows_ranks_that_do_the_same_once(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["plan", NOAH, "--machine", "h100", "--ranks", "2", "--context", "64"]
+    assert main(argv) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("plan of ranks 0, 1 of 2\n") and shown.count("plan of") == 1
+    assert main([*argv, "--json"]) == 0
+    assert [p["rank"] for p in json.loads(capsys.readouterr().out)] == [0, 1]
+
+
+def test_offline_commands_say_that_a_plan_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A context whose cache is larger than the machine's memory."""
+    model = registry.machine("mi300x")
+    small = dataclasses.replace(model, memory_bytes=1 << 20)
+    monkeypatch.setattr(registry, "machine", lambda name: small)
+    plan = tmp_path / "plan.json"
+    argv = ["plan", NOAH, "--machine", "mi300x", "--context", "64", "--chunk", "0"]
+    assert main([*argv, "-o", str(plan)]) == 1
+    words = r"the plan needs \d+\.\d\d GB of device memory .*but mi300x has only 0\.00 GB"
+    assert re.search(words, capsys.readouterr().err)
+    assert main(["emit", str(plan), "--backend", "rocm", "-o", str(tmp_path / "out")]) == 1
+    assert re.search(words, capsys.readouterr().err)
 
 
 def test_trace_is_readable(tmp_path: Path) -> None:

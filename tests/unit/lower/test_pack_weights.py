@@ -62,7 +62,7 @@ def test_every_form_computes_transformers_logits(kind: str, form: str, tmp_path:
             memory.view(tensor)[...] = packing.apply(read) if packing else read(tensor.name)
     prompt = np.random.default_rng(3).integers(0, 320, PROMPT)
     memory.view(state["tokens"])[:PROMPT] = prompt
-    memory.view(state["settings"])[:] = [0, 0, 0, PROMPT - 1, 32, 0]
+    memory.view(state["settings"])[:] = [0, 0, 0, PROMPT - 1, 32, 0, 0]
     for _ in range(-(-(PROMPT - 1) // CHUNK)):
         memory.run(graph, 0)
     rows = []

@@ -24,7 +24,6 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import program
 from ark.tasks import custom_form
-from ark.tasks.custom_words import ALLOWED
 from tests import custom
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -125,10 +124,7 @@ DECLARATIONS = {
     "packets are written once": {"signature": "x[m] -> x[m]", "packets": ["x"]},
     "has no function of that name": {"text": COPY.replace("copied", "copier")},
     r"copied.h:5 has #include": {"text": COPY + "#include <cuda.h>\n"},
-    r"copied.h:2 uses volatile": {"text": COPY.replace("{", "{ volatile int v = 0;", 1)},
-    r"uses atomicAdd": {"text": COPY + "// atomicCAS\nint i = atomicAdd(0, 1);\n"},
-    r"uses ark_load_acquire, which is no word": {"text": COPY + "/* \n */ ark_load_acquire(p);"},
-    r"copied.h:5 uses asm": {"text": COPY + 'void f() { asm("nop"); }'},
+    r"copied.h:5 has a lone surrogate \(U\+D800\)": {"text": COPY + "// \ud800\n"},
 }
 
 
@@ -139,7 +135,50 @@ def test_what_a_declaration_cannot_say(words: str) -> None:
 
 
 def test_comments_and_strings_are_no_code() -> None:
-    copied(COPY + '// volatile\n/* asm\natomicAdd */ static const char* word = "volatile";\n')
+    copied(COPY + '/*\n#include <a.h>\n*/ static const char* word = "a";\n')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'void f() { asm("nop"); }',
+        '#define as_m(a, b) a##b\nvoid f() { as_m(as, m)("nop"); }',
+        "void f() { volatile int v = 0; v = 1; }",
+    ],
+)
+def test_a_text_is_code_that_its_author_trusts(text: str) -> None:
+    """No word is refused: a filter of words would promise what it cannot keep."""
+    op = copied(COPY + text + "\n")
+    plan(lambda: op(ark.tensor([4])))
+
+
+def test_an_error_within_arks_templates_is_passed_on() -> None:
+    """With what the compiler has against it, not only where it was called."""
+    wrong = copied(COPY.replace("ark_load(c, x, m)", 'ark_load(c, x, m, "column")'))
+    with use_model(Model()) as model:
+        wrong(ark.tensor([8]))
+    cpu = registry.with_kernels(registry.get("cpu"))
+    with pytest.raises(ModelError, match=r"error: no matching function.*ark_at") as refused:
+        program.build(make_plan(model.graph, CPU_2), CPU_2, cpu, CPU_2.arch)
+    assert "copied.h:3" in str(refused.value) and "loop.cpp" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        # as three compilers write it
+        "/tmp/x/loop.cpp: In instantiation of 'f':\ncopied.h:4:50:   required from 'g'\n"
+        "/tmp/x/loop.cpp:19:24: error: no match\n 19 | f(x);",
+        "loop.cpp:19:24: error: no match\n 19 | f(x);\ncopied.h:4:50: note: requested here",
+        "loop.cu(19): error: no match\n  f(x);\n  detected during instantiation at line 4 of\n"
+        "copied.h(4): here",
+    ],
+)
+def test_the_error_of_a_header_is_kept(said: str) -> None:
+    digest = custom_form.register(copied()._form)
+    kept = custom_form.complaints(said, [("copied", digest)])
+    assert "error: no match" in kept and "copied.h" in kept and "loop" not in kept
+    assert not custom_form.complaints("loop.cpp:19:24: error: no match", [("copied", digest)])
 
 
 def test_what_a_call_cannot_be() -> None:
@@ -368,11 +407,17 @@ def test_gradients_are_refused_by_name_or_another_custom_op() -> None:
     ark.init(backend="cpu")
 
 
-def test_the_page_lists_the_words() -> None:
+def test_the_words_of_the_page_exist() -> None:
     section = (ROOT / "docs/custom-ops.md").read_text().split("## The words")[1].split("`#if")[0]
     named = {
         w
         for part in re.findall(r"`([^`]+)`", section)
         for w in re.findall(r"\b[aA][rR][kK]_?\w+", part)
     }
-    assert named == ALLOWED
+    texts = "".join(
+        path.read_text()
+        for folder in ("ark/codegen/device", "ark/tasks", "backends/cpu/ark_cpu")
+        for path in (ROOT / folder).rglob("*.h")
+    )
+    missing = {word for word in named if not re.search(rf"\b{word}\b", texts)}
+    assert len(named) > 50 and not missing

@@ -156,14 +156,14 @@ def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:
         ids, data = (1, 0) if entry.kind == "gather" else (0, 2)
         bench.operand(op, ids)[...] %= shapes[data][entry.params["axis"]]
     if entry.kind in ("sample", "choose"):
-        chosen = bench.operand(op, 1).reshape(-1, 6).T  # of each sequence
+        chosen = bench.operand(op, 1).reshape(-1, 7).T  # of each sequence
         chosen[0] = np.float32(rng.choice([0.0, 0.7])).view(np.int32)
         chosen[1] = rng.choice([0, 3])
         chosen[4] = rng.integers(1, 300)
         chosen[5] = rng.integers(0, shapes[6][0] + 1) if entry.kind == "choose" else 0
     if entry.kind == "choose_each":
         context = shapes[4][0] // shapes[2][0]
-        settings = bench.operand(op, 1).reshape(-1, 6)
+        settings = bench.operand(op, 1).reshape(-1, 7)
         settings[:, 0] = np.float32(rng.choice([0.0, 0.7])).view(np.int32)
         settings[:, 1] = rng.choice([0, 3])
         settings[:, 3:5] = rng.integers(-1, context, settings[:, 3:5].shape)

@@ -11,6 +11,8 @@ struct ArkAttentionRing {
   static constexpr ark_u32 QUERIES = 128u * DP * 2u, STAGE = BN * DP * 2u;
   static_assert(Q * QUERIES + ARK_MATRIX_STAGES * STAGE <= ARK_MATRIX_STAGES * ARK_MATRIX_STAGE,
                 "shared memory");
+  static_assert(QUERIES % ARK_SHARED_ALIGNMENT == 0 && STAGE % ARK_SHARED_ALIGNMENT == 0,
+                "operands begin where swizzled boxes must");
 };
 template <class R, int Q>
 ARK_DEVICE char* ark_attention_queries(ArkCtx& c, int round) {

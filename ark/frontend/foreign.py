@@ -1,0 +1,143 @@
+"""Memory of other libraries' arrays: where it lies, and whether its bytes are the values.
+
+Everything that reads the address or the bytes of a torch tensor or of a NumPy array asks here first
+(ark.frontend.tensor, ark.interop, ark.distributed). A tensor may have a flag that changes what its
+bytes mean (negative, conjugate), a layout that is not strided, no memory at all, or less of it than
+its shape needs. torch is imported by the caller, if at all.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from ark.errors import InvalidUsageError
+from ark.ir.dtype import DataType
+
+
+def is_torch(value: Any) -> bool:
+    """Is it a torch tensor? Does not import torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def check_memory(tensor: Any) -> None:
+    """InvalidUsageError unless a torch tensor is dense and has the memory that its shape needs."""
+    torch, kind = sys.modules["torch"], type(tensor)
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise InvalidUsageError(
+            f"a tensor is of the class {kind.__name__}, which computes for itself what its values "
+            "are; pass a plain torch.Tensor of them"
+        )
+    if tensor.layout != torch.strided:
+        raise InvalidUsageError(
+            f"a tensor has the layout {tensor.layout}; call to_dense() on it before"
+        )
+    if tensor.is_nested:
+        raise InvalidUsageError("a tensor is nested; call to_padded_tensor(...) on it before")
+    if tensor.is_quantized:
+        raise InvalidUsageError("a tensor is quantized; call dequantize() on it before")
+    try:
+        address, present = tensor.data_ptr(), tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError) as error:
+        raise InvalidUsageError(
+            f"a tensor has no memory ({str(error).splitlines()[0]}); call ark outside of "
+            "transformations such as torch.func.vmap and torch.func.grad"
+        ) from error
+    needed = (tensor.storage_offset() + _span(tensor)) * tensor.element_size()
+    if _span(tensor) and (present < needed or not address):
+        raise InvalidUsageError(
+            f"a tensor of shape {list(tensor.shape)} on {tensor.device} needs {needed} bytes of "
+            f"its storage, which has {present if address else 0}; give the storage its memory "
+            "back, or pass a tensor with values"
+        )
+
+
+def _span(tensor: Any) -> int:
+    """Elements from a tensor's first one in memory to its last."""
+    count = int(tensor.numel())
+    if count == 0 or tensor.is_contiguous():
+        return count
+    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def is_literal(tensor: Any) -> bool:
+    """Are the bytes of a torch tensor its values? Not where its negative or conjugate bit is set:
+    the values are the bytes' negatives or conjugates then.
+    """
+    return not (tensor.is_neg() or tensor.is_conj())
+
+
+def dense(tensor: Any) -> Any:
+    """A contiguous torch tensor with these values whose bytes are the values: itself, or a copy."""
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def address_of(tensor: Any) -> int:
+    """The address of a torch tensor that is used in place. InvalidUsageError unless its memory
+    holds its values one behind the other.
+    """
+    check_memory(tensor)
+    if not is_literal(tensor):
+        raise InvalidUsageError(
+            "a torch tensor has its negative or conjugate bit set, so that its memory holds other "
+            "values; pass tensor.resolve_neg().resolve_conj()"
+        )
+    if not tensor.is_contiguous():
+        raise InvalidUsageError("the torch tensor is not contiguous; pass tensor.contiguous()")
+    return int(tensor.data_ptr())
+
+
+def written(tensor: Any) -> None:
+    """Tells torch that a tensor's memory was written, so that a gradient that needs the values from
+    before is refused.
+    """
+    if not tensor.is_inference():
+        sys.modules["torch"].autograd.graph.increment_version(tensor)
+
+
+def torch_to_numpy(value: Any) -> np.ndarray:
+    """A torch tensor of any device as a NumPy array (bf16 and fp8 as ml_dtypes has them)."""
+    torch = sys.modules["torch"]
+    check_memory(value)
+    host = dense(value.detach()).cpu()
+    named = str(host.dtype)
+    if named == "torch.bfloat16" or named.startswith("torch.float8"):
+        kind = DataType.from_torch(host.dtype)
+        word = torch.int16 if kind.bits == 16 else torch.uint8
+        return host.view(word).numpy().view(kind.numpy)  # type: ignore[no-any-return]
+    return host.numpy()  # type: ignore[no-any-return]
+
+
+def as_array(value: Any) -> np.ndarray:
+    """An array with the values of a torch tensor, a NumPy array or what NumPy makes one of.
+
+    InvalidUsageError for a masked array, some of whose values are to be left out.
+    """
+    if is_torch(value):
+        return torch_to_numpy(value)
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidUsageError(
+            "the array has a mask, which would be lost; pass array.filled(value), or array.data"
+        )
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise InvalidUsageError(f"no array can be made of it: {error}") from error
+
+
+def check_native(array: np.ndarray) -> None:
+    """InvalidUsageError unless the bytes of a NumPy array are its values on this machine."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise InvalidUsageError(
+            "the array has a mask, which would be lost; pass array.filled(value), or array.data"
+        )
+    if not array.dtype.isnative:
+        raise InvalidUsageError(
+            f"the array's elements ({array.dtype.str}) are in the byte order of another machine; "
+            "pass array.astype(array.dtype.newbyteorder('='))"
+        )
+    if not array.flags.c_contiguous:
+        raise InvalidUsageError("the array is strided; pass numpy.ascontiguousarray of it")

@@ -1,0 +1,80 @@
+"""A Llama of transformers, in float64, with the weights of one of ark's plans.
+
+A plan has packed weights: query, key and value in one, of which query's and key's rows lie in pairs
+that rotate together, and gate and up row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+import transformers
+
+from ark.ir.dtype import DataType
+from ark.models.config import LlamaConfig
+
+
+def logits(
+    config: LlamaConfig, dtype: DataType, weights: Mapping[str, np.ndarray], tokens: np.ndarray
+) -> np.ndarray:
+    """(tokens, vocabulary): after each token of the sequence, the scores of the next one.
+
+    weights: by their names in the plan, before they are rounded to `dtype`.
+    """
+    theirs = transformers.LlamaConfig(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.max_position_embeddings,
+        rms_norm_eps=config.rms_norm_eps,
+        tie_word_embeddings=False,
+        attn_implementation="eager",
+    )
+    model = transformers.LlamaForCausalLM(theirs).double()
+    model.load_state_dict(_state(config, dtype, weights))
+    model.model.rotary_emb.inv_freq = torch.tensor(weights["frequencies"], dtype=torch.float32)
+    with torch.no_grad():
+        found = model(torch.tensor(np.asarray(tokens, np.int64))[None], use_cache=False)
+    return np.asarray(found.logits[0])
+
+
+def _state(
+    config: LlamaConfig, dtype: DataType, weights: Mapping[str, np.ndarray]
+) -> dict[str, torch.Tensor]:
+    def rounded(name: str) -> torch.Tensor:
+        return torch.tensor(weights[name].astype(dtype.numpy).astype(np.float64))
+
+    width = config.head_dim
+
+    def unpaired(rows: torch.Tensor) -> torch.Tensor:
+        pairs = rows.reshape(-1, width // 2, 2, rows.shape[1])
+        return pairs.transpose(1, 2).reshape(rows.shape)
+
+    sizes = [width * n for n in (config.num_attention_heads, *[config.num_key_value_heads] * 2)]
+    state = {
+        "model.embed_tokens.weight": rounded("embedding"),
+        "model.norm.weight": rounded("norm"),
+        "lm_head.weight": rounded("head.weight"),
+    }
+    for i in range(config.num_hidden_layers):
+        ours, name = f"layers.{i}.", f"model.layers.{i}."
+        query, key, value = rounded(f"{ours}attention.query+key+value").split(sizes)
+        both = rounded(f"{ours}mlp.gate+up")
+        state |= {
+            f"{name}self_attn.q_proj.weight": unpaired(query),
+            f"{name}self_attn.k_proj.weight": unpaired(key),
+            f"{name}self_attn.v_proj.weight": value,
+            f"{name}self_attn.o_proj.weight": rounded(f"{ours}attention.output"),
+            f"{name}mlp.gate_proj.weight": both[0::2],
+            f"{name}mlp.up_proj.weight": both[1::2],
+            f"{name}mlp.down_proj.weight": rounded(f"{ours}mlp.down"),
+            f"{name}input_layernorm.weight": rounded(f"{ours}attention_norm"),
+            f"{name}post_attention_layernorm.weight": rounded(f"{ours}mlp_norm"),
+        }
+    return state
