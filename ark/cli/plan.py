@@ -10,12 +10,14 @@ from pathlib import Path
 
 from ark.backend import registry
 from ark.cli.common import errors, memory_verdict, positive, progress, read_plan, write_file
+from ark.cli.pass_pages import PassPages
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
+from ark.lower.observe import observed
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
-from ark.models.plans import choose_chunk, choose_context, plans, usual_chunk
+from ark.models.plans import choose_chunk, choose_context, make_plans, plans, usual_chunk
 from ark.plan.dump import dump, summary
 from ark.plan.serialize import to_json
 from ark.plan.types import Plan
@@ -41,6 +43,11 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "--output",
         metavar="FILE",
         help="write the plan as JSON; with several ranks FILE.0.json, FILE.1.json, ...",
+    )
+    p.add_argument(
+        "--passes",
+        metavar="DIR",
+        help="write the graph after each pass that changed it, and DIR/index.html",
     )
     p.add_argument("--ops", action="store_true", help="show every op, not a summary")
     p.add_argument("--tasks", action="store_true", help="show every op and every task")
@@ -84,13 +91,25 @@ def make(args: argparse.Namespace) -> list[Plan]:
     chunk = choose_chunk(args.chunk, context, usual_chunk(machine, dtype))
     shape = Shape(config, dtype, context, chunk, 0, args.ranks)
     errors.print(f"planning {source} for {machine.name}", style="dim", soft_wrap=True)
-    return list(plans(shape, machine))
+    return list(plans(shape, machine) if args.passes is None else make_plans(shape, machine))
+
+
+def _watched(args: argparse.Namespace) -> list[Plan]:
+    """The plans, and the folder that `--passes` asks for."""
+    if str(args.source).endswith(".json"):
+        raise InvalidUsageError("--passes shows how a model is planned; a plan file has no passes")
+    pages = PassPages()
+    with observed(pages):
+        made = make(args)
+    page = pages.write(args.passes, f"{args.source} on {args.machine}")
+    print(f"wrote {page}: {len(pages.changes)} passes changed the graph", file=sys.stderr)
+    return made
 
 
 def run(args: argparse.Namespace) -> int:
     with progress(args.json) as tell:
         tell("planning", 0, 0)
-        made = make(args)
+        made = _watched(args) if args.passes is not None else make(args)
         texts = [to_json(plan) for plan in made] if args.output or args.json else []
     if args.output:
         for plan, text in zip(made, texts, strict=True):

@@ -6,7 +6,7 @@ Called by ark.lower.pipeline, and by ark.lower.ranks where ranks share a plan.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from ark.errors import InvalidUsageError, PlanError
 from ark.ir.graph import Graph, Node
 from ark.lower.choose import choose, with_movers
 from ark.lower.nodes import begins_alone, meets_peers
+from ark.lower.observe import observer
 from ark.lower.passes import PASSES, Stage
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.overlap_collectives import JOINED
@@ -33,11 +34,6 @@ OPTIONS = (
 )
 
 
-Observer = Callable[[str, Graph, Graph], None]
-"""Told of a pass by name, with the graph (of one kernel, behind the choice of variants) before and
-after it."""
-
-
 @dataclass(frozen=True)
 class Prepared:
     """A graph as it will be lowered. machines: by phase, with the one variant that it runs under.
@@ -53,42 +49,38 @@ class Prepared:
     reordered: bool = False
 
 
-def prepare(
-    graph: Graph,
-    machine: Machine,
-    options: Mapping[str, Any] | None = None,
-    observer: Observer | None = None,
-) -> Prepared:
+def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = None) -> Prepared:
     """Runs the passes and chooses the kernel variants; options and errors as for plan."""
     chosen = _checked(options or {}, graph.world_size)
     _check_ranges(graph, machine)
     external = frozenset(chosen.get("external", ()))
     context = Context(machine, chosen, external)
-    private = _run(Stage.GRAPH, _private_copy(graph), context, observer)
+    private = _run(Stage.GRAPH, _private_copy(graph), context)
     machines = choose(private, context)
     alone = begins_alone(private) and not chosen.get("together", False)
     ended = alone and meets_peers(private)
     nodes: list[Node] = []
     for part, target, kept in _kernels(private, machines, external):
-        part = _run(Stage.KERNEL, part, Context(target, chosen, kept, machines), observer)
+        part = _run(Stage.KERNEL, part, Context(target, chosen, kept, machines))
         nodes += part.nodes
         private.received |= part.received
     if len(machines) == 1 and any(n.type in JOINED for n in nodes):
         machines = (with_movers(machines[0], machine),)
     private.nodes = nodes
-    last = _run(Stage.ORDER, private, Context(machine, chosen, external, machines), observer)
+    last = _run(Stage.ORDER, private, Context(machine, chosen, external, machines))
     return Prepared(last, machines, chosen, alone, ended, last is not private)
 
 
-def _run(stage: Stage, graph: Graph, context: Context, observer: Observer | None) -> Graph:
+def _run(stage: Stage, graph: Graph, context: Context) -> Graph:
     """The graph after all passes of a stage that the options leave on."""
+    tell = observer()
     for step in PASSES:
         if step.stage is not stage or (step.option and not context.options.get(step.option, True)):
             continue
         before = graph
         graph = step.run(before, context)
-        if observer is not None:
-            observer(step.name, before, graph)
+        if tell is not None:
+            tell(step.name, before, graph, context)
     return graph
 
 
