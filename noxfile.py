@@ -48,7 +48,9 @@ MATRIX = nox.project.load_toml("ci/matrix.toml")
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, format, the order of the layers, and that generated files are up to date."""
+    """Style, format, the order of the layers, and that generated files and the plans of named
+    programs for two machines (ci/plans) are up to date.
+    """
     session.install(
         "ruff>=0.6",
         "tomli; python_version < '3.11'",
@@ -64,6 +66,7 @@ def lint(session: nox.Session) -> None:
     device = sorted(str(p) for p in headers if "ark_rocm_emulator" not in p.parts)
     session.run("clang-format", "--dry-run", "-Werror", *device)
     session.run("python", "ci/generate.py", "--check")
+    session.run("python", "ci/plans.py", "--check", env=BESIDE)
 
 
 @nox.session
@@ -146,6 +149,7 @@ def slow(session: nox.Session) -> None:
     session.run("pytest", *WORKERS, "-m", "", *sorted({*more} - {*alone}), env=environment)
     session.run("pytest", "-m", "slow", *alone, env=environment)
     session.run("pytest", *WORKERS, "tests/backend", "tests/multi", "-k", "cpu", env=BESIDE)
+    session.run("python", "ci/plans.py", "--check", "--all", env=BESIDE)
     _emulate(session, [run for run in MATRIX["emulated"] if run.get("session") == "slow"])
 
 

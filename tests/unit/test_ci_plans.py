@@ -1,0 +1,146 @@
+"""ci/plans keeps what the planner makes of named programs, and lint sees when it changes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ark.backend import registry
+from tests.unit.test_ci import load
+
+plan_programs, plans = load("plan_programs"), load("plans")
+PROGRAMS = {program.name: program for program in plan_programs.programs()}
+
+TEXT = """# head
+
+add-64m-fp32
+  all: block, predicted 187.6 us, 1 ops, 132 tasks, 0 waits
+  claimed 1/132
+  computes 67,108,864, moves 805,306,368 bytes
+  1 counters; state 805,306,368
+
+decoder-1b-prompts
+  prompt: matrix, predicted 3725 us, 10 ops, 20 tasks, 30 waits
+  decode: roles, predicted 699.6 us, 10 ops, 20 tasks, 30 waits
+  9 counters; no bytes
+"""
+
+
+def slower(text: str, old: str, new: str) -> str:
+    assert f"predicted {old} us" in text
+    return text.replace(f"predicted {old} us", f"predicted {new} us")
+
+
+def test_every_machine_has_a_file_of_the_same_programs() -> None:
+    """Of CPUs, those that few processors can do."""
+    for machine in plans.LINT:
+        registry.machine(machine)
+        text = (plans.FOLDER / f"{machine}.txt").read_text()
+        names = [block.splitlines()[0] for block in text.split("\n\n")[1:]]
+        wanted = [p.name for p in PROGRAMS.values() if p.on_cpu or not machine.startswith("cpu")]
+        assert names == wanted
+        assert len(set(names)) == len(names) >= (40 if machine.startswith("cpu") else 60)
+        assert all(us > 0 for us in plans.predicted(text).values())
+    plans.read_reasons(plans.FOLDER / "reasons.toml")
+
+
+@pytest.mark.parametrize("machine", plans.LINT)
+@pytest.mark.parametrize("name", ["matmul-128x4096x4096-nt-bf16", "lstm-2x4-h64-bf16"])
+def test_the_kept_text_is_the_plan_s(name: str, machine: str) -> None:
+    text = plans.describe(PROGRAMS[name], registry.machine(machine))
+    assert f"\n\n{text.strip()}\n" in (plans.FOLDER / f"{machine}.txt").read_text()
+
+
+def test_the_text_shows_how_products_are_cut() -> None:
+    """Products of one row that are cut into tasks for all processors wait for each other: with a
+    task each an LSTM is predicted to be faster, and to cut them is refused without a reason.
+    """
+    program = PROGRAMS["lstm-2x4-h64-bf16"]
+    machine = registry.machine("h200")
+    texts = [plans.describe(program, m) for m in (machine.with_processors(2), machine)]
+    products = [re.findall(r"matmul\[(\w+)\] (\d+)/(\d+)", text) for text in texts]
+    assert all(products) and products[0] != products[1]
+    assert plans.growths({"h200": "#\n\n" + texts[0]}, {"h200": "#\n\n" + texts[1]})
+
+
+def test_times_are_read_by_program_and_phase() -> None:
+    assert plans.predicted(TEXT) == {
+        "add-64m-fp32": 187.6,
+        "decoder-1b-prompts prompt": 3725.0,
+        "decoder-1b-prompts decode": 699.6,
+    }
+
+
+def test_a_change_fails_the_check_and_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plans.write({"h200": TEXT}, tmp_path) == 0
+    assert plans.check({"h200": TEXT}, tmp_path) == 0
+    moved = TEXT.replace("claimed 1/132", "fused 1/264")
+    assert plans.check({"h200": moved}, tmp_path) == 1
+    said = capsys.readouterr().out
+    assert "-  claimed 1/132" in said and "+  fused 1/264" in said
+    assert plans.check({"mi300x": TEXT}, tmp_path) == 1  # a file that is not there
+
+
+def test_a_time_that_grows_needs_a_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plans.write({"h200": TEXT}, tmp_path) == 0
+    little, much = slower(TEXT, "699.6", "720.0"), slower(TEXT, "699.6", "721.0")
+    assert plans.write({"h200": much}, tmp_path) == 1
+    said = capsys.readouterr().err
+    assert '"h200 decoder-1b-prompts decode" = [699.6, 721.0]' in said and "3%" in said
+    assert (tmp_path / "h200.txt").read_text() == TEXT
+    assert plans.write({"h200": little}, tmp_path) == 0
+    assert plans.write({"h200": TEXT}, tmp_path) == 0
+    # Another time, or another machine, is not what the reason is about.
+    reasons = tmp_path / "reasons.toml"
+    for row in ('"h200 decoder-1b-prompts decode" = [699.6, 722.0]', '"mi300x add" = [1.0, 2.0]'):
+        reasons.write_text(f'[[reason]]\nwhy = "norms are separate"\n[reason.us]\n{row}\n')
+        assert plans.write({"h200": much}, tmp_path) == 1
+    reasons.write_text(reasons.read_text() + '"h200 decoder-1b-prompts decode" = [699.6, 721.0]\n')
+    assert plans.write({"h200": much}, tmp_path) == 0
+    assert (tmp_path / "h200.txt").read_text() == much
+
+
+def test_a_reason_is_kept_until_the_time_is_back(tmp_path: Path) -> None:
+    slow = slower(TEXT, "187.6", "250.0")
+    for texts, why in (({"h200": TEXT, "mi300x": TEXT}, ""), ({"h200": slow}, "claims are off")):
+        assert plans.write(texts, tmp_path, why) in (0, 1)
+    assert (tmp_path / "h200.txt").read_text() == slow
+    kept = plans.read_reasons(tmp_path / "reasons.toml")
+    assert kept.reason == [plans.Reason("claims are off", {"h200 add-64m-fp32": (187.6, 250.0)})]
+    for texts in ({"h200": slow}, {"mi300x": TEXT}, {"h200": slower(TEXT, "187.6", "240.0")}):
+        assert plans.write(texts, tmp_path) == 0
+        assert plans.read_reasons(tmp_path / "reasons.toml") == kept
+    assert plans.check({"h200": TEXT}, tmp_path) == 1
+    assert plans.write({"h200": TEXT}, tmp_path) == 0
+    assert plans.read_reasons(tmp_path / "reasons.toml") == plans.Reasons()
+    assert plans.check({"h200": TEXT, "mi300x": TEXT}, tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[reason]]\nwhy = ""\n[reason.us]\n"h200 a" = [1.0, 2.0]\n', "why"),
+        ('[[reason]]\nwhy = "long enough"\n[reason.us]\n"h200 a" = [1.0]\n', "us"),
+        ('[[reason]]\nbecause = "long enough"\n', "because"),
+        ("[[reason", "reasons.toml"),
+    ],
+)
+def test_a_file_of_reasons_is_checked(tmp_path: Path, text: str, said: str) -> None:
+    assert plans.write({"h200": TEXT}, tmp_path) == 0
+    (tmp_path / "reasons.toml").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        plans.read_reasons(tmp_path / "reasons.toml")
+    assert plans.write({"h200": TEXT}, tmp_path) == 1
+    assert plans.check({"h200": TEXT}, tmp_path) == 1
+
+
+def test_a_reason_that_is_too_short_is_refused(tmp_path: Path) -> None:
+    assert plans.write({"h200": TEXT}, tmp_path) == 0
+    assert plans.write({"h200": slower(TEXT, "187.6", "250.0")}, tmp_path, "ok") == 1
+    assert (tmp_path / "h200.txt").read_text() == TEXT
