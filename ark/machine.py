@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from ark.costs import ESTIMATED, Costs
 from ark.ranges import Bytes, Count, LineBytes, MemoryBytes, Name, Rate, Threads, Word, Words
 from ark.variant import COMPUTE, MOVE, Variant, block
 
@@ -25,9 +26,10 @@ class Machine:
     processors: SMs, CUs or cores that run one block each. lanes: threads of a warp or wave.
     shared_bytes: shared memory (LDS) that tasks and the ring may use, without what the loop keeps
     for itself (ark.codegen.layout.LOOP_BYTES). variants: kernel variants that it can run, the one
-    to use first. bandwidth_gbps, tflops: for the cost model. signal_us: one counter hand-over.
-    line_bytes: a cache line; counters of different producers lie so far apart. tile: rows and
-    columns of a matmul tile. large_tiles: rows and columns of those that have a loop of their own
+    to use first. bandwidth_gbps, tflops: of memory and of matrix units, all processors together.
+    costs: all other times and rates (ark.costs). line_bytes: a cache line; counters of different
+    producers lie so far apart. tile: rows and columns of a matmul tile. large_tiles: rows and
+    columns of those that have a loop of their own
     for 16-bit types, and the share of its time that matrix units multiply. exact_tiles: the same
     of products of fp32 in its own digits, the last number the speed beside the others'.
     attention_rows: of a tile of attention on matrix units, at most.
@@ -64,13 +66,13 @@ class Machine:
     memory_bytes: MemoryBytes = 0
     bandwidth_gbps: Rate = 10.0
     tflops: Rate = 0.1
-    signal_us: Rate = 1.0
     line_bytes: LineBytes = 64
     tile: tuple[Count, Count] = (64, 64)
     large_tiles: tuple[tuple[Count, Count, Rate], ...] = ()
     exact_tiles: tuple[tuple[Count, Count, Rate], ...] = ()
     attention_rows: Count = 128
     capabilities: Words = ()
+    costs: Costs = ESTIMATED
 
     @property
     def variant(self) -> Variant:

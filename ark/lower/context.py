@@ -34,6 +34,7 @@ class Lowering:
         self.groups: list[Group] = []
         self.node: Node | None = None  # the one that is being lowered
         self.next: Node | None = None  # the one behind it that makes tasks
+        self.beside = 1  # ops that run at the same time, the node among them
         self.cut = False  # were its tasks cut as its hints say?
         self.shares: dict[int, Tensor] = {}  # by the buffer of logits that nobody gathers
         self._numbers: dict[str, int] = {}

@@ -17,9 +17,7 @@ from typing import Any
 from ark.ir.values import Tensor
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
-from ark.tasks.matmul_form import dims
 from ark.tasks.matmul_small import small
-from ark.tasks.matmul_thin import thin, thin_tile
 
 LINE = 128  # bytes of k in a step
 # Microseconds, and bytes a microsecond, of one processor of an H100.
@@ -162,36 +160,16 @@ def is_exact(dtypes: Sequence[str], shape: Sequence[int], depth: int) -> bool:
     return large and set(dtypes) == {"fp32"}
 
 
-THIN_BYTES = 1 << 17  # that a task of such a product reads at least where k is cut
-MOST_THIN = 16  # parts of k
-
-
-def thin_cut(params: Mapping[str, Any], tensors: Sequence[Tensor], machine: Machine) -> Cut | None:
-    """The cut of a product of few rows or columns that reads its other side at memory's speed; None
-    if it is none. tensors: both sides, what is added to the product, and the result.
-
-    Where there are fewer tiles than processors, k is cut.
-    """
-    right, sig = tensors[1], _signature(params, tensors)
-    form = thin(sig, machine)
-    if form is None:
-        return None
-    tile = thin_tile(sig, form, machine)
-    m, n, k = dims(sig)
-    tasks = -(-m // tile[0]) * -(-n // tile[1])
-    parts = 1
-    if max(len(t.shape) for t in tensors) == 2:
-        wide = tile[1 - form.few] * k * right.dtype.itemsize
-        parts = max(1, min(machine.processors // tasks, wide // THIN_BYTES, MOST_THIN))
-    return Cut(*tile, parts)
-
-
 def deals_matrices(params: Mapping[str, Any], tensors: Sequence[Tensor], machine: Machine) -> bool:
-    """Is it many products of small matrices, of which a processor has a task? As of `thin_cut`."""
-    return small(_signature(params, tensors), machine)
+    """Is it many products of small matrices, of which a processor has a task?
+
+    tensors: both sides, what is added to the product, and the result.
+    """
+    return small(signature(params, tensors), machine)
 
 
-def _signature(params: Mapping[str, Any], tensors: Sequence[Tensor]) -> Signature:
+def signature(params: Mapping[str, Any], tensors: Sequence[Tensor]) -> Signature:
+    """The product's. Arguments as of `deals_matrices`."""
     left, right, *_, out = tensors
     seen = (OperandType(t.dtype.name, t.shape, t.strides) for t in (left, right, out))
     return Signature("matmul", params, tuple(seen))

@@ -13,6 +13,7 @@ from ark.ir.values import Tensor
 from ark.lower import registry
 from ark.lower.context import Lowering
 from ark.lower.registry import Aliasing
+from ark.lower.rewrite.waves import beside
 from ark.machine import Machine
 from ark.plan.groups import Group
 
@@ -41,9 +42,11 @@ def lower_nodes(
     phase.
     """
     lowering = Lowering(graph, machines[0], options, alone)
-    nodes = [node for node in graph.nodes if not node.virtual]
-    for node, after in zip_longest(nodes, nodes[1:]):
-        lowering.node, lowering.next, lowering.machine = node, after, machines[node.phase]
+    pairs = zip(graph.nodes, beside(graph.nodes, machines), strict=True)
+    listed = [(node, number) for node, number in pairs if not node.virtual]
+    for (node, number), after in zip_longest(listed, listed[1:]):
+        lowering.node, lowering.next = node, after[0] if after else None
+        lowering.machine, lowering.beside = machines[node.phase], number
         op = registry.get(node.type)
         lowering.cut = False
         if op.aliasing == "any":

@@ -38,7 +38,35 @@ def box_tile(
         want = min(
             want, max(SWEEP // itemsize, math.ceil(math.prod(shape) / (64 * machine.processors)))
         )
-    return tile_of(full, want)
+    if machine.has("single_thread"):
+        return tile_of(full, want)
+    return _balanced(full, want, max(1, MIN_TILE // weight), weight * itemsize, machine)
+
+
+SIZES = (1.0, 1.5, 1.25, 0.8, 0.67, 0.57, 0.5)  # of tiles to try, beside the wanted one
+FEW_ROUNDS = 4  # tasks a processor, from which on an uneven last round does not matter
+
+
+def _balanced(
+    full: Sequence[int], want: int, least: int, nbytes: int, machine: Machine
+) -> list[int]:
+    """The tiles of about `want` elements whose busiest processor ends first. least: elements of a
+    tile. nbytes: that an element costs.
+    """
+    shape, first = fold(full), tile_of(full, want)
+    rate = machine.bandwidth_gbps * 1e3 / machine.processors
+    begun = machine.costs.task_us * rate / nbytes  # elements in the time of a task's begin
+
+    def tasks(tile: Sequence[int]) -> int:
+        return math.prod(-(-n // t) for n, t in zip(shape, tile, strict=True))
+
+    def time(tile: Sequence[int]) -> float:
+        return -(-tasks(tile) // machine.processors) * (math.prod(tile) + begun)
+
+    if not machine.processors < tasks(first) < FEW_ROUNDS * machine.processors:
+        return first
+    sizes = (max(least, math.ceil(want * size)) for size in SIZES)
+    return min((tile_of(full, size) for size in sizes), key=time)
 
 
 def hinted_tile(

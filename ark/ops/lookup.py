@@ -74,7 +74,11 @@ def _emit_gather(
     lowering: Lowering, operands: Sequence[IrTensor], axis: int, elements: bool
 ) -> None:
     shape = operands[2].shape
-    tile = box_tile(shape, lowering.machine, itemsize=operands[2].dtype.itemsize)
+    itemsize, line = operands[2].dtype.itemsize, lowering.machine.line_bytes
+    weight = 1
+    if shape[-1] == 1 and not lowering.machine.has("single_thread"):
+        weight = max(1, line // itemsize)  # a line is loaded for each element
+    tile = box_tile(shape, lowering.machine, weight, itemsize)
     params = {"axis": axis, "elements": elements, "tile": tile}
     lowering.emit("gather", params, operands, box_coords(shape, tile))
 

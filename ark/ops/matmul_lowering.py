@@ -21,13 +21,13 @@ from ark.lower.cuts import (
     deals_matrices,
     is_exact,
     matrix_group,
-    thin_cut,
     tiles_together,
 )
 from ark.lower.merge import join, joins, part, widen
 from ark.lower.parts import ADDED, is_normed, sum_of_parts
 from ark.lower.registry import get
 from ark.lower.rewrite.overlap_collectives import SHARE, SUM
+from ark.lower.thin_cuts import thin_cut
 from ark.lower.tiling import box_coords, side_by_side
 from ark.tasks import expression
 
@@ -48,14 +48,16 @@ def lower_matmul(lowering: Lowering, node: Node) -> None:
         return
     asked = lowering.tile(shape, fixed=(0, 1), shown=_shown(node))
     plain = not any(node.attrs.get(name) for name in ("gated", "rope_kv", "windows"))
-    cut = thin_cut(_product(node), tensors, machine) if plain and not asked else None
+    cut = thin = None
+    if plain and not asked:
+        cut = thin = thin_cut(_product(node), tensors, machine, lowering.beside)
     dealt_out = plain and not asked and deals_matrices(_product(node), tensors, machine)
     if asked:
         tile = asked[2], asked[3]
     elif dealt_out:
         tile = shape[2], shape[3]
     else:
-        cut = cut or _usual_cut(lowering, node, tensors, shape, plain)
+        cut = thin or _usual_cut(lowering, node, tensors, shape, plain)
         tile = cut.rows, cut.columns
     params = _product(node) | {"tile": list(tile)}
     if cut and cut.parts > 1 and not node.hints and not _travels(lowering, node):
@@ -67,7 +69,8 @@ def lower_matmul(lowering: Lowering, node: Node) -> None:
         params |= {"tasks": machine.processors, "group": 1}
         _emit_product(lowering, node, params, tensors, [(r,) for r in range(params["tasks"])])
         return
-    together = tiles_together(math.prod(tile) * _depth(node), machine) if node.hints is None else 1
+    several = not thin and node.hints is None
+    together = tiles_together(math.prod(tile) * _depth(node), machine) if several else 1
     if len(coords) > 1 and together > 1:  # several small ones are a task
         params |= {"tasks": -(-len(coords) // together), "group": 1}
         coords = [(r,) for r in range(params["tasks"])]

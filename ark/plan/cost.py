@@ -68,7 +68,7 @@ def predict(plan: Plan, phase: int) -> list[Span]:
             heads[processor] += 1
             for event in signals[place]:
                 left[event] -= 1
-                ready[event] = max(ready[event], end + machine.signal_us)
+                ready[event] = max(ready[event], end + machine.costs.signal_us)
                 if not left[event]:
                     able += waiting.pop(event, ())
     return sorted(spans, key=lambda span: (span.processor, span.position))

@@ -235,11 +235,17 @@ def read_machine(fields: Mapping[str, Any]) -> Machine:
         fault = f"it has no field {unknown!r}"
     elif not machine.variants or any(not v.role(COMPUTE) or v.warps > 64 for v in machine.variants):
         fault = "it has no kernel variant of 1 to 64 warps that computes"
-    elif not math.isfinite(machine.bandwidth_gbps + machine.tflops + machine.signal_us):
+    elif not all(map(math.isfinite, _rates(machine))):
         fault = "its rates must be numbers"
     if fault:
         raise PlanError(f"the plan's machine is damaged: {fault}")
     return machine
+
+
+def _rates(machine: Machine) -> list[float]:
+    """Every figure of the machine that a plan file could have as no number."""
+    costs = dataclasses.astuple(machine.costs)
+    return [machine.bandwidth_gbps, machine.tflops, *(v for v in costs if isinstance(v, float))]
 
 
 def _unknown(value: Any, given: Any) -> str | None:

@@ -30,7 +30,7 @@ _FREE = (
     "memory_bytes",
     "bandwidth_gbps",
     "tflops",
-    "signal_us",
+    "costs",
     "line_bytes",
     "tile",
 )

@@ -15,22 +15,48 @@ ARK_DEVICE void ark_thin_totals(const Sum* parts, const Total& total) {
   }
 }
 
+// The sums over all lanes of COUNT sums of each, a power of two: lane l has that of sum l % COUNT.
+// While lanes have several, each keeps half of them and sends the other half.
+template <int COUNT, int MASK = 1, typename Sum>
+ARK_DEVICE Sum ark_thin_lanes(Sum* sums) {
+  if constexpr (COUNT == 1) {
+#pragma unroll
+    for (int mask = MASK; mask < ARK_LANES; mask *= 2) sums[0] += ark_other_sum(sums[0], mask);
+    return sums[0];
+  } else {
+    const bool odd = ark_lane() & MASK;
+#pragma unroll
+    for (int e = 0; e < COUNT / 2; ++e) {
+      const Sum kept = odd ? sums[2 * e + 1] : sums[2 * e];
+      sums[e] = kept + ark_other_sum(odd ? sums[2 * e] : sums[2 * e + 1], MASK);
+    }
+    return ark_thin_lanes<COUNT / 2, 2 * MASK>(sums);
+  }
+}
+
+// Sums of a thread that go through ark_thin_lanes together: more of them leave no registers.
+ARK_DEVICE constexpr int ark_thin_group(int count) {
+  return count > 8 ? 1 : count > 4 ? 8 : count > 2 ? 4 : count;
+}
+
 // k lies side by side on both sides: TEAM warps have R rows of `many` at a time.
 template <int MANY, int FEW, int TILE, int R, int V, int TEAM, class A, class B, class Finish>
 ARK_DEVICE void ark_thin_along(char* scratch, int first, int k0, int k1, const A& many,
                                const B& few, const Finish& finish) {
   typedef decltype(ark_factor(many(0, 0))) Sum;
   constexpr int TEAMS = ARK_WARPS / TEAM, STEP = TEAM * ARK_LANES * V, EACH = R * FEW;
+  constexpr int GROUP = ark_thin_group(EACH), GROUPS = (EACH + GROUP - 1) / GROUP;
+  constexpr int AT_ONCE = R > 4 ? 1 : 4;
   const int end = first + TILE < MANY ? first + TILE : MANY;
   Sum* parts = reinterpret_cast<Sum*>(scratch);
   for (int at = first; at < end; at += TEAMS * R) {
     const int begin = at + ark_warp() / TEAM * R;
-    Sum sums[EACH] = {};
+    Sum sums[GROUPS * GROUP] = {};
     if (begin < end) {
       decltype(many(0, 0)) from[R];
 #pragma unroll
       for (int r = 0; r < R; ++r) from[r] = many(begin + r < end ? begin + r : end - 1, k0);
-#pragma unroll 4
+#pragma unroll AT_ONCE
       for (int k = (ark_warp() % TEAM * ARK_LANES + ark_lane()) * V; k < k1 - k0; k += STEP) {
         decltype(ark_load_pack<V>(from[0])) x[R];
 #pragma unroll
@@ -49,23 +75,19 @@ ARK_DEVICE void ark_thin_along(char* scratch, int first, int k0, int k1, const A
         }
       }
     }
+    if (TEAM > 1 && at > first) ark_sync();
 #pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-      for (int mask = 1; mask < ARK_LANES; mask *= 2) sums[e] += ark_other_sum(sums[e], mask);
+    for (int g = 0; g < GROUPS; ++g) {
+      const Sum sum = ark_thin_lanes<GROUP>(sums + g * GROUP);
+      const int e = g * GROUP + ark_lane();
+      const bool mine = ark_lane() < GROUP && e < EACH;
+      if constexpr (TEAM > 1) {
+        if (mine) parts[ark_warp() * EACH + e] = sum;
+      } else if (mine && begin + e / FEW < end) {
+        finish(begin + e / FEW, e % FEW, sum);
+      }
     }
-    if constexpr (TEAM == 1) {
-#pragma unroll
-      for (int e = 0; e < EACH; ++e) {
-        if (ark_lane() == e % ARK_LANES && begin + e / FEW < end) {
-          finish(begin + e / FEW, e % FEW, sums[e]);
-        }
-      }
-    } else {
-      if (at > first) ark_sync();
-#pragma unroll
-      for (int e = 0; e < EACH; ++e) {
-        if (ark_lane() == e % ARK_LANES) parts[ark_warp() * EACH + e] = sums[e];
-      }
+    if constexpr (TEAM > 1) {
       ark_sync();
       ark_thin_totals<TEAMS, TEAM, EACH>(parts, [&](int e, Sum sum) {
         if (at + e / FEW < end) finish(at + e / FEW, e % FEW, sum);

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ark.ir.fold import fold
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
@@ -22,6 +21,7 @@ PACK_BYTES = 16
 TOGETHER = 32  # neighbours that are read at once across
 ROWS = (2, 4)  # of a warp, where the other side is as narrow as this or wider
 WIDE = 5
+SHORT, MOST_SUMS = 2, 8  # steps of k; and sums of a thread where k has no more of them
 
 
 @dataclass(frozen=True)
@@ -78,22 +78,6 @@ def _batches(sig: Signature, index: int) -> tuple[int, ...]:
     return tuple(s for n, s in pairs if n > 1)
 
 
-def thin_tile(sig: Signature, form: Thin, machine: Machine) -> tuple[int, int]:
-    """Rows and columns of its tiles: all of the side that has few, and of the other one, where k
-    lies side by side, as many as give each processor a tile of one matrix, or some of many.
-    """
-    batch = fold(sig.operands[2].shape)
-    m, n, _ = dims(sig)
-    many, few = (n, m) if form.few == 0 else (m, n)
-    count = batch[0] * batch[1]
-    if form.along:
-        tasks = machine.processors * (4 if count > 1 else 1)
-        tile = min(many, -(-count * many // tasks))
-    else:
-        tile = TOGETHER
-    return (few, tile) if form.few == 0 else (tile, few)
-
-
 def served(sig: Signature, machine: Machine) -> Thin | None:
     """The form, if the signature's tiles are such as it takes."""
     form = thin(sig, machine)
@@ -111,18 +95,27 @@ def scratch(sig: Signature, form: Thin, machine: Machine) -> int:
     few = dims(sig)[form.few]
     if form.along:
         team = _team(sig, form, machine)
-        return 4 * machine.warps * _rows(few) * few if team > 1 else 0
+        return 4 * machine.warps * _rows(sig, form, machine) * few if team > 1 else 0
     return 4 * machine.warps * few * TOGETHER
 
 
-def _rows(few: int) -> int:
-    """Rows that a warp has at a time: what it reads of the narrow side is read for all of them."""
-    return ROWS[int(few >= WIDE)]
+def _rows(sig: Signature, form: Thin, machine: Machine) -> int:
+    """Rows that a warp has at a time: what it reads of the narrow side is read for all of them.
+
+    Where k is read in one or two steps, a warp has as many as it has loads for, so that it waits
+    for one load instead of one after another.
+    """
+    few, tile = dims(sig)[form.few], sig.params["tile"][1 - form.few]
+    rows = ROWS[int(few >= WIDE)]
+    if part_of_k(sig) <= SHORT * machine.lanes * form.pack:
+        while 2 * rows * few <= MOST_SUMS and rows * machine.warps < tile:
+            rows *= 2
+    return rows
 
 
 def _team(sig: Signature, form: Thin, machine: Machine) -> int:
     """Warps that share k, so that none is idle: a power of two that divides all."""
-    tile, rows = sig.params["tile"][1 - form.few], _rows(dims(sig)[form.few])
+    tile, rows = sig.params["tile"][1 - form.few], _rows(sig, form, machine)
     teams, deep = -(-tile // rows), machine.lanes * form.pack
     team = 1
     while (
@@ -132,6 +125,14 @@ def _team(sig: Signature, form: Thin, machine: Machine) -> int:
     ):
         team *= 2
     return team
+
+
+def passes(sig: Signature, form: Thin, machine: Machine) -> int:
+    """How often a warp loads rows of a tile and waits for them."""
+    if not form.along:
+        return 1
+    teams = machine.warps // _team(sig, form, machine)
+    return -(-sig.params["tile"][1 - form.few] // (teams * _rows(sig, form, machine)))
 
 
 def thin_text(
@@ -145,7 +146,7 @@ def thin_text(
     constants: tuple[object, ...] = (sizes[many], sizes[few], sig.params["tile"][many])
     callee = "ark_thin_along" if form.along else "ark_thin_across"
     if form.along:
-        constants = (*constants, _rows(sizes[few]))
+        constants = (*constants, _rows(sig, form, machine))
     team = (_team(sig, form, machine),) if form.along else ()
     begin, end = k_range(sig)
     places = ", ".join(("n0" if few == 0 else "m0", begin, end, "many", "few", "store"))

@@ -196,6 +196,8 @@ def test_few_long_rows_are_shared() -> None:
     line = torch.randint(-9, 9, (1 << 19,))
     assert same(lambda t: t.cumsum(0), line).count("scan") == 2
     assert same(lambda t: t.cumsum(0), line.float()).count("scan") == 2
+    few = torch.randint(-9, 9, (3, 1 << 18)).float()
+    assert same(lambda t: t.cumsum(1), few).count("scan") == 2
     same(lambda t: t.float().cumsum(0), rows(4, 70))
 
 

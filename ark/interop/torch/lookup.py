@@ -40,7 +40,7 @@ def _as_one_index(x: Value, indices: Sequence[Value | None]) -> tuple[ark.Tensor
     """
     places = [d for d, i in enumerate(indices) if i is not None]
     found = [i for i in indices if i is not None]
-    if any(i.dtype.is_floating_point or cast(i, ark.bool) is i.tensor for i in found):
+    if any(i.dtype.is_floating_point or i.tensor.ir.dtype == ark.bool for i in found):
         raise refuse("an index of bool")
     first, last = places[0], places[-1]
     if places != list(range(first, last + 1)):

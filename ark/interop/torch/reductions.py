@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ark
+from ark.interop.torch.movement import part
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, floating, operator, refuse
 
 LONGEST_SORTED = 8192  # elements of which the largest are found at once
 LEAST_SORTED = 5  # of the largest; fewer are found one by one
 MOST_PARTS = 1024  # of rows
-LONG_LINE = 1 << 19  # elements of a line that parts are made of
-PARTS = 512  # of it
+LONG_LINE = 1 << 19  # elements of lines that parts are made of
+PARTS, LEAST_PARTS = 512, 8  # of all lines, and of one
 
 
 def _reduced(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,18 +105,19 @@ def _var_mean(
 
 @operator("cumsum.default")
 def _cumsum(call: Call, x: Value, dim: int, **_: Any) -> Any:
-    tensor = cast(x, call.dtype)
-    n = math.prod(x.shape)
-    parts = next((p for p in range(PARTS, PARTS // 2, -1) if n % p == 0), 1)
-    if n < LONG_LINE or n != tensor.ir.shape[dim] or parts == 1:
-        return ark.cumsum(tensor, axis_of(dim, len(x.shape)))
-    # One long line: the sums of each part, then what lies before the part is added.
+    tensor, axis = cast(x, call.dtype), axis_of(dim, len(x.shape))
+    shape = tensor.ir.shape
+    n, total = shape[axis], math.prod(shape)
+    most = PARTS * n // total
+    parts = next((p for p in range(most, most // 2, -1) if n % p == 0), 1)
+    if axis != len(shape) - 1 or total < LONG_LINE or most < LEAST_PARTS or parts == 1:
+        return ark.cumsum(tensor, axis)
+    # Few long lines: running sums of each part, whose last one is what lies before the next part.
     narrow = call.dtype in (ark.fp16, ark.bf16)
-    lines = ark.reshape(tensor, [parts, n // parts])
-    lines = ark.cast(lines, ark.fp32) if narrow else lines
-    before = ark.cumsum(ark.reduce_sum(lines, 1), 0, exclusive=True)
-    made = ark.add(ark.cumsum(lines, 1), before)
-    return ark.cast(made, call.dtype) if narrow else made
+    lines = ark.reshape(tensor, [total // n, parts, n // parts])
+    made = ark.cumsum(ark.cast(lines, ark.fp32) if narrow else lines, 2)
+    made = ark.add(made, ark.cumsum(part(made, 2, n // parts - 1, 1), 1, exclusive=True))
+    return ark.reshape(ark.cast(made, call.dtype) if narrow else made, list(shape))
 
 
 @operator("cumprod.default")

@@ -12,8 +12,8 @@ Rammer (Ma et al., OSDI 2020) calls these wavefronts. Called by ark.lower.prepar
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, overlap
@@ -32,14 +32,36 @@ def reorder_small_ops(graph: Graph, context: Context) -> Graph:
 
     The graph itself is returned if the order stays as it was.
     """
-    machines = context.machines
     nodes: list[Node] = []
-    for (_, small), run in itertools.groupby(
-        graph.nodes, lambda n: (n.phase, _small(n, machines[n.phase]))
-    ):
-        listed = list(run)
-        nodes += _ordered(listed) if small else listed
+    for (_, small), run in _runs(graph.nodes, context.machines):
+        nodes += _ordered(run) if small else run
     return graph if nodes == graph.nodes else graph.with_nodes(nodes)
+
+
+def beside(nodes: Sequence[Node], machines: Sequence[Machine]) -> list[int]:
+    """By node, how many ops run at the same time, the node among them: of its run of small ones
+    those from which the longest paths to the run's end are as long. Ops alike have one number, so
+    that they are cut alike and are one device function: the mean over them. machines: by phase.
+    """
+    ways: list[int] = []
+    for (_, small), run in _runs(nodes, machines):
+        levels = _levels(run)
+        together = Counter(levels)
+        ways += [together[n] if small and n else 1 for n in levels]
+    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    keys = [(n.type, *((t.dtype, t.shape) for t in (*n.inputs, *n.outputs))) for n in nodes]
+    for key, number in zip(keys, ways, strict=True):
+        alike[key].append(number)
+    means = {key: round(sum(listed) / len(listed)) for key, listed in alike.items()}
+    return [means[key] for key in keys]
+
+
+def _runs(
+    nodes: Sequence[Node], machines: Sequence[Machine]
+) -> Iterator[tuple[tuple[int, bool], list[Node]]]:
+    """Phases' runs of nodes that are small, or are not."""
+    for key, run in itertools.groupby(nodes, lambda n: (n.phase, _small(n, machines[n.phase]))):
+        yield key, list(run)
 
 
 def _small(node: Node, machine: Machine) -> bool:

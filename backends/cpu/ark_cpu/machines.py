@@ -6,6 +6,7 @@ import os
 import platform
 import re
 
+from ark.costs import Costs
 from ark.machine import Machine
 from ark.variant import block
 
@@ -36,7 +37,7 @@ def model(processors: int, memory_bytes: int = 0) -> Machine:
         memory_bytes=memory_bytes,
         bandwidth_gbps=12.0 * processors,
         tflops=0.05 * processors,
-        signal_us=0.3,
+        costs=Costs(signal_us=0.3, cache_rate=12e3 * processors),
         capabilities=("single_thread", "peer_packets", "proxy"),
     )
 

@@ -12,6 +12,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from ark.codegen.layout import LOOP_BYTES
+from ark.costs import Costs
 from ark.machine import Machine
 from ark.variant import COMMUNICATE, COMPUTE, LOAD, MOVE, Role, Variant, block
 
@@ -48,6 +49,36 @@ UNIT_TILES = (
     (32, 128, 0.6),
     (32, 256, 0.7),
 )
+
+
+# Of an H100 80GB HBM3 and of an H200: a barrier of 132 blocks takes 1.44 us, of which one hand-over
+# is 0.7; 64 dependent adds in one list take 50 to 61; plain loads from the last cache come at
+# 68 GB/s a block while all blocks load, 8,700 together (docs/matmul.md, docs/performance.md).
+HOPPER = Costs(
+    source="measured on H100 and H200, 2026-11",
+    signal_us=0.7,
+    each_signal_us=0.0056,
+    task_us=0.8,
+    pass_us=0.3,
+    processor_rate=68e3,
+    cache_rate=8.7e6,
+    cache_bytes=50e6,
+    scalar_rate=450e3,
+)
+CACHE_BYTES = {"a100": 40e6, "b200": 126e6, "rtx5090": 96e6}  # published
+
+
+def _costs(name: str, processors: int, gbps: float) -> Costs:
+    """Measured where a machine was at hand; of others the H100's, by processors and bandwidth."""
+    if name not in CACHE_BYTES:
+        return HOPPER
+    return dataclasses.replace(
+        HOPPER,
+        source="estimated from an H100 by processors, bandwidth and published sizes",
+        each_signal_us=HOPPER.each_signal_us * 132 / processors,
+        cache_rate=HOPPER.cache_rate * gbps / 3079.0,
+        cache_bytes=CACHE_BYTES[name],
+    )
 
 
 def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ...]:
@@ -102,7 +133,7 @@ def _machine(
         memory_bytes=memory_gib * GIB,
         bandwidth_gbps=gbps,
         tflops=tflops,
-        signal_us=0.7,
+        costs=_costs(name, processors, gbps),
         exact_tiles=UNIT_TILES if "fp32_parts" in capabilities else EXACT_TILES,
         capabilities=capabilities,
     )

@@ -25,7 +25,6 @@ def model(cores: int) -> Machine:
         memory_bytes=cores * CORE_BYTES,
         bandwidth_gbps=12.0 * cores,
         tflops=0.05 * cores,
-        signal_us=1.0,
         capabilities=("single_thread",),
     )
 

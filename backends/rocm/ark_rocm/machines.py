@@ -6,9 +6,10 @@ product (MODELS, from its data sheet). Called by ark_rocm.__init__ and ark_rocm.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ark.codegen.layout import LOOP_BYTES
+from ark.costs import Costs
 from ark.errors import UnsupportedError
 from ark.machine import Machine
 from ark.variant import block
@@ -73,14 +74,33 @@ class Model:
     memory_gib: int
     bandwidth_gbps: float
     tflops: float
-    signal_us: float
+    costs: Costs
 
+
+# Of the timing model (docs/rocm-timing.md), which has an MI300X's published clocks and latencies.
+CDNA3 = Costs(
+    source="the timing model of an MI300X",
+    signal_us=0.75,
+    each_signal_us=0.005,
+    task_us=1.2,
+    pass_us=0.5,
+    processor_rate=134e3,
+    cache_rate=14e6,
+    cache_bytes=256e6,
+    scalar_rate=500e3,
+)
+_DIE = replace(CDNA3, source="estimated from an MI300X by published rates", signal_us=0.8)
 
 MODELS = {
-    "mi250x": Model("gfx90a", 110, 64, 1638.0, 191.5, 0.8),  # one of the card's two dies
-    "mi300x": Model("gfx942", 304, 192, 5300.0, 1307.0, 0.75),
-    "mi355x": Model("gfx950", 256, 288, 8000.0, 2500.0, 0.75),
-    "rx7900xtx": Model("gfx1100", 48, 24, 960.0, 122.8, 0.8),
+    # One of the card's two dies.
+    "mi250x": Model(
+        *("gfx90a", 110, 64, 1638.0, 191.5), replace(_DIE, cache_rate=3.5e6, cache_bytes=8e6)
+    ),
+    "mi300x": Model("gfx942", 304, 192, 5300.0, 1307.0, CDNA3),
+    "mi355x": Model("gfx950", 256, 288, 8000.0, 2500.0, CDNA3),
+    "rx7900xtx": Model(
+        *("gfx1100", 48, 24, 960.0, 122.8), replace(_DIE, cache_rate=3e6, cache_bytes=96e6)
+    ),
 }
 
 
@@ -109,7 +129,7 @@ def machine(name: str, model: Model) -> Machine:
         memory_bytes=model.memory_gib << 30,
         bandwidth_gbps=model.bandwidth_gbps,
         tflops=model.tflops,
-        signal_us=model.signal_us,
+        costs=model.costs,
         line_bytes=LINE,
         tile=TILE,
         large_tiles=LARGE_TILES if arch.unit == "mfma" else (),
@@ -140,7 +160,7 @@ def opened(
         memory_bytes=memory,
         bandwidth_gbps=like.bandwidth_gbps * scale,
         tflops=like.tflops * scale,
-        signal_us=like.signal_us,
+        costs=like.costs,
         line_bytes=LINE,
         tile=TILE,
         large_tiles=LARGE_TILES if ARCHS[plain].unit == "mfma" else (),

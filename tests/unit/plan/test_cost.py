@@ -23,7 +23,7 @@ def test_nothing_is_predicted_before_what_it_depends_on(
         spans = {(number, s.processor, s.position): s for s in predict(plan, number)}
         assert spans.keys() == {k for k in tasks(plan) if k[0] == number}
         for a, b in order(plan, number).edges:
-            hand_over = machine_of(plan).signal_us if a[1] != b[1] else 0.0
+            hand_over = machine_of(plan).costs.signal_us if a[1] != b[1] else 0.0
             assert spans[b].begin >= spans[a].end + hand_over, (a, b)
             crossing += a[1] != b[1]
     assert crossing or processors == 1

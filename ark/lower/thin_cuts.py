@@ -1,0 +1,88 @@
+"""How a product of few rows or columns is cut, which reads its other side at memory's speed.
+
+A tile has all of the side that has few. How many rows or columns of the other side it has is
+chosen by time: fewer tiles are fewer tasks to wait for, more tiles read on more processors. Ops
+that run beside this one take processors, so an op alone in its graph is cut finer than one of
+twenty that run at the same time. Called by the lowering of matmul.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ark.ir.fold import fold
+from ark.ir.values import Tensor
+from ark.lower.cuts import Cut, signature
+from ark.machine import Machine
+from ark.plan.kind import Signature
+from ark.tasks.matmul_form import dims
+from ark.tasks.matmul_thin import TOGETHER, Thin, passes, thin
+
+PART_BYTES = 1 << 17  # that a task reads at least where k is cut
+MOST_PARTS = 16  # of k
+BATCH_TASKS = 4  # tasks a processor, at most, of many matrices
+
+
+def thin_cut(
+    params: Mapping[str, Any], tensors: Sequence[Tensor], machine: Machine, beside: int
+) -> Cut | None:
+    """The cut of such a product; None if it is none.
+
+    tensors: both sides, what is added to the product, and the result. beside: how many ops run at
+    the same time, this one among them. Where there are fewer tiles than processors, k is cut.
+    """
+    right, sig = tensors[1], signature(params, tensors)
+    form = thin(sig, machine)
+    if form is None:
+        return None
+    tile = min(_tiles(sig, form, machine, beside), key=lambda t: _us(sig, form, t, machine, beside))
+    m, n, k = dims(sig)
+    tasks = -(-m // tile[0]) * -(-n // tile[1])
+    parts = 1
+    if max(len(t.shape) for t in tensors) == 2:
+        wide = tile[1 - form.few] * k * right.dtype.itemsize
+        share = machine.processors // beside
+        parts = max(1, min(share // tasks, wide // PART_BYTES, MOST_PARTS))
+    return Cut(*tile, parts)
+
+
+def _tiles(sig: Signature, form: Thin, machine: Machine, beside: int) -> list[tuple[int, int]]:
+    """The tiles to choose from, the smallest first. Where k lies side by side, they are equal
+    shares of the other side: one for each processor, half as many and so on, and as many as all
+    ops beside each other have one processor each for.
+    """
+    batch = _batch(sig)
+    few, many = (dims(sig)[i] for i in (form.few, 1 - form.few))
+    if form.along:
+        most = machine.processors * (BATCH_TASKS if batch > 1 else 1)
+        counts = [-(-(most >> i) // batch) for i in range(most.bit_length())]
+        counts.append(max(1, machine.processors // beside // batch))
+        sizes = sorted({-(-many // min(count, many)) for count in counts})
+    else:
+        sizes = [TOGETHER]
+    return [(few, size) if form.few == 0 else (size, few) for size in sizes]
+
+
+def _us(sig: Signature, form: Thin, tile: tuple[int, int], machine: Machine, beside: int) -> float:
+    """From the product's begin to the begin of an op that waits for all of it."""
+    costs, many = machine.costs, 1 - form.few
+    m, n, k = dims(sig)
+    sizes, read = (m, n), k * sig.operands[many].itemsize
+    tasks = _batch(sig) * -(-sizes[many] // tile[many])
+    active = min(machine.processors, tasks * beside)
+    rate = min(costs.processor_rate, costs.cache_rate / active)
+    if _batch(sig) * sizes[many] * read * beside > costs.cache_bytes:
+        rate = machine.bandwidth_gbps * 1e3 / machine.processors
+    work = max(tile[many] * read / rate, 2.0 * tile[0] * tile[1] * k / costs.scalar_rate)
+    tiled = dataclasses.replace(sig, params={**sig.params, "tile": list(tile)})
+    waits = costs.task_us + costs.pass_us * (passes(tiled, form, machine) - 1)
+    rounds = -(-tasks * beside // machine.processors)
+    signals = min(tasks, machine.processors)
+    return rounds * (waits + work) + costs.signal_us + costs.each_signal_us * signals
+
+
+def _batch(sig: Signature) -> int:
+    return math.prod(fold(sig.operands[2].shape)[:2])

@@ -1,0 +1,27 @@
+"""Tiles of a result are so many that the last round of tasks does not leave processors idle."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ark.backend import registry
+from ark.ir.fold import fold
+from ark.lower.tiling import box_tile
+
+H200 = registry.get("cuda").machine("h200")
+# Shape and what an element costs: sums of 64x257x1000 by two dimensions, a batch norm.
+CASES = [((64, 257, 1), 1000), ((64, 1, 1000), 257), ((16, 64, 56, 56), 1), ((16, 64, 57, 57), 1)]
+
+
+@pytest.mark.parametrize(("shape", "weight"), CASES)
+def test_the_last_round_is_as_full_as_the_others(shape: tuple[int, ...], weight: int) -> None:
+    tile = box_tile(shape, H200, weight)
+    tasks = math.prod(-(-n // t) for n, t in zip(fold(shape), tile, strict=True))
+    rounds = -(-tasks // H200.processors)
+    assert tasks >= 0.9 * rounds * H200.processors, (tile, tasks)
+
+
+def test_many_rounds_keep_the_tile_that_memory_likes() -> None:
+    assert math.prod(box_tile((1 << 26,), H200)) == 16384

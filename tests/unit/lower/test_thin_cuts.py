@@ -1,0 +1,80 @@
+"""How products of few rows or columns are cut: finely where one is alone, coarsely where many of
+them run at the same time and wait for each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ark.backend import registry
+from ark.bench.cases import lstm
+from ark.bench.ops import planned
+from ark.ir.dtype import DataType, bf16, fp32
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan
+from ark.machine import Machine
+from ark.plan.types import Plan
+
+H200 = registry.get("cuda").machine("h200")
+
+
+def tasks(made: Plan, op: int) -> int:
+    return sum(task.op == op for listed in made.phases[0].processors for task in listed)
+
+
+def products(count: int, machine: Machine, m: int, n: int, k: int, dtype: DataType) -> Plan:
+    """So many products of (m, k) and (n, k) that depend on nothing."""
+    graph = Graph()
+    for i in range(count):
+        a = graph.tensor((m, k), dtype, arena="state", name=f"a{i}")
+        b = graph.tensor((n, k), dtype, arena="state", name=f"b{i}")
+        c = graph.tensor((m, n), dtype, arena="state", name=f"c{i}")
+        graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True})
+    return plan(graph, machine)
+
+
+# Rows, columns and depth of one product alone, and its tasks.
+ALONE = {
+    (4096, 1, 4096, fp32): 128,
+    (1, 4096, 4096, bf16): 128,
+    (1, 128256, 2048, bf16): 132,
+    (8, 4096, 4096, fp32): 128,
+    (16, 4096, 4096, fp32): 128,
+    (1, 1024, 256, bf16): 32,
+}
+
+
+@pytest.mark.parametrize("shape", ALONE)
+def test_one_alone_is_cut_for_all_processors(shape: tuple[int, int, int, DataType]) -> None:
+    m, n, k, dtype = shape
+    assert tasks(products(1, H200, m, n, k, dtype), 0) == ALONE[shape]
+
+
+def test_many_at_the_same_time_share_the_processors() -> None:
+    made = products(20, H200, 1, 1024, 256, bf16)
+    counts = {tasks(made, op.id) for op in made.ops}
+    assert counts == {6}, counts
+
+
+def test_products_of_an_lstm_are_few_tasks_each() -> None:
+    """10 layers run side by side, two products each: 8 tasks of 128 columns were 660 us on
+    an H200, 32
+    of four tiles of 8 columns 1,800 (docs/performance.md).
+    """
+    made, _ = planned(lstm(10, 20, 256), H200)
+    found = [op for op in made.ops if op.kind == "matmul"]
+    assert len(found) == 10 * (2 * 20 - 1)
+    assert max(tasks(made, op.id) for op in found) <= 8
+    assert all("tasks" not in op.params for op in found)  # no tiles one behind the other
+
+
+def test_what_a_hand_over_costs_decides() -> None:
+    """A machine on which every further task costs more has fewer of them."""
+    slow = dataclasses.replace(H200.costs, each_signal_us=1.0)
+    counts = [
+        tasks(products(1, dataclasses.replace(H200, costs=c), 1, 1024, 256, bf16), 0)
+        for c in (H200.costs, slow)
+    ]
+    assert counts[1] < counts[0]
