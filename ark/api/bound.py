@@ -11,29 +11,83 @@ from ark.errors import InvalidUsageError
 from ark.frontend.foreign import is_torch
 from ark.frontend.tensor import Tensor
 from ark.plan import kind as kinds
+from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
+from ark.variant import COMMUNICATE
 
 
 def check_overlaps(plan: Plan, addresses: Mapping[int, int]) -> None:
-    """Memory that is written may be under one name only: the planner cannot see addresses."""
-    written = set()
-    first = {t.op: t for phase in plan.phases for tasks in phase.processors for t in tasks}
-    for op_id, task in first.items():
-        op = plan.ops[op_id]
-        for access in kinds.get(op.kind).accesses(kinds.signature(plan, op), task.coord):
-            if access.write:
-                written.add(plan.tensors[op.operands[access.operand]].buffer)
+    """Memory that is written may be under two names only where the plan orders its users.
+
+    The planner cannot see addresses, so it orders what has one name. Two names of one memory are
+    ordered by ark.identity(tensor, deps=[what was written]).
+    """
     spans = sorted((at, at + plan.buffers[i].nbytes, i) for i, at in addresses.items())
+    pairs = []
     for place, (_, end, a) in enumerate(spans):
         for begin, _, b in spans[place + 1 :]:
             if begin >= end:
                 break
-            if not {a, b} & written:
-                continue
+            pairs.append((a, b))
+    if not pairs:
+        return
+    uses = _Uses(plan)
+    for a, b in pairs:
+        if {a, b} & uses.written and not uses.ordered(a, b):
             raise InvalidUsageError(
                 f"the memory of {plan.buffers[a].name!r} and {plan.buffers[b].name!r} overlaps, "
-                "and the model writes one of them; bind one placeholder and take slices of it"
+                "and the model writes one of them; bind one placeholder and take slices of it, or "
+                "order what uses the other by ark.identity(tensor, deps=[what was written])"
             )
+
+
+class _Uses:
+    """Which ops of a plan touch which buffers."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._touched: dict[int, set[int]] = {}  # by buffer the ops
+        self._written: dict[int, set[int]] = {}
+        self._ahead: set[int] = set()  # buffers that are read before a task's waits are met
+        first = {t.op: t for phase in plan.phases for tasks in phase.processors for t in tasks}
+        early = any(machine_of(plan, n).variant.role(COMMUNICATE) for n in range(len(plan.phases)))
+        for number, task in first.items():
+            op, sig = plan.ops[number], kinds.signature(plan, plan.ops[number])
+            kind = kinds.get(op.kind)
+            ahead = {f.operand for f in task.fetches} | (kind.early(sig) if early else set())
+            self._ahead.update(plan.tensors[op.operands[i]].buffer for i in ahead)
+            for access in kind.accesses(sig, task.coord):
+                buffer = plan.tensors[op.operands[access.operand]].buffer
+                self._touched.setdefault(buffer, set()).add(number)
+                if access.write:
+                    self._written.setdefault(buffer, set()).add(number)
+
+    @property
+    def written(self) -> set[int]:
+        """The buffers that are written."""
+        return set(self._written)
+
+    def ordered(self, a: int, b: int) -> bool:
+        """Is each op that writes one buffer ordered with each that touches the other?"""
+        if len(self._plan.phases) > 1 or self._plan.world_size > 1 or {a, b} & self._ahead:
+            return False
+        return all(
+            self._ordered(min(writer, other), max(writer, other))
+            for mine, theirs in ((a, b), (b, a))
+            for writer in self._written.get(mine, ())
+            for other in self._touched.get(theirs, ())
+        )
+
+    def _ordered(self, first: int, last: int) -> bool:
+        """Does the last op wait for a whole tensor that the first one writes, or touches?"""
+        if first == last:
+            return False
+        plan = self._plan
+        return any(
+            plan.tensors[t].shape == plan.tensors[t].extents
+            and first in self._written.get(plan.tensors[t].buffer, ())
+            for t in plan.ops[last].after
+        )
 
 
 def bind(mappings: Mapping[Tensor, Any] | None) -> None:

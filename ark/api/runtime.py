@@ -10,9 +10,10 @@ import atexit
 import contextlib
 import time
 from collections.abc import Mapping
+from enum import Enum
 from numbers import Integral
 from typing import Any, ClassVar
-from weakref import WeakMethod, WeakSet
+from weakref import WeakMethod, WeakSet, ref
 
 from ark.api import planner
 from ark.api.bound import bind, check_overlaps
@@ -37,7 +38,16 @@ class Runtime:
     ranks: the job's ranks, for several; default what ark.init joins.
     """
 
+    class State(Enum):
+        """What a runtime is doing: nothing is launched, a launch has nothing to run, or it runs."""
+
+        Init = 0
+        LaunchedNotRunning = 1
+        Running = 2
+
     _all: ClassVar[WeakSet[Runtime]] = WeakSet()
+    _latest: ClassVar[ref[Runtime] | None] = None
+    _shared: ClassVar[Runtime | None] = None  # what get_runtime gave, which nobody else may hold
     last_plan: planner.Plan | None = None
 
     def __init__(self, ranks: Ranks | None = None) -> None:
@@ -52,6 +62,21 @@ class Runtime:
         self._extra: list[Memory] = []
         self._device: Device | None = None
         Runtime._all.add(self)
+        Runtime._latest = ref(self)
+
+    @staticmethod
+    def get_runtime() -> Runtime:
+        """The runtime that was made last and is still held; else a new one."""
+        latest = Runtime._latest() if Runtime._latest is not None else None
+        Runtime._shared = latest or Runtime()
+        return Runtime._shared
+
+    @property
+    def state(self) -> Runtime.State:
+        """What the runtime is doing; Running until `run(non_blocking=True)` has ended."""
+        if not self.launched():
+            return Runtime.State.Init
+        return Runtime.State.LaunchedNotRunning if self._idle() else Runtime.State.Running
 
     @staticmethod
     def stop_all() -> None:
@@ -309,6 +334,11 @@ class Runtime:
             raise
         self._abandon(together=True)
         return self._elapsed * 1e3
+
+    def reset(self) -> None:
+        """Ends the launch, if there is one; the runtime may launch again."""
+        if self.launched():
+            self.stop()
 
     def _abandon(self, together: bool = False) -> None:
         """Leaves the device, whatever state it is in; together: see Executor.close."""

@@ -16,6 +16,7 @@ import numpy as np
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend import dlpack
 from ark.frontend.foreign import address_of, as_array, is_torch
+from ark.frontend.indices import index_range
 from ark.frontend.model import Model
 from ark.frontend.streams import wait_for_stream
 from ark.ir import values as ir
@@ -204,7 +205,7 @@ class Tensor:
         shape = self.ir.shape
         if len(parts) > len(shape):
             raise InvalidUsageError(f"{len(parts)} indices were given for {len(shape)} dimensions")
-        ranges = [_range(part, n) for part, n in zip(parts, shape, strict=False)]
+        ranges = [index_range(part, n) for part, n in zip(parts, shape, strict=False)]
         ranges += [(0, n) for n in shape[len(parts) :]]
         return provided["view"](as_tensor(self), [e - b for b, e in ranges], [b for b, _ in ranges])
 
@@ -361,23 +362,6 @@ def _foreign(tensor: Tensor, data: Any) -> tuple[int, Any]:
             f"placeholder needs shape {list(wanted.extents)}"
         )
     return address, data
-
-
-def _range(part: Any, size: int) -> tuple[int, int]:
-    if isinstance(part, slice):
-        if part.step not in (None, 1):
-            raise UnsupportedError(
-                f"a slice with step {part.step} is not built; the step must be 1"
-            )
-        begin, end, _ = part.indices(size)
-        if end <= begin:
-            raise InvalidUsageError(f"the slice {part} of a dimension of {size} has no elements")
-        return begin, end
-    if isinstance(part, int) and not isinstance(part, bool):
-        if not -size <= part < size:
-            raise InvalidUsageError(f"the index {part} is out of range for a dimension of {size}")
-        return part % size, part % size + 1
-    raise InvalidUsageError(f"an index is an integer or a slice, got {type(part).__name__}")
 
 
 def _cpp_tensor(

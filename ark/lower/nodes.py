@@ -13,7 +13,7 @@ from ark.ir.values import Tensor
 from ark.lower import registry
 from ark.lower.context import Lowering
 from ark.lower.registry import Aliasing
-from ark.lower.rewrite.waves import beside
+from ark.lower.rewrite.reorder_small_ops import beside
 from ark.machine import Machine
 from ark.plan.groups import Group
 

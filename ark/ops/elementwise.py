@@ -12,7 +12,7 @@ import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
-from ark.ir.dtype import FLOATS, INTEGERS, DataType, fp32
+from ark.ir.dtype import FLOATS, INTEGERS, DataType, byte, fp32
 from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -21,6 +21,7 @@ from ark.lower.registry import register
 from ark.lower.rewrite.fuse_chains import expression_of
 from ark.lower.tiling import box_coords, box_tile, swept
 from ark.ops.base import broadcast, check_dims, float_dtype, result, same_dtype
+from ark.ops.views import reinterpret
 from ark.tasks import expression
 from ark.tasks.expression import Tree
 from ark.tasks.functions import FUNCTIONS
@@ -285,11 +286,15 @@ def swiglu(gate: Any, up: Any, output: Any = NullTensor, name: str = "") -> Tens
 def cast(input: Any, dtype: DataType, output: Any = NullTensor, name: str = "") -> Tensor:
     """Converts to `dtype`, round to nearest even; to integers towards zero; to bool: is it not 0?
 
-    Integers that are too large wrap; fp4 takes the nearest of its values.
+    Integers that are too large wrap; fp4 takes the nearest of its values. To or from `byte`, the
+    bytes themselves are the result, without an output as a view of the input's memory.
     """
     tensor = as_tensor(input)
     if not isinstance(dtype, DataType):
         raise InvalidUsageError(f"cast: {dtype!r} is no data type; pass for example ark.fp16")
+    if (tensor.ir.dtype == byte) != (dtype == byte):
+        bits = reinterpret(tensor, dtype, name)
+        return bits if output is NullTensor or output is None else copy(bits, output, name)
     return result("cast", [tensor], tensor.ir.shape, dtype, output, name=name)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.model import Model
 from ark.frontend.tensor import Parameter, Tensor, as_tensor
-from ark.ir.dtype import DataType, fp32
+from ark.ir.dtype import DataType, byte, fp32
 from ark.ir.graph import Node
 from ark.ir.values import MAX_DIMS, dense_view, whole
 from ark.lower.context import Lowering
@@ -121,6 +121,48 @@ def refer(base: Tensor, shape: Sequence[int], offsets: Sequence[int], name: str 
         buffer=source.buffer,
         extents=source.extents,
         offsets=[o + s for o, s in zip(source.offsets, offsets, strict=True)],
+        name=name or source.name,
+    )
+    graph.inherit(made, source)
+    return Tensor(made, base.model)
+
+
+def as_bytes(base: Tensor, nbytes: int) -> Tensor:
+    """The first bytes of a dense tensor, as a view of so many elements of `byte`."""
+    source, graph = base.ir, base.model.graph
+    start = sum(o * s for o, s in zip(source.offsets, source.strides, strict=True))
+    made = graph.tensor(
+        [nbytes],
+        byte,
+        buffer=source.buffer,
+        extents=[source.buffer.nbytes],
+        offsets=[source.dtype.nbytes(start)],
+        name=source.name,
+    )
+    graph.inherit(made, source)
+    return Tensor(made, base.model)
+
+
+def reinterpret(base: Tensor, dtype: DataType, name: str = "") -> Tensor:
+    """A view of the same bytes as elements of another type, of which one is `byte`; the last
+    dimension is so much shorter or longer. ModelError where it does not hold whole elements.
+    """
+    source, graph = base.ir, base.model.graph
+    size, old = dtype.itemsize, source.dtype.itemsize
+    rows = [(*source.shape[:-1],), (*source.extents[:-1],), (*source.offsets[:-1],)]
+    lasts = [source.shape[-1] * old, source.extents[-1] * old, source.offsets[-1] * old]
+    if dtype.packed or source.dtype.packed or any(n % size for n in lasts):
+        raise ModelError(
+            f"cast: rows of {lasts[0]} bytes, of {lasts[1]} in memory, do not hold whole elements "
+            f"of {dtype.name}"
+        )
+    shape, extents, offsets = ((*r, n // size) for r, n in zip(rows, lasts, strict=True))
+    made = graph.tensor(
+        shape,
+        dtype,
+        buffer=source.buffer,
+        extents=extents,
+        offsets=offsets,
         name=name or source.name,
     )
     graph.inherit(made, source)

@@ -7,18 +7,23 @@ before; elsewhere the barrier between iterations sees to it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from ark.errors import InvalidUsageError, PlanError
+from ark.errors import InvalidUsageError, ModelError, PlanError
+from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.dtype import byte
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
+from ark.ir.values import whole
 from ark.lower.context import Lowering
 from ark.lower.engines import tile_bytes
 from ark.lower.merge import bytes_of
 from ark.lower.registry import register
 from ark.ops.base import result
 from ark.ops.copies import copy_box, dense, move
+from ark.ops.views import as_bytes, identity
 from ark.plan.groups import Group
 from ark.tasks.combine import tiles
 
@@ -90,29 +95,109 @@ def _peer(what: str, tensor: Tensor, remote_rank: int) -> int:
 
 
 def send(
-    input: Any, remote_rank: int, tag: int, output: Any = NullTensor, name: str = ""
+    input: Any,
+    remote_rank: Any = None,
+    tag: Any = None,
+    output: Any = NullTensor,
+    name: str = "",
+    **named: Any,
 ) -> Tensor:
     """Sends `input` to the recv of the same tag on `remote_rank`; returns the sent tensor.
 
     Sends and receives of one tag pair up in program order; both sides must have the same shape and
     type. `output` may name the tensor whose memory the result shares; it is not written here.
+    ARK 0.5's send(input, id, dst_rank, bytes) is taken too: with a number of bytes (0: all of them)
+    or its names, the tensor travels as bytes to a recv of that form.
     """
     tensor = as_tensor(input)
-    attrs = {"remote_rank": _peer("send", tensor, remote_rank), "tag": int(tag)}
+    if named or isinstance(output, int):
+        given = (remote_rank, tag, 0 if output is NullTensor else output)
+        tag, rank, nbytes = _older("send", ("id", "dst_rank", "bytes"), given, named)
+        return _message_of("send", tensor, rank, tag, nbytes)
+    attrs = {"remote_rank": _peer("send", tensor, remote_rank), "tag": _whole("send", tag)}
     tensor.model.graph.add("send", [tensor.ir], [], attrs, name)
     return tensor if output is NullTensor or output is None else as_tensor(output)
 
 
-def send_done(input: Any, name: str = "") -> Tensor:
-    """Marks the end of a send. A put has ended with its task: nothing is left to wait for."""
+def send_done(
+    input: Any, name: Any = "", dst_rank: Any = None, *, id: Any = None, sid: Any = None
+) -> Tensor:
+    """Marks the end of a send. A put has ended with its task: nothing is left to wait for.
+
+    ARK 0.5's send_done(input, id, dst_rank) is taken too.
+    """
+    numbers = (id, sid, dst_rank, None if isinstance(name, str) else name)
+    for number in (n for n in numbers if n is not None):
+        _whole("send_done", number)
     return as_tensor(input)
 
 
-def recv(output: Any, remote_rank: int, tag: int, name: str = "") -> Tensor:
+def recv(
+    output: Any = NullTensor,
+    remote_rank: Any = None,
+    tag: Any = None,
+    name: Any = "",
+    **named: Any,
+) -> Tensor:
     """Receives into `output` what `remote_rank` sends under `tag`; returns the new tensor on it.
 
-    Shape and type, any, are those of what is sent.
+    Shape and type, any, are those of what is sent. ARK 0.5's recv(id, src_rank, bytes, output) is
+    taken too, for a send of that form: without an output the result is a new tensor of so many
+    bytes, which ark.cast takes for elements of another type.
     """
+    if named or isinstance(output, int):
+        target = named.pop("output", NullTensor)
+        if isinstance(name, Tensor):
+            target, name = name, ""
+        first = output if isinstance(output, int) else None
+        if isinstance(output, Tensor):
+            target = output
+        given = (first, remote_rank, 0 if tag is None else tag)
+        tag, rank, nbytes = _older("recv", ("id", "src_rank", "bytes"), given, named)
+        if target is NullTensor or target is None:
+            if nbytes < 1:
+                raise InvalidUsageError("recv: without an output, give the number of bytes")
+            model = Model.get_model()
+            target = Tensor(model.new_tensor([nbytes], byte), model)
+        return _message_of("recv", as_tensor(target), rank, tag, nbytes)
     tensor = as_tensor(output)
-    attrs = {"remote_rank": _peer("recv", tensor, remote_rank), "tag": int(tag)}
+    attrs = {"remote_rank": _peer("recv", tensor, remote_rank), "tag": _whole("recv", tag)}
     return result("recv", [], tensor.ir.shape, tensor.ir.dtype, tensor, attrs, name)
+
+
+def _whole(what: str, value: Any) -> int:
+    return int(whole(f"{what}: its tag", value))
+
+
+def _older(
+    what: str, names: Sequence[str], given: Sequence[Any], named: dict[str, Any]
+) -> tuple[int, int, int]:
+    """Tag, rank and bytes of ARK 0.5's forms, given in order or by name."""
+    values = dict(zip(names, given, strict=True))
+    for word, value in named.items():
+        key = "id" if word == "sid" else word
+        if key not in values:
+            raise InvalidUsageError(f"{what} knows nothing called {word!r}")
+        values[key] = value
+    tag, rank, nbytes = (whole(f"{what}: {n}", values[n]) for n in names)
+    if nbytes < 0:
+        raise InvalidUsageError(f"{what}: {nbytes} bytes; give 0 for all, or more")
+    return int(tag), int(rank), int(nbytes)
+
+
+def _message_of(what: str, tensor: Tensor, rank: int, tag: int, nbytes: int) -> Tensor:
+    """A message of the first bytes of a tensor (0: of all); the tensor itself, behind it."""
+    own = tensor.ir
+    if not own.dense:
+        raise ModelError(
+            f"{what}: elements of {own.name!r} do not lie one behind the other; ark.copy it first"
+        )
+    if nbytes > own.nbytes:
+        raise ModelError(f"{what}: {nbytes} bytes of {own.name!r}, which has {own.nbytes}")
+    flat = as_bytes(tensor, nbytes or own.nbytes)
+    attrs = {"remote_rank": _peer(what, tensor, rank), "tag": tag}
+    if what == "send":
+        tensor.model.graph.add("send", [flat.ir], [], attrs)
+        return tensor
+    received = result("recv", [], flat.ir.shape, byte, flat, attrs)
+    return identity(tensor, [received])
