@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ark.backend import registry
 from ark.backend.protocol import PredictingBackend
-from ark.bench.decode import ContextFigures, Figures, decode
+from ark.bench.decode import ContextFigures, Figures, PromptFigures, decode
 from ark.bench.fidelity import STEPS, TOLERANCE
 from ark.bench.results import Figure, figure, results
 from ark.bench.scaled import scaled

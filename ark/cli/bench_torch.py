@@ -22,12 +22,27 @@ if TYPE_CHECKING:
     from ark.bench.modules import ModuleFigures
 
 NAMES = ("resnet", "mobilenet", "lstm", "bert", "gpt2")
+MODELS = (
+    "resnet50-16x224",
+    "bert-base-8x128",
+    "gpt2-124m-4x512",
+    "vit-b-16-8x224",
+    "llama-8-layers-2x512",
+    "convnext-tiny-8x224",
+)
 
 
 def register(kinds: Any) -> None:
     """Adds `ark bench torch`."""
-    p = kinds.add_parser("torch", help="torch.compile by ark and by inductor, five small networks")
-    p.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all")
+    p = kinds.add_parser(
+        "torch", help="torch.compile by ark and by inductor, small networks and whole models"
+    )
+    p.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"small networks: {', '.join(NAMES)} (all); whole models: {', '.join(MODELS)}",
+    )
     p.add_argument("--vs", choices=("inductor",), help="measure the peer in the same run")
     p.add_argument("--repeats", type=positive, default=5)
     p.add_argument("--backend")
@@ -37,10 +52,10 @@ def register(kinds: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    unknown = [n for n in args.names if n not in NAMES]
+    unknown = [n for n in args.names if n not in (*NAMES, *MODELS)]
     if unknown:
         raise InvalidUsageError(
-            f"no network is called {unknown[0]!r}; there are {', '.join(NAMES)}"
+            f"no network is called {unknown[0]!r}; there are {', '.join((*NAMES, *MODELS))}"
         )
     import_torch()
     from ark.bench.modules import measure
@@ -60,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     device = probe.devices[args.device].name
     if args.json == "-":
         return 0
-    table = Table(title=f"torch.compile at batch 1 on {device}, microseconds a call")
+    table = Table(title=f"torch.compile on {device}, microseconds a call")
     heads = ("network", "ark", "waited for", "host", "kernel", "kernels", "distance", "torch")
     for head in (*heads, "inductor", "waited for", "inductor / ark"):
         table.add_column(head)
