@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -43,12 +42,12 @@ class Step:
 
 
 def decoded(found: Any) -> Iterator[tuple[str, float, str]]:
-    (row,) = found["contexts"]
-    yield "", 1e6 * statistics.median(row["runs"]), f"context {row['context']}"
+    (row,) = found["figures"]
+    yield "", row["us"], f"context {row['detail']['context']}"
 
 
 def collected(found: Any) -> Iterator[tuple[str, float, str]]:
-    for row in found["rows"]:
+    for row in (figure["detail"] for figure in found["figures"]):
         beside = [f"{row['algorithm']}, wrong {row['wrong']}"]
         for name in ("predicted", "peer"):
             if row[f"{name}_seconds"] is not None:
@@ -57,8 +56,8 @@ def collected(found: Any) -> Iterator[tuple[str, float, str]]:
 
 
 def stepped(found: Any) -> Iterator[tuple[str, float, str]]:
-    for row in found["rows"]:
-        yield row["plan"], row["measured_us"], f"{row['ratio']:.3f} of the prediction"
+    for row in found["figures"]:
+        yield row["detail"]["plan"], row["us"], f"{1 / row['ratio']:.3f} of the prediction"
 
 
 def steps(args: argparse.Namespace) -> Iterator[Step]:
@@ -69,7 +68,7 @@ def steps(args: argparse.Namespace) -> Iterator[Step]:
     predict = (sys.executable, str(ROOT / "bench/ranks.py"), *ranks, "--machine", args.machine)
     yield Step("predicted", (*predict, "--part", "decode"))
     for config in args.config or SHAPES:
-        words = ("--config", config, *ranks, *on, "--context", str(args.context), "--json")
+        words = ("--config", config, *ranks, *on, "--context", str(args.context), "--json", "-")
         yield Step(f"decode {config}", (*ark, "bench", "decode", *words), decoded)
     peer = ("--vs", "gloo" if args.backend == "cpu" else "nccl")
     yield Step("comm", (*comm, *KINDS, *ranks, *on, *sizes, *peer), collected)
@@ -77,7 +76,7 @@ def steps(args: argparse.Namespace) -> Iterator[Step]:
     for how in ("forestcoll", "ring"):
         fitted = ("--topology", links, "--algorithm", how)
         yield Step(how, (*comm, "all_reduce", *ranks, *on, *sizes, *fitted), collected)
-    parallel = (*ark, "bench", "parallel", "--config", "llama-3.1-8b", *ranks, *on, "--json")
+    parallel = (*ark, "bench", "parallel", "--config", "llama-3.1-8b", *ranks, *on, "--json", "-")
     shape = ("--layers", str(args.layers), "--sequence", str(args.sequence))
     yield Step("plans", (*parallel, *shape, "--plan", "megatron,1f1b"), stepped)
     if args.ranks % 2 == 0 and args.ranks > 2:
@@ -123,7 +122,7 @@ def main() -> int:
             print(f"{step.name}: {out.strip()}", flush=True)
             continue
         asked = step.name.removeprefix("decode ")
-        for what, us, beside in step.figures(json.loads(out.strip().splitlines()[-1])):
+        for what, us, beside in step.figures(json.loads(out)):
             key = f"{what} auto" if step.name == "comm" else asked
             goal = GOALS.get((args.machine, args.ranks, key))
             reach = "" if goal is None else f", goal {goal:g}: {'met' if us <= goal else 'missed'}"

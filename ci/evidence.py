@@ -146,7 +146,7 @@ def write_suite(
         source=code_digest()[:16],
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
-        packages=_packages(),
+        packages=installed(),
         tests=tests,
         selection=selection,
         counts=counts,
@@ -208,7 +208,7 @@ def _word(text: object) -> str:
     return re.sub(r"[^\w .,:;()+/@~#-]", "-", str(text))[:120] or "unknown"
 
 
-def _packages() -> dict[str, str]:
+def installed() -> dict[str, str]:
     installed = {_canonical(d.metadata["Name"]): d.version for d in metadata.distributions()}
     return {p: _word(installed[_canonical(p)]) for p in PACKAGES if _canonical(p) in installed}
 
@@ -243,7 +243,7 @@ def describe(row: dict[str, Any], report: Path) -> Result:
         python=platform.python_version(),
         devices=[_word(d.name) for d in devices],
         versions={_word(k): _word(v) for k, v in sorted(probe.versions.items())},
-        packages=_packages(),
+        packages=installed(),
         on_device=on_device,
         total=total,
         files={_word(k): v for k, v in sorted(files.items())},

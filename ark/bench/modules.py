@@ -1,5 +1,5 @@
 """The speed of torch modules: torch.compile's backend "ark" beside torch's own "inductor" in mode
-"reduce-overhead" (a captured graph of kernels), at batch 1, in the same process.
+"reduce-overhead" (a captured graph of kernels), in the same process.
 
 A call is what a user pays: the mean of many in a row, until the device has done all. What the host
 does for one, and what the kernel takes, are measured apart. Called by `ark bench torch`.
@@ -48,7 +48,10 @@ class ModuleFigures:
 
 def measure(name: str, place: str, repeats: int = 5, peer: bool = False) -> ModuleFigures:
     """One of the networks on torch's device `place`."""
-    module, example = network(name)
+    try:
+        module, example = network(name)
+    except ImportError as error:
+        return ModuleFigures(name, error=f"{_line(error)}; install what it names")
     module, example = module.to(place), example.to(place)
     figures: dict[str, Any] = {}
     with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):

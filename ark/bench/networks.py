@@ -1,5 +1,6 @@
 """Five small networks of the kinds that people compile, in plain torch: ResNet-18's shape,
-MobileNet's, an LSTM, BERT-tiny's and GPT-2's. Called by ark.bench.modules, and by tests.
+MobileNet's, an LSTM, BERT-tiny's and GPT-2's; and whole models by name. Called by
+ark.bench.modules, and by tests.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+
+from ark.bench.whole_models import MODELS
 
 
 class Block(nn.Module):
@@ -167,7 +170,7 @@ def seasoned(module: nn.Module) -> nn.Module:
 
 
 def network(name: str) -> tuple[nn.Module, torch.Tensor]:
-    """One of NETWORKS and its input of batch 1, from one seed."""
+    """One of NETWORKS and its input of batch 1, or of MODELS, from one seed."""
     torch.manual_seed(3)
-    module, example = NETWORKS[name]()
+    module, example = {**NETWORKS, **MODELS}[name]()
     return seasoned(module), example

@@ -6,20 +6,28 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import re
 import sys
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from ark.backend import registry
 from ark.backend.protocol import PredictingBackend
-from ark.bench.decode import ContextFigures, Figures, decode
+from ark.bench.decode import ContextFigures, Figures, PromptFigures, decode
 from ark.bench.fidelity import STEPS, TOLERANCE
+from ark.bench.results import Figure, figure, results
 from ark.bench.scaled import scaled
 from ark.cli import bench_comm, bench_ops, bench_parallel, bench_torch
-from ark.cli.common import device_index, errors, positive, share, to_be_started
+from ark.cli.common import (
+    device_index,
+    errors,
+    positive,
+    share,
+    to_be_started,
+    write_results,
+)
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
 from ark.machine import Machine
@@ -105,7 +113,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         metavar="FEW,MORE",
         help="with --model: predict so few layers and so many, and scale to the model's",
     )
-    d.add_argument("--json", action="store_true")
+    d.add_argument("--json", metavar="FILE", help="write the figures; - is the standard output")
     d.set_defaults(func=run)
 
 
@@ -227,11 +235,12 @@ def run(args: argparse.Namespace) -> int:
         name = f"{world} ranks, {name}; sizes are one rank's"
     if rank_info.rank != 0:
         return 0
-    for figures in measured:
-        if args.json:
-            row = {"device": name, "config": args.config, "notes": list(probe.notes)}
-            print(json.dumps({**row, **dataclasses.asdict(figures)}))
-        else:
+    if args.json:
+        rows = [f for figures in measured for f in figures_of(figures, args.config, world)]
+        made = results(probe, index, machine, args.words, rows, devices=world, name=name)
+        write_results(args.json, made)
+    if args.json != "-":
+        for figures in measured:
             show(figures, name, probe.notes)
     failed = [
         f"{c.context} positions" + (f" of {figures.batch} texts" if figures.batch > 1 else "")
@@ -247,6 +256,24 @@ def run(args: argparse.Namespace) -> int:
             style="red",
         )
     return 1 if failed else 0
+
+
+def figures_of(figures: Figures, config: str, ranks: int = 1) -> list[Figure]:
+    """A figure for each context and prompt of a plan, beside each peer."""
+    shape = f"decode/{Path(config).name}"
+    shape += f"-batch-{figures.batch}" if figures.batch > 1 else ""
+    shape += f"-{ranks}-ranks" if ranks > 1 else ""
+    common = dataclasses.asdict(figures)
+    del common["contexts"], common["prompts"]
+    rows: list[tuple[str, float, ContextFigures | PromptFigures]] = []
+    rows += [(f"{shape}-at-{c.context}", c.per_token, c) for c in figures.contexts]
+    rows += [(f"{shape}-prompt-{p.length}", p.seconds, p) for p in figures.prompts]
+    found = []
+    for name, seconds, row in rows:
+        detail = {**common, **dataclasses.asdict(row)}
+        for peer, took in row.peer_s.items() or [("", None)]:
+            found.append(figure(name, seconds, NAMES.get(peer, ""), took, detail=detail))
+    return found
 
 
 def predict(name: str | None, model: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 
 from rich.console import Console
@@ -17,7 +16,8 @@ from ark.bench.comm import COLLECTIVES, CommFigures, measure
 from ark.bench.comm_norm import NormFigures, measure_norm, norm_shapes
 from ark.bench.comm_overlap import OVERLAPS, OverlapFigures, measure_overlap, overlap_case
 from ark.bench.comm_peer import ALONE, GRAPH, CommCase, Peer
-from ark.cli.common import device_index, positive, to_be_started, write_file
+from ark.bench.results import Figure, figure, results
+from ark.cli.common import device_index, positive, to_be_started, write_file, write_results
 from ark.comm import algorithms
 from ark.comm.topology import Topology, full_mesh, load
 from ark.errors import InvalidUsageError
@@ -144,7 +144,6 @@ def run(args: argparse.Namespace) -> int:
     if rank_info.rank != 0:
         return 0
     name = probe.devices[index].name
-    data = {"device": name, "peer": args.vs, "rows": [dataclasses.asdict(r) for r in rows]}
     if args.svg:
         ratios = [
             (f"{r.collective} {r.nbytes}", r.peer_seconds / r.seconds)
@@ -153,13 +152,32 @@ def run(args: argparse.Namespace) -> int:
         ]
         title = f"ark's speed, in {args.vs}'s, {rows[0].ranks} ranks, {name}"
         write_file(args.svg, bars(title, ratios))
-    if args.json == "-":
-        print(json.dumps(data))
-        return 0
-    show(name, probe.notes, rows, args.vs)
     if args.json:
-        write_file(args.json, json.dumps(data, indent=1))
+        found = [_figure(r, args.vs or "") for r in rows]
+        write_results(
+            args.json, results(probe, index, device.machine, args.words, found, devices=world)
+        )
+    if args.json != "-":
+        show(name, probe.notes, rows, args.vs)
     return 0
+
+
+def _figure(row: CommFigures, peer: str) -> Figure:
+    shape = f"{row.nbytes}-{row.dtype}-{row.ranks}-ranks-{row.way}-{row.algorithm}-{row.engine}"
+    detail = dataclasses.asdict(row)
+    return figure(f"comm/{row.collective}-{shape}", row.seconds, peer, row.peer_seconds, "", detail)
+
+
+def _fused_figure(row: OverlapFigures | NormFigures) -> Figure:
+    """Both ops as one, beside one behind the other."""
+    what = (
+        f"{row.collective}-of-{row.shape}-{row.engine}"
+        if isinstance(row, OverlapFigures)
+        else f"norm-{row.rows}x{row.columns}"
+    )
+    detail = dataclasses.asdict(row)
+    name = f"comm/{what}-{row.dtype}-{row.ranks}-ranks"
+    return figure(name, row.seconds, "apart", row.apart_seconds, "", detail)
 
 
 def _fused(args: argparse.Namespace, backend: Backend, probe: Probe, ranks: RankInfo) -> int:
@@ -186,17 +204,18 @@ def _fused(args: argparse.Namespace, backend: Backend, probe: Probe, ranks: Rank
     if ranks.rank != 0:
         return 0
     name = probe.devices[index].name
-    rows = [dataclasses.asdict(r) for r in overlaps] + [dataclasses.asdict(r) for r in norms]
+    if args.json:
+        found = [*map(_fused_figure, overlaps), *map(_fused_figure, norms)]
+        write_results(
+            args.json, results(probe, index, device.machine, args.words, found, devices=world)
+        )
     if args.json == "-":
-        print(json.dumps({"device": name, "rows": rows}))
         return 0
     console = _console(probe.notes)
     if overlaps:
         console.print(_overlap_table(name, overlaps))
     if norms:
         console.print(_norm_table(name, norms))
-    if args.json:
-        write_file(args.json, json.dumps({"device": name, "rows": rows}, indent=1))
     return 0
 
 

@@ -18,8 +18,9 @@ from ark.bench.cases import OpCase, cases
 from ark.bench.ceiling import copy_bandwidth
 from ark.bench.chart import bars
 from ark.bench.ops import OpFigures, inspected, measure
+from ark.bench.results import Figure, figure, results
 from ark.bench.sweep.cases import SWEEP
-from ark.cli.common import positive, write_file
+from ark.cli.common import positive, write_file, write_results
 from ark.errors import InvalidUsageError, SystemError
 from ark.machine import Machine
 
@@ -78,29 +79,50 @@ def run(args: argparse.Namespace) -> int:
     device = backend.open(args.device)
     try:
         machine = device.machine
+        empty = results(probe, args.device, machine, args.words, [])
         for case in wanted:
             figures = measure(
                 case, backend, device, machine, repeats=args.repeats, peer=bool(args.vs)
             )
             rows.append(figures)
             print(_line(figures, machine), file=sys.stderr, flush=True)
+            write_results(args.json, empty.holding(_figures(rows, args.vs)), done=False)
         copied = any(r.copy_seconds for r in rows)
         most = copy_bandwidth(backend.name != registry.FALLBACK) if copied else None
     finally:
         device.close()
     name = probe.devices[args.device].name
-    data = {"device": name, "peer": args.vs, "rows": [dataclasses.asdict(r) for r in rows]}
-    data["copy_bandwidth"] = most
     if args.svg:
         ratios = [(r.name, r.peer_seconds / r.seconds) for r in rows if r.peer_seconds]
         write_file(args.svg, bars(f"ark's speed, in {args.vs}'s, on {name}", ratios))
-    if args.json == "-":
-        print(json.dumps(data))
-        return 0
-    _show(name, machine, rows, most)
-    if args.json:
-        write_file(args.json, json.dumps(data, indent=1))
+    if args.json != "-":
+        _show(name, machine, rows, most)
+    write_results(args.json, empty.holding(_figures(rows, args.vs, most)))
     return 0
+
+
+def _figures(rows: list[OpFigures], peer: str | None, most: float | None = None) -> list[Figure]:
+    return [f for row in rows for f in figures_of(row, peer or "", most)]
+
+
+def figures_of(row: OpFigures, peer: str, most: float | None) -> list[Figure]:
+    """The row as figures, one beside each peer. most: a large copy's bytes a second."""
+    detail = {
+        "flops": row.flops,
+        "bytes": row.nbytes,
+        "variant": row.variant,
+        "plan_s": row.plan_s,
+        "build_s": row.build_s,
+        "distance": row.distance,
+        "copy_us": row.copy_seconds and row.copy_seconds * 1e6,
+        "copy_bandwidth": most if row.copy_seconds else None,
+    }
+    name = f"ops/{row.name}"
+    found = [figure(name, row.seconds, peer, row.peer_seconds, row.error, detail)]
+    for other, (seconds, distance) in row.others.items():
+        more = {**detail, "distance": distance}
+        found.append(figure(name, row.seconds, other, seconds, detail=more))
+    return found
 
 
 def _inspect(args: argparse.Namespace) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from rich.table import Table
 
 from ark.backend import registry
 from ark.bench.parallel import ParallelCase, ParallelFigures, measure
-from ark.cli.common import device_index, positive, share, to_be_started
+from ark.bench.results import Figure, figure, results
+from ark.cli.common import device_index, positive, share, to_be_started, write_results
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import by_name
 from ark.models.checkpoint import Checkpoint
@@ -45,7 +45,7 @@ def register(kinds: Any) -> None:
     p.add_argument("--repeats", type=positive, default=5)
     p.add_argument("--backend")
     p.add_argument("--device", type=int, metavar="I", help="device index")
-    p.add_argument("--json", action="store_true", help="print JSON")
+    p.add_argument("--json", metavar="FILE", help="write the figures; - is the standard output")
     p.set_defaults(func=run)
 
 
@@ -72,16 +72,31 @@ def run(args: argparse.Namespace) -> int:
             rows = [measure(case, job, backend, device, machine) for case in cases]
     finally:
         device.close()
-    if rank_info.rank == 0:
-        show(probe.devices[index].name, rows, args.json)
+    if rank_info.rank != 0:
+        return 0
+    if args.json:
+        found = [_figure(row, args.config) for row in rows]
+        world = rank_info.world_size
+        write_results(args.json, results(probe, index, machine, args.words, found, devices=world))
+    if args.json != "-":
+        show(probe.devices[index].name, rows)
     return 0
 
 
-def show(device: str, rows: list[ParallelFigures], as_json: bool) -> None:
-    if as_json:
-        found = [{**dataclasses.asdict(row), "ratio": row.ratio} for row in rows]
-        print(json.dumps({"device": device, "rows": found}))
-        return
+def _figure(row: ParallelFigures, config: str) -> Figure:
+    """A step, beside what was predicted of it."""
+    name = f"parallel/{Path(config).name}-{row.plan}-{row.ranks}-ranks"
+    shape = f"{row.batch}x{row.sequence}"
+    return figure(
+        f"{name}-{shape}",
+        row.measured_us / 1e6,
+        "predicted",
+        row.predicted_us / 1e6,
+        detail=dataclasses.asdict(row),
+    )
+
+
+def show(device: str, rows: list[ParallelFigures]) -> None:
     console = Console(markup=False)
     table = Table(title=f"a step of {rows[0].batch} x {rows[0].sequence} tokens, {device}")
     for head in ("plan", "ranks", "predicted us", "measured us", "measured / predicted"):

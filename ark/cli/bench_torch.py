@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,32 +14,48 @@ import ark
 from ark.api import session
 from ark.backend import registry
 from ark.bench.peer import import_torch, torch_device
-from ark.cli.common import positive
+from ark.bench.results import Figure, figure, results
+from ark.cli.common import positive, write_results
 from ark.errors import InvalidUsageError
 
 if TYPE_CHECKING:
     from ark.bench.modules import ModuleFigures
 
 NAMES = ("resnet", "mobilenet", "lstm", "bert", "gpt2")
+MODELS = (
+    "resnet50-16x224",
+    "bert-base-8x128",
+    "gpt2-124m-4x512",
+    "vit-b-16-8x224",
+    "llama-8-layers-2x512",
+    "convnext-tiny-8x224",
+)
 
 
 def register(kinds: Any) -> None:
     """Adds `ark bench torch`."""
-    p = kinds.add_parser("torch", help="torch.compile by ark and by inductor, five small networks")
-    p.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all")
+    p = kinds.add_parser(
+        "torch", help="torch.compile by ark and by inductor, small networks and whole models"
+    )
+    p.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"small networks: {', '.join(NAMES)} (all); whole models: {', '.join(MODELS)}",
+    )
     p.add_argument("--vs", choices=("inductor",), help="measure the peer in the same run")
     p.add_argument("--repeats", type=positive, default=5)
     p.add_argument("--backend")
     p.add_argument("--device", type=int, default=0, metavar="I", help="device index")
-    p.add_argument("--json", action="store_true", help="print JSON")
+    p.add_argument("--json", metavar="FILE", help="write the figures; - is the standard output")
     p.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    unknown = [n for n in args.names if n not in NAMES]
+    unknown = [n for n in args.names if n not in (*NAMES, *MODELS)]
     if unknown:
         raise InvalidUsageError(
-            f"no network is called {unknown[0]!r}; there are {', '.join(NAMES)}"
+            f"no network is called {unknown[0]!r}; there are {', '.join((*NAMES, *MODELS))}"
         )
     import_torch()
     from ark.bench.modules import measure
@@ -49,17 +64,18 @@ def run(args: argparse.Namespace) -> int:
     session.device(args.device)
     accelerated = session.backend().name != registry.FALLBACK
     place = torch_device(accelerated) + (f":{args.device}" if accelerated else "")
+    probe, machine = session.backend().probe(), session.device(args.device).machine
+    empty = results(probe, args.device, machine, args.words, [])
     rows: list[ModuleFigures] = []
     for name in args.names or NAMES:
         rows.append(measure(name, place, args.repeats, bool(args.vs)))
         print("  ".join(_cells(rows[-1])), file=sys.stderr, flush=True)
-    probe = session.backend().probe()
+        write_results(args.json, empty.holding(map(figures_of, rows)), done=False)
+    write_results(args.json, empty.holding(map(figures_of, rows)))
     device = probe.devices[args.device].name
-    if args.json:
-        each = [dataclasses.asdict(r) for r in rows]
-        print(json.dumps({"device": device, "peer": args.vs, "rows": each}))
+    if args.json == "-":
         return 0
-    table = Table(title=f"torch.compile at batch 1 on {device}, microseconds a call")
+    table = Table(title=f"torch.compile on {device}, microseconds a call")
     heads = ("network", "ark", "waited for", "host", "kernel", "kernels", "distance", "torch")
     for head in (*heads, "inductor", "waited for", "inductor / ark"):
         table.add_column(head)
@@ -67,6 +83,14 @@ def run(args: argparse.Namespace) -> int:
         table.add_row(*_cells(row))
     Console(markup=False).print(table)
     return 0
+
+
+def figures_of(row: ModuleFigures) -> Figure:
+    """A network's call as a figure, beside inductor's where that was measured."""
+    detail = dataclasses.asdict(row)
+    for name in ("name", "call", "peer", "error"):
+        del detail[name]
+    return figure(f"torch/{row.name}", row.call, "inductor", row.peer, row.error, detail)
 
 
 def _cells(row: ModuleFigures) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ark.backend import registry
+from ark.bench.results import Results, encode
 from ark.errors import InvalidUsageError, PlanError, SystemError
 from ark.machine import Machine
 from ark.plan.serialize import from_json, machine_of
@@ -117,6 +119,16 @@ def write_file(path: str, data: str | bytes) -> None:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
         raise SystemError(f"{path} cannot be written: {error}; choose another place") from error
+
+
+def write_results(path: str | None, made: Results, done: bool = True) -> None:
+    """Writes what a bench measured in the one form of ark.bench.results. path: a file, - for
+    standard output, or None. done: False while more is to come, which only a file shows.
+    """
+    if path == "-" and done:
+        sys.stdout.write(encode(made))
+    elif path and path != "-":
+        write_file(path, encode(made))
 
 
 def _write_to_device(target: Path, content: bytes) -> None:

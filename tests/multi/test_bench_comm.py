@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ark.bench.comm import COLLECTIVES, bus_factor, wrong_elements
+from ark.bench.results import read
 from ark.cli import main
 from ark.cli.bench_comm import sizes
 from ark.errors import InvalidUsageError
@@ -75,7 +75,7 @@ def test_every_collective_is_measured_and_right(way: str, peer: str, tmp_path: P
         pytest.importorskip("torch.distributed")
         words += ["--vs", peer, "--svg", str(chart)]
     assert main(words) == 0
-    rows = json.loads(out.read_text())["rows"]
+    rows = [row.detail for row in read(out).figures]
     assert [r["collective"] for r in rows] == [*names]
     for row in rows:
         assert row["wrong"] == 0 and row["seconds"] > 0 and row["ranks"] == 2

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
+from ark.bench.results import Results, checked
 from ark.cli import main
 from tests.multi.test_generate_ranks import NOAH
 from tests.slow import slow
@@ -21,22 +22,24 @@ def bench(*extra: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_plans_run_and_are_predicted() -> None:
-    done = bench("--ranks", "2", "--batch", "2", "--plan", "megatron,1f1b", "--json")
+    done = bench("--ranks", "2", "--batch", "2", "--plan", "megatron,1f1b", "--json", "-")
     assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
-    assert [row["plan"] for row in rows] == ["megatron", "1f1b"]
-    for row in rows:
+    made = checked(msgspec.json.decode(done.stdout, type=Results))
+    assert made.machine.devices == 2
+    assert [f.detail["plan"] for f in made.figures] == ["megatron", "1f1b"]
+    for figure in made.figures:
+        row = figure.detail
         assert (row["ranks"], row["sequence"], row["batch"], len(row["runs"])) == (2, 8, 2, 2)
         assert row["predicted_us"] > 0 and min(row["runs"]) > 0
-        assert row["ratio"] == pytest.approx(row["measured_us"] / row["predicted_us"])
+        assert figure.ratio == pytest.approx(row["predicted_us"] / row["measured_us"])
 
 
 @slow
 def test_stages_of_two_ranks() -> None:
     words = ("--ranks", "4", "--width", "2", "--batch", "4", "--plan", "1f1b+megatron", "--json")
-    done = bench(*words)
+    done = bench(*words, "-")
     assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout.splitlines()[-1])["rows"]
+    (row,) = (f.detail for f in checked(msgspec.json.decode(done.stdout, type=Results)).figures)
     assert (row["plan"], row["ranks"]) == ("1f1b+megatron", 4)
     assert row["predicted_us"] > 0 and min(row["runs"]) > 0
 

@@ -94,16 +94,15 @@ def test_two_ranks_draw_the_tokens_of_one() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_benchmark_measures_ranks_together(backend: str) -> None:
-    argv = [sys.executable, "-m", "ark", "bench", "decode", "--config", str(NOAH), "--json"]
+    argv = [sys.executable, "-m", "ark", "bench", "decode", "--config", str(NOAH), "--json", "-"]
     argv += ["--backend", backend, "--ranks", "2", "--tokens", "12", "--repeats", "2"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()
-    figures = json.loads(line)
-    assert figures["device"].startswith("2 ranks")
-    (row,) = figures["contexts"]
+    figures = json.loads(done.stdout)
+    assert figures["machine"]["name"].startswith("2 ranks") and figures["machine"]["devices"] == 2
+    (row,) = (figure["detail"] for figure in figures["figures"])
     assert len(row["runs"]) == 2 and len(row["tokens"]) == 12
-    assert min(row["runs"]) > 0 and figures["weight_bytes"] > 0
+    assert min(row["runs"]) > 0 and row["weight_bytes"] > 0
 
 
 @slow

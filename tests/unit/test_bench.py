@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 import ark
-from ark.bench import decode
+from ark.bench import decode, results
 from ark.bench.comm_peer import Peer
 from ark.bench.fidelity import STEPS, TOLERANCE, compare, greedy
 from ark.cli import bench, main
@@ -20,8 +20,22 @@ BENCH = ["bench", "decode", "--backend", "cpu", "--config", NOAH, "--repeats", "
 
 
 def figures(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
-    assert main([*BENCH, "--json", *words]) == 0
-    return json.loads(capsys.readouterr().out)
+    """The plan's figures with its contexts and prompts, read through the schema."""
+    (made,) = by_batch(capsys, *words)
+    return made
+
+
+def by_batch(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:
+    assert main([*BENCH, "--json", "-", *words]) == 0
+    read = results.checked(msgspec.json.decode(capsys.readouterr().out, type=results.Results))
+    assert read.machine.backend == "cpu" and read.command.startswith("ark bench decode")
+    plans: dict[int, dict] = {}
+    for row in read.figures:
+        made = plans.setdefault(row.detail["batch"], {**row.detail, "contexts": [], "prompts": []})
+        made["contexts" if "context" in row.detail else "prompts"].append(row.detail)
+        seconds = row.detail["per_token" if "context" in row.detail else "seconds"]
+        assert row.us == pytest.approx(seconds * 1e6) and row.figure.startswith("decode/noah")
+    return list(plans.values())
 
 
 def test_contexts_and_prompts_of_one_plan(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,9 +80,7 @@ def test_a_prediction_of_one_token_has_none_further(
 
 
 def test_batches(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--json", "--context", "16", "--tokens", "8", "--batch", "1,3"]
-    assert main([*BENCH, *words]) == 0
-    one, three = map(json.loads, capsys.readouterr().out.splitlines())
+    one, three = by_batch(capsys, "--context", "16", "--tokens", "8", "--batch", "1,3")
     assert [one["batch"], three["batch"]] == [1, 3]
     assert one["weight_bytes"] == three["weight_bytes"] > 0
     keys = [f["contexts"][0]["read_bytes"] - f["weight_bytes"] for f in (one, three)]

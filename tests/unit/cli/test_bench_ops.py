@@ -14,6 +14,7 @@ from ark.backend import registry
 from ark.bench.cases import cases
 from ark.bench.memory_cases import moves
 from ark.bench.ops import OpFigures, measure
+from ark.bench.results import read
 from ark.cli import main
 from ark.cli.bench_ops import _copy_cells, chosen
 from tests.slow import slow
@@ -27,9 +28,10 @@ def test_figures_and_chart_beside_torch(tmp_path: Path) -> None:
     asked = ["--backend", "cpu", "--vs", "torch", "--repeats", "1"]
     files = ["--json", str(table), "--svg", str(chart)]
     assert main(["bench", "ops", CASE, *asked, *files]) == 0
-    (row,) = json.loads(table.read_text())["rows"]
-    assert row["name"] == CASE and row["error"] == ""
-    assert row["seconds"] > 0 and row["peer_seconds"] > 0 and row["distance"] == 0.0
+    (row,) = read(table).figures
+    assert row.figure == f"ops/{CASE}" and row.peer == "torch" and row.error == ""
+    assert row.us and row.peer_us and row.ratio == pytest.approx(row.peer_us / row.us)
+    assert row.detail["distance"] == 0.0
     assert CASE in {text.text for text in ElementTree.parse(chart).iter() if text.text}
 
 

@@ -1,0 +1,199 @@
+"""Results as data: the one form in which `ark bench ... --json` of every kind writes what it
+measured, checked against a schema wherever it is read. Called by ark.cli.common, ark.cli.bench and
+the other benches of the command line, and by ci/figures.py.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from ark._version import __version__
+from ark.backend.protocol import Probe
+from ark.machine import Machine
+from ark.runtime.cache import code_digest
+
+# Packages whose versions decide what a peer takes, beside what the backend's probe names.
+PACKAGES = ("ml_dtypes", "numpy", "torch", "torchvision", "transformers", "onnxruntime")
+
+Word = Annotated[str, Meta(max_length=200)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][\w .,:;()+/@~#*\[\]=-]{0,159}$")]
+Time = Annotated[float, Meta(gt=0, le=1e12)]  # us
+Count = Annotated[int, Meta(ge=1, le=1 << 20)]
+Date = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$")]
+Commit = Annotated[str, Meta(pattern=r"^([0-9a-f]{7,40}(-changed)?)?$")]
+
+
+class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The machine of a run. name: the device's own. processors: those that the kernel used.
+    devices: as many as there were ranks, or one.
+    """
+
+    name: Word
+    arch: Word
+    backend: Word
+    processors: Count
+    devices: Count = 1
+
+
+class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One figure. us: what ark takes; absent where `error` says why. peer: who computed the same,
+    in peer_us. ratio: peer_us / us, above 1 where ark is faster. detail: whatever else the bench
+    says of it, by name.
+    """
+
+    figure: Name
+    us: Time | None = None
+    peer: Word = ""
+    peer_us: Time | None = None
+    ratio: Time | None = None
+    error: Annotated[str, Meta(max_length=2000)] = ""
+    detail: dict[str, Any] = {}
+
+
+class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One run of a bench. commit: of ark's checkout, empty where there is none. source: the hash of
+    ark's Python source. command: the words of the command line.
+    """
+
+    machine: Place
+    versions: dict[Word, Word]
+    commit: Commit
+    source: Digest
+    date: Date
+    command: Annotated[str, Meta(max_length=2000)]
+    figures: list[Figure]
+
+    def holding(self, figures: Iterable[Figure]) -> Results:
+        """The same run with these figures, which are checked."""
+        return checked(msgspec.structs.replace(self, figures=list(figures)))
+
+
+def figure(
+    name: str,
+    seconds: float | None,
+    peer: str = "",
+    peer_seconds: float | None = None,
+    error: str = "",
+    detail: Mapping[str, Any] | None = None,
+) -> Figure:
+    """A figure from seconds, as benches measure them; ratio is of the two."""
+    us = seconds * 1e6 if seconds else None
+    peer_us = peer_seconds * 1e6 if peer_seconds else None
+    ratio = peer_us / us if us and peer_us else None
+    return Figure(name, us, peer if peer_us else "", peer_us, ratio, error, _plain(detail or {}))
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it: what is no finite number is null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
+
+
+def results(
+    probe: Probe,
+    index: int,
+    machine: Machine,
+    words: Sequence[str],
+    figures: Sequence[Figure],
+    *,
+    devices: int = 1,
+    name: str = "",
+) -> Results:
+    """The results of a run of `ark words...`. name: in place of the device's own."""
+    device = name or probe.devices[index].name
+    place = Place(device, machine.arch, machine.backend, machine.processors, devices)
+    return checked(
+        Results(
+            place,
+            {**versions(), **{k: str(v) for k, v in sorted(probe.versions.items())}},
+            commit(),
+            code_digest()[:16],
+            datetime.date.today().isoformat(),
+            " ".join(["ark", *_without_file(words)])[:2000],
+            list(figures),
+        )
+    )
+
+
+def _without_file(words: Sequence[str]) -> list[str]:
+    """The words without `--json FILE`, which says nothing of what was measured."""
+    places = [i for i, word in enumerate(words) if word == "--json"]
+    return [w for i, w in enumerate(words) if i not in places and i - 1 not in places]
+
+
+def checked(made: Results) -> Results:
+    """The same through the schema, and with each ratio that of its times; ValueError if not."""
+    try:
+        found = msgspec.json.decode(msgspec.json.encode(made), type=Results)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"not a file of results: {error}") from error
+    for row in found.figures:
+        if (row.us is None) == (not row.error):
+            raise ValueError(f"{row.figure}: expected a time, or an error that says why not")
+        if (row.peer_us is None) != (not row.peer):
+            raise ValueError(f"{row.figure}: expected a peer's name and its time, or neither")
+        if row.us and row.peer_us and not _near(row.ratio, row.peer_us / row.us):
+            raise ValueError(f"{row.figure}: the ratio {row.ratio} is not that of the times")
+    return found
+
+
+def _near(ratio: float | None, expected: float) -> bool:
+    return ratio is not None and abs(ratio - expected) <= 1e-6 * expected
+
+
+def encode(made: Results) -> str:
+    """The results as JSON text."""
+    return msgspec.json.format(msgspec.json.encode(made), indent=1).decode() + "\n"
+
+
+def read(path: Path) -> Results:
+    """A file that `ark bench ... --json FILE` wrote; ValueError, naming it, if it is none."""
+    try:
+        return checked(msgspec.json.decode(path.read_bytes(), type=Results))
+    except (msgspec.DecodeError, OSError, ValueError) as error:
+        raise ValueError(f"{path.name}: {error}") from error
+
+
+def versions() -> dict[str, str]:
+    """Versions of ark, Python and the packages that matter, where they are installed."""
+    found = {"ark": __version__, "Python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The commit of ark's checkout, with `-changed` where files differ; empty without one."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return ""
+    try:
+        head = _git(root, "rev-parse", "--short=12", "HEAD")
+        return head + ("-changed" if _git(root, "status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(root: Path, *words: str) -> str:
+    command = ["git", "-C", str(root), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    return done.stdout.strip()

@@ -1,0 +1,120 @@
+"""The standard set of figures: which benches run on a row's machine, in which order, and how long
+each may take. Called by ci/figures.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ark.bench.cases import cases
+from ark.bench.sweep.cases import SWEEP
+from ark.cli.bench_torch import MODELS
+
+LSTM = "lstm-10x100-h256-bf16"
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+SIZES = (16 << 10, 1 << 20, 64 << 20)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One call of `ark bench`. words: its words; those of `names` follow that have no figure yet.
+    figures: how the names of its figures begin, one for each of `names` where there are any. peer:
+    what --vs takes. kept: the peer takes so long that its times are kept, by versions, and measured
+    again only where these change. seconds: the most that it may take.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    figures: tuple[str, ...]
+    peer: str
+    seconds: float
+    names: tuple[str, ...] = ()
+    kept: bool = False
+
+
+def _ops(names: tuple[str, ...], seconds: float, name: str = "ops", repeats: int = 5) -> Piece:
+    words = ("ops", "--repeats", str(repeats))
+    return Piece(name, words, tuple(f"ops/{n}" for n in names), "torch", seconds, names)
+
+
+def _decode(config: str, seconds: float, *, batch: int = 1, ranks: int = 1) -> Piece:
+    words: tuple[str, ...] = ("decode", "--config", config, "--context", "512")
+    words += ("--tokens", "100", "--repeats", "3")
+    figure = f"decode/{config}"
+    if batch > 1:
+        words += ("--batch", str(batch))
+        figure += f"-batch-{batch}"
+    if ranks > 1:
+        words += ("--ranks", str(ranks))
+        figure += f"-{ranks}-ranks"
+    peer = "torch" if ranks == 1 else ""
+    return Piece(figure.replace("/", " "), words, (f"{figure}-at-512",), peer, seconds)
+
+
+def _prompt(config: str, length: int, seconds: float) -> Piece:
+    words = ("decode", "--config", config, "--context", "512", "--tokens", "8", "--repeats", "3")
+    words += ("--prompt", str(length))
+    figure = f"decode/{config}-prompt-{length}"
+    return Piece(figure.replace("/", " "), words, (figure,), "torch", seconds)
+
+
+def _models(seconds: float) -> list[Piece]:
+    return [
+        Piece(f"model {m}", ("torch",), (f"torch/{m}",), "inductor", seconds, (m,), kept=True)
+        for m in MODELS
+    ]
+
+
+def _comm(ranks: int, sizes: tuple[int, ...], peer: str, seconds: float) -> list[Piece]:
+    made = []
+    for name in COLLECTIVES:
+        for size in sizes:
+            words = ("comm", name, "--ranks", str(ranks), "--sizes", str(size), "--type", "bf16")
+            words += ("--repeats", "3")
+            figure = f"comm/{name}-{size}-bf16-{ranks}-ranks"
+            made.append(Piece(f"{name} of {size} bytes", words, (figure,), peer, seconds))
+    return made
+
+
+def on_accelerator(devices: int) -> list[Piece]:
+    """The set of a GPU, or of several of one host: what is watched most comes first."""
+    if devices > 1:
+        shapes = [_decode(c, 100, ranks=devices) for c in ("llama-3.2-1b", "llama-3.1-8b")]
+        return [*shapes, *_comm(devices, SIZES, "nccl", 60)]
+    table = tuple(c.name for c in cases() if not c.name.startswith(SWEEP) and c.name != LSTM)
+    return [
+        _ops((LSTM,), 90, "LSTM"),
+        _decode("llama-3.2-1b", 90),
+        _decode("llama-3.2-1b", 60, batch=8),
+        _prompt("llama-3.2-1b", 512, 90),
+        _decode("llama-3.1-8b", 150),
+        *_models(150),
+        _ops(table, 300),
+    ]
+
+
+def on_cpu(tiny: bool) -> list[Piece]:
+    """The set of a CPU. tiny: a figure of each kind, to try the way they go."""
+    table = tuple(c.name for c in cases() if c.on_cpu and not c.name.startswith(SWEEP))
+    names = ("adds-64x4096-fp32", "matmul-512x512x512-nt-bf16")
+    small = tuple(n for n in table if "64m" not in n and "8192" not in n and "16384" not in n)
+    networks = ("lstm", "gpt2") if tiny else ("resnet", "mobilenet", "lstm", "bert", "gpt2")
+    noah = ("decode", "--config", "./examples/noah", "--context", "128", "--tokens", "16")
+    noah += ("--repeats", "1" if tiny else "3")
+    pieces = [
+        _ops(names if tiny else (*names, *(n for n in small if n not in names)), 150, "ops", 3),
+        Piece("decode noah", noah, ("decode/noah-at-128",), "torch", 90),
+        *(
+            Piece(f"network {n}", ("torch",), (f"torch/{n}",), "inductor", 240, (n,), kept=True)
+            for n in networks
+        ),
+        *_comm(2, (16 << 10,) if tiny else SIZES[:2], "gloo", 60),
+    ]
+    return pieces[: -len(COLLECTIVES) + 1] if tiny else pieces
+
+
+def pieces(row: dict[str, Any], tiny: bool) -> list[Piece]:
+    """The standard set of a row of ci/matrix.toml, in order."""
+    devices = int(row["require"].split(":")[1])
+    return on_cpu(tiny) if row["backend"] == "cpu" else on_accelerator(devices)

@@ -1,0 +1,318 @@
+"""Measures the standard set of figures on a row's machine and writes them as data.
+
+`python ci/figures.py cuda-h200` runs the benches of ci/figure_pieces.py, each in a process of its
+own, and writes ci/results/figures/cuda-h200.json, from which ci/generate.py makes the tables of
+docs/performance.md. It prints what is worse by 3% than the file before. It stops after --budget
+seconds; what was measured is kept in --work, and the next run goes on from there while ark's source
+is the same. Rows that were not measured again keep what the file had. The exit code is 1 where a
+figure is missing or worse.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
+from evidence import installed
+from figure_file import FOLDER, Figures, merged, read_figures, write_figures
+from figure_pieces import Piece, pieces
+
+from ark.bench.results import Figure, Results, read
+
+ROOT = Path(__file__).resolve().parent.parent
+BACKENDS = {"cpu": "ark_cpu", "cuda": "ark_cuda", "rocm": "ark_rocm", "mesh": "ark_mesh"}
+WORSE = 1.03
+CUT = "no end in"
+LEAST = 15.0  # seconds that must be left for another piece to begin
+
+
+def say(text: str) -> None:
+    """Prints at once: a run may be cut."""
+    print(text, flush=True)
+
+
+def digest() -> str:
+    """A hash of the source that decides a figure."""
+    found = hashlib.sha256()
+    for folder in ("ark", "backends"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".h", ".c", ".cpp"):
+                found.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+@contextmanager
+def environment(row: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """Variables under which `python -m ark` runs from the tree alone, installed or not."""
+    with tempfile.TemporaryDirectory(prefix="ark-figures-") as folder:
+        about = Path(folder, "ark_gpu-0.dist-info")
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ark-gpu\nVersion: 0\n")
+        names = "".join(f"{name} = {package}\n" for name, package in BACKENDS.items())
+        (about / "entry_points.txt").write_text(f"[ark.backends]\n{names}")
+        paths = [ROOT, *sorted((ROOT / "backends").iterdir()), folder]
+        listed = [*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+        more = {"PYTHONPATH": os.pathsep.join(listed), "PYTHONUNBUFFERED": "1"}
+        yield {**os.environ, **row.get("environment", {}), **more}
+
+
+@dataclass
+class Run:
+    """A run of a row. runs: what was measured since it began, resumed ones among them. failed: by
+    figure, how its process ended.
+    """
+
+    row: dict[str, Any]
+    before: Figures
+    work: Path
+    ends: float
+    runs: list[Results]
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def done(self) -> set[str]:
+        return {f.figure for run in self.runs for f in run.figures}
+
+    def missing(self, piece: Piece) -> list[str]:
+        """The beginnings of figures that are not there."""
+        done = self.done
+        left = (f for f in piece.figures if f not in self.failed)
+        return [f for f in left if not any(_is(name, f) for name in done)]
+
+    def left(self) -> float:
+        """Seconds of the budget."""
+        return self.ends - time.monotonic()
+
+    def keep(self, run: Results) -> None:
+        """Adds figures, and keeps all for a run that goes on."""
+        self.runs.append(run)
+        write_figures(self.work, Figures(self.row["name"], self.before.noisy, self.runs))
+
+
+def _is(name: str, begins: str) -> bool:
+    """Does a figure's name begin so? A collective's goes on with how it was done."""
+    goes_on = begins.startswith("comm/") and name.startswith(f"{begins}-")
+    return name == begins or goes_on
+
+
+def measure(run: Run, piece: Piece, variables: dict[str, str]) -> None:
+    """Runs a piece until it has all figures, or may take no longer."""
+    began = time.monotonic()
+    while missing := run.missing(piece):
+        seconds = min(began + piece.seconds - time.monotonic(), run.left())
+        if seconds < LEAST:
+            say(f"  {piece.name}: {len(missing)} figures are not there in its time")
+            return
+        how = call(run, piece, missing, seconds, variables)
+        still = run.missing(piece)
+        cut = how.startswith(CUT) and len(still) < len(missing)
+        if still and not cut and run.left() >= LEAST:
+            # Of several, the first that is not there ended the process; others may be measured.
+            for name in still[:1] if piece.names else still:
+                run.failed[name] = how or "the bench gave another figure"
+
+
+def call(
+    run: Run, piece: Piece, missing: Sequence[str], seconds: float, variables: dict[str, str]
+) -> str:
+    """Runs a piece for missing figures and keeps what it gives; how it failed, or nothing."""
+    listed = zip(piece.names, piece.figures, strict=True) if piece.names else ()
+    names = [name for name, begins in listed if begins in missing]
+    peers = known_peers(run.before, run.runs) if piece.kept else {}
+    with tempfile.TemporaryDirectory(prefix="ark-figures-") as folder:
+        file = Path(folder, "results.json")
+        words = [sys.executable, "-m", "ark", "bench", *piece.words, *names, "--json", str(file)]
+        words += ["--backend", run.row["backend"]]
+        if piece.peer and not all(f in peers for f in missing):
+            words += ["--vs", piece.peer]
+        how = ended(words, seconds, variables)
+        if not file.is_file():
+            return how or "it wrote no figures"
+        try:
+            made = read(file)
+        except ValueError as error:
+            return how or str(error)
+    if made.figures and (piece.names or not how):  # with a code, one figure may be wrong
+        versions = {**installed(), **made.versions}
+        run.keep(beside(msgspec.structs.replace(made, versions=versions), peers))
+    return how
+
+
+def ended(words: Sequence[str], seconds: float, variables: dict[str, str]) -> str:
+    """Runs a command with its own children for so many seconds; how it failed, or nothing."""
+    process = subprocess.Popen(
+        words, cwd=ROOT, env=variables, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        code = process.wait(seconds)
+        return f"exit code {code}" if code else ""
+    except subprocess.TimeoutExpired:
+        return f"{CUT} {seconds:.0f} s"
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+
+
+def known_peers(before: Figures, runs: Iterable[Results]) -> dict[str, tuple[Figure, Results]]:
+    """Peers' times by figure, with the run that measured them."""
+    return {
+        f.figure: (f, run)
+        for run in (*before.runs, *runs)
+        for f in run.figures
+        if f.peer_us and "peer_of" not in f.detail
+    }
+
+
+def beside(made: Results, peers: Mapping[str, tuple[Figure, Results]]) -> Results:
+    """The run with kept times of peers where it has none, of the same machine and torch."""
+    figures = []
+    for row in made.figures:
+        old, run = peers.get(row.figure, (None, None))
+        same = run and run.machine == made.machine
+        same = same and run.versions.get("torch") == made.versions.get("torch")
+        if same and old and row.us and not row.peer_us:
+            ratio = old.peer_us / row.us
+            detail = {**row.detail, "peer_of": run.date}
+            row = msgspec.structs.replace(
+                row, peer=old.peer, peer_us=old.peer_us, ratio=ratio, detail=detail
+            )
+        figures.append(row)
+    return made.holding(figures)
+
+
+def worse(before: Figures, runs: Sequence[Results], noisy: bool) -> list[tuple[Figure, Figure]]:
+    """Figures that are worse by 3% than before, on the same machine: their times, or where the
+    machine is noisy the ratios to peers of the same run.
+    """
+    old = {(f.figure, f.peer): (f, r.machine.name) for r in before.runs for f in r.figures}
+    found = []
+    for run in runs:
+        for row in run.figures:
+            was, name = old.get((row.figure, row.peer), (None, ""))
+            if was is None or not was.us or not row.us or name != run.machine.name:
+                continue
+            if noisy:
+                slow = bool(row.ratio and was.ratio and row.ratio * WORSE < was.ratio)
+            else:
+                slow = row.us > was.us * WORSE
+            if slow:
+                found.append((row, was))
+    return found
+
+
+def report(run: Run, asked: Sequence[Piece], noisy: bool) -> int:
+    """Prints a short table; the exit code."""
+    rows = [row for made in run.runs for row in made.figures]
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        if row.ratio:
+            groups.setdefault(row.figure.split("/")[0], []).append(row.ratio)
+    say(f"\n{run.row['name']}: {len(run.done)} figures")
+    for kind, ratios in groups.items():
+        mean, count = statistics.geometric_mean(ratios), len(ratios)
+        say(f"  {kind}: {count} beside peers, ratio {mean:.2f} (geometric mean), {min(ratios):.2f}")
+    failed = {**run.failed, **{f.figure: f.error for f in rows if f.error}}
+    for name, how in failed.items():
+        say(f"  failed   {name}: {how.splitlines()[0][:150]}")
+    missing = [f for piece in asked for f in run.missing(piece)]
+    for name in missing:
+        say(f"  missing  {name}")
+    slow = worse(run.before, run.runs, noisy)
+    for row, was in slow:
+        ratios = f", ratio {was.ratio:.2f} to {row.ratio:.2f}" if was.ratio and row.ratio else ""
+        say(f"  worse    {row.figure}: {was.us:.1f} us to {row.us:.1f}{ratios}")
+    say(f"  {len(slow)} worse by 3%, {len(failed)} failed, {len(missing)} missing")
+    return int(bool(slow or failed or missing))
+
+
+def resumed(path: Path, row: str) -> list[Results]:
+    """What a run of the same source measured before it was cut."""
+    stamp, source = path.with_suffix(".source"), digest()
+    if path.is_file() and stamp.is_file() and stamp.read_text() == source:
+        try:
+            return read_figures(path, row).runs
+        except ValueError as error:
+            say(f"what was measured before is not used: {error}")
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(source)
+    return []
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("row", help="a row of ci/matrix.toml")
+    parser.add_argument("--budget", type=float, default=480, help="seconds (480)")
+    parser.add_argument("--output", type=Path, default=FOLDER, help="the folder for ROW.json")
+    parser.add_argument("--work", type=Path, default=ROOT / "build/figures")
+    parser.add_argument("--only", nargs="+", help="pieces, by how their names begin")
+    parser.add_argument("--again", action="store_true", help="measure everything anew")
+    parser.add_argument("--noisy", action="store_true", help="others use the machine meanwhile")
+    parser.add_argument("--tiny", action="store_true", help="few figures, to try a CPU's run")
+    parser.add_argument("--commit", default="", help="of a tree without its repository")
+    args = parser.parse_args(argv)
+    rows = tomllib.loads((ROOT / "ci/matrix.toml").read_text())["row"]
+    row = next((r for r in rows if r["name"] == args.row), None)
+    if row is None:
+        parser.error(f"no row {args.row!r}; there are {', '.join(r['name'] for r in rows)}")
+    kept = FOLDER / f"{args.row}.json"
+    before = read_figures(kept, args.row) if kept.is_file() else Figures(args.row, args.noisy, [])
+    noisy = args.noisy or before.noisy
+    work = args.work / f"{args.row}.json"
+    if args.again:
+        work.unlink(missing_ok=True)
+    ends = time.monotonic() + args.budget
+    run = Run(row, before, work, ends, resumed(work, args.row))
+    asked = [
+        p
+        for p in pieces(row, args.tiny)
+        if not args.only or any(p.name.startswith(word) for word in args.only)
+    ]
+    if run.runs:
+        say(f"{len(run.done)} figures of a run that was cut are kept")
+    with environment(row) as variables:
+        for number, piece in enumerate(asked, 1):
+            if not run.missing(piece):
+                continue
+            if run.left() < LEAST:
+                say(f"the budget of {args.budget:.0f} s is spent before {piece.name}")
+                break
+            say(f"[{number}/{len(asked)}] {piece.name}, {run.left():.0f} s left")
+            measure(run, piece, variables)
+    code = report(run, asked, noisy)
+    made = merged(before, run.runs, noisy, args.commit)
+    args.output.mkdir(parents=True, exist_ok=True)
+    path = args.output / f"{args.row}.json"
+    write_figures(path, made)
+    say(f"wrote {path}; `python ci/generate.py` makes the tables of docs/performance.md from it")
+    if not any(run.missing(piece) for piece in asked):
+        work.unlink(missing_ok=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,176 @@
+"""ci/figures.py measures a row's standard set: what was cut goes on, what is worse is said."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ark.bench.results import Figure, Place, Results
+from tests.slow import slow
+from tests.unit.test_ci import generate, load
+
+figure_file, figure_pieces, figures = (
+    load(name) for name in ("figure_file", "figure_pieces", "figures")
+)
+ROWS = {row["name"]: row for row in generate.rows()}
+PLACE = Place("NVIDIA H100", "sm_90a", "cuda", 132)
+
+
+def row(name: str, us: float | None = 10.0, peer_us: float | None = 20.0, **more: Any) -> Figure:
+    ratio = peer_us / us if us and peer_us else None
+    return Figure(name, us, "torch" if ratio else "", peer_us if ratio else None, ratio, **more)
+
+
+def results(*rows: Figure, place: Place = PLACE, torch: str = "2.11.0") -> Results:
+    head = ({"torch": torch}, "abcdef0", "0123456789abcdef", "2026-01-31", "ark bench ops")
+    return Results(place, *head, list(rows))
+
+
+def a_run(tmp_path: Path, *before: Results, seconds: float = 100.0) -> Any:
+    old = figure_file.Figures("cuda-h100", False, list(before))
+    ends = time.monotonic() + seconds
+    return figures.Run(ROWS["cuda-h100"], old, tmp_path / "work.json", ends, [])
+
+
+def test_new_figures_take_the_place_of_old_ones(tmp_path: Path) -> None:
+    before = figure_file.Figures("cpu", True, [results(row("a"), row("b")), results(row("c"))])
+    made = figure_file.merged(before, [results(row("b", 5.0), row("c", 6.0))], True)
+    assert [[f.figure for f in r.figures] for r in made.runs] == [["a"], ["b", "c"]]
+    path = tmp_path / "cpu.json"
+    figure_file.write_figures(path, made)
+    assert figure_file.read_figures(path, "cpu") == made
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"row": "cuda-h100"}, "not 'cpu'"),
+        ({"noisy": "no"}, "noisy"),
+        ({"runs": [{}]}, "runs"),
+        ({"note": "fast"}, "note"),
+    ],
+)
+def test_a_file_that_is_none_is_refused(tmp_path: Path, change: Any, said: str) -> None:
+    path = tmp_path / "cpu.json"
+    path.write_text(json.dumps({"row": "cpu", "noisy": False, "runs": [], **change}))
+    with pytest.raises(ValueError, match=said):
+        figure_file.read_figures(path, "cpu")
+
+
+def test_a_figure_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.json"
+    twice = figure_file.Figures("cpu", False, [results(row("a")), results(row("a", 11.0))])
+    figure_file.write_figures(path, twice)
+    with pytest.raises(ValueError, match="a twice"):
+        figure_file.read_figures(path, "cpu")
+
+
+def test_what_is_worse_by_three_percent_is_found() -> None:
+    old = figure_file.Figures("cuda-h100", False, [results(row("a"), row("b"), row("c"))])
+    now = [results(row("a", 10.2), row("b", 10.4, 30.0), row("d", 99.0))]
+    assert [f.figure for f, _ in figures.worse(old, now, noisy=False)] == ["b"]
+    # Where others use the machine the ratio counts: b's is better, and a's within 3%.
+    assert figures.worse(old, now, noisy=True) == []
+    slow_ratio = [results(row("a", 5.0, 9.0))]
+    assert [f.figure for f, _ in figures.worse(old, slow_ratio, noisy=True)] == ["a"]
+    elsewhere = msgspec.structs.replace(PLACE, name="NVIDIA H200")
+    assert figures.worse(old, [results(row("a", 99.0), place=elsewhere)], noisy=False) == []
+
+
+def test_a_peer_s_time_is_kept_by_versions() -> None:
+    old = figure_file.Figures("cuda-h100", False, [results(row("torch/bert"))])
+    peers = figures.known_peers(old, [])
+    (kept,) = figures.beside(results(row("torch/bert", 5.0, None)), peers).figures
+    assert (kept.peer_us, kept.ratio) == (20.0, 4.0) and kept.detail["peer_of"] == "2026-01-31"
+    (other,) = figures.beside(results(row("torch/bert", 5.0, None), torch="2.12.0"), peers).figures
+    assert other.peer_us is None
+    # What was kept is no measurement that another run may keep.
+    assert not figures.known_peers(figure_file.Figures("x", False, [results(kept)]), [])
+
+
+def test_the_set_of_every_row_names_figures_once() -> None:
+    for name, matrix_row in ROWS.items():
+        for tiny in (False, True) if name == "cpu" else (False,):
+            begins = [f for piece in figure_pieces.pieces(matrix_row, tiny) for f in piece.figures]
+            assert len(set(begins)) == len(begins) > 3, name
+    one = [p.name for p in figure_pieces.pieces(ROWS["cuda-h100"], False)]
+    assert sum(n.startswith("model ") for n in one) == 6 and "LSTM" in one
+
+
+def test_a_figure_that_ends_its_process_does_not_keep_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bench dies at `b`, then has no more to do; what it wrote before stays."""
+    run, asked = a_run(tmp_path), []
+    piece = figure_pieces.Piece("ops", ("ops",), ("ops/a", "ops/b", "ops/c"), "", 90, tuple("abc"))
+
+    def bench(words: list[str], seconds: float, variables: dict[str, str]) -> str:
+        names, file = words[5 : words.index("--json")], Path(words[words.index("--json") + 1])
+        asked.append(names)
+        done = names[: names.index("b")] if "b" in names else names
+        file.write_bytes(msgspec.json.encode(results(*(row(f"ops/{n}") for n in done))))
+        return "exit code -11" if "b" in names else ""
+
+    monkeypatch.setattr(figures, "ended", bench)
+    figures.measure(run, piece, {})
+    assert asked == [["a", "b", "c"], ["c"]]
+    assert run.done == {"ops/a", "ops/c"} and run.failed == {"ops/b": "exit code -11"}
+    assert figures.report(run, [piece], noisy=False) == 1
+
+
+def test_a_piece_whose_time_is_over_has_missing_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figure that was being measured did not fail."""
+    run = a_run(tmp_path)
+    piece = figure_pieces.Piece("ops", ("ops",), ("ops/a", "ops/b"), "", 20, ("a", "b"))
+
+    def bench(words: list[str], seconds: float, variables: dict[str, str]) -> str:
+        file = Path(words[words.index("--json") + 1])
+        file.write_bytes(msgspec.json.encode(results(row("ops/a"))))
+        monkeypatch.setattr(figures, "LEAST", 1e9)
+        return f"{figures.CUT} 20 s"
+
+    monkeypatch.setattr(figures, "ended", bench)
+    figures.measure(run, piece, {})
+    assert run.missing(piece) == ["ops/b"] and not run.failed
+
+
+def test_a_run_that_was_cut_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = a_run(tmp_path)
+    assert figures.resumed(run.work, "cuda-h100") == []
+    run.keep(results(row("ops/a")))
+    assert figures.resumed(run.work, "cuda-h100") == run.runs
+    monkeypatch.setattr(figures, "digest", lambda: "another source")
+    assert figures.resumed(run.work, "cuda-h100") == []
+
+
+def test_a_command_and_its_children_end_in_time(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    child = f"import time; time.sleep(6); open({str(mark)!r}, 'w')"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    assert "no end" in figures.ended([sys.executable, "-c", parent], 1.0, {})
+    assert figures.ended([sys.executable, "-c", "raise SystemExit(3)"], 60, {}) == "exit code 3"
+    assert figures.ended([sys.executable, "-c", ""], 60, {}) == ""
+    time.sleep(6)
+    assert not mark.exists()
+
+
+@slow
+def test_a_cpu_s_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As on a device: a file that is read back, a table, and nothing more to do the second time."""
+    pytest.importorskip("torch")
+    words = ["cpu", "--tiny", "--noisy", "--only", "ops", "decode", "all_reduce"]
+    words += ["--output", str(tmp_path), "--work", str(tmp_path / "work")]
+    figures.main(words)
+    made = figure_file.read_figures(tmp_path / "cpu.json", "cpu")
+    names = {f.figure.split("/")[0] for r in made.runs for f in r.figures}
+    assert made.noisy and {"ops", "decode", "comm"} <= names
+    said = capsys.readouterr().out
+    assert "0 failed, 0 missing" in said and "[1/3] ops" in said
