@@ -8,15 +8,18 @@ operator that is not in it permits nothing. Called by ark.interop.torch.compile.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
 from ark.interop.torch.elementwise import ELEMENTWISE
 from ark.interop.torch.graph import name_of
+from ark.interop.torch.strides import laid_out
 
 LEAST = 1
 
@@ -147,11 +150,12 @@ def _joined(n: _Node) -> bool:
     return not any(axis % v.dim() in holding(v, n.symbol) for v in parts)
 
 
+_RESHAPES = ("view.default", "_unsafe_view.default", "reshape.default", "view_copy.default")
 _VIEWS = (
-    *("view.default", "_unsafe_view.default", "reshape.default", "permute.default", "t.default"),
+    *(*_RESHAPES, "permute.default", "t.default"),
     *("squeeze.dim", "squeeze.dims", "squeeze.default", "unsqueeze.default", "transpose.int"),
     *("expand.default", "clone.default", "_to_copy.default", "alias.default", "detach.default"),
-    *("view_copy.default", "permute_copy.default", "unsqueeze_copy.default", "expand_copy.default"),
+    *("permute_copy.default", "unsqueeze_copy.default", "expand_copy.default"),
 )
 _INDICES = ("arange.start_step", "arange.default", "arange.start")
 _FILLED = ("full.default", "new_full.default", "empty.memory_format", "new_zeros.default")
@@ -198,8 +202,53 @@ PERMITTED: dict[str, Rule] = {
 }
 
 
+Around = dict[int, Any]  # by dimension with the symbol: how many runs of the size it has
+
+
+def _around(node: fx.Node, symbol: Any, known: dict[fx.Node, Around]) -> Around | None:
+    """Of a node's result. A dimension of 2 * s from one of s and one of 2 before it has two runs of
+    the size, each padded at its own end; from one of 2 behind it, one. None where that is unclear.
+    """
+    value = node.meta.get("val")
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    dims = set().union(*(holding(v, symbol) for v in parts))
+    sources = [n for n in node.all_input_nodes if known.get(n)]
+    if name_of(node.target) not in _RESHAPES or not sources:
+        found = {runs for n in sources for runs in known[n].values()}
+        if found <= {1}:
+            return dict.fromkeys(dims, 1)
+        tensors = [*parts, *(n.meta.get("val") for n in sources)]
+        sizes = {_expression(t.shape[d]) for t in tensors for d in holding(t, symbol)}
+        return dict.fromkeys(dims, found.pop()) if len(found) == len(sizes) == 1 else None
+    assert isinstance(value, torch.Tensor)
+    before, after = sources[0].meta["val"].shape, value.shape
+    made: Around = {}
+    for d, runs in known[sources[0]].items():
+        ahead = runs * _count(before[:d])
+        for other in sorted(dims - made.keys()):
+            now = sympy.cancel(ahead / _count(after[:other]))
+            rest = sympy.cancel(_expression(after[other]) / (now * symbol))
+            whole = all(x.as_numer_denom()[1] == 1 and x.is_positive for x in (now, rest))
+            if whole and symbol not in now.free_symbols:
+                made[other] = now
+                break
+        else:
+            return None
+    return made if made.keys() == dims else None
+
+
+def _count(sizes: Sequence[Any]) -> Any:
+    """Their product."""
+    return math.prod(map(_expression, sizes), start=sympy.Integer(1))
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
 def paddable(module: fx.GraphModule, symbol: Any) -> str | None:
     """Why a graph's size must not be rounded up; None where it may be."""
+    around: dict[fx.Node, Around] = {}
     for node in module.graph.nodes:
         value = node.meta.get("val")
         if node.op in ("placeholder", "output"):
@@ -208,10 +257,17 @@ def paddable(module: fx.GraphModule, symbol: Any) -> str | None:
                 for d in sorted(holding(each, symbol)):
                     if multiple(each.shape[d], symbol) is None:
                         return f"{node.name} has a dimension of {each.shape[d]}"
+            around[node] = dict.fromkeys(holding(value, symbol), 1)
+            if any(runs != 1 for n in node.all_input_nodes for runs in around.get(n, {}).values()):
+                return "a result has a dimension in which it is not the first factor"
             continue
         if node.op != "call_function" or not _touches(node, symbol):
             continue
         name = name_of(node.target)
+        runs = _around(node, symbol, around)
+        if runs is None:
+            return f"{name} divides or joins dimensions of it"
+        around[node] = runs
         if node.target is operator.getitem:
             continue
         if isinstance(value, torch.SymInt) or name.startswith("sym_size"):
@@ -253,6 +309,15 @@ class Padding:
         found = set().union(*(symbols(v) for v in values)) if values else set()
         self.reasons = {s: paddable(module, s) for s in sorted(found, key=str)}
         self.padded = [s for s, why in self.reasons.items() if why is None]
+        self._values = values
+        self._strides = [
+            [_expression(n) for n in v.stride()] if isinstance(v, torch.Tensor) else []
+            for v in _ends(output)
+        ]
+        sizes = [n for v in values for n in (v.shape if isinstance(v, torch.Tensor) else [v])]
+        solved = {s for n in sizes for s in symbols(n) if multiple(n, s) is not None}
+        if any(e.free_symbols - solved for strides in self._strides for e in strides):
+            self.padded = []  # how the results lie is not known from the arguments
         self._bounds = {s: _upper(values, s) for s in self.padded}
         self._inputs = [self._sizes(v) for v in values]
         self._outputs = [self._sizes(v) for v in _ends(output)]
@@ -263,6 +328,17 @@ class Padding:
         first = 0 if isinstance(value, torch.Tensor) else -1
         each = ((first + d, s, multiple(n, s)) for d, n in enumerate(shape) for s in self.padded)
         return [(d, s, c) for d, s, c in each if c is not None]
+
+    def strides(self, given: Sequence[Any]) -> list[list[int]]:
+        """Of each result for these arguments, as torch's shape propagation has them."""
+        known: dict[Any, int] = {}
+        for value, now in zip(self._values, given, strict=True):
+            tensor = isinstance(now, torch.Tensor)
+            for size, n in zip(value.shape, now.shape, strict=True) if tensor else [(value, now)]:
+                for symbol in symbols(size):
+                    if (c := multiple(size, symbol)) is not None:
+                        known[symbol] = n // c
+        return [[int(e.subs(known)) for e in strides] for strides in self._strides]
 
     def sizes(self, given: Sequence[Any]) -> tuple[dict[Any, int], dict[Any, int]]:
         """By symbol: the size in this call, and the one it is rounded up to."""
@@ -289,16 +365,16 @@ class Padding:
             made.append(value)
         return made
 
-    def cut(self, made: Any, now: dict[Any, int]) -> Any:
-        """The results without what was added."""
+    def cut(self, made: Any, now: dict[Any, int], strides: Sequence[Sequence[int]]) -> Any:
+        """The results without what was added, with these strides."""
         found = []
-        for value, places in zip(made, self._outputs, strict=True):
+        for value, places, steps in zip(made, self._outputs, strides, strict=True):
             for d, symbol, c in places:
                 if isinstance(value, torch.Tensor):
                     value = value.narrow(d, 0, c * now[symbol])
                 else:
                     value = c * now[symbol]
-            found.append(value.contiguous() if isinstance(value, torch.Tensor) else value)
+            found.append(laid_out(value, steps) if isinstance(value, torch.Tensor) else value)
         return found
 
 

@@ -8,7 +8,6 @@ public one does the same.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from ark.frontend.foreign import is_literal
+from ark.interop.torch.strides import Memory, contiguous
 
 
 class Fixed:
@@ -46,15 +46,17 @@ def kinds(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
     return [(type(t), t.shape, t.dtype, t.device, t.layout) for t in tensors]
 
 
-def maker(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> Callable[[], torch.Tensor]:
-    """A function that gives a new tensor, contiguous, whose contents are any."""
+def maker(memory: Memory, dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
+    """A function that gives a new tensor whose contents are any: of that memory, or contiguous
+    where a kernel cannot fill it.
+    """
+    if memory.order is None:
+        memory = contiguous(memory.shape)
     quick = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
     if quick is None or device.index not in (None, 0) or _several(device):
-        return partial(torch.empty, shape, dtype=dtype, device=device)
-    strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-    return partial(quick, shape, strides, dtype)
+        strided = partial(torch.empty_strided, memory.shape, memory.strides)
+        return partial(strided, dtype=dtype, device=device)
+    return partial(quick, memory.shape, memory.strides, dtype)
 
 
 def _several(device: torch.device) -> bool:

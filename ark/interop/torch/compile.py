@@ -19,12 +19,13 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from ark import log
-from ark.errors import InvalidUsageError, UnsupportedError
+from ark.errors import BaseError, InternalError, InvalidUsageError, UnsupportedError
 from ark.interop.torch.buckets import Padding
 from ark.interop.torch.export import TRACING, decompositions
-from ark.interop.torch.graph import drop_checks, name_of, why_not
-from ark.interop.torch.program import Program
-from ark.interop.torch.strides import keep_strides
+from ark.interop.torch.fallback import or_torch
+from ark.interop.torch.graph import drop_checks, name_of, results_of, why_not
+from ark.interop.torch.program import Program, torch_device
+from ark.interop.torch.strides import read_by_strides
 
 MOST_SHAPES = 64  # kernels of one graph, for as many combinations of sizes
 
@@ -37,8 +38,20 @@ class _Support(OperatorSupportBase):
 
     def is_node_supported(self, submodules: Any, node: fx.Node) -> bool:
         if node not in self.reasons:
-            self.reasons[node] = why_not(node)
+            self.reasons[node] = _elsewhere(node) or why_not(node)
         return self.reasons[node] is None
+
+
+def _elsewhere(node: fx.Node) -> str | None:
+    """Why a node stays in torch whose tensors are not on ark's device. Constants are moved there
+    once, and tensors of no dimension in every call, as torch itself does.
+    """
+    moved = [n for n in node.all_input_nodes if n.op == "get_attr"]
+    read = [v for n in node.all_input_nodes if n not in moved for v in results_of(n)]
+    tensors = [v for v in read if isinstance(v, torch.Tensor) and v.dim()]
+    tensors += [v for v in results_of(node) if isinstance(v, torch.Tensor)]
+    strange = sorted({str(t.device) for t in tensors if t.device != torch_device()})
+    return f"a tensor lies on {strange[0]}, but ark runs on {torch_device()}" if strange else None
 
 
 class _Kernel(torch.nn.Module):
@@ -59,11 +72,13 @@ def compile_graph(
     fixed: Sequence[int] = (),
     guarded: bool = False,
     made: bool = False,
+    visible: int | None = None,
 ) -> Callable[..., Any]:
     """A function of the graph's inputs that gives its results, in a list or as the graph does.
     fixed: places of inputs that are the same tensors in nearly every call. guarded: who calls it
     sees to it that the inputs are like the first call's. made: torch's operators make them, as they
-    do what lies between the parts of a graph (both: Program).
+    do what lies between the parts of a graph (both: Program). visible: how many of the results a
+    caller sees (default all); those behind are for the backward graph alone.
 
     A graph of sizes that vary is compiled for the sizes of each call, once for each. One that stays
     in torch in part is called part by part.
@@ -71,12 +86,14 @@ def compile_graph(
     if any(varies(e) for e in examples) or any(varies(v) for v in values(module)):
         return _Sized(module, fixed, made)
     drop_checks(module)
-    support = _Support(keep_strides(module))
+    support = _Support(read_by_strides(module))
     calls = [n for n in module.graph.nodes if n.op == "call_function"]
     missing = [n for n in calls if not support.is_node_supported({}, n)]
     _tell(missing, support, len(calls))
     if not missing and calls:
-        return _listed(module, Program.of(module, examples, fixed, guarded=guarded, made=made))
+        whole = Program.of(module, examples, fixed, guarded=guarded, made=made, visible=visible)
+        return _listed(module, whole)
+    module = _copied(module, support)
     places = [n for n in module.graph.nodes if n.op == "placeholder"]
     parameters = {places[i] for i in fixed}
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
@@ -92,6 +109,16 @@ def compile_graph(
             setattr(fused, name, _Kernel(Program.of(part, inner, kept, made=True), single))
     fused.recompile()
     return fused
+
+
+def _copied(module: fx.GraphModule, support: _Support) -> fx.GraphModule:
+    """A copy for the partitioner, which changes it; the support's nodes are the copy's then."""
+    graph = fx.Graph()
+    places: dict[fx.Node, fx.Node] = {}
+    output = graph.graph_copy(module.graph, places)
+    graph.output(output)
+    support.reasons = {places[n]: why for n, why in support.reasons.items()}
+    return fx.GraphModule(module, graph)
 
 
 def _listed(module: fx.GraphModule, program: Program) -> Callable[..., Any]:
@@ -143,7 +170,8 @@ class _Sized:
         now, up = self._padding.sizes(given)
         if now == up:
             return self._exactly(*given)
-        return self._padding.cut(self._exactly(*self._padding.pad(given, now, up)), now)
+        made = self._exactly(*self._padding.pad(given, now, up))
+        return self._padding.cut(made, now, self._padding.strides(given))
 
     def _exactly(self, *given: Any) -> Any:
         sizes = (given[i] for i in self._varying)
@@ -165,7 +193,16 @@ class _Sized:
         traced.recompile()
         tensors = [i for i, g in enumerate(given) if isinstance(g, torch.Tensor)]
         fixed = [place for place, i in enumerate(tensors) if i in self._fixed]
-        inner = compile_graph(traced, [given[i] for i in tensors], fixed, made=self._made_by_torch)
+        try:
+            inner = compile_graph(
+                traced, [given[i] for i in tensors], fixed, made=self._made_by_torch
+            )
+        except BaseError:
+            raise
+        except Exception as error:
+            raise InternalError(
+                f"compiling for these sizes failed: {type(error).__name__}: {error}"
+            ) from error
         if len(tensors) == len(given):
             return inner
         return lambda *call: inner(*[call[i] for i in tensors])
@@ -176,22 +213,16 @@ def _compile_traced(module: fx.GraphModule, examples: Sequence[Any]) -> Callable
     context = torch._guards.TracingContext.try_get()
     known = context.fw_metadata if context is not None else None
     fixed = known.static_input_indices if known is not None else ()
-    return _boxed(compile_graph(module, examples, fixed, guarded=known is not None))
+    visible = known.num_forward if known is not None else None
+    guarded = known is not None
+    return or_torch(
+        module, lambda: compile_graph(module, examples, fixed, guarded=guarded, visible=visible)
+    )
 
 
 def _compile_backward(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
     """The same for gradients, whose inputs are what the forward graph has kept."""
-    return _boxed(compile_graph(module, examples, made=True))
-
-
-def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of a list of its arguments, which is how AOTAutograd calls what says so."""
-
-    def call(given: list[Any]) -> Any:
-        return function.run(given) if isinstance(function, Program) else function(*given)
-
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call
+    return or_torch(module, lambda: compile_graph(module, examples, made=True))
 
 
 def backend(module: fx.GraphModule, examples: Sequence[Any], **given: Any) -> Callable[..., Any]:

@@ -136,9 +136,11 @@ def build(
     module: fx.GraphModule,
     examples: Sequence[Any],
     into: ark.Model | None = None,
+    ends: Sequence[Any] | None = None,
 ) -> Built:
     """The graph of a module all of whose nodes are ark's. examples: tensors, or fake ones; tensors
-    that the module holds are inputs too, behind the others, in the order of `held`.
+    that the module holds are inputs too, behind the others, in the order of `held`. ends: the nodes
+    that are its outputs; default the module's results.
     """
     with ark.use_model(into or ark.Model(0, 1)) as model:
         values: dict[fx.Node, Any] = {}
@@ -151,7 +153,7 @@ def build(
         for node, tensor in held(module):
             values[node] = value = input_of(tuple(tensor.shape), tensor.dtype)
             inputs.append(value)
-        outputs = _walk(module, values, nullcontext)
+        outputs = _walk(module, values, nullcontext, ends)
     return Built(model, inputs, outputs)
 
 
@@ -171,14 +173,16 @@ def _walk(
     module: fx.GraphModule,
     values: dict[fx.Node, Any],
     within: Callable[[fx.Node], AbstractContextManager[Any]],
+    ends: Sequence[Any] | None = None,
 ) -> list[Any]:
     for node in module.graph.nodes:
         if node.op == "call_function":
             with within(node):
                 values[node] = call_node(node, values)
-    (ends,) = next(n for n in module.graph.nodes if n.op == "output").args
-    listed = ends if isinstance(ends, (list, tuple)) else [ends]
-    return [values[end] if isinstance(end, fx.Node) else end for end in listed]
+    if ends is None:
+        (listed,) = next(n for n in module.graph.nodes if n.op == "output").args
+        ends = listed if isinstance(listed, (list, tuple)) else [listed]
+    return [values[end] if isinstance(end, fx.Node) else end for end in ends]
 
 
 def held(module: fx.GraphModule) -> list[tuple[fx.Node, torch.Tensor]]:

@@ -23,7 +23,7 @@ from ark.interop.torch.compile import compile_graph, refuse_missing, values, var
 from ark.interop.torch.export import export
 from ark.interop.torch.graph import drop_checks
 from ark.interop.torch.look import looker
-from ark.interop.torch.program import Program
+from ark.interop.torch.program import Program, torch_device
 
 WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
@@ -136,7 +136,11 @@ def _kept(module: torch.nn.Module, exported: Any) -> list[torch.Tensor]:
     strange = [s.kind.name for s in specs if s.target not in held]
     if strange:
         raise UnsupportedError(f"an input of the kind {strange[0]} is not built")
-    return [held[s.target] for s in specs]
+    where = torch_device()  # of constants, which tracing makes on the CPU
+    return [
+        held[s.target].to(where) if s.kind == InputKind.CONSTANT_TENSOR else held[s.target]
+        for s in specs
+    ]
 
 
 def _constants(signature: Any) -> list[int]:

@@ -25,21 +25,17 @@ from ark.frontend.foreign import check_memory, dense, is_literal
 from ark.interop.torch.calls import Fixed, kinds, maker
 from ark.interop.torch.graph import build, held
 from ark.interop.torch.look import Look, looker, nothing
+from ark.interop.torch.planning import planned
+from ark.interop.torch.strides import Memory, Results, contiguous
 from ark.interop.torch.values import Value
-from ark.lower.pipeline import plan as make_plan
-from ark.machine import Machine
-from ark.plan.cost import busied
 from ark.plan.serialize import machine_of
-from ark.plan.types import Plan
-from ark.plan.verify import verify
-from ark.runtime import tuned, tuned_collectives
 from ark.runtime.executor import Executor
 from ark.runtime.graphs import record
 from ark.runtime.inline import InlineRuns, inline_runs
 from ark.runtime.run import Ranks
 from ark.runtime.runner import Runner, load
 from ark.runtime.streams import Streamed
-from ark.variant import COMPUTE, LOAD, MOVE, block
+from ark.variant import LOAD
 
 HOST = 1  # DLPack's number for the host's memory
 DENSE = torch.contiguous_format
@@ -58,6 +54,7 @@ class Program:
     the caller sees in every call that shapes, types and devices are those of the first one, as
     Dynamo's guards do. made: torch's operators make the inputs, whose types its own shape
     propagation may have wrong (statistics of norms of 16 bits on a CPU); these are converted.
+    results: how the outputs lie, and what a call gives of them; default contiguous, all of them.
     """
 
     def __init__(
@@ -70,6 +67,7 @@ class Program:
         members: Ranks | None = None,
         guarded: bool = False,
         made: bool = False,
+        results: Results | None = None,
     ) -> None:
         self._members = members
         self._guarded, self._made = guarded, made
@@ -99,11 +97,14 @@ class Program:
         self._kinds: list[tuple[Any, ...]] | None = None  # of what moved in the call before
         self._look: Look = nothing
         self._converted: dict[int, torch.dtype] = {}  # inputs by place, to the type that is read
-        kind, index = self._device.dlpack
-        self._where = torch.device("cpu") if kind == HOST else torch.device("cuda", index)
+        self._where = torch_device()
+        self._results = None if results is None or results.plain else results
+        memory = [None] * len(self._outputs) if results is None else results.memory
         self._makers = [
-            maker(v.shape, v.dtype, self._where) if isinstance(v, Value) else partial(_same, v)
-            for v in self._outputs
+            maker(m or contiguous(v.shape), v.dtype, self._where)
+            if isinstance(v, Value)
+            else partial(_same, v)
+            for v, m in zip(self._outputs, memory, strict=True)
         ]
         self._new = [i for i, v in enumerate(self._outputs) if isinstance(v, Value)]
         PROGRAMS.add(self)
@@ -117,22 +118,28 @@ class Program:
         bound: Mapping[int, torch.Tensor] | None = None,
         guarded: bool = False,
         made: bool = False,
+        visible: int | None = None,
     ) -> Program:
         """A torch graph of ark's operators. examples: tensors like its inputs, or fake ones. bound:
-        inputs by place that are held for ever; calls have the others.
+        inputs by place that are held for ever; calls have the others. visible: how many results a
+        caller sees; default all.
         """
         bound = bound or {}
-        built = build(module, examples)
+        results = Results(module, visible)
+        built = build(module, examples, ends=results.ends)
         with ark.use_model(built.model):
             taken: set[int] = set()
-            outputs = [own(v, taken) if isinstance(v, Value) else v for v in built.outputs]
+            outputs = [
+                own(_in_order(v, m), taken) if isinstance(v, Value) else v
+                for v, m in zip(built.outputs, results.memory, strict=True)
+            ]
         with unset_fake_temporarily():  # constants of the graph are real, whoever traces it
-            kept = [dense(t.detach()) for _, t in held(module)]
+            kept = [dense(t.detach()).to(torch_device()) for _, t in held(module)]
         last = [built.inputs[i] for i in bound]
         inputs = [v for i, v in enumerate(built.inputs[: len(examples)]) if i not in bound]
         inputs += [*last, *built.inputs[len(examples) :]]
         held_now = [*bound.values(), *kept]
-        return cls(built.model, inputs, outputs, held_now, fixed, None, guarded, made)
+        return cls(built.model, inputs, outputs, held_now, fixed, None, guarded, made, results)
 
     def hold(self, tensors: Sequence[torch.Tensor]) -> None:
         """Others in the place of the first ones that are held."""
@@ -160,7 +167,7 @@ class Program:
             self._here(self._placed(addresses), iterations)
         else:
             self._on_stream(addresses, iterations)
-        return made
+        return made if self._results is None else self._results.of(made)
 
     def _here(self, executor: Runner, iterations: int) -> None:
         """A launch that is waited for; on this very thread if the launch before was short, because
@@ -187,7 +194,7 @@ class Program:
             self._look = nothing if self._converted else looker(inputs, self._moving)
         if self._converted:
             moving = [
-                t.to(self._converted.get(i, t.dtype))
+                t.to(self._where, self._converted.get(i, t.dtype))
                 for i, t in zip(self._moving, moving, strict=True)
             ]
         for tensor in moving:
@@ -215,7 +222,10 @@ class Program:
         for i, (tensor, value) in enumerate(zip((*inputs, *self._held), self._inputs, strict=True)):
             if not isinstance(tensor, torch.Tensor):
                 raise InvalidUsageError(f"a tensor is expected, got {type(tensor).__name__}")
-            if tensor.device != self._where:
+            number = tensor.dim() == 0 and tensor.device.type == "cpu" and i < self._given
+            if number and tensor.device != self._where:  # torch takes it beside any device's
+                self._converted[i] = value.dtype
+            elif tensor.device != self._where:
                 raise InvalidUsageError(
                     f"a tensor lies on {tensor.device}, but ark runs on {backend().name}; move the "
                     "module and its inputs there, or call ark.init(backend=...)"
@@ -325,43 +335,23 @@ class Program:
             self._executor = self._streamed = self._inline = None
 
 
-def planned(
-    model: ark.Model,
-    places: Sequence[Value],
-    machine: Machine,
-    members: Ranks | None = None,
-    boxes: bool = True,
-) -> Plan:
-    """The plan for a machine; that of a lone rank is verified, those of several when they are
-    loaded. places:
-    inputs and results, which are the caller's. boxes: they lie where boxes of them can be loaded.
-    """
-    external = sorted({v.tensor.ir.buffer.id for v in places})
-    options = {"external": external, **tuned.options(machine)}
-    options |= tuned_collectives.options(machine, model.graph.world_size, members)
-    machine = _counting_on(machine, boxes)
-    plan = make_plan(model.graph, machine, options)
-    dealt = members is not None or any(node.processors for node in model.graph.nodes)
-    busy = machine.processors if dealt else busied(plan, machine)
-    if busy < machine.processors:
-        plan = make_plan(model.graph, machine.with_processors(busy), options)
-    if members is None:
-        verify([plan])
-    return plan
-
-
-def _counting_on(machine: Machine, boxes: bool) -> Machine:
-    """The machine with the variants whose launches go on from one another: those without a stream
-    of operands, `block`, which reads them in place, and `matrix`, which loads boxes of them.
-    """
-    first = block(machine.variants[0].role(COMPUTE))
-    loads = [v for v in machine.variants if v.role(LOAD) and not v.stages and not v.role(MOVE)]
-    return dataclasses.replace(machine, variants=(first, *(loads if boxes else ())))
+def torch_device() -> torch.device:
+    """ark's device as torch names it."""
+    kind, index = device().dlpack
+    return torch.device("cpu") if kind == HOST else torch.device("cuda", index)
 
 
 def _same(value: Any) -> Any:
     """What is known beforehand."""
     return value
+
+
+def _in_order(value: Value, memory: Memory | None) -> Value:
+    """The value with its dimensions in the order in which they lie in memory."""
+    order = None if memory is None else memory.order
+    if order is None or order == tuple(range(len(order))):
+        return value
+    return dataclasses.replace(value, tensor=ark.transpose(value.tensor, list(order)))
 
 
 def own(value: Value, taken: set[int]) -> Value:

@@ -1,11 +1,17 @@
-"""What reads a tensor's memory and not its elements (as_strided) stays in torch, and finds memory
-laid out as torch's own shape propagation says: results of kernels are contiguous, whatever strides
-torch would have given them. Called by compile.py.
+"""How the results of a kernel lie in memory: with the strides that torch's own shape propagation
+says, so that whatever reads strides behind the kernel (as_strided, in this graph or behind a graph
+break) reads the elements that it would read without ark.
+
+A result that is a view of another tensor of the graph is given as that view of the whole tensor.
+Called by compile.py and program.py.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -13,47 +19,160 @@ from torch import fx
 READERS = ("aten::as_strided", "aten::as_strided_scatter")
 
 
+@dataclass(frozen=True)
+class Memory:
+    """A new tensor that a kernel fills. order: its dimensions in the order in which they lie in
+    memory; None where elements lie apart or upon each other, which are copied there afterwards.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    order: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """One of a graph's: number `of` of the kernel's, or a view of it. view: shape, strides and
+    offset, of what lies otherwise than the kernel's.
+    """
+
+    of: int
+    view: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+
+
+def contiguous(shape: Sequence[int]) -> Memory:
+    """Memory in which the last dimension varies fastest."""
+    strides = torch.empty(tuple(shape), device="meta").stride()
+    return Memory(tuple(shape), tuple(strides), tuple(range(len(shape))))
+
+
+def memory_of(shape: Sequence[int], strides: Sequence[int]) -> Memory:
+    """Memory of these strides."""
+    order = sorted(range(len(shape)), key=lambda d: (-strides[d] if shape[d] > 1 else 0, d))
+    step = 1
+    for d in reversed(order):
+        if shape[d] > 1:
+            if strides[d] != step:
+                return Memory(tuple(shape), tuple(strides), None)
+            step *= shape[d]
+    long = [d for d in order if shape[d] > 1]
+    if long == sorted(long):
+        order = list(range(len(shape)))
+    return Memory(tuple(shape), tuple(strides), tuple(order))
+
+
 def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """The tensor, or a copy of it that has these strides."""
     if tensor.stride() == tuple(strides):
         return tensor
     made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(tensor)
+    elements, source = made, tensor
+    for d, step in enumerate(strides):
+        if step == 0 and tensor.shape[d] > 1:  # all of them are one
+            elements, source = elements.narrow(d, 0, 1), source.narrow(d, 0, 1)
+    elements.copy_(source)
+    return made
 
 
-def keep_strides(module: fx.GraphModule) -> set[fx.Node]:
-    """Puts a `laid_out` before the views that such operators read. Returns it, the operators and
-    the views, all of which stay in torch.
+class Results:
+    """What a kernel gives for a graph. ends: the graph's nodes (or what is known beforehand) that
+    it computes; memory: of each that is a tensor; given: the graph's results.
+    """
+
+    def __init__(self, module: fx.GraphModule, visible: int | None = None) -> None:
+        """visible: how many of the results a caller sees; those behind may share memory."""
+        (output,) = (n for n in module.graph.nodes if n.op == "output")
+        listed = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
+        self.ends: list[Any] = []
+        self.memory: list[Memory | None] = []
+        self.given: list[Result] = []
+        known: dict[fx.Node, int] = {}  # numbers of the kernel's results that may be shared
+        for place, end in enumerate(listed):
+            value = end.meta.get("val") if isinstance(end, fx.Node) else None
+            if not isinstance(value, torch.Tensor):
+                self.given.append(self._new(end, None))
+                continue
+            base = base_of(end)
+            if base.op != "call_function":  # a view of an input; the kernel gives a copy
+                base = end
+            shape, strides = tuple(value.shape), tuple(value.stride())
+            offset = int(value.storage_offset())
+            hidden = visible is not None and place >= visible
+            if not hidden or base not in known:
+                mine = memory_of(shape, strides)
+                whole = value.numel() == base.meta["val"].numel() and offset == 0
+                if base is end or (whole and mine.order is not None and not hidden):
+                    self.given.append(self._new(end, mine))
+                    if base is end:
+                        known.setdefault(base, self.given[-1].of)
+                    continue
+                at = self._new(base, memory_of(base.meta["val"].shape, base.meta["val"].stride()))
+                known.setdefault(base, at.of)
+            else:
+                at = Result(known[base])
+            same = self.memory[at.of]
+            assert same is not None
+            alike = (same.shape, same.strides, 0) == (shape, strides, offset)
+            self.given.append(at if alike else Result(at.of, (shape, strides, offset)))
+
+    def _new(self, end: Any, memory: Memory | None) -> Result:
+        self.ends.append(end)
+        self.memory.append(memory)
+        return Result(len(self.ends) - 1)
+
+    @property
+    def plain(self) -> bool:
+        """Are the graph's results the kernel's, as they are?"""
+        copied = any(m is not None and m.order is None for m in self.memory)
+        return not copied and self.given == [Result(i) for i in range(len(self.ends))]
+
+    def of(self, made: Sequence[Any]) -> list[Any]:
+        """The graph's results. made: the kernel's."""
+        lie = list(made)
+        for i, memory in enumerate(self.memory):
+            if memory is not None and memory.order is None:
+                lie[i] = laid_out(made[i], memory.strides)
+        return [
+            lie[r.of] if r.view is None else torch.as_strided(lie[r.of], *r.view)
+            for r in self.given
+        ]
+
+
+def base_of(node: fx.Node) -> fx.Node:
+    """The node of which a node is a view, as torch has it: itself, if of none."""
+    base = node
+    while base.op == "call_function" and base.args and isinstance(base.args[0], fx.Node):
+        source = base.args[0]
+        if base.target is operator.getitem and isinstance(source.args[0], fx.Node):
+            source = source.args[0]  # parts of a split
+        if not _shares(node, source):
+            break
+        base = source
+    return base
+
+
+def _shares(view: fx.Node, node: fx.Node) -> bool:
+    """Are both torch's tensors of one type on the same memory?"""
+    a, b = view.meta.get("val"), node.meta.get("val")
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.dtype != b.dtype:
+        return False
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+def read_by_strides(module: fx.GraphModule) -> set[fx.Node]:
+    """The operators that read a tensor's memory and not its elements, and the views that they read.
+    They stay in torch; the tensor under the views is a kernel's result.
     """
     stay: set[fx.Node] = set()
-    for reader in list(module.graph.nodes):
+    for reader in module.graph.nodes:
         if not isinstance(reader.target, torch._ops.OpOverload):
             continue
         if reader.target._schema.name not in READERS:
             continue
-        user, stays = reader, {reader}
-        while _is_view(user.args[0]):
-            user = user.args[0]
-            stays.add(user)
-        base = user.args[0]
-        if base.op == "call_function" and base not in stay:
-            with module.graph.inserting_before(user):
-                strides = tuple(base.meta["val"].stride())
-                between = module.graph.call_function(laid_out, (base, strides))
-            between.meta["val"] = base.meta["val"]
-            user.replace_input_with(base, between)
-            stays.add(between)
-        stay |= stays
-    if stay:
-        module.recompile()
+        stay.add(reader)
+        view = reader.args[0]
+        base = base_of(view)
+        while view is not base:
+            stay.add(view)
+            view = view.args[0]
     return stay
-
-
-def _is_view(node: fx.Node) -> bool:
-    """Is the node's result on the memory of its first input?"""
-    if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
-        return False
-    own, source = node.meta.get("val"), node.args[0].meta.get("val")
-    if not isinstance(own, torch.Tensor) or not isinstance(source, torch.Tensor):
-        return False
-    return own.untyped_storage()._cdata == source.untyped_storage()._cdata

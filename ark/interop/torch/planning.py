@@ -1,0 +1,55 @@
+"""Plans of kernels that work on torch's tensors. Called by program.py."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import ark
+from ark.interop.torch.values import Value
+from ark.lower.pipeline import plan as make_plan
+from ark.machine import Machine
+from ark.plan.cost import busied
+from ark.plan.serialize import from_json, to_json
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime import tuned, tuned_collectives
+from ark.runtime.admission import admit
+from ark.runtime.run import Ranks
+from ark.variant import COMPUTE, LOAD, MOVE, block
+
+
+def planned(
+    model: ark.Model,
+    places: Sequence[Value],
+    machine: Machine,
+    members: Ranks | None = None,
+    boxes: bool = True,
+) -> Plan:
+    """The plan for a machine, verified, with those of all ranks where there are several. places:
+    inputs and results, which are the caller's. boxes: they lie where boxes of them can be loaded.
+    """
+    external = sorted({v.tensor.ir.buffer.id for v in places})
+    options = {"external": external, **tuned.options(machine)}
+    options |= tuned_collectives.options(machine, model.graph.world_size, members)
+    machine = _counting_on(machine, boxes)
+    plan = make_plan(model.graph, machine, options)
+    dealt = members is not None or any(node.processors for node in model.graph.nodes)
+    busy = machine.processors if dealt else busied(plan, machine)
+    if busy < machine.processors:
+        plan = make_plan(model.graph, machine.with_processors(busy), options)
+    if members is None:
+        verify([plan])
+    else:
+        texts = members.all_gather(to_json(plan).encode())
+        admit([from_json(text.decode()) for text in texts], machine)
+    return plan
+
+
+def _counting_on(machine: Machine, boxes: bool) -> Machine:
+    """The machine with the variants whose launches go on from one another: those without a stream
+    of operands, `block`, which reads them in place, and `matrix`, which loads boxes of them.
+    """
+    first = block(machine.variants[0].role(COMPUTE))
+    loads = [v for v in machine.variants if v.role(LOAD) and not v.stages and not v.role(MOVE)]
+    return dataclasses.replace(machine, variants=(first, *(loads if boxes else ())))
