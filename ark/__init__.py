@@ -10,6 +10,7 @@ from ark import errors as error
 from ark import log, ops
 from ark import tasks as tasks  # registers the task kinds
 from ark._version import __version__
+from ark.api import known as _known  # noqa: F401  what ark.runtime.toolchain computes
 from ark.api.aliases import install
 from ark.api.context import PlannerContext
 from ark.api.core import Dims

@@ -5,6 +5,10 @@ ci/matrix.toml and writes ci/results/cuda-h100.json: the devices, the versions o
 packages, the date, and the counts of pytest's own report. A run in which a test failed, or none ran
 on a device of the row, writes nothing. ci/generate.py reads the files back through the same schema.
 
+A machine that is lent for minutes runs a row in parts, each with pytest's own options: `--reports
+FOLDER` keeps each part's report there, and the result counts all reports of the same source. A run
+that is interrupted (`timeout -s INT 9m python ci/evidence.py ...`) says what it has seen so far.
+
 A suite that others wrote (onnx's node tests) has a runner of its own, which hands its counts to
 `write_suite`; such files are in ci/results/suites.
 """
@@ -19,6 +23,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -179,14 +184,20 @@ def add(counts: Any) -> Counts:
     return Counts(*(sum(getattr(c, f) for c in listed) for f in Counts.__struct_fields__))
 
 
-def count(report: Path, backend: str) -> tuple[dict[str, Counts], int]:
-    """Counts by file from a JUnit report, and how many tests passed on `backend`.
+def count(reports: Sequence[Path], backend: str) -> tuple[dict[str, Counts], int]:
+    """Counts by file from JUnit reports, and how many tests passed on `backend`. A test that is in
+    several counts as in the last one.
 
     Such a test says so in its parameters or its file's name.
     """
     files: dict[str, Counts] = {}
     on_device = 0
-    for case in ElementTree.parse(report).getroot().iter("testcase"):
+    cases = {
+        (case.get("classname", ""), case.get("name", "")): case
+        for report in reports
+        for case in ElementTree.parse(report).getroot().iter("testcase")
+    }
+    for case in cases.values():
         words = case.get("classname", "").split(".")
         name = "/".join(w for w in words if not w.startswith("Test")) or "unknown"
         failed = case.find("failure") is not None or case.find("error") is not None
@@ -213,8 +224,8 @@ def installed() -> dict[str, str]:
     return {p: _word(installed[_canonical(p)]) for p in PACKAGES if _canonical(p) in installed}
 
 
-def describe(row: dict[str, Any], report: Path) -> Result:
-    """What the run whose report this is shows; ValueError if it shows nothing."""
+def describe(row: dict[str, Any], reports: Sequence[Path]) -> Result:
+    """What the runs with these reports show; ValueError if they show nothing."""
     from ark.backend import registry
     from ark.runtime.cache import code_digest
 
@@ -229,7 +240,7 @@ def describe(row: dict[str, Any], report: Path) -> Result:
         raise ValueError(f"row {row['name']} is about {row['machine']}; this machine has: {seen}")
     if "emulat" in " ".join([*probe.notes, *(d.name for d in devices)]).lower():
         raise ValueError("the devices are emulated; a result file speaks of real ones")
-    files, on_device = count(report, row["backend"])
+    files, on_device = count(reports, row["backend"])
     total = add(files.values())
     if total.failed or not on_device:
         raise ValueError(f"{total.failed} tests failed, {on_device} passed on {row['backend']}")
@@ -250,24 +261,58 @@ def describe(row: dict[str, Any], report: Path) -> Result:
     )
 
 
+def _reports(folder: Path) -> list[Path]:
+    """The reports there of ark's present source, and the next one, which is to be written."""
+    from ark.runtime.cache import code_digest
+
+    own = folder / code_digest()[:16]
+    own.mkdir(parents=True, exist_ok=True)
+    found = sorted(own.glob("*.xml"))
+    return [*found, own / f"{len(found):03}.xml"]
+
+
+def _run(row: dict[str, Any], report: Path, rest: list[str]) -> int:
+    """Runs the row's tests; pytest's exit code, also after an interrupt, which pytest gets too."""
+    environment = {**os.environ, "ARK_REQUIRE": row["require"], **row.get("environment", {})}
+    words = [sys.executable, "-m", "pytest", *row["tests"], f"--junitxml={report}", *rest]
+    with subprocess.Popen(words, cwd=ROOT, env=environment) as running:
+        try:
+            return running.wait()
+        except KeyboardInterrupt:
+            return running.wait() or 2
+
+
+def _summary(report: Path, code: int) -> str:
+    """What a run that ended with such a code has seen."""
+    cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+    bad = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
+    names = "".join(f"\n  {c.get('classname')}::{c.get('name')}" for c in bad)
+    return f"pytest ended with {code}, after {len(cases)} tests; {len(bad)} failed{names}"
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("row", help="a row of ci/matrix.toml")
     parser.add_argument("--output", type=Path, default=RESULTS, help="the folder for the file")
+    parser.add_argument(
+        "--reports", type=Path, help="a folder that keeps the reports of a row that runs in parts"
+    )
     known, rest = parser.parse_known_args(argv)
     rows = tomllib.loads((ROOT / "ci/matrix.toml").read_text())["row"]
     row = next((r for r in rows if r["name"] == known.row), None)
     if row is None:
         parser.error(f"no row {known.row!r}; there are {', '.join(r['name'] for r in rows)}")
     with tempfile.TemporaryDirectory(prefix="ark-evidence-") as folder:
-        report = Path(folder, "report.xml")
-        environment = {**os.environ, "ARK_REQUIRE": row["require"], **row.get("environment", {})}
-        words = [sys.executable, "-m", "pytest", *row["tests"], f"--junitxml={report}", *rest]
-        code = subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode
+        reports = _reports(known.reports or Path(folder))
+        code = _run(row, reports[-1], rest)
         try:
-            made = describe(row, report)
+            if code:
+                raise ValueError(_summary(reports[-1], code))
+            made = describe(row, reports)
             checked = msgspec.json.decode(msgspec.json.encode(made), type=Result)
         except (ValueError, OSError, ElementTree.ParseError) as error:
+            if known.reports:  # the same part may be run again
+                reports[-1].unlink(missing_ok=True)
             print(f"no result is written: {error}", file=sys.stderr)
             return code or 1
     known.output.mkdir(parents=True, exist_ok=True)

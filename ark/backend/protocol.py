@@ -109,6 +109,29 @@ class KernelBackend(Backend, Protocol):
     def open(self, index: int) -> KernelDevice: ...
 
 
+@dataclass(frozen=True)
+class Toolchain:
+    """What turns a backend's source into code that a device runs. name: for people, with versions
+    as exact as they are known. key: all that the code depends on, the driver included. remedy: what
+    to do for another version.
+    """
+
+    name: str
+    key: str
+    remedy: str
+
+
+@runtime_checkable
+class CheckedBackend(KernelBackend, Protocol):
+    """A vendor whose compiler is installed apart from ark: each version has to give known results
+    on a device before ark uses it there (ark.runtime.toolchain).
+    """
+
+    def toolchain(self, arch: str) -> Toolchain | None:
+        """What makes code for `arch`; None where nothing is to be checked (no real device)."""
+        ...
+
+
 @runtime_checkable
 class PredictingBackend(KernelBackend, Protocol):
     """A vendor with a timing model of products that need not be there (`ark bench --model`)."""

@@ -14,6 +14,7 @@ import numpy as np
 from ark.backend.devices import FedDevice, MemoryKind
 from ark.doctor.bench import BUDGET_S, Bench
 from ark.errors import BaseError
+from ark.runtime import toolchain
 
 Verdict = Literal["pass", "fail", "note"]
 ROUNDS = 20
@@ -238,6 +239,19 @@ def freeing(bench: Bench) -> Finding:
     return Finding("freeing", "pass", f"memory let go of under a kernel ({took * 1e3:.1f} ms)")
 
 
+def compiler(bench: Bench) -> Finding:
+    """Products and attentions with known results, whatever an earlier check of them said."""
+    found = toolchain.toolchain(bench.backend, bench.device)
+    if found is None:
+        return Finding("compiler", "note", "none that is installed apart from ark and the system")
+    begin = time.perf_counter()
+    reason = toolchain.examine(bench.backend, bench.device)
+    if reason:
+        return Finding("compiler", "fail", toolchain.refusal(found, bench.device.arch, reason))
+    took = time.perf_counter() - begin
+    return Finding("compiler", "pass", f"{found.name}: known results are right ({took:.1f} s)")
+
+
 ALL: tuple[Callable[[Bench], Finding], ...] = (
     residency,
     messages,
@@ -250,6 +264,7 @@ ALL: tuple[Callable[[Bench], Finding], ...] = (
     peers,
     freeing,
     bandwidth,
+    compiler,
 )
 
 

@@ -1,5 +1,5 @@
-"""The cache: compiled loop kernels, verified plans and what `ark tune` measured, by the hash of all
-that they depend on.
+"""The cache: compiled loop kernels, verified plans, what `ark tune` measured and how compilers did
+at known results, by the hash of all that they depend on.
 
 What is read from it runs. So the folder must be this user's alone, and every entry carries a digest
 under a key that lies in the folder: an entry that is damaged, or that somebody put there under
@@ -28,7 +28,7 @@ from pathlib import Path
 from ark import log
 from ark.errors import SystemError
 
-PROGRAMS, PLANS, TUNED = KINDS = ("programs", "plans", "tuned")
+PROGRAMS, PLANS, TUNED, CHECKS = KINDS = ("programs", "plans", "tuned", "checks")
 KEY = "key"
 _DIGEST = 32
 _NAME = re.compile(r"[0-9a-f]{64}")

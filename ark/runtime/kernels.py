@@ -20,6 +20,7 @@ from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, PlanTensor
+from ark.runtime import toolchain
 from ark.runtime.program import Program, load
 
 
@@ -51,6 +52,7 @@ class Kernel:
 
 def load_kernels(plan: Plan, backend: KernelBackend, device: KernelDevice) -> list[Kernel]:
     """All kernels of a plan, in the order of its phases; none stays loaded where one fails."""
+    toolchain.admit(backend, device)
     found: list[Kernel] = []
     try:
         for phases in plan.kernels:

@@ -23,7 +23,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-evidence, generate, wheels = (load(name) for name in ("evidence", "generate", "wheels"))
+compilers, evidence, generate, wheels = map(load, ("compilers", "evidence", "generate", "wheels"))
 
 RESULT: dict[str, Any] = {
     "row": "cuda-h100",
@@ -135,12 +135,12 @@ REPORT = """<testsuites><testsuite>
 def test_counts_are_those_of_pytests_report(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     report.write_text(REPORT.format(""))
-    files, on_device = evidence.count(report, "cuda")
+    files, on_device = evidence.count([report], "cuda")
     assert on_device == 2
     assert evidence.add(files.values()) == evidence.Counts(3, 0, 1)
     bad = '<testcase classname="tests.backend.test_ops" name="test_b[cuda]"><error/></testcase>'
     report.write_text(REPORT.format(bad))
-    files, on_device = evidence.count(report, "cuda")
+    files, on_device = evidence.count([report], "cuda")
     assert on_device == 2 and files["tests/backend/test_ops"] == evidence.Counts(2, 1, 1)
 
 
@@ -151,12 +151,46 @@ def test_a_run_writes_a_file_that_is_read_back(tmp_path: Path) -> None:
     row = next(r for r in generate.rows() if r["name"] == "cpu")
     report = tmp_path / "report.xml"
     report.write_text(REPORT.format(""))
-    made = evidence.describe(row, report)
+    made = evidence.describe(row, [report])
     assert made.on_device == 1 and made.devices and made.total.passed == 3
     (tmp_path / "cpu.json").write_bytes(evidence.msgspec.json.encode(made))
     assert evidence.read(tmp_path / "cpu.json") == made
     with pytest.raises(ValueError, match="this machine has"):
-        evidence.describe({**row, "arch": "sm_90a"}, report)
+        evidence.describe({**row, "arch": "sm_90a"}, [report])
+
+
+def test_a_row_may_run_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports of the same source count together; a part that fails or is cut off is run again."""
+    first = REPORT.format("")
+    second = """<testsuites><testsuite>
+<testcase classname="tests.backend.test_ops" name="test_add[cpu-1]"/>
+<testcase classname="tests.backend.test_ops" name="test_b[cpu]"/></testsuite></testsuites>"""
+    bad = '<testcase classname="a.b" name="c"><failure/></testcase>'
+    parts = iter([(first, 0), (REPORT.format(bad), 1), (second, 2), (second, 0)])
+
+    def run(row: object, report: Path, rest: list[str]) -> int:
+        text, code = next(parts)
+        report.write_text(text)
+        return code
+
+    monkeypatch.setattr(evidence, "_run", run)
+    words = ["cpu", "--output", str(tmp_path / "out"), "--reports", str(tmp_path / "reports")]
+    assert [evidence.main(words) for _ in range(4)] == [0, 1, 2, 0]
+    made = evidence.read(tmp_path / "out/cpu.json")
+    assert made.total == evidence.Counts(4, 0, 1) and made.on_device == 2
+
+
+def test_a_compiler_is_forced_into_its_process(tmp_path: Path) -> None:
+    folder = tmp_path / "13.0.88/nvidia/lib"
+    with pytest.raises(ValueError, match="lacks libnvrtc"):
+        compilers.forced(tmp_path)
+    folder.mkdir(parents=True)
+    for name in ("libnvrtc.so.13", "libnvrtc-builtins.so.13.0"):
+        (folder / name).touch()
+    environment = compilers.forced(tmp_path / "13.0.88")
+    builtins, library = environment["LD_PRELOAD"].split(":")
+    assert builtins.endswith("/libnvrtc-builtins.so.13.0") and library.endswith("/libnvrtc.so.13")
+    assert environment["LD_LIBRARY_PATH"].split(":")[0] == str(folder)
 
 
 def test_wheels_are_those_that_pyproject_names() -> None:

@@ -10,7 +10,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from ark.backend.devices import Device
-from ark.backend.protocol import Backend, Compiler, Probe
+from ark.backend.protocol import Backend, Compiler, Probe, Toolchain
 from ark.codegen.dialect import Dialect
 from ark.machine import Machine
 from ark_cuda import dialect, machines, probe
@@ -40,6 +40,12 @@ class CudaBackend:
         from ark_cuda.compiler import NvrtcCompiler
 
         return NvrtcCompiler()
+
+    def toolchain(self, arch: str) -> Toolchain | None:
+        """See ark.backend.protocol.CheckedBackend."""
+        from ark_cuda.compiler import toolchain
+
+        return toolchain(arch)
 
     def default_arch(self) -> str:
         return "sm_90a"

@@ -8,15 +8,18 @@ the tests that compile every kernel for every architecture.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from ark.backend.devices import Binary
-from ark.backend.protocol import Target
+from ark.backend.protocol import Target, Toolchain
 from ark.codegen.dialect import Source
 from ark.errors import SystemError
 from ark_cuda.alignment import check_alignment
@@ -27,6 +30,11 @@ _UNUSED = 177
 # The kernels of a plan are compiled side by side, and cuda.core is no package that two threads can
 # import at once: one of them gets half of it.
 _IMPORTING = threading.Lock()
+# Names for people, and the packages, of what makes a cubin.
+LIBRARIES = {
+    "libnvrtc.so": ("NVRTC", "nvidia-cuda-nvrtc"),
+    "libnvJitLink.so": ("nvJitLink", "nvidia-nvjitlink"),
+}
 
 
 class NvrtcCompiler:
@@ -37,7 +45,8 @@ class NvrtcCompiler:
         major, minor = _version()
         linker = _linker()
         linked = f" nvjitlink {linker[0]}.{linker[1]}" if linker else ""
-        return f"nvrtc {major}.{minor}{linked} {target.arch} c++17"
+        files = "+".join(str(path.stat().st_size) for path in _libraries())  # tells builds apart
+        return f"nvrtc {major}.{minor}{linked} {target.arch} c++17 {files}"
 
     def compile(self, source: Source, target: Target) -> Binary:
         """A cubin for `target.arch`; the log holds registers and stack of the kernel.
@@ -93,6 +102,42 @@ class NvrtcCompiler:
             ) from error
         whole = Binary(bytes(linked.code), ".cubin", log + linker.get_info_log())
         return _checked(whole, source.entry)
+
+
+def toolchain(arch: str) -> Toolchain:
+    """NVRTC, nvJitLink and the driver, as this process has loaded them."""
+    from cuda.bindings import driver
+
+    code, version = driver.cuDriverGetVersion()
+    key = f"{NvrtcCompiler().key(Target(arch, 0))} driver {code} {version}"
+    remedy = "run `pip install -U nvidia-cuda-nvrtc nvidia-nvjitlink`"
+    return Toolchain(" with ".join(map(_exact, _libraries())) or key, key, remedy)
+
+
+def _libraries() -> list[Path]:
+    """The files of NVRTC and nvJitLink in this process: the bindings tell versions without builds.
+
+    Empty where the system does not tell.
+    """
+    _version(), _linker()
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    mapped = sorted({Path(line.split(maxsplit=5)[5]) for line in lines if ".so" in line})
+    each = ((p for p in mapped if p.name.startswith(stem)) for stem in LIBRARIES)
+    return [first for paths in each if (first := next(paths, None))]
+
+
+def _exact(library: Path) -> str:
+    """The name of a library, with the version of the package that installed it, or its place."""
+    name, package = LIBRARIES[next(s for s in LIBRARIES if library.name.startswith(s))]
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        found = metadata.distribution(package)
+        places = [Path(str(found.locate_file(f))).resolve() for f in found.files or ()]
+        if library.resolve() in places:
+            return f"{name} {found.version}"
+    return f"{name} of {library}"
 
 
 def _checked(binary: Binary, entry: str) -> Binary:

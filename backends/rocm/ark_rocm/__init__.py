@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager
 from importlib import resources
 from types import ModuleType
 
-from ark.backend.protocol import KernelBackend, LoopFigures, Probe, Target
+from ark.backend.protocol import KernelBackend, LoopFigures, Probe, Target, Toolchain
 from ark.codegen.dialect import Dialect, Source
 from ark.errors import SystemError
 from ark.machine import Machine
 from ark_rocm import dialect, machines, probe
-from ark_rocm.compiler import Compiler, assembly
+from ark_rocm.compiler import Compiler, assembly, toolchain
 from ark_rocm.device import Device
 
 
@@ -38,6 +38,10 @@ class RocmBackend:
 
     def compiler(self) -> Compiler:
         return Compiler()
+
+    def toolchain(self, arch: str) -> Toolchain | None:
+        """See ark.backend.protocol.CheckedBackend. What is not a real device says nothing."""
+        return None if os.environ.get(probe.VARIABLE) else toolchain(arch)
 
     def default_arch(self) -> str:
         return "gfx942"

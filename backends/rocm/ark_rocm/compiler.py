@@ -19,7 +19,7 @@ from typing import Any
 
 from ark import log
 from ark.backend.devices import Binary
-from ark.backend.protocol import Target
+from ark.backend.protocol import Target, Toolchain
 from ark.codegen.dialect import Source
 from ark.errors import BaseError, SystemError
 from ark_rocm import driver, machines
@@ -69,6 +69,14 @@ def assembly(source: Source, target: Target) -> str:
     """The kernel as assembly text, for checks of what the compiler made of it."""
     with tempfile.TemporaryDirectory(prefix="ark-") as folder:
         return _generated(source, target, Path(folder), ()).read_text()
+
+
+def toolchain(arch: str) -> Toolchain:
+    """The compiler, and the runtime with its driver."""
+    version = driver.call("hipRuntimeGetVersion", driver.module().hipRuntimeGetVersion)
+    key = f"{Compiler().key(Target(arch, 0))} runtime {version}"
+    remedy = "update ROCm" if _hiprtc_version() else "run `pip install -U ziglang`"
+    return Toolchain(_tool(), key, remedy)
 
 
 def _tool() -> str:

@@ -1,0 +1,107 @@
+"""Products, attentions and rows with known results, for a compiler's first use on a device.
+
+One model has more bodies than a kernel that is compiled as one program; the other is large enough
+for matrix units. What is expected comes from the ops' definitions in NumPy, in float64. Called by
+ark.runtime.toolchain through `examiners`, and by `ark doctor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ark.backend.devices import KernelDevice
+from ark.backend.protocol import KernelBackend
+from ark.frontend.model import Model, use_model
+from ark.frontend.tensor import Tensor
+from ark.ir.dtype import DataType, bf16, fp16, fp32
+from ark.lower import registry
+from ark.lower.pipeline import plan
+from ark.ops import attention, matmul, tensor
+from ark.runtime import toolchain
+from ark.runtime.executor import Executor
+
+# Of a result's largest element: what rounding in the type, and of 16-bit parts of fp32, may cost.
+TOLERANCE = {"fp32": 1e-3, "fp16": 6e-3, "bf16": 4e-2}
+
+
+class Known:
+    """Inputs by name, and the tensors to read. Everything read or written has a name of its own."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, np.ndarray] = {}
+        self.results: dict[str, DataType] = {}
+        self.rng = np.random.default_rng(7)
+
+    def input(self, shape: tuple[int, ...], dtype: DataType) -> Tensor:
+        name = f"input{len(self.inputs)}"
+        self.inputs[name] = self.rng.standard_normal(shape).astype(dtype.numpy)
+        return tensor(shape, dtype, name=name)
+
+    def result(self, what: str, shape: tuple[int, ...], dtype: DataType) -> Tensor:
+        name = f"{what} of {dtype} {list(shape)}"
+        self.results[name] = dtype
+        return tensor(shape, dtype, name=name)
+
+    def product(self, m: int, n: int, k: int, dtype: DataType) -> None:
+        a, b = self.input((m, k), dtype), self.input((n, k), dtype)
+        matmul(a, b, self.result("product", (m, n), dtype), transpose_other=True)
+
+    def attention(self, rows: int, heads: int, kv_heads: int, width: int, dtype: DataType) -> None:
+        query = self.input((rows, heads * width), dtype)
+        key, value = (self.input((kv_heads, rows, width), dtype) for _ in range(2))
+        out = self.result(f"attention with {kv_heads} kv heads", (rows, heads * width), dtype)
+        attention(query, key, value, output=out)
+
+
+def many(known: Known) -> None:
+    """Small ops, each with a body of its own."""
+    for dtype in (fp32, fp16, bf16):
+        for m, n, k in ((40, 24, 48), (16, 128, 64), (72, 56, 96), (33, 65, 40)):
+            known.product(m, n, k, dtype)
+        known.attention(40, 4, 1, 24, dtype)
+        known.attention(40, 4, 2, 64, dtype)
+
+
+def large(known: Known) -> None:
+    """A product and an attention of whole tiles."""
+    known.product(256, 256, 512, bf16)
+    known.attention(200, 4, 2, 64, fp16)
+
+
+MODELS: tuple[Callable[[Known], None], ...] = (many, large)
+
+
+def examine(backend: KernelBackend, device: KernelDevice) -> str:
+    """Runs the models; what is wrong, with numbers, or empty."""
+    for build in MODELS:
+        known = Known()
+        with use_model(Model()) as model:
+            build(known)
+        reason = _compared(known, model, backend, device)
+        if reason:
+            return reason
+    return ""
+
+
+def _compared(known: Known, model: Model, backend: KernelBackend, device: KernelDevice) -> str:
+    with Executor(plan(model.graph, device.machine), backend, device) as executor:
+        for name, values in known.inputs.items():
+            executor.write(name, values)
+        executor.start(1).wait()
+        got = {name: executor.read(name).astype(np.float64) for name in known.results}
+    exact = {name: array.astype(np.float64) for name, array in known.inputs.items()}
+    for node in model.graph.nodes:
+        define = registry.get(node.type).reference
+        name = node.outputs[0].name
+        if define is None or name not in known.results:
+            continue
+        want = define([exact[t.name] for t in node.inputs], node.attrs)[0].reshape(got[name].shape)
+        error = np.abs(got[name] - want).max() / np.abs(want).max()
+        if not error <= TOLERANCE[known.results[name].name]:
+            return f"the {name} is wrong by {error:.3g} of its largest element"
+    return ""
+
+
+toolchain.examiners.append(examine)

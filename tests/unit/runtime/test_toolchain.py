@@ -1,0 +1,164 @@
+"""The first use of a compiler on a device: planted miscompilers are refused by name, right ones are
+examined once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from ark_cpu import backend as cpu
+
+from ark.api import known
+from ark.backend.devices import Binary
+from ark.backend.protocol import CheckedBackend, Target, Toolchain
+from ark.codegen.dialect import Source
+from ark.doctor import checks
+from ark.doctor.bench import Bench
+from ark.errors import SystemError
+from ark.ir.dtype import fp32
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan
+from ark.runtime import toolchain
+from ark.runtime.executor import Executor
+
+
+@dataclasses.dataclass
+class Miscompiler:
+    """The CPU's compiler, after a change of the text. texts: how many were compiled."""
+
+    change: Any
+    texts: int = 0
+
+    def key(self, target: Target) -> str:
+        return f"{cpu.compiler().key(target)} changed by {self.change}"
+
+    def compile(self, source: Source, target: Target) -> Binary:
+        self.texts += 1
+        text = self.change(source.text) if self.change else source.text
+        return cpu.compiler().compile(dataclasses.replace(source, text=text), target)
+
+
+class StandIn:
+    """The CPU backend with a compiler that is installed apart from ark."""
+
+    def __init__(self, change: Any = None, version: str = "1.2") -> None:
+        self.made, self.version = Miscompiler(change), version
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(cpu, name)
+
+    def compiler(self) -> Miscompiler:
+        return self.made
+
+    def toolchain(self, arch: str) -> Toolchain | None:
+        name = f"compiler {self.version}"
+        return Toolchain(name, f"{name} {self.made.change}", "run `install-another`")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A model of two ops, in a folder of its own: what is looked at is when it runs."""
+
+    def build(made: Any) -> None:
+        made.product(4, 6, 8, fp32)
+        made.attention(5, 2, 1, 4, fp32)
+
+    monkeypatch.setattr(known, "MODELS", (build,))
+    monkeypatch.setattr(toolchain, "_admitted", set())
+    yield
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def ones(backend: Any) -> np.ndarray:
+    """Runs relu of ones on the backend."""
+    graph = Graph()
+    a, b = (graph.tensor((8, 16), fp32, arena="state", name=n) for n in "ab")
+    graph.add("relu", [a], [b], {}, "relu")
+    device = cpu.open(0)
+    try:
+        with Executor(plan(graph, device.machine), backend, device) as executor:
+            executor.write("a", np.ones((8, 16)))
+            executor.start(1).wait()
+            return executor.read("b")
+    finally:
+        device.close()
+
+
+def test_the_stand_in_is_a_checked_backend() -> None:
+    assert isinstance(StandIn(), CheckedBackend) and not isinstance(cpu, CheckedBackend)
+
+
+def test_known_results_are_right_on_the_cpu() -> None:
+    device = cpu.open(0)
+    try:
+        assert toolchain.examine(StandIn(), device) == ""
+    finally:
+        device.close()
+
+
+def test_a_compiler_is_examined_once(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = StandIn()
+    assert (ones(backend) == 1.0).all() and backend.made.texts == 2
+    ones(backend)
+    assert backend.made.texts == 2
+    # Another process: what is kept is on disk.
+    monkeypatch.setattr(toolchain, "_admitted", set())
+    monkeypatch.setattr(toolchain, "examine", lambda *_: pytest.fail("examined again"))
+    ones(backend)
+    # Another version, or another state of ark's own text, is examined by itself.
+    with pytest.raises(pytest.fail.Exception, match="examined again"):
+        ones(StandIn(version="1.3"))
+    monkeypatch.setattr(toolchain, "_texts", lambda root: "other text")
+    with pytest.raises(pytest.fail.Exception, match="examined again"):
+        ones(backend)
+
+
+def wrong_attention(text: str) -> str:
+    assert "ark_exp(" in text
+    return text.replace("ark_exp(float v) {", "ark_exp(float v) { v *= 0.5f;")
+
+
+def crash(text: str) -> str:
+    raise SystemError("no memory for the compiler")
+
+
+def test_a_miscompiler_is_refused_by_name(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = StandIn(wrong_attention)
+    with pytest.raises(SystemError) as raised:
+        ones(backend)
+    said = str(raised.value)
+    assert "compiler 1.2 makes wrong code" in said and "attention" in said
+    assert "install-another" in said and "ark doctor" in said
+    # The verdict is kept, and so is the refusal.
+    monkeypatch.setattr(toolchain, "examine", lambda *_: pytest.fail("examined again"))
+    with pytest.raises(SystemError, match=r"compiler 1\.2 makes wrong code"):
+        ones(backend)
+    assert (ones(cpu) == 1.0).all()
+
+
+def test_a_check_that_cannot_be_made_is_no_verdict(
+    small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = StandIn(crash)
+    for _ in range(2):
+        with pytest.raises(SystemError, match="no memory for the compiler"):
+            ones(backend)
+    assert backend.made.texts == 2
+    backend.made.change = None
+    assert (ones(backend) == 1.0).all()
+
+
+@pytest.mark.parametrize("change, verdict", [(None, "pass"), (wrong_attention, "fail")])
+def test_the_doctor_examines_it(small: None, change: Any, verdict: str) -> None:
+    with Bench(cpu, 0) as bench:
+        bench.backend = StandIn(change)  # type: ignore[assignment]
+        found = checks.compiler(bench)
+    assert found.verdict == verdict and "compiler 1.2" in found.text
