@@ -23,6 +23,7 @@ from ark.ir.values import whole
 from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
+from ark.models.generation import warn_of_ignored
 from ark.models.load import check_plan, weights
 from ark.models.plans import (
     choose_chunk,
@@ -35,6 +36,7 @@ from ark.models.plans import (
     usual_chunk,
 )
 from ark.models.request import Sampling, check_arguments, check_stops, no_room
+from ark.models.same import check_same_model
 from ark.models.sequences import read_tokens, write_sequences
 from ark.plan.rotated import on_rank
 from ark.plan.types import Plan
@@ -114,6 +116,8 @@ class Generator:
         dtype = DataType.from_numpy(checkpoint.dtype)
         usual = usual_chunk(target, dtype) if batch == 1 else 0
         self.context = choose_context(checkpoint, context)
+        if rank == 0:
+            warn_of_ignored(checkpoint.directory)
         self.shape = Shape(
             checkpoint.config,
             dtype,
@@ -131,6 +135,8 @@ class Generator:
             options = {"engines": plan.meta.get("engines", {})} if world_size > 1 else None
             self._agree({"the table of collectives": json.dumps(options)})
             check_plan(plan, plans(self.shape, target, options)[rank], self.shape)
+        if ranks is not None and world_size > 1:
+            check_same_model(ranks, checkpoint)
         self._check_memory(plan, device)
         tell("compiling", 0, 0)
         self.executor = load(
@@ -157,7 +163,6 @@ class Generator:
                 "the context": str(self.context),
                 "the chunk": str(self.shape.chunk),
                 "the plan": digest(everyone),
-                "the weights": self.checkpoint.digest(),
             }
         )
         return everyone[rank]
