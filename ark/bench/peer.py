@@ -157,7 +157,7 @@ class TorchDecoder:
             a, b = x[..., 0::2].float(), x[..., 1::2].float()
             return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2).to(x.dtype)
 
-        mask = self.places[None, :] <= places[:, None]
+        past = self.places[None, :] <= places[:, None]
         h = self.weights["embedding"][tokens].to(self.dtype)
         for i, (keys, values) in enumerate(self.caches):
             at = f"layers.{i}."
@@ -165,6 +165,9 @@ class TorchDecoder:
             q, k, v = qkv.split([heads * width, kv * width, kv * width], -1)
             keys.index_copy_(2, places, rotate(by_head(k, kv)))
             values.index_copy_(2, places, by_head(v, kv))
+            mask = past
+            if window := c.window(i):
+                mask = past & (self.places[None, :] > places[:, None] - window)
             a = torch.nn.functional.scaled_dot_product_attention(
                 rotate(by_head(q, heads)), keys, values, attn_mask=mask, enable_gqa=heads != kv
             )

@@ -37,8 +37,8 @@ def _text(value: Any) -> str:
     """
     match value:
         case Tensor():
-            own = (value.id, value.shape, value.extents, value.offsets, value.padded)
-            return f"t{own}{value.dtype.name},{value.buffer.id},{value.name!r}"
+            box = (value.id, value.shape, value.extents, value.offsets, value.padded)
+            return f"t{box}{value.dtype.name},{value.buffer.id},{value.name!r}"
         case Buffer():
             return f"b{dataclasses.astuple(value)}"
         case Node():

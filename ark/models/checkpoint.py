@@ -7,26 +7,25 @@ when they are asked for, one weight at a time, so opening and validating a check
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ark import log
 from ark.errors import InvalidUsageError, ModelError
 from ark.models.build import parameters
 from ark.models.config import LlamaConfig
 from ark.models.registry import decoder
-from ark.models.shards import StoredTensor, find_tensors, read_bytes
+from ark.models.rope import Rope, inverse_frequencies
+from ark.models.shards import DTYPES, StoredTensor, find_tensors, read_bytes
 
-IGNORED_SUFFIX = ".rotary_emb.inv_freq"
-"""Older checkpoints store the rotary frequencies, which follow from the config."""
-
-PAGE, PAGES = 4096, 16
-"""Bytes and number of the samples of a weight that `Checkpoint.digest` takes."""
+FREQUENCIES = ".rotary_emb.inv_freq"
+"""How stored names of rotary frequencies end, which older checkpoints have beside the config."""
+PIECE_BYTES = 16 << 20  # that are compared at a time
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Checkpoint:
                 f"are {len(stored)} tensors in all. Correct num_hidden_layers, or download the "
                 "weights that belong to it."
             )
-        checkpoint = cls(path, config, stored)
+        checkpoint = cls(path, untied(config, stored), stored)
         checkpoint.validate()
         return checkpoint
 
@@ -114,7 +113,7 @@ class Checkpoint:
                 f"tie_word_embeddings {str(self.config.tie_word_embeddings).lower()}). Correct the "
                 "config, or download the weights that belong to it."
             )
-        extra = [name for name in self.stored if name not in needed and not self._ignored(name)]
+        extra = [name for name in self.stored if name not in needed and not self._implied(name)]
         if extra:
             raise ModelError(
                 f"{self.directory} holds {describe(extra)}, which a model of its config.json "
@@ -168,36 +167,76 @@ class Checkpoint:
         array: npt.NDArray[Any] = data.view(tensor.dtype).reshape(end - begin, *tensor.shape[1:])
         return array[tuple(others)]
 
-    def digest(self) -> str:
-        """A hash by which ranks tell whether they opened the same model: the config, and of every
-        weight its shape and 16 pages spread over it (all of a small one).
-        """
-        found = hashlib.sha256(repr(self.config).encode())
-        for name, tensor in self._distinct():
-            found.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
-            size = min(PAGE, tensor.nbytes)
-            for begin in np.linspace(0, tensor.nbytes - size, PAGES).astype(np.int64).tolist():
-                found.update(read_bytes(tensor, begin, size).tobytes())
-        return found.hexdigest()[:16]
-
     def __iter__(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """Each weight with its name, in model order; a tied head comes as `embedding` alone.
 
         The arrays' bytes add up to `nbytes`, which suits a progress bar.
         """
-        for name, _ in self._distinct():
+        for name, _ in self.distinct():
             yield name, self.read(name)
 
-    def _distinct(self) -> Iterator[tuple[str, StoredTensor]]:
+    def distinct(self) -> Iterator[tuple[str, StoredTensor]]:
+        """Each stored tensor once, with ark's name of it, in model order."""
         seen: set[str] = set()
         for name, weight in self.weights.items():
             if weight.stored_name not in seen:
                 seen.add(weight.stored_name)
                 yield name, self.stored[weight.stored_name]
 
-    def _ignored(self, stored_name: str) -> bool:
-        tied_head = self.config.tie_word_embeddings and stored_name == "lm_head.weight"
-        return tied_head or stored_name.endswith(IGNORED_SUFFIX)
+    def _implied(self, stored_name: str) -> bool:
+        """Does a tensor that no parameter is made of say what the config and others say? That is so
+        of a head equal to the embedding (`untied`), and of rotary frequencies, where those of the
+        config are used, as transformers do.
+        """
+        if stored_name.endswith(FREQUENCIES):
+            self._compare_frequencies(self.stored[stored_name])
+            return True
+        table = decoder(self.config.architecture).WEIGHTS
+        return self.config.tie_word_embeddings and stored_name == table["head.weight"]
+
+    def _compare_frequencies(self, tensor: StoredTensor) -> None:
+        """A warning unless they are the config's, stretched or not, as exactly as their type is."""
+        rope, width = self.config.rope, self.config.head_dim
+        right = [inverse_frequencies(r, width) for r in (rope, Rope(rope.theta))]
+        known = tensor.dtype_code in DTYPES and tensor.shape == right[0].shape
+        if known:
+            found = read_bytes(tensor, 0, tensor.nbytes).view(tensor.dtype).astype(np.float32)
+            room = 1e-5 if tensor.dtype_code == "F32" else 1e-2
+            known = any(np.allclose(found, values, room, 1e-7) for values in right)
+        if not known:
+            log.warn(
+                f"{tensor.path} holds {tensor.name}, which differs from the rotary frequencies of "
+                "config.json; those of config.json are used, as transformers do"
+            )
+
+
+def untied(config: LlamaConfig, stored: dict[str, StoredTensor]) -> LlamaConfig:
+    """The config, without tied embeddings where the files have a head that is another tensor than
+    the embedding: then the head counts, as in transformers.
+    """
+    table = decoder(config.architecture).WEIGHTS
+    head, embedding = (stored.get(table[name]) for name in ("head.weight", "embedding"))
+    if not config.tie_word_embeddings or head is None or embedding is None:
+        return config
+    if same_bytes(head, embedding):
+        return config
+    log.warn(
+        f"config.json of {head.path.parent} ties the head to the embedding, but the weights have "
+        f"a {head.name} that differs from {embedding.name}; it is used, as transformers do. Set "
+        "tie_word_embeddings to false"
+    )
+    return replace(config, tie_word_embeddings=False)
+
+
+def same_bytes(first: StoredTensor, second: StoredTensor) -> bool:
+    """Do two tensors have one type, one shape and the same bytes?"""
+    if (first.dtype_code, first.shape) != (second.dtype_code, second.shape):
+        return False
+    for begin in range(0, first.nbytes, PIECE_BYTES):
+        size = min(PIECE_BYTES, first.nbytes - begin)
+        if not np.array_equal(read_bytes(first, begin, size), read_bytes(second, begin, size)):
+            return False
+    return True
 
 
 def describe(names: list[str]) -> str:

@@ -7,9 +7,9 @@ ark cannot run is refused here, by name; what only some decoders have is read in
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,24 +17,9 @@ import numpy.typing as npt
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.models.fields import Fields, check_directory
 from ark.models.registry import ARCHITECTURES, MODEL_TYPES, decoder
+from ark.models.rope import Rope, inverse_frequencies, read_rope
 
 DTYPES = ("float32", "float16", "bfloat16")
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary position embedding: `theta` is the base, `kind` the way it is stretched.
-
-    `kind` is "default", "linear" or "llama3". `factor` serves the last two; the two frequency
-    factors and `original_context` (tokens) serve llama3 alone.
-    """
-
-    theta: float = 10000.0
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 8192
 
 
 @dataclass(frozen=True)
@@ -43,7 +28,8 @@ class LlamaConfig:
 
     `architecture` names the decoder (ark.models.registry). `dtype` is the weights' type where the
     config names one: "float32", "float16" or "bfloat16". A text ends at any of `eos_token_ids`;
-    there may be none.
+    there may be none. windows: of each layer the positions that a token attends to, the last so
+    many with its own; 0: all before it. Empty: all layers attend to all.
     """
 
     hidden_size: int
@@ -55,12 +41,13 @@ class LlamaConfig:
     vocab_size: int
     max_position_embeddings: int
     rms_norm_eps: float = 1e-6
-    rope: Rope = Rope()
+    rope: Rope = field(default_factory=Rope)
     tie_word_embeddings: bool = False
     dtype: str | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     architecture: str = "LlamaForCausalLM"
+    windows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -74,6 +61,12 @@ class LlamaConfig:
                 f"The config gives heads of {self.head_dim} elements, but rotary embeddings rotate "
                 "elements in pairs, so the number must be even and positive. Correct head_dim "
                 "(where it is absent, it is hidden_size / num_attention_heads)."
+            )
+        if len(self.windows) not in (0, self.num_hidden_layers):
+            raise ModelError(
+                f"The config has {self.num_hidden_layers} layers and says of "
+                f"{len(self.windows)} how far their attention reaches. Correct num_hidden_layers "
+                "or layer_types."
             )
         for token in (self.bos_token_id, *self.eos_token_ids):
             if token is not None and token >= self.vocab_size:
@@ -98,6 +91,10 @@ class LlamaConfig:
         """Rows of each gate and up projection."""
         return self.intermediate_size
 
+    def window(self, layer: int) -> int:
+        """The positions that a token of this layer attends to; 0: all before it."""
+        return self.windows[layer] if self.windows else 0
+
     @classmethod
     def from_directory(cls, directory: str | Path) -> LlamaConfig:
         """Reads config.json, and the stop tokens of generation_config.json where it names some.
@@ -111,8 +108,10 @@ class LlamaConfig:
         generation = path / "generation_config.json"
         if not generation.exists():
             return config
-        stops = Fields.read(generation).token_ids("eos_token_id", config.eos_token_ids)
-        return replace(config, eos_token_ids=stops)
+        fields = Fields.read(generation)
+        if "eos_token_id" not in fields.values:
+            return config
+        return replace(config, eos_token_ids=fields.token_ids("eos_token_id"))
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LlamaConfig:
@@ -120,23 +119,27 @@ class LlamaConfig:
         return config_from_fields(Fields("config.json", values))
 
 
+ConfigT = TypeVar("ConfigT", bound=LlamaConfig)
+
+
 def config_from_fields(fields: Fields) -> LlamaConfig:
-    """Reads a config as the decoder of its architecture does."""
-    return decoder(read_architecture(fields)).read_config(fields)
+    """Reads a config as the decoder of its architecture does, whose DEFAULTS absent fields have."""
+    made = decoder(read_architecture(fields))
+    config: LlamaConfig = made.read_config(fields.with_defaults(made.DEFAULTS))
+    return config
 
 
-def read_llama(fields: Fields) -> LlamaConfig:
-    """What all decoders have. Checks each field that changes what a model computes; absent ones get
-    the usual default.
+def read_common(fields: Fields) -> LlamaConfig:
+    """What all decoders have, of fields that have the architecture's defaults already. Checks each
+    field that changes what a model computes.
     """
-    architecture = read_architecture(fields)
     for name in ("attention_bias", "mlp_bias"):
         if fields.flag(name, False):
             raise UnsupportedError(
                 f"{fields.source}: {name} is true, but ark runs models whose projections have no "
                 "bias. Use a checkpoint without biases."
             )
-    if (activation := fields.text("hidden_act") or "silu") != "silu":
+    if (activation := fields.text("hidden_act")) != "silu":
         raise UnsupportedError(
             f"{fields.source}: hidden_act is {activation!r}, but ark runs models whose MLP uses "
             "'silu'. Use a checkpoint with that activation."
@@ -146,28 +149,34 @@ def read_llama(fields: Fields) -> LlamaConfig:
             f"{fields.source} describes quantised weights, but ark reads float32, float16 and "
             "bfloat16. Use the unquantised checkpoint."
         )
-    heads = fields.size("num_attention_heads")
-    hidden = fields.size("hidden_size")
-    context = fields.size("max_position_embeddings", 2048)
-    llama = architecture == "LlamaForCausalLM"
-    bos = fields.token_ids("bos_token_id", (1,))
+    heads, hidden = fields.size("num_attention_heads"), fields.size("hidden_size")
+    context = fields.size("max_position_embeddings")
+    bos = fields.token_ids("bos_token_id")
     return LlamaConfig(
         hidden_size=hidden,
         intermediate_size=fields.size("intermediate_size"),
         num_hidden_layers=fields.size("num_hidden_layers"),
         num_attention_heads=heads,
-        num_key_value_heads=fields.size("num_key_value_heads", heads if llama else 8),
+        num_key_value_heads=fields.size("num_key_value_heads", heads),
         head_dim=fields.size("head_dim", hidden // heads),
         vocab_size=fields.size("vocab_size"),
-        max_position_embeddings=whole_context(fields, architecture, context),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        max_position_embeddings=context,
+        rms_norm_eps=fields.number("rms_norm_eps"),
         rope=read_rope(fields, context),
-        tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
         dtype=read_dtype(fields),
         bos_token_id=bos[0] if bos else None,
-        eos_token_ids=fields.token_ids("eos_token_id", (2,)),
-        architecture=architecture,
+        eos_token_ids=fields.token_ids("eos_token_id"),
+        architecture=read_architecture(fields),
     )
+
+
+def one_window(config: ConfigT, fields: Fields) -> ConfigT:
+    """The config with `sliding_window` as every layer's; where it is null, all attend to all."""
+    if fields.get("sliding_window") is None:
+        return config
+    window = fields.size("sliding_window")
+    return replace(config, windows=(window,) * config.num_hidden_layers)
 
 
 def read_architecture(fields: Fields) -> str:
@@ -186,19 +195,6 @@ def read_architecture(fields: Fields) -> str:
     return found[0]
 
 
-def whole_context(fields: Fields, architecture: str, context: int) -> int:
-    """The positions of which each attends to all before it: no more than the window where attention
-    slides, as ark attends to the whole context (a window as long gives the same).
-    """
-    default = None if architecture == "MixtralForCausalLM" else 4096
-    slides = architecture in ("MistralForCausalLM", "MixtralForCausalLM")
-    if architecture.startswith("Qwen3"):
-        slides = fields.flag("use_sliding_window", False)
-    if not slides or fields.values.get("sliding_window", default) is None:
-        return context
-    return min(context, fields.size("sliding_window", default))
-
-
 def read_dtype(fields: Fields) -> str | None:
     """The weights' type from `dtype` or, as older files write it, `torch_dtype`."""
     name = "dtype" if fields.get("dtype") is not None else "torch_dtype"
@@ -214,63 +210,9 @@ def read_dtype(fields: Fields) -> str | None:
     return dtype
 
 
-def read_rope(fields: Fields, context: int) -> Rope:
-    """The rotary embedding from `rope_parameters` or, as older files write it, `rope_scaling`."""
-    table = fields.table("rope_scaling") or fields.table("rope_parameters")
-    theta = fields.number("rope_theta", 10000.0)
-    table = table or Fields(fields.source, {})
-    for place in (fields, table):
-        if (part := place.number("partial_rotary_factor", 1.0)) != 1.0:
-            raise UnsupportedError(
-                f"{place.source}: partial_rotary_factor is {part:g}, but ark rotates whole heads. "
-                "Use a checkpoint whose rotary embedding covers the whole head."
-            )
-    theta = table.number("rope_theta", theta)
-    kind = table.text("rope_type") or table.text("type") or "default"
-    if kind == "default":
-        return Rope(theta)
-    if kind == "linear":
-        return Rope(theta, kind, table.number("factor"))
-    if kind != "llama3":
-        raise UnsupportedError(
-            f"{table.source}: the rotary embedding is scaled by {kind!r}, but ark knows default, "
-            "linear and llama3. Use a checkpoint with one of these."
-        )
-    low, high = table.number("low_freq_factor"), table.number("high_freq_factor")
-    if high <= low:
-        raise ModelError(
-            f"{table.source}: high_freq_factor {high:g} should be greater than low_freq_factor "
-            f"{low:g}. Correct the two fields, or download the file again."
-        )
-    original = table.size("original_max_position_embeddings", context)
-    return Rope(theta, kind, table.number("factor"), low, high, original)
-
-
 def rope_inverse_frequencies(config: LlamaConfig) -> npt.NDArray[np.float32]:
-    """Radians a token by which each pair of a head's elements is rotated: float32, [head_dim / 2].
-
-    Su et al., RoFormer (2021), section 3.2; the llama3 kind divides low frequencies by `factor`,
-    keeps high ones and blends between (Llama 3.1's reference code). Each step rounds to float32 as
-    `transformers` does; the power is the correctly rounded one, which differs from PyTorch's in the
-    last bit for a few frequencies of unusual bases.
-    """
-    rope, one = config.rope, np.float32(1)
-    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    powers = np.power(np.float64(rope.theta), exponents.astype(np.float64))
-    frequencies = one / powers.astype(np.float32)
-    if rope.kind == "default":
-        return frequencies
-    factor = np.float32(rope.factor)
-    if rope.kind == "linear":
-        return frequencies / factor
-    low, high = np.float32(rope.low_freq_factor), np.float32(rope.high_freq_factor)
-    original = np.float32(rope.original_context)
-    wavelengths = np.float32(2 * np.pi) / frequencies
-    long = wavelengths > np.float32(rope.original_context / rope.low_freq_factor)
-    short = wavelengths < np.float32(rope.original_context / rope.high_freq_factor)
-    blend = (original / wavelengths - low) / (high - low)
-    blended = (one - blend) * frequencies / factor + blend * frequencies
-    return np.where(long, frequencies / factor, np.where(short, frequencies, blended))
+    """Radians a token by which a pair of a head's elements is rotated: float32, [head_dim / 2]."""
+    return inverse_frequencies(config.rope, config.head_dim)
 
 
 LLAMA_3_2_1B = LlamaConfig(

@@ -7,6 +7,7 @@ field of the wrong type read the same everywhere.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,10 @@ class Fields:
             )
         return cls(str(path), values)
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
+        """These fields, and those of `defaults` that are absent here; null is not absent."""
+        return Fields(self.source, {**defaults, **self.values})
+
     def get(self, name: str) -> Any:
         """The field's value; None where it is absent or null."""
         return self.values.get(name)
@@ -98,6 +103,13 @@ class Fields:
             raise self.wrong(name, "a positive integer")
         return value
 
+    def count(self, name: str) -> int:
+        """An integer of 0 or more."""
+        value = self.get(name)
+        if type(value) is not int or value < 0:
+            raise self.wrong(name, "an integer of at least 0")
+        return value
+
     def number(self, name: str, default: float | None = None) -> float:
         """A positive finite number; `default` where the field is absent or null, if given."""
         value = self.get(name)
@@ -107,10 +119,10 @@ class Fields:
             raise self.wrong(name, "a positive number")
         return float(value)
 
-    def flag(self, name: str, default: bool) -> bool:
-        """True or false; `default` where the field is absent or null."""
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        """True or false; `default` where the field is absent or null, if given."""
         value = self.get(name)
-        if value is None:
+        if value is None and default is not None:
             return default
         if type(value) is not bool:
             raise self.wrong(name, "true or false")
@@ -132,10 +144,8 @@ class Fields:
             raise self.wrong(name, "an object")
         return Fields(f"{self.source}, {name}", value)
 
-    def token_ids(self, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """Token ids from a field that holds one or a list; `default` where the field is absent."""
-        if name not in self.values:
-            return default
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """Token ids from a field that holds one or a list; none where it is absent or null."""
         value = self.get(name)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if any(type(i) is not int or i < 0 for i in ids):

@@ -23,6 +23,7 @@ from ark.ir.values import whole
 from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
+from ark.models.generation import warn_of_ignored
 from ark.models.load import check_plan, weights
 from ark.models.plans import (
     choose_chunk,
@@ -35,6 +36,7 @@ from ark.models.plans import (
     usual_chunk,
 )
 from ark.models.request import Sampling, check_arguments, check_stops, no_room
+from ark.models.same import check_same_model
 from ark.models.sequences import read_tokens, write_sequences
 from ark.plan.rotated import on_rank
 from ark.plan.serialize import machine_of
@@ -118,6 +120,8 @@ class Generator:
         dtype = DataType.from_numpy(checkpoint.dtype)
         usual = usual_chunk(target, dtype) if batch == 1 else 0
         self.context = choose_context(checkpoint, context)
+        if rank == 0:
+            warn_of_ignored(checkpoint.directory)
         self.shape = Shape(
             checkpoint.config,
             dtype,
@@ -135,6 +139,8 @@ class Generator:
             options = {"engines": plan.meta.get("engines", {})} if world_size > 1 else None
             self._agree({"the table of collectives": json.dumps(options)})
             check_plan(plan, plans(self.shape, target, options)[rank], self.shape)
+        if ranks is not None and world_size > 1:
+            check_same_model(ranks, checkpoint)
         tell("compiling", 0, 0)
         self.executor = load(
             plan, backend, device, ranks=ranks, trace_records=trace_records, budget_s=budget_s
@@ -160,7 +166,6 @@ class Generator:
                 "the context": str(self.context),
                 "the chunk": str(self.shape.chunk),
                 "the plan": digest(everyone),
-                "the weights": self.checkpoint.digest(),
             }
         )
         return everyone[rank]

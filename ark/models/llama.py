@@ -1,22 +1,25 @@
-"""The Llama decoder (Touvron et al. 2023), and Mistral's, which computes the same.
+"""The Llama decoder (Touvron et al. 2023).
 
 Written for one rank and op by op; docs/models.md says who makes it fast and who splits it.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import ark
-from ark.models.config import LlamaConfig, read_llama, rope_inverse_frequencies
+from ark.models.config import LlamaConfig, read_common, rope_inverse_frequencies
 from ark.models.fields import Fields
 
 
 class Attention(ark.Module):
-    """Causal grouped-query attention over what `setup` reserves for keys and values."""
+    """Causal grouped-query attention of layer `number` over what `setup` reserves for keys and
+    values; with a window, each token's over the last so many positions.
+    """
 
-    def __init__(self, c: LlamaConfig, dtype: ark.DataType) -> None:
+    def __init__(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> None:
         super().__init__()
+        self.window = c.window(number)
         self.kv_heads, self.head_dim, self.dtype = c.num_key_value_heads, c.head_dim, dtype
         self.query = ark.parameter((c.query_size, c.hidden_size), dtype)
         self.key = ark.parameter((c.kv_size, c.hidden_size), dtype)
@@ -28,6 +31,8 @@ class Attention(ark.Module):
         shape = (batch * self.kv_heads, context, self.head_dim)
         self.keys = ark.tensor(shape, self.dtype)
         self.values = ark.tensor(shape, self.dtype)
+        if self.window >= context:  # no position is outside of it
+            self.window = 0
 
     def forward(self, x: ark.Tensor, position: ark.Tensor, frequencies: ark.Tensor) -> ark.Tensor:
         """x (rows, hidden), position (1,) int32, frequencies (head_dim / 2,): (rows, hidden).
@@ -39,7 +44,8 @@ class Attention(ark.Module):
         key = ark.rotary_embedding(key, position, frequencies)
         keys = ark.kv_append(self.keys, key, position)
         values = ark.kv_append(self.values, value, position)
-        return ark.linear(ark.attention(query, keys, values, position), self.output)
+        a = ark.attention(query, keys, values, position, window=self.window)
+        return ark.linear(a, self.output)
 
     def projections(self, x: ark.Tensor) -> tuple[ark.Tensor, ark.Tensor, ark.Tensor]:
         """Queries, keys and values of rows, (rows, heads * head_dim) each."""
@@ -94,8 +100,28 @@ class Head(ark.Module):
 
 
 class Llama(ark.Module):
-    """The decoder. Its entry points are `prompt`, `begin` and `decode`."""
+    """The decoder. Its entry points are `prompt`, `begin` and `decode`.
 
+    DEFAULTS: what fields mean that config.json does not have, as transformers' class of the
+    architecture has them. WEIGHTS: which tensors of a checkpoint the parameters are.
+    """
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,  # as many as attention heads
+        "head_dim": None,  # hidden_size / num_attention_heads
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,
+    }
     WEIGHTS: ClassVar[dict[str, str]] = {
         "embedding": "model.embed_tokens.weight",
         "layers.{}.attention_norm": "model.layers.{}.input_layernorm.weight",
@@ -118,20 +144,22 @@ class Llama(ark.Module):
         self.frequencies = ark.parameter((c.head_dim // 2,), ark.fp32)
         self.frequencies.initializer = lambda: rope_inverse_frequencies(c)
         self.frequencies.requires_grad = False
-        self.layers = [self.layer(c, dtype) for _ in range(c.num_hidden_layers)]
+        self.layers = [self.layer(c, dtype, n) for n in range(c.num_hidden_layers)]
         self.norm = ark.parameter((c.hidden_size,), dtype)
         self.head = Head(c, dtype)
         if c.tie_word_embeddings:
             self.head.weight = self.embedding
 
-    def layer(self, c: LlamaConfig, dtype: ark.DataType) -> Layer:
+    def layer(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> Layer:
         """One layer; decoders of other layers override it."""
-        return Layer(c, dtype, Attention(c, dtype), FeedForward(c, dtype))
+        return Layer(c, dtype, Attention(c, dtype, number), FeedForward(c, dtype))
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """The shape of a model from its config.json; errors name what is not computed here."""
-        return read_llama(fields)
+        """The shape of a model from its config.json, whose absent fields have been filled from
+        DEFAULTS; errors name what is not computed here.
+        """
+        return read_common(fields)
 
     def setup(self, context: int, batch: int = 1) -> None:
         """Reserves `context` positions of each of `batch` sequences in all layers."""

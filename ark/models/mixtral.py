@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import ark
 from ark.errors import ModelError
-from ark.models.config import LlamaConfig, read_llama
+from ark.models.config import LlamaConfig, one_window, read_common
 from ark.models.fields import Fields
 from ark.models.llama import Attention, Layer, Llama
 
@@ -31,16 +30,14 @@ class MixtureConfig(LlamaConfig):
 
 def read_mixture(fields: Fields, experts: int, expert_size: int, normalised: bool) -> MixtureConfig:
     """A decoder's config with what it says of experts."""
-    chosen = fields.size("num_experts_per_tok", 2)
+    chosen = fields.size("num_experts_per_tok")
     if chosen > experts:
         raise ModelError(
             f"{fields.source}: {chosen} of {experts} experts are to be chosen for a token. Correct "
             "num_experts_per_tok."
         )
-    common = read_llama(fields)
-    values = {f.name: getattr(common, f.name) for f in dataclasses.fields(common)}
     return MixtureConfig(
-        **values,
+        **vars(read_common(fields)),
         experts=experts,
         experts_per_token=chosen,
         normalised=normalised,
@@ -74,6 +71,17 @@ class Experts(ark.Module):
 class Mixtral(Llama):
     """The decoder."""
 
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        **Llama.DEFAULTS,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    }
     WEIGHTS: ClassVar[dict[str, str]] = {
         **Llama.WEIGHTS,
         "layers.{}.mlp.router": "model.layers.{}.block_sparse_moe.gate.weight",
@@ -82,12 +90,15 @@ class Mixtral(Llama):
         "layers.{}.mlp.down.{}": "model.layers.{}.block_sparse_moe.experts.{}.w2.weight",
     }
 
-    def layer(self, c: LlamaConfig, dtype: ark.DataType) -> Layer:
+    def layer(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> Layer:
         assert isinstance(c, MixtureConfig)
-        return Layer(c, dtype, Attention(c, dtype), Experts(c, dtype))
+        return Layer(c, dtype, Attention(c, dtype, number), Experts(c, dtype))
 
     @classmethod
     def read_config(cls, fields: Fields) -> MixtureConfig:
-        """As Llama.read_config, with this architecture's fields."""
+        """As Llama.read_config, with this architecture's fields; `num_experts` is another name of
+        `num_local_experts`.
+        """
+        name = "num_experts" if "num_experts" in fields.values else "num_local_experts"
         inner = fields.size("intermediate_size")
-        return read_mixture(fields, fields.size("num_local_experts", 8), inner, True)
+        return one_window(read_mixture(fields, fields.size(name), inner, True), fields)

@@ -72,7 +72,7 @@ def make_plans(
     drafted: Drafted | None = None,
     graphs: Sequence[Graph] | None = None,
 ) -> Sequence[Plan]:
-    """What `plans` gives, planned and verified anew. graphs: those of `traced`, if they are there."""
+    """What `plans` gives, planned and verified anew. graphs: those of `traced`, if there are."""
     if graphs is None or shape.split:
         graphs = [build(replace(shape, rank=rank)).graph for rank in range(shape.world_size)]
     # Shards of a decoder meet in every layer: one barrier costs less than waits for each peer.
@@ -107,7 +107,8 @@ def _outside() -> list[str]:
     makers: list[Any] = [ops.get(name).lower for name in ops.names()]
     makers += [type(kinds.get(name)) for name in kinds.names()]
     modules = {sys.modules.get(maker.__module__) for maker in makers}
-    return [m.__file__ for m in modules if m is not None and getattr(m, "__file__", None)]
+    files = (getattr(module, "__file__", None) for module in modules)
+    return [file for file in files if file]
 
 
 def _meta(shape: Shape) -> dict[str, Any]:
@@ -145,7 +146,7 @@ def choose_context(checkpoint: Checkpoint, wanted: int | None) -> int:
     if not 1 <= whole("the context", wanted) <= limit:
         raise InvalidUsageError(
             f"a context of {wanted} positions was asked for; the checkpoint allows 1 to {limit} "
-            "(max_position_embeddings, or the window of its attention)"
+            "(max_position_embeddings)"
         )
     return int(wanted)
 

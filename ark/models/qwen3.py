@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import ark
+from ark.errors import ModelError
 from ark.models.config import LlamaConfig
+from ark.models.fields import Fields
 from ark.models.llama import Attention, FeedForward, Layer, Llama
+
+SLIDING = "sliding_attention"
 
 
 class Qwen3Attention(Attention):
     """Attention whose queries and keys are normed head by head."""
 
-    def __init__(self, c: LlamaConfig, dtype: ark.DataType) -> None:
-        super().__init__(c, dtype)
+    def __init__(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> None:
+        super().__init__(c, dtype, number)
         self.eps = c.rms_norm_eps
         self.query_norm = ark.parameter((c.head_dim,), dtype)
         self.key_norm = ark.parameter((c.head_dim,), dtype)
@@ -32,11 +37,48 @@ class Qwen3Attention(Attention):
 class Qwen3(Llama):
     """The decoder."""
 
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        **Llama.DEFAULTS,
+        "vocab_size": 151936,
+        "intermediate_size": 22016,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "layer_types": None,
+    }
     WEIGHTS: ClassVar[dict[str, str]] = {
         **Llama.WEIGHTS,
         "layers.{}.attention.query_norm": "model.layers.{}.self_attn.q_norm.weight",
         "layers.{}.attention.key_norm": "model.layers.{}.self_attn.k_norm.weight",
     }
 
-    def layer(self, c: LlamaConfig, dtype: ark.DataType) -> Layer:
-        return Layer(c, dtype, Qwen3Attention(c, dtype), FeedForward(c, dtype))
+    def layer(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> Layer:
+        return Layer(c, dtype, Qwen3Attention(c, dtype, number), FeedForward(c, dtype))
+
+    @classmethod
+    def read_config(cls, fields: Fields) -> LlamaConfig:
+        """As Llama.read_config; the layers slide that `layer_types` says, else those from
+        `max_window_layers` on.
+        """
+        config = super().read_config(fields)
+        slides = fields.flag("use_sliding_window") and fields.get("sliding_window") is not None
+        window = fields.size("sliding_window") if slides else 0
+        numbers = range(config.num_hidden_layers)
+        if (kinds := fields.get("layer_types")) is None:
+            if not slides:
+                return config
+            first = fields.count("max_window_layers")
+            return replace(config, windows=tuple(window * (n >= first) for n in numbers))
+        if not isinstance(kinds, list) or not set(kinds) <= {SLIDING, "full_attention"}:
+            raise fields.wrong("layer_types", f"a list of {SLIDING!r} and 'full_attention'")
+        if SLIDING in kinds and not slides:
+            raise ModelError(
+                f"{fields.source}: layer_types has layers of {SLIDING!r}, but use_sliding_window "
+                "and sliding_window give no window. Correct these fields."
+            )
+        return replace(config, windows=tuple(window * (kind == SLIDING) for kind in kinds))

@@ -10,7 +10,7 @@ from typing import Any
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "ark.models.llama:Llama",
-    "MistralForCausalLM": "ark.models.llama:Llama",
+    "MistralForCausalLM": "ark.models.mistral:Mistral",
     "Qwen3ForCausalLM": "ark.models.qwen3:Qwen3",
     "MixtralForCausalLM": "ark.models.mixtral:Mixtral",
     "Qwen3MoeForCausalLM": "ark.models.qwen3_moe:Qwen3Moe",

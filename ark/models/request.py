@@ -58,7 +58,7 @@ class Sampling:
             )
         if not -(1 << 63) <= whole("the seed", self.seed) < 1 << 64:
             raise InvalidUsageError(
-                f"the seed is {self.seed}; it must be from -2^63 to 2^64 - 1, the numbers of 64 bits"
+                f"the seed is {self.seed}; it must be a number of 64 bits, from -2^63 to 2^64 - 1"
             )
 
 

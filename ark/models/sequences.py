@@ -30,9 +30,9 @@ def write_sequences(
 ) -> None:
     """Sets the state of a launch of so many sequences, as many as the shape's batch at most.
 
-    totals: tokens that each has in the end, its prompt's among them. Sequence b draws by the hash of
-    seed and b. position: of the first token that is read; the caches hold those before. Sequences
-    without a prompt have ended before they begin: their limit is 0.
+    totals: tokens that each has in the end, its prompt's among them. Sequence b draws by the hash
+    of seed and b. position: of the first token that is read; the caches hold those before.
+    Sequences without a prompt have ended before they begin: their limit is 0.
     """
     tokens = np.zeros((shape.batch, shape.context), np.int32)
     settings = np.zeros((shape.batch, len(SETTINGS)), np.int32)

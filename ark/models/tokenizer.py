@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the tokenizer.json of a checkpoint directory.
+"""Text to token ids and back, by the tokenizer files of a checkpoint directory.
 
 `ark generate` encodes the prompt with it, to the ids that `transformers`' AutoTokenizer gives, and
 turns tokens into text as they appear: `TextStream` holds back what is not yet a whole character.
@@ -12,9 +12,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tokenizers
+from tokenizers.models import BPE
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.models.fields import Fields, check_directory, check_file
+from ark.models.tokenizer_classes import built, class_of
+from ark.models.tokenizer_tokens import add, declared
 
 BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """How vocabularies with byte fallback write a token that is one byte."""
@@ -38,6 +41,44 @@ def _without_panics(what: str) -> Iterator[None]:
         ) from None
 
 
+def _completed(folder: Path, whole: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The tokenizer that transformers make of the directory. whole: tokenizer.json's own."""
+    path = folder / "tokenizer.json"
+    settings, config = (
+        Fields.read(folder / name) if (folder / name).exists() else Fields(name, {})
+        for name in ("tokenizer_config.json", "config.json")
+    )
+    for name in ("fix_mistral_regex", "clean_up_tokenization_spaces"):
+        changes = name == "fix_mistral_regex" or not isinstance(whole.model, BPE)
+        if changes and settings.flag(name, False):
+            raise UnsupportedError(
+                f"{settings.source}: {name} is true, but ark does not change texts so. Use a "
+                "checkpoint without it."
+            )
+
+    def bytes_level() -> bool:
+        return b'"ByteLevel"' in path.read_bytes()
+
+    kind = class_of(settings.values, config.values, bytes_level)
+    added = declared(
+        folder, settings, whole.get_added_tokens_decoder(), kind.special if kind else {}
+    )
+    made = whole
+    if kind is not None:
+        try:
+            made = built(kind, Fields.read(path).values, whole, settings.values)
+        except ModelError:
+            raise
+        except Exception as error:  # the package raises bare Exception
+            raise ModelError(
+                f"{path} has no vocabulary and merges as a {settings.get('tokenizer_class')} has "
+                f"them ({error!r:.200}). Download the tokenizer's files again."
+            ) from None
+    add(made, added, kind)
+    made.encode_special_tokens = settings.flag("split_special_tokens", False)
+    return made
+
+
 class Tokenizer:
     """Encodes and decodes; `vocab_size` is the model's, against which prompts are checked."""
 
@@ -49,7 +90,8 @@ class Tokenizer:
 
     @classmethod
     def open(cls, directory: str | Path, vocab_size: int | None = None) -> Tokenizer:
-        """Reads tokenizer.json, whose post-processor alone says which tokens frame a text.
+        """Reads tokenizer.json, whose post-processor alone says which tokens frame a text, and what
+        the files beside it add (ark.models.tokenizer_classes, ark.models.tokenizer_tokens).
 
         `add_bos_token` in tokenizer_config.json changes nothing, as in transformers: it speaks to
         tokenizers that have no tokenizer.json.
@@ -78,12 +120,16 @@ class Tokenizer:
                 f"{path} is not a tokenizer that the tokenizers package reads ({error}). Download "
                 "it again, or update the package (pip install -U tokenizers)."
             ) from None
+        with _without_panics(str(path)):
+            backend = _completed(folder, backend)
         backend.no_truncation()
         backend.no_padding()
         return cls(backend, vocab_size)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, with the begin token where tokenizer.json adds one."""
+        """The ids of `text`, framed by the tokens that tokenizer.json adds. A text that begins with
+        the begin token itself, as those of chat templates do, is framed already.
+        """
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
@@ -92,6 +138,9 @@ class Tokenizer:
             ) from None
         with _without_panics("its tokenizer.json"):
             ids = self.backend.encode(text).ids
+            if ids[:1] == ids[1:2] and ids[:1] and ids[0] in self.special_ids:
+                plain = self.backend.encode(text, add_special_tokens=False).ids
+                ids = plain if len(plain) < len(ids) else ids
         top = max(ids, default=0)
         if self.vocab_size is not None and top >= self.vocab_size:
             raise ModelError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ark.backend import registry
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from tests.checkpoints import make_checkpoint
+from tests.slow import slow
 
 pytestmark = pytest.mark.emulated("slow")
 
@@ -38,6 +43,29 @@ CASES: dict[str, dict[str, Any]] = {
         **EXPERTS,
     },
 }
+SLIDING = {"use_sliding_window": True, "sliding_window": 11}
+WINDOWS: dict[str, dict[str, Any]] = {
+    "mistral": {"kind": "mistral", "sliding_window": 5},
+    "mistral-longer-than-the-prompt": {"kind": "mistral", "sliding_window": 30, "tie": True},
+    "mistral-one-position": {"kind": "mistral", "sliding_window": 1},
+    "mixtral": {"kind": "mixtral", "num_local_experts": 3, "sliding_window": 9, **EXPERTS},
+    "qwen3-one-of-two-layers": {"kind": "qwen3", "max_window_layers": 1, **SLIDING},
+    "qwen3-no-layer": {"kind": "qwen3", "max_window_layers": 2, **SLIDING},
+    "qwen3-layer-types": {
+        "kind": "qwen3",
+        "layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        **SLIDING,
+    },
+    "qwen3-moe": {
+        "kind": "qwen3_moe",
+        "num_experts": 3,
+        "moe_intermediate_size": 40,
+        **SLIDING,
+        **EXPERTS,
+    },
+}
+DEFAULT_WINDOWS = ("mistral", "qwen3-layer-types")
 NEW = 20
 
 
@@ -61,3 +89,57 @@ def test_tokens_and_logits_are_those_of_transformers(
     assert ours == logits[len(prompt) - 1 :].argmax(-1).tolist()
     assert len(set(ours)) > NEW // 3  # a model that repeats itself would prove little
     np.testing.assert_allclose(last, logits[-1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def device(backend: str) -> Iterator[tuple[Backend, Device]]:
+    chosen, _ = registry.choose(backend)
+    with closing(chosen.open(0)) as opened:
+        yield chosen, opened
+
+
+def best(directory: Path, prompt: list[int], ours: list[int]) -> list[int]:
+    """transformers' best token at each place of ours, with our own as history."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + ours[:-1]])).logits[0].numpy()
+    found: list[int] = logits[len(prompt) - 1 :].argmax(-1).tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    "case", [c if c in DEFAULT_WINDOWS else pytest.param(c, marks=slow) for c in sorted(WINDOWS)]
+)
+def test_layers_that_slide_attend_to_their_window(
+    device: tuple[Backend, Device], case: str, tmp_path: Path
+) -> None:
+    """In chunks of a prompt, token by token, and beside other sequences."""
+    directory = make_checkpoint(tmp_path / case, **WINDOWS[case])
+    checkpoint = Checkpoint.open(directory)
+    assert checkpoint.config.max_position_embeddings == 128
+    rng = np.random.default_rng(7)
+    prompts = [[int(t) for t in rng.integers(0, 320, n)] for n in (21, 3)]
+    with Generator(checkpoint, *device, chunk=8) as generator:
+        alone = [list(generator.stream(p, NEW, stop_tokens=())) for p in prompts]
+    for prompt, ours in zip(prompts, alone, strict=True):
+        assert ours == best(directory, prompt, ours)
+    with Generator(checkpoint, *device, batch=2) as generator:
+        together: list[list[int]] = [[], []]
+        for row, token in generator.stream_batch(prompts, NEW, stop_tokens=()):
+            together[row].append(token)
+    assert together == alone
+
+
+def test_a_prompt_longer_than_the_window_in_large_chunks(
+    device: tuple[Backend, Device], tmp_path: Path
+) -> None:
+    """The chunk that draws the first token itself, beyond the window and the model's 128 rows."""
+    directory = make_checkpoint(
+        tmp_path, kind="mistral", sliding_window=50, context=400, layers=1, hidden=32,
+        intermediate=48,
+    )  # fmt: skip
+    prompt = [int(t) for t in np.random.default_rng(1).integers(0, 320, 300)]
+    with Generator(Checkpoint.open(directory), *device, chunk=128) as generator:
+        for length in (140, 300):
+            ours = list(generator.stream(prompt[:length], 4, stop_tokens=()))
+            assert ours == best(directory, prompt[:length], ours)

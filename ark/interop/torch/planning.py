@@ -10,11 +10,9 @@ from ark.interop.torch.values import Value
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.plan.cost import busied
-from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import tuned, tuned_collectives
-from ark.runtime.admission import admit
 from ark.runtime.run import Ranks
 from ark.variant import COMPUTE, LOAD, MOVE, block
 
@@ -26,8 +24,8 @@ def planned(
     members: Ranks | None = None,
     boxes: bool = True,
 ) -> Plan:
-    """The plan for a machine, verified, with those of all ranks where there are several. places:
-    inputs and results, which are the caller's. boxes: they lie where boxes of them can be loaded.
+    """The plan for a machine. A lone rank's is verified here, those of several when they are loaded.
+    places: inputs and results, which are the caller's. boxes: they lie where boxes of them can be loaded.
     """
     external = sorted({v.tensor.ir.buffer.id for v in places})
     options = {"external": external, **tuned.options(machine)}
@@ -40,9 +38,6 @@ def planned(
         plan = make_plan(model.graph, machine.with_processors(busy), options)
     if members is None:
         verify([plan])
-    else:
-        texts = members.all_gather(to_json(plan).encode())
-        admit([from_json(text.decode()) for text in texts], machine)
     return plan
 
 

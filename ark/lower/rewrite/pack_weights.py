@@ -99,7 +99,7 @@ class _Finder:
 
     def attention(self, node: Node) -> _Match | None:
         """attention over caches to which rotated keys, and values, have just been appended."""
-        usual = set(node.attrs) == {"heads", "head_dim", "scale"}
+        usual = set(node.attrs) - {"window"} == {"heads", "head_dim", "scale"}
         if len(node.inputs) != 4 or node.inputs[0].dtype != fp32 or not usual:
             return None
         query, keys, values, position = node.inputs
@@ -128,7 +128,8 @@ class _Finder:
             sizes = {"heads": node.attrs["heads"], "kv_heads": kv_heads, "head_dim": width}
             end = max((first, second, key, value), key=lambda n: n.id)
             outputs, inputs = [query], [query, *caches, position]
-            if rows == sequences:  # nobody has to wait for the caches
+            # A row of all positions need not wait for the caches.
+            if rows == sequences and not node.attrs.get("window"):
                 name = f"{node.name}.newest"
                 newest = self.graph.tensor((rows, 2 * kv_heads * width), fp32, name=name)
                 outputs.append(newest)

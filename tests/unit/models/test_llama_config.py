@@ -158,28 +158,6 @@ def test_mistral_without_a_window_is_a_llama() -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "change", "context"),
-    [
-        ("MistralForCausalLM", {"sliding_window": 127}, 127),
-        ("MistralForCausalLM", {}, 4096),
-        ("MistralForCausalLM", {"sliding_window": None}, 8192),
-        ("MistralForCausalLM", {"sliding_window": 9000}, 8192),
-        ("MixtralForCausalLM", {}, 8192),
-        ("MixtralForCausalLM", {"sliding_window": 64}, 64),
-        ("Qwen3ForCausalLM", {"sliding_window": 64}, 8192),
-        ("Qwen3ForCausalLM", {"sliding_window": 64, "use_sliding_window": True}, 64),
-        ("LlamaForCausalLM", {"sliding_window": 64}, 8192),
-    ],
-)
-def test_a_context_ends_with_the_window_of_its_attention(
-    architecture: str, change: dict[str, object], context: int
-) -> None:
-    """Attention over the whole context is that of a window as long as the context is no longer."""
-    values = {**BASE, "architectures": [architecture], "max_position_embeddings": 8192, **change}
-    assert LlamaConfig.from_dict(values).max_position_embeddings == context
-
-
-@pytest.mark.parametrize(
     ("change", "error", "words"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, UnsupportedError, "GPT2LMHeadModel"),
@@ -195,6 +173,13 @@ def test_a_context_ends_with_the_window_of_its_attention(
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, UnsupportedError, "yarn"),
         ({"rope_scaling": {"rope_type": "linear"}}, ModelError, "factor"),
         ({"rope_scaling": {**LLAMA3_ROPE, "high_freq_factor": 1.0}}, ModelError, "greater"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
+            UnsupportedError,
+            "differs between kinds of layers",
+        ),
+        ({"rope_theta": None}, ModelError, "rope_theta should be a positive number"),
+        ({"rms_norm_eps": None}, ModelError, "rms_norm_eps should be a positive number"),
         ({"rope_scaling": [1]}, ModelError, "rope_scaling should be an object"),
         ({"hidden_size": "64"}, ModelError, r'hidden_size .* found "64"'),
         ({"hidden_size": None}, ModelError, "hidden_size should be a positive integer"),
@@ -214,12 +199,6 @@ def test_what_ark_cannot_run_is_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=words):
         LlamaConfig.from_dict({**BASE, **change})
-
-
-@pytest.mark.parametrize("name", [name for name in BASE if name.endswith("_size")])
-def test_a_missing_size_is_named(name: str) -> None:
-    with pytest.raises(ModelError, match=f"{name} .* no such field"):
-        LlamaConfig.from_dict({key: value for key, value in BASE.items() if key != name})
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:

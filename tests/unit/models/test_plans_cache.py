@@ -22,8 +22,8 @@ from ark.models import plans
 from ark.models.build import Shape, build
 from ark.models.config import builtin_config
 from ark.models.llama import FeedForward, Llama
-from tests.custom import SCALE
 from tests import programs
+from tests.custom import SCALE
 
 CONFIG = dataclasses.replace(
     builtin_config("llama-3.2-1b"), hidden_size=64, intermediate_size=96, num_hidden_layers=1,

@@ -1,0 +1,160 @@
+"""Which tokenizer transformers make of a directory that has a tokenizer.json.
+
+Most classes take the file as it is. A few build normaliser, splitting and decoder themselves, and
+take only vocabulary, merges and post-processor from it: `CLASSES` has those that models of
+ark.models.registry name. The rules are those of transformers 5 (AutoTokenizer.from_pretrained and
+TokenizersBackend). Called by ark.models.tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+
+from ark import log
+
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+END = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class TokenizerClass:
+    """A class that builds its tokenizer itself. special: tokens that it has where a directory names
+    none. make: the tokenizer, without added tokens, of vocabulary, merges and tokenizer_config.
+    adds_special: are all special tokens added once more. framed: does the file say which tokens
+    frame a text.
+    """
+
+    special: Mapping[str, str]
+    make: Callable[[dict[str, int], list[tuple[str, str]], Mapping[str, Any]], Tokenizer]
+    adds_special: bool = False
+    framed: bool = True
+
+
+def _llama(
+    vocab: dict[str, int], merges: list[tuple[str, str]], settings: Mapping[str, Any]
+) -> Tokenizer:
+    """Words that begin with U+2581, and bytes for the rest; legacy: after each added token too."""
+    prefixed = settings.get("add_prefix_space")
+    prefixed = True if prefixed is None else bool(prefixed)
+    scheme = ("always" if settings.get("legacy", False) else "first") if prefixed else "never"
+    made = Tokenizer(BPE(vocab, merges, fuse_unk=True, byte_fallback=True))
+    made.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=False)
+    steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps += [decoders.Strip(content=" ", left=1)] if prefixed else []
+    made.decoder = decoders.Sequence(steps)
+    return made
+
+
+def _bytes(
+    vocab: dict[str, int], merges: list[tuple[str, str]], settings: Mapping[str, Any]
+) -> Tokenizer:
+    """GPT-2's: words of bytes."""
+    made = Tokenizer(
+        BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False)
+    )
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(_prefixed(settings))
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def _composed_bytes(
+    vocab: dict[str, int], merges: list[tuple[str, str]], settings: Mapping[str, Any]
+) -> Tokenizer:
+    """GPT-NeoX's: GPT-2's of composed characters."""
+    made = _bytes(vocab, merges, settings)
+    made.normalizer = normalizers.NFC()
+    return made
+
+
+def _qwen2(
+    vocab: dict[str, int], merges: list[tuple[str, str]], settings: Mapping[str, Any]
+) -> Tokenizer:
+    """Bytes of words, digits one by one."""
+    made = _composed_bytes(vocab, merges, settings)
+    split = pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated", invert=False)
+    level = pre_tokenizers.ByteLevel(_prefixed(settings), use_regex=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, level])
+    return made
+
+
+def _prefixed(settings: Mapping[str, Any]) -> bool:
+    return bool(settings.get("add_prefix_space"))
+
+
+CLASSES = {
+    "LlamaTokenizer": TokenizerClass(
+        {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}, _llama
+    ),
+    "Qwen2Tokenizer": TokenizerClass(
+        {"eos_token": END, "unk_token": END, "pad_token": END}, _qwen2, adds_special=True
+    ),
+    "GPT2Tokenizer": TokenizerClass({"bos_token": END, "eos_token": END, "unk_token": END}, _bytes),
+    "GPTNeoXTokenizer": TokenizerClass(
+        {"bos_token": END, "eos_token": END, "unk_token": END, "pad_token": "<|padding|>"},
+        _composed_bytes,
+        framed=False,
+    ),
+}
+OTHERS = """
+    Albert Barthez Bert BigBird Blenderbot CLIP Camembert CodeLlama Cohere DPRQuestionEncoder
+    Deberta DebertaV2 Esmc Funnel Gemma Herbert Lasr LayoutLMv2 LayoutLMv3 LayoutXLM Luke MBart
+    MBart50 MPNet MarkupLM Nllb Nougat OpenAIGPT Pegasus Qwen3_5 Reformer RemBert RoFormer Roberta
+    SeamlessM4T Siglip2 Splinter T5 Udop VideoPrism Whisper XGLM XLMRoberta XLNet
+"""
+"""Names, without "Tokenizer", of further classes of transformers that build their tokenizer."""
+REGISTERED = {
+    "mistral": "TokenizersBackend",
+    "mixtral": "TokenizersBackend",
+    "qwen3": "Qwen2Tokenizer",
+    "qwen3_moe": "Qwen2Tokenizer",
+}
+"""The class of a model_type where no file names one; others than generic ones give way to it."""
+
+
+def class_of(
+    settings: Mapping[str, Any], config: Mapping[str, Any], bytes_level: Callable[[], bool]
+) -> TokenizerClass | None:
+    """The class that builds the directory's tokenizer; None: tokenizer.json is taken as it is.
+
+    settings: tokenizer_config.json. config: config.json. bytes_level: does tokenizer.json split
+    into bytes, which a LlamaTokenizer does not.
+    """
+    named = settings.get("tokenizer_class") or config.get("tokenizer_class") or ""
+    name = str(named).removesuffix("Fast")
+    registered = REGISTERED.get(str(config.get("model_type")), "")
+    if registered == "TokenizersBackend" or (name == "LlamaTokenizer" and bytes_level()):
+        return None
+    name = name or registered
+    if name.endswith("Tokenizer") and name.removesuffix("Tokenizer") in OTHERS.split():
+        log.warn(
+            f"the tokenizer's class is {name}, which transformers build otherwise than "
+            "tokenizer.json says; ark reads the file as it is, and ids may differ"
+        )
+    return CLASSES.get(name)
+
+
+def built(
+    kind: TokenizerClass, file: Mapping[str, Any], whole: Tokenizer, settings: Mapping[str, Any]
+) -> Tokenizer:
+    """The tokenizer of such a class, without added tokens. file: tokenizer.json, whole: what the
+    tokenizers package makes of it. Raises KeyError, TypeError or ValueError for what is no file.
+    """
+    model = file["model"]
+    vocab = model["vocab"]
+    if isinstance(vocab, list):  # a unigram model's, with scores
+        vocab = {piece[0]: place for place, piece in enumerate(vocab)}
+    pairs = (m.split(" ") if isinstance(m, str) else m for m in model.get("merges") or ())
+    made = kind.make(vocab, [(first, second) for first, second in pairs], settings)
+    if kind.framed and whole.post_processor is not None:
+        made.post_processor = whole.post_processor
+    else:
+        made.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    return made

@@ -1,0 +1,148 @@
+"""Tokens that the files beside tokenizer.json declare: tokenizer_config.json, added_tokens.json and
+special_tokens_map.json, as transformers add them. Called by ark.models.tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from ark.models.fields import Fields
+from ark.models.tokenizer_classes import TokenizerClass
+
+NAMED = tuple(f"{n}_token" for n in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+EXTRA = ("extra_special_tokens", "additional_special_tokens")  # the second is the older name
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+Token = str | AddedToken
+
+
+@dataclass
+class Declared:
+    """numbered: tokens with the ids that they had. named: special tokens by what they are for, in
+    the order in which they are added; extra: further special ones.
+    """
+
+    numbered: dict[int, AddedToken] = field(default_factory=dict)
+    named: dict[str, Token] = field(default_factory=dict)
+    extra: list[Token] = field(default_factory=list)
+
+    @property
+    def special(self) -> list[str]:
+        """The contents of all special tokens, each once."""
+        return list(dict.fromkeys(map(_content, (*self.named.values(), *self.extra))))
+
+
+def declared(
+    folder: Path, settings: Fields, added: Mapping[int, AddedToken], special: Mapping[str, str]
+) -> Declared:
+    """What the files of a directory declare. settings: tokenizer_config.json. added: the tokens of
+    tokenizer.json. special: named tokens where nothing else is said.
+    """
+    found = Declared()
+    values = dict(settings.values)
+    extra = values.get(EXTRA[0]) or values.get(EXTRA[1]) or []
+    if "added_tokens_decoder" in values:
+        table = settings.table("added_tokens_decoder")
+        for number, entry in (table.values if table else {}).items():
+            if not number.isdecimal():
+                raise settings.wrong("added_tokens_decoder", "an object from ids to tokens")
+            found.numbered[int(number)] = _token(settings, "added_tokens_decoder", entry)
+    else:
+        extra = _older(folder, settings, values, extra, found)
+        found.numbered.update(added)
+    by_content = {t.content: t for t in found.numbered.values()}
+    for name in NAMED:
+        value = values[name] if name in values else special.get(name)
+        if value is not None:
+            token = _given(settings, name, value)
+            found.named[name] = by_content.get(_content(token), token)
+    others = {n: v for n, v in values.items() if n.endswith("_token") and n not in NAMED}
+    if isinstance(extra, dict):
+        others, extra = {**others, **extra}, []
+    if not isinstance(extra, list):
+        raise settings.wrong("extra_special_tokens", "a list of tokens")
+    for name, value in others.items():
+        if isinstance(value, (str, dict)):
+            found.named[name] = _given(settings, name, value)
+    found.extra = [_given(settings, "extra_special_tokens", value) for value in extra]
+    return found
+
+
+def add(backend: Tokenizer, tokens: Declared, kind: TokenizerClass | None) -> None:
+    """Adds what the tokenizer does not have, in transformers' order; ids follow from that."""
+    there = backend.get_added_tokens_decoder().values()
+    known = {repr(token) for token in there}
+    new: list[Token] = [t for _, t in sorted(tokens.numbered.items()) if repr(t) not in known]
+    names = {t.content for t in there} | {_content(t) for t in new}
+    for token in (*tokens.named.values(), *tokens.extra):
+        if _content(token) not in names and token not in new:
+            new.append(token)
+    special = {_content(t) for t in tokens.named.values()}
+    backend.add_tokens([_as_special(t, special) for t in new])
+    if kind is not None and kind.adds_special:
+        backend.add_tokens([AddedToken(t, special=True) for t in tokens.special])
+
+
+def _as_special(token: Token, special: Iterable[str]) -> AddedToken:
+    if isinstance(token, str):
+        return AddedToken(token, special=True)
+    if not token.special and token.content in special:
+        token.special = True
+    return token
+
+
+def _older(
+    folder: Path, settings: Fields, values: dict[str, Any], extra: Any, found: Declared
+) -> Any:
+    """What special_tokens_map.json (into `values`) and added_tokens.json (into `found`) say; the
+    further special tokens.
+    """
+    path = folder / "special_tokens_map.json"
+    if path.exists():
+        said = Fields.read(path)
+        more = said.values.get(EXTRA[0])
+        if isinstance(more, list) and isinstance(extra, list):
+            extra = [*extra, *(token for token in more if token not in extra)]
+        elif more is not None:
+            extra = more
+        elif not set(EXTRA) & set(settings.values):
+            extra = said.values.get(EXTRA[1]) or extra
+        for name, entry in said.values.items():
+            if name.endswith("_token"):
+                whole = {**entry, "special": True} if isinstance(entry, dict) else entry
+                values[name] = _given(said, name, whole) if whole else None
+    path = folder / "added_tokens.json"
+    if path.exists():
+        said = Fields.read(path)
+        listed = extra if isinstance(extra, list) else []
+        # Not those that tokenizer_config.json writes as objects, as transformers have it.
+        named = [*listed, *(values.get(name) for name in NAMED)]
+        special = {_content(token) for token in named if isinstance(token, Token)}
+        for content, number in said.values.items():
+            if type(number) is not int or number < 0:
+                raise said.wrong(content, "a token's id")
+            known = content in special
+            found.numbered[number] = AddedToken(content, normalized=not known, special=known)
+    return extra
+
+
+def _given(settings: Fields, name: str, value: Any) -> Token:
+    return value if isinstance(value, Token) else _token(settings, name, value)
+
+
+def _token(settings: Fields, name: str, entry: Any) -> AddedToken:
+    """A token that is written as an object."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
+        raise settings.wrong(name, "a token, or an object with its content")
+    flags = {flag: entry[flag] for flag in FLAGS if flag in entry}
+    if any(type(value) is not bool for value in flags.values()):
+        raise settings.wrong(name, f"a token whose {', '.join(FLAGS)} are true or false")
+    return AddedToken(entry["content"], **flags)
+
+
+def _content(token: Token) -> str:
+    return token if isinstance(token, str) else token.content

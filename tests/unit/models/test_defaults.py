@@ -1,0 +1,177 @@
+"""Fields that config.json does not have mean what transformers' class of the architecture says, and
+layers slide where its layers do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, PreTrainedConfig
+
+from ark.errors import ModelError
+from ark.models.config import LlamaConfig
+from ark.models.mixtral import MixtureConfig
+from ark.models.registry import ARCHITECTURES, MODEL_TYPES
+
+FULL: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 128,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "hidden_act": "silu",
+    "max_position_embeddings": 777,
+    "rms_norm_eps": 3e-4,
+    "rope_theta": 12345.0,
+    "bos_token_id": 7,
+    "eos_token_id": [8, 9],
+    "tie_word_embeddings": True,
+}
+MIXTURE: dict[str, Any] = {**FULL, "num_experts_per_tok": 3, "sliding_window": 33}
+FIELDS: dict[str, dict[str, Any]] = {
+    "llama": FULL,
+    "mistral": {**FULL, "sliding_window": 33},
+    "mixtral": {**MIXTURE, "num_local_experts": 12},
+    "qwen3": {
+        **FULL,
+        "use_sliding_window": True,
+        "sliding_window": 33,
+        "max_window_layers": 1,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
+    "qwen3_moe": {
+        **MIXTURE,
+        "use_sliding_window": True,
+        "num_experts": 12,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 50,
+        "norm_topk_prob": True,
+    },
+}
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+    "bos_token_id",
+)
+
+
+def theirs(kind: str, values: dict[str, Any]) -> PreTrainedConfig:
+    return AutoConfig.for_model(kind, **values)
+
+
+def windows(kind: str, config: PreTrainedConfig) -> list[int]:
+    """As the architecture's layers slide in transformers; 0 where they do not."""
+    layers = range(config.num_hidden_layers)
+    if kind == "llama":
+        return [0 for _ in layers]
+    window = config.sliding_window or 0
+    if kind == "qwen3":
+        return [window * (config.layer_types[n] == "sliding_attention") for n in layers]
+    return [window for _ in layers]
+
+
+def check(kind: str, values: dict[str, Any]) -> None:
+    """Everything that ark reads is what transformers make of the same fields."""
+    ours = LlamaConfig.from_dict({**values, "architectures": [architecture(kind)]})
+    right = theirs(kind, values)
+    for name in SIZES:
+        assert getattr(ours, name) == getattr(right, name), name
+    heads = right.hidden_size // right.num_attention_heads
+    assert ours.head_dim == (getattr(right, "head_dim", None) or heads)
+    stops = right.eos_token_id
+    stops = stops if isinstance(stops, list) else [] if stops is None else [stops]
+    assert list(ours.eos_token_ids) == stops
+    assert ours.rope.theta == right.rope_parameters["rope_theta"]
+    assert [ours.window(n) for n in range(ours.num_hidden_layers)] == windows(kind, right)
+    if isinstance(ours, MixtureConfig):
+        assert ours.experts_per_token == right.num_experts_per_tok
+        assert ours.experts == right.num_local_experts
+        moe = kind == "qwen3_moe"
+        assert ours.normalised == (right.norm_topk_prob if moe else True)
+        inner = right.moe_intermediate_size if moe else right.intermediate_size
+        assert ours.expert_size == inner
+
+
+def architecture(kind: str) -> str:
+    return MODEL_TYPES[kind]
+
+
+def test_every_architecture_is_tested() -> None:
+    assert {architecture(kind) for kind in FIELDS} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_all_fields_are_read(kind: str) -> None:
+    check(kind, FIELDS[kind])
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"), [(kind, field) for kind, fields in FIELDS.items() for field in fields]
+)
+def test_an_absent_field_has_the_architectures_own_value(kind: str, field: str) -> None:
+    """The others stay, but for those that the default would contradict."""
+    values = {name: value for name, value in FIELDS[kind].items() if name != field}
+    if field in ("num_hidden_layers", "use_sliding_window", "sliding_window"):
+        values.pop("layer_types", None)
+    check(kind, values)
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_a_config_of_nothing_is_the_architectures_own(kind: str) -> None:
+    check(kind, {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("mistral", {"sliding_window": None}),
+        ("mixtral", {"sliding_window": None}),
+        ("mixtral", {"num_local_experts": 8, "num_experts": 4}),
+        ("qwen3", {"layer_types": None}),
+        ("qwen3", {"layer_types": None, "max_window_layers": 0}),
+        ("qwen3", {"layer_types": None, "max_window_layers": 3}),
+        ("qwen3", {"layer_types": None, "max_window_layers": 9}),
+        ("qwen3", {"layer_types": None, "use_sliding_window": False}),
+        ("qwen3", {"layer_types": None, "sliding_window": None}),
+        ("qwen3_moe", {"use_sliding_window": False}),
+        ("qwen3_moe", {"sliding_window": None}),
+        ("llama", {"sliding_window": 64}),
+        ("llama", {"head_dim": None, "num_key_value_heads": None}),
+        ("llama", {"bos_token_id": None, "eos_token_id": None}),
+    ],
+)
+def test_null_is_not_absent(kind: str, change: dict[str, Any]) -> None:
+    check(kind, {**FIELDS[kind], **change})
+
+
+def test_experts_have_two_names() -> None:
+    values = {n: v for n, v in FIELDS["qwen3_moe"].items() if n != "num_experts"}
+    check("qwen3_moe", {**values, "num_local_experts": 5})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layer_types": ["full_attention"]}, "3 layers and says of 1"),
+        ({"layer_types": ["linear_attention"] * 3}, "layer_types should be a list"),
+        ({"layer_types": "full_attention"}, "layer_types should be a list"),
+        ({"use_sliding_window": False}, "give no window"),
+        ({"layer_types": None, "max_window_layers": -1}, "max_window_layers should be"),
+        ({"sliding_window": 0}, "sliding_window should be"),
+    ],
+)
+def test_windows_that_are_none(change: dict[str, Any], words: str) -> None:
+    values = {**FIELDS["qwen3"], "architectures": ["Qwen3ForCausalLM"], **change}
+    with pytest.raises(ModelError, match=words):
+        LlamaConfig.from_dict(values)
