@@ -69,6 +69,7 @@ from ark.ops.logic import (
     fmod,
     greater,
     greater_equal,
+    hypot,
     iota,
     less,
     less_equal,
@@ -88,6 +89,7 @@ from ark.ops.logic import (
     triu,
     where,
 )
+from ark.ops.logsumexp import logsumexp
 from ark.ops.lookup import (
     cumprod,
     cumsum,
@@ -225,6 +227,7 @@ __all__ = [
     "group_norm",
     "hard_sigmoid",
     "hard_swish",
+    "hypot",
     "identity",
     "instance_norm",
     "iota",
@@ -246,6 +249,7 @@ __all__ = [
     "logical_not",
     "logical_or",
     "logical_xor",
+    "logsumexp",
     "matmul",
     "max_pool",
     "maximum",

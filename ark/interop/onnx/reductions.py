@@ -8,13 +8,6 @@ from typing import Any
 import ark
 from ark.interop.onnx.values import Call, Value, axis_of, made, operator, refuse
 
-
-def _log_sum_exp(tensor: Any, axes: list[int]) -> Any:
-    """Shifted by the largest element, so that nothing overflows."""
-    most = ark.reduce_max(tensor, axes)
-    return ark.add(ark.ln(ark.reduce_sum(ark.exp(ark.sub(tensor, most)), axes)), most)
-
-
 _REDUCE: dict[str, Callable[[Any, list[int]], Any]] = {
     "ReduceSum": ark.reduce_sum,
     "ReduceMean": ark.reduce_mean,
@@ -25,7 +18,7 @@ _REDUCE: dict[str, Callable[[Any, list[int]], Any]] = {
     "ReduceL2": lambda t, axes: ark.sqrt(ark.reduce_sum(ark.mul(t, t), axes)),
     "ReduceSumSquare": lambda t, axes: ark.reduce_sum(ark.mul(t, t), axes),
     "ReduceLogSum": lambda t, axes: ark.ln(ark.reduce_sum(t, axes)),
-    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceLogSumExp": ark.logsumexp,
 }
 
 
@@ -88,7 +81,7 @@ def _softmax(call: Call) -> Value:
 def _log_softmax(call: Call) -> Value:
     shape, tensor = call.shape(0), call.tensor(0)
     axis = axis_of(call.attribute("axis", -1), len(shape))
-    return made(ark.sub(tensor, _log_sum_exp(tensor, [axis])), shape)
+    return made(ark.sub(tensor, ark.logsumexp(tensor, [axis])), shape)
 
 
 @operator("Hardmax")

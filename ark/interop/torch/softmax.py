@@ -32,9 +32,7 @@ def _log_softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
 
 @operator("logsumexp.default")
 def _logsumexp(call: Call, x: Value, dims: Any, keepdim: bool = False) -> Any:
-    axes, tensor = axes_of(dims, len(x.shape)), floating(x)
-    most = ark.reduce_max(tensor, axes)
-    return ark.add(ark.ln(ark.reduce_sum(ark.exp(ark.sub(tensor, most)), axes)), most)
+    return ark.logsumexp(floating(x), axes_of(dims, len(x.shape)))
 
 
 def _along(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
