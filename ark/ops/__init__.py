@@ -137,7 +137,7 @@ from ark.ops.math import (
     tanh,
 )
 from ark.ops.movement import embedding, rope, transpose
-from ark.ops.norms import layernorm, log_softmax, rmsnorm, softmax
+from ark.ops.norms import layernorm, log_softmax, rmsnorm, safe_softmax, softmax
 from ark.ops.paged import paged_append, paged_attention
 from ark.ops.pools import avg_pool, global_avg_pool, global_max_pool, max_pool
 from ark.ops.quantize import (
@@ -291,6 +291,7 @@ __all__ = [
     "rotary_embedding",
     "round",
     "rsqrt",
+    "safe_softmax",
     "sample",
     "scatter_elements",
     "scatter_nd",

@@ -109,6 +109,13 @@ def _softmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.
     return [e / e.sum(axis=-1, keepdims=True)]
 
 
+def _safe_softmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    most = inputs[0].max(axis=-1, keepdims=True)
+    e = np.exp(inputs[0] - np.where(most == -np.inf, 0.0, most))
+    total = e.sum(axis=-1, keepdims=True)
+    return [e / np.where(total == 0.0, 1.0, total)]
+
+
 def _log_softmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     shifted = inputs[0] - inputs[0].max(axis=-1, keepdims=True)
     return [shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))]
@@ -130,6 +137,9 @@ def _rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.
 register("softmax", _softmax, lower_rows, aliasing="exact")
 
 
+register("safe_softmax", _safe_softmax, lower_rows, aliasing="exact")
+
+
 register("log_softmax", _log_softmax, lower_rows, aliasing="exact")
 
 
@@ -144,6 +154,15 @@ def softmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
     tensor = as_tensor(input)
     dtype = float_dtype("softmax", tensor)
     return result("softmax", [tensor], tensor.ir.shape, dtype, output, name=name)
+
+
+def safe_softmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """Softmax over the last dimension, zeros where all elements are -inf, as attention has it of a
+    row whose keys are all masked; fp32, fp16, bf16.
+    """
+    tensor = as_tensor(input)
+    dtype = float_dtype("safe_softmax", tensor)
+    return result("safe_softmax", [tensor], tensor.ir.shape, dtype, output, name=name)
 
 
 def log_softmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:

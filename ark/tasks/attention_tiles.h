@@ -227,7 +227,7 @@ ARK_DEVICE void ark_attention_tiles(ArkCtx& c, const ArkTask& t, float scale, fl
         const float weight = s.weight[i / S::D];
         const int column = tile.head * S::D + i % S::D;
         ark_publish(c, output, 0, tile.batch, tile.row + i / S::D, column,
-                    weight > 0.0f ? s.sum[i] / weight : 0.0f);
+                    weight != 0.0f ? s.sum[i] / weight : 0.0f);
       }
       ark_sync();
     }

@@ -205,3 +205,47 @@ def test_logsumexp_of_infinities_is_torchs(backend: str, dtype: Any) -> None:
         wide = torch.from_numpy(values.astype(np.float64))
         agree("rows", made.to_numpy(), torch.logsumexp(wide, -1).numpy())
         agree("all", other.to_numpy(), torch.logsumexp(wide, (0, 1), keepdim=True).numpy())
+
+
+@pytest.mark.parametrize(
+    "dtype", few_emulated((ark.fp32, ark.fp16, ark.bf16), ark.fp32), ids=lambda d: d.name
+)
+def test_a_softmax_of_nothing_is_zero(backend: str, dtype: Any) -> None:
+    """Rows of -inf alone: zeros of safe_softmax, NaN of softmax, both as torch has them."""
+    inf, rng = np.inf, np.random.default_rng(3)
+    made, inputs, given = [], [], []
+    for columns in (5, 96, 700):
+        values = rng.uniform(-9, 9, (7, columns))
+        values[0], values[1, 1:], values[2, 0] = -inf, -inf, inf
+        values[3, 0], values[4], values[4, -1] = np.nan, -inf, np.nan
+        given.append(values.astype(np.float32).astype(dtype.numpy))
+        inputs.append(ark.tensor(list(values.shape), dtype))
+        made.append((ark.safe_softmax(inputs[-1]), ark.softmax(inputs[-1])))
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        for tensor, values in zip(inputs, given, strict=True):
+            tensor.from_numpy(values)
+        runtime.run()
+        for (safe, plain), values in zip(made, given, strict=True):
+            wide = torch.from_numpy(values.astype(np.float64))
+            agree("safe", safe.to_numpy(), torch.ops.aten._safe_softmax(wide, -1).numpy())
+            agree("plain", plain.to_numpy(), torch.softmax(wide, -1).numpy())
+
+
+def test_attention_of_nan_is_nan(backend: str) -> None:
+    """A query that is NaN makes its row NaN and no other; keys that nobody sees do nothing."""
+    rows, context, width = 9, 12, 16
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.uniform(-1, 1, s).astype(np.float32) for s in
+               ((rows, 2 * width), (2, context, width), (2, context, width)))  # fmt: skip
+    q[3] = np.nan
+    inputs = [ark.tensor(list(a.shape)) for a in (q, k, v)]
+    made = ark.attention(*inputs)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        for tensor, values in zip(inputs, (q, k, v), strict=True):
+            tensor.from_numpy(values)
+        runtime.run()
+        got = made.to_numpy()
+    assert np.isnan(got[3]).all()
+    assert np.isfinite(np.delete(got, 3, 0)).all()

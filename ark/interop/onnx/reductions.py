@@ -114,14 +114,13 @@ def _top_k(call: Call) -> list[Value]:
     axis = axis_of(call.attribute("axis", -1), len(shape))
     if tensor.ir.dtype not in (ark.fp32, ark.fp16, ark.bf16):
         raise refuse(f"TopK of {tensor.ir.dtype.name}")
-    least = not call.attribute("largest", 1)
+    largest = bool(call.attribute("largest", 1))
     order = [d for d in range(len(shape)) if d != axis] + [axis]
     back = [order.index(d) for d in range(len(shape))]
     if axis != len(shape) - 1:
         tensor = ark.transpose(tensor, order)
     rows = ark.reshape(tensor, [-1, shape[axis]])
-    values, places = ark.topk(ark.neg(rows) if least else rows, k)
-    values = ark.neg(values) if least else values
+    values, places = ark.topk(rows, k, largest=largest)
     result = [*shape[:axis], k, *shape[axis + 1 :]]
     transposed = []
     for one in (values, ark.cast(places, ark.int64)):

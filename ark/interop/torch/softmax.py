@@ -20,6 +20,8 @@ def _softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
 def _safe_softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
     """0 where all are -inf, as of attention whose mask leaves a row nothing."""
     tensor, axis = cast(x, call.dtype), axis_of(dim, len(x.shape))
+    if axis == len(tensor.ir.shape) - 1:
+        return ark.safe_softmax(tensor)
     most = ark.reduce_max(tensor, axis)
     nothing = ark.logical_and(ark.isinf(most), ark.less(most, 0.0))
     return ark.where(nothing, 0.0, _along(tensor, axis, False))

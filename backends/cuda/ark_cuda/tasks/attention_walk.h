@@ -151,7 +151,7 @@ ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip
   float by[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    by[half] = sums.powers[2 * half] > 0.0f ? 1.0f / sums.powers[2 * half] : 0.0f;
+    by[half] = sums.powers[2 * half] != 0.0f ? 1.0f / sums.powers[2 * half] : 0.0f;
   }
   ark_attention_scale(sums, by);
   const auto operand = output(*strip.task);

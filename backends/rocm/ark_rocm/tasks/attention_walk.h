@@ -186,7 +186,7 @@ ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, fl
     sums.weight += ark_shfl_xor(sums.weight, ARK_UNIT);
     ark_attention_join<U>(shared, sums);
     if (U::group() > 0 || own >= rows) return;
-    const float by = sums.weight > 0.0f ? 1.0f / sums.weight : 0.0f;
+    const float by = sums.weight != 0.0f ? 1.0f / sums.weight : 0.0f;
     auto* to = ark_address(output, 0, tile.batch, tile.row + own, tile.head * S::D);
 #pragma unroll
     for (int i = 0; i < U::BLOCKS * ARK_UNIT_ELEMENTS / 4; ++i) {
