@@ -178,7 +178,8 @@ ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, fl
     if (ark_tid() == 0) ark_attention_advance<U, S>(strip, position(*strip.task));
     ark_sync();
     if (strip.rows == 0) break;
-    ark_check_pages(*strip.context, keys(*strip.task), strip.tile.begin, strip.tile.end);
+    ark_check_pages<S::CONTEXT>(*strip.context, keys(*strip.task), position(*strip.task),
+                                strip.tile.begin, strip.tile.end);
     ark_attention_strip<U, S>(shared, strip, scale, cap, query, keys, values, output, sinks);
   }
 }
