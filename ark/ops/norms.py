@@ -37,8 +37,8 @@ def lower_rows(lowering: Lowering, node: Node) -> None:
     if node.hints is None and not machine.has("single_thread"):
         columns = source.shape[-1]
         few = min(2 * machine.warps, max(1, FEW // columns))
-        if len(out.shape) > 2 and source.shape == out.shape:
-            source, out = _flat(lowering, source, out)
+    if node.hints is None and len(out.shape) > 2:
+        source, out = _flat(lowering, source, out)
     shape = fold(out.shape)
     rows = max(few, -(-shape[0] * shape[1] * shape[2] // machine.processors))
     rows = max(1, min(rows, shape[2]))
@@ -84,11 +84,12 @@ def _dealt(source: IrTensor, out: IrTensor, machine: Machine) -> int:
 
 
 def _flat(lowering: Lowering, source: IrTensor, out: IrTensor) -> tuple[IrTensor, IrTensor]:
-    """Both as one matrix, where memory allows it."""
-    flat = (out.elements // out.shape[-1], out.shape[-1])
-    if dense_view(source, flat) is None or dense_view(out, flat) is None:
+    """Both as matrices, where memory allows it."""
+    rows = out.elements // out.shape[-1]
+    flat = [(rows, t.shape[-1]) for t in (source, out)]
+    if any(dense_view(t, dims) is None for t, dims in zip((source, out), flat, strict=True)):
         return source, out
-    return lowering.view(source, flat), lowering.view(out, flat)
+    return lowering.view(source, flat[0]), lowering.view(out, flat[1])
 
 
 def _whole_rows(node: Node) -> list[int] | None:
