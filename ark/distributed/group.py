@@ -57,7 +57,7 @@ class Group:
     def all_reduce(self, input: Any, op: str = "sum", out: Any = None) -> Any:
         """`input` reduced over all ranks, the same bits on each. out: may be `input`.
 
-        op: sum, product, min, max, mean; floats below 32 bits are reduced in fp32 and rounded once.
+        op: sum, product, min, max, mean (of floats); floats below 32 bits are reduced in fp32 and rounded once.
         Shapes, types and `op` are the same on all ranks. Returns `out`, or a new array.
         """
         x = wrap(input)
@@ -192,6 +192,12 @@ class Group:
         if self.world_size == 1:
             y.copy_from(x)
             return
+        if reduction == "mean" and "int" in x.element:
+            raise InvalidUsageError(
+                f"a mean of {x.element} is not built, since the sum of all ranks may be more than "
+                "the type holds; convert the array to a floating-point type, or reduce by sum and "
+                "divide"
+            )
         if reduction is not None:
             key = Key(collective.value, x.element, x.itemsize, x.elements, reduction, root)
         else:

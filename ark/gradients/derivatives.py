@@ -110,6 +110,7 @@ DERIVATIVES: dict[str, tuple[Tree, ...]] = {
         ["div", B, ["add", _square(A), _square(B)]],
         _neg(["div", A, ["add", _square(A), _square(B)]]),
     ),
+    "hypot": (["div", A, ["hypot", A, B]], ["div", B, ["hypot", A, B]]),
     "asin": (["rsqrt", ["mul", ["sub", ONE, A], ["add", ONE, A]]],),
     "acos": (_neg(["rsqrt", ["mul", ["sub", ONE, A], ["add", ONE, A]]]),),
     "sinh": (["cosh", A],),

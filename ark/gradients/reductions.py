@@ -57,7 +57,7 @@ def _product(call: Call) -> Gradients:
     return [call.fitted(mul(mul(before, behind), _kept(call, call.gradient())), 0)]
 
 
-@rule("softmax")
+@rule("softmax", "safe_softmax")
 def _softmax(call: Call) -> Gradients:
     made, given = wide(call.output()), wide(call.gradient())
     mean = reduce_sum(mul(made, given), -1)

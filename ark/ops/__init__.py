@@ -69,6 +69,7 @@ from ark.ops.logic import (
     fmod,
     greater,
     greater_equal,
+    hypot,
     iota,
     less,
     less_equal,
@@ -88,6 +89,7 @@ from ark.ops.logic import (
     triu,
     where,
 )
+from ark.ops.logsumexp import logsumexp
 from ark.ops.lookup import (
     cumprod,
     cumsum,
@@ -135,7 +137,7 @@ from ark.ops.math import (
     tanh,
 )
 from ark.ops.movement import embedding, rope, transpose
-from ark.ops.norms import layernorm, log_softmax, rmsnorm, softmax
+from ark.ops.norms import layernorm, log_softmax, rmsnorm, safe_softmax, softmax
 from ark.ops.paged import paged_append, paged_attention
 from ark.ops.pools import avg_pool, global_avg_pool, global_max_pool, max_pool
 from ark.ops.quantize import (
@@ -225,6 +227,7 @@ __all__ = [
     "group_norm",
     "hard_sigmoid",
     "hard_swish",
+    "hypot",
     "identity",
     "instance_norm",
     "iota",
@@ -246,6 +249,7 @@ __all__ = [
     "logical_not",
     "logical_or",
     "logical_xor",
+    "logsumexp",
     "matmul",
     "max_pool",
     "maximum",
@@ -287,6 +291,7 @@ __all__ = [
     "rotary_embedding",
     "round",
     "rsqrt",
+    "safe_softmax",
     "sample",
     "scatter_elements",
     "scatter_nd",

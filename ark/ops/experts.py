@@ -23,11 +23,12 @@ from ark.lower.tiling import split
 from ark.ops.base import float_dtype, result
 
 
-def topk(input: Any, k: int, name: str = "") -> tuple[Tensor, Tensor]:
-    """The k largest elements of each row, largest first, and their indices.
+def topk(input: Any, k: int, name: str = "", *, largest: bool = True) -> tuple[Tensor, Tensor]:
+    """The k largest elements of each row, largest first, and their indices; or the smallest.
 
     input (rows, n) of fp32, fp16 or bf16; results (rows, k) of its type and int32. Of equals the
-    first comes first. InvalidUsageError unless 1 <= k <= n.
+    first comes first; NaN is larger than all others, as in torch. InvalidUsageError
+    unless 1 <= k <= n.
     """
     tensor = as_tensor(input)
     dtype = float_dtype("topk", tensor)
@@ -41,7 +42,8 @@ def topk(input: Any, k: int, name: str = "") -> tuple[Tensor, Tensor]:
     label = model.graph.scoped(name or "topk") if model.graph.scopes else name
     values = model.new_tensor((rows, k), dtype, name=label)
     indices = model.new_tensor((rows, k), int32, name=label and f"{label}.indices")
-    model.graph.add("topk", [tensor.ir], [values, indices], {"k": k}, name)
+    attrs = {"k": k} if largest else {"k": k, "least": True}
+    model.graph.add("topk", [tensor.ir], [values, indices], attrs, name)
     return Tensor(values, model), Tensor(indices, model)
 
 
@@ -98,7 +100,10 @@ def expert_linear(
 
 def _topk(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     x = inputs[0]
-    order = np.argsort(-x, axis=-1, kind="stable")[:, : attrs["k"]]
+    odd = np.isnan(x)
+    least = attrs.get("least", False)
+    keys = np.where(odd, 0.0, x if least else -x), odd if least else ~odd
+    order = np.lexsort(keys, axis=-1)[:, : attrs["k"]]
     return [np.take_along_axis(x, order, -1), order]
 
 
@@ -118,7 +123,7 @@ def _lower_topk(lowering: Lowering, node: Node) -> None:
     rows = node.inputs[0].shape[0]
     each = -(-rows // lowering.machine.processors)
     coords = [(r,) for r in range(0, rows, each)]
-    params = {"k": node.attrs["k"], "rows": each}
+    params = {**node.attrs, "rows": each}
     lowering.emit("topk", params, [*node.inputs, *node.outputs], coords)
 
 

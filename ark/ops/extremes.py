@@ -13,7 +13,7 @@ from ark.lower.registry import register
 from ark.ops.base import index_type, positive_axis, result
 from ark.ops.norms import lower_rows
 from ark.ops.reductions import reduce_axis, reduce_by
-from ark.tasks.expression import index, leaf, number
+from ark.tasks.expression import Tree, index, leaf, number
 
 LONG = 1 << 19  # elements of a line that several processors look through
 MOST_NARROW = 2**31 - 1  # that an int32 counts
@@ -36,7 +36,10 @@ def _first_index(
     axis = positive_axis(what, axis, len(shape))
     extreme = reduce_by(function, tensor, axis, True, NullTensor, "")
     beyond = -1 if last else shape[axis]
-    tree = ["where", ["equal", leaf(0), leaf(1)], index(axis - len(shape)), number(beyond)]
+    found: Tree = ["equal", leaf(0), leaf(1)]
+    if tensor.ir.dtype in FLOATS:  # the extreme is NaN where there is one
+        found = ["logical_or", found, ["isnan", leaf(0)]]
+    tree = ["where", found, index(axis - len(shape)), number(beyond)]
     counted = dtype if shape[axis] > MOST_NARROW else int32
     places = result("pointwise", [tensor, extreme], shape, counted, NullTensor, {"expr": tree})
     return reduce_axis("max" if last else "min", places, axis, True, output, name or what, dtype)
@@ -66,7 +69,7 @@ def argmax(
 ) -> Tensor:
     """Index of the largest element along `axis`, the first (or last) of equals; 1 index remains.
 
-    Floating point without NaN, or integers; the result is int32 or int64.
+    Floating point, where NaN is the largest, or integers; the result is int32 or int64.
     """
     return _arg("max", input, output, name, axis, dtype, last)
 
@@ -80,5 +83,5 @@ def argmin(
     dtype: DataType = int32,
     last: bool = False,
 ) -> Tensor:
-    """Index of the smallest element along `axis`; as argmax otherwise."""
+    """Index of the smallest element along `axis`, NaN the smallest; as argmax otherwise."""
     return _arg("min", input, output, name, axis, dtype, last)

@@ -142,6 +142,11 @@ def atan2(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> A
     return binary("atan2", input, other, output, name)
 
 
+def hypot(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
+    """sqrt(input^2 + other^2), without overflow between; floating-point types."""
+    return binary("hypot", input, other, output, name, swapped="hypot")
+
+
 def pow(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
     """input to the power of other; floating point, or integers (a negative power gives 0, 1, -1).
 

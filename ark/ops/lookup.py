@@ -24,13 +24,14 @@ from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import check_dims, index_dtype, positive_axis, result, same_dtype
 from ark.ops.copies import copy_box
 from ark.ops.elementwise import add, arithmetic, cast, mul
-from ark.ops.logic import iota, less, where
+from ark.ops.logic import greater_equal, iota, less, logical_or, where
 from ark.ops.movement import move, whole_view
 from ark.ops.views import reshape
 from ark.tasks.along import lines
 from ark.tasks.scatter import same_places
 
 ROWS_EACH = 4  # of a processor, so that a warp each is enough to copy them
+OUTSIDE = 1 << 40  # an index that no dimension has
 LEAST_UPDATES = 8  # for each span of a table's places that a task writes to
 
 
@@ -122,16 +123,22 @@ def _gather_elements(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
 
 
 def _linear(what: str, ids: Tensor, shape: Sequence[int]) -> Tensor:
-    """Tuples of indices (last dimension) as one index of the dimensions together, int64."""
+    """Tuples of indices (last dimension) as one index of the dimensions together, int64. Where one
+    of a tuple is out of its dimension's range the result is out of all ranges.
+    """
     total: Any = None
+    outside: Any = None
     for d, n in enumerate(shape):
         one = [slice(None)] * len(ids.ir.shape)
         one[-1] = slice(d, d + 1)
         at = cast(ids[tuple(one)], int64)
         at = where(less(at, 0), add(at, n), at)
+        odd = logical_or(less(at, 0), greater_equal(at, n))
+        outside = odd if outside is None else logical_or(outside, odd)
         step = math.prod(shape[d + 1 :])
         at = mul(at, step) if step != 1 else at
         total = at if total is None else add(total, at)
+    total = where(outside, OUTSIDE, total)
     return reshape(total, [math.prod(ids.ir.shape[:-1])])
 
 

@@ -37,8 +37,8 @@ def lower_rows(lowering: Lowering, node: Node) -> None:
     if node.hints is None and not machine.has("single_thread"):
         columns = source.shape[-1]
         few = min(2 * machine.warps, max(1, FEW // columns))
-        if len(out.shape) > 2 and source.shape == out.shape:
-            source, out = _flat(lowering, source, out)
+    if node.hints is None and len(out.shape) > 2:
+        source, out = _flat(lowering, source, out)
     shape = fold(out.shape)
     rows = max(few, -(-shape[0] * shape[1] * shape[2] // machine.processors))
     rows = max(1, min(rows, shape[2]))
@@ -84,11 +84,12 @@ def _dealt(source: IrTensor, out: IrTensor, machine: Machine) -> int:
 
 
 def _flat(lowering: Lowering, source: IrTensor, out: IrTensor) -> tuple[IrTensor, IrTensor]:
-    """Both as one matrix, where memory allows it."""
-    flat = (out.elements // out.shape[-1], out.shape[-1])
-    if dense_view(source, flat) is None or dense_view(out, flat) is None:
+    """Both as matrices, where memory allows it."""
+    rows = out.elements // out.shape[-1]
+    flat = [(rows, t.shape[-1]) for t in (source, out)]
+    if any(dense_view(t, dims) is None for t, dims in zip((source, out), flat, strict=True)):
         return source, out
-    return lowering.view(source, flat), lowering.view(out, flat)
+    return lowering.view(source, flat[0]), lowering.view(out, flat[1])
 
 
 def _whole_rows(node: Node) -> list[int] | None:
@@ -107,6 +108,13 @@ def _whole_rows(node: Node) -> list[int] | None:
 def _softmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     e = np.exp(inputs[0] - inputs[0].max(axis=-1, keepdims=True))
     return [e / e.sum(axis=-1, keepdims=True)]
+
+
+def _safe_softmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    most = inputs[0].max(axis=-1, keepdims=True)
+    e = np.exp(inputs[0] - np.where(most == -np.inf, 0.0, most))
+    total = e.sum(axis=-1, keepdims=True)
+    return [e / np.where(total == 0.0, 1.0, total)]
 
 
 def _log_softmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -130,6 +138,9 @@ def _rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.
 register("softmax", _softmax, lower_rows, aliasing="exact")
 
 
+register("safe_softmax", _safe_softmax, lower_rows, aliasing="exact")
+
+
 register("log_softmax", _log_softmax, lower_rows, aliasing="exact")
 
 
@@ -144,6 +155,15 @@ def softmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
     tensor = as_tensor(input)
     dtype = float_dtype("softmax", tensor)
     return result("softmax", [tensor], tensor.ir.shape, dtype, output, name=name)
+
+
+def safe_softmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """Softmax over the last dimension, zeros where all elements are -inf, as attention has it of a
+    row whose keys are all masked; fp32, fp16, bf16.
+    """
+    tensor = as_tensor(input)
+    dtype = float_dtype("safe_softmax", tensor)
+    return result("safe_softmax", [tensor], tensor.ir.shape, dtype, output, name=name)
 
 
 def log_softmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:

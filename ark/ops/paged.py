@@ -59,9 +59,10 @@ def paged_append(cache: Any, input: Any, pages: Any, position: Any, name: str = 
 
     cache (pages, heads, page, width); input (rows, heads * width); pages (sequences, most) int32,
     the numbers of each sequence's pages in order; position (sequences,) int32, read when the kernel
-    runs. Row r is sequence r's at its position, or, of one sequence, at position + r. Rows past the
-    table, and those whose page has no number of the pool's, are dropped; sequences must not share
-    a page that is written. ModelError for what does not fit.
+    runs. Row r is sequence r's at its position, or, of one sequence, at position + r. A position
+    outside of the table ends the run with an error; rows of one sequence past it, and those
+    whose page has no number of the pool's, are dropped. Sequences must not share a written page.
+    ModelError for what does not fit.
     """
     target, rows, table, at = (as_tensor(t) for t in (cache, input, pages, position))
     heads, width = _check("paged_append", target, table, at, rows.ir.shape[0])
@@ -86,7 +87,9 @@ def _append(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
     for r, row in enumerate(rows):
         of = r if len(table) > 1 else 0
         at = int(position[of]) + r - of
-        number = int(table[of, at // page]) if 0 <= at < table.shape[1] * page else -1
+        if not 0 <= position[of] < table.shape[1] * page:
+            raise IndexError(f"the table has no position {int(position[of])}")
+        number = int(table[of, at // page]) if at < table.shape[1] * page else -1
         if 0 <= number < len(cache):
             made[number, :, at % page] = row.reshape(cache.shape[1], cache.shape[3])
     return [made]
@@ -112,7 +115,7 @@ def paged_attention(
     query (rows, heads * width); key and value (pages, kv_heads, page, width), alike; heads must be
     a multiple of kv_heads. pages (sequences, most) int32: the numbers of each sequence's pages in
     order; in what no row sees they may be any, else one outside of the pool ends the run with an
-    error. position (sequences,) int32.
+    error, and so does a position outside of the table. position (sequences,) int32.
     Row r is sequence r's and sees its positions 0 to position, or, of one sequence, 0 to position +
     r. scale: of scores, by default width ** -0.5. window, softcap, sinks: as of ark.attention; of
     pages wholly before a window no row sees anything. Result of the query's shape and type, fp32,

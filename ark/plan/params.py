@@ -28,7 +28,7 @@ INTEGER_NAMES = tuple(t.name for t in INTEGERS)
 INDEX_NAMES = ("int32", "int64")
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=INT_MAX)]
-Rows = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+Rows = Annotated[int, msgspec.Meta(ge=1, le=INT_MAX)]
 Heads = Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
 Splits = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 Dim = Annotated[int, msgspec.Meta(ge=0, le=MAX_DIMS - 1)]

@@ -33,6 +33,8 @@ def explain(
     where += str(int(host["error_iteration"]))
     kind = ERROR_KINDS.get(int(host["error"]), "unknown")
     expected, seen = int(host["error_expected"]), int(host["error_seen"])
+    if kind == "index":
+        seen -= (seen >> 31) << 32  # a word of its sign
     task = "the start of an iteration"
     if index != NOBODY and op_id != NOBODY and op_id < len(plan.ops):
         op = plan.ops[op_id]
@@ -41,7 +43,8 @@ def explain(
     if kind == "index":
         return (
             f"{task} on {where} met the index {seen}, which is out of range (expected 0 to "
-            f"{expected - 1}); check the token ids or indices that were passed"
+            f"{expected - 1}); check the token ids, indices or positions that were "
+            "passed"
         )
     if kind == "logits":
         return (

@@ -91,8 +91,8 @@ ARK_DEVICE void ark_attention(ArkCtx& c, const ArkTask& t, float scale, Q query,
                               P position, O output, F fresh) {
   auto& s = *reinterpret_cast<ArkAttentionScratch<G, D, CHUNK>*>(ARK_SCRATCH(c));
   const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
-  const int seen = position.p[0] + row + 1;
-  const int count = seen < CONTEXT ? seen : CONTEXT;
+  const int at = position.p[0], seen = (at < CONTEXT ? at : CONTEXT) + row + 1;
+  const int count = seen < 0 ? 0 : seen < CONTEXT ? seen : CONTEXT;
   const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
   const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
   const int in_cache = F::given ? count - 1 : count;
@@ -123,7 +123,9 @@ ARK_DEVICE void ark_attention(ArkCtx& c, const ArkTask& t, float scale, Q query,
   }
   if constexpr (SPLITS == 1) {
     for (int i = ark_tid(); i < G * D; i += ARK_THREADS) {
-      ark_publish(c, output, 0, 0, row, head * G * D + i, s.sum[i] / s.weight[i / D]);
+      const float weight = s.weight[i / D];
+      const float v = weight != 0.0f ? s.sum[i] / weight : 0.0f;
+      ark_publish(c, output, 0, 0, row, head * G * D + i, v);
     }
   } else {
     for (int i = ark_tid(); i < G * (D + 2); i += ARK_THREADS) {
@@ -166,6 +168,6 @@ ARK_DEVICE void ark_attention_merge(ArkCtx& c, const ArkTask& t, P partial, O ou
       sum += keep * own[s * (D + 2) + d];
       weight += keep * own[s * (D + 2) + D + 1];
     }
-    ark_publish(c, output, 0, 0, row, head * D + i, sum / weight);
+    ark_publish(c, output, 0, 0, row, head * D + i, weight != 0.0f ? sum / weight : 0.0f);
   }
 }

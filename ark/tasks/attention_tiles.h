@@ -45,11 +45,21 @@ ARK_DEVICE ArkAttentionTile ark_attention_numbered(int number, int position) {
   return ark_attention_tile<S>(head / S::HEADS_OF, head % S::HEADS_OF, row, position);
 }
 
+// Where the first row stands: a position that no cache has is one at which rows see nothing, or
+// all.
+template <class S, class P>
+ARK_DEVICE int ark_attention_place(P position) {
+  if constexpr (P::given) {
+    const int at = position.p[0];
+    return at < -S::M ? -S::M : at < S::CONTEXT ? at : S::CONTEXT;
+  }
+  return 0;
+}
+
 // Calls work(tile) for each tile of the task.
 template <class S, class P, class Work>
 ARK_DEVICE void ark_attention_each(const ArkTask& t, P position, const Work& work) {
-  int place = 0;
-  if constexpr (P::given) place = position.p[0];
+  const int place = ark_attention_place<S>(position);
   if constexpr (S::TASKS == 0) {
     work(ark_attention_tile<S>(t.coord[0], t.coord[1], t.coord[2], place));
   } else {
@@ -195,7 +205,7 @@ ARK_DEVICE void ark_attention_tiles(ArkCtx& c, const ArkTask& t, float scale, fl
                                     K keys, V values, O output, P position, N sinks) {
   auto& s = *reinterpret_cast<ArkAttentionTileScratch<S, C, R>*>(ARK_SCRATCH(c));
   ark_attention_each<S>(t, position, [&](const ArkAttentionTile& whole) {
-    ark_check_pages(c, keys, whole.begin, whole.end);
+    ark_check_pages<S::CONTEXT>(c, keys, position, whole.begin, whole.end);
     const int left = whole.row + S::ROWS < S::M ? S::ROWS : S::M - whole.row;
     for (int strip = 0; strip < left; strip += R) {
       const int rows = strip + R < left ? R : left - strip;
@@ -227,7 +237,7 @@ ARK_DEVICE void ark_attention_tiles(ArkCtx& c, const ArkTask& t, float scale, fl
         const float weight = s.weight[i / S::D];
         const int column = tile.head * S::D + i % S::D;
         ark_publish(c, output, 0, tile.batch, tile.row + i / S::D, column,
-                    weight > 0.0f ? s.sum[i] / weight : 0.0f);
+                    weight != 0.0f ? s.sum[i] / weight : 0.0f);
       }
       ark_sync();
     }

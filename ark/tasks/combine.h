@@ -26,33 +26,6 @@ ARK_DEVICE void ark_store_term(ark_i32& to, ark_i32 v) { to = v; }
 ARK_DEVICE void ark_store_term(ark_u32& to, ark_u32 v) { to = v; }
 ARK_DEVICE void ark_store_term(ark_i64& to, ark_i64 v) { to = v; }
 
-// Sums and products that no compiler may join to others in another order: ranks combine alike,
-// whatever their code.
-#if !defined(ARK_ORDERED_SUM)
-#define ARK_ORDERED_SUM(T, a, b) ((a) + (b))
-#define ARK_ORDERED_PRODUCT(T, a, b) ((a) * (b))
-#endif
-
-// Integers wrap.
-ARK_DEVICE float ark_plus(float a, float b) { return ARK_ORDERED_SUM(float, a, b); }
-ARK_DEVICE double ark_plus(double a, double b) { return ARK_ORDERED_SUM(double, a, b); }
-ARK_DEVICE ark_u32 ark_plus(ark_u32 a, ark_u32 b) { return a + b; }
-ARK_DEVICE ark_i32 ark_plus(ark_i32 a, ark_i32 b) {
-  return static_cast<ark_i32>(static_cast<ark_u32>(a) + static_cast<ark_u32>(b));
-}
-ARK_DEVICE ark_i64 ark_plus(ark_i64 a, ark_i64 b) {
-  return static_cast<ark_i64>(static_cast<ark_u64>(a) + static_cast<ark_u64>(b));
-}
-ARK_DEVICE float ark_times(float a, float b) { return ARK_ORDERED_PRODUCT(float, a, b); }
-ARK_DEVICE double ark_times(double a, double b) { return ARK_ORDERED_PRODUCT(double, a, b); }
-ARK_DEVICE ark_u32 ark_times(ark_u32 a, ark_u32 b) { return a * b; }
-ARK_DEVICE ark_i32 ark_times(ark_i32 a, ark_i32 b) {
-  return static_cast<ark_i32>(static_cast<ark_u32>(a) * static_cast<ark_u32>(b));
-}
-ARK_DEVICE ark_i64 ark_times(ark_i64 a, ark_i64 b) {
-  return static_cast<ark_i64>(static_cast<ark_u64>(a) * static_cast<ark_u64>(b));
-}
-
 // How two terms become one; what is not a number stays so.
 struct ArkJoinSum {};
 struct ArkJoinProduct {};

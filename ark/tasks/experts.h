@@ -1,8 +1,15 @@
 // A mixture of experts. What a task computes and touches is said in experts.py.
 
+// Topk looks for the largest, of which NaN is one, or with LEAST for the smallest: for the largest
+// of the negatives, NaN behind all others. Is a before b?
+template <bool LEAST>
+ARK_DEVICE bool ark_before(float a, float b) {
+  return LEAST ? a > b || (a == a && b != b) : ark_above(a, b);
+}
+
 // coord: row. By one thread: the best K so far in order, of which most elements are less than the
-// last. What is no number is never chosen.
-template <int N, int K, class X, class V, class I>
+// last.
+template <int N, int K, bool LEAST, class X, class V, class I>
 ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
   float best[K];
   ark_u32 at[K];
@@ -13,10 +20,10 @@ ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
   const auto* from = ark_address(x, 0, 0, row, 0);
   const ark_i64 apart = ark_address(x, 0, 0, row, 1) - from;
   for (int i = 0; i < N; ++i) {
-    const float v = ark_get(from + i * apart, 0);
-    if (!(v > best[K - 1] || (v == best[K - 1] && at[K - 1] == 0xffffffffu))) continue;
+    const float x = ark_get(from + i * apart, 0), v = LEAST ? -x : x;
+    if (at[K - 1] != 0xffffffffu && !ark_before<LEAST>(v, best[K - 1])) continue;
     int j = K - 1;
-    for (; j > 0 && (v > best[j - 1] || at[j - 1] == 0xffffffffu); --j) {
+    for (; j > 0 && (at[j - 1] == 0xffffffffu || ark_before<LEAST>(v, best[j - 1])); --j) {
       best[j] = best[j - 1];
       at[j] = at[j - 1];
     }
@@ -24,15 +31,54 @@ ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
     at[j] = static_cast<ark_u32>(i);
   }
   for (int j = 0; j < K; ++j) {
-    ark_put(ark_address(values, 0, 0, row, j), 0, best[j]);
+    ark_put(ark_address(values, 0, 0, row, j), 0, LEAST ? -best[j] : best[j]);
     *ark_address(indices, 0, 0, row, j) = static_cast<ark_i32>(at[j]);
+  }
+}
+
+// A row by a warp or by the block: each round takes the best of what comes behind the one before.
+// red: 2 * ARK_WARPS words.
+template <int N, int K, bool LEAST, bool WARP, class In, class Finish>
+ARK_DEVICE void ark_topk_rounds(int r, float* red, const In& in, const Finish& finish) {
+  constexpr int STEP = WARP ? ARK_LANES : ARK_THREADS;
+  const int me = WARP ? ark_lane() : ark_tid();
+  float last = ark_inf();
+  ark_u32 before = 0u;
+  for (int j = 0; j < K; ++j) {
+    float best = -ark_inf();
+    ark_u32 at = 0xffffffffu;
+    for (int i = me; i < N; i += STEP) {
+      const float x = ark_get(in(r, i), 0);
+      ark_u32 place = static_cast<ark_u32>(i);
+      float v = LEAST ? -x : x;
+      if (LEAST) {
+        place = x != x ? place | ~ARK_PLACE : place;
+        v = x != x ? -ark_inf() : v;
+      } else {
+        ark_ranked(v, place, x != x ? place : 0xffffffffu);
+      }
+      if (j > 0 && !ark_better(last, before, v, place)) continue;
+      if (ark_better(v, place, best, at)) {
+        best = v;
+        at = place;
+      }
+    }
+    if (WARP) {
+      ark_warp_best(best, at);
+    } else {
+      ark_best(best, at, red);
+    }
+    const ark_u32 found = at & ARK_PLACE;
+    if (me == 0) finish(r, j, ark_get(in(r, static_cast<int>(found)), 0), found);
+    last = best;
+    before = at;
   }
 }
 
 // Rows by a warp each: the best so far are in order in its lanes, and of U packs of V neighbours a
 // lane those that belong to the K best go in one after the other, the best first. The next packs
-// are on their way.
-template <int N, int K, int V, class In, class Finish>
+// are on their way. Rows with NaN are looked through once more.
+template <int N, int K, int V, bool LEAST, class In, class Finish>
 ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
   constexpr int U = 16 / V, WIDTH = ARK_LANES * V, piece = U * WIDTH;
   const int lane = ark_lane(), me = lane * V;
@@ -52,6 +98,7 @@ ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
     float mine = -ark_inf(), least = -ark_inf();
     ark_u32 at = 0xffffffffu;
     bool open = true;  // are there fewer than K so far?
+    bool odd = false;  // has one been NaN?
     for (int begin = 0; begin < N; begin += piece) {
       float v[U * V], most = -ark_inf();
 #pragma unroll
@@ -59,7 +106,9 @@ ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
         const auto pack = ark_unpacked(ahead[u]);
 #pragma unroll
         for (int j = 0; j < V; ++j) {
-          const float x = begin + u * WIDTH + me < N ? ark_get(pack.v, j) : none;
+          const bool within = begin + u * WIDTH + me < N;
+          const float given = within ? ark_get(pack.v, j) : none, x = LEAST ? -given : given;
+          odd = odd || (within && x != x);
           v[u * V + j] = x;
           most = x > most ? x : most;
         }
@@ -96,16 +145,21 @@ ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
         open = ark_shfl_xor(at, last) == 0xffffffffu;
       }
     }
-    if (lane < K) finish(r, lane, mine, at);
+    if (ark_ballot(odd) != 0u) {
+      ark_topk_rounds<N, K, LEAST, true>(r, nullptr, in, finish);
+    } else if (lane < K) {
+      finish(r, lane, LEAST ? -mine : mine, at);
+    }
   }
 }
 
-// A number that is larger for what comes first: by value, of equals by place; 0 for what is no
-// number, behind everything.
-ARK_DEVICE ark_u64 ark_rank_of(float v, ark_u32 place) {
-  if (v != v) return 0u;
+// A number that is larger for what comes first: by value, of equals by place; never 0.
+template <bool LEAST>
+ARK_DEVICE ark_u64 ark_rank_of(float x, ark_u32 place) {
+  const float v = LEAST ? -x : x;
   const ark_u32 bits = ark_float_bits(v + 0.0f);  // zeros of both signs are equals
-  const ark_u32 order = bits >> 31 != 0u ? ~bits : bits | 0x80000000u;
+  const ark_u32 number = bits >> 31 != 0u ? ~bits : bits | 0x80000000u;
+  const ark_u32 order = v == v ? number : LEAST ? 0u : 0xffffffffu;
   return static_cast<ark_u64>(order) << 32 | static_cast<ark_u32>(~place);
 }
 
@@ -127,11 +181,11 @@ ARK_DEVICE void ark_rank_pairs(ark_u64* keys, int pairs, int size, int stride) {
 
 // A row by the block, in shared memory of P numbers, P a power of two: runs of S are put in order,
 // then of two runs the S best stay until there is one. K <= S <= P.
-template <int N, int K, int P, int S, class In, class Finish>
+template <int N, int K, int P, int S, bool LEAST, class In, class Finish>
 ARK_DEVICE void ark_topk_sorted(int rows, ark_u64* keys, const In& in, const Finish& finish) {
   for (int r = 0; r < rows; ++r) {
     for (int i = ark_tid(); i < P; i += ARK_THREADS) {
-      keys[i] = i < N ? ark_rank_of(ark_get(in(r, i), 0), static_cast<ark_u32>(i)) : 0u;
+      keys[i] = i < N ? ark_rank_of<LEAST>(ark_get(in(r, i), 0), static_cast<ark_u32>(i)) : 0u;
     }
     ark_sync();
     for (int size = 2; size < S; size *= 2) {
@@ -153,8 +207,8 @@ ARK_DEVICE void ark_topk_sorted(int rows, ark_u64* keys, const In& in, const Fin
       }
     }
     for (int j = ark_tid(); j < K; j += ARK_THREADS) {
-      const ark_u32 at = keys[j] == 0u ? 0xffffffffu : ~static_cast<ark_u32>(keys[j]);
-      finish(r, j, keys[j] == 0u ? -ark_inf() : ark_get(in(r, static_cast<int>(at)), 0), at);
+      const ark_u32 at = ~static_cast<ark_u32>(keys[j]);
+      finish(r, j, ark_get(in(r, static_cast<int>(at)), 0), at);
     }
     ark_sync();
   }
@@ -163,8 +217,8 @@ ARK_DEVICE void ark_topk_sorted(int rows, ark_u64* keys, const In& in, const Fin
 // coord: first row, of ROWS of LIMIT. A row is a warp's (WARP, in packs of V), or it is put in
 // order in shared memory of P numbers, or, where P is 0, each round of the block takes the best of
 // what comes behind the one before.
-template <int ROWS, int LIMIT, int N, int K, int V, bool WARP, int P, int S, class X, class O,
-          class I>
+template <int ROWS, int LIMIT, int N, int K, int V, bool WARP, int P, int S, bool LEAST, class X,
+          class O, class I>
 ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, O values, I indices, ark_u64 address) {
   const int begin = t.coord[0], rows = begin + ROWS < LIMIT ? ROWS : LIMIT - begin;
   const auto in = [&](int r, int k) { return ark_address(x, 0, 0, begin + r, k); };
@@ -173,42 +227,24 @@ ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, O values, I indices, 
     *ark_address(indices, 0, 0, begin + r, j) = static_cast<ark_i32>(at);
   };
   if constexpr (ARK_THREADS == 1 && K <= 64) {
-    for (int r = 0; r < rows; ++r) ark_topk_alone<N, K>(begin + r, x, values, indices);
+    for (int r = 0; r < rows; ++r) ark_topk_alone<N, K, LEAST>(begin + r, x, values, indices);
     return;
   }
   if constexpr (WARP) {
     if (V == 1 || ark_aligned(address)) {
-      ark_topk_rows<N, K, V>(rows, in, finish);
+      ark_topk_rows<N, K, V, LEAST>(rows, in, finish);
     } else {
-      ark_topk_rows<N, K, 1>(rows, in, finish);
+      ark_topk_rows<N, K, 1, LEAST>(rows, in, finish);
     }
     return;
   }
   if constexpr (P > 0) {
-    ark_topk_sorted<N, K, P, S>(rows, reinterpret_cast<ark_u64*>(ARK_SCRATCH(c)), in, finish);
+    ark_topk_sorted<N, K, P, S, LEAST>(rows, reinterpret_cast<ark_u64*>(ARK_SCRATCH(c)), in,
+                                       finish);
     return;
   }
-  for (int r = 0; r < rows; ++r) {
-    float last = ark_inf();
-    ark_u32 before = 0u;
-    for (int j = 0; j < K; ++j) {
-      float best = -ark_inf();
-      ark_u32 at = 0xffffffffu;
-      for (int i = ark_tid(); i < N; i += ARK_THREADS) {
-        const float v = ark_get(in(r, i), 0);
-        const ark_u32 place = static_cast<ark_u32>(i);
-        if (j > 0 && (v > last || (v == last && place <= before))) continue;
-        if (v > best || (v == best && place < at)) {
-          best = v;
-          at = place;
-        }
-      }
-      ark_best(best, at, reinterpret_cast<float*>(ARK_SCRATCH(c)));
-      if (ark_tid() == 0) finish(r, j, best, at);
-      last = best;
-      before = at;
-    }
-  }
+  float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  for (int r = 0; r < rows; ++r) ark_topk_rounds<N, K, LEAST, false>(r, red, in, finish);
 }
 
 // coord: row, slot, first and last+1 output. The input has a row a slot (SLOTS) or one for all. The

@@ -1,7 +1,7 @@
 """Tiles of a mixture of experts: topk of a row, and products with the weights of a chosen expert.
 
-`topk` params: k, rows (of a task). operands: input (rows, n), values (rows, k), indices (rows, k).
-coord: first row.
+`topk` params: k, rows (of a task), least (the smallest are chosen). operands: input (rows, n),
+values (rows, k), indices (rows, k). coord: first row.
 `expert_linear` operands: input (rows, k) or (rows, slots, k), weight (experts, n, k) dense, experts
 (rows, slots), output (rows, slots, n). coord: row, slot, first and last+1 output. params: the
 weight has the experts from `first` on, of `of` (0: all there are); others give zeros. Whose weights
@@ -43,6 +43,7 @@ HEADERS = (text.header("sampling.h"), text.header("experts.h"))
 class TopKParams(Params, frozen=True):
     k: Splits
     rows: Rows = 1
+    least: bool = False
 
 
 class TopK(TaskKind):
@@ -100,7 +101,8 @@ class TopK(TaskKind):
         rows, k = sig.params.get("rows", 1), sig.params["k"]
         pack = packs(sig.operands[:1], n) if sig.operands[0].strides[-1] == 1 else 1
         each = self._each(sig, machine)
-        constants = (rows, limit, n, k, pack, each, *self._sorted(sig, machine))
+        least = bool(sig.params.get("least", False))
+        constants = (rows, limit, n, k, pack, each, *self._sorted(sig, machine), least)
         operands = [text.given(sig, i, const=i == 0) for i in range(3)]
         return text.call(name, "ark_topk", constants, (*operands, text.addresses(sig, (0,))))
 

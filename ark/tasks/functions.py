@@ -73,6 +73,9 @@ def _logistic(value: str) -> str:
 _GELU = f"({2 * SQRT_2_OVER_PI!r}f * (a + 0.044715f * a * a * a))"
 
 
+_SILU = f"ark_times(a, {_logistic('a')})"
+
+
 def _erf(a: np.ndarray) -> np.ndarray:
     return np.vectorize(math.erf, otypes=[np.float64])(a)
 
@@ -103,14 +106,14 @@ FUNCTIONS: dict[str, Function] = {
         Function("rsqrt", "ark_rsqrt(a)", lambda a: 1.0 / np.sqrt(a)),
         Function("reciprocal", "(1.0f / a)", lambda a: 1.0 / a),
         Function("relu", "(a < 0.0f ? 0.0f : a)", lambda a: np.maximum(a, 0.0)),
-        Function("gelu", f"(a * {_logistic(_GELU)})", _gelu),
+        Function("gelu", f"ark_times(a, {_logistic(_GELU)})", _gelu),
         Function("sigmoid", _logistic("a"), lambda a: 1 / (1 + np.exp(-a))),
-        Function("silu", f"(a * {_logistic('a')})", lambda a: a / (1 + np.exp(-a))),
-        Function("swiglu", f"(a * {_logistic('a')} * b)", lambda a, b: a / (1 + np.exp(-a)) * b),
-        Function("add", "(a + b)", np.add, _wrapping("a", "+", "b")),
-        Function("sub", "(a - b)", np.subtract, _wrapping("a", "-", "b")),
-        Function("rsub", "(b - a)", lambda a, b: b - a, _wrapping("b", "-", "a")),
-        Function("mul", "(a * b)", np.multiply, _wrapping("a", "*", "b")),
+        Function("silu", _SILU, lambda a: a / (1 + np.exp(-a))),
+        Function("swiglu", f"ark_times({_SILU}, b)", lambda a, b: a / (1 + np.exp(-a)) * b),
+        Function("add", "ark_plus(a, b)", np.add, "ark_plus(a, b)"),
+        Function("sub", "ark_plus(a, -b)", np.subtract, _wrapping("a", "-", "b")),
+        Function("rsub", "ark_plus(b, -a)", lambda a, b: b - a, _wrapping("b", "-", "a")),
+        Function("mul", "ark_times(a, b)", np.multiply, "ark_times(a, b)"),
         Function("div", "(a / b)", np.divide, "ark_int_div(a, b)"),
         Function("rdiv", "(b / a)", lambda a, b: b / a, "ark_int_div(b, a)"),
         Function("pow", "ark_pow(a, b)", np.power, "ark_int_pow(a, b)"),
@@ -137,10 +140,11 @@ FUNCTIONS: dict[str, Function] = {
         Function("tan", "ark_tan(a)", np.tan),
         Function("atan", "ark_atan(a)", np.arctan),
         Function("atan2", "ark_atan2(a, b)", np.arctan2),
+        Function("hypot", "ark_hypot(a, b)", np.hypot),
         Function("asin", "ark_asin(a)", np.arcsin),
         Function("acos", "ark_acos(a)", np.arccos),
         Function("sinh", "ark_sinh(a)", np.sinh),
-        Function("cosh", "(0.5f * (ark_exp(a) + ark_exp(-a)))", np.cosh),
+        Function("cosh", "ark_cosh(a)", np.cosh),
         Function("asinh", "ark_asinh(a)", np.arcsinh),
         Function("acosh", "ark_acosh(a)", np.arccosh),
         Function("atanh", "ark_atanh(a)", np.arctanh),

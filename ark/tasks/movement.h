@@ -42,8 +42,8 @@ ARK_DEVICE void ark_kv_append(ArkCtx&, const ArkTask& t, X x, P position, C cach
 }
 
 // The greatest of each row of COLUMNS elements, by a warp a row or by the block: a thread has U
-// packs of V neighbours, the next ones on their way. in(row, column): where an element lies;
-// finish(row, column) stores. red: 2 * ARK_WARPS words.
+// packs of V neighbours, the next ones on their way. The first NaN of a row is the greatest.
+// in(row, column): where an element lies; finish(row, column) stores. red: 2 * ARK_WARPS words.
 template <int COLUMNS, int V, bool WARP, class In, class Finish>
 ARK_DEVICE void ark_greatest_of_rows(int rows, float* red, const In& in, const Finish& finish) {
   constexpr int WIDTH = (WARP ? ARK_LANES : ARK_THREADS) * V, U = 4, piece = U * WIDTH;
@@ -60,7 +60,7 @@ ARK_DEVICE void ark_greatest_of_rows(int rows, float* red, const In& in, const F
   if (r < rows) load(r, 0);
   for (; r < rows; r += step) {
     float best = -ark_inf();
-    ark_u32 at = me < COLUMNS ? static_cast<ark_u32>(me) : 0xffffffffu;
+    ark_u32 at = me < COLUMNS ? static_cast<ark_u32>(me) : 0xffffffffu, odd = 0xffffffffu;
     for (int begin = 0; begin < COLUMNS; begin += piece) {
       decltype(ark_unpacked(ahead[0])) now[U];
 #pragma unroll
@@ -79,15 +79,17 @@ ARK_DEVICE void ark_greatest_of_rows(int rows, float* red, const In& in, const F
           const float v = ark_get(now[u].v, j);
           at = v > best ? static_cast<ark_u32>(k + j) : at;
           best = v > best ? v : best;
+          odd = v != v && odd == 0xffffffffu ? static_cast<ark_u32>(k + j) : odd;
         }
       }
     }
+    ark_ranked(best, at, odd);
     if (WARP) {
       ark_warp_best(best, at);
     } else {
       ark_best(best, at, red);
     }
-    if (me == 0) finish(r, at);
+    if (me == 0) finish(r, at & ARK_PLACE);
   }
 }
 
@@ -113,7 +115,7 @@ ARK_DEVICE void ark_argmax(ArkCtx& c, const ArkTask& t, const I& input, const O&
     ark_u32 at = 0xffffffffu;
     for (int k = 0; k < COLUMNS; ++k) {
       const float v = ark_get(input(row, k), 0);
-      if (v > best || at == 0xffffffffu) {
+      if (ark_above(v, best) || at == 0xffffffffu) {
         best = v;
         at = static_cast<ark_u32>(k);
       }

@@ -7,23 +7,30 @@ template <int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, int SPLITS, 
           class K, class V, class T, class P, class O>
 ARK_DEVICE void ark_paged_attention(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys,
                                     V values, T pages, P position, O output) {
-  const int seen = position.p[0] + t.coord[0] + 1, room = PAGE * MOST;
+  constexpr int ROOM = PAGE * MOST;
+  const int at = position.p[0], seen = (at < ROOM ? at : ROOM) + t.coord[0] + 1;
   const auto paged = ark_paged<PAGE, POOL>(keys, pages);
-  ark_check_pages(c, paged, 0, seen < room ? seen : room);
+  ark_check_pages<ROOM>(c, paged, position, 0, seen < ROOM ? seen : ROOM);
   ark_attention<G, KV_HEADS, D, PAGE * MOST, SPLITS, CHUNK>(c, t, scale, query, paged,
                                                             ark_paged<PAGE, POOL>(values, pages),
                                                             position, output, ArkNoOperand{});
 }
 
-// coord: head. Row r is of sequence r, or all are of the only one, one position behind the other.
+// coord: head. Row r is of sequence r, or all are of the only one, one position behind the other. A
+// position that the table has not ends the run; rows behind the table's end are dropped.
 template <int ROWS, int SEQUENCES, int D, int PAGE, int POOL, int MOST, class X, class T, class P,
           class C>
-ARK_DEVICE void ark_paged_append(ArkCtx&, const ArkTask& t, X x, T pages, P position, C cache) {
+ARK_DEVICE void ark_paged_append(ArkCtx& c, const ArkTask& t, X x, T pages, P position, C cache) {
   const int head = t.coord[0];
   for (int e = ark_tid(); e < ROWS * D; e += ARK_THREADS) {
     const int r = e / D, d = e % D, of = SEQUENCES > 1 ? r : 0;
-    const int at = position.p[of] + (SEQUENCES > 1 ? 0 : r);
-    if (at < 0 || at >= PAGE * MOST) continue;
+    const int first = position.p[of], row = SEQUENCES > 1 ? 0 : r;
+    if (first < 0 || first >= PAGE * MOST) {
+      ark_looked_up<false>(c, first, PAGE * MOST);
+      continue;
+    }
+    const int at = first + row;
+    if (at >= PAGE * MOST) continue;
     const int page = pages.p[of * MOST + at / PAGE];
     if (page < 0 || page >= POOL) continue;
     const float v = ark_get(ark_address(x, 0, 0, r, head * D + d), 0);

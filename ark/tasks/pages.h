@@ -16,10 +16,12 @@ ARK_DEVICE auto ark_address(const ArkPaged<PAGE, POOL, X, T>& x, int, int head, 
   return ark_address(x.pool, page >= 0 && page < POOL ? page : 0, head, place % PAGE, d);
 }
 
-// By all threads: ends the run unless the positions from begin to end - 1 lie in pages of the pool.
-template <int PAGE, int POOL, class X, class T>
-ARK_DEVICE void ark_check_pages(ArkCtx& c, const ArkPaged<PAGE, POOL, X, T>& x, int begin,
-                                int end) {
+// By all threads: ends the run unless the table, of ROOM positions, has the position, and those
+// from begin to end - 1 lie in pages of the pool.
+template <int ROOM, int PAGE, int POOL, class X, class T, class P>
+ARK_DEVICE void ark_check_pages(ArkCtx& c, const ArkPaged<PAGE, POOL, X, T>& x, P position,
+                                int begin, int end) {
+  if (ark_tid() == 0) ark_looked_up<false>(c, position.p[0], ROOM);
   for (int i = begin / PAGE + ark_tid(); i * PAGE < end; i += ARK_THREADS) {
     const int page = x.pages.p[i];
     if (page < 0 || page >= POOL) {
@@ -27,5 +29,5 @@ ARK_DEVICE void ark_check_pages(ArkCtx& c, const ArkPaged<PAGE, POOL, X, T>& x, 
     }
   }
 }
-template <class X>
-ARK_DEVICE void ark_check_pages(ArkCtx&, const X&, int, int) {}
+template <int ROOM, class X, class P>
+ARK_DEVICE void ark_check_pages(ArkCtx&, const X&, P, int, int) {}

@@ -32,6 +32,7 @@ from ark.tasks import text
 
 ROW_OPS = {
     "softmax": "ArkSoftmax",
+    "safe_softmax": "ArkSafeSoftmax",
     "log_softmax": "ArkLogSoftmax",
     "layernorm": "ArkLayerNorm",
     "rmsnorm": "ArkRmsNorm",
@@ -115,7 +116,7 @@ def _at_once(held: tuple[int, int, int, int, int], machine: Machine) -> int:
 
 
 class RowNormParams(Params, frozen=True):
-    function: Literal["softmax", "log_softmax", "layernorm", "rmsnorm"]
+    function: Literal["softmax", "safe_softmax", "log_softmax", "layernorm", "rmsnorm"]
     rows: Rows
     eps: Epsilon = 0.0
     dealt: bool = False

@@ -36,6 +36,16 @@ ARK_DEVICE ark_u32 ark_ordered(float v) {
 ARK_DEVICE bool ark_better(float score, ark_u32 token, float than, ark_u32 its) {
   return (score > than) | ((score == than) & (token < its));
 }
+// Is a number above another one? NaN is above all others.
+ARK_DEVICE bool ark_above(float a, float b) { return a > b || (a != a && b == b); }
+// A score and a place of less than 2^31 so that the better of two is the first in ark_better's
+// order, NaN above infinity: it has infinity's score and its place, all others a higher one.
+constexpr ark_u32 ARK_PLACE = 0x7fffffffu;
+ARK_DEVICE void ark_ranked(float& score, ark_u32& place, ark_u32 odd) {
+  const bool found = odd != 0xffffffffu;  // place of a NaN
+  score = found ? ark_inf() : score;
+  place = found ? odd : place | ~ARK_PLACE;
+}
 // The best of a warp. A backend may have a shorter way.
 #if !defined(ARK_HAS_WARP_BEST)
 ARK_DEVICE void ark_warp_best(float& score, ark_u32& token) {

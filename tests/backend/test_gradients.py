@@ -80,6 +80,7 @@ def test_functions_of_several_tensors(backend: str) -> None:
         ("mod", ark.mod, torch.remainder),
         ("fmod", ark.fmod, torch.fmod),
         ("atan2", ark.atan2, torch.atan2),
+        ("hypot", ark.hypot, torch.hypot),
         ("swiglu", ark.swiglu, lambda x, y: F.silu(x) * y),
     ]
     cases = [Case(name, [a, b], op, reference) for name, op, reference in pairs]

@@ -228,3 +228,23 @@ def test_what_does_not_fit_is_refused() -> None:
         ark.paged_attention(ark.tensor((2, 24)), k, k, pages, at)
     with pytest.raises(ModelError, match=r"expected \(rows, 16\)"):
         ark.paged_append(k, q, pages, at)
+
+
+@pytest.mark.parametrize("position", few_emulated([24, -1, 2**31 - 1, -(2**31)], 24, -1))
+@pytest.mark.parametrize("way", ["splits", "tiles", "many rows", "append"])
+def test_a_position_that_is_not_there_ends_the_run(backend: str, way: str, position: int) -> None:
+    """The error names it and the table's positions; nothing outside of the table is read."""
+    pool, many = ark.tensor([5, 1, 8, 16]), way == "many rows"
+    pages = ark.tensor([1 if many else 2, 3], ark.int32)
+    at, rows = ark.tensor([1 if many else 2], ark.int32), 40 if many else 2
+    if way == "append":
+        ark.copy(ark.paged_append(pool, ark.tensor([rows, 16]), pages, at))
+    else:
+        window = 20 if way == "tiles" else 0
+        ark.paged_attention(ark.tensor([rows, 32]), pool, pool, pages, at, window=window)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        pages.from_numpy(np.array([[0, 1, 2], [3, 4, 0]], np.int32)[: 1 if many else 2])
+        at.from_numpy(np.array([7, position], np.int32)[-1 if many else 0 :])
+        with pytest.raises(ark.GpuError, match=rf"index {position}, .*\(expected 0 to 23\)"):
+            runtime.run()

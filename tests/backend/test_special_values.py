@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 
 import ark
+from tests.emulated import few_emulated
 
 LARGEST = 3.4e38
 VALUES = np.array(
@@ -89,3 +93,159 @@ def test_functions_keep_the_digits_of_small_values(backend: str) -> None:
         for name, function in functions.items():
             want = function(torch.from_numpy(values.astype(np.float64))).numpy()
             np.testing.assert_allclose(made[name].to_numpy(), want, rtol=4e-6, err_msg=name)
+
+
+def ends(dtype: Any) -> np.ndarray:
+    """Values of a type over its whole range, of both signs: the least that there are, infinities,
+    where exponentials overflow, angles of many turns, and what is no number.
+    """
+    near = [0.0, 1e-45, 1.1754944e-38, 1e-6, 0.3, 1.0, 3.0, 8.5, 11.0, 88.3, 88.7, 88.8, 89.4, 89.5]
+    far = [104.0, 1e3, 65504.0, 1e5, 2.0**31, 5e9, 1e15, 1e22, 7e30, 3.4028235e38, np.inf]
+    sizes = np.concatenate([near, far, np.geomspace(1e-40, 3e38, 60), np.linspace(0, 92, 60)])
+    with np.errstate(over="ignore"):
+        return np.concatenate([sizes, -sizes, [np.nan]]).astype(np.float32).astype(dtype.numpy)
+
+
+def agree(name: str, got: np.ndarray, want: np.ndarray) -> None:
+    """Within the rounding of the type and, of what is less than 1e-36 in fp32, of that; an overflow
+    may come as far from the largest number as the rounding is.
+    """
+    tolerance = {np.dtype(np.float32): 6e-6, np.dtype(np.float16): 1.1e-3}.get(got.dtype, 9e-3)
+    with np.errstate(all="ignore"):
+        want, got = want.astype(np.float32).astype(got.dtype), got
+        most = 3.39e38 if tolerance != 1.1e-3 else 65500.0
+        got, want = (np.clip(v.astype(np.float64), -most, most) for v in (got, want))
+    small = 1.2e-7 if tolerance == 1.1e-3 else 4e-37
+    np.testing.assert_allclose(got, want, rtol=tolerance, atol=small, err_msg=name)
+
+
+TORCHS: dict[str, Any] = {
+    **{name: getattr(torch, name) for name in ("exp", "expm1", "log1p", "sqrt", "rsqrt", "erf")},
+    **{name: getattr(torch, name) for name in ("reciprocal", "sigmoid", "tanh", "sin", "cos")},
+    **{name: getattr(torch, name) for name in ("tan", "asin", "acos", "atan", "sinh", "cosh")},
+    **{name: getattr(torch, name) for name in ("asinh", "acosh", "atanh", "floor", "ceil")},
+    **{name: getattr(torch, name) for name in ("round", "abs", "neg", "relu", "selu")},
+    "ln": torch.log,
+    "silu": torch.nn.functional.silu,
+    "elu": torch.nn.functional.elu,
+    "log_sigmoid": torch.nn.functional.logsigmoid,
+    "mish": torch.nn.functional.mish,
+    "softsign": torch.nn.functional.softsign,
+}
+TORCHS_OF_TWO: dict[str, Any] = {
+    name: getattr(torch, name)
+    for name in ("add", "sub", "mul", "div", "fmod", "atan2", "hypot", "maximum", "minimum")
+}
+
+
+@pytest.mark.parametrize(
+    "dtype", few_emulated((ark.fp32, ark.fp16, ark.bf16), ark.fp32), ids=lambda d: d.name
+)
+def test_functions_over_the_whole_range_are_torchs(backend: str, dtype: Any) -> None:
+    """Beside torch in fp64, at the ends of the range and at angles of many turns too."""
+    values = ends(dtype)
+    some = values[:: 3 if backend == "cpu" else 7]
+    left, right = (np.ascontiguousarray(v.ravel()) for v in np.meshgrid(some, some))
+    x, a, b = ark.tensor([len(values)], dtype), *(ark.tensor([len(left)], dtype) for _ in "ab")
+    made = {name: getattr(ark, name)(x) for name in TORCHS}
+    pairs = {name: getattr(ark, name)(a, b) for name in TORCHS_OF_TWO}
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        for tensor, given in ((x, values), (a, left), (b, right)):
+            tensor.from_numpy(given)
+        runtime.run()
+        wide = [torch.from_numpy(v.astype(np.float64)) for v in (values, left, right)]
+        for name, function in TORCHS.items():
+            agree(name, made[name].to_numpy(), function(wide[0]).numpy())
+        for name, function in TORCHS_OF_TWO.items():
+            agree(name, pairs[name].to_numpy(), function(*wide[1:]).numpy())
+
+
+def test_an_expression_is_computed_in_its_order(backend: str) -> None:
+    """Joined ops overflow, and lose digits, where they do one by one."""
+    given = np.array([1e30, 3e38, 1.4, -2.6, 1e-30, 123456.7], np.float32)
+    x = ark.tensor([6])
+    made = {
+        "product": ark.mul(ark.mul(x, 1e30), 1e-30),
+        "sum": ark.sub(ark.add(x, 12582912.0), 12582912.0),
+        "far": ark.add(ark.sub(x, -3e38), -3e38),
+        "gated": ark.mul(ark.silu(ark.neg(ark.div(x, 1e30))), ark.mul(x, 1e8)),
+    }
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        x.from_numpy(given)
+        runtime.run()
+        v = torch.from_numpy(given)
+        f = np.float32
+        with np.errstate(over="ignore"):
+            want = {
+                "product": given * f(1e30) * f(1e-30),
+                "sum": given + f(12582912.0) - f(12582912.0),
+                "far": given - f(-3e38) + f(-3e38),
+                "gated": (torch.nn.functional.silu(-(v / 1e30)) * (v * 1e8)).numpy(),
+            }
+        for name, tensor in made.items():
+            np.testing.assert_allclose(tensor.to_numpy(), want[name], rtol=3e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "dtype", few_emulated((ark.fp32, ark.fp16, ark.bf16), ark.fp16), ids=lambda d: d.name
+)
+def test_logsumexp_of_infinities_is_torchs(backend: str, dtype: Any) -> None:
+    inf = np.inf
+    rows = [[-inf] * 4, [inf, 0, 1, 2], [inf, -inf, 0, 0], [-inf, 3, -inf, -1], [9, 8, 7, 100]]
+    rows += [[np.nan, 0, 0, 1], [6e4] * 4, [-6e4, -6e4, -6e4, -5.9e4]]
+    values = np.array(rows, np.float32).astype(dtype.numpy)
+    x = ark.tensor(list(values.shape), dtype)
+    made, other = ark.logsumexp(x, -1, keepdims=False), ark.logsumexp(x, [0, 1])
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        x.from_numpy(values)
+        runtime.run()
+        wide = torch.from_numpy(values.astype(np.float64))
+        agree("rows", made.to_numpy(), torch.logsumexp(wide, -1).numpy())
+        agree("all", other.to_numpy(), torch.logsumexp(wide, (0, 1), keepdim=True).numpy())
+
+
+@pytest.mark.parametrize(
+    "dtype", few_emulated((ark.fp32, ark.fp16, ark.bf16), ark.fp32), ids=lambda d: d.name
+)
+def test_a_softmax_of_nothing_is_zero(backend: str, dtype: Any) -> None:
+    """Rows of -inf alone: zeros of safe_softmax, NaN of softmax, both as torch has them."""
+    inf, rng = np.inf, np.random.default_rng(3)
+    made, inputs, given = [], [], []
+    for columns in (5, 96, 700):
+        values = rng.uniform(-9, 9, (7, columns))
+        values[0], values[1, 1:], values[2, 0] = -inf, -inf, inf
+        values[3, 0], values[4], values[4, -1] = np.nan, -inf, np.nan
+        given.append(values.astype(np.float32).astype(dtype.numpy))
+        inputs.append(ark.tensor(list(values.shape), dtype))
+        made.append((ark.safe_softmax(inputs[-1]), ark.softmax(inputs[-1])))
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        for tensor, values in zip(inputs, given, strict=True):
+            tensor.from_numpy(values)
+        runtime.run()
+        for (safe, plain), values in zip(made, given, strict=True):
+            wide = torch.from_numpy(values.astype(np.float64))
+            agree("safe", safe.to_numpy(), torch.ops.aten._safe_softmax(wide, -1).numpy())
+            agree("plain", plain.to_numpy(), torch.softmax(wide, -1).numpy())
+
+
+def test_attention_of_nan_is_nan(backend: str) -> None:
+    """A query that is NaN makes its row NaN and no other; keys that nobody sees do nothing."""
+    rows, context, width = 9, 12, 16
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.uniform(-1, 1, s).astype(np.float32) for s in
+               ((rows, 2 * width), (2, context, width), (2, context, width)))  # fmt: skip
+    q[3] = np.nan
+    inputs = [ark.tensor(list(a.shape)) for a in (q, k, v)]
+    made = ark.attention(*inputs)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        for tensor, values in zip(inputs, (q, k, v), strict=True):
+            tensor.from_numpy(values)
+        runtime.run()
+        got = made.to_numpy()
+    assert np.isnan(got[3]).all()
+    assert np.isfinite(np.delete(got, 3, 0)).all()

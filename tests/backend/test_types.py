@@ -336,6 +336,7 @@ def test_functions_of_two(backend: str) -> None:
             Case("mod", pair, ark.mod, np.mod, 1e-4),
             Case("fmod", pair, ark.fmod, np.fmod, 1e-4),
             Case("atan2", pair, ark.atan2, np.arctan2, 1e-5),
+            Case("hypot", pair, ark.hypot, np.hypot),
             Case("far fmod", pair[1:], lambda t: ark.fmod(2.0**99, t), far_fmod, 1e-4),
             Case("pow", positive, ark.pow, np.power, 1e-4),
             Case("whole pow", whole, ark.pow, np.power, 1e-4),

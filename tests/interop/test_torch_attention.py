@@ -124,3 +124,29 @@ def test_an_encoder_layer_on_matrix_units_reads_its_heads_in_place() -> None:
     assert kinds.count("attention_tiles") == 1 and kinds.count("matmul") == 4
     assert not {"transpose", "softmax"} & set(kinds)
     assert not any(op.params.get("function") == "softmax" for op in plan.ops)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["bool", "numbers", "padded causal"])
+def test_a_row_whose_keys_are_all_masked_is_zero(dtype: Any, kind: str) -> None:
+    """As of a batch of prompts that are padded on the left: torch gives zeros, not NaN."""
+    q, k, v = (torch.randn(2, 3, 6, 8).to(dtype) for _ in "qkv")
+    seen = torch.ones(2, 1, 6, 6, dtype=torch.bool)
+    seen[0, :, :4], seen[1, :, 2] = False, False
+    if kind == "padded causal":
+        seen[1] = True
+        seen[0, :, :, :4] = False
+        seen[0, :, 4:, 4:] = True
+        seen = seen & torch.ones(6, 6, dtype=torch.bool).tril()
+    mask = seen if kind != "numbers" else torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
+    mask = mask if kind != "numbers" else mask.to(dtype)
+
+    def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    with torch.no_grad():
+        made = torch.compile(attend, backend="ark")(q, k, v, mask)
+        want = attend(q, k, v, mask)
+    assert (want[0, :, 0] == 0).all()
+    limit = 3e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(made, want, rtol=limit, atol=limit)

@@ -170,6 +170,12 @@ def test_types_that_have_no_sum_are_named() -> None:
             build(2, lambda rank, dtype=dtype: ark.all_reduce(ark.tensor([8], dtype), rank, 2))
 
 
+def test_a_mean_of_integers_is_named() -> None:
+    for reduce in (ark.all_reduce, ark.reduce_scatter):
+        with pytest.raises(ark.ModelError, match="a mean of int32 is not built.*may be more"):
+            build(2, lambda r, f=reduce: f(ark.tensor([8], ark.int32), r, 2, reduction="mean"))
+
+
 def by_hand() -> None:
     """[1, 0] and [1, 1], the papers' own example; orthogonal ones; equal ones; whole matrices."""
     ark.init(backend="cpu")

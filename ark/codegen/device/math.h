@@ -1,5 +1,33 @@
 // Functions of elements that are the same for every vendor, written on the device ABI's math.
 
+// Sums and products that no compiler may join to others in another order: what an expression says
+// first is computed first, so that it overflows and rounds where the expression does, and ranks
+// combine alike, whatever their code.
+#if !defined(ARK_ORDERED_SUM)
+#define ARK_ORDERED_SUM(T, a, b) ((a) + (b))
+#define ARK_ORDERED_PRODUCT(T, a, b) ((a) * (b))
+#endif
+
+// Integers wrap.
+ARK_DEVICE float ark_plus(float a, float b) { return ARK_ORDERED_SUM(float, a, b); }
+ARK_DEVICE double ark_plus(double a, double b) { return ARK_ORDERED_SUM(double, a, b); }
+ARK_DEVICE ark_u32 ark_plus(ark_u32 a, ark_u32 b) { return a + b; }
+ARK_DEVICE ark_i32 ark_plus(ark_i32 a, ark_i32 b) {
+  return static_cast<ark_i32>(static_cast<ark_u32>(a) + static_cast<ark_u32>(b));
+}
+ARK_DEVICE ark_i64 ark_plus(ark_i64 a, ark_i64 b) {
+  return static_cast<ark_i64>(static_cast<ark_u64>(a) + static_cast<ark_u64>(b));
+}
+ARK_DEVICE float ark_times(float a, float b) { return ARK_ORDERED_PRODUCT(float, a, b); }
+ARK_DEVICE double ark_times(double a, double b) { return ARK_ORDERED_PRODUCT(double, a, b); }
+ARK_DEVICE ark_u32 ark_times(ark_u32 a, ark_u32 b) { return a * b; }
+ARK_DEVICE ark_i32 ark_times(ark_i32 a, ark_i32 b) {
+  return static_cast<ark_i32>(static_cast<ark_u32>(a) * static_cast<ark_u32>(b));
+}
+ARK_DEVICE ark_i64 ark_times(ark_i64 a, ark_i64 b) {
+  return static_cast<ark_i64>(static_cast<ark_u64>(a) * static_cast<ark_u64>(b));
+}
+
 // Towards zero to a whole number.
 ARK_DEVICE float ark_trunc(float v) {
   const float a = v < 0.0f ? -v : v;
@@ -114,12 +142,21 @@ ARK_DEVICE float ark_atan(float v) {
 ARK_DEVICE float ark_atan2(float y, float x) {
   const float a = x < 0.0f ? -x : x, b = y < 0.0f ? -y : y;
   const bool steep = b > a;
-  const float least = steep ? a : b, most = steep ? b : a, part = least * ark_reciprocal(most);
+  const float least = steep ? a : b, most = steep ? b : a, part = least / most;
   const float angle = ark_atan(least == most ? (most == 0.0f ? 0.0f : 1.0f) : part);
   const float upper = steep ? 1.57079633f - angle : angle;
   const float made = ark_float_bits(x) >> 31 != 0u ? 3.14159265f - upper : upper;
   const bool none = x != x || y != y;
   return none ? x + y : ark_bits_float(ark_float_bits(made) | (ark_float_bits(y) & 0x80000000u));
+}
+
+// The root of a^2 + b^2 by the ratio of the smaller to the larger, whose squares do not overflow.
+// Infinite where one of them is, beside what is no number too.
+ARK_DEVICE float ark_hypot(float a, float b) {
+  const float x = a < 0.0f ? -a : a, y = b < 0.0f ? -b : b, inf = ark_inf();
+  const float most = x > y ? x : y, part = (x > y ? y : x) / most;
+  const float made = most == 0.0f ? most : ark_times(most, ark_sqrt(1.0f + part * part));
+  return x == inf || y == inf ? inf : a != a || b != b ? a + b : made;
 }
 
 // Inverse sine of a root s of z, up to 1/2; beyond, it is pi/2 less twice that of the root of half
@@ -159,13 +196,19 @@ ARK_DEVICE void ark_sincos(float v, float& sine, float& cosine) {
 ARK_DEVICE float ark_tan(float v) { return ark_sin(v) / ark_cos(v); }
 #endif
 
+// Half of e^v, which overflows only where the result does: the root of e^v and half of it.
+ARK_DEVICE float ark_half_exp(float v) {
+  const float root = ark_exp(0.5f * v);
+  return ark_times(ark_exp(0.5f * v - 0.693147181f), root);
+}
 // Where the definition by exponentials loses digits, the series.
 ARK_DEVICE float ark_sinh(float v) {
   const float s = v * v;
   const float near = v * (1.0f + s * (1.0f / 6.0f + s * (1.0f / 120.0f + s / 5040.0f)));
-  const float far = 0.5f * (ark_exp(v) - ark_exp(-v));
+  const float far = ark_half_exp(v) - ark_half_exp(-v);
   return s < 0.25f ? near : far;
 }
+ARK_DEVICE float ark_cosh(float v) { return ark_half_exp(v) + ark_half_exp(-v); }
 ARK_DEVICE float ark_atanh(float v) {
   const float s = v * v;
   const float near = v * (1.0f + s * (1.0f / 3.0f + s * (0.2f + s * (1.0f / 7.0f + s / 9.0f))));

@@ -8,13 +8,6 @@ from typing import Any
 import ark
 from ark.interop.onnx.values import Call, Value, axis_of, made, operator, refuse
 
-
-def _log_sum_exp(tensor: Any, axes: list[int]) -> Any:
-    """Shifted by the largest element, so that nothing overflows."""
-    most = ark.reduce_max(tensor, axes)
-    return ark.add(ark.ln(ark.reduce_sum(ark.exp(ark.sub(tensor, most)), axes)), most)
-
-
 _REDUCE: dict[str, Callable[[Any, list[int]], Any]] = {
     "ReduceSum": ark.reduce_sum,
     "ReduceMean": ark.reduce_mean,
@@ -25,7 +18,7 @@ _REDUCE: dict[str, Callable[[Any, list[int]], Any]] = {
     "ReduceL2": lambda t, axes: ark.sqrt(ark.reduce_sum(ark.mul(t, t), axes)),
     "ReduceSumSquare": lambda t, axes: ark.reduce_sum(ark.mul(t, t), axes),
     "ReduceLogSum": lambda t, axes: ark.ln(ark.reduce_sum(t, axes)),
-    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceLogSumExp": ark.logsumexp,
 }
 
 
@@ -88,7 +81,7 @@ def _softmax(call: Call) -> Value:
 def _log_softmax(call: Call) -> Value:
     shape, tensor = call.shape(0), call.tensor(0)
     axis = axis_of(call.attribute("axis", -1), len(shape))
-    return made(ark.sub(tensor, _log_sum_exp(tensor, [axis])), shape)
+    return made(ark.sub(tensor, ark.logsumexp(tensor, [axis])), shape)
 
 
 @operator("Hardmax")
@@ -121,14 +114,13 @@ def _top_k(call: Call) -> list[Value]:
     axis = axis_of(call.attribute("axis", -1), len(shape))
     if tensor.ir.dtype not in (ark.fp32, ark.fp16, ark.bf16):
         raise refuse(f"TopK of {tensor.ir.dtype.name}")
-    least = not call.attribute("largest", 1)
+    largest = bool(call.attribute("largest", 1))
     order = [d for d in range(len(shape)) if d != axis] + [axis]
     back = [order.index(d) for d in range(len(shape))]
     if axis != len(shape) - 1:
         tensor = ark.transpose(tensor, order)
     rows = ark.reshape(tensor, [-1, shape[axis]])
-    values, places = ark.topk(ark.neg(rows) if least else rows, k)
-    values = ark.neg(values) if least else values
+    values, places = ark.topk(rows, k, largest=largest)
     result = [*shape[:axis], k, *shape[axis + 1 :]]
     transposed = []
     for one in (values, ark.cast(places, ark.int64)):

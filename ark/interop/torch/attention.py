@@ -34,7 +34,8 @@ def _attention(
         scores = ark.where(mask.tensor, scores, float("-inf"))
     elif mask is not None:
         scores = ark.add(scores, cast(mask, scores.ir.dtype))
-    return ark.matmul(ark.softmax(scores), v, tf32=products_as_tf32(query))
+    weights = ark.softmax(scores) if mask is None else ark.safe_softmax(scores)
+    return ark.matmul(weights, v, tf32=products_as_tf32(query))
 
 
 @operator("_scaled_dot_product_flash_attention_for_cpu.default")

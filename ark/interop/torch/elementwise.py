@@ -246,7 +246,7 @@ def _lerp(call: Call, x: Value, y: Value, weight: Any) -> Any:
 
 @operator("hypot.default")
 def _hypot(call: Call, x: Value, y: Value) -> Any:
-    return ark.sqrt(ark.add(ark.mul(x.tensor, x.tensor), ark.mul(y.tensor, y.tensor)))
+    return ark.hypot(x.tensor, y.tensor)
 
 
 # Operators whose results depend, element by element, on operands that are broadcast together.

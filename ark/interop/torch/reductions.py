@@ -125,7 +125,7 @@ def _cumprod(call: Call, x: Value, dim: int, **_: Any) -> Any:
     return ark.cumprod(cast(x, call.dtype), axis_of(dim, len(x.shape)))
 
 
-def _largest(rows: ark.Tensor, k: int, placed: bool) -> tuple[Any, Any]:
+def _largest(rows: ark.Tensor, k: int, placed: bool, largest: bool) -> tuple[Any, Any]:
     """ark.topk of rows; of few long ones first of parts, so that all processors have some. placed:
     are the places asked for?
     """
@@ -133,9 +133,9 @@ def _largest(rows: ark.Tensor, k: int, placed: bool) -> tuple[Any, Any]:
     parts = -(-n // LONGEST_SORTED)
     parts = next((p for p in range(parts, 4 * parts) if n % p == 0 and k <= n // p), 1)
     if parts == 1 or many * parts > MOST_PARTS or k < LEAST_SORTED:
-        return ark.topk(rows, k)
-    first, inside = ark.topk(ark.reshape(rows, [many * parts, n // parts]), k)
-    values, among = ark.topk(ark.reshape(first, [many, parts * k]), k)
+        return ark.topk(rows, k, largest=largest)
+    first, inside = ark.topk(ark.reshape(rows, [many * parts, n // parts]), k, largest=largest)
+    values, among = ark.topk(ark.reshape(first, [many, parts * k]), k, largest=largest)
     if not placed:
         return values, None
     begins = ark.mul(ark.iota([1, parts, 1], 1, ark.int32), n // parts)
@@ -151,9 +151,9 @@ def _topk(
     if axis != max(len(x.shape), 1) - 1 or not x.dtype.is_floating_point:
         raise refuse("topk of another dimension than the last, or of integers")
     rows = ark.reshape(x.tensor, [-1, x.tensor.ir.shape[-1]])
-    values, places = _largest(rows if largest else ark.neg(rows), k, call.wants(1))
+    values, places = _largest(rows, k, call.wants(1), largest)
     return [
-        (values if largest else ark.neg(values)) if call.wants(0) else None,
+        values if call.wants(0) else None,
         ark.cast(places, ark.int64) if call.wants(1) else None,
     ]
 

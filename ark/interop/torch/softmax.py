@@ -20,6 +20,8 @@ def _softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
 def _safe_softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
     """0 where all are -inf, as of attention whose mask leaves a row nothing."""
     tensor, axis = cast(x, call.dtype), axis_of(dim, len(x.shape))
+    if axis == len(tensor.ir.shape) - 1:
+        return ark.safe_softmax(tensor)
     most = ark.reduce_max(tensor, axis)
     nothing = ark.logical_and(ark.isinf(most), ark.less(most, 0.0))
     return ark.where(nothing, 0.0, _along(tensor, axis, False))
@@ -32,9 +34,7 @@ def _log_softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
 
 @operator("logsumexp.default")
 def _logsumexp(call: Call, x: Value, dims: Any, keepdim: bool = False) -> Any:
-    axes, tensor = axes_of(dims, len(x.shape)), floating(x)
-    most = ark.reduce_max(tensor, axes)
-    return ark.add(ark.ln(ark.reduce_sum(ark.exp(ark.sub(tensor, most)), axes)), most)
+    return ark.logsumexp(floating(x), axes_of(dims, len(x.shape)))
 
 
 def _along(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:

@@ -117,7 +117,7 @@ class _Finder:
             taken.append(node.id)
             if node.type == "matmul":
                 return self._product(node, scale, causal, taken) if weights else None
-            if node.type == "softmax" and not weights:
+            if node.type in ("softmax", "safe_softmax") and not weights:
                 weights = True
             elif node.type in ("mul", "div") and weights and "scalar" in node.attrs:
                 by = float(node.attrs["scalar"])

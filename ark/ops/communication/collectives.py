@@ -138,6 +138,11 @@ def _collective(
     if world == 1:
         return result("copy", [tensor], shape, dtype, output, name=name or what)
     program = choose_program(what, world, algorithm, topology, root, reduction)
+    if program.reduction == "mean" and dtype in INTEGERS:
+        raise ModelError(
+            f"{what}: a mean of {dtype.name} is not built, since the sum of all ranks may be more "
+            "than the type holds; ark.cast to fp32, or reduce by sum and divide"
+        )
     attrs = {"program": program, "engine": engine}
     return result("collective", [tensor], shape, dtype, output, attrs, name or what)
 
@@ -165,8 +170,8 @@ def all_reduce(
         rank, world_size: those of the model.
         algorithm: a name of `ark.comm.algorithms(topology, "all_reduce")`, or a program.
         topology: a network of as many ranks, a name or a file of one; a full mesh by default.
-        reduction: sum, product, max, min or mean (integers divide towards zero); by one_shot also
-            adasum and combiner, of floats, which look at whole tensors and combine them in fp32.
+        reduction: sum, product, max, min, or mean of floats; by one_shot also adasum and combiner, of
+            floats, which look at whole tensors and combine them in fp32.
         engine: how bytes travel (docs/channels.md): packet, threads, or auto. `switch` adds in an
             order of its own, by the algorithm one_shot alone.
 

@@ -222,6 +222,7 @@ RULES: dict[str, Callable[[Node], str]] = {
     "cast": _pointwise,
     "copy": _pointwise,
     "softmax": _rows,
+    "safe_softmax": _rows,
     "log_softmax": _rows,
     "layernorm": _rows,
     "rmsnorm": _rows,

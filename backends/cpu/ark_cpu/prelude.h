@@ -60,6 +60,10 @@ static inline T ark_ordered_product(T a, T b) {
 #define ARK_ORDERED_PRODUCT(T, a, b) __builtin_assoc_barrier((a) * (b))
 #endif
 #endif
+#if !defined(ARK_ORDERED_SUM)
+#define ARK_ORDERED_SUM(T, a, b) ((a) + (b))
+#define ARK_ORDERED_PRODUCT(T, a, b) ((a) * (b))
+#endif
 
 constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;
 
@@ -202,9 +206,8 @@ ARK_DEVICE float ark_fma(float a, float b, float c) {
 #endif
 }
 // e^v within 2 units in the last place, without a branch, so that loops over it vectorise: v is n
-// ln 2
-// + r, e^r a polynomial (its Taylor series in Horner's form, |r| <= ln 2 / 2), and 2^n two factors,
-// so that neither overflows where the result does not.
+// ln 2 + r, 2 e^r a polynomial (its Taylor series in Horner's form, |r| <= ln 2 / 2), and 2^(n-1)
+// two factors, so that no product of these overflows where the result does not, in any order.
 ARK_DEVICE float ark_exp(float v) {
   const float high = v > 89.0f ? 89.0f : v;
   const float x = high < -104.0f ? -104.0f : high;
@@ -212,17 +215,17 @@ ARK_DEVICE float ark_exp(float v) {
   const ark_i32 n = static_cast<ark_i32>(scaled + (scaled < 0.0f ? -0.5f : 0.5f));
   const float whole = static_cast<float>(n);
   const float r = ark_fma(whole, -1.42860677e-6f, ark_fma(whole, -0.693145752f, x));
-  float p = 1.0f / 5040.0f;
-  p = ark_fma(p, r, 1.0f / 720.0f);
-  p = ark_fma(p, r, 1.0f / 120.0f);
-  p = ark_fma(p, r, 1.0f / 24.0f);
-  p = ark_fma(p, r, 1.0f / 6.0f);
-  p = ark_fma(p, r, 0.5f);
+  float p = 2.0f / 5040.0f;
+  p = ark_fma(p, r, 2.0f / 720.0f);
+  p = ark_fma(p, r, 2.0f / 120.0f);
+  p = ark_fma(p, r, 2.0f / 24.0f);
+  p = ark_fma(p, r, 2.0f / 6.0f);
   p = ark_fma(p, r, 1.0f);
-  p = ark_fma(p, r, 1.0f);
-  const ark_i32 half = n >> 1;
+  p = ark_fma(p, r, 2.0f);
+  p = ark_fma(p, r, 2.0f);
+  const ark_i32 half = (n - 1) >> 1;
   const float first = ark_bits_float(static_cast<ark_u32>(half + 127) << 23);
-  const float second = ark_bits_float(static_cast<ark_u32>(n - half + 127) << 23);
+  const float second = ark_bits_float(static_cast<ark_u32>(n - 1 - half + 127) << 23);
   return p * first * second;
 }
 ARK_DEVICE float ark_log(float v) { return __builtin_logf(v); }

@@ -39,15 +39,52 @@ ARK_DEVICE float ark_tanh(float v) {
   return __builtin_copysignf((1.0f - e) / (1.0f + e), v);
 }
 
+// The quarter of a turn that an angle of 2^31 and more lies in and the rest of the angle beyond it
+// (Payne and Hanek, "Radian reduction for trigonometric functions", SIGNUM 1983): its 24 digits
+// times those 96 digits of 2/pi whose products are neither whole turns nor too small.
+ARK_COLD float ark_far_angle(float v, int& quarter) {
+  const ark_u32 digits[] = {0xa2f9836eu, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u,
+                            0xdb629599u, 0x3c439041u, 0xfe5163abu};
+  const ark_u32 bits = ark_float_bits(v) & 0x7fffffffu;
+  const ark_u64 whole = (bits & 0x7fffffu) | 0x800000u;
+  const int from = static_cast<int>(bits >> 23) - 152;  // v is `whole` times 2^(from + 2)
+  ark_u64 words[3];
+  for (int i = 0; i < 3; ++i) {
+    const int at = from / 32 + i, shift = from % 32;
+    const ark_u64 two = static_cast<ark_u64>(digits[at]) << 32 | digits[at + 1];
+    words[i] = two << shift >> 32;
+  }
+  const ark_u64 low = whole * words[2], middle = whole * words[1] + (low >> 32);
+  const ark_u64 high = ((whole * words[0] + (middle >> 32)) << 32) | (middle & 0xffffffffu);
+  // Two digits of quarters and 62 of what is beyond: rounded to the nearest quarter.
+  constexpr ark_u64 HALF = static_cast<ark_u64>(1) << 61;
+  const ark_u64 nearest = high + HALF;
+  quarter = static_cast<int>(nearest >> 62);
+  const ark_i64 beyond =
+      static_cast<ark_i64>(nearest & (2 * HALF - 1)) - static_cast<ark_i64>(HALF);
+  const double rest = static_cast<double>(beyond) * 3.40612158008655459166e-19;  // pi/2 2^-62
+  const bool below = ark_float_bits(v) >> 31 != 0u;
+  quarter = below ? -quarter : quarter;
+  return static_cast<float>(below ? -rest : rest);
+}
 // sin of v + quarter * pi/2. The argument is reduced in double precision, since positions times
 // frequencies reach 1e5; the rest is the Taylor series on [-pi/4, pi/4].
 ARK_DEVICE float ark_sine(float v, int quarter) {
-  const double turns = __builtin_rint(static_cast<double>(v) * 0.63661977236758134308);
-  double rest = __builtin_fma(turns, -1.57079632679489655800, static_cast<double>(v));
-  rest = __builtin_fma(turns, -6.12323399573676603587e-17, rest);
-  const float r = static_cast<float>(rest);
+  float r;
+  if (__builtin_fabsf(v) < 0x1p31f) {
+    const double turns = __builtin_rint(static_cast<double>(v) * 0.63661977236758134308);
+    double rest = __builtin_fma(turns, -1.57079632679489655800, static_cast<double>(v));
+    rest = __builtin_fma(turns, -6.12323399573676603587e-17, rest);
+    r = static_cast<float>(rest);
+    quarter += static_cast<int>(turns);
+  } else if (__builtin_fabsf(v) < ark_inf()) {
+    int turned;
+    r = ark_far_angle(v, turned);
+    quarter += turned;
+  } else {
+    r = v - v;
+  }
   const float s = r * r;
-  const int octant = static_cast<int>(turns) + quarter;
   float sine = -1.0f / 39916800.0f;
   sine = sine * s + 1.0f / 362880.0f;
   sine = sine * s - 1.0f / 5040.0f;
@@ -60,8 +97,8 @@ ARK_DEVICE float ark_sine(float v, int quarter) {
   cosine = cosine * s + 1.0f / 24.0f;
   cosine = cosine * s - 0.5f;
   cosine = 1.0f + s * cosine;
-  const float value = (octant & 1) != 0 ? cosine : sine;
-  return (octant & 2) != 0 ? -value : value;
+  const float value = (quarter & 1) != 0 ? cosine : sine;
+  return (quarter & 2) != 0 ? -value : value;
 }
 ARK_DEVICE float ark_floor(float v) { return __builtin_floorf(v); }
 ARK_DEVICE float ark_round(float v) { return __builtin_rintf(v); }

@@ -238,7 +238,7 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
       float all = rows.weight[half];
       all += ark_shfl_xor(all, 1);
       all += ark_shfl_xor(all, 2);
-      rows.weight[half] = all > 0.0f ? 1.0f / all : 0.0f;
+      rows.weight[half] = all != 0.0f ? 1.0f / all : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < DP / 2; ++i) o[i] *= rows.weight[i / 2 % 2];

@@ -129,8 +129,7 @@ ARK_DEVICE void ark_attention_advance(ArkAttentionStrip& strip, P position) {
   if (strip.left > 0) {
     strip.tile.row += U::ROWS, strip.tile.place += U::ROWS;
   } else {
-    int place = 0;
-    if constexpr (P::given) place = position.p[0];
+    const int place = ark_attention_place<S>(position);
     const int* coord = strip.task->coord;
     const int round = strip.round++;
     strip.rows = 0;

@@ -151,7 +151,7 @@ ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip
   float by[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    by[half] = sums.powers[2 * half] > 0.0f ? 1.0f / sums.powers[2 * half] : 0.0f;
+    by[half] = sums.powers[2 * half] != 0.0f ? 1.0f / sums.powers[2 * half] : 0.0f;
   }
   ark_attention_scale(sums, by);
   const auto operand = output(*strip.task);
@@ -178,7 +178,8 @@ ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, fl
     if (ark_tid() == 0) ark_attention_advance<U, S>(strip, position(*strip.task));
     ark_sync();
     if (strip.rows == 0) break;
-    ark_check_pages(*strip.context, keys(*strip.task), strip.tile.begin, strip.tile.end);
+    ark_check_pages<S::CONTEXT>(*strip.context, keys(*strip.task), position(*strip.task),
+                                strip.tile.begin, strip.tile.end);
     ark_attention_strip<U, S>(shared, strip, scale, cap, query, keys, values, output, sinks);
   }
 }

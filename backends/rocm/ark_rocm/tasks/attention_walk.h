@@ -166,7 +166,7 @@ ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, fl
                                     K keys, V values, O output, P position, N sinks) {
   auto* shared = (ark_local*)ARK_SCRATCH(c);
   ark_attention_each<S>(t, position, [&](const ArkAttentionTile& tile) {
-    ark_check_pages(c, keys, tile.begin, tile.end);
+    ark_check_pages<S::CONTEXT>(c, keys, position, tile.begin, tile.end);
     const int rows = tile.row + S::ROWS < S::M ? S::ROWS : S::M - tile.row;
     const int own = U::slab() * ARK_UNIT + ark_lane() % ARK_UNIT;
     const int place = own < rows ? own : rows - 1;
@@ -186,7 +186,7 @@ ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, fl
     sums.weight += ark_shfl_xor(sums.weight, ARK_UNIT);
     ark_attention_join<U>(shared, sums);
     if (U::group() > 0 || own >= rows) return;
-    const float by = sums.weight > 0.0f ? 1.0f / sums.weight : 0.0f;
+    const float by = sums.weight != 0.0f ? 1.0f / sums.weight : 0.0f;
     auto* to = ark_address(output, 0, tile.batch, tile.row + own, tile.head * S::D);
 #pragma unroll
     for (int i = 0; i < U::BLOCKS * ARK_UNIT_ELEMENTS / 4; ++i) {

@@ -1,0 +1,43 @@
+"""The logarithm of a sum of exponentials, composed of other ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.dtype import fp32
+from ark.ops.base import float_dtype, positive_axis
+from ark.ops.elementwise import add, cast, copy, exp, sub
+from ark.ops.logic import where
+from ark.ops.math import isinf, ln
+from ark.ops.reductions import reduce_max, reduce_sum
+from ark.ops.views import detach, reshape
+
+
+def logsumexp(
+    input: Any,
+    axis: int | Sequence[int],
+    keepdims: bool = True,
+    output: Any = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """log(sum(e^input)) over `axis`, or several, in fp32 between; fp32, fp16, bf16.
+
+    Shifted by the largest element, so that nothing overflows; by nothing where that is infinite, so
+    that the result is -inf where all elements are, and inf where one is.
+    """
+    tensor = as_tensor(input)
+    dtype = float_dtype("logsumexp", tensor)
+    wide = tensor if dtype == fp32 else cast(tensor, fp32)
+    most = detach(reduce_max(wide, axis))
+    shift = where(isinf(most), 0.0, most)
+    made = add(ln(reduce_sum(exp(sub(wide, shift)), axis)), shift)
+    if not keepdims:
+        axes = axis if isinstance(axis, Iterable) else [axis]
+        gone = {positive_axis("logsumexp", a, len(tensor.ir.shape)) for a in axes}
+        kept = [n for d, n in enumerate(tensor.ir.shape) if d not in gone]
+        made = reshape(made, kept or [1])
+    if dtype != fp32:
+        return cast(made, dtype, output, name)
+    return made if output is NullTensor or output is None else copy(made, output, name)

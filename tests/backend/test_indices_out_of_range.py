@@ -1,0 +1,48 @@
+"""Indices that a dimension has not end the run with an error, wherever a tuple of them is made one
+index; those that it has are NumPy's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ark
+
+
+def run(
+    ids: list[list[int]], batch: int = 0, scatter: bool = False, shape: tuple[int, ...] = (3, 4)
+) -> np.ndarray:
+    """gather_nd at the tuples, or what scatter_nd makes there of ones."""
+    x, at = ark.tensor(list(shape)), ark.tensor(list(np.shape(ids)), ark.int64)
+    if scatter:
+        made = ark.scatter_nd(x, at, ark.constant(-1.0, [len(ids)]))
+    else:
+        made = ark.gather_nd(x, at, batch)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        x.from_numpy(np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
+        at.from_numpy(np.array(ids, np.int64))
+        runtime.run()
+        return made.to_numpy()
+
+
+def test_tuples_within_the_range_are_numpys(backend: str) -> None:
+    ids = [[0, 3], [2, 0], [-1, -4], [1, -1]]
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    np.testing.assert_array_equal(run(ids), x[tuple(np.array(ids).T)])
+
+
+@pytest.mark.parametrize("ids", [[0, 4], [0, -5], [3, 0], [-4, 0], [1, 2**40]])
+@pytest.mark.parametrize("scatter", [False, True])
+def test_a_tuple_out_of_range_ends_the_run(backend: str, ids: list[int], scatter: bool) -> None:
+    """Though its index in all dimensions together, or the next row's, is there."""
+    with pytest.raises(ark.GpuError, match="out of range"):
+        run([[1, 1], ids], scatter=scatter)
+
+
+def test_an_index_of_another_batch_ends_the_run(backend: str) -> None:
+    np.testing.assert_array_equal(run([[[1]], [[-1]], [[0]]], batch=1), [[1.0], [7.0], [8.0]])
+    ark.init(backend=backend)
+    with pytest.raises(ark.GpuError, match="out of range"):
+        run([[[1]], [[4]], [[0]]], batch=1)
