@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import sys
 from collections.abc import Sequence
@@ -72,9 +73,13 @@ class Array:
         """A new array of the same kind and device that holds these, as int32."""
         raise NotImplementedError
 
-    def first(self) -> int:
-        """The first element, as a number."""
+    def listed(self) -> list[int]:
+        """The elements of an array of whole numbers."""
         raise NotImplementedError
+
+    def called(self, name: str, *options: str) -> str:
+        """A call on this array as a person writes it: the same text where types and sizes fit."""
+        return _call_text(name, self.element, self.elements, options)
 
     def rows(self, begin: int, count: int) -> Array:
         """Some rows of it, in place."""
@@ -117,8 +122,8 @@ class HostArray(Array):
     def numbers(self, values: Sequence[int]) -> np.ndarray:
         return np.array(values, np.int32)
 
-    def first(self) -> int:
-        return int(self.given.flat[0])
+    def listed(self) -> list[int]:
+        return [int(each) for each in self.given.flat]
 
     def check_writable(self) -> None:
         if not self.given.flags.writeable:
@@ -155,8 +160,8 @@ class TorchArray(Array):
     def numbers(self, values: Sequence[int]) -> Any:
         return self._torch.tensor(values, dtype=self._torch.int32, device=self.given.device)
 
-    def first(self) -> int:
-        return int(self.given.reshape(-1)[0])
+    def listed(self) -> list[int]:
+        return [int(each) for each in self.given.reshape(-1).tolist()]
 
     def copy_from(self, other: Array) -> None:
         self.given.detach().reshape(-1).copy_(other.given.detach().reshape(-1))
@@ -203,6 +208,11 @@ class _DeviceBytes:
             "data": (address, False),
             "version": 3,
         }
+
+
+@functools.lru_cache(maxsize=4096)
+def _call_text(name: str, element: str, elements: int, options: tuple[str, ...]) -> str:
+    return f"{name}({', '.join([f'{element}[{elements}]', *options])})"
 
 
 def _host(memory: Memory) -> np.ndarray:

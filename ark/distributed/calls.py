@@ -111,7 +111,7 @@ class Call:
     ) -> None:  # fmt: skip
         plan = plans_for(key, world, device.machine, hosts)[rank]
         self._views: dict[tuple[type, int], Any] = {}
-        self.device = device
+        self.key, self.device = key, device
         self.source = device.alloc(key.nbytes, "device")
         self.target = device.alloc(key.out_bytes(world), "device")
         places = {"x": self.source.address, "y": self.target.address}
@@ -123,7 +123,18 @@ class Call:
         except BaseException:
             self._free()
             raise
-        self._inline = InlineRuns(self.executor) if isinstance(device, InlineDevice) else None
+        self._begin()
+
+    def _begin(self) -> None:
+        device, executor = self.device, self.executor
+        self._inline = InlineRuns(executor) if isinstance(device, InlineDevice) else None
+
+    def restart(self) -> None:
+        """Ends launches under way; the next call begins anew, which all its ranks do together."""
+        if self.executor.latest is not None:
+            self.executor.latest.stop()
+        self.executor.resumed = None
+        self._begin()
 
     def view(self, array: Array, memory: Memory) -> Any:
         """Memory of the call as the array's kind sees it; the same one each time."""
@@ -135,6 +146,7 @@ class Call:
     def run(self, stream: int | None = None) -> None:
         """Runs the collective once: on a stream, or else until it has ended."""
         if stream is not None:
+            self.executor.check()
             self.executor.resume(1, stream)
         elif self._inline is not None:
             self._inline()

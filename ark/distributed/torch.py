@@ -107,7 +107,9 @@ class ProcessGroupArk(dist.ProcessGroup):
 
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> ArkWork:
         for tensor in tensors:
-            made = self._group(tensor).all_reduce(dense(tensor), _op(opts.reduceOp))
+            made = self._group(tensor).all_reduce(
+                dense(tensor), _op(opts.reduceOp), called=f"reduce to rank {opts.rootRank}"
+            )
             if opts.rootRank == self._rank:
                 tensor.copy_(made)
         return ArkWork(list(tensors))
@@ -221,7 +223,9 @@ class ProcessGroupArk(dist.ProcessGroup):
         opts: Any,
     ) -> ArkWork:
         (tensor,) = inputs
-        made = self._group(tensor).all_gather(dense(tensor).reshape(-1))
+        made = self._group(tensor).all_gather(
+            dense(tensor).reshape(-1), called=f"gather to rank {opts.rootRank}"
+        )
         if opts.rootRank == self._rank:
             for part, piece in zip(outputs[0], made.chunk(self._size), strict=True):
                 part.copy_(piece.view(part.shape))
@@ -237,7 +241,7 @@ class ProcessGroupArk(dist.ProcessGroup):
         packed = output.new_empty((self._size * output.numel(),))
         if opts.rootRank == self._rank:
             torch.cat([part.reshape(-1) for part in inputs[0]], out=packed)
-        made = self._group(output).broadcast(packed, opts.rootRank)
+        made = self._group(output).broadcast(packed, opts.rootRank, called="scatter")
         output.copy_(made.chunk(self._size)[self._rank].view(output.shape))
         return ArkWork(list(outputs))
 
@@ -245,7 +249,7 @@ class ProcessGroupArk(dist.ProcessGroup):
         if torch.cuda.is_available() and any(kind != "cpu" for kind in self._groups):
             torch.cuda.synchronize()
         if self._size > 1:
-            self._job.barrier("a barrier of torch.distributed", self._timeout_s)
+            self._group(torch.empty(0)).barrier()
         return ArkWork([])
 
     # From rank to rank.

@@ -12,6 +12,7 @@ import contextlib
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -38,6 +39,7 @@ class Bootstrap:
         self._results: list[bytes] = []
         self._posts: dict[tuple[int, str], list[bytes]] = {}
         self._hears: dict[str, Callable[[int, bytes], None]] = {}
+        self._counts: Counter[str] = Counter()
         self._welcome = world_size == 1
         self._closed = False
         self._link: rdv.Link | None = None
@@ -164,6 +166,12 @@ class Bootstrap:
             early = [(key[0], said) for key in before for said in self._posts.pop(key)]
         for rank, said in early:
             heard(rank, said)
+
+    def count(self, name: str) -> int:
+        """How often this rank has asked before: a number for what all ranks make in one order."""
+        with self._changed:
+            self._counts[name] += 1
+            return self._counts[name] - 1
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float, what: str) -> None:
         """Returns when something that was heard has made `ready` true; what: named if it does not

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
-
-from ark.runtime.run import Ranks
 
 NAME = "ARK_HOST"
 
@@ -25,8 +24,8 @@ def here() -> str:
     return f"{boot} {spaces}"
 
 
-def hosts_of(ranks: Ranks) -> tuple[int, ...]:
-    """A number for each rank, equal on one host; the same on all ranks, who call it together."""
-    names = ranks.all_gather(here().encode())
-    known = list(dict.fromkeys(names))
-    return tuple(known.index(name) for name in names)
+def numbered(names: Iterable[str]) -> tuple[int, ...]:
+    """A number for each rank, equal on one host. names: what `here` says on each."""
+    said = list(names)
+    known = list(dict.fromkeys(said))
+    return tuple(known.index(name) for name in said)

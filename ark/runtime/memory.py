@@ -59,11 +59,12 @@ class PlanMemory:
         return self.buffer_address(tensor.buffer) + tensor.first_byte
 
     def find(self, name: str, elements: int = 0) -> PlanTensor:
-        """The plan's tensor of that name: where several have it, the first of just so many
-        elements, or else the largest; where it has only parts of what holds so many, all of their
-        buffer.
+        """The plan's tensor of that name: one in memory that lasts before others; where several
+        have it, the first of just so many elements, or else the largest; where it has only parts of
+        what holds so many, all of their buffer.
         """
         named = [t for t in self.plan.tensors if t.name == name]
+        named = [t for t in named if self.plan.buffers[t.buffer].initial] or named
         exact = next((t for t in named if math.prod(t.shape) == elements), None)
         if exact is not None:
             return exact

@@ -29,7 +29,7 @@ from ark.machine import Machine
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.faults import explain
-from ark.runtime.hosts import NAME, hosts_of
+from ark.runtime.hosts import NAME, here, numbered
 from ark.runtime.proxy import has_ucx
 from tests.multi import test_channels as channels
 from tests.multi.hosts import Hosts, two_hosts, why_not
@@ -386,11 +386,7 @@ def test_a_plan_that_stores_to_another_host_is_refused() -> None:
 
 
 def test_ranks_know_who_shares_their_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_ranks(2, hosts_of) == [(0, 0), (0, 0)]
+    assert numbered(run_ranks(2, lambda ranks: here())) == (0, 0)
+    own = here()
     monkeypatch.setenv(NAME, "named")
-
-    class Named:
-        def all_gather(self, data: bytes) -> list[bytes]:
-            return [b"other", data, b"other"]
-
-    assert hosts_of(Named()) == (0, 1, 0)  # type: ignore[arg-type]
+    assert numbered(["other", here(), "other", own]) == (0, 1, 0, 2)

@@ -17,7 +17,6 @@ from ark.bench.comm import COLLECTIVES
 from ark.cli import main
 from ark.distributed import functions
 from ark.distributed.calls import plans_for
-from ark.distributed.group import EVERYBODY
 from ark.runtime import cache
 from ark.runtime import tuned_collectives as tuned
 from ark.runtime.rank_info import rank_from_environment
@@ -84,11 +83,11 @@ def _sums_by_tables(root: str) -> None:
         total = ark.comm.all_reduce(np.full(count, ranks.rank + 1, np.float32))
         assert (total == 3.0).all()
     group = functions.group()
-    for key, call in group._calls[EVERYBODY].items():
-        chosen = group._chosen(key)
+    for call in group._calls[group._everybody].values():
+        chosen = call.key
         wanted = plans_for(chosen, 2, group._device.machine)[ranks.rank]
         assert call.executor.plan.ops == wanted.ops
-        found[str(key.elements)] = [chosen.algorithm, chosen.engine]
+        found[str(chosen.elements)] = [chosen.algorithm, chosen.engine]
     (Path(root) / f"took{ranks.rank}.json").write_text(json.dumps(found))
 
 

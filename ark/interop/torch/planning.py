@@ -24,8 +24,9 @@ def planned(
     members: Ranks | None = None,
     boxes: bool = True,
 ) -> Plan:
-    """The plan for a machine. A lone rank's is verified here, those of several when they are loaded.
-    places: inputs and results, which are the caller's. boxes: they lie where boxes of them can be loaded.
+    """The plan for a machine. A lone rank's is verified here, those of several when they are
+    loaded. places: inputs and results, which are the caller's. boxes: these lie where box copies
+    can load them.
     """
     external = sorted({v.tensor.ir.buffer.id for v in places})
     options = {"external": external, **tuned.options(machine)}

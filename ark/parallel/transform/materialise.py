@@ -20,11 +20,10 @@ from ark.ir.dtype import fp32
 from ark.ir.graph import Graph
 from ark.ir.values import Buffer, Tensor, dense_view
 from ark.parallel.transform.annotations import local_attrs
-from ark.parallel.transform.normal import RESHAPE
+from ark.parallel.transform.normal import LASTING, RESHAPE
 from ark.parallel.transform.pieces import ParallelGraph, Piece
 from ark.parallel.transform.views import Box, View, meeting
 
-RESULTS = ("state", "external")  # arenas of what a caller reads
 IN_PLACE = ("kv_append", "kv_cache_slot", "paged_append", "sample", "sample_each")
 """Ops that write into a part of an operand."""
 ENDS = ("sample", "sample_each")  # ops that may end the run, which all ranks must do together
@@ -56,6 +55,7 @@ class _Writer:
         self.made = RankGraphs(
             [Graph(rank, plan.ranks) for rank in range(plan.ranks)], [{} for _ in range(plan.ranks)]
         )
+        self.lasting_names = {b.name for b in plan.graph.buffers if b.arena in LASTING}
         self.order = plan.in_order()
         self.source: dict[int, Tensor] = {}  # by buffer: a tensor that is all of it
         for node in plan.nodes:
@@ -149,8 +149,8 @@ class _Writer:
                 f"{piece.node.name} writes into memory in place, so the ranks that hold it must "
                 "compute it in the parts that they hold; split what reads it alike"
             )
-        if source.buffer.arena not in RESULTS or twin is not None:
-            return graph.tensor(view.shape, source.dtype, name=source.name)
+        if source.buffer.arena not in LASTING or twin is not None:
+            return self._temporary(rank, view.shape, source)
         name = self._name(rank, source.buffer)
         self.made.held[rank][name] = view
         arena = source.buffer.arena
@@ -164,7 +164,7 @@ class _Writer:
         lasting = any(tensor.buffer.id == t.buffer.id for t, _ in self.given.values())
         layout = None if lasting else dense_view(tensor, shaped.shape)
         if layout is None:
-            dense = graph.tensor(tensor.shape, tensor.dtype, name=tensor.name)
+            dense = self._temporary(rank, tensor.shape, tensor)
             graph.add("copy", [tensor], [dense], {}, "copy")
             tensor, layout = dense, dense_view(dense, shaped.shape)
             assert layout is not None
@@ -179,6 +179,13 @@ class _Writer:
         )
         graph.depend(made, graph.depends(tensor))
         return made
+
+    def _temporary(self, rank: int, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Memory for a value of this iteration. What lasts is found by its name, so a copy of it
+        has another one.
+        """
+        name = f"{like.name}.copy" if like.name in self.lasting_names else like.name
+        return self.made.graphs[rank].tensor(shape, like.dtype, name=name)
 
     def _name(self, rank: int, buffer: Buffer) -> str:
         """The buffer's name; with a number where a rank holds several parts of it."""
@@ -254,9 +261,9 @@ class _Writer:
                 ]
                 share = own[0]
                 if len(own) > 1:
-                    share = graph.tensor(view.shape, own[0].dtype, name=own[0].name)
+                    share = self._temporary(other, view.shape, own[0])
                     self._add_up(other, own, share)
-                total = graph.tensor(view.shape, share.dtype, name=share.name)
+                total = self._temporary(other, view.shape, share)
                 graph.add("all_reduce", [share], [total], {"packet": False}, "all_reduce")
                 self.fetched[other, view] = total
             return
@@ -271,9 +278,7 @@ class _Writer:
                 whole = parts[0]
                 break
             if whole is None:
-                whole = self.made.graphs[rank].tensor(
-                    view.shape, parts[0].dtype, name=parts[0].name
-                )
+                whole = self._temporary(rank, view.shape, parts[0])
             self._add_up(rank, parts, self._part(rank, whole, view.box, cell))
         assert whole is not None
         self.fetched[rank, view] = whole
@@ -335,7 +340,7 @@ class _Writer:
             return part
         here, there = self.made.graphs[rank], self.made.graphs[owner]
         there.add("send", [part], [], {"remote_rank": rank, "tag": TAG}, "send")
-        received = here.tensor(part.shape, part.dtype, name=part.name)
+        received = self._temporary(rank, part.shape, part)
         here.add("recv", [], [received], {"remote_rank": owner, "tag": TAG}, "recv")
         return received
 

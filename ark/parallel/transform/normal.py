@@ -48,7 +48,7 @@ class _Normal:
         self.first: dict[tuple[int, int], int] = {}  # by phase and buffer
         self.writes: dict[tuple[int, int], list[Tensor]] = {}  # likewise
         self.phases: dict[int, set[int]] = {}  # that write a buffer
-        self.extents: dict[int, tuple[int, ...]] = {}
+        self.extents: dict[int, tuple[int, ...]] = {}  # the shape in which a buffer is split
         self.twins: dict[int, int] = {}
         self.twin_of: dict[int, int] = {}
         self.versions: dict[int, tuple[int, int]] = {}
@@ -56,6 +56,11 @@ class _Normal:
         self.shaped: dict[tuple[int, tuple[int, ...], int], Tensor] = {}
 
     def run(self) -> Normal:
+        for (
+            tensor
+        ) in self.made.tensors:  # the first one on memory that lasts has the caller's shape
+            if tensor.buffer.arena in LASTING:
+                self.extents.setdefault(tensor.buffer.id, tensor.extents)
         for number, node in enumerate(self.nodes):
             for out in node.outputs:
                 self.writes.setdefault((node.phase, out.buffer.id), []).append(out)

@@ -185,7 +185,18 @@ def _check_forms(rank_set: RankSet) -> None:
 
 
 def _check_names(plan: Plan) -> None:
-    """What peers find by name has a name of its own."""
+    """What peers find by name has a name of its own, and so has what lasts, which the caller fills
+    and reads by name.
+    """
+    kept = {b.id: b.name for b in plan.buffers if b.initial and b.rank == plan.rank}
+    owner = {name: number for number, name in kept.items()}
+    tensors = [(t.name, t.buffer) for t in plan.tensors if t.buffer in kept]
+    for name, buffer in (*((name, number) for number, name in kept.items()), *tensors):
+        if owner.get(name, buffer) != buffer:
+            raise refuse(
+                f"two buffers of rank {plan.rank} that last are called {name!r}, so one is neither "
+                "filled nor written; what lasts needs a name of its own"
+            )
     local = [b for b in plan.buffers if b.rank == plan.rank and b.arena == "symmetric"]
     signalled = [c for c in plan.counters if c.rank == plan.rank and c.system]
     for what, names in (

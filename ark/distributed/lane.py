@@ -1,0 +1,372 @@
+"""Ranks that make the same calls in the same order, and what happens where they do not.
+
+A lane is all ranks of a group, or one that sends and one that receives. Before a call a rank writes
+the call's fingerprint to the lane's board (ark.distributed.board); at the first call of a kind and
+size the ranks also meet over the bootstrap. A rank that sees another call than its own, or waits
+longer than the group's budget, tells the others so: all state which calls they made, and those that
+are in the call raise the same error, those that come later at their next call. The lane then begins
+anew, so the next right call works. Called by ark.distributed.group; to an executor a lane is the
+`Ranks` of its plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from ark.distributed.board import Board, chained, word_of
+from ark.distributed.statements import Elsewhere, Made, Statement, error, fails
+from ark.errors import BaseError, SystemError
+from ark.runtime.bootstrap import Bootstrap
+from ark.runtime.hosts import here
+
+PREPARE_S = 600.0  # for a rank that has made the call and plans, compiles or loads it
+ANSWER_S = 2.0  # for a rank to state its calls; its bootstrap's thread does so
+STATED = 32  # calls that a statement lists
+LOOK_S = 0.02
+Kind = Literal["part", "all", "statement"]
+
+
+class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message of a lane. generation: how often the lane began anew. number: of a meeting; what:
+    for what a rank comes there, with the chain of its calls.
+    """
+
+    lane: str
+    ranks: list[int]
+    generation: int
+    number: int
+    what: str
+    kind: Kind
+    data: bytes
+
+
+class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What ranks tell each other where they meet before a call. number: of the call, on the board.
+    kept: calls that are loaded, the longest unused first. more: the caller's.
+    """
+
+    number: int
+    host: str
+    board: str
+    kept: list[str]
+    more: bytes
+
+
+class Talk:
+    """The lanes of a group on a job. name: tells apart the groups that a job has at a time."""
+
+    def __init__(self, job: Bootstrap, name: str, budget_s: float) -> None:
+        self.job, self.budget_s = job, budget_s
+        self.inside: dict[str, Lane] = {}  # those with a call under way
+        self._lanes: dict[str, Lane] = {}
+        self._lock = threading.Lock()
+        self.label = f"calls of {name} {job.count(name)}"
+        job.hear(self.label, self._hear)
+
+    def lane(self, name: str, ranks: Sequence[int]) -> Lane:
+        """The lane of that name, of these ranks of the job."""
+        with self._lock:
+            if name not in self._lanes:
+                self._lanes[name] = Lane(self, name, ranks)
+            return self._lanes[name]
+
+    def lanes(self) -> list[Lane]:
+        """Those that were asked for, here or by a peer."""
+        with self._lock:
+            return list(self._lanes.values())
+
+    def post(self, rank: int, frame: Frame) -> None:
+        self.job.post(rank, self.label, msgspec.msgpack.encode(frame))
+
+    def _hear(self, rank: int, said: bytes) -> None:
+        with contextlib.suppress(msgspec.DecodeError, BaseError):  # a failed job is learnt of below
+            frame = msgspec.msgpack.decode(said, type=Frame, strict=True)
+            if rank in frame.ranks and self.job.rank in frame.ranks:
+                self.lane(frame.lane, frame.ranks).hear(rank, frame)
+
+
+class _Stuck(SystemError):
+    """The lane's ranks are about to say why a call cannot go on."""
+
+
+class Lane:
+    """rank, world_size: this one's among the lane's. fresh: the ranks have not met since the lane
+    began anew.
+    """
+
+    def __init__(self, talk: Talk, name: str, ranks: Sequence[int]) -> None:
+        self._turn = threading.Lock()  # held by the thread that makes a call
+        self.rank, self.world_size = ranks.index(talk.job.rank), len(ranks)
+        self._talk, self._job, self._name, self._ranks = talk, talk.job, name, list(ranks)
+        self._others = [rank for rank in ranks if rank != talk.job.rank]
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._board = Board()
+        self._generation = self._meetings = 0
+        self._mapped = False  # the others' boards
+        self._arrived = False  # the others, at the call under way
+        self.fresh = True
+        self._calls: deque[tuple[int, int, str]] = deque(maxlen=STATED)  # see Made
+        self._number = self._made = self._chain = 0  # of the board, of this generation
+        self._word = 0  # on the board; 0 where there is none
+        self._inside, self._before = "", ""
+        self._inside_of, self._budget_s = talk.inside, talk.budget_s
+        self._deadline = 0.0
+        self._parts: defaultdict[tuple[int, int], dict[int, Frame]] = defaultdict(dict)
+        self._results: dict[tuple[int, int], list[bytes]] = {}
+        self._statements: defaultdict[int, dict[int, Statement]] = defaultdict(dict)
+
+    # Around a call.
+
+    def make(self, text: str, fingerprint: int, waits: bool, run: Callable[[], object]) -> None:
+        """Makes a call: `run` does. text: names it in errors; equal fingerprints, equal calls.
+        waits: returns when all ranks of this host have made it.
+
+        Raises the lane's error where the ranks do not make the same call in time.
+        """
+        with self._turn:
+            self._enter(text, fingerprint)
+            try:
+                run()
+                if not self._board.complete(self._number, self._word):
+                    self._await(waits)
+            except BaseException as raised:
+                failed = self._failed(raised)
+                if failed is raised:
+                    raise
+                raise failed from raised
+            finally:
+                self._inside, self._arrived = "", False
+                del self._inside_of[self._name]
+
+    def _enter(self, text: str, fingerprint: int) -> None:
+        if self._statements:
+            failed = self._settle(ANSWER_S)
+            if failed is not None:
+                raise failed
+        with self._lock:
+            self._made += 1
+            self._number += 1
+            self._chain = chained(self._chain, fingerprint)
+            self._calls.append((self._made, self._chain, text))
+            self._inside, self._inside_of[self._name] = text, self
+            self._deadline = time.monotonic() + self._budget_s
+            if not self.fresh:
+                self._word = word_of(self._number, self._chain)
+                self._board.post(self._number, self._word)
+
+    def _await(self, waits: bool) -> None:
+        """Until all have made the call; or, without `waits`, looks once."""
+        pause = 0.0
+        while waits and not self._board.complete(self._number, self._word):
+            self._look()
+            time.sleep(pause)
+            pause = min(pause + 1e-5, 1e-3)
+        if self._board.differs(self._number, self._word):
+            self._state()
+            raise _Stuck("another call was made")
+
+    def arrive(self, kept: Sequence[str] = (), more: bytes = b"") -> list[Arrival]:
+        """Meets the others before a call that is new, or the first one of a generation."""
+        own = Arrival(self._number, here(), self._board.handle, list(kept), more)
+        left = max(0.0, self._deadline - time.monotonic())
+        said = self._gather("arrival", msgspec.msgpack.encode(own), left)
+        found = [msgspec.msgpack.decode(each, type=Arrival, strict=True) for each in said]
+        self._arrived = True
+        if self.fresh:
+            if not self._mapped:
+                for rank, each in zip(self._ranks, found, strict=True):
+                    if rank != self._job.rank and each.host == own.host:
+                        self._board.map(each.board)
+                self._mapped = True
+            with self._changed:
+                self._number = max(each.number for each in found)
+                self._word = word_of(self._number, self._chain)
+                self._board.post(self._number, self._word)
+            self.barrier()  # from now on every rank reads the others' words
+            self.fresh = False
+        return found
+
+    def _failed(self, raised: BaseException) -> BaseException:
+        """What a call raises that has ended so, when the others know of it."""
+        if self._job.failure() is not None:
+            return raised
+        stuck = bool(self._statements.get(self._generation))
+        said = str(raised) or type(raised).__name__
+        self._state("" if stuck else f"rank {self._job.rank} reports: {said}")
+        waits = isinstance(raised, Exception)  # not Ctrl-C
+        failed = self._settle(ANSWER_S if waits else 0.0)
+        if stuck and self._job.failure() is not None:
+            failed = SystemError(self._job.failure())
+        return failed if stuck and waits and failed is not None else raised
+
+    def _settle(self, answer_s: float) -> BaseError | None:
+        """Begins a new generation when all have stated their calls; the error of this rank's."""
+        end = time.monotonic() + answer_s
+        with self._changed:
+            stated = self._statements[self._generation]
+            while len(stated) < self.world_size and self._job.failure() is None:
+                if time.monotonic() > end:
+                    break
+                self._changed.wait(LOOK_S)
+            self._state()
+            failed = None
+            if fails(stated, self._job.rank):
+                failed = error(stated, self._ranks, self._budget_s)
+            for past in [n for n in self._statements if n <= self._generation]:
+                del self._statements[past]
+            self._generation += 1
+            for table in (self._parts, self._results):
+                for key in [k for k in table if k[0] < self._generation]:
+                    del table[key]  # type: ignore[attr-defined]
+            if self._calls:
+                self._before = self._calls[-1][2]
+            self._calls.clear()
+            self._meetings = self._made = self._chain = self._word = 0
+            self._inside, self.fresh = "", True
+        return failed
+
+    def _state(self, reason: str = "") -> None:
+        """Tells the others this rank's calls, once a generation."""
+        with self._changed:
+            stated = self._statements[self._generation]
+            if self._job.rank in stated:
+                return
+            lanes = [each for each in list(self._inside_of.values()) if each is not self]
+            away = [Elsewhere(each._inside, each._ranks) for each in lanes]
+            calls = [Made(*call) for call in self._calls]
+            own = Statement(calls, bool(self._inside), away, self._before, reason)
+            stated[self._job.rank] = own
+        for rank in self._others:
+            with contextlib.suppress(SystemError):
+                self._post(rank, "statement", 0, "", msgspec.msgpack.encode(own))
+
+    def _look(self) -> None:
+        """Raises where the call cannot go on: called while it waits."""
+        failed = self.failure()
+        if failed is not None:
+            raise (SystemError if self._job.failure() is not None else _Stuck)(failed)
+
+    # What executors ask of ranks.
+
+    def failure(self) -> str | None:
+        """Why the call under way cannot go on, or None."""
+        failed = self._job.failure()
+        if failed is not None:
+            return failed
+        if self._statements.get(self._generation):
+            return "the ranks do not make the same calls"
+        if not self._word or not self._inside:
+            return None
+        if self._board.differs(self._number, self._word) or (
+            time.monotonic() > self._deadline and not self._board.complete(self._number, self._word)
+        ):
+            self._state()
+            return "the ranks do not make the same calls"
+        return None
+
+    def abort(self, message: str) -> None:
+        """A wait on this rank's device has given up, or its device failed."""
+        came = not self._word or self._board.complete(self._number, self._word)
+        self._state(message if came else "")
+
+    def barrier(self, label: str = "barrier") -> None:
+        """Returns when every rank of the lane has called it."""
+        self._gather(label, b"", self._meeting_s)
+
+    def check_same(self, label: str, digest: str) -> None:
+        """Raises SystemError unless all ranks of the lane pass the same."""
+        if len(set(self.all_gather(digest.encode()))) > 1:
+            raise SystemError(f"the ranks {self._ranks} disagree on {label}")
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """Everybody's data, in the order of the lane's ranks."""
+        return self._gather("all_gather", data, self._meeting_s)
+
+    @property
+    def _meeting_s(self) -> float:
+        """How long others are waited for; once all have arrived, they prepare the call too."""
+        return PREPARE_S if self._arrived else self._budget_s
+
+    def _gather(self, label: str, data: bytes, timeout_s: float) -> list[bytes]:
+        at = (self._generation, self._meetings)
+        self._meetings += 1
+        what = f"{label} {self._chain:x}"
+        first = self._ranks[0]
+        if first != self._job.rank:
+            self._post(first, "part", at[1], what, data)
+            self._wait(lambda: at in self._results, timeout_s)
+            return self._results.pop(at)
+        parts = self._parts[at]
+        self._wait(lambda: len(parts) == len(self._others) or self._strays(parts, what), timeout_s)
+        if self._strays(parts, what):
+            self._state()
+            raise _Stuck("another call was made")
+        del self._parts[at]
+        result = [parts[rank].data if rank in parts else data for rank in self._ranks]
+        for rank in self._others:
+            self._post(rank, "all", at[1], what, msgspec.msgpack.encode(result))
+        return result
+
+    @staticmethod
+    def _strays(parts: Mapping[int, Frame], what: str) -> bool:
+        """Has a rank come for something else?"""
+        return any(frame.what != what for frame in list(parts.values()))
+
+    def _wait(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s
+        with self._changed:
+            while not ready():
+                self._look_while_meeting(end)
+                self._changed.wait(LOOK_S)
+
+    def _look_while_meeting(self, end: float) -> None:
+        failed = self._job.failure()
+        if failed is not None:
+            raise SystemError(failed)
+        if self._word and self._inside and self._board.differs(self._number, self._word):
+            self._state()
+        if time.monotonic() > end:
+            self._state()
+        if self._statements.get(self._generation):
+            raise _Stuck("the ranks do not make the same calls")
+
+    def _post(self, rank: int, kind: Kind, number: int, what: str, data: bytes) -> None:
+        own = Frame(self._name, self._ranks, self._generation, number, what, kind, data)
+        self._talk.post(rank, own)
+
+    def hear(self, rank: int, frame: Frame) -> None:
+        """A message of a peer, on the bootstrap's thread."""
+        with self._changed:
+            if frame.generation < self._generation:
+                return
+            at = (frame.generation, frame.number)
+            if frame.kind == "part":
+                self._parts[at][rank] = frame
+            elif frame.kind == "all":
+                self._results[at] = msgspec.msgpack.decode(frame.data, type=list[bytes])
+            else:
+                said = msgspec.msgpack.decode(frame.data, type=Statement, strict=True)
+                self._statements[frame.generation][rank] = said
+                if frame.generation == self._generation:
+                    self._state()
+            self._changed.notify_all()
+
+    def meet(self) -> bool:
+        """Has every rank come here, to close what it has? False if one does not in time."""
+        try:
+            self.barrier()
+        except BaseError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Gives the board back."""
+        self._board.close()

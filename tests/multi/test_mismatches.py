@@ -1,0 +1,280 @@
+"""Ranks that do not make the same calls: every rank gets an error that names both calls, within the
+group's timeout, and the next right call works.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+from ark.distributed.board import CHAIN_BITS, SLOTS, Board, chained, fingerprint, word_of
+from ark.distributed.statements import Elsewhere, Made, Statement, agreed, error, fails
+from tests.slow import examples, slow
+
+Call = tuple[str, Callable[[], Any]]
+COUNTS = (4, 8)
+TYPES = ((np.float32, "fp32"), (np.int32, "int32"), (np.float64, "fp64"))
+
+
+def collectives() -> list[Call]:
+    """Calls that differ in one thing or in several, by what errors call them."""
+    comm = ark.comm
+    calls: list[Call] = [("barrier()", comm.barrier)]
+    for (dtype, name), count in itertools.product(TYPES, COUNTS):
+        x = np.ones(count, dtype)
+        of = f"{name}[{count}]"
+        for op in ("sum", "max"):
+            calls.append(
+                (f"all_reduce({of}, op='{op}')", lambda x=x, op=op: comm.all_reduce(x, op))
+            )
+        calls.append((f"all_gather({of})", lambda x=x: comm.all_gather(x)))
+        calls.append((f"all_to_all({of})", lambda x=x: comm.all_to_all(x)))
+        for root in (0, 1):
+            text = f"broadcast({of}, root={root})"
+            calls.append((text, lambda x=x, root=root: comm.broadcast(x, root)))
+        calls.append(
+            (f"reduce_scatter({of}, op='sum')", lambda x=x: comm.reduce_scatter(x)),
+        )
+    calls.append(("all_reduce(fp32[0], op='sum')", lambda: comm.all_reduce(np.ones(0, np.float32))))
+    return calls
+
+
+def mismatched(pairs: int, seed: int) -> None:
+    import ark.comm
+
+    ark.init(backend="cpu")
+    ark.comm.group(timeout_s=60.0)
+    rank, x = ark.Model.get_rank(), np.arange(8, dtype=np.float32)
+    calls, order = collectives(), random.Random(seed)
+    for _ in range(pairs):
+        both = order.sample(calls, 2)
+        for _, call in order.sample(calls, order.randrange(3)):  # right ones before
+            call()
+        with pytest.raises(ark.InvalidUsageError, match="do not make the same calls") as caught:
+            both[rank][1]()
+        for each, (text, _) in enumerate(both):
+            assert f"rank {each} calls {text}" in str(caught.value)
+        np.testing.assert_array_equal(ark.comm.all_reduce(x), 2 * x)
+
+
+def test_both_calls_of_a_mismatched_pair_are_named() -> None:
+    assert ark.launch(2, mismatched, examples(200), 5) == 0
+
+
+@slow
+def test_both_calls_of_ten_thousand_mismatched_pairs_are_named() -> None:
+    assert ark.launch(2, mismatched, 10_000, 6) == 0
+
+
+def one_of_three() -> None:
+    """One rank of three calls something else; then two ranks swap two calls."""
+    import ark.comm
+
+    ark.init(backend="cpu")
+    ark.comm.group(timeout_s=60.0)
+    rank, x = ark.Model.get_rank(), np.ones(6, np.float32)
+    for odd in range(3):
+        with pytest.raises(ark.InvalidUsageError) as caught:
+            ark.comm.all_reduce(x, "max" if rank == odd else "sum")
+        assert f"rank {odd} calls all_reduce(fp32[6], op='max')" in str(caught.value)
+        assert "all_reduce(fp32[6], op='sum')" in str(caught.value)  # of the others, who has come
+        assert list(ark.comm.all_reduce(x)) == [3.0] * 6
+    swapped = [lambda: ark.comm.broadcast(x, 0), lambda: ark.comm.all_gather(x)]
+    for call in swapped:
+        call()
+    for call in swapped if rank else swapped[::-1]:
+        with pytest.raises(ark.InvalidUsageError, match="do not make the same calls"):
+            call()
+    assert list(ark.comm.all_reduce(x)) == [3.0] * 6
+
+
+def test_one_rank_of_three_makes_another_call() -> None:
+    assert ark.launch(3, one_of_three) == 0
+
+
+def lengths_that_differ() -> None:
+    import ark.comm
+
+    ark.init(backend="cpu")
+    x = np.ones(8, np.float32)
+    receive = [4, 3] if ark.Model.get_rank() == 0 else [4, 4]
+    said = "rank 1 sends 4 rows to rank 0, which receives 3"
+    with pytest.raises(ark.InvalidUsageError, match=said):
+        ark.comm.all_to_all_v(x, [4, 4], receive)
+    assert list(ark.comm.all_reduce(x)) == [2.0] * 8
+
+
+def test_lengths_that_two_ranks_do_not_share_are_an_error_on_both() -> None:
+    assert ark.launch(2, lengths_that_differ) == 0
+
+
+def failing_alone() -> None:
+    """A call that fails on one rank fails on the other, and both go on."""
+    import ark.comm
+    from ark.distributed import calls
+
+    ark.init(backend="cpu")
+    rank, x = ark.Model.get_rank(), np.ones(8, np.float32)
+    ark.comm.all_reduce(x)
+    plans_for = calls.plans_for
+    if rank == 1:
+        calls.plans_for = _no_memory
+    with pytest.raises(ark.SystemError, match="no memory is left"):
+        ark.comm.all_reduce(x, "max")
+    calls.plans_for = plans_for
+    assert list(ark.comm.all_reduce(x, "max")) == [1.0] * 8
+
+
+def _no_memory(*_: Any) -> Any:
+    raise ark.SystemError("no memory is left")
+
+
+def test_a_call_that_fails_on_one_rank_fails_on_all() -> None:
+    assert ark.launch(2, failing_alone) == 0
+
+
+TIMEOUT_S = 1.5
+LIMIT_S = 20.0  # for a machine with other work; without a bound it is 100 s and more
+
+
+def unanswered() -> None:
+    """Each kind of call that the other rank does not make, loaded before and not."""
+    import ark.comm
+
+    ark.init(backend="cpu")
+    ark.comm.group(timeout_s=TIMEOUT_S)
+    rank, comm = ark.Model.get_rank(), ark.comm
+    x = np.ones(8, np.float32)
+    both = {
+        "send": lambda: comm.send(x, 1 - rank),
+        "recv": lambda: comm.recv(x.copy(), 1 - rank),
+    }
+    if rank == 0:
+        comm.send(x, 1)
+        comm.recv(x.copy(), 1)
+    else:
+        comm.recv(x.copy(), 0)
+        comm.send(x, 0)
+    for count in (8, 3):  # 8: sent before
+        x = np.ones(count, np.float32)
+        for name, call in both.items():
+            began = time.monotonic()
+            with pytest.raises(ark.SystemError) as caught:
+                call()
+            assert time.monotonic() - began < LIMIT_S
+            said = str(caught.value)
+            assert f"rank {rank} called {name}(fp32[{count}], peer={1 - rank})" in said
+            assert f"rank {1 - rank} did not make its part" in said
+            assert list(comm.all_reduce(x)) == [2.0] * count
+    named = dict(collectives())
+    for text in ("barrier()", "all_reduce(fp32[8], op='sum')", "broadcast(fp32[8], root=0)"):
+        call = named[text]
+        began = time.monotonic()
+        if rank == 0:
+            with pytest.raises(ark.SystemError, match=r"rank 1 did not make its part") as caught:
+                call()
+            assert f"rank 0 called {text} and waited for 1.5 s" in str(caught.value)
+        else:
+            while comm.group()._everybody.failure() is None and time.monotonic() < began + LIMIT_S:
+                time.sleep(0.01)
+            with pytest.raises(ark.SystemError, match="rank 0 called"):
+                comm.all_reduce(x)  # the late one learns of it
+        assert time.monotonic() - began < LIMIT_S
+        assert list(comm.all_reduce(x)) == [2.0] * len(x)
+
+
+def test_no_call_waits_longer_than_the_timeout() -> None:
+    assert ark.launch(2, unanswered) == 0
+
+
+def test_a_board_tells_calls_apart_by_all_that_were_made() -> None:
+    """Words of two ranks of this host, before, at and after a call, and a lap of slots later."""
+    one, other = Board(), Board()
+    one.map(other.handle)
+    other.map(one.handle)
+    chains = [0, 0]
+    for number in range(1, 2 * SLOTS + 3):
+        for each, board in enumerate((one, other)):
+            text = "max" if (each, number) == (1, 2 * SLOTS) else "sum"
+            chains[each] = chained(chains[each], fingerprint(text))
+            board.post(number, word_of(number, chains[each]))
+            mine = word_of(number, chains[each])
+            equal = chains[0] == chains[1]
+            assert board.complete(number, mine) == (each == 1 and equal)
+            assert board.differs(number, mine) == (each == 1 and not equal)
+    assert not equal
+    for board in (one, other):
+        board.close()
+
+
+def test_a_board_without_a_peer_compares_nothing() -> None:
+    board = Board()
+    board.map("0:0")
+    board.map("words")
+    board.post(1, 7)
+    assert board.complete(1, 7) and not board.differs(1, 7)
+    board.close()
+    board.post(2, 7)
+    assert word_of(1 << CHAIN_BITS, 5) == 5
+
+
+def stated(*texts: str, inside: bool = True, **more: Any) -> Statement:
+    chain, made = 0, []
+    for number, text in enumerate(texts, 1):
+        chain = chained(chain, fingerprint(text))
+        made.append(Made(number, chain, text))
+    return Statement(
+        made, inside, more.get("away", []), more.get("before", ""), more.get("why", "")
+    )
+
+
+def test_what_statements_say_of_a_call() -> None:
+    both = {0: stated("a", "b"), 1: stated("a", "c")}
+    assert agreed(both) == 1
+    assert "rank 0 calls b; rank 1 calls c" in str(error(both, [0, 1], 3.0))
+    ahead = {0: stated("a", "b"), 1: stated("a", inside=False)}
+    assert agreed(ahead) == 1 and fails(ahead, 0) and fails(ahead, 1)
+    assert "rank 1 did not make its part (its last call was a)" in str(error(ahead, [0, 1], 3.0))
+    away = {0: stated("a"), 1: stated(inside=False, away=[Elsewhere("recv", [0, 1])])}
+    assert fails(away, 0) and not fails(away, 1)  # it waits for rank 0, so its own call ends too
+    assert "rank 1 did not make its part, and is in recv" in str(error(away, [0, 1], 3.0))
+    beside = {0: stated("a"), 1: stated(inside=False, away=[Elsewhere("recv", [1, 2])])}
+    assert fails(beside, 1)
+    silent = {0: stated("a"), 2: stated("a")}
+    said = str(error(silent, [0, 1, 2], 3.0))
+    assert "ranks 0 and 2 called a" in said and "rank 1 does not answer" in said
+    broken = {0: stated("a", why="rank 0 reports: no memory"), 1: stated("a")}
+    assert "called a, which did not end: rank 0 reports: no memory" in str(
+        error(broken, [0, 1], 3.0)
+    )
+
+
+def fifty_kinds() -> None:
+    """More kinds of calls than are kept, with a mismatch in between: ranks drop the same ones."""
+    import ark.comm
+
+    ark.init(backend="cpu")
+    rank = ark.Model.get_rank()
+    for count in (*range(1, 40), 7, 39, *range(30, 75), 2):
+        x = np.ones(count, np.float32)
+        assert list(ark.comm.all_reduce(x)) == [2.0] * count
+        if count % 25 == 0:
+            with pytest.raises(ark.InvalidUsageError):
+                ark.comm.all_reduce(x, "max" if rank else "min")
+
+
+@slow
+def test_calls_that_make_room_after_a_mismatch() -> None:
+    assert ark.launch(2, fifty_kinds) == 0
+
+
+if __name__ == "__main__":
+    sys.exit(ark.launch(2, mismatched, int(sys.argv[1]), 6))
