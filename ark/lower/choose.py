@@ -114,7 +114,7 @@ def _choose(graph: Graph, context: Context) -> Machine:
             if variant.name == wanted or (
                 wanted is None
                 and _boxed(variant)
-                and (_multiplies(graph) or (options.get("fuse", True) and _is_prompt(graph)))
+                and (not refusal(graph) or (options.get("fuse", True) and _is_prompt(graph)))
             ):
                 return target
             continue
@@ -133,19 +133,33 @@ MOST_SMALL = 0.1  # of all multiplications: of products that are not, or that no
 SLOWER = 16  # times as long as of 16 bits these take of fp32, whose own tiles are of `block`
 
 
-def _multiplies(graph: Graph) -> bool:
-    """Is all work products of matrices of 16-bit types, or attention of many rows of such types,
-    which box copies can load? Products too small for warpgroups, or that box copies cannot load,
-    may be a small part of it, in the common bodies.
+def refusal(graph: Graph) -> str:
+    """Why the variant for warpgroups does not serve the graph, and through which node; empty where
+    it does.
+
+    It serves products of 16-bit matrices, and attention of many rows of such types, that box copies
+    can load. Other products may be a small part of the work; the common bodies take them.
     """
     nodes = [n for n in graph.nodes if not n.virtual]
     products = [n for n in nodes if n.type == "matmul"]
     attention = [n for n in nodes if n.type == "attention"]
-    if any(n.type == "linear" for n in nodes) or not products + attention:
-        return False
-    small = sum(_beside(n) for n in products)
-    few = not products or small <= MOST_SMALL * sum(_work(n) for n in products)
-    return few and all(attends(n) for n in attention)
+    linear = next((n.name for n in nodes if n.type == "linear"), None)
+    if linear is not None:
+        return f"{linear} is a linear layer of few rows"
+    if not products + attention:
+        return "no product and no attention"
+    for node in attention:
+        if not attends(node):
+            return f"{node.name} is attention of few rows, or of rows that box copies cannot load"
+    small, all_work = sum(map(_beside, products)), sum(map(_work, products))
+    if small <= MOST_SMALL * all_work:
+        return ""
+    worst = max(products, key=_beside)
+    sides = " x ".join(f"{t.dtype.name}{list(t.shape)}" for t in worst.inputs[:2])
+    return (
+        f"products that warpgroups do not take are {small / all_work:.0%} of the multiplications "
+        f"(at most {MOST_SMALL:.0%}), above all {worst.name}: {sides}"
+    )
 
 
 def _beside(node: Node) -> int:
