@@ -10,9 +10,12 @@ from rich.table import Table
 
 from ark.backend import registry
 from ark.bench.predicted import MEAN_GOAL, PROGRAMS, WORST_GOAL, Fidelity, chosen, compare
+from ark.bench.results import Figure, figure, results
 from ark.cli.bench_ops import chosen as named
-from ark.cli.common import positive
+from ark.cli.common import positive, write_results
 from ark.errors import InvalidUsageError
+
+PEER = "cost model"
 
 
 def register(kinds: argparse._SubParsersAction) -> None:
@@ -21,6 +24,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
     p.add_argument("--repeats", type=positive, default=3)
     p.add_argument("--backend")
     p.add_argument("--device", type=int, default=0, metavar="I", help="device index")
+    p.add_argument("--json", metavar="FILE", help="write the figures; - is the standard output")
     p.set_defaults(func=run)
 
 
@@ -33,10 +37,22 @@ def run(args: argparse.Namespace) -> int:
     cpu = backend.name == registry.FALLBACK
     listed = named(args.names, cpu) if args.names else chosen(PROGRAMS, cpu)
     with contextlib.closing(backend.open(args.device)) as device:
-        costs = device.machine.costs
-        rows = list(compare(listed, backend, device, args.repeats))
-        _show(rows, f"{backend.name} {device.machine.name}; costs: {costs.source}")
+        machine = device.machine
+        empty = results(probe, args.device, machine, args.words, [])
+        rows: list[Fidelity] = []
+        for row in compare(listed, backend, device, args.repeats):
+            rows.append(row)
+            write_results(args.json, empty.holding(map(_figure, rows)), done=False)
+    if args.json != "-":
+        _show(rows, f"{backend.name} {machine.name}; costs: {machine.costs.source}")
+    write_results(args.json, empty.holding(map(_figure, rows)))
     return int(any(row.error for row in rows))
+
+
+def _figure(row: Fidelity) -> Figure:
+    """The measured time, and as its peer's the predicted one."""
+    us = 1e-6
+    return figure(row.name, row.measured_us * us, PEER, row.predicted_us * us, row.error)
 
 
 def _show(rows: list[Fidelity], title: str) -> None:

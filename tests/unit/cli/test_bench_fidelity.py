@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from ark.backend import registry
@@ -17,12 +20,18 @@ def test_forty_programs_are_cases() -> None:
     assert len(set(PROGRAMS)) == len(chosen(PROGRAMS, cpu=False)) == 40
 
 
-def test_it_prints_each_program_and_the_errors(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_each_program_and_the_errors(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     names = ["sweep-exp-32x32-fp32", "sweep-add-32x32-fp32"]
-    assert main(["bench", "fidelity", *names, "--backend", "cpu", "--repeats", "1"]) == 0
+    words = ["--backend", "cpu", "--repeats", "1", "--json", str(tmp_path / "found.json")]
+    assert main(["bench", "fidelity", *names, *words]) == 0
     said = capsys.readouterr().out
     assert all(name[:20] in said for name in names)
     assert "2 programs: mean error" in said
+    found = json.loads((tmp_path / "found.json").read_text())["figures"]
+    assert [row["figure"] for row in found] == names
+    assert all(row["peer"] == "cost model" and row["peer_us"] > 0 for row in found)
 
 
 # Microseconds that were measured on an H100 (docs/performance.md), of which predictions are near.
