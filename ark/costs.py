@@ -8,7 +8,56 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ark.ranges import Name, Rate
+from ark.ranges import Bytes, Name, Rate
+
+
+@dataclass(frozen=True)
+class BoxCosts:
+    """Products whose tiles box copies load for warpgroups, step by step along k.
+
+    full_step_us: of 128 by 256, 128 bytes deep, on the matrix units. least_step_us: until the
+    loading thread has started a stage's two copies. small_stage: bytes up to which a stage holds
+    two steps, at a higher rate of few rows: small_load_rate; load_rate: what a processor loads
+    while all do. tile_us: from the last step of a tile of windows to the next one's first.
+
+    fold_us, each_part_us: parts of k are handed over to those who add them up, and for each of
+    them. normed_us: the same where a norm adds them up. kept_bytes: of parts that the last cache
+    keeps; fold_rate: at which more of them are written and read. band_bytes: of a left side that
+    stays there while columns pass by.
+    """
+
+    full_step_us: Rate
+    least_step_us: Rate
+    small_stage: Bytes
+    small_load_rate: Rate
+    load_rate: Rate
+    tile_us: Rate
+    fold_us: Rate
+    each_part_us: Rate
+    normed_us: Rate
+    kept_bytes: Rate
+    fold_rate: Rate
+    band_bytes: Bytes
+
+
+@dataclass(frozen=True)
+class UnitCosts:
+    """Products that matrix units take in any variant, in parts of k too.
+
+    line_us, small_line_us: the least that a line of k, 128 bytes, takes: it arrives a step after
+    it was asked for; of the loop for large tiles and of the one for others. begin_us: a tile's
+    first step arrives, and its sums are stored. fold_us: parts are handed over to those who add
+    them up, at fold_share of memory's rate. read_share: of memory's rate, at which both sides come
+    by all processors together. small_share: of its time that a loop of small tiles multiplies.
+    """
+
+    line_us: Rate
+    small_line_us: Rate
+    begin_us: Rate
+    fold_us: Rate
+    fold_share: Rate
+    read_share: Rate
+    small_share: Rate
 
 
 @dataclass(frozen=True)
@@ -18,25 +67,41 @@ class Costs:
     source: what the figures were measured on, or how they were estimated.
 
     signal_us: one task signals a counter and another one, which waits for it, goes on.
-    each_signal_us: each further task that signals the same counter.
+    each_signal_us: each further task that signals the same counter. barrier_us: from the end of an
+    iteration's last task to the begin of the next one's first.
     task_us: one task by itself: its record is fetched, its first loads arrive, its results are
     stored. pass_us: each further round of loads of a task that waits for them before the next.
 
     processor_rate: bytes that one processor loads from the last cache while the others do not.
     cache_rate: bytes that all processors together load from it. cache_bytes: what it keeps from
     one iteration to the next. scalar_rate: multiplications and additions of fp32 of one processor
-    outside of matrix units.
+    outside of matrix units. exact_rate: of products of fp32 in its own digits.
+    few_rate: of products of 9 to 16 rows or columns, whose few side comes from the last cache again
+    and again.
+
+    begin_work: multiplications that take as long as a tile of exact_tiles begins and ends.
+    hand_over_work: those that a processor does in a common body while a task is handed over.
+    idle_bytes: that a processor has at most of an op that waits longer than it works. boxes, units:
+    of products by warpgroups, and by matrix units in any variant; None where there are none.
     """
 
     source: Name = "a common server core, estimated"
     signal_us: Rate = 1.0
     each_signal_us: Rate = 0.01
+    barrier_us: Rate = 1.0
     task_us: Rate = 0.3
     pass_us: Rate = 0.1
     processor_rate: Rate = 12e3
     cache_rate: Rate = 12e3
     cache_bytes: Rate = 1e6
     scalar_rate: Rate = 20e3
+    exact_rate: Rate = 20e3
+    few_rate: Rate = 20e3
+    begin_work: Rate = 524288.0
+    hand_over_work: Rate = 32768.0
+    idle_bytes: Rate = 65536.0
+    boxes: BoxCosts | None = None
+    units: UnitCosts | None = None
 
 
 ESTIMATED = Costs()

@@ -14,9 +14,6 @@ from ark.costs import ESTIMATED, Costs
 from ark.ranges import Bytes, Count, LineBytes, MemoryBytes, Name, Rate, Threads, Word, Words
 from ark.variant import COMPUTE, MOVE, Variant, block
 
-SMALL_SHARE = 0.55  # of its time that a loop of tiles smaller than large_tiles multiplies
-TILE_WORK = 1 << 19  # multiplications that take as long as a tile's beginning and end
-
 
 @dataclass(frozen=True)
 class Machine:
@@ -148,7 +145,8 @@ class Machine:
         tile_n = min(tile_n, max(1, columns))
         while tile_n > 32 and batch * -(-rows // tile_m) * -(-columns // tile_n) < self.processors:
             tile_n //= 2
-        if bits != 16:
+        units = self.costs.units
+        if bits != 16 or units is None:
             return tile_m, tile_n
 
         def time(high: int, wide: int, share: float) -> float:
@@ -157,7 +155,9 @@ class Machine:
 
         able = [t for t in self.large_tiles if t[0] <= rows and t[1] <= columns]
         others = (
-            [] if (tile_m, tile_n) in [t[:2] for t in able] else [(tile_m, tile_n, SMALL_SHARE)]
+            []
+            if (tile_m, tile_n) in [t[:2] for t in able]
+            else [(tile_m, tile_n, units.small_share)]
         )
         high, wide, _ = min((*able, *others), key=lambda t: time(*t))
         return high, wide
@@ -169,7 +169,9 @@ class Machine:
 
         def time(high: int, wide: int, speed: float) -> float:
             tiles = batch * -(-rows // high) * -(-columns // wide)
-            return -(-tiles // self.processors) * (high * wide * depth / speed + TILE_WORK)
+            return -(-tiles // self.processors) * (
+                high * wide * depth / speed + self.costs.begin_work
+            )
 
         if not self.exact_tiles:
             return None

@@ -19,7 +19,7 @@ from ark.bench.decode import ContextFigures, Figures, PromptFigures, decode
 from ark.bench.fidelity import STEPS, TOLERANCE
 from ark.bench.results import Figure, figure, results
 from ark.bench.scaled import scaled
-from ark.cli import bench_comm, bench_ops, bench_parallel, bench_torch
+from ark.cli import bench_comm, bench_fidelity, bench_ops, bench_parallel, bench_torch
 from ark.cli.common import (
     device_index,
     errors,
@@ -55,6 +55,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     )
     kinds = p.add_subparsers(dest="what", metavar="WHAT", required=True)
     bench_ops.register(kinds)
+    bench_fidelity.register(kinds)
     bench_comm.register(kinds)
     bench_parallel.register(kinds)
     bench_torch.register(kinds)

@@ -1,6 +1,6 @@
 """How a product is cut: rows and columns of its tiles, and in the variant `matrix` also in how many
-parts of k. There what is predicted to end first, by rates that were measured on an H100
-(docs/matmul.md has the table of shapes); elsewhere the machine's tile. A cut that was measured for
+parts of k. There what is predicted to end first, by the machine's costs (docs/matmul.md has the
+table of shapes that were measured); elsewhere the machine's tile. A cut that was measured for
 a shape (`ark tune`) comes before any prediction.
 
 Called by the lowering of matmul.
@@ -14,26 +14,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ark.costs import BoxCosts
+from ark.errors import PlanError
 from ark.ir.values import Tensor
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
 from ark.tasks.matmul_small import small
 
 LINE = 128  # bytes of k in a step
-# Microseconds, and bytes a microsecond, of one processor of an H100.
-FULL_STEP_US = 0.58  # 128 by 256, 128 bytes deep, on the matrix units
-LEAST_STEP_US = 0.18  # the loading thread starts a stage's two copies
-SMALL_STAGE = 32768  # bytes up to which a stage holds two steps, at a higher rate of few rows
-FEW_ROWS = 128  # with more of them, and many tiles, all processors load at L2's rate
+FEW_ROWS = 128  # with more of them, and many tiles, all processors load at the last cache's rate
 NARROW = 32  # columns of tiles of few rows, where k of the right side lies side by side
-FEW_TILES = 64  # of 64 by 64, which leave half of an H100 idle
-SMALL_LOAD_RATE = 110e3
-LOAD_RATE = 68e3  # what a processor loads while all do: L2 gives 8.7 TB/s
-FOLD_US, EACH_PART_US = 2.0, 0.1  # parts are handed over to those who add them up
-NORMED_US, MOST_NORMED = 2.0, 2  # a norm of parts against that of a sum; more parts brought nothing
-TILE_US = 1.2  # from the last step of a tile of windows to the next one's first
+FEW_TILES = 64  # of 64 by 64, which smaller ones spread over more processors
+MOST_NORMED = 2  # parts that a norm adds up; more brought nothing
 SHALLOW = (64, 256)  # tiles that leave too few stages for windows, whose copies take longer
-KEPT, FOLD_RATE = 6e6, 1.6e6  # bytes of parts that L2 keeps, and what is written and read of more
 
 
 @dataclass(frozen=True)
@@ -91,27 +84,35 @@ def predicted_us(
     normed: whoever adds parts up norms the rows, which somebody has to read anyway. windows: a side
     is a matrix of windows.
     """
-    rows, columns = shape[2], shape[3]
+    costs, rows, columns = _costs(machine), shape[2], shape[3]
     tiles = shape[0] * shape[1] * -(-rows // cut.rows) * -(-columns // cut.columns) * cut.parts
     high = min(cut.rows, -(-rows // 8) * 8)
     line = LINE * (high + cut.columns)
-    together = next((n for n in (4, 2) if n * line <= SMALL_STAGE), 1)
+    together = next((n for n in (4, 2) if n * line <= costs.small_stage), 1)
     busy = rows > FEW_ROWS and not _few_tiles(shape)
-    small, least = together > 1 and not busy and not windows, LEAST_STEP_US / together
+    small, least = together > 1 and not busy and not windows, costs.least_step_us / together
     step = max(
-        FULL_STEP_US * cut.rows * cut.columns / (128 * 256),
-        line / (SMALL_LOAD_RATE if small else LOAD_RATE),
+        costs.full_step_us * cut.rows * cut.columns / (128 * 256),
+        line / (costs.small_load_rate if small else costs.load_rate),
         least,
     )
     steps = math.ceil(math.ceil(depth * itemsize / LINE) / cut.parts)
     fold = 0.0
     if cut.parts > 1 and normed:
-        fold = NORMED_US
+        fold = costs.normed_us
     elif cut.parts > 1:
         moved = 8.0 * cut.parts * rows * columns
-        fold = FOLD_US + EACH_PART_US * cut.parts + max(0.0, moved - KEPT) / FOLD_RATE
-    begun = TILE_US if windows else 0.0
+        fold = costs.fold_us + costs.each_part_us * cut.parts
+        fold += max(0.0, moved - costs.kept_bytes) / costs.fold_rate
+    begun = costs.tile_us if windows else 0.0
     return -(-tiles // machine.processors) * (steps * step + begun) + fold
+
+
+def _costs(machine: Machine) -> BoxCosts:
+    """The machine's; PlanError where it has none, although its warpgroups load boxes."""
+    if machine.costs.boxes is None:
+        raise PlanError(f"machine {machine.name!r} loads boxes, but has no costs.boxes")
+    return machine.costs.boxes
 
 
 def choose_cut(
@@ -142,13 +143,16 @@ def choose_cut(
     return min(able, key=time)
 
 
-FEW = 1 << 15  # multiplications that a processor does in the time of a hand-over
 MOST_TOGETHER = 4  # tiles, one behind the other
 
 
 def tiles_together(many: int, machine: Machine) -> int:
     """How many tiles of so many multiplications take no longer than handing one of them over."""
-    return 0 if machine.has("single_thread") else min(MOST_TOGETHER, FEW // many)
+    return (
+        0
+        if machine.has("single_thread")
+        else min(MOST_TOGETHER, int(machine.costs.hand_over_work) // many)
+    )
 
 
 EXACT_WORK, EXACT_ROWS = 1 << 24, 9  # of a product of fp32 that is worth tiles of its own
@@ -216,13 +220,12 @@ def key(shape: Sequence[int], depth: int, itemsize: int) -> str:
     return "x".join(str(n) for n in (*shape, depth, itemsize))
 
 
-BAND = 16 << 20  # bytes of a product's left side that stay in L2 while its columns pass by
 MOST_GROUP = 16  # rows of tiles: about as high as wide is what runs together
 
 
-def matrix_group(rows: int, depth: int, itemsize: int) -> int:
+def matrix_group(rows: int, depth: int, itemsize: int, machine: Machine) -> int:
     """Rows of tiles of a product whose columns follow each other, so that they share L2.
 
     rows: of a tile. depth: of the product. itemsize: bytes of an element.
     """
-    return max(1, min(MOST_GROUP, BAND // (rows * depth * itemsize)))
+    return max(1, min(MOST_GROUP, _costs(machine).band_bytes // (rows * depth * itemsize)))

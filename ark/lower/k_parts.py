@@ -1,8 +1,7 @@
 """How a product is cut where matrix units take it in any variant, in parts of k too (the machine's
 capability `k_parts`): tiles that have a loop of their own, and narrower ones where tiles are few;
 where processors would still be left without one, k is cut too. The cut that is predicted to end
-first is taken. The constants here were fitted to the predictions of a timing model (docs/matmul.md,
-"The cut"); nobody measured them.
+first is taken, by the machine's costs (ark.costs.UnitCosts; docs/matmul.md, "The cut").
 
 Called by the lowering of matmul and by `ark tune`.
 """
@@ -12,19 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from ark.costs import UnitCosts
+from ark.errors import PlanError
 from ark.lower.cuts import LINE, Cut, key
-from ark.machine import SMALL_SHARE, Machine
+from ark.machine import Machine
 from ark.tasks.matmul_form import LEAST_UNIT_ROWS, UNIT_PARTS, filled
 
 LEAST_COLUMNS, BLOCK = 32, 16  # of a tile; of what matrix units take at once
 COUNTS = (2, 3, 4, 6, 8, 12, 16)  # parts of k
-# A line of k, 128 bytes, takes at least so long: it arrives a step after it was asked for. Of the
-# loop for large tiles and of the one for others.
-LINE_US, SMALL_LINE_US = 0.66, 1.1
-BEGIN_US = 1.5  # a tile's first step arrives, and its sums are stored
-FOLD_US = 2.5  # parts are handed over to those who add them up
-FOLD_SHARE = 0.83  # of memory's rate, at which parts are written and read
-READ_SHARE = 0.81  # at which both sides come from memory, by all processors together
 
 
 def serves(dtypes: Sequence[str], shape: Sequence[int], machine: Machine) -> bool:
@@ -74,7 +68,7 @@ def predicted_us(
 ) -> float:
     """About how long the product takes; only comparisons of cuts mean something."""
     batch, m, n = shape[0] * shape[1], shape[2], shape[3]
-    products, size = UNIT_PARTS[dtypes[0], dtypes[1]], itemsize(dtypes)
+    products, size, costs = UNIT_PARTS[dtypes[0], dtypes[1]], itemsize(dtypes), _costs(machine)
     high, wide, share, least = _loop(cut, products, machine)
     rate = machine.tflops * 1e6 / machine.processors * share  # operations a microsecond
     line = max(least, 2.0 * high * wide * (LINE // size) * products / rate)
@@ -82,10 +76,10 @@ def predicted_us(
     tiles = batch * -(-m // cut.rows) * -(-n // cut.columns) * cut.parts
     fold = 0.0
     if cut.parts > 1:
-        fold = FOLD_US + 8.0 * cut.parts * m * n / (machine.bandwidth_gbps * 1e3 * FOLD_SHARE)
-    both = depth * batch * (size * m + 2 * n) / (machine.bandwidth_gbps * 1e3 * READ_SHARE)
+        fold = _fold_us(8.0 * cut.parts * m * n, costs, machine)
+    both = depth * batch * (size * m + 2 * n) / (machine.bandwidth_gbps * 1e3 * costs.read_share)
     rounds = -(-tiles // machine.processors)
-    return max(rounds * lines * line, both) + rounds * BEGIN_US + fold
+    return max(rounds * lines * line, both) + rounds * costs.begin_us + fold
 
 
 def stays_whole(shape: Sequence[int], depth: int, dtypes: Sequence[str], machine: Machine) -> bool:
@@ -97,20 +91,33 @@ def stays_whole(shape: Sequence[int], depth: int, dtypes: Sequence[str], machine
         return predicted_us(cut, shape, depth, dtypes, machine)
 
     able = candidates(shape, depth, dtypes, machine, True)
-    moved = 8.0 * math.prod(shape)
-    behind = FOLD_US + moved / (machine.bandwidth_gbps * 1e3 * FOLD_SHARE)
+    behind = _fold_us(8.0 * math.prod(shape), _costs(machine), machine)
     whole = min(time(cut) for cut in able if cut.parts == 1)
     return whole <= min(time(cut) for cut in able) + behind
+
+
+def _costs(machine: Machine) -> UnitCosts:
+    """The machine's; PlanError where it has none, although it cuts products so."""
+    if machine.costs.units is None:
+        raise PlanError(f"machine {machine.name!r} has k_parts, but no costs.units")
+    return machine.costs.units
+
+
+def _fold_us(moved: float, costs: UnitCosts, machine: Machine) -> float:
+    """Parts of so many bytes are handed over and added up."""
+    return costs.fold_us + moved / (machine.bandwidth_gbps * 1e3 * costs.fold_share)
 
 
 def _loop(cut: Cut, products: int, machine: Machine) -> tuple[int, int, float, float]:
     """Rows and columns that the loop for such tiles multiplies, the share of its time in which it
     does, and the least that a line takes.
     """
+    costs = _costs(machine)
     for high, wide, share in machine.large_tiles if products == 1 else ():
         if filled(cut.rows, high) and filled(cut.columns, wide):
-            return high, wide, share, LINE_US
-    return -(-cut.rows // 16) * 16, -(-cut.columns // 16) * 16, SMALL_SHARE, SMALL_LINE_US
+            return high, wide, share, costs.line_us
+    blocks = -(-cut.rows // BLOCK) * BLOCK, -(-cut.columns // BLOCK) * BLOCK
+    return *blocks, costs.small_share, costs.small_line_us
 
 
 def choose(

@@ -17,6 +17,7 @@ from ark.ir.fold import fold
 from ark.ir.values import Tensor
 from ark.lower.cuts import Cut, signature
 from ark.machine import Machine
+from ark.plan.cost import LEAST_FEW
 from ark.plan.kind import Signature
 from ark.tasks.matmul_form import dims
 from ark.tasks.matmul_thin import TOGETHER, Thin, passes, thin
@@ -76,7 +77,8 @@ def _us(sig: Signature, form: Thin, tile: tuple[int, int], machine: Machine, bes
     rate = min(costs.processor_rate, costs.cache_rate / active)
     if _batch(sig) * sizes[many] * read * beside > costs.cache_bytes:
         rate = machine.bandwidth_gbps * 1e3 / machine.processors
-    work = max(tile[many] * read / rate, 2.0 * tile[0] * tile[1] * k / costs.scalar_rate)
+    operations = costs.few_rate if sizes[form.few] >= LEAST_FEW else costs.scalar_rate
+    work = max(tile[many] * read / rate, 2.0 * tile[0] * tile[1] * k / operations)
     tiled = dataclasses.replace(sig, params={**sig.params, "tile": list(tile)})
     waits = costs.task_us + costs.pass_us * (passes(tiled, form, machine) - 1)
     rounds = -(-tasks * beside // machine.processors)

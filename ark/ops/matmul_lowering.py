@@ -173,7 +173,7 @@ def _lower_large(
         size, normed = a.dtype.itemsize, is_normed(lowering, node)
         cut = choose_cut(shape, depth, size, machine, several, measured, narrow, normed, windows)
     tile = min(cut.rows, shape[2]), cut.columns
-    group = matrix_group(tile[0], depth, a.dtype.itemsize)
+    group = matrix_group(tile[0], depth, a.dtype.itemsize, machine)
     params = _product(node) | {"tile": list(tile)}
     coords = box_coords(shape, (1, 1, *tile))
     if not alone:

@@ -1,15 +1,17 @@
 """The cost model: a predicted timeline of one iteration, to draw beside the measured one.
 
-A task takes the longer of its arithmetic at the processor's share of the machine's rate and its
-bytes at the share of the bandwidth, and a hand-over takes the machine's signal time, by counter or
-by packets. Coarse on purpose: it shows order and gaps, it does not promise microseconds. Called by
-`ark trace`, and by ark.interop, which asks how many processors a graph can busy; no decision of the
-planner depends on it.
+A task takes its begin and the longer of its arithmetic and its bytes, at rates of the machine
+(ark.costs): products of types that matrix units take at theirs, all else at that of scalar units;
+what an op reads first at memory's rate, or the last cache's if the plan fits it, what its tasks
+read again at the cache's. A hand-over takes the machine's signal time, by counter or by packets.
+`ark bench fidelity` measures how far it is off. Called by `ark trace`, by ark.bench.predicted, and
+by ark.interop, which asks how many processors a graph can busy; no decision of the planner depends
+on it.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
@@ -17,10 +19,13 @@ from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.access import Region, region
 from ark.plan.boxes import Templates
+from ark.plan.kind import Signature
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, Task
 
-TASK_US = 0.3  # fetching a record, dispatching a body
+# Kinds whose products matrix units do, where they take the type.
+PRODUCTS = ("matmul", "linear", "expert_linear", "attention_tiles")
+FEW, LEAST_FEW = 16, 9  # rows or columns of a tile for scalar units
 EACH_US = 300.0  # of predicted work that a thread of a CPU has at least, for `busied`
 Place = tuple[int, int]  # processor, position
 
@@ -89,18 +94,54 @@ def busied(plan: Plan, machine: Machine) -> int:
     return min(machine.processors, max(1, int(work(plan, 0) / EACH_US)))
 
 
+def iteration_us(plan: Plan) -> float:
+    """What one iteration of the last phase takes, its barrier at the end included."""
+    last = max(span.end for span in predict(plan, len(plan.phases) - 1))
+    return last + machine_of(plan).costs.barrier_us
+
+
 def _takes(plan: Plan, machine: Machine) -> Callable[[Task], float]:
     """A function that says how many microseconds a processor of the machine takes for a task."""
-    flops_per_us = machine.tflops * 1e6 / machine.processors
-    bytes_per_us = machine.bandwidth_gbps * 1e3 / machine.processors
+    costs = machine.costs
     signatures = [kinds.signature(plan, op) for op in plan.ops]
     made = [kinds.get(op.kind) for op in plan.ops]
+    counts = Counter(t.op for p in plan.phases for tasks in p.processors for t in tasks)
+    whole = sum(b.nbytes for b in plan.buffers if b.rank == plan.rank)
+    rates: dict[int, tuple[float, float]] = {}
+
+    def rate(op: int, moves: float) -> tuple[float, float]:
+        """Operations and bytes a microsecond of one of the op's tasks. moves: bytes of one."""
+        active = min(machine.processors, counts[op])
+        cache = min(costs.processor_rate, costs.cache_rate / active)
+        first = cache
+        if whole > costs.cache_bytes:
+            first = min(costs.processor_rate, machine.bandwidth_gbps * 1e3 / active)
+        once = sum(plan.tensors[t].nbytes for t in plan.ops[op].operands)
+        share = min(1.0, once / max(1.0, moves * counts[op]))
+        return _operations(signatures[op], machine), 1.0 / (share / first + (1 - share) / cache)
 
     def takes(task: Task) -> float:
         flops, moves = made[task.op].cost(signatures[task.op], task.coord)
-        return TASK_US + max(flops / flops_per_us, moves / bytes_per_us)
+        if task.op not in rates:
+            rates[task.op] = rate(task.op, moves)
+        operations, read = rates[task.op]
+        return costs.task_us + max(flops / operations, moves / read)
 
     return takes
+
+
+def _operations(sig: Signature, machine: Machine) -> float:
+    """Operations a microsecond of one processor: of matrix units for products of their types."""
+    costs = machine.costs
+    if sig.kind not in PRODUCTS:
+        return costs.scalar_rate
+    least = min(sig.params["tile"]) if sig.kind == "matmul" else FEW + 1
+    if least <= FEW and not machine.has("single_thread") and machine.variant.name != "matrix":
+        return costs.few_rate if least >= LEAST_FEW else costs.scalar_rate
+    units = machine.tflops * 1e6 / machine.processors
+    if sig.operands[0].dtype == "fp32" and not machine.has("single_thread"):
+        return units / 2 if sig.params.get("tf32") else costs.exact_rate
+    return 2 * units if sig.operands[0].itemsize == 1 else units
 
 
 def _waits_and_signals(

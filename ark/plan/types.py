@@ -7,6 +7,7 @@ runtime loads it (ark.runtime.tables). Nothing here knows a device address.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -86,6 +87,11 @@ class PlanTensor:
     def itemsize(self) -> int:
         """Bytes of an item: an element, or the byte that elements of 4 bits share."""
         return packet_bytes(self.dtype) if self.packet else by_name(self.dtype).itemsize
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.items.shape) * self.itemsize
 
     @cached_property
     def items(self) -> Items:

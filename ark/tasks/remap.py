@@ -17,6 +17,7 @@ coord of both: the tile's first index of the output (of four dimensions, more ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -188,6 +189,14 @@ class Gather(TaskKind):
 
     def places(self, sig: Signature) -> Places:
         return box(fold(sig.operands[2].shape), sig.params["tile"])
+
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        """Of the source only what is chosen is read."""
+        _, ids, out = sig.operands
+        lo, hi = tile_box(out.shape, coord, sig.params["tile"])
+        elements = math.prod(h - n for n, h in zip(lo, hi, strict=True))
+        read = elements if sig.params["elements"] else hi[1] - lo[1]
+        return float(elements), float(2 * elements * out.itemsize + read * ids.itemsize)
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         source, out = sig.operands[0].shape, sig.operands[2].shape

@@ -23,7 +23,6 @@ from ark.lower.rewrite.pack_weights import writes
 from ark.machine import Machine
 from ark.variant import COMMUNICATE
 
-SMALL = 64 << 10  # bytes a processor, up to which an op waits longer than it works
 LEAST_WIDE = 2  # ops side by side, on average: fewer are a chain, which program order serves
 
 
@@ -74,7 +73,10 @@ def _small(node: Node, machine: Machine) -> bool:
     asked = node.hints is not None or node.context is not None or node.processors is not None
     meets = op.names_ranks or op.iteration_barrier or op.all_ranks
     touched = sum(t.nbytes for t in (*node.inputs, *node.outputs))
-    return not (asked or meets or node.after) and touched <= SMALL * machine.processors
+    return (
+        not (asked or meets or node.after)
+        and touched <= machine.costs.idle_bytes * machine.processors
+    )
 
 
 def _ordered(run: list[Node]) -> list[Node]:

@@ -75,7 +75,7 @@ class Product:
         rows = out.shape[0]
         tile = (min(self.high, rows), self.wide)
         coords = box_coords((1, 1, *out.shape), (1, 1, *tile))
-        group = matrix_group(tile[0], self.depth, a.dtype.itemsize)
+        group = matrix_group(tile[0], self.depth, a.dtype.itemsize, self.lowering.machine)
         if self.movers:  # so that rows are done when a round is
             group = min(group, max(1, len(self.computing) // self.across()))
         coords.sort(key=lambda c: (c[2] // (group * tile[0]), c[3], c[2]))

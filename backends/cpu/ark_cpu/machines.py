@@ -37,7 +37,7 @@ def model(processors: int, memory_bytes: int = 0) -> Machine:
         memory_bytes=memory_bytes,
         bandwidth_gbps=12.0 * processors,
         tflops=0.05 * processors,
-        costs=Costs(signal_us=0.3, cache_rate=12e3 * processors),
+        costs=Costs(signal_us=0.3, cache_rate=12e3 * processors, scalar_rate=50e3, exact_rate=50e3),
         capabilities=("single_thread", "peer_packets", "proxy"),
     )
 

@@ -12,7 +12,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from ark.codegen.layout import LOOP_BYTES
-from ark.costs import Costs
+from ark.costs import BoxCosts, Costs
 from ark.machine import Machine
 from ark.variant import COMMUNICATE, COMPUTE, LOAD, MOVE, Role, Variant, block
 
@@ -58,12 +58,29 @@ HOPPER = Costs(
     source="measured on H100 and H200, 2026-11",
     signal_us=0.7,
     each_signal_us=0.0056,
+    barrier_us=1.44,
     task_us=0.8,
     pass_us=0.3,
     processor_rate=68e3,
     cache_rate=8.7e6,
     cache_bytes=50e6,
     scalar_rate=450e3,
+    exact_rate=320e3,
+    few_rate=45e3,
+    boxes=BoxCosts(
+        full_step_us=0.58,
+        least_step_us=0.18,
+        small_stage=32768,
+        small_load_rate=110e3,
+        load_rate=68e3,
+        tile_us=1.2,
+        fold_us=2.0,
+        each_part_us=0.1,
+        normed_us=2.0,
+        kept_bytes=6e6,
+        fold_rate=1.6e6,
+        band_bytes=16 << 20,
+    ),
 )
 CACHE_BYTES = {"a100": 40e6, "b200": 126e6, "rtx5090": 96e6}  # published
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ark.codegen.layout import LOOP_BYTES
-from ark.costs import Costs
+from ark.costs import Costs, UnitCosts
 from ark.errors import UnsupportedError
 from ark.machine import Machine
 from ark.variant import block
@@ -82,12 +82,24 @@ CDNA3 = Costs(
     source="the timing model of an MI300X",
     signal_us=0.75,
     each_signal_us=0.005,
+    barrier_us=3.3,
     task_us=1.2,
     pass_us=0.5,
     processor_rate=134e3,
     cache_rate=14e6,
     cache_bytes=256e6,
     scalar_rate=500e3,
+    exact_rate=400e3,
+    few_rate=50e3,
+    units=UnitCosts(
+        line_us=0.66,
+        small_line_us=1.1,
+        begin_us=1.5,
+        fold_us=2.5,
+        fold_share=0.83,
+        read_share=0.81,
+        small_share=0.55,
+    ),
 )
 _DIE = replace(CDNA3, source="estimated from an MI300X by published rates", signal_us=0.8)
 

@@ -1,0 +1,77 @@
+"""`ark bench fidelity`: the cost model's predictions beside what a device takes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+
+from rich.console import Console
+from rich.table import Table
+
+from ark.backend import registry
+from ark.bench.predicted import MEAN_GOAL, PROGRAMS, WORST_GOAL, Fidelity, chosen, compare
+from ark.bench.results import Figure, figure, results
+from ark.cli.bench_ops import chosen as named
+from ark.cli.common import positive, write_results
+from ark.errors import InvalidUsageError
+
+PEER = "cost model"
+
+
+def register(kinds: argparse._SubParsersAction) -> None:
+    p = kinds.add_parser("fidelity", help="predicted times beside measured ones, forty programs")
+    p.add_argument("names", nargs="*", metavar="NAME", help="cases of `ark bench ops` instead")
+    p.add_argument("--repeats", type=positive, default=3)
+    p.add_argument("--backend")
+    p.add_argument("--device", type=int, default=0, metavar="I", help="device index")
+    p.add_argument("--json", metavar="FILE", help="write the figures; - is the standard output")
+    p.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    backend, probe = registry.choose(args.backend)
+    if not 0 <= args.device < len(probe.devices):
+        raise InvalidUsageError(
+            f"there is no device {args.device}; {backend.name} has {len(probe.devices)}"
+        )
+    cpu = backend.name == registry.FALLBACK
+    listed = named(args.names, cpu) if args.names else chosen(PROGRAMS, cpu)
+    with contextlib.closing(backend.open(args.device)) as device:
+        machine = device.machine
+        empty = results(probe, args.device, machine, args.words, [])
+        rows: list[Fidelity] = []
+        for row in compare(listed, backend, device, args.repeats):
+            rows.append(row)
+            write_results(args.json, empty.holding(map(_figure, rows)), done=False)
+    if args.json != "-":
+        _show(rows, f"{backend.name} {machine.name}; costs: {machine.costs.source}")
+    write_results(args.json, empty.holding(map(_figure, rows)))
+    return int(any(row.error for row in rows))
+
+
+def _figure(row: Fidelity) -> Figure:
+    """The measured time, and as its peer's the predicted one."""
+    us = 1e-6
+    return figure(row.name, row.measured_us * us, PEER, row.predicted_us * us, row.error)
+
+
+def _show(rows: list[Fidelity], title: str) -> None:
+    table = Table(title=title)
+    table.add_column("program")
+    for head in ("predicted us", "measured us", "off"):
+        table.add_column(head, justify="right")
+    for row in rows:
+        if row.error:
+            table.add_row(row.name, "", "", row.error)
+        else:
+            off = f"{100 * row.off:+.0f}%"
+            table.add_row(row.name, f"{row.predicted_us:.2f}", f"{row.measured_us:.2f}", off)
+    console = Console()
+    console.print(table)
+    errors = sorted(abs(row.off) for row in rows if not row.error)
+    if errors:
+        mean = sum(errors) / len(errors)
+        console.print(
+            f"{len(errors)} programs: mean error {100 * mean:.0f}% (goal {100 * MEAN_GOAL:.0f}%), "
+            f"worst {100 * errors[-1]:.0f}% (goal {100 * WORST_GOAL:.0f}%)"
+        )

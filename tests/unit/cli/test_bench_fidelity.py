@@ -1,0 +1,52 @@
+"""`ark bench fidelity`: forty programs that exist, predicted and measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ark.backend import registry
+from ark.bench.ops import planned
+from ark.bench.predicted import PROGRAMS, chosen
+from ark.cli import main
+from ark.plan.cost import iteration_us
+
+H200 = registry.get("cuda").machine("h200")
+
+
+def test_forty_programs_are_cases() -> None:
+    assert len(set(PROGRAMS)) == len(chosen(PROGRAMS, cpu=False)) == 40
+
+
+def test_it_prints_each_program_and_the_errors(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    names = ["sweep-exp-32x32-fp32", "sweep-add-32x32-fp32"]
+    words = ["--backend", "cpu", "--repeats", "1", "--json", str(tmp_path / "found.json")]
+    assert main(["bench", "fidelity", *names, *words]) == 0
+    said = capsys.readouterr().out
+    assert all(name[:20] in said for name in names)
+    assert "2 programs: mean error" in said
+    found = json.loads((tmp_path / "found.json").read_text())["figures"]
+    assert [row["figure"] for row in found] == names
+    assert all(row["peer"] == "cost model" and row["peer_us"] > 0 for row in found)
+
+
+# Microseconds that were measured on an H100 (docs/performance.md), of which predictions are near.
+MEASURED = {
+    "add-64m-bf16": 134.0,
+    "softmax-8192x4096-bf16": 51.0,
+    "sum-rows-8192x8192-fp32": 90.8,
+    "matmul-4096x4096x4096-nt-bf16": 202.5,
+    "matmul-512x512x512-nt-bf16": 3.9,
+    "sweep-matrix-vector-4096x4096-fp32": 25.1,
+    "sweep-exp-32x32-fp32": 2.4,
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_predictions_are_near_what_was_measured(name: str) -> None:
+    plan, _ = planned(chosen([name], cpu=False)[0], registry.get("cuda").machine("h100"))
+    assert iteration_us(plan) == pytest.approx(MEASURED[name], rel=0.2)
