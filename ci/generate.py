@@ -1,4 +1,5 @@
-"""Writes the workflow files and the coverage table from ci/matrix.toml and ci/results.
+"""Writes the workflow files, the coverage table and docs/performance.md from ci/matrix.toml and
+ci/results.
 
 `python ci/generate.py` writes them, `python ci/generate.py --check` fails where one is out of date.
 The lint session runs the check; tests/unit/test_ci.py too.
@@ -17,6 +18,7 @@ else:
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from evidence import RESULTS, SUITES, Result, SuiteResult, read, read_suite
+from performance_page import page
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
@@ -161,6 +163,7 @@ def outputs() -> dict[Path, str]:
     return {
         ROOT / ".github/workflows/ci.yml": workflow(matrix),
         ROOT / "ci/coverage.md": coverage(matrix) + suites(),
+        ROOT / "docs/performance.md": page(matrix),
     }
 
 

@@ -15,8 +15,8 @@ from ark.bench.results import Figure, Place, Results
 from tests.slow import slow
 from tests.unit.test_ci import generate, load
 
-figure_file, figure_pieces, figures = (
-    load(name) for name in ("figure_file", "figure_pieces", "figures")
+figure_file, figure_pieces, figures, page = (
+    load(name) for name in ("figure_file", "figure_pieces", "figures", "performance_page")
 )
 ROWS = {row["name"]: row for row in generate.rows()}
 PLACE = Place("NVIDIA H100", "sm_90a", "cuda", 132)
@@ -174,3 +174,39 @@ def test_a_cpu_s_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert made.noisy and {"ops", "decode", "comm"} <= names
     said = capsys.readouterr().out
     assert "0 failed, 0 missing" in said and "[1/3] ops" in said
+
+
+def test_the_page_has_a_row_for_each_figure_and_no_other(tmp_path: Path) -> None:
+    h100 = results(
+        row("ops/add"), row("torch/bert", None, error="a | b"), row("ops/sub", 5.0, None)
+    )
+    figure_file.write_figures(
+        tmp_path / "cuda-h100.json", figure_file.Figures("cuda-h100", True, [h100])
+    )
+    text = page.page(list(ROWS.values()), tmp_path)
+    assert "| add | 10 | torch | 20 | 2.00 |\n| sub | 5 | | | |\n" in text
+    assert "| bert | failed: a / b | | | |" in text and "abcdef0" in text
+    assert page.NOISY in text and text.count("\n## ") == 1
+    # A file of another machine, or of no row, makes no page.
+    elsewhere = results(row("ops/add"), place=Place("NVIDIA H200", "sm_90a", "cuda", 132))
+    figure_file.write_figures(
+        tmp_path / "cuda-h100.json", figure_file.Figures("cuda-h100", False, [elsewhere])
+    )
+    with pytest.raises(ValueError, match="is about NVIDIA H200"):
+        page.page(list(ROWS.values()), tmp_path)
+    (tmp_path / "cuda-h100.json").rename(tmp_path / "cuda-x.json")
+    with pytest.raises(ValueError, match="does not know"):
+        page.page(list(ROWS.values()), tmp_path)
+
+
+def test_a_figure_that_was_typed_fails_lint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy, text = tmp_path / "performance.md", page.page(list(ROWS.values()))
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    monkeypatch.setattr(generate, "outputs", lambda: {copy: text})
+    copy.write_text(text)
+    assert generate.main(["--check"]) == 0
+    copy.write_text(text + "| add | 1 | torch | 20 | 20.00 |\n")
+    assert generate.main(["--check"]) == 1
+    assert "performance.md is out of date" in capsys.readouterr().err

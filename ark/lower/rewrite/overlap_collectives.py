@@ -30,7 +30,7 @@ COLLECTIVES = {SUM: "all_reduce", SHARE: "reduce_scatter", GATHER: "all_gather"}
 def overlap_collectives(graph: Graph, context: Context) -> Graph:
     """A copy of the graph with such nodes.
 
-    The option `overlap` asks for it; figures are in docs/performance.md.
+    The option `overlap` asks for it; figures are in docs/history/performance.md.
     """
     machine, options, kept = context.machine, context.options, context.kept
     wanted = bool(options.get("overlap"))

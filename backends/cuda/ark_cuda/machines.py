@@ -53,7 +53,8 @@ UNIT_TILES = (
 
 # Of an H100 80GB HBM3 and of an H200: a barrier of 132 blocks takes 1.44 us, of which one hand-over
 # is 0.7; 64 dependent adds in one list take 50 to 61; plain loads from the last cache come at
-# 68 GB/s a block while all blocks load, 8,700 together (docs/matmul.md, docs/performance.md).
+# 68 GB/s a block while all blocks load, 8,700 together (docs/matmul.md and
+# docs/history/performance.md).
 HOPPER = Costs(
     source="measured on H100 and H200, 2026-11",
     signal_us=0.7,

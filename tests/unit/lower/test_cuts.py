@@ -76,7 +76,7 @@ def test_parts_are_taken_where_a_norm_follows() -> None:
     ],
 )
 def test_products_of_windows_take_the_tiles_that_were_measured(shape, depth, measured) -> None:
-    """docs/performance.md has the times."""
+    """docs/history/performance.md has the times."""
     cut = choose_cut(
         shape, depth, 2, registry.machine("h100"), False, {}, narrow=True, windows=True
     )

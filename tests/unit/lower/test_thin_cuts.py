@@ -61,7 +61,7 @@ def test_many_at_the_same_time_share_the_processors() -> None:
 def test_products_of_an_lstm_are_few_tasks_each() -> None:
     """10 layers run side by side, two products each: 8 tasks of 128 columns were 660 us on
     an H200, 32
-    of four tiles of 8 columns 1,800 (docs/performance.md).
+    of four tiles of 8 columns 1,800 (docs/history/performance.md).
     """
     made, _ = planned(lstm(10, 20, 256), H200)
     found = [op for op in made.ops if op.kind == "matmul"]
