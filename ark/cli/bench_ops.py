@@ -118,6 +118,8 @@ def figures_of(row: OpFigures, peer: str, most: float | None) -> list[Figure]:
         "copy_bandwidth": most if row.copy_seconds else None,
     }
     name = f"ops/{row.name}"
+    if row.peer_errors:
+        detail["peer_errors"] = {n or peer: error for n, error in row.peer_errors.items()}
     found = [figure(name, row.seconds, peer, row.peer_seconds, row.error, detail)]
     for other, (seconds, distance) in row.others.items():
         more = {**detail, "distance": distance}

@@ -187,10 +187,11 @@ def test_a_peer_that_cannot_is_a_cell_and_the_next_cases_run(
     argv = ["bench", "ops", "broken", "--backend", "cpu", "--vs", "torch", "--repeats", "1"]
     assert main([*argv, "--json", "-"]) == 0
     said = capsys.readouterr()
-    first, second = json.loads(said.out)["rows"]
-    assert first["seconds"] > 0 and first["peer_seconds"] is None
-    assert "not implemented for 'Float8_e5m2'" in first["peer_errors"][""]
-    assert set(first["peer_errors"]) == {"", "other"} and "at ..." not in said.err
-    assert second["peer_seconds"] > 0 and not second["peer_errors"]
+    first, last = json.loads(said.out)["figures"]
+    assert first["us"] > 0 and first.get("peer_us") is None and not first.get("error")
+    errors = first["detail"]["peer_errors"]
+    assert set(errors) == {"torch", "other"} and "at ..." not in said.err
+    assert "not implemented for 'Float8_e5m2'" in errors["torch"]
+    assert last["peer_us"] > 0 and "peer_errors" not in last["detail"]
     assert main(argv) == 0
     assert "cannot" in capsys.readouterr().out
