@@ -1,8 +1,9 @@
 """How much of a collective is hidden behind the product that it meets: each alone, one behind the
 other, and as one op (ark.ops.communication.overlapped), in one launch of a plan each.
 
-The hidden share is of the shorter of the two: (product + collective - overlapped) / shorter. Called
-by ark.cli.bench_comm.
+The hidden share of the collective is 1 - (as one - product) / collective: 100% where the product
+takes no longer with its collective than alone, 0% where one comes behind the other, less where that
+would have been faster. Called by ark.cli.bench_comm.
 """
 
 from __future__ import annotations
@@ -210,7 +211,7 @@ def measure_overlap(
     mine = [*(seconds for seconds, _ in runs), wrong]
     said = [json.loads(s) for s in job.all_gather(json.dumps(mine).encode())]
     product, collective, apart, fused = (max(s[i] for s in said) for i in range(4))
-    hidden = (product + collective - fused) / min(product, collective)
+    hidden = 1 - (fused - product) / collective
     return OverlapFigures(
         case.collective,
         f"{case.rows}x{case.columns}x{case.depth * world}",

@@ -48,7 +48,8 @@ class OpFigures:
 
     flops, nbytes: what a call computes and moves at least. copy_seconds: of a copy by the peer that
     moves as many bytes, where an op only moves. error: why there are no figures. others: further
-    peers' seconds and distances, by name.
+    peers' seconds and distances, by name. peer_errors: why a peer has none, by name, the first
+    peer's under "".
     """
 
     name: str
@@ -63,6 +64,7 @@ class OpFigures:
     copy_seconds: float | None = None
     error: str = ""
     others: dict[str, tuple[float, float]] = field(default_factory=dict)
+    peer_errors: dict[str, str] = field(default_factory=dict)
 
 
 def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
@@ -212,8 +214,16 @@ def _measure(
         ours = executor.read(result).astype(np.float32)
     theirs, distance = None, None
     others: dict[str, tuple[float, float]] = {}
+    peer_errors: dict[str, str] = {}
     for name, call in (("", case.peer), *case.others) if peer else ():
-        took, answer = _torch(case, call, arrays, machine, repeats, backend.name != FALLBACK)
+        try:
+            took, answer = _torch(case, call, arrays, machine, repeats, backend.name != FALLBACK)
+        except BaseError:
+            raise
+        except Exception as error:  # whatever a peer raises for what it cannot compute
+            first = str(error).strip().partition("\n")[0]
+            peer_errors[name] = ": ".join(filter(None, (type(error).__name__, first)))
+            continue
         want = answer.reshape(ours.shape)
         apart = float(np.linalg.norm(ours - want) / max(1e-30, np.linalg.norm(want)))
         if name:
@@ -233,6 +243,7 @@ def _measure(
         distance,
         copy_seconds(int(case.nbytes), backend.name != FALLBACK) if moves else None,
         others=others,
+        peer_errors=peer_errors,
     )
 
 

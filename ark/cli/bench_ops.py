@@ -118,6 +118,8 @@ def figures_of(row: OpFigures, peer: str, most: float | None) -> list[Figure]:
         "copy_bandwidth": most if row.copy_seconds else None,
     }
     name = f"ops/{row.name}"
+    if row.peer_errors:
+        detail["peer_errors"] = {n or peer: error for n, error in row.peer_errors.items()}
     found = [figure(name, row.seconds, peer, row.peer_seconds, row.error, detail)]
     for other, (seconds, distance) in row.others.items():
         more = {**detail, "distance": distance}
@@ -187,6 +189,13 @@ def _cells(row: OpFigures, machine: Machine) -> Iterator[str]:
         yield f"{row.peer_seconds * 1e6:.1f} us"
         yield f"{row.peer_seconds / row.seconds:.2f}"
         yield f"{row.distance:.1e}"
+    elif "" in row.peer_errors:
+        yield _cannot(row.peer_errors[""])
+        yield from ("-", "-")
+
+
+def _cannot(error: str) -> str:
+    return f"cannot: {error:.80}"
 
 
 def _copy_cells(row: OpFigures, most: float | None) -> Iterator[str]:
@@ -201,7 +210,8 @@ def _line(row: OpFigures, machine: Machine) -> str:
         f"{name} {took * 1e6:.1f} us  {took / row.seconds:.2f}  {apart:.1e}"
         for name, (took, apart) in row.others.items()
     )
-    return "  ".join((*_cells(row, machine), *others))
+    missing = (f"{name} {_cannot(error)}" for name, error in row.peer_errors.items() if name)
+    return "  ".join((*_cells(row, machine), *others, *missing))
 
 
 def _show(name: str, machine: Machine, rows: list[OpFigures], most: float | None) -> None:
@@ -209,7 +219,7 @@ def _show(name: str, machine: Machine, rows: list[OpFigures], most: float | None
     table = Table(title=f"ops on {name}{beside}")
     heads = ("case", "time", "rate", "of the model's limit", "torch", "torch / ark", "distance")
     copies = ("of a copy of its bytes", "of a large copy")
-    peers = any(r.peer_seconds for r in rows)
+    peers = any(r.peer_seconds or r.peer_errors for r in rows)
     for head in (*heads[: 7 if peers else 4], *(copies if most else ())):
         table.add_column(head)
     for row in rows:
@@ -217,4 +227,7 @@ def _show(name: str, machine: Machine, rows: list[OpFigures], most: float | None
         for name, (took, apart) in row.others.items():
             cells = f"{took * 1e6:.1f} us", f"{took / row.seconds:.2f}", f"{apart:.1e}"
             table.add_row(f"  beside {name}", "", "", "", *cells)
+        for name, error in row.peer_errors.items():
+            if name:
+                table.add_row(f"  beside {name}", "", "", "", _cannot(error), "-", "-")
     Console(markup=False).print(table)

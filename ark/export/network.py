@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +14,15 @@ from ark.export.description import named
 from ark.interop import from_onnx
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
-from ark.plan.types import Plan
+from ark.plan.types import Plan, PlanTensor
 from ark.plan.verify import verify
 
 
 @dataclass(frozen=True)
 class Network:
-    """inputs, outputs: names of the plan's tensors, in the file's order. weights: by name too."""
+    """inputs, outputs: names of the plan's tensors, in the file's order: those of the file, but an
+    output that is an input too has ".out" behind its name. weights: by name too.
+    """
 
     plan: Plan
     weights: Mapping[str, np.ndarray]
@@ -50,6 +52,12 @@ def network(path: Path, dims: Mapping[str, int], machine: Machine) -> Network:
             ark.copy(value.tensor, last)
             kept.append(last)
     plan = make_plan(built.model.graph, machine, {"pack": False})  # weights lie as in the file
+    ports = {t.tensor.ir.buffer.name: n for n, t in built.inputs.items() if t.tensor is not None}
+    ports |= {
+        t.ir.buffer.name: f"{n}.out" if n in built.inputs else n  # an input that is an output
+        for n, t in zip(built.results, kept, strict=True)
+    }
+    plan = _with_names(plan, ports)
     verify([plan])
     names: dict[str, str] = {}  # by buffer
     for lasting in named(plan):
@@ -66,3 +74,16 @@ def network(path: Path, dims: Mapping[str, int], machine: Machine) -> Network:
     }
     inputs = tuple(names[t.ir.buffer.name] for t in given if t is not None)
     return Network(plan, weights, inputs, tuple(names[t.ir.buffer.name] for t in kept))
+
+
+def _with_names(plan: Plan, ports: Mapping[str, str]) -> Plan:
+    """The plan with its inputs and outputs called as in the file. ports: names by buffer."""
+    taken = set(ports.values())
+
+    def renamed(tensor: PlanTensor) -> PlanTensor:
+        name = ports.get(plan.buffers[tensor.buffer].name)
+        if name is None and tensor.name in taken:
+            name = f"{tensor.name}.{tensor.id}"
+        return tensor if name is None else replace(tensor, name=name)
+
+    return replace(plan, tensors=tuple(renamed(t) for t in plan.tensors))

@@ -14,7 +14,11 @@ import numpy as np
 import pytest
 
 import ark
+from ark.backend import registry
+from ark.bench.comm_overlap import _graph, overlap_case
+from ark.ir.dtype import fp32
 from ark.lower.engines import DMA
+from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.plan.types import Plan, Task
 from ark.plan.verify import verify
@@ -279,6 +283,23 @@ def test_processors_that_multiply_nothing_add_and_send() -> None:
         if any(plan.ops[t.op].name.startswith("matmul.all_reduce.0.put") for t in tasks)
     }
     assert 6 in adders and 6 not in multiply
+
+
+def test_products_keep_their_tiles_beside_a_collective() -> None:
+    """Those of fp32 have tiles of their own, with a loop for them (Machine.exact_tiles)."""
+    target = dataclasses.replace(registry.machine("h200"), processors=8)
+    case = overlap_case("all_reduce", "1024x1024x512", fp32, "auto", 1, 2)
+    tiles = [
+        {
+            tuple(op.params["tile"])
+            for op in make_plan(
+                _graph(case, 0, 2, True, summed), target, {"together": True, "overlap": True}
+            ).ops
+            if op.kind == "matmul"
+        }
+        for summed in (False, True)
+    ]
+    assert tiles[0] == tiles[1] and tiles[0] <= {tuple(t[:2]) for t in target.exact_tiles}
 
 
 def damaged(plan: Plan) -> Iterator[Plan]:

@@ -242,6 +242,17 @@ def test_wrong_calls_get_codes_and_texts(exported: Path) -> None:
     assert library.array("ark_write", "norm", np.zeros(255, np.int16)) == BAD_SIZE
     assert library.array("ark_read", "position", np.zeros(2, np.int32)) == BAD_SIZE
     assert library.array("ark_bind", "norm", np.zeros(256, np.int16)) == BAD_ARGUMENT
+    assert b"norm has memory of its own" in library.c.ark_error(library.instance)
+    for function, words in (("ark_read", b"3 were asked for"), ("ark_write", b"3 were given")):
+        assert library.array(function, "norm", np.zeros(3, np.int8)) == BAD_SIZE
+        assert words in library.c.ark_error(library.instance)
+    size = ctypes.c_size_t()
+    assert library("ark_size", b"nothing", ctypes.byref(size)) == NO_TENSOR
+    assert b'no tensor "nothing"' in library.c.ark_error(library.instance)
+    assert library("ark_size", b"norm", None) == BAD_ARGUMENT
+    assert b"a pointer is null" in library.c.ark_error(library.instance)
+    assert library("ark_size", b"norm", ctypes.byref(size)) == 0 < size.value
+    assert library.c.ark_error(library.instance) == b""  # of an earlier call nothing is left
     texts = {library.c.ark_status_text(status) for status in range(12)}
     assert len(texts) == 12
     library("ark_destroy")

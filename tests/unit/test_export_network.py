@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from ark.cli import main
-from tests.unit.test_export import ADDRESSES, compile_c
+from tests.unit.test_export import ADDRESSES, Library, compile_c
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("onnx")
+onnx = pytest.importorskip("onnx")
 from tests.interop import graphs  # noqa: E402
 
 
@@ -44,3 +44,28 @@ def test_the_program_of_a_network_runs_it(name: str, tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"123")
     bad = subprocess.run([program, *files], capture_output=True, text=True, check=False)
     assert bad.returncode == 1 and "could not be read" in bad.stderr
+
+
+def test_tensors_are_called_as_in_the_file(tmp_path: Path) -> None:
+    """Also where ark itself gives such names, and where an output is an input."""
+    helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
+    ports = [helper.make_tensor_value_info(n, float32, [4]) for n in ("matmul", "add/0:1", "sum")]
+    nodes = [
+        helper.make_node("Mul", ["matmul", "add/0:1"], ["product"]),
+        helper.make_node("Add", ["product", "matmul"], ["sum"]),
+    ]
+    graph = helper.make_graph(nodes, "net", ports[:2], [ports[2], ports[0]])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    onnx.save(model, tmp_path / "net.onnx")
+    out = tmp_path / "out"
+    assert main(["export", str(tmp_path / "net.onnx"), "--backend", "cpu", "-o", str(out)]) == 0
+    library = Library(compile_c(out, "net", "net.so", "-fPIC", "-shared"), "net")
+    a, b = np.arange(4, dtype=np.float32), np.full(4, 3, np.float32)
+    assert library.array("ark_write", "matmul", a) == library.array("ark_write", "add/0:1", b) == 0
+    assert library.execute([1]) == 0
+    got, same = np.zeros(4, np.float32), np.zeros(4, np.float32)
+    assert library.array("ark_read", "sum", got) == 0
+    assert library.array("ark_read", "matmul.out", same) == 0
+    np.testing.assert_array_equal(got, a * b + a)
+    np.testing.assert_array_equal(same, a)
+    library("ark_destroy")

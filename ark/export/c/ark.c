@@ -39,7 +39,8 @@ const char* ark_status_text(int status) {
   }
 }
 
-static _Thread_local char not_made[sizeof((ark_instance*)0)->error] = "there is no instance";
+#define NO_INSTANCE "there is no instance"
+static _Thread_local char not_made[sizeof((ark_instance*)0)->error] = NO_INSTANCE;
 
 const char* ark_error(const ark_instance* instance) {
   return instance == NULL ? not_made : instance->error;
@@ -51,6 +52,12 @@ int ark_fail(ark_instance* instance, int status, const char* format, ...) {
   vsnprintf(instance->error, sizeof instance->error, format, arguments);
   va_end(arguments);
   return status;
+}
+
+int ark_begin(ark_instance* instance, int given) {
+  if (instance == NULL) return ARK_BAD_ARGUMENT;
+  instance->error[0] = 0;
+  return given ? ARK_OK : ark_fail(instance, ARK_BAD_ARGUMENT, "a pointer is null");
 }
 
 // A table of the model: its words, and how many bytes they are.
@@ -98,11 +105,15 @@ static int allocate(ark_instance* i) {
 }
 
 int ark_create(const ark_model* model, ark_instance** made) {
+  strcpy(not_made, made == NULL || model == NULL ? "a pointer is null" : NO_INSTANCE);
   if (made == NULL) return ARK_BAD_ARGUMENT;
   *made = NULL;
   if (model == NULL) return ARK_BAD_ARGUMENT;
   ark_instance* i = calloc(1, sizeof *i);
-  if (i == NULL) return ARK_NO_MEMORY;
+  if (i == NULL) {
+    strcpy(not_made, "the system gave no memory");
+    return ARK_NO_MEMORY;
+  }
   i->model = model;
   i->bases = calloc(model->segment_count + 1, sizeof *i->bases);
   i->loaded = calloc(model->tensor_count + 1, 1);
@@ -153,7 +164,8 @@ static int no_tensor(ark_instance* i, const char* name) {
 }
 
 int ark_bind(ark_instance* i, const char* name, void* memory, size_t nbytes) {
-  if (i == NULL || memory == NULL) return ARK_BAD_ARGUMENT;
+  const int begun = ark_begin(i, memory != NULL);
+  if (begun != ARK_OK) return begun;
   const ark_tensor* tensor = find(i, name);
   if (tensor == NULL) return no_tensor(i, name);
   if (!i->model->segments[tensor->segment].external) {
@@ -172,7 +184,8 @@ int ark_bind(ark_instance* i, const char* name, void* memory, size_t nbytes) {
 }
 
 int ark_write(ark_instance* i, const char* name, const void* values, size_t nbytes) {
-  if (i == NULL || values == NULL) return ARK_BAD_ARGUMENT;
+  const int begun = ark_begin(i, values != NULL);
+  if (begun != ARK_OK) return begun;
   const ark_tensor* tensor = find(i, name);
   if (tensor == NULL) return no_tensor(i, name);
   if (nbytes > tensor->nbytes || (tensor->parameter && nbytes != tensor->nbytes)) {
@@ -194,21 +207,29 @@ int ark_write(ark_instance* i, const char* name, const void* values, size_t nbyt
 }
 
 int ark_read(ark_instance* i, const char* name, void* values, size_t nbytes) {
-  if (i == NULL || values == NULL) return ARK_BAD_ARGUMENT;
+  const int begun = ark_begin(i, values != NULL);
+  if (begun != ARK_OK) return begun;
   const ark_tensor* tensor = find(i, name);
-  if (tensor == NULL) return ARK_NO_TENSOR;
-  if (nbytes != tensor->nbytes) return ARK_BAD_SIZE;
+  if (tensor == NULL) return no_tensor(i, name);
+  if (nbytes != tensor->nbytes) {
+    return ark_fail(i, ARK_BAD_SIZE, "%s has %llu bytes, but %zu were asked for", name,
+                    (unsigned long long)tensor->nbytes, nbytes);
+  }
   const ark_memory* base = &i->bases[tensor->segment];
-  if (base->address == 0) return ARK_NOT_BOUND;
+  if (base->address == 0) {
+    return ark_fail(i, ARK_NOT_BOUND, "%s has no memory; bind it first", name);
+  }
   if (base->host == NULL) return ark_device_read(i, values, base->address + tensor->offset, nbytes);
   memcpy(values, (const unsigned char*)base->host + tensor->offset, nbytes);
   return ARK_OK;
 }
 
 int ark_size(const ark_instance* i, const char* name, size_t* nbytes) {
-  if (i == NULL || nbytes == NULL) return ARK_BAD_ARGUMENT;
+  ark_instance* told = (ark_instance*)i;  // every instance is ark_create's, none is constant
+  const int begun = ark_begin(told, nbytes != NULL);
+  if (begun != ARK_OK) return begun;
   const ark_tensor* tensor = find(i, name);
-  if (tensor == NULL) return ARK_NO_TENSOR;
+  if (tensor == NULL) return no_tensor(told, name);
   *nbytes = (size_t)tensor->nbytes;
   return ARK_OK;
 }
@@ -335,7 +356,8 @@ static int run_kernels(ark_instance* i, struct ArkParams* params, const uint32_t
 }
 
 int ark_execute(ark_instance* i, const uint32_t* iterations, size_t phases, uint32_t* done) {
-  if (i == NULL || iterations == NULL) return ARK_BAD_ARGUMENT;
+  const int begun = ark_begin(i, iterations != NULL);
+  if (begun != ARK_OK) return begun;
   const ark_model* m = i->model;
   if (phases != m->phase_count) {
     return ark_fail(i, ARK_BAD_ARGUMENT,
@@ -384,7 +406,5 @@ int ark_execute(ark_instance* i, const uint32_t* iterations, size_t phases, uint
   if (status == ARK_OK) status = run_kernels(i, &params, i->ends);
   if (status != ARK_OK) return status;
   if (done != NULL) *done = host->done;
-  if (host->error != 0) return explain(i);
-  i->error[0] = 0;
-  return ARK_OK;
+  return host->error != 0 ? explain(i) : ARK_OK;
 }

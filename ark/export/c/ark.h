@@ -32,8 +32,8 @@ typedef enum ark_status {
 // A sentence about a status; never null.
 const char* ark_status_text(int status);
 
-// What went wrong last with this instance, "" if nothing did; valid until the next call. Of a null
-// instance: why this thread's last ark_create made none.
+// What went wrong in the last call with this instance, "" if nothing did; valid until the next
+// call. Of a null instance: why this thread's last ark_create made none.
 const char* ark_error(const ark_instance* instance);
 
 // Makes an instance with zeroed memory. On failure *made is null.

@@ -66,9 +66,9 @@ static int is_stop(const ark_decoder* d, int32_t token) {
 
 int ark_generate(ark_instance* i, const int32_t* prompt, size_t prompt_length, int32_t* tokens,
                  size_t most, size_t* made) {
-  if (i == NULL || prompt == NULL || tokens == NULL || made == NULL || most < 1) {
-    return ARK_BAD_ARGUMENT;
-  }
+  const int begun = ark_begin(i, prompt != NULL && tokens != NULL && made != NULL);
+  if (begun != ARK_OK) return begun;
+  if (most < 1) return ark_fail(i, ARK_BAD_ARGUMENT, "there is no room for a token");
   *made = 0;
   const ark_decoder* d = i->model->decoder;
   if (d == NULL) return ark_fail(i, ARK_BAD_ARGUMENT, "the model is no decoder; use ark_execute");

@@ -100,6 +100,10 @@ struct ark_instance {
   char error[512];
 };
 
+// What every call begins with: forgets the paragraph of the call before. given: are the pointers
+// that the call needs none of them null?
+int ark_begin(ark_instance* instance, int given);
+
 // Keeps the paragraph and gives the status back.
 int ark_fail(ark_instance* instance, int status, const char* format, ...)
 #if defined(__GNUC__)

@@ -264,7 +264,8 @@ static int read_file(Reader* r, FILE* file) {
 }
 
 int ark_load(ark_instance* i, const char* path) {
-  if (i == NULL || path == NULL) return ARK_BAD_ARGUMENT;
+  const int begun = ark_begin(i, path != NULL);
+  if (begun != ARK_OK) return begun;
   FILE* file = fopen(path, "rb");
   if (file == NULL) return ark_fail(i, ARK_BAD_FILE, "%s cannot be opened", path);
   Reader r = {i, path, NULL, NULL, 0};

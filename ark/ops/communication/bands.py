@@ -11,7 +11,7 @@ from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
-from ark.lower.cuts import choose_cut, matrix_group
+from ark.lower.cuts import choose_cut, choose_tile, is_exact, matrix_group
 from ark.lower.engines import DMA, ENGINES, THREADS, choose_engine, tile_bytes
 from ark.lower.tiling import box_coords, split
 from ark.ops.copies import copy_box, dense, move
@@ -56,17 +56,15 @@ class Product:
         self.movers = range(count + begin, count + end) if moved else range(0)
 
     def _tile(self) -> tuple[int, int]:
+        """The tile that the whole product would have without a collective."""
         machine, a = self.lowering.machine, self.a
+        shape, size = (1, 1, self.rows, self.columns), a.dtype.itemsize
+        measured = self.lowering.options.get("cuts", {})
         if machine.variant.name != "matrix":
-            return machine.matmul_tile(self.rows, self.columns, 1, a.dtype.bits)
-        cut = choose_cut(
-            (1, 1, self.rows, self.columns),
-            self.depth,
-            a.dtype.itemsize,
-            machine,
-            False,
-            self.lowering.options.get("cuts", {}),
-        )
+            types = [t.dtype.name for t in (a, self.b, self.out)]
+            exact = is_exact(types, shape, self.depth)
+            return choose_tile(shape, self.depth, size, machine, measured, exact)
+        cut = choose_cut(shape, self.depth, size, machine, False, measured)
         return cut.rows, cut.columns
 
     def multiply(self, a: IrTensor, out: IrTensor, suffix: str) -> Group:

@@ -15,7 +15,7 @@ from ark.bench.cases import cases
 from ark.bench.memory_cases import moves
 from ark.bench.ops import OpFigures, measure
 from ark.bench.results import read
-from ark.cli import main
+from ark.cli import bench_ops, main
 from ark.cli.bench_ops import _copy_cells, chosen
 from tests.slow import slow
 
@@ -171,3 +171,27 @@ def test_functions_of_torch_are_measured_beside_torch(name: str) -> None:
     with contextlib.closing(backend.open(0)) as device:
         row = measure(small, backend, device, device.machine, repeats=1, peer=True)
     assert row.error == "" and row.distance is not None and row.distance < 1e-5
+
+
+def test_a_peer_that_cannot_is_a_cell_and_the_next_cases_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch has no products of some types; what it raises is none of ark's errors."""
+    (case,) = chosen([CASE], True)
+
+    def cannot(*_: object) -> None:
+        raise NotImplementedError("\"addmm_impl_cpu_\" not implemented for 'Float8_e5m2'\nat ...")
+
+    broken = dataclasses.replace(case, name="broken", peer=cannot, others=(("other", cannot),))
+    monkeypatch.setattr(bench_ops, "chosen", lambda *_: [broken, case])
+    argv = ["bench", "ops", "broken", "--backend", "cpu", "--vs", "torch", "--repeats", "1"]
+    assert main([*argv, "--json", "-"]) == 0
+    said = capsys.readouterr()
+    first, last = json.loads(said.out)["figures"]
+    assert first["us"] > 0 and first.get("peer_us") is None and not first.get("error")
+    errors = first["detail"]["peer_errors"]
+    assert set(errors) == {"torch", "other"} and "at ..." not in said.err
+    assert "not implemented for 'Float8_e5m2'" in errors["torch"]
+    assert last["peer_us"] > 0 and "peer_errors" not in last["detail"]
+    assert main(argv) == 0
+    assert "cannot" in capsys.readouterr().out

@@ -1,0 +1,61 @@
+"""ARK's view of a runtime: the one that was made last, what it is doing, and how it is reset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import ark
+
+State = ark.Runtime.State
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    ark.init(backend="cpu")
+    yield
+    ark.Runtime.get_runtime().reset()
+    ark.init(backend="cpu")
+
+
+def test_the_latest_runtime_is_shared() -> None:
+    x = ark.tensor([4])
+    y = ark.add(x, 1.0)
+    ark.Runtime.get_runtime().launch()  # nobody else holds it
+    x.from_numpy(np.arange(4, dtype=np.float32))
+    ark.Runtime.get_runtime().run()
+    np.testing.assert_array_equal(y.to_numpy(), np.arange(4) + 1)
+    first = ark.Runtime.get_runtime()
+    first.reset()
+    made = ark.Runtime()
+    assert ark.Runtime.get_runtime() is made is not first
+
+
+def test_an_empty_model_is_launched_run_and_stopped() -> None:
+    with ark.Runtime.get_runtime() as runtime:
+        runtime.launch()
+        runtime.run()
+        runtime.stop()
+    assert runtime.state is State.Init
+
+
+@pytest.mark.parametrize("loop_mode", [True, False])
+def test_a_runtime_says_what_it_is_doing(loop_mode: bool) -> None:
+    total = ark.tensor([1 << 18])
+    ark.add(total, 1.0, output=total)
+    runtime = ark.Runtime()
+    assert runtime.state is State.Init
+    runtime.reset()  # nothing to end
+    runtime.launch(loop_mode=loop_mode)
+    assert runtime.state is State.LaunchedNotRunning
+    runtime.run(2000, non_blocking=True)
+    assert runtime.state is State.Running
+    runtime.wait()
+    assert runtime.state is State.LaunchedNotRunning
+    runtime.reset()
+    assert runtime.state is State.Init and not runtime.launched()
+    runtime.launch(loop_mode=loop_mode)
+    runtime.run(1)
+    runtime.reset()
