@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import threading
 import time
 from collections.abc import Mapping
 from enum import Enum
@@ -18,6 +19,7 @@ from weakref import WeakMethod, WeakSet, ref
 from ark.api import planner
 from ark.api.bound import bind, check_overlaps
 from ark.api.session import backend, device, ranks
+from ark.api.turns import in_turn
 from ark.backend.devices import Device, FedDevice, Memory
 from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.frontend.model import Model
@@ -33,7 +35,8 @@ TRACE_RECORDS = 1 << 16
 
 
 class Runtime:
-    """One launch at a time. A context manager that stops at its end.
+    """One launch at a time. A context manager that stops at its end. Threads may call it, and take
+    turns; tensors that they write and read around a run are theirs to guard.
 
     ranks: the job's ranks, for several; default what ark.init joins.
     """
@@ -51,6 +54,7 @@ class Runtime:
     last_plan: planner.Plan | None = None
 
     def __init__(self, ranks: Ranks | None = None) -> None:
+        self._turn = threading.RLock()
         self.loop_mode = True
         self.executor: Runner | None = None
         self._ranks = ranks
@@ -93,6 +97,7 @@ class Runtime:
         """Is a kernel on the device?"""
         return self._run is not None and self._run.running()
 
+    @in_turn
     def launch(
         self,
         plan: planner.Plan | None = None,
@@ -157,6 +162,7 @@ class Runtime:
             if not storage.lies_in(device.fed):
                 storage.settle = WeakMethod(self._settle)
 
+    @in_turn
     def _settle(self) -> None:
         """Before a tensor is written of which a running kernel may hold old values: ends the loop,
         which the next run starts anew. InvalidUsageError for several ranks, as all would have to.
@@ -220,6 +226,7 @@ class Runtime:
         self._target = 0
         self._run = self.executor.start(FOREVER, persistent=True)
 
+    @in_turn
     def run(
         self,
         iter: int = 1,
@@ -278,6 +285,7 @@ class Runtime:
             if members is not None:
                 members.barrier()
 
+    @in_turn
     def wait(self) -> None:
         """Waits until what was asked for has run. Raises GpuError if the kernel gave up."""
         if self._run is None:
@@ -325,6 +333,7 @@ class Runtime:
         self._target = owed
         self._run.release(owed)
 
+    @in_turn
     def stop(self) -> float:
         """Ends the launch and gives its memory back; milliseconds spent in `run`."""
         try:

@@ -7,12 +7,17 @@ Called by ark.frontend.tensor.
 from __future__ import annotations
 
 import ctypes
+import math
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.frontend.storage import Storage
 from ark.ir import values as ir
 
+HOST = (1, 0)  # (type, index) of the host's memory
 CODES = {
     "int64": 0,
     "int32": 0,
@@ -97,25 +102,70 @@ def device_of(storage: Storage) -> tuple[int, int]:
     return found
 
 
-def export(tensor: ir.Tensor, storage: Storage) -> Any:
-    """A capsule for one importer; the memory lives as long as the importer's tensor."""
+def export(
+    tensor: ir.Tensor,
+    storage: Storage,
+    dl_device: tuple[int, int] | None = None,
+    copy: bool | None = None,
+) -> Any:
+    """A capsule for one importer; the memory lives as long as the importer's tensor.
+
+    dl_device: where the importer wants it, by default where it is. copy: True for memory of its
+    own, False for the tensor's memory alone.
+    """
     if tensor.dtype.name not in CODES:
         raise UnsupportedError(
             f"DLPack has no type for ark.{tensor.dtype.name}; ark.cast it, or use to_numpy"
         )
-    kind, index = device_of(storage)
+    own = device_of(storage)
+    target = own if dl_device is None else _device(dl_device)
+    if target not in (own, HOST):
+        raise BufferError(f"the tensor lies on {own}; it is given there or on {HOST}, not {target}")
+    if target != own and copy is False:
+        raise BufferError(f"the tensor lies on {own}; on {target} it is a copy, but copy=False")
+    if copy or target != own:
+        address, owner = _copied(tensor, storage, target)
+        strides = tuple(math.prod(tensor.shape[d + 1 :]) for d in range(len(tensor.shape)))
+        return _capsule(tensor, target, address, strides, owner)
+    start = sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
+    address = storage.address + start * tensor.dtype.itemsize
+    return _capsule(tensor, own, address, tensor.strides, storage)
+
+
+def _device(given: Any) -> tuple[int, int]:
+    try:
+        kind, index = given
+        return int(kind), int(index)
+    except (TypeError, ValueError) as error:
+        raise BufferError(f"dl_device is {given!r:.60}; give two numbers, or None") from error
+
+
+def _copied(tensor: ir.Tensor, storage: Storage, target: tuple[int, int]) -> tuple[int, Any]:
+    """(address, owner) of a contiguous copy there."""
+    values = np.ascontiguousarray(storage.read(tensor))
+    if target == HOST:
+        return int(values.ctypes.data), values
+    assert storage.device is not None
+    made = Storage(values.nbytes, False, storage.name)
+    address = made.place(storage.device)
+    storage.device.write(address, values)
+    return address, made
+
+
+def _capsule(
+    tensor: ir.Tensor, device: tuple[int, int], address: int, steps: Sequence[int], owner: Any
+) -> Any:
     rank = len(tensor.shape)
     shape = (ctypes.c_int64 * rank)(*tensor.shape)
-    strides = (ctypes.c_int64 * rank)(*tensor.strides)
-    start = sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
+    strides = (ctypes.c_int64 * rank)(*steps)
     managed = _Managed()
-    managed.tensor.data = storage.address + start * tensor.dtype.itemsize
-    managed.tensor.device = _Device(kind, index)
+    managed.tensor.data = address
+    managed.tensor.device = _Device(*device)
     managed.tensor.ndim = rank
     managed.tensor.dtype = _Type(CODES[tensor.dtype.name], tensor.dtype.itemsize * 8, 1)
     managed.tensor.shape = shape
     managed.tensor.strides = strides
     managed.deleter = _delete
-    address = ctypes.addressof(managed)
-    _alive[address] = (managed, shape, strides, storage)
-    return _new(address, b"dltensor", _drop)
+    place = ctypes.addressof(managed)
+    _alive[place] = (managed, shape, strides, owner)
+    return _new(place, b"dltensor", _drop)

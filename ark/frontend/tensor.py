@@ -160,8 +160,19 @@ class Tensor:
         self.storage.wait()
         return dlpack.export(self.ir, self.storage)
 
-    def __dlpack__(self, **_: Any) -> Any:
-        return self.to_dlpack()
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A capsule, of DLPack 0.8, for another library. BufferError as the protocol asks for it:
+        a device that is neither the tensor's nor the host, or one that takes a copy with
+        copy=False.
+        """
+        return dlpack.export(self.ir, self.storage, dl_device, copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return dlpack.device_of(self.storage)

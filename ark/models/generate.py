@@ -111,6 +111,7 @@ class Generator:
         tell = progress or (lambda what, done, total: None)
         self.checkpoint = checkpoint
         self._streaming = threading.Lock()
+        self._closed = False
         self._ranks = ranks
         if plan is not None:
             limit = checkpoint.config.max_position_embeddings
@@ -261,6 +262,8 @@ class Generator:
         stops = check_stops(
             self.checkpoint.config.eos_token_ids if stop_tokens is None else stop_tokens
         )
+        if self._closed:
+            raise InvalidUsageError("this Generator was closed; make another one")
         if not self._streaming.acquire(blocking=False):
             raise InvalidUsageError(
                 "this Generator is in the midst of another stream, whose cache this one would "
@@ -312,6 +315,7 @@ class Generator:
 
     def close(self, together: bool = True) -> None:
         """Stops the device and frees everything; together: see Executor.close."""
+        self._closed = True
         self.executor.close(together)
 
     def __enter__(self) -> Generator:

@@ -152,6 +152,48 @@ def test_placeholders(backend: str) -> None:
             runtime.run(tensor_mappings={later: second})
 
 
+def test_dlpack_copies_and_devices(backend: str) -> None:
+    """By the array API's protocol; NumPy asks for the host, on every device."""
+    x = ark.tensor([4, 6])
+    part = ark.copy(x[1:3, 2:5])
+    values = np.arange(24, dtype=np.float32).reshape(4, 6)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        x.from_numpy(values)
+        runtime.run()
+        own, host = x.__dlpack_device__(), (1, 0)
+        for tensor, want in ((x, values), (x[1:3, 2:5], values[1:3, 2:5]), (part, part.to_numpy())):
+            copied = np.from_dlpack(tensor, device="cpu", copy=True)
+            np.testing.assert_array_equal(copied, want)
+            x.from_numpy(values + 1)
+            np.testing.assert_array_equal(copied, want)
+            x.from_numpy(values)
+        if own == host:
+            seen = np.from_dlpack(x, copy=False)
+            x.from_numpy(values + 1)
+            np.testing.assert_array_equal(seen, values + 1)
+        else:
+            with pytest.raises(BufferError, match="copy=False"):
+                x.__dlpack__(dl_device=host, copy=False)
+    for strange in ((7, 0), (own[0], own[1] + 1), "cpu", 3):
+        with pytest.raises(BufferError):
+            x.__dlpack__(dl_device=strange)
+    with pytest.raises(TypeError):
+        x.__dlpack__(unknown=1)
+
+
+def test_a_dlpack_copy_is_torchs_own(backend: str) -> None:
+    torch, device = torch_device(backend)
+    x = ark.tensor([8])
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        x.from_numpy(np.ones(8, np.float32))
+        mine = torch.from_dlpack(x, copy=True)
+        shared = torch.from_dlpack(x)
+        mine.fill_(5.0)
+        assert torch.equal(shared, torch.ones(8, device=device)) and mine.device == device
+
+
 def test_torch_memory_is_shared_both_ways(backend: str) -> None:
     torch, device = torch_device(backend)
     data = torch.zeros(8, 8, device=device)

@@ -91,8 +91,9 @@ def test_an_onnx_file(
     np.testing.assert_array_equal(space["y"], want)
     model = ark.from_onnx("model.onnx", dims={"batch": 1})
     np.testing.assert_array_equal(model.run({"input": x, "mask": mask})[0], want)
-    ((_, runtime, inline),) = model._made.values()
-    assert runtime.executor is not None and runtime.executor.plan.processors == 1
+    launched = model._launched(model.checked({"input": x, "mask": mask}))
+    there, inline = launched.runtime.executor, launched.inline
+    assert there is not None and there.plan.processors == 1
     assert inline is not None and inline.short()  # later runs are on this thread
     for times in (2.0, 3.0):
         (got,) = model.run({"input": x * np.float32(times), "mask": mask})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import onnx
 import ark
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.foreign import as_array
+from ark.interop.kernels import Kernels
 from ark.interop.onnx import load
 from ark.interop.onnx.convert import Built, build
 from ark.interop.onnx.values import TABLE, NeedsContents
@@ -57,7 +61,8 @@ class Port:
 
 
 class OnnxModel:
-    """Runs on NumPy arrays. The loop kernel is planned and compiled once for every set of sizes.
+    """Runs on NumPy arrays. The loop kernel is planned and compiled once for every set of sizes;
+    those of the last sets are kept. Threads may call it; they take turns.
 
     Inputs that an operator must know beforehand (the shape of a Reshape, say) are part of what a
     kernel is made for: another value makes another kernel.
@@ -71,7 +76,9 @@ class OnnxModel:
         self.outputs = [Port(o, "output") for o in proto.graph.output]
         self._proto = proto
         self._known: set[str] = set()
-        self._made: dict[Any, tuple[Built, ark.Runtime, InlineRuns | None]] = {}
+        self._kernels: Kernels[Launched] = Kernels(_end)
+        self._turn = threading.RLock()  # a kernel has one set of inputs at a time
+        self._closed = False
         sizes = {p.name: (p.sizes, p.dtype) for p in self.inputs if p.sizes is not None}
         if len(sizes) == len(self.inputs):
             try:
@@ -90,23 +97,31 @@ class OnnxModel:
 
     def run(self, inputs: Mapping[str, Any]) -> list[np.ndarray]:
         """Runs once on arrays by input's name; returns the outputs in the model's order."""
-        built, runtime, inline = self._launched(self.checked(inputs))
-        self.write(built, inputs)
-        if inline is not None and inline.short():
-            inline()
-        else:
-            runtime.run()
-        return self.read(built)
+        arrays = self.checked(inputs)
+        with self._turn:
+            if self._closed:
+                raise InvalidUsageError(f"{self.name} was closed; load it again with ark.from_onnx")
+            launched = self._launched(arrays)
+            self.write(launched.built, arrays)
+            if launched.inline is not None and launched.inline.short():
+                launched.inline()
+            else:
+                with DEVICE:
+                    launched.runtime.run()
+            return self.read(launched.built)
 
     def graph(self, inputs: Mapping[str, Any], into: ark.Model | None = None) -> Built:
         """The graph for these arrays, as a part of `into`, for callers that launch it themselves.
 
         After the launch: `write` for what goes in, `read` for what came out.
         """
-        self._key(self.checked(inputs))
         arrays = self.checked(inputs)
-        sizes = {n: (a.shape, a.dtype) for n, a in arrays.items()}
-        return build(self._proto, sizes, {n: arrays[n] for n in self._known}, into)
+        while True:
+            try:
+                self._built(arrays, {n: arrays[n] for n in self._known})
+                return self._built(arrays, {n: arrays[n] for n in self._known}, into)
+            except NeedsContents as error:
+                self._learn(error)
 
     def write(self, built: Built, inputs: Mapping[str, Any]) -> None:
         """Fills the tensors of the inputs of a launched graph."""
@@ -119,10 +134,10 @@ class OnnxModel:
         return [_contents(built, port.name) for port in self.outputs]
 
     def close(self) -> None:
-        """Gives the kernels' memory back."""
-        for _, runtime, _ in self._made.values():
-            runtime.stop()
-        self._made.clear()
+        """Gives the kernels' memory back, for good."""
+        with self._turn:
+            self._closed = True
+            self._kernels.close()
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The arrays, of the inputs' types; InvalidUsageError where they do not fit."""
@@ -149,41 +164,55 @@ class OnnxModel:
             arrays[port.name] = array
         return arrays
 
-    def _launched(
-        self, arrays: Mapping[str, np.ndarray]
-    ) -> tuple[Built, ark.Runtime, InlineRuns | None]:
+    def _launched(self, arrays: Mapping[str, np.ndarray]) -> Launched:
         """The kernel for these sizes and known contents, made if it is not there."""
-        key, built = self._key(arrays)
-        if key not in self._made:
-            assert built is not None
-            runtime = _launch(built)
-            there = runtime.executor
-            self._made[key] = built, runtime, inline_runs(there) if there is not None else None
-        return self._made[key]
-
-    def _key(self, arrays: Mapping[str, np.ndarray]) -> tuple[Any, Built | None]:
-        """What a kernel is made for, and its graph where there is no kernel yet."""
-        sizes = {n: (a.shape, a.dtype) for n, a in arrays.items()}
         while True:
             known = {n: arrays[n] for n in sorted(self._known)}
-            key = (
-                tuple((n, s) for n, (s, _) in sizes.items()),
-                tuple((n, a.tobytes()) for n, a in known.items()),
-            )
-            if key in self._made:
-                return key, None
+            sizes = tuple((n, a.shape) for n, a in arrays.items())
+            key = sizes, tuple((n, a.tobytes()) for n, a in known.items())
+            make = partial(self._launch, arrays, known)
             try:
-                return key, build(self._proto, sizes, known)
+                return self._kernels.get(key, make)
             except NeedsContents as error:
-                if not error.inputs - self._known:
-                    raise UnsupportedError(
-                        f"{self.name}: a shape depends on values that only a run knows"
-                    ) from error
-                self._known |= error.inputs
+                self._learn(error)
+
+    def _launch(
+        self, arrays: Mapping[str, np.ndarray], known: Mapping[str, np.ndarray]
+    ) -> Launched:
+        return _launch(self._built(arrays, known))
+
+    def _built(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        known: Mapping[str, np.ndarray],
+        into: ark.Model | None = None,
+    ) -> Built:
+        sizes = {n: (a.shape, a.dtype) for n, a in arrays.items()}
+        return build(self._proto, sizes, known, into)
+
+    def _learn(self, error: NeedsContents) -> None:
+        """Which inputs' contents decide about the graph; UnsupportedError where none do."""
+        if not error.inputs - self._known:
+            raise UnsupportedError(
+                f"{self.name}: a shape depends on values that only a run knows"
+            ) from error
+        self._known |= error.inputs
 
 
-def _launch(built: Built) -> ark.Runtime:
-    with ark.use_model(built.model):
+DEVICE = threading.RLock()  # one kernel is launched at a time; short ones run on their callers
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A kernel, ready to run."""
+
+    built: Built
+    runtime: ark.Runtime
+    inline: InlineRuns | None
+
+
+def _launch(built: Built) -> Launched:
+    with DEVICE, ark.use_model(built.model):
         runtime, planner = ark.Runtime(), ark.Planner(-1, built.model)
         plan = planner.plan()
         if plan.inner is not None:
@@ -193,8 +222,13 @@ def _launch(built: Built) -> ark.Runtime:
                 planner.machine = machine.with_processors(busy)
                 plan = planner.plan()
         runtime.launch(plan, loop_mode=False)
-    fill(built)
-    return runtime
+        fill(built)
+    there = runtime.executor
+    return Launched(built, runtime, inline_runs(there) if there is not None else None)
+
+
+def _end(launched: Launched) -> None:
+    launched.runtime.stop()
 
 
 def fill(built: Built) -> None:

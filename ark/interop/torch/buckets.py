@@ -17,17 +17,10 @@ import sympy
 import torch
 from torch import fx
 
+from ark.interop.kernels import bucket
 from ark.interop.torch.elementwise import ELEMENTWISE
 from ark.interop.torch.graph import name_of
 from ark.interop.torch.strides import laid_out
-
-LEAST = 1
-
-
-def bucket(size: int, most: int | None) -> int:
-    """The power of two from `size` on, or the bound `most` if that is smaller."""
-    found = max(LEAST, 1 << (size - 1).bit_length())
-    return max(size, min(found, most)) if most is not None else found
 
 
 def symbols(value: Any) -> set[Any]:

@@ -20,14 +20,13 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from ark import log
 from ark.errors import BaseError, InternalError, InvalidUsageError, UnsupportedError
+from ark.interop.kernels import Kernels
 from ark.interop.torch.buckets import Padding
 from ark.interop.torch.export import TRACING, decompositions
 from ark.interop.torch.fallback import or_torch
 from ark.interop.torch.graph import drop_checks, name_of, results_of, why_not
 from ark.interop.torch.program import Program, torch_device
 from ark.interop.torch.strides import read_by_strides
-
-MOST_SHAPES = 64  # kernels of one graph, for as many combinations of sizes
 
 
 class _Support(OperatorSupportBase):
@@ -123,9 +122,7 @@ def _copied(module: fx.GraphModule, support: _Support) -> fx.GraphModule:
 
 def _listed(module: fx.GraphModule, program: Program) -> Callable[..., Any]:
     (ends,) = next(n for n in module.graph.nodes if n.op == "output").args
-    if isinstance(ends, (list, tuple)):
-        return program
-    return lambda *given: program(*given)[0]
+    return program if isinstance(ends, (list, tuple)) else _Kernel(program, True)
 
 
 def _tell(missing: Sequence[fx.Node], support: _Support, count: int) -> None:
@@ -161,7 +158,7 @@ class _Sized:
         self._module, self._fixed, self._made_by_torch = module, set(fixed), made
         self._padding = Padding(module)
         self._varying = [i for i, v in enumerate(values(module)) if varies(v)]
-        self._made: dict[Any, Callable[..., Any]] = {}
+        self._kernels: Kernels[Callable[..., Any]] = Kernels(_end)
         for symbol, why in self._padding.reasons.items():
             if why is not None:
                 log.info(f"the size {symbol} is not rounded up, a kernel for each: {why}")
@@ -176,11 +173,7 @@ class _Sized:
     def _exactly(self, *given: Any) -> Any:
         sizes = (given[i] for i in self._varying)
         key = tuple(s.shape if isinstance(s, torch.Tensor) else s for s in sizes)
-        if key not in self._made:
-            if len(self._made) == MOST_SHAPES:
-                self._made.pop(next(iter(self._made)))
-            self._made[key] = self._compile(given)
-        return self._made[key](*given)
+        return self._kernels.get(key, lambda: self._compile(given))(*given)
 
     def _compile(self, given: Sequence[Any]) -> Callable[..., Any]:
         """The graph for these sizes; the compiled one takes no sizes any more."""
@@ -203,9 +196,27 @@ class _Sized:
             raise InternalError(
                 f"compiling for these sizes failed: {type(error).__name__}: {error}"
             ) from error
-        if len(tensors) == len(given):
-            return inner
-        return lambda *call: inner(*[call[i] for i in tensors])
+        return inner if len(tensors) == len(given) else _OfTensors(inner, tensors)
+
+
+class _OfTensors:
+    """A compiled graph, called with the sizes that it takes no more."""
+
+    def __init__(self, run: Callable[..., Any], tensors: Sequence[int]) -> None:
+        self.run, self._tensors = run, tensors
+
+    def __call__(self, *given: Any) -> Any:
+        return self.run(*[given[i] for i in self._tensors])
+
+
+def _end(compiled: Callable[..., Any]) -> None:
+    """Gives the memory of a graph's kernels back, when their last launch has ended."""
+    compiled = compiled.run if isinstance(compiled, _OfTensors) else compiled
+    parts = compiled.modules() if isinstance(compiled, torch.nn.Module) else []
+    programs = [p.program for p in parts if isinstance(p, _Kernel)]
+    for program in [compiled, *programs]:
+        if isinstance(program, Program):
+            program.retire()
 
 
 def _compile_traced(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -115,6 +116,8 @@ class Executor:
         self._rates = Rates(optimizer) if optimizer is not None else None
         if self._rates is None and self.options.gradient_accumulation != 1:
             raise InvalidUsageError("gradient_accumulation is for training_model alone")
+        self._turn = threading.RLock()  # threads take turns
+        self._closed = False
         self._program: Program | None = None
         self._written: list[torch.Tensor] = []  # by the kernel, in place
         self._shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
@@ -137,6 +140,14 @@ class Executor:
                 raise InvalidUsageError(
                     f"a dense tensor is expected, got {type(value).__name__} {layout}".rstrip()
                 )
+        with self._turn:
+            return self._call(given)
+
+    def _call(self, given: Sequence[torch.Tensor]) -> Any:
+        if self._closed:
+            raise InvalidUsageError(
+                "the model was closed, and what its optimizer knew went with it; make another one"
+            )
         shapes = [(tuple(t.shape), t.dtype) for t in given]
         if self._program is None:
             self._program = self._compile(given)
@@ -187,10 +198,12 @@ class Executor:
         return tuple(t[:each].clone() for t in given)
 
     def close(self) -> None:
-        """Gives the kernel's memory back."""
-        if self._program is not None:
-            self._program.close()
-            self._program = None
+        """Gives the kernel's memory back, for good."""
+        with self._turn:
+            self._closed = True
+            if self._program is not None:
+                self._program.close()
+                self._program = None
 
 
 class _Builder:

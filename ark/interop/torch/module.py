@@ -8,6 +8,7 @@ microseconds. Called by users, through ark.interop.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,6 +58,7 @@ class Module(torch.nn.Module):
         graph = _without(graph, self._constants, len(self._kept))
         self._writes = _writes(exported.graph_signature)
         self._program: Program | None = None
+        self._moving = threading.Lock()
         if self._sized:
             self._run = compile_graph(graph, values(graph), range(len(self._kept)))
         else:
@@ -77,7 +79,8 @@ class Module(torch.nn.Module):
             made = self._run(*self._kept, *given)
         else:
             if self._look(self._here) is None and not self._fixed.lie(self._here):
-                self._moved(self._program)
+                with self._moving:
+                    self._moved(self._program)
             made = self._program.run([*self._loose, *given])
         if self._writes:
             written = [*self._kept, *given]

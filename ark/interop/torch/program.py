@@ -325,14 +325,31 @@ class Program:
         run.wait()
         return run.elapsed_ms() / 1e3 / iterations
 
+    def retire(self) -> None:
+        """Gives the kernel's memory back when its last launch has ended; a call loads it again.
+        Nothing for a kernel in captured graphs, which may be replayed.
+        """
+        with self._turn:
+            if self._captured or self._executor is None:
+                return
+            if isinstance(self._executor, Executor):
+                self._executor.wait_idle()
+            self._close()
+
     def close(self) -> None:
         """Gives the kernel's memory back; graphs that were captured must not be replayed then."""
-        for executor in self._captured:
-            executor.close()
-        self._captured.clear()
+        with self._turn:
+            for executor in self._captured:
+                executor.close()
+            self._captured.clear()
+            self._close()
+
+    def _close(self) -> None:
         if self._executor is not None:
             self._executor.close()
             self._executor = self._streamed = self._inline = None
+        self._addresses, self._loose, self._replaced = (), [], 0
+        self._tables.clear()
 
 
 def torch_device() -> torch.device:
