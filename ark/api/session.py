@@ -98,6 +98,15 @@ def device(index: int | None = None) -> Device:
     return found
 
 
+def forget(name: str) -> None:
+    """Closes the opened devices of a backend and lets them go: the next use opens them anew.
+
+    For who takes hardware away under a running process, as an emulator does at its end.
+    """
+    for key in [key for key in _state.devices if key[0] == name]:
+        _state.devices.pop(key).close()
+
+
 def ranks() -> Bootstrap | None:
     """This process's membership of its job, joined on first use; None for a lone rank.
 

@@ -42,7 +42,10 @@ ARK_DEVICE void ark_small_products(ArkCtx& c, const ArkTask& t, const A& a, cons
   typedef ArkSmall<M, N, K> Form;
   float* left = reinterpret_cast<float*>(ARK_SCRATCH(c)) + ark_warp() * Form::FLOATS;
   float* right = left + Form::LEFT;
-  const int column = ark_lane() % Form::ACROSS, first = ark_lane() / Form::ACROSS * Form::R;
+  // Lanes behind the last column or row read the last ones and store nothing: what lies behind was
+  // never written.
+  const int column = ark_lane() % Form::ACROSS, row = ark_lane() / Form::ACROSS * Form::R;
+  const int read = column < N ? column : N - 1, first = row < M - Form::R ? row : M - Form::R;
   if constexpr (Form::DEPTH > K) {
     for (int i = ark_lane(); i < Form::FLOATS; i += ARK_LANES) left[i] = 0.0f;
     ark_warp_sync();
@@ -58,7 +61,7 @@ ARK_DEVICE void ark_small_products(ArkCtx& c, const ArkTask& t, const A& a, cons
     for (int k = 0; k < Form::DEPTH; k += 4) {
       float y[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) y[j] = right[(k + j) * Form::B_PITCH + column];
+      for (int j = 0; j < 4; ++j) y[j] = right[(k + j) * Form::B_PITCH + read];
 #pragma unroll
       for (int r = 0; r < Form::R; ++r) {
         const auto x = ark_load_pack<4>(left + (first + r) * Form::A_PITCH + k);
@@ -69,7 +72,7 @@ ARK_DEVICE void ark_small_products(ArkCtx& c, const ArkTask& t, const A& a, cons
     ark_warp_sync();
 #pragma unroll
     for (int r = 0; r < Form::R; ++r) {
-      if (column < N && first + r < M) finish(i, first + r, column, sums[r]);
+      if (column < N && first + r >= row) finish(i, first + r, column, sums[r]);
     }
   }
 }

@@ -106,7 +106,8 @@ class Device:
         return self._hip.hipMalloc(size)
 
     def free(self, memory: Memory) -> None:
-        self._returned.add(memory)
+        if not self._closed:
+            self._returned.add(memory)
 
     def _free(self, memory: Memory) -> None:
         self._select()
@@ -241,9 +242,14 @@ class Device:
         if self._closed or self._busy():
             return
         self._closed = True
-        self._select()
-        self._returned.settle()
-        for program in self._programs:
-            call("hipModuleUnload", self._hip.hipModuleUnload, program.module)
+        # After a kernel's fault every call answers with it, and each still gives back what it can.
+        with contextlib.suppress(GpuError):
+            self._select()
+            self._returned.settle()
+        programs, self._programs = self._programs, []
+        for program in programs:
+            with contextlib.suppress(GpuError):
+                call("hipModuleUnload", self._hip.hipModuleUnload, program.module)
         for stream in (self._loop_stream, self._copy_stream):
-            call("hipStreamDestroy", self._hip.hipStreamDestroy, stream)
+            with contextlib.suppress(GpuError):
+                call("hipStreamDestroy", self._hip.hipStreamDestroy, stream)

@@ -12,6 +12,7 @@ import ctypes
 import enum
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -277,8 +278,20 @@ def emulated(arch: str = "gfx942", count: int = 1, **options: int) -> Iterator[A
             del os.environ[VARIABLE]
         else:
             os.environ[VARIABLE] = variable
-        library, _ = _library()
-        library.ark_emulator_leave()
+        try:
+            _close_opened()
+        finally:
+            library, _ = _library()
+            library.ark_emulator_leave()
+
+
+def _close_opened() -> None:
+    """Has ark's own session close what it opened of the devices that go: their streams and memory
+    are void afterwards, also under devices of the same name.
+    """
+    session = sys.modules.get("ark.api.session")
+    if session is not None:
+        session.forget("rocm")
 
 
 def set_option(name: str, value: int) -> None:

@@ -147,6 +147,7 @@ bool Grid::look_for_deadlock() {
     // Somebody outside may still write: leave the processor to them, the longer the longer it takes.
     const auto nap = std::chrono::duration_cast<std::chrono::microseconds>(now - external_since) / 4;
     std::this_thread::sleep_for(std::clamp(nap, kShortestNap, kLongestNap));
+    napped += std::chrono::steady_clock::now() - now;
     next_look = clock + 64 * live_waves;
     return false;
   }

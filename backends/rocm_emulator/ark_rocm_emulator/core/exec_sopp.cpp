@@ -1,4 +1,5 @@
 // Program control: branches, barriers, waits, sleeps, hardware registers, program counter.
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -21,9 +22,8 @@ Handler branch_if(F) {
   };
 }
 
-uint64_t host_ticks() {   // 100 MHz, as s_memrealtime counts
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return static_cast<uint64_t>(std::chrono::nanoseconds(now).count()) / 10;
+uint64_t ticks(std::chrono::steady_clock::duration time) {
+  return static_cast<uint64_t>(std::chrono::nanoseconds(time).count()) / 10;
 }
 
 // s_getreg: the registers that compiled code reads. MODE is exact; the rest describes a device with
@@ -141,6 +141,12 @@ void register_gpr_index(Ops& ops) {
 
 }  // namespace
 
+uint64_t realtime(const Grid& grid) {
+  const uint64_t passed = ticks(std::chrono::steady_clock::now() - grid.began);
+  const uint64_t own = grid.clock * kStepTicks + ticks(grid.napped);
+  return ticks(grid.began.time_since_epoch()) + std::min(passed, own);
+}
+
 WaitCounts wait_counts(const Inst& i, Arch arch) {
   WaitCounts counts;
   const unsigned imm = static_cast<unsigned>(i.imm) & 0xffff;
@@ -187,7 +193,7 @@ void register_sopp(Ops& ops) {
   });
   ops.add("s_memrealtime", "b64=", [](Wave& w, const Inst& i) {
     const bool timed = w.timing != nullptr;
-    w.put_scalar64(i.dst[0], timed ? w.grid->timing->ticks(w) : host_ticks());
+    w.put_scalar64(i.dst[0], timed ? w.grid->timing->ticks(w) : realtime(*w.grid));
   });
   ops.add("s_getreg_b32", "b32=", [](Wave& w, const Inst& i) {
     const RegisterField field = register_field(i.imm);

@@ -103,6 +103,7 @@ struct Grid {
   friend void reach_barrier(Wave& wave);
   friend void end_wave(Wave& wave);
   void check_launch(const KernelDescriptor& descriptor);
+  friend uint64_t realtime(const Grid& grid);
   void make_kernarg();
   Workgroup& make_group(uint32_t index, uint32_t slot);
   void init_wave(Workgroup& group, Wave& wave, uint32_t slot, const KernelDescriptor& descriptor);
@@ -134,8 +135,16 @@ struct Grid {
   uint64_t last_change = 0;              // clock when memory last changed
   uint64_t next_look = 0, pause = 1;     // when to look for a deadlock again; how patiently
   std::chrono::steady_clock::time_point external_since;
+  const std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::duration napped{};   // while only somebody outside could write
   bool waiting_external = false;
 };
+
+// The clock of s_memrealtime, 100 MHz. It counts the grid's own instructions, kStepTicks each, so
+// that a kernel's budgets hold as many of them with all checks, or beside other work, as without;
+// and never goes faster than the host's, by which a grid waits for what is outside of it.
+constexpr uint64_t kStepTicks = 5;
+uint64_t realtime(const Grid& grid);
 
 // Called by the handlers of s_barrier and s_endpgm.
 void reach_barrier(Wave& wave);

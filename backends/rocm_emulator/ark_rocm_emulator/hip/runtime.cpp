@@ -110,8 +110,11 @@ void close_runtime(Runtime* rt) {
   for (Event* event : rt->events) delete event;
   for (auto& [base, allocation] : rt->allocations) {
     rt->machine->remove_region(base);
+    // Host memory gives its pages back and keeps its place: a view of it may outlive its device,
+    // after a failed run above all.
     if (allocation.device < 0 && !allocation.registered)
-      munmap(reinterpret_cast<void*>(base), allocation.size);
+      mmap(reinterpret_cast<void*>(base), allocation.size, PROT_READ | PROT_WRITE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
   }
   rt->machine.reset();
   for (auto& device : rt->devices) {
