@@ -101,6 +101,7 @@ def _older(
     """What special_tokens_map.json (into `values`) and added_tokens.json (into `found`) say; the
     further special tokens.
     """
+    later: Any = []  # special tokens of which added_tokens.json does not know yet
     path = folder / "special_tokens_map.json"
     if path.exists():
         said = Fields.read(path)
@@ -110,7 +111,7 @@ def _older(
         elif more is not None:
             extra = more
         elif not set(EXTRA) & set(settings.values):
-            extra = said.values.get(EXTRA[1]) or extra
+            later = said.values.get(EXTRA[1]) or []
         for name, entry in said.values.items():
             if name.endswith("_token"):
                 whole = {**entry, "special": True} if isinstance(entry, dict) else entry
@@ -127,7 +128,7 @@ def _older(
                 raise said.wrong(content, "a token's id")
             known = content in special
             found.numbered[number] = AddedToken(content, normalized=not known, special=known)
-    return extra
+    return extra or later
 
 
 def _given(settings: Fields, name: str, value: Any) -> Token:

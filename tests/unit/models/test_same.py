@@ -20,6 +20,7 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.same import check_same_model, digest
 from ark.models.shards import read_header
 from tests.checkpoints import make_checkpoint
+from tests.slow import examples
 
 
 class Pair:
@@ -112,12 +113,12 @@ def test_another_constant_of_the_config(original: Path, copy: Path) -> None:
     assert disagreement([original, copy]) == [words] * 2
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(data=st.data())
 def test_every_byte_is_in_the_hash(original: Path, data: st.DataObject) -> None:
     """Pieces smaller than tensors, so that their borders are among the bytes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(same, "PIECE_BYTES", 1000)
+        patch.setattr(same, "PIECE_BYTES", 100_000)
         tensors = sorted(read_header(original / "model.safetensors").values(), key=lambda t: t.name)
         tensor = data.draw(st.sampled_from(tensors))
         at = tensor.offset + data.draw(st.integers(0, tensor.nbytes - 1))
