@@ -26,6 +26,9 @@ MATRIX_UNIT = 64  # bytes of a row that matrix units multiply at once
 PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in one stage
 
 
+MOST_TILE = 1 << 28  # elements of a tile: source counts in 32 bits, to the end of the last tile
+
+
 def box_tile(
     shape: Sequence[int], machine: Machine, weight: int = 1, itemsize: int = 4
 ) -> list[int]:
@@ -38,6 +41,7 @@ def box_tile(
         want = min(
             want, max(SWEEP // itemsize, math.ceil(math.prod(shape) / (64 * machine.processors)))
         )
+    want = min(want, MOST_TILE)
     if machine.has("single_thread"):
         return tile_of(full, want)
     return _balanced(full, want, max(1, MIN_TILE // weight), weight * itemsize, machine)
@@ -106,6 +110,10 @@ def _cut(shape: Sequence[int], tasks: int) -> list[int]:
     return tile
 
 
+def _countable(chunks: tuple[int, int]) -> bool:
+    return chunks[0] * chunks[1] * LINE * LINE <= MOST_TILE
+
+
 def transpose_tile(
     shape: Sequence[int], transposed: int, machine: Machine, itemsize: int = 4
 ) -> list[int]:
@@ -123,7 +131,8 @@ def transpose_tile(
         tasks = planes * -(-across // chunks[0]) * -(-down // chunks[1])
         return -(-tasks // machine.processors) * (chunks[0] * chunks[1] + 1), tasks
 
-    chunks = min(itertools.product(_powers(across), _powers(down)), key=busy)
+    few = [c for c in itertools.product(_powers(across), _powers(down)) if _countable(c)]
+    chunks = min(few, key=busy)
     tile = [1, 1, 1, 1]
     tile[transposed] = min(shape[transposed], chunks[0] * LINE)
     tile[3] = min(shape[3], chunks[1] * LINE)

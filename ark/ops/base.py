@@ -12,6 +12,8 @@ from ark.ir import dtype as dtypes
 from ark.ir.dtype import DataType
 from ark.ir.values import MAX_DIMS, whole
 
+MOST_SIZE = (7 << 28) - 1  # of a dimension: tasks count in 32 bits, to the end of the last tile
+
 
 def broadcast(a: Sequence[int], b: Sequence[int], what: str) -> tuple[int, ...]:
     """The shape of an elementwise result; ModelError if the shapes do not broadcast."""
@@ -34,10 +36,10 @@ def check_dims(what: str, shape: Any) -> tuple[int, ...]:
     if not isinstance(shape, Sequence) or isinstance(shape, str):
         raise InvalidUsageError(f"{what}: the shape {shape!r} is no list of sizes")
     dims = tuple(whole(what, n) for n in shape)
-    if len(dims) > MAX_DIMS or any(n < 1 for n in dims):
+    if len(dims) > MAX_DIMS or any(not 1 <= n <= MOST_SIZE for n in dims):
         raise InvalidUsageError(
             f"{what}: the shape {list(dims)} must have at most {MAX_DIMS} dimensions, all of them "
-            "at least 1"
+            f"from 1 to {MOST_SIZE}"
         )
     return dims or (1,)
 

@@ -20,7 +20,7 @@ from ark.lower.merge import merge
 from ark.lower.registry import register
 from ark.lower.rewrite.fuse_chains import expression_of
 from ark.lower.tiling import box_coords, box_tile, swept
-from ark.ops.base import broadcast, check_dims, float_dtype, result, same_dtype
+from ark.ops.base import MOST_SIZE, broadcast, check_dims, float_dtype, result, same_dtype
 from ark.ops.views import reinterpret
 from ark.tasks import expression
 from ark.tasks.expression import Tree
@@ -40,7 +40,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     same = all(t.dense and t.shape == node.outputs[0].shape for t in tensors)
     if not plain or expression.places(expr):
         pass
-    elif same and not any(t.dtype.packed for t in tensors):
+    elif same and not any(t.dtype.packed for t in tensors) and tensors[0].elements <= MOST_SIZE:
         tensors = [lowering.flat(t) for t in tensors]
     elif len(node.outputs[0].shape) > FOLDED:
         tensors = merge(tensors)

@@ -60,7 +60,7 @@ class _Numbers:
 
     def flat(self, op: str, tree: Tree, dtype: DataType, name: str) -> Tensor:
         """The op's result, of one dimension: an element's index is its place."""
-        dims = (math.prod(self.shape),)
+        dims = check_dims(op, [math.prod(self.shape)])
         attrs = {"expr": tree, "shape": dims}
         return result(op, self.inputs, dims, dtype, attrs=attrs, name=name)
 

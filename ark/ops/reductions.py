@@ -22,7 +22,7 @@ from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
 from ark.machine import Machine
-from ark.ops.base import float_dtype, positive_axis, result
+from ark.ops.base import MOST_SIZE, float_dtype, positive_axis, result
 from ark.ops.elementwise import copy
 from ark.ops.views import reshape
 from ark.tasks import expression
@@ -250,7 +250,8 @@ def _reduce_axes(
     full = [1 if d in wanted else n for d, n in enumerate(shape)]
     groups: list[list[int]] = []
     for a in wanted:
-        if groups and groups[-1][-1] == a - 1:
+        follows = bool(groups) and groups[-1][-1] == a - 1
+        if follows and math.prod(shape[groups[-1][0] : a + 1]) <= MOST_SIZE:
             groups[-1].append(a)
         else:
             groups.append([a])

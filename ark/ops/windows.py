@@ -18,7 +18,7 @@ from ark.ir.graph import Node
 from ark.ir.values import whole
 from ark.lower.context import Lowering
 from ark.lower.registry import register
-from ark.lower.tiling import box_coords
+from ark.lower.tiling import MOST_TILE, box_coords
 from ark.ops.base import float_dtype, same_dtype
 from ark.ops.elementwise import add
 from ark.ops.indexing import Rule, remap, same
@@ -250,7 +250,7 @@ def _lower_convolution(lowering: Lowering, node: Node) -> None:
     images, groups, rows, places = out.shape
     work = out.elements * weight.shape[3]
     tasks = max(1, min(machine.processors, work // LEAST_WORK))
-    share = -(-out.elements // tasks)
+    share = min(-(-out.elements // tasks), MOST_TILE)
     sizes = node.attrs["sizes"]
     line = sizes[1] if rows == 1 and len(sizes) == 2 else LINE  # of each channel by itself: rows
     wide = places if share >= places else min(places, -(-share // line) * line)
@@ -261,7 +261,8 @@ def _lower_convolution(lowering: Lowering, node: Node) -> None:
         return -(-images * -(-groups // several) // tasks) * several, -several
 
     together = down == rows and wide == places
-    several = min(range(1, groups + 1), key=rounds) if together else 1
+    most = max(1, min(groups, MOST_TILE // (rows * places)))
+    several = min(range(1, most + 1), key=rounds) if together else 1
     tile = [1, several, -(-rows // -(-rows // down)), wide]
     params = {k: v for k, v in node.attrs.items() if k != "finish"} | {"tile": tile}
     if "finish" in node.attrs:

@@ -22,7 +22,7 @@ from ark.plan.params import (
     Params,
     Places,
     Rows,
-    Splits,
+    Size,
     count,
     fits,
     is_dense,
@@ -41,7 +41,7 @@ HEADERS = (text.header("sampling.h"), text.header("experts.h"))
 
 
 class TopKParams(Params, frozen=True):
-    k: Splits
+    k: Size
     rows: Rows = 1
     least: bool = False
 

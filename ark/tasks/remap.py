@@ -29,6 +29,7 @@ from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import (
     INDEX_NAMES,
+    INT_MAX,
     Dim,
     Params,
     Places,
@@ -44,7 +45,7 @@ from ark.tasks import text
 from ark.tasks.box_text import NAMES
 from ark.tasks.pointwise import COPY, HEADERS, claim_tile, tile_box, write_box
 
-Factor = Annotated[int, msgspec.Meta(ge=-(1 << 20), le=1 << 20)]
+Factor = Annotated[int, msgspec.Meta(ge=-INT_MAX, le=INT_MAX)]
 Shift = Annotated[int, msgspec.Meta(ge=-(1 << 30), le=1 << 30)]
 
 

@@ -245,6 +245,19 @@ def onnx_file(rng: random.Random, keep: Keep) -> bool:
     return False
 
 
+def ops(rng: random.Random, keep: Keep) -> bool | str:
+    """A random program over the public ops; see tests.fuzz.programs, which imports torch."""
+    from tests.fuzz import programs
+
+    return programs.program(rng, keep)
+
+
+def run_ops(text: str) -> bool | str:
+    from tests.fuzz import programs
+
+    return programs.run_program(text)
+
+
 def module(rng: random.Random, keep: Keep) -> bool | str:
     """A random torch module by ark.from_torch; see tests.fuzz.modules, which imports torch."""
     from tests.fuzz import modules
@@ -303,6 +316,7 @@ TARGETS: dict[str, Target] = {
     "execution_plan": collectives.execution_plan,
     "command_line": command_line,
     "onnx_file": onnx_file,
+    "ops": ops,
     "module": module,
     "export": exports.export,
     "bootstrap": bootstrap,
@@ -313,6 +327,7 @@ REPLAY: dict[str, Callable[[str], bool | str]] = {
     "task_plan": run_task_plan,
     "topology": run_topology,
     "sketch": run_sketch,
+    "ops": run_ops,
     "program": collectives.run_program,
     "execution_plan": collectives.run_execution_plan,
     "command_line": lambda text: run_command_line(json.loads(text)),

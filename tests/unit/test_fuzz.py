@@ -32,7 +32,7 @@ FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(Health
 CASES = [(kind, path) for kind in sorted(REPLAY) for path in sorted((CORPUS / kind).iterdir())]
 
 
-COMPILED = ("plan", "module", "export")
+COMPILED = ("plan", "ops", "module", "export")
 
 
 @pytest.mark.parametrize("name", [n for n in sorted(TARGETS) if n not in COMPILED])

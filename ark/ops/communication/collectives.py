@@ -170,8 +170,8 @@ def all_reduce(
         rank, world_size: those of the model.
         algorithm: a name of `ark.comm.algorithms(topology, "all_reduce")`, or a program.
         topology: a network of as many ranks, a name or a file of one; a full mesh by default.
-        reduction: sum, product, max, min, or mean of floats; by one_shot also adasum and combiner, of
-            floats, which look at whole tensors and combine them in fp32.
+        reduction: sum, product, max, min, or mean of floats; by one_shot also adasum and combiner,
+            of floats, which look at whole tensors and combine them in fp32.
         engine: how bytes travel (docs/channels.md): packet, threads, or auto. `switch` adds in an
             order of its own, by the algorithm one_shot alone.
 

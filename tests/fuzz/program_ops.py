@@ -1,0 +1,434 @@
+"""The ops of random programs (programs.py): how arguments are drawn, how ark is called, and what
+the result is by NumPy or torch in float64 and int64.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import ark
+from ark.ir.dtype import by_name
+
+FLOATS = ("fp32", "fp16", "bf16")
+INTEGERS = ("int64", "int32", "uint32", "int8", "uint8")
+Value = tuple[tuple[int, ...], str]  # shape and type
+Drawn = tuple[list[int], dict[str, Any], list[Value]]
+
+
+class Undefined(Exception):
+    """The values have no meaning, as those of a cast to a type that has not the number."""
+
+
+@dataclass(frozen=True)
+class Op:
+    """draw: (values taken, parameters, results) or None. build: tensors and parameters to results.
+    reference: the same of arrays, with the operands' types. smooth: small changes of operands
+    change results little.
+    """
+
+    draw: Callable[[random.Random, Sequence[Value]], Drawn | None]
+    build: Callable[[list[Any], dict[str, Any]], list[Any]]
+    reference: Callable[[list[np.ndarray], dict[str, Any], list[str]], list[Any]]
+    smooth: bool = True
+
+
+def pick(
+    rng: random.Random, values: Sequence[Value], types: Sequence[str], rank: int = 0
+) -> int | None:
+    """A value of one of the types with `rank` dimensions or more, the newest more often."""
+    fitting = [i for i, (s, d) in enumerate(values) if d in types and len(s) >= rank]
+    newest = fitting[-3:] if rng.random() < 0.6 else fitting
+    return rng.choice(newest) if newest else None
+
+
+def beside(rng: random.Random, values: Sequence[Value], first: int) -> int:
+    """A value that broadcasts with another one and is of its type."""
+    shape, dtype = values[first]
+
+    def fits(other: Sequence[int]) -> bool:
+        pairs = zip(shape[::-1], other[::-1], strict=False)
+        return all(a == b or 1 in (a, b) for a, b in pairs)
+
+    return rng.choice([i for i, (s, d) in enumerate(values) if d == dtype and fits(s)])
+
+
+def from_torch(function: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(*arrays: np.ndarray) -> np.ndarray:
+        given = (torch.from_numpy(np.ascontiguousarray(a)).reshape(a.shape) for a in arrays)
+        return function(*given).numpy()
+
+    return apply
+
+
+def unary(name: str, apply: Any, types: Sequence[str], out: str = "", smooth: bool = True) -> Op:
+    def draw(rng: random.Random, values: Sequence[Value]) -> Drawn | None:
+        i = pick(rng, values, types)
+        return None if i is None else ([i], {}, [(values[i][0], out or values[i][1])])
+
+    return Op(draw, lambda t, p: [getattr(ark, name)(*t)], lambda a, p, d: [apply(*a)], smooth)
+
+
+def binary(name: str, apply: Any, types: Sequence[str], out: str = "", smooth: bool = True) -> Op:
+    """Of two tensors, or of one and a number on either side."""
+
+    def draw(rng: random.Random, values: Sequence[Value]) -> Drawn | None:
+        i = pick(rng, values, types)
+        if i is None:
+            return None
+        shape, dtype = values[i]
+        if rng.random() < 0.4 and dtype != "bool":
+            number = rng.choice((0, 1, 2, 3, 7) if dtype[0] == "u" else (0, 1, 2, 3, -1, -2, 7))
+            if dtype in FLOATS:
+                number = rng.choice((number * 1.0, 0.5, -1.5, 1e4, 1e-3))
+            where = "right" if rng.random() < 0.7 else "left"
+            return [i], {where: number}, [(shape, out or dtype)]
+        j = beside(rng, values, i)
+        full = np.broadcast_shapes(shape, values[j][0])
+        return [i, j], {}, [(full, out or dtype)]
+
+    def sides(given: list[Any], p: dict[str, Any]) -> list[Any]:
+        left, right = ([p[side]] if side in p else [] for side in ("left", "right"))
+        return [*left, *given, *right]
+
+    def reference(a: list[np.ndarray], p: dict[str, Any], types: list[str]) -> list[Any]:
+        kind = a[0].dtype
+        return [apply(*(np.asarray(v, kind) for v in sides(a, p)))]
+
+    return Op(draw, lambda t, p: [getattr(ark, name)(*sides(t, p))], reference, smooth)
+
+
+def along(name: str, apply: Any, types: Sequence[str], out: str = "", smooth: bool = True) -> Op:
+    """A reduction over one axis, which stays as 1."""
+
+    def draw(rng: random.Random, values: Sequence[Value]) -> Drawn | None:
+        i = pick(rng, values, types, 1)
+        if i is None:
+            return None
+        axis = rng.randrange(len(values[i][0]))
+        shape = list(values[i][0])
+        shape[axis] = 1
+        return [i], {"axis": axis}, [(tuple(shape), out or values[i][1])]
+
+    def build(t: list[Any], p: dict[str, Any]) -> list[Any]:
+        return [getattr(ark, name)(t[0], axis=p["axis"])]
+
+    return Op(draw, build, lambda a, p, d: [apply(a[0], p["axis"])], smooth)
+
+
+def same(
+    build: Any,
+    reference: Any,
+    types: Sequence[str],
+    parameters: Callable[[random.Random, tuple[int, ...]], dict[str, Any] | None],
+    shape: Callable[[tuple[int, ...], dict[str, Any]], Sequence[int]] | None = None,
+    rank: int = 1,
+    smooth: bool = False,
+) -> Op:
+    """An op of one tensor, with parameters, whose result is of its type."""
+
+    def draw(rng: random.Random, values: Sequence[Value]) -> Drawn | None:
+        i = pick(rng, values, types, rank)
+        if i is None or (p := parameters(rng, values[i][0])) is None:
+            return None
+        full = values[i][0] if shape is None else tuple(shape(values[i][0], p))
+        return [i], p, [(full, values[i][1])]
+
+    return Op(draw, lambda t, p: [build(t[0], p)], lambda a, p, d: [reference(a[0], p)], smooth)
+
+
+def _cast() -> Op:
+    def draw(rng: random.Random, values: Sequence[Value]) -> Drawn:
+        i = rng.randrange(len(values))
+        to = rng.choice((*FLOATS, *INTEGERS, "bool"))
+        return [i], {"to": to}, [(values[i][0], to)]
+
+    def reference(a: list[np.ndarray], p: dict[str, Any], types: list[str]) -> list[Any]:
+        if p["to"] == "bool":
+            return [a[0] != 0]
+        if p["to"] not in INTEGERS or types[0] not in FLOATS:
+            return [a[0]]
+        info = np.iinfo(by_name(p["to"]).numpy)
+        whole = np.trunc(a[0])
+        fits = (whole >= info.min) & (whole <= min(info.max, 2**62))
+        return [np.ma.array(np.where(fits, whole, 0).astype(np.int64), mask=~fits)]
+
+    return Op(draw, lambda t, p: [ark.cast(t[0], by_name(p["to"]))], reference, False)
+
+
+def _where() -> Op:
+    def draw(rng: random.Random, values: Sequence[Value]) -> Drawn | None:
+        c, i = pick(rng, values, ("bool",)), pick(rng, values, (*FLOATS, *INTEGERS))
+        if c is None or i is None:
+            return None
+        j = beside(rng, values, i)
+        try:
+            shape = np.broadcast_shapes(*(values[k][0] for k in (c, i, j)))
+        except ValueError:
+            return None
+        return [c, i, j], {}, [(shape, values[i][1])]
+
+    return Op(draw, lambda t, p: [ark.where(*t)], lambda a, p, d: [np.where(*a)], False)
+
+
+def _matmul() -> Op:
+    def draw(rng: random.Random, values: Sequence[Value]) -> Drawn | None:
+        i = pick(rng, values, FLOATS, 2)
+        if i is None:
+            return None
+        *lead, m, _ = values[i][0]
+        return [i], {}, [((*lead, m, m), values[i][1])]
+
+    def reference(a: list[np.ndarray], p: dict[str, Any], types: list[str]) -> list[Any]:
+        turned = a[0].swapaxes(-1, -2)
+        return [_counted(a[0] @ turned, np.abs(a[0]) @ np.abs(turned))]
+
+    return Op(draw, lambda t, p: [ark.matmul(t[0], t[0], transpose_other=True)], reference)
+
+
+def _gather() -> Op:
+    def draw(rng: random.Random, values: Sequence[Value]) -> Drawn | None:
+        i = pick(rng, values, (*FLOATS, *INTEGERS, "bool"), 1)
+        if i is None:
+            return None
+        shape = values[i][0]
+        axis = rng.randrange(len(shape))
+        depth = min(shape[axis], 4)
+        out = (*shape[:axis], depth, *shape[axis + 1 :])
+        return [i], {"axis": axis, "depth": depth}, [(out, values[i][1])]
+
+    def build(t: list[Any], p: dict[str, Any]) -> list[Any]:
+        ids = ark.sub(ark.iota([p["depth"]], 0, ark.int64), 1)  # the last, then from the first on
+        return [ark.gather(t[0], ids, p["axis"])]
+
+    def reference(a: list[np.ndarray], p: dict[str, Any], types: list[str]) -> list[Any]:
+        return [np.take(a[0], np.arange(p["depth"]) - 1, p["axis"])]
+
+    return Op(draw, build, reference, False)
+
+
+def _topk() -> Op:
+    def draw(rng: random.Random, values: Sequence[Value]) -> Drawn | None:
+        fitting = [i for i, (s, d) in enumerate(values) if d in FLOATS and len(s) == 2]
+        if not fitting:
+            return None
+        i = rng.choice(fitting)
+        rows, n = values[i][0]
+        k = rng.randint(1, min(n, 70))
+        p = {"k": k, "largest": rng.random() < 0.6}
+        return [i], p, [((rows, k), values[i][1]), ((rows, k), "int32")]
+
+    def build(t: list[Any], p: dict[str, Any]) -> list[Any]:
+        return list(ark.topk(t[0], p["k"], largest=p["largest"]))
+
+    def reference(a: list[np.ndarray], p: dict[str, Any], types: list[str]) -> list[Any]:
+        given = torch.from_numpy(np.ascontiguousarray(a[0]))
+        found = torch.sort(given, dim=-1, descending=p["largest"], stable=True)
+        return [t[:, : p["k"]].numpy() for t in (found.values, found.indices)]
+
+    return Op(draw, build, reference, False)
+
+
+def _iota() -> Op:
+    def draw(rng: random.Random, values: Sequence[Value]) -> Drawn:
+        shape, to = rng.choice(values)[0], rng.choice((*FLOATS, *INTEGERS))
+        axis = rng.randrange(len(shape))
+        return [], {"shape": shape, "axis": axis, "to": to}, [(shape, to)]
+
+    def build(t: list[Any], p: dict[str, Any]) -> list[Any]:
+        return [ark.iota(list(p["shape"]), p["axis"], by_name(p["to"]))]
+
+    def reference(a: list[np.ndarray], p: dict[str, Any], types: list[str]) -> list[Any]:
+        shape = tuple(p["shape"])
+        along = [-1 if d == p["axis"] else 1 for d in range(len(shape))]
+        return [np.broadcast_to(np.arange(shape[p["axis"]]).reshape(along), shape)]
+
+    return Op(draw, build, reference, False)
+
+
+def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Towards zero; by 0 it is 0."""
+    if a.dtype.kind == "f":
+        return a / b
+    safe = np.where(b == 0, 1, b)
+    made = a // safe
+    made = made + ((a % safe != 0) & ((a < 0) != (safe < 0)))
+    return np.where(b == 0, 0, made)
+
+
+def _of_integers(apply: Any) -> Callable[..., np.ndarray]:
+    """A remainder, which is 0 by 0 where both are integers."""
+
+    def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        if a.dtype.kind == "f":
+            return apply(a, b)
+        return np.where(b == 0, 0, apply(a, np.where(b == 0, 1, b)))
+
+    return run
+
+
+def _counted(made: np.ndarray, total: np.ndarray) -> Any:
+    """A result, which is not defined where what leads to it may overflow in fp32: `total` bounds
+    that, and is infinite or NaN where operands are.
+    """
+    return np.ma.array(made, mask=np.isfinite(total) & (total > 1e38))
+
+
+def _sum(a: np.ndarray, axis: int) -> Any:
+    made = a.sum(axis, keepdims=True)
+    return _counted(made, np.abs(a).sum(axis, keepdims=True)) if a.dtype.kind == "f" else made
+
+
+def _prod(a: np.ndarray, axis: int) -> Any:
+    """Of factors that may overflow or vanish between, in some order, nothing is defined."""
+    made = a.prod(axis, keepdims=True)
+    if a.dtype.kind != "f":
+        return made
+    sizes = np.where(a == 0, 1.0, np.abs(a))
+    up, down = (f(sizes, 1.0).prod(axis, keepdims=True) for f in (np.maximum, np.minimum))
+    return np.ma.array(made, mask=(up > 1e38) | (down < 1e-37))
+
+
+def _running(a: np.ndarray, axis: int) -> Any:
+    made = a.cumsum(axis)
+    return _counted(made, np.abs(a).cumsum(axis)) if a.dtype.kind == "f" else made
+
+
+def _variance(a: np.ndarray) -> np.ndarray:
+    if (np.abs(a[np.isfinite(a)]) > 1e15).any():
+        raise Undefined  # squares overflow in fp32
+    centred = a - a.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + 1e-6)
+
+
+ALL = (*FLOATS, *INTEGERS)
+EVERY = (*ALL, "bool")
+SIGNED = ("int64", "int32", "int8")
+TORCHS = {
+    **{n: getattr(torch, n) for n in ("exp", "expm1", "log1p", "sqrt", "rsqrt", "erf", "tanh")},
+    **{n: getattr(torch, n) for n in ("reciprocal", "sigmoid", "sin", "cos", "tan", "asin")},
+    **{n: getattr(torch, n) for n in ("acos", "atan", "sinh", "cosh", "asinh", "acosh")},
+    **{n: getattr(torch, n) for n in ("atanh", "relu", "selu")},
+    **{n: getattr(F, n) for n in ("silu", "elu", "mish", "softsign", "leaky_relu")},
+    "ln": torch.log,
+    "gelu_erf": F.gelu,
+    "log_sigmoid": F.logsigmoid,
+    "gelu": lambda t: F.gelu(t, approximate="tanh"),
+}
+OPS: dict[str, Op] = {
+    **{n: unary(n, from_torch(f), FLOATS) for n, f in TORCHS.items()},
+    **{n: unary(n, getattr(np, n), FLOATS, smooth=False) for n in ("floor", "ceil", "round")},
+    **{n: unary(n, getattr(np, n), FLOATS, "bool", False) for n in ("isnan", "isinf")},
+    **{n: unary(n, f, (*FLOATS, *SIGNED)) for n, f in (("neg", np.negative), ("abs", np.abs))},
+    "sign": unary("sign", np.sign, (*FLOATS, *SIGNED), smooth=False),
+    "logical_not": unary("logical_not", np.logical_not, ("bool",), smooth=False),
+    "bitwise_not": unary("bitwise_not", np.invert, SIGNED, smooth=False),
+    **{n: binary(n, f, ALL) for n, f in (("add", np.add), ("mul", np.multiply))},
+    "sub": binary("sub", np.subtract, ALL),
+    "div": binary("div", _quotient, ALL),
+    "mod": binary("mod", _of_integers(from_torch(torch.remainder)), ALL, smooth=False),
+    "fmod": binary("fmod", _of_integers(np.fmod), ALL, smooth=False),
+    "pow": binary("pow", np.power, FLOATS),
+    **{n: binary(n, getattr(np, n), ALL, smooth=False) for n in ("maximum", "minimum")},
+    "atan2": binary("atan2", np.arctan2, FLOATS),
+    "hypot": binary("hypot", np.hypot, FLOATS),
+    **{
+        n: binary(n, getattr(np, n), ALL, "bool", False)
+        for n in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
+    },
+    **{
+        n: binary(n, getattr(np, n), ("bool",), smooth=False)
+        for n in ("logical_and", "logical_or", "logical_xor")
+    },
+    **{
+        n: binary(n, getattr(np, n), SIGNED, smooth=False)
+        for n in ("bitwise_and", "bitwise_or", "bitwise_xor")
+    },
+    "cast": _cast(),
+    "where": _where(),
+    "iota": _iota(),
+    "matmul": _matmul(),
+    "gather": _gather(),
+    "topk": _topk(),
+    "reduce_sum": along("reduce_sum", _sum, ALL),
+    "reduce_mean": along("reduce_mean", lambda a, d: _sum(a, d) / a.shape[d], FLOATS),
+    "reduce_prod": along("reduce_prod", _prod, ALL),
+    "reduce_max": along("reduce_max", lambda a, d: a.max(d, keepdims=True), ALL, smooth=False),
+    "reduce_min": along("reduce_min", lambda a, d: a.min(d, keepdims=True), ALL, smooth=False),
+    "logsumexp": along(
+        "logsumexp", lambda a, d: from_torch(lambda t: torch.logsumexp(t, d, True))(a), FLOATS
+    ),
+    "argmax": along("argmax", lambda a, d: np.argmax(a, d, keepdims=True), ALL, "int32", False),
+    "argmin": along("argmin", lambda a, d: np.argmin(a, d, keepdims=True), ALL, "int32", False),
+    "softmax": unary("softmax", from_torch(lambda t: torch.softmax(t, -1)), FLOATS),
+    "log_softmax": unary("log_softmax", from_torch(lambda t: torch.log_softmax(t, -1)), FLOATS),
+    "safe_softmax": unary(
+        "safe_softmax", from_torch(lambda t: torch.ops.aten._safe_softmax(t, -1)), FLOATS
+    ),
+    "layernorm": unary("layernorm", _variance, FLOATS),
+    "cumsum": same(
+        lambda t, p: ark.cumsum(t, p["axis"]),
+        lambda a, p: _running(a, p["axis"]),
+        ALL,
+        lambda rng, s: {"axis": rng.randrange(len(s))},
+        smooth=True,
+    ),
+    "transpose": same(
+        lambda t, p: ark.transpose(t, p["perm"]),
+        lambda a, p: a.transpose(p["perm"]),
+        EVERY,
+        lambda rng, s: {"perm": rng.sample(range(len(s)), len(s))},
+        lambda s, p: [s[d] for d in p["perm"]],
+    ),
+    "reshape": same(
+        lambda t, p: ark.reshape(t, p["shape"]),
+        lambda a, p: a.reshape(p["shape"]),
+        EVERY,
+        lambda rng, s: (
+            {"shape": [math.prod(s[: len(s) // 2]), math.prod(s[len(s) // 2 :])]}
+            if math.prod(s) < 1 << 30
+            else None
+        ),
+        lambda s, p: p["shape"],
+    ),
+    "flip": same(
+        lambda t, p: ark.flip(t, [p["axis"]]),
+        lambda a, p: np.flip(a, p["axis"]),
+        EVERY,
+        lambda rng, s: {"axis": rng.randrange(len(s))},
+    ),
+    "concat": same(
+        lambda t, p: ark.concat([t, t], p["axis"]),
+        lambda a, p: np.concatenate([a, a], p["axis"]),
+        EVERY,
+        lambda rng, s: {"axis": rng.randrange(len(s))} if max(s) < 1 << 30 else None,
+        lambda s, p: [2 * n if d == p["axis"] else n for d, n in enumerate(s)],
+    ),
+    "part": same(
+        lambda t, p: t[tuple(slice(b, e) for b, e in p["box"])],
+        lambda a, p: a[tuple(slice(b, e) for b, e in p["box"])],
+        EVERY,
+        lambda rng, s: {"box": [[b := rng.randrange(n), rng.randint(b + 1, n)] for n in s]},
+        lambda s, p: [e - b for b, e in p["box"]],
+    ),
+    "tril": same(
+        lambda t, p: ark.tril(t, p["diagonal"]),
+        lambda a, p: np.tril(a, p["diagonal"]),
+        EVERY,
+        lambda rng, s: {"diagonal": rng.randint(-3, 3)},
+        rank=2,
+    ),
+    "clip": same(
+        lambda t, p: ark.clip(t, 1, 3),
+        lambda a, p: np.clip(a, 1, 3),
+        ALL,
+        lambda rng, s: {},
+    ),
+}

@@ -1,0 +1,233 @@
+"""Random programs over the public ops: types mixed, NaN, infinities and values over the whole
+range, sizes that are empty or huge. What ark takes must compute what NumPy and torch compute.
+
+A program is data (inputs and steps), so that a finding is replayed by its text. Its reference runs
+several times in float64: with and without rounding to the tensors' types between ops, and with
+operands moved by the rounding of what computes them. Elements on which these disagree (an
+overflow, the border of a comparison) are not compared; how far the others lie apart is what
+rounding may do. Sizes above MOST elements are planned for a machine model and verified, not run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import ark
+from ark.backend import registry
+from ark.errors import BaseError
+from ark.ir.dtype import by_name
+from ark.lower.pipeline import plan as make_plan
+from ark.plan.verify import verify
+from tests.fuzz import WrongResult
+from tests.fuzz.program_ops import FLOATS, INTEGERS, OPS, Undefined
+
+DTYPES = (*FLOATS, *FLOATS, *INTEGERS, "bool")
+MOST = 1 << 16  # elements of a tensor that is computed
+EPSILON = {"fp32": 2.0**-21, "fp16": 2.0**-9, "bf16": 2.0**-6}
+TINY = {"fp32": 1e-36, "fp16": 3e-7, "bf16": 1e-36}
+KINDS = ("small", "small", "plain", "special", "wide", "ones")
+HUGE = ("cpu-2", "h100", "mi300x")
+
+
+def program(rng: random.Random, keep: Callable[[str], None]) -> bool | str:
+    """A random program: refused, planned, or "executed" and right."""
+    text = json.dumps(made(rng))
+    keep(text)
+    return run_program(text)
+
+
+def made(rng: random.Random) -> dict[str, Any]:
+    """A program as data. inputs: (shape, type, kind of values, seed). steps: (op, values that it
+    takes, parameters); a value is an input or the result of a step. machine: for what is only
+    planned.
+    """
+    huge = rng.random() < 0.1
+    shape = _shape(rng, huge)
+    inputs = [[shape, rng.choice(DTYPES), rng.choice(KINDS), rng.randrange(1 << 30)]]
+    for _ in range(rng.randrange(3)):
+        thin = [n if rng.random() < 0.7 else 1 for n in shape]
+        inputs.append([thin, rng.choice(DTYPES), rng.choice(KINDS), rng.randrange(1 << 30)])
+    steps: list[Any] = []
+    values = [(tuple(i[0]), i[1]) for i in inputs]
+    for _ in range(rng.randint(1, 3 if huge else 12)):
+        name = rng.choice(sorted(OPS))
+        drawn = OPS[name].draw(rng, values)
+        if drawn is not None:
+            taken, parameters, results = drawn
+            if all(math.prod(r[0]) <= (1 << 40 if huge else MOST) for r in results):
+                steps.append([name, taken, parameters])
+                values += results
+    return {"inputs": inputs, "steps": steps, "machine": rng.choice(HUGE) if huge else ""}
+
+
+def _shape(rng: random.Random, huge: bool) -> list[int]:
+    if huge:
+        sizes = (1, 2, 3, 1 << 12, (1 << 20) + 3, 1 << 24, (1 << 31) - 1)
+        shape = [rng.choice(sizes) for _ in range(rng.randint(1, 3))]
+        return shape if math.prod(shape) < 1 << 36 else [1 << 24, 3]
+    sizes = (1, 1, 2, 3, 4, 5, 7, 8, 16, 33, 64, 100)
+    shape = [rng.choice(sizes) for _ in range(rng.randint(1, 4))]
+    if rng.random() < 0.02:
+        shape[rng.randrange(len(shape))] = 0
+    return shape if math.prod(shape) <= 8192 else shape[:2]
+
+
+def run_program(text: str) -> bool | str:
+    """False if ark refuses it, "executed" if it ran and is right, true if it was planned."""
+    given = json.loads(text)
+    ark.init(backend="cpu")
+    try:
+        inputs = [ark.tensor(list(s), by_name(d)) for s, d, _, _ in given["inputs"]]
+        tensors: list[Any] = list(inputs)
+        for name, taken, parameters in given["steps"]:
+            tensors += OPS[name].build([tensors[i] for i in taken], parameters)
+        if given["machine"]:
+            graph = ark.Model.get_model().graph
+            verify([make_plan(graph, registry.machine(given["machine"]))])
+            return True
+    except BaseError as error:
+        _said(str(error), given)
+        return False
+    return _executed(given, inputs, tensors)
+
+
+def _said(text: str, given: dict[str, Any]) -> None:
+    """WrongResult for a refusal of what has a meaning: all that is drawn has, but empty sizes."""
+    empty = any(0 in shape for shape, *_ in given["inputs"])
+    memory = given["machine"] and any(w in text for w in ("memory", "GiB", "too large", "bytes"))
+    if not empty and not memory:
+        raise WrongResult(f"refused: {text}")
+
+
+def _executed(given: dict[str, Any], inputs: list[Any], tensors: list[Any]) -> str:
+    """Runs the program and compares its last value and two others."""
+    chooser = random.Random(len(tensors))
+    last = len(tensors) - 1
+    ends = sorted({last, chooser.randrange(len(tensors)), chooser.randrange(len(tensors))})
+    results = {end: tensors[end] for end in ends if end >= len(inputs)}
+    names = [(tuple(t.shape()), t.dtype().name) for t in tensors]
+    del tensors
+    arrays = [values(*i) for i in given["inputs"]]
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        for tensor, array in zip(inputs, arrays, strict=True):
+            tensor.from_numpy(array)
+        runtime.run()
+        got = {end: tensor.to_numpy() for end, tensor in results.items()}
+    wanted = [reference(given, arrays, names, variant) for variant in range(5)]
+    for end, array in got.items():
+        shape, dtype = names[end]
+        compare(array, [w[end].reshape(shape) for w in wanted], dtype, f"value {end}")
+    return "executed"
+
+
+def values(shape: list[int], dtype: str, kind: str, seed: int) -> np.ndarray:
+    """An input's elements."""
+    rng, numpy = np.random.default_rng(seed), by_name(dtype).numpy
+    if dtype == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if dtype in INTEGERS:
+        info = np.iinfo(numpy)
+        low, high = max(info.min, -9), 10
+        if kind == "wide":
+            low, high = info.min, info.max
+        drawn = rng.integers(low, high, shape, dtype=np.int64).astype(numpy)
+        ends = rng.choice(np.array([info.min, info.max, 0, 1], numpy), shape)
+        return np.where(rng.random(shape) < 0.2, ends, drawn) if kind == "special" else drawn
+    drawn = rng.integers(-4, 5, shape).astype(np.float64)
+    if kind in ("plain", "special"):
+        drawn = rng.uniform(-3, 3, shape)
+    if kind == "wide":
+        drawn = np.exp(rng.uniform(-90, 88, shape)) * rng.choice([-1.0, 1.0], shape)
+    if kind == "special":
+        ends = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 3.3e38, -3.3e38, 1e-40, 6e4, 89.0]
+        drawn = np.where(rng.random(shape) < 0.3, rng.choice(ends, shape), drawn)
+    if kind == "ones":
+        drawn = np.ones(shape)
+    with np.errstate(all="ignore"):
+        return drawn.astype(np.float32).astype(numpy)
+
+
+def wide(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Elements of a type as float64, int64 or bool."""
+    if dtype == "bool":
+        return array.astype(bool)
+    return array.astype(np.int64 if dtype in INTEGERS else np.float64)
+
+
+def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
+    """What a tensor of the type keeps of values."""
+    if dtype in FLOATS:
+        return array.astype(np.float32).astype(by_name(dtype).numpy).astype(np.float64)
+    return wide(np.asarray(array).astype(by_name(dtype).numpy), dtype)
+
+
+def reference(
+    given: dict[str, Any], arrays: list[np.ndarray], names: list[Any], variant: int
+) -> list[np.ndarray]:
+    """All values in float64, int64 and bool. variant: 0 rounds each to its type, 1 rounds floats
+    to fp32 alone, others also move operands; what has no defined value is `variant`.
+    """
+    noise = np.random.default_rng(variant)
+    found = [wide(a, d) for a, (_, d, _, _) in zip(arrays, given["inputs"], strict=True)]
+    with np.errstate(all="ignore"):
+        for name, taken, parameters in given["steps"]:
+            op = OPS[name]
+            operands = [found[i] for i in taken]
+            if op.smooth and variant > 1:
+                operands = [
+                    _moved(a, names[i][1], noise) for a, i in zip(operands, taken, strict=True)
+                ]
+            try:
+                made = op.reference(operands, parameters, [names[i][1] for i in taken])
+            except Undefined:
+                made = [np.full(names[len(found)][0], variant)]
+            for array in made:
+                dtype = names[len(found)][1]
+                if isinstance(array, np.ma.MaskedArray):
+                    array = array.filled(variant)
+                exact = dtype in FLOATS and variant % 2
+                found.append(rounded(array, "fp32" if exact else dtype))
+    return found
+
+
+def _moved(array: np.ndarray, dtype: str, noise: np.random.Generator) -> np.ndarray:
+    """Elements moved by some of what rounding may do to what computes them."""
+    if dtype not in FLOATS:
+        return array
+    return array * (1.0 + EPSILON["fp32"] * noise.choice([-1.0, 0.0, 1.0], array.shape))
+
+
+def compare(got: np.ndarray, wanted: list[np.ndarray], dtype: str, what: str) -> None:
+    """WrongResult where an element differs by more than the variants do."""
+    first, *others = wanted
+    if got.shape != first.shape:
+        raise WrongResult(f"{what} has shape {got.shape}, not {first.shape}")
+    if dtype not in FLOATS:
+        agreed = np.all([o == first for o in others], axis=0)
+        wrong = agreed & (wide(got, dtype) != first)
+    else:
+        near = wide(got, dtype)
+        with np.errstate(all="ignore"):
+            classes = [np.where(np.isfinite(v), 0.0, v) for v in (near, first, *others)]
+            same = [(c == classes[1]) | (np.isnan(c) & np.isnan(classes[1])) for c in classes]
+            agreed = np.all(same[2:], axis=0)
+            spread = np.max([np.abs(o - first) for o in others], axis=0)
+            bound = 6 * spread + EPSILON[dtype] * np.abs(first) + TINY[dtype]
+            far = np.isfinite(first) & np.isfinite(near) & ~(np.abs(near - first) <= bound)
+            limit = float(np.finfo(np.float16).max if dtype == "fp16" else 3.38e38)
+            edge = np.abs(first) * (1 + EPSILON[dtype]) >= limit
+            wrong = agreed & (~same[0] | far) & ~edge
+    if wrong.any():
+        at = tuple(int(i[0]) for i in np.nonzero(wrong))
+        raise WrongResult(
+            f"{what} ({dtype} {list(got.shape)}) differs at {int(wrong.sum())} of {wrong.size}, "
+            f"first at {list(at)}: {got[at]!r}, expected {first[at]!r} "
+            f"(variants {[o[at] for o in others]})"
+        )
