@@ -35,3 +35,9 @@ class SystemError(BaseError):
 
 class GpuError(BaseError):
     """The device reported a fault or a wait ran out of its budget."""
+
+
+REFUSALS = (InvalidUsageError, ModelError, PlanError, UnsupportedError)
+"""Errors of what was asked for, which another choice may avoid. All others are of the machine, as a
+package that is missing, and say nothing of the choice.
+"""

@@ -93,15 +93,17 @@ def with_kernels(backend: Backend) -> KernelBackend:
 def machine(name: str) -> Machine:
     """The machine model of that name, from whichever backend has it."""
     known: list[str] = []
+    broken = ""
     for backend_name in names():
         try:
             backend = get(backend_name)
-        except SystemError:
+        except SystemError as error:
+            broken += f"; {error}"
             continue
         found = backend.machine(name)
         if found is not None:
             return found
         known += backend.machine_names()
     raise InvalidUsageError(
-        f"no machine model is called {name!r}; there are {', '.join(sorted(known))}"
+        f"no machine model is called {name!r}; there are {', '.join(sorted(known))}{broken}"
     )

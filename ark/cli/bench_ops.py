@@ -161,15 +161,17 @@ def _inspect(args: argparse.Namespace) -> int:
 
 def _inspecting(name: str | None, arch: str) -> InspectedBackend:
     """The named backend, or the one that compiles for the architecture."""
+    broken = ""
     for known in [name] if name else registry.names():
         try:
             backend = registry.get(known)
-        except SystemError:
+        except SystemError as error:
+            broken += f"; {error}"
             continue
         if isinstance(backend, InspectedBackend) and arch in backend.archs():
             return backend
     raise InvalidUsageError(
-        f"--isa {arch}: no installed backend reads machine code of that architecture"
+        f"--isa {arch}: no installed backend reads machine code of that architecture{broken}"
     )
 
 

@@ -37,7 +37,7 @@ from ark.comm.synthesis import FORESTCOLL
 from ark.comm.taccl import parse_size
 from ark.comm.topology import GRAMMAR, Topology
 from ark.comm.topology import to_json as topology_json
-from ark.errors import BaseError, InvalidUsageError, UnsupportedError
+from ark.errors import REFUSALS, InvalidUsageError, SystemError, UnsupportedError
 
 _WIDTH = 110
 _MOST_OPERATIONS = 1 << 16  # of a program in the pieces that are tried
@@ -253,14 +253,20 @@ def _compare(args: argparse.Namespace) -> int:
         title, "algorithm", "time us", "algbw GB/s", "of optimum", "steps", "puts", "pieces"
     )
     runs, failures = [], []
+    missing: SystemError | None = None
     left = _MOST_COMPARED
     for name, k in _candidates(args, topology):
         try:
             best, made = _best(args, topology, name, k, size, left)
             runs.append(best)
             left = max(0, left - made)
-        except BaseError as error:
+        except REFUSALS as error:
             failures.append(f"{name} is left out: {error}")
+        except SystemError as error:
+            missing = error
+            failures.append(f"{name} is left out: {error}")
+    if not runs and missing is not None:
+        raise missing
     if not runs:
         raise InvalidUsageError(
             f"no algorithm does {args.collective} with reduction {args.reduction or 'sum'} on "

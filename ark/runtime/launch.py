@@ -1,8 +1,9 @@
 """Starts the ranks of a job on this machine: `ark.launch(n, function)` and `--ranks n`.
 
 Any other launcher (torchrun, mpirun, srun) does as well; this one needs nothing installed. It sets
-the variables that ark.runtime.rank_info reads, shows rank 0's output, says which rank failed first
-and why (once for all that say the same), and leaves no process behind, whatever ends it.
+the variables that ark.runtime.rank_info reads, shows what ranks print (of a command rank 0 alone),
+says which rank failed first and why (once for all that say the same), and leaves no process behind,
+whatever ends it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class _Rank(Protocol):
 def launch(ranks: int, function: Callable[..., Any], *args: Any) -> int:
     """Runs function(*args) in `ranks` new processes, each with its rank in the environment.
 
-    The function must be importable (not a lambda), as multiprocessing asks. Returns 0, or the exit
+    The function must be importable (not a lambda), as multiprocessing asks. What it prints appears,
+    on every rank; print on rank 0 alone what all would say. Returns 0, or the exit
     code of the rank that failed first after printing its error: 2 for an error of ark, else 1.
     """
     _check(ranks)
@@ -149,13 +151,13 @@ def _call(
     os.setsid()
     tie_to(parent)
     os.environ.update(environment)
-    if environment["RANK"] != "0":
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
         function(*args)
     except BaseException as error:
         known = isinstance(error, BaseError)
         frames = error.__traceback__
+        with contextlib.suppress(OSError, ValueError):  # a reader that has gone, a closed stream
+            sys.stdout.flush()
         own = error.with_traceback(frames and frames.tb_next)  # not this function's
         report.send(str(error) if known else "".join(traceback.format_exception(own)).strip())
         os._exit(2 if known else 1)

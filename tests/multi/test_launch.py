@@ -186,6 +186,21 @@ def test_a_function_runs_on_every_rank(tmp_path: Path) -> None:
     assert first[2] == second[2] and len(first[2]) == 32
 
 
+def speak(failing: int) -> None:
+    rank = os.environ["RANK"]
+    print(f"rank {rank} was here")
+    if int(rank) == failing:
+        raise InvalidUsageError("everything went wrong")
+
+
+@pytest.mark.parametrize("failing", [-1, 1])
+def test_what_every_rank_prints_is_shown(capfd: pytest.CaptureFixture[str], failing: int) -> None:
+    """Also of a rank that fails after it, which the others may not live to see."""
+    assert launch(3, speak, failing) == (2 if failing == 1 else 0)
+    shown = set(capfd.readouterr().out.splitlines())
+    assert shown >= {f"rank {rank} was here" for rank in range(3) if failing in (-1, rank)}
+
+
 def test_a_function_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
     assert launch(2, fail_on_rank_1, "everything") == 2
     assert capfd.readouterr().err == "ark: rank 1: everything went wrong\n"

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from ark.errors import BaseError, PlanError
+from ark.errors import REFUSALS, BaseError, PlanError
 from ark.parallel.plans.predict import bounds, predict
 from ark.parallel.plans.prediction import Prediction, Target, Work
 from ark.parallel.plans.splits import Splits
@@ -73,7 +73,7 @@ def best(
     for number, candidate in enumerate(candidates(ranks, work, mesh)):
         try:
             us, held = bounds(splits, candidate[0], candidate[1], target, candidate[2])
-        except BaseError as error:
+        except REFUSALS as error:
             reason = error
             continue
         if held <= limit:
@@ -85,7 +85,7 @@ def best(
         shape, names, how = candidate
         try:
             found.append(predict(splits, shape, names, target, how, memory_bytes, refit))
-        except BaseError as error:
+        except REFUSALS as error:
             reason = error
 
     for us, _, candidate in sorted(todo, key=lambda entry: entry[:2]):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ark.errors import BaseError, ModelError, PlanError
+from ark.errors import REFUSALS, ModelError, PlanError
 from ark.ir.graph import Node
 from ark.parallel.layout.moves import ring_volume
 from ark.parallel.plans.times import Rates
@@ -241,7 +241,7 @@ def autotune(
         try:
             transform(plan)
             made = materialise(plan)
-        except BaseError as error:
+        except REFUSALS as error:
             refused[name] = str(error)
             continue
         found[name] = (cost_us(made, rates), made)

@@ -201,7 +201,9 @@ def test_a_value_of_the_name_of_what_lasts_is_not_filled_in_its_place() -> None:
     graph.add("add", [w, w], [value], {})
     graph.add("add", [value, x], [y], {})
     backend, _ = registry.choose("cpu")
-    with Executor(make_plan(graph, registry.machine("cpu-1")), backend, backend.open(0)) as run:
+    with Executor(
+        make_plan(graph, registry.machine("cpu-1"), {"fuse": False}), backend, backend.open(0)
+    ) as run:
         run.write("x", np.arange(4))
         run.write("w", np.ones(4))
         run.start(1).wait(60.0)
