@@ -1,5 +1,5 @@
-"""Some of a job's ranks as a group of their own, over the job's bootstrap. Used by pairs that send
-to each other, of whom nobody else knows, and by pairs whose link is measured.
+"""Some of a job's ranks as a group of their own, over the job's bootstrap. Used by pairs whose link
+is measured.
 """
 
 from __future__ import annotations
