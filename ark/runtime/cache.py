@@ -14,7 +14,6 @@ import contextlib
 import fcntl
 import hashlib
 import hmac
-import itertools
 import os
 import re
 import secrets
@@ -72,8 +71,10 @@ def key(*parts: str | bytes) -> str:
 def code_digest() -> str:
     """A hash of ark's own source: plans are made again when the planner has changed."""
     root = Path(__file__).resolve().parent.parent
-    files = ((str(p.relative_to(root)), p.read_bytes()) for p in sorted(root.rglob("*.py")))
-    return key(*itertools.chain.from_iterable(files))
+    parts: list[str | bytes] = []
+    for path in sorted(root.rglob("*.py")):
+        parts += (str(path.relative_to(root)), path.read_bytes())
+    return key(*parts)
 
 
 def sources_digest(files: Iterable[str]) -> str:
