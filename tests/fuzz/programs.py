@@ -100,7 +100,7 @@ def run_program(text: str) -> bool | str:
 def _said(text: str, given: dict[str, Any]) -> None:
     """WrongResult for a refusal of what has a meaning: all that is drawn has, but empty sizes."""
     empty = any(0 in shape for shape, *_ in given["inputs"])
-    memory = given["machine"] and any(w in text for w in ("memory", "GiB", "too large", "bytes"))
+    memory = given["machine"] and any(w in text for w in ("memory", "GiB", "all of them from 1"))
     if not empty and not memory:
         raise WrongResult(f"refused: {text}")
 
