@@ -140,6 +140,25 @@ def test_a_file_of_reasons_is_checked(tmp_path: Path, text: str, said: str) -> N
     assert plans.check({"h200": TEXT}, tmp_path) == 1
 
 
+def test_texts_of_the_same_source_are_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was refused is followed by one with a reason."""
+    made = []
+    monkeypatch.setattr(plans, "MADE", tmp_path / "made")
+    monkeypatch.setattr(plans, "tree_digest", lambda folder: "one")
+    texts = {"h200": TEXT}
+    monkeypatch.setattr(plans, "describe_all", lambda machines: made.append(machines) or texts)
+    words = ["h200", "--folder", str(tmp_path)]
+    assert plans.main(words) == 0
+    texts = {"h200": slower(TEXT, "187.6", "250.0")}
+    assert plans.main(words) == 0 and len(made) == 1  # the source says that it is the same
+    monkeypatch.setattr(plans, "tree_digest", lambda folder: "two")
+    assert plans.main(words) == 1 and plans.main([*words, "--why", "claims are off"]) == 0
+    assert len(made) == 2
+    assert [p.name for p in (tmp_path / "made").iterdir()] == ["h200-two.txt"]
+
+
 def test_a_reason_that_is_too_short_is_refused(tmp_path: Path) -> None:
     assert plans.write({"h200": TEXT}, tmp_path) == 0
     assert plans.write({"h200": slower(TEXT, "187.6", "250.0")}, tmp_path, "ok") == 1
