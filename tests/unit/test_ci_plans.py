@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ark.backend import registry
+from ark.lower import thin_cuts
 from tests.unit.test_ci import load
 
 plan_programs, plans = load("plan_programs"), load("plans")
@@ -53,16 +54,22 @@ def test_the_kept_text_is_the_plan_s(name: str, machine: str) -> None:
     assert f"\n\n{text.strip()}\n" in (plans.FOLDER / f"{machine}.txt").read_text()
 
 
-def test_the_text_shows_how_products_are_cut() -> None:
-    """Products of one row that are cut into tasks for all processors wait for each other: with a
-    task each an LSTM is predicted to be faster, and to cut them is refused without a reason.
+def test_products_that_are_cut_too_finely_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An LSTM whose products of one row are cut as if each were alone in its graph: more tasks wait
+    for each other, and the predicted time, which grows, needs a reason.
     """
-    program = PROGRAMS["lstm-2x4-h64-bf16"]
-    machine = registry.machine("h200")
-    texts = [plans.describe(program, m) for m in (machine.with_processors(2), machine)]
-    products = [re.findall(r"matmul\[(\w+)\] (\d+)/(\d+)", text) for text in texts]
-    assert all(products) and products[0] != products[1]
-    assert plans.growths({"h200": "#\n\n" + texts[0]}, {"h200": "#\n\n" + texts[1]})
+    program, machine = PROGRAMS["lstm-2x4-h64-bf16"], registry.machine("h200")
+    texts = ["#\n\n" + plans.describe(program, machine)]
+    monkeypatch.setattr(thin_cuts, "_us", lambda sig, form, tile, machine, beside: tile[1])
+    texts.append("#\n\n" + plans.describe(program, machine))
+    shown = (re.findall(r"matmul\[\w+\] 14/([\d,]+)", text)[0] for text in texts)
+    tasks = [int(count.replace(",", "")) for count in shown]
+    assert tasks[0] < tasks[1]
+    assert plans.write({"h200": texts[0]}, tmp_path) == 0
+    assert plans.check({"h200": texts[1]}, tmp_path) == 1
+    assert plans.write({"h200": texts[1]}, tmp_path) == 1
 
 
 def test_times_are_read_by_program_and_phase() -> None:
