@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import os
 import platform
 import re
@@ -217,6 +218,16 @@ def _canonical(package: str | None) -> str:
 def _word(text: object) -> str:
     """What a driver or package says of itself, as far as a result file may hold it."""
     return re.sub(r"[^\w .,:;()+/@~#-]", "-", str(text))[:120] or "unknown"
+
+
+def tree_digest(*folders: str) -> str:
+    """A hash of the source files in ark/, backends/ and further folders of the tree."""
+    found = hashlib.sha256()
+    for folder in ("ark", "backends", *folders):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".h", ".c", ".cpp"):
+                found.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def installed() -> dict[str, str]:

@@ -11,7 +11,6 @@ figure is missing or worse.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import signal
 import statistics
@@ -34,7 +33,7 @@ else:
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
-from evidence import installed
+from evidence import installed, tree_digest
 from figure_file import FOLDER, Figures, merged, read_figures, write_figures
 from figure_pieces import Piece, pieces
 
@@ -50,16 +49,6 @@ LEAST = 15.0  # seconds that must be left for another piece to begin
 def say(text: str) -> None:
     """Prints at once: a run may be cut."""
     print(text, flush=True)
-
-
-def digest() -> str:
-    """A hash of the source that decides a figure."""
-    found = hashlib.sha256()
-    for folder in ("ark", "backends"):
-        for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".h", ".c", ".cpp"):
-                found.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
-    return found.hexdigest()[:16]
 
 
 @contextmanager
@@ -251,7 +240,7 @@ def report(run: Run, asked: Sequence[Piece], noisy: bool) -> int:
 
 def resumed(path: Path, row: str) -> list[Results]:
     """What a run of the same source measured before it was cut."""
-    stamp, source = path.with_suffix(".source"), digest()
+    stamp, source = path.with_suffix(".source"), tree_digest()
     if path.is_file() and stamp.is_file() and stamp.read_text() == source:
         try:
             return read_figures(path, row).runs

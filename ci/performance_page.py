@@ -31,8 +31,8 @@ KINDS = {
     "parallel": "Steps of plans for several ranks, beside the prediction (`ark bench parallel`)",
 }
 NOISY = (
-    "**Other programs used this machine at the same time: its times are too long by an unknown "
-    "factor, and ratios are rough.**"
+    "**Other programs used this machine at the same time. Its rows show that the benches run; "
+    "neither times nor ratios are figures to quote.**"
 )
 
 

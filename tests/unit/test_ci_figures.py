@@ -147,7 +147,7 @@ def test_a_run_that_was_cut_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert figures.resumed(run.work, "cuda-h100") == []
     run.keep(results(row("ops/a")))
     assert figures.resumed(run.work, "cuda-h100") == run.runs
-    monkeypatch.setattr(figures, "digest", lambda: "another source")
+    monkeypatch.setattr(figures, "tree_digest", lambda: "another source")
     assert figures.resumed(run.work, "cuda-h100") == []
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ark.backend import registry
+from ark.lower import thin_cuts
 from tests.unit.test_ci import load
 
 plan_programs, plans = load("plan_programs"), load("plans")
@@ -53,16 +54,22 @@ def test_the_kept_text_is_the_plan_s(name: str, machine: str) -> None:
     assert f"\n\n{text.strip()}\n" in (plans.FOLDER / f"{machine}.txt").read_text()
 
 
-def test_the_text_shows_how_products_are_cut() -> None:
-    """Products of one row that are cut into tasks for all processors wait for each other: with a
-    task each an LSTM is predicted to be faster, and to cut them is refused without a reason.
+def test_products_that_are_cut_too_finely_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An LSTM whose products of one row are cut as if each were alone in its graph: more tasks wait
+    for each other, and the predicted time, which grows, needs a reason.
     """
-    program = PROGRAMS["lstm-2x4-h64-bf16"]
-    machine = registry.machine("h200")
-    texts = [plans.describe(program, m) for m in (machine.with_processors(2), machine)]
-    products = [re.findall(r"matmul\[(\w+)\] (\d+)/(\d+)", text) for text in texts]
-    assert all(products) and products[0] != products[1]
-    assert plans.growths({"h200": "#\n\n" + texts[0]}, {"h200": "#\n\n" + texts[1]})
+    program, machine = PROGRAMS["lstm-2x4-h64-bf16"], registry.machine("h200")
+    texts = ["#\n\n" + plans.describe(program, machine)]
+    monkeypatch.setattr(thin_cuts, "_us", lambda sig, form, tile, machine, beside: tile[1])
+    texts.append("#\n\n" + plans.describe(program, machine))
+    shown = (re.findall(r"matmul\[\w+\] 14/([\d,]+)", text)[0] for text in texts)
+    tasks = [int(count.replace(",", "")) for count in shown]
+    assert tasks[0] < tasks[1]
+    assert plans.write({"h200": texts[0]}, tmp_path) == 0
+    assert plans.check({"h200": texts[1]}, tmp_path) == 1
+    assert plans.write({"h200": texts[1]}, tmp_path) == 1
 
 
 def test_times_are_read_by_program_and_phase() -> None:
@@ -138,6 +145,25 @@ def test_a_file_of_reasons_is_checked(tmp_path: Path, text: str, said: str) -> N
         plans.read_reasons(tmp_path / "reasons.toml")
     assert plans.write({"h200": TEXT}, tmp_path) == 1
     assert plans.check({"h200": TEXT}, tmp_path) == 1
+
+
+def test_texts_of_the_same_source_are_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was refused is followed by one with a reason."""
+    made = []
+    monkeypatch.setattr(plans, "MADE", tmp_path / "made")
+    monkeypatch.setattr(plans, "tree_digest", lambda folder: "one")
+    texts = {"h200": TEXT}
+    monkeypatch.setattr(plans, "describe_all", lambda machines: made.append(machines) or texts)
+    words = ["h200", "--folder", str(tmp_path)]
+    assert plans.main(words) == 0
+    texts = {"h200": slower(TEXT, "187.6", "250.0")}
+    assert plans.main(words) == 0 and len(made) == 1  # the source says that it is the same
+    monkeypatch.setattr(plans, "tree_digest", lambda folder: "two")
+    assert plans.main(words) == 1 and plans.main([*words, "--why", "claims are off"]) == 0
+    assert len(made) == 2
+    assert [p.name for p in (tmp_path / "made").iterdir()] == ["h200-two.txt"]
 
 
 def test_a_reason_that_is_too_short_is_refused(tmp_path: Path) -> None:
