@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
+
+from ark.capability import Capability
 from ark.costs import ESTIMATED, Costs
-from ark.ranges import Bytes, Count, LineBytes, MemoryBytes, Name, Rate, Threads, Word, Words
+from ark.ranges import Bytes, Count, LineBytes, MemoryBytes, Name, Rate, Threads, Word
 from ark.variant import COMPUTE, MOVE, Variant, block
 
 
@@ -30,27 +33,7 @@ class Machine:
     for 16-bit types, and the share of its time that matrix units multiply. exact_tiles: the same
     of products of fp32 in its own digits, the last number the speed beside the others'.
     attention_rows: of a tile of attention on matrix units, at most.
-    capabilities: words by which bodies and forms are chosen: "mma_sync", "wgmma", "tcgen05",
-    "mfma", "wmma" (matrix units), "attention_units" (attention of many rows of a 16-bit type runs
-    on them in any variant), "attention_parts" (of fp32 over bf16 too), "named_barriers" (some warps
-    of a block can meet apart from the others), "packets" (small activations may travel as {value,
-    epoch}), "packet_gate" (linear layers of one row wait for one packet before they ask for the
-    others; a token is chosen among packets before the logits have arrived), "asks_ahead" (where
-    rows of weights are whole loads of all warps, blocks that wait ask for those of their next
-    tasks, ark.tasks.linear_form.dealt), "short_packets" (what a linear layer of one row would round
-    to 16 bits travels so), "peer_packets" (packets to peers),
-    "peer_stores" (links to peers carry stores but no read-modify-write: ranks signal by stores),
-    "peer_bulk" (a processor copies by whole pieces through shared memory, without registers),
-    "peer_multicast" (a switch adds and stores for all ranks at once; no model has it, as nobody
-    maps the memory yet), "proxy" (the host can copy for the device), "uncached_copies" (copy
-    engines write past caches that may hold what lies in memory other than symmetric),
-    "window_boxes" (box copies may be of the windows of an image), "fp32_parts" (matrix units sum
-    products of tf32 fast enough for three of them to be one of fp32), "claims" (processors claim
-    the tiles of large ops that only move bytes, because memory serves some processors faster),
-    "k_parts" (matrix units take products of 16-bit types in the variant `block` too, with what
-    follows them, and in parts of k where tiles are few, ark.lower.k_parts),
-    "single_thread" (a processor runs a task in one thread, so bodies are loops that the compiler
-    vectorises).
+    capabilities: what bodies and forms are chosen by (ark.capability), each once.
     """
 
     name: Name
@@ -68,8 +51,14 @@ class Machine:
     large_tiles: tuple[tuple[Count, Count, Rate], ...] = ()
     exact_tiles: tuple[tuple[Count, Count, Rate], ...] = ()
     attention_rows: Count = 128
-    capabilities: Words = ()
+    capabilities: Annotated[tuple[Capability, ...], Meta(max_length=64)] = ()
     costs: Costs = ESTIMATED
+
+    def __post_init__(self) -> None:
+        for capability in self.capabilities:
+            if not isinstance(capability, Capability):
+                member = Capability(capability)  # PlanError where none has this word
+                raise TypeError(f"{capability!r} is a word; give Capability.{member.name}")
 
     @property
     def variant(self) -> Variant:
@@ -132,8 +121,21 @@ class Machine:
         made = tuple(dataclasses.replace(v, **changes) for v in self.variants)
         return dataclasses.replace(self, variants=made)
 
-    def has(self, capability: str) -> bool:
+    def has(self, capability: Capability) -> bool:
+        """TypeError for a word: a misspelt one would be quietly false."""
+        if not isinstance(capability, Capability):
+            raise TypeError(f"{capability!r} is a word where a member of Capability is expected")
         return capability in self.capabilities
+
+    def with_capabilities(self, *more: Capability) -> Machine:
+        """The machine with these capabilities too."""
+        lacking = tuple(c for c in more if c not in self.capabilities)
+        return dataclasses.replace(self, capabilities=(*self.capabilities, *lacking))
+
+    def without_capabilities(self, *fewer: Capability) -> Machine:
+        """The machine without these capabilities."""
+        kept = tuple(c for c in self.capabilities if c not in fewer)
+        return dataclasses.replace(self, capabilities=kept)
 
     def matmul_tile(self, rows: int, columns: int, batch: int, bits: int = 32) -> tuple[int, int]:
         """Rows and columns of a matmul tile: large for reuse, small enough to busy everybody.

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import math
 
 import ark_rocm_emulator
 import numpy as np
 from ark_rocm import backend
 
+from ark.capability import Capability
 from ark.ir.dtype import DataType, bf16, fp32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
@@ -49,8 +49,7 @@ def microseconds(
     with ark_rocm_emulator.emulated(model), contextlib.closing(backend.open(0)) as device:
         machine = device.machine.with_processors(units)
         if common:
-            words = tuple(w for w in machine.capabilities if w != "attention_units")
-            machine = dataclasses.replace(machine, capabilities=words)
+            machine = machine.without_capabilities(Capability.ATTENTION_UNITS)
         (op,) = planned(machine, kind, heads, width, 1 << 16, keys).ops
         high = int(op.params["rows"])
         made = planned(machine, kind, heads, width, units // heads * high, keys)

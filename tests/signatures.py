@@ -15,6 +15,7 @@ from functools import cache
 
 import ark
 from ark import tasks
+from ark.capability import Capability
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import FLOATS, DataType, bf16, fp16, fp32, int8, int32, int64, uint32
 from ark.lower.pipeline import plan
@@ -263,7 +264,7 @@ def _overlapped(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, 
     floats = [t for t in FLOATS if t in types]
     for dtype in floats[:1]:
         found.append((f"overlapped-{dtype.name}", first(dtype, 768, 512, 64, False)))
-    for dtype in [t for t in floats if t.itemsize == 2 and machine.has("wgmma")][:1]:
+    for dtype in [t for t in floats if t.itemsize == 2 and machine.has(Capability.WGMMA)][:1]:
         found.append((f"bands-{dtype.name}", first(dtype, 1024, 1024, 512, True)))
     return found
 
@@ -285,12 +286,12 @@ def _channels(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Pl
                     channel.reduce(x, shared)
                     channel.get(shared)
                     channel.send(x)
-                    if machine.has("peer_bulk"):
+                    if machine.has(Capability.PEER_BULK):
                         ark.comm.channel(1, 1, "bulk").put(x, other, signal=True)
                 else:
                     kept = ark.copy(*channel.wait(shared), output=ark.tensor([999], dtype))
                     channel.signal(after=[kept])
-                    if machine.has("peer_bulk"):
+                    if machine.has(Capability.PEER_BULK):
                         ark.copy(*ark.comm.channel(0, 1, "bulk").wait(other))
                     channel.recv(ark.tensor([999], dtype))
             pair.append(plan(model.graph, machine))
@@ -302,7 +303,7 @@ def _channels(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Pl
 def _claimed(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
     """Ops large enough for tiles to be claimed, where the machine has that."""
     found = []
-    for dtype in [t for t in types if t in FLOATS and machine.has("claims")][:1]:
+    for dtype in [t for t in types if t in FLOATS and machine.has(Capability.CLAIMS)][:1]:
         model = Model()
         with use_model(model):
             x = ark.softmax(ark.tensor([8192, 4096], dtype))

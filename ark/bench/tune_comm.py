@@ -53,7 +53,7 @@ def tune(
 
     usual = seconds("auto", AUTO)
     machine = device.machine
-    able = [e for e in (PACKET, THREADS, BULK) if machine.has(ENGINES[e].needs or "proxy")]
+    able = [e for e in (PACKET, THREADS, BULK) if ENGINES[e].on(machine)]
     engines = [e for e in able if e != PACKET or nbytes <= MOST_PACKETS]
     known = algorithms(full_mesh(job.world_size), collective)
     best = ("auto", AUTO, usual)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ark.capability import Capability
 from ark.codegen import layout
 from ark.errors import UnsupportedError
 from ark.machine import Machine
@@ -66,7 +67,7 @@ def signal_words(plan: Plan, machine: Machine) -> int:
 
     UnsupportedError where a counter has no room for so many, or ranks on other hosts take part.
     """
-    if plan.world_size == 1 or not machine.has("peer_stores"):
+    if plan.world_size == 1 or not machine.has(Capability.PEER_STORES):
         return 1
     room = machine.line_bytes // 4
     if plan.meta.get("hosts") or plan.world_size > room:

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from ark.capability import Capability
 from ark.errors import PlanError
 from ark.ir.dtype import bf16, fp16
 from ark.ir.graph import Graph, Node
@@ -106,7 +107,7 @@ def _choose(graph: Graph, context: Context) -> Machine:
         raise PlanError(f"{machine.name} has no kernel variant {wanted!r}, but {', '.join(names)}")
     if wanted is None and any(n.hints and n.hints.cuts for n in graph.nodes):
         return machine.using(names[0])  # whose bodies take tiles of any size
-    packets = machine.has("packets") and options.get("packets", True)
+    packets = machine.has(Capability.PACKETS) and options.get("packets", True)
     streams = packets and options.get("fuse", True)
     for variant in machine.variants:
         target = dataclasses.replace(machine, variants=(variant,))

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.groups import Group
@@ -49,7 +50,7 @@ def _able(group: Group, machine: Machine) -> bool:
     placed = group.processors or group.granularity is not None or group.lanes
     paired = group.sends or group.awaits or group.received
     return (
-        machine.has("claims")
+        machine.has(Capability.CLAIMS)
         and machine.variant.name == "block"
         and kinds.get(group.kind).claimable
         and not placed

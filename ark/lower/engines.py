@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ark.capability import Capability
 from ark.collective.near import nearest
 from ark.errors import UnsupportedError
 from ark.machine import Machine
@@ -33,27 +34,31 @@ class Engine:
     """
 
     name: str
-    needs: str
+    needs: Capability | None
     tile_bytes: int
     proxied: bool = False
     copies: bool = False
+
+    def on(self, machine: Machine) -> bool:
+        """Has the machine this engine?"""
+        return self.needs is None or machine.has(self.needs)
 
 
 ENGINES = {
     e.name: e
     for e in (
         # {word, epoch}: no counter and no barrier, for twice the bytes on the wire.
-        Engine(PACKET, "peer_packets", 4 << 10),
+        Engine(PACKET, Capability.PEER_PACKETS, 4 << 10),
         # 16-byte stores, then a counter.
-        Engine(THREADS, "", 16 << 10),
+        Engine(THREADS, None, 16 << 10),
         # Pieces that hardware of the processor copies through shared memory, then a counter.
-        Engine(BULK, "peer_bulk", 64 << 10, copies=True),
+        Engine(BULK, Capability.PEER_BULK, 64 << 10, copies=True),
         # Copy engines, which the host's proxy starts.
-        Engine(DMA, "proxy", 4 << 20, proxied=True, copies=True),
+        Engine(DMA, Capability.PROXY, 4 << 20, proxied=True, copies=True),
         # To other hosts, by the proxy; to ranks of this one as `threads`.
-        Engine(NIC, "proxy", 1 << 20),
+        Engine(NIC, Capability.PROXY, 1 << 20),
         # Sums by the switch between devices; no machine is said to have one.
-        Engine(SWITCH, "peer_multicast", 64 << 10),
+        Engine(SWITCH, Capability.PEER_MULTICAST, 64 << 10),
     )
 }
 # Transfers up to so many bytes travel as packets. One thread writes packets word by word.
@@ -74,7 +79,7 @@ def choose_engine(
     cannot do it (among: those that can).
     """
     able = [ENGINES[name] for name in among]
-    able = [e for e in able if not e.needs or machine.has(e.needs)]
+    able = [e for e in able if e.on(machine)]
     if asked != AUTO:
         engine = next((e for e in able if e.name == asked), None)
         if engine is None:
@@ -84,7 +89,7 @@ def choose_engine(
                 f"{', '.join(there) or 'no other for it'}"
             )
         return engine
-    limit = PACKET_BYTES_SINGLE if machine.has("single_thread") else PACKET_BYTES
+    limit = PACKET_BYTES_SINGLE if machine.has(Capability.SINGLE_THREAD) else PACKET_BYTES
     packets = ENGINES[PACKET] in able and nbytes <= limit
     return ENGINES[PACKET if packets else THREADS]
 
@@ -101,8 +106,7 @@ def measured(
     name = AUTO if place is None else rows[place][1].get(algorithm, AUTO)
     if name not in MESSAGES:
         return AUTO
-    needs = ENGINES[name].needs
-    return name if not needs or machine.has(needs) else AUTO
+    return name if ENGINES[name].on(machine) else AUTO
 
 
 def tile_bytes(engine: Engine, machine: Machine, nbytes: int) -> int:

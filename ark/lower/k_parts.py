@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from ark.capability import Capability
 from ark.costs import UnitCosts
 from ark.errors import PlanError
 from ark.lower.cuts import LINE, Cut, key
@@ -25,7 +26,11 @@ def serves(dtypes: Sequence[str], shape: Sequence[int], machine: Machine) -> boo
     """Is it a product that such units take? dtypes: of both sides. shape: batch, batch, rows and
     columns.
     """
-    return machine.has("k_parts") and tuple(dtypes) in UNIT_PARTS and shape[2] >= LEAST_UNIT_ROWS
+    return (
+        machine.has(Capability.K_PARTS)
+        and tuple(dtypes) in UNIT_PARTS
+        and shape[2] >= LEAST_UNIT_ROWS
+    )
 
 
 def candidates(

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ark.capability import Capability
 from ark.ir.dtype import fp32
 from ark.ir.values import Tensor
 from ark.machine import Machine
@@ -31,7 +32,7 @@ def takes_short(machine: Machine) -> bool:
     no such packets.
     """
     slices = machine.ring_bytes > 0 and not machine.variant.role(COMMUNICATE)
-    return machine.has("short_packets") and not slices
+    return machine.has(Capability.SHORT_PACKETS) and not slices
 
 
 def choose_packets(
@@ -92,11 +93,11 @@ def choose_packets(
 def _most_read(group: Group, machine: Machine) -> int:
     """Elements that one task may read as packets."""
     if group.kind == "choose":  # it has a counter to wait for in any case, the logits'
-        return PACKET_READ if machine.has("packet_gate") else 0
+        return PACKET_READ if machine.has(Capability.PACKET_GATE) else 0
     if group.kind != "linear":
         return PACKET_READ
     leads = machine.variant.role(COMMUNICATE) > 0
-    most = MOST_NARROW if leads else 1 if machine.has("packet_gate") else 0
+    most = MOST_NARROW if leads else 1 if machine.has(Capability.PACKET_GATE) else 0
     return PACKET_READ_POLLED if group.operands[2].shape[0] <= most else PACKET_READ
 
 

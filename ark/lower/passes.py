@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from ark.capability import Capability
 from ark.ir.graph import Graph
 from ark.lower.choose import choose
 from ark.lower.rewrite.align_operands import align_operands
@@ -82,8 +83,8 @@ def fuse_unit_attention(graph: Graph, context: Context) -> Graph:
 
 
 def _multiplies_attention(machine: Machine) -> bool:
-    boxed = machine.has("wgmma") or machine.has("single_thread")
-    return machine.has("attention_units") or (machine.variant.name == "matrix" and boxed)
+    boxed = machine.has(Capability.WGMMA) or machine.has(Capability.SINGLE_THREAD)
+    return machine.has(Capability.ATTENTION_UNITS) or (machine.variant.name == "matrix" and boxed)
 
 
 PASSES: tuple[Pass, ...] = (

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ark.capability import Capability
 from ark.ir.graph import Graph
 from ark.lower.claims import claimed
 from ark.lower.contents import Contents
@@ -106,7 +107,7 @@ def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> _Draft:
     groups = claimed(groups, machines)
     if private.world_size > 1 or len(private.phases) > 1:
         groups = _ended(groups)
-    packed = machines[-1].has("packets") and chosen.get("packets", True)
+    packed = machines[-1].has(Capability.PACKETS) and chosen.get("packets", True)
     templates = Templates()
     packets: set[int] = set()
     if packed:

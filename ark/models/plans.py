@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ark import log
+from ark.capability import Capability
 from ark.errors import InvalidUsageError, PlanError
 from ark.ir.digest import digest as graph_digest
 from ark.ir.dtype import DataType
@@ -158,11 +159,11 @@ def usual_chunk(machine: Machine, dtype: DataType) -> int:
     k is cut into parts, one does, but attention on matrix units is worth more rows.
     """
     if dtype.name in ("bf16", "fp16"):
-        if machine.has("wgmma"):
+        if machine.has(Capability.WGMMA):
             return 512
-        if machine.has("k_parts"):
-            return 512 if machine.has("attention_units") else 128
-    return 64 if machine.has("mma_sync") else 16
+        if machine.has(Capability.K_PARTS):
+            return 512 if machine.has(Capability.ATTENTION_UNITS) else 128
+    return 64 if machine.has(Capability.MMA_SYNC) else 16
 
 
 def choose_chunk(wanted: int | None, context: int, usual: int) -> int:

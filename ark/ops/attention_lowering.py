@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ark.capability import Capability
 from ark.ir import values as ir
 from ark.ir.dtype import fp32
 from ark.ir.graph import Node
@@ -52,9 +53,9 @@ def lower_tiles(lowering: Lowering, node: Node) -> None:
     width, length, paged = node.attrs["head_dim"], q.shape[-2], node.attrs.get("paged", False)
     context = key.shape[-2] * (rest[1].shape[-1] if paged else 1)
     heads, batch = node.attrs["heads"], q.shape[0] if len(q.shape) == 3 else 1
-    boxed = machine.variant.name == "matrix" and machine.has("wgmma") and not paged
-    units = machine.has("attention_units")
-    units = units and attends_in_units(node, machine.has("attention_parts"))
+    boxed = machine.variant.name == "matrix" and machine.has(Capability.WGMMA) and not paged
+    units = machine.has(Capability.ATTENTION_UNITS)
+    units = units and attends_in_units(node, machine.has(Capability.ATTENTION_PARTS))
     few = 32 if width <= 128 else 16
     rows = 128 if boxed else machine.attention_rows if units else few
     while not boxed and rows > 32 and batch * heads * -(-length // rows) < machine.processors:
@@ -166,10 +167,14 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
     least = max(32, streamed) if machine.variant.role(COMMUNICATE) else 64
     least *= 2 if streamed and batch > 1 and machine.ring_bytes else 1
     part = 4 * (node.attrs["head_dim"] + 2)  # bytes
-    if machine.has("packet_gate"):  # a join polls all parts: the cube root of all positions
+    if machine.has(
+        Capability.PACKET_GATE
+    ):  # a join polls all parts: the cube root of all positions
         least = max(least, int(context ** (2 / 3)))
     splits = attention_splits(rows * batch, kv_heads, context, machine.processors, least)
-    if machine.has("packet_gate"):  # parts that are no packets cost their join a counter more
+    if machine.has(
+        Capability.PACKET_GATE
+    ):  # parts that are no packets cost their join a counter more
         splits = max(1, min(splits, PACKET_LIMIT // (rows * node.attrs["heads"] * part)))
     # Halves of what the ring holds are not worth the exchange that merges them.
     if splits == 2 and batch > 1 and context <= streamed * machine.variant.stages:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ark.capability import Capability
 from ark.errors import ModelError, UnsupportedError
 from ark.ir.dtype import fp32
 from ark.ir.graph import Node
@@ -61,7 +62,7 @@ def _received(lowering: Lowering, form: Form, tensors: Mapping[str, Tensor]) -> 
     named = [(name, tensors[name]) for name in form.packets]
     found = [(name, t) for name, t in named if t.buffer.arena == "symmetric"]
     for name, tensor in found:
-        if tensor.dtype != fp32 or not lowering.machine.has("peer_packets"):
+        if tensor.dtype != fp32 or not lowering.machine.has(Capability.PEER_PACKETS):
             raise UnsupportedError(
                 f"{form.name}: {name} would come as packets between ranks, which are fp32, of "
                 f"machines that have them; it is {tensor.dtype.name} on {lowering.machine.name}: "

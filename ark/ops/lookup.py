@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ark.capability import Capability
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import int64
@@ -77,7 +78,7 @@ def _emit_gather(
     shape = operands[2].shape
     itemsize, line = operands[2].dtype.itemsize, lowering.machine.line_bytes
     weight = 1
-    if shape[-1] == 1 and not lowering.machine.has("single_thread"):
+    if shape[-1] == 1 and not lowering.machine.has(Capability.SINGLE_THREAD):
         weight = max(1, line // itemsize)  # a line is loaded for each element
     tile = box_tile(shape, lowering.machine, weight, itemsize)
     params = {"axis": axis, "elements": elements, "tile": tile}
@@ -231,7 +232,10 @@ def _lower_scatter(lowering: Lowering, node: Node) -> None:
             out = part(out, d, 0, n)
     frame = lines(updates.shape, axis)
     count, size, spans = updates.shape[axis], out.shape[axis], 1
-    tile, alone = box_tile(frame, lowering.machine, count), lowering.machine.has("single_thread")
+    tile, alone = (
+        box_tile(frame, lowering.machine, count),
+        lowering.machine.has(Capability.SINGLE_THREAD),
+    )
     if not alone and 2 * len(box_coords(frame, tile)) <= lowering.machine.processors:
         tile[3] = min(tile[3], lowering.machine.lanes)  # each thread's updates are in a row
     if same_places(ids.shape, axis) and not alone:
@@ -250,7 +254,7 @@ def _by_rows(lowering: Lowering, node: Node) -> bool:
     source, ids, updates = node.inputs
     out, axis, machine = node.outputs[0], node.attrs["axis"], lowering.machine
     rows = math.prod(lines(out.shape, axis))
-    enough = machine.has("single_thread") or rows >= ROWS_EACH * machine.processors
+    enough = machine.has(Capability.SINGLE_THREAD) or rows >= ROWS_EACH * machine.processors
     return (
         enough
         and source.buffer.id != out.buffer.id
@@ -355,7 +359,7 @@ def _lower_scan(lowering: Lowering, node: Node) -> None:
     machine = lowering.machine
     tile = box_tile(frame, machine, out.shape[axis])
     tasks = math.prod(-(-n // t) for n, t in zip(fold(frame), tile, strict=True))
-    if tasks < machine.processors and not machine.has("single_thread"):
+    if tasks < machine.processors and not machine.has(Capability.SINGLE_THREAD):
         tile[3] = min(tile[3], machine.lanes)  # neighbours that a block goes along together
     lowering.emit(
         "scan", {**node.attrs, "tile": tile}, [*node.inputs, out], box_coords(frame, tile)

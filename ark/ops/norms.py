@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ark.capability import Capability
 from ark.errors import ModelError, PlanError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.fold import fold
@@ -34,7 +35,7 @@ def lower_rows(lowering: Lowering, node: Node) -> None:
     row = out.shape[-1:]
     others = [t if t.shape == row else lowering.view(t, row) for t in others]
     few = 1
-    if node.hints is None and not machine.has("single_thread"):
+    if node.hints is None and not machine.has(Capability.SINGLE_THREAD):
         columns = source.shape[-1]
         few = min(2 * machine.warps, max(1, FEW // columns))
     if node.hints is None and len(out.shape) > 2:
@@ -71,8 +72,8 @@ def _dealt(source: IrTensor, out: IrTensor, machine: Machine) -> int:
     large = out.dtype.nbytes(out.elements) >= LEAST_DEALT and out.dtype.itemsize <= NARROW
     if (
         not large
-        or machine.has("claims")
-        or machine.has("single_thread")
+        or machine.has(Capability.CLAIMS)
+        or machine.has(Capability.SINGLE_THREAD)
         or len(out.shape) != 2
         or source.shape != out.shape
     ):

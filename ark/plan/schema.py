@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from ark import json_reader
+from ark.capability import Capability
 from ark.errors import PlanError
 from ark.json_reader import Closed
 from ark.machine import Machine
@@ -229,7 +230,8 @@ def read_machine(fields: Mapping[str, Any]) -> Machine:
     try:
         machine = json_reader.read(dict(fields), Machine, "it")
     except json_reader.FormError as error:
-        raise PlanError(f"the plan's machine is damaged: {error.message}") from error
+        reason = _unknown_capability(fields) or error.message
+        raise PlanError(f"the plan's machine is damaged: {reason}") from error
     fault = ""
     if unknown := _unknown(machine, fields):
         fault = f"it has no field {unknown!r}"
@@ -240,6 +242,17 @@ def read_machine(fields: Mapping[str, Any]) -> Machine:
     if fault:
         raise PlanError(f"the plan's machine is damaged: {fault}")
     return machine
+
+
+def _unknown_capability(fields: Mapping[str, Any]) -> str:
+    """A sentence that names the first word that is no capability, and the known ones."""
+    words = fields.get("capabilities")
+    try:
+        for word in words if isinstance(words, (list, tuple)) else ():
+            Capability(word)
+    except PlanError as error:
+        return str(error)
+    return ""
 
 
 def _rates(machine: Machine) -> list[float]:

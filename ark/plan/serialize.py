@@ -29,7 +29,7 @@ def machine_of(plan: Plan, phase: int | None = None) -> Machine:
 def machine_entry(machine: Machine) -> dict[str, Any]:
     """A machine model as a plan has it; `machine_of` reads it."""
     entry = dataclasses.asdict(machine)
-    entry["capabilities"] = list(machine.capabilities)
+    entry["capabilities"] = [c.value for c in machine.capabilities]
     entry["tile"] = list(machine.tile)
     entry["large_tiles"] = [list(t) for t in machine.large_tiles]
     entry["exact_tiles"] = [list(t) for t in machine.exact_tiles]

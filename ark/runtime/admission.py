@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from ark.backend import registry
 from ark.backend.devices import Device
 from ark.backend.protocol import KernelBackend
+from ark.capability import Capability
 from ark.codegen.shared_memory import check_shared_memory
 from ark.errors import InvalidUsageError, PlanError, SystemError
 from ark.machine import Machine
@@ -98,10 +99,9 @@ def admit(plans: Sequence[Plan], device: Machine | None = None) -> None:
 
 def _check_links(plan: Plan, device: Machine | None) -> None:
     """Raises PlanError where ranks would signal by what the device's links do not carry."""
-    word = "peer_stores"
-    if device is None or plan.world_size == 1 or not device.has(word):
+    if device is None or plan.world_size == 1 or not device.has(Capability.PEER_STORES):
         return
-    if not machine_of(plan).has(word):
+    if not machine_of(plan).has(Capability.PEER_STORES):
         raise PlanError(
             f"the plan's ranks signal each other by additions, but the links of {device.name} to "
             "other devices carry stores alone; make the plan again on this device"

@@ -15,6 +15,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ark.capability import Capability
 from ark.codegen.layout import FLOW_TASKS
 from ark.ir.fold import fold
 from ark.plan import kind as kinds
@@ -113,7 +114,7 @@ Known = dict[int, tuple[Signature, int]]
 def _known(plan: Plan, phase: int) -> Known:
     """Of the ops of a phase whose threads make elements by themselves, how many neighbours."""
     machine = machine_of(plan, phase)
-    if machine.variant.name != "block" or machine.has("single_thread"):
+    if machine.variant.name != "block" or machine.has(Capability.SINGLE_THREAD):
         return {}
     ops = {task.op for tasks in plan.phases[phase].processors for task in tasks}
     known: dict[object, int] = {}

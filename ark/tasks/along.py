@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from ark.capability import Capability
 from ark.ir.fold import fold
 from ark.machine import Machine
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register
@@ -139,7 +140,7 @@ def _pieces(sig: Signature, machine: Machine) -> tuple[bool, int] | None:
     """
     shape, axis, tile = sig.operands[1].shape, sig.params["axis"], sig.params["tile"]
     shared = any(o.per_item > 1 for o in sig.operands)
-    if machine.has("single_thread") or shared or shape[axis] < machine.lanes:
+    if machine.has(Capability.SINGLE_THREAD) or shared or shape[axis] < machine.lanes:
         return None
     if axis != len(shape) - 1 and 2 * tile[3] >= machine.lanes:
         return (False, machine.warps) if shape[axis] >= AHEAD * machine.warps else None

@@ -28,6 +28,7 @@ from typing import Annotated, TypeVar
 import msgspec
 import numpy as np
 
+from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
@@ -147,13 +148,13 @@ class AttentionTiles(TaskKind):
 
 def _scratch(sig: Signature, machine: Machine, chunk: int, strip: int) -> int:
     width = int(sig.params["head_dim"])
-    keys = chunk * width if machine.has("single_thread") else 1
+    keys = chunk * width if machine.has(Capability.SINGLE_THREAD) else 1
     return 4 * (strip * (2 * width + chunk + 3) + keys)
 
 
 def _cut(sig: Signature, machine: Machine) -> tuple[int, int]:
     """Keys and rows that the common body takes at a time; fewer rows where the ring leaves less."""
-    chunk, strip = (64, 32) if machine.has("single_thread") else (32, 16)
+    chunk, strip = (64, 32) if machine.has(Capability.SINGLE_THREAD) else (32, 16)
     strip = min(strip, int(sig.params["rows"]))
     room = machine.shared_bytes - machine.ring_bytes
     while strip > 1 and _scratch(sig, machine, chunk, strip) > room:

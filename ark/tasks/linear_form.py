@@ -7,6 +7,7 @@ backends' bodies.
 
 from __future__ import annotations
 
+from ark.capability import Capability
 from ark.ir.dtype import by_name
 from ark.ir.values import Tensor
 from ark.machine import Machine
@@ -32,7 +33,9 @@ def dealt(rows: int, weights: int, row_bytes: int, machine: Machine) -> int:
     of one row goes to as few as have all of it under way before its input is there, and to a third
     of them at least, so that memory does not stand still while it is multiplied.
     """
-    asks = rows == 1 and machine.has("asks_ahead") and row_bytes % (4 * machine.threads) == 0
+    asks = (
+        rows == 1 and machine.has(Capability.ASKS_AHEAD) and row_bytes % (4 * machine.threads) == 0
+    )
     under_way = machine.in_flight * machine.stage_bytes
     few = -(-weights * row_bytes // under_way) if asks else machine.processors
     return min(max(few, machine.processors // LEAST_SHARE), machine.processors)

@@ -27,6 +27,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ark.capability import Capability
 from ark.ir.fold import fold, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
@@ -178,7 +179,7 @@ class Matmul(TaskKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         rows, columns = sig.params["tile"]
-        if not machine.has("single_thread"):
+        if not machine.has(Capability.SINGLE_THREAD):
             if matmul_small.served(sig, machine):
                 return matmul_small.scratch(sig, machine)
             form = served(sig, machine)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from ark.capability import Capability
 from ark.ir.fold import fold
 from ark.machine import Machine
 from ark.plan.kind import Signature
@@ -25,7 +26,7 @@ def small(sig: Signature, machine: Machine) -> bool:
     shape = fold(sig.operands[2].shape)
     many = shape[0] * shape[1] >= LEAST * machine.processors
     fits = max(m, n) <= MOST and k <= MOST_DEPTH
-    if not (many and fits) or machine.has("single_thread") or paired(sig):
+    if not (many and fits) or machine.has(Capability.SINGLE_THREAD) or paired(sig):
         return False
     if sig.params.get("windows") or sig.params.get("splits", 1) > 1 or sums_of(sig) == "int32":
         return False

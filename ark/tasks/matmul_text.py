@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import expression, matmul_small, text
@@ -43,7 +44,7 @@ def staged(sig: Signature, machine: Machine) -> int:
     """Bytes of shared memory where both sides of a tile go through it; 0 where they do not."""
     rows, columns = sig.params["tile"]
     _, _, k = dims(sig)
-    alone = machine.has("single_thread") or bool(sig.params.get("windows"))
+    alone = machine.has(Capability.SINGLE_THREAD) or bool(sig.params.get("windows"))
     if alone or paired(sig) or sums_of(sig) == "int32" or part_of_k(sig) < k:
         return 0
     few = rows < 2 or rows * columns * k < LEAST_STAGED
@@ -64,10 +65,10 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     pairs = paired(sig)
     shape: tuple[Any, ...] = (*sig.params["tile"], *dims(sig)[:2])
     callee = "ark_matmul_pairs" if pairs else "ark_matmul"
-    if machine.has("single_thread") and sig.params["tile"][0] >= FEW_ROWS:
+    if machine.has(Capability.SINGLE_THREAD) and sig.params["tile"][0] >= FEW_ROWS:
         transposed = (bool(sig.params[name]) for name in ("transpose_a", "transpose_b"))
         callee, shape = "ark_matmul_blocked", (*shape, DEPTH, pairs, *transposed)
-    elif machine.has("single_thread") and not pairs and not sig.params["transpose_b"]:
+    elif machine.has(Capability.SINGLE_THREAD) and not pairs and not sig.params["transpose_b"]:
         callee = "ark_matmul_alone"
     elif matmul_small.served(sig, machine):
         sides = _line(sig, 0), _line(sig, 1)

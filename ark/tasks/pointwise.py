@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ark.capability import Capability
 from ark.ir.fold import fold, tile_of, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
@@ -116,7 +117,7 @@ class Pointwise(TaskKind):
         return HEADERS
 
     def apart(self, sig: Signature, machine: Machine) -> int:
-        if machine.has("single_thread") or any(o.per_item > 1 for o in sig.operands):
+        if machine.has(Capability.SINGLE_THREAD) or any(o.per_item > 1 for o in sig.operands):
             return 0
         pack, packed = _Box(sig, sig.params["expr"], sig.params["tile"], {}).pack()
         # Where addresses are looked at when the body runs, other tasks may have other packs.
@@ -167,7 +168,7 @@ def write_box(
     writer = _Box(sig, expr, tile, dict(places or {}), guard, once, apart)
     if sig.operands[out].per_item > 1:
         return declare + writer.shared()
-    if machine.has("single_thread"):
+    if machine.has(Capability.SINGLE_THREAD):
         return declare + writer.nested()
     pack, packed = writer.pack()
     if pack == 1:

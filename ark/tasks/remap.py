@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ark.capability import Capability
 from ark.ir.fold import fold
 from ark.ir.values import MAX_DIMS
 from ark.machine import Machine
@@ -124,7 +125,7 @@ class Remap(TaskKind):
         fill = f"{int(value)}ll" if integer else text.literal(value)
         guard = (" && ".join(conditions), fill)
         tile = sig.params["tile"]
-        if conditions and NAMES[3] not in guard[0] and not machine.has("single_thread"):
+        if conditions and NAMES[3] not in guard[0] and not machine.has(Capability.SINGLE_THREAD):
             texts = nearest  # so that several packs are loaded side by side, without branches
         return text.function(
             name, write_box(sig, COPY, tile, machine, places={0: texts}, guard=guard, apart=True)

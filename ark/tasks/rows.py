@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from ark.capability import Capability
 from ark.ir.fold import fold, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
@@ -207,14 +208,14 @@ class RowNorm(TaskKind):
         """
         columns = sig.operands[-1].shape[-1]
         pack = packs((sig.operands[0], sig.operands[-1]), columns)
-        if machine.has("single_thread"):
+        if machine.has(Capability.SINGLE_THREAD):
             return None
         itemsize = sig.operands[0].itemsize
         part = 1 << (-(-columns // pack) - 1).bit_length()
         if part < machine.lanes:
             return pack, 1, max(1, min(BATCH, HELD_BYTES // (pack * itemsize))), 1, part
         teams = [1, machine.warps]
-        if machine.has("named_barriers"):
+        if machine.has(Capability.NAMED_BARRIERS):
             teams = sorted({*teams, *(t for t in (2, 4, 8) if machine.warps % t == 0)})
         for team in teams:
             each = -(-columns // (pack * machine.lanes * team))
@@ -230,7 +231,7 @@ class RowNorm(TaskKind):
         constants = (
             ROW_OPS[sig.params["function"]],
             *row_constants(sig),
-            SIDE_BY_SIDE if machine.has("single_thread") else 1,
+            SIDE_BY_SIDE if machine.has(Capability.SINGLE_THREAD) else 1,
             self._kept(sig, machine),
             folds(machine),
             *(self._held(sig, machine) or (0, 0, 0, 0, 0)),

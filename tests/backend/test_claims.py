@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +12,7 @@ import ark
 from ark.backend import registry
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend
+from ark.capability import Capability
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import DataType, bf16, fp32, int32
 from ark.lower import claims
@@ -66,14 +66,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _planned(model: Model, device: Device, claim: bool) -> Plan:
-    machine = device.machine
-    words = (*machine.capabilities, *(("claims",) if claim else ()))
-    few = min(5, machine.processors)
-    return plan(
-        model.graph,
-        dataclasses.replace(machine, processors=few, capabilities=words),
-        {"fuse": False},
-    )
+    machine = device.machine.with_processors(min(5, device.machine.processors))
+    if claim:
+        machine = machine.with_capabilities(Capability.CLAIMS)
+    return plan(model.graph, machine, {"fuse": False})
 
 
 def _run(made: Plan, backend: Backend, device: Device, values: np.ndarray) -> np.ndarray:
@@ -96,7 +92,7 @@ def test_claimed_tiles_are_numpys(backend: str, case: str) -> None:
     values = np.random.default_rng(3).integers(-4, 4, (ROWS, columns)).astype(dtype.numpy)
     opened = registry.get(backend)
     with contextlib.closing(opened.open(0)) as device:
-        lone = device.machine.has("single_thread")
+        lone = device.machine.has(Capability.SINGLE_THREAD)
         made = _planned(model, device, True)
         verify([made])
         claiming = {op.params["kind"] for op in made.ops if op.claims is not None}

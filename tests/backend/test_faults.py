@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ark.backend import registry
+from ark.capability import Capability
 from ark.errors import GpuError, PlanError
 from ark.ir.dtype import by_name
 from ark.machine import Machine
@@ -30,12 +31,10 @@ def device(backend: str) -> Any:
     opened.close()
 
 
-def small_machine(machine: Machine, *capabilities: str) -> Machine:
+def small_machine(machine: Machine, *capabilities: Capability) -> Machine:
     """The device with few processors, and packets only if asked for."""
-    chosen = {c for c in machine.capabilities if c != "packets"} | set(capabilities)
-    return dataclasses.replace(
-        machine, processors=min(3, machine.processors + 1), capabilities=tuple(sorted(chosen))
-    )
+    few = machine.with_processors(min(3, machine.processors + 1))
+    return few.without_capabilities(Capability.PACKETS).with_capabilities(*capabilities)
 
 
 def decoder(machine: Machine, **options: object) -> Plan:
@@ -99,7 +98,7 @@ def missing_signal(plan: Plan, backend: str, device: Any) -> None:
 @pytest.mark.emulated("gfx942")
 def test_a_missing_packet_ends_in_an_error(backend: str, device: Any) -> None:
     """The embedding is taken out of the plan: its readers wait for packets that never come."""
-    for plan in decoders(small_machine(device.machine, "packets")):
+    for plan in decoders(small_machine(device.machine, Capability.PACKETS)):
         missing_packet(plan, backend, device)
 
 

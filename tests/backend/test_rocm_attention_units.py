@@ -16,6 +16,7 @@ from ark_rocm import backend, compiler
 from ark_rocm.tasks import attention_units
 
 import ark
+from ark.capability import Capability
 from ark.codegen.writer import write
 from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.lower.pipeline import plan as make_plan
@@ -182,7 +183,7 @@ def test_three_parts_of_queries_and_powers_do_too(
 
 def test_units_that_take_denormals_as_zeros_are_left_alone() -> None:
     plan, ((*_, op),) = planned([Shape(128, 128, 2, 1, 64)], machine_for("gfx90a"), bf16)
-    assert not machine_of(plan).has("attention_units")
+    assert not machine_of(plan).has(Capability.ATTENTION_UNITS)
     assert attention_units.layout_of(signature(plan, op), machine_of(plan)) is None
 
 

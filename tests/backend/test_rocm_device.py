@@ -15,6 +15,7 @@ from ark_rocm.device import Device
 
 from ark.backend.devices import Grid
 from ark.backend.protocol import Target
+from ark.capability import Capability
 from ark.codegen.dialect import Source
 from ark.errors import SystemError
 
@@ -40,7 +41,7 @@ def device() -> Iterator[Device]:
 
 def test_the_machine_is_what_the_device_reports(device: Device) -> None:
     assert device.arch == device.machine.arch == ARCH
-    assert device.machine.lanes == 64 and device.machine.has("mfma")
+    assert device.machine.lanes == 64 and device.machine.has(Capability.MFMA)
     assert device.machine.processors > 0
     assert backend.probe().notes and "emulated" in backend.probe().notes[0]
 

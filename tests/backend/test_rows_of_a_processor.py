@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import ark
 from ark.backend import registry
+from ark.capability import Capability
 from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
 from ark.lower.pipeline import plan
@@ -173,12 +173,11 @@ def test_rows_that_are_dealt(backend: str, monkeypatch: pytest.MonkeyPatch) -> N
                 ark.copy(result, Tensor(kept, model))
         with contextlib.closing(chosen.open(0)) as device:
             # Where rows are claimed (test_claims.py), none are dealt.
-            words = tuple(word for word in device.machine.capabilities if word != "claims")
-            machine = replace(device.machine.with_processors(4), capabilities=words)
+            machine = device.machine.with_processors(4).without_capabilities(Capability.CLAIMS)
             ready = plan(model.graph, machine, {"fuse": False})
             verify([ready])
             rows = [op.params for op in ready.ops if op.kind == "rownorm"]
-            apart = not least and not device.machine.has("single_thread")
+            apart = not least and not device.machine.has(Capability.SINGLE_THREAD)
             assert [p.get("dealt", False) for p in rows] == [apart] * 4
             with Executor(ready, chosen, device) as executor:
                 executor.write("x", x)

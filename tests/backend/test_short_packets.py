@@ -13,6 +13,7 @@ import pytest
 
 import ark
 from ark.backend import registry
+from ark.capability import Capability
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import DataType, bf16, fp16
 from ark.lower.pipeline import plan
@@ -37,8 +38,7 @@ def gated(columns: int, inner: int, dtype: DataType) -> Model:
 
 def short(machine: Machine) -> Machine:
     """The machine, which takes short packets."""
-    words = {*machine.capabilities, "packets", "short_packets"}
-    return dataclasses.replace(machine, capabilities=tuple(sorted(words)))
+    return machine.with_capabilities(Capability.PACKETS, Capability.SHORT_PACKETS)
 
 
 @pytest.mark.parametrize(("dtype", "iterations"), [(bf16, 66_000), (fp16, 3)], ids=str)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from ark.backend.protocol import Target
+from ark.capability import Capability
 from ark.codegen import layout
 from ark.codegen.writer import write
 from ark.ir.dtype import bf16, fp32
@@ -112,7 +113,7 @@ def test_every_machine_has_them(name: str) -> None:
     machine = machines.MODELS[name]
     made = product(machine, *CASES[0])
     emitted = source(made)
-    assert (UNITS if machine.has("fp32_parts") else ORDINARY) in emitted.source.text
+    assert (UNITS if machine.has(Capability.FP32_PARTS) else ORDINARY) in emitted.source.text
     assert emitted.scratch_bytes <= machine.shared_bytes + layout.LOOP_BYTES
     target = Target(machine.arch, machine_of(made).threads)
     log = backend.compiler().compile(emitted.source, target).log
@@ -167,8 +168,8 @@ def test_products_are_those_of_fp64(case: Any, tf32: bool, ordinary: bool) -> No
     with contextlib.closing(backend.open(0)) as device:
         machine = device.machine
     if ordinary:
-        kept = tuple(c for c in machine.capabilities if c != "fp32_parts")
-        machine = dataclasses.replace(machine, capabilities=kept, exact_tiles=machines.EXACT_TILES)
+        machine = machine.without_capabilities(Capability.FP32_PARTS)
+        machine = dataclasses.replace(machine, exact_tiles=machines.EXACT_TILES)
     made = product(machine, *case, tf32)
     assert (ORDINARY if ordinary else UNITS) in source(made).source.text
     runs = run(made, {"a": a, "b": b, **({"d": d} if scaled else {})})

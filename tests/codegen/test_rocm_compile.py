@@ -10,6 +10,7 @@ from ark_rocm import backend, compiler, machines
 
 from ark.backend.devices import Binary
 from ark.backend.protocol import Target
+from ark.capability import Capability
 from ark.codegen.dialect import Source
 from ark.codegen.writer import Emitted, write
 from ark.errors import SystemError, UnsupportedError
@@ -312,4 +313,4 @@ def test_machine_models() -> None:
         machine = backend.machine(name)
         assert machine is not None and machine.name == name and machine.backend == "rocm"
         assert machine.lanes * machine.warps <= 1024
-        assert machine.has("mfma") == machine.arch.startswith("gfx9")
+        assert machine.has(Capability.MFMA) == machine.arch.startswith("gfx9")

@@ -7,11 +7,10 @@ products ask for them.
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from ark_rocm import backend, compiler
 
+from ark.capability import Capability
 from ark.codegen.dialect import Source
 from ark.codegen.writer import write
 from ark.ir.dtype import bf16
@@ -44,10 +43,12 @@ def _plain_clang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "_hiprtc_version", lambda: "")
 
 
-def findings(arch: str, name: str, source: Source | None = None, *links: str) -> list[Finding]:
+def findings(
+    arch: str, name: str, source: Source | None = None, *links: Capability
+) -> list[Finding]:
     """links: further capabilities of the machine."""
     machine = machine_for(arch)
-    machine = dataclasses.replace(machine, capabilities=(*machine.capabilities, *links))
+    machine = machine.with_capabilities(*links)
     plan = dict(signatures.plans(machine, (bf16,)))[name]
     return findings_of(plan, machine, arch, source, name.endswith("unfused"))
 
@@ -86,7 +87,7 @@ def test_requests_to_copy_engines_are_clean(arch: str) -> None:
 @slow
 @pytest.mark.parametrize("arch", ARCHS)
 def test_signals_by_stores_are_clean(arch: str) -> None:
-    assert [str(f) for f in findings(arch, "llama-bf16-rank0", None, "peer_stores")] == []
+    assert [str(f) for f in findings(arch, "llama-bf16-rank0", None, Capability.PEER_STORES)] == []
 
 
 def test_the_lint_sees_a_product_without_matrix_instructions() -> None:

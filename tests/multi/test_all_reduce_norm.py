@@ -11,6 +11,7 @@ import pytest
 
 import ark
 from ark.backend import registry
+from ark.capability import Capability
 from ark.ir.dtype import by_name
 from ark.machine import Machine
 from ark.plan.types import Plan
@@ -132,7 +133,7 @@ def test_on_cuda(what: str) -> None:
 
 
 def graph_kinds(make: Callable[[int], object]) -> list[str]:
-    plans = build(2, make, machine(4, "peer_packets", warps=4))
+    plans = build(2, make, machine(4, Capability.PEER_PACKETS, warps=4))
     verify(plans)
     return kinds(plans)
 

@@ -4,7 +4,6 @@ NVIDIA's GPUs the copy unit's, on AMD's loads that go straight to LDS.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 
 import ark
 from ark.backend import registry
+from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
@@ -82,8 +82,7 @@ def check(
 
 def test_its_tasks_on_cpu_ranks() -> None:
     def able(machine: Machine) -> Machine:
-        more = (*machine.capabilities, "peer_bulk")
-        return dataclasses.replace(machine, capabilities=more)
+        return machine.with_capabilities(Capability.PEER_BULK)
 
     check("cpu", able)
 

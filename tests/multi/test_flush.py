@@ -5,12 +5,11 @@ is refused.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 import ark
+from ark.capability import Capability
 from ark.errors import PlanError
 from ark.ir.dtype import int32
 from ark.machine import Machine
@@ -51,7 +50,7 @@ def able(machine: Machine, engine: str) -> Machine:
     """A CPU whose tasks of `bulk` have the common body."""
     if engine != "bulk" or machine.backend != "cpu":
         return machine
-    return dataclasses.replace(machine, capabilities=(*machine.capabilities, "peer_bulk"))
+    return machine.with_capabilities(Capability.PEER_BULK)
 
 
 @pytest.mark.parametrize(

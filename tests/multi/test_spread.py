@@ -13,6 +13,7 @@ import pytest
 
 import ark
 from ark.backend import registry
+from ark.capability import Capability
 from ark.codegen.writer import write
 from ark.errors import PlanError
 from ark.ir.dtype import DataType, by_name
@@ -44,7 +45,7 @@ def kinds(plan: Plan, phase: int) -> set[str]:
 
 @pytest.fixture(scope="module")
 def plans() -> list[Plan]:
-    return decoder_plans(machine(4, "packets", warps=2), ranks=2)
+    return decoder_plans(machine(4, Capability.PACKETS, warps=2), ranks=2)
 
 
 def test_a_decoded_row_needs_no_sum_and_no_put(plans: list[Plan]) -> None:
@@ -79,7 +80,7 @@ def test_ranks_that_do_the_same_share_a_kernel(backend: str, ranks: int) -> None
     records of tasks. Two ranks also read prompts, whose rows are summed by tasks.
     """
     model = registry.machine("cpu-2" if backend == "cpu" else "mi300x")
-    packed = dataclasses.replace(model, capabilities=(*model.capabilities, "packets"))
+    packed = model.with_capabilities(Capability.PACKETS)
     config = dataclasses.replace(CONFIG, num_key_value_heads=4, num_attention_heads=4)
     shape = Shape(config, by_name("fp32"), 64, 4 if ranks == 2 else 0, 0, ranks)
     dialect = registry.get(backend).dialect(packed.arch)
@@ -140,7 +141,7 @@ def test_ranks_give_the_tokens_of_one(world: int) -> None:
     """On the CPU, whose machine model has no packets by itself."""
     backend, _ = registry.choose("cpu")
     model = registry.machine("cpu-1")
-    packed = dataclasses.replace(model, capabilities=(*model.capabilities, "packets"))
+    packed = model.with_capabilities(Capability.PACKETS)
     checkpoint = Checkpoint.open(NOAH)
     dtype = DataType.from_numpy(checkpoint.dtype)
     config = checkpoint.config

@@ -5,7 +5,6 @@ The emulated devices stop a kernel that asks such a link for more.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ import pytest
 from ark.backend import registry
 from ark.backend.devices import Device
 from ark.backend.protocol import KernelBackend
+from ark.capability import Capability
 from ark.codegen import layout
 from ark.codegen.constants import constants
 from ark.codegen.dialect import Source
@@ -33,7 +33,6 @@ from tests.slow import SLOW, slow
 emulator = pytest.importorskip("ark_rocm_emulator")
 pytest.importorskip("hip")
 
-WORD = "peer_stores"
 ITERATIONS = 4
 SEEDS = {"gfx942": 8, "gfx1100": 40}  # RDNA waits for loads and stores apart
 
@@ -49,8 +48,7 @@ def opened(arch: str, stack: ExitStack, **options: int) -> tuple[list[Device], M
 
 def adding(machine: Machine) -> Machine:
     """The machine with links that carry everything."""
-    words = tuple(word for word in machine.capabilities if word != WORD)
-    return dataclasses.replace(machine, capabilities=words)
+    return machine.without_capabilities(Capability.PEER_STORES)
 
 
 @pytest.mark.parametrize("arch", ["gfx1100", pytest.param("gfx942", marks=slow)])
@@ -58,7 +56,7 @@ def adding(machine: Machine) -> Machine:
 def test_channels(arch: str, option: str) -> None:
     with ExitStack() as stack:
         made, machine = opened(arch, stack, **{option: 1})
-        assert machine.has(WORD)
+        assert machine.has(Capability.PEER_STORES)
         for body in PROGRAMS if SLOW else BY_STORES:
             got = run(build(2, body, machine), "rocm", made, ITERATIONS)
             np.testing.assert_array_equal(got, wanted(len(got), ITERATIONS), body.__name__)
@@ -86,7 +84,7 @@ def test_a_plan_whose_ranks_add_is_refused() -> None:
     product = registry.machine("rx7900xtx")
     plans = build(2, put_then_signal, product.with_processors(4))
     admit(plans, product)
-    lacking = dataclasses.replace(product, capabilities=(*product.capabilities, WORD))
+    lacking = product.with_capabilities(Capability.PEER_STORES)
     with pytest.raises(PlanError, match="carry stores alone"):
         admit(plans, lacking)
 

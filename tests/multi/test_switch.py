@@ -4,14 +4,13 @@ own instructions compiled for sm_90a, never run; and chosen by nobody who does n
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 import ark
 from ark.backend import registry
 from ark.backend.protocol import Target
+from ark.capability import Capability
 from ark.codegen.writer import write
 from ark.errors import UnsupportedError
 from ark.ir.dtype import DataType, bf16, by_name, fp16, fp32
@@ -28,7 +27,7 @@ COUNTS = (1, 3, 4, 4099, 70001)
 
 
 def able(machine: Machine) -> Machine:
-    return dataclasses.replace(machine, capabilities=(*machine.capabilities, "peer_multicast"))
+    return machine.with_capabilities(Capability.PEER_MULTICAST)
 
 
 def sums(rank: int, world: int, dtype: DataType = fp32, engine: str = SWITCH) -> None:
@@ -77,7 +76,7 @@ def test_its_instructions_compile_for_sm_90a(dtype: DataType) -> None:
 @pytest.mark.parametrize("name", ["cpu-2", "h100", "h200", "b200", "mi300x"])
 def test_no_machine_has_it_and_nothing_chooses_it(name: str) -> None:
     machine = registry.machine(name)
-    assert not machine.has(ENGINES[SWITCH].needs)
+    assert not ENGINES[SWITCH].on(machine)
     with pytest.raises(UnsupportedError, match="'switch'"):
         build(2, lambda rank: sums(rank, 2), machine)
     for nbytes in (1, 1 << 20, 1 << 30):

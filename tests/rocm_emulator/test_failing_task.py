@@ -13,6 +13,7 @@ import pytest
 from ark_rocm_emulator import emulated, failures
 
 from ark.backend import registry
+from ark.capability import Capability
 from ark.errors import GpuError
 from ark.machine import Machine
 from ark.plan.types import Plan
@@ -26,7 +27,7 @@ def missing_signal(machine: Machine) -> Plan:
 
 def missing_packets(machine: Machine) -> Plan:
     """Nobody sends what the first tasks wait for, inside their bodies."""
-    plan = decoder(small_machine(machine, "packets"))
+    plan = decoder(small_machine(machine, Capability.PACKETS))
     phase = plan.phases[0]
     lists = tuple(tuple(t for t in own if t.op != 0) for own in phase.processors)
     return dataclasses.replace(plan, phases=(dataclasses.replace(phase, processors=lists),))

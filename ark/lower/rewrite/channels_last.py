@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ark.capability import Capability
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.context import Context
@@ -32,9 +33,9 @@ LEAST_WORK = 1 << 24  # multiplications that are worth turning what they read
 def channels_last(graph: Graph, context: Context) -> Graph:
     """A copy of the graph with such convolutions."""
     machine, kept = context.machine, context.kept
-    if machine.has("single_thread"):
+    if machine.has(Capability.SINGLE_THREAD):
         return graph
-    found = _convolutions(graph, kept, machine.has("window_boxes"))
+    found = _convolutions(graph, kept, machine.has(Capability.WINDOW_BOXES))
     if not found:
         return graph
     made = _Turned(graph, *_wanted(graph, found, kept))

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ark.capability import Capability
 from ark.codegen.layout import RECORD_OPERANDS
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, bf16, fp16, fp32
 from ark.ir.fold import fold
@@ -41,8 +42,8 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
     machine, kept = context.machine, context.kept
     if machine.variant.name == "roles":
         return graph
-    matrix, units = machine.variant.name == "matrix", machine.has("k_parts")
-    everywhere = matrix or units or machine.has("single_thread")
+    matrix, units = machine.variant.name == "matrix", machine.has(Capability.K_PARTS)
+    everywhere = matrix or units or machine.has(Capability.SINGLE_THREAD)
     private = read_once(graph, kept)
     products: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
     written: dict[int, int] = {}  # by buffer: place of the last write

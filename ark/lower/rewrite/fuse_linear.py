@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ark.capability import Capability
 from ark.ir.dtype import FLOATS, bf16, fp16
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -95,7 +96,7 @@ def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
     """from_memory: may its input be rounded where it is made, and stay in memory?"""
     x, weight = node.inputs
     rows = x.shape[0]
-    limit = 64 if machine.has("single_thread") else MAX_STREAM_ROWS
+    limit = 64 if machine.has(Capability.SINGLE_THREAD) else MAX_STREAM_ROWS
     return (
         weight.buffer.arena == "parameter"
         and weight.dense

@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ark.capability import Capability
 from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -78,7 +79,7 @@ def _unboxed(windows: Node, product: Node, machine: Machine) -> Node | None:
         return None
     if product.attrs["transpose_a"] or product.attrs["transpose_b"] or product.attrs.get("gated"):
         return None
-    alone = machine.has("single_thread")
+    alone = machine.has(Capability.SINGLE_THREAD)
     served = alone or not _scalar(product) or _exact(product, depth, machine)
     if rows >= (PACKED_ROWS if alone else FEW_ROWS) and served:
         return None
@@ -111,7 +112,7 @@ def _boxed(windows: Node, product: Node, side: int, machine: Machine) -> Node | 
     the product is none of windows of channels that are last.
     """
     source, table, weight = windows.inputs[0], product.inputs[side], product.inputs[1 - side]
-    if not machine.has("window_boxes") or windows.placement != product.placement:
+    if not machine.has(Capability.WINDOW_BOXES) or windows.placement != product.placement:
         return None
     if windows.hints or product.hints or product.attrs.get("gated") or "rope_kv" in product.attrs:
         return None

@@ -10,6 +10,7 @@ import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
+from ark.capability import Capability
 from ark.codegen.layout import RECORD_OPERANDS
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node
@@ -30,7 +31,7 @@ def inline_all_reduce(graph: Graph, context: Context) -> Graph:
     """
     machine, options, kept = context.machine, context.options, context.kept
     gated = machine.variant.role(COMMUNICATE) > 0
-    packed = machine.has("packets") and options.get("packets", True)
+    packed = machine.has(Capability.PACKETS) and options.get("packets", True)
     far = len(set(options.get("hosts") or ())) > 1
     if far or graph.world_size == 1 or not packed or (machine.ring_bytes and not gated):
         return graph

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
+from ark.capability import Capability
 from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -31,7 +32,7 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
     """A copy of the graph in which such products read 16-bit inputs."""
     machine, kept = context.machine, context.kept
     matrix, short = machine.variant.name == "matrix", takes_short(machine)
-    units = machine.has("k_parts")
+    units = machine.has(Capability.K_PARTS)
     few = short or machine.variant.role(COMMUNICATE) > 0
     if not (matrix or units or few):
         return graph
@@ -57,7 +58,7 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
     def wants(node: Node) -> DataType | None:
         if matrix or (units and _many(node)):
             return _dtype(node)
-        if node.type == "attention" and machine.has("attention_units"):
+        if node.type == "attention" and machine.has(Capability.ATTENTION_UNITS):
             result, behind = node.outputs[0], products.get(node.outputs[0].id, [])
             kinds = {_dtype(n) for n in (node, *behind)}
             return _dtype(node) if behind and alone(result, behind, kinds) else None

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ark.capability import Capability
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
@@ -274,7 +275,7 @@ def _transfer(lowering: Lowering, source: IrTensor, target: IrTensor, asked: str
     )
     # No cache of this device would notice what a copy engine writes where caches may hold it.
     cached = target.buffer.rank < 0 and target.buffer.arena != "symmetric"
-    landing = cached and engine.proxied and machine.has("uncached_copies")
+    landing = cached and engine.proxied and machine.has(Capability.UNCACHED_COPIES)
     into = _landing(lowering, target) if landing else target
     move(lowering, engine, source, into, coords)
     if landing:

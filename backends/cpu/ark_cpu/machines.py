@@ -6,6 +6,7 @@ import os
 import platform
 import re
 
+from ark.capability import Capability
 from ark.costs import Costs
 from ark.machine import Machine
 from ark.variant import block
@@ -38,7 +39,7 @@ def model(processors: int, memory_bytes: int = 0) -> Machine:
         bandwidth_gbps=12.0 * processors,
         tflops=0.05 * processors,
         costs=Costs(signal_us=0.3, cache_rate=12e3 * processors, scalar_rate=50e3, exact_rate=50e3),
-        capabilities=("single_thread", "peer_packets", "proxy"),
+        capabilities=(Capability.SINGLE_THREAD, Capability.PEER_PACKETS, Capability.PROXY),
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from ark.capability import Capability
 from ark.codegen.layout import LOOP_BYTES
 from ark.costs import BoxCosts, Costs
 from ark.machine import Machine
@@ -137,7 +138,7 @@ def _machine(
     memory_gib: int,
     gbps: float,
     tflops: float,
-    capabilities: tuple[str, ...],
+    capabilities: tuple[Capability, ...],
 ) -> Machine:
     variants = _variants(slots, in_flight, not _GROUPS.isdisjoint(capabilities))
     return Machine(
@@ -152,23 +153,39 @@ def _machine(
         bandwidth_gbps=gbps,
         tflops=tflops,
         costs=_costs(name, processors, gbps),
-        exact_tiles=UNIT_TILES if "fp32_parts" in capabilities else EXACT_TILES,
+        exact_tiles=UNIT_TILES if Capability.FP32_PARTS in capabilities else EXACT_TILES,
         capabilities=capabilities,
     )
 
 
 _COMMON = (
-    *("attention_units", "mma_sync", "named_barriers"),
-    *("packets", "peer_packets", "proxy", "short_packets"),
+    Capability.ATTENTION_UNITS,
+    Capability.MMA_SYNC,
+    Capability.NAMED_BARRIERS,
+    Capability.PACKETS,
+    Capability.PEER_PACKETS,
+    Capability.PROXY,
+    Capability.SHORT_PACKETS,
 )
-_HOPPER = (*_COMMON, "claims", "fp32_parts", "peer_bulk", "wgmma", "window_boxes")
-_BLACKWELL = (*_COMMON, "tcgen05", "window_boxes")
-_GROUPS = frozenset(("wgmma", "tcgen05"))  # instructions of warpgroups, of the variant `matrix`
+_HOPPER = (
+    *_COMMON,
+    Capability.CLAIMS,
+    Capability.FP32_PARTS,
+    Capability.PEER_BULK,
+    Capability.WGMMA,
+    Capability.WINDOW_BOXES,
+)
+_BLACKWELL = (*_COMMON, Capability.TCGEN05, Capability.WINDOW_BOXES)
+_GROUPS = frozenset(
+    (Capability.WGMMA, Capability.TCGEN05)
+)  # instructions of warpgroups, of the variant `matrix`
 
 MODELS = {
     m.name: m
     for m in (
-        _machine("a100", "sm_80", 108, 163, 0, 0, 80, 1900.0, 280.0, (*_COMMON, "fp32_parts")),
+        _machine(
+            "a100", "sm_80", 108, 163, 0, 0, 80, 1900.0, 280.0, (*_COMMON, Capability.FP32_PARTS)
+        ),
         _machine("h100", "sm_90a", 132, 227, 12, 2, 80, 3079.0, 700.0, _HOPPER),
         _machine("h200", "sm_90a", 132, 227, 12, 2, 141, 4300.0, 750.0, _HOPPER),
         _machine("b200", "sm_100a", 148, 227, 12, 4, 180, 7700.0, 2000.0, _BLACKWELL),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 
+from ark.capability import Capability
 from ark.machine import Machine
 from ark.variant import block
 
@@ -25,7 +26,7 @@ def model(cores: int) -> Machine:
         memory_bytes=cores * CORE_BYTES,
         bandwidth_gbps=12.0 * cores,
         tflops=0.05 * cores,
-        capabilities=("single_thread",),
+        capabilities=(Capability.SINGLE_THREAD,),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ark.capability import Capability
 from ark.codegen.layout import LOOP_BYTES
 from ark.costs import Costs, UnitCosts
 from ark.errors import UnsupportedError
@@ -16,7 +17,14 @@ from ark.variant import block
 
 VOTE_BYTES = 256  # shared memory that the prelude keeps for itself, rounded up
 RESERVED = VOTE_BYTES + LOOP_BYTES  # with what the loop keeps
-CAPABILITIES = ("packets", "packet_gate", "peer_packets", "proxy", "uncached_copies", "k_parts")
+CAPABILITIES = (
+    Capability.PACKETS,
+    Capability.PACKET_GATE,
+    Capability.PEER_PACKETS,
+    Capability.PROXY,
+    Capability.UNCACHED_COPIES,
+    Capability.K_PARTS,
+)
 
 
 @dataclass(frozen=True)
@@ -31,28 +39,28 @@ class Arch:
     lanes: int
     lds: int
     tick_ns: int
-    unit: str
+    unit: Capability
     to_lds: bool = False
     flushes: bool = False
 
     @property
-    def capabilities(self) -> tuple[str, ...]:
-        """Words for the planner."""
-        asks = self.unit == "mfma"  # tasks/ask.h goes with linear layers on such units
+    def capabilities(self) -> tuple[Capability, ...]:
+        """What bodies and forms are chosen by."""
+        asks = self.unit == Capability.MFMA  # tasks/ask.h goes with linear layers on such units
         return (
             self.unit,
             *CAPABILITIES,
-            *("asks_ahead",) * asks,
-            *("peer_bulk",) * self.to_lds,
-            *("attention_units", "attention_parts") * (not self.flushes),
+            *(Capability.ASKS_AHEAD,) * asks,
+            *(Capability.PEER_BULK,) * self.to_lds,
+            *(Capability.ATTENTION_UNITS, Capability.ATTENTION_PARTS) * (not self.flushes),
         )
 
 
 ARCHS = {
-    "gfx90a": Arch(64, 65536, 40, "mfma", True, flushes=True),
-    "gfx942": Arch(64, 65536, 10, "mfma", True),
-    "gfx950": Arch(64, 163840, 10, "mfma", True),
-    "gfx1100": Arch(32, 65536, 10, "wmma"),
+    "gfx90a": Arch(64, 65536, 40, Capability.MFMA, True, flushes=True),
+    "gfx942": Arch(64, 65536, 10, Capability.MFMA, True),
+    "gfx950": Arch(64, 163840, 10, Capability.MFMA, True),
+    "gfx1100": Arch(32, 65536, 10, Capability.WMMA),
 }
 
 WARPS = 8
@@ -60,7 +68,8 @@ LINE = 128  # bytes of a line of the second-level cache, which CDNA and RDNA 3 s
 STAGE_BYTES = 4096  # of weights read in place: tasks are cut between rows, or pairs, of them
 UNDER_WAY = 32  # such pieces of a block that waits: the loads of its waves (tasks/linear_matrix.h)
 TILE = (128, 128)  # of a matmul; two steps of both sides take 40 KB of shared memory
-ATTENTION_ROWS = {"mfma": 256, "wmma": 128}  # of a tile: a wave has a column of its unit's block
+# Rows of a tile: a wave has a column of its unit's block.
+ATTENTION_ROWS = {Capability.MFMA: 256, Capability.WMMA: 128}
 # Tiles of 16-bit types and the share of their loop's issue slots that matrix units have, of gfx942.
 LARGE_TILES = ((256, 256, 0.9), (256, 128, 0.86), (128, 256, 0.86), (128, 128, 0.79))
 
@@ -144,7 +153,7 @@ def machine(name: str, model: Model) -> Machine:
         costs=model.costs,
         line_bytes=LINE,
         tile=TILE,
-        large_tiles=LARGE_TILES if arch.unit == "mfma" else (),
+        large_tiles=LARGE_TILES if arch.unit == Capability.MFMA else (),
         attention_rows=ATTENTION_ROWS[arch.unit],
         capabilities=arch.capabilities,
     )
@@ -175,7 +184,7 @@ def opened(
         costs=like.costs,
         line_bytes=LINE,
         tile=TILE,
-        large_tiles=LARGE_TILES if ARCHS[plain].unit == "mfma" else (),
+        large_tiles=LARGE_TILES if ARCHS[plain].unit == Capability.MFMA else (),
         attention_rows=ATTENTION_ROWS[ARCHS[plain].unit],
-        capabilities=(*ARCHS[plain].capabilities, *("peer_stores",) * peer_stores),
+        capabilities=(*ARCHS[plain].capabilities, *(Capability.PEER_STORES,) * peer_stores),
     )

@@ -9,6 +9,7 @@ import dataclasses
 import pytest
 
 from ark.backend import registry
+from ark.capability import Capability
 from ark.ir.dtype import bf16, fp32
 from ark.ir.graph import Graph
 from ark.ir.hints import Hints
@@ -171,7 +172,7 @@ def test_queries_of_many_rows_are_rounded_where_matrix_units_attend(machine: str
         tiles = [op for op in made.ops if op.kind == "attention_tiles"]
         return {made.tensors[op.operands[0]].dtype for op in tiles}
 
-    many = "bf16" if registry.machine(machine).has("attention_units") else "fp32"
+    many = "bf16" if registry.machine(machine).has(Capability.ATTENTION_UNITS) else "fp32"
     assert queries(128) == {many} and queries(64) == {"fp32"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from functools import cache
 
+from ark.capability import Capability
 from ark.ir.dtype import by_name
 from ark.ir.graph import Graph
 from ark.machine import Machine
@@ -28,9 +29,9 @@ CONFIG = LlamaConfig(
 )
 
 
-def machine(processors: int, *capabilities: str, warps: int = 1) -> Machine:
+def machine(processors: int, *capabilities: Capability, warps: int = 1) -> Machine:
     """A machine model for tests; warps > 1 makes it look like a GPU."""
-    threads = ("single_thread",) if warps == 1 else ()
+    threads = (Capability.SINGLE_THREAD,) if warps == 1 else ()
     return Machine(
         name="test",
         arch="test",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import ark
+from ark.capability import Capability
 from ark.errors import PlanError
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import bf16, fp32
@@ -23,7 +24,7 @@ from ark.tasks import pointwise
 from tests.unit.plan.oracle import tasks
 from tests.unit.plan.shapes import machine, replace_task
 
-GPU = machine(4, "claims", warps=2)
+GPU = machine(4, Capability.CLAIMS, warps=2)
 
 
 @pytest.fixture(autouse=True)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from ark.capability import Capability
 from ark.plan.cost import predict, work
 from ark.plan.serialize import machine_of
 from tests.unit.plan.oracle import order, tasks
 from tests.unit.plan.shapes import decoder_plans, machine
 
 
-@pytest.mark.parametrize("capabilities", [(), ("packets",)])
+@pytest.mark.parametrize("capabilities", [(), (Capability.PACKETS,)])
 @pytest.mark.parametrize("processors", [1, 3, 7])
 def test_nothing_is_predicted_before_what_it_depends_on(
-    processors: int, capabilities: tuple[str, ...]
+    processors: int, capabilities: tuple[Capability, ...]
 ) -> None:
     """An edge of the brute-force order that joins two processors costs a hand-over as well."""
     (plan,) = decoder_plans(machine(processors, *capabilities, warps=2 if capabilities else 1))

@@ -10,6 +10,7 @@ import pytest
 
 import ark
 from ark.backend import registry
+from ark.capability import Capability
 from ark.errors import PlanError
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import bf16, fp32
@@ -35,7 +36,7 @@ ROOM = 64
 
 
 def offers_roles() -> Machine:
-    made = machine(4, "packets", warps=8)
+    made = machine(4, Capability.PACKETS, warps=8)
     return dataclasses.replace(made, variants=(block(8, 1, stages=6, stage_bytes=4096), ROLES))
 
 
@@ -57,7 +58,7 @@ def growing(plan: Plan) -> list[tuple[tuple[int, int, int], Task]]:
 
 @pytest.mark.parametrize("chunk", [0, 4])
 def test_a_decoder_streams_its_caches_and_the_file_says_so(chunk: int) -> None:
-    for target in (offers_roles(), machine(4, "packets")):
+    for target in (offers_roles(), machine(4, Capability.PACKETS)):
         made = decoder(target, chunk)
         tasks = growing(made)
         splits = {made.ops[t.op].params["splits"] for _, t in tasks}
@@ -164,7 +165,7 @@ def test_what_the_iteration_changes_first_is_read_in_place(
     message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lowering sees it; and a plan that streams it nevertheless does not pass."""
-    target = machine(4, "packets")
+    target = machine(4, Capability.PACKETS)
     made = plan_graph(_graph(FIRST[message]), target)
     verify([made])
     assert len(growing(made)) < len(growing(decoder(target)))
@@ -198,7 +199,7 @@ def test_stages_that_a_ring_cannot_hold_are_refused() -> None:
 
 def test_a_growing_fetch_is_one_record_and_what_it_grows_by() -> None:
     """Against the plan: where rows begin, how many there may be, whose share they are."""
-    made = decoder(machine(4, "packets"), chunk=4)
+    made = decoder(machine(4, Capability.PACKETS), chunk=4)
     built = tables.build(made, [0] * len(made.ops), lambda b: b << 32, lambda c: 64 * c)
     tasks = [t for p in made.phases for own in p.processors for t in own]
     assert len(built.growths) == len(growing(made))

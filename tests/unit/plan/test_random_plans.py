@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ark
+from ark.capability import Capability
 from ark.errors import PlanError
 from ark.frontend.model import Model, use_model
 from ark.lower import tiling
@@ -71,7 +72,7 @@ def test_verifier_and_brute_force_agree(
     model = Model(0, 1)
     with use_model(model):
         build(seed, steps)
-    target = machine(processors, *(["packets"] if packets else []))
+    target = machine(processors, *([Capability.PACKETS] if packets else []))
     target = dataclasses.replace(target, tile=(4, 4))
     plan = make_plan(model.graph, target, {"external": sorted(model.storages.keys())})
     check(plan, random.Random(seed), 3)
@@ -97,6 +98,6 @@ def test_they_agree_on_packets(processors: int) -> None:
     """Decoders have packets and counters side by side: knowing that a task ran is not seeing what
     it wrote.
     """
-    (plan,) = decoder_plans(machine(processors, "packets", warps=2), chunk=0)
+    (plan,) = decoder_plans(machine(processors, Capability.PACKETS, warps=2), chunk=0)
     assert any(t.packet for t in plan.tensors)
     check(plan, random.Random(processors), 12)

@@ -15,6 +15,7 @@ import pytest
 
 import ark
 from ark.backend import registry
+from ark.capability import Capability
 from ark.errors import PlanError
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import by_name
@@ -39,7 +40,7 @@ from tests.unit.plan.shapes import CONFIG, decoder_graphs, machine
 MACHINES = {
     "one": machine(1),
     "five": machine(5),
-    "gpu": machine(4, "packets", warps=2),
+    "gpu": machine(4, Capability.PACKETS, warps=2),
 }
 MUTATIONS = [*test_verify.MUTATIONS, *test_verify_ranks.MUTATIONS]
 

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from ark.backend import registry
+from ark.capability import Capability
 from ark.errors import PlanError
 from ark.ir.dtype import DataType, by_name
 from ark.ir.graph import Graph
@@ -26,7 +27,7 @@ ROLES = Variant("roles", (Role(COMPUTE, 6), Role(COMMUNICATE, 1), Role(LOAD, 1))
 
 
 def offers_roles() -> Machine:
-    made = machine(4, "packets", warps=8)
+    made = machine(4, Capability.PACKETS, warps=8)
     return dataclasses.replace(made, variants=(block(8, 1, stages=6, stage_bytes=1024), ROLES))
 
 
@@ -57,7 +58,7 @@ def test_everything_else_runs_under_the_first_variant() -> None:
     graph.add("add", [a, b], [graph.tensor((16, 16), by_name("fp32"))], {}, "add")
     names = [p.variant for p in (plain, plan(graph, target))]
     assert names == ["block"] * 2
-    assert decoder_plans(machine(4, "packets", warps=8), chunk=0)[0].variant == "block"
+    assert decoder_plans(machine(4, Capability.PACKETS, warps=8), chunk=0)[0].variant == "block"
 
 
 def test_a_variant_can_be_asked_for_and_must_exist() -> None:

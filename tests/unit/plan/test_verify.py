@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ark.capability import Capability
 from ark.errors import InvalidUsageError, PlanError
 from ark.plan import kind as kinds
 from ark.plan.serialize import from_json, machine_of, to_json
@@ -23,8 +24,8 @@ MORE = int(os.environ.get("ARK_PLAN_MUTATIONS", "1"))
 MACHINES = {
     "two": machine(2),
     "five": machine(5),
-    "packets": machine(3, "packets"),
-    "gpu": machine(4, "packets", warps=2),
+    "packets": machine(3, Capability.PACKETS),
+    "gpu": machine(4, Capability.PACKETS, warps=2),
 }
 
 
@@ -234,7 +235,7 @@ def test_the_oracle_sees_a_dropped_wait() -> None:
     ],
 )
 def test_no_valid_plan_is_refused(processors: int, chunk: int, packets: bool) -> None:
-    target = machine(processors, *(["packets"] if packets else []))
+    target = machine(processors, *([Capability.PACKETS] if packets else []))
     made = decoder_plans(target, chunk)  # verifies
     verify([from_json(to_json(p)) for p in made])
 

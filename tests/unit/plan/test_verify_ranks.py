@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ark.capability import Capability
 from ark.errors import PlanError
 from ark.plan.types import Plan, Task
 from ark.plan.verify import verify
@@ -18,7 +19,7 @@ from tests.unit.plan.test_verify import MORE
 MACHINES = {
     "one": machine(1),
     "five": machine(5),
-    "gpu": machine(4, "packets", warps=2),
+    "gpu": machine(4, Capability.PACKETS, warps=2),
 }
 Place = tuple[int, int, int]
 

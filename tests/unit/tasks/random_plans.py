@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from ark_cpu import machines
 
 import ark
+from ark.capability import Capability
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import FLOATS, DataType, fp16, fp32, int4, int32, int64
 from ark.lower.pipeline import plan as make_plan
@@ -25,8 +26,9 @@ from tests.slow import SLOW
 
 def target(processors: int, packets: bool = False) -> Machine:
     made = machines.model(processors)
-    words = (*made.capabilities, "packets") if packets else made.capabilities
-    return dataclasses.replace(made, tile=(5, 6), capabilities=words)
+    if packets:
+        made = made.with_capabilities(Capability.PACKETS)
+    return dataclasses.replace(made, tile=(5, 6))
 
 
 class Draw:
@@ -311,8 +313,8 @@ def channel_plan(seed: int) -> Plan:
                 channel.send(ark.tensor(shape, dtype))
                 whole.put(ark.tensor(shape, dtype), other, signal=True)
         machine = target(3)
-        able = (*machine.capabilities, "peer_bulk", "peer_multicast")
-        made.append(make_plan(model.graph, dataclasses.replace(machine, capabilities=able)))
+        able = machine.with_capabilities(Capability.PEER_BULK, Capability.PEER_MULTICAST)
+        made.append(make_plan(model.graph, able))
     verify(made)
     return made[-1]
 

@@ -5,6 +5,7 @@ to mma.sync (attention_units.py). Called by the writer through the dialect.
 
 from __future__ import annotations
 
+from ark.capability import Capability
 from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.kind import Signature
@@ -22,7 +23,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
     width = sig.params["head_dim"]
     kinds = {o.dtype for o in sig.operands[:4]}
     return (
-        machine.has("wgmma")
+        machine.has(Capability.WGMMA)
         and machine.variant.name == "matrix"
         and not sig.params.get("paged")
         and sig.params["rows"] == ROWS
@@ -85,7 +86,7 @@ def scratch(sig: Signature, machine: Machine) -> int:
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that the bodies instantiate."""
     common = attention_units.headers(machine)
-    if not machine.has("wgmma") or machine.variant.name != "matrix":
+    if not machine.has(Capability.WGMMA) or machine.variant.name != "matrix":
         return common
     own = (inline.header("wgmma.h"), inline.header("attention_tiles.h"))
     return (text.header("rotary.h"), text.header("tiles.h"), *common, *own)

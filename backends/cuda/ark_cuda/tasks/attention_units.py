@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
@@ -76,7 +77,7 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
     """The layout with most warps at work; None where the common body serves."""
     width, kinds = sig.params["head_dim"], {o.dtype for o in sig.operands[:4]}
     able = (
-        machine.has("mma_sync")
+        machine.has(Capability.MMA_SYNC)
         and not inline.leads(machine)
         and len(kinds) == 1
         and kinds <= set(TYPES)
@@ -137,7 +138,7 @@ def scratch(sig: Signature, machine: Machine) -> int:
 
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that the bodies instantiate."""
-    if not machine.has("mma_sync"):
+    if not machine.has(Capability.MMA_SYNC):
         return ()
     own = ("softmax", "units", "sums", "walk")
     names = ("mma.h", "async_copies.h", *(f"attention_{name}.h" for name in own))

@@ -3,6 +3,7 @@ bulk_copies.h the copies themselves."""
 
 from __future__ import annotations
 
+from ark.capability import Capability
 from ark.ir.dtype import by_name
 from ark.machine import Machine
 from ark.plan.kind import Signature
@@ -15,7 +16,7 @@ APART = 384  # bytes: barriers, and room to begin at a multiple of 128
 
 def _slot(machine: Machine) -> int:
     """Bytes of a slot; 0 where they would be too few to gain anything."""
-    if not machine.has("peer_bulk"):
+    if not machine.has(Capability.PEER_BULK):
         return 0
     room = (machine.shared_bytes - machine.ring_bytes - APART) // SLOTS // 1024 * 1024
     return min(MOST_SLOT, room) if room >= LEAST_SLOT else 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import matmul_packs as packs
@@ -77,14 +78,14 @@ def _form(sig: Signature, machine: Machine) -> _Form | _Units | None:
     work = math.prod(sig.operands[2].shape[:-2]) * m * n * k
     if threads > MOST_THREADS or threads & (threads - 1) or work < LEAST_WORK:
         return None
-    if machine.variant.name != "block" or not machine.has("mma_sync"):
+    if machine.variant.name != "block" or not machine.has(Capability.MMA_SYNC):
         return None
     high, wide = (max(32, 1 << (size - 1).bit_length()) for size in (rows, columns))
     if high == wide == 32:
         wide = 64
     room = machine.shared_bytes - machine.ring_bytes
     terms = 1 if sig.params.get("tf32") else 3
-    if terms == 1 or machine.has("fp32_parts"):
+    if terms == 1 or machine.has(Capability.FP32_PARTS):
         return _units(sig, (high, wide), terms, machine.warps, room)
     return _ordinary((high, wide), threads, room)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import matmul_small, text
@@ -50,7 +51,13 @@ def _shape(sig: Signature, machine: Machine) -> _Shape | None:
     if matmul_small.served(sig, machine):
         return None
     rows, columns = sig.params["tile"]
-    if not machine.has("mma_sync") or rows < _MIN_ROWS or a.packet or b.packet or out.packet:
+    if (
+        not machine.has(Capability.MMA_SYNC)
+        or rows < _MIN_ROWS
+        or a.packet
+        or b.packet
+        or out.packet
+    ):
         return None
     if (a.dtype, b.dtype) not in _PAIRS or out.dtype not in _OUTPUTS:
         return None
@@ -92,8 +99,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that the bodies instantiate."""
     names = ("mma", "async_copies", "matmul", "exact", "exact_units")
-    own = [inline.header(f"{n}.h") for n in names if machine.has("mma_sync")]
+    own = [inline.header(f"{n}.h") for n in names if machine.has(Capability.MMA_SYNC)]
     if products.serves_machine(machine):
-        half = "wgmma.h" if machine.has("wgmma") else "tcgen05.h"
+        half = "wgmma.h" if machine.has(Capability.WGMMA) else "tcgen05.h"
         own += [inline.header("products.h"), inline.header(half)]
     return (text.header("rotary.h"), text.header("tiles.h"), *own)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+from ark.capability import Capability
 from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
@@ -38,7 +39,7 @@ SCRATCH = ROOM + SLABS + 1024  # and room to begin at a multiple of 1024
 
 def serves_machine(machine: Machine) -> bool:
     """Has the machine such instructions, and does this kernel run under the variant for them?"""
-    able = machine.has("wgmma") or machine.has("tcgen05")
+    able = machine.has(Capability.WGMMA) or machine.has(Capability.TCGEN05)
     return able and machine.variant.name == "matrix"
 
 
@@ -96,7 +97,9 @@ def loader(signatures: Sequence[Signature], machine: Machine) -> str:
     if any(_matmul_here(s, machine) and _height(s) == HEIGHTS[0] for s in signatures):
         stages -= stages % 2  # each warpgroup has slots of its own
     files = resources.files("ark_cuda")
-    tensor = files.joinpath("tensor_memory.h").read_text() if machine.has("tcgen05") else ""
+    tensor = (
+        files.joinpath("tensor_memory.h").read_text() if machine.has(Capability.TCGEN05) else ""
+    )
     return (
         f"{files.joinpath('barriers.h').read_text()}{tensor}"
         f"constexpr ark_u32 ARK_MATRIX_STAGES = {stages}u;\n"
@@ -235,7 +238,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     sides = sig.operands[0], sig.operands[1]
     # Inlined: the compiler would wait for each instruction of a function that is called.
     return (
-        ("" if machine.has("tcgen05") else multiply(sig.params["tile"][1], sides, across))
+        ("" if machine.has(Capability.TCGEN05) else multiply(sig.params["tile"][1], sides, across))
         + f"""ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{
 {outputs(sig)}  ark_matrix_product<{_product(sig)}>(
       c, t, [&](int i1) {{ (void)i1; return {_steps(sig)}; }},

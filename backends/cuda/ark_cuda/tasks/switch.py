@@ -4,6 +4,7 @@ multicast memory too (ArkParams.multicast); elsewhere the common body. switch.h 
 
 from __future__ import annotations
 
+from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import combine, text
@@ -12,7 +13,7 @@ from ark_cuda.tasks import inline
 
 def write(name: str, sig: Signature, machine: Machine) -> str | None:
     """The body's source, or None where the common body serves."""
-    if not machine.has("peer_multicast"):
+    if not machine.has(Capability.PEER_MULTICAST):
         return None
     element = combine.ELEMENTS[sig.params["element"]]
     result = combine.shares(sig)
@@ -31,4 +32,4 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
 
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that the bodies stand on."""
-    return (inline.header("switch.h"),) if machine.has("peer_multicast") else ()
+    return (inline.header("switch.h"),) if machine.has(Capability.PEER_MULTICAST) else ()

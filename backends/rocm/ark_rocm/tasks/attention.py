@@ -11,6 +11,7 @@ from __future__ import annotations
 from importlib import resources
 from math import gcd
 
+from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.kind import Signature
@@ -68,7 +69,7 @@ def headers(machine: Machine) -> tuple[str, ...]:
 
 def merge_write(name: str, sig: Signature, machine: Machine) -> str | None:
     """The common body, with headers of its own."""
-    if "mfma" not in machine.capabilities or machine.variant.name != "block":
+    if not machine.has(Capability.MFMA) or machine.variant.name != "block":
         return None
     return kinds.get("attention_merge").source(name, sig, machine)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 
+from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
@@ -80,9 +81,9 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
     """The layout with most waves at work; None where the common body serves."""
     width, rows = sig.params["head_dim"], sig.params["rows"]
     query, key, value, out = (o.dtype for o in sig.operands[:4])
-    unit = 32 if machine.has("mfma") else 16
+    unit = 32 if machine.has(Capability.MFMA) else 16
     able = (
-        machine.has("attention_units")
+        machine.has(Capability.ATTENTION_UNITS)
         and machine.variant.name == "block"
         and (query, key) in UNIT_PARTS
         and (query, key) == (out, value)
@@ -129,9 +130,9 @@ def scratch(sig: Signature, machine: Machine) -> int:
 
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that the bodies instantiate."""
-    if not machine.has("attention_units"):
+    if not machine.has(Capability.ATTENTION_UNITS):
         return ()
-    units = ("matrix.h", *("matrix_large.h",) * machine.has("mfma"))
+    units = ("matrix.h", *("matrix_large.h",) * machine.has(Capability.MFMA))
     names = (*units, *(f"attention_{name}.h" for name in ("units", "staging", "walk")))
     own = ((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
     return (*map(text.header, ("tiles.h", "pages.h", "attention_tiles.h")), *own)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from importlib import resources
 
+from ark.capability import Capability
 from ark.ir.dtype import by_name
 from ark.machine import Machine
 from ark.plan.kind import Signature
@@ -16,7 +17,7 @@ MOST_SLOTS = 8  # pieces of a wave
 
 def _slots(machine: Machine) -> int:
     """Pieces that each wave has room for; 0 where a load cannot go to LDS."""
-    if not machine.has("peer_bulk"):
+    if not machine.has(Capability.PEER_BULK):
         return 0
     room = machine.shared_bytes // (machine.warps * _piece(machine))
     return min(MOST_SLOTS, room // 2 * 2)

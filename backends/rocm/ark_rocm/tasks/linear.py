@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from importlib import resources
 
+from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
@@ -46,7 +47,7 @@ def _matrix(sig: Signature, machine: Machine) -> tuple[int, int] | None:
     weight = sig.operands[1]
     pieces, rest = divmod(weight.shape[1], MATRIX_PIECE * machine.warps)
     fits = weight.dtype == "bf16" and not rest and 1 <= pieces <= MATRIX_LOADS
-    if not fits or "mfma" not in machine.capabilities or machine.lanes != 64:
+    if not fits or not machine.has(Capability.MFMA) or machine.lanes != 64:
         return None
     fours = -(-_rows(sig, machine) // 4)
     return min(fours, MATRIX_LOADS // pieces), pieces
@@ -81,7 +82,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
 
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that `write` instantiates."""
-    matrix = ("ask.h", "linear_matrix.h") if "mfma" in machine.capabilities else ()
+    matrix = ("ask.h", "linear_matrix.h") if machine.has(Capability.MFMA) else ()
     names = ("linear.h", *matrix)
     return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from importlib import resources
 
+from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import matmul_packs as packs
@@ -30,7 +31,7 @@ _LARGE_PIECES = 4  # of 16 bytes along k in a step
 
 def serves(sig: Signature, machine: Machine) -> bool:
     """Whether this body takes the signature."""
-    if not (machine.has("mfma") or machine.has("wmma")):
+    if not (machine.has(Capability.MFMA) or machine.has(Capability.WMMA)):
         return False
     if sig.params.get("windows") or is_thin(sig, machine):
         return False
@@ -74,7 +75,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
 
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code of these bodies."""
-    large = ("matrix_large.h",) if machine.has("mfma") else ()
+    large = ("matrix_large.h",) if machine.has(Capability.MFMA) else ()
     names = ("matrix_store.h", "matrix.h", *large)
     own = ((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
     return (text.header("rotary.h"), text.header("tiles.h"), *own)
@@ -85,7 +86,7 @@ def _large(sig: Signature, machine: Machine) -> tuple[int, int] | None:
     sixteen = all(sig.operands[i].itemsize == 2 for i in (0, 1))
     # Where denormals of fp16 would be zeros, matrix.h splits them into bf16.
     exact = not ARCHS[machine.arch].flushes or sig.operands[0].dtype == "bf16"
-    if not (sixteen and exact and machine.has("mfma") and machine.warps == 8):
+    if not (sixteen and exact and machine.has(Capability.MFMA) and machine.warps == 8):
         return None
     rows, columns = sig.params["tile"]
     able = (t for t in _LARGE_WAVES if filled(rows, t[0]) and filled(columns, t[1]))

@@ -1,0 +1,96 @@
+"""Capabilities: by what hardware and drivers offer, bodies and forms are chosen, never by a vendor.
+
+A machine model lists those that it has. Plans hold them as words. Called by ark.machine, by all who
+lower and plan, and by the backends, whose machine models name them.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from ark.errors import PlanError
+
+
+class Capability(Enum):
+    """The word that a plan holds, and what it means."""
+
+    meaning: str
+
+    def __new__(cls, word: str, meaning: str) -> Capability:
+        member = object.__new__(cls)
+        member._value_ = word
+        member.meaning = meaning
+        return member
+
+    @classmethod
+    def _missing_(cls, value: object) -> Capability:
+        known = ", ".join(sorted(c.value for c in cls))
+        raise PlanError(f"no capability is named {value!r}; the known ones are {known}")
+
+    MMA_SYNC = ("mma_sync", "a warp multiplies tiles of 16-bit types on matrix units")
+    WGMMA = ("wgmma", "four warps together multiply tiles in shared memory, asynchronously")
+    TCGEN05 = ("tcgen05", "one thread starts products whose sums lie in tensor memory")
+    MFMA = ("mfma", "a wave of 64 lanes multiplies tiles on matrix units")
+    WMMA = ("wmma", "a wave of 32 lanes multiplies tiles on matrix units")
+    FP32_PARTS = (
+        "fp32_parts",
+        "matrix units sum products of tf32 fast enough for three of them to be one of fp32",
+    )
+    ATTENTION_UNITS = (
+        "attention_units",
+        "attention of many rows of a 16-bit type runs on matrix units in any variant",
+    )
+    ATTENTION_PARTS = (
+        "attention_parts",
+        "attention of fp32 queries over keys and values of bf16 runs on matrix units too",
+    )
+    K_PARTS = (
+        "k_parts",
+        "matrix units take products of 16-bit types in the variant `block` too, with what follows "
+        "them, and in parts of k where tiles are few (ark.lower.k_parts)",
+    )
+    WINDOW_BOXES = ("window_boxes", "box copies may be of the windows of an image")
+    NAMED_BARRIERS = ("named_barriers", "some warps of a block can meet apart from the others")
+    PACKETS = ("packets", "small activations may travel as {value, epoch}")
+    SHORT_PACKETS = (
+        "short_packets",
+        "what a linear layer of one row would round to 16 bits travels as such packets",
+    )
+    PACKET_GATE = (
+        "packet_gate",
+        "linear layers of one row wait for one packet before they ask for the others; a token is "
+        "chosen among packets before the logits have arrived",
+    )
+    ASKS_AHEAD = (
+        "asks_ahead",
+        "where rows of weights are whole loads of all warps, blocks that wait ask for those of "
+        "their next tasks (ark.tasks.linear_form.dealt)",
+    )
+    CLAIMS = (
+        "claims",
+        "processors claim the tiles of large ops that only move bytes, because memory serves some "
+        "processors faster",
+    )
+    PEER_PACKETS = ("peer_packets", "packets travel to peers")
+    PEER_STORES = (
+        "peer_stores",
+        "links to peers carry stores but no read-modify-write: ranks signal by stores",
+    )
+    PEER_BULK = (
+        "peer_bulk",
+        "a processor copies whole pieces through shared memory, without registers",
+    )
+    PEER_MULTICAST = (
+        "peer_multicast",
+        "a switch adds and stores for all ranks at once; no machine model has it, because no "
+        "backend maps such memory yet",
+    )
+    PROXY = ("proxy", "the host can copy for the device")
+    UNCACHED_COPIES = (
+        "uncached_copies",
+        "copy engines write past caches that may hold lines of memory other than symmetric",
+    )
+    SINGLE_THREAD = (
+        "single_thread",
+        "a processor runs a task in one thread, so bodies are loops that the compiler vectorises",
+    )

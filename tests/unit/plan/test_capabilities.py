@@ -1,0 +1,64 @@
+"""Capabilities are members of one enum: a word that is none is refused where it stands."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from ark.backend import registry
+from ark.capability import Capability
+from ark.errors import PlanError
+from ark.machine import Machine
+from ark.plan import schema
+from ark.plan.serialize import machine_entry
+from tests.unit.plan.shapes import machine
+
+MODELS = ("h200", "b200", "a100", "mi300x", "rx7900xtx", "cpu-2")
+
+
+def test_each_member_says_what_it_means() -> None:
+    assert all(len(c.meaning) > 10 and c.value == c.name.lower() for c in Capability)
+    assert all(pickle.loads(pickle.dumps(c)) is c for c in Capability)
+
+
+def test_a_word_is_no_question() -> None:
+    """It would be quietly false where it is misspelt."""
+    model = registry.machine("h200")
+    assert model.has(Capability.WGMMA)
+    assert not model.has(Capability.MFMA)
+    for word in ("wgmma", "wgma"):
+        with pytest.raises(TypeError, match=word):
+            model.has(word)  # type: ignore[arg-type]
+
+
+def test_a_machine_is_made_of_members() -> None:
+    with pytest.raises(PlanError, match=r"'wgma'.*known ones are .*wgmma"):
+        machine(2, "wgma")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"give Capability\.WGMMA"):
+        machine(2, "wgmma")  # type: ignore[arg-type]
+
+
+def test_a_plan_file_names_known_ones() -> None:
+    entry = machine_entry(registry.machine("h200"))
+    entry["capabilities"] = ["packets", "wgma"]
+    with pytest.raises(PlanError, match=r"'wgma'.*known ones are .*wgmma"):
+        schema.read_machine(entry)
+    entry["capabilities"] = [7]
+    with pytest.raises(PlanError, match="named 7"):
+        schema.read_machine(entry)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_machine_comes_back_from_its_words(name: str) -> None:
+    model = registry.machine(name)
+    entry = machine_entry(model)
+    assert entry["capabilities"] == [c.value for c in model.capabilities]
+    assert schema.read_machine(entry) == model
+
+
+def test_more_and_fewer() -> None:
+    model: Machine = machine(2, Capability.PACKETS)
+    more = model.with_capabilities(Capability.CLAIMS, Capability.PACKETS)
+    assert more.capabilities == (*model.capabilities, Capability.CLAIMS)
+    assert more.without_capabilities(Capability.CLAIMS) == model
