@@ -34,7 +34,7 @@ struct ArkMaxFold {
   ARK_DEVICE ark_i64 none(ark_i64) { return -9223372036854775807ll - 1; }
   template <typename T>
   ARK_DEVICE T join(T a, T b) {
-    return b > a || b != b ? b : a;
+    return ark_chosen(b > a || b != b ? b : a);
   }
 };
 struct ArkMinFold {
@@ -43,7 +43,7 @@ struct ArkMinFold {
   ARK_DEVICE ark_i64 none(ark_i64) { return 9223372036854775807ll; }
   template <typename T>
   ARK_DEVICE T join(T a, T b) {
-    return b < a || b != b ? b : a;
+    return ark_chosen(b < a || b != b ? b : a);
   }
 };
 

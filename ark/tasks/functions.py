@@ -120,8 +120,8 @@ FUNCTIONS: dict[str, Function] = {
         Function("mod", "ark_mod(a, b)", np.mod, "ark_int_mod(a, b)"),
         Function("fmod", "ark_fmod(a, b)", np.fmod, "ark_int_fmod(a, b)"),
         # A value that is no number is the result, as in NumPy.
-        Function("maximum", "(a > b || a != a ? a : b)", np.maximum, "(a > b ? a : b)"),
-        Function("minimum", "(a < b || a != a ? a : b)", np.minimum, "(a < b ? a : b)"),
+        Function("maximum", "(a > b || a != a ? a : b)", np.maximum, "ark_chosen(a > b ? a : b)"),
+        Function("minimum", "(a < b || a != a ? a : b)", np.minimum, "ark_chosen(a < b ? a : b)"),
         Function("neg", "(-a)", np.negative, _wrapping("0", "-", "a")),
         Function("abs", "(a < 0.0f ? -a : a)", np.abs, f"(a < 0 ? {_wrapping('0', '-', 'a')} : a)"),
         Function(
@@ -167,6 +167,6 @@ FUNCTIONS: dict[str, Function] = {
         _bits("shift_left", "ark_int_left(a, b)", np.left_shift),
         _bits("shift_right", "ark_int_right(a, b)", np.right_shift),
         Function("philox", "ark_philox(a, b, c)", _philox, "ark_philox(a, b, c)", floating=False),
-        Function("where", "(a ? b : c)", np.where, "(a ? b : c)"),
+        Function("where", "(a ? b : c)", np.where, "ark_chosen(a ? b : c)"),
     )
 }

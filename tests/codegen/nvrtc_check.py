@@ -1,5 +1,5 @@
 """`python nvrtc_check.py LIBRARY`: compiles kernels of two variants with that NVRTC, and prints its
-version and the variants.
+version, the variants, and whether it keeps the negations of three values in their minimum.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from ark_cuda import backend, machines
 
 from ark.backend.protocol import Target
 from ark.codegen.writer import write
-from ark.ir.dtype import DataType, bf16, fp32
+from ark.ir.dtype import DataType, bf16, fp32, int32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
 from ark.plan.serialize import machine_of
+from tests.codegen.machine_code import section
 
 H100 = machines.MODELS["h100"]
 TARGET = Target("sm_90a", H100.threads)
+ARENAS = {"d": "activation", "e": "activation", "f": "state"}
 
 
 def kernel(dtype: DataType) -> str:
@@ -35,10 +37,33 @@ def kernel(dtype: DataType) -> str:
     return made.variant
 
 
+def keeps_negations() -> bool:
+    """Is the code of min(a, -b, c) another than that of min(a, b, c), and so for maxima?
+
+    NVRTC 13.0 to 13.3 gave both the same on sm_90a.
+    """
+
+    def code(function: str, negated: bool) -> bytes:
+        graph = Graph()
+        a, b, c = (graph.tensor((256,), int32, arena="state", name=n) for n in "abc")
+        d, e, f = (graph.tensor((256,), int32, arena=w, name=n) for n, w in ARENAS.items())
+        if negated:
+            graph.add("neg", [b], [d], {}, "negated")
+        graph.add(function, [a, d if negated else b], [e], {}, "first")
+        graph.add(function, [e, c], [f], {}, "second")
+        made = plan(graph, H100)
+        assert len(made.ops) == 1
+        source = write(made, machine_of(made), backend.dialect("sm_90a")).source
+        return section(backend.compiler().compile(source, TARGET).data, ".text.ark_loop")
+
+    return all(code(f, True) != code(f, False) for f in ("minimum", "maximum"))
+
+
 def main() -> None:
     ctypes.CDLL(sys.argv[1])  # the bindings use the library that the process already has
     print(" ".join(backend.compiler().key(TARGET).split()[:2]))
     print(*(kernel(dtype) for dtype in (fp32, bf16)), sep="\n")
+    print("negated" if keeps_negations() else "negations are lost")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,13 @@ ARK_DEVICE ark_i64 ark_times(ark_i64 a, ark_i64 b) {
   return static_cast<ark_i64>(static_cast<ark_u64>(a) * static_cast<ark_u64>(b));
 }
 
+// The result of a minimum, a maximum or a choice between two values. A backend whose compiler joins
+// several of whole numbers to one instruction wrongly has an overload that keeps them apart.
+template <typename T>
+ARK_DEVICE T ark_chosen(T v) {
+  return v;
+}
+
 // Towards zero to a whole number.
 ARK_DEVICE float ark_trunc(float v) {
   const float a = v < 0.0f ? -v : v;

@@ -114,6 +114,24 @@ ARK_DEVICE float ark_warp_max(float v) {
   return v;
 }
 
+// NVRTC 13.0 to 13.3 join two minima (or maxima) of 32-bit signed integers to one instruction of
+// three operands, and lose the negation of its second operand (sm_90, sm_100). The conversion to 64
+// bits and back becomes no instruction, but keeps the two from being joined.
+#if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ < 1304
+ARK_DEVICE ark_i32 ark_chosen(ark_i32 v) {
+  ark_i32 same;
+  asm("{\n .reg .b64 wide;\n cvt.s64.s32 wide, %1;\n cvt.u32.u64 %0, wide;\n}"
+      : "=r"(same)
+      : "r"(v));
+  return same;
+}
+ARK_DEVICE ark_i64 ark_chosen(ark_i64 v) {  // LLVM would make both narrower
+  ark_i64 same;
+  asm("mov.b64 %0, %1;" : "=l"(same) : "l"(v));
+  return same;
+}
+#endif
+
 // 16 bytes past the L1 cache.
 #define ARK_HAS_LOAD_ONCE 1
 ARK_DEVICE void ark_load_once(const void* p, void* to) {
