@@ -23,7 +23,7 @@ from ark.interop.onnx import products as products
 from ark.interop.onnx import recurrent as recurrent
 from ark.interop.onnx import reductions as reductions
 from ark.interop.onnx.load import OPSETS
-from ark.interop.onnx.values import TABLE, Call, NeedsContents, Value, data_type
+from ark.interop.onnx.values import TABLE, Call, NeedsContents, Step, Value, data_type
 
 MOST_FOLDED = 4096  # elements of all inputs of a node that is computed beforehand
 MOST_MADE = 1 << 24  # elements of what it may make
@@ -40,6 +40,7 @@ class Built:
     inputs: dict[str, Value]
     results: dict[str, Value]
     constants: list[tuple[ark.Tensor, np.ndarray]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
 
 
 def build(
@@ -113,6 +114,7 @@ def _node(node: onnx.NodeProto, values: dict[str, Value], version: int, made: Bu
     for name, value in zip(node.output, results, strict=False):
         value.inputs = seen
         values[name] = value
+    made.steps.append(Step(call, results))
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:

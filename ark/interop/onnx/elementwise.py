@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 import ark
-from ark.interop.onnx.values import Call, Value, data_type, made, operator, refuse
+from ark.interop.onnx.values import TABLE, Call, Value, data_type, made, operator, refuse
 from ark.ir.dtype import FLOATS
 
 _SAME = {
@@ -252,3 +252,7 @@ def _swish(call: Call) -> Value:
     if math.isclose(alpha, 1.0):
         return made(ark.silu(x), call.shape(0))
     return made(ark.mul(x, ark.sigmoid(ark.mul(x, alpha))), call.shape(0))
+
+
+# Every operator of this module works on each element by itself.
+ELEMENTWISE = frozenset(name for name, made_by in TABLE.items() if made_by.__module__ == __name__)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.foreign import as_array
 from ark.interop.kernels import Kernels
 from ark.interop.onnx import load
+from ark.interop.onnx.buckets import Shapes, padded, rounded
 from ark.interop.onnx.convert import Built, build
-from ark.interop.onnx.values import TABLE, NeedsContents
+from ark.interop.onnx.values import TABLE, NeedsContents, Shape
 from ark.plan.cost import busied
 from ark.plan.serialize import machine_of
 from ark.runtime.inline import InlineRuns, inline_runs
@@ -61,8 +61,9 @@ class Port:
 
 
 class OnnxModel:
-    """Runs on NumPy arrays. The loop kernel is planned and compiled once for every set of sizes;
-    those of the last sets are kept. Threads may call it; they take turns.
+    """Runs on NumPy arrays. The loop kernel is planned and compiled once for every set of sizes,
+    which are rounded up where the operators permit it; the last kernels are kept. Threads may
+    call it; they take turns.
 
     Inputs that an operator must know beforehand (the shape of a Reshape, say) are part of what a
     kernel is made for: another value makes another kernel.
@@ -77,6 +78,7 @@ class OnnxModel:
         self._proto = proto
         self._known: set[str] = set()
         self._kernels: Kernels[Launched] = Kernels(_end)
+        self._rounded: Kernels[tuple[Shapes, Shapes]] = Kernels(lambda sizes: None)
         self._turn = threading.RLock()  # a kernel has one set of inputs at a time
         self._closed = False
         sizes = {p.name: (p.sizes, p.dtype) for p in self.inputs if p.sizes is not None}
@@ -101,14 +103,15 @@ class OnnxModel:
         with self._turn:
             if self._closed:
                 raise InvalidUsageError(f"{self.name} was closed; load it again with ark.from_onnx")
-            launched = self._launched(arrays)
+            launched, results = self._launched(arrays)
             self.write(launched.built, arrays)
             if launched.inline is not None and launched.inline.short():
                 launched.inline()
             else:
                 with DEVICE:
                     launched.runtime.run()
-            return self.read(launched.built)
+            wide = self.read(launched.built)
+            return [_cut(a, results[p.name]) for a, p in zip(wide, self.outputs, strict=True)]
 
     def graph(self, inputs: Mapping[str, Any], into: ark.Model | None = None) -> Built:
         """The graph for these arrays, as a part of `into`, for callers that launch it themselves.
@@ -124,10 +127,10 @@ class OnnxModel:
                 self._learn(error)
 
     def write(self, built: Built, inputs: Mapping[str, Any]) -> None:
-        """Fills the tensors of the inputs of a launched graph."""
+        """Fills the tensors of the inputs of a launched graph; behind smaller arrays are zeros."""
         for name, value in built.inputs.items():
             assert value.tensor is not None
-            value.tensor.from_numpy(inputs[name])
+            value.tensor.from_numpy(padded(inputs[name], value.shape))
 
     def read(self, built: Built) -> list[np.ndarray]:
         """The outputs of a graph that has run."""
@@ -164,22 +167,41 @@ class OnnxModel:
             arrays[port.name] = array
         return arrays
 
-    def _launched(self, arrays: Mapping[str, np.ndarray]) -> Launched:
-        """The kernel for these sizes and known contents, made if it is not there."""
+    def _launched(self, arrays: Mapping[str, np.ndarray]) -> tuple[Launched, Shapes]:
+        """The kernel for these sizes, rounded up where that is permitted, and known contents;
+        planned and compiled if it is not there. With it the shapes of the results.
+        """
         while True:
-            known = {n: arrays[n] for n in sorted(self._known)}
-            sizes = tuple((n, a.shape) for n, a in arrays.items())
-            key = sizes, tuple((n, a.tobytes()) for n, a in known.items())
-            make = partial(self._launch, arrays, known)
             try:
-                return self._kernels.get(key, make)
+                return self._kernel(arrays, {n: arrays[n] for n in sorted(self._known)})
             except NeedsContents as error:
                 self._learn(error)
 
-    def _launch(
+    def _kernel(
         self, arrays: Mapping[str, np.ndarray], known: Mapping[str, np.ndarray]
-    ) -> Launched:
-        return _launch(self._built(arrays, known))
+    ) -> tuple[Launched, Shapes]:
+        def built(shapes: Shapes) -> Built:
+            sizes = {n: (shapes[n], a.dtype) for n, a in arrays.items()}
+            return build(self._proto, sizes, known)
+
+        exact = {n: a.shape for n, a in arrays.items()}
+        contents = tuple((n, a.tobytes()) for n, a in known.items())
+        wide, results = self._rounded.get(
+            (tuple(exact.items()), contents), lambda: rounded(exact, self._symbols(), built)
+        )
+        key = tuple(wide.items()), contents
+        return self._kernels.get(key, lambda: _launch(built(wide))), results
+
+    def _symbols(self) -> dict[str, list[str]]:
+        """Of the inputs that may be padded: the name of each dimension, empty for a fixed one."""
+        found = {}
+        for port in self.inputs:
+            if port.name not in self._known and port.shape is not None:
+                names = [n if isinstance(n, str) else "" for n in port.shape]
+                found[port.name] = [
+                    f"{port.name}[{d}]" if n == "?" else n for d, n in enumerate(names)
+                ]
+        return found
 
     def _built(
         self,
@@ -229,6 +251,13 @@ def _launch(built: Built) -> Launched:
 
 def _end(launched: Launched) -> None:
     launched.runtime.stop()
+
+
+def _cut(array: np.ndarray, shape: Shape) -> np.ndarray:
+    """The leading part of this shape, in memory of its own."""
+    if array.shape == shape:
+        return array
+    return array[tuple(slice(0, n) for n in shape)].copy()
 
 
 def fill(built: Built) -> None:

@@ -130,6 +130,14 @@ class Call:
         return self.attributes.get(name, default)
 
 
+@dataclass(frozen=True)
+class Step:
+    """A node of a graph that was built: what went in, and what came out."""
+
+    call: Call
+    results: list[Value]
+
+
 Made = Value | Sequence[Value]
 Operator = Callable[[Call], Any]
 TABLE: dict[str, Operator] = {}
