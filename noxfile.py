@@ -7,6 +7,7 @@ tests on a machine that must have what the row names, or fails.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import nox
@@ -96,6 +97,20 @@ def tests(session: nox.Session) -> None:
 def _emulate(session: nox.Session, runs: list[dict], *meanwhile: str) -> None:
     environment = QUICK if meanwhile else BESIDE
     session.run("python", "ci/emulated.py", json.dumps(runs), *meanwhile, env=environment)
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """Builds wheel and sdist into dist/ and tests each outside of the repository, in an environment
+    of its own: types, metadata, the README's programs and its first text.
+    """
+    session.install("build", "twine")
+    shutil.rmtree("dist", ignore_errors=True)
+    session.run("python", "-m", "build")
+    built = sorted(str(path) for path in Path("dist").iterdir())
+    session.run("twine", "check", "--strict", *built)
+    for path in built:
+        session.run("python", "ci/package.py", path)
 
 
 @nox.session

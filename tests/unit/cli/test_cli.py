@@ -57,10 +57,10 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     assert "usage: ark" in capsys.readouterr().out
 
 
-def test_the_front_page_has_every_command_and_its_split_fits(
+def test_the_page_of_commands_has_every_command_and_its_split_fits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    page = (Path(NOAH).parents[1] / "README.md").read_text()
+    page = (Path(NOAH).parents[1] / "docs/index.md").read_text()
     named = set(re.findall(r"^\| `ark (\w+)", page, re.MULTILINE))
     assert named == set(COMMANDS)
     row = re.search(r"`ark parallelize DIR\\\|(.+?) \[.*--plan ([^\s\]]+)", page)

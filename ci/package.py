@@ -1,0 +1,58 @@
+"""Tests a built wheel or sdist outside of the repository. Called by the session `package`.
+
+`python ci/package.py FILE` installs FILE with the extra `cpu` into a new environment, changes to an
+empty folder, and there runs what a new user does: the command line, the README's first program and
+text from examples/noah, which is copied there. Exit code 1 says what failed.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("ark", "ark_cpu", "ark_cuda", "ark_mesh", "ark_rocm", "ark_rocm_emulator")
+INSPECT = f"""
+import importlib.metadata, importlib.util, pathlib, sys
+for name in {PACKAGES}:
+    folder = pathlib.Path(importlib.util.find_spec(name).origin).parent
+    assert pathlib.Path(sys.prefix) in folder.parents, f"{{name}} is from {{folder}}"
+    assert (folder / "py.typed").is_file(), f"{{name}} has no py.typed"
+about = importlib.metadata.metadata("ark-gpu")
+assert "](docs/" not in str(about), "the README has links to files that the index lacks"
+assert {{e.name for e in importlib.metadata.entry_points(group="ark.backends")}} >= {{"cpu"}}
+"""
+
+
+def main(argv: list[str]) -> int:
+    (path,) = (Path(word).resolve() for word in argv)
+    with tempfile.TemporaryDirectory(prefix="ark-package-") as place:
+        folder = Path(place)
+        venv.create(folder / "venv", with_pip=True)
+        programs = folder / "venv/bin"
+        shutil.copytree(ROOT / "examples/noah", folder / "work/noah")
+        page = (ROOT / "README.md").read_text(encoding="utf-8")
+        first = re.findall(r"```python\n(.*?)```", page, re.S)[0]
+        text = ("generate", "noah", "--prompt", "The king said", "--max-new-tokens", "8")
+        for command in (
+            (programs / "pip", "install", "--quiet", f"{path}[cpu]"),
+            (programs / "python", "-I", "-c", INSPECT),
+            (programs / "python", "-I", "-c", first),
+            (programs / "ark", "info"),
+            (programs / "ark", *text, "--backend", "cpu"),
+        ):
+            done = subprocess.run([str(word) for word in command], cwd=folder / "work", check=False)
+            if done.returncode:
+                print(f"{path.name}: {' '.join(map(str, command))[:200]} failed", file=sys.stderr)
+                return 1
+    print(f"{path.name}: installed and tested outside of the repository")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""The README: its commands and programs run, its tables say what files of results say."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from markdown_it import MarkdownIt
+
+import ark
+from ark.cli import main
+from ark.models.registry import MODEL_TYPES
+from tests.unit.test_ci import generate
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "README.md").read_text()
+BLOCKS = {kind: re.findall(rf"```{kind}\n(.*?)```", PAGE, re.S) for kind in ("bash", "python")}
+
+
+def section(title: str, page: str = PAGE) -> str:
+    """The text under a heading, up to the next one of its level or above."""
+    level = re.search(rf"^(#+) {re.escape(title)}$", page, re.M)
+    assert level is not None, title
+    return re.split(rf"^#{{1,{len(level[1])}}} ", page[level.end() :], flags=re.M)[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of the lines of tables, without their heads."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for line, row in zip(lines, cells, strict=True) if f"{line}\n|---" not in text]
+
+
+def hook() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_first_command_streams_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, command = BLOCKS["bash"][0].strip().split(" && ")
+    program, *words = shlex.split(command)
+    assert program == ".venv/bin/ark"
+    monkeypatch.chdir(ROOT)
+    assert main([*words, "--backend", "cpu", "--max-new-tokens", "8"]) == 0
+    assert len(capsys.readouterr().out.split()) > 3
+
+
+def test_continuous_integration_is_the_command_for_tests() -> None:
+    steps = [line for line in (ROOT / ".ci/run").read_text().splitlines() if "venv" in line]
+    assert BLOCKS["bash"][1].strip().split(" && ") == [s.replace(" --quiet", "") for s in steps]
+
+
+def test_the_first_program_computes_what_numpy_does(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    exec(BLOCKS["python"][0].replace("ark.init()", 'ark.init(backend="cpu")'), names)
+    right = np.maximum(np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64), 0)
+    assert capsys.readouterr().out == f"{right}\n"
+    ark.init()
+
+
+def test_the_torch_module_computes_what_torch_does() -> None:
+    names: dict[str, object] = {}
+    ark.init(backend="cpu")
+    exec(BLOCKS["python"][1], names)
+    model, fast = names["model"], names["fast"]
+    assert callable(model) and callable(fast)
+    x = torch.linspace(-1, 1, 128).reshape(2, 64)
+    torch.testing.assert_close(fast(x), model(x))
+    ark.init()
+
+
+def test_what_runs_where_is_what_the_result_files_prove() -> None:
+    order = ["executed", "emulated", "compiled"]
+    proven: dict[str, int] = {}
+    for row in generate.rows():
+        if row["backend"] != "mesh":
+            at = order.index(row["proof"])
+            proven[row["arch"]] = min(at, proven.get(row["arch"], at))
+    table = rows(section("What runs where"))
+    vendors = [row for row in table if row[0] in ("CPU", "NVIDIA", "AMD")]
+    said = {
+        arch: at
+        for row in vendors
+        for at, cell in enumerate(row[1:])
+        for arch in re.findall(r"`(\w+)`", cell)
+    }
+    assert said == proven
+    models = next(row for row in table if "Llama" in row[0])[0].replace("-", "_").lower()
+    assert models.split(", ") == list(MODEL_TYPES)
+
+
+def test_each_number_stands_in_the_section_that_it_links_to() -> None:
+    table = rows(section("Numbers"))
+    assert 3 < len(table) <= 6
+    for cells in table:
+        link = re.search(r"\]\(([^)#]+)#([^)]+)\)", cells[0])
+        assert link is not None, cells
+        page = (ROOT / link[1]).read_text()
+        titles = re.findall(r"^#+ (.*)$", page, re.M)
+        slugs = {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-"): t for t in titles}
+        text = section(slugs[link[2]], page)
+        for number in re.findall(r"[\d.,]*\d", f"{cells[1]} {cells[2]}"):
+            assert re.search(rf"(?<![\d.]){number}(?![\d])", text), (number, cells)
+
+
+def test_the_package_index_gets_a_page_without_dead_links() -> None:
+    shown = hook().readme(PAGE)
+    assert "](docs/" in PAGE
+    assert not [to for to in re.findall(r"\]\(([^)]+)\)", shown) if "://" not in to]
+    html = MarkdownIt("commonmark").enable("table").render(shown)
+    assert html.count("<table>") == 3 and html.count("<h1>") == 1
+    assert "[" not in re.sub(r"<pre>.*?</pre>|<code>.*?</code>", "", html, flags=re.S)
