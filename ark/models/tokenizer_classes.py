@@ -113,8 +113,11 @@ OTHERS = """
 REGISTERED = {
     "mistral": "TokenizersBackend",
     "mixtral": "TokenizersBackend",
+    "qwen2": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
     "qwen3_moe": "Qwen2Tokenizer",
+    "olmo2": "TokenizersBackend",
+    "granite": "TokenizersBackend",
 }
 """The class of a model_type where no file names one; others than generic ones give way to it."""
 

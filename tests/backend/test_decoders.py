@@ -25,6 +25,16 @@ pytestmark = pytest.mark.emulated("slow")
 EXPERTS = {"num_experts_per_tok": 2, "kv_heads": 2}
 
 CASES: dict[str, dict[str, Any]] = {
+    "qwen2": {"kind": "qwen2"},
+    "smollm3": {"kind": "smollm3", "layers": 3, "no_rope_layer_interval": 2},
+    "olmo2": {"kind": "olmo2"},
+    "granite": {
+        "kind": "granite",
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 2.5,
+    },
     "qwen3": {"kind": "qwen3", "attention_bias": False},
     "qwen3-tied-wide-heads": {"kind": "qwen3", "tie": True, "head_dim": 32, "shards": 2},
     "mixtral": {"kind": "mixtral", "num_local_experts": 5, **EXPERTS},

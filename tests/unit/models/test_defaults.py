@@ -13,6 +13,7 @@ from ark.errors import ModelError
 from ark.models.config import LlamaConfig
 from ark.models.mixtral import MixtureConfig
 from ark.models.registry import ARCHITECTURES, MODEL_TYPES
+from ark.models.smollm3 import SmolLm3Config
 
 FULL: dict[str, Any] = {
     "vocab_size": 320,
@@ -35,6 +36,30 @@ FIELDS: dict[str, dict[str, Any]] = {
     "llama": FULL,
     "mistral": {**FULL, "sliding_window": 33},
     "mixtral": {**MIXTURE, "num_local_experts": 12},
+    "qwen2": {
+        **{n: v for n, v in FULL.items() if n != "head_dim"},
+        "use_sliding_window": True,
+        "sliding_window": 33,
+        "max_window_layers": 1,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    },
+    "smollm3": {
+        **FULL,
+        "vocab_size": 128300,
+        "use_sliding_window": True,
+        "sliding_window": 33,
+        "no_rope_layers": [0, 1, 1],
+        "no_rope_layer_interval": 2,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
+    "olmo2": {**FULL, "vocab_size": 50300},
+    "granite": {
+        **FULL,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.5,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.25,
+    },
     "qwen3": {
         **FULL,
         "use_sliding_window": True,
@@ -73,10 +98,10 @@ def theirs(kind: str, values: dict[str, Any]) -> PreTrainedConfig:
 def windows(kind: str, config: PreTrainedConfig) -> list[int]:
     """As the architecture's layers slide in transformers; 0 where they do not."""
     layers = range(config.num_hidden_layers)
-    if kind == "llama":
+    if kind in ("llama", "olmo2", "granite"):
         return [0 for _ in layers]
     window = config.sliding_window or 0
-    if kind == "qwen3":
+    if getattr(config, "layer_types", None) and kind != "qwen3_moe":
         return [window * (config.layer_types[n] == "sliding_attention") for n in layers]
     return [window for _ in layers]
 
@@ -94,6 +119,10 @@ def check(kind: str, values: dict[str, Any]) -> None:
     assert list(ours.eos_token_ids) == stops
     assert ours.rope.theta == right.rope_parameters["rope_theta"]
     assert [ours.window(n) for n in range(ours.num_hidden_layers)] == windows(kind, right)
+    for name in ("embedding_multiplier", "logits_scaling", "residual_multiplier"):
+        assert getattr(ours, name, None) == getattr(right, name, None)
+    if isinstance(ours, SmolLm3Config):
+        assert list(ours.rotating) == [bool(r) for r in right.no_rope_layers]
     if isinstance(ours, MixtureConfig):
         assert ours.experts_per_token == right.num_experts_per_tok
         assert ours.experts == right.num_local_experts
@@ -124,6 +153,7 @@ def test_an_absent_field_has_the_architectures_own_value(kind: str, field: str) 
     values = {name: value for name, value in FIELDS[kind].items() if name != field}
     if field in ("num_hidden_layers", "use_sliding_window", "sliding_window"):
         values.pop("layer_types", None)
+        values.pop("no_rope_layers", None)
     check(kind, values)
 
 
