@@ -11,6 +11,7 @@ import ark
 from ark.models.config import LlamaConfig, read_common
 from ark.models.fields import Fields
 from ark.models.rope import inverse_frequencies
+from ark.models.stored import Stored
 
 
 class Attention(ark.Module):
@@ -178,6 +179,11 @@ class Llama(ark.Module):
         DEFAULTS; errors name what is not computed here.
         """
         return read_common(fields)
+
+    @classmethod
+    def stored(cls, c: LlamaConfig, parameter: str) -> Stored | None:
+        """How a parameter, by its name in WEIGHTS, lies in its tensor; None: as the whole of it."""
+        return None
 
     def setup(self, context: int, batch: int = 1) -> None:
         """Reserves `context` positions of each of `batch` sequences in all layers."""
