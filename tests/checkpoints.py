@@ -41,7 +41,7 @@ def make_checkpoint(
     shards: int = 1,
     heads: int = 4,
     kv_heads: int = 2,
-    head_dim: int = 16,
+    head_dim: int | None = 16,
     hidden: int = 64,
     intermediate: int = 96,
     layers: int = 2,
@@ -68,7 +68,7 @@ def make_checkpoint(
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=head_dim,
+        **({} if head_dim is None else {"head_dim": head_dim}),
         vocab_size=vocab,
         max_position_embeddings=context,
         rms_norm_eps=1e-5,
@@ -76,7 +76,7 @@ def make_checkpoint(
         tie_word_embeddings=tie,
         bos_token_id=0,
         eos_token_id=1,
-        **others,
+        **{"pad_token_id": None, **others},
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     randomise(model, seed)
@@ -112,7 +112,7 @@ def make_endless(directory: Path, context: int) -> Path:
 
 @torch.no_grad()
 def randomise(model: PreTrainedModel, seed: int) -> None:
-    """Fills every weight from one seeded generator; norms vary about 1.
+    """Fills every weight from one seeded generator; norms vary about 1, biases about 0.
 
     A tied embedding is small beside what the layers add, else each token would predict itself.
     """
@@ -120,7 +120,9 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
-        if weight.ndim == 1:
+        if name.endswith("bias"):
+            weight.copy_(noise)
+        elif weight.ndim == 1:
             weight.copy_(1 + 0.1 * noise)
         elif "embed_tokens" in name:
             weight.copy_(noise * embedding)

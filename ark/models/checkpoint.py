@@ -22,6 +22,7 @@ from ark.models.config import LlamaConfig
 from ark.models.registry import decoder
 from ark.models.rope import Rope, inverse_frequencies
 from ark.models.shards import DTYPES, StoredTensor, find_tensors, read_bytes
+from ark.models.stored import Stored
 
 FREQUENCIES = ".rotary_emb.inv_freq"
 """How stored names of rotary frequencies end, which older checkpoints have beside the config."""
@@ -30,11 +31,20 @@ PIECE_BYTES = 16 << 20  # that are compared at a time
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight a model needs: ark's name, the stored name, and the shape (rows are outputs)."""
+    """One weight a model needs: ark's name, the stored name, and the shape (rows are outputs).
+
+    stored: where it is not the whole tensor as it lies.
+    """
 
     name: str
     stored_name: str
     shape: tuple[int, ...]
+    stored: Stored | None = None
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of the stored tensor."""
+        return (self.stored.rows_in_all, *self.shape[1:]) if self.stored else self.shape
 
 
 def model_weights(config: LlamaConfig) -> tuple[Weight, ...]:
@@ -44,8 +54,8 @@ def model_weights(config: LlamaConfig) -> tuple[Weight, ...]:
     place of its first dimension, `layers.0.mlp.gate.3`; else one of its name. With tied embeddings
     `head.weight` and `embedding` are stored once.
     """
-    table = decoder(config.architecture).WEIGHTS
-    found = []
+    made = decoder(config.architecture)
+    table, found = made.WEIGHTS, []
     for name, shape in parameters(config).items():
         numbers = [part for part in name.split(".") if part.isdigit()]
         pattern = ".".join("{}" if part.isdigit() else part for part in name.split("."))
@@ -55,7 +65,7 @@ def model_weights(config: LlamaConfig) -> tuple[Weight, ...]:
             continue
         tied = name == "head.weight" and config.tie_word_embeddings
         stored = table["embedding" if tied else pattern].format(*numbers)
-        found.append(Weight(name, stored, shape))
+        found.append(Weight(name, stored, shape, made.stored(config, pattern)))
     return tuple(found)
 
 
@@ -122,10 +132,10 @@ class Checkpoint:
             )
         for name, weight in needed.items():
             tensor = self.stored[name]
-            if tensor.shape != weight.shape:
+            if tensor.shape != weight.stored_shape:
                 raise ModelError(
                     f"{tensor.path} holds {name} with shape {list(tensor.shape)}, but config.json "
-                    f"asks for {list(weight.shape)}. Correct the config, or download the weights "
+                    f"asks for {list(weight.stored_shape)}. Correct the config, or download the weights "
                     "that belong to it."
                 )
         expected = self.config.dtype or self.dtype.name
@@ -155,25 +165,32 @@ class Checkpoint:
                 f"The checkpoint has no weight {name!r}; its weights are named as model_weights() "
                 f"lists them: {', '.join(list(self.weights)[:3])}, ... Use one of these names."
             )
-        tensor = self.stored[self.weights[name].stored_name]
+        tensor, stored = self.stored[self.weights[name].stored_name], self.weights[name].stored
         first, *others = share or (slice(None),)
+        if stored:
+            begin, end, places = stored.span(first)
+            array = self._rows(tensor, begin, end)[places][(slice(None), *others)]
+            return stored.adjust(array)
         begin, end, step = first.indices(tensor.shape[0])
         if step != 1 or end <= begin:
             begin, end, others = 0, tensor.shape[0], list(share)
         else:
             others = [slice(None), *others]
+        return self._rows(tensor, begin, end)[tuple(others)]
+
+    def _rows(self, tensor: StoredTensor, begin: int, end: int) -> npt.NDArray[Any]:
+        """Rows of a stored tensor as they lie."""
         row = tensor.nbytes // tensor.shape[0]
         data = read_bytes(tensor, begin * row, (end - begin) * row)
         array: npt.NDArray[Any] = data.view(tensor.dtype).reshape(end - begin, *tensor.shape[1:])
-        return array[tuple(others)]
+        return array
 
     def __iter__(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        """Each weight with its name, in model order; a tied head comes as `embedding` alone.
-
-        The arrays' bytes add up to `nbytes`, which suits a progress bar.
-        """
-        for name, _ in self.distinct():
-            yield name, self.read(name)
+        """Each weight with its name, in model order; a tied head comes as `embedding` alone."""
+        whole = {name for name, _ in self.distinct()}
+        for name, weight in self.weights.items():
+            if name in whole or weight.stored:
+                yield name, self.read(name)
 
     def distinct(self) -> Iterator[tuple[str, StoredTensor]]:
         """Each stored tensor once, with ark's name of it, in model order."""

@@ -7,6 +7,7 @@ ark cannot run is refused here, by name; what only some decoders have is read in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from ark.models.fields import Fields, check_directory
 from ark.models.registry import ARCHITECTURES, MODEL_TYPES, decoder
 from ark.models.rope import Rope, inverse_frequencies, read_rope
 
+SLIDING, FULL = "sliding_attention", "full_attention"
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -62,6 +64,18 @@ class LlamaConfig:
                 "elements in pairs, so the number must be even and positive. Correct head_dim "
                 "(where it is absent, it is hidden_size / num_attention_heads)."
             )
+        rotated = self.rope.rotated(self.head_dim)
+        if rotated < 2 or rotated % 2:
+            raise ModelError(
+                f"The config rotates {rotated} of {self.head_dim} elements of a head "
+                "(partial_rotary_factor), but the number must be even and positive. Correct it."
+            )
+        for factors in (self.rope.short, self.rope.long):
+            if self.rope.kind == "longrope" and len(factors) != rotated // 2:
+                raise ModelError(
+                    f"The config has {len(factors)} factors of rotary frequencies for "
+                    f"{rotated // 2} pairs of a head. Correct short_factor and long_factor."
+                )
         if len(self.windows) not in (0, self.num_hidden_layers):
             raise ModelError(
                 f"The config has {self.num_hidden_layers} layers and says of "
@@ -129,20 +143,26 @@ def config_from_fields(fields: Fields) -> LlamaConfig:
     return config
 
 
-def read_common(fields: Fields) -> LlamaConfig:
+def read_common(
+    fields: Fields, *, activation: str = "silu", biased: bool = False, partial: bool = False
+) -> LlamaConfig:
     """What all decoders have, of fields that have the architecture's defaults already. Checks each
     field that changes what a model computes.
+
+    What the decoder computes: activation, by transformers' name; biased: `attention_bias` as its
+    architecture means it; partial: heads of which a part is rotated.
     """
-    for name in ("attention_bias", "mlp_bias"):
+    for name in ("mlp_bias",) if biased else ("attention_bias", "mlp_bias"):
         if fields.flag(name, False):
             raise UnsupportedError(
                 f"{fields.source}: {name} is true, but ark runs models whose projections have no "
                 "bias. Use a checkpoint without biases."
             )
-    if (activation := fields.text("hidden_act")) != "silu":
+    name = "hidden_act" if activation == "silu" else "hidden_activation"
+    if (given := fields.text(name)) != activation:
         raise UnsupportedError(
-            f"{fields.source}: hidden_act is {activation!r}, but ark runs models whose MLP uses "
-            "'silu'. Use a checkpoint with that activation."
+            f"{fields.source}: {name} is {given!r}, but ark computes this architecture with "
+            f"{activation!r}. Use a checkpoint with that activation."
         )
     if fields.get("quantization_config"):
         raise UnsupportedError(
@@ -151,6 +171,12 @@ def read_common(fields: Fields) -> LlamaConfig:
         )
     heads, hidden = fields.size("num_attention_heads"), fields.size("hidden_size")
     context = fields.size("max_position_embeddings")
+    rope = read_rope(fields, context)
+    if rope.partial != 1 and not partial:
+        raise UnsupportedError(
+            f"{fields.source}: partial_rotary_factor is {rope.partial:g}, but ark rotates whole "
+            "heads of this architecture. Use a checkpoint whose rotary embedding covers them."
+        )
     bos = fields.token_ids("bos_token_id")
     return LlamaConfig(
         hidden_size=hidden,
@@ -162,7 +188,7 @@ def read_common(fields: Fields) -> LlamaConfig:
         vocab_size=fields.size("vocab_size"),
         max_position_embeddings=context,
         rms_norm_eps=fields.number("rms_norm_eps"),
-        rope=read_rope(fields, context),
+        rope=rope,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         dtype=read_dtype(fields),
         bos_token_id=bos[0] if bos else None,
@@ -177,6 +203,29 @@ def one_window(config: ConfigT, fields: Fields) -> ConfigT:
         return config
     window = fields.size("sliding_window")
     return replace(config, windows=(window,) * config.num_hidden_layers)
+
+
+def sliding_layers(config: ConfigT, fields: Fields, window: int, usual: Sequence[bool]) -> ConfigT:
+    """The config with `window` for the layers that `layer_types` says slide; where it is absent or
+    null, for those of `usual`. window: 0 for none.
+    """
+    slide = list(usual)
+    if (kinds := fields.get("layer_types")) is not None:
+        if not isinstance(kinds, list) or not all(k in (SLIDING, FULL) for k in kinds):
+            raise fields.wrong("layer_types", f"a list of {SLIDING!r} and {FULL!r}")
+        slide = [kind == SLIDING for kind in kinds]
+        if any(slide) and not window:
+            raise ModelError(
+                f"{fields.source}: layer_types has layers of {SLIDING!r}, but use_sliding_window "
+                "and sliding_window give no window. Correct these fields."
+            )
+    return replace(config, windows=tuple(window * slides for slides in slide))
+
+
+def asked_window(fields: Fields) -> int:
+    """`sliding_window` where `use_sliding_window` is true; 0 for none."""
+    slides = fields.flag("use_sliding_window") and fields.get("sliding_window") is not None
+    return fields.size("sliding_window") if slides else 0
 
 
 def read_architecture(fields: Fields) -> str:

@@ -119,6 +119,15 @@ class Fields:
             raise self.wrong(name, "a positive number")
         return float(value)
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of positive finite numbers."""
+        values = self.get(name)
+        if not isinstance(values, list) or not all(
+            type(v) in (int, float) and 0 < v < float("inf") for v in values
+        ):
+            raise self.wrong(name, "a list of positive numbers")
+        return tuple(map(float, values))
+
     def flag(self, name: str, default: bool | None = None) -> bool:
         """True or false; `default` where the field is absent or null, if given."""
         value = self.get(name)

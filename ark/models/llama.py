@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import ark
-from ark.models.config import LlamaConfig, read_common, rope_inverse_frequencies
+from ark.models.config import LlamaConfig, read_common
 from ark.models.fields import Fields
+from ark.models.rope import inverse_frequencies
+from ark.models.stored import Stored
 
 
 class Attention(ark.Module):
@@ -21,6 +23,8 @@ class Attention(ark.Module):
         super().__init__()
         self.window = c.window(number)
         self.kv_heads, self.head_dim, self.dtype = c.num_key_value_heads, c.head_dim, dtype
+        self.scale = c.head_dim**-0.5 * c.rope.attention_factor**2
+        self.softcap = 0.0
         self.query = ark.parameter((c.query_size, c.hidden_size), dtype)
         self.key = ark.parameter((c.kv_size, c.hidden_size), dtype)
         self.value = ark.parameter((c.kv_size, c.hidden_size), dtype)
@@ -40,12 +44,18 @@ class Attention(ark.Module):
         Several positions are those of as many sequences, each of which has a row.
         """
         query, key, value = self.projections(x)
-        query = ark.rotary_embedding(query, position, frequencies)
-        key = ark.rotary_embedding(key, position, frequencies)
+        query = self.rotated(query, position, frequencies)
+        key = self.rotated(key, position, frequencies)
         keys = ark.kv_append(self.keys, key, position)
         values = ark.kv_append(self.values, value, position)
-        a = ark.attention(query, keys, values, position, window=self.window)
+        a = ark.attention(
+            query, keys, values, position, self.scale, window=self.window, softcap=self.softcap
+        )
         return ark.linear(a, self.output)
+
+    def rotated(self, x: ark.Tensor, position: ark.Tensor, frequencies: ark.Tensor) -> ark.Tensor:
+        """Queries or keys with their positions in them."""
+        return ark.rotary_embedding(x, position, frequencies)
 
     def projections(self, x: ark.Tensor) -> tuple[ark.Tensor, ark.Tensor, ark.Tensor]:
         """Queries, keys and values of rows, (rows, heads * head_dim) each."""
@@ -63,8 +73,12 @@ class FeedForward(ark.Module):
 
     def forward(self, x: ark.Tensor) -> ark.Tensor:
         """x (rows, hidden) to (rows, hidden)."""
-        gated = ark.swiglu(ark.linear(x, self.gate), ark.linear(x, self.up))
+        gated = self.gated(ark.linear(x, self.gate), ark.linear(x, self.up))
         return ark.linear(gated, self.down)
+
+    def gated(self, gate: ark.Tensor, up: ark.Tensor) -> ark.Tensor:
+        """The activation of `gate`, times `up`."""
+        return ark.swiglu(gate, up)
 
 
 class Layer(ark.Module):
@@ -142,17 +156,22 @@ class Llama(ark.Module):
         self.eps = c.rms_norm_eps
         self.embedding = ark.parameter((c.vocab_size, c.hidden_size), dtype)
         self.frequencies = ark.parameter((c.head_dim // 2,), ark.fp32)
-        self.frequencies.initializer = lambda: rope_inverse_frequencies(c)
+        self.context = c.max_position_embeddings
+        self.frequencies.initializer = lambda: inverse_frequencies(c.rope, c.head_dim, self.context)
         self.frequencies.requires_grad = False
         self.layers = [self.layer(c, dtype, n) for n in range(c.num_hidden_layers)]
         self.norm = ark.parameter((c.hidden_size,), dtype)
-        self.head = Head(c, dtype)
+        self.head = self.head_of(c, dtype)
         if c.tie_word_embeddings:
             self.head.weight = self.embedding
 
     def layer(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> Layer:
         """One layer; decoders of other layers override it."""
         return Layer(c, dtype, Attention(c, dtype, number), FeedForward(c, dtype))
+
+    def head_of(self, c: LlamaConfig, dtype: ark.DataType) -> Head:
+        """What gives the logits; decoders that scale or cap them override it."""
+        return Head(c, dtype)
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
@@ -161,8 +180,14 @@ class Llama(ark.Module):
         """
         return read_common(fields)
 
+    @classmethod
+    def stored(cls, c: LlamaConfig, parameter: str) -> Stored | None:
+        """How a parameter, by its name in WEIGHTS, lies in its tensor; None: as the whole of it."""
+        return None
+
     def setup(self, context: int, batch: int = 1) -> None:
         """Reserves `context` positions of each of `batch` sequences in all layers."""
+        self.context = context
         for layer in self.layers:
             layer.attention.setup(context, batch)
 
@@ -171,10 +196,14 @@ class Llama(ark.Module):
 
         Of several sequences those of one token each, (batch, hidden).
         """
-        h = ark.embed(state.tokens, self.embedding, state.position, rows)
+        h = self.embedded(state, rows)
         for layer in self.layers:
             h = layer(h, state.position, self.frequencies)
         return h
+
+    def embedded(self, state: ark.TokenState, rows: int) -> ark.Tensor:
+        """The embeddings (rows, hidden) of the tokens from the position on."""
+        return ark.embed(state.tokens, self.embedding, state.position, rows)
 
     def prompt(self, state: ark.TokenState, rows: int) -> None:
         """Takes a chunk of the prompt."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import ark
-from ark.errors import ModelError
 from ark.models.config import LlamaConfig
 from ark.models.fields import Fields
 from ark.models.llama import Attention, FeedForward, Layer, Llama
-
-SLIDING = "sliding_attention"
+from ark.models.qwen2 import late_layers_slide
 
 
 class Qwen3Attention(Attention):
@@ -62,23 +59,5 @@ class Qwen3(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """As Llama.read_config; the layers slide that `layer_types` says, else those from
-        `max_window_layers` on.
-        """
-        config = super().read_config(fields)
-        slides = fields.flag("use_sliding_window") and fields.get("sliding_window") is not None
-        window = fields.size("sliding_window") if slides else 0
-        numbers = range(config.num_hidden_layers)
-        if (kinds := fields.get("layer_types")) is None:
-            if not slides:
-                return config
-            first = fields.count("max_window_layers")
-            return replace(config, windows=tuple(window * (n >= first) for n in numbers))
-        if not isinstance(kinds, list) or not set(kinds) <= {SLIDING, "full_attention"}:
-            raise fields.wrong("layer_types", f"a list of {SLIDING!r} and 'full_attention'")
-        if SLIDING in kinds and not slides:
-            raise ModelError(
-                f"{fields.source}: layer_types has layers of {SLIDING!r}, but use_sliding_window "
-                "and sliding_window give no window. Correct these fields."
-            )
-        return replace(config, windows=tuple(window * (kind == SLIDING) for kind in kinds))
+        """As Llama.read_config; layers slide as Qwen2's do."""
+        return late_layers_slide(super().read_config(fields), fields)

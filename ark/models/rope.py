@@ -5,7 +5,8 @@ Called by ark.models.config and the decoders.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,12 @@ from ark.models.fields import Fields
 class Rope:
     """Rotary position embedding: `theta` is the base, `kind` the way it is stretched.
 
-    `kind` is "default", "linear" or "llama3". `factor` serves the last two; the two frequency
-    factors and `original_context` (tokens) serve llama3 alone.
+    `kind` is one of KINDS. `factor`: of "linear" and "llama3" how far positions are stretched, of
+    "yarn" too. `low_freq_factor` and `high_freq_factor` serve llama3, `original_context` (tokens)
+    llama3, yarn and longrope. `partial`: the share of a head's elements that is rotated, the first.
+    `attention_factor`: cosine and sine are multiplied by it (yarn, longrope). `beta_fast`,
+    `beta_slow`, `truncate`: between how many rotations yarn blends, in whole elements or not.
+    `short` and `long`: longrope's factor of each frequency, up to the original context and beyond.
     """
 
     theta: float = 10000.0
@@ -28,36 +33,64 @@ class Rope:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+    partial: float = 1.0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short: tuple[float, ...] = ()
+    long: tuple[float, ...] = ()
+
+    def rotated(self, head_dim: int) -> int:
+        """The elements of a head that are rotated."""
+        return int(head_dim * self.partial)
+
+
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 def read_rope(fields: Fields, context: int) -> Rope:
     """The rotary embedding from `rope_parameters` or, as older files write it, `rope_scaling`.
 
-    context: the model's positions, for which llama3 was stretched where nothing else is said.
+    context: the model's positions, from which the original ones are stretched where nothing else is
+    said.
     """
     table = fields.table("rope_scaling") or fields.table("rope_parameters")
     table = table or Fields(fields.source, {})
     if any(isinstance(value, dict) for value in table.values.values()):
         raise UnsupportedError(
             f"{table.source}: the rotary embedding differs between kinds of layers "
-            f"({', '.join(table.values)}), but ark has one for all. Use a checkpoint with one."
+            f"({', '.join(table.values)}), but this architecture has one for all. Use a checkpoint "
+            "with one."
         )
-    for place in (fields, table):
-        if (part := place.number("partial_rotary_factor", 1.0)) != 1.0:
-            raise UnsupportedError(
-                f"{place.source}: partial_rotary_factor is {part:g}, but ark rotates whole heads. "
-                "Use a checkpoint whose rotary embedding covers the whole head."
-            )
+    return rope_of(fields, table, context)
+
+
+def rope_of(fields: Fields, table: Fields, context: int) -> Rope:
+    """The rotary embedding that `table` describes; `fields` are those of the whole config."""
     theta = (table if "rope_theta" in table.values else fields).number("rope_theta")
     kind = table.text("rope_type") or table.text("type") or "default"
-    if kind == "default":
-        return Rope(theta)
+    place = table if table.get("partial_rotary_factor") is not None else fields
+    partial = place.number("partial_rotary_factor", 1.0)
+    if partial > 1:
+        raise place.wrong("partial_rotary_factor", "at most 1")
+    plain = Rope(theta, partial=partial)
+    # Dynamic: changes nothing up to the model's positions, and a context is no longer.
+    if kind in ("default", "dynamic"):
+        return plain
     if kind == "linear":
-        return Rope(theta, kind, table.number("factor"))
+        return replace(plain, kind=kind, factor=table.number("factor"))
+    name = "original_max_position_embeddings"
+    original = (fields if fields.get(name) is not None else table).size(name, context)
+    stretched = replace(plain, kind=kind, original_context=original)
+    if kind == "yarn":
+        return _yarn(table, stretched, context)
+    if kind in ("longrope", "su"):
+        return _longrope(table, stretched, context)
     if kind != "llama3":
         raise UnsupportedError(
-            f"{table.source}: the rotary embedding is scaled by {kind!r}, but ark knows default, "
-            "linear and llama3. Use a checkpoint with one of these."
+            f"{table.source}: the rotary embedding is scaled by {kind!r}, but ark knows "
+            f"{', '.join(KINDS)}. Use a checkpoint with one of these."
         )
     low, high = table.number("low_freq_factor"), table.number("high_freq_factor")
     if high <= low:
@@ -65,27 +98,82 @@ def read_rope(fields: Fields, context: int) -> Rope:
             f"{table.source}: high_freq_factor {high:g} should be greater than low_freq_factor "
             f"{low:g}. Correct the two fields, or download the file again."
         )
-    original = table.size("original_max_position_embeddings", context)
-    return Rope(theta, kind, table.number("factor"), low, high, original)
+    factor = table.number("factor")
+    return replace(stretched, factor=factor, low_freq_factor=low, high_freq_factor=high)
 
 
-def inverse_frequencies(rope: Rope, head_dim: int) -> npt.NDArray[np.float32]:
-    """Radians a token by which each pair of a head's elements is rotated: float32, [head_dim / 2].
+def _yarn(table: Fields, rope: Rope, context: int) -> Rope:
+    """Peng et al., YaRN (2023)."""
+    factor = table.number("factor", context / rope.original_context)
+    scales = [table.get(name) for name in ("mscale", "mscale_all_dim")]
+    usual = _growth(factor)
+    if all(scales):
+        usual = _growth(factor, table.number("mscale"))
+        usual /= _growth(factor, table.number("mscale_all_dim"))
+    return replace(
+        rope,
+        factor=factor,
+        attention_factor=table.number("attention_factor", usual),
+        beta_fast=table.number("beta_fast", 32.0),
+        beta_slow=table.number("beta_slow", 1.0),
+        truncate=table.flag("truncate", True),
+    )
+
+
+def _growth(factor: float, scale: float = 1.0) -> float:
+    return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def _longrope(table: Fields, rope: Rope, context: int) -> Rope:
+    """Ding et al., LongRoPE (2024)."""
+    factor = table.number("factor", context / rope.original_context)
+    usual = math.sqrt(1 + math.log(factor) / math.log(rope.original_context)) if factor > 1 else 1.0
+    return replace(
+        rope,
+        kind="longrope",
+        attention_factor=table.number("attention_factor", usual),
+        short=table.numbers("short_factor"),
+        long=table.numbers("long_factor"),
+    )
+
+
+def inverse_frequencies(
+    rope: Rope, head_dim: int, context: int | None = None
+) -> npt.NDArray[np.float32]:
+    """Radians a token by which each pair of a head's elements is rotated: float32, [head_dim / 2];
+    0 for pairs that are not rotated, which are the last.
+
+    context: positions that are reserved; longrope has other factors beyond the original ones.
 
     Su et al., RoFormer (2021), section 3.2; the llama3 kind divides low frequencies by `factor`,
     keeps high ones and blends between (Llama 3.1's reference code). Each step rounds to float32 as
     `transformers` does; the power is the correctly rounded one, which differs from PyTorch's in the
     last bit for a few frequencies of unusual bases.
     """
+    rotated = rope.rotated(head_dim)
+    exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
+    powers = np.power(np.float64(rope.theta), exponents.astype(np.float64)).astype(np.float32)
+    found = _stretched(rope, powers, context)
+    return np.pad(found, (0, head_dim // 2 - len(found)))
+
+
+def _stretched(
+    rope: Rope, powers: npt.NDArray[np.float32], context: int | None
+) -> npt.NDArray[np.float32]:
+    """The frequencies that are one over `powers` without stretching."""
     one = np.float32(1)
-    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    powers = np.power(np.float64(rope.theta), exponents.astype(np.float64))
-    frequencies = one / powers.astype(np.float32)
+    frequencies = one / powers
+    factor = np.float32(rope.factor)
     if rope.kind == "default":
         return frequencies
-    factor = np.float32(rope.factor)
     if rope.kind == "linear":
         return frequencies / factor
+    if rope.kind == "longrope":
+        long = context is not None and context > rope.original_context
+        return one / (np.asarray(rope.long if long else rope.short, np.float32) * powers)
+    if rope.kind == "yarn":
+        keep = one - _ramp(rope, len(powers))
+        return one / (factor * powers) * (one - keep) + frequencies * keep
     low, high = np.float32(rope.low_freq_factor), np.float32(rope.high_freq_factor)
     original = np.float32(rope.original_context)
     wavelengths = np.float32(2 * np.pi) / frequencies
@@ -94,3 +182,19 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> npt.NDArray[np.float32]:
     blend = (original / wavelengths - low) / (high - low)
     blended = (one - blend) * frequencies / factor + blend * frequencies
     return np.where(long, frequencies / factor, np.where(short, frequencies, blended))
+
+
+def _ramp(rope: Rope, pairs: int) -> npt.NDArray[np.float32]:
+    """How far yarn stretches each pair: 0 for those that rotate often, 1 for those that do not."""
+
+    def pair(rotations: float) -> float:
+        turns = rope.original_context / (rotations * 2 * math.pi)
+        return 2 * pairs * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = pair(rope.beta_fast), pair(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    high += 0.001 * (low == high)
+    steps = np.arange(pairs, dtype=np.float32) - np.float32(low)
+    return np.clip(steps / np.float32(high - low), np.float32(0), np.float32(1))

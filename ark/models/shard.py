@@ -51,10 +51,11 @@ def split(model: Llama, rank: int, world_size: int) -> dict[ark.Parameter, Share
     for layer in model.layers:
         attention, mlp = layer.attention, layer.mlp
         attention.kv_heads //= world_size
-        for name in ("query", "key", "value"):
-            cut(attention, name, -2)
-        for name in ("gate", "up"):
-            cut(mlp, name, -2)
+        for module, names in ((attention, ("query", "key", "value")), (mlp, ("gate", "up"))):
+            for name in names:
+                cut(module, name, -2)
+                if hasattr(module, f"{name}_bias"):
+                    cut(module, f"{name}_bias", -1)
         for module, name in ((attention, "output"), (mlp, "down")):
             cut(module, name, -1)
             module.register_forward_hook(sum_up)

@@ -113,10 +113,20 @@ OTHERS = """
 REGISTERED = {
     "mistral": "TokenizersBackend",
     "mixtral": "TokenizersBackend",
+    "qwen2": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
     "qwen3_moe": "Qwen2Tokenizer",
+    "olmo2": "TokenizersBackend",
+    "granite": "TokenizersBackend",
+    "phi3": "TokenizersBackend",
+    "gemma2": "GemmaTokenizer",
+    "gemma3_text": "GemmaTokenizer",
+    "glm": "TokenizersBackend",
+    "glm4": "TokenizersBackend",
 }
 """The class of a model_type where no file names one; others than generic ones give way to it."""
+CORRECTED = ("qwen2",)
+"""Of these the registered class counts, whatever the files name."""
 
 
 def class_of(
@@ -129,7 +139,10 @@ def class_of(
     """
     named = settings.get("tokenizer_class") or config.get("tokenizer_class") or ""
     name = str(named).removesuffix("Fast")
-    registered = REGISTERED.get(str(config.get("model_type")), "")
+    model = str(config.get("model_type"))
+    registered = REGISTERED.get(model, "")
+    if model in CORRECTED:
+        name = registered
     if registered == "TokenizersBackend" or (name == "LlamaTokenizer" and bytes_level()):
         return None
     name = name or registered

@@ -22,9 +22,56 @@ from tests.slow import slow
 
 pytestmark = pytest.mark.emulated("slow")
 
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.2, 1.3, 1.5, 2.0, 2.5, 3.0, 5.0],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 9.0, 12.0, 20.0],
+    "factor": 8.0,
+}
+PART = {
+    "partial_rotary_factor": 0.75,
+    **{name: LONG[name][:6] for name in ("short_factor", "long_factor")},  # type: ignore[index]
+}
+HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+GEMMA = {"query_pre_attn_scalar": 24}
 EXPERTS = {"num_experts_per_tok": 2, "kv_heads": 2}
 
 CASES: dict[str, dict[str, Any]] = {
+    "qwen2": {"kind": "qwen2"},
+    "smollm3": {"kind": "smollm3", "layers": 3, "no_rope_layer_interval": 2},
+    "olmo2": {"kind": "olmo2"},
+    "granite": {
+        "kind": "granite",
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 2.5,
+    },
+    "phi3": {"kind": "phi3", "head_dim": None, "rope": LONG},
+    "phi4-mini": {"kind": "phi3", "head_dim": None, "rope": {**LONG, **PART}, "tie": True},
+    "phi4-mini-beyond-its-first-context": {
+        "kind": "phi3",
+        "head_dim": None,
+        "rope": {**LONG, **PART},
+        "original_max_position_embeddings": 20,
+        "sliding_window": 18,
+    },
+    "gemma2": {"kind": "gemma2", "tie": True, "sliding_window": 7, **GEMMA},
+    "gemma3": {
+        "kind": "gemma3_text",
+        "layers": 3,
+        "sliding_window": 7,
+        "sliding_window_pattern": 2,
+        "final_logit_softcapping": 9.0,
+        "rope": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 5000.0},
+        },
+        **GEMMA,
+    },
+    "glm": {"kind": "glm", "rope": HALF, "attention_bias": True},
+    "glm4": {"kind": "glm4", "rope": HALF, "attention_bias": True},
     "qwen3": {"kind": "qwen3", "attention_bias": False},
     "qwen3-tied-wide-heads": {"kind": "qwen3", "tie": True, "head_dim": 32, "shards": 2},
     "mixtral": {"kind": "mixtral", "num_local_experts": 5, **EXPERTS},

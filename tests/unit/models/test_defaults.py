@@ -11,8 +11,11 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from ark.errors import ModelError
 from ark.models.config import LlamaConfig
+from ark.models.gemma2 import GemmaConfig
+from ark.models.gemma3 import Gemma3Config
 from ark.models.mixtral import MixtureConfig
 from ark.models.registry import ARCHITECTURES, MODEL_TYPES
+from ark.models.smollm3 import SmolLm3Config
 
 FULL: dict[str, Any] = {
     "vocab_size": 320,
@@ -31,10 +34,60 @@ FULL: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 MIXTURE: dict[str, Any] = {**FULL, "num_experts_per_tok": 3, "sliding_window": 33}
+GEMMA: dict[str, Any] = {
+    **{n: v for n, v in FULL.items() if n != "hidden_act"},
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 33,
+    "sliding_window": 44,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "final_logit_softcapping": 12.0,
+    "attn_logit_softcapping": 13.0,
+}
 FIELDS: dict[str, dict[str, Any]] = {
     "llama": FULL,
     "mistral": {**FULL, "sliding_window": 33},
     "mixtral": {**MIXTURE, "num_local_experts": 12},
+    "qwen2": {
+        **{n: v for n, v in FULL.items() if n != "head_dim"},
+        "use_sliding_window": True,
+        "sliding_window": 33,
+        "max_window_layers": 1,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    },
+    "smollm3": {
+        **FULL,
+        "vocab_size": 128300,
+        "use_sliding_window": True,
+        "sliding_window": 33,
+        "no_rope_layers": [0, 1, 1],
+        "no_rope_layer_interval": 2,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
+    "olmo2": {**FULL, "vocab_size": 50300},
+    "granite": {
+        **FULL,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.5,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.25,
+    },
+    "phi3": {
+        **{n: v for n, v in FULL.items() if n != "head_dim"},
+        "vocab_size": 32100,
+        "sliding_window": 33,
+        "original_max_position_embeddings": 55,
+    },
+    "gemma2": GEMMA,
+    "gemma3_text": {
+        **GEMMA,
+        "vocab_size": 262208,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "rope_local_base_freq": 77.0,
+        "sliding_window_pattern": 2,
+        "attn_logit_softcapping": None,
+    },
+    "glm": {**FULL, "vocab_size": 151400, "head_dim": 20, "attention_bias": True},
+    "glm4": {**FULL, "vocab_size": 151400, "head_dim": 20, "attention_bias": True},
     "qwen3": {
         **FULL,
         "use_sliding_window": True,
@@ -73,10 +126,10 @@ def theirs(kind: str, values: dict[str, Any]) -> PreTrainedConfig:
 def windows(kind: str, config: PreTrainedConfig) -> list[int]:
     """As the architecture's layers slide in transformers; 0 where they do not."""
     layers = range(config.num_hidden_layers)
-    if kind == "llama":
+    if kind in ("llama", "olmo2", "granite", "glm", "glm4"):
         return [0 for _ in layers]
     window = config.sliding_window or 0
-    if kind == "qwen3":
+    if getattr(config, "layer_types", None) and kind != "qwen3_moe":
         return [window * (config.layer_types[n] == "sliding_attention") for n in layers]
     return [window for _ in layers]
 
@@ -92,8 +145,22 @@ def check(kind: str, values: dict[str, Any]) -> None:
     stops = right.eos_token_id
     stops = stops if isinstance(stops, list) else [] if stops is None else [stops]
     assert list(ours.eos_token_ids) == stops
-    assert ours.rope.theta == right.rope_parameters["rope_theta"]
+    ropes = right.rope_parameters
+    assert ours.rope.theta == ropes.get("full_attention", ropes)["rope_theta"]
+    assert ours.rope.partial == ropes.get("partial_rotary_factor", 1.0)
+    if isinstance(ours, Gemma3Config):
+        assert ours.local_rope.theta == ropes["sliding_attention"]["rope_theta"]
+        assert list(ours.sliding) == [k == "sliding_attention" for k in right.layer_types]
+    if isinstance(ours, GemmaConfig):
+        assert ours.query_scalar == right.query_pre_attn_scalar
+        assert ours.logits_cap == (right.final_logit_softcapping or 0)
+        if kind == "gemma2":
+            assert ours.attention_cap == (right.attn_logit_softcapping or 0)
     assert [ours.window(n) for n in range(ours.num_hidden_layers)] == windows(kind, right)
+    for name in ("embedding_multiplier", "logits_scaling", "residual_multiplier"):
+        assert getattr(ours, name, None) == getattr(right, name, None)
+    if isinstance(ours, SmolLm3Config):
+        assert list(ours.rotating) == [bool(r) for r in right.no_rope_layers]
     if isinstance(ours, MixtureConfig):
         assert ours.experts_per_token == right.num_experts_per_tok
         assert ours.experts == right.num_local_experts
@@ -124,6 +191,7 @@ def test_an_absent_field_has_the_architectures_own_value(kind: str, field: str) 
     values = {name: value for name, value in FIELDS[kind].items() if name != field}
     if field in ("num_hidden_layers", "use_sliding_window", "sliding_window"):
         values.pop("layer_types", None)
+        values.pop("no_rope_layers", None)
     check(kind, values)
 
 
@@ -144,6 +212,14 @@ def test_a_config_of_nothing_is_the_architectures_own(kind: str) -> None:
         ("qwen3", {"layer_types": None, "max_window_layers": 9}),
         ("qwen3", {"layer_types": None, "use_sliding_window": False}),
         ("qwen3", {"layer_types": None, "sliding_window": None}),
+        ("gemma2", {"layer_types": None}),
+        ("gemma2", {"final_logit_softcapping": None, "attn_logit_softcapping": None}),
+        ("gemma3_text", {"layer_types": None, "sliding_window_pattern": 3}),
+        ("gemma3_text", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+        ("glm4", {"eos_token_id": None}),
+        ("smollm3", {"no_rope_layers": None, "layer_types": None}),
+        ("smollm3", {"use_sliding_window": False, "layer_types": None}),
+        ("qwen2", {"layer_types": None}),
         ("qwen3_moe", {"use_sliding_window": False}),
         ("qwen3_moe", {"sliding_window": None}),
         ("llama", {"sliding_window": 64}),

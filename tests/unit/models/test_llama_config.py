@@ -170,7 +170,18 @@ def test_mistral_without_a_window_is_a_llama() -> None:
         ({"torch_dtype": "int8"}, UnsupportedError, "int8"),
         ({"quantization_config": {"bits": 4}}, UnsupportedError, "quantised"),
         ({"partial_rotary_factor": 0.5}, UnsupportedError, "partial_rotary_factor"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, UnsupportedError, "yarn"),
+        ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, UnsupportedError, "spiral"),
+        ({"partial_rotary_factor": 1.5}, ModelError, "partial_rotary_factor should be at most 1"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1], "long_factor": [2]}},
+            ModelError,
+            "1 factors of rotary frequencies for 8 pairs",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": 3, "long_factor": [2]}},
+            ModelError,
+            "short_factor should be a list of positive numbers",
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, ModelError, "factor"),
         ({"rope_scaling": {**LLAMA3_ROPE, "high_freq_factor": 1.0}}, ModelError, "greater"),
         (

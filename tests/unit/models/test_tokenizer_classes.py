@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 from transformers.models.auto.tokenization_auto import (
+    MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS,
     TOKENIZER_MAPPING_NAMES,
     tokenizer_class_from_name,
 )
@@ -25,7 +26,7 @@ from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from ark.errors import BaseError, ModelError, UnsupportedError
 from ark.models.registry import MODEL_TYPES
 from ark.models.tokenizer import Tokenizer
-from ark.models.tokenizer_classes import CLASSES, OTHERS, REGISTERED
+from ark.models.tokenizer_classes import CLASSES, CORRECTED, OTHERS, REGISTERED
 from ark.models.tokenizer_tokens import FLAGS
 from tests.checkpoints import BOS, EOS, make_tokenizer
 from tests.slow import examples, few
@@ -269,6 +270,8 @@ def test_classes_are_those_of_transformers() -> None:
     assert building == {*CLASSES, *(f"{name}Tokenizer" for name in OTHERS.split())}
     for kind in MODEL_TYPES:
         assert REGISTERED.get(kind) == TOKENIZER_MAPPING_NAMES.get(kind)
+        own = REGISTERED.get(kind) in CLASSES
+        assert (kind in CORRECTED) == (own and kind in MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS)
 
 
 def test_a_class_that_ark_does_not_build_is_named(

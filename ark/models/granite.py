@@ -1,0 +1,95 @@
+"""The Granite 3 decoder (IBM 2024): Llama with scaled embeddings, scores, layers, logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import ark
+from ark.models.config import LlamaConfig, read_common
+from ark.models.fields import Fields
+from ark.models.llama import Attention, FeedForward, Head, Layer, Llama
+
+
+@dataclass(frozen=True)
+class GraniteConfig(LlamaConfig):
+    """What multiplies the embeddings, the attention's scores, and what each half of a layer gives;
+    logits_scaling divides the logits.
+    """
+
+    embedding_multiplier: float = 1.0
+    attention_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+
+
+class GraniteAttention(Attention):
+    """Attention with a scale of scores of its own."""
+
+    def __init__(self, c: GraniteConfig, dtype: ark.DataType, number: int) -> None:
+        super().__init__(c, dtype, number)
+        self.scale = c.attention_multiplier * c.rope.attention_factor**2
+
+
+class GraniteLayer(Layer):
+    """A layer that scales what its halves give."""
+
+    def __init__(
+        self, c: GraniteConfig, dtype: ark.DataType, attention: Attention, mlp: ark.Module
+    ) -> None:
+        super().__init__(c, dtype, attention, mlp)
+        self.multiplier = c.residual_multiplier
+
+    def forward(self, h: ark.Tensor, position: ark.Tensor, frequencies: ark.Tensor) -> ark.Tensor:
+        x = ark.rmsnorm(h, self.attention_norm, self.eps)
+        h = h + self.attention(x, position, frequencies) * self.multiplier
+        return h + self.mlp(ark.rmsnorm(h, self.mlp_norm, self.eps)) * self.multiplier
+
+
+class GraniteHead(Head):
+    """Logits, divided by a number."""
+
+    def __init__(self, c: GraniteConfig, dtype: ark.DataType) -> None:
+        super().__init__(c, dtype)
+        self.scaling = c.logits_scaling
+
+    def forward(self, x: ark.Tensor) -> ark.Tensor:
+        return ark.div(ark.linear(x, self.weight), self.scaling, name="logits")
+
+
+class Granite(Llama):
+    """The decoder."""
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        **Llama.DEFAULTS,
+        "embedding_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "residual_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+    }
+
+    def __init__(self, c: GraniteConfig, dtype: ark.DataType) -> None:
+        super().__init__(c, dtype)
+        self.multiplier = c.embedding_multiplier
+
+    def layer(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> Layer:
+        assert isinstance(c, GraniteConfig)
+        return GraniteLayer(c, dtype, GraniteAttention(c, dtype, number), FeedForward(c, dtype))
+
+    def head_of(self, c: LlamaConfig, dtype: ark.DataType) -> Head:
+        assert isinstance(c, GraniteConfig)
+        return GraniteHead(c, dtype)
+
+    def embedded(self, state: ark.TokenState, rows: int) -> ark.Tensor:
+        return super().embedded(state, rows) * self.multiplier
+
+    @classmethod
+    def read_config(cls, fields: Fields) -> GraniteConfig:
+        """As Llama.read_config, with this architecture's factors."""
+        return GraniteConfig(
+            **vars(read_common(fields)),
+            embedding_multiplier=fields.number("embedding_multiplier"),
+            attention_multiplier=fields.number("attention_multiplier"),
+            residual_multiplier=fields.number("residual_multiplier"),
+            logits_scaling=fields.number("logits_scaling"),
+        )

@@ -1,0 +1,56 @@
+"""Parameters that are not a stored tensor as it lies: some of its rows, in another order, or with a
+number added. Decoders describe them (Llama.stored), ark.models.checkpoint reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Stored:
+    """rows: of the stored tensor, in the parameter's order. rows_in_all: that the tensor has.
+    added: to every element; the parameter then is fp32.
+    """
+
+    rows: Sequence[int]
+    rows_in_all: int
+    added: float = 0.0
+
+    def span(self, share: slice) -> tuple[int, int, npt.NDArray[np.intp]]:
+        """From which row to which those of a share lie, and their places between."""
+        rows = np.asarray(self.rows, np.intp)[share]
+        begin = int(rows.min())
+        return begin, int(rows.max()) + 1, rows - begin
+
+    def adjust(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The parameter's elements from the stored ones."""
+        return values.astype(np.float32) + np.float32(self.added) if self.added else values
+
+
+def parts(sizes: Sequence[int]) -> list[Stored]:
+    """Of a tensor that is several parameters, one behind the other, with so many rows each."""
+    ends = np.cumsum(sizes).tolist()
+    return [Stored(range(b - n, b), ends[-1]) for n, b in zip(sizes, ends, strict=True)]
+
+
+def plus_one(rows: int) -> Stored:
+    """A norm whose weights are stored as their distances from 1."""
+    return Stored(range(rows), rows, 1.0)
+
+
+def rotated_first(stored: Stored, width: int, rotated: int) -> Stored:
+    """Queries or keys of heads of `width` elements whose first `rotated` are rotated: in an order
+    in which the pairs of a rotation of whole heads are those of the first elements, then others.
+    """
+    half, rest = rotated // 2, (width - rotated) // 2
+    order = [*range(half), *range(rotated, rotated + rest)]
+    order += [*range(half, rotated), *range(rotated + rest, width)]
+    heads = range(0, len(stored.rows), width)
+    rows = [stored.rows[head + place] for head in heads for place in order]
+    return Stored(rows, stored.rows_in_all, stored.added)
