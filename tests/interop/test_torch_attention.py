@@ -150,3 +150,68 @@ def test_a_row_whose_keys_are_all_masked_is_zero(dtype: Any, kind: str) -> None:
     assert (want[0, :, 0] == 0).all()
     limit = 3e-5 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(made, want, rtol=limit, atol=limit)
+
+
+FORMS = {
+    "all keys": lambda q, k, v: nn.functional.scaled_dot_product_attention(q, k, v),
+    "causal": lambda q, k, v: nn.functional.scaled_dot_product_attention(
+        q, k, v, None, 0.0, True, scale=0.2
+    ),
+}
+
+
+def planned_as(module: Any, example: Any, machine: str, monkeypatch: Any) -> list[Any]:
+    """The plans of torch.compile for a named machine; the kernels run on the CPU."""
+    from ark.interop.torch import program
+
+    plans: list[Any] = []
+
+    def both(model: Any, places: Any, own: Any, *rest: Any, **named: Any) -> Any:
+        plans.append(planned(model, places, registry.machine(machine), *rest, **named))
+        return planned(model, places, own, *rest, **named)
+
+    monkeypatch.setattr(program, "planned", both)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            torch.compile(module, backend="ark")(example), module(example), rtol=2e-2, atol=2e-2
+        )
+    return plans
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_torch_does_not_take_attention_apart(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's form without a fused kernel multiplies in fp32; warpgroups would not serve it."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(256, 768), nn.Linear(256, 256)
+
+        def forward(self, x: Any) -> Any:
+            parts = self.inner(x).chunk(3, -1)
+            q, k, v = (t.unflatten(-1, (4, 64)).transpose(1, 2) for t in parts)
+            made = FORMS[form](q, k, v)
+            return self.outer(made.transpose(1, 2).flatten(2))
+
+    module = Net().eval().to(torch.bfloat16)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        (plan,) = planned_as(module, torch.randn(2, 256, 256).bfloat16(), "h200", monkeypatch)
+    kinds = [op.kind for op in plan.ops]
+    assert plan.variant == "matrix" and kinds.count("attention_tiles") == 1
+    assert not {"transpose", "pointwise"} & set(kinds)
+
+
+def test_attention_that_ark_lacks_stays_in_torch(capfd: pytest.CaptureFixture[str]) -> None:
+    """As torch's own call, of a type that ark does not have, in its memory."""
+    x = torch.randn(2, 3, 5, 8, dtype=torch.float64)
+
+    def function(x: Any) -> Any:
+        made = nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+        return made, made.transpose(1, 2)
+
+    with torch.no_grad():
+        got, want = torch.compile(function, backend="ark")(x), function(x)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
+        assert a.stride() == b.stride()
+    assert "stay in torch" in capfd.readouterr().err

@@ -136,6 +136,19 @@ def _attend(
     return _attention(query, key, value, attn_mask, is_causal, scale)
 
 
+@operator("ark.attention.default")
+def _kept(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_mask: Value | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Any:
+    return _attention(query, key, value, attn_mask, is_causal, scale)
+
+
 def _layer(x: ark.Tensor, weight: Value, bias: Value | None) -> ark.Tensor:
     """A linear layer of rows (batch, length, columns)."""
     *lead, columns = x.ir.shape

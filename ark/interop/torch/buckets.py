@@ -188,6 +188,7 @@ PERMITTED: dict[str, Rule] = {
     "split_with_sizes.default": lambda n: not n.dims() & n.axes(n.given(2, "dim", 0)),
     "cat.default": _joined,
     "scaled_dot_product_attention.default": _attention,
+    "ark.attention.default": _attention,
     "_scaled_dot_product_flash_attention_for_cpu.default": _attention,
     "_scaled_dot_product_flash_attention.default": _attention,
     "_scaled_dot_product_efficient_attention.default": _attention,

@@ -21,6 +21,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from ark import log
 from ark.errors import BaseError, InternalError, InvalidUsageError, UnsupportedError
 from ark.interop.kernels import Kernels
+from ark.interop.torch.attention_calls import keep_attention
 from ark.interop.torch.buckets import Padding
 from ark.interop.torch.export import TRACING, decompositions
 from ark.interop.torch.fallback import or_torch
@@ -247,6 +248,7 @@ def backend(module: fx.GraphModule, examples: Sequence[Any], **given: Any) -> Ca
             f"torch.compile was given {said}; the backend ark has no modes and no options: leave "
             "that out"
         )
+    keep_attention(module, examples)
     compiled = aot_autograd(
         fw_compiler=_compile_traced,
         bw_compiler=_compile_backward,

@@ -36,8 +36,10 @@ def drop_checks(module: fx.GraphModule) -> None:
 
 
 def name_of(target: Any) -> str:
-    """An ATen overload's name as the table has it ("add.Tensor"); empty for anything else."""
-    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
+    """An overload's name as the table has it ("add.Tensor" for ATen's, "ark.attention.default" for
+    ark's own); empty for anything else.
+    """
+    if isinstance(target, torch._ops.OpOverload) and target.namespace in ("aten", "ark"):
         return str(target).removeprefix("aten.")
     return ""
 

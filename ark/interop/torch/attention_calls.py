@@ -1,0 +1,74 @@
+"""Calls of scaled_dot_product_attention as single operators in the graphs of torch.compile.
+
+torch takes such a call apart before a backend sees its graph. What it makes depends on the device
+and on torch's settings; the form without a fused kernel multiplies in fp32 also where the tensors
+have 16 bits. An operator of ark's own has the call's meaning and is not taken apart; where ark does
+not take it, it is torch's call again. Called by compile.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+attend = torch._C._nn.scaled_dot_product_attention  # type: ignore[attr-defined]
+ORDER = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    made: torch.Tensor = attend(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
+    return made
+
+
+OPERATOR = torch.library.custom_op(
+    "ark::attention",
+    _attention,
+    mutates_args=(),
+    schema="(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False,"
+    " float? scale=None) -> Tensor",
+)
+OPERATOR.register_fake(_attention)
+_CALL = inspect.Signature(
+    [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None) for n in ORDER]
+)
+
+
+def keep_attention(module: fx.GraphModule, examples: Sequence[Any]) -> None:
+    """Makes one operator of each such call in a graph of Dynamo's, but for training, which needs
+    what torch's own operators keep for their gradients.
+    """
+    tensors = [t for t in (*examples, *module.parameters()) if isinstance(t, torch.Tensor)]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            for node in part.graph.nodes:
+                if node.op == "call_function" and node.target is attend:
+                    _keep(node)
+            part.recompile()
+
+
+def _keep(node: fx.Node) -> None:
+    """The call as ark's operator, unless it drops weights or shares heads."""
+    given = _CALL.bind(*node.args, **node.kwargs).arguments
+    if given.pop("dropout_p", 0.0) or given.pop("enable_gqa", False):
+        return
+    shown = [given[name].meta.get("example_value") for name in ORDER[:3]]
+    if any(type(t) is not type(shown[0]) or t.is_nested or t.dim() < 2 for t in shown):
+        return
+    if len({t.shape[:-2] for t in shown}) != 1 or len({t.dtype for t in shown}) != 1:
+        return
+    if given.get("attn_mask") is not None and given.get("is_causal"):
+        return
+    node.target, node.args, node.kwargs = torch.ops.ark.attention.default, (), given
