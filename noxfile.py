@@ -49,8 +49,8 @@ MATRIX = nox.project.load_toml("ci/matrix.toml")
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, format, the order of the layers, and that generated files and the plans of named
-    programs for two machines (ci/plans) are up to date.
+    """Style, format, the order of the layers, the words of messages and names, and that generated
+    files and the plans of named programs for two machines (ci/plans) are up to date.
     """
     session.install(
         "ruff>=0.6",
@@ -67,6 +67,7 @@ def lint(session: nox.Session) -> None:
     device = sorted(str(p) for p in headers if "ark_rocm_emulator" not in p.parts)
     session.run("clang-format", "--dry-run", "-Werror", *device)
     session.run("python", "ci/generate.py", "--check")
+    session.run("python", "ci/words.py", "--check")
     session.run("python", "ci/plans.py", "--check", env=BESIDE)
 
 

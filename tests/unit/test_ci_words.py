@@ -1,0 +1,81 @@
+"""ci/words.py finds the words that messages, docstrings and names may not use, and its records of
+those that are still there only shrink.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.unit.test_ci import load
+
+words = load("words")
+
+
+def patterns(source: str) -> list[tuple[int, str]]:
+    return [(use.line, use.pattern) for use in words.uses("a.py", source)]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('def f():\n    """Is it no number?"""\n', [(2, "question")]),
+        ('"""Text.\n\nMore of\nit? Yes.\n"""\n', [(4, "question")]),
+        ("found = 1 + n\nmade, other = 2, 3\n", [(1, "found-made"), (2, "found-made")]),
+        ("def test_what_begins_anywhere():\n    pass\n", [(1, "riddle-name")] * 2),
+        ('raise PlanError(f"{n} rows: this is no plan")\n', [(1, "is-no")]),
+        (
+            'raise e.PlanError(f"{n}" "torn " "apart" + " in the midst")\n',
+            [(1, "midst"), (1, "torn")],
+        ),
+        ('raise UsageError("leave the chunk away")\n', [(1, "leave-away")]),
+        ("FEW = 1024\n", [(1, "bare-constant")]),
+        ("x = 1\n# Whoever reads it\n", [(2, "whoever")]),
+        ('"""Rows that begin anywhere.\n\nWhat is read."""\n', [(1, "anywhere"), (3, "what-is")]),
+    ],
+)
+def test_pattern_is_found_on_its_line(source: str, expected: list[tuple[int, str]]) -> None:
+    assert sorted(patterns(source)) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'def f():\n    """True where the element is NaN."""\n',
+        "candidates = []\nMAX_IDLE_FRACTION = 1 / 20\nMAX_SHORT_ROW_ELEMENTS = 1024\n",
+        'raise PlanError(f"k={k} is not divisible by split_k={n}")\n',
+        'print("whoever")\npattern = "what is"\n',
+        'FORMS = ("a", "b")\n',
+    ],
+)
+def test_plain_words_are_not_reported(source: str) -> None:
+    assert patterns(source) == []
+
+
+def test_added_use_is_reported_with_line_and_hint() -> None:
+    present = words.uses("a.py", "x = 0\nmade = 1 + x\n")
+    assert words.exceeding(present, {"a.py": {"found-made": 1}}) == []
+    head, line = words.exceeding(present, {})
+    assert head == "a.py: 1 uses of found-made, at most 0 allowed:"
+    assert line.startswith("  a.py:2: found-made: ...made...")
+    assert "name what it holds" in line
+
+
+def test_records_never_rise() -> None:
+    recorded = {"a.py": {"who": 2, "person": 1}, "b.py": {"who": 1}}
+    present = {"a.py": {"who": 3}, "c.py": {"who": 1}}
+    assert words.lowered(present, recorded) == {"a.py": {"who": 2}}
+
+
+def test_moved_file_hands_on_what_it_no_longer_uses() -> None:
+    recorded = {"a.py": {"who": 3}}
+    present = {"a.py": {"who": 1}, "b.py": {"who": 1}, "c.py": {"who": 5}}
+    handed = words.moved(present, recorded, "a.py", ["b.py", "c.py"])
+    assert handed == {"a.py": {"who": 1}, "b.py": {"who": 1}, "c.py": {"who": 1}}
+
+
+def test_no_file_uses_more_than_is_recorded() -> None:
+    recorded = json.loads(words.BASELINE.read_text())
+    messages = words.exceeding(words.all_uses(), recorded)
+    assert not messages, "\n".join(messages)
