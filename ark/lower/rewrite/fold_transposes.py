@@ -2,7 +2,7 @@
 reductions what was transposed along the dimension that theirs was.
 
 Front ends write x W^T as a transpose and a product; the transpose is an op of its own only where
-somebody else reads it. Called by ark.lower.prepare.
+somebody else reads it. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations

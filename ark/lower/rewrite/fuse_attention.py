@@ -6,7 +6,7 @@ in memory.
 Queries, keys and values are read where they were before they were transposed to heads, and results
 are written as the next product reads them. A mask counts as causal if its nodes compute one from
 nothing but numbers. Only where nobody else reads scores or weights, and where matrix units take
-such attention; else the ops stay as they are. Called by ark.lower.prepare.
+such attention; else the ops stay as they are. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A result that only the next elementwise op reads is not written. Between the functions of a joined
 op values stay in fp32, where ops apart would round to the intermediate tensor's type; an ark.cast
-rounds as it says. Called by ark.lower.prepare.
+rounds as it says. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ the common body multiplies on every machine; but not under `roles`, where no suc
 have run on a GPU. The elementwise
 op may see the product in another shape (a linear layer's rows by batch, a convolution's pixels as
 an image): what it reads beside it is then seen in the product's shape.
-Called by ark.lower.prepare after chains are joined.
+Listed in ark.lower.passes after chains are joined.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 written nor read before: `layernorm(x) * weight + bias` is one pass over memory. Between them values
 are fp32, as in joined chains.
 
-Called by ark.lower.prepare after chains are joined.
+Listed in ark.lower.passes after chains are joined.
 """
 
 from __future__ import annotations

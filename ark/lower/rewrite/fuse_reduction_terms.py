@@ -2,7 +2,7 @@
 squares, of products, of what differs from a mean, counts of what is larger than something. Between
 the functions values are fp32, as in joined chains.
 
-Called by ark.lower.prepare after chains are joined.
+Listed in ark.lower.passes after chains are joined.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 written out number by number. Between the functions values are fp32, in registers.
 
 A region is a run of neighbouring nodes over tensors of one shape, of which some have one index in
-the dimension that is summed over. Called by ark.lower.prepare before chains are joined.
+the dimension that is summed over. Listed in ark.lower.passes before chains are joined.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ units need. Where none serves the product, laying the matrix out costs more than
 an op and a hand-over more, and as many times the input as a window has elements. Where matrix units
 take boxes of memory and boxes may be of windows (the capability "window_boxes"), channels that were
 turned to be last (ark.lower.rewrite.channels_last) are loaded out of the input itself. Products of
-fp32 that have tiles of their own (Machine.exact_tiles) are worth the matrix, too. Called by
-ark.lower.prepare.
+fp32 that have tiles of their own (Machine.exact_tiles) are worth the matrix, too. Listed in
+ark.lower.passes.
 """
 
 from __future__ import annotations

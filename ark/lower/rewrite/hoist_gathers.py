@@ -4,7 +4,7 @@ that result row by row makes these rows alone, and the gather is done before.
 A prompt's first token comes from one row: behind the last layer's attention all that follows,
 products, norms and gates, is that row's. A node is moved if each row of its result depends on that
 row of its inputs and on what all rows share (weights), and if nobody else reads the result.
-Called by ark.lower.prepare for the variant with tiles of products, whose bodies take any number of
+Listed in ark.lower.passes for the variant with tiles of products, whose bodies take any number of
 rows.
 """
 

@@ -6,7 +6,7 @@ lie behind each other there, and one that must wait holds up others that could r
 small ops is put in the order of how many ops follow each one on the longest path (highest level
 first: Hu, "Parallel Sequencing and Assembly Line Problems", 1961): what is ready at the same time
 comes to stand side by side, and as late as its readers allow, so that little is alive at once.
-Rammer (Ma et al., OSDI 2020) calls these wavefronts. Called by ark.lower.prepare.
+Rammer (Ma et al., OSDI 2020) calls these wavefronts. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations

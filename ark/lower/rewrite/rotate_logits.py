@@ -2,8 +2,8 @@
 the rank's own share first, then the next rank's, and so on round.
 
 So all ranks do the same, each with its peers counted from itself, and one plan stands for all
-(ark.lower.ranks); the sampling knows which token the first logit belongs to. Called by
-ark.lower.prepare.
+(ark.lower.ranks); the sampling knows which token the first logit belongs to. Listed in
+ark.lower.passes.
 """
 
 from __future__ import annotations

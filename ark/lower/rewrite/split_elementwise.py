@@ -1,6 +1,6 @@
 """Elementwise results that are read box by box are computed box by box, each where it is read: the
 four gates of an LSTM's cell, summed as one row and then read apart. What is left are functions of
-one shape, which regions and chains join. Called by ark.lower.prepare before these.
+one shape, which regions and chains join. Listed in ark.lower.passes before these.
 """
 
 from __future__ import annotations
