@@ -229,4 +229,6 @@ def matrix_group(rows: int, depth: int, itemsize: int, machine: Machine) -> int:
 
     rows: of a tile. depth: of the product. itemsize: bytes of an element.
     """
-    return max(1, min(MOST_GROUP, _costs(machine).band_bytes // (rows * depth * itemsize)))
+    costs = machine.costs
+    band = costs.boxes.band_bytes if costs.boxes else int(costs.cache_bytes)
+    return max(1, min(MOST_GROUP, band // (rows * depth * itemsize)))

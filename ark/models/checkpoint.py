@@ -135,8 +135,8 @@ class Checkpoint:
             if tensor.shape != weight.stored_shape:
                 raise ModelError(
                     f"{tensor.path} holds {name} with shape {list(tensor.shape)}, but config.json "
-                    f"asks for {list(weight.stored_shape)}. Correct the config, or download the weights "
-                    "that belong to it."
+                    f"asks for {list(weight.stored_shape)}. Correct the config, or download the "
+                    "weights that belong to it."
                 )
         expected = self.config.dtype or self.dtype.name
         for name in needed:

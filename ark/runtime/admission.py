@@ -70,12 +70,19 @@ def memory_shortage(plan: Plan, room: int, holder: str) -> str:
         "cache and state": arenas.get("state", 0),
         "other buffers": needed - arenas.get("parameter", 0) - arenas.get("state", 0),
     }
-    listed = ", ".join(f"{name} {nbytes / 1e9:.2f} GB" for name, nbytes in parts.items() if nbytes)
+    listed = ", ".join(f"{name} {_size(nbytes)}" for name, nbytes in parts.items() if nbytes)
     return (
-        f"the plan needs {needed / 1e9:.2f} GB of device memory for each rank ({listed}), but "
-        f"{holder} {room / 1e9:.2f} GB; use a smaller context, more ranks, or a device with more "
-        "memory"
+        f"the plan needs {_size(needed)} of device memory for each rank ({listed}), but "
+        f"{holder} {_size(room)}; use a smaller context, more ranks, or a device with more memory"
     )
+
+
+def _size(nbytes: int) -> str:
+    """Bytes for people, in the largest unit of which there is at least one."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.2f} {unit}"
+    return f"{nbytes} bytes"
 
 
 def admit(plans: Sequence[Plan], device: Machine | None = None) -> None:

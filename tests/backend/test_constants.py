@@ -22,6 +22,8 @@ def test_functions_of_constants(backend: str) -> None:
         10.5: ark.mul(whole, ark.div(made(7.0), made(2.0))),
         3.0: ark.cast(ark.div(made(7, ark.int32), made(2, ark.int32)), ark.fp32),
         256.0: ark.cast(made(257.0, ark.bf16), ark.fp32),
+        0.099975586: ark.mul(ark.cast(made(0.1, ark.fp16), ark.fp32), 1.0),
+        16.0: ark.cast(made(17, ark.fp8_e4m3), ark.fp32),
         1.0: ark.exp(ark.zeros([4], ark.fp32)),
     }
     with ark.Runtime() as runtime:

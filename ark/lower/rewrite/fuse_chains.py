@@ -2,7 +2,7 @@
 
 A result that only the next elementwise op reads is not written. Between the functions of a joined
 op values stay in fp32, where ops apart would round to the intermediate tensor's type; an ark.cast
-rounds as it says. Listed in ark.lower.passes.
+rounds as it says, and a constant is a value of its tensor's type. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
+
+from ark.ir.dtype import FLOATS, SMALL_FLOATS, DataType, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
@@ -38,10 +41,18 @@ def _function_of(node: Node) -> expression.Tree:
     arguments: list[expression.Tree] = [expression.leaf(i) for i in range(len(node.inputs))]
     if scalar is not None:
         arguments.append(expression.number(scalar))
-    if node.type == "cast":
+    if node.type == "cast" or (node.type == "constant" and rounds(scalar, dtype)):
         # Elements that share bytes are converted where they are stored.
         return arguments[0] if dtype.packed else ["cast", dtype.name, *arguments]
     return arguments[0] if node.type in ("copy", "constant") else [node.type, *arguments]
+
+
+def rounds(value: float, dtype: DataType) -> bool:
+    """Is `value` none of the values of a floating-point type of less than 32 bits?"""
+    if dtype == fp32 or dtype not in (*FLOATS, *SMALL_FLOATS):
+        return False
+    with np.errstate(over="ignore"):
+        return float(np.asarray(value, np.float64).astype(dtype.numpy)) != value
 
 
 def read_once(graph: Graph, kept: frozenset[int], again: bool = False) -> Callable[[Tensor], bool]:

@@ -301,7 +301,7 @@ def test_offline_commands_say_that_a_plan_does_not_fit(
     plan = tmp_path / "plan.json"
     argv = ["plan", NOAH, "--machine", "mi300x", "--context", "64", "--chunk", "0"]
     assert main([*argv, "-o", str(plan)]) == 1
-    words = r"the plan needs \d+\.\d\d GB of device memory .*but mi300x has only 0\.00 GB"
+    words = r"the plan needs \d+\.\d\d MB of device memory .*but mi300x has only 1\.05 MB"
     assert re.search(words, capsys.readouterr().err)
     assert main(["emit", str(plan), "--backend", "rocm", "-o", str(tmp_path / "out")]) == 1
     assert re.search(words, capsys.readouterr().err)

@@ -128,7 +128,7 @@ def test_a_plan_that_needs_more_memory_than_is_free_says_how_much_for_what() -> 
             return 1 << 29
 
     with pytest.raises(
-        SystemError, match=r"needs 1\.\d\d GB .*weights 1\.07 GB.* has free only 0\.54 GB"
+        SystemError, match=r"needs 1\.\d\d GB .*weights 1\.07 GB.* has free only 536\.87 MB"
     ):
         load(plan, backend, Small(0))
     assert not memory_shortage(plan, 0, "it has") and not memory_shortage(plan, 2 << 30, "it has")
