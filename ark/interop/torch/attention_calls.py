@@ -65,10 +65,12 @@ def _keep(node: fx.Node) -> None:
     if given.pop("dropout_p", 0.0) or given.pop("enable_gqa", False):
         return
     shown = [given[name].meta.get("example_value") for name in ORDER[:3]]
-    if any(type(t) is not type(shown[0]) or t.is_nested or t.dim() < 2 for t in shown):
+    if not all(isinstance(t, torch.Tensor) and not t.is_nested and t.dim() >= 2 for t in shown):
         return
-    if len({t.shape[:-2] for t in shown}) != 1 or len({t.dtype for t in shown}) != 1:
+    kinds = {(t.dtype, *map(str, t.shape[:-2])) for t in shown}  # sizes may be symbols
+    if len(kinds) != 1:
         return
     if given.get("attn_mask") is not None and given.get("is_causal"):
         return
-    node.target, node.args, node.kwargs = torch.ops.ark.attention.default, (), given
+    node.args = tuple(given.pop(name) for name in ORDER[:3])
+    node.target, node.kwargs = torch.ops.ark.attention.default, given
