@@ -265,8 +265,8 @@ def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
             )
             if not inside:
                 raise PlanError(
-                    f"a task of kind {sig.kind!r} reaches outside of its operand {key[0]} "
-                    f"({list(lo)} to {list(hi)} of {list(operand.shape)})"
+                    f"a task of kind {sig.kind!r} accesses {list(lo)} to {list(hi)} of operand "
+                    f"{key[0]}, whose shape is {list(operand.shape)}"
                 )
         each, strides = operand.per_item, operand.strides
         if each > 1:  # in whole bytes, of whose elements none is touched alone

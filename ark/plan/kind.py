@@ -66,7 +66,11 @@ class TaskKind(ABC):
         able = self.packets(sig)
         for index, operand in enumerate(sig.operands):
             if operand.packet and (index not in able or operand.dtype not in self.packet_types):
-                raise PlanError(f"operand {index} cannot come as packets")
+                raise PlanError(
+                    f"operand {index} ({operand.dtype}) is marked as packets; kind {self.name!r} "
+                    f"takes packets of {' or '.join(self.packet_types)} for the operands "
+                    f"{sorted(able)}"
+                )
 
     @abstractmethod
     def places(self, sig: Signature) -> Places:

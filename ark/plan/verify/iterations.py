@@ -97,8 +97,7 @@ def _execute(
     stuck = run.execute()
     if stuck is not None:
         raise refuse(
-            f"its waits for other iterations cannot all be met: {stuck[0]} tasks of two iterations "
-            "never start"
+            f"its waits deadlock between iterations: {stuck[0]} tasks of two iterations never start"
         )
     rows = run.rows[: run.known]
     order = Order(bases, rank, lane, position, run.clock, rows, home, once.lanes)
@@ -146,8 +145,9 @@ def _check_signals(rank_set: RankSet, counters: Counters, two: _Two) -> None:
             owner = max(r for r, at in counters.offsets.items() if at <= part[0, 0])
             name = rank_set.plan(owner).counters[part[0, 0] - counters.offsets[owner]].name
             raise refuse(
-                f"counter {name!r} of rank {owner} is signalled by several ranks, and nothing "
-                "makes one rank's next iteration wait for the others' signals"
+                f"counter {name!r} of rank {owner} is signalled by several ranks whose iterations "
+                "are not ordered; each rank's signals of an iteration must precede all signals "
+                "of the next"
             )
 
 

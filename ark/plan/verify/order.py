@@ -98,7 +98,7 @@ def order_phase(
         at = checked[int(np.searchsorted(firsts, node, "right")) - 1]
         task = lists[at].tasks[node - first[at]]
         raise refuse(
-            f"its waits cannot all be met: {count} tasks never start, the first is tile "
+            f"its waits deadlock: {count} tasks never start, the first is tile "
             f"{list(task.coord)} of op {rank_set.plan(at).ops[task.op].name!r} on rank {at}"
         )
     home = first_of - bases[:-1]

@@ -59,7 +59,10 @@ def _check_aliases(plan: Plan, operands: tuple[int, ...], sig: Signature, coords
         if i in written and not (
             j in able and j not in written and _same_layout(tensors[i], tensors[j])
         ):
-            raise PlanError(f"its tasks write operand {i} over operand {j}, which they use")
+            raise PlanError(
+                f"its tasks write operand {i}, which shares memory with operand {j}; kind "
+                f"{sig.kind!r} works in place on the operands {sorted(able)} of equal layout only"
+            )
 
 
 def _same_layout(a: PlanTensor, b: PlanTensor) -> bool:
