@@ -92,12 +92,12 @@ class Boxes:
 
     @cached_property
     def fills_span(self) -> bool:
-        """Are the boxes all bytes from the first to the last, each once?"""
+        """True where the boxes cover all bytes from the first to the last, each once."""
         return self.volume * self.itemsize == self.last - self.first and self.disjoint
 
     @cached_property
     def fills_bounds(self) -> bool:
-        """Are the boxes all elements of the box around them, each once?"""
+        """True where the boxes cover all elements of their bounding box, each once."""
         low, high = (np.array(v) for v in self.bounds)
         return self.volume == int(np.prod(high - low)) and self.disjoint
 
@@ -108,7 +108,7 @@ class Boxes:
 
     @cached_property
     def disjoint(self) -> bool:
-        """Do no two boxes share an element?"""
+        """True where no two boxes share an element."""
         if self.single:
             return True
         cuts = self._cuts()

@@ -47,8 +47,8 @@ class TaskKind(ABC):
     """One kind of task. `coord` is the tile's place, in units that the kind defines.
 
     params: the schema of its static parameters. packet_types: of operands that come as packets.
-    streams: may its tasks take operands from the stream? claimable: may processors claim an op's
-    tiles while they run (ark.tasks.claimed)?
+    streams: its tasks may take operands from the stream. claimable: processors may claim an op's
+    tiles while they run (ark.tasks.claimed).
     """
 
     name: str

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from ark.machine import Machine
 from ark.plan.serialize import machine_of
 from ark.plan.types import (
+    MAX_PIECE_PITCH_BYTES,
     MAX_PIECES,
-    MOST_PITCH,
     Fetch,
     Plan,
     PlanOp,
@@ -19,7 +19,7 @@ from ark.plan.types import (
 from ark.plan.verify.rank_set import Key, RankSet, refuse
 from ark.variant import COMMUNICATE
 
-COPIED = 16  # bytes: what bulk copies move at least, and where they begin
+BULK_COPY_BYTES = 16  # least size and alignment of a bulk copy
 
 
 def check_streams(
@@ -75,10 +75,10 @@ def _check_fetch(rank_set: RankSet, plan: Plan, op: PlanOp, fetch: Fetch, bad: s
                 f"op {op.name!r} streams {fetch.nbytes} bytes from byte {fetch.offset} of "
                 f"{buffer.name!r}, in stages of {fetch.stage}; the buffer has {room} bytes there"
             )
-        if growth is not None and (tensor.first_byte + fetch.offset) % COPIED:
+        if growth is not None and (tensor.first_byte + fetch.offset) % BULK_COPY_BYTES:
             raise refuse(
                 f"op {op.name!r} streams rows of {buffer.name!r} from byte "
-                f"{tensor.first_byte + fetch.offset}, expected a multiple of {COPIED}"
+                f"{tensor.first_byte + fetch.offset}, expected a multiple of {BULK_COPY_BYTES}"
             )
     if fetch.parts > 1:
         check_pieces(op.name, fetch)
@@ -86,18 +86,18 @@ def _check_fetch(rank_set: RankSet, plan: Plan, op: PlanOp, fetch: Fetch, bad: s
 
 def check_pieces(name: str, fetch: Fetch) -> None:
     """Equal parts of whole rows, in pieces that the copies can move."""
-    whole = fetch.stage == fetch.piece * fetch.rows and fetch.piece % COPIED == 0
+    whole = fetch.stage == fetch.piece * fetch.rows and fetch.piece % BULK_COPY_BYTES == 0
     row = fetch.piece * fetch.parts
     if not whole or not row or fetch.nbytes % row or fetch.rows > MAX_PIECES or fetch.growth:
         raise refuse(
             f"op {name!r} streams {fetch.nbytes} bytes in stages of {fetch.stage}, with "
             f"{fetch.rows} rows of {row} bytes each in {fetch.parts} parts; expected whole rows, "
-            f"at most {MAX_PIECES}, and parts that are a multiple of {COPIED} bytes"
+            f"at most {MAX_PIECES}, and parts that are a multiple of {BULK_COPY_BYTES} bytes"
         )
-    if row >= MOST_PITCH:
+    if row >= MAX_PIECE_PITCH_BYTES:
         raise refuse(
             f"op {name!r} streams parts of rows of {row} bytes; rows must be shorter than "
-            f"{MOST_PITCH} bytes"
+            f"{MAX_PIECE_PITCH_BYTES} bytes"
         )
 
 
@@ -121,12 +121,14 @@ def _check_growth(
             f"op {op.name!r} takes its number of rows from {tensor.name!r}, which is "
             f"{tensor.dtype} {list(tensor.shape)}; expected one int32"
         )
-    whole = fetch.stage % growth.row == fetch.nbytes % growth.row == growth.row % COPIED == 0
+    whole = (
+        fetch.stage % growth.row == fetch.nbytes % growth.row == growth.row % BULK_COPY_BYTES == 0
+    )
     if not whole or growth.part >= growth.parts:
         raise refuse(
             f"op {op.name!r} streams {fetch.nbytes} bytes in stages of {fetch.stage}, part "
             f"{growth.part} of {growth.parts}; expected multiples of its row of {growth.row} "
-            f"bytes, and rows of a multiple of {COPIED}"
+            f"bytes, and rows of a multiple of {BULK_COPY_BYTES}"
         )
     buffer = plan.buffers[tensor.buffer]
     touched = rank_set.touches(plan.rank, number)

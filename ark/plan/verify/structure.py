@@ -24,7 +24,7 @@ from ark.plan.types import (
 from ark.plan.verify.listing import Listing
 from ark.plan.verify.rank_set import Key, RankSet, refuse
 from ark.plan.verify.streams import check_streams, written_memory
-from ark.plan.verify.work import WIDEST
+from ark.plan.verify.work import WIDEST_READ_BYTES
 
 
 def check_ranks(plans: Sequence[Plan]) -> None:
@@ -188,10 +188,10 @@ def _check_moved(plans: Rotated, written: set[Key]) -> None:
             )
         for there in plans.everywhere(tensor):
             _check_tensor(first, there)
-            if (there.first_byte - tensor.first_byte) % WIDEST:
+            if (there.first_byte - tensor.first_byte) % WIDEST_READ_BYTES:
                 raise refuse(
                     f"tensor {tensor.name!r} moves by {there.first_byte - tensor.first_byte} bytes "
-                    f"between ranks, expected a multiple of {WIDEST}"
+                    f"between ranks, expected a multiple of {WIDEST_READ_BYTES}"
                 )
 
 
