@@ -52,7 +52,7 @@ PATTERNS = (
         "say what it bounds and its unit: MAX_SHORT_ROW_ELEMENTS",
     ),
     Pattern("whoever", r"\bwhoever\b", PROSE, "name the caller, the task or the thread"),
-    Pattern("who", r"\bwho(m|se)?\b", PROSE, "name the caller, the task or the thread"),
+    Pattern("who", r"\bwhom?\b", PROSE, "name the caller, the task or the thread"),
     Pattern("what-is", r"\bwhat (is|are)\b", PROSE, "use a noun: the bytes, the operand"),
     Pattern(
         "person",

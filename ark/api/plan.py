@@ -54,7 +54,7 @@ class Plan:
         try:
             data = json.loads(plan_str)
         except (ValueError, RecursionError) as error:
-            raise InvalidUsageError(f"this is no plan: {error}; a plan is JSON") from error
+            raise InvalidUsageError(f"not a valid plan: {error}; a plan is JSON") from error
         return cls(data)
 
     @classmethod

@@ -89,7 +89,7 @@ class _Gpu:
         return sorted({d.block: d for d in sorted(deps) if d.block != block}.values())
 
     def room(self, block: int, deps: list[_Place], limit: int) -> bool:
-        """Does a step that waits for these, and the `nop` steps before it, still fit?"""
+        """True where a step that waits for these, and the `nop` steps before it, still fit."""
         needed = max(1, len(self.foreign(block, deps)))
         return len(self.blocks[block].steps) + needed <= limit
 

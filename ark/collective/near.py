@@ -7,10 +7,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-NEAR = 2.0  # a choice serves sizes up to so many times larger or smaller than what was measured
+MAX_SIZE_RATIO = 2.0  # between a size and the measured one whose choice it takes
 
 
 def nearest(sizes: Sequence[int], nbytes: int) -> int | None:
     """The place of the size nearest to so many bytes; None if none is near."""
-    near = [i for i, n in enumerate(sizes) if nbytes <= NEAR * n and n <= NEAR * nbytes]
+    near = [
+        i
+        for i, n in enumerate(sizes)
+        if nbytes <= MAX_SIZE_RATIO * n and n <= MAX_SIZE_RATIO * nbytes
+    ]
     return min(near, key=lambda i: abs(math.log(sizes[i] / nbytes)), default=None)

@@ -1,4 +1,4 @@
-"""The first of the checker's questions: does a program make sense as it is written?
+"""The first check of a collective program: it is consistent as it is written.
 
 Ranges, names, peers, shapes of spans. `ark.collective.checker` asks it before it runs anything,
 so that what it runs cannot step outside the memory that it models.

@@ -32,7 +32,7 @@ _PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
 _GOOD_ENOUGH = Fraction(101, 100)
 _MOST_VARIABLES = 250_000
 _DENOMINATORS = (60, 5040, 1 << 20)
-_LEAST = 1e-7
+_MIN_FLOW = 1e-7
 
 Path = tuple[int, ...]
 Shares = dict[tuple[int, int], list[tuple[Path, int]]]
@@ -163,14 +163,14 @@ def _paths(
     """Returns, for every other rank, the paths of the source's flow to it."""
     left = flow.copy()
     out: list[list[int]] = [[] for _ in net.topology.nodes]
-    for link in np.flatnonzero(flow > _LEAST):
+    for link in np.flatnonzero(flow > _MIN_FLOW):
         out[net.tails[link]].append(int(link))
     found: dict[int, list[tuple[Path, float]]] = {}
     for sink in range(net.ranks):
         if sink == source or not counts[sink]:
             continue
         needed, each = float(counts[sink]), []
-        while needed > _LEAST:
+        while needed > _MIN_FLOW:
             links = _widest(net, out, left, source, sink)
             if links is None:
                 break
@@ -200,7 +200,7 @@ def _widest(
                 links.append(link)
             return links[::-1]
         for onward in out[node]:
-            if left[onward] > _LEAST and int(net.heads[onward]) not in seen:
+            if left[onward] > _MIN_FLOW and int(net.heads[onward]) not in seen:
                 narrow = max(width, -float(left[onward]))
                 heapq.heappush(waiting, (narrow, hops + 1, int(net.heads[onward]), onward, node))
     return None

@@ -18,7 +18,7 @@ from ark.ir.dtype import DataType
 
 
 def is_torch(value: Any) -> bool:
-    """Is it a torch tensor? Does not import torch."""
+    """True where the value is a torch tensor. Does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -64,8 +64,8 @@ def _span(tensor: Any) -> int:
 
 
 def is_literal(tensor: Any) -> bool:
-    """Are the bytes of a torch tensor its values? Not where its negative or conjugate bit is set:
-    the values are the bytes' negatives or conjugates then.
+    """True where the bytes of a torch tensor are its values. With its negative or conjugate bit
+    set the values are the negatives or conjugates of the bytes.
     """
     return not (tensor.is_neg() or tensor.is_conj())
 

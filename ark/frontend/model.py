@@ -80,7 +80,7 @@ class Model:
 
     @staticmethod
     def has_world_size() -> bool:
-        """Was the number of ranks set?"""
+        """True where the number of ranks was set."""
         return Model._world_size is not None
 
     @staticmethod

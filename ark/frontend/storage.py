@@ -71,7 +71,7 @@ class Storage:
         return self.address
 
     def lies_in(self, kind: MemoryKind) -> bool:
-        """Is the memory ark's own, and of that kind?"""
+        """True where ark allocated the memory, of that kind."""
         return self._memory is not None and self._memory.kind == kind
 
     def _placed(self) -> Device:

@@ -269,7 +269,7 @@ class Tensor:
 class Parameter(Tensor):
     """A tensor that a Module collects under the name of its attribute.
 
-    gradient: what `update_gradient` was given last. requires_grad: does Module.backward want it?
+    gradient: what `update_gradient` was given last. requires_grad: Module.backward computes it.
     """
 
     requires_grad = True

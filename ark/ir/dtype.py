@@ -32,7 +32,7 @@ class DataType:
 
     @property
     def packed(self) -> bool:
-        """Do several elements share a byte?"""
+        """True where several elements share a byte."""
         return self.bits < 8
 
     @property

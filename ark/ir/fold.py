@@ -46,7 +46,7 @@ def block(shape: Sequence[int], most: int) -> int:
 
 
 def is_block(shape: Sequence[int], size: int) -> bool:
-    """Is it what `block` gives for some `most`?"""
+    """True where `block` returns it for some `most`."""
     return block(shape, size) == size
 
 

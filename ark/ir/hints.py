@@ -25,5 +25,5 @@ class Hints:
 
     @property
     def cuts(self) -> bool:
-        """Do they say how an op is cut into tasks?"""
+        """True where they say how an op is cut into tasks."""
         return self.one_step or any(h is not None for h in (self.tile, self.tasks, self.product))

@@ -25,7 +25,7 @@ def to_memory(values: np.ndarray, dtype: DataType) -> np.ndarray:
 
 
 def alike(shape: Sequence[int], other: Sequence[int]) -> bool:
-    """Are two shapes the same up to dimensions of 1?"""
+    """True where two shapes are equal up to dimensions of size 1."""
     return [n for n in shape if n != 1] == [n for n in other if n != 1]
 
 

@@ -85,7 +85,7 @@ class Tensor:
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
-    """May two tensors share an element?"""
+    """True where two tensors may share an element."""
     if a.buffer.id != b.buffer.id:
         return False
     if a.extents != b.extents:

@@ -21,7 +21,7 @@ from ark.ir.values import row_major
 from ark.plan.boxes import Boxes, candidates
 from ark.plan.types import PlanBuffer, PlanTensor
 
-DENSE = 1 << 16  # pairs of boxes that are compared outright
+MAX_DIRECT_BOX_PAIRS = 1 << 16  # compared without sorting
 ONE = np.zeros(1, np.int64)
 NONE = np.zeros(0, np.int64)
 Pairs = tuple[np.ndarray, np.ndarray]
@@ -95,8 +95,9 @@ class Region:
         return self.base + self.boxes.last
 
     def meets(self, other: Region) -> bool:
-        """Can they conflict: one writes, and not as an append beside a read of older rows, or
-        beside one of other rows by the same op, nor as tiles that one op's tasks claim?
+        """True where they can conflict: one of them writes. An append never meets a read of
+        older rows, nor with an append of other rows by the same op; claimed tiles of one op do not
+        conflict with each other.
         """
         mine, theirs = self.boxes, other.boxes
         if mine.claimed and theirs.claimed and self.op == other.op:
@@ -110,7 +111,7 @@ class Region:
         return mine.write == theirs.write and not apart
 
     def same_frame(self, other: Region) -> bool:
-        """Are boxes of both counted the same way?"""
+        """True where the boxes of both are counted in the same array."""
         return (
             self.memory == other.memory
             and self.extents == other.extents
@@ -118,7 +119,7 @@ class Region:
         )
 
     def covers(self, other: Region) -> bool:
-        """Do the boxes surely leave no element of the other's boxes out?"""
+        """True only where the boxes cover every element of the other's boxes."""
         if not self.boxes.fills_bounds or not self.same_frame(other):
             return False
         low, high = self.boxes.bounds
@@ -192,7 +193,7 @@ class Region:
     def _find(self, other: Region, distance: int) -> Pairs:
         a, b = self.boxes, other.boxes
         solid = a.all_solid and b.all_solid
-        if len(a.lo) * len(b.lo) <= DENSE:
+        if len(a.lo) * len(b.lo) <= MAX_DIRECT_BOX_PAIRS:
             grid = np.indices((len(a.lo), len(b.lo))).reshape(2, -1)
             pieces = [(grid[0], grid[1])]
         elif not solid and self.same_frame(other):
@@ -258,7 +259,7 @@ class Region:
     def _share(
         self, other: Region, rows: np.ndarray, columns: np.ndarray, distance: int
     ) -> np.ndarray:
-        """For pairs of boxes: do they share a byte, with the other base so much further on?"""
+        """By pair of boxes: True where they share a byte, the other's `distance` further on."""
         *mine, simple1 = (v[rows] for v in self._combs)
         *theirs, simple2 = (v[columns] for v in other._combs)
         gap = other.boxes.begin[columns] + distance - self.boxes.begin[rows]
@@ -307,7 +308,7 @@ def _meet_combs(a: list[np.ndarray], b: list[np.ndarray], gap: np.ndarray) -> np
 
 
 def _meet(a: tuple[np.ndarray, int], b: tuple[np.ndarray, int]) -> bool:
-    """Do two lists of disjoint rising ranges, each of one length, share a byte?"""
+    """True where two lists of disjoint rising ranges, each of one length, share a byte."""
     if len(a[0]) > len(b[0]):
         a, b = b, a
     last = np.searchsorted(b[0], a[0] + a[1], "left") - 1

@@ -92,12 +92,12 @@ class Boxes:
 
     @cached_property
     def fills_span(self) -> bool:
-        """Are the boxes all bytes from the first to the last, each once?"""
+        """True where the boxes cover all bytes from the first to the last, each once."""
         return self.volume * self.itemsize == self.last - self.first and self.disjoint
 
     @cached_property
     def fills_bounds(self) -> bool:
-        """Are the boxes all elements of the box around them, each once?"""
+        """True where the boxes cover all elements of their bounding box, each once."""
         low, high = (np.array(v) for v in self.bounds)
         return self.volume == int(np.prod(high - low)) and self.disjoint
 
@@ -108,7 +108,7 @@ class Boxes:
 
     @cached_property
     def disjoint(self) -> bool:
-        """Do no two boxes share an element?"""
+        """True where no two boxes share an element."""
         if self.single:
             return True
         cuts = self._cuts()
@@ -265,8 +265,8 @@ def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
             )
             if not inside:
                 raise PlanError(
-                    f"a task of kind {sig.kind!r} reaches outside of its operand {key[0]} "
-                    f"({list(lo)} to {list(hi)} of {list(operand.shape)})"
+                    f"a task of kind {sig.kind!r} accesses {list(lo)} to {list(hi)} of operand "
+                    f"{key[0]}, whose shape is {list(operand.shape)}"
                 )
         each, strides = operand.per_item, operand.strides
         if each > 1:  # in whole bytes, of whose elements none is touched alone

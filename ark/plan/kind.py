@@ -47,8 +47,8 @@ class TaskKind(ABC):
     """One kind of task. `coord` is the tile's place, in units that the kind defines.
 
     params: the schema of its static parameters. packet_types: of operands that come as packets.
-    streams: may its tasks take operands from the stream? claimable: may processors claim an op's
-    tiles while they run (ark.tasks.claimed)?
+    streams: its tasks may take operands from the stream. claimable: processors may claim an op's
+    tiles while they run (ark.tasks.claimed).
     """
 
     name: str
@@ -66,7 +66,11 @@ class TaskKind(ABC):
         able = self.packets(sig)
         for index, operand in enumerate(sig.operands):
             if operand.packet and (index not in able or operand.dtype not in self.packet_types):
-                raise PlanError(f"operand {index} cannot come as packets")
+                raise PlanError(
+                    f"operand {index} ({operand.dtype}) is marked as packets; kind {self.name!r} "
+                    f"takes packets of {' or '.join(self.packet_types)} for the operands "
+                    f"{sorted(able)}"
+                )
 
     @abstractmethod
     def places(self, sig: Signature) -> Places:

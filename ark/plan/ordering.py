@@ -175,7 +175,7 @@ class Ordering:
         return Decision(tuple(waits), clock, frozenset(special))
 
     def waits(self, clock: int, needs: Needs, lane: int) -> bool:
-        """Must a task on processor `lane` wait for anything?"""
+        """True where a task on processor `lane` must wait for a counter."""
         return any(
             self.clocks.missing(clock, needed.lanes, needed.ends) - {lane}
             for needed in (self.sets[number] for number in needs.others)

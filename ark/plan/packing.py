@@ -25,7 +25,10 @@ def from_meta(meta: Mapping[str, Any]) -> dict[str, Packing]:
     found: dict[str, Packing] = {}
     rows = meta.get(KEY, [])
     if not isinstance(rows, Sequence) or isinstance(rows, str):
-        raise PlanError(f"the plan's {KEY!r} is no list; make the plan again with this version")
+        raise PlanError(
+            f"the plan's {KEY!r} is of type {type(rows).__name__}, expected a list; make the plan "
+            "again with this version"
+        )
     for row in rows:
         try:
             name, parts, interleave = row["name"], row["parts"], row["interleave"]
@@ -34,8 +37,8 @@ def from_meta(meta: Mapping[str, Any]) -> dict[str, Packing]:
             made = None
         if made is None or not _sound(made):
             raise PlanError(
-                f"the plan's {KEY!r} has the entry {str(row)[:200]}, which names no parts of a "
-                "parameter; make the plan again with this version"
+                f"the plan's {KEY!r} has the entry {str(row)[:200]}; expected a name, a list of "
+                "parts and interleave; make the plan again with this version"
             )
         found[made.name] = made
     return found

@@ -87,7 +87,7 @@ def shaped(
 
 
 def is_dense(operand: OperandType) -> bool:
-    """Are the elements consecutive? A dimension of one index may have any stride."""
+    """True where the elements are consecutive; a dimension of size 1 may have any stride."""
     step = 1
     for size, stride in zip(reversed(operand.shape), reversed(operand.strides), strict=True):
         if size > 1 and stride != step:

@@ -120,7 +120,7 @@ def from_json(text: str) -> Plan:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise PlanError(
-            f"this is no plan: {error}; a plan is the JSON that `ark plan -o FILE` writes"
+            f"not a valid plan: {error}; `ark plan -o FILE` writes plans as JSON"
         ) from error
     return from_dict(data)
 
@@ -129,7 +129,7 @@ def from_dict(data: Mapping[str, Any]) -> Plan:
     """Reads a plan from JSON-able values; PlanError says what is wrong with it."""
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise PlanError(
-            f"this is no plan of format {FORMAT} (found {_found(data)}); make it with `ark plan`"
+            f"not a plan of format {FORMAT} (found {_found(data)}); make it with `ark plan`"
         )
     plan = schema.read(data)
     machine_of(plan)

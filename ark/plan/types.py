@@ -27,7 +27,7 @@ INITIAL = ("parameter", "state", "external", "host")
 
 MAX_OPERANDS = 64  # of an op
 MAX_PIECES = 32  # of a stage of the operand stream: parts of rows, copied side by side
-MOST_PITCH = 1 << 28  # bytes between these
+MAX_PIECE_PITCH_BYTES = 1 << 28  # between pieces of one stage
 
 # The id of the iteration barrier's counter, which opens the next iteration. Its step says how many
 # ranks begin it together: all, or the rank alone. In a plan of one rank it says how many tasks open

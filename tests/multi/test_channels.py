@@ -364,11 +364,11 @@ REFUSED = {
     signal_before_put: "nothing makes the second wait for the first",
     read_without_waiting: "nothing makes the second wait for the first",
     get_without_waiting: "nothing makes the second wait for the first",
-    get_what_nobody_wrote: "that nobody has written",
+    get_what_nobody_wrote: "that no earlier task writes",
     overwrite_what_is_read: "nothing makes the second wait for the first",
     two_reduce_at_once: "nothing makes the second wait for the first",
-    never_signalled: "awaited, never signalled|lacks",
-    both_wait_first: "cannot all be met",
+    never_signalled: "has waits but no signals|lacks",
+    both_wait_first: "its waits deadlock",
 }
 
 

@@ -339,7 +339,7 @@ REFUSED: dict[Callable[[int], None], str] = {
     reads_beside_its_tile: UNORDERED,
     put_again_too_early: UNORDERED,
     signal_too_early: UNORDERED,
-    both_wait_first: "cannot all be met",
+    both_wait_first: "its waits deadlock",
 }
 
 

@@ -133,7 +133,7 @@ def shared_counters(plan: Plan) -> Plan:
 @pytest.mark.parametrize(
     ("mutate", "said"),
     [
-        (shared_receive_buffers, "touch the same memory"),
+        (shared_receive_buffers, "access the same memory"),
         (shared_counters, "signalled in the phases"),
     ],
 )

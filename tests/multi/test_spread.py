@@ -115,7 +115,7 @@ def test_plain_memory_where_a_peer_writes_packets_is_refused(plans: list[Plan]) 
     tensors = [
         dataclasses.replace(t, packet=False) if t.name == "shares.1.0" else t for t in first.tensors
     ]
-    with pytest.raises(PlanError, match="mixes packets and plain memory"):
+    with pytest.raises(PlanError, match="a buffer holds packets or plain memory"):
         verify([dataclasses.replace(first, tensors=tuple(tensors)), plans[1]])
 
 

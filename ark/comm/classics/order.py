@@ -12,7 +12,7 @@ from ark.comm.packages import require
 from ark.comm.simulate import Routes
 from ark.comm.topology import Topology
 
-_EFFORT = 2.0  # of the solver's deterministic time, for one width
+_MAX_SOLVER_TIME = 2.0  # of the solver's deterministic time, for one width
 _MOST_RANKS = 64
 
 
@@ -56,7 +56,7 @@ def _circuit(pairs: list[tuple[int, int]], ranks: int) -> list[int] | None:
     model.minimize(sum(((dst - src) % ranks) * var for (src, dst), var in taken.items()))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
-    solver.parameters.max_deterministic_time = _EFFORT
+    solver.parameters.max_deterministic_time = _MAX_SOLVER_TIME
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     following = {src: dst for (src, dst), var in taken.items() if solver.value(var)}

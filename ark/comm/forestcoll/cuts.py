@@ -1,4 +1,4 @@
-"""The one question that every step of ForestColl asks: does each cut keep what must leave it?
+"""The test that every step of ForestColl uses: each cut has the capacity for what must leave it.
 
 Ranks hold demands d_v, the trees still to be rooted at v. A node set S that lacks some rank is
 violated when the capacity leaving S is below the demand inside it. With a source s and arcs s -> v
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ark.comm.packages import require
 from ark.errors import InternalError, UnsupportedError
 
-_LARGEST = 1 << 62
+_MAX_CAPACITY = 1 << 62
 
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -79,7 +79,7 @@ class RootedCuts:
         """
         total = int(demand.sum())
         endless = int(capacity.sum()) + total + 1
-        if endless > _LARGEST // (self._ranks + self._members + 1):
+        if endless > _MAX_CAPACITY // (self._ranks + self._members + 1):
             raise UnsupportedError(
                 "The bandwidths need more than 64 bits as whole numbers on one scale; "
                 "round them to fractions with smaller denominators."

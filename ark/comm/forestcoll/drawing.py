@@ -14,7 +14,7 @@ from ark.comm.forestcoll.cuts import Ints, Mask, Violation, violated_in
 from ark.comm.groups import Group
 
 Edges = tuple[tuple[int, int], ...]
-_ENDLESS = 1 << 62
+_UNBOUNDED_CAPACITY = 1 << 62
 
 
 class Pool:
@@ -46,7 +46,9 @@ class Pool:
     def most_copies(self, root: int, edges: Edges) -> int:
         """Returns how many copies of a spanning tree and its images all cuts have slack for."""
         crossings = self._crossings(root, edges)
-        return int((self.slack[crossings > 0] // crossings[crossings > 0]).min(initial=_ENDLESS))
+        return int(
+            (self.slack[crossings > 0] // crossings[crossings > 0]).min(initial=_UNBOUNDED_CAPACITY)
+        )
 
     def _crossings(self, root: int, edges: Edges) -> Ints:
         parents, children = np.array(edges).T

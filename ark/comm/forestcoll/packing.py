@@ -24,7 +24,7 @@ from ark.comm.forestcoll.symmetry import groups_of
 from ark.comm.groups import Group
 from ark.errors import InternalError
 
-_REPACKINGS = 16
+_MAX_REPACKINGS = 16
 _MOST_RANKS_REPACKED = 64
 
 
@@ -56,7 +56,7 @@ def pack(matrix: Ints, demand: Ints) -> list[Branching]:
     """
     families = _pack(matrix, demand, np.zeros_like(matrix))
     least = _eccentricity(matrix, demand)
-    for attempt in range(_REPACKINGS if len(demand) <= _MOST_RANKS_REPACKED else 0):
+    for attempt in range(_MAX_REPACKINGS if len(demand) <= _MOST_RANKS_REPACKED else 0):
         height, _ = best = _heights(families)
         if height == least:
             break

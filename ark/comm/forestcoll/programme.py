@@ -27,7 +27,7 @@ from ark.comm.packages import require
 from ark.errors import InternalError
 
 _DENOMINATORS = (12, 120, 5040, 1 << 20)
-_SLACK = 1e-9
+_RELATIVE_TOLERANCE = 1e-9
 _MOST_ROUNDS = 200
 
 Floats = NDArray[np.float64]
@@ -147,7 +147,9 @@ class Programme:
         for _ in range(_MOST_ROUNDS):
             if self._solver.Solve() != self._solver.OPTIMAL:
                 break
-            if self._solver.Objective().Value() <= float(known.rate / self._unit) * (1 + _SLACK):
+            if self._solver.Objective().Value() <= float(known.rate / self._unit) * (
+                1 + _RELATIVE_TOLERANCE
+            ):
                 break
             values = [np.array([v.solution_value() for v in each]) for each in self._links]
             rates = np.array([v.solution_value() for v in self._rates])
@@ -195,7 +197,7 @@ class Programme:
                 tuple(each * self._unit for each in weights),
                 tuple(tuple(share * self._unit for share in each) for each in shares),
             )
-            if total >= hoped * (1 - _SLACK):
+            if total >= hoped * (1 - _RELATIVE_TOLERANCE):
                 break
         return best
 

@@ -15,7 +15,7 @@ import numpy as np
 from ark.comm.topology import Topology
 
 Place = tuple[float, float]
-_ASPECT = 1.35  # of the ellipse that boxes stand on: the page is wider than high
+_ELLIPSE_WIDTH_TO_HEIGHT = 1.35  # of the ellipse that boxes stand on: the page is wider than high
 
 
 def layout(topology: Topology) -> dict[str, Place]:
@@ -145,7 +145,7 @@ def _in_boxes(topology: Topology, boxes: list[list[int]]) -> dict[str, complex]:
         spread = max(radius * 2.1, apart, radius + ring + (0.7 if ring else 0.0))
     places: dict[str, complex] = {}
     start = math.pi if len(boxes) == 2 else -math.pi * (3 / 4 if len(boxes) == 4 else 1 / 2)
-    wide = _ASPECT if len(boxes) > 2 else 1.0
+    wide = _ELLIPSE_WIDTH_TO_HEIGHT if len(boxes) > 2 else 1.0
     centres = []
     for number, box in enumerate(boxes):
         spot = cmath.rect(spread, start + 2 * math.pi * number / len(boxes))

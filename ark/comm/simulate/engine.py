@@ -27,7 +27,7 @@ from ark.errors import InvalidUsageError, PlanError
 
 DOTS_BYTES = 24.0
 MOST_INSTANCES = 1 << 22
-_SLACK = 1e-9  # of a put's bytes: what rounding may leave over
+_MAX_ROUNDING_FRACTION = 1e-9  # of a put's bytes: what rounding may leave over
 
 
 def simulate(
@@ -221,7 +221,7 @@ class _Engine:
             soonest = min(soonest, float(ends.min()))
             self.left[flowing] -= self.rate[flowing] * (soonest - self.now)
         self.now = soonest
-        rounding = _SLACK * self.sent[flowing] + self.rate[flowing] * 1e-9
+        rounding = _MAX_ROUNDING_FRACTION * self.sent[flowing] + self.rate[flowing] * 1e-9
         for channel in flowing[self.left[flowing] <= rounding].tolist():
             self._leave(channel, self.current[channel])
         while self.heap and self.heap[0][0] <= self.now + 1e-9:

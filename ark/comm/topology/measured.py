@@ -18,7 +18,9 @@ from ark.comm.topology.costs import CostModel, Protocol
 from ark.comm.topology.model import Link, Topology
 
 _LEAST_GBPS = Fraction(1, 1000)
-_NOISE = 1.15  # links whose figures differ by a smaller factor count as equal: so do repeats
+_MAX_EQUAL_RATIO = (
+    1.15  # links whose figures differ by a smaller factor count as equal: so do repeats
+)
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,12 @@ def measured(
 
 
 def _smoothed(figures: Iterable[float]) -> dict[float, float]:
-    """The median of the figures near to each, by figure; a group's greatest is at most _NOISE times
-    its least.
+    """The median of the figures near to each, by figure; the greatest of a group is at most
+    _MAX_EQUAL_RATIO times its least.
     """
     groups: list[list[float]] = []
     for figure in sorted(figures):
-        if not groups or figure > _NOISE * groups[-1][0]:
+        if not groups or figure > _MAX_EQUAL_RATIO * groups[-1][0]:
             groups.append([])
         groups[-1].append(figure)
     return {figure: statistics.median(group) for group in groups for figure in group}

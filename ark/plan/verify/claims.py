@@ -24,14 +24,18 @@ def check_claims(rank_set: RankSet) -> None:
             if op.claims is None and not tiles:
                 continue
             if op.claims is None or not tiles:
-                raise refuse(f"op {op.name!r} claims tiles without a counter, or the reverse")
+                raise refuse(
+                    f"op {op.name!r} of kind {op.kind!r} claims {tiles} tiles, its counter is "
+                    f"{op.claims}; an op that claims tiles needs a counter, any other none"
+                )
             _check_counter(plan, op.name, op.claims, tiles, used)
             used.add(op.claims)
             buffers = (plan.buffers[plan.tensors[t].buffer] for t in op.operands)
             for buffer in buffers:
                 if buffer.rank != plan.rank or buffer.arena in ("symmetric", "host", "packet"):
                     raise refuse(
-                        f"op {op.name!r} claims tiles of {buffer.name!r}, which others touch"
+                        f"op {op.name!r} claims tiles of {buffer.name!r} (arena {buffer.arena!r}, "
+                        f"rank {buffer.rank}); expected memory that only this rank uses"
                     )
 
 
@@ -40,11 +44,17 @@ def _check_counter(plan: Plan, name: str, number: int, tiles: int, used: set[int
         raise refuse(f"op {name!r} claims tiles from counter {number}, which does not exist")
     counter = plan.counters[number]
     if number in used:
-        raise refuse(f"op {name!r} claims tiles from counter {counter.name!r}, which others use")
+        raise refuse(
+            f"op {name!r} claims tiles from counter {counter.name!r}, which another op or task "
+            "uses; expected a counter of its own"
+        )
     if counter.rank != plan.rank or counter.system:
-        raise refuse(f"op {name!r} claims tiles from counter {counter.name!r}, which peers signal")
+        raise refuse(
+            f"op {name!r} claims tiles from counter {counter.name!r}, which peers signal; expected "
+            f"a counter of rank {plan.rank} with device scope"
+        )
     if counter.step != tiles:
         raise refuse(
-            f"op {name!r} has {tiles} tiles, and its counter {counter.name!r} a step of "
-            f"{counter.step}"
+            f"op {name!r} claims {tiles} tiles, but the step of its counter {counter.name!r} is "
+            f"{counter.step}; they must be equal"
         )

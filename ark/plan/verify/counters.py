@@ -50,17 +50,18 @@ class Counters:
         what = f"counter {counter.name!r} of rank {rank}"
         if number == ITERATION_BARRIER and many != counter.step:
             raise refuse(
-                f"the iteration barrier of rank {rank} is signalled {many} times in an iteration"
+                f"the iteration barrier of rank {rank} is signalled {many} times in an iteration, "
+                f"but its step is {counter.step}"
             )
         if many and many != counter.step:
             raise refuse(
                 f"{what} is signalled {many} times in an iteration, but its step is {counter.step}"
             )
         if asked >= 0 and not many:
-            raise refuse(f"{what} is awaited, never signalled")
+            raise refuse(f"{what} has waits but no signals, so they never end")
         if asked > counter.step:
-            raise refuse(f"{what} is awaited for {asked} of {counter.step} signals")
-        raise refuse(f"{what} has signals of peers, but device scope")
+            raise refuse(f"{what} has a wait for {asked} signals, but its step is {counter.step}")
+        raise refuse(f"{what} is signalled by peers and has device scope; expected system scope")
 
 
 def counters_of(rank_set: RankSet, number: int) -> Counters:

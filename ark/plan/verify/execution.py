@@ -20,7 +20,7 @@ from ark.plan.verify.counters import Counters
 from ark.plan.verify.rank_set import RankSet
 
 RAN, SEEN, AWAITED = 0, 1, 2  # the last is no clock: who reads packets waits for their makers
-REMEMBERED = 1 << 12  # what is known after so many events
+MAX_KNOWN_EVENTS = 1 << 12  # of which rows are kept before all are forgotten
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +215,7 @@ class Run:
         found = self._known_after.get((event, which))
         if found is not None:
             return found
-        if len(self._known_after) == REMEMBERED:
+        if len(self._known_after) == MAX_KNOWN_EVENTS:
             self._known_after.clear()
         made = np.zeros(self.rows.shape[1], self.rows.dtype)
         part = slice(self._member_starts[event], self._member_starts[event + 1])

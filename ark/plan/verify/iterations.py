@@ -26,7 +26,7 @@ from ark.plan.verify.needs import Needs, unmet
 from ark.plan.verify.order import Order
 from ark.plan.verify.rank_set import RankSet, refuse
 
-ALL = 1 << 40  # more signals than any counter gets
+MORE_THAN_ANY_SIGNALS = 1 << 40  # a threshold that no counter reaches
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,11 @@ def _execute(
     begins = np.flatnonzero(once.position[begun] == 0)
     barriers = np.array([counters.offsets[r] for r in once.rank[begun[begins]].tolist()], np.int64)
     opened = np.column_stack(
-        (barriers + ITERATION_BARRIER, executed[1][begins], np.full(len(begins), ALL))
+        (
+            barriers + ITERATION_BARRIER,
+            executed[1][begins],
+            np.full(len(begins), MORE_THAN_ANY_SIGNALS),
+        )
     )
     run.add_counters(_unrolled(rank_set, counters, executed, opened))
     first_of = once.bases[:-1] + once.home
@@ -97,8 +101,7 @@ def _execute(
     stuck = run.execute()
     if stuck is not None:
         raise refuse(
-            f"its waits for other iterations cannot all be met: {stuck[0]} tasks of two iterations "
-            "never start"
+            f"its waits deadlock between iterations: {stuck[0]} tasks of two iterations never start"
         )
     rows = run.rows[: run.known]
     order = Order(bases, rank, lane, position, run.clock, rows, home, once.lanes)
@@ -128,7 +131,11 @@ def _unrolled(
             moved[:, 1] = again[rows[:, 1]]
             found.append(moved)
     late = counters.waits[lags]
-    waits.append(np.column_stack((late[:, 0], executed[1][late[:, 1]], np.full(len(late), ALL))))
+    waits.append(
+        np.column_stack(
+            (late[:, 0], executed[1][late[:, 1]], np.full(len(late), MORE_THAN_ANY_SIGNALS))
+        )
+    )
     return Counters(counters.offsets, np.concatenate(signals), np.concatenate(waits))
 
 
@@ -146,8 +153,9 @@ def _check_signals(rank_set: RankSet, counters: Counters, two: _Two) -> None:
             owner = max(r for r, at in counters.offsets.items() if at <= part[0, 0])
             name = rank_set.plan(owner).counters[part[0, 0] - counters.offsets[owner]].name
             raise refuse(
-                f"counter {name!r} of rank {owner} is signalled by several ranks, and nothing "
-                "makes one rank's next iteration wait for the others' signals"
+                f"counter {name!r} of rank {owner} is signalled by several ranks whose iterations "
+                "are not ordered; each rank's signals of an iteration must precede all signals "
+                "of the next"
             )
 
 

@@ -17,13 +17,13 @@ from ark.plan.access import Region
 from ark.plan.verify.execution import AWAITED, RAN, SEEN, spans
 from ark.plan.verify.order import Order
 
-CHUNK = 1 << 22
+CHUNK_ENTRIES = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
 class Frozen:
     """later, need: row i says that node later[i] has need need[i]. Entries of need n lie from
-    starts[n] to starts[n + 1] in `earlier`; which[n]: must they have run, or be seen?
+    starts[n] to starts[n + 1] in `earlier`; which[n]: they must have run, or be seen.
     """
 
     later: np.ndarray
@@ -105,7 +105,7 @@ def must(first: Region, second: Region) -> int:
 
 
 def come_as_packets(made: Region, read: Region) -> bool:
-    """Does the execution let readers wait for makers (ark.plan.verify.packets)?"""
+    """True where the execution lets readers wait for writers (ark.plan.verify.packets)."""
     here = made.packet and read.packet and made.memory == read.memory
     return here and made.write and not read.write and not (made.pretended or read.pretended)
 
@@ -148,10 +148,10 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
 
 
 def _chunks(sizes: np.ndarray) -> list[slice]:
-    """Cuts rows of such sizes into pieces of about CHUNK entries."""
+    """Cuts rows of such sizes into pieces of about CHUNK_ENTRIES entries."""
     ends = np.cumsum(sizes)
     cuts = [0]
     while cuts[-1] < len(sizes):
         base = int(ends[cuts[-1] - 1]) if cuts[-1] else 0
-        cuts.append(max(cuts[-1] + 1, int(np.searchsorted(ends, base + CHUNK, "right"))))
+        cuts.append(max(cuts[-1] + 1, int(np.searchsorted(ends, base + CHUNK_ENTRIES, "right"))))
     return [slice(a, b) for a, b in itertools.pairwise(cuts)]

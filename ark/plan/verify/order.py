@@ -48,12 +48,12 @@ class Order:
         return np.asarray(self.clock[which, nodes + self.home[self.rank[nodes]]])
 
     def known(self, rows: np.ndarray, earlier: np.ndarray, rank: np.ndarray) -> np.ndarray:
-        """By pair: is the earlier node in a row of a node of that rank?"""
+        """For each pair: True where the earlier node is in a row of a node of that rank."""
         column = self.lane[earlier] + self.lanes.moved[rank, self.rank[earlier]]
         return np.asarray(self.rows[rows, column] > self.position[earlier])
 
     def before(self, earlier: np.ndarray, later: np.ndarray, which: np.ndarray | int) -> np.ndarray:
-        """By pair of nodes: has the earlier one run (or is it seen, by `which`) by then?"""
+        """For each pair of nodes: True where the earlier one has run (or is seen, by `which`)."""
         awaited = np.equal(which, AWAITED)
         rows = self.clocks(np.where(awaited, RAN, which), later)
         known = self.known(rows, earlier, self.rank[later]) | awaited
@@ -98,7 +98,7 @@ def order_phase(
         at = checked[int(np.searchsorted(firsts, node, "right")) - 1]
         task = lists[at].tasks[node - first[at]]
         raise refuse(
-            f"its waits cannot all be met: {count} tasks never start, the first is tile "
+            f"its waits deadlock: {count} tasks never start, the first is tile "
             f"{list(task.coord)} of op {rank_set.plan(at).ops[task.op].name!r} on rank {at}"
         )
     home = first_of - bases[:-1]

@@ -38,7 +38,7 @@ def check_counters(rank_set: RankSet) -> None:
                 first = plan.phases[phase_of[owner, found]].name
                 raise refuse(
                     f"counter {plan.counters[counter].name!r} is signalled in the phases {first!r} "
-                    f"and {plan.phases[number].name!r}; it counts the iterations of one"
+                    f"and {plan.phases[number].name!r}; a counter belongs to one phase"
                 )
 
 
@@ -77,6 +77,6 @@ def _compare(
                 names = [rank_set.plan(t.rank).ops[t.region.op].name for t in (a, b)]
                 raise refuse(
                     f"op {names[0]!r} of rank {a.rank} and op {names[1]!r} of rank {b.rank}, in "
-                    f"another phase, touch the same memory of rank {owner}, whose iterations begin "
-                    "without each other"
+                    f"another phase, access the same memory of rank {owner}, but the iterations of "
+                    "the two ranks are not ordered"
                 )

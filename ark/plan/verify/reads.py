@@ -84,7 +84,10 @@ def missing_reads(rank_set: RankSet, rank: int, number: int) -> list[Missing]:
             itemsize = region.boxes.itemsize
             known = state.setdefault(buffer.id, _Written(buffer, itemsize))
             if known.itemsize != itemsize:
-                raise refuse(f"buffer {buffer.name!r} is used with elements of different sizes")
+                raise refuse(
+                    f"buffer {buffer.name!r} is accessed with elements of {known.itemsize} and "
+                    f"{itemsize} bytes"
+                )
             if region.write:
                 known.writes.append(region)
             else:
@@ -124,7 +127,7 @@ def check_delivered(
                 buffer = rank_set.plan(rank).buffers[int(region.memory)]  # type: ignore[call-overload]
                 raise refuse(
                     f"tile {list(task.coord)} of op {rank_set.plan(rank).ops[task.op].name!r} on "
-                    f"rank {rank} reads bytes of {buffer.name!r} that nobody has written"
+                    f"rank {rank} reads bytes of {buffer.name!r} that no earlier task writes"
                 )
 
 
@@ -159,8 +162,8 @@ def check_fetched(
                 reader, task = task_at(rank_set, order, number, late)
                 raise refuse(
                     f"tile {list(task.coord)} of op {rank_set.plan(reader).ops[task.op].name!r} on "
-                    f"rank {reader} reads bytes of {buffer.name!r} on rank {rank} that nobody has "
-                    "written"
+                    f"rank {reader} reads bytes of {buffer.name!r} on rank {rank} that no earlier "
+                    "task writes"
                 )
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from ark.machine import Machine
 from ark.plan.serialize import machine_of
 from ark.plan.types import (
+    MAX_PIECE_PITCH_BYTES,
     MAX_PIECES,
-    MOST_PITCH,
     Fetch,
     Plan,
     PlanOp,
@@ -19,7 +19,7 @@ from ark.plan.types import (
 from ark.plan.verify.rank_set import Key, RankSet, refuse
 from ark.variant import COMMUNICATE
 
-COPIED = 16  # bytes: what bulk copies move at least, and where they begin
+BULK_COPY_BYTES = 16  # least size and alignment of a bulk copy
 
 
 def check_streams(
@@ -37,18 +37,23 @@ def check_streams(
             op, sig = plan.ops[op_id], rank_set.signatures(plan.rank)[op_id]
             found = tuple(listed.tasks[i].fetches for i in nodes.tolist())
             if found != rank_set.templates.streams(sig, coords):
-                raise refuse(f"a task of op {op.name!r} fetches what it does not use")
+                raise refuse(
+                    f"the fetches of op {op.name!r} differ from those that tasks of kind "
+                    f"{op.kind!r} use"
+                )
             grow = any(fetch.growth for fetches in found for fetch in fetches)
             if grow and any(len(fetches) != 1 for fetches in found):
-                raise refuse(f"op {op.name!r} has other fetches beside one that grows")
+                raise refuse(
+                    f"a task of op {op.name!r} has a growing fetch and others; expected it alone"
+                )
             for fetch in {fetch for fetches in found for fetch in fetches}:
                 bad = written if fetch.growth is None else rewritten[number]
                 _check_fetch(rank_set, plan, op, fetch, bad)
                 size = fetch.stage * (1 if fetch.growth is None else 2)
                 if machine.ring_bytes and size > machine.stage_bytes:
                     raise refuse(
-                        f"op {op.name!r} streams {size} bytes at once; a stage of the ring "
-                        f"holds {machine.stage_bytes}"
+                        f"op {op.name!r} streams stages of {size} bytes, but a stage of the ring "
+                        f"has {machine.stage_bytes}"
                     )
                 _check_growth(rank_set, plan, machine, number, op_id, fetch)
 
@@ -61,23 +66,39 @@ def _check_fetch(rank_set: RankSet, plan: Plan, op: PlanOp, fetch: Fetch, bad: s
         buffer = plan.buffers[tensor.buffer]
         room = buffer.nbytes - max(rank_set.first_bytes(tensor))
         if not buffer.initial or rank_set.buffer_of(plan.rank, buffer.id) in bad:
-            raise refuse(f"op {op.name!r} streams {buffer.name!r}, which the loop writes")
+            raise refuse(
+                f"op {op.name!r} streams {buffer.name!r}, which tasks write; expected memory that "
+                "the iteration only reads"
+            )
         if fetch.offset < 0 or fetch.offset + fetch.nbytes > room or fetch.stage <= 0:
-            raise refuse(f"op {op.name!r} streams past the end of {buffer.name!r}")
-        if growth is not None and (tensor.first_byte + fetch.offset) % COPIED:
-            raise refuse(f"op {op.name!r} streams from the midst of {COPIED} bytes")
+            raise refuse(
+                f"op {op.name!r} streams {fetch.nbytes} bytes from byte {fetch.offset} of "
+                f"{buffer.name!r}, in stages of {fetch.stage}; the buffer has {room} bytes there"
+            )
+        if growth is not None and (tensor.first_byte + fetch.offset) % BULK_COPY_BYTES:
+            raise refuse(
+                f"op {op.name!r} streams rows of {buffer.name!r} from byte "
+                f"{tensor.first_byte + fetch.offset}, expected a multiple of {BULK_COPY_BYTES}"
+            )
     if fetch.parts > 1:
         check_pieces(op.name, fetch)
 
 
 def check_pieces(name: str, fetch: Fetch) -> None:
     """Equal parts of whole rows, in pieces that the copies can move."""
-    whole = fetch.stage == fetch.piece * fetch.rows and fetch.piece % COPIED == 0
+    whole = fetch.stage == fetch.piece * fetch.rows and fetch.piece % BULK_COPY_BYTES == 0
     row = fetch.piece * fetch.parts
     if not whole or not row or fetch.nbytes % row or fetch.rows > MAX_PIECES or fetch.growth:
-        raise refuse(f"op {name!r} streams no whole parts of {fetch.rows} rows of {row} bytes")
-    if row >= MOST_PITCH:
-        raise refuse(f"op {name!r} streams parts of rows of {row} bytes, at most {MOST_PITCH}")
+        raise refuse(
+            f"op {name!r} streams {fetch.nbytes} bytes in stages of {fetch.stage}, with "
+            f"{fetch.rows} rows of {row} bytes each in {fetch.parts} parts; expected whole rows, "
+            f"at most {MAX_PIECES}, and parts that are a multiple of {BULK_COPY_BYTES} bytes"
+        )
+    if row >= MAX_PIECE_PITCH_BYTES:
+        raise refuse(
+            f"op {name!r} streams parts of rows of {row} bytes; rows must be shorter than "
+            f"{MAX_PIECE_PITCH_BYTES} bytes"
+        )
 
 
 def _check_growth(
@@ -91,21 +112,36 @@ def _check_growth(
         return
     tensor = plan.tensors[op.operands[growth.length]]
     if machine.ring_bytes and not machine.variant.role(COMMUNICATE):
-        raise refuse(f"op {op.name!r} has a fetch that grows, but nobody leads who counts stages")
+        raise refuse(
+            f"op {op.name!r} has a growing fetch, but variant {machine.variant.name!r} has a ring "
+            f"and no warp of role {COMMUNICATE!r} that counts its stages"
+        )
     if tensor.dtype != "int32" or math.prod(tensor.shape) != 1:
-        raise refuse(f"op {op.name!r} streams as many rows as {tensor.name!r} says, no int32")
-    whole = fetch.stage % growth.row == fetch.nbytes % growth.row == growth.row % COPIED == 0
+        raise refuse(
+            f"op {op.name!r} takes its number of rows from {tensor.name!r}, which is "
+            f"{tensor.dtype} {list(tensor.shape)}; expected one int32"
+        )
+    whole = (
+        fetch.stage % growth.row == fetch.nbytes % growth.row == growth.row % BULK_COPY_BYTES == 0
+    )
     if not whole or growth.part >= growth.parts:
-        raise refuse(f"op {op.name!r} streams no whole rows of {growth.row} bytes")
+        raise refuse(
+            f"op {op.name!r} streams {fetch.nbytes} bytes in stages of {fetch.stage}, part "
+            f"{growth.part} of {growth.parts}; expected multiples of its row of {growth.row} "
+            f"bytes, and rows of a multiple of {BULK_COPY_BYTES}"
+        )
     buffer = plan.buffers[tensor.buffer]
     touched = rank_set.touches(plan.rank, number)
     regions = [r for listed_op in touched for r in listed_op if r.memory == buffer.id]
     if not any(r.op == op_id and not r.write for r in regions):
-        raise refuse(f"op {op.name!r} streams as many rows as {buffer.name!r} says, unread")
+        raise refuse(
+            f"op {op.name!r} takes its number of rows from {buffer.name!r}, but its tasks do not "
+            "read it"
+        )
     if not buffer.initial or any(r.write and r.op < op_id for r in regions):
         raise refuse(
-            f"op {op.name!r} streams as many rows as {buffer.name!r} says, which the iteration "
-            "writes before"
+            f"op {op.name!r} takes its number of rows from {buffer.name!r}, which an earlier op of "
+            "the iteration writes or which has no contents when the iteration begins"
         )
 
 

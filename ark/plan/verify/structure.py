@@ -24,7 +24,7 @@ from ark.plan.types import (
 from ark.plan.verify.listing import Listing
 from ark.plan.verify.rank_set import Key, RankSet, refuse
 from ark.plan.verify.streams import check_streams, written_memory
-from ark.plan.verify.work import WIDEST
+from ark.plan.verify.work import WIDEST_READ_BYTES
 
 
 def check_ranks(plans: Sequence[Plan]) -> None:
@@ -87,25 +87,30 @@ def check_sizes(plan: Plan) -> None:
     for b in plan.buffers:
         if b.nbytes != needed.get(b.id, b.nbytes):
             raise refuse(
-                f"buffer {b.name!r} has {b.nbytes} bytes, its largest tensor {needed[b.id]}"
+                f"buffer {b.name!r} has {b.nbytes} bytes, but its largest tensor needs "
+                f"{needed[b.id]}"
             )
         if b.rank == plan.rank:
             ends[b.arena] = max(ends.get(b.arena, 0), align(b.offset + b.nbytes))
     for arena, nbytes in plan.arenas.items():
         if nbytes != ends.get(arena, 0):
-            raise refuse(f"arena {arena!r} has {nbytes} bytes, its buffers {ends.get(arena, 0)}")
+            raise refuse(
+                f"arena {arena!r} has {nbytes} bytes, but its buffers need {ends.get(arena, 0)}"
+            )
 
 
 def _check_memory(rank_set: RankSet, plan: Plan) -> None:
     for b in plan.buffers:
         if b.arena not in ARENAS or not 0 <= b.rank < plan.world_size or b.nbytes <= 0:
             raise refuse(
-                f"buffer {b.name!r} has arena {b.arena!r}, rank {b.rank}, {b.nbytes} bytes"
+                f"buffer {b.name!r} has arena {b.arena!r}, rank {b.rank} and {b.nbytes} bytes; "
+                f"expected an arena of {', '.join(ARENAS)}, a rank below {plan.world_size} and "
+                "1 byte or more"
             )
         if b.initial != (b.arena in INITIAL):
             raise refuse(
-                f"buffer {b.name!r} of arena {b.arena!r} "
-                f"{'claims to hold' if b.initial else 'does not hold'} data before it is written"
+                f"buffer {b.name!r} of arena {b.arena!r} has initial={b.initial}, expected "
+                f"{not b.initial}: buffers of {', '.join(INITIAL)} hold data before an iteration"
             )
         if b.rank != plan.rank:
             owner, found = rank_set.buffer_of(plan.rank, b.id)
@@ -113,11 +118,17 @@ def _check_memory(rank_set: RankSet, plan: Plan) -> None:
                 raise refuse(f"rank {plan.rank} uses buffer {b.name!r}, which rank {owner} lacks")
             named = rank_set.plan(owner).buffers[found]
             if (named.nbytes, named.arena) != (b.nbytes, b.arena):
-                raise refuse(f"ranks {plan.rank} and {owner} differ in size or arena of {b.name!r}")
+                raise refuse(
+                    f"buffer {b.name!r} has {b.nbytes} bytes in arena {b.arena!r} on rank "
+                    f"{plan.rank}, but {named.nbytes} in {named.arena!r} on its owner, rank {owner}"
+                )
         elif b.arena != "external" and not (
             b.offset >= 0 and b.offset + b.nbytes <= plan.arenas.get(b.arena, 0)
         ):
-            raise refuse(f"buffer {b.name!r} lies outside of its arena {b.arena!r}")
+            raise refuse(
+                f"buffer {b.name!r} has bytes {b.offset} to {b.offset + b.nbytes} of arena "
+                f"{b.arena!r}, which has {plan.arenas.get(b.arena, 0)}"
+            )
         if b.offset > 0 and b.offset % ALIGN:
             raise refuse(
                 f"buffer {b.name!r} lies at byte {b.offset}, expected a multiple of {ALIGN}"
@@ -134,12 +145,21 @@ def _check_tensor(plan: Plan, t: PlanTensor) -> None:
         for o, s, e in zip(t.offsets, t.shape, t.extents, strict=True)
     )
     if not inside or math.prod(t.items.extents) * t.itemsize > plan.buffers[t.buffer].nbytes:
-        raise refuse(f"tensor {t.name!r} does not fit its buffer")
+        raise refuse(
+            f"tensor {t.name!r} of shape {list(t.shape)} at {list(t.offsets)} of {list(t.extents)} "
+            f"does not fit its buffer of {plan.buffers[t.buffer].nbytes} bytes"
+        )
     if t.offsets[-1] % by_name(t.dtype).per_item or t.extents[-1] % by_name(t.dtype).per_item:
-        raise refuse(f"rows of tensor {t.name!r} do not begin at whole bytes")
+        raise refuse(
+            f"tensor {t.name!r} of {t.dtype} begins at element {t.offsets[-1]} of rows of "
+            f"{t.extents[-1]}; both must be multiples of {by_name(t.dtype).per_item}, the elements "
+            "of a byte"
+        )
     arena = plan.buffers[t.buffer].arena
     if arena != "symmetric" and t.packet != (arena == "packet"):
-        raise refuse(f"tensor {t.name!r} mixes packets and plain memory")
+        raise refuse(
+            f"tensor {t.name!r} has packet={t.packet}, but its buffer is in arena {arena!r}"
+        )
 
 
 def _check_moved(plans: Rotated, written: set[Key]) -> None:
@@ -150,7 +170,7 @@ def _check_moved(plans: Rotated, written: set[Key]) -> None:
     changed = [first.buffers[b] for rank, b in written if rank == first.rank]
     for number in plans.moved:
         if not 0 <= number < len(first.tensors):
-            raise refuse(f"tensor {number}, which moves from rank to rank, does not exist")
+            raise refuse(f"tensor {number} is listed as moved between ranks, but does not exist")
         tensor = first.tensors[number]
         own = first.buffers[tensor.buffer]
         begin, end = own.offset, own.offset + own.nbytes
@@ -162,13 +182,16 @@ def _check_moved(plans: Rotated, written: set[Key]) -> None:
                 for b in changed
             )
         ):
-            raise refuse(f"tensor {tensor.name!r} moves from rank to rank in memory that changes")
+            raise refuse(
+                f"tensor {tensor.name!r} has another offset on each rank, but is in arena "
+                f"{own.arena!r} of rank {own.rank}; expected local parameters that no task writes"
+            )
         for there in plans.everywhere(tensor):
             _check_tensor(first, there)
-            if (there.first_byte - tensor.first_byte) % WIDEST:
+            if (there.first_byte - tensor.first_byte) % WIDEST_READ_BYTES:
                 raise refuse(
-                    f"tensor {tensor.name!r} moves from rank to rank by no multiple of {WIDEST} "
-                    "bytes"
+                    f"tensor {tensor.name!r} moves by {there.first_byte - tensor.first_byte} bytes "
+                    f"between ranks, expected a multiple of {WIDEST_READ_BYTES}"
                 )
 
 
@@ -181,7 +204,11 @@ def _check_forms(rank_set: RankSet) -> None:
                 owner, buffer = rank_set.buffer_of(plan.rank, t.buffer)
                 key = rank_set.symmetry.twin[owner], buffer  # ranks that do the same share ids
                 if forms.setdefault(key, t.packet) != t.packet:
-                    raise refuse(f"tensor {t.name!r} mixes packets and plain memory")
+                    raise refuse(
+                        f"tensor {t.name!r} of rank {plan.rank} has packet={t.packet}, another "
+                        f"tensor in the same buffer packet={not t.packet}; a buffer holds packets "
+                        "or plain memory"
+                    )
 
 
 def _check_names(plan: Plan) -> None:
@@ -194,8 +221,8 @@ def _check_names(plan: Plan) -> None:
     for name, buffer in (*((name, number) for number, name in kept.items()), *tensors):
         if owner.get(name, buffer) != buffer:
             raise refuse(
-                f"two buffers of rank {plan.rank} that last are called {name!r}, so one is neither "
-                "filled nor written; what lasts needs a name of its own"
+                f"two buffers of rank {plan.rank} that keep their contents are called {name!r}; "
+                "their names must differ, because data is loaded and saved by name"
             )
     local = [b for b in plan.buffers if b.rank == plan.rank and b.arena == "symmetric"]
     signalled = [c for c in plan.counters if c.rank == plan.rank and c.system]
@@ -204,7 +231,10 @@ def _check_names(plan: Plan) -> None:
         ("counters", [c.name for c in signalled]),
     ):
         if len(set(names)) < len(names):
-            raise refuse(f"two {what} of rank {plan.rank} that peers may use have one name")
+            raise refuse(
+                f"two {what} of rank {plan.rank} that peers use have the same name; peers look "
+                "them up by name, so names must differ"
+            )
 
 
 def _check_ops(rank_set: RankSet, plan: Plan) -> None:
@@ -233,7 +263,9 @@ def _check_counters(rank_set: RankSet, plan: Plan) -> None:
             raise refuse(f"rank {plan.rank} signals {c.name!r}, which rank {c.rank} lacks")
     barrier = plan.counters[ITERATION_BARRIER] if plan.counters else None
     if barrier is None or barrier.name != "iteration barrier" or barrier.rank != plan.rank:
-        raise refuse(f"rank {plan.rank} has no iteration barrier")
+        raise refuse(
+            f"counter {ITERATION_BARRIER} of rank {plan.rank} is not its own 'iteration barrier'"
+        )
     together = barrier.step
     if plan.world_size == 1 and together > 0:
         return  # all that signals it, which is counted where the phase is executed
@@ -241,8 +273,8 @@ def _check_counters(rank_set: RankSet, plan: Plan) -> None:
         rank_set.plan(0).counters[ITERATION_BARRIER].step == plan.world_size
     ):
         raise refuse(
-            f"{together} ranks begin an iteration of rank {plan.rank} together, expected all "
-            f"{plan.world_size} everywhere, or 1 everywhere"
+            f"the iteration barrier of rank {plan.rank} has step {together}; expected "
+            f"{plan.world_size} (all ranks) on every rank, or 1 on every rank"
         )
 
 
@@ -252,22 +284,30 @@ def _check_lists(rank_set: RankSet, plan: Plan) -> None:
     offered = len(plan.machine["variants"])
     for number, phase in enumerate(plan.phases):
         if phase.variant >= offered:
-            raise refuse(f"phase {phase.name!r} runs under variant {phase.variant} of {offered}")
+            raise refuse(
+                f"phase {phase.name!r} has variant {phase.variant}, but the machine has {offered} "
+                "variants, numbered from 0"
+            )
         machine = machine_of(plan, number)
         if len(phase.processors) != machine.lists:
             raise refuse(
-                f"phase {phase.name!r} has {len(phase.processors)} task lists for "
-                f"{machine.processors} processors"
+                f"phase {phase.name!r} has {len(phase.processors)} task lists, expected "
+                f"{machine.lists} for {machine.processors} processors"
             )
         for op in rank_set.listing(plan.rank, number).by_op:
             if not 0 <= op < len(plan.ops):
                 raise refuse(f"a task belongs to op {op}, which does not exist")
             if phase_of.setdefault(op, number) != number:
-                raise refuse(f"op {plan.ops[op].name!r} has tasks in two phases")
+                raise refuse(
+                    f"op {plan.ops[op].name!r} has tasks in the phases "
+                    f"{plan.phases[phase_of[op]].name!r} and {phase.name!r}, expected one phase"
+                )
     for what in ("processor_ranges", "contexts"):
         asked = plan.meta.get(what)
         if asked is not None and len(asked) != len(plan.ops):
-            raise refuse(f"its {what} are {len(asked)} for {len(plan.ops)} ops")
+            raise refuse(
+                f"{what} has {len(asked)} entries, expected one for each of {len(plan.ops)} ops"
+            )
 
 
 def _check_tasks(rank_set: RankSet, plan: Plan) -> None:
@@ -281,7 +321,10 @@ def _check_tasks(rank_set: RankSet, plan: Plan) -> None:
             op = plan.ops[region.op]
             tensor = plan.tensors[op.operands[region.boxes.operand]]
             if region.boxes.union < math.prod(tensor.items.shape):
-                raise refuse(f"the tiles of op {op.name!r} leave a part of {tensor.name!r} out")
+                raise refuse(
+                    f"the tiles of op {op.name!r} write {region.boxes.union} of "
+                    f"{math.prod(tensor.items.shape)} items of {tensor.name!r}; they must write all"
+                )
 
 
 def _check_waits_and_signals(plan: Plan, listed: Listing) -> None:
@@ -295,7 +338,8 @@ def _check_waits_and_signals(plan: Plan, listed: Listing) -> None:
         name = plan.ops[listed.tasks[int(node[i])].op].name
         raise refuse(
             f"a task of op {name!r} waits for {int(threshold[i])} signals of counter "
-            f"{int(counter[i])}; it may wait for counters of its own rank, for at least one signal"
+            f"{int(counter[i])}; expected {least} or more, of a counter of rank {plan.rank} other "
+            "than the iteration barrier"
         )
     node, counter = listed.signals.T
     for i in np.flatnonzero((counter < 0) | (counter >= len(local)))[:1].tolist():

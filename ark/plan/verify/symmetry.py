@@ -100,7 +100,7 @@ class _Forms:
         self.named = _named(plans) if len(known) < len(plans) else None
 
     def kept_by(self, renaming: Renaming) -> bool:
-        """Does every plan become that of its rank's new name?"""
+        """True where renaming ranks turns every plan into that of its new rank."""
         if self.named is None:
             return False
         new = np.array(renaming)

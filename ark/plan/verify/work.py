@@ -17,7 +17,7 @@ from ark.plan.types import Plan, PlanTensor
 from ark.plan.verify.rank_set import RankSet, refuse
 
 Coords = tuple[tuple[int, ...], ...]
-WIDEST = 16  # bytes that a body reads at once
+WIDEST_READ_BYTES = 16  # bytes that a body reads at once
 
 
 def check_work(rank_set: RankSet) -> None:
@@ -59,7 +59,10 @@ def _check_aliases(plan: Plan, operands: tuple[int, ...], sig: Signature, coords
         if i in written and not (
             j in able and j not in written and _same_layout(tensors[i], tensors[j])
         ):
-            raise PlanError(f"its tasks write operand {i} over operand {j}, which they use")
+            raise PlanError(
+                f"its tasks write operand {i}, which shares memory with operand {j}; kind "
+                f"{sig.kind!r} works in place on the operands {sorted(able)} of equal layout only"
+            )
 
 
 def _same_layout(a: PlanTensor, b: PlanTensor) -> bool:
@@ -67,7 +70,7 @@ def _same_layout(a: PlanTensor, b: PlanTensor) -> bool:
 
 
 def _share(plan: Plan, a: PlanTensor, b: PlanTensor) -> bool:
-    """Can two tensors have bytes in common?"""
+    """True where two tensors may have bytes in common."""
     if a.buffer != b.buffer:
         return False
     if a.extents == b.extents and a.dtype == b.dtype:
@@ -91,8 +94,8 @@ def _check_alignment(plan: Plan, operands: tuple[int, ...], sig: Signature) -> N
     for index in sorted(kinds.get(sig.kind).wide(sig)):
         tensor = plan.tensors[operands[index]]
         at = max(plan.buffers[tensor.buffer].offset, 0) + tensor.first_byte
-        if at % WIDEST:
+        if at % WIDEST_READ_BYTES:
             raise PlanError(
-                f"operand {index} lies at byte {at}, expected a multiple of {WIDEST}: it is read "
-                f"{WIDEST} bytes at once"
+                f"operand {index} lies at byte {at}, expected a multiple of "
+                f"{WIDEST_READ_BYTES}, the bytes of a read"
             )

@@ -405,11 +405,11 @@ def test_a_backend_without_a_device_says_why(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "this is no plan"),
-        ("{}", "no plan of format"),
-        ("null", "no plan of format 1 (found null)"),
+        ("", "not a valid plan"),
+        ("{}", "not a plan of format"),
+        ("null", "not a plan of format 1 (found null)"),
         ('{"format": 1}', "the plan is damaged"),
-        ("[" * 100000, "this is no plan"),
+        ("[" * 100000, "not a valid plan"),
     ],
 )
 def test_damaged_plan_files(

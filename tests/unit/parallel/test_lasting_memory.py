@@ -188,7 +188,7 @@ def test_a_plan_whose_lasting_memory_shares_its_name_is_refused(what: str) -> No
             at = owners.index(other.id)
             items[at] = dataclasses.replace(items[at], name=lasting.name)
             mutated = dataclasses.replace(plan, **{f"{what}s": tuple(items)})
-            with pytest.raises(PlanError, match="what lasts needs a name of its own"):
+            with pytest.raises(PlanError, match="that keep their contents are called"):
                 verify([mutated if r == rank else p for r, p in enumerate(plans)])
             refused += 1
     assert refused >= 6

@@ -111,16 +111,16 @@ def _peer(made: Plan) -> Plan:
 
 
 DAMAGES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
-    "no counter": (lambda p: _op(p, 0, claims=None), "without a counter"),
+    "no counter": (lambda p: _op(p, 0, claims=None), "its counter is None"),
     "no tiles": (
         lambda p: _op(p, 0, kind="pointwise", params=p.ops[0].params["params"]),
         "4 of its 32",
     ),
     "no such counter": (lambda p: _op(p, 0, claims=len(p.counters)), "does not exist"),
-    "the barrier": (lambda p: _op(p, 0, claims=ITERATION_BARRIER), "others use"),
-    "one counter for two": (lambda p: _op(p, 2, claims=p.ops[0].claims), "others use"),
-    "a signal": (_signalled, "others use"),
-    "another step": (lambda p: _counter(p, step=7), "a step of 7"),
+    "the barrier": (lambda p: _op(p, 0, claims=ITERATION_BARRIER), "another op or task uses"),
+    "one counter for two": (lambda p: _op(p, 2, claims=p.ops[0].claims), "another op or task uses"),
+    "a signal": (_signalled, "another op or task uses"),
+    "another step": (lambda p: _counter(p, step=7), "is 7; they must be equal"),
     "a counter of peers": (lambda p: _counter(p, system=True), "peers signal"),
     "more tasks": (lambda p: _params(p, tasks=5), "first tiles"),
     "more tasks than tiles": (lambda p: _params(p, tasks=4000), "4000 tasks share"),
@@ -137,7 +137,7 @@ DAMAGES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         lambda p: replace_task(p, _first(p, 0), coord=tasks(p)[0, 3, 0].coord),
         "computed twice",
     ),
-    "memory of peers": (_peer, "others touch"),
+    "memory of peers": (_peer, "only this rank uses"),
     "no wait": (lambda p: replace_task(p, _first(p, 1), waits=()), "nothing makes the second wait"),
     "a wait for some": (
         lambda p: replace_task(

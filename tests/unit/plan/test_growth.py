@@ -126,7 +126,7 @@ def test_a_changed_growth_is_refused(change: str) -> None:
     place, task = growing(made)[0]
     (fetch,) = task.fetches
     other = dataclasses.replace(fetch, growth=CHANGES[change](fetch.growth))
-    with pytest.raises(PlanError, match="fetches what it does not use"):
+    with pytest.raises(PlanError, match="differ from those that tasks of kind"):
         verify([replace_task(made, place, fetches=(other,))])
 
 
@@ -155,8 +155,8 @@ def _rewrite(made: Llama, _: TokenState) -> None:
 
 
 FIRST = {
-    "which the iteration writes before": _advance,
-    "layers.0.attention.keys.*which the loop writes": _rewrite,
+    "which an earlier op of the iteration writes": _advance,
+    "layers.0.attention.keys.*which tasks write": _rewrite,
 }
 
 
@@ -193,7 +193,7 @@ def test_stages_that_a_ring_cannot_hold_are_refused() -> None:
     made = decoder(offers_roles())
     variant = {**made.machine["variants"][0], "stage_bytes": 2048}
     changed = dataclasses.replace(made, machine={**made.machine, "variants": (variant,)})
-    with pytest.raises(PlanError, match="streams 4096 bytes at once; a stage of the ring holds"):
+    with pytest.raises(PlanError, match="stages of 4096 bytes, but a stage of the ring has 2048"):
         verify([changed])
 
 
