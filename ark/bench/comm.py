@@ -20,7 +20,6 @@ from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.bench.comm_peer import GRAPH, CommCase, Peer, agreed, seconds_each
 from ark.bench.peer import import_torch, torch_device
-from ark.capability import Capability
 from ark.collective import Collective, CollectiveProgram
 from ark.comm.simulate import simulate
 from ark.distributed.calls import Key, algorithm, machine_for
@@ -229,7 +228,7 @@ def _alone(
     backend: Backend,
     device: Device,
 ) -> tuple[float, np.ndarray]:
-    on_host = device.machine.has(Capability.SINGLE_THREAD)
+    on_host = device.machine.host_memory
     with Group(job, backend, device) as group:
         x: Any = values
         if not on_host or case.dtype.name == "bf16":

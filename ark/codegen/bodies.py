@@ -76,7 +76,7 @@ class Bodies:
         self._common: dict[str, int] = {}  # opcodes by text, of bodies that the dialect leaves
         self.leads = bool(machine.variant.role(COMMUNICATE))
         self.loads = bool(machine.variant.role(LOAD)) and not machine.ring_bytes
-        self.moves = bool(machine.variant.role(MOVE)) and not machine.has(Capability.SINGLE_THREAD)
+        self.moves = bool(machine.variant.role(MOVE)) and not machine.movers_apart
         self.names: list[str] = []
         self.maps: list[tuple[BoxMap, ...]] = []
         self.opcode = [-1] * ops

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ark.capability import Capability
 from ark.costs import BoxCosts
 from ark.errors import PlanError
 from ark.ir.values import Tensor
@@ -151,7 +150,7 @@ def tiles_together(many: int, machine: Machine) -> int:
     """How many tiles of so many multiplications take no longer than handing one of them over."""
     return (
         0
-        if machine.has(Capability.SINGLE_THREAD)
+        if machine.cheap_hand_overs
         else min(MOST_TOGETHER, int(machine.costs.hand_over_work) // many)
     )
 

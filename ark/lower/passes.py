@@ -83,7 +83,7 @@ def fuse_unit_attention(graph: Graph, context: Context) -> Graph:
 
 
 def _multiplies_attention(machine: Machine) -> bool:
-    boxed = machine.has(Capability.WGMMA) or machine.has(Capability.SINGLE_THREAD)
+    boxed = machine.has(Capability.WGMMA) or machine.one_product_body
     return machine.has(Capability.ATTENTION_UNITS) or (machine.variant.name == "matrix" and boxed)
 
 

@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from ark.capability import Capability
 from ark.errors import PlanError
 from ark.ir.fold import FOLDED, LINE, block, fold, tile_of
 from ark.ir.graph import Node
@@ -38,12 +37,12 @@ def box_tile(
     """
     full, shape = shape, fold(shape)
     want = max(math.ceil(MIN_TILE / weight), math.ceil(math.prod(shape) / machine.processors))
-    if weight == 1 and not machine.has(Capability.SINGLE_THREAD):
+    if weight == 1 and machine.coalesces:
         want = min(
             want, max(SWEEP // itemsize, math.ceil(math.prod(shape) / (64 * machine.processors)))
         )
     want = min(want, MOST_TILE)
-    if machine.has(Capability.SINGLE_THREAD):
+    if not machine.coalesces:
         return tile_of(full, want)
     return _balanced(full, want, max(1, MIN_TILE // weight), weight * itemsize, machine)
 
@@ -157,7 +156,7 @@ def swept(coords: list[tuple[int, ...]], machine: Machine) -> list[tuple[int, ..
     """Tiles of a tensor that is read or written once: where processors have several each, all of
     them go through it together, so that memory sees one place at a time.
     """
-    many = len(coords) > machine.processors and not machine.has(Capability.SINGLE_THREAD)
+    many = len(coords) > machine.processors and machine.coalesces
     return side_by_side(coords, machine.processors) if many else coords
 
 

@@ -78,7 +78,7 @@ def _emit_gather(
     shape = operands[2].shape
     itemsize, line = operands[2].dtype.itemsize, lowering.machine.line_bytes
     weight = 1
-    if shape[-1] == 1 and not lowering.machine.has(Capability.SINGLE_THREAD):
+    if shape[-1] == 1 and lowering.machine.coalesces:
         weight = max(1, line // itemsize)  # a line is loaded for each element
     tile = box_tile(shape, lowering.machine, weight, itemsize)
     params = {"axis": axis, "elements": elements, "tile": tile}

@@ -16,7 +16,6 @@ import numpy as np
 
 from ark.backend.devices import BoxMapper, Grid, KernelDevice, Launch
 from ark.backend.protocol import KernelBackend
-from ark.capability import Capability
 from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.serialize import machine_of
@@ -44,7 +43,7 @@ class Kernel:
         if processors not in self._grids:
             machine, shared_bytes = self.machine, self.program.emitted.scratch_bytes
             blocks = processors
-            if machine.has(Capability.SINGLE_THREAD):
+            if machine.movers_apart:
                 blocks = machine.with_processors(processors).lists
             made = Grid(blocks, machine.threads, shared_bytes + machine.ring_bytes)
             self._grids[processors] = made

@@ -33,7 +33,7 @@ LEAST_WORK = 1 << 24  # multiplications that are worth turning what they read
 def channels_last(graph: Graph, context: Context) -> Graph:
     """A copy of the graph with such convolutions."""
     machine, kept = context.machine, context.kept
-    if machine.has(Capability.SINGLE_THREAD):
+    if not machine.coalesces:
         return graph
     found = _convolutions(graph, kept, machine.has(Capability.WINDOW_BOXES))
     if not found:

@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from ark.capability import Capability
 from ark.errors import PlanError
 from ark.ir.dtype import FLOATS, fp32
 from ark.ir.fold import FOLDED
@@ -37,7 +36,7 @@ def fuse_regions(graph: Graph, context: Context) -> Graph:
     Where a processor has many threads, a small op takes as long as handing its result over, so that
     two are worth joining.
     """
-    kept, handed = context.kept, not context.machine.has(Capability.SINGLE_THREAD)
+    kept, handed = context.kept, not context.machine.cheap_hand_overs
     touched = Counter(t.buffer.id for n in graph.nodes for t in _touched(n))
     nodes: list[Node] = []
     run: list[Node] = []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
+import ark
 from ark.backend import registry
 from ark.capability import Capability
 from ark.errors import PlanError
@@ -62,3 +64,27 @@ def test_more_and_fewer() -> None:
     more = model.with_capabilities(Capability.CLAIMS, Capability.PACKETS)
     assert more.capabilities == (*model.capabilities, Capability.CLAIMS)
     assert more.without_capabilities(Capability.CLAIMS) == model
+
+
+def test_a_single_thread_is_asked_for_where_a_body_depends_on_it() -> None:
+    """All else has a question of its own: see the properties of Machine."""
+    root = Path(ark.__file__).parent
+    asking = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if "Capability.SINGLE_THREAD" in path.read_text()
+    }
+    forms = {path for path in asking if path.split("/")[0] in ("tasks", "ops")}
+    assert asking - forms == {
+        "machine.py",  # which answers the questions
+        "codegen/bodies.py",  # may warps of a block go on without meeting
+        "lower/engines.py",  # one thread writes packets word by word
+        "lower/rewrite/fuse_linear.py",  # how many rows a thread's sums hold
+        "runtime/flows.py",  # as codegen/bodies.py
+    }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_lanes_and_a_single_thread_agree(name: str) -> None:
+    model = registry.machine(name)
+    assert model.coalesces != model.has(Capability.SINGLE_THREAD)
