@@ -71,6 +71,9 @@ class Costs:
     iteration's last task to the begin of the next one's first.
     task_us: one task by itself: its record is fetched, its first loads arrive, its results are
     stored. pass_us: each further round of loads of a task that waits for them before the next.
+    next_us: a task that reads what the one before it on its processor made, without a wait between
+    them, if it moves next_bytes at most; next_rate: bytes that it moves. turned_share: of memory's
+    rate that transposes reach.
 
     processor_rate: bytes that one processor loads from the last cache while the others do not.
     cache_rate: bytes that all processors together load from it. cache_bytes: what it keeps from
@@ -91,6 +94,10 @@ class Costs:
     barrier_us: Rate = 1.0
     task_us: Rate = 0.3
     pass_us: Rate = 0.1
+    next_us: Rate = 0.3
+    next_rate: Rate = 12e3
+    next_bytes: Bytes = 0
+    turned_share: Rate = 1.0
     processor_rate: Rate = 12e3
     cache_rate: Rate = 12e3
     cache_bytes: Rate = 1e6

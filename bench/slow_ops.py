@@ -57,9 +57,11 @@ with contextlib.closing(backend.open(0)) as device:
 
 def figures(checkout: Path, backend: str, peer: bool, names: list[str]) -> dict[str, Any]:
     """By name: seconds, the peer's seconds, the results' distance, the error."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     roots = [checkout, *sorted(p for p in (checkout / "backends").iterdir() if p.is_dir())]
+    path = os.pathsep.join([*map(str, roots), *filter(None, given)])
     words = [sys.executable, "-c", CHILD, backend, str(int(peer)), *names]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, roots))}
+    environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(
         words, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True, check=False
     )

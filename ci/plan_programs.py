@@ -96,9 +96,9 @@ def _decoder(
 def _decoders() -> list[Program]:
     one, eight, seventy = (builtin_config(f"llama-3.{n}") for n in ("2-1b", "1-8b", "1-70b"))
     return [
-        _decoder("1b-prompts", one, 16, prompt=True),
+        _decoder("1b-prompts-of-4-layers", one, 4, prompt=True),
         _decoder("1b-batch-8", one, 16, batch=8),
-        _decoder("8b-prompts-of-4-layers", eight, 4, prompt=True),
+        _decoder("8b-prompts-of-2-layers", eight, 2, prompt=True),
         _decoder("8b-2-ranks", eight, 8, ranks=2),
         _decoder("70b-8-ranks-of-4-layers", seventy, 4, ranks=8),
         _decoder("qwen3-8b-of-4-layers", QWEN3_8B, 4),
@@ -166,9 +166,9 @@ def _dense(x: Tensor, out: int) -> Tensor:
 
 
 def _convnext(images: int) -> Tensor:
-    """Three blocks of ConvNeXt (Liu et al. 2022): depthwise 7x7, a norm and two products."""
-    x = ark.tensor([images, 56, 56, 96], ark.bf16)
-    for _ in range(3):
+    """Two blocks of ConvNeXt (Liu et al. 2022): depthwise 7x7, a norm and two products."""
+    x = ark.tensor([images, 28, 28, 96], ark.bf16)
+    for _ in range(2):
         planes = ark.transpose(x, [0, 3, 1, 2])
         planes = ark.conv(planes, _weight(96, 1, 7, 7), _weight(96), 1, 3, groups=96)
         rows = _affine(ark.transpose(planes, [0, 2, 3, 1]))
@@ -223,10 +223,10 @@ def _perceptron(rows: int, width: int) -> Tensor:
 
 def _networks() -> list[Program]:
     return [
-        _program("network-resnet18-16", partial(_resnet, 16, ark.bf16), False),
+        _program("network-resnet18-4", partial(_resnet, 4, ark.bf16), False),
         _program("network-resnet18-1-tf32", partial(_resnet, 1, ark.fp32), False),
-        _program("network-mobilenet-8", partial(_mobilenet, 8), False),
-        _program("network-convnext-blocks-8", partial(_convnext, 8), False),
+        _program("network-mobilenet-2", partial(_mobilenet, 2), False),
+        _program("network-convnext-blocks-2", partial(_convnext, 2), False),
         _program("network-bert-2-layers-8x128", partial(_encoder, 8, 128, 2), False),
         _program(
             "network-vit-2-layers-8x197",

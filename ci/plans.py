@@ -142,7 +142,7 @@ def describe_all(machines: Sequence[str]) -> dict[str, str]:
         if program.on_cpu or not machine.startswith("cpu")
     ]
     # The longest first: one process must not be left with it at the end.
-    order = sorted(wanted, key=lambda pair: not pair[1].startswith(("lstm-10", "decoder-1b-p")))
+    order = sorted(wanted, key=lambda pair: not pair[1].startswith(("lstm-10", "decoder-1b-")))
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         started = {pair: pool.submit(describe_one, pair[1], pair[0]) for pair in order}
         texts = {pair: future.result() for pair, future in started.items()}

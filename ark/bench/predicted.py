@@ -34,6 +34,13 @@ PROGRAMS = (
     *("sweep-exp-32x32-fp32", "sweep-turn-tiny-32x32-fp32"),
 )
 
+# By these the costs and forms of the model were chosen; all others check it.
+FITTED = (
+    *("transpose-8192x8192-fp32", "transpose-8192x8192-bf16"),
+    *("adds-64x4096-apart-fp32", "adds-64x4096-apart-bf16", "sweep-linear-10-512x512-fp32"),
+    *("add-64m-fp32", "sum-rows-8192x8192-fp32", "matmul-128x4096x4096-nt-bf16"),
+)
+
 
 @dataclass(frozen=True)
 class Fidelity:

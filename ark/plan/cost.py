@@ -26,6 +26,7 @@ from ark.plan.types import Plan, Task
 # Kinds whose products matrix units do, where they take the type.
 PRODUCTS = ("matmul", "linear", "expert_linear", "attention_tiles")
 FEW, LEAST_FEW = 16, 9  # rows or columns of a tile for scalar units
+BOX_LINE = 128  # bytes of a row that a step of box copies loads
 EACH_US = 300.0  # of predicted work that a thread of a CPU has at least, for `busied`
 Place = tuple[int, int]  # processor, position
 
@@ -67,7 +68,9 @@ def predict(plan: Plan, phase: int) -> list[Span]:
                 waiting[missing].append(processor)
                 break
             begin = max([clock[processor], *(ready[event] for event in waits[place])])
-            end = begin + takes(task)
+            next_to = heads[processor] and not waits[place]
+            before = lists[processor][heads[processor] - 1] if next_to else None
+            end = begin + takes(task, before)
             spans.append(Span(*place, task, begin, end))
             clock[processor] = end
             heads[processor] += 1
@@ -82,7 +85,7 @@ def predict(plan: Plan, phase: int) -> list[Span]:
 def work(plan: Plan, phase: int) -> float:
     """Microseconds that all tasks of one iteration take, one behind the other."""
     takes = _takes(plan, machine_of(plan))
-    return sum(takes(task) for tasks in plan.phases[phase].processors for task in tasks)
+    return sum(takes(task, None) for tasks in plan.phases[phase].processors for task in tasks)
 
 
 def busied(plan: Plan, machine: Machine) -> int:
@@ -100,34 +103,67 @@ def iteration_us(plan: Plan) -> float:
     return last + machine_of(plan).costs.barrier_us
 
 
-def _takes(plan: Plan, machine: Machine) -> Callable[[Task], float]:
-    """A function that says how many microseconds a processor of the machine takes for a task."""
+def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]:
+    """A function that says how many microseconds a processor of the machine takes for a task, given
+    the one that ended just before it there, if it did not wait since.
+    """
     costs = machine.costs
     signatures = [kinds.signature(plan, op) for op in plan.ops]
     made = [kinds.get(op.kind) for op in plan.ops]
     counts = Counter(t.op for p in plan.phases for tasks in p.processors for t in tasks)
     whole = sum(b.nbytes for b in plan.buffers if b.rank == plan.rank)
     rates: dict[int, tuple[float, float]] = {}
+    begins: dict[int, float] = {}
+    touched: dict[int, tuple[set[int], set[int]]] = {}
+
+    def buffers(task: Task) -> tuple[set[int], set[int]]:
+        """The buffers that the task's op reads, and those that it writes."""
+        if task.op not in touched:
+            reads, writes = touched[task.op] = set(), set()
+            for access in made[task.op].accesses(signatures[task.op], task.coord):
+                tensor = plan.ops[task.op].operands[access.operand]
+                (writes if access.write else reads).add(plan.tensors[tensor].buffer)
+        return touched[task.op]
 
     def rate(op: int, moves: float) -> tuple[float, float]:
         """Operations and bytes a microsecond of one of the op's tasks. moves: bytes of one."""
         active = min(machine.processors, counts[op])
-        cache = min(costs.processor_rate, costs.cache_rate / active)
+        cache = _cache_rate(signatures[op], machine, active)
         first = cache
         if whole > costs.cache_bytes:
-            first = min(costs.processor_rate, machine.bandwidth_gbps * 1e3 / active)
+            share = costs.turned_share if signatures[op].kind == "transpose" else 1.0
+            first = min(cache, share * machine.bandwidth_gbps * 1e3 / active)
         once = sum(plan.tensors[t].nbytes for t in plan.ops[op].operands)
         share = min(1.0, once / max(1.0, moves * counts[op]))
         return _operations(signatures[op], machine), 1.0 / (share / first + (1 - share) / cache)
 
-    def takes(task: Task) -> float:
-        flops, moves = made[task.op].cost(signatures[task.op], task.coord)
+    def takes(task: Task, before: Task | None) -> float:
+        sig = signatures[task.op]
+        flops, moves = made[task.op].cost(sig, task.coord)
         if task.op not in rates:
             rates[task.op] = rate(task.op, moves)
         operations, read = rates[task.op]
-        return costs.task_us + max(flops / operations, moves / read)
+        near = before is not None and moves <= costs.next_bytes
+        if near and buffers(before)[1] & buffers(task)[0]:
+            return costs.next_us + max(flops / operations, moves / costs.next_rate)
+        if task.op not in begins:
+            later = made[task.op].rounds(sig, machine) - 1
+            begins[task.op] = costs.task_us + costs.pass_us * later
+        return begins[task.op] + max(flops / operations, moves / read)
 
     return takes
+
+
+def _cache_rate(sig: Signature, machine: Machine, active: int) -> float:
+    """Bytes a microsecond that one of so many active processors loads from the last cache: more of
+    narrow tiles that box copies load, of which several steps lie in a stage.
+    """
+    costs = machine.costs
+    usual = min(costs.processor_rate, costs.cache_rate / active)
+    if sig.kind != "matmul" or machine.variant.name != "matrix" or costs.boxes is None:
+        return usual
+    narrow = 2 * BOX_LINE * sum(sig.params["tile"]) <= costs.boxes.small_stage
+    return costs.boxes.small_load_rate if narrow else usual
 
 
 def _operations(sig: Signature, machine: Machine) -> float:

@@ -170,6 +170,12 @@ class TaskKind(ABC):
         """What the task takes from the operand stream, in the order of use."""
         return ()
 
+    def rounds(self, sig: Signature, machine: Machine) -> int:
+        """How many times a task waits for loads or for other threads' sums, one after the other, as
+        far as the cost model counts it.
+        """
+        return 1
+
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         """(floating-point operations, bytes moved), for the cost model."""
         moved = sum(

@@ -44,7 +44,7 @@ from ark.tasks.matmul_form import (
     tiles,
 )
 from ark.tasks.matmul_text import DEPTH, FEW_ROWS, MOST_PANEL, staged, write
-from ark.tasks.matmul_thin import scratch, served
+from ark.tasks.matmul_thin import passes, rounds_of_sums, scratch, served
 from ark.tasks.matmul_windows import WindowParams, side_shape
 from ark.tasks.pointwise import broadcast_access, broadcasts
 from ark.tasks.rotary import rotary_accesses, rotary_check, sequences_of
@@ -188,6 +188,10 @@ class Matmul(TaskKind):
             return 4 * rows * columns
         rows, columns = rows + MOST_PANEL, columns + MOST_PANEL  # the last panels are whole
         return 4 * (rows * columns + DEPTH * (rows + columns))
+
+    def rounds(self, sig: Signature, machine: Machine) -> int:
+        form = served(sig, machine)
+        return passes(sig, form, machine) * rounds_of_sums(sig, form, machine) if form else 1
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         _, _, k = dims(sig)

@@ -136,6 +136,13 @@ def passes(sig: Signature, form: Thin, machine: Machine) -> int:
     return -(-sig.params["tile"][1 - form.few] // (teams * _rows(sig, form, machine)))
 
 
+def rounds_of_sums(sig: Signature, form: Thin, machine: Machine) -> int:
+    """How often a warp adds its lanes' sums up in a pass, MOST_SUMS at a time."""
+    if not form.along:
+        return 1
+    return -(-_rows(sig, form, machine) * dims(sig)[form.few] // MOST_SUMS)
+
+
 def thin_text(
     sig: Signature, form: Thin, machine: Machine, sides: tuple[str, str], finish: str
 ) -> str:

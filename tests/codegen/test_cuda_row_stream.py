@@ -71,6 +71,9 @@ FORMS = [
 ]
 
 
+LONG = [40, 32000]
+
+
 @pytest.mark.parametrize(("shape", "streamed"), [*FORMS, ((400, 64), False)])
 def test_long_rows_are_streamed_where_they_are_many(shape: tuple[int, int], streamed: bool) -> None:
     made = planned(backend.machine("h100"), "softmax", list(shape), fp32)
@@ -81,6 +84,23 @@ def test_rows_of_small_elements_stay_in_registers() -> None:
     made = planned(backend.machine("h100"), "softmax", [40, 4096], bf16)
     text = source(made)
     assert "ark_row_stream<" not in text and "ark_row_norm<" in text
+
+
+@pytest.mark.parametrize("dtype", [fp32, bf16], ids=lambda d: d.name)
+def test_rows_too_long_for_registers_are_read_once(dtype: DataType) -> None:
+    """A vocabulary of 32,000: the next row arrives while this one is computed."""
+    made = planned(backend.machine("h200"), "log_softmax", LONG, dtype)
+    machine = machine_of(made, 0)
+    emitted = write(made, machine, backend.dialect("sm_90a"))
+    assert "ark_row_stream<" in emitted.source.text
+    binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
+    spills = re.findall(r"(\d+) bytes spill stores", binary.log)
+    assert spills and set(spills) == {"0"}
+
+
+def test_weights_leave_no_registers_for_longer_rows() -> None:
+    made = planned(backend.machine("h200"), "rmsnorm", LONG, fp32)
+    assert "ark_row_stream<" not in source(made)
 
 
 def test_no_machine_streams_them_without_the_copy_unit() -> None:
@@ -115,7 +135,7 @@ def test_a_warp_alone_asks_for_no_barrier_of_its_block() -> None:
 @needs_gpu
 @pytest.mark.parametrize("dtype", [fp32, bf16], ids=lambda d: d.name)
 @pytest.mark.parametrize("name", OPS)
-@pytest.mark.parametrize("shape", [s for s, streamed in FORMS if streamed])
+@pytest.mark.parametrize("shape", [*(s for s, streamed in FORMS if streamed), tuple(LONG)])
 def test_long_rows_agree_with_numpy(shape: tuple[int, int], name: str, dtype: DataType) -> None:
     rng = np.random.default_rng(7)
     x, w = (rng.standard_normal(s).astype(dtype.numpy) for s in (shape, shape[1]))

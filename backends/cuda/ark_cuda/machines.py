@@ -53,9 +53,10 @@ UNIT_TILES = (
 
 
 # Of an H100 80GB HBM3 and of an H200: a barrier of 132 blocks takes 1.44 us, of which one hand-over
-# is 0.7; 64 dependent adds in one list take 50 to 61; plain loads from the last cache come at
-# 68 GB/s a block while all blocks load, 8,700 together (docs/matmul.md and
-# docs/history/performance.md).
+# is 0.7; plain loads from the last cache come at 68 GB/s a block while all blocks load, 8,700
+# together (docs/matmul.md and docs/history/performance.md). Fitted to `ark bench fidelity` on an
+# H200, 2026-11-28: next_us and next_rate to the two chains of 64 adds by 4096 elements (14.2 us in
+# bf16, 19.7 in fp32), turned_share to the two transposes of 8192 x 8192 (81 and 205 us).
 HOPPER = Costs(
     source="measured on H100 and H200, 2026-11",
     signal_us=0.7,
@@ -63,6 +64,10 @@ HOPPER = Costs(
     barrier_us=1.44,
     task_us=0.8,
     pass_us=0.3,
+    next_us=0.1,
+    next_rate=185e3,
+    next_bytes=131072,
+    turned_share=0.7,
     processor_rate=68e3,
     cache_rate=8.7e6,
     cache_bytes=50e6,

@@ -9,7 +9,7 @@ import pytest
 
 from ark.backend import registry
 from ark.bench.ops import planned
-from ark.bench.predicted import PROGRAMS, chosen
+from ark.bench.predicted import FITTED, PROGRAMS, chosen
 from ark.cli import main
 from ark.plan.cost import iteration_us
 
@@ -18,6 +18,7 @@ H200 = registry.get("cuda").machine("h200")
 
 def test_forty_programs_are_cases() -> None:
     assert len(set(PROGRAMS)) == len(chosen(PROGRAMS, cpu=False)) == 40
+    assert set(FITTED) < set(PROGRAMS) and 2 * len(FITTED) < len(PROGRAMS)
 
 
 def test_it_prints_each_program_and_the_errors(
@@ -32,6 +33,25 @@ def test_it_prints_each_program_and_the_errors(
     found = json.loads((tmp_path / "found.json").read_text())["figures"]
     assert [row["figure"] for row in found] == names
     assert all(row["peer"] == "cost model" and row["peer_us"] > 0 for row in found)
+
+
+# Microseconds that were measured on an H200, of programs whose tasks follow each other on one
+# processor, wait for their loads in turn, or are loaded by box copies.
+ON_H200 = {
+    "adds-64x4096-apart-fp32": 19.75,
+    "adds-64x4096-apart-bf16": 14.15,
+    "transpose-8192x8192-fp32": 205.1,
+    "transpose-8192x8192-bf16": 81.2,
+    "matmul-128x4096x4096-nt-bf16": 11.62,
+    "matmul-512x4096x4096-nt-bf16": 26.12,
+    "sweep-linear-10-512x512-fp32": 5.11,
+}
+
+
+@pytest.mark.parametrize("name", ON_H200)
+def test_predictions_are_within_a_third_of_the_h200(name: str) -> None:
+    plan, _ = planned(chosen([name], cpu=False)[0], H200)
+    assert iteration_us(plan) == pytest.approx(ON_H200[name], rel=0.35)
 
 
 # Microseconds that were measured on an H100 (docs/performance.md), of which predictions are near.

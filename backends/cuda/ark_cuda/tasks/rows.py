@@ -1,8 +1,10 @@
 """Softmax and norms of long rows, which come by bulk copies; row_stream.h has the device side.
 
 Where a processor takes many rows of 4-byte elements, memory waits for nobody: rows are on their way
-while those before them are added up. Elsewhere the common body serves (ark/tasks/rows.py): rows of
-smaller elements and what is on its way fit into registers, which is as fast without the copies.
+while those before them are added up. Rows too long for the registers of rows.h come so in any type:
+the next one arrives while this one, in twice as many registers, is computed and stored. Elsewhere
+the common body serves (ark/tasks/rows.py): rows of smaller elements and what is on its way fit into
+registers, which is as fast without the copies.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from ark_cuda.tasks import inline
 
 STAGE_BYTES = 128 << 10  # of rows in shared memory; the rest is the nearest cache's
 LEAST, MOST = 2, 8  # rows that a team has there
+MOST_HELD = 2 * HELD  # elements of a row in a thread, where there are no weights beside them
 LEAST_HELD = 16  # elements of a row in a thread: of shorter ones rows.h takes several at once
 WIDE = 4  # bytes of an element; rows of smaller ones are as fast or faster in registers
 BARRIERS = 1024  # bytes
@@ -30,18 +33,19 @@ def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None
     columns, pack = out.shape[-1], packs((first, out), out.shape[-1])
     strides = (s for n, s in zip(first.shape[:-1], first.strides[:-1], strict=True) if n > 1)
     whole = all(s * first.itemsize % 16 == 0 for s in (columns, *strides))
-    moved = first.itemsize >= WIDE and pack * first.itemsize >= 16
+    long = columns > HELD * machine.lanes * machine.warps
+    moved = (long or first.itemsize >= WIDE) and pack * first.itemsize >= 16
     if not (able and whole and moved and first.aligned and out.aligned):
         return None
     warps = machine.warps
     room = machine.shared_bytes - machine.ring_bytes - folds(machine) - BARRIERS
     for team in (t for t in (1, 2, 4, 8, 16) if warps % t == 0):
         each = math.ceil(columns / (pack * machine.lanes * team))
-        if each * pack > HELD:
+        if each * pack > (MOST_HELD if long and len(sig.operands) == 2 else HELD):
             continue
         teams = warps // team
         ahead = min(MOST, min(room, STAGE_BYTES) // (teams * columns * first.itemsize))
-        enough = ahead >= LEAST and sig.params["rows"] >= LEAST * teams
+        enough = ahead >= (1 if long else LEAST) and sig.params["rows"] >= LEAST * teams
         return (pack, each, team, ahead) if enough and each * pack >= LEAST_HELD else None
     return None
 
