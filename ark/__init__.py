@@ -3,6 +3,7 @@
 from ark import _interrupt as _interrupt  # before all that takes time to load
 
 # isort: split
+import builtins
 import importlib
 import sys
 
@@ -28,15 +29,16 @@ from ark.errors import (
     InvalidUsageError,
     ModelError,
     PlanError,
-    SystemError,
     UnsupportedError,
 )
+from ark.errors import SystemError as SystemError
 from ark.frontend.model import Model, current_model, set_model, use_model
 from ark.frontend.tensor import NullTensor, Parameter, Tensor
 from ark.gradients import grad, optim
 from ark.ir.dtype import (
     DataType,
     bf16,
+    bool_,
     byte,
     fp4,
     fp8_e4m3,
@@ -51,7 +53,6 @@ from ark.ir.dtype import (
     uint8,
     uint32,
 )
-from ark.ir.dtype import bool_ as bool
 from ark.ops import *  # noqa: F403
 from ark.runtime.launch import launch
 
@@ -63,6 +64,7 @@ def version() -> str:
 
 # ARK's names of them.
 FP8_E4M3, FP8_E5M2 = fp8_e4m3, fp8_e5m2
+bool = bool_
 
 # What the interface names and ark does not have yet: asking for one says so.
 _NOT_BUILT = (
@@ -74,8 +76,12 @@ _NOT_BUILT = (
 )
 
 
+class _NotBuilt(UnsupportedError, AttributeError):
+    """Raised for a name that is not built, which `hasattr` sees as no such name."""
+
+
 def __getattr__(name: str) -> object:
-    """Rooms of their own load when asked for; what is not built raises UnsupportedError."""
+    """Loads packages of ark on first use; UnsupportedError for names that are not built."""
     if name in ("comm", "parallel", "profiler"):
         return importlib.import_module(f"ark.{name}")
     if name == "parallelize":
@@ -83,7 +89,7 @@ def __getattr__(name: str) -> object:
     if name in ("from_onnx", "from_torch", "inference_model", "training_model"):
         return getattr(importlib.import_module("ark.interop"), name)
     if name in _NOT_BUILT:
-        raise UnsupportedError(f"ark.{name} is not built yet")
+        raise _NotBuilt(f"ark.{name} is not built yet")
     raise AttributeError(f"module 'ark' has no attribute {name!r}")
 
 
@@ -107,12 +113,10 @@ __all__ = [
     "PlannerContext",
     "Profiler",
     "Runtime",
-    "SystemError",
     "Tensor",
     "UnsupportedError",
     "__version__",
     "bf16",
-    "bool",
     "byte",
     "current_model",
     "error",
@@ -141,6 +145,8 @@ __all__ = [
     "use_model",
     "version",
 ]
-__all__ += ops.__all__
+# `from ark import *` leaves Python's own names alone: ark.bool, ark.SystemError and ops such as
+# ark.abs are reached by `ark.` alone.
+__all__ += [name for name in ops.__all__ if not hasattr(builtins, name)]
 
 install(sys.modules[__name__])

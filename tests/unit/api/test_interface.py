@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from ark.backend import registry
 
 
 def test_every_exported_name_exists() -> None:
-    for name in ark.__all__:
+    for name in (*ark.__all__, *ark.ops.__all__):
         assert getattr(ark, name) is not None or name == "NullTensor"
     assert ark.version() == ark.__version__
     assert ark.error.InvalidUsageError is ark.InvalidUsageError
@@ -27,8 +28,17 @@ def test_every_exported_name_exists() -> None:
     assert [ark.core.rand() for _ in range(2)] != [ark.core.rand() for _ in range(2)]
 
 
-@pytest.mark.parametrize("name", ["signal", "wait"])
+def test_a_star_import_keeps_python_s_own_names() -> None:
+    names: dict[str, Any] = {}
+    exec("from ark import *", names)
+    assert names["matmul"] is ark.matmul and names["fp32"] is ark.fp32
+    assert [name for name in vars(builtins) if name in names and name != "__builtins__"] == []
+    assert ark.abs is ark.ops.abs and ark.bool is not bool
+
+
+@pytest.mark.parametrize("name", ["get", "put", "sampling", "signal", "wait"])
 def test_what_is_not_built_says_so(name: str) -> None:
+    assert not hasattr(ark, name) and getattr(ark, name, None) is None
     with pytest.raises(ark.UnsupportedError, match=name):
         getattr(ark, name)
     with pytest.raises(AttributeError):

@@ -19,7 +19,7 @@ WRONG: list[Any] = [
 ]
 OPS = sorted(
     name
-    for name in ark.__all__
+    for name in {*ark.__all__, *ark.ops.__all__}
     if inspect.isfunction(getattr(ark, name)) and getattr(ark, name).__module__[:7] == "ark.ops"
 )
 
