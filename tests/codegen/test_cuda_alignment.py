@@ -103,6 +103,20 @@ def test_kernels_keep_their_alignment(arch, dtype):
         assert alignment._sections(binary.data)[".nv.shared.ark_loop"][1] == alignment.ALIGNMENT
 
 
+@pytest.mark.parametrize("stages, nbytes, static", [(12, 16384, 2048), (24, 8192, 3072)])
+def test_the_barriers_of_a_ring_have_room(stages, nbytes, static):
+    """24 slots did not fit beside the loop's other variables. 1024 bytes are the driver's."""
+    graph = Graph()
+    a, c = (graph.tensor((1, 256), bf16, arena="state", name=n) for n in "ac")
+    b = graph.tensor((256, 256), bf16, arena="parameter", name="b")
+    graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True}, "product")
+    machine = machines.MODELS["h100"].shaped(stage_bytes=nbytes, stages=stages)
+    made = plan(graph, machine, {"variant": "block"})
+    source = write(made, machine_of(made), backend.dialect("sm_90a")).source
+    binary = backend.compiler().compile(source, Target("sm_90a", machine_of(made).threads))
+    assert alignment._sections(binary.data)[".nv.shared.ark_loop"] == (static, 1024)
+
+
 def test_a_compiler_that_loses_it_is_named():
     """Static memory of 12 bytes stands for what NVRTC 13.0 makes."""
     text = (

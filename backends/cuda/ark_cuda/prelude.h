@@ -26,20 +26,29 @@ struct ark_bf16 {
 
 constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;
 
-// All variables that a kernel declares in shared memory are in one block of ARK_SHARED_ALIGNMENT
-// bytes, aligned to as many, so that `ark_shared`, which lies behind it, is aligned so by its
-// place. What `ark_shared` itself is aligned to is not enough: in relocatable objects of NVRTC 13.0
-// an array without a length gets 16 bytes. alignment.py checks the binary, entry.h the address.
+// All variables that a kernel declares in shared memory are in one block of a multiple of
+// ARK_SHARED_ALIGNMENT bytes, aligned to as many, so that `ark_shared`, which lies behind it, is
+// aligned so by its place. What `ark_shared` itself is aligned to is not enough: in relocatable
+// objects of NVRTC 13.0 an array without a length gets 16 bytes. alignment.py checks the binary,
+// entry.h the address.
 constexpr ark_u32 ARK_SHARED_ALIGNMENT = 1024u;  // of the operands of swizzled boxes
+// The ring's barriers (stream.h) have bytes 192 to 512, or what they need behind the first 1024.
+constexpr int ARK_RING_DEPTH = ARK_RING_BYTES > 0 ? ARK_RING_BYTES / ARK_STAGE_BYTES : 0;
+constexpr int ARK_RING_STATE = 16 * ARK_RING_DEPTH + 4 * ARK_WARPS + 8;
+constexpr int ARK_RING_BEGIN = ARK_RING_STATE <= 320 ? 192 : ARK_SHARED_ALIGNMENT;
+constexpr int ARK_RING_END =
+    ARK_RING_BEGIN == 192 ? 512 : ARK_RING_BEGIN + (ARK_RING_STATE + 15) / 16 * 16;
+constexpr ark_u32 ARK_STATIC_BYTES =
+    (ARK_RING_END + ARK_SHARED_ALIGNMENT - 1u) / ARK_SHARED_ALIGNMENT * ARK_SHARED_ALIGNMENT;
 struct alignas(ARK_SHARED_ALIGNMENT) ArkStatic {
-  char bytes[ARK_SHARED_ALIGNMENT];
+  char bytes[ARK_STATIC_BYTES];
 };
 #if !defined(ARK_PART) || ARK_PART == 0  // the part that has the loop
 __shared__ ArkStatic ark_static;
 // The variable of type T in bytes BEGIN to END of it.
 template <class T, int BEGIN, int END>
 ARK_DEVICE T& ark_static_at() {
-  static_assert(BEGIN % 16 == 0 && BEGIN + sizeof(T) <= END && END <= ARK_SHARED_ALIGNMENT,
+  static_assert(BEGIN % 16 == 0 && BEGIN + sizeof(T) <= END && END <= ARK_STATIC_BYTES,
                 "static shared variables fit");
   return *reinterpret_cast<T*>(ark_static.bytes + BEGIN);
 }

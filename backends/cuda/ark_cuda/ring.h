@@ -2,7 +2,6 @@
 // pieces and boxes.
 
 #define ARK_HAS_RING 1
-constexpr int ARK_RING_DEPTH = ARK_RING_BYTES / ARK_STAGE_BYTES;
 static_assert(ARK_RING_DEPTH > ARK_IN_FLIGHT, "the ring must be deeper than what is in flight");
 static_assert(ARK_STAGE_BYTES % 128 == 0, "slots are 128-byte aligned");
 static_assert(!ARK_STREAM_CUTS || ARK_STAGE_BYTES % ARK_SHARED_ALIGNMENT == 0, "boxes' slots");
@@ -23,7 +22,8 @@ struct ArkRing {
       grown[ARK_WARPS];  // each warp's own: stages beyond one of the iteration's growing fetches
 };
 
-#define ark_ring (ark_static_at<ArkRing, 192, 512>())
+static_assert(sizeof(ArkRing) == (ARK_RING_STATE + 7) / 8 * 8, "what the prelude keeps for it");
+#define ark_ring (ark_static_at<ArkRing, ARK_RING_BEGIN, ARK_RING_END>())
 
 ARK_DEVICE char* ark_slot(ark_u32 slot) { return ark_shared + slot * ARK_STAGE_BYTES; }
 
