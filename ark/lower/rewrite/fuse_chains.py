@@ -41,7 +41,7 @@ def _function_of(node: Node) -> expression.Tree:
     arguments: list[expression.Tree] = [expression.leaf(i) for i in range(len(node.inputs))]
     if scalar is not None:
         arguments.append(expression.number(scalar))
-    if node.type == "cast" or (node.type == "constant" and rounds(scalar, dtype)):
+    if node.type == "cast" or (node.type == "constant" and rounds(node.attrs["scalar"], dtype)):
         # Elements that share bytes are converted where they are stored.
         return arguments[0] if dtype.packed else ["cast", dtype.name, *arguments]
     return arguments[0] if node.type in ("copy", "constant") else [node.type, *arguments]
