@@ -16,7 +16,7 @@ class Capability(Enum):
 
     meaning: str
 
-    def __new__(cls, word: str, meaning: str) -> Capability:
+    def __new__(cls, word: str, meaning: str = "") -> Capability:
         member = object.__new__(cls)
         member._value_ = word
         member.meaning = meaning
