@@ -120,9 +120,7 @@ def test_what_boxes_cannot_bring_stays_in_the_block_variant(m, n, k, dtype) -> N
 
 
 @pytest.mark.parametrize(("depth", "k", "variant"), [(1024, 2048, "matrix"), (64, 8192, "block")])
-def test_a_small_product_among_large_ones_runs_beside_them(
-    depth: int, k: int, variant: str
-) -> None:
+def test_a_small_product_among_large_ones_runs_beside_them(depth, k, variant) -> None:
     """As a pooler of eight rows behind a whole encoder; not where it is most of the work."""
     graph = Graph()
     made = graph.tensor((8, 1024), bf16, arena="state", name="made")
