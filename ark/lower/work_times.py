@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+from ark.capability import Capability
 from ark.costs import BoxCosts
 from ark.ir.dtype import bf16, fp16, fp32
 from ark.ir.fold import fold
@@ -95,6 +96,6 @@ def _tiles_us(node: Node, machine: Machine, costs: BoxCosts, units: bool) -> flo
 def _attention_us(node: Node, machine: Machine, costs: BoxCosts, fast: bool) -> float:
     operations = 4.0 * node.outputs[0].elements * node.inputs[1].shape[-2]
     rate = machine.processors * (
-        costs.attention_rate if machine.has("attention_units") else costs.plain_rate
+        costs.attention_rate if machine.has(Capability.ATTENTION_UNITS) else costs.plain_rate
     )
     return operations / (machine.tflops * 1e6 if fast else rate)
