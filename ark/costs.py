@@ -24,6 +24,11 @@ class BoxCosts:
     them. normed_us: the same where a norm adds them up. kept_bytes: of parts that the last cache
     keeps; fold_rate: at which more of them are written and read. band_bytes: of a left side that
     stays there while columns pass by.
+
+    laid_rate: bytes that all processors together move where a side is laid as boxes are loaded.
+    Operations a microsecond of one processor, in bodies of any variant: common_rate, of products of
+    16 bits; tf32_rate, of tiles of fp32 as tf32; plain_rate, of products without matrix units;
+    attention_rate, of attention.
     """
 
     full_step_us: Rate
@@ -38,6 +43,11 @@ class BoxCosts:
     kept_bytes: Rate
     fold_rate: Rate
     band_bytes: Bytes
+    laid_rate: Rate
+    common_rate: Rate
+    tf32_rate: Rate
+    plain_rate: Rate
+    attention_rate: Rate
 
 
 @dataclass(frozen=True)

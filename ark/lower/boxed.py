@@ -4,21 +4,18 @@ the kernel's variant is known, and where sides are laid as box copies load them.
 
 from __future__ import annotations
 
-import math
-
 from ark.ir.dtype import SMALL_FLOATS, bf16, fp16, int8
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.lower.tiling import BOX_LINE, LEAST_TILE, start_of
 
+FEW_ROWS = 9  # of a product; fewer are not worth a matrix unit
 FULL = 64  # rows of the lowest tile; of fewer, twice as many columns at least
 LEAST_READ = 64  # times that a product reads each element of a side that is worth another copy
 SIDES = (0, 1)
 FLAGS = ("transpose_a", "transpose_b")
 ALONG = (False, True)  # the flags of sides whose k lies side by side
-# Of an H100, in a microsecond: bytes moved, and multiplications as tf32 of sides as they lie.
-MOVED, MULTIPLIED = 2.4e6, 45e6
 
 
 def boxes(node: Node) -> bool:
@@ -49,15 +46,6 @@ def wants_along(node: Node) -> bool:
 def lies_along(node: Node, side: int) -> bool:
     """Does k lie side by side in one side of a product?"""
     return bool(node.attrs[FLAGS[side]]) == ALONG[side]
-
-
-def turned_in_vain(node: Node) -> bool:
-    """Would a product of fp32, asked for as tf32, take no longer in tiles that read sides as they
-    lie than to turn and read the sides whose k does not lie side by side?
-    """
-    turned = sum(t.nbytes for i, t in enumerate(node.inputs[:2]) if not lies_along(node, i))
-    work = math.prod(node.outputs[0].shape) * depth_of(node)
-    return bool(node.attrs.get("tf32")) and work / MULTIPLIED < 3 * turned / MOVED
 
 
 def depth_of(node: Node) -> int:

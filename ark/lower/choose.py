@@ -6,28 +6,20 @@ Called by the planner before anything is lowered.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from ark.capability import Capability
 from ark.errors import PlanError
-from ark.ir.dtype import bf16, fp16
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.boxed import boxes, depth_of, turned_in_vain
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_linear import fuse_linear
 from ark.lower.rewrite.narrow_inputs import narrow_inputs
-from ark.lower.tiling import (
-    LEAST_TILE,
-    attends,
-    input_in_memory,
-    split_k,
-    stage_tile,
-)
+from ark.lower.tiling import LEAST_TILE, input_in_memory, split_k, stage_tile
+from ark.lower.work_times import boxed, work_us
 from ark.machine import Machine
 from ark.tasks.linear_form import MOST_NARROW, narrow_bytes, narrow_rows, sums_bytes
-from ark.variant import COMMUNICATE, LOAD, MOVE, Variant
+from ark.variant import COMMUNICATE, MOVE
 
 HELD = 1024  # bytes that one row's sums take, or what else several need
 # More rows want more registers a thread than a block of more warps leaves them.
@@ -46,7 +38,7 @@ def choose(graph: Graph, context: Context) -> tuple[Machine, ...]:
     if options.get("variant") is None and options.get("fuse", True):
         for phase in range(len(machines) - 1):
             nodes = [n for n in graph.nodes if n.phase == phase and not n.virtual]
-            variant = next((v for v in machine.variants if _boxed(v)), None)
+            variant = next((v for v in machine.variants if boxed(v)), None)
             if variant is not None and _reads_prompts(nodes):
                 machines[phase] = dataclasses.replace(machine, variants=(variant,))
     return tuple(machines)
@@ -58,11 +50,6 @@ def with_movers(machine: Machine, offered: Machine) -> Machine:
         if variant.name == machine.variant.name and variant.role(MOVE):
             return dataclasses.replace(machine, variants=(variant,))
     return machine
-
-
-def _boxed(variant: Variant) -> bool:
-    """Does it load boxes of matrices instead of a stream?"""
-    return bool(variant.role(LOAD)) and not variant.stages
 
 
 def _is_prompt(graph: Graph) -> bool:
@@ -96,8 +83,8 @@ def _choose(graph: Graph, context: Context) -> Machine:
 
     The option `variant` names one; PlanError if the machine has none of that name. Otherwise it is
     the one with communicating warps where the last phase decodes: its products are linear layers of
-    one row; the one that loads for warpgroups where all products are large and of 16-bit types, or
-    where the only phase reads prompts.
+    one row; the one that loads for warpgroups where that is predicted to take less time (refusal),
+    or where the only phase reads prompts.
     All else runs under the machine's first.
     """
     machine, options = context.machine, context.options
@@ -114,8 +101,10 @@ def _choose(graph: Graph, context: Context) -> Machine:
         if not variant.role(COMMUNICATE):
             if variant.name == wanted or (
                 wanted is None
-                and _boxed(variant)
-                and (not refusal(graph) or (options.get("fuse", True) and _is_prompt(graph)))
+                and boxed(variant)
+                and (
+                    not refusal(graph, machine) or (options.get("fuse", True) and _is_prompt(graph))
+                )
             ):
                 return target
             continue
@@ -129,56 +118,35 @@ def _choose(graph: Graph, context: Context) -> Machine:
     return machine.using(names[0])
 
 
-LEAST_ROWS, LEAST_WORK = 16, 1 << 26  # of a product worth a variant of its own
-MOST_SMALL = 0.1  # of all multiplications: of products that are not, or that no box copies load
-SLOWER = 16  # times as long as of 16 bits these take of fp32, whose own tiles are of `block`
-
-
-def refusal(graph: Graph) -> str:
+def refusal(graph: Graph, machine: Machine) -> str:
     """Why the variant for warpgroups does not serve the graph, and through which node; empty where
-    it does.
+    it does, or where the machine has none.
 
-    It serves products of 16-bit matrices, and attention of many rows of such types, that box copies
-    can load. Other products may be a small part of the work; the common bodies take them.
+    It serves where its products and attention are predicted to take less time than under the
+    machine's first variant, those that box copies cannot load included.
     """
+    target = next((machine.using(v.name) for v in machine.variants if boxed(v)), None)
+    if target is None:
+        return ""
     nodes = [n for n in graph.nodes if not n.virtual]
-    products = [n for n in nodes if n.type == "matmul"]
-    attention = [n for n in nodes if n.type == "attention"]
     linear = next((n.name for n in nodes if n.type == "linear"), None)
     if linear is not None:
         return f"{linear} is a linear layer of few rows"
-    if not products + attention:
+    work = [n for n in nodes if n.type in ("matmul", "attention")]
+    if not work:
         return "no product and no attention"
-    for node in attention:
-        if not attends(node):
-            return f"{node.name} is attention of few rows, or of rows that box copies cannot load"
-    small, all_work = sum(map(_beside, products)), sum(map(_work, products))
-    if small <= MOST_SMALL * all_work:
+    first = machine.using(machine.variants[0].name)
+    share = target.warps / first.warps
+    both = [(work_us(n, target, share), work_us(n, first), n) for n in work]
+    mine, other = sum(t for t, _, _ in both), sum(t for _, t, _ in both)
+    if mine < other:
         return ""
-    worst = max(products, key=_beside)
+    took, instead, worst = max(both, key=lambda times: times[0] - times[1])
     sides = " x ".join(f"{t.dtype.name}{list(t.shape)}" for t in worst.inputs[:2])
     return (
-        f"products that warpgroups do not take are {small / all_work:.0%} of the multiplications "
-        f"(at most {MOST_SMALL:.0%}), above all {worst.name}: {sides}"
+        f"products and attention are predicted to take {mine:.1f} us, and {other:.1f} under "
+        f"{first.variant.name}; above all {worst.name}, {took:.1f} and {instead:.1f} us: {sides}"
     )
-
-
-def _beside(node: Node) -> int:
-    """Multiplications of a product that is not for warpgroups, as many as take as long in 16 bits;
-    0 of one that is.
-    """
-    if boxes(node) and not turned_in_vain(node):
-        return 0 if _large(node) else _work(node)
-    return (1 if node.inputs[0].dtype in (bf16, fp16) else SLOWER) * _work(node)
-
-
-def _work(node: Node) -> int:
-    """Multiplications of a product."""
-    return math.prod(node.outputs[0].shape) * depth_of(node)
-
-
-def _large(node: Node) -> bool:
-    return node.outputs[0].shape[-2] >= LEAST_ROWS and _work(node) >= LEAST_WORK
 
 
 def _decodes(nodes: list[Node], machine: Machine) -> bool:

@@ -11,7 +11,7 @@ from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower import k_parts
-from ark.lower.boxed import aligned, depth_of
+from ark.lower.boxed import SIDES, aligned, depth_of, lies_along, wants_along
 from ark.lower.context import Lowering
 from ark.lower.cuts import (
     Cut,
@@ -108,6 +108,7 @@ def _loads_boxes(node: Node, tensors: Sequence[IrTensor], shape: Sequence[int]) 
         len(out.shape) <= FOLDED
         and bool(candidates(shape, _depth(node), size, False, narrow))
         and (left.dtype != fp32 or bool(node.attrs.get("tf32")))
+        and (not wants_along(node) or all(lies_along(node, side) for side in SIDES))
         and left.dtype.bits == right.dtype.bits
         and aligned(left)
         and aligned(right)

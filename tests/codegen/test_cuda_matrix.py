@@ -119,13 +119,13 @@ def test_what_boxes_cannot_bring_stays_in_the_block_variant(m, n, k, dtype) -> N
     assert product(H100, (), (), m, n, k, (False, False), dtype).variant == "block"
 
 
-@pytest.mark.parametrize(("depth", "variant"), [(1024, "matrix"), (64, "block")])
-def test_a_small_product_among_large_ones_runs_beside_them(depth: int, variant: str) -> None:
+@pytest.mark.parametrize(("depth", "k", "variant"), [(1024, 2048, "matrix"), (64, 8192, "block")])
+def test_a_small_product_among_large_ones_runs_beside_them(depth, k, variant) -> None:
     """As a pooler of eight rows behind a whole encoder; not where it is most of the work."""
     graph = Graph()
     made = graph.tensor((8, 1024), bf16, arena="state", name="made")
-    rows = graph.tensor((8, 2048), bf16, arena="state", name="rows")
-    table = graph.tensor((1024, 2048), bf16, arena="state", name="table")
+    rows = graph.tensor((8, k), bf16, arena="state", name="rows")
+    table = graph.tensor((1024, k), bf16, arena="state", name="table")
     graph.add("matmul", [rows, table], [made], {"transpose_a": False, "transpose_b": True}, "small")
     shapes = {"a": (1024, depth), "b": (1024, depth), "c": (1024, 1024)}
     a, b, c = (graph.tensor(s, bf16, arena="state", name=n) for n, s in shapes.items())

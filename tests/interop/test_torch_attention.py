@@ -157,6 +157,15 @@ FORMS = {
     "causal": lambda q, k, v: nn.functional.scaled_dot_product_attention(
         q, k, v, None, 0.0, True, scale=0.2
     ),
+    "a mask of all keys": lambda q, k, v: nn.functional.scaled_dot_product_attention(
+        q, k, v, (torch.arange(256) >= 0)[None, None, :, None].expand(2, 1, 256, 256)
+    ),
+    "a mask by key": lambda q, k, v: nn.functional.scaled_dot_product_attention(
+        q, k, v, torch.ones(2, 256, dtype=torch.int64).bool()[:, None, None]
+    ),
+    "numbers that mask no key": lambda q, k, v: nn.functional.scaled_dot_product_attention(
+        q, k, v, torch.zeros(2, 1, 1, 256, dtype=torch.bfloat16)
+    ),
 }
 
 

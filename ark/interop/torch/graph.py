@@ -28,11 +28,35 @@ from ark.interop.torch.values import TABLE, Call, Value, fitted, input_of
 
 
 def drop_checks(module: fx.GraphModule) -> None:
-    """Takes out nodes that only assert what torch's shape propagation has found already."""
+    """Takes out nodes that only assert what torch's shape propagation has found already, and views
+    by strides that the tensor has anyway, as pools of whole images make.
+    """
     for node in list(module.graph.nodes):
-        if name_of(node.target) == "_assert_tensor_metadata.default":
-            module.graph.erase_node(node)
+        if _same_view(node):
+            node.replace_all_uses_with(node.args[0])
+        elif name_of(node.target) != "_assert_tensor_metadata.default":
+            continue
+        module.graph.erase_node(node)
     module.recompile()
+
+
+def _same_view(node: fx.Node) -> bool:
+    """Is it a view by strides of the very elements of its tensor, in order? Not of a result, whose
+    strides along dimensions of one element a caller may ask for.
+    """
+    if name_of(node.target) != "as_strided.default" or any(n.op == "output" for n in node.users):
+        return False
+    seen, given = node.meta.get("val"), cast(fx.Node, node.args[0]).meta.get("val")
+    if not isinstance(seen, torch.Tensor) or not isinstance(given, torch.Tensor):
+        return False
+
+    def places(t: torch.Tensor) -> tuple[Any, ...]:
+        return t.storage_offset(), [
+            (n, s if n > 1 else 0) for n, s in zip(t.shape, t.stride(), strict=True)
+        ]
+
+    fixed = all(isinstance(n, int) for t in (seen, given) for n in t.shape)
+    return fixed and places(seen) == places(given)
 
 
 def name_of(target: Any) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.boxed import SIDES, aligned, boxes, lies_along, wants_along
+from ark.lower.boxed import FEW_ROWS, SIDES, aligned, boxes, lies_along, wants_along
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fold_transposes import reading_turned
 from ark.lower.tiling import BOX_LINE
@@ -42,6 +42,8 @@ def align_operands(graph: Graph, context: Context) -> Graph:
 def _laid(graph: Graph, product: Node, side: int, number: int) -> Node | None:
     """What lays one side of a product otherwise; None where it may lie as it does."""
     source = product.inputs[side]
+    if product.outputs[0].shape[-2] < FEW_ROWS and product.inputs[1].shape[:-2]:
+        return None  # of matrices each of which is read once
     if wants_along(product) and not lies_along(product, side):
         rank = len(source.shape)
         order = [*range(rank - 2), rank - 1, rank - 2]

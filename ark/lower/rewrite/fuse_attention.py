@@ -4,9 +4,9 @@ in memory.
     softmax(q k^T [times a scale] [masked causally]) v
 
 Queries, keys and values are read where they were before they were transposed to heads, and results
-are written as the next product reads them. A mask counts as causal if its nodes compute one from
-nothing but numbers. Only where nobody else reads scores or weights, and where matrix units take
-such attention; else the ops stay as they are. Listed in ark.lower.passes.
+are written as the next product reads them. A mask counts as causal, or as none, if its nodes
+compute such a one from nothing but numbers. Only where nobody else reads scores or weights, and
+where matrix units take such attention; else the ops stay as they are. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class _Finder:
                 if not 0.0 < scale < math.inf:
                     return None
             elif weights and not causal and (masked := self.masks.masked(node, scale)) is not None:
-                causal, at = True, masked
+                at, causal = masked
                 continue
             elif node.type != "cast" or node.outputs[0].dtype not in FLOATS:
                 return None

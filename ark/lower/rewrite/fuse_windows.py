@@ -20,6 +20,7 @@ from ark.capability import Capability
 from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
+from ark.lower.boxed import FEW_ROWS
 from ark.lower.cuts import is_exact
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import read_once
@@ -27,8 +28,6 @@ from ark.lower.rewrite.views import whole
 from ark.machine import Machine
 from ark.tasks.matmul_text import FEW_ROWS as PACKED_ROWS
 from ark.tasks.matmul_windows import boxable, matrix_shape
-
-FEW_ROWS = 9  # fewer are not worth a matrix unit
 
 
 def fuse_windows(graph: Graph, context: Context) -> Graph:
@@ -62,7 +61,9 @@ def _joined(windows: Node, product: Node, side: int, machine: Machine) -> Node |
     windows are.
     """
     if machine.variant.name == "matrix":
-        return _boxed(windows, product, side, machine)
+        made = _boxed(windows, product, side, machine)
+        if made is not None or product.outputs[0].shape[-2] >= FEW_ROWS:
+            return made
     return _unboxed(windows, product, machine) if side == 1 else None
 
 

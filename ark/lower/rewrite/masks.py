@@ -4,6 +4,7 @@ ark.lower.rewrite.fuse_attention.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,9 +31,9 @@ class Masks:
         """Ids of nodes that were found to have nothing but numbers as inputs."""
         return frozenset(number for number, made in self._values.items() if made is not None)
 
-    def masked(self, node: Node, scale: float) -> Tensor | None:
-        """The scores that the node masks causally; None for any other node. scale: what its
-        results are multiplied by.
+    def masked(self, node: Node, scale: float) -> tuple[Tensor, bool] | None:
+        """The scores that the node masks, and whether it masks them causally or leaves all of them;
+        None for any other node. scale: what its results are multiplied by.
         """
         if node.type not in ("where", "add") or len(node.inputs) != 2:
             return None
@@ -40,19 +41,23 @@ class Masks:
         for scores, mask in (node.inputs, node.inputs[::-1]):
             fits = scores.shape == out.shape
             seen = self._seen_keys(node, scores, mask, MASKED / scale) if fits else None
-            if seen is not None and (seen == np.tril(np.ones(seen.shape[1:], bool))).all():
-                return scores
+            if seen is None:
+                continue
+            if seen.all():
+                return scores, False
+            if (seen == np.tril(np.ones(seen.shape[1:], bool))).all():
+                return scores, True
         return None
 
     def _seen_keys(
         self, node: Node, scores: Tensor, mask: Tensor, least: float
     ) -> np.ndarray | None:
         """By row, which keys the mask leaves: it gives others the score least, or less."""
-        shape = scores.shape[-2:]
-        value = self._value(mask) if mask.shape[-2:] == shape else None
-        if value is None:
+        shape, own = scores.shape[-2:], (1, 1, *mask.shape)
+        value = self._value(mask)
+        if value is None or math.prod(own[:-2]) * math.prod(shape) > MOST_MASK:
             return None
-        value = value.reshape(-1, *shape)
+        value = np.broadcast_to(value.reshape(own), (*own[:-2], *shape)).reshape(-1, *shape)
         if node.type == "add":
             seen = value == 0
             return seen if (value[~seen] <= least).all() else None

@@ -87,6 +87,11 @@ HOPPER = Costs(
         kept_bytes=6e6,
         fold_rate=1.6e6,
         band_bytes=16 << 20,
+        laid_rate=2.4e6,
+        common_rate=275e3,
+        tf32_rate=680e3,
+        plain_rate=33e3,
+        attention_rate=2e6,
     ),
 )
 CACHE_BYTES = {"a100": 40e6, "b200": 126e6, "rtx5090": 96e6}  # published

@@ -1,0 +1,101 @@
+"""About how long products and attention take under a kernel variant, by the machine's costs: what
+the choice of a variant compares. Asked of a graph before anything is lowered, for each node alone.
+
+Under the variant that loads boxes for warpgroups, products take what their cut is predicted to
+take, after sides that must lie otherwise were laid so. What box copies cannot load, or is too small
+to be worth it, takes what the bodies of any variant take.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ark.capability import Capability
+from ark.costs import BoxCosts
+from ark.ir.dtype import bf16, fp16, fp32
+from ark.ir.fold import fold
+from ark.ir.graph import Node
+from ark.lower.boxed import SIDES, aligned, boxes, depth_of, lies_along, wants_along
+from ark.lower.cuts import candidates, is_exact, predicted_us
+from ark.lower.tiling import attends
+from ark.machine import Machine
+from ark.variant import LOAD, Variant
+
+LEAST_ROWS, LEAST_WORK = 16, 1 << 26  # of a product for which a variant is chosen
+COPIED, TURNED = 2, 3  # times that a side's bytes are moved: it is laid; and read across its rows
+
+
+def boxed(variant: Variant) -> bool:
+    """Does it load boxes of matrices instead of a stream?"""
+    return bool(variant.role(LOAD)) and not variant.stages
+
+
+def work_us(node: Node, machine: Machine, share: float = 1.0) -> float:
+    """Microseconds of a product or of attention under the machine's variant. share: of their speed
+    under the first variant that the bodies of any variant have.
+    """
+    costs, units = machine.costs.boxes, boxed(machine.variant)
+    if costs is None:
+        return 0.0
+    if node.type == "attention":
+        fast = units and attends(node)
+        return _attention_us(node, machine, costs, fast) / (1.0 if fast else share)
+    if units and boxes(node) and _large(node):
+        return _laid_us(node, costs) + _cut_us(node, machine)
+    return _tiles_us(node, machine, costs, units) / share
+
+
+def _large(node: Node) -> bool:
+    return node.outputs[0].shape[-2] >= LEAST_ROWS and _work(node) >= LEAST_WORK
+
+
+def _work(node: Node) -> int:
+    """Multiplications of a product."""
+    return math.prod(node.outputs[0].shape) * depth_of(node)
+
+
+def _cut_us(node: Node, machine: Machine) -> float:
+    shape, size = fold(node.outputs[0].shape), node.inputs[0].dtype.itemsize
+    parts, narrow = len(node.outputs[0].shape) <= 2, bool(node.attrs["transpose_b"])
+    depth = depth_of(node)
+    able = candidates(shape, depth, size, parts, narrow)
+    return min(predicted_us(cut, shape, depth, size, machine) for cut in able)
+
+
+def _laid_us(node: Node, costs: BoxCosts) -> float:
+    """Of sides that are laid as box copies load them (ark.lower.rewrite.align_operands)."""
+    moved = 0
+    for side in SIDES:
+        source = node.inputs[side]
+        if wants_along(node) and not lies_along(node, side):
+            moved += TURNED * source.nbytes
+        elif not aligned(source):
+            moved += COPIED * source.nbytes
+    return moved / costs.laid_rate
+
+
+def _tiles_us(node: Node, machine: Machine, costs: BoxCosts, units: bool) -> float:
+    """Of the bodies of any variant, and of those for fp32 that only the first variant has."""
+    shape, depth = fold(node.outputs[0].shape), depth_of(node)
+    left, right = (t.dtype for t in node.inputs[:2])
+    batch = math.prod(shape[:2])
+    exact = is_exact([left.name, right.name], shape, depth) and bool(machine.exact_tiles)
+    rows, columns = machine.matmul_tile(shape[2], shape[3], batch, left.bits)
+    if left == fp32 and exact and not units:
+        rate = costs.tf32_rate if node.attrs.get("tf32") else machine.costs.exact_rate
+        rows, columns = machine.exact_tile(shape[2], shape[3], depth, batch) or (rows, columns)
+    elif left in (bf16, fp16) and left == right:
+        rate = costs.common_rate
+    else:
+        rate = costs.plain_rate
+    tiles = batch * -(-shape[2] // rows) * -(-shape[3] // columns)
+    rounds = -(-tiles // machine.processors)
+    return rounds * (machine.costs.task_us + 2.0 * rows * columns * depth / rate)
+
+
+def _attention_us(node: Node, machine: Machine, costs: BoxCosts, fast: bool) -> float:
+    operations = 4.0 * node.outputs[0].elements * node.inputs[1].shape[-2]
+    rate = machine.processors * (
+        costs.attention_rate if machine.has(Capability.ATTENTION_UNITS) else costs.plain_rate
+    )
+    return operations / (machine.tflops * 1e6 if fast else rate)

@@ -1,0 +1,88 @@
+"""Which kernel variant whole networks are planned for, and through which tasks, without a GPU: by
+the model of a machine whose warpgroups multiply.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import ark
+
+torch = pytest.importorskip("torch")
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
+from ark.backend import registry  # noqa: E402
+from ark.interop.torch.graph import build  # noqa: E402
+from ark.interop.torch.planning import planned  # noqa: E402
+from ark.plan.types import Plan  # noqa: E402
+
+nn = torch.nn
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    ark.init(backend="cpu")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def plan_of(module: Any, x: Any) -> Plan:
+    with torch.no_grad():
+        graph = make_fx(module.eval())(x)
+    made = build(graph, [x])
+    return planned(made.model, [*made.inputs, *made.outputs], registry.machine("h200"))
+
+
+class Block(nn.Module):
+    """As ConvNeXt's: each channel by itself, then products over channels."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.spread = nn.Conv2d(width, width, 7, padding=3, groups=width)
+        self.inner, self.outer = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Any) -> Any:
+        made = self.spread(x).permute(0, 2, 3, 1)
+        return x + self.outer(nn.functional.gelu(self.inner(made))).permute(0, 3, 1, 2)
+
+
+def test_channels_by_themselves_read_their_windows_in_place_beside_warpgroups() -> None:
+    """A matrix of their windows has 49 times the elements of the image."""
+    for width, size in ((128, 28), (96, 56)):
+        plan = plan_of(Block(width).bfloat16(), torch.randn(2, width, size, size).bfloat16())
+        kinds = Counter(op.kind for op in plan.ops)
+        assert plan.variant == "matrix"
+        assert kinds["convolution"] == 1 and kinds["matmul"] == 2
+        assert not kinds["remap"]
+
+
+def test_one_layer_that_must_be_turned_does_not_keep_a_network_off_warpgroups() -> None:
+    """As a ResNet's first convolution, of three channels: its windows are turned; all others are
+    read out of the images.
+    """
+    layers: list[Any] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.ReLU()]
+    for _ in range(3):
+        layers += [nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.ReLU()]
+    plan = plan_of(nn.Sequential(*layers), torch.randn(16, 3, 112, 112))
+    windows = [bool(op.params.get("windows")) for op in plan.ops if op.kind == "matmul"]
+    assert plan.variant == "matrix"
+    assert windows == [False, True, True, True]
+
+
+def test_a_layer_that_is_most_of_a_network_decides() -> None:
+    """Turning its windows takes longer than all that warpgroups gain."""
+    plan = plan_of(nn.Conv2d(3, 64, 7, 2, 3, bias=False), torch.randn(16, 3, 112, 112))
+    assert plan.variant == "block"
+
+
+def test_a_mean_over_images_is_no_break(capfd: pytest.CaptureFixture[str]) -> None:
+    """torch views a mean over images whose channels are last by strides that it has anyway."""
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(8, 4)).eval()
+    x = torch.randn(2, 8, 5, 5).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(net, backend="ark")(x), net(x))
+    assert "stay in torch" not in capfd.readouterr().err
