@@ -52,8 +52,8 @@ class ProgramBuilder:
     ) -> None:
         if not (isinstance(name, str) and isinstance(reduction, str | None)):
             raise InvalidUsageError(
-                f"A program's name and reduction are words, but {name!r:.60} and {reduction!r:.60} "
-                "were given."
+                f"A program's name and reduction must be strings, got {name!r:.60} and "
+                f"{reduction!r:.60}."
             )
         self.name = name
         self.collective = Collective(collective)

@@ -144,7 +144,7 @@ class _Reader:
                     raise ModelError(
                         f"the plan never ends: operation {block.done} "
                         f"({block.ops[block.done].name}) of thread block {number} on gpu {rank} "
-                        "waits for what does not come"
+                        "waits for a signal or for data that is never sent"
                     )
             if self._works():
                 own = Span("work", rank * self.shard, self.shard)
@@ -210,17 +210,23 @@ class _Reader:
             for each in refs.remote_buffer_ids
         ]
         if chunks.buffer_id is None or chunks.buffer_id >= len(ids):
-            raise ModelError(f"an operation of gpu {rank} names no remote buffer of its block")
+            raise ModelError(
+                f"an operation of gpu {rank} names remote buffer {chunks.buffer_id}, but "
+                f"its thread block {number} has {len(ids)}"
+            )
         if ids[chunks.buffer_id] >= len(gpu.remote_buffers):
             raise ModelError(f"gpu {rank} has no remote buffer {ids[chunks.buffer_id]}")
         buffer = gpu.remote_buffers[ids[chunks.buffer_id]]
         if buffer.rank >= self.ranks:
-            raise ModelError(f"a remote buffer of gpu {rank} is on gpu {buffer.rank}")
+            raise ModelError(
+                f"a remote buffer of gpu {rank} is on gpu {buffer.rank}, but the plan has "
+                f"{self.ranks} gpus"
+            )
         return buffer.rank, self._span(buffer.rank, buffer.type, chunks)
 
     def _here(self, rank: int, chunks: form.Chunks) -> Span:
         if chunks.type is None:
-            raise ModelError(f"an operation of gpu {rank} names no buffer of its own")
+            raise ModelError(f"an operation of gpu {rank} names no local buffer")
         return self._span(rank, chunks.type, chunks)
 
     def _channels(self, rank: int, number: int, op: form.Op) -> list[int]:
@@ -312,10 +318,16 @@ class _Reader:
     def _move(self, rank: int, number: int, op: form.Op, block: _Block) -> None:
         """One operation that moves data; those of a rank's block run one after another."""
         if not op.src_buff or not op.dst_buff:
-            raise ModelError(f"{op.name} of thread block {number} on gpu {rank} lacks a buffer")
+            raise ModelError(
+                f"{op.name} of thread block {number} on gpu {rank} needs a source and a target "
+                "buffer"
+            )
         if op.name in ("put", "pws", "pwsf", "get"):
             if len(op.src_buff) != len(op.dst_buff):
-                raise ModelError(f"{op.name} on gpu {rank} has unequal numbers of buffers")
+                raise ModelError(
+                    f"{op.name} on gpu {rank} has {len(op.src_buff)} sources and "
+                    f"{len(op.dst_buff)} targets; expected as many"
+                )
             refs = []
             for src, dst in zip(op.src_buff, op.dst_buff, strict=True):
                 far, near = (src, dst) if op.name == "get" else (dst, src)

@@ -50,16 +50,18 @@ def to_execution_plan(program: CollectiveProgram) -> str:
     p = program
     if p.pieces != 1:
         raise UnsupportedError(
-            f"{p.name} cuts its chunks in {p.pieces} pieces, which execution plans do not know; "
-            "write it with pieces = 1."
+            f"{p.name} cuts its chunks in {p.pieces} pieces, which execution plans "
+            "cannot express; write it with pieces = 1."
         )
     if p.reduction not in (None, "sum"):
-        raise UnsupportedError(f"MSCCL++ reduces by sum, and {p.name} by {p.reduction}.")
+        raise UnsupportedError(f"MSCCL++ reduces by sum only; {p.name} uses {p.reduction}.")
     if p.counts is not None:
-        raise UnsupportedError(f"{p.name} has parts of unequal length; MSCCL++ knows equal ones.")
+        raise UnsupportedError(f"{p.name} has parts of unequal length; MSCCL++ needs equal ones.")
     for ref in in_order(p):
         if p.op(ref).kind not in (Kind.PUT, Kind.COPY, Kind.REDUCE):
-            raise UnsupportedError(f"{describe(p, ref)}: MSCCL++ has no dot products of tensors.")
+            raise UnsupportedError(
+                f"{describe(p, ref)}: MSCCL++ does not support dot products of tensors."
+            )
     for size in _SIZES:
         writer = _Writer(p, size)
         plan = writer.plan()

@@ -80,8 +80,9 @@ class Program:
         self._check_own(*parts, into)
         if {p.rank for p in parts} != {into.rank} or not parts:
             raise InvalidUsageError(
-                f"rank {into.rank} was to reduce {[p.rank for p in parts]}; a rank reduces what it "
-                "has: move the chunks there first"
+                f"reduce into rank {into.rank} was given chunks of the ranks "
+                f"{[p.rank for p in parts]}; expected one or more of rank {into.rank}: move the "
+                "others there first"
             )
         self._check_sizes(*parts, into)
         spans = [p.span for p in parts]
@@ -101,13 +102,14 @@ class Program:
         rank, slot, count = (whole("a place of a program", n) for n in (rank, slot, count))
         if rank not in self.ranks:
             raise InvalidUsageError(
-                f"rank {rank} was named, but the program has {len(self.ranks)}, numbered from 0"
+                f"rank {rank} was named, but the program has {len(self.ranks)} ranks, "
+                "numbered from 0"
             )
         slots = self._builder.slots(buffer)
         if count < 1 or not 0 <= slot <= slots - count:
             raise InvalidUsageError(
-                f"{count} slots of {buffer!r} from {slot} on were named, but it has {slots}, "
-                "numbered from 0"
+                f"{count} slots of {buffer!r} from slot {slot} on were named, but it has {slots} "
+                "slots, numbered from 0"
             )
         return Chunk(rank, Span(buffer, slot, count), self)
 
@@ -120,7 +122,8 @@ class Program:
                 )
             if chunk.program is not self:
                 raise InvalidUsageError(
-                    f"{chunk.span} of rank {chunk.rank} is a chunk of another program"
+                    f"{chunk.span} of rank {chunk.rank} is a chunk of another program; use "
+                    "chunks of this one"
                 )
 
     @staticmethod

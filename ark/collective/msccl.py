@@ -127,15 +127,17 @@ def to_xml(program: CollectiveProgram, target: str = "rccl") -> str:
     p = program
     if target not in TARGETS:
         raise InvalidUsageError(
-            f"no runtime of MSCCL XML is called {target!r}; there are {', '.join(TARGETS)}."
+            f"{target!r} is not a runtime of MSCCL XML; choose one of {', '.join(TARGETS)}."
         )
     if p.pieces != 1:
         raise UnsupportedError(
-            f"{p.name} cuts its chunks in {p.pieces} pieces, which the XML form does not know; "
+            f"{p.name} cuts its chunks in {p.pieces} pieces, which MSCCL XML cannot express; "
             "write it with pieces = 1, the runtime that reads it cuts chunks itself."
         )
     if p.counts is not None:
-        raise UnsupportedError(f"{p.name} has parts of unequal length, which MSCCL XML cannot say.")
+        raise UnsupportedError(
+            f"{p.name} has parts of unequal length, which MSCCL XML cannot express."
+        )
     writer = _Writer(p, TARGETS[target])
     for ref in in_order(p):
         writer.operation(ref)
@@ -174,7 +176,7 @@ class _Writer:
         op = self.p.op(ref)
         if op.kind in (Kind.DOT, Kind.BLEND):
             raise UnsupportedError(
-                f"{describe(self.p, ref)} needs dot products, which the XML form does not know; "
+                f"{describe(self.p, ref)} needs dot products, which MSCCL XML cannot express; "
                 "use an elementwise reduction such as sum."
             )
         here: list[_Place] = []

@@ -195,7 +195,7 @@ class _Reader:
                 if block.done < len(block.steps):
                     raise ModelError(
                         f"the algorithm never ends: step {block.done} of thread block {number} on "
-                        f"rank {rank} waits for what does not come"
+                        f"rank {rank} waits for data that is never sent"
                     )
             if work:
                 b.copy(rank, Span("work", rank * self.shard, self.shard), Span(OUT, 0, self.shard))

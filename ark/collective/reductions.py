@@ -89,7 +89,7 @@ def reference(name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """
     if name not in REDUCTIONS:
         raise InvalidUsageError(
-            f"There is no reduction {name!r}; choose one of {', '.join(REDUCTIONS)}."
+            f"{name!r} is not a reduction; choose one of {', '.join(REDUCTIONS)}."
         )
     combine = REDUCTIONS[name].combine
     if name == "adasum":

@@ -1,4 +1,4 @@
-"""Puts that pass other ranks, hop by hop: what a route asks of whoever runs the program.
+"""Puts that pass other ranks, hop by hop: what a route requires of the runtime.
 
 A put may name its way through the network. Which switch the bytes take is the fabric's matter, but
 where the way passes a rank, that rank receives them and puts them on.

@@ -98,7 +98,7 @@ class Collective(str, Enum):
 def no_algorithm(asked: object, known: Iterable[str], task: str = "") -> InvalidUsageError:
     """The error where no algorithm that is known has this name; `task` says for what."""
     wanted = f"{asked!r} for {task}" if task else repr(asked)
-    return InvalidUsageError(f"there is no algorithm {wanted}; there are {', '.join(known)}.")
+    return InvalidUsageError(f"{wanted} is not an algorithm; choose one of {', '.join(known)}.")
 
 
 class Kind(str, Enum):

@@ -112,7 +112,7 @@ def _solve(net: Network, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
     solver.Objective().SetCoefficient(time, 1)
     solver.Objective().SetMinimization()
     if solver.Solve() != solver.OPTIMAL:
-        raise InternalError(f"the flow of an all-to-all on {net.topology.name} was not found.")
+        raise InternalError(f"the solver found no flow of an all-to-all on {net.topology.name}.")
     lengths = np.array([abs(row.dual_value()) for row in rows])
     # Of all flows of this rate, one that travels least: no way round where a link is not short.
     time.SetUb(time.solution_value() * (1 + 1e-9))
@@ -120,7 +120,7 @@ def _solve(net: Network, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
     for each in itertools.chain(*flow):
         solver.Objective().SetCoefficient(each, 1)
     if solver.Solve() != solver.OPTIMAL:
-        raise InternalError(f"the least flow of an all-to-all on {net.topology.name} is not there.")
+        raise InternalError(f"the solver found no least flow on {net.topology.name}.")
     return np.array([[each.solution_value() for each in row] for row in flow]), lengths
 
 

@@ -80,7 +80,8 @@ def synthesize(
         root = root or 0
         if not 0 <= root < len(topology.ranks):
             raise InvalidUsageError(
-                f"root {root} of {topology.name}; its ranks are 0 to {len(topology.ranks) - 1}."
+                f"root {root} is not a rank of {topology.name}, whose ranks are 0 to "
+                f"{len(topology.ranks) - 1}."
             )
     elif root is not None:
         raise InvalidUsageError(f"{collective} has no root; broadcast and reduce have one.")
@@ -103,7 +104,7 @@ def synthesize(
     if algorithm == FORESTCOLL:
         if not _elementwise(reduction):
             raise InvalidUsageError(
-                f"ForestColl cuts the data, and {reduction} needs it whole; ask for one of "
+                f"ForestColl splits the data, but {reduction} needs whole tensors; use one of "
                 f"{', '.join(algorithms(topology, collective, reduction))} instead."
             )
         root_id = None if root is None else topology.ranks[root]
@@ -152,6 +153,6 @@ def _check_reduction(asked: Collective, reduction: str | None) -> None:
 def _elementwise(reduction: str | None) -> bool:
     if reduction is not None and reduction not in REDUCTIONS:
         raise InvalidUsageError(
-            f"no reduction is called {reduction!r}; there are {', '.join(REDUCTIONS)}."
+            f"{reduction!r} is not a reduction; choose one of {', '.join(REDUCTIONS)}."
         )
     return reduction is None or REDUCTIONS[reduction].elementwise

@@ -74,7 +74,7 @@ _Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 @_Destructor
 def _drop(capsule: int) -> None:
-    """A capsule that nobody imported gives its memory back; a used one has another name."""
+    """A capsule that was not imported gives its memory back; a used one has another name."""
     if _is_valid(capsule, b"dltensor"):
         _alive.pop(_pointer(capsule, b"dltensor"), None)
 

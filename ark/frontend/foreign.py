@@ -125,7 +125,7 @@ def as_array(value: Any) -> np.ndarray:
     try:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
-        raise InvalidUsageError(f"no array can be made of it: {error}") from error
+        raise InvalidUsageError(f"the value cannot be converted to an array: {error}") from error
 
 
 def check_native(array: np.ndarray) -> None:
@@ -140,4 +140,4 @@ def check_native(array: np.ndarray) -> None:
             "pass array.astype(array.dtype.newbyteorder('='))"
         )
     if not array.flags.c_contiguous:
-        raise InvalidUsageError("the array is strided; pass numpy.ascontiguousarray of it")
+        raise InvalidUsageError("the array is not contiguous; pass numpy.ascontiguousarray(array)")

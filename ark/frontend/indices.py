@@ -12,7 +12,7 @@ def index_range(part: Any, size: int) -> tuple[int, int]:
     if isinstance(part, slice):
         if part.step not in (None, 1):
             raise UnsupportedError(
-                f"a slice with step {part.step} is not built; the step must be 1"
+                f"a slice with step {part.step} is not supported; the step must be 1"
             )
         begin, end, _ = part.indices(size)
         if end <= begin:

@@ -142,7 +142,7 @@ class Model:
         )
 
     def storage(self, buffer: ir.Buffer) -> Storage:
-        """The memory behind a buffer; lives as long as somebody holds it."""
+        """The memory behind a buffer; lives as long as it is referenced."""
         found = self.storages.get(buffer.id)
         if found is None:
             found = Storage(buffer.nbytes, buffer.arena == "external", buffer.name)

@@ -1,4 +1,4 @@
-"""Memory that Python can reach: one Storage per buffer whose tensors somebody still holds.
+"""Memory that Python can reach: one Storage per buffer whose tensors are still referenced.
 
 It outlives launches, runtimes and models, so that what was computed can be read later and used
 again; it is given back when its last tensor is dropped. Made by ark.frontend.tensor, filled by

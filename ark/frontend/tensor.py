@@ -247,7 +247,7 @@ class Tensor:
         name = getattr(func, "__name__", str(func))
         if name not in provided:
             raise UnsupportedError(
-                f"torch.{name} of an ark tensor is not built; use the ops of ark"
+                f"torch.{name} of an ark tensor is not supported; use the ops of ark"
             )
         return provided[name](*args, **(kwargs or {}))
 

@@ -91,7 +91,7 @@ class DataType:
         try:
             wanted = np.dtype(np_type)
         except TypeError as error:
-            raise InvalidUsageError(f"{np_type!r:.60} is no NumPy dtype: {error}") from error
+            raise InvalidUsageError(f"{np_type!r:.60} is not a NumPy dtype: {error}") from error
         for candidate in ALL:
             if np.dtype(candidate.numpy) == wanted:
                 return candidate
@@ -114,7 +114,7 @@ class DataType:
     def from_ctype(ctype: DataType) -> DataType:
         """The data type that ARK's core calls so; see `ctype`."""
         if not isinstance(ctype, DataType):
-            raise InvalidUsageError(f"{ctype!r} is no type of ark.core; pass ark.fp32.ctype()")
+            raise InvalidUsageError(f"{ctype!r} is not a type of ark.core; pass ark.fp32.ctype()")
         return ctype
 
 

@@ -76,7 +76,7 @@ class Graph:
 
     @contextmanager
     def placed(self, processors: tuple[int, int] | None) -> Iterator[None]:
-        """Nodes added within stay on those processors, unless somebody has asked for others."""
+        """Nodes added within stay on those processors, unless others were asked for."""
         if processors is None or self.processors is not None:
             yield
             return
@@ -99,7 +99,9 @@ class Graph:
         Their names begin with the phase's. ModelError where one is open or has that name.
         """
         if self.scopes:
-            raise ModelError(f"the entry {name!r} is opened within {self.scopes[0]!r}; leave that")
+            raise ModelError(
+                f"the entry {name!r} is opened within {self.scopes[0]!r}; close that first"
+            )
         if self.nodes and name in self.phases:
             raise ModelError(f"the model has an entry {name!r} already; choose another name")
         self.phases = (*self.phases, name) if self.nodes else (name,)
@@ -151,7 +153,7 @@ class Graph:
         if dtype.packed and (ext[-1] % dtype.per_item or off[-1] % dtype.per_item):
             raise ModelError(
                 f"a tensor of {dtype.name} begins at element {off[-1]} of rows of {ext[-1]}; both "
-                f"must be multiples of {dtype.per_item}, because so many elements share a byte: "
+                f"must be multiples of {dtype.per_item}, the elements that share a byte: "
                 "ark.cast it to int8 or fp32 first"
             )
         if buffer is None:

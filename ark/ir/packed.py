@@ -1,6 +1,6 @@
 """Elements of 4 bits between memory, two to a byte, and NumPy, a byte each (ml_dtypes).
 
-Called by whoever copies tensors between host and device, and by ark.api.state.
+Called where tensors are copied between host and device, and by ark.api.state.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def cast(values: np.ndarray, dtype: DataType, what: str) -> np.ndarray:
     whole = values.dtype.kind in "biu" or bool((np.trunc(values) == values).all())
     if not whole or values.min() < limits.min or values.max() > limits.max:
         raise InvalidUsageError(
-            f"{what} is {dtype.name}, and the array of {values.dtype} has values that it cannot "
-            f"hold ({values.min()} to {values.max()}{'' if whole else ', fractions among them'}); "
-            "cast the array"
+            f"{what} is {dtype.name}, which holds whole numbers from {limits.min} to {limits.max}; "
+            f"the array of {values.dtype} has values from {values.min()} to {values.max()}"
+            f"{'' if whole else ' with fractions'}: cast the array"
         )
     return values.astype(kind)
 

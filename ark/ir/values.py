@@ -17,7 +17,7 @@ MAX_DIMS = 8
 
 
 def whole(what: str, value: object) -> int:
-    """The value as an int; InvalidUsageError, beginning with `what`, for what is no whole number:
+    """The value as an int; InvalidUsageError, beginning with `what`, for other than whole numbers:
     nothing is rounded silently.
     """
     try:
@@ -26,7 +26,7 @@ def whole(what: str, value: object) -> int:
             return int(made)
     except (TypeError, ValueError, OverflowError):
         pass
-    raise InvalidUsageError(f"{what}: {value!r:.60} is no whole number")
+    raise InvalidUsageError(f"{what}: {value!r:.60} is not a whole number")
 
 
 def row_major(extents: Sequence[int]) -> tuple[int, ...]:

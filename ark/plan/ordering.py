@@ -145,7 +145,7 @@ class Ordering:
         return number
 
     def add_set(self, op: int, members: np.ndarray) -> int:
-        """The number of a set that nobody decides by."""
+        """The number of a set that no decision uses."""
         self.sets.append(TaskSet(op, members, NO_ENDS, NO_ENDS))
         return len(self.sets) - 1
 

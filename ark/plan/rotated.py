@@ -1,5 +1,5 @@
 """The plans of ranks that all do the same, each with its peers counted from itself: one plan stands
-for all, and a rank's own is made from it when somebody asks. Made by ark.lower.ranks; the verifier
+for all, and a rank's own is made from it on demand. Made by ark.lower.ranks; the verifier
 proves one rank and by that all (ark.plan.verify.symmetry).
 """
 

@@ -127,7 +127,7 @@ class PlanOp:
 
     Ops are numbered in program order; running them in that order on one processor defines what the
     plan means. after: tensors that must be complete although no byte of them is read. claims: the
-    counter from which its tasks take the numbers of tiles that nobody has yet, where they do.
+    counter from which its tasks take the numbers of unclaimed tiles, where they do.
     """
 
     id: int

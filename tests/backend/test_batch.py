@@ -128,9 +128,9 @@ def test_too_many_prompts_are_refused(generator: Generator) -> None:
     [
         ([1, 2], 4, "the prompt is 1; give a list of tokens"),
         (["a", "b"], 4, "the prompt is 'a'; give a list"),
-        ([[1.5], [2]], 4, "a token of the prompt: 1.5 is no whole number"),
+        ([[1.5], [2]], 4, "a token of the prompt: 1.5 is not a whole number"),
         ([[1], [10**9]], 4, "has the token 1000000000"),
-        ([[1], [2]], 1.5, "the number of new tokens: 1.5 is no whole number"),
+        ([[1], [2]], 1.5, "the number of new tokens: 1.5 is not a whole number"),
         ([[1], []], 4, "has no tokens"),
     ],
 )

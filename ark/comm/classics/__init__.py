@@ -1,4 +1,4 @@
-"""The collectives that everybody knows, as programs to compare synthesised ones with.
+"""The well-known collective algorithms, as programs to compare synthesised ones with.
 
 `build` makes any of them for any number of ranks; `supported` lists what fits. They know nothing of
 the network: puts name no route, and only the hierarchical forms ask which ranks share a box.

@@ -222,9 +222,9 @@ def _check_packable(net: Network) -> None:
     if size > _MOST_PACKED:
         raise UnsupportedError(
             f"{net.topology.name} has {net.ranks} ranks and {len(net.tails)} links; its trees are "
-            f"too intertwined to be images of one, and are packed for at most {_MOST_PACKED} ranks "
-            "times links. The optimum alone has no such limit; a smaller k, or a network of equal "
-            "boxes, may do."
+            f"not symmetric and must be packed one by one, which is limited to {_MOST_PACKED} "
+            "ranks times links. The optimum alone has no such limit; try a smaller k, or a network "
+            "of equal boxes."
         )
 
 
@@ -289,14 +289,18 @@ def check(
         reached = {tree.root}
         for edge in tree.edges:
             if edge.src not in reached or edge.dst in reached:
-                raise InternalError(f"a tree of rank {tree.root} is no tree at {edge}.")
+                raise InternalError(
+                    f"a tree of rank {tree.root} has edge {edge}, which does not extend it."
+                )
             reached.add(edge.dst)
             if sum(units for _, units in edge.paths) != tree.count:
                 raise InternalError(f"the paths of {edge} do not carry {tree.count} units.")
             for path, _ in edge.paths:
                 ends = (ranks[edge.src], ranks[edge.dst])
                 if (path[0], path[-1]) != ends or not switches.issuperset(path[1:-1]):
-                    raise InternalError(f"a path of {edge} is no way from {ends[0]} to {ends[1]}.")
+                    raise InternalError(
+                        f"a path of {edge} does not lead from {ends[0]} to {ends[1]}."
+                    )
         if len(reached) != len(ranks):
             raise InternalError(f"a tree of rank {tree.root} does not reach every rank.")
         rooted[tree.root] += tree.count
@@ -309,4 +313,6 @@ def check(
     capacities = dict(zip(names, net.bandwidth, strict=True))
     for link, units in loads(gathering, multicast).items():
         if link not in capacities or units > scale * capacities[link]:
-            raise InternalError(f"link {link[0]} -> {link[1]} carries {units} trees, too many.")
+            raise InternalError(
+                f"link {link[0]} -> {link[1]} carries {units} trees, above its capacity."
+            )

@@ -128,7 +128,8 @@ class _Engine:
         for node, limit in sorted(self.model.ports.items()):
             if node not in self.topology.nodes or limit <= 0:
                 raise InvalidUsageError(
-                    f"The port limit {limit} GB/s of {node!r} is no positive bandwidth of a node."
+                    f"The port limit of {node!r} is {limit} GB/s; expected a node of the "
+                    "topology and a bandwidth above 0."
                 )
             for way in ("in", "out"):
                 ports[node, way] = len(capacity)

@@ -104,7 +104,7 @@ def nvlink_boxes(
 def box_of_kind(kind: str) -> Box:
     """Returns the box of that kind; InvalidUsageError lists the kinds there are."""
     if kind not in BOXES:
-        raise InvalidUsageError(f"no box is called {kind!r}; there are {', '.join(BOXES)}.")
+        raise InvalidUsageError(f"{kind!r} is not a box; choose one of {', '.join(BOXES)}.")
     return BOXES[kind]
 
 
@@ -157,7 +157,7 @@ def topology_of_boxes(
     if not boxes:
         raise InvalidUsageError("a topology of boxes needs at least one box.")
     if fabric not in FABRICS:
-        raise InvalidUsageError(f"no fabric is called {fabric!r}; there are {', '.join(FABRICS)}.")
+        raise InvalidUsageError(f"{fabric!r} is not a fabric; choose one of {', '.join(FABRICS)}.")
     if oversubscription < 1 or (oversubscription != 1 and fabric != "leafspine"):
         raise InvalidUsageError(
             f"oversubscription {oversubscription} on a {fabric} fabric; expected 1 or more, and "

@@ -67,8 +67,8 @@ def exact_bandwidth(value: object, where: str) -> Fraction:
     if value > 0 and not 1 / MOST_GBPS <= value <= MOST_GBPS:
         raise TopologyError(
             "bad bandwidth",
-            f"{where} has {'more' if value > 1 else 'less'} than can be told; expected 1/10^9 to "
-            "10^9 GB/s.",
+            f"{where} has a value {'above' if value > 1 else 'below'} the range; expected "
+            "1/10^9 to 10^9 GB/s.",
         )
     return Fraction(value)
 
@@ -109,14 +109,16 @@ class Topology:
         for able in (*self.multicast, *self.reduces):
             if able not in self.switches:
                 raise TopologyError(
-                    "unknown node", f"{able!r} should multicast or reduce, and is no switch."
+                    "unknown node",
+                    f"{able!r} is listed as multicast or reducing, but is not a switch.",
                 )
         for link in self.links:
             where = f"link {link.src} -> {link.dst}"
             for end in (link.src, link.dst):
                 if end not in counts:
                     raise TopologyError(
-                        "unknown node", f"{where} names {end!r}, which is no rank and no switch."
+                        "unknown node",
+                        f"{where} names {end!r}, which is neither a rank nor a switch.",
                     )
             if link.src == link.dst:
                 raise TopologyError("self link", f"{where} joins a node to itself; remove it.")

@@ -126,8 +126,8 @@ def _boxes(name: str, body: str, options: dict[str, str]) -> Topology:
         found = re.fullmatch(rf"({'|'.join(BOXES)})(?:x(\d{{1,6}}))?", word)
         if not found:
             raise InvalidUsageError(
-                f"{name!r} is no file and no topology's name; `ark topo --help` lists the names, "
-                "for example h100x4, mi300x, ring8, torus4x4."
+                f"{name!r} is neither a file nor the name of a topology; `ark topo --help` "
+                "lists the names, for example h100x4, mi300x, ring8, torus4x4."
             )
         box = customise(box_of_kind(found[1]), **changes)
         count = int(found[2] or 1)
@@ -143,7 +143,7 @@ def _options(name: str, tail: str) -> dict[str, str]:
     for word in tail.split(",") if tail else ():
         key, equals, value = word.partition("=")
         if not equals or key in options:
-            raise InvalidUsageError(f"{name}: {word!r} is not KEY=VALUE, or its key came before.")
+            raise InvalidUsageError(f"{name}: {word!r} is not KEY=VALUE, or repeats a key.")
         options[key] = value
     return options
 
@@ -161,4 +161,4 @@ def _check_size(name: str, ranks: int) -> None:
 
 
 def _unknown(name: str, key: str, known: str) -> InvalidUsageError:
-    return InvalidUsageError(f"{name}: there is no option {key!r}; there are {known}.")
+    return InvalidUsageError(f"{name}: {key!r} is not an option; choose one of {known}.")

@@ -243,7 +243,7 @@ def task_at(rank_set: RankSet, order: Order, number: int, node: int) -> tuple[in
 def _check_lifetimes(
     rank_set: RankSet, rank: int, touches: LocalTouches, foreign: Iterable[Touch]
 ) -> None:
-    """Buffers that share bytes are not alive at the same time; lasting ones share with nobody."""
+    """Buffers that share bytes are not alive at the same time; lasting ones share with none."""
     spans_of: dict[Hashable, dict[int, tuple[float, float]]] = defaultdict(dict)
     buffers = rank_set.plan(rank).buffers
     touched = (t.region for t in foreign)

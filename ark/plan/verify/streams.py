@@ -1,4 +1,4 @@
-"""The operand stream in the verifier: what it fetches is there, is what bodies read, and nobody
+"""The operand stream in the verifier: what it fetches is there, is what bodies read, and no task
 writes it. Called by ark.plan.verify.structure.
 """
 

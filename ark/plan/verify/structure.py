@@ -163,7 +163,7 @@ def _check_tensor(plan: Plan, t: PlanTensor) -> None:
 
 
 def _check_moved(plans: Rotated, written: set[Key]) -> None:
-    """What begins elsewhere on each rank is there as well, in memory that nobody writes: then only
+    """What begins elsewhere on each rank is there as well, in memory that no task writes: then only
     its address is another.
     """
     first = plans.first
@@ -196,7 +196,7 @@ def _check_moved(plans: Rotated, written: set[Key]) -> None:
 
 
 def _check_forms(rank_set: RankSet) -> None:
-    """Whoever touches a buffer that peers see agrees on whether it holds packets."""
+    """All tensors in a buffer that peers see agree on whether it holds packets."""
     forms: dict[Key, bool] = {}
     for plan in rank_set.checked_plans:
         for t in plan.tensors:

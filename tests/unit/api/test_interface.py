@@ -398,7 +398,7 @@ def test_names_as_arks_scripts_use_them(capsys: pytest.CaptureFixture[str], tmp_
         assert DataType.from_ctype(ctype=kind.ctype()) is kind
     assert DataType.from_numpy(np_type=np.float32) is fp32
     assert fp32.ctype() is ark.core.FP32
-    with pytest.raises(ark.InvalidUsageError, match=r"no type of ark\.core"):
+    with pytest.raises(ark.InvalidUsageError, match=r"not a type of ark\.core"):
         DataType.from_ctype("float")
     ark.log.WARN("three", "words", 1)
     assert capsys.readouterr().err == "ark warn: three words 1\n"

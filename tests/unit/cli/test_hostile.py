@@ -46,7 +46,10 @@ SPREAD = ["parallelize", "llama-3.1-8b", "--mesh", "2x2", "--machine", "h100"]
             ["export", NOAH, "--backend", "cuda", "-o", "x"],
             "an architecture with --arch or a machine",
         ),
-        (["bench", "comm", "--ranks", "2", "--topology", "absent"], "is no file and no topology"),
+        (
+            ["bench", "comm", "--ranks", "2", "--topology", "absent"],
+            "is neither a file nor the name of a topology",
+        ),
         (["bench", "comm", "--ranks", "2", "--sizes", "8:4"], "no rising row of sizes"),
         (["tune", "--collectives", "--ranks", "2", "--sizes", "x"], "'x' is no size"),
         (["info", "--require", "cpu:²"], "is no requirement"),

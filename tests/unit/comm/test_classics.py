@@ -154,7 +154,7 @@ def test_lists_are_issued_so_that_a_rank_in_order_does_not_wait_to_send_its_own(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("star", "all_gather", 4), "no algorithm 'star'"),
+        (("star", "all_gather", 4), "'star' is not an algorithm"),
         (("two_shot", "all_gather", 4), "does not do all_gather"),
         (("ring", "all_sum", 4), "no collective is called 'all_sum'; there are all_gather"),
         (("recursive_doubling", "all_gather", 6), "power of two"),

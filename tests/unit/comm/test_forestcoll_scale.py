@@ -54,6 +54,6 @@ def test_what_is_too_large_is_refused(monkeypatch):
         forest(named("h100x512"))
     module = importlib.import_module("ark.comm.forestcoll.forest")
     monkeypatch.setattr(module, "_MOST_PACKED", 200)
-    with pytest.raises(UnsupportedError, match="8 ranks and 32 links; its trees are too intertw"):
+    with pytest.raises(UnsupportedError, match="8 ranks and 32 links; its trees are not symmetric"):
         forest(named("dgx1v"))
     assert forest(named("mi300x")).height == 1  # drawn, so that nothing is packed

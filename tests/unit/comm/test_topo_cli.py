@@ -147,11 +147,11 @@ def test_compare_says_what_is_too_large_for_it(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "words, says",
     [
-        (("optimal", "nosuch"), "no topology's name"),
+        (("optimal", "nosuch"), "nor the name of a topology"),
         (("optimal", "ring8", "--k", "0"), "k is 0"),
         (("optimal", "ring8", "--root", "8"), "ranks are 0 to 7"),
         (("optimal", "missing.json"), "cannot be read"),
-        (("show", "ring8:speed=1"), "no option 'speed'"),
+        (("show", "ring8:speed=1"), "'speed' is not an option"),
         (("simulate", "ring8", "--size", "lots"), "lots"),
         (("simulate", "ring8", "--collective", "all_shuffle"), "all_shuffle"),
         (("simulate", "ring8", "--program", "missing.json"), "cannot be read"),

@@ -37,7 +37,7 @@ def test_a_command_without_ortools_names_it(
     assert main(words) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "needs the package ortools" in said and "pip install" in said
-    assert "fits" not in said and "no algorithm" not in said
+    assert "fits" not in said and "is not an algorithm" not in said
 
 
 def test_ways_that_need_what_is_missing_are_not_refused() -> None:
