@@ -1,7 +1,7 @@
 """Capabilities: by what hardware and drivers offer, bodies and forms are chosen, never by a vendor.
 
-A machine model lists those that it has. Plans hold them as words. Called by ark.machine, by all who
-lower and plan, and by the backends, whose machine models name them.
+A machine model lists those that it has. Plans hold them as words. Called by ark.machine, by
+lowering, planning and code generation, and by the machine models of the backends.
 """
 
 from __future__ import annotations
