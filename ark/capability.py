@@ -23,9 +23,13 @@ class Capability(Enum):
         return member
 
     @classmethod
-    def _missing_(cls, value: object) -> Capability:
+    def named(cls, word: object) -> Capability:
+        """The member of that word; PlanError, with the known words, where there is none."""
+        for member in cls:
+            if member.value == word:
+                return member
         known = ", ".join(sorted(c.value for c in cls))
-        raise PlanError(f"no capability is named {value!r}; the known ones are {known}")
+        raise PlanError(f"no capability is named {word!r}; the known ones are {known}")
 
     MMA_SYNC = ("mma_sync", "a warp multiplies tiles of 16-bit types on matrix units")
     WGMMA = ("wgmma", "four warps together multiply tiles in shared memory, asynchronously")

@@ -57,7 +57,7 @@ class Machine:
     def __post_init__(self) -> None:
         for capability in self.capabilities:
             if not isinstance(capability, Capability):
-                member = Capability(capability)  # PlanError where none has this word
+                member = Capability.named(capability)
                 raise TypeError(f"{capability!r} is a word; give Capability.{member.name}")
 
     @property
