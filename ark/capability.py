@@ -1,7 +1,7 @@
 """Capabilities: by what hardware and drivers offer, bodies and forms are chosen, never by a vendor.
 
-A machine model lists those that it has. Plans hold them as words. Called by ark.machine, by all who
-lower and plan, and by the backends, whose machine models name them.
+A machine model lists those that it has. Plans hold them as words. Called by ark.machine, by
+lowering, planning and code generation, and by the machine models of the backends.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ class Capability(Enum):
         return member
 
     @classmethod
-    def _missing_(cls, value: object) -> Capability:
+    def named(cls, word: object) -> Capability:
+        """The member of that word; PlanError, with the known words, where there is none."""
+        for member in cls:
+            if member.value == word:
+                return member
         known = ", ".join(sorted(c.value for c in cls))
-        raise PlanError(f"no capability is named {value!r}; the known ones are {known}")
+        raise PlanError(f"no capability is named {word!r}; the known ones are {known}")
 
     MMA_SYNC = ("mma_sync", "a warp multiplies tiles of 16-bit types on matrix units")
     WGMMA = ("wgmma", "four warps together multiply tiles in shared memory, asynchronously")

@@ -1,12 +1,14 @@
 """Messages to the person at the terminal, on standard error, by level.
 
-ARK_LOG_LEVEL (DEBUG, INFO, WARN, ERROR) says from which level on; default WARN.
+ARK_LOG_LEVEL (DEBUG, INFO, WARN, ERROR) says from which level on; default WARN. ARK_DEBUG names
+stages of the compiler, with commas between them: each prints what it decided and why.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 
 NAMES = ("DEBUG", "INFO", "WARN", "ERROR")
 
@@ -55,3 +57,27 @@ def info(message: str) -> None:
 
 def warn(message: str) -> None:
     log(WARN, message)
+
+
+STAGES = ("passes", "lower", "plan", "codegen")
+
+
+def shows(stage: str) -> bool:
+    """True where ARK_DEBUG names this stage."""
+    return stage in _stages(os.environ.get("ARK_DEBUG", ""))
+
+
+def show(stage: str, message: str) -> None:
+    """The lines of a stage's message. Callers make one only where the stage `shows`."""
+    for line in message.splitlines():
+        print(f"ark {stage}: {line}", file=sys.stderr)
+
+
+@cache
+def _stages(names: str) -> frozenset[str]:
+    """The stages that ARK_DEBUG names. An unknown name is a warning, once."""
+    named = [name.strip().lower() for name in names.split(",") if name.strip()]
+    for name in named:
+        if name not in STAGES:
+            warn(f"ARK_DEBUG names {name!r}, which is no stage; the stages are {', '.join(STAGES)}")
+    return frozenset(named)

@@ -57,7 +57,7 @@ class Machine:
     def __post_init__(self) -> None:
         for capability in self.capabilities:
             if not isinstance(capability, Capability):
-                member = Capability(capability)  # PlanError where none has this word
+                member = Capability.named(capability)
                 raise TypeError(f"{capability!r} is a word; give Capability.{member.name}")
 
     @property
@@ -82,9 +82,9 @@ class Machine:
         """Threads of a block, all roles together."""
         return self.lanes * self.variant.warps
 
-    # What a single thread for each processor means beside the form of bodies (ark.tasks), by the
-    # question that is asked. A vendor whose machine answers one differently gets a capability or a
-    # cost for it here, and nothing else changes.
+    # What a single thread for each processor means beside the form of bodies (ark.tasks). Each
+    # property is one question. A machine that answers one differently gets a capability or a cost
+    # for it here; the callers stay.
 
     @property
     def coalesces(self) -> bool:

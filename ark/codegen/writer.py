@@ -7,6 +7,7 @@ comes from ark.tasks. Called by ark.runtime.program and `ark emit`.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from ark.codegen.constants import plan_constants
 from ark.codegen.dialect import BoxMap, Dialect, Source
 from ark.codegen.dispatch import dispatch, dispatch_load, dispatch_move, dispatch_run
 from ark.codegen.shared_memory import check_shared_memory
+from ark.log import show, shows
 from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.signature import SHORT_PACKET, Signature
@@ -98,6 +100,11 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         texts = [_parted(text, name, code % units) for code, (name, text) in enumerate(named)]
         loop = [_in_part(0, "\n".join(part for part in loop if part))]
     text = "\n".join(part for part in (*parts, *texts, *loop) if part)
+    if shows("codegen"):
+        kinds_of = {code: op.kind for op in ops if (code := bodies.opcode[op.id]) >= 0}
+        many = ", ".join(f"{k} {n}" for k, n in sorted(Counter(kinds_of.values()).items()))
+        size = f"{len(text):,} characters"
+        show("codegen", f"{machine.variant.name}, {dialect.name}: {size}; bodies: {many}")
     return Emitted(Source(text, parts=units), tuple(bodies.opcode), scratch, names, maps)
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ark.costs import BoxCosts
 from ark.errors import PlanError
 from ark.ir.values import Tensor
+from ark.log import show, shows
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
 from ark.tasks.matmul_small import small
@@ -140,7 +141,26 @@ def choose_cut(
     def time(cut: Cut) -> float:
         return predicted_us(cut, shape, depth, itemsize, machine, normed, windows)
 
-    return min(able, key=time)
+    return fastest(able, time, shape, depth)
+
+
+def fastest(
+    able: Sequence[Cut], predicted: Callable[[Cut], float], shape: Sequence[int], depth: int
+) -> Cut:
+    """The cut that is predicted to end first. ARK_DEBUG=lower prints it, and the next ones."""
+    cut = min(able, key=predicted)
+    if shows("lower"):
+        others = sorted((c for c in able if c != cut), key=predicted)[:2]
+        texts = [f"{_text(c)}: {predicted(c):.3g} us" for c in (cut, *others)]
+        product = "x".join(map(str, (*shape, depth)))
+        losers = f" (not {'; '.join(texts[1:])})" if others else ""
+        show("lower", f"product {product}: tiles {texts[0]}{losers}")
+    return cut
+
+
+def _text(cut: Cut) -> str:
+    split = f", {cut.parts} parts of k" if cut.parts > 1 else ""
+    return f"{cut.rows}x{cut.columns}{split}"
 
 
 MOST_TOGETHER = 4  # tiles, one behind the other

@@ -40,7 +40,7 @@ class Engine:
     copies: bool = False
 
     def on(self, machine: Machine) -> bool:
-        """Has the machine this engine?"""
+        """True where the machine has this engine."""
         return self.needs is None or machine.has(self.needs)
 
 

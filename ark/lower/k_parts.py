@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from ark.capability import Capability
 from ark.costs import UnitCosts
 from ark.errors import PlanError
-from ark.lower.cuts import LINE, Cut, key
+from ark.lower.cuts import LINE, Cut, fastest, key
 from ark.machine import Machine
 from ark.tasks.matmul_form import LEAST_UNIT_ROWS, UNIT_PARTS, filled
 
@@ -140,4 +140,8 @@ def choose(
     known = measured.get(key(shape, depth, itemsize(dtypes)))
     if known is not None and Cut(*known) in able:
         return Cut(*known)
-    return min(able, key=lambda cut: predicted_us(cut, shape, depth, dtypes, machine))
+
+    def predicted(cut: Cut) -> float:
+        return predicted_us(cut, shape, depth, dtypes, machine)
+
+    return fastest(able, predicted, shape, depth)

@@ -1,13 +1,24 @@
-"""Who watches the passes: `ark plan --passes` and ARK_DEBUG=passes. Told by ark.lower.prepare."""
+"""Observers of the passes (`ark plan --passes`), and the texts that ARK_DEBUG=passes,lower,plan
+prints. Called by ark.lower.prepare and ark.lower.pipeline.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 from ark.ir.graph import Graph
+from ark.ir.text import to_text
+from ark.log import show
+from ark.lower.choose import refusal
 from ark.lower.rewrite.context import Context
+from ark.machine import Machine
+from ark.plan.cost import predict
+from ark.plan.groups import Group
+from ark.plan.types import Plan
+from ark.variant import COMMUNICATE
 
 Observer = Callable[[str, Graph, Graph, Context], None]
 """Told of a pass by name, with the graph before and after it and what the pass was given. Behind
@@ -29,3 +40,57 @@ def observed(observer: Observer) -> Iterator[None]:
 def observer() -> Observer | None:
     """The observer in force, if there is one."""
     return _observer.get()
+
+
+def show_pass(name: str, before: Graph, after: Graph) -> None:
+    """Prints how a pass that changed a graph changed the numbers of its ops."""
+    if after is before or to_text(after) == to_text(before):
+        return
+    ops = [Counter(n.type for n in g.nodes if not n.virtual) for g in (before, after)]
+    counts = Counter(ops[1])
+    counts.subtract(ops[0])
+    changed = (f"{kind} {number:+d}" for kind, number in sorted(counts.items()) if number)
+    totals = f"{ops[0].total()} -> {ops[1].total()} ops"
+    show("passes", f"{name}: {totals}: {', '.join(changed) or 'operands or order'}")
+
+
+def show_variants(graph: Graph, machine: Machine, chosen: Sequence[Machine]) -> None:
+    """Prints each phase's variant, and why the last phase has none of the others."""
+    for phase, target in zip(graph.phases, chosen, strict=True):
+        show("lower", f"phase {phase or 'all'}: variant {target.variant.name}")
+    for variant in {v.name: v for v in machine.variants}.values():
+        if variant.name == chosen[-1].variant.name:
+            continue
+        if variant.role(COMMUNICATE):
+            reason = "it serves phases that decode, whose products are linear layers of one row"
+        elif variant.name == "matrix":
+            reason = refusal(graph) or "the options or the ops' own tiles ask for another one"
+        else:
+            reason = f"{chosen[-1].variant.name} serves the graph"
+        show("lower", f"not {variant.name}: {reason}")
+
+
+def cuts_text(groups: Sequence[Group]) -> str:
+    """A line for each op with tiles: its task kind, tile, parts of k and tasks."""
+    lines = []
+    for group in groups:
+        if tile := group.params.get("tile"):
+            parts, tasks = group.params.get("splits", 1), len(group.coords)
+            split = f", {parts} parts of k" if parts > 1 else ""
+            size = "x".join(map(str, tile))
+            lines.append(f"{group.name}: {group.kind}, tiles {size}{split}, {tasks} tasks")
+    return "\n".join(lines)
+
+
+def plan_text(plan: Plan) -> str:
+    """A line for each phase: its predicted time, tasks, and processors that have any."""
+    lines = []
+    for number, phase in enumerate(plan.phases):
+        us = max((span.end for span in predict(plan, number)), default=0.0)
+        busy = sum(bool(tasks) for tasks in phase.processors)
+        tasks = sum(map(len, phase.processors))
+        lines.append(
+            f"phase {phase.name or 'all'}: predicted {us:.4g} us, {tasks} tasks, "
+            f"{busy} of {len(phase.processors)} task lists busy"
+        )
+    return "\n".join(lines)

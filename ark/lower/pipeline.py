@@ -15,9 +15,11 @@ from typing import Any
 
 from ark.capability import Capability
 from ark.ir.graph import Graph
+from ark.log import show, shows
 from ark.lower.claims import claimed
 from ark.lower.contents import Contents
 from ark.lower.nodes import lower_nodes
+from ark.lower.observe import cuts_text, plan_text
 from ark.lower.packets import choose_packets
 from ark.lower.prepare import Prepared, prepare
 from ark.machine import Machine
@@ -77,7 +79,10 @@ def plan_prepared(
         Phase(name, schedule.phase(number, groups, ops), variant)
         for number, (name, groups, variant) in enumerate(listed)
     ]
-    return dataclasses.replace(draft.plan, phases=tuple(phases), counters=schedule.counters())
+    plan = dataclasses.replace(draft.plan, phases=tuple(phases), counters=schedule.counters())
+    if shows("plan"):
+        show("plan", plan_text(plan))
+    return plan
 
 
 @paused()
@@ -105,6 +110,8 @@ def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> _Draft:
     if not any(kinds.get(group.kind).streams for group in groups):
         machines = tuple(machine.without_ring() for machine in machines)
     groups = claimed(groups, machines)
+    if shows("lower"):
+        show("lower", cuts_text(groups))
     if private.world_size > 1 or len(private.phases) > 1:
         groups = _ended(groups)
     packed = machines[-1].has(Capability.PACKETS) and chosen.get("packets", True)

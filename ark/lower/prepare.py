@@ -12,9 +12,10 @@ from typing import Any
 
 from ark.errors import InvalidUsageError, PlanError
 from ark.ir.graph import Graph, Node
+from ark.log import shows
 from ark.lower.choose import choose, with_movers
 from ark.lower.nodes import begins_alone, meets_peers
-from ark.lower.observe import observer
+from ark.lower.observe import observer, show_pass, show_variants
 from ark.lower.passes import PASSES, Stage
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.overlap_collectives import JOINED
@@ -57,6 +58,8 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     context = Context(machine, chosen, external)
     private = _run(Stage.GRAPH, _private_copy(graph), context)
     machines = choose(private, context)
+    if shows("lower"):
+        show_variants(private, machine, machines)
     alone = begins_alone(private) and not chosen.get("together", False)
     ended = alone and meets_peers(private)
     nodes: list[Node] = []
@@ -81,6 +84,8 @@ def _run(stage: Stage, graph: Graph, context: Context) -> Graph:
         graph = step.run(before, context)
         if tell is not None:
             tell(step.name, before, graph, context)
+        if shows("passes"):
+            show_pass(step.name, before, graph)
     return graph
 
 

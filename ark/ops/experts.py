@@ -21,6 +21,7 @@ from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.lower.tiling import split
 from ark.ops.base import float_dtype, result
+from ark.tasks.experts import TopKParams
 
 
 def topk(input: Any, k: int, name: str = "", *, largest: bool = True) -> tuple[Tensor, Tensor]:
@@ -123,8 +124,8 @@ def _lower_topk(lowering: Lowering, node: Node) -> None:
     rows = node.inputs[0].shape[0]
     each = -(-rows // lowering.machine.processors)
     coords = [(r,) for r in range(0, rows, each)]
-    params = {**node.attrs, "rows": each}
-    lowering.emit("topk", params, [*node.inputs, *node.outputs], coords)
+    params = TopKParams(k=node.attrs["k"], least=node.attrs.get("least", False), rows=each)
+    lowering.emit("topk", params.to_plan(), [*node.inputs, *node.outputs], coords)
 
 
 def _lower_expert_linear(lowering: Lowering, node: Node) -> None:

@@ -36,8 +36,13 @@ Epsilon = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 Tile = tuple[Size, Size, Size, Size]
 
 
-class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Static parameters of a task kind; this one has none."""
+class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Static parameters of a task kind; this one has none. `Signature.read` gives them by name."""
+
+    def to_plan(self) -> dict[str, Any]:
+        """The parameters as a plan holds them, without those that have their default."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
 
 
 def read_params(kind: str, schema: type[Params], values: Mapping[str, Any]) -> None:

@@ -249,7 +249,7 @@ def _unknown_capability(fields: Mapping[str, Any]) -> str:
     words = fields.get("capabilities")
     try:
         for word in words if isinstance(words, (list, tuple)) else ():
-            Capability(word)
+            Capability.named(word)
     except PlanError as error:
         return str(error)
     return ""

@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from ark.ir.dtype import by_name
+
+Form = TypeVar("Form", bound=msgspec.Struct)
 
 ALIGNMENT = 16  # bytes of the widest access
 # Arenas that begin at a multiple of it, and keep their place.
@@ -66,6 +70,17 @@ class Signature:
     def key(self) -> tuple[Any, ...]:
         """Hashable and sortable identity."""
         return (self.kind, repr(sorted(self.params.items())), self.operands)
+
+    def read(self, form: type[Form]) -> Form:
+        """The parameters by name, once for a signature; `form` is the kind's struct of them."""
+        if form not in self._forms:
+            self._forms[form] = msgspec.convert(dict(self.params), form, strict=True)
+        values: Form = self._forms[form]
+        return values
+
+    @cached_property
+    def _forms(self) -> dict[type, Any]:
+        return {}
 
     def with_aligned(self, aligned: Sequence[bool]) -> Signature:
         """The same with other known alignments, by operand."""

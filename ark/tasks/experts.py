@@ -41,10 +41,10 @@ KEY_BYTES = 8  # of what is sorted for an element
 HEADERS = (text.header("sampling.h"), text.header("experts.h"))
 
 
-class TopKParams(Params, frozen=True):
+class TopKParams(Params, frozen=True, kw_only=True):
     k: Size
-    rows: Rows = 1
     least: bool = False
+    rows: Rows
 
 
 class TopK(TaskKind):
@@ -55,39 +55,40 @@ class TopK(TaskKind):
         super().check(sig)
         count(sig, 3)
         rows, n = matrix(sig, 0)
-        k = sig.params["k"]
+        params = sig.read(TopKParams)
+        k = params.k
         need(k <= n <= INT_MAX - 1024, f"{k} of {n} elements cannot be chosen")
         shaped(sig, 1, (rows, k))
         shaped(sig, 2, (rows, k), "int32")
-        fits((sig.params.get("rows", 1),), (rows,))
+        fits((params.rows,), (rows,))
 
     def places(self, sig: Signature) -> Places:
-        return Places((range(0, sig.operands[0].shape[0], sig.params.get("rows", 1)),))
+        return Places((range(0, sig.operands[0].shape[0], sig.read(TopKParams).rows),))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        row, k = coord[0], sig.params["k"]
+        row, params = coord[0], sig.read(TopKParams)
         rows, n = sig.operands[0].shape
-        end = min(row + sig.params.get("rows", 1), rows)
+        end = min(row + params.rows, rows)
         return [
             Access(0, (row, 0), (end, n)),
-            Access(1, (row, 0), (end, k), write=True),
-            Access(2, (row, 0), (end, k), write=True),
+            Access(1, (row, 0), (end, params.k), write=True),
+            Access(2, (row, 0), (end, params.k), write=True),
         ]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return max(8 * machine.warps, KEY_BYTES * self._sorted(sig, machine)[0])
 
     def _each(self, sig: Signature, machine: Machine) -> bool:
-        """Is a row a warp's?"""
-        rows, k = sig.params.get("rows", 1), sig.params["k"]
-        few = rows >= machine.warps or sig.operands[0].shape[1] <= LEAST_OF_BLOCK
-        return bool(k <= machine.lanes and few)
+        """True where each warp has rows to itself."""
+        params = sig.read(TopKParams)
+        few = params.rows >= machine.warps or sig.operands[0].shape[1] <= LEAST_OF_BLOCK
+        return params.k <= machine.lanes and few
 
     def _sorted(self, sig: Signature, machine: Machine) -> tuple[int, int]:
         """Powers of two: at least the elements of a row, and of a run that is put in order, where
         a block sorts; (0, 0) where it does not.
         """
-        n, k = sig.operands[0].shape[1], sig.params["k"]
+        n, k = sig.operands[0].shape[1], sig.read(TopKParams).k
         if machine.has(Capability.SINGLE_THREAD) or k < LEAST_SORTED or self._each(sig, machine):
             return 0, 0
         all_of, run = (1 << (m - 1).bit_length() for m in (n, max(k, machine.lanes)))
@@ -99,11 +100,11 @@ class TopK(TaskKind):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         limit, n = sig.operands[0].shape
-        rows, k = sig.params.get("rows", 1), sig.params["k"]
+        params = sig.read(TopKParams)
         pack = packs(sig.operands[:1], n) if sig.operands[0].strides[-1] == 1 else 1
         each = self._each(sig, machine)
-        least = bool(sig.params.get("least", False))
-        constants = (rows, limit, n, k, pack, each, *self._sorted(sig, machine), least)
+        sizes = params.rows, limit, n, params.k, pack
+        constants = (*sizes, each, *self._sorted(sig, machine), params.least)
         operands = [text.given(sig, i, const=i == 0) for i in range(3)]
         return text.call(name, "ark_topk", constants, (*operands, text.addresses(sig, (0,))))
 

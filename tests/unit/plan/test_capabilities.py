@@ -19,7 +19,7 @@ from tests.unit.plan.shapes import machine
 MODELS = ("h200", "b200", "a100", "mi300x", "rx7900xtx", "cpu-2")
 
 
-def test_each_member_says_what_it_means() -> None:
+def test_members_have_a_meaning_and_keep_their_word() -> None:
     assert all(len(c.meaning) > 10 and c.value == c.name.lower() for c in Capability)
     assert all(pickle.loads(pickle.dumps(c)) is c for c in Capability)
 

@@ -1,0 +1,98 @@
+"""ARK_DEBUG=passes,lower,plan,codegen: each stage prints its own decisions, and no other's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.codegen.writer import write
+from ark.frontend.model import Model, use_model
+from ark.log import STAGES
+from ark.lower.pipeline import plan
+from ark.plan.cost import predict
+from ark.plan.serialize import machine_of
+from ark.plan.types import Plan
+
+Printed = Callable[..., tuple[Plan, str, str]]
+
+
+def compiled(machine: str) -> tuple[Plan, str]:
+    """The plan and source of relu(x @ w) and a softmax."""
+    model = Model()
+    with use_model(model):
+        x, w = ark.tensor([512, 1024], ark.bf16), ark.parameter([1024, 1024], ark.bf16)
+        ark.softmax(ark.relu(ark.matmul(x, w)))
+    target = registry.machine(machine)
+    planned = plan(model.graph, target)
+    dialect = registry.get(target.backend).dialect(target.arch)  # type: ignore[attr-defined]
+    return planned, write(planned, machine_of(planned, 0), dialect).source.text
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Printed:
+    def run(stages: str, machine: str = "h200") -> tuple[Plan, str, str]:
+        monkeypatch.setenv("ARK_DEBUG", stages)
+        return (*compiled(machine), capsys.readouterr().err)
+
+    return run
+
+
+def test_nothing_is_printed_unless_asked(printed: Printed) -> None:
+    assert printed("")[2] == ""
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_prints_its_own_lines(printed: Printed, stage: str) -> None:
+    lines = printed(stage)[2].splitlines()
+    assert lines
+    assert all(line.startswith(f"ark {stage}: ") for line in lines)
+
+
+def test_passes_are_shown_with_changed_ops(printed: Printed) -> None:
+    assert "ark passes: fuse_epilogues: 3 -> 2 ops: relu -1\n" in printed("passes")[2]
+
+
+def test_the_fastest_cut_is_shown_before_slower_ones(printed: Printed) -> None:
+    planned, _, text = printed("lower")
+    rows, columns = next(op.params["tile"] for op in planned.ops if op.kind == "matmul")
+    line = next(line for line in text.splitlines() if "product 1x1x512x1024x1024" in line)
+    assert f"tiles {rows}x{columns}" in line
+    times = [float(us) for us in re.findall(r"([0-9.]+) us", line)]
+    assert len(times) == 3
+    assert times == sorted(times)
+
+
+def test_the_variant_is_shown_with_the_others_refusals(printed: Printed) -> None:
+    _, _, text = printed("lower")
+    assert "phase main: variant matrix" in text
+    assert "not roles: it serves phases that decode" in text
+    assert "not block: matrix serves the graph" in text
+
+
+def test_the_plan_is_shown_as_it_is(printed: Printed) -> None:
+    planned, _, text = printed("plan", "mi300x")
+    us = max(span.end for span in predict(planned, 0))
+    lists = planned.phases[0].processors
+    assert text == (
+        f"ark plan: phase main: predicted {us:.4g} us, {sum(map(len, lists))} tasks, "
+        f"{sum(map(bool, lists))} of {len(lists)} task lists busy\n"
+    )
+
+
+def test_the_source_is_shown_with_its_size(printed: Printed) -> None:
+    _, source, text = printed("codegen", "mi300x")
+    assert f"{len(source):,} characters; bodies: matmul 1, pointwise 1, rownorm 1\n" in text
+
+
+def test_an_unknown_stage_is_a_warning_with_the_known_ones(printed: Printed) -> None:
+    _, _, text = printed("plan, lowering")
+    assert text.splitlines()[0] == (
+        "ark warn: ARK_DEBUG names 'lowering', which is no stage; the stages are "
+        "passes, lower, plan, codegen"
+    )
+    assert text.count("lowering") == 1
+    assert "ark plan: " in text
