@@ -28,7 +28,10 @@ from ark.tasks.box_text import NAMES, declared, in_order, loop, tile_type, unuse
 PACK_BYTES = 16
 THREAD_BYTES = 128  # of loads that a thread has under way
 MOST_BYTES = 256  # that a pack's loads may take
-PACKS = 4
+PACKS, SINGLES = (
+    4,
+    8,
+)  # packs that a thread has under way at most, and elements where there are none
 CLAIM_BYTES = 32768  # of a result's tile that processors claim
 KEPT_OPERANDS = 16  # of which a task's record can say that the task before has made them
 COPY = expression.leaf(0)
@@ -291,8 +294,11 @@ class _Box:
         """Packs that a thread has under way. whole: 0 where it has more of a tile than these."""
         total, threads = math.prod(self.tile) // pack, machine.lanes * machine.warps
         read = {*packed, 0} if self.apart else packed
+        most, least = PACKS, PACK_BYTES
+        if pack == 1:
+            read, most, least = set(range(self.out)), SINGLES, 1
         loaded = sum(pack * self.sig.operands[i].itemsize for i in read if i != self.out)
-        rounds = max(1, min(PACKS, THREAD_BYTES // max(16, loaded), total // threads))
+        rounds = max(1, min(most, THREAD_BYTES // max(least, loaded), total // threads))
         return 0 if whole and total > rounds * threads else rounds
 
     def _varies(self) -> bool:

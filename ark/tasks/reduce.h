@@ -99,50 +99,47 @@ ARK_DEVICE ArkPack<R, N> ark_load_pack(const ArkTerms<R, TWO, M, W, A, B, Fill, 
 // total) stores.
 template <class F, typename T, int K, int V, int U, bool WARP, class In, class Finish>
 ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish& finish) {
-  constexpr int WIDTH = WARP ? ARK_LANES : ARK_THREADS, REACH = (U - 1) * WIDTH * V;
+  constexpr int WIDTH = WARP ? ARK_LANES : ARK_THREADS, AT_ONCE = U * WIDTH * V;
   const int me = WARP ? ark_lane() : ark_tid(), step = WARP ? ARK_WARPS : 1;
   constexpr int bulk = K / V * V;
-  const bool deep = me * V + REACH < bulk;
   decltype(ark_held<V>(in(0))) ahead[U];
+  const auto inside = [](int k) { return K % AT_ONCE == 0 || k < bulk; };
   const auto load = [&](int r, int k) {
-    const auto source = in(r) + k;
+    const auto source = in(r);
 #pragma unroll
-    for (int u = 0; u < U; ++u) ark_hold(ahead[u], source + u * WIDTH * V);
+    for (int u = 0; u < U; ++u) {
+      if (inside(k + u * WIDTH * V)) ark_hold(ahead[u], source + (k + u * WIDTH * V));
+    }
   };
   int parity = 0, r = WARP ? ark_warp() : 0;
-  if (deep && r < rows) load(r, me * V);
+  if (r < rows) load(r, me * V);
   for (; r < rows; r += step) {
     const auto source = in(r);
     T part[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) part[j] = F::none(T());
-    int k = me * V;
-    while (k + REACH < bulk) {
+    for (int k = me * V; k < bulk; k += AT_ONCE) {
       T value[U][V];
 #pragma unroll
       for (int u = 0; u < U; ++u) {
+        if (!inside(k + u * WIDTH * V)) continue;
         const auto pack = ark_values<V>(source + (k + u * WIDTH * V), ahead[u]);
 #pragma unroll
         for (int j = 0; j < V; ++j) value[u][j] = T(ark_plain(pack.v[j]));
       }
-      k += U * WIDTH * V;
-      if (k + REACH < bulk) {
-        load(r, k);
+      if (k + AT_ONCE < bulk) {
+        load(r, k + AT_ONCE);
       } else if (r + step < rows) {
         load(r + step, me * V);
       }
 #pragma unroll
       for (int u = 0; u < U; ++u) {
+        if (!inside(k + u * WIDTH * V)) continue;
 #pragma unroll
         for (int j = 0; j < V; ++j) part[j] = F::join(part[j], value[u][j]);
       }
     }
-    for (; k < bulk; k += WIDTH * V) {
-      const auto pack = ark_load_pack<V>(source + k);
-#pragma unroll
-      for (int j = 0; j < V; ++j) part[j] = F::join(part[j], T(ark_plain(pack.v[j])));
-    }
-    for (k = bulk + me; k < K; k += WIDTH) part[0] = F::join(part[0], T(ark_term(source, k)));
+    for (int k = bulk + me; k < K; k += WIDTH) part[0] = F::join(part[0], T(ark_term(source, k)));
     T total[1] = {part[0]};
 #pragma unroll
     for (int j = 1; j < V; ++j) total[0] = F::join(total[0], part[j]);

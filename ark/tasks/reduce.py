@@ -48,6 +48,7 @@ _FOLDS = {
 }
 COLUMNS = 64  # neighbouring results that a block reduces at once, where not the last dimension is
 LOADS_OF_BARRIERS = 16  # loads that a thread makes one after another while a block meets twice
+EACH = 64  # elements of a column that a thread adds up where tiles are wide enough
 DEEP_PACKS = 4  # packs that a thread adds up in a reduction while as many are under way
 
 
@@ -170,8 +171,8 @@ class Reduce(TaskKind):
             pack //= 2
         threads = machine.lanes * machine.warps
         count = text.pad4(sig.operands[0].shape, 1)[sig.params["axis"]]
-        # Where there is little to add up, threads stand side by side instead.
-        wide = min(tile, max(COLUMNS, threads * pack * DEEP_PACKS // count))
+        # Threads that stand side by side go on loading where others of a column would meet.
+        wide = min(tile, threads, max(COLUMNS, threads * pack * EACH // count))
         across = 1
         while across * pack < wide and 2 * across <= threads:
             across *= 2

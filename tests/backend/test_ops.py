@@ -213,7 +213,9 @@ def test_matmul(backend: str) -> None:
 @pytest.mark.emulated("gfx942")
 def test_reductions(backend: str) -> None:
     cases = []
-    for number, shape in enumerate([(4, 9), (2, 3, 5, 7), (1, 130), (6,)]):
+    for number, shape in enumerate(
+        [(4, 9), (2, 3, 5, 7), (1, 130), (6,), (70, 1000), (2, 259, 72)]
+    ):
         array = values(*shape, seed=6)
         dtype = FLOATS[number % 3]
         for axis in range(-1, len(shape) - 1):
