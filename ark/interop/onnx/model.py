@@ -60,6 +60,9 @@ class Port:
         return f"{self.name}: {self.dtype} {list(self.shape) if self.shape is not None else '?'}"
 
 
+MOST_SIZES = 4096  # for which a model remembers how they are rounded up
+
+
 class OnnxModel:
     """Runs on NumPy arrays. The loop kernel is planned and compiled once for every set of sizes,
     which are rounded up where the operators permit it; the last kernels are kept. Threads may
@@ -80,7 +83,7 @@ class OnnxModel:
         self._proto = proto
         self._known: set[str] = set()
         self._kernels: Kernels[Launched] = Kernels(_end)
-        self._rounded: Kernels[tuple[Shapes, Shapes]] = Kernels(lambda sizes: None)
+        self._rounded: Kernels[tuple[Shapes, Shapes]] = Kernels(lambda sizes: None, MOST_SIZES)
         self._turn = threading.RLock()  # a kernel has one set of inputs at a time
         self._closed = False
         sizes = {p.name: (p.sizes, p.dtype) for p in self.inputs if p.sizes is not None}
