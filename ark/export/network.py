@@ -41,6 +41,8 @@ def network(path: Path, dims: Mapping[str, int], machine: Machine) -> Network:
     for port in model.inputs:
         if port.sizes is None:
             raise InvalidUsageError(f"the input {port} has open sizes; give each with --dim NAME=N")
+        if port.dtype == np.float64:
+            raise UnsupportedError(f"the input {port} is of float64; export the model in float32")
         arrays[port.name] = np.zeros(port.sizes, port.dtype)
     built = model.graph(arrays)
     kept = []

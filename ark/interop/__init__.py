@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def from_onnx(path: Any, dims: Mapping[str, int] | None = None) -> OnnxModel:
-    """An ONNX file (opset 13 to 25) as a model that runs on NumPy arrays.
+    """An ONNX file (opset 7 to 28) as a model that runs on NumPy arrays.
 
     dims: sizes of the file's symbolic dimensions; those left open take the sizes of the arrays of a
     run. ModelError for a file that is no valid model, UnsupportedError that lists every operator

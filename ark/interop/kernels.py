@@ -23,10 +23,12 @@ T = TypeVar("T")
 
 
 class Kernels(Generic[T]):
-    """By what they are for. end: gives a kernel's memory back. Threads may use it."""
+    """By what they are for. end: gives a kernel's memory back. most: how many are
+    kept, by default MOST. Threads may use it.
+    """
 
-    def __init__(self, end: Callable[[T], None]) -> None:
-        self._end = end
+    def __init__(self, end: Callable[[T], None], most: int | None = None) -> None:
+        self._end, self._most = end, most
         self._made: OrderedDict[Hashable, T] = OrderedDict()
         self._lock = threading.RLock()
 
@@ -35,7 +37,7 @@ class Kernels(Generic[T]):
         with self._lock:
             if key not in self._made:
                 made = make()
-                while len(self._made) >= MOST:
+                while len(self._made) >= (self._most or MOST):
                     self._end(self._made.popitem(last=False)[1])
                 self._made[key] = made
             self._made.move_to_end(key)

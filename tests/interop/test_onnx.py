@@ -109,14 +109,17 @@ def test_what_is_missing_is_listed_at_once(tmp_path: Path, capsys) -> None:
 
 
 def test_control_flow_is_refused_by_name(tmp_path: Path, capsys) -> None:
-    out = helper.make_tensor_value_info("o", TensorProto.FLOAT, ("batch", 4))
-    body = helper.make_graph([helper.make_node("Identity", ["x"], ["o"])], "b", [], [out])
-    test = helper.make_node(
-        "Constant", [], ["c"], value=onnx.numpy_helper.from_array(np.array(True))
-    )
-    branch = helper.make_node("If", ["c"], ["y"], name="choice", then_branch=body, else_branch=body)
-    said = refused(tmp_path, capsys, network(test, branch).SerializeToString())
-    assert "If (control flow): choice" in said
+    value = helper.make_tensor_value_info
+    goes_on = [value("i", TensorProto.INT64, ()), value("c", TensorProto.BOOL, ())]
+    state = value("s", TensorProto.FLOAT, ("batch", 4))
+    ends = [value("d", TensorProto.BOOL, ()), value("o", TensorProto.FLOAT, ("batch", 4))]
+    steps = [helper.make_node("Identity", ["c"], ["d"]), helper.make_node("Neg", ["s"], ["o"])]
+    body = helper.make_graph(steps, "b", [*goes_on, state], ends)
+    count = onnx.numpy_helper.from_array(np.array(3))
+    trips = helper.make_node("Constant", [], ["n"], value=count)
+    loop = helper.make_node("Loop", ["n", "", "x"], ["y"], name="rounds", body=body)
+    said = refused(tmp_path, capsys, network(trips, loop).SerializeToString())
+    assert "Loop (control flow): rounds" in said
 
 
 def test_bad_files(tmp_path: Path, capsys) -> None:

@@ -182,3 +182,18 @@ def test_padded_indices_are_in_range() -> None:
             np.testing.assert_array_equal(got, WEIGHTS["table"][ids - bool(extra)])
         assert len(lookup._kernels) == kernels
         lookup.close()
+
+
+def test_how_sizes_are_rounded_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size that was seen before builds no graph again."""
+    from ark.interop.onnx import model as module
+
+    built = []
+    build = module.build
+    monkeypatch.setattr(module, "build", lambda *a: built.append(1) or build(*a))
+    dense = from_proto(PADDED["layer"], "layer")
+    for rows in (5, 6, 5, 6):
+        dense(np.ones((rows, 4), np.float32))
+    # Two graphs for each size, and one for the kernel that both have.
+    assert len(built) == 5
+    dense.close()

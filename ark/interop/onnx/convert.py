@@ -16,12 +16,15 @@ from onnx.reference import ReferenceEvaluator
 
 import ark
 from ark.errors import BaseError, ModelError, UnsupportedError
+from ark.interop.onnx import einsum as einsum
 from ark.interop.onnx import elementwise as elementwise
 from ark.interop.onnx import movement as movement
 from ark.interop.onnx import norms as norms
 from ark.interop.onnx import products as products
+from ark.interop.onnx import quantize as quantize
 from ark.interop.onnx import recurrent as recurrent
 from ark.interop.onnx import reductions as reductions
+from ark.interop.onnx import resize as resize
 from ark.interop.onnx.load import OPSETS
 from ark.interop.onnx.values import TABLE, Call, NeedsContents, Step, Value, data_type
 
@@ -68,20 +71,43 @@ def build(
                 values[name] = Value(shape, array=known.get(name, np.zeros(shape, dtype)))
                 continue
             made.inputs[name] = values[name] = _input(name, shape, dtype)
-        for place, node in enumerate(proto.graph.node):
-            label = node.name or f"number {place}"
-            try:
-                _node(node, values, version, made)
-            except (NeedsContents, MemoryError):
-                raise
-            except BaseError as error:
-                kind = UnsupportedError if isinstance(error, UnsupportedError) else ModelError
-                raise kind(f"{node.op_type} (node {label}): {error}") from error
-            except (ValueError, TypeError, IndexError, KeyError, ArithmeticError) as error:
-                raise ModelError(f"{node.op_type} (node {label}) is malformed: {error}") from error
+        _nodes(proto.graph, values, version, made)
         for output in proto.graph.output:
             made.results[output.name] = values[output.name]
     return made
+
+
+def _nodes(graph: onnx.GraphProto, values: dict[str, Value], version: int, made: Built) -> None:
+    """Builds a graph's nodes; values: by name, which those of the nodes join."""
+    for place, node in enumerate(graph.node):
+        label = node.name or f"number {place}"
+        try:
+            if node.op_type == "If" and not node.domain:
+                _branch(node, values, version, made)
+            else:
+                _node(node, values, version, made)
+        except (NeedsContents, MemoryError):
+            raise
+        except BaseError as error:
+            kind = UnsupportedError if isinstance(error, UnsupportedError) else ModelError
+            raise kind(f"{node.op_type} (node {label}): {error}") from error
+        except (ValueError, TypeError, IndexError, KeyError, ArithmeticError) as error:
+            raise ModelError(f"{node.op_type} (node {label}) is malformed: {error}") from error
+
+
+def _branch(node: onnx.NodeProto, values: dict[str, Value], version: int, made: Built) -> None:
+    """The nodes of the branch that an If takes; its condition must be known beforehand."""
+    condition = values[node.input[0]]
+    if condition.array is None:
+        raise NeedsContents(condition.inputs)
+    name = "then_branch" if bool(condition.array.item()) else "else_branch"
+    (graph,) = (a.g for a in node.attribute if a.name == name)
+    inner = dict(values)
+    for tensor in graph.initializer:
+        inner[tensor.name] = _weight(tensor)
+    _nodes(graph, inner, version, made)
+    for outer, result in zip(node.output, graph.output, strict=True):
+        values[outer] = inner[result.name]
 
 
 def _weight(tensor: onnx.TensorProto) -> Value:
@@ -101,6 +127,8 @@ def _node(node: onnx.NodeProto, values: dict[str, Value], version: int, made: Bu
     given = [values[name] if name else None for name in node.input]
     while given and given[-1] is None:
         given.pop()
+    if node.domain not in ("", "ai.onnx") or node.op_type not in TABLE:
+        raise UnsupportedError("the operator is not built")  # of a graph within a graph
     since = onnx.defs.get_schema(node.op_type, version).since_version
     call = Call(node.op_type, given, _attributes(node), list(node.output), since, made.constants)
     seen = frozenset().union(*(v.inputs for v in given if v is not None))
@@ -137,6 +165,8 @@ def _foldable(op: str, given: list[Value | None]) -> bool:
         return False
     if op in _ALWAYS_FOLDED:
         return True
+    if any(a.size == 0 for a in arrays):
+        return True  # tensors have elements
     if sum(a.size for a in arrays) > MOST_FOLDED:
         return False
     return op not in _GROWS or _made_elements(op, arrays) <= MOST_MADE

@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 
 import ark
 from ark.interop.onnx.values import TABLE, Call, Value, data_type, made, operator, refuse
-from ark.ir.dtype import FLOATS
+from ark.ir.dtype import FLOATS, SMALL_FLOATS
 
 _SAME = {
     "Abs": ark.abs,
@@ -154,8 +155,19 @@ def _clip(call: Call) -> Value:
 
 @operator("Cast")
 def _cast(call: Call) -> Value:
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(call.attribute("to"))
-    return made(_as(call.tensor(0), data_type(dtype)), call.shape(0))
+    dtype = data_type(onnx.helper.tensor_dtype_to_np_dtype(call.attribute("to")))
+    return made(_cast_to(call, dtype), call.shape(0))
+
+
+def _cast_to(call: Call, dtype: Any) -> Any:
+    """Floats of 8 bits saturate by default: what is too large becomes the largest value."""
+    tensor = call.tensor(0)
+    if dtype in SMALL_FLOATS and tensor.ir.dtype != dtype and call.attribute("saturate", 1):
+        most = float(ml_dtypes.finfo(dtype.numpy).max)
+        tensor = _as(tensor, ark.fp32)
+        tensor = ark.where(ark.greater(tensor, most), most, tensor)
+        tensor = ark.where(ark.less(tensor, -most), -most, tensor)
+    return _as(tensor, dtype)
 
 
 @operator("CastLike")
@@ -163,7 +175,7 @@ def _cast_like(call: Call) -> Value:
     known, dtype = call.value(0).array, call.dtype(1)
     if known is not None:
         return Value(known.shape, array=known.astype(dtype.numpy))
-    return made(_as(call.tensor(0), dtype), call.shape(0))
+    return made(_cast_to(call, dtype), call.shape(0))
 
 
 @operator("IsInf")

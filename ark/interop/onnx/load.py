@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import checker, inliner, shape_inference
+from onnx import checker, inliner, shape_inference, version_converter
 from onnx.external_data_helper import load_external_data_for_model
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 
-OPSETS = (13, 25)  # from 23 on known operators gained types only
+OPSETS = (13, 28)  # of these definitions are the operators' functions
+OLDEST = 7  # from here on onnx's version converter makes the oldest of OPSETS
 MOST_BYTES = 1 << 31  # of one protobuf message
-CONTROL_FLOW = ("If", "Loop", "Scan", "SequenceMap")
+CONTROL_FLOW = ("Loop", "Scan", "SequenceMap")
 _FAILURES = (DecodeError, RuntimeError, ValueError, TypeError, KeyError, IndexError, OverflowError)
 
 
@@ -37,14 +38,20 @@ def read(path: Any, dims: Mapping[str, int] | None, known: Iterable[str]) -> onn
         raise InvalidUsageError(f"{file} cannot be read: {error}") from error
     except _FAILURES as error:
         raise ModelError(f"{file} is no ONNX model: {error}; export it again") from error
-    check(model, str(file), file.parent)
+    model = checked(model, str(file), file.parent)
     model = expanded(model, str(file), known)
     bind(model, dims or {}, str(file))
     return model
 
 
-def check(model: onnx.ModelProto, name: str, folder: Path | None) -> None:
-    """ModelError unless the file is a valid model; weights beside it are read here."""
+def checked(model: onnx.ModelProto, name: str, folder: Path | None) -> onnx.ModelProto:
+    """The model with operators of OPSETS; ModelError unless it is valid. Weights beside it are read
+    here. Sizes of -1 and 0 are unknown ones.
+    """
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_value") and dim.dim_value <= 0:
+                dim.Clear()
     try:
         if folder is not None:
             _check_places(model, name)
@@ -52,11 +59,32 @@ def check(model: onnx.ModelProto, name: str, folder: Path | None) -> None:
                 warnings.simplefilter("ignore", UserWarning)
                 load_external_data_for_model(model, str(folder))
         checker.check_model(model)
+        model = _converted(model, name)
         shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     except (checker.ValidationError, shape_inference.InferenceError, OSError) as error:
         raise ModelError(f"{name} is no valid ONNX model: {_first(error)}") from error
     except _FAILURES as error:
         raise ModelError(f"{name} is no valid ONNX model: {_first(error)}") from error
+    return model
+
+
+def _converted(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """The model itself, or by onnx's version converter one of the oldest of OPSETS."""
+    version = opset(model, name)
+    if version >= OPSETS[0]:
+        return model
+    if version < OLDEST:
+        raise UnsupportedError(
+            f"{name} uses opset {version}; expected {OLDEST} to {OPSETS[1]}. Convert it with "
+            "onnx.version_converter, or export it again"
+        )
+    try:
+        return version_converter.convert_version(model, OPSETS[0])
+    except _FAILURES as error:
+        raise UnsupportedError(
+            f"{name} uses opset {version}, which onnx's version converter cannot bring to "
+            f"{OPSETS[0]}: {_first(error)}; export it again"
+        ) from error
 
 
 def _check_places(model: onnx.ModelProto, name: str) -> None:
@@ -83,7 +111,7 @@ def expanded(model: onnx.ModelProto, name: str, known: Iterable[str]) -> onnx.Mo
         model = inliner.inline_local_functions(model) if model.functions else model
     except _FAILURES as error:
         raise ModelError(f"{name}: its functions cannot be expanded: {_first(error)}") from error
-    lacking = sorted({n.op_type for n in model.graph.node if not n.domain} - known)
+    lacking = sorted({n.op_type for n in nodes(model.graph) if not n.domain} - known)
     wanted = [("", op) for op in lacking if _has_body(op, version)]
     if not wanted:
         return model
@@ -91,6 +119,15 @@ def expanded(model: onnx.ModelProto, name: str, known: Iterable[str]) -> onnx.Mo
         return inliner.inline_selected_functions(model, wanted, inline_schema_functions=True)
     except _FAILURES:  # not every body can be expanded: `missing` lists these operators
         return model
+
+
+def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph and of the graphs in it."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from nodes(attribute.g)
 
 
 def _has_body(op: str, version: int) -> bool:
@@ -108,13 +145,13 @@ def opset(model: onnx.ModelProto, name: str) -> int:
     if not 1 <= found[0] <= onnx.defs.onnx_opset_version():
         raise UnsupportedError(
             f"{name} uses opset {found[0]}, which the installed onnx does not know; expected "
-            f"{OPSETS[0]} to {OPSETS[1]}"
+            f"{OLDEST} to {OPSETS[1]}"
         )
     return found[0]
 
 
 def in_range(op: str, version: int) -> bool:
-    """Is the operator, as this opset defines it, one that an opset from 13 to 22 has?"""
+    """Is the operator, as this opset defines it, one that an opset of OPSETS has?"""
     low, high = OPSETS
     try:
         since = onnx.defs.get_schema(op, version).since_version
@@ -136,7 +173,7 @@ def missing(model: onnx.ModelProto, name: str, known: Iterable[str]) -> None:
         op = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
         if op in CONTROL_FLOW:
             op += " (control flow)"
-        elif op in known and in_range(op, version):
+        elif op == "If" or (op in known and in_range(op, version)):
             continue
         elif op in known:
             op += f" (as opset {version} defines it; {OPSETS[0]} to {OPSETS[1]} are built)"

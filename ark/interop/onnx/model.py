@@ -18,7 +18,7 @@ from ark.interop.kernels import Kernels
 from ark.interop.onnx import load
 from ark.interop.onnx.buckets import Shapes, padded, rounded
 from ark.interop.onnx.convert import Built, build
-from ark.interop.onnx.values import TABLE, NeedsContents, Shape
+from ark.interop.onnx.values import TABLE, NeedsContents, Shape, narrowed
 from ark.plan.cost import busied
 from ark.plan.serialize import machine_of
 from ark.runtime.inline import InlineRuns, inline_runs
@@ -60,6 +60,9 @@ class Port:
         return f"{self.name}: {self.dtype} {list(self.shape) if self.shape is not None else '?'}"
 
 
+MOST_SIZES = 4096  # for which a model remembers how they are rounded up
+
+
 class OnnxModel:
     """Runs on NumPy arrays. The loop kernel is planned and compiled once for every set of sizes,
     which are rounded up where the operators permit it; the last kernels are kept. Threads may
@@ -73,12 +76,14 @@ class OnnxModel:
         load.missing(proto, name, TABLE)
         weights = {t.name for t in proto.graph.initializer}
         self.name = name
-        self.inputs = [Port(i, "input") for i in proto.graph.input if i.name not in weights]
+        ports = [Port(i, "input") for i in proto.graph.input]
+        self.inputs = [p for p in ports if p.name not in weights]
+        self.defaults = [p for p in ports if p.name in weights]  # inputs that may be left away
         self.outputs = [Port(o, "output") for o in proto.graph.output]
         self._proto = proto
         self._known: set[str] = set()
         self._kernels: Kernels[Launched] = Kernels(_end)
-        self._rounded: Kernels[tuple[Shapes, Shapes]] = Kernels(lambda sizes: None)
+        self._rounded: Kernels[tuple[Shapes, Shapes]] = Kernels(lambda sizes: None, MOST_SIZES)
         self._turn = threading.RLock()  # a kernel has one set of inputs at a time
         self._closed = False
         sizes = {p.name: (p.sizes, p.dtype) for p in self.inputs if p.sizes is not None}
@@ -130,11 +135,13 @@ class OnnxModel:
         """Fills the tensors of the inputs of a launched graph; behind smaller arrays are zeros."""
         for name, value in built.inputs.items():
             assert value.tensor is not None
-            value.tensor.from_numpy(padded(inputs[name], value.shape))
+            value.tensor.from_numpy(padded(narrowed(inputs[name], name), value.shape))
 
     def read(self, built: Built) -> list[np.ndarray]:
         """The outputs of a graph that has run."""
-        return [_contents(built, port.name) for port in self.outputs]
+        arrays = [_contents(built, port.name) for port in self.outputs]
+        wide = [p.dtype == np.float64 for p in self.outputs]
+        return [a.astype(np.float64) if w else a for a, w in zip(arrays, wide, strict=True)]
 
     def close(self) -> None:
         """Gives the kernels' memory back, for good."""
@@ -144,14 +151,14 @@ class OnnxModel:
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The arrays, of the inputs' types; InvalidUsageError where they do not fit."""
-        names = [p.name for p in self.inputs]
-        if sorted(inputs) != sorted(names):
+        names, optional = {p.name for p in self.inputs}, {p.name for p in self.defaults}
+        if set(inputs) - optional != names:
             raise InvalidUsageError(
                 f"{self.name} has the inputs {', '.join(map(str, self.inputs)) or 'none'}; given "
                 f"were {', '.join(map(repr, inputs)) or 'none'}"
             )
         arrays, sizes = {}, dict[str, int]()
-        for port in self.inputs:
+        for port in (*self.inputs, *(p for p in self.defaults if p.name in inputs)):
             array = as_array(inputs[port.name])
             fits = port.shape is None or len(port.shape) == array.ndim
             for wanted, n in zip(port.shape or (), array.shape, strict=False):
@@ -281,5 +288,5 @@ def from_onnx(path: Any, dims: Mapping[str, int] | None = None) -> OnnxModel:
 
 def from_proto(proto: onnx.ModelProto, name: str = "the model") -> OnnxModel:
     """A model that is in memory already."""
-    load.check(proto, name, None)
+    proto = load.checked(proto, name, None)
     return OnnxModel(load.expanded(proto, name, TABLE), name)

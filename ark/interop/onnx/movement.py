@@ -33,6 +33,8 @@ def _constant(call: Call) -> Value:
         ("value_floats", np.float32),
         ("value_int", np.int64),
         ("value_ints", np.int64),
+        ("value_string", object),
+        ("value_strings", object),
     ):
         if name in call.attributes:
             array = np.asarray(call.attributes[name], dtype)
@@ -136,7 +138,7 @@ def _slice(call: Call) -> Value:
         taken = range(*slice(start, end if end > -(2**62) else None, step).indices(shape[d]))
         begins[d], sizes[d], by[d] = taken.start, len(taken), step
     if math.prod(sizes) == 0:
-        raise refuse(f"a tensor without elements, of shape {sizes},")
+        return Value(tuple(sizes), array=np.zeros(sizes, call.dtype(0).numpy))
     if all(step == 1 for step in by):
         box = tuple(slice(b, b + n) for b, n in zip(begins, sizes, strict=True))
         return made(call.tensor(0)[box], sizes)
@@ -257,7 +259,10 @@ def _space_to_depth(call: Call) -> Value:
     n, c, h, w = call.shape(0)
     size = call.attribute("blocksize")
     parts = ark.reshape(call.tensor(0), [n, c, h // size, size, w // size, size])
-    transposed = ark.transpose(parts, [0, 3, 5, 1, 2, 4])
+    parts = ark.reshape(call.tensor(0), [n, c, h // size, size, w // size, size])
+    blocks_first = call.attribute("mode", "DCR") == "DCR"
+    order = [0, 3, 5, 1, 2, 4] if blocks_first else [0, 1, 3, 5, 2, 4]
+    transposed = ark.transpose(parts, order)
     return made(transposed, (n, c * size**2, h // size, w // size))
 
 
@@ -272,3 +277,15 @@ def _one_hot(call: Call) -> Value:
         ids = ark.cast(ids, ark.int64)
     tensor = ark.one_hot(ids, depth, data_type(call.array(2).dtype), axis, off, on)
     return made(tensor, [*shape[:axis], depth, *shape[axis:]])
+
+
+@operator("ReverseSequence")
+def _reverse_sequence(call: Call) -> Value:
+    """Each row's first elements backwards: as many as its length says."""
+    shape, tensor = call.shape(0), call.tensor(0)
+    batch, time = call.attribute("batch_axis", 1), call.attribute("time_axis", 0)
+    lengths = ark.reshape(call.tensor(1), [n if d == batch else 1 for d, n in enumerate(shape)])
+    place = ark.iota(list(shape), time, ark.int64)
+    back = ark.sub(ark.sub(ark.expand(lengths, list(shape)), place), 1)
+    places = ark.where(ark.greater_equal(back, 0), back, place)
+    return made(ark.gather_elements(tensor, places, time), shape)

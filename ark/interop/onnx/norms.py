@@ -86,3 +86,28 @@ def _lrn(call: Call) -> Value:
     sums = ark.reshape(ark.transpose(sums, [0, 2, 1]), list(shape))
     scale = ark.add(ark.mul(sums, alpha / size), call.attribute("bias", 1.0))
     return made(ark.div(tensor, ark.pow(scale, beta)), shape)
+
+
+@operator("NegativeLogLikelihoodLoss")
+def _nll_loss(call: Call) -> Value:
+    """-x[n, target, ...] by weight; targets of ignore_index count nothing."""
+    shape, target = call.shape(0), call.tensor(1)
+    x, ignored = call.tensor(0), call.attribute("ignore_index")
+    places = target if ignored is None else ark.where(ark.equal(target, ignored), 0, target)
+    wide = ark.reshape(places, [shape[0], 1, *shape[2:]])
+    lost = ark.neg(ark.reshape(ark.gather_elements(x, wide, 1), list(call.shape(1))))
+    weight = ark.gather(call.tensor(2), places, 0) if call.has(2) else None
+    if ignored is not None:
+        one = ark.constant(1.0, list(call.shape(1)), x.ir.dtype) if weight is None else weight
+        weight = ark.where(ark.equal(target, ignored), 0.0, one)
+    lost = lost if weight is None else ark.mul(lost, weight)
+    how = call.attribute("reduction", "mean")
+    if how == "none":
+        return made(lost, call.shape(1))
+    every = list(range(len(call.shape(1))))
+    total = ark.reduce_sum(lost, every)
+    if how == "mean" and weight is None:
+        total = ark.div(total, float(math.prod(call.shape(1))))
+    elif how == "mean":
+        total = ark.div(total, ark.reduce_sum(weight, every))
+    return made(total, ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -148,31 +147,3 @@ def _global(function: Callable[..., Any]) -> Callable[[Call], Value]:
 
 operator("GlobalAveragePool")(_global(ark.global_avg_pool))
 operator("GlobalMaxPool")(_global(ark.global_max_pool))
-
-
-@operator("Resize")
-def _resize(call: Call) -> Value:
-    shape = call.shape(0)
-    axes = call.attribute("axes", list(range(len(shape))))
-    sizes = list(shape)
-    asked = call.has(3) and call.value(3).shape != (0,)
-    values = call.integers(3) if asked else call.array(2).tolist()
-    for axis, value in zip(axes, values, strict=True):
-        sizes[axis] = int(value) if asked else math.floor(shape[axis] * value)
-        if not asked and sizes[axis] != shape[axis] * value:
-            raise refuse("Resize by a scale that gives no whole size")
-    mode = call.attribute("mode", "nearest")
-    places = call.attribute("coordinate_transformation_mode", "half_pixel")
-    if mode == "nearest" and call.attribute("nearest_mode", "round_prefer_floor") != (
-        "round_prefer_floor"
-    ):
-        raise refuse(f"Resize with nearest_mode {call.attribute('nearest_mode')}")
-    if mode == "cubic" or places not in ("half_pixel", "asymmetric", "align_corners"):
-        raise refuse(f"Resize of mode {mode} with coordinates {places}")
-    if call.attribute("antialias", 0) or call.attribute("keep_aspect_ratio_policy", "stretch") != (
-        "stretch"
-    ):
-        raise refuse("Resize with antialias or a kept aspect ratio")
-    if tuple(sizes[:2]) != shape[:2] or len(shape) < 3:
-        raise refuse("Resize of batch or channels")
-    return made(ark.resize(call.tensor(0), sizes[2:], mode, places), sizes)

@@ -7,8 +7,10 @@ its tensor. A value whose contents are known while the graph is built is a NumPy
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -39,11 +41,36 @@ class NeedsContents(Exception):
 
 
 def data_type(dtype: Any) -> DataType:
-    """ark's type of a NumPy type; UnsupportedError if it has none."""
+    """ark's type of a NumPy type, fp32 for float64; UnsupportedError if it has none."""
+    if np.dtype(dtype) == np.float64:
+        _warn_of_float64()
+        return ark.fp32
     for one in (*ark_types(), ark.bool):
         if np.dtype(one.numpy) == np.dtype(dtype):
             return one
     raise UnsupportedError(f"the element type {np.dtype(dtype)} is not built")
+
+
+@cache
+def _warn_of_float64() -> None:
+    """Once in a process."""
+    warnings.warn(
+        "float64 tensors of ONNX models are computed in float32: ark has no type of 64 bits",
+        stacklevel=2,
+    )
+
+
+def narrowed(array: np.ndarray, name: str) -> np.ndarray:
+    """A float64 array as float32; UnsupportedError if a value is too large for it."""
+    if array.dtype != np.float64:
+        return array
+    with np.errstate(over="ignore"):
+        narrow = array.astype(np.float32)
+    if np.any(np.isinf(narrow) & np.isfinite(array)):
+        raise UnsupportedError(
+            f"{name} holds float64 values that float32 does not have; scale them down"
+        )
+    return narrow
 
 
 def ark_types() -> tuple[DataType, ...]:
@@ -57,6 +84,8 @@ def ark_types() -> tuple[DataType, ...]:
         ark.uint32,
         ark.int8,
         ark.uint8,
+        ark.fp8_e4m3,
+        ark.fp8_e5m2,
     )
 
 
@@ -91,12 +120,16 @@ class Call:
         value = self.value(place)
         if value.tensor is None:
             assert value.array is not None
+            if not value.array.size:  # what it makes is computed beforehand
+                raise NeedsContents(
+                    frozenset().union(*(v.inputs for v in self.inputs if v and v.array is None))
+                )
             value.tensor = self.made(value.array)
         return value.tensor
 
     def made(self, array: np.ndarray) -> ark.Tensor:
         """A tensor of the graph whose contents are known."""
-        dtype = data_type(array.dtype)
+        dtype, array = data_type(array.dtype), narrowed(array, "a constant")
         if not array.size:
             raise UnsupportedError(f"a tensor without elements, of shape {list(array.shape)}")
         shape = list(array.shape) or [1]
@@ -158,7 +191,7 @@ def made(tensor: Any, shape: Sequence[int]) -> Value:
     """A value of ONNX's shape on a tensor, which is reshaped where its shape is another one."""
     shape = tuple(int(n) for n in shape)
     if math.prod(shape) == 0:
-        raise UnsupportedError(f"a tensor without elements, of shape {list(shape)}")
+        return Value(shape, array=np.zeros(shape, tensor.ir.dtype.numpy))
     wanted = shape or (1,)
     if tensor.ir.shape != wanted:
         tensor = ark.reshape(tensor, list(wanted))
