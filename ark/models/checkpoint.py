@@ -169,7 +169,8 @@ class Checkpoint:
         first, *others = share or (slice(None),)
         if stored:
             begin, end, places = stored.span(first)
-            array = self._rows(tensor, begin, end)[places][(slice(None), *others)]
+            array = self._rows(tensor, begin, end)[places]
+            array = array[tuple([slice(None), *others])]
             return stored.adjust(array)
         begin, end, step = first.indices(tensor.shape[0])
         if step != 1 or end <= begin:
