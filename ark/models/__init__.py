@@ -1,1 +1,8 @@
-"""Models from checkpoint directories: their shape (config), weights (checkpoint) and tokenizer."""
+"""Models from checkpoint directories: their shape (config), weights (checkpoint) and tokenizer.
+
+`register` adds a decoder from outside of ark.
+"""
+
+from ark.models.registry import register
+
+__all__ = ["register"]

@@ -169,8 +169,8 @@ class Checkpoint:
         first, *others = share or (slice(None),)
         if stored:
             begin, end, places = stored.span(first)
-            array = self._rows(tensor, begin, end)[places][(slice(None), *others)]
-            return stored.adjust(array)
+            index = (slice(None), *others)
+            return stored.adjust(self._rows(tensor, begin, end)[places][index])
         begin, end, step = first.indices(tensor.shape[0])
         if step != 1 or end <= begin:
             begin, end, others = 0, tensor.shape[0], list(share)

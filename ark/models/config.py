@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.models.fields import Fields, check_directory
-from ark.models.registry import ARCHITECTURES, MODEL_TYPES, decoder
+from ark.models.registry import MODEL_TYPES, architectures, decoder
 from ark.models.rope import Rope, inverse_frequencies, read_rope
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -235,11 +235,11 @@ def read_architecture(fields: Fields) -> str:
     if not names and isinstance(kind, str) and kind in MODEL_TYPES:
         return MODEL_TYPES[kind]
     found = names if isinstance(names, list) else [names or kind]
-    if len(found) != 1 or not isinstance(found[0], str) or found[0] not in ARCHITECTURES:
+    if len(found) != 1 or not isinstance(found[0], str) or found[0] not in architectures():
         shown = ", ".join(str(name) for name in found)
         raise UnsupportedError(
             f"{fields.source} describes the architecture {shown[:200]}, but ark runs "
-            f"{', '.join(ARCHITECTURES)}. Use a checkpoint of one of these."
+            f"{', '.join(architectures())}. Use a checkpoint of one of these."
         )
     return found[0]
 

@@ -121,7 +121,39 @@ def test_tokens_and_logits_are_those_of_transformers(
     backend: str, case: str, tmp_path: Path
 ) -> None:
     directory = make_checkpoint(tmp_path / case, **CASES[case])
-    prompt = [int(t) for t in np.random.default_rng(5).integers(0, 320, 21)]
+    ours = check_logits(directory, backend)
+    assert len(set(ours)) > NEW // 3  # a model that repeats itself would prove little
+
+
+@slow
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_random_shapes(backend: str, case: str, seed: int, tmp_path: Path) -> None:
+    """Few and many heads, sizes that no vector divides, one layer to three."""
+    rng = np.random.default_rng(seed)
+    fields: dict[str, Any] = dict(CASES[case])
+    kv_heads = int(rng.integers(1, 4))
+    heads = kv_heads * int(rng.integers(1, 4))
+    rope = dict(fields.get("rope", {}))
+    width = int(rng.integers(1, 5)) * (8 if "partial_rotary_factor" in rope else 2)
+    hidden = heads * int(rng.integers(3, 20))
+    if "head_dim" in fields and fields["head_dim"] is None:
+        hidden = heads * width
+    else:
+        fields["head_dim"] = width
+    for name in {"short_factor", "long_factor"} & set(rope):
+        pairs = int(width * rope.get("partial_rotary_factor", 1)) // 2
+        rope[name] = [float(f) for f in rng.uniform(1, 9, pairs)]
+    fields |= {"rope": rope} if rope else {}
+    fields |= {"heads": heads, "kv_heads": kv_heads, "hidden": hidden, "seed": seed}
+    fields |= {"intermediate": int(rng.integers(5, 130)), "layers": int(rng.integers(1, 4))}
+    directory = make_checkpoint(tmp_path, **{**fields, "vocab": int(rng.integers(258, 400))})
+    check_logits(directory, backend)
+
+
+def check_logits(directory: Path, backend: str) -> list[int]:
+    """The tokens after a prompt; they and the logits of the last one are transformers'."""
+    prompt = [int(t) for t in np.random.default_rng(5).integers(0, 258, 21)]
     chosen, _ = registry.choose(backend)
     device = chosen.open(0)
     try:
@@ -134,8 +166,8 @@ def test_tokens_and_logits_are_those_of_transformers(
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + ours[:-1]])).logits[0].numpy()
     assert ours == logits[len(prompt) - 1 :].argmax(-1).tolist()
-    assert len(set(ours)) > NEW // 3  # a model that repeats itself would prove little
     np.testing.assert_allclose(last, logits[-1], rtol=1e-4, atol=1e-4)
+    return ours
 
 
 @pytest.fixture

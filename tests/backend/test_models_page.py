@@ -19,7 +19,26 @@ from ark.models.checkpoint import Checkpoint
 from tests.backend import test_decoders
 from tests.checkpoints import make_checkpoint
 
+OWN = dict(registry.ARCHITECTURES)
 PAGE = Path(__file__).resolve().parents[2] / "docs/models.md"
+
+
+def test_the_page_has_every_architecture_with_its_file() -> None:
+    table = re.findall(r"^\| `(\w+)` \|.*?\| `(\w+\.py)` \|", PAGE.read_text(), re.M)
+    files = {name: f"{str(made).split(':')[0].split('.')[-1]}.py" for name, made in OWN.items()}
+    assert dict(table) == files and len(table) == len(files)
+    kinds = {case["kind"] for case in test_decoders.CASES.values()}
+    tested = {registry.MODEL_TYPES[kind] for kind in kinds} | {"MistralForCausalLM"}
+    assert tested | {"LlamaForCausalLM"} == set(files)  # tests/backend/test_generate.py has Llama
+
+
+def test_the_decoder_of_the_page_is_the_one_that_ark_has() -> None:
+    section = PAGE.read_text().split("## Adding a decoder")[1]
+    file, architecture, line = re.findall(r"```python\n(.*?)```", section, re.S)
+    name, _, text = file.partition("\n")
+    assert (PAGE.parents[1] / name.removeprefix("# ")).read_text() == text
+    assert ast.literal_eval("{" + architecture + "}").items() <= OWN.items()
+    assert ast.literal_eval("{" + line + "}").items() <= test_decoders.CASES.items()
 
 
 @pytest.fixture

@@ -22,6 +22,10 @@ from tests.checkpoints import make_checkpoint
 from tests.slow import SLOW, slow
 
 NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
+SHARED = (
+    "qwen3-tied-wide-heads", "qwen3-moe", "smollm3", "granite", "phi3", "phi4-mini", "gemma2",
+    "gemma3", "glm", "glm4",
+)  # fmt: skip
 PROMPT = "The king said to his servants,"
 
 
@@ -75,7 +79,7 @@ def test_two_ranks_give_the_tokens_of_one(backend: str) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    ["mixtral", *(pytest.param(c, marks=slow) for c in ("qwen3-tied-wide-heads", "qwen3-moe"))],
+    ["mixtral", "qwen2", *(pytest.param(c, marks=slow) for c in SHARED)],
 )
 def test_ranks_share_other_decoders(case: str, tmp_path: Path) -> None:
     """Each holds half of the heads, of every expert and of the head's rows."""
