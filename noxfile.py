@@ -115,6 +115,13 @@ def package(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """The site, into site/: any link, anchor or name that is not there fails."""
+    session.install("-e", ".[docs]")
+    session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session
 def emulator_sweep(session: nox.Session) -> None:
     """The kernel suite on every emulated architecture, at -O0 and -O3, with ten seeds; then all
     backend tests on one architecture of each family with every check of the emulator.

@@ -1,5 +1,5 @@
-"""Writes the workflow files, the coverage table and docs/performance.md from ci/matrix.toml and
-ci/results.
+"""Writes the workflow files, the coverage table, docs/performance.md and docs/reference from
+ci/matrix.toml, ci/results and the code.
 
 `python ci/generate.py` writes them, `python ci/generate.py --check` fails where one is out of date.
 The lint session runs the check; tests/unit/test_ci.py too.
@@ -19,6 +19,7 @@ else:
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from evidence import RESULTS, SUITES, Result, SuiteResult, read, read_suite
 from performance_page import page
+from reference_pages import api, commands, ops
 from workflows import changes, devices, package
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -136,6 +137,9 @@ def outputs() -> dict[Path, str]:
         WORKFLOWS / "package.yml": package(),
         ROOT / "ci/coverage.md": coverage(matrix) + suites(),
         ROOT / "docs/performance.md": page(matrix),
+        ROOT / "docs/reference/api.md": api(),
+        ROOT / "docs/reference/ops.md": ops(),
+        ROOT / "docs/reference/commands.md": commands(),
     }
 
 

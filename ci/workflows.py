@@ -41,8 +41,9 @@ def changes(matrix: list[dict[str, Any]]) -> str:
         "        with:\n          python-version: ${{ matrix.python }}\n"
         "      - run: bash .ci/run\n"
     )
+    slow = _job("slow", more=PUSHES)
     rows = "".join(_row(row) for row in matrix if hosted(row))
-    return f"{NOTE}name: ci\n{CHANGES}{READ_ONLY}{default}{_job('slow', more=PUSHES)}{rows}"
+    return f"{NOTE}name: ci\n{CHANGES}{READ_ONLY}{default}{_job('docs')}{slow}{rows}"
 
 
 def devices(matrix: list[dict[str, Any]]) -> str:

@@ -16,6 +16,7 @@ from markdown_it import MarkdownIt
 import ark
 from ark.cli import main
 from ark.models.registry import MODEL_TYPES
+from tests.pages import python_blocks
 from tests.unit.test_ci import generate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,3 +122,15 @@ def test_the_package_index_gets_a_page_without_dead_links() -> None:
     html = MarkdownIt("commonmark").enable("table").render(shown)
     assert html.count("<table>") == 3 and html.count("<h1>") == 1
     assert "[" not in re.sub(r"<pre>.*?</pre>|<code>.*?</code>", "", html, flags=re.S)
+
+
+def test_the_programs_of_the_page_for_beginners_run(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    for block in python_blocks("start.md"):
+        exec(block, names)
+    rows = names["rows"]
+    assert isinstance(rows, np.ndarray)
+    x = torch.arange(32, dtype=torch.float32).reshape(4, 8)
+    np.testing.assert_allclose(rows, torch.softmax(x, -1).numpy(), rtol=1e-5)
+    assert capsys.readouterr().out.count("tensor(") == 1
+    ark.init()

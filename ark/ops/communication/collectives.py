@@ -167,7 +167,8 @@ def all_reduce(
     tensor's own type.
 
     Args:
-        rank, world_size: those of the model.
+        rank: that of the model.
+        world_size: that of the model.
         algorithm: a name of `ark.comm.algorithms(topology, "all_reduce")`, or a program.
         topology: a network of as many ranks, a name or a file of one; a full mesh by default.
         reduction: sum, product, max, min, or mean of floats; by one_shot also adasum and combiner,
@@ -177,8 +178,8 @@ def all_reduce(
 
     Raises:
         ModelError: rank or world_size contradict the model's, or the type cannot be added.
-        InvalidUsageError: no such algorithm, or a topology or program of other ranks. SystemError:
-        ForestColl or TACCL are asked for without the packages that they need.
+        InvalidUsageError: no such algorithm, or a topology or program of other ranks.
+        SystemError: ForestColl or TACCL are asked for without the packages that they need.
     """
     tensor = _placed("all_reduce", input, rank, world_size)
     _summable("all_reduce", tensor)

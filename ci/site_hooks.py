@@ -1,0 +1,24 @@
+"""What mkdocs does with pages besides: links to files that the site has not become their text.
+
+Called by mkdocs (mkdocs.yml). Pages of docs/ link to code, examples and results, which readers of
+the repository follow; tests/unit/test_docs.py checks that these exist.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Any
+
+LINK = re.compile(r"\[([^\]]+)\]\((?!https?://|#)([^)\s]+)\)")
+
+
+def outside(link: str, page: str) -> bool:
+    """Does a relative link of this page, both as under docs/, leave docs/?"""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(page), link)).startswith("..")
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """The page's text as mkdocs renders it."""
+    at = page.file.src_uri
+    return LINK.sub(lambda m: m[1] if outside(m[2], at) else m[0], markdown)

@@ -1,0 +1,47 @@
+"""The site's navigation has every page, and its hook takes out links that leave docs/."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_navigation_has_every_page_but_the_diaries() -> None:
+    sections = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    assert [next(iter(s)) for s in sections] == [
+        *("Start", "How-to", "Reference", "Explanation", "Results", "History")
+    ]
+    named = [page for section in sections for pages in section.values() for page in pages]
+    docs = ROOT / "docs"
+    pages = {str(p.relative_to(docs)) for p in docs.rglob("*.md")}
+    assert sorted(named) == sorted(p for p in pages if not p.startswith("history/"))
+
+
+def test_links_out_of_docs_become_their_text() -> None:
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "ci/site_hooks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def shown(text: str, at: str) -> str:
+        made: str = module.on_page_markdown(text, SimpleNamespace(file=SimpleNamespace(src_uri=at)))
+        return made
+
+    assert shown("[a](../ci/coverage.md)", "x.md") == "a"
+    assert shown("[a](../x.md#y), [b](https://a.b)", "history/y.md") == (
+        "[a](../x.md#y), [b](https://a.b)"
+    )
+    assert shown("[a](#y)", "x.md") == "[a](#y)"
+
+
+def test_every_command_is_on_its_page() -> None:
+    from ark.cli import COMMANDS
+
+    page = (ROOT / "docs/reference/commands.md").read_text()
+    assert re.findall(r"^## ark (\w+)$", page, re.M) == list(COMMANDS)
