@@ -38,7 +38,7 @@ def kernel(dtype: DataType) -> str:
 
 
 def keeps_negations() -> bool:
-    """Is the code of min(a, -b, c) another than that of min(a, b, c), and so for maxima?
+    """True where the code of min(a, -b, c) differs from that of min(a, b, c), and so for maxima.
 
     NVRTC 13.0 to 13.3 gave both the same on sm_90a.
     """
@@ -51,9 +51,9 @@ def keeps_negations() -> bool:
             graph.add("neg", [b], [d], {}, "negated")
         graph.add(function, [a, d if negated else b], [e], {}, "first")
         graph.add(function, [e, c], [f], {}, "second")
-        made = plan(graph, H100)
-        assert len(made.ops) == 1
-        source = write(made, machine_of(made), backend.dialect("sm_90a")).source
+        joined = plan(graph, H100)
+        assert len(joined.ops) == 1
+        source = write(joined, machine_of(joined), backend.dialect("sm_90a")).source
         return section(backend.compiler().compile(source, TARGET).data, ".text.ark_loop")
 
     return all(code(f, True) != code(f, False) for f in ("minimum", "maximum"))

@@ -111,9 +111,9 @@ def test_the_barriers_of_a_ring_have_room(stages, nbytes, static):
     b = graph.tensor((256, 256), bf16, arena="parameter", name="b")
     graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True}, "product")
     machine = machines.MODELS["h100"].shaped(stage_bytes=nbytes, stages=stages)
-    made = plan(graph, machine, {"variant": "block"})
-    source = write(made, machine_of(made), backend.dialect("sm_90a")).source
-    binary = backend.compiler().compile(source, Target("sm_90a", machine_of(made).threads))
+    planned = plan(graph, machine, {"variant": "block"})
+    source = write(planned, machine_of(planned), backend.dialect("sm_90a")).source
+    binary = backend.compiler().compile(source, Target("sm_90a", machine_of(planned).threads))
     assert alignment._sections(binary.data)[".nv.shared.ark_loop"] == (static, 1024)
 
 

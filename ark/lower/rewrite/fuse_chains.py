@@ -48,7 +48,7 @@ def _function_of(node: Node) -> expression.Tree:
 
 
 def rounds(value: float, dtype: DataType) -> bool:
-    """Is `value` none of the values of a floating-point type of less than 32 bits?"""
+    """True where a floating-point type of less than 32 bits does not hold `value`."""
     if dtype == fp32 or dtype not in (*FLOATS, *SMALL_FLOATS):
         return False
     with np.errstate(over="ignore"):
