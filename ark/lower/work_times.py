@@ -22,7 +22,7 @@ from ark.machine import Machine
 from ark.variant import LOAD, Variant
 
 LEAST_ROWS, LEAST_WORK = 16, 1 << 26  # of a product for which a variant is chosen
-COPIED, TURNED = 2, 3  # times that a side's bytes are moved: it is laid; and read across its rows
+LAID = 2  # times that the bytes of a side are moved that is laid otherwise: read and written
 
 
 def boxed(variant: Variant) -> bool:
@@ -66,11 +66,9 @@ def _laid_us(node: Node, costs: BoxCosts) -> float:
     """Of sides that are laid as box copies load them (ark.lower.rewrite.align_operands)."""
     moved = 0
     for side in SIDES:
-        source = node.inputs[side]
-        if wants_along(node) and not lies_along(node, side):
-            moved += TURNED * source.nbytes
-        elif not aligned(source):
-            moved += COPIED * source.nbytes
+        turned = wants_along(node) and not lies_along(node, side)
+        if turned or not aligned(node.inputs[side]):
+            moved += LAID * node.inputs[side].nbytes
     return moved / costs.laid_rate
 
 
@@ -84,6 +82,9 @@ def _tiles_us(node: Node, machine: Machine, costs: BoxCosts, units: bool) -> flo
     if left == fp32 and exact and not units:
         rate = costs.tf32_rate if node.attrs.get("tf32") else machine.costs.exact_rate
         rows, columns = machine.exact_tile(shape[2], shape[3], depth, batch) or (rows, columns)
+        high, wide = shape[2:]
+        speeds = ((min(r, high), min(c, wide), s) for r, c, s in machine.exact_tiles)
+        rate *= max((s for r, c, s in speeds if (r, c) == (rows, columns)), default=1.0)
     elif left in (bf16, fp16) and left == right:
         rate = costs.common_rate
     else:
