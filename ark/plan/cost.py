@@ -143,8 +143,8 @@ def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]
         if task.op not in rates:
             rates[task.op] = rate(task.op, moves)
         operations, read = rates[task.op]
-        near = before if moves <= costs.next_bytes else None
-        if near is not None and buffers(near)[1] & buffers(task)[0]:
+        near = moves <= costs.next_bytes
+        if before is not None and near and buffers(before)[1] & buffers(task)[0]:
             return costs.next_us + max(flops / operations, moves / costs.next_rate)
         if task.op not in begins:
             later = made[task.op].rounds(sig, machine) - 1
