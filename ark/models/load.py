@@ -25,7 +25,10 @@ def weights(checkpoint: Checkpoint, shape: Shape, plan: Plan) -> Iterator[tuple[
     def read(name: str) -> np.ndarray:
         if name in built.constants:
             return np.asarray(built.constants[name]())
-        return checkpoint.read(name, *built.shares.get(name, ()))
+        values = checkpoint.read(name, *built.shares.get(name, ()))
+        # Norms and biases may be fp32 beside other weights of 16 bits.
+        fp32 = built.lasting[name].dtype.name == "fp32"
+        return values.astype(np.float32, copy=False) if fp32 else values
 
     for buffer in plan.buffers:
         if buffer.arena == "parameter" and buffer.rank == plan.rank:

@@ -11,13 +11,13 @@ from ark.models.llama import Attention, FeedForward, Layer, Llama
 
 
 class BiasedAttention(Attention):
-    """Attention whose queries, keys and values have biases."""
+    """Attention whose queries, keys and values have biases, in fp32 as what they are added to."""
 
     def __init__(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> None:
         super().__init__(c, dtype, number)
-        self.query_bias = ark.parameter((c.query_size,), dtype)
-        self.key_bias = ark.parameter((c.kv_size,), dtype)
-        self.value_bias = ark.parameter((c.kv_size,), dtype)
+        self.query_bias = ark.parameter((c.query_size,), ark.fp32)
+        self.key_bias = ark.parameter((c.kv_size,), ark.fp32)
+        self.value_bias = ark.parameter((c.kv_size,), ark.fp32)
 
     def projections(self, x: ark.Tensor) -> tuple[ark.Tensor, ark.Tensor, ark.Tensor]:
         query, key, value = super().projections(x)

@@ -39,6 +39,15 @@ EXPERTS = {"num_experts_per_tok": 2, "kv_heads": 2}
 
 CASES: dict[str, dict[str, Any]] = {
     "qwen2": {"kind": "qwen2"},
+    "qwen2-yarn": {
+        "kind": "qwen2",
+        "rope": {
+            "rope_type": "yarn",
+            "rope_theta": 1000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
     "smollm3": {"kind": "smollm3", "layers": 3, "no_rope_layer_interval": 2},
     "olmo2": {"kind": "olmo2"},
     "granite": {
@@ -125,6 +134,15 @@ def test_tokens_and_logits_are_those_of_transformers(
     assert len(set(ours)) > NEW // 3  # a model that repeats itself would prove little
 
 
+@pytest.mark.parametrize(
+    "case", [c if c in ("glm4", "gemma2") else pytest.param(c, marks=slow) for c in sorted(CASES)]
+)
+def test_weights_of_16_bits(backend: str, case: str, tmp_path: Path) -> None:
+    """Norms and biases may be fp32 beside them."""
+    directory = make_checkpoint(tmp_path, **CASES[case], dtype="bfloat16")
+    check_logits(directory, backend, room=0.05, best=False)
+
+
 @slow
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("case", sorted(CASES))
@@ -151,8 +169,10 @@ def test_random_shapes(backend: str, case: str, seed: int, tmp_path: Path) -> No
     check_logits(directory, backend)
 
 
-def check_logits(directory: Path, backend: str) -> list[int]:
-    """The tokens after a prompt; they and the logits of the last one are transformers'."""
+def check_logits(directory: Path, backend: str, room: float = 1e-4, best: bool = True) -> list[int]:
+    """The tokens after a prompt; if `best`, they are transformers', and the logits of the last one
+    are within `room`.
+    """
     prompt = [int(t) for t in np.random.default_rng(5).integers(0, 258, 21)]
     chosen, _ = registry.choose(backend)
     device = chosen.open(0)
@@ -165,8 +185,8 @@ def check_logits(directory: Path, backend: str) -> list[int]:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + ours[:-1]])).logits[0].numpy()
-    assert ours == logits[len(prompt) - 1 :].argmax(-1).tolist()
-    np.testing.assert_allclose(last, logits[-1], rtol=1e-4, atol=1e-4)
+    assert not best or ours == logits[len(prompt) - 1 :].argmax(-1).tolist()
+    np.testing.assert_allclose(last, logits[-1], rtol=room, atol=room)
     return ours
 
 
