@@ -7,7 +7,7 @@ import dataclasses
 import fnmatch
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -80,12 +80,12 @@ def run(args: argparse.Namespace) -> int:
     try:
         machine = device.machine
         empty = results(probe, args.device, machine, args.words, [])
-        for case in wanted:
+        for number, case in enumerate(wanted, 1):
+            print(f"{number} of {len(wanted)}: {case.name}", file=sys.stderr, flush=True)
             figures = measure(
                 case, backend, device, machine, repeats=args.repeats, peer=bool(args.vs)
             )
             rows.append(figures)
-            print(_line(figures, machine), file=sys.stderr, flush=True)
             write_results(args.json, empty.holding(_figures(rows, args.vs)), done=False)
         copied = any(r.copy_seconds for r in rows)
         most = copy_bandwidth(backend.name != registry.FALLBACK) if copied else None
@@ -176,10 +176,6 @@ def _inspecting(name: str | None, arch: str) -> InspectedBackend:
 
 
 def _cells(row: OpFigures, machine: Machine) -> Iterator[str]:
-    yield row.name
-    if row.error:
-        yield row.error
-        return
     yield f"{row.seconds * 1e6:.1f} us"
     bound = max(row.flops / (machine.tflops * 1e12), row.nbytes / (machine.bandwidth_gbps * 1e9))
     if row.flops:
@@ -191,9 +187,8 @@ def _cells(row: OpFigures, machine: Machine) -> Iterator[str]:
         yield f"{row.peer_seconds * 1e6:.1f} us"
         yield f"{row.peer_seconds / row.seconds:.2f}"
         yield f"{row.distance:.1e}"
-    elif "" in row.peer_errors:
-        yield _cannot(row.peer_errors[""])
-        yield from ("-", "-")
+    elif row.peer_errors:
+        yield from ("-", "-", "-")
 
 
 def _cannot(error: str) -> str:
@@ -207,29 +202,34 @@ def _copy_cells(row: OpFigures, most: float | None) -> Iterator[str]:
         yield f"{row.nbytes / row.seconds / most:.2f}"
 
 
-def _line(row: OpFigures, machine: Machine) -> str:
-    others = (
-        f"{name} {took * 1e6:.1f} us  {took / row.seconds:.2f}  {apart:.1e}"
-        for name, (took, apart) in row.others.items()
-    )
-    missing = (f"{name} {_cannot(error)}" for name, error in row.peer_errors.items() if name)
-    return "  ".join((*_cells(row, machine), *others, *missing))
-
-
 def _show(name: str, machine: Machine, rows: list[OpFigures], most: float | None) -> None:
+    """Prints each case's name on a line of its own and its figures below, within 80 columns."""
     beside = f"; a large copy: {most / 1e9:.0f} GB/s" if most else ""
-    table = Table(title=f"ops on {name}{beside}")
-    heads = ("case", "time", "rate", "of the model's limit", "torch", "torch / ark", "distance")
-    copies = ("of a copy of its bytes", "of a large copy")
-    peers = any(r.peer_seconds or r.peer_errors for r in rows)
-    for head in (*heads[: 7 if peers else 4], *(copies if most else ())):
-        table.add_column(head)
+    print(f"ops on {name}{beside}")
+    heads = ["time", "rate", "limit"]
+    if any(r.peer_seconds or r.peer_errors for r in rows):
+        heads += ["torch", "ratio", "distance"]
+    if most:
+        heads += ["copy", "large copy"]
+    print(_columns(heads))
     for row in rows:
-        table.add_row(*_cells(row, machine), *_copy_cells(row, most))
-        for name, (took, apart) in row.others.items():
+        print(row.name)
+        if row.error:
+            print(f"  {row.error}")
+            continue
+        print(_columns([*_cells(row, machine), *_copy_cells(row, most)]))
+        for other, (took, apart) in row.others.items():
             cells = f"{took * 1e6:.1f} us", f"{took / row.seconds:.2f}", f"{apart:.1e}"
-            table.add_row(f"  beside {name}", "", "", "", *cells)
-        for name, error in row.peer_errors.items():
-            if name:
-                table.add_row(f"  beside {name}", "", "", "", _cannot(error), "-", "-")
-    Console(markup=False).print(table)
+            print(_columns([f"beside {other}", "", "", *cells]))
+        for other, error in row.peer_errors.items():
+            print(f"  {other or 'torch'} {_cannot(error)}"[:80])
+    print("limit: share of the model's limit; ratio: torch's time by ark's")
+    if most:
+        print("copy, large copy: speed in that of a copy of as many bytes, of a large one")
+
+
+def _columns(cells: Sequence[str]) -> str:
+    """Cells in columns that all lines share."""
+    widths = (12, 14, 6, 12, 6, 8, 5, 10)
+    line = "".join(f"{cell:<{width}} " for cell, width in zip(cells, widths, strict=False))
+    return f"  {line.rstrip()}"

@@ -34,6 +34,10 @@ from ark.runtime.rank_info import rank_from_environment
 HEAD = 16  # characters for each place of the context: several times what a token has
 
 
+FEWEST_OF_A_RATE = 16
+"""Fewer tokens are not called a rate."""
+
+
 def register(subparsers: argparse._SubParsersAction) -> None:
     p = subparsers.add_parser(
         "generate",
@@ -272,8 +276,8 @@ def answer_batch(
     total = sum(map(len, made))
     if not args.json:
         errors.print(
-            f"{total} new tokens of {len(prompts)} prompts in {seconds:.2f} s, "
-            f"{total / max(seconds, 1e-9):.1f} tokens/s",
+            f"{total} new tokens of {len(prompts)} prompts in {seconds:.2f} s"
+            f"{_per_second(total, seconds)}",
             style="dim",
         )
     return 0
@@ -283,4 +287,10 @@ def _rate(after: int, seconds: float) -> str:
     """How fast tokens came after the first; nothing where there were none."""
     if after < 1:
         return ""
-    return f"; {after} more in {seconds:.2f} s, {after / max(seconds, 1e-9):.1f} tokens/s"
+    return f"; {after} more in {seconds:.2f} s{_per_second(after, seconds)}"
+
+
+def _per_second(tokens: int, seconds: float) -> str:
+    """The rate of tokens; nothing for so few that the first and the last decide it."""
+    few = tokens < FEWEST_OF_A_RATE
+    return "" if few else f", {tokens / max(seconds, 1e-9):.1f} tokens/s"

@@ -64,7 +64,7 @@ def show_variants(graph: Graph, machine: Machine, chosen: Sequence[Machine]) -> 
         if variant.role(COMMUNICATE):
             reason = "it serves phases that decode, whose products are linear layers of one row"
         elif variant.name == "matrix":
-            reason = refusal(graph, machine) or "the options or the ops' own tiles ask for another one"
+            reason = refusal(graph, machine) or "the options or the ops' tiles ask for another one"
         else:
             reason = f"{chosen[-1].variant.name} serves the graph"
         show("lower", f"not {variant.name}: {reason}")

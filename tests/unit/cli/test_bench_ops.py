@@ -194,4 +194,7 @@ def test_a_peer_that_cannot_is_a_cell_and_the_next_cases_run(
     assert "not implemented for 'Float8_e5m2'" in errors["torch"]
     assert last["peer_us"] > 0 and "peer_errors" not in last["detail"]
     assert main(argv) == 0
-    assert "cannot" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "cannot" in shown.out and max(map(len, shown.out.splitlines())) <= 80
+    assert CASE in shown.out.splitlines(), "a name is a line of its own, whole"
+    assert "us" not in shown.err.split(), "figures stand in the table alone"
