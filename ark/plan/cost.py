@@ -131,7 +131,8 @@ def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]
         cache = _cache_rate(signatures[op], machine, active)
         first = cache
         if whole > costs.cache_bytes:
-            share = costs.turned_share if signatures[op].kind == "transpose" else 1.0
+            turned = signatures[op].kind == "transpose" and signatures[op].params["perm"][-1] != 3
+            share = costs.turned_share if turned else 1.0
             first = min(cache, share * machine.bandwidth_gbps * 1e3 / active)
         once = sum(plan.tensors[t].nbytes for t in plan.ops[op].operands)
         share = min(1.0, once / max(1.0, moves * counts[op]))
