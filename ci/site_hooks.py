@@ -14,7 +14,7 @@ LINK = re.compile(r"\[([^\]]+)\]\((?!https?://|#)([^)\s]+)\)")
 
 
 def outside(link: str, page: str) -> bool:
-    """Does a relative link of this page, both as under docs/, leave docs/?"""
+    """True where a relative link of this page, both as under docs/, leaves docs/."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), link)).startswith("..")
 
 

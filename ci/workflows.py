@@ -27,7 +27,7 @@ def _row(row: dict[str, Any], more: str = "") -> str:
 
 
 def hosted(row: dict[str, Any]) -> bool:
-    """Can a runner of the host's own run this row?"""
+    """True where a runner of the host's own runs this row."""
     return bool(row["runner"][0] != "self-hosted")
 
 
@@ -47,8 +47,8 @@ def changes(matrix: list[dict[str, Any]]) -> str:
 
 
 def devices(matrix: list[dict[str, Any]]) -> str:
-    """A row that needs a runner with GPUs, begun by hand where there is such a runner: a job that
-    nobody can run would wait in the queue.
+    """A row that needs a runner with GPUs, begun by hand where there is such a runner: a job
+    without one would wait in the queue.
     """
     rows = [row for row in matrix if not hosted(row)]
     names = "".join(f"          - {row['name']}\n" for row in rows)

@@ -28,7 +28,7 @@ def read_by(text: str) -> set[str]:
         if isinstance(target, ast.Name)
     }
     # Other modules read a variable by such a constant.
-    found = {v for v in values.values() if re.fullmatch(r"ARK_[A-Z_]*[A-Z]", str(v))}
+    names = {v for v in values.values() if re.fullmatch(r"ARK_[A-Z_]*[A-Z]", str(v))}
     for node in ast.walk(tree):
         keys: list[ast.expr] = []
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -40,16 +40,16 @@ def read_by(text: str) -> set[str]:
         elif isinstance(node, ast.Constant) and "environ" in text:
             written = str(node.value)
             if re.fullmatch(r"ARK_[A-Z_]*[A-Z]", written):
-                found.add(written)
+                names.add(written)
         for key in keys:
             value = values.get(key.id) if isinstance(key, ast.Name) else getattr(key, "value", 0)
             if isinstance(value, str) and VARIABLE.fullmatch(value):
-                found.add(value)
+                names.add(value)
             if isinstance(key, ast.JoinedStr) and isinstance(key.values[0], ast.Constant):
                 start = str(key.values[0].value)
                 for options in OPTION.findall(text):  # a name for each of them
-                    found |= {start + name.upper() for name in ast.literal_eval(f"({options})")}
-    return found
+                    names |= {start + name.upper() for name in ast.literal_eval(f"({options})")}
+    return names
 
 
 def test_the_page_has_every_variable_that_is_read() -> None:

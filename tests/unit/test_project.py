@@ -38,7 +38,7 @@ def test_the_citation_is_of_this_version() -> None:
     assert about["authors"] and about["cff-version"] == "1.2.0"
 
 
-def test_forms_ask_for_what_they_name() -> None:
+def test_forms_have_labels_and_distinct_fields() -> None:
     for name in ("bug", "request"):
         form = read(f".github/ISSUE_TEMPLATE/{name}.yml")
         assert form["name"] and form["description"]
@@ -47,7 +47,7 @@ def test_forms_ask_for_what_they_name() -> None:
 
 
 def _lint() -> list[list[str]]:
-    """The words of each command of the lint session, without what is not a literal."""
+    """The words of each command of the lint session, its literal ones."""
     tree = ast.parse((ROOT / "noxfile.py").read_text())
     lint = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "lint")
     calls = [n for n in ast.walk(lint) if isinstance(n, ast.Call)]
@@ -64,17 +64,19 @@ def test_the_hooks_are_the_commands_of_the_lint_session() -> None:
 
 def test_no_change_waits_for_a_runner_that_may_not_be_there() -> None:
     for path in sorted((ROOT / ".github/workflows").glob("*.yml")):
-        made = yaml.load(path.read_text(), yaml.BaseLoader)
-        needs = [job for job in made["jobs"].values() if "self-hosted" in job["runs-on"]]
-        assert not needs or list(made["on"]) == ["workflow_dispatch"], path.name
+        parsed = yaml.load(path.read_text(), yaml.BaseLoader)
+        needs = [job for job in parsed["jobs"].values() if "self-hosted" in job["runs-on"]]
+        assert not needs or list(parsed["on"]) == ["workflow_dispatch"], path.name
         if needs:
-            rows = made["on"]["workflow_dispatch"]["inputs"]["row"]["options"]
-            assert list(made["jobs"]) == rows
-            assert all(job["if"] == f"inputs.row == '{name}'" for name, job in made["jobs"].items())
+            rows = parsed["on"]["workflow_dispatch"]["inputs"]["row"]["options"]
+            assert list(parsed["jobs"]) == rows
+            assert all(
+                job["if"] == f"inputs.row == '{name}'" for name, job in parsed["jobs"].items()
+            )
     known = [row["name"] for row in generate.rows() if row["runner"][0] == "self-hosted"]
     assert known == rows
 
 
-def test_the_changelog_has_the_headings_of_what_is_to_be_released() -> None:
+def test_the_changelog_has_three_headings() -> None:
     lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
     assert [line[4:] for line in lines if line.startswith("### ")] == ["Added", "Changed", "Fixed"]

@@ -62,7 +62,7 @@ def test_continuous_integration_is_the_command_for_tests() -> None:
     assert BLOCKS["bash"][1].strip().split(" && ") == [s.replace(" --quiet", "") for s in steps]
 
 
-def test_the_first_program_computes_what_numpy_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_program_equals_numpy(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     exec(BLOCKS["python"][0].replace("ark.init()", 'ark.init(backend="cpu")'), names)
     right = np.maximum(np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64), 0)
@@ -70,7 +70,7 @@ def test_the_first_program_computes_what_numpy_does(capsys: pytest.CaptureFixtur
     ark.init()
 
 
-def test_the_torch_module_computes_what_torch_does() -> None:
+def test_the_torch_module_equals_torch() -> None:
     names: dict[str, object] = {}
     ark.init(backend="cpu")
     exec(BLOCKS["python"][1], names)
@@ -81,7 +81,7 @@ def test_the_torch_module_computes_what_torch_does() -> None:
     ark.init()
 
 
-def test_what_runs_where_is_what_the_result_files_prove() -> None:
+def test_the_table_of_devices_equals_the_result_files() -> None:
     order = ["executed", "emulated", "compiled"]
     proven: dict[str, int] = {}
     for row in generate.rows():
