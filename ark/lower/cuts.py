@@ -109,11 +109,34 @@ def predicted_us(
     return -(-tiles // machine.processors) * (steps * step + begun) + fold
 
 
+def estimated_boxes(machine: Machine) -> BoxCosts:
+    """Costs of products that box copies load, from a machine's peak rates and general costs."""
+    costs, rate = machine.costs, machine.tflops * 1e6 / machine.processors
+    load = costs.cache_rate / machine.processors
+    return BoxCosts(
+        full_step_us=2.0 * 128 * 256 * 64 / rate,
+        least_step_us=costs.pass_us,
+        small_stage=machine.shared_bytes // 8,
+        small_load_rate=load,
+        load_rate=load,
+        tile_us=costs.task_us,
+        fold_us=costs.signal_us,
+        each_part_us=costs.each_signal_us,
+        normed_us=costs.signal_us,
+        kept_bytes=costs.cache_bytes,
+        fold_rate=costs.cache_rate,
+        band_bytes=int(costs.cache_bytes),
+        laid_rate=machine.bandwidth_gbps * 1e3,
+        common_rate=rate / 2,
+        tf32_rate=rate / 2,
+        plain_rate=costs.scalar_rate,
+        attention_rate=rate / 2,
+    )
+
+
 def _costs(machine: Machine) -> BoxCosts:
-    """The machine's; PlanError where it has none, although its warpgroups load boxes."""
-    if machine.costs.boxes is None:
-        raise PlanError(f"machine {machine.name!r} loads boxes, but has no costs.boxes")
-    return machine.costs.boxes
+    """The machine's; estimated from its rates where nobody measured them."""
+    return machine.costs.boxes or estimated_boxes(machine)
 
 
 def choose_cut(

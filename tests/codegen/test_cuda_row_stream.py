@@ -141,7 +141,8 @@ def test_long_rows_agree_with_numpy(shape: tuple[int, int], name: str, dtype: Da
     x, w = (rng.standard_normal(s).astype(dtype.numpy) for s in (shape, shape[1]))
     with contextlib.closing(backend.open(0)) as device:
         made = planned(device.machine, name, list(shape), dtype)
-        assert ("ark_row_stream<" in source(made)) == (dtype == fp32)
+        streamed = name != "rmsnorm" if shape == tuple(LONG) else dtype == fp32
+        assert ("ark_row_stream<" in source(made)) == streamed
         with Executor(made, backend, device) as executor:
             executor.write("x", x)
             if name == "rmsnorm":

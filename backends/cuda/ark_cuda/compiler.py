@@ -31,6 +31,7 @@ _UNUSED = 177
 # import at once: one of them gets half of it.
 _IMPORTING = threading.Lock()
 # Names for people, and the packages, of what makes a cubin.
+LOOP = "ark_static_at<ArkParams"  # in the text of every loop kernel: entry.h
 LIBRARIES = {
     "libnvrtc.so": ("NVRTC", "nvidia-cuda-nvrtc"),
     "libnvJitLink.so": ("nvJitLink", "nvidia-nvjitlink"),
@@ -91,7 +92,7 @@ class NvrtcCompiler:
             made, logs = zip(*pool.map(compiled, texts), strict=True)
         log = "".join(logs)
         if not separate:
-            return _checked(Binary(bytes(made[0].code), ".cubin", log), source.entry)
+            return _checked(Binary(bytes(made[0].code), ".cubin", log), source)
         try:
             options = core.LinkerOptions(arch=target.arch, verbose=True)
             linker = core.Linker(*made, options=options)
@@ -101,7 +102,7 @@ class NvrtcCompiler:
                 f"nvJitLink cannot link the loop kernel for {target.arch}: {error}"
             ) from error
         whole = Binary(bytes(linked.code), ".cubin", log + linker.get_info_log())
-        return _checked(whole, source.entry)
+        return _checked(whole, source)
 
 
 def toolchain(arch: str) -> Toolchain:
@@ -140,9 +141,11 @@ def _exact(library: Path) -> str:
     return f"{name} of {library}"
 
 
-def _checked(binary: Binary, entry: str) -> Binary:
-    """The binary, if shared memory is aligned in it as the source asks; else SystemError."""
-    reason = check_alignment(binary.data, entry)
+def _checked(binary: Binary, source: Source) -> Binary:
+    """The binary, if shared memory is aligned in it as a loop kernel asks; else SystemError. Other
+    kernels (ark.doctor's) have static shared memory of their own.
+    """
+    reason = check_alignment(binary.data, source.entry) if LOOP in source.text else ""
     if reason:
         (major, minor), linker = _version(), _linker()
         with_linker = f" with nvJitLink {linker[0]}.{linker[1]}" if linker else ""

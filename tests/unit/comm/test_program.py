@@ -307,7 +307,7 @@ def test_xml_of_synthesised_programs_fits_its_runtime_and_is_right(name, target)
 def test_xml_refuses_what_exceeds_a_runtime():
     with pytest.raises(UnsupportedError, match="thread blocks on one channel; rccl allows 32"):
         to_xml(classics.build("one_shot", "all_to_all", 34))
-    with pytest.raises(InvalidUsageError, match="there are msccl, rccl"):
+    with pytest.raises(InvalidUsageError, match="choose one of msccl, rccl"):
         to_xml(ring3(), "nccl")
 
 
