@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ark.costs import BoxCosts
-from ark.errors import PlanError
 from ark.ir.values import Tensor
 from ark.log import show, shows
 from ark.machine import Machine
