@@ -138,6 +138,8 @@ def micro_batches(case: ParallelCase, stage_of: Sequence[int], last: int) -> Gra
         for m in range(case.batch):
             decoder.setup(case.sequence)
             state = TokenState.make(case.sequence)
+            for tensor in (state.tokens, state.position, state.settings, state.stops, state.output):
+                tensor.rename(f"{tensor.ir.name}.{m}")
             with model.graph.scope(f"f0-{m}"):
                 h = ark.embed(state.tokens, decoder.embedding, state.position, case.sequence)
             for i, layer in enumerate(decoder.layers):

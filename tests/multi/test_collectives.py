@@ -375,7 +375,7 @@ BAD: dict[str, tuple[Callable[[ark.Tensor], object], type, str]] = {
     "unknown algorithm": (
         lambda x: ark.all_reduce(x, 0, 4, algorithm="gossip"),
         ark.InvalidUsageError,
-        "'gossip'.*there are forestcoll, taccl, ring",
+        "'gossip'.*choose one of forestcoll, taccl, ring",
     ),
     "algorithm of another collective": (
         lambda x: ark.all_gather(x, 0, 4, algorithm="two_shot"),

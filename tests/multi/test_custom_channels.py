@@ -333,9 +333,9 @@ def both_wait_first(rank: int) -> None:
 
 UNORDERED = "nothing makes the second wait for the first"
 REFUSED: dict[Callable[[int], None], str] = {
-    nobody_signals: "awaited, never signalled|lacks",
+    nobody_signals: "has waits but no signals|lacks",
     nobody_waits: r"signals 'channel0\.0\.1\.custom\.0\.tile\d+', which rank 1 lacks",
-    other_tiles: "awaited, never signalled|lacks",
+    other_tiles: "has waits but no signals|lacks",
     reads_beside_its_tile: UNORDERED,
     put_again_too_early: UNORDERED,
     signal_too_early: UNORDERED,

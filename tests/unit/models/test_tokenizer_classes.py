@@ -107,8 +107,10 @@ numbered = st.lists(
     unique_by=(lambda t: t[0], lambda t: t[1]),  # type: ignore[arg-type]
     max_size=4,
 ).map(lambda rows: {number: {"content": c, **f} for number, c, f in rows})
+# Gemma's class builds its tokenizer, which ark reads as the file says, with a warning.
+READ = [name for name in MODEL_TYPES if REGISTERED.get(name) != "GemmaTokenizer"]
 directory = st.fixed_dictionaries(
-    {"kind": st.sampled_from(sorted(KINDS)), "model_type": st.sampled_from([None, *MODEL_TYPES])},
+    {"kind": st.sampled_from(sorted(KINDS)), "model_type": st.sampled_from([None, *READ])},
     optional={
         "added": st.dictionaries(content, st.integers(0, 400), max_size=3),
         "map": st.fixed_dictionaries(
