@@ -91,7 +91,7 @@ def test_an_onnx_file(
     np.testing.assert_array_equal(space["y"], want)
     model = ark.from_onnx("model.onnx", dims={"batch": 1})
     np.testing.assert_array_equal(model.run({"input": x, "mask": mask})[0], want)
-    launched = model._launched(model.checked({"input": x, "mask": mask}))
+    launched, _ = model._launched(model.checked({"input": x, "mask": mask}))
     there, inline = launched.runtime.executor, launched.inline
     assert there is not None and there.plan.processors == 1
     assert inline is not None and inline.short()  # later runs are on this thread

@@ -42,7 +42,11 @@ ARK_DEVICE float ark_tanh(float v) {
 // The quarter of a turn that an angle of 2^31 and more lies in and the rest of the angle beyond it
 // (Payne and Hanek, "Radian reduction for trigonometric functions", SIGNUM 1983): its 24 digits
 // times those 96 digits of 2/pi whose products are neither whole turns nor too small.
-ARK_COLD float ark_far_angle(float v, int& quarter) {
+struct ArkFarAngle {  // by value: a reference would be a place in scratch memory
+  float rest;
+  int quarter;
+};
+ARK_COLD ArkFarAngle ark_far_angle(float v) {
   const ark_u32 digits[] = {0xa2f9836eu, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u,
                             0xdb629599u, 0x3c439041u, 0xfe5163abu};
   const ark_u32 bits = ark_float_bits(v) & 0x7fffffffu;
@@ -59,13 +63,12 @@ ARK_COLD float ark_far_angle(float v, int& quarter) {
   // Two digits of quarters and 62 of what is beyond: rounded to the nearest quarter.
   constexpr ark_u64 HALF = static_cast<ark_u64>(1) << 61;
   const ark_u64 nearest = high + HALF;
-  quarter = static_cast<int>(nearest >> 62);
+  const int quarter = static_cast<int>(nearest >> 62);
   const ark_i64 beyond =
       static_cast<ark_i64>(nearest & (2 * HALF - 1)) - static_cast<ark_i64>(HALF);
   const double rest = static_cast<double>(beyond) * 3.40612158008655459166e-19;  // pi/2 2^-62
   const bool below = ark_float_bits(v) >> 31 != 0u;
-  quarter = below ? -quarter : quarter;
-  return static_cast<float>(below ? -rest : rest);
+  return {static_cast<float>(below ? -rest : rest), below ? -quarter : quarter};
 }
 // sin of v + quarter * pi/2. The argument is reduced in double precision, since positions times
 // frequencies reach 1e5; the rest is the Taylor series on [-pi/4, pi/4].
@@ -78,9 +81,9 @@ ARK_DEVICE float ark_sine(float v, int quarter) {
     r = static_cast<float>(rest);
     quarter += static_cast<int>(turns);
   } else if (__builtin_fabsf(v) < ark_inf()) {
-    int turned;
-    r = ark_far_angle(v, turned);
-    quarter += turned;
+    const ArkFarAngle far = ark_far_angle(v);
+    r = far.rest;
+    quarter += far.quarter;
   } else {
     r = v - v;
   }
