@@ -132,7 +132,7 @@ def _counted(t: Any) -> Any:
 
 
 def test_logsumexp_reduces_twice() -> None:
-    """What is subtracted is finite: an op between the two."""
+    """An op between the two makes the largest value finite, which is subtracted."""
     kinds = same(lambda t: t.logsumexp(0), rows(7, 1030))
     assert kinds.count("reduce") == 2 and len(kinds) == 4
 
