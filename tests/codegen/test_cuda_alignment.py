@@ -120,6 +120,7 @@ def test_the_barriers_of_a_ring_have_room(stages, nbytes, static):
 def test_a_compiler_that_loses_it_is_named():
     """Static memory of 12 bytes stands for what NVRTC 13.0 makes."""
     text = (
+        "// ark_static_at<ArkParams\n"
         'extern "C" __global__ void ark_loop(int* p) {\n'
         "  __shared__ int own[3];\n  own[threadIdx.x % 3] = *p;\n  __syncthreads();\n"
         "  *p = own[1];\n}\n"
