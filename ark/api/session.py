@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ark import log
@@ -105,6 +105,16 @@ def forget(name: str) -> None:
     """
     for key in [key for key in _state.devices if key[0] == name]:
         _state.devices.pop(key).close()
+
+
+def set_aside(name: str) -> dict[tuple[str, int], Device]:
+    """Takes a backend's opened devices out of the session, still open; `put_back` returns them."""
+    return {key: _state.devices.pop(key) for key in [k for k in _state.devices if k[0] == name]}
+
+
+def put_back(devices: Mapping[tuple[str, int], Device]) -> None:
+    """Returns devices that `set_aside` took to the session."""
+    _state.devices.update(devices)
 
 
 def ranks() -> Bootstrap | None:

@@ -267,6 +267,8 @@ def emulated(arch: str = "gfx942", count: int = 1, **options: int) -> Iterator[A
     before, variable = _active, os.environ.get(VARIABLE)
     request = f"{_PREFIX}{arch},{count}"
     parse_request(request)
+    session = sys.modules.get("ark.api.session")
+    aside = session.set_aside("rocm") if session is not None else {}
     _active = _enter(arch, count)
     os.environ[VARIABLE] = request
     try:
@@ -283,6 +285,8 @@ def emulated(arch: str = "gfx942", count: int = 1, **options: int) -> Iterator[A
         finally:
             library, _ = _library()
             library.ark_emulator_leave()
+            if session is not None:
+                session.put_back(aside)
 
 
 def _close_opened() -> None:
