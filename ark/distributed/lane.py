@@ -261,7 +261,7 @@ class Lane:
         failed = self._job.failure()
         if failed is not None:
             return failed
-        if self._statements.get(self._generation):
+        if self._ended():
             return "the ranks do not make the same calls"
         if not self._word or not self._inside:
             return None
@@ -271,6 +271,16 @@ class Lane:
             self._state()
             return "the ranks do not make the same calls"
         return None
+
+    def _ended(self) -> bool:
+        """Whether a statement ends the call under way. It does not where every rank that spoke has
+        returned from this call: each of them has done its part, so the call can end well, and the
+        next one raises.
+        """
+        stated = self._statements.get(self._generation, {})
+        others = [said for rank, said in list(stated.items()) if rank != self._job.rank]
+        passed = self._inside and others and all(said.is_past(self._made, self._chain) for said in others)
+        return bool(stated) and not passed
 
     def abort(self, message: str) -> None:
         """A wait on this rank's device has given up, or its device failed."""
@@ -331,11 +341,11 @@ class Lane:
         failed = self._job.failure()
         if failed is not None:
             raise SystemError(failed)
-        if self._word and self._inside and self._board.differs(self._number, self._word):
+        differs = self._word and self._inside and self._board.differs(self._number, self._word)
+        if differs or time.monotonic() > end:
             self._state()
-        if time.monotonic() > end:
-            self._state()
-        if self._statements.get(self._generation):
+            raise _Stuck("the ranks do not make the same calls")
+        if self._ended():
             raise _Stuck("the ranks do not make the same calls")
 
     def _post(self, rank: int, kind: Kind, number: int, what: str, data: bytes) -> None:

@@ -47,6 +47,11 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The number of the latest call, 0 before the first."""
         return self.calls[-1].number if self.calls else 0
 
+    def is_past(self, number: int, chain: int) -> bool:
+        """Whether the rank has returned from that call: it made the same one and a later one."""
+        same = {call.number: call.chain for call in self.calls}.get(number, chain) == chain
+        return same and self.last > number
+
 
 def agreed(statements: Mapping[int, Statement]) -> int:
     """Up to which number all ranks have made the same calls."""

@@ -5,6 +5,7 @@ the model of a machine whose warpgroups multiply.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -23,11 +24,12 @@ nn = torch.nn
 
 
 @pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_the_cpu() -> Generator[None, None, None]:
     ark.init(backend="cpu")
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     torch._dynamo.reset()
     torch.manual_seed(0)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
+        yield
 
 
 def plan_of(module: Any, x: Any) -> Plan:

@@ -4,18 +4,22 @@ group's timeout, and the next right call works.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import sys
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import ark
 from ark.distributed.board import CHAIN_BITS, SLOTS, Board, chained, fingerprint, word_of
+from ark.distributed.lane import Frame, Talk
 from ark.distributed.statements import Elsewhere, Made, Statement, agreed, error, fails
 from tests.slow import examples, slow
 
@@ -255,6 +259,35 @@ def test_what_statements_say_of_a_call() -> None:
     assert "called a, which did not end: rank 0 reports: no memory" in str(
         error(broken, [0, 1], 3.0)
     )
+
+
+def statement_while_inside(last: str) -> str | None:
+    """What a rank of two that is in its second call, "b", hears when the other states its calls."""
+    job = types.SimpleNamespace(
+        rank=1, failure=lambda: None, count=lambda _: 0, hear=lambda *_: None, post=lambda *_: None
+    )
+    lane = Talk(job, "calls", 60.0).lane("all", [0, 1])  # type: ignore[arg-type]
+    other = stated(*last.split())
+    told = Frame("all", [0, 1], 0, 0, "", "statement", msgspec.msgpack.encode(other))
+    heard: list[str | None] = []
+
+    def run() -> None:
+        lane.hear(0, told)
+        heard.append(lane.failure())
+
+    lane.make("a", fingerprint("a"), False, lambda: None)
+    with contextlib.suppress(ark.SystemError):
+        lane.make("b", fingerprint("b"), False, run)
+    with pytest.raises(ark.BaseError):
+        lane.make("d", fingerprint("d"), False, lambda: None)
+    return heard[0]
+
+
+def test_a_call_that_the_others_have_ended_ends_well_though_their_next_differ() -> None:
+    assert statement_while_inside("a b c") is None
+    assert statement_while_inside("a b") is not None  # it gave up there
+    assert statement_while_inside("a c d") is not None
+    assert statement_while_inside("a") is not None
 
 
 def fifty_kinds() -> None:
