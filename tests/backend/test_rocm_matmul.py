@@ -28,6 +28,8 @@ CASES = [
     ((), 37, 45, 51, (False, False), (fp16, fp16, fp16)),
     ((), 64, 200, 96, (False, False), (bf16, bf16, fp32)),
     ((), 9, 33, 40, (True, True), (bf16, bf16, fp16)),
+    # Blocks that waves share unevenly: with tests in the loop clang left out a wait state.
+    ((), 65, 35, 43, (False, False), (bf16, bf16, bf16)),
     ((3,), 130, 70, 33, (False, True), (fp16, fp16, bf16)),
     ((), 16, 96, 256, (False, True), (fp32, bf16, fp32)),
     ((2,), 130, 70, 45, (True, False), (fp32, bf16, fp32)),

@@ -235,7 +235,10 @@ struct ArkStep {
 
 // One TM x TN tile of a product, whose sums go where `end` says (matrix_store.h). The waves stand
 // WAVES_M by WAVES_N; `shared` holds BUFFERS steps of both sides: with two, the next is placed
-// while slow waves still multiply this one.
+// while slow waves still multiply this one. Where blocks do not divide by waves, a wave without a
+// last block multiplies the tile's last one, and its sums are not stored: tests would leave several
+// ways through the loop, on which clang 22 forgets wait states behind matrix instructions
+// (docs/emulator.md).
 template <int TM, int TN, int WAVES_M, int WAVES_N, int BUFFERS, bool A_ALONG_K, bool B_ALONG_K,
           typename A, typename B, class End>
 ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide<B>& b,
@@ -258,6 +261,7 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide
   ArkStep<TM, A_ALONG_K, A> step_a;
   ArkStep<TN, B_ALONG_K, B> step_b;
   const int steps = (a.depth + ARK_STEP_K - 1) / ARK_STEP_K;
+  const auto inside = [](int row, int last) { return row < last ? row : last; };
   const auto multiply = [&](const ark_u16* tile_a) __attribute__((always_inline)) {
     const ark_u16* tile_b = tile_a + PARTS * TM * ARK_PITCH;
 #pragma unroll
@@ -265,13 +269,12 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide
       ark_part parts[BLOCKS_N];
 #pragma unroll
       for (int j = 0; j < BLOCKS_N; ++j) {
-        const int row = (wave_n + j * WAVES_N) * 16;
-        parts[j] = row < TN ? ark_load_part(tile_b + row * ARK_PITCH + at + k) : ark_part(0);
+        const int row = inside((wave_n + j * WAVES_N) * 16, TN - 16);
+        parts[j] = ark_load_part(tile_b + row * ARK_PITCH + at + k);
       }
 #pragma unroll
       for (int i = 0; i < BLOCKS_M; ++i) {
-        const int row = (wave_m + i * WAVES_M) * 16;
-        if (row >= TM) continue;
+        const int row = inside((wave_m + i * WAVES_M) * 16, TM - 16);
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
           const ark_part left = ark_load_part(tile_a + (part * TM + row) * ARK_PITCH + at + k);
