@@ -91,6 +91,15 @@ def make_checkpoint(
     return directory
 
 
+def reference(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """transformers' model of a checkpoint, by its attention in plain torch operators: its default
+    may be `sdpa`, which leaves out the soft cap of scores (Gemma 2 in transformers 5.17).
+    """
+    return AutoModelForCausalLM.from_pretrained(
+        directory, dtype=dtype, attn_implementation="eager"
+    ).eval()
+
+
 def make_endless(directory: Path, context: int) -> Path:
     """A small quick model with a long context and no end token."""
     made = make_checkpoint(

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import ark
 from ark.backend import registry as backends
@@ -24,7 +23,7 @@ from ark.lower.rewrite.pack_weights import pack_weights
 from ark.models.build import Built, Shape, build
 from ark.models.checkpoint import Checkpoint
 from ark.plan.packing import from_meta, to_meta
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, reference
 from tests.interpreter import Interpreter
 
 PROMPT, CHUNK, NEW = 11, 4, 3
@@ -71,7 +70,7 @@ def test_every_form_computes_transformers_logits(kind: str, form: str, tmp_path:
         memory.run(graph, 1)
         rows.append(memory.view(logits)[0].copy())
     tokens = memory.view(state["tokens"])[: PROMPT + NEW]
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64).eval()
+    model = reference(directory, torch.float64)
     with torch.inference_mode():
         theirs = model(torch.tensor(tokens[None, :-1])).logits[0, PROMPT - 1 :].numpy()
     # transformers' rotary angles and norms are fp32 whatever the model's type.
