@@ -24,7 +24,8 @@ from ark.errors import InvalidUsageError
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from ark.models.plans import choose_context
-from ark.models.request import Sampling, no_room
+from ark.models.request import no_room
+from ark.models.sampling import SamplingParams
 from ark.models.tokenizer import Tokenizer
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S, MOST_BUDGET_S
@@ -98,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidUsageError(
             f"the budget is {args.budget} s; it must be above 0 and at most {MOST_BUDGET_S:g}"
         )
-    sampling = Sampling(args.temperature, args.top_k, args.seed)
+    sampling = SamplingParams(temperature=args.temperature, top_k=args.top_k, seed=args.seed)
     checkpoint = Checkpoint.open(args.directory)
     tokenizer = Tokenizer.open(args.directory, vocab_size=checkpoint.config.vocab_size)
     backend, probe = registry.choose(args.backend)
@@ -195,7 +196,7 @@ def answer(
     generator: Generator,
     tokenizer: Tokenizer,
     prompt: list[int],
-    sampling: Sampling,
+    sampling: SamplingParams,
     leader: bool,
 ) -> int:
     """Streams the text, or prints it with its tokens as one JSON line; only the leader prints.
@@ -253,7 +254,7 @@ def answer_batch(
     generator: Generator,
     tokenizer: Tokenizer,
     prompts: list[list[int]],
-    sampling: Sampling,
+    sampling: SamplingParams,
 ) -> int:
     """Prints the texts, or their JSON lines, in the order of the prompts when all have ended; what
     was made before an interrupt or an error as well.
