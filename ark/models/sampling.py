@@ -70,7 +70,7 @@ class SamplingParams:
         return self.temperature == 0
 
     def beyond(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The fields other than `names` whose values change what is sampled or reported."""
+        """The fields other than `names` whose values are not the defaults."""
         return tuple(
             name
             for name in SAMPLING_FIELDS
