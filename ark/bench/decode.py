@@ -29,7 +29,7 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.config import LlamaConfig, rope_inverse_frequencies
 from ark.models.load import weights
 from ark.models.plans import plans
-from ark.models.request import Sampling
+from ark.models.sampling import GREEDY
 from ark.models.sequences import write_sequences
 from ark.plan.types import Plan
 from ark.runtime import tuned_collectives
@@ -214,7 +214,7 @@ def _measure_prompt(
     runs = []
     for _ in range(warm_up + repeats):
         text, total = [_text(length)] * shape.batch, [length + 1] * shape.batch
-        write_sequences(executor, shape, text, total, Sampling(), ())
+        write_sequences(executor, shape, text, total, GREEDY, ())
         run: Run = executor.start(shape.iterations(length, 1))
         run.wait()
         runs.append(run.elapsed_ms() / 1e3)
@@ -234,7 +234,7 @@ def _run(
     """
     texts = [[*text[:-1], token] for token in last] if last else [text] * shape.batch
     totals = [len(text) + tokens] * shape.batch
-    write_sequences(executor, shape, texts, totals, Sampling(), (), len(text) - 1)
+    write_sequences(executor, shape, texts, totals, GREEDY, (), len(text) - 1)
     run: Run = executor.start(tokens)
     run.wait()
     made = executor.read("tokens")[len(text) : len(text) + tokens].tolist()

@@ -21,10 +21,12 @@ from ark.cli.common import (
     visible,
 )
 from ark.errors import InvalidUsageError
+from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from ark.models.plans import choose_context
-from ark.models.request import Sampling, no_room
+from ark.models.request import no_room
+from ark.models.sampling import SamplingParams
 from ark.models.tokenizer import Tokenizer
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S, MOST_BUDGET_S
@@ -51,6 +53,12 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         action="append",
         help="the text to continue; - reads standard input; several are decoded together",
     )
+    p.add_argument(
+        "--chat",
+        action="store_true",
+        help="the prompt is a user's message, put into the checkpoint's chat template",
+    )
+    p.add_argument("--system", metavar="TEXT", help="with --chat: a system message before it")
     p.add_argument("--max-new-tokens", type=positive, default=128, metavar="N")
     p.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
     p.add_argument("--top-k", type=int, default=0, metavar="K", help="0 (the default) is off")
@@ -92,13 +100,15 @@ def run(args: argparse.Namespace) -> int:
         check_ranks(checkpoint, args.ranks, len(args.prompt), args.split or "")
         argv = [sys.executable, "-m", "ark", *args.words]
         return launch_command(args.ranks, argv, stdin="-" in args.prompt)
+    if args.system is not None and not args.chat:
+        raise InvalidUsageError("--system gives a message of a chat; add --chat")
     if args.prompt.count("-") > 1:
         raise InvalidUsageError("--prompt - was given twice, but standard input is one text")
     if not 0 < args.budget <= MOST_BUDGET_S:
         raise InvalidUsageError(
             f"the budget is {args.budget} s; it must be above 0 and at most {MOST_BUDGET_S:g}"
         )
-    sampling = Sampling(args.temperature, args.top_k, args.seed)
+    sampling = SamplingParams(temperature=args.temperature, top_k=args.top_k, seed=args.seed)
     checkpoint = Checkpoint.open(args.directory)
     tokenizer = Tokenizer.open(args.directory, vocab_size=checkpoint.config.vocab_size)
     backend, probe = registry.choose(args.backend)
@@ -112,7 +122,9 @@ def run(args: argparse.Namespace) -> int:
         most = checkpoint.config.max_position_embeddings
         context = args.context or most if args.plan else choose_context(checkpoint, args.context)
         texts = [prompt_text(text, ranks) for text in args.prompt]
-        prompts = [encoded(tokenizer, text, context, most) for text in texts]
+        if args.chat:
+            texts = rendered(args.directory, tokenizer, texts, args.system)
+        prompts = [encoded(tokenizer, text, context, most, not args.chat) for text in texts]
         device = backend.open(device_index(args.device, rank_info, len(probe.devices)))
         try:
             machine = registry.machine(args.machine) if args.machine else device.machine
@@ -145,16 +157,28 @@ def run(args: argparse.Namespace) -> int:
             device.close()
 
 
-def encoded(tokenizer: Tokenizer, text: str, context: int, most: int) -> list[int]:
+def rendered(
+    directory: str, tokenizer: Tokenizer, texts: list[str], system: str | None
+) -> list[str]:
+    """Each text as a user's message in the checkpoint's chat template."""
+    templates = ChatTemplates.open(directory, tokenizer.special_tokens)
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [templates.render([*before, {"role": "user", "content": text}]) for text in texts]
+
+
+def encoded(
+    tokenizer: Tokenizer, text: str, context: int, most: int, framed: bool = True
+) -> list[int]:
     """The prompt's tokens; refuses more than a context holds before anything is planned.
 
     Of a text that is far too long only the beginning is made tokens. most: the longest context.
+    framed: as of Tokenizer.encode.
     """
     head = text[: HEAD * context]
-    if len(head) < len(text) and (count := len(tokenizer.encode(head))) > 2 * context:
+    if len(head) < len(text) and (count := len(tokenizer.encode(head, framed))) > 2 * context:
         said = f"the first {len(head):,} of {len(text):,} characters of the prompt are {count:,}"
         raise no_room(said, context, most)
-    tokens = tokenizer.encode(text)
+    tokens = tokenizer.encode(text, framed)
     if len(tokens) >= context:
         raise no_room(f"the prompt has {len(tokens):,}", context, most)
     return tokens
@@ -195,7 +219,7 @@ def answer(
     generator: Generator,
     tokenizer: Tokenizer,
     prompt: list[int],
-    sampling: Sampling,
+    sampling: SamplingParams,
     leader: bool,
 ) -> int:
     """Streams the text, or prints it with its tokens as one JSON line; only the leader prints.
@@ -253,7 +277,7 @@ def answer_batch(
     generator: Generator,
     tokenizer: Tokenizer,
     prompts: list[list[int]],
-    sampling: Sampling,
+    sampling: SamplingParams,
 ) -> int:
     """Prints the texts, or their JSON lines, in the order of the prompts when all have ended; what
     was made before an interrupt or an error as well.

@@ -10,7 +10,6 @@ from ark.backend import registry
 from ark.cli.common import positive, write_file
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
-from ark.models.request import Sampling
 from ark.models.tokenizer import Tokenizer
 from ark.plan.cost import predict
 from ark.plan.types import Plan, Task
@@ -44,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         with Generator(
             checkpoint, backend, device, context=args.context, trace_records=1 << 16
         ) as generator:
-            for _ in generator.stream(prompt, args.max_new_tokens, Sampling()):
+            for _ in generator.stream(prompt, args.max_new_tokens):
                 pass
             events = planned_events(generator.executor.plan)
             assert isinstance(generator.executor, Executor)  # who traces has one

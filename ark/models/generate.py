@@ -35,9 +35,11 @@ from ark.models.plans import (
     plans,
     usual_chunk,
 )
-from ark.models.request import Sampling, check_arguments, check_stops, no_room
+from ark.models.request import check_arguments, check_stops, no_room
 from ark.models.same import check_same_model
+from ark.models.sampling import GREEDY, SamplingParams, seeded_alike
 from ark.models.sequences import read_tokens, write_sequences
+from ark.ops.tokens import MAX_STOPS
 from ark.plan.rotated import on_rank
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
@@ -219,13 +221,14 @@ class Generator:
         self,
         prompt: Sequence[int],
         max_new_tokens: int,
-        sampling: Sampling | None = None,
+        sampling: SamplingParams | None = None,
         stop_tokens: Sequence[int] | None = None,
     ) -> Made[int, None, None]:
         """Yields new tokens as the device makes them; one launch, ends after a stop token.
 
         Closing the iterator, or breaking out of the loop that reads it, stops the device. A
         generator has one cache, so it serves one stream at a time; all ranks must ask for the same.
+        sampling: greedy by default; its n, stop strings and numbers of tokens are not read here.
         stop_tokens: default the checkpoint's end tokens. Raises GpuError if the kernel gave up or
         ended early, InvalidUsageError while another stream is open.
         """
@@ -237,7 +240,7 @@ class Generator:
         self,
         prompts: Sequence[Sequence[int]],
         max_new_tokens: int,
-        sampling: Sampling | None = None,
+        sampling: SamplingParams | None = None,
         stop_tokens: Sequence[int] | None = None,
     ) -> Made[tuple[int, int], None, None]:
         """Yields (number of the prompt, new token) as the device makes them, for as many prompts as
@@ -247,11 +250,7 @@ class Generator:
         up to rounding. Each draws with its own noise, by the hash of the seed and its number (the
         first as `stream` does). Otherwise as `stream`.
         """
-        how = Sampling() if sampling is None else sampling
-        if not isinstance(how, Sampling):
-            raise InvalidUsageError(
-                f"the sampling is {how!r:.60}; make it with ark.models.request.Sampling"
-            )
+        how = self._sampling(GREEDY if sampling is None else sampling)
         if not 1 <= len(prompts) <= self.shape.batch:
             raise InvalidUsageError(
                 f"{len(prompts)} prompts were given to a Generator with batch={self.shape.batch}; "
@@ -274,11 +273,24 @@ class Generator:
         finally:
             self._streaming.release()
 
+    def _sampling(self, sampling: SamplingParams) -> SamplingParams:
+        """The sampling with a seed, if this generator's plan follows all of it."""
+        if not isinstance(sampling, SamplingParams):
+            raise InvalidUsageError(
+                f"the sampling is {sampling!r:.60}; make it with ark.SamplingParams"
+            )
+        if others := sampling.beyond(("temperature", "top_k")):
+            raise InvalidUsageError(
+                f"{', '.join(others)} of the sampling cannot be followed by this Generator; leave "
+                "these fields at their defaults"
+            )
+        return seeded_alike(sampling, self._ranks if self.shape.world_size > 1 else None)
+
     def _stream(
         self,
         prompts: Sequence[Sequence[int]],
         max_new_tokens: int,
-        how: Sampling,
+        how: SamplingParams,
         stops: Sequence[int],
     ) -> Iterator[tuple[int, int]]:
         self._agree(
@@ -301,6 +313,8 @@ class Generator:
             for sequence, token in read_tokens(run, output, starts, totals, stops, self.context):
                 last[sequence] = token
                 yield sequence, token
+            if set(last) & set(stops[MAX_STOPS:]):
+                run.stop()  # the device does not know this stop token
             run.wait()
             if not set(last) & set(stops):
                 run.check_complete()

@@ -1,12 +1,11 @@
-"""What is asked of a Generator: how tokens are drawn, where they end, on what it runs; all checked
-before anything is planned. Called by ark.models.generate and the command line.
+"""Checks of a Generator's arguments before anything is planned. Called by ark.models.generate and
+the command line.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -14,10 +13,7 @@ from ark.errors import InvalidUsageError
 from ark.ir.values import whole
 from ark.machine import Machine
 from ark.models.checkpoint import Checkpoint
-from ark.ops.tokens import MAX_STOPS
 from ark.plan.types import Plan
-
-COLDEST, HOTTEST = 1e-5, 1e5
 
 
 def no_room(said: str, context: int, most: int) -> InvalidUsageError:
@@ -31,44 +27,11 @@ def no_room(said: str, context: int, most: int) -> InvalidUsageError:
     )
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is drawn: temperature 0 is greedy, top_k 0 considers every token.
-
-    seed: 64 bits, -2^63 to 2^64 - 1; sequence b of a batch draws by a hash of the seed and b
-    (ark.tasks.tokens.noise_key).
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        # Logits divided by it must stay numbers of fp32.
-        if not isinstance(self.temperature, Real) or (
-            self.temperature != 0 and not COLDEST <= self.temperature <= HOTTEST
-        ):
-            raise InvalidUsageError(
-                f"the temperature is {self.temperature!r}; it must be 0 (greedy) or from "
-                f"{COLDEST:g} to {HOTTEST:g}"
-            )
-        if not 0 <= whole("top-k", self.top_k) < 1 << 31:
-            raise InvalidUsageError(
-                f"top-k is {self.top_k}; it must be from 0 (off) to {(1 << 31) - 1}"
-            )
-        if not -(1 << 63) <= whole("the seed", self.seed) < 1 << 64:
-            raise InvalidUsageError(
-                f"the seed is {self.seed}; it must be a number of 64 bits, from -2^63 to 2^64 - 1"
-            )
-
-
 def check_stops(stops: Sequence[int]) -> list[int]:
-    """Stop tokens as numbers; InvalidUsageError for what are none, or too many."""
+    """Stop tokens as numbers; InvalidUsageError for values that are no tokens."""
     if isinstance(stops, (str, bytes)) or not isinstance(stops, Sequence):
         raise InvalidUsageError(f"the stop tokens are {stops!r:.60}; give a list of tokens")
     made = [whole("a stop token", stop) for stop in stops]
-    if len(made) > MAX_STOPS:
-        raise InvalidUsageError(f"{len(made)} stop tokens were given; at most {MAX_STOPS} fit")
     bad = [stop for stop in made if not 0 <= stop < 1 << 31]
     if bad:
         raise InvalidUsageError(f"the stop token {bad[0]} is no token; tokens are from 0")

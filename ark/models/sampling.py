@@ -1,19 +1,38 @@
-"""How tokens of a request are chosen, in vLLM's names where they mean the same."""
+"""How a request is continued, in vLLM's names where they mean the same. Used by the generator, the
+engine, `ark.LLM`, the server and the command line.
+"""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Any
+
+from ark.errors import InvalidUsageError
+from ark.ir.values import whole
+
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 1e5  # logits divided by it stay finite in fp32
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3  # likewise
+MAX_ABS_PENALTY = 2.0  # of presence and frequency, as in OpenAI's interface
+MAX_ABS_BIAS = 100.0  # likewise
+MAX_SAMPLES = 128  # likewise
+MAX_LOGPROBS = 20  # likewise
+END_INT32 = 1 << 31
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a request is continued.
+    """How a request is continued. InvalidUsageError names a field that is out of its range.
 
-    temperature: 0 is greedy. top_k: 0 considers every token. top_p, min_p, typical_p: 1, 0 and 1
-    switch them off. repetition_penalty: 1 is none. seed: None draws one. max_tokens: at most so
-    many new tokens; None up to the context. stop: strings that end the text. logprobs: how many of
-    the most probable tokens are reported beside the chosen one; None reports nothing.
+    n: samples of the prompt. temperature: 0 is greedy. top_k: 0 or -1 considers every token. top_p,
+    min_p, typical_p: 1, 0 and 1 switch them off. repetition_penalty: 1 is none; it counts prompt
+    and text, presence_penalty and frequency_penalty the text alone. logit_bias: by token id, added
+    to its logit. seed: 64 bits, -2^63 to 2^64 - 1; None draws one. max_tokens: at most so many new
+    tokens; None up to the context. min_tokens: before so many no stop token is sampled. stop:
+    strings that end the text. logprobs: how many of the most probable tokens are reported beside
+    the chosen one; None reports nothing. suppress_tokens: ids that are never sampled.
     """
 
     n: int = 1
@@ -33,3 +52,154 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    suppress_tokens: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        values = {name: check(name, getattr(self, name)) for name, check in _CHECKS.items()}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidUsageError(
+                f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}; "
+                "lower min_tokens or raise max_tokens"
+            )
+
+    @property
+    def greedy(self) -> bool:
+        """True where the most probable token is always chosen, so that the seed does nothing."""
+        return self.temperature == 0
+
+    def beyond(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """The fields other than `names` whose values are not the defaults."""
+        return tuple(
+            name
+            for name in SAMPLING_FIELDS
+            if name not in names and getattr(self, name) != getattr(DEFAULT, name)
+        )
+
+    def seeded(self, seed: int | None = None) -> SamplingParams:
+        """The same with a seed: its own, else the given one, else a random one."""
+        if self.seed is not None:
+            return self
+        return replace(self, seed=secrets.randbits(63) if seed is None else seed)
+
+
+SAMPLING_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "min_tokens",
+    "logprobs",
+    "suppress_tokens",
+)
+"""Fields that the device reads, beside the seed and the ids of stop tokens."""
+
+
+def _integer(name: str, value: Any, low: int, high: int, said: str = "") -> int:
+    if isinstance(value, bool) or not low <= whole(name, value) <= high:
+        raise InvalidUsageError(
+            f"{name} is {value!r:.60}; it must be a whole number from {low} to {high}{said}"
+        )
+    return int(value)
+
+
+def _number(name: str, value: Any, low: float, high: float, also: float | None = None) -> float:
+    """A number from low to high, or the number `also`."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not (low <= value <= high or (also is not None and value == also)):
+        other = "" if also is None else f"{also:g} or "
+        raise InvalidUsageError(
+            f"{name} is {value!r:.60}; it must be {other}a number from {low:g} to {high:g}"
+        )
+    return float(value)
+
+
+def _share(name: str, value: Any) -> float:
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not 0 < value <= 1:
+        raise InvalidUsageError(
+            f"{name} is {value!r:.60}; it must be a number above 0 and at most 1 (off)"
+        )
+    return float(value)
+
+
+def _tokens(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, (tuple, list, set, frozenset)):
+        raise InvalidUsageError(f"{name} is {value!r:.60}; it must be a list of token ids")
+    return tuple(_integer(f"an id of {name}", token, 0, END_INT32 - 1) for token in value)
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else value
+    if not isinstance(strings, (tuple, list)) or not all(
+        isinstance(text, str) and text for text in strings
+    ):
+        raise InvalidUsageError(
+            f"{name} is {value!r:.60}; it must be a string or a list of strings, none of them empty"
+        )
+    return tuple(strings)
+
+
+def _bias(name: str, value: Any) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise InvalidUsageError(f"{name} is {value!r:.60}; it must map token ids to numbers")
+    return {
+        _integer(f"an id of {name}", token, 0, END_INT32 - 1): _number(
+            f"{name} of token {token}", bias, -MAX_ABS_BIAS, MAX_ABS_BIAS
+        )
+        for token, bias in value.items()
+    }
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidUsageError(f"{name} is {value!r:.60}; it must be True or False")
+    return value
+
+
+def _optional(name: str, value: Any, low: int, high: int) -> int | None:
+    return None if value is None else _integer(name, value, low, high, " or None")
+
+
+# By field: the check, which gives the value as it is kept.
+_CHECKS = {
+    "n": lambda name, v: _integer(name, v, 1, MAX_SAMPLES),
+    "temperature": lambda name, v: _number(name, v, MIN_TEMPERATURE, MAX_TEMPERATURE, 0.0),
+    "top_k": lambda name, v: max(_integer(name, v, -1, END_INT32 - 1, " (0 and -1: off)"), 0),
+    "top_p": _share,
+    "min_p": lambda name, v: _number(name, v, 0.0, 1.0),
+    "typical_p": _share,
+    "repetition_penalty": lambda name, v: _number(
+        name, v, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY
+    ),
+    "presence_penalty": lambda name, v: _number(name, v, -MAX_ABS_PENALTY, MAX_ABS_PENALTY),
+    "frequency_penalty": lambda name, v: _number(name, v, -MAX_ABS_PENALTY, MAX_ABS_PENALTY),
+    "logit_bias": _bias,
+    "seed": lambda name, v: _optional(name, v, -(1 << 63), (1 << 64) - 1),
+    "max_tokens": lambda name, v: _optional(name, v, 1, END_INT32 - 1),
+    "min_tokens": lambda name, v: _integer(name, v, 0, END_INT32 - 1),
+    "stop": _strings,
+    "stop_token_ids": _tokens,
+    "ignore_eos": _flag,
+    "logprobs": lambda name, v: _optional(name, v, 0, MAX_LOGPROBS),
+    "suppress_tokens": _tokens,
+}
+
+DEFAULT = SamplingParams()
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def seeded_alike(sampling: SamplingParams, ranks: Any) -> SamplingParams:
+    """The same with a seed that all ranks have: rank 0's where none was given. ranks: of
+    ark.runtime.run.Ranks, or None.
+    """
+    seeded = sampling.seeded(0 if sampling.greedy else None)
+    if ranks is None or sampling.greedy or sampling.seed is not None:
+        return seeded
+    return sampling.seeded(int(ranks.all_gather(str(seeded.seed).encode())[0]))

@@ -12,7 +12,7 @@ import numpy as np
 
 from ark.errors import InvalidUsageError
 from ark.models.build import Shape
-from ark.models.request import Sampling
+from ark.models.sampling import SamplingParams
 from ark.ops.tokens import MAX_STOPS
 from ark.runtime.run import Run
 from ark.runtime.runner import Runner
@@ -24,29 +24,31 @@ def write_sequences(
     shape: Shape,
     prompts: Sequence[Sequence[int]],
     totals: Sequence[int],
-    sampling: Sampling,
+    sampling: SamplingParams,
     stops: Sequence[int],
     position: int = 0,
 ) -> None:
     """Sets the state of a launch of so many sequences, as many as the shape's batch at most.
 
     totals: tokens that each has in the end, its prompt's among them. Sequence b draws by the hash
-    of seed and b. position: of the first token that is read; the caches hold those before.
+    of seed and b. stops: the device has room for the first MAX_STOPS of them. position: of the
+    first token that is read; the caches hold those before.
     Sequences without a prompt have ended before they begin: their limit is 0.
     """
     tokens = np.zeros((shape.batch, shape.context), np.int32)
     settings = np.zeros((shape.batch, len(SETTINGS)), np.int32)
     settings[:, SETTINGS.index("last")] = -1
+    known = list(stops[:MAX_STOPS])
     temperature = int(np.float32(sampling.temperature).view(np.int32))
     for b, (prompt, total) in enumerate(zip(prompts, totals, strict=True)):
         tokens[b, : len(prompt)] = prompt
-        low, high = key_halves(noise_key(sampling.seed, b))
+        low, high = key_halves(noise_key(sampling.seed or 0, b))
         last = len(prompt) - 1
-        settings[b] = [temperature, sampling.top_k, low, last, total, len(stops), high]
+        settings[b] = [temperature, sampling.top_k, low, last, total, len(known), high]
     runner.write("tokens", tokens.ravel())
     runner.write("position", np.full(shape.batch, position, np.int32))
     runner.write("settings", settings.ravel())
-    runner.write("stops", np.array([*stops, *([-1] * (MAX_STOPS - len(stops)))], np.int32))
+    runner.write("stops", np.array([*known, *([-1] * (MAX_STOPS - len(known)))], np.int32))
 
 
 def read_tokens(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -41,8 +41,12 @@ def _without_panics(what: str) -> Iterator[None]:
         ) from None
 
 
-def _completed(folder: Path, whole: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The tokenizer that transformers make of the directory. whole: tokenizer.json's own."""
+def _completed(
+    folder: Path, whole: tokenizers.Tokenizer
+) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """The tokenizer that transformers make of the directory, and the contents of its named special
+    tokens. whole: tokenizer.json's own.
+    """
     path = folder / "tokenizer.json"
     settings, config = (
         Fields.read(folder / name) if (folder / name).exists() else Fields(name, {})
@@ -76,15 +80,24 @@ def _completed(folder: Path, whole: tokenizers.Tokenizer) -> tokenizers.Tokenize
             ) from None
     add(made, added, kind)
     made.encode_special_tokens = settings.flag("split_special_tokens", False)
-    return made
+    return made, {name: str(token) for name, token in added.named.items()}
 
 
 class Tokenizer:
-    """Encodes and decodes; `vocab_size` is the model's, against which prompts are checked."""
+    """Encodes and decodes; `vocab_size` is the model's, against which prompts are checked.
 
-    def __init__(self, backend: tokenizers.Tokenizer, vocab_size: int | None = None) -> None:
+    special_tokens: contents by name (bos_token, eos_token, ...), which chat templates read.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        vocab_size: int | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+    ) -> None:
         self.backend = backend
         self.vocab_size = vocab_size
+        self.special_tokens = dict(special_tokens or {})
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
 
@@ -121,14 +134,14 @@ class Tokenizer:
                 "it again, or update the package (pip install -U tokenizers)."
             ) from None
         with _without_panics(str(path)):
-            backend = _completed(folder, backend)
+            backend, special_tokens = _completed(folder, backend)
         backend.no_truncation()
         backend.no_padding()
-        return cls(backend, vocab_size)
+        return cls(backend, vocab_size, special_tokens)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, framed: bool = True) -> list[int]:
         """The ids of `text`, framed by the tokens that tokenizer.json adds. A text that begins with
-        the begin token itself, as those of chat templates do, is framed already.
+        the begin token itself is framed already; framed=False: any is, as those of chat templates.
         """
         try:
             text.encode("utf-8")
@@ -137,7 +150,7 @@ class Tokenizer:
                 "The prompt holds bytes that are not UTF-8 text. Give it as UTF-8."
             ) from None
         with _without_panics("its tokenizer.json"):
-            ids = self.backend.encode(text).ids
+            ids = self.backend.encode(text, add_special_tokens=framed).ids
             if ids[:1] == ids[1:2] and ids[:1] and ids[0] in self.special_ids:
                 plain = self.backend.encode(text, add_special_tokens=False).ids
                 ids = plain if len(plain) < len(ids) else ids

@@ -16,7 +16,7 @@ from ark.errors import InvalidUsageError
 from ark.models import sequences
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
-from ark.models.request import Sampling
+from ark.models.sampling import SamplingParams
 from ark.tasks.tokens import noise_key
 from tests.checkpoints import make_checkpoint
 
@@ -44,7 +44,7 @@ def together(
     prompts: Sequence[Sequence[int]],
     count: int,
     stops: Sequence[int] = (),
-    how: Sampling | None = None,
+    how: SamplingParams | None = None,
 ) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in prompts]
     for sequence, token in generator.stream_batch(prompts, count, how, stops):
@@ -86,7 +86,7 @@ def test_each_sequence_draws_as_it_does_alone(
 ) -> None:
     """With its own key, and up to its own end of the context."""
     chosen, _ = registry.choose(backend)
-    how = Sampling(temperature=1.0, top_k=40, seed=5)
+    how = SamplingParams(temperature=1.0, top_k=40, seed=5)
     with closing(chosen.open(0)) as device:
         checkpoint = Checkpoint.open(small)
         with Generator(checkpoint, chosen, device, context=16, batch=3) as generator:

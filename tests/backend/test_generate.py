@@ -22,7 +22,7 @@ from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from ark.models.plans import plans
-from ark.models.request import COLDEST, HOTTEST, Sampling
+from ark.models.sampling import MAX_TEMPERATURE, MIN_TEMPERATURE, SamplingParams
 from ark.models.sequences import write_sequences
 from tests.checkpoints import LLAMA3_ROPE, make_checkpoint
 from tests.emulated import few_emulated
@@ -148,12 +148,20 @@ def test_a_stop_token_ends_the_loop_on_the_device(generator: Generator) -> None:
     stop = free[4]
     first = free.index(stop)
     assert list(generator.stream([7, 8, 9], 12, stop_tokens=[stop])) == free[: first + 1]
+    # Behind more tokens than the device has room for, which never come.
+    others = [t for t in range(320) if t not in free]
+    assert list(generator.stream([7, 8, 9], 12, stop_tokens=[*others, stop])) == free[: first + 1]
+
+
+def test_a_sampling_that_the_plan_does_not_follow_is_refused(generator: Generator) -> None:
+    with pytest.raises(InvalidUsageError, match="top_p of the sampling cannot be followed"):
+        list(generator.stream([7], 1, SamplingParams(top_p=0.5)))
 
 
 @pytest.mark.emulated("slow")
 def test_sampling_is_seeded_and_follows_the_softmax(generator: Generator) -> None:
     def draw(seed: int, **kw: Any) -> list[int]:
-        how = Sampling(temperature=1.0, seed=seed, **kw)
+        how = SamplingParams(temperature=1.0, seed=seed, **kw)
         return list(generator.stream([3, 1, 4], 1, how, stop_tokens=()))
 
     assert draw(11) == draw(11)
@@ -189,7 +197,14 @@ def test_no_draw_is_infinite(generator: Generator) -> None:
     drawn = mixed(mixed(mixed(seeds))[:, None] ^ tokens) >> np.uint64(40)
     seed = int((drawn == 0xFFFFFF).any(1).argmax())
     assert (drawn[seed] == 0xFFFFFF).any()
-    assert list(generator.stream([3], 1, Sampling(1e-3, 0, seed), stop_tokens=())) == greedy
+    assert (
+        list(
+            generator.stream(
+                [3], 1, SamplingParams(temperature=1e-3, top_k=0, seed=seed), stop_tokens=()
+            )
+        )
+        == greedy
+    )
 
 
 @pytest.mark.emulated("slow")
@@ -198,11 +213,24 @@ def test_top_k_draws_only_from_the_best(generator: Generator) -> None:
     with torch.inference_mode():
         best = model(torch.tensor([[3, 1, 4]])).logits[0, -1].topk(3).indices.tolist()
     seen = {
-        next(iter(generator.stream([3, 1, 4], 1, Sampling(5.0, 3, seed), stop_tokens=())))
+        next(
+            iter(
+                generator.stream(
+                    [3, 1, 4],
+                    1,
+                    SamplingParams(temperature=5.0, top_k=3, seed=seed),
+                    stop_tokens=(),
+                )
+            )
+        )
         for seed in range(60)
     }
     assert seen == set(best)
-    greedy = list(generator.stream([3, 1, 4], 1, Sampling(1.0, 1, 9), stop_tokens=()))
+    greedy = list(
+        generator.stream(
+            [3, 1, 4], 1, SamplingParams(temperature=1.0, top_k=1, seed=9), stop_tokens=()
+        )
+    )
     assert greedy == best[:1]
 
 
@@ -248,15 +276,19 @@ def test_leaving_a_stream_early_stops_the_kernel(generator: Generator) -> None:
 @pytest.mark.parametrize("temperature", [1e-39, 1e-6, 1e39, -1.0, float("nan"), float("inf")])
 def test_a_temperature_that_logits_cannot_be_divided_by(temperature: float) -> None:
     with pytest.raises(InvalidUsageError, match="it must be 0"):
-        Sampling(temperature=temperature)
+        SamplingParams(temperature=temperature)
 
 
-@pytest.mark.parametrize("temperature", [COLDEST, HOTTEST])
+@pytest.mark.parametrize("temperature", [MIN_TEMPERATURE, MAX_TEMPERATURE])
 def test_extreme_temperatures_are_served(generator: Generator, temperature: float) -> None:
     """The coldest is greedy; the hottest draws from all tokens alike."""
     greedy = list(generator.stream([7, 8, 9], 8, stop_tokens=()))
-    drawn = list(generator.stream([7, 8, 9], 8, Sampling(temperature, 0, 3), stop_tokens=()))
-    assert (drawn == greedy) == (temperature == COLDEST)
+    drawn = list(
+        generator.stream(
+            [7, 8, 9], 8, SamplingParams(temperature=temperature, top_k=0, seed=3), stop_tokens=()
+        )
+    )
+    assert (drawn == greedy) == (temperature == MIN_TEMPERATURE)
 
 
 def test_a_kernel_that_ends_early_is_an_error(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ark.errors import InvalidUsageError
-from ark.models.request import Sampling
+from ark.models.sampling import SamplingParams
 from ark.ops.tokens import _mix, _scores
 from ark.tasks.sequences import MAX_BATCH
 from ark.tasks.tokens import key_halves, mix, noise_key
@@ -71,4 +71,4 @@ def test_draws_over_the_sequences_of_one_seed_follow_the_softmax() -> None:
 @pytest.mark.parametrize("seed", [1 << 64, -(1 << 63) - 1, 0.5])
 def test_a_seed_has_64_bits(seed: float) -> None:
     with pytest.raises(InvalidUsageError, match="seed"):
-        Sampling(seed=seed)  # type: ignore[arg-type]
+        SamplingParams(seed=seed)  # type: ignore[arg-type]
