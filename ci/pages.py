@@ -1,7 +1,7 @@
 """Checks the pages of docs/: their length, the width of their lines, their words, their openings.
 
 `python ci/pages.py --check` fails where a page has more than 300 lines, a line has more than 100
-columns, a page's first paragraph does not say for whom it is, a relative link or anchor leads
+columns, a page does not begin with its readers, a relative link or anchor leads
 nowhere, or the pages outside of reference and history have more than 45,000 words. Rows of tables,
 which Markdown cannot break, and words longer than a line may be wider; generated pages may be
 longer; the dated logs of docs/history may be longer and speak as they do. `python ci/pages.py
@@ -79,7 +79,7 @@ def _opening(text: str) -> str:
 
 
 def faults(page: Path) -> Iterator[str]:
-    """What is wrong with a page, one line each."""
+    """The faults of a page, one line each."""
     text = page.read_text(encoding="utf-8")
     lines = text.splitlines()
     sort, name = kind(page), page.relative_to(ROOT).as_posix()
@@ -115,7 +115,7 @@ def _wrapped(block: list[str]) -> list[str]:
     rest = " " * len(first)
     if len(block) > 1:
         rest = re.match(r"\s*", block[1])[0]  # type: ignore[index]
-    made, line = [], first
+    broken, line = [], first
     parts = " ".join([block[0][len(first) :], *block[1:]]).split()
     for at, part in enumerate(parts):
         # A word that would be markup at a line's head stays behind the word before it.
@@ -123,33 +123,33 @@ def _wrapped(block: list[str]) -> list[str]:
         tail = len(following) + 1 if MARKUP.match(following) else 0
         empty = line in (first, rest) and not line.strip(" -+*0123456789.)")
         if not empty and len(line) + 1 + len(part) + tail > MAX_COLUMNS and not MARKUP.match(part):
-            made.append(line.rstrip())
+            broken.append(line.rstrip())
             line = rest + part
         else:
             line += part if empty else " " + part
-    return [*made, line.rstrip()]
+    return [*broken, line.rstrip()]
 
 
 def wrapped(text: str) -> str:
     """The page with each paragraph that has a line too wide broken anew."""
-    made: list[str] = []
+    lines: list[str] = []
     block: list[str] = []
 
     def close() -> None:
         wide = any(len(line) > MAX_COLUMNS for line in block)
-        made.extend(_wrapped(block) if wide else block)
+        lines.extend(_wrapped(block) if wide else block)
         block.clear()
 
     for line, code in _fenced(text.splitlines()):
         if code or not line.strip() or re.match(r"\s*(\||#|<|:::)", line):
             close()
-            made.append(line)
+            lines.append(line)
             continue
         if ITEM.match(line):
             close()
         block.append(line)
     close()
-    return "\n".join(made) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def main(argv: list[str]) -> int:
@@ -159,14 +159,14 @@ def main(argv: list[str]) -> int:
             if kind(page) != "generated" and wrapped(text) != text:
                 page.write_text(wrapped(text), encoding="utf-8")
         return 0
-    found = [fault for page in pages() for fault in faults(page)]
+    messages = [fault for page in pages() for fault in faults(page)]
     if total() > MAX_WORDS:
-        found.append(
+        messages.append(
             f"pages outside of reference and history have {total():,} words, at most "
             f"{MAX_WORDS:,}; cut, or move what is dated to docs/history"
         )
-    print("\n".join(found) or f"pages: {total():,} words outside of reference and history")
-    return 1 if found else 0
+    print("\n".join(messages) or f"pages: {total():,} words outside of reference and history")
+    return 1 if messages else 0
 
 
 if __name__ == "__main__":
