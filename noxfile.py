@@ -49,8 +49,9 @@ MATRIX = nox.project.load_toml("ci/matrix.toml")
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, format, the order of the layers, the words of messages and names, and that generated
-    files and the plans of named programs for two machines (ci/plans) are up to date.
+    """Style, format, the order of the layers, the words of messages and names, the pages of docs/
+    with their links, and that generated files and the plans of named programs for two machines
+    (ci/plans) are up to date.
     """
     session.install(
         "ruff>=0.6",
@@ -68,6 +69,7 @@ def lint(session: nox.Session) -> None:
     session.run("clang-format", "--dry-run", "-Werror", *device)
     session.run("python", "ci/generate.py", "--check")
     session.run("python", "ci/words.py", "--check")
+    session.run("python", "ci/pages.py", "--check")
     session.run("python", "ci/plans.py", "--check", env=BESIDE)
 
 

@@ -1,4 +1,4 @@
-"""docs/vendors.md followed to the letter: its vendor and its kernel variant run."""
+"""docs/vendors.md and docs/kernel-variants.md followed to the letter: what they make runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/vendors.md").read_text()
-VENDOR, VARIANT = PAGE.split("## A new vendor")[1].split("## A new kernel variant")
+VENDOR, VARIANT = ((ROOT / f"docs/{n}.md").read_text() for n in ("vendors", "kernel-variants"))
 FILE = re.compile(r"^`([\w/.]+)`:\n\n```\w+\n(.*?)^```", re.M | re.S)
 
 

@@ -49,7 +49,7 @@ def hook() -> ModuleType:
 def test_the_first_command_streams_text(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, _, command = BLOCKS["bash"][0].strip().split(" && ")
+    _, _, command = BLOCKS["bash"][0].replace("\\\n", "").strip().split(" && ")
     program, *words = shlex.split(command)
     assert program == ".venv/bin/ark"
     monkeypatch.chdir(ROOT)

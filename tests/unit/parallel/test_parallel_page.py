@@ -1,4 +1,6 @@
-"""docs/parallel.md: blocks that need no model of their own run, commands print what they show."""
+"""docs/parallel.md, pipelines.md and predictions.md: blocks that need no model of their own run,
+commands print what they show.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from ark.parallel import shape
 from tests.pages import commands, python_blocks, shown
 
 SHOWN = [
-    (words, lines) for words, lines in commands("parallel.md") if words[0] in ("layout", "tessel")
+    (words, lines)
+    for page in ("parallel.md", "pipelines.md")
+    for words, lines in commands(page)
+    if words[0] in ("layout", "tessel")
 ]
 
 
@@ -34,7 +39,8 @@ def test_commands_print_what_the_page_shows(
 
 
 def test_layouts_and_schedules() -> None:
-    layouts, schedule, transform = python_blocks("parallel.md")[:3]
+    layouts, transform = python_blocks("parallel.md")[:2]
+    (schedule,) = python_blocks("pipelines.md")
     space: dict[str, Any] = {"ark": ark}
     exec(layouts, space)
     (step,) = space["change"]((64, 64), space["before"], space["after"])

@@ -238,7 +238,7 @@ struct ArkStep {
 // while slow waves still multiply this one. Where blocks do not divide by waves, a wave without a
 // last block multiplies the tile's last one, and its sums are not stored: tests would leave several
 // ways through the loop, on which clang 22 forgets wait states behind matrix instructions
-// (docs/emulator.md).
+// (docs/history/emulator.md).
 template <int TM, int TN, int WAVES_M, int WAVES_N, int BUFFERS, bool A_ALONG_K, bool B_ALONG_K,
           typename A, typename B, class End>
 ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide<B>& b,

@@ -1,0 +1,173 @@
+"""Checks the pages of docs/: their length, the width of their lines, their words, their openings.
+
+`python ci/pages.py --check` fails where a page has more than 300 lines, a line has more than 100
+columns, a page does not begin with its readers, a relative link or anchor leads
+nowhere, or the pages outside of reference and history have more than 45,000 words. Rows of tables,
+which Markdown cannot break, and words longer than a line may be wider; generated pages may be
+longer; the dated logs of docs/history may be longer and speak as they do. `python ci/pages.py
+--wrap` breaks paragraphs that are too wide. The lint session runs the check.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+MAX_LINES, MAX_COLUMNS, MAX_WORDS = 300, 100, 45_000
+# In the navigation's section Reference, beside the generated pages.
+REFERENCE = (
+    *("environment.md", "ark-interface.md", "ops.md", "glossary.md", "device-abi.md"),
+    *("reliability.md", "project.md", "errors.md"),
+)
+OPENING = re.compile(r"\bfor\b")
+# At the head of a line these begin a list, a heading, a quotation, a table or a rule.
+MARKUP = re.compile(r"([-+*>|#=]+|\d+[.)])$|[|>#]")
+ITEM = re.compile(r"\s*([-+*]|\d+[.)])\s+")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def pages() -> list[Path]:
+    """Every page of the site, and the README."""
+    return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+
+
+def kind(page: Path) -> str:
+    """`generated`, `reference`, `history` or `page`."""
+    name = page.relative_to(ROOT).as_posix()
+    if name.startswith("docs/history/"):
+        return "history"
+    if name.startswith("docs/reference/") or name == "docs/performance.md":
+        return "generated"
+    return "reference" if name.removeprefix("docs/") in REFERENCE else "page"
+
+
+def _fenced(lines: list[str]) -> Iterator[tuple[str, bool]]:
+    """Each line, and whether it is of a block of code."""
+    inside = False
+    for line in lines:
+        fence = line.lstrip().startswith("```")
+        yield line, inside or fence
+        inside ^= fence
+
+
+def words(text: str) -> int:
+    """The words of a page outside of its blocks of code."""
+    prose = (line for line, code in _fenced(text.splitlines()) if not code)
+    return sum(len(re.findall(r"\S*\w\S*", line)) for line in prose)
+
+
+def slug(title: str) -> str:
+    """The anchor of a heading, as mkdocs makes it."""
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", title)
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
+
+
+def _anchors(page: Path) -> set[str]:
+    lines = _fenced(page.read_text(encoding="utf-8").splitlines())
+    titles = [line.lstrip("#") for line, code in lines if line.startswith("#") and not code]
+    return {slug(title) for title in titles}
+
+
+def _opening(text: str) -> str:
+    """The first paragraph behind the title."""
+    parts = text.split("\n\n")
+    return next((part for part in parts[1:] if part.strip()), "")
+
+
+def faults(page: Path) -> Iterator[str]:
+    """The faults of a page, one line each."""
+    text = page.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    sort, name = kind(page), page.relative_to(ROOT).as_posix()
+    if sort in ("page", "reference") and len(lines) > MAX_LINES:
+        yield f"{name}: {len(lines)} lines, at most {MAX_LINES}; split it"
+    if sort != "generated" and wrapped(text) != text:
+        yield f"{name}: lines of more than {MAX_COLUMNS} columns; run `python ci/pages.py --wrap`"
+    for number, (line, code) in enumerate(_fenced(lines), 1):
+        if code and len(line) > MAX_COLUMNS and sort in ("page", "reference"):
+            yield f"{name}:{number}: a line of code of {len(line)} columns; break it"
+    if page != ROOT / "README.md" and not OPENING.search(_opening(text)):
+        yield f"{name}: the first paragraph does not say for whom the page is"
+    for link in LINK.findall(text):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists():
+            yield f"{name}: {link} leads nowhere"
+        elif anchor and target.suffix == ".md" and anchor not in _anchors(target):
+            yield f"{name}: {link} names no heading of that page"
+
+
+def total() -> int:
+    """The words of all pages outside of reference and history."""
+    return sum(words(p.read_text(encoding="utf-8")) for p in pages() if kind(p) == "page")
+
+
+def _wrapped(block: list[str]) -> list[str]:
+    """A paragraph or an item of a list, broken at spaces."""
+    item = ITEM.match(block[0])
+    first = item[0] if item else re.match(r"\s*", block[0])[0]  # type: ignore[index]
+    rest = " " * len(first)
+    if len(block) > 1:
+        rest = re.match(r"\s*", block[1])[0]  # type: ignore[index]
+    broken, line = [], first
+    parts = " ".join([block[0][len(first) :], *block[1:]]).split()
+    for at, part in enumerate(parts):
+        # A word that would be markup at a line's head stays behind the word before it.
+        following = parts[at + 1] if at + 1 < len(parts) else ""
+        tail = len(following) + 1 if MARKUP.match(following) else 0
+        empty = line in (first, rest) and not line.strip(" -+*0123456789.)")
+        if not empty and len(line) + 1 + len(part) + tail > MAX_COLUMNS and not MARKUP.match(part):
+            broken.append(line.rstrip())
+            line = rest + part
+        else:
+            line += part if empty else " " + part
+    return [*broken, line.rstrip()]
+
+
+def wrapped(text: str) -> str:
+    """The page with each paragraph that has a line too wide broken anew."""
+    lines: list[str] = []
+    block: list[str] = []
+
+    def close() -> None:
+        wide = any(len(line) > MAX_COLUMNS for line in block)
+        lines.extend(_wrapped(block) if wide else block)
+        block.clear()
+
+    for line, code in _fenced(text.splitlines()):
+        if code or not line.strip() or re.match(r"\s*(\||#|<|:::)", line):
+            close()
+            lines.append(line)
+            continue
+        if ITEM.match(line):
+            close()
+        block.append(line)
+    close()
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str]) -> int:
+    if "--wrap" in argv:
+        for page in pages():
+            text = page.read_text(encoding="utf-8")
+            if kind(page) != "generated" and wrapped(text) != text:
+                page.write_text(wrapped(text), encoding="utf-8")
+        return 0
+    messages = [fault for page in pages() for fault in faults(page)]
+    if total() > MAX_WORDS:
+        messages.append(
+            f"pages outside of reference and history have {total():,} words, at most "
+            f"{MAX_WORDS:,}; cut, or move what is dated to docs/history"
+        )
+    print("\n".join(messages) or f"pages: {total():,} words outside of reference and history")
+    return 1 if messages else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
