@@ -1,4 +1,4 @@
-"""ci/pages.py: pages of docs/ are short, narrow, say for whom they are and lead somewhere."""
+"""ci/pages.py: pages of docs/ are short, narrow, name their readers, and their links resolve."""
 
 from __future__ import annotations
 
