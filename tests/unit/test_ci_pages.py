@@ -44,8 +44,8 @@ def test_each_fault_of_a_page_is_named(
     page.parent.mkdir()
     (page.parent / "start.md").write_text("# Start\n\n## Install\n")
     page.write_text(text)
-    found = list(pages.faults(page))
-    assert bool(found) == bool(fault) and fault in "".join(found)
+    problems = list(pages.faults(page))
+    assert bool(problems) == bool(fault) and fault in "".join(problems)
 
 
 WORD = st.sampled_from(["a", "word", "`code here`", "-", "1.", "#", "|", "longer-than-most", "+"])
