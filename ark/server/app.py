@@ -1,4 +1,4 @@
-"""The routes of the server as one ASGI application. Made by `application`, run by ark.server.run."""
+"""The routes of the server as one ASGI application, which ark.server.run runs."""
 
 from __future__ import annotations
 
@@ -105,14 +105,14 @@ class Service:
         else:
             special = asked.add_special_tokens is not False
             tokens = await self.model.encoded(str(asked.prompt), "prompt", special=special)
-        made: dict[str, Any] = {
+        answer: dict[str, Any] = {
             "count": len(tokens),
             "max_model_len": self.model.context,
             "tokens": tokens,
         }
         if asked.return_token_strs:
-            made["token_strs"] = [self.model.tokenizer.backend.id_to_token(t) for t in tokens]
-        return _json(made)
+            answer["token_strs"] = [self.model.tokenizer.backend.id_to_token(t) for t in tokens]
+        return _json(answer)
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
@@ -125,8 +125,7 @@ class Service:
         """GET /health: 200 while requests are taken, else 503."""
         failure = self.dispatcher.failure
         if failure or self.draining:
-            said = f"the engine has failed: {failure}" if failure else "the server is shutting down"
-            raise ApiError(503, said, kind=SERVER_ERROR)
+            raise ApiError(503, failure or "the server is shutting down", kind=SERVER_ERROR)
         return _json({"status": "ok"})
 
     async def metrics_text(self, request: Request) -> Response:
@@ -198,32 +197,32 @@ class Service:
             await asyncio.gather(work, gone, return_exceptions=True)
 
     async def _until_response(self, began: Coroutine[Any, Any, Completion | Chat]) -> Response:
-        made = await began
-        if made.streamed:
-            return EventStream(made)
+        completion = await began
+        if completion.streamed:
+            return EventStream(completion)
         try:
-            return _json(await made.whole())
+            return _json(await completion.whole())
         finally:
-            made.answer.close()
+            completion.answer.close()
 
 
 class EventStream(StreamingResponse):
     """The chunks of an answer as server-sent events. The slots are free when it has ended."""
 
-    def __init__(self, made: Completion | Chat) -> None:
+    def __init__(self, completion: Completion | Chat) -> None:
         super().__init__(self._events(), media_type="text/event-stream", headers=EVENT_HEADERS)
-        self._made = made
+        self._completion = completion
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the response."""
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._made.answer.close()
+            self._completion.answer.close()
 
     async def _events(self) -> AsyncIterator[bytes]:
         try:
-            async for chunk in self._made.chunks():
+            async for chunk in self._completion.chunks():
                 yield b"data: " + msgspec.json.encode(chunk) + b"\n\n"
         except ApiError as error:
             yield b"data: " + error.body() + b"\n\n"

@@ -66,7 +66,7 @@ class Choice:
 
     def _add(self, event: Event, kept: Piece) -> None:
         if event.finish is FinishReason.ERROR:
-            raise ApiError(500, f"the engine has failed: {event.error}", kind=SERVER_ERROR)
+            raise ApiError(500, event.error or "the engine has failed", kind=SERVER_ERROR)
         tokens = event.tokens
         kept.tokens += len(tokens)
         if event.logprobs:

@@ -47,10 +47,10 @@ class Completion:
             model.check_length(len(prompt), asked.max_tokens, "prompt")
         sampling = sampling_of(asked, max_tokens, asked.logprobs)
         answer = Answer(dispatcher, model, prompts, sampling, timeout_s, "cmpl")
-        made = cls(model, asked, answer)
+        completion = cls(model, asked, answer)
         if asked.echo:
-            made._heads = [text for text in texts for _ in range(sampling.n)]
-        return made
+            completion._heads = [text for text in texts for _ in range(sampling.n)]
+        return completion
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a stream."""

@@ -53,12 +53,12 @@ class ApiError(Exception):
 
     def headers(self) -> dict[str, str]:
         """Headers of the response beside its length."""
-        made = {"content-type": "application/json"}
+        headers = {"content-type": "application/json"}
         if self.retry_after is not None:
-            made["retry-after"] = str(self.retry_after)
+            headers["retry-after"] = str(self.retry_after)
         if self.status == 401:
-            made["www-authenticate"] = "Bearer"
-        return made
+            headers["www-authenticate"] = "Bearer"
+        return headers
 
 
 def unsupported(param: str, message: str) -> ApiError:

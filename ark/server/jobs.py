@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import re
 import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ark.errors import InvalidUsageError
+from ark.errors import BaseError, InvalidUsageError
 from ark.models.sampling import SamplingParams
 from ark.server.errors import SERVER_ERROR, ApiError
 from ark.server.metrics import Metrics
@@ -98,7 +99,7 @@ class Dispatcher:
     ) -> Job:
         """Queues a choice for each prompt; ApiError where it cannot be served now."""
         if self.failure:
-            raise ApiError(500, f"the engine has failed: {self.failure}", kind=SERVER_ERROR)
+            raise ApiError(500, self.failure, kind=SERVER_ERROR)
         opened = sum(job.open for job in self.jobs)
         if opened + len(prompts) > self._room:
             raise ApiError(
@@ -117,11 +118,13 @@ class Dispatcher:
             request = Request(job.ids[i], tuple(prompt), sampling, stops)
             try:
                 self.engine.submit(request, partial(self._from_engine, job, i))
-            except InvalidUsageError as error:
+            except BaseError as error:
                 for rest in range(i, len(prompts)):
                     self._give(job, rest, Event(job.ids[rest], finish=FinishReason.CANCELLED))
                 job.cancel()
-                raise refused(error) from None
+                if isinstance(error, InvalidUsageError):
+                    raise refused(error) from None
+                raise
         return job
 
     def _from_engine(self, job: Job, index: int, event: Event) -> None:
@@ -139,7 +142,7 @@ class Dispatcher:
 
     def _give(self, job: Job, index: int, event: Event) -> None:
         if event.finish is FinishReason.ERROR:
-            self.failure = event.error or "it gave no reason"
+            self.failure = event.error or "the engine has failed"
         job.arrive(index, event)
         self._metrics.event(event, time.monotonic())
         if not job.open:
@@ -158,9 +161,11 @@ def request_id(kind: str) -> str:
 
 def refused(error: InvalidUsageError) -> ApiError:
     """The error for a request that the engine or the sampling parameters refuse: `param` is the
-    parameter that the message begins with.
+    first of the parameters that the message names.
     """
     message = str(error)
-    first = message.split(" ", 1)[0].strip("`'\":,")
-    param = first if first in SamplingParams.__dataclass_fields__ else None
-    return ApiError(400, message, param=param)
+    words = re.findall(r"\w+", message)
+    names = set(SamplingParams.__dataclass_fields__)
+    longer = names - {"n", "stop", "seed"}  # which are English words too
+    named = [word for i, word in enumerate(words) if word in (longer if i else names)]
+    return ApiError(400, message, param=named[0] if named else None)

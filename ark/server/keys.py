@@ -39,5 +39,5 @@ class KeyMiddleware:
         scheme, _, key = given[0].partition(b" ")
         if scheme.lower() != b"bearer":
             return False
-        # Every key is compared, so that the time tells nothing.
-        return any([hmac.compare_digest(key.strip(), known) for known in self._keys])
+        right = [hmac.compare_digest(key.strip(), known) for known in self._keys]
+        return any(right)  # every key was compared, so that the time tells nothing

@@ -46,10 +46,10 @@ class Metrics:
         self._first: deque[float] = deque(maxlen=RECENT_REQUESTS)
 
         def histogram(name: str, text: str, buckets: Sequence[float]) -> Any:
-            made = Histogram(
+            family = Histogram(
                 f"vllm:{name}", text, ["model_name"], buckets=buckets, registry=self.registry
             )
-            return made.labels(model)
+            return family.labels(model)
 
         self._to_first = histogram(
             "time_to_first_token_seconds", "Time to the first token.", SECOND_BUCKETS

@@ -128,7 +128,7 @@ class ServedModel:
 
 def _plain(message: Message, param: str) -> dict[str, Any]:
     """A message as templates read it: its content is one text."""
-    made: dict[str, Any] = msgspec.to_builtins(message)
+    plain: dict[str, Any] = msgspec.to_builtins(message)
     if isinstance(message.content, list):
         for part in message.content:
             if part.type != "text" or part.text is None:
@@ -136,6 +136,6 @@ def _plain(message: Message, param: str) -> dict[str, Any]:
                     f"{param}.content",
                     f"a part of the message has the type {part.type!r:.60}; only text is supported",
                 )
-        made["content"] = "\n".join(str(part.text) for part in message.content)
-    made.setdefault("content", "")
-    return made
+        plain["content"] = "\n".join(str(part.text) for part in message.content)
+    plain.setdefault("content", "")
+    return plain

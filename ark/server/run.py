@@ -19,46 +19,42 @@ from ark.server.connection import Connection
 from ark.server.model import ServedModel
 from ark.serving.types import EngineLike
 
-BACKLOG_CONNECTIONS = 2048
 KEEP_ALIVE_S = 30
 LAST_WORDS_S = 2.0  # for errors to reach clients when the time to drain is over
 
 
 @dataclass(frozen=True)
 class Options:
-    """host and port: where it listens; port 0 is any free one. drain_s: how long answers may go on
-    after SIGTERM.
+    """keys and origins: as of ark.server.app.application. drain_s: how long answers may go on after
+    SIGTERM.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
     keys: Sequence[str] = ()
     origins: Sequence[str] = ()
     drain_s: float = 30.0
     limits: Limits = field(default_factory=Limits)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; SystemError where the address cannot be had."""
+def bound(host: str, port: int) -> socket.socket:
+    """A socket at that address, which does not listen yet; SystemError where it is not free."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise InvalidUsageError(
             f"--host {host}: not an address of this machine ({error})"
         ) from None
-    family, kind, protocol, _, address = found[0]
-    made = socket.socket(family, kind, protocol)
+    family, kind, protocol, _, address = addresses[0]
+    listener = socket.socket(family, kind, protocol)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(BACKLOG_CONNECTIONS)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
     except OSError as error:
-        made.close()
+        listener.close()
         raise SystemError(
-            f"{host}:{port} cannot be listened on: {error.strerror}; give another --port or --host"
+            f"{host}:{port} cannot be used: {error.strerror}; give another --port or --host"
         ) from None
-    made.setblocking(False)
-    return made
+    listener.setblocking(False)
+    return listener
 
 
 def url_of(listener: socket.socket) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from ark.server import run
 from ark.server.app import Service, application
 from ark.server.model import ServedModel
-from ark.server.run import Options, listen, server_of, url_of
+from ark.server.run import Options, bound, server_of, url_of
 from ark.serving.types import EngineLike
 
 PATIENCE_S = 30.0
@@ -32,8 +32,8 @@ class Running:
 @contextlib.contextmanager
 def running(engine: EngineLike, model: ServedModel, options: Options | None = None) -> Iterator:
     """Serves in the background until the block ends."""
-    options = options or Options(port=0)
-    listener = listen(options.host, 0)
+    options = options or Options()
+    listener = bound("127.0.0.1", 0)
     started: list[Running] = []
     ready = threading.Event()
     failures: list[BaseException] = []
@@ -49,8 +49,11 @@ def running(engine: EngineLike, model: ServedModel, options: Options | None = No
             loop.call_soon_threadsafe(run.ending(server, service, options.drain_s, loop))
 
         started.append(Running(url_of(listener), port, service, end))
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.001)
         ready.set()
-        await server.serve(sockets=[listener])
+        await serving
 
     def work() -> None:
         try:

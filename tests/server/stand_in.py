@@ -17,7 +17,7 @@ FIRST, COUNT = 2, 94
 class _Running:
     request: Request
     on_event: Callable[[Event], None]
-    made: int = 0
+    count: int = 0
 
 
 class CountingEngine:
@@ -87,13 +87,13 @@ class CountingEngine:
     def _step(self, row: _Running) -> Event:
         if self.fail:
             return Event(row.request.id, finish=FinishReason.ERROR, error=self.fail)
-        row.made += 1
-        token = FIRST + (row.request.prompt[-1] + row.made) % COUNT
-        full = len(row.request.prompt) + row.made >= self.context
+        row.count += 1
+        token = FIRST + (row.request.prompt[-1] + row.count) % COUNT
+        full = len(row.request.prompt) + row.count >= self.context
         finish = None
         if token in row.request.stop_token_ids:
             finish = FinishReason.STOP
-        elif full or row.made == row.request.sampling.max_tokens:
+        elif full or row.count == row.request.sampling.max_tokens:
             finish = FinishReason.LENGTH
         self._stats = replace(
             self._stats,
