@@ -75,10 +75,13 @@ class ChoiceText:
         if not self._stops or not new:
             return new
         text = self._held + new
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        places = [
+            (place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0
+        ]
         if places:
+            # The one that is complete first, so that the answer does not depend on the pieces.
             self.ended, self._held = True, ""
-            return text[: min(places)]
+            return text[: min(places)[1]]
         held = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]

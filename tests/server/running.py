@@ -8,8 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from ark.models.chat import ChatTemplate
+from ark.models.tokenizer import Tokenizer
 from ark.server import run
 from ark.server.app import Service, application
 from ark.server.model import ServedModel
@@ -17,6 +20,18 @@ from ark.server.run import Options, bound, server_of, url_of
 from ark.serving.types import EngineLike
 
 PATIENCE_S = 30.0
+NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def noah_model(context: int, template: str | None = TEMPLATE) -> ServedModel:
+    """The shipped checkpoint's tokenizer with a chat template, which it does not have."""
+    tokenizer = Tokenizer.open(NOAH, vocab_size=2048)
+    chat = ChatTemplate("the test's template", template, {}) if template else None
+    return ServedModel("noah", tokenizer, chat, context, 2048, frozenset([1]))
 
 
 @dataclass
