@@ -17,6 +17,7 @@ from ark.ir.dtype import DataType, fp32
 from ark.ir.graph import Graph
 from ark.models import registry
 from ark.models.config import LlamaConfig
+from ark.models.llama import Llama
 from ark.models.shard import Share, check_ranks, split
 from ark.ops.tokens import TokenState
 from ark.tasks.sequences import MAX_BATCH
@@ -26,11 +27,29 @@ LASTING = ("parameter", "state", "host")  # arenas that live from launch to laun
 
 
 @dataclass(frozen=True)
+class Pages:
+    """How a model that serves many requests keeps keys and values (ark.serving). pool: pages in
+    all. size: positions of a page. forms: numbers of rows for which there is a decoding phase each,
+    growing; the last one is the batch.
+    """
+
+    pool: int
+    size: int
+    forms: tuple[int, ...]
+
+    def most(self, context: int) -> int:
+        """Pages of a sequence of `context` positions."""
+        return -(-context // self.size)
+
+
+@dataclass(frozen=True)
 class Shape:
     """What one rank of a model computes. context: positions the cache holds. chunk: prompt tokens
     an iteration, 0 for a model that only decodes. batch: sequences that are decoded together; their
     prompts go through the decoding phase, a token an iteration, so that chunk is 0. split: how the
-    ranks share the model: empty by ark.models.shard, or a name of ark.parallel.plans.PLANS.
+    ranks share the model: empty by ark.models.shard, or a name of ark.parallel.plans.PLANS. pages:
+    where keys and values lie in pages; then a phase `chunk` takes chunks of one prompt, beside
+    phases that decode some of the batch's sequences each.
 
     A chunk of at least BEGINS tokens takes less time than two tokens one by one: then the prompt's
     last chunk is an entry point of its own, which also draws the first token.
@@ -44,6 +63,7 @@ class Shape:
     world_size: int = 1
     batch: int = 1
     split: str = ""
+    pages: Pages | None = None
 
     @property
     def begins(self) -> bool:
@@ -70,12 +90,12 @@ class Shape:
                 f"a batch of {self.batch} sequences was asked for; from 1 to {MAX_BATCH} are "
                 "decoded together"
             )
-        if self.batch > 1 and self.chunk:
+        if self.batch > 1 and self.chunk and self.pages is None:
             raise InvalidUsageError(
                 f"chunks of {self.chunk} prompt tokens and a batch of {self.batch} sequences were "
                 "asked for, but several prompts are read a token an iteration; leave the chunk away"
             )
-        if self.batch > 1 and self.world_size > 1:
+        if (self.batch > 1 or self.pages is not None) and self.world_size > 1:
             raise InvalidUsageError(
                 f"a batch of {self.batch} sequences on {self.world_size} ranks was asked for, but "
                 "several sequences are decoded on one rank only; leave the batch or the ranks away"
@@ -103,21 +123,46 @@ def build(shape: Shape) -> Built:
         decoder = registry.decoder(shape.config.architecture)(shape.config, shape.dtype)
         decoder.name_tensors()
         shares = split(decoder, shape.rank, shape.world_size) if shape.world_size > 1 else {}
-        decoder.setup(shape.context, shape.batch)
-        decoder.name_tensors()
-        state = TokenState.make(shape.context, shape.batch)
-        if shape.chunk:
-            with model.graph.entry("prompt"):
-                decoder.prompt(state, shape.chunk)
-        if shape.begins:
-            with model.graph.entry("begin"):
-                decoder.begin(state, shape.chunk)
-        with model.graph.entry("decode"):
-            decoder.decode(state)
+        if shape.pages is not None:
+            _trace_paged(model, decoder, shape, shape.pages)
+        else:
+            _trace(model, decoder, shape)
         parameters = decoder.params_dict().values()
         constants = {p.ir.name: p.initializer for p in parameters if p.initializer}
     lasting = {t.name: t for n in model.graph.nodes for t in n.inputs if _names_buffer(t)}
     return Built(model.graph, lasting, {p.ir.name: s for p, s in shares.items()}, constants)
+
+
+def _trace(model: Model, decoder: Llama, shape: Shape) -> None:
+    """The entry points of a decoder whose sequences have caches of their own."""
+    decoder.setup(shape.context, shape.batch)
+    decoder.name_tensors()
+    state = TokenState.make(shape.context, shape.batch)
+    if shape.chunk:
+        with model.graph.entry("prompt"):
+            decoder.prompt(state, shape.chunk)
+    if shape.begins:
+        with model.graph.entry("begin"):
+            decoder.begin(state, shape.chunk)
+    with model.graph.entry("decode"):
+        decoder.decode(state)
+
+
+def _trace_paged(model: Model, decoder: Llama, shape: Shape, pages: Pages) -> None:
+    """The entry points of a decoder whose sequences share pages: chunks of a prompt, which has a
+    state of its own, and decoding by each number of rows.
+    """
+    decoder.setup_pages(shape.context, pages.pool, pages.size)
+    decoder.name_tensors()
+    most = pages.most(shape.context)
+    state = TokenState.make(shape.context, shape.batch, most)
+    if shape.chunk:
+        prompt = TokenState.make(shape.context, 1, most, prefix="prompt_")
+        with model.graph.entry("chunk"):
+            decoder.prompt(prompt, shape.chunk)
+    for rows in pages.forms:
+        with model.graph.entry(f"decode{rows}"):
+            decoder.decode(state.first(rows))
 
 
 def _check_split(name: str) -> None:

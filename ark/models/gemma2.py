@@ -50,9 +50,9 @@ class FourNormLayer(Layer):
         self.mlp_norm = ark.parameter((c.hidden_size,), norms)
         self.mlp_after = ark.parameter((c.hidden_size,), norms)
 
-    def forward(self, h: ark.Tensor, position: ark.Tensor, frequencies: ark.Tensor) -> ark.Tensor:
+    def forward(self, h: ark.Tensor, state: ark.TokenState, frequencies: ark.Tensor) -> ark.Tensor:
         x = ark.rmsnorm(h, self.attention_norm, self.eps)
-        x = self.attention(x, position, frequencies)
+        x = self.attention(x, state, frequencies)
         h = h + ark.rmsnorm(x, self.attention_after, self.eps)
         x = self.mlp(ark.rmsnorm(h, self.mlp_norm, self.eps))
         return h + ark.rmsnorm(x, self.mlp_after, self.eps)

@@ -71,7 +71,7 @@ class Gemma3(Gemma2):
     def forward(self, state: ark.TokenState, rows: int) -> ark.Tensor:
         h = self.embedded(state, rows)
         for layer, slides in zip(self.layers, self.sliding, strict=True):
-            h = layer(h, state.position, self.local_frequencies if slides else self.frequencies)
+            h = layer(h, state, self.local_frequencies if slides else self.frequencies)
         return h
 
     @classmethod

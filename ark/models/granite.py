@@ -40,9 +40,9 @@ class GraniteLayer(Layer):
         super().__init__(c, dtype, attention, mlp)
         self.multiplier = c.residual_multiplier
 
-    def forward(self, h: ark.Tensor, position: ark.Tensor, frequencies: ark.Tensor) -> ark.Tensor:
+    def forward(self, h: ark.Tensor, state: ark.TokenState, frequencies: ark.Tensor) -> ark.Tensor:
         x = ark.rmsnorm(h, self.attention_norm, self.eps)
-        h = h + self.attention(x, position, frequencies) * self.multiplier
+        h = h + self.attention(x, state, frequencies) * self.multiplier
         return h + self.mlp(ark.rmsnorm(h, self.mlp_norm, self.eps)) * self.multiplier
 
 

@@ -38,19 +38,39 @@ class Attention(ark.Module):
         if self.window >= context:  # no position is outside of it
             self.window = 0
 
-    def forward(self, x: ark.Tensor, position: ark.Tensor, frequencies: ark.Tensor) -> ark.Tensor:
-        """x (rows, hidden), position (1,) int32, frequencies (head_dim / 2,): (rows, hidden).
-
-        Several positions are those of as many sequences, each of which has a row.
+    def setup_pages(self, context: int, pool: int, page: int) -> None:
+        """Makes the caches as `pool` pages of `page` positions, which sequences of at most
+        `context` positions share.
         """
+        shape = (pool, self.kv_heads, page, self.head_dim)
+        self.keys = ark.tensor(shape, self.dtype)
+        self.values = ark.tensor(shape, self.dtype)
+        if self.window >= context:
+            self.window = 0
+
+    def forward(self, x: ark.Tensor, state: ark.TokenState, frequencies: ark.Tensor) -> ark.Tensor:
+        """x (rows, hidden), frequencies (head_dim / 2,): (rows, hidden).
+
+        The rows follow the state's position; several positions are those of as many sequences, each
+        of which has a row.
+        """
+        position, pages = state.position, state.pages
         query, key, value = self.projections(x)
         query = self.rotated(query, position, frequencies)
         key = self.rotated(key, position, frequencies)
-        keys = ark.kv_append(self.keys, key, position)
-        values = ark.kv_append(self.values, value, position)
-        a = ark.attention(
-            query, keys, values, position, self.scale, window=self.window, softcap=self.softcap
-        )
+        keywords: dict[str, Any] = {
+            "scale": self.scale,
+            "window": self.window,
+            "softcap": self.softcap,
+        }
+        if pages is None:
+            keys = ark.kv_append(self.keys, key, position)
+            values = ark.kv_append(self.values, value, position)
+            a = ark.attention(query, keys, values, position, **keywords)
+        else:
+            keys = ark.paged_append(self.keys, key, pages, position)
+            values = ark.paged_append(self.values, value, pages, position)
+            a = ark.paged_attention(query, keys, values, pages, position, **keywords)
         return ark.linear(a, self.output)
 
     def rotated(self, x: ark.Tensor, position: ark.Tensor, frequencies: ark.Tensor) -> ark.Tensor:
@@ -94,10 +114,10 @@ class Layer(ark.Module):
         self.mlp_norm = ark.parameter((c.hidden_size,), dtype)
         self.mlp = mlp
 
-    def forward(self, h: ark.Tensor, position: ark.Tensor, frequencies: ark.Tensor) -> ark.Tensor:
-        """h (rows, hidden) to (rows, hidden); position and frequencies as of Attention."""
+    def forward(self, h: ark.Tensor, state: ark.TokenState, frequencies: ark.Tensor) -> ark.Tensor:
+        """h (rows, hidden) to (rows, hidden); state and frequencies as of Attention."""
         x = ark.rmsnorm(h, self.attention_norm, self.eps)
-        h = h + self.attention(x, position, frequencies)
+        h = h + self.attention(x, state, frequencies)
         return h + self.mlp(ark.rmsnorm(h, self.mlp_norm, self.eps))
 
 
@@ -191,6 +211,14 @@ class Llama(ark.Module):
         for layer in self.layers:
             layer.attention.setup(context, batch)
 
+    def setup_pages(self, context: int, pool: int, page: int) -> None:
+        """Reserves `pool` pages of `page` positions in all layers, for sequences of at most
+        `context` positions.
+        """
+        self.context = context
+        for layer in self.layers:
+            layer.attention.setup_pages(context, pool, page)
+
     def forward(self, state: ark.TokenState, rows: int) -> ark.Tensor:
         """Hidden values (rows, hidden) of the tokens from the position on; fills the caches.
 
@@ -198,7 +226,7 @@ class Llama(ark.Module):
         """
         h = self.embedded(state, rows)
         for layer in self.layers:
-            h = layer(h, state.position, self.frequencies)
+            h = layer(h, state, self.frequencies)
         return h
 
     def embedded(self, state: ark.TokenState, rows: int) -> ark.Tensor:

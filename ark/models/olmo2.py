@@ -27,8 +27,8 @@ class Olmo2Attention(Attention):
 class Olmo2Layer(Layer):
     """A layer that norms what its halves give."""
 
-    def forward(self, h: ark.Tensor, position: ark.Tensor, frequencies: ark.Tensor) -> ark.Tensor:
-        a = self.attention(h, position, frequencies)
+    def forward(self, h: ark.Tensor, state: ark.TokenState, frequencies: ark.Tensor) -> ark.Tensor:
+        a = self.attention(h, state, frequencies)
         h = h + ark.rmsnorm(a, self.attention_norm, self.eps)
         return h + ark.rmsnorm(self.mlp(h), self.mlp_norm, self.eps)
 

@@ -115,6 +115,8 @@ def _outside() -> list[str]:
 def _meta(shape: Shape) -> dict[str, Any]:
     """What a plan says of its model."""
     meta = {"model": shape.config.architecture, "context": shape.context, "chunk": shape.chunk}
+    if shape.pages is not None:
+        meta |= {"pages": shape.pages.pool, "page": shape.pages.size}
     return meta | ({"batch": shape.batch} if shape.batch > 1 else {})
 
 

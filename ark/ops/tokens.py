@@ -8,7 +8,7 @@ that no host takes part between the first token and the last.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,8 @@ class TokenState:
     (context,) int32: new tokens where the host sees them as they are made.
 
     Of several sequences, tokens, position, settings and output have each one's elements one behind
-    the other; `of` gives a sequence's own.
+    the other; `of` gives a sequence's own. pages (sequences, most) int32: the numbers of each one's
+    pages, where keys and values lie in pages that sequences share; None where they do not.
     """
 
     tokens: Tensor
@@ -47,14 +48,19 @@ class TokenState:
     settings: Tensor
     stops: Tensor
     output: Tensor
+    pages: Tensor | None = None
 
     @classmethod
-    def make(cls, context: int, batch: int = 1) -> TokenState:
-        """The state of the current model, for `batch` texts of at most `context` tokens each."""
+    def make(cls, context: int, batch: int = 1, pages: int = 0, prefix: str = "") -> TokenState:
+        """The state of the current model, for `batch` texts of at most `context` tokens each.
 
-        def state(name: str, size: int, arena: str = "state") -> Tensor:
-            made = new_tensor("TokenState", arena, (size,), int32, (), (), (), name)
-            made.rename(name)
+        pages: the most that a text has, 0 for caches that are not in pages. prefix: of the tensors'
+        names.
+        """
+
+        def state(name: str, *shape: int, arena: str = "state") -> Tensor:
+            made = new_tensor("TokenState", arena, shape, int32, (), (), (), prefix + name)
+            made.rename(prefix + name)
             return made
 
         return cls(
@@ -62,7 +68,8 @@ class TokenState:
             state("position", batch),
             state("settings", batch * len(SETTINGS)),
             state("stops", MAX_STOPS),
-            state("output", batch * context, "host"),
+            state("output", batch * context, arena="host"),
+            state("pages", batch, pages) if pages else None,
         )
 
     @property
@@ -73,15 +80,27 @@ class TokenState:
     def of(self, sequence: int) -> TokenState:
         """The state of one of the sequences."""
 
-        def part(tensor: Tensor) -> Tensor:
-            return share(tensor, self.batch, sequence)
+        return self._rows(lambda tensor: share(tensor, self.batch, sequence))
 
+    def first(self, sequences: int) -> TokenState:
+        """The state of the first so many sequences."""
+
+        def part(tensor: Tensor) -> Tensor:
+            size, *others = tensor.ir.shape
+            shape = (size // self.batch * sequences, *others)
+            return refer(tensor, shape, [0] * len(shape), f"{tensor.ir.name}.first{sequences}")
+
+        return self if sequences == self.batch else self._rows(part)
+
+    def _rows(self, part: Callable[[Tensor], Tensor]) -> TokenState:
+        """The state of some of the sequences. part: theirs of a tensor."""
         return TokenState(
             part(self.tokens),
             part(self.position),
             part(self.settings),
             self.stops,
             part(self.output),
+            None if self.pages is None else part(self.pages),
         )
 
 
@@ -162,8 +181,9 @@ def sample(logits: Any, state: TokenState, name: str = "") -> None:
     key, position and token, so every backend draws the same. A stop token, or the limit of
     positions, ends the run.
 
-    Of several sequences logits have a row each, (batch, vocabulary). One that is still within its
-    prompt only moves on, and the run ends when all have ended. fp32, fp16 or bf16; ModelError for
+    Of several sequences, or of one whose cache is in pages, logits have a row each, (batch,
+    vocabulary). One that is still within its prompt only moves on, one that has ended stays where
+    it is, and the run ends when all have ended. fp32, fp16 or bf16; ModelError for
     other types or shapes.
     """
     tensor = as_tensor(logits)
@@ -177,7 +197,8 @@ def sample(logits: Any, state: TokenState, name: str = "") -> None:
     kept = (state.settings, state.position, state.tokens, state.output, state.stops)
     inputs = [tensor.ir, *(as_tensor(t).ir for t in kept)]
     outputs = [model.graph.rewrite(t) for t in inputs[2:5]]
-    model.graph.add("sample" if state.batch == 1 else "sample_each", inputs, outputs, {}, name)
+    alone = state.batch == 1 and state.pages is None
+    model.graph.add("sample" if alone else "sample_each", inputs, outputs, {}, name)
 
 
 def _embed(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

@@ -1,0 +1,325 @@
+"""The engine: many requests on one device, each as if it were alone. A thread plans a step, has the
+device do it, and tells what was made; all other threads leave messages for it.
+
+Called by `ark.LLM` and the server. docs/serving.md describes a step.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from ark import log
+from ark.backend import registry, threads
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend
+from ark.errors import GpuError, InvalidUsageError, UnsupportedError
+from ark.ir.dtype import DataType
+from ark.ir.values import whole
+from ark.models.build import Pages, Shape
+from ark.models.checkpoint import Checkpoint
+from ark.models.load import weights
+from ark.models.plans import choose_chunk, choose_context, plans, usual_chunk
+from ark.models.request import no_room
+from ark.models.sampling import SamplingParams
+from ark.runtime.executor import BUDGET_S, Executor
+from ark.runtime.runner import load
+from ark.serving.pages import PagePool
+from ark.serving.rows import DeviceRows
+from ark.serving.scheduler import Scheduler
+from ark.serving.types import Event, FinishReason, Request, Stats
+from ark.tasks.sequences import MAX_BATCH
+
+OnEvent = Callable[[Event], None]
+Progressed = Callable[[str, int, int], None]
+PAGE_POSITIONS = 16
+"""Positions of a page."""
+USUAL = SamplingParams()
+SERVED = ("temperature", "top_k", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos")
+"""Fields of SamplingParams that the engine, or the caller who makes texts of tokens, follows."""
+
+
+def forms_of(slots: int) -> tuple[int, ...]:
+    """Numbers of rows with a decoding phase each: powers of two, and all slots."""
+    return (*(1 << n for n in range((slots - 1).bit_length())), slots)
+
+
+class Engine:
+    """Serves requests on a device. A context manager; made by `Engine.open`."""
+
+    def __init__(
+        self, executor: Executor, shape: Shape, vocabulary: int, close: Callable[[], object]
+    ) -> None:
+        """executor: of a plan of `shape`, which has pages. close: frees it and what it needs."""
+        assert shape.pages is not None
+        self._rows = DeviceRows(executor, shape)
+        self._vocabulary = vocabulary
+        self._close_device = close
+        reserved = self._rows.reserved
+        self._pool = PagePool(reserved, shape.pages.pool - reserved, shape.pages.size)
+        self._scheduler = Scheduler(shape.batch, shape.chunk, shape.context, self._pool)
+        self._context = shape.context
+        self._news = threading.Condition()
+        self._arrived: deque[Request] = deque()
+        self._cancelled: set[str] = set()
+        self._listeners: dict[str, OnEvent] = {}
+        self._closing = self._draining = False
+        self._failure = ""
+        self._prompt_tokens = self._generated = self._iterations = 0
+        self._stats = self._count()
+        self._thread = threads.start(self._serve, name="ark-engine")
+
+    @classmethod
+    def open(
+        cls,
+        checkpoint: Checkpoint | Path | str,
+        backend: Backend | str = "",
+        device: Device | int = 0,
+        *,
+        slots: int = 8,
+        context: int | None = None,
+        chunk: int | None = None,
+        pages: int | None = None,
+        page: int = PAGE_POSITIONS,
+        budget_s: float = BUDGET_S,
+        progress: Progressed | None = None,
+    ) -> Engine:
+        """An engine that has loaded a checkpoint, or the one in a directory.
+
+        backend: one, its name, or "" for the one that has devices. device: an opened one, which
+        stays open, or an index. slots: requests that run at once. context: positions of each,
+        prompt included. chunk: prompt tokens that an iteration takes, 0 to read prompts token by
+        token beside what decodes. pages: of `page` positions each, in all; by default enough for
+        all slots. progress: as of ark.models.generate.Generator.
+
+        Raises ark.errors with a paragraph for a person before anything runs.
+        """
+        if not 1 <= whole("the number of slots", slots) <= MAX_BATCH:
+            raise InvalidUsageError(
+                f"an engine of {slots} slots was asked for; it has from 1 to {MAX_BATCH}"
+            )
+        if whole("the page size", page) < 1:
+            raise InvalidUsageError(f"a page of {page} positions was asked for; use at least 1")
+        tell = progress or (lambda label, done, total: None)
+        if not isinstance(checkpoint, Checkpoint):
+            checkpoint = Checkpoint.open(Path(checkpoint))
+        chosen = backend if not isinstance(backend, str) else registry.choose(backend)[0]
+        opened = chosen.open(device) if isinstance(device, int) else None
+        target = opened or device
+        assert not isinstance(target, int)
+        try:
+            length = choose_context(checkpoint, context)
+            dtype = DataType.from_numpy(checkpoint.dtype)
+            size = choose_chunk(chunk, length, usual_chunk(target.machine, dtype))
+            shape = Shape(
+                checkpoint.config,
+                dtype,
+                length,
+                size,
+                batch=slots,
+                pages=_pages(slots, length, page, pages),
+            )
+            tell("planning", 0, 0)
+            plan = plans(shape, target.machine)[0]
+            tell("compiling", 0, 0)
+            runner = load(plan, chosen, target, budget_s=budget_s)
+            try:
+                if not isinstance(runner, Executor):
+                    raise UnsupportedError(
+                        f"the backend {chosen.name!r} runs plans without a loop kernel, which "
+                        "an engine needs; use another backend, or ark.models.generate.Generator"
+                    )
+                total, done = plan.arenas["parameter"], 0
+                for name, array in weights(checkpoint, shape, plan):
+                    runner.write(name, array)
+                    done += array.nbytes
+                    tell("loading", min(done, total), total)
+
+                def close() -> None:
+                    runner.close(together=False)
+                    if opened is not None:
+                        opened.close()
+
+                return cls(runner, shape, checkpoint.config.vocab_size, close)
+            except BaseException:
+                runner.close(together=False)
+                raise
+        except BaseException:
+            if opened is not None:
+                opened.close()
+            raise
+
+    @property
+    def context(self) -> int:
+        """Positions that a request may have, its prompt included."""
+        return self._context
+
+    def submit(self, request: Request, on_event: OnEvent) -> None:
+        """Queues a request; see ark.serving.types.EngineLike."""
+        self._check(request)
+        if request.sampling.seed is None:
+            sampling = replace(request.sampling, seed=secrets.randbits(63))
+            request = replace(request, sampling=sampling)
+        with self._news:
+            if self._failure:
+                raise GpuError(self._failure)
+            if self._closing:
+                raise InvalidUsageError("this engine was closed; open another one")
+            if request.id in self._listeners:
+                raise InvalidUsageError(
+                    f"a request {request.id!r} is being served; give each one an id of its own"
+                )
+            self._listeners[request.id] = on_event
+            self._arrived.append(request)
+            self._news.notify_all()
+
+    def _check(self, request: Request) -> None:
+        """InvalidUsageError for a request that cannot be served."""
+        prompt, sampling = request.prompt, request.sampling
+        if not prompt:
+            raise InvalidUsageError("the prompt has no tokens; give at least one")
+        bad = next((t for t in prompt if not 0 <= whole("a token", t) < self._vocabulary), None)
+        if bad is not None:
+            raise InvalidUsageError(
+                f"the prompt has the token {bad}, but the vocabulary has {self._vocabulary} "
+                f"tokens, 0 to {self._vocabulary - 1}; use the checkpoint's own tokenizer"
+            )
+        if len(prompt) >= self._context:
+            raise no_room(f"the prompt has {len(prompt):,}", self._context, self._context)
+        if sampling.max_tokens is not None and sampling.max_tokens < 1:
+            raise InvalidUsageError(
+                f"{sampling.max_tokens} new tokens were asked for; ask for at least 1"
+            )
+        beyond = [
+            name
+            for name, usual in vars(USUAL).items()
+            if name not in SERVED and getattr(sampling, name) != usual
+        ]
+        if beyond:
+            raise InvalidUsageError(
+                f"the sampling asks for {', '.join(beyond)}, which the engine does not follow; "
+                f"leave them out (it follows {', '.join(SERVED)})"
+            )
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request with CANCELLED before the next step; unknown ids are ignored."""
+        with self._news:
+            if request_id in self._listeners:
+                self._cancelled.add(request_id)
+                self._news.notify_all()
+
+    def stats(self) -> Stats:
+        """The state after the latest step."""
+        return self._stats
+
+    def close(self, drain: bool = False) -> None:
+        """Ends the engine; see ark.serving.types.EngineLike. Safe to call twice."""
+        with self._news:
+            self._closing, self._draining = True, drain
+            self._news.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        """The engine's thread."""
+        try:
+            while self._hear():
+                step = self._scheduler.plan()
+                tokens = self._rows.run(step)
+                self._iterations += step.iterations
+                for outcome in self._scheduler.record(step, tokens):
+                    self._generated += len(outcome.tokens)
+                    request = outcome.progress.request
+                    self._tell(Event(request.id, outcome.tokens, finish=outcome.finish))
+                self._stats = self._count()
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            self._close_device()
+
+    def _hear(self) -> bool:
+        """Takes what other threads have left; waits while there is nothing to do. False if the
+        engine is to end.
+        """
+        with self._news:
+            while True:
+                while self._arrived:
+                    request = self._arrived.popleft()
+                    self._prompt_tokens += len(request.prompt)
+                    self._scheduler.add(request)
+                cancelled = self._cancelled
+                if self._closing and not self._draining:
+                    cancelled = set(self._listeners)
+                self._cancelled = set()
+                if cancelled or not self._scheduler.idle or self._closing:
+                    break
+                self._news.wait()
+        for request_id in cancelled:
+            if self._scheduler.cancel(request_id):
+                self._tell(Event(request_id, finish=FinishReason.CANCELLED))
+        self._stats = self._count()
+        return not (self._closing and self._scheduler.idle)
+
+    def _tell(self, event: Event) -> None:
+        """Gives an event to the request's listener, whose errors end its request alone."""
+        with self._news:
+            listener = self._listeners.get(event.id)
+            if event.finish is not None:
+                self._listeners.pop(event.id, None)
+        if listener is None:
+            return
+        try:
+            listener(event)
+        except Exception as error:
+            log.warn(f"what listens to request {event.id!r} raised {error!r}; it is cancelled")
+            self.cancel(event.id)
+
+    def _fail(self, error: BaseException) -> None:
+        """Every request ends with the error; later ones are refused with it."""
+        with self._news:
+            self._failure = f"the engine has failed: {error}"
+            ids = list(self._listeners)
+        for request_id in ids:
+            self._tell(Event(request_id, finish=FinishReason.ERROR, error=self._failure))
+
+    def _count(self) -> Stats:
+        scheduler = self._scheduler
+        ids = [progress.request.id for progress in scheduler.running]
+        return Stats(
+            slots=scheduler.slots,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            pages=self._pool.count,
+            free_pages=self._pool.available,
+            prompt_tokens=self._prompt_tokens,
+            cached_prompt_tokens=scheduler.cached_tokens,
+            generated_tokens=self._generated,
+            iterations=self._iterations,
+            preemptions=scheduler.preemptions,
+            slot_ids=(*ids, *[""] * (scheduler.slots - len(ids))),
+        )
+
+
+def _pages(slots: int, context: int, size: int, asked: int | None) -> Pages:
+    """The pages of an engine, and those beside them that its rows and its prompt need."""
+    each = -(-context // size)
+    count = slots * each if asked is None else whole("the number of pages", asked)
+    if count < each:
+        raise InvalidUsageError(
+            f"{count} pages of {size} positions were asked for, but one request of "
+            f"{context} positions needs {each}; ask for more pages or a smaller context"
+        )
+    return Pages(count + slots + 1, size, forms_of(slots))

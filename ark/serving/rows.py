@@ -1,0 +1,147 @@
+"""The rows of an engine on its device: what of requests is written before a step, the launch, and
+the tokens that it made. Called by ark.serving.engine.
+
+The host knows what the device makes of positions, so that it writes what differs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ark.errors import GpuError
+from ark.models.build import Shape
+from ark.models.sampling import SamplingParams
+from ark.runtime.executor import Executor
+from ark.serving.scheduler import Chunks, Progress, Step
+from ark.tasks.tokens import SETTINGS, key_halves, noise_key
+
+NO_TOKEN = -1
+
+
+def settings_of(sampling: SamplingParams, last: int) -> list[int]:
+    """A row's settings (ark.tasks.tokens), whose limit is set step by step: those by which a
+    Generator draws for one sequence of that seed. last: the place of the last known token.
+    """
+    assert sampling.seed is not None
+    low, high = key_halves(noise_key(sampling.seed))
+    values = {
+        "temperature": int(np.float32(sampling.temperature).view(np.int32)),
+        "top_k": sampling.top_k,
+        "key_low": low,
+        "key_high": high,
+        "last": last,
+    }
+    return [values.get(name, 0) for name in SETTINGS]
+
+
+IDLE = [-1 if name == "last" else 0 for name in SETTINGS]
+
+
+class DeviceRows:
+    """The memory of a loaded plan of pages (ark.models.build.Shape.pages) that requests fill.
+
+    The first `batch` pages belong to a row each, which uses its own where it has no request or no
+    page yet. The page behind them belongs to the prompt likewise. So no row reads what another one
+    writes.
+    """
+
+    def __init__(self, executor: Executor, shape: Shape) -> None:
+        assert shape.pages is not None
+        self.executor, self.shape, self.pages = executor, shape, shape.pages
+        most = shape.pages.most(shape.context)
+        self._tables = np.repeat(np.arange(shape.batch, dtype=np.int32)[:, None], most, axis=1)
+        self._settings = np.array([IDLE] * shape.batch, np.int32)
+        self._positions = np.zeros(shape.batch, np.int32)
+        self._written: dict[str, np.ndarray] = {}
+        self._rows: list[tuple[Progress, int] | None] = [None] * shape.batch
+        self._output = executor.host_view("output").reshape(shape.batch, shape.context)
+        self._phases = [phase.name for phase in executor.plan.phases]
+
+    @property
+    def reserved(self) -> int:
+        """Pages from 0 on that belong to rows and to the prompt."""
+        return self.shape.batch + 1
+
+    def run(self, step: Step) -> list[list[int]]:
+        """Does a step: by row the tokens that it made. Raises GpuError."""
+        iterations = [0] * len(self._phases)
+        if step.chunks is not None:
+            self._write_chunks(step.chunks)
+            iterations[self._phases.index("chunk")] = step.chunks.count
+        counts = [p.new_tokens(step.iterations, self.pages.size) for p in step.rows]
+        if step.rows:
+            self._write_rows(step.rows, step.iterations)
+            form = next(n for n in self.pages.forms if n >= len(step.rows))
+            iterations[self._phases.index(f"decode{form}")] = step.iterations
+        run = self.executor.start(iterations)
+        try:
+            run.wait()
+        finally:
+            run.stop()
+        return [self._read(row, p, counts[row]) for row, p in enumerate(step.rows)]
+
+    def _write(self, name: str, values: np.ndarray) -> None:
+        """Writes a tensor of the plan, unless the device holds these values."""
+        before = self._written.get(name)
+        if before is None or not np.array_equal(before, values):
+            self.executor.write(name, values.ravel())
+            self._written[name] = values.copy()
+
+    def _write_chunks(self, chunks: Chunks) -> None:
+        progress, shape = chunks.progress, self.shape
+        end = min(chunks.start + chunks.count * shape.chunk, progress.last)
+        tokens = np.zeros(shape.context, np.int32)
+        tokens[chunks.start : end] = progress.tokens[chunks.start : end]
+        settings = np.zeros(len(SETTINGS), np.int32)
+        settings[SETTINGS.index("last")] = progress.last
+        table = np.full(self._tables.shape[1], shape.batch, np.int32)
+        table[: len(progress.pages)] = progress.pages
+        self.executor.write("prompt_tokens", tokens)
+        self.executor.write("prompt_position", np.array([chunks.start], np.int32))
+        self._write("prompt_settings", settings)
+        self._write("prompt_pages", table)
+
+    def _write_rows(self, rows: Sequence[Progress], count: int) -> None:
+        positions, settings, limit = self._positions, self._settings, SETTINGS.index("limit")
+        for row in range(self.shape.batch):
+            progress = rows[row] if row < len(rows) else None
+            own = None if progress is None else (progress, progress.admissions)
+            self._tables[row] = row
+            if progress is None:
+                positions[row], settings[row] = 0, IDLE
+            else:
+                if own != self._rows[row]:
+                    settings[row] = settings_of(progress.request.sampling, progress.last)
+                    self._write_text(row, progress)
+                settings[row, limit] = progress.end(self.pages.size)
+                self._tables[row, : len(progress.pages)] = progress.pages
+                positions[row] = progress.computed
+            self._rows[row] = own
+        self._write("pages", self._tables)
+        self._write("settings", settings)
+        self._write("position", positions)
+        for row, progress in enumerate(rows):  # where the device moves on to
+            reads = progress.last - progress.computed
+            moved = min(count, reads + progress.new_tokens(count, self.pages.size))
+            self._written["position"][row] += moved
+
+    def _write_text(self, row: int, progress: Progress) -> None:
+        """A row gets another request: its tokens, and no output yet."""
+        executor, context = self.executor, self.shape.context
+        address = executor.tensor_address(executor.find("tokens", self.shape.batch * context))
+        tokens = np.array(progress.tokens, np.int32)
+        executor.device.write(address + 4 * row * context, tokens.view(np.uint8))
+        self._output[row] = NO_TOKEN
+
+    def _read(self, row: int, progress: Progress, count: int) -> list[int]:
+        begin = len(progress.tokens)
+        tokens = [int(token) for token in self._output[row, begin : begin + count]]
+        if NO_TOKEN in tokens:
+            raise GpuError(
+                f"the kernel ended without the token at position {begin + tokens.index(NO_TOKEN)} "
+                f"of request {progress.request.id!r} and gave no reason; open the engine anew, and "
+                "report it if it happens again"
+            )
+        return tokens

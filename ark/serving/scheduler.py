@@ -1,0 +1,270 @@
+"""What an engine does in its next step: which requests run, in which rows, on which pages. A plain
+state machine without a device, threads or a clock: the same calls in the same order make the same
+steps. Called by ark.serving.engine.
+
+A request waits, is admitted when a slot and pages for its text are free, has its prompt computed in
+chunks (or token by token in a row), and decodes in a row. Rows that decode are the first ones, so
+that a form of few rows serves few requests. When pages run out, the request that was admitted last
+gives its pages back and is computed again later: its text stays, so that no token is lost or made
+twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ark.serving.pages import PagePool, page_name
+from ark.serving.types import FinishReason, Request
+
+
+@dataclass(eq=False)
+class Progress:
+    """A request and how far it is. tokens: its prompt and what was made. total: tokens that it has
+    at most in the end. computed: tokens whose keys and values lie in pages. names: of its full
+    pages. admissions: how often it was given pages anew.
+    """
+
+    request: Request
+    tokens: list[int]
+    total: int
+    computed: int = 0
+    pages: list[int] = field(default_factory=list)
+    names: list[bytes] = field(default_factory=list)
+    admissions: int = 0
+
+    @property
+    def last(self) -> int:
+        """The place of its last known token, which a row reads to make the next one."""
+        return len(self.tokens) - 1
+
+    def end(self, size: int) -> int:
+        """Tokens that it may have with the pages that it has, of `size` positions."""
+        return min(self.total, len(self.pages) * size + 1)
+
+    def new_tokens(self, iterations: int, size: int) -> int:
+        """Tokens that so many iterations in its row make."""
+        reads = self.last - self.computed
+        return max(0, min(iterations - reads, self.end(size) - len(self.tokens)))
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Chunks of a request's text that are computed before rows decode: `count` of them from place
+    `start` on. They end before the text's last token.
+    """
+
+    progress: Progress
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the device does next: chunks of a text, then iterations of the first rows."""
+
+    chunks: Chunks | None
+    rows: tuple[Progress, ...]
+    iterations: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Tokens that a step made for a request, and why it ended, if it did."""
+
+    progress: Progress
+    tokens: tuple[int, ...]
+    finish: FinishReason | None
+
+
+class Scheduler:
+    """The state of all requests of an engine.
+
+    slots: requests that run at once. chunk: tokens of a chunk, 0 where rows read prompts. context:
+    positions of a request; the pool has pages for one of so many.
+    """
+
+    def __init__(self, slots: int, chunk: int, context: int, pool: PagePool) -> None:
+        assert pool.count * pool.size >= context
+        self.slots, self.chunk, self.context, self.pool = slots, chunk, context, pool
+        self.waiting: deque[Progress] = deque()
+        self.running: list[Progress] = []  # in order of admission
+        self.rows: list[Progress] = []
+        self.cached_tokens = 0
+        self.preemptions = 0
+
+    @property
+    def idle(self) -> bool:
+        """True where no request waits or runs."""
+        return not self.waiting and not self.running
+
+    def add(self, request: Request) -> None:
+        """A request arrives; its prompt is shorter than the context."""
+        most = request.sampling.max_tokens
+        total = self.context if most is None else min(self.context, len(request.prompt) + most)
+        self.waiting.append(Progress(request, list(request.prompt), total))
+
+    def cancel(self, request_id: str) -> bool:
+        """Removes a request, in whatever state; False if there is none of that id."""
+        for progress in (*self.waiting, *self.running):
+            if progress.request.id == request_id:
+                if progress in self.waiting:
+                    self.waiting.remove(progress)
+                else:
+                    self._give_back(progress)
+                return True
+        return False
+
+    def plan(self, iterations: int = 1) -> Step:
+        """The next step, in which rows decode at most so many iterations. `record` must follow."""
+        self._admit()
+        for progress in list(self.running):
+            if progress in self.running and progress.computed == progress.last:
+                self._grow(progress)
+        chunks = self._chunks()
+        ready = [p for p in self.running if not self.chunk or p.computed == p.last]
+        self._place(ready)
+        return Step(chunks, tuple(self.rows), self._iterations(iterations))
+
+    def record(self, step: Step, tokens: Sequence[Sequence[int]]) -> list[Outcome]:
+        """The device has done a step. tokens: by row, as many as
+        `Progress.new_tokens` counts."""
+        outcomes = []
+        for progress, given in zip(step.rows, tokens, strict=True):
+            accepted, finish = self._accept(progress, given)
+            moved = min(step.iterations, progress.last - progress.computed + len(given))
+            progress.tokens += accepted
+            progress.computed = min(progress.computed + moved, progress.last)
+            self._publish(progress)
+            if finish is not None:
+                self._give_back(progress)
+            if accepted or finish is not None:
+                outcomes.append(Outcome(progress, tuple(accepted), finish))
+        if step.chunks is not None:
+            self._publish(step.chunks.progress)
+        return outcomes
+
+    def _accept(
+        self, progress: Progress, tokens: Sequence[int]
+    ) -> tuple[list[int], FinishReason | None]:
+        """The tokens up to the request's end, and why it ends, if it does."""
+        accepted: list[int] = []
+        for token in tokens:
+            accepted.append(token)
+            if token in progress.request.stop_token_ids:
+                return accepted, FinishReason.STOP
+            if len(progress.tokens) + len(accepted) >= progress.total:
+                return accepted, FinishReason.LENGTH
+        return accepted, None
+
+    def _admit(self) -> None:
+        """Admits waiting requests in order, as long as there is a slot and pages for all of their
+        text. A page is left for each that runs, so that none is admitted to be preempted at once.
+        """
+        size = self.pool.size
+        while self.waiting and len(self.running) < self.slots:
+            progress = self.waiting[0]
+            pages, names = self.pool.match(progress.tokens[: progress.last], [])
+            more = -(-len(progress.tokens) // size) - len(pages)
+            if more + len(self.running) > self.pool.available and self.running:
+                self.pool.release(pages)
+                return
+            self.waiting.popleft()
+            progress.pages, progress.names = pages, names
+            for _ in range(more):
+                self._take(progress)
+            progress.computed = len(names) * size
+            progress.admissions += 1
+            self.cached_tokens += progress.computed
+            self.running.append(progress)
+
+    def _share(self, progress: Progress) -> None:
+        """Takes the pages that another request has filled with the same text since the admission,
+        instead of its own.
+        """
+        if progress.computed != len(progress.names) * self.pool.size:
+            return
+        pages, names = self.pool.match(progress.tokens[: progress.last], progress.names)
+        first = len(progress.names)
+        self.pool.release(progress.pages[first : first + len(pages)])
+        progress.pages[first : first + len(pages)] = pages
+        progress.names += names
+        progress.computed += len(names) * self.pool.size
+        self.cached_tokens += len(names) * self.pool.size
+
+    def _take(self, progress: Progress) -> bool:
+        page = self.pool.take()
+        if page is None:
+            return False
+        progress.pages.append(page)
+        return True
+
+    def _grow(self, progress: Progress) -> None:
+        """Gives a request the page for its last token. Where there is none, those that were
+        admitted last are preempted, in the end the request itself.
+        """
+        while len(progress.pages) * self.pool.size <= progress.last and not self._take(progress):
+            youngest = self.running[-1]
+            self._give_back(youngest)
+            self.waiting.appendleft(youngest)
+            self.preemptions += 1
+            if youngest is progress:
+                return
+
+    def _give_back(self, progress: Progress) -> None:
+        self.running.remove(progress)
+        self.pool.release(progress.pages)
+        progress.pages, progress.names, progress.computed = [], [], 0
+
+    def _chunks(self) -> Chunks | None:
+        """Chunks of the first text that is not computed: one where others decode, else all."""
+        if not self.chunk:
+            return None
+        for progress in self.running:
+            self._share(progress)
+        left = [p for p in self.running if p.computed < p.last]
+        if not left:
+            return None
+        progress, start = left[0], left[0].computed
+        count = 1 if len(left) < len(self.running) else -(-(progress.last - start) // self.chunk)
+        progress.computed = min(start + count * self.chunk, progress.last)
+        return Chunks(progress, start, count)
+
+    def _place(self, ready: Sequence[Progress]) -> None:
+        """Gives each a row, one of the first; those that have one keep it where they can."""
+        rows: list[Progress | None] = [p if p in ready else None for p in self.rows]
+        fresh = deque(p for p in ready if p not in self.rows)
+        for number, progress in enumerate(rows):
+            if progress is None and fresh:
+                rows[number] = fresh.popleft()
+        placed: list[Progress | None] = [*rows, *fresh]
+        for number in range(len(ready)):
+            while len(placed) > len(ready) and placed[-1] is None:
+                placed.pop()
+            if placed[number] is None:
+                placed[number] = placed.pop()
+        self.rows = [p for p in placed[: len(ready)] if p is not None]
+
+    def _iterations(self, most: int) -> int:
+        """How many iterations rows decode, with pages ahead where some are free. While requests
+        wait, none beyond the end of the first that is known to end.
+        """
+        if not self.rows:
+            return 0
+        left = [p.total - p.computed - 1 for p in self.rows]
+        count = min(most, min(left) if self.waiting else max(left))
+        for progress in self.rows:
+            end = min(progress.total - 1, progress.computed + count)
+            while len(progress.pages) * self.pool.size < end and self._take(progress):
+                pass
+        return count
+
+    def _publish(self, progress: Progress) -> None:
+        """Names the pages that a request has filled."""
+        size = self.pool.size
+        for number in range(len(progress.names), progress.computed // size):
+            before = progress.names[-1] if progress.names else b""
+            name = page_name(before, progress.tokens[number * size : (number + 1) * size])
+            progress.names.append(name)
+            self.pool.publish(progress.pages[number], name)
