@@ -8,12 +8,13 @@ import importlib.util
 import math
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 
 from ark.backend import registry
-from ark.cli.common import errors, positive, progress, visible
+from ark.cli.common import errors, positive, progress, read_file, visible
 from ark.errors import InvalidUsageError, SystemError
 from ark.machine import Machine
-from ark.models.chat import ChatTemplate
+from ark.models.chat import DEFAULT, ChatTemplates
 from ark.models.checkpoint import Checkpoint
 from ark.models.plans import choose_context
 from ark.models.tokenizer import Tokenizer
@@ -135,7 +136,10 @@ def run(args: argparse.Namespace) -> int:
     checkpoint = Checkpoint.open(args.directory)
     config = checkpoint.config
     tokenizer = Tokenizer.open(args.directory, vocab_size=config.vocab_size)
-    template = ChatTemplate.open(args.directory, args.chat_template)
+    templates = ChatTemplates.open(args.directory, tokenizer.special_tokens)
+    if args.chat_template:
+        text = read_file(args.chat_template, "a chat template")
+        templates = replace(templates, source=args.chat_template, texts={DEFAULT: text})
     backend, probe = registry.choose(args.backend)
     if args.backend is None and backend.name == registry.FALLBACK:
         errors.print(f"no accelerator found; running on {probe.devices[0].name}", style="dim")
@@ -161,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
         stack.callback(engine.close)
         name = args.served_model_name or checkpoint.directory.resolve().name
         ends = frozenset(config.eos_token_ids)
-        model = ServedModel(name, tokenizer, template, engine.context, config.vocab_size, ends)
+        model = ServedModel(name, tokenizer, templates, engine.context, config.vocab_size, ends)
         limits = Limits(args.body_limit << 20, request_s=args.timeout, queue=args.queue)
         options = Options(keys, args.cors_origin, args.drain, limits)
 

@@ -103,8 +103,8 @@ class Service:
         if asked.messages:
             tokens = await self.model.chat_tokens(asked.messages)
         else:
-            special = asked.add_special_tokens is not False
-            tokens = await self.model.encoded(str(asked.prompt), "prompt", special=special)
+            framed = asked.add_special_tokens is not False
+            tokens = await self.model.encoded(str(asked.prompt), "prompt", framed=framed)
         answer: dict[str, Any] = {
             "count": len(tokens),
             "max_model_len": self.model.context,

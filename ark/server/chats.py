@@ -13,7 +13,7 @@ from ark.server.model import ServedModel
 from ark.server.schema import ChatRequest
 from ark.server.text import token_bytes, token_text
 
-RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "self")
+RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message", "template")
 
 
 class Chat:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ark.errors import InvalidUsageError
-from ark.models.chat import ChatTemplate
+from ark.models.chat import ChatTemplates
 from ark.models.tokenizer import Tokenizer
 from ark.server.errors import CONTEXT_LENGTH, ApiError, unsupported
 from ark.server.schema import Message
@@ -31,7 +31,7 @@ class ServedModel:
 
     name: str
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    templates: ChatTemplates
     context: int
     vocab_size: int
     stop_token_ids: frozenset[int]
@@ -47,24 +47,24 @@ class ServedModel:
                 code="model_not_found",
             )
 
-    async def encoded(self, text: str, param: str, *, special: bool = True) -> list[int]:
-        """The ids of a text. special: framed by the tokens that the tokenizer adds.
+    async def encoded(self, text: str, param: str, *, framed: bool = True) -> list[int]:
+        """The ids of a text. framed: by the tokens that the tokenizer adds.
 
         Of a text that is far too long only the beginning is encoded. ApiError names `param`.
         """
         if len(text) <= MAX_INLINE_CHARACTERS:
-            return self._encode(text, param, special)
-        return await asyncio.to_thread(self._encode, text, param, special)
+            return self._encode(text, param, framed)
+        return await asyncio.to_thread(self._encode, text, param, framed)
 
-    def _encode(self, text: str, param: str, special: bool) -> list[int]:
+    def _encode(self, text: str, param: str, framed: bool) -> list[int]:
         head = text[: CHARACTERS_A_POSITION * self.context]
         try:
-            tokens = self.tokenizer.encode(head, special=special)
+            tokens = self.tokenizer.encode(head, framed)
             if len(head) < len(text):
                 if len(tokens) > 2 * self.context:
                     said = f"the first {len(head):,} of {len(text):,} characters of the prompt are"
                     raise self.too_long(f"{said} {len(tokens):,} tokens", param)
-                tokens = self.tokenizer.encode(text, special=special)
+                tokens = self.tokenizer.encode(text, framed)
         except InvalidUsageError as error:
             raise ApiError(400, str(error), param=param) from None
         return tokens
@@ -108,7 +108,7 @@ class ServedModel:
         values: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The ids of a conversation by the chat template."""
-        if self.template is None:
+        if not self.templates.texts:
             raise ApiError(
                 400,
                 "the checkpoint has no chat template; use /v1/completions, or start the server "
@@ -118,12 +118,12 @@ class ServedModel:
             )
         plain = [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
         try:
-            text = self.template.render(
-                plain, tools=tools, add_generation_prompt=generation_prompt, **(values or {})
+            text = self.templates.render(
+                plain, tools, add_generation_prompt=generation_prompt, **(values or {})
             )
         except InvalidUsageError as error:
             raise ApiError(400, str(error), param="messages") from None
-        return await self.encoded(text, "messages", special=False)
+        return await self.encoded(text, "messages", framed=False)
 
 
 def _plain(message: Message, param: str) -> dict[str, Any]:

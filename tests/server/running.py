@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ark.models.chat import ChatTemplate
+from ark.models.chat import ChatTemplates
 from ark.models.tokenizer import Tokenizer
 from ark.server import run
 from ark.server.app import Service, application
@@ -30,7 +30,7 @@ TEMPLATE = (
 def noah_model(context: int, template: str | None = TEMPLATE) -> ServedModel:
     """The shipped checkpoint's tokenizer with a chat template, which it does not have."""
     tokenizer = Tokenizer.open(NOAH, vocab_size=2048)
-    chat = ChatTemplate("the test's template", template, {}) if template else None
+    chat = ChatTemplates("the test", {"default": template} if template else {}, {})
     return ServedModel("noah", tokenizer, chat, context, 2048, frozenset([1]))
 
 
