@@ -1,0 +1,304 @@
+"""The routes of the server as one ASGI application, which ark.server.run runs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from ark.errors import BaseError
+from ark.server.chats import Chat
+from ark.server.completions import Completion
+from ark.server.errors import SERVER_ERROR, ApiError
+from ark.server.jobs import Dispatcher
+from ark.server.keys import KeyMiddleware
+from ark.server.metrics import Metrics
+from ark.server.model import ServedModel
+from ark.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    decoded,
+)
+from ark.serving.types import EngineLike
+
+PAGE = Path(__file__).parent / "page.html"
+CLOSED_BY_CLIENT = 499
+EVENT_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """body_bytes: of a request. body_s: until a body is whole. request_s: until its answer is.
+    queue: choices that wait beside those that have slots.
+    """
+
+    body_bytes: int = 32 << 20
+    body_s: float = 30.0
+    request_s: float = 600.0
+    queue: int = 256
+
+
+class Service:
+    """What the routes share. Made on the event loop."""
+
+    def __init__(self, engine: EngineLike, model: ServedModel, limits: Limits) -> None:
+        self.engine = engine
+        self.model = model
+        self.limits = limits
+        self.draining = False  # set when no more requests are taken; those that have begun go on
+        self.metrics = Metrics(engine, model.name)
+        room = engine.stats().slots + limits.queue
+        self.dispatcher = Dispatcher(engine, self.metrics, room)
+
+    def abort(self) -> None:
+        """Ends everything that still runs, with an error to its client."""
+        self.dispatcher.end_all(
+            ApiError(503, "the server is shutting down", kind=SERVER_ERROR, code="shutdown")
+        )
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        asked = decoded(await self._body(request), CompletionRequest)
+        began = Completion.begin(self.model, self.dispatcher, asked, self.limits.request_s)
+        return await self._answer(request, began)
+
+    async def chats(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        asked = decoded(await self._body(request), ChatRequest)
+        began = Chat.begin(self.model, self.dispatcher, asked, self.limits.request_s)
+        return await self._answer(request, began)
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        return _json({"object": "list", "data": [self._card()]})
+
+    async def one_model(self, request: Request) -> Response:
+        """GET /v1/models/NAME."""
+        self.model.check_name(request.path_params["name"])
+        return _json(self._card())
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize."""
+        asked = decoded(await self._body(request), TokenizeRequest)
+        self.model.check_name(asked.model)
+        if (asked.prompt is None) == (not asked.messages):
+            raise ApiError(400, "give either prompt or messages", param="prompt")
+        if asked.messages:
+            tokens = await self.model.chat_tokens(asked.messages)
+        else:
+            framed = asked.add_special_tokens is not False
+            tokens = await self.model.encoded(str(asked.prompt), "prompt", framed=framed)
+        answer: dict[str, Any] = {
+            "count": len(tokens),
+            "max_model_len": self.model.context,
+            "tokens": tokens,
+        }
+        if asked.return_token_strs:
+            answer["token_strs"] = [self.model.tokenizer.backend.id_to_token(t) for t in tokens]
+        return _json(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize."""
+        asked = decoded(await self._body(request), DetokenizeRequest)
+        self.model.check_name(asked.model)
+        self.model.check_tokens(asked.tokens, "tokens")
+        return _json({"prompt": self.model.tokenizer.backend.decode(asked.tokens, False)})
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: 200 while requests are taken, else 503."""
+        failure = self.dispatcher.failure
+        if failure or self.draining:
+            raise ApiError(503, failure or "the server is shutting down", kind=SERVER_ERROR)
+        return _json({"status": "ok"})
+
+    async def metrics_text(self, request: Request) -> Response:
+        """GET /metrics, for Prometheus."""
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def stats(self, request: Request) -> Response:
+        """GET /stats: the engine's state and recent rates, for the page."""
+        now = msgspec.to_builtins(self.engine.stats())
+        now["slot_ids"] = [bool(name) for name in now["slot_ids"]]
+        return _json({"model": self.model.name, **now, **self.metrics.recent()})
+
+    async def page(self, request: Request) -> Response:
+        """GET /: the page."""
+        return Response(PAGE.read_bytes(), media_type="text/html; charset=utf-8")
+
+    def _card(self) -> dict[str, Any]:
+        return {
+            "id": self.model.name,
+            "object": "model",
+            "created": self.model.created,
+            "owned_by": "ark",
+            "max_model_len": self.model.context,
+        }
+
+    async def _body(self, request: Request) -> bytes:
+        """The body of a request, within the limits."""
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind != "application/json":
+            raise ApiError(415, f"the content type is {kind!r:.60}; send JSON as application/json")
+        most = self.limits.body_bytes
+        too_large = ApiError(
+            413, f"the body has more than {most:,} bytes, the server's limit; shorten it"
+        )
+        length = request.headers.get("content-length", "0")
+        if length.isascii() and length.isdigit() and int(length[:20]) > most:
+            raise too_large
+
+        async def read() -> bytes:
+            parts, size = [], 0
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise too_large
+                parts.append(part)
+            return b"".join(parts)
+
+        try:
+            return await asyncio.wait_for(read(), self.limits.body_s)
+        except asyncio.TimeoutError:
+            raise ApiError(
+                408, f"the body did not arrive within {self.limits.body_s:g} s"
+            ) from None
+
+    async def _answer(
+        self, request: Request, began: Coroutine[Any, Any, Completion | Chat]
+    ) -> Response:
+        """The response of a completion; it is given up when the client has gone."""
+        work = asyncio.ensure_future(self._until_response(began))
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                return Response(status_code=CLOSED_BY_CLIENT)
+            return work.result()
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _until_response(self, began: Coroutine[Any, Any, Completion | Chat]) -> Response:
+        completion = await began
+        if completion.streamed:
+            return EventStream(completion)
+        try:
+            return _json(await completion.whole())
+        finally:
+            completion.answer.close()
+
+
+class EventStream(StreamingResponse):
+    """The chunks of an answer as server-sent events. The slots are free when it has ended."""
+
+    def __init__(self, completion: Completion | Chat) -> None:
+        super().__init__(self._events(), media_type="text/event-stream", headers=EVENT_HEADERS)
+        self._completion = completion
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the response."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._completion.answer.close()
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._completion.chunks():
+                yield b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+        except ApiError as error:
+            yield b"data: " + error.body() + b"\n\n"
+        except Exception as error:
+            yield b"data: " + _unexpected(error).body() + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+
+async def _disconnected(request: Request) -> None:
+    """Returns when the client has closed the connection. The body was read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json(content: Any) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+def _unexpected(error: Exception) -> ApiError:
+    """The error for a fault of the server, which is written to standard error."""
+    traceback.print_exception(error, file=sys.stderr)
+    return ApiError(500, "the server failed; its log has the cause", kind=SERVER_ERROR)
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    """The response to an error of a route."""
+    if isinstance(error, HTTPException):
+        routes = {404: "there is no such route", 405: "the route does not take this method"}
+        said = routes.get(error.status_code, str(error.detail))
+        error = ApiError(error.status_code, f"{said}: {request.method} {request.url.path:.200}")
+    elif isinstance(error, ClientDisconnect):
+        return Response(status_code=CLOSED_BY_CLIENT)
+    elif isinstance(error, BaseError):
+        error = ApiError(500, str(error), kind=SERVER_ERROR)
+    elif not isinstance(error, ApiError):
+        error = _unexpected(error)
+    return Response(error.body(), error.status, error.headers())
+
+
+def application(
+    service: Service, *, keys: Sequence[str] = (), origins: Sequence[str] = ()
+) -> Starlette:
+    """The application. keys: API keys, of which a request must have one. origins: pages of other
+    sites that may use the server.
+    """
+
+    def route(path: str, method: str, handler: Handler) -> Route:
+        async def endpoint(request: Request) -> Response:
+            try:
+                response = await handler(request)
+            except Exception as error:
+                response = _failed(request, error)
+            service.metrics.response(path, response.status_code)
+            return response
+
+        return Route(path, endpoint, methods=[method])
+
+    routes = [
+        route("/", "GET", service.page),
+        route("/health", "GET", service.health),
+        route("/metrics", "GET", service.metrics_text),
+        route("/stats", "GET", service.stats),
+        route("/v1/models", "GET", service.models),
+        route("/v1/models/{name:path}", "GET", service.one_model),
+        route("/v1/completions", "POST", service.completions),
+        route("/v1/chat/completions", "POST", service.chats),
+        route("/tokenize", "POST", service.tokenize),
+        route("/detokenize", "POST", service.detokenize),
+    ]
+    middleware = []
+    if origins:
+        cors = Middleware(
+            CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
+        )
+        middleware.append(cors)
+    if keys:
+        middleware.append(Middleware(KeyMiddleware, keys=tuple(keys)))
+    handlers = {HTTPException: _failed}
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)

@@ -1,0 +1,207 @@
+"""From a checked request to the pieces of its answer: what both kinds of completions share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ark.errors import InvalidUsageError
+from ark.models.sampling import SamplingParams
+from ark.server.errors import SERVER_ERROR, ApiError, unsupported
+from ark.server.jobs import Dispatcher, Job, refused
+from ark.server.model import ServedModel
+from ark.server.schema import ChatRequest, CompletionRequest
+from ark.server.text import ChoiceText
+from ark.serving.types import Event, FinishReason
+
+SEED_RANGE = 1 << 63
+CONTEXT_TOKENS = 16  # of the prompt, before which decoders do not look
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """A token with its logarithm of probability, and the most probable ones in its place."""
+
+    token: int
+    logprob: float
+    top: Mapping[int, float]
+
+
+@dataclass
+class Piece:
+    """The next part of a choice. finish: why it ends, in its last piece. tokens: how many tokens
+    it stands for.
+    """
+
+    index: int
+    text: str
+    finish: str | None = None
+    tokens: int = 0
+    logprobs: list[Logprob] = field(default_factory=list)
+
+
+class Choice:
+    """One choice that is being made."""
+
+    def __init__(self, index: int, text: ChoiceText, stop_token_ids: frozenset[int]) -> None:
+        self.ended = False
+        self._index = index
+        self._text = text
+        self._stops = stop_token_ids
+        self._kept = Piece(index, "")
+
+    def take(self, events: Sequence[Event]) -> Piece | None:
+        """The piece that these events complete, or None while there is nothing to show."""
+        kept = self._kept
+        for event in events:
+            self._add(event, kept)
+            if self.ended:
+                break
+        if not kept.text and kept.finish is None:
+            return None
+        self._kept = Piece(self._index, "")
+        return kept
+
+    def _add(self, event: Event, kept: Piece) -> None:
+        if event.finish is FinishReason.ERROR:
+            raise ApiError(500, event.error or "the engine has failed", kind=SERVER_ERROR)
+        tokens = event.tokens
+        kept.tokens += len(tokens)
+        if event.logprobs:
+            tops = event.top_logprobs or ({},) * len(tokens)
+            kept.logprobs += map(Logprob, tokens, event.logprobs, tops)
+        if event.finish is FinishReason.STOP and tokens and tokens[-1] in self._stops:
+            tokens = tokens[:-1]  # it ends the text and is not part of it
+        kept.text += self._text.push(tokens)
+        if event.finish is not None and not self._text.ended:
+            kept.text += self._text.finish()
+        if self._text.ended:
+            kept.finish = FinishReason.STOP.value
+        elif event.finish is FinishReason.CANCELLED:
+            raise ApiError(500, "the request was cancelled", kind=SERVER_ERROR, code="cancelled")
+        elif event.finish is not None:
+            kept.finish = event.finish.value
+        self.ended = kept.finish is not None
+
+
+class Answer:
+    """The choices of a request, submitted to the engine. Iterate over `pieces`, then `close`."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        model: ServedModel,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams,
+        timeout_s: float,
+        name: str,
+    ) -> None:
+        self.prompt_tokens = sum(map(len, prompts))
+        self.completion_tokens = 0
+        ends = frozenset() if sampling.ignore_eos else model.stop_token_ids
+        stops = ends | frozenset(sampling.stop_token_ids)
+        samplings = [_numbered(sampling, i) for i in range(sampling.n)]
+        requests = [(prompt, one, stops) for prompt in prompts for one in samplings]
+        self._choices = [
+            Choice(
+                i,
+                ChoiceText(model.tokenizer.stream(prompt[-CONTEXT_TOKENS:]), sampling.stop),
+                stops,
+            )
+            for i, (prompt, _, _) in enumerate(requests)
+        ]
+        self._job: Job = dispatcher.submit(name, requests)
+        too_late = ApiError(
+            504,
+            f"the request took longer than the server's limit of {timeout_s:g} s; ask for fewer "
+            "tokens, or start the server with a larger --timeout",
+            kind=SERVER_ERROR,
+            code="timeout",
+        )
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(timeout_s, self._job.end, too_late)
+
+    def __len__(self) -> int:
+        return len(self._choices)
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The pieces of all choices as they come. ApiError where the answer cannot be finished."""
+        while not all(choice.ended for choice in self._choices):
+            events = await self._job.events()
+            arrived: dict[int, list[Event]] = {}
+            for index, event in events:
+                arrived.setdefault(index, []).append(event)
+            for index, some in arrived.items():
+                choice = self._choices[index]
+                piece = None if choice.ended else choice.take(some)
+                if piece is not None:
+                    self.completion_tokens += piece.tokens
+                    if choice.ended:
+                        self._job.cancel(index)
+                    yield piece
+
+    def close(self) -> None:
+        """Frees the slots of choices that have not ended. To be called at the end."""
+        self._timer.cancel()
+        self._job.cancel()
+
+    def usage(self) -> dict[str, int]:
+        """The counts of tokens, as OpenAI's clients read them."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+
+
+def _numbered(sampling: SamplingParams, number: int) -> SamplingParams:
+    """The sampling of one of n choices: each has a seed of its own."""
+    seed = sampling.seed
+    if seed is not None:
+        seed = (seed + number + SEED_RANGE) % (2 * SEED_RANGE) - SEED_RANGE
+    return replace(sampling, n=1, seed=seed)
+
+
+def sampling_of(
+    asked: CompletionRequest | ChatRequest, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    """The sampling that a body asks for; fields that it omits have SamplingParams' defaults."""
+    stop = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
+    same = (
+        *("n", "temperature", "top_p", "min_p", "typical_p", "repetition_penalty"),
+        *("presence_penalty", "frequency_penalty", "logit_bias", "seed", "min_tokens"),
+        "ignore_eos",
+    )
+    given: dict[str, Any] = {
+        name: value for name in same if (value := getattr(asked, name)) is not None
+    }
+    if asked.top_k is not None:
+        given["top_k"] = max(asked.top_k, 0)  # -1 is off, as in vLLM
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            stop=stop,
+            stop_token_ids=tuple(asked.stop_token_ids or ()),
+            **given,
+        )
+    except InvalidUsageError as error:
+        raise refused(error) from None
+
+
+def check_common(asked: CompletionRequest | ChatRequest, model: ServedModel) -> None:
+    """ApiError for what neither kind of completions has, and for ids out of the vocabulary."""
+    model.check_name(asked.model)
+    kind = (asked.response_format or {"type": "text"}).get("type")
+    if kind != "text":
+        raise unsupported(
+            "response_format", f"response_format {kind!r:.60} is not supported; only text is"
+        )
+    model.check_tokens(list(asked.logit_bias or ()), "logit_bias")
+    model.check_tokens(asked.stop_token_ids or (), "stop_token_ids")
+    if asked.stream_options is not None and not asked.stream:
+        raise ApiError(
+            400, "stream_options needs stream to be true; omit it", param="stream_options"
+        )

@@ -1,0 +1,142 @@
+"""/v1/completions: texts or token ids in, texts out, whole or as a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from ark.server.choices import Answer, Logprob, check_common, sampling_of
+from ark.server.errors import ApiError, unsupported
+from ark.server.jobs import Dispatcher, request_id
+from ark.server.model import ServedModel
+from ark.server.schema import CompletionRequest
+from ark.server.text import token_text
+
+DEFAULT_MAX_TOKENS = 16  # as in OpenAI's interface
+
+
+class Completion:
+    """One request to /v1/completions, checked and submitted."""
+
+    def __init__(self, model: ServedModel, asked: CompletionRequest, answer: Answer) -> None:
+        self.answer = answer
+        self.streamed = bool(asked.stream)
+        self._model = model
+        self._asked = asked
+        self._options = asked.stream_options
+        self._lengths = [0] * len(answer)  # characters sent of each choice
+        self._common = {
+            "id": request_id("cmpl"),
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model.name,
+        }
+        self._heads = [""] * len(answer)
+
+    @classmethod
+    async def begin(
+        cls, model: ServedModel, dispatcher: Dispatcher, asked: CompletionRequest, timeout_s: float
+    ) -> Completion:
+        """Checks a body and submits it; ApiError where it cannot be served."""
+        check_common(asked, model)
+        _check(asked)
+        prompts, texts = await _prompts(model, asked.prompt)
+        max_tokens = DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
+        for prompt in prompts:
+            model.check_length(len(prompt), asked.max_tokens, "prompt")
+        sampling = sampling_of(asked, max_tokens, asked.logprobs)
+        answer = Answer(dispatcher, model, prompts, sampling, timeout_s, "cmpl")
+        completion = cls(model, asked, answer)
+        if asked.echo:
+            completion._heads = [text for text in texts for _ in range(sampling.n)]
+        return completion
+
+    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """The chunks of a stream."""
+        async for piece in self.answer.pieces():
+            text = self._heads[piece.index] + piece.text
+            self._heads[piece.index] = ""
+            choice = {
+                "index": piece.index,
+                "text": text,
+                "logprobs": self._logprobs(piece.index, piece.logprobs),
+                "finish_reason": piece.finish,
+            }
+            yield {**self._common, "choices": [choice]}
+        if self._options and self._options.include_usage:
+            yield {**self._common, "choices": [], "usage": self.answer.usage()}
+
+    async def whole(self) -> dict[str, Any]:
+        """The whole answer."""
+        texts = list(self._heads)
+        logprobs: list[list[Logprob]] = [[] for _ in texts]
+        finishes: list[str | None] = [None] * len(texts)
+        async for piece in self.answer.pieces():
+            texts[piece.index] += piece.text
+            logprobs[piece.index] += piece.logprobs
+            finishes[piece.index] = piece.finish
+        choices = [
+            {
+                "index": i,
+                "text": texts[i],
+                "logprobs": self._logprobs(i, logprobs[i]),
+                "finish_reason": finishes[i],
+            }
+            for i in range(len(texts))
+        ]
+        return {**self._common, "choices": choices, "usage": self.answer.usage()}
+
+    def _logprobs(self, index: int, entries: Sequence[Logprob]) -> dict[str, Any] | None:
+        if self._asked.logprobs is None:
+            return None
+        tokens = [token_text(self._model.tokenizer, entry.token) for entry in entries]
+        offsets = []
+        for text in tokens:
+            offsets.append(self._lengths[index])
+            self._lengths[index] += len(text)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [entry.logprob for entry in entries],
+            "top_logprobs": [self._top(entry) for entry in entries],
+            "text_offset": offsets,
+        }
+
+    def _top(self, entry: Logprob) -> Mapping[str, float]:
+        tokenizer = self._model.tokenizer
+        return {token_text(tokenizer, token): logprob for token, logprob in entry.top.items()}
+
+
+def _check(asked: CompletionRequest) -> None:
+    """ApiError for fields of completions whose meaning the server does not have."""
+    if asked.best_of is not None and asked.best_of != (asked.n or 1):
+        raise unsupported("best_of", "best_of other than n is not supported; ask for n choices")
+    if asked.suffix:
+        raise unsupported("suffix", "suffix is not supported; omit it")
+    if asked.echo and asked.logprobs is not None:
+        raise unsupported("echo", "echo beside logprobs is not supported; omit one of them")
+
+
+async def _prompts(model: ServedModel, prompt: Any) -> tuple[list[list[int]], list[str]]:
+    """The token ids of every prompt of a body, and their texts."""
+    if isinstance(prompt, str) or (prompt and all(isinstance(part, int) for part in prompt)):
+        several = [prompt]
+    else:
+        several = prompt
+    if not several:
+        raise ApiError(400, "the prompt is empty; give a text or token ids", param="prompt")
+    ids, texts = [], []
+    for place, one in enumerate(several):
+        param = "prompt" if one is prompt or len(several) == 1 else f"prompt[{place}]"
+        if isinstance(one, int):
+            raise ApiError(
+                400, "the prompt mixes token ids with texts; send lists of ids", param=param
+            )
+        if isinstance(one, str):
+            ids.append(await model.encoded(one, param))
+            texts.append(one)
+        else:
+            model.check_tokens(one, param)
+            ids.append(list(one))
+            texts.append(model.tokenizer.decode(one))
+    return ids, texts

@@ -1,0 +1,77 @@
+"""A connection of the server: uvicorn's own, with limits of time and errors as JSON.
+
+A client that sends half a request, or that stops reading an answer, is cut off after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ark.server.errors import ApiError
+
+HEAD_S = 30.0  # until the line and the headers of a request are whole
+WRITE_S = 60.0  # until a client that has stopped reading goes on
+
+
+class Connection(H11Protocol):
+    """One connection. asyncio calls its methods on the event loop."""
+
+    _head: asyncio.TimerHandle | None = None
+    _write: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """A client has connected."""
+        super().connection_made(transport)
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request have come."""
+        super().data_received(data)
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        super().connection_lost(exc)
+        for timer in (self._head, self._write):
+            if timer is not None:
+                timer.cancel()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than the server writes."""
+        super().pause_writing()
+        self._write = self.loop.call_later(WRITE_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has read on."""
+        super().resume_writing()
+        if self._write is not None:
+            self._write.cancel()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers bytes that are not a request of HTTP, and closes."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()  # within an answer there is no place for another one
+            return
+        body = ApiError(400, "the request is not valid HTTP/1.1").body()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        response = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
+
+    def _watch_head(self) -> None:
+        """Closes the connection unless the head of a request that has begun is whole in time."""
+        waiting = self.conn.their_state is h11.IDLE and not self.transport.is_closing()
+        if waiting and self._head is None:
+            self._head = self.loop.call_later(HEAD_S, self.transport.close)
+        elif not waiting and self._head is not None:
+            self._head.cancel()
+            self._head = None

@@ -1,0 +1,171 @@
+"""Requests between the engine's thread and the server's: events cross in batches, in order.
+
+The engine calls back on its own thread, which must not wait. `Dispatcher` collects the events and
+wakes the event loop once for all that are there; a `Job` is what an HTTP request waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import re
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ark.errors import BaseError, InvalidUsageError
+from ark.models.sampling import SamplingParams
+from ark.server.errors import SERVER_ERROR, ApiError
+from ark.server.metrics import Metrics
+from ark.serving.types import EngineLike, Event, FinishReason, Request
+
+
+class Job:
+    """The choices of one HTTP request. Used on the event loop alone.
+
+    error: why the job was ended from outside, or None.
+    """
+
+    def __init__(self, ids: Sequence[str], cancel: Callable[[str], None]) -> None:
+        self.ids = tuple(ids)
+        self.error: ApiError | None = None
+        self._open = set(ids)
+        self._cancel = cancel
+        self._events: list[tuple[int, Event]] = []
+        self._arrived = asyncio.Event()
+
+    @property
+    def open(self) -> int:
+        """How many choices the engine has still to end."""
+        return len(self._open)
+
+    def arrive(self, index: int, event: Event) -> None:
+        """Takes an event of a choice."""
+        self._events.append((index, event))
+        if event.finish is not None:
+            self._open.discard(event.id)
+        self._arrived.set()
+
+    async def events(self) -> list[tuple[int, Event]]:
+        """Everything that has arrived since the last call, at least one event."""
+        while not self._events:
+            if self.error is not None:
+                raise self.error
+            self._arrived.clear()
+            await self._arrived.wait()
+        events, self._events = self._events, []
+        if self.error is not None:
+            raise self.error
+        return events
+
+    def cancel(self, *indices: int) -> None:
+        """Frees the slots of these choices, or of all."""
+        for request in [self.ids[i] for i in indices] or self.ids:
+            if request in self._open:
+                self._cancel(request)
+
+    def end(self, error: ApiError) -> None:
+        """Ends the job with an error, which its reader receives."""
+        if self.error is None:
+            self.error = error
+            self.cancel()
+            self._arrived.set()
+
+
+class Dispatcher:
+    """Submits to an engine, and brings its events to jobs.
+
+    room: how many choices may be open at the same time, running or waiting.
+    """
+
+    def __init__(self, engine: EngineLike, metrics: Metrics, room: int) -> None:
+        self.engine = engine
+        self.jobs: set[Job] = set()
+        self.failure = ""
+        self._metrics = metrics
+        self._room = room
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[tuple[Job, int, Event]] = deque()
+        self._woken = False
+        self._numbers = itertools.count()
+
+    def submit(
+        self,
+        name: str,
+        prompts: Sequence[tuple[Sequence[int], SamplingParams, frozenset[int]]],
+    ) -> Job:
+        """Queues a choice for each prompt; ApiError where it cannot be served now."""
+        if self.failure:
+            raise ApiError(500, self.failure, kind=SERVER_ERROR)
+        opened = sum(job.open for job in self.jobs)
+        if opened + len(prompts) > self._room:
+            raise ApiError(
+                503 if opened else 400,
+                f"the queue is full: {opened} choices are running or waiting, {len(prompts)} more "
+                f"were asked for, and {self._room} is the limit; try again later",
+                kind=SERVER_ERROR,
+                code="queue_full",
+                retry_after=1,
+            )
+        number = next(self._numbers)
+        job = Job([f"{name}-{number}-{i}" for i in range(len(prompts))], self.engine.cancel)
+        self.jobs.add(job)
+        self._metrics.begin(job.ids, [len(prompt) for prompt, _, _ in prompts])
+        for i, (prompt, sampling, stops) in enumerate(prompts):
+            request = Request(job.ids[i], tuple(prompt), sampling, stops)
+            try:
+                self.engine.submit(request, partial(self._from_engine, job, i))
+            except BaseError as error:
+                for rest in range(i, len(prompts)):
+                    self._give(job, rest, Event(job.ids[rest], finish=FinishReason.CANCELLED))
+                job.cancel()
+                if isinstance(error, InvalidUsageError):
+                    raise refused(error) from None
+                raise
+        return job
+
+    def _from_engine(self, job: Job, index: int, event: Event) -> None:
+        """Called on the engine's thread."""
+        self._events.append((job, index, event))
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended; so has every reader
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._woken = False  # before the last look, so that no event is left behind
+        while self._events:
+            self._give(*self._events.popleft())
+
+    def _give(self, job: Job, index: int, event: Event) -> None:
+        if event.finish is FinishReason.ERROR:
+            self.failure = event.error or "the engine has failed"
+        job.arrive(index, event)
+        self._metrics.event(event, time.monotonic())
+        if not job.open:
+            self.jobs.discard(job)
+
+    def end_all(self, error: ApiError) -> None:
+        """Ends every job with an error."""
+        for job in list(self.jobs):
+            job.end(error)
+
+
+def request_id(kind: str) -> str:
+    """A new id of a response, as `cmpl-...`."""
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+def refused(error: InvalidUsageError) -> ApiError:
+    """The error for a request that the engine or the sampling parameters refuse: `param` is the
+    first of the parameters that the message names.
+    """
+    message = str(error)
+    words = re.findall(r"\w+", message)
+    names = set(SamplingParams.__dataclass_fields__)
+    longer = names - {"n", "stop", "seed"}  # which are English words too
+    named = [word for i, word in enumerate(words) if word in (longer if i else names)]
+    return ApiError(400, message, param=named[0] if named else None)

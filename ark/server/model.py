@@ -1,0 +1,141 @@
+"""The model that a server offers: its tokenizer, its chat template and its limits.
+
+Turns the prompts of requests into token ids. Used by the routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ark.errors import InvalidUsageError
+from ark.models.chat import ChatTemplates
+from ark.models.tokenizer import Tokenizer
+from ark.server.errors import CONTEXT_LENGTH, ApiError, unsupported
+from ark.server.schema import Message
+
+CHARACTERS_A_POSITION = 16  # several times what a token has
+MAX_INLINE_CHARACTERS = 4096  # longer texts are encoded on another thread
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """name: as clients ask for it. context: positions of a request, its answer included.
+    stop_token_ids: the checkpoint's end tokens.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    templates: ChatTemplates
+    context: int
+    vocab_size: int
+    stop_token_ids: frozenset[int]
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def check_name(self, asked: str | None) -> None:
+        """ApiError for the name of another model."""
+        if asked and asked != self.name:
+            raise ApiError(
+                404,
+                f"the model {asked!r:.100} does not exist; this server has {self.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def encoded(self, text: str, param: str, *, framed: bool = True) -> list[int]:
+        """The ids of a text. framed: by the tokens that the tokenizer adds.
+
+        Of a text that is far too long only the beginning is encoded. ApiError names `param`.
+        """
+        if len(text) <= MAX_INLINE_CHARACTERS:
+            return self._encode(text, param, framed)
+        return await asyncio.to_thread(self._encode, text, param, framed)
+
+    def _encode(self, text: str, param: str, framed: bool) -> list[int]:
+        head = text[: CHARACTERS_A_POSITION * self.context]
+        try:
+            tokens = self.tokenizer.encode(head, framed)
+            if len(head) < len(text):
+                if len(tokens) > 2 * self.context:
+                    said = f"the first {len(head):,} of {len(text):,} characters of the prompt are"
+                    raise self.too_long(f"{said} {len(tokens):,} tokens", param)
+                tokens = self.tokenizer.encode(text, framed)
+        except InvalidUsageError as error:
+            raise ApiError(400, str(error), param=param) from None
+        return tokens
+
+    def check_tokens(self, tokens: Sequence[Any], param: str) -> None:
+        """ApiError for ids that the vocabulary does not have."""
+        for token in tokens:
+            if not isinstance(token, int) or not 0 <= token < self.vocab_size:
+                raise ApiError(
+                    400,
+                    f"{token!r:.60} is not a token id; ids are whole numbers from 0 to "
+                    f"{self.vocab_size - 1}",
+                    param=param,
+                )
+
+    def check_length(self, prompt: int, max_tokens: int | None, param: str) -> None:
+        """ApiError where a prompt of so many tokens and its answer do not fit in the context."""
+        if prompt == 0:
+            raise ApiError(400, "the prompt has no tokens; give at least one", param=param)
+        if prompt >= self.context:
+            raise self.too_long(f"the prompt has {prompt:,} tokens", param)
+        if max_tokens is not None and prompt + max_tokens > self.context:
+            said = f"the prompt has {prompt:,} tokens and {max_tokens:,} more were asked for"
+            raise self.too_long(said, param)
+
+    def too_long(self, said: str, param: str) -> ApiError:
+        """The error for more tokens than the context holds. said: how many."""
+        return ApiError(
+            400,
+            f"{said}, but the context holds {self.context:,}, the answer included; shorten the "
+            "prompt or ask for fewer tokens",
+            param=param,
+            code=CONTEXT_LENGTH,
+        )
+
+    async def chat_tokens(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        generation_prompt: bool = True,
+        values: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The ids of a conversation by the chat template."""
+        if not self.templates.texts:
+            raise ApiError(
+                400,
+                "the checkpoint has no chat template; use /v1/completions, or start the server "
+                "with --chat-template FILE",
+                param="messages",
+                code="no_chat_template",
+            )
+        plain = [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        try:
+            text = self.templates.render(
+                plain, tools, add_generation_prompt=generation_prompt, **(values or {})
+            )
+        except InvalidUsageError as error:
+            raise ApiError(400, str(error), param="messages") from None
+        return await self.encoded(text, "messages", framed=False)
+
+
+def _plain(message: Message, param: str) -> dict[str, Any]:
+    """A message as templates read it: its content is one text."""
+    plain: dict[str, Any] = msgspec.to_builtins(message)
+    if isinstance(message.content, list):
+        for part in message.content:
+            if part.type != "text" or part.text is None:
+                raise unsupported(
+                    f"{param}.content",
+                    f"a part of the message has the type {part.type!r:.60}; only text is supported",
+                )
+        plain["content"] = "\n".join(str(part.text) for part in message.content)
+    plain.setdefault("content", "")
+    return plain

@@ -1,0 +1,139 @@
+"""Runs the server until it is told to end: sockets, signals, and the end of what has begun."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import uvicorn
+from starlette.applications import Starlette
+
+from ark.errors import InvalidUsageError, SystemError
+from ark.server.app import Limits, Service, application
+from ark.server.connection import Connection
+from ark.server.model import ServedModel
+from ark.serving.types import EngineLike
+
+KEEP_ALIVE_S = 30
+LAST_WORDS_S = 2.0  # for errors to reach clients when the time to drain is over
+
+
+@dataclass(frozen=True)
+class Options:
+    """keys and origins: as of ark.server.app.application. drain_s: how long answers may go on after
+    SIGTERM.
+    """
+
+    keys: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    drain_s: float = 30.0
+    limits: Limits = field(default_factory=Limits)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket at that address, which does not listen yet; SystemError where it is not free."""
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise InvalidUsageError(
+            f"--host {host}: not an address of this machine ({error})"
+        ) from None
+    family, kind, protocol, _, address = addresses[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise SystemError(
+            f"{host}:{port} cannot be used: {error.strerror}; give another --port or --host"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where the server is found."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """Signals are the caller's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals as they are."""
+        yield
+
+
+def server_of(app: Starlette, options: Options) -> uvicorn.Server:
+    """The server that runs an application."""
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # clients are told, as JSON
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(options.drain_s + LAST_WORDS_S)),
+    )
+    return _Server(config)
+
+
+def ending(
+    server: uvicorn.Server, service: Service, drain_s: float, loop: asyncio.AbstractEventLoop
+) -> Callable[[], None]:
+    """The function that ends a server: first it takes no more requests; after drain_s, or when it
+    is called again, answers that still run end with an error.
+    """
+
+    def end() -> None:
+        if server.should_exit:
+            service.abort()
+            return
+        service.draining = True
+        server.should_exit = True
+        loop.call_later(drain_s, service.abort)
+
+    return end
+
+
+async def serve(
+    engine: EngineLike,
+    model: ServedModel,
+    options: Options,
+    listener: socket.socket,
+    ready: Callable[[], None],
+) -> None:
+    """Serves until SIGTERM or SIGINT, and then until what has begun has ended, at most drain_s. A
+    second signal ends it at once. ready is called when requests are taken. The engine stays open.
+    """
+    service = Service(engine, model, options.limits)
+    app = application(service, keys=options.keys, origins=options.origins)
+    server = server_of(app, options)
+    loop = asyncio.get_running_loop()
+    end = ending(server, service, options.drain_s, loop)
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, end)
+    try:
+        running = asyncio.ensure_future(server.serve(sockets=[listener]))
+        while not server.started and not running.done():
+            await asyncio.sleep(0.005)
+        if not running.done():
+            ready()
+        await running
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)

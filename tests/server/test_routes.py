@@ -1,0 +1,234 @@
+"""Every route's answers and refusals, on an engine without a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ark.server.app import Limits
+from ark.server.run import Options
+from tests.server.running import Running, noah_model, running, until
+from tests.server.stand_in import CountingEngine
+
+TEXT = {"prompt": "The king", "max_tokens": 4}
+TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "Who?"}]}
+
+
+def post(server: Running, path: str, content: Any, **headers: str) -> httpx.Response:
+    return httpx.post(server.url + path, json=content, headers=headers, timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [2048]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [[3], [4096]]}, "prompt[1]"),
+        ({"prompt": ["a", 3]}, "prompt[1]"),
+        ({"prompt": "king " * 200}, "prompt"),
+        ({"max_tokens": 127}, "prompt"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": True}, "n"),
+        ({"stop": ""}, "stop"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"seed": 1 << 64}, "seed"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"2048": 1}}, "logit_bias"),
+        ({"stop_token_ids": [2048]}, "stop_token_ids"),
+        ({"logprobs": 2}, "logprobs"),
+        ({"best_of": 3}, "best_of"),
+        ({"suffix": "."}, "suffix"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"guided_json": {}}, "guided_json"),
+    ],
+)
+def test_refused_completions(server: Running, fields: dict[str, Any], param: str) -> None:
+    answer = post(server, "/v1/completions", {**TEXT, **fields})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "a"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"max_tokens": 3, "max_completion_tokens": 3}, "max_tokens"),
+        ({"max_completion_tokens": 1000}, "messages"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ],
+)
+def test_refused_chats(server: Running, fields: dict[str, Any], param: str | None) -> None:
+    answer = post(server, "/v1/chat/completions", {**TALK, **fields})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == (param or "messages[0].content")
+
+
+def test_null_is_the_default(server: Running) -> None:
+    nulls = dict.fromkeys(("n", "stop", "seed", "temperature", "logprobs", "stream", "user"))
+    assert post(server, "/v1/completions", {**TEXT, **nulls}).status_code == 200
+
+
+def test_other_refusals(server: Running) -> None:
+    assert httpx.get(server.url + "/v1/other").status_code == 404
+    assert httpx.get(server.url + "/v1/completions").status_code == 405
+    plain = httpx.post(server.url + "/v1/completions", content=b"{}")
+    assert plain.status_code == 415
+    other = post(server, "/v1/completions", {**TEXT, "model": "other"})
+    assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
+    for answer in (plain, other, httpx.get(server.url + "/v1/other")):
+        assert answer.json()["error"]["message"]
+
+
+def test_without_a_chat_template(engine: CountingEngine) -> None:
+    with running(engine, noah_model(128, template=None)) as server:
+        answer = post(server, "/v1/chat/completions", TALK)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "no_chat_template")
+
+
+def test_models(server: Running) -> None:
+    cards = httpx.get(server.url + "/v1/models").json()
+    assert [(c["id"], c["max_model_len"]) for c in cards["data"]] == [("noah", 128)]
+    assert httpx.get(server.url + "/v1/models/noah").json() == cards["data"][0]
+    assert httpx.get(server.url + "/v1/models/other").status_code == 404
+
+
+def test_tokens_and_back(server: Running) -> None:
+    text = "The king saw é and \U0001f600."
+    tokens = post(server, "/tokenize", {"prompt": text, "add_special_tokens": False}).json()
+    assert tokens["count"] == len(tokens["tokens"])
+    assert post(server, "/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": text}
+    framed = post(server, "/tokenize", {"prompt": text}).json()["tokens"]
+    assert framed == [0, *tokens["tokens"]]
+    talk = post(server, "/tokenize", TALK).json()["tokens"]
+    said = post(server, "/detokenize", {"tokens": talk}).json()["prompt"]
+    assert said == "user: Who?\nassistant:"
+
+
+def test_stop_strings_seeds_and_choices(server: Running, engine: CountingEngine) -> None:
+    # The stand-in says characters in the order of their codes.
+    asked = {"prompt": [2], "max_tokens": 50, "stop": ["+,", "())"], "n": 3, "seed": 5}
+    answer = post(server, "/v1/completions", asked).json()
+    assert [c["text"] for c in answer["choices"]] == ["$%&'()*"] * 3
+    assert {c["finish_reason"] for c in answer["choices"]} == {"stop"}
+    assert [r.sampling.seed for r in engine.submitted] == [5, 6, 7]
+    until(lambda: engine.stats().running == 0, "the slots are free")
+
+
+def test_several_prompts_and_echo(server: Running) -> None:
+    asked = {"prompt": ["one", "two"], "max_tokens": 2, "echo": True, "n": 2}
+    choices = post(server, "/v1/completions", asked).json()["choices"]
+    assert [c["index"] for c in choices] == [0, 1, 2, 3]
+    assert [c["text"][:3] for c in choices] == ["one", "one", "two", "two"]
+
+
+def test_keys(engine: CountingEngine) -> None:
+    with running(engine, noah_model(128), Options(keys=("first", "second"))) as server:
+        assert post(server, "/v1/completions", TEXT).status_code == 401
+        for key, status in (("first", 200), ("second", 200), ("third", 401), ("firs", 401)):
+            headers = {"authorization": f"Bearer {key}"}
+            assert post(server, "/v1/completions", TEXT, **headers).status_code == status
+        assert httpx.get(server.url + "/stats").status_code == 401
+        assert httpx.get(server.url + "/health").status_code == 200
+
+
+def test_origins(engine: CountingEngine) -> None:
+    ask = {"origin": "https://here.test", "access-control-request-method": "POST"}
+    options = Options(keys=("key",), origins=("https://here.test",))
+    with running(engine, noah_model(128), options) as server:
+        url = server.url + "/v1/completions"
+        allowed = httpx.options(url, headers=ask)
+        assert allowed.headers["access-control-allow-origin"] == "https://here.test"
+        other = httpx.options(url, headers={**ask, "origin": "https://there.test"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_a_full_queue(engine: CountingEngine) -> None:
+    engine.step_s = 0.01
+    with running(engine, noah_model(128), Options(limits=Limits(queue=2))) as server:
+        asked = {**TEXT, "stream": True, "n": 6, "max_tokens": 100}
+        with httpx.stream("POST", server.url + "/v1/completions", json=asked):
+            refused = post(server, "/v1/completions", TEXT)
+            assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+            assert refused.json()["error"]["code"] == "queue_full"
+        until(lambda: not server.service.dispatcher.jobs, "the slots are free")
+        assert post(server, "/v1/completions", TEXT).status_code == 200
+        assert post(server, "/v1/completions", {**TEXT, "n": 7}).status_code == 400
+
+
+def test_the_limit_of_time(engine: CountingEngine) -> None:
+    engine.step_s = 0.05
+    with running(engine, noah_model(128), Options(limits=Limits(request_s=0.3))) as server:
+        answer = post(server, "/v1/completions", {**TEXT, "max_tokens": 100})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+        streamed = post(server, "/v1/completions", {**TEXT, "max_tokens": 100, "stream": True})
+        assert '"code":"timeout"' in streamed.text
+        until(lambda: engine.stats().running == 0, "the slots are free")
+
+
+def test_an_engine_that_fails(server: Running, engine: CountingEngine) -> None:
+    engine.fail = "the device reported a fault"
+    answer = post(server, "/v1/completions", TEXT)
+    assert answer.status_code == 500 and "the device" in answer.json()["error"]["message"]
+    assert httpx.get(server.url + "/health").status_code == 503
+
+
+def test_the_end_lets_answers_end(engine: CountingEngine) -> None:
+    engine.step_s = 0.01
+    with running(engine, noah_model(128)) as server:
+        asked = {**TEXT, "stream": True, "max_tokens": 50}
+        with httpx.stream("POST", server.url + "/v1/completions", json=asked, timeout=20) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.end()
+            text = "".join(lines)
+        assert '"finish_reason":"length"' in text and text.endswith("[DONE]")
+
+
+def test_the_end_is_bounded(engine: CountingEngine) -> None:
+    engine.step_s = 0.05
+    with running(engine, noah_model(128), Options(drain_s=0.3)) as server:
+        asked = {**TEXT, "stream": True, "max_tokens": 120}
+        with httpx.stream("POST", server.url + "/v1/completions", json=asked, timeout=20) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.end()
+            text = "".join(lines)
+        assert '"code":"shutdown"' in text
+    assert engine.stats().running == 0
+
+
+def test_metrics(server: Running) -> None:
+    for _ in range(3):
+        post(server, "/v1/completions", {**TEXT, "n": 2})
+    text = httpx.get(server.url + "/metrics").text
+    values = {
+        (sample.name, sample.labels.get("finished_reason", "")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert values["vllm:generation_tokens_total", ""] == 24
+    assert values["vllm:request_success_total", "length"] == 6
+    assert values["vllm:time_to_first_token_seconds_count", ""] == 6
+    assert values["vllm:inter_token_latency_seconds_count", ""] == 18
+    assert values["vllm:num_requests_running", ""] == 0
+    stats = httpx.get(server.url + "/stats").json()
+    assert stats["slots"] == 4 and stats["generated_tokens"] == 24
+    assert stats["tokens_per_s"] > 0 and stats["time_to_first_token_s"] > 0

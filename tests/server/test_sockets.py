@@ -1,0 +1,183 @@
+"""Bytes that clients should not send, connections left open, and answers that are not read."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from ark.server import connection
+from ark.server.app import Limits
+from ark.server.run import Options
+from tests.server.raw import Raw, request
+from tests.server.running import Running, noah_model, running, until
+from tests.server.stand_in import CountingEngine
+
+GOOD = {"prompt": "The king", "max_tokens": 4}
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({**GOOD, **fields}).encode()
+
+
+def is_error(answer: Any) -> bool:
+    """True for OpenAI's error object with a sentence in it."""
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if not isinstance(error, dict) or set(error) != {"message", "type", "param", "code"}:
+        return False
+    return len(error["message"]) > 10 and "Traceback" not in error["message"]
+
+
+def test_pipelined_requests_are_answered_in_order(server: Running) -> None:
+    with Raw(server.port) as client:
+        client.send(request(body(max_tokens=2)) + request(body(max_tokens=3)))
+        counts = [client.response()[1]["usage"]["completion_tokens"] for _ in range(2)]
+    assert counts == [2, 3]
+
+
+def test_chunked_bodies(server: Running) -> None:
+    text = body()
+    head = request(b"", transfer_encoding="chunked").replace(b"content-length: 0\r\n", b"")
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (text[:7], text[7:]))
+    with Raw(server.port) as client:
+        client.send(head + chunks + b"0\r\n\r\n")
+        assert client.response()[0] == 200
+    with Raw(server.port) as client:
+        client.send(head + b"zz\r\n")
+        assert client.ended()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\x01\x02\r\n\r\n",
+        b"POST /v1/completions\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 70_000,
+    ],
+)
+def test_bytes_that_are_not_http(server: Running, data: bytes) -> None:
+    with Raw(server.port) as client:
+        client.send(data)
+        status, answer = client.response()
+        assert status == 400 and is_error(answer)
+        assert client.ended()
+
+
+def test_invalid_utf8(server: Running) -> None:
+    with Raw(server.port) as client:
+        client.send(request(b'{"prompt": "\xff\xfe"}'))
+        status, answer = client.response()
+    assert status == 400 and is_error(answer) and "UTF-8" in answer["error"]["message"]
+
+
+def test_a_prompt_of_ten_megabytes(server: Running) -> None:
+    status, answer = _whole(server, body(prompt="king " * 2_000_000))
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_a_body_beyond_the_limit(engine: CountingEngine) -> None:
+    options = Options(limits=Limits(body_bytes=1000))
+    with running(engine, noah_model(128), options) as server:
+        assert _whole(server, body(prompt="k" * 1000))[0] == 413
+        chunked = request(b"", transfer_encoding="chunked").replace(b"content-length: 0\r\n", b"")
+        with Raw(server.port) as client:
+            client.send(chunked + b"3ff\r\n" + b" " * 1023 + b"\r\n")
+            assert client.response()[0] == 413
+
+
+def test_two_hundred_malformed_bodies(server: Running) -> None:
+    """Each is answered, most with an error of the client, and none ends the server."""
+    draw = random.Random(0)
+    whole = json.dumps(
+        {**GOOD, "n": 2, "stop": ["a", "b"], "stream": False, "logit_bias": {"5": 1}, "seed": 7}
+    ).encode()
+    statuses = []
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        for _ in range(200):
+            text = bytearray(whole)
+            for _ in range(draw.randint(1, 4)):
+                place = draw.randrange(len(text))
+                kind = draw.randrange(4)
+                if kind == 0:
+                    text[place] = draw.randrange(256)
+                elif kind == 1:
+                    del text[place : place + draw.randint(1, 20)]
+                elif kind == 2:
+                    text[place:place] = draw.choice(
+                        [b"[" * 5000, b"null", b"-1", b"1e999", b"{}", b'"\\ud800"', b"9" * 30]
+                    )
+                else:
+                    text = text[:place] + text
+            path = draw.choice(["/v1/completions", "/v1/chat/completions", "/tokenize"])
+            headers = {"content-type": "application/json"}
+            answer = client.post(path, content=bytes(text), headers=headers)
+            statuses.append(answer.status_code)
+            assert answer.status_code == 200 or is_error(answer.json()), (text, answer.text)
+        assert max(statuses) < 500
+        assert statuses.count(200) < 60
+        assert client.get("/health").status_code == 200
+
+
+def test_half_a_request_is_cut_off(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_S", 0.2)
+    with Raw(server.port) as silent, Raw(server.port) as half, Raw(server.port) as second:
+        half.send(b"POST /v1/completions HTTP/1.1\r\nhost")
+        second.send(request(body()))
+        assert second.response()[0] == 200
+        second.send(b"GET")
+        assert silent.ended() and half.ended() and second.ended()
+
+
+def test_a_body_that_does_not_come(engine: CountingEngine) -> None:
+    options = Options(limits=Limits(body_s=0.2))
+    with running(engine, noah_model(128), options) as server, Raw(server.port) as client:
+        client.send(request(body())[:-5])
+        status, answer = client.response()
+    assert status == 408 and is_error(answer)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("how", ["close", "reset", "half"])
+def test_a_client_that_leaves_frees_its_slots(
+    server: Running, engine: CountingEngine, stream: bool, how: str
+) -> None:
+    engine.step_s = 0.02
+    with Raw(server.port) as client:
+        client.send(request(body(stream=stream, n=2, max_tokens=120)))
+        until(lambda: engine.stats().running == 2, "both choices run")
+        if how == "reset":
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        elif how == "half":
+            client.socket.shutdown(socket.SHUT_WR)
+            until(lambda: len(engine.cancelled) == 2, "both choices are cancelled")
+    until(lambda: len(engine.cancelled) == 2, "both choices are cancelled")
+    assert engine.stats().running == 0
+    until(lambda: not server.service.dispatcher.jobs, "the server forgets them")
+
+
+def test_a_client_that_does_not_read_is_cut_off(
+    engine: CountingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "WRITE_S", 0.3)
+    engine.step_s, engine.context = 0.0, 1 << 17
+    with running(engine, noah_model(1 << 17)) as server, Raw(server.port) as client:
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        client.send(request(body(stream=True, max_tokens=100_000)))
+        other = httpx.post(f"{server.url}/v1/completions", json=GOOD, timeout=20)
+        assert other.status_code == 200
+        until(lambda: not server.service.dispatcher.jobs, "the request has ended")
+        assert engine.cancelled
+
+
+def _whole(server: Running, content: bytes) -> tuple[int, Any]:
+    headers = {"content-type": "application/json"}
+    url = f"{server.url}/v1/completions"
+    answer = httpx.post(url, content=content, headers=headers, timeout=20)
+    return answer.status_code, answer.json()

@@ -1,0 +1,74 @@
+"""The text of a choice against what Python's own find and the tokenizers package say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ark.models.tokenizer import Tokenizer
+from ark.server.text import ChoiceText, token_bytes, token_text
+from tests.server.running import NOAH
+
+TOKENIZER = Tokenizer.open(NOAH, vocab_size=2048)
+LETTERS = st.text("abc", max_size=40)
+
+
+class Pieces:
+    """Stands for a TextStream: token i is the i-th piece."""
+
+    def __init__(self, pieces: Sequence[str], rest: str) -> None:
+        self._pieces, self._rest = pieces, rest
+
+    def push(self, token: int) -> str:
+        return self._pieces[token]
+
+    def finish(self) -> str:
+        return self._rest
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    pieces=st.lists(LETTERS, max_size=12),
+    rest=LETTERS,
+    stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=4),
+)
+def test_stop_strings(pieces: list[str], rest: str, stops: list[str]) -> None:
+    """The text ends before the stop string that is complete first, however it is cut in pieces."""
+    text = ChoiceText(Pieces(pieces, rest), stops)  # type: ignore[arg-type]
+    sent = [text.push([i]) for i in range(len(pieces))]
+    whole = "".join(pieces) + rest
+    ends = [(whole.find(s) + len(s), whole.find(s)) for s in stops if s in whole]
+    assert "".join(sent) + text.finish() == (whole[: min(ends)[1]] if ends else whole)
+    assert text.ended == bool(ends)
+    # Nothing is held back that cannot begin a stop string.
+    seen = 0
+    for i, piece in enumerate(pieces):
+        seen += len(piece)
+        done = sum(map(len, sent[: i + 1]))
+        if not any(end <= seen for end, _ in ends):
+            held = whole[done:seen]
+            assert held == "" or any(s.startswith(held) and s != held for s in stops)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ids=st.lists(st.integers(2, 2047), max_size=30), cut=st.integers(1, 5))
+def test_pieces_make_up_the_text_of_all_tokens(ids: list[int], cut: int) -> None:
+    """Random tokens hold parts of characters; every piece is whole characters all the same."""
+    text = ChoiceText(TOKENIZER.stream())
+    parts = [text.push(ids[i : i + cut]) for i in range(0, len(ids), cut)]
+    rest = text.finish()
+    assert "".join(parts) + rest == TOKENIZER.decode(ids)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=20))
+def test_bytes_of_tokens_make_up_the_text(text: str) -> None:
+    ids = TOKENIZER.backend.encode(text, add_special_tokens=False).ids
+    assert bytes(b for token in ids for b in token_bytes(TOKENIZER, token)) == text.encode()
+
+
+def test_texts_of_special_tokens() -> None:
+    assert token_text(TOKENIZER, 1) == "<|end_of_text|>"
+    assert bytes(token_bytes(TOKENIZER, 1)) == b"<|end_of_text|>"
