@@ -23,6 +23,7 @@ from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
 from ark.ops.logits import Drawing, give_logits, makes_logits
+from ark.ops.sampling_state import SamplingState
 from ark.ops.views import new_tensor, refer
 from ark.tasks.tokens import SETTINGS
 
@@ -38,6 +39,8 @@ class TokenState:
     settings int32: ark.tasks.tokens.SETTINGS. stops (16,) int32: tokens that end the text. output
     (context,) int32: new tokens where the host sees them as they are made.
 
+    sampling: more of it, where sampling follows all of ark.SamplingParams.
+
     Of several sequences, tokens, position, settings and output have each one's elements one behind
     the other; `of` gives a sequence's own.
     """
@@ -47,10 +50,17 @@ class TokenState:
     settings: Tensor
     stops: Tensor
     output: Tensor
+    sampling: SamplingState | None = None
 
     @classmethod
-    def make(cls, context: int, batch: int = 1) -> TokenState:
-        """The state of the current model, for `batch` texts of at most `context` tokens each."""
+    def make(
+        cls, context: int, batch: int = 1, vocabulary: int = 0, logprobs: int = 0
+    ) -> TokenState:
+        """The state of the current model, for `batch` texts of at most `context` tokens each.
+
+        vocabulary: the number of tokens, if sampling is to follow all of ark.SamplingParams, with
+        at most `logprobs` reported beside the sampled one.
+        """
 
         def state(name: str, size: int, arena: str = "state") -> Tensor:
             made = new_tensor("TokenState", arena, (size,), int32, (), (), (), name)
@@ -63,6 +73,7 @@ class TokenState:
             state("settings", batch * len(SETTINGS)),
             state("stops", MAX_STOPS),
             state("output", batch * context, "host"),
+            SamplingState.make(context, batch, vocabulary, logprobs) if vocabulary else None,
         )
 
     @property
@@ -162,6 +173,8 @@ def sample(logits: Any, state: TokenState, name: str = "") -> None:
     key, position and token, so every backend draws the same. A stop token, or the limit of
     positions, ends the run.
 
+    With the state's `sampling` the token follows all of ark.SamplingParams (ark.tasks.adjusted).
+
     Of several sequences logits have a row each, (batch, vocabulary). One that is still within its
     prompt only moves on, and the run ends when all have ended. fp32, fp16 or bf16; ModelError for
     other types or shapes.
@@ -177,6 +190,11 @@ def sample(logits: Any, state: TokenState, name: str = "") -> None:
     kept = (state.settings, state.position, state.tokens, state.output, state.stops)
     inputs = [tensor.ir, *(as_tensor(t).ir for t in kept)]
     outputs = [model.graph.rewrite(t) for t in inputs[2:5]]
+    if state.sampling is not None:
+        inputs += state.sampling.tensors
+        outputs += [model.graph.rewrite(t) for t in inputs[-2:]]
+        model.graph.add("sample_adjusted", inputs, outputs, {}, name)
+        return
     model.graph.add("sample" if state.batch == 1 else "sample_each", inputs, outputs, {}, name)
 
 
