@@ -12,7 +12,7 @@ from ark.ops.lookup import cumprod
 from ark.ops.reductions import reduce_mean, reduce_sum
 from ark.ops.views import reshape
 
-constant("argmax", "sample", "sample_each", "advance", "noop")
+constant("argmax", "sample", "sample_adjusted", "sample_each", "advance", "noop")
 
 
 def _kept(call: Call, tensor: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ nothing of what is asked for (no tensor, no such axis, a size below 1) is an Inv
 from inspect import isfunction
 
 from ark.frontend.tensor import provided
+from ark.ops import adjusted as adjusted
 from ark.ops import custom_lowering as custom_lowering
 from ark.ops import decoder as decoder
 from ark.ops import fusion as fusion

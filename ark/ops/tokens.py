@@ -23,6 +23,7 @@ from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
 from ark.ops.logits import Drawing, give_logits, makes_logits
+from ark.ops.sampling_state import SamplingState
 from ark.ops.views import new_tensor, refer
 from ark.tasks.tokens import SETTINGS
 
@@ -38,6 +39,8 @@ class TokenState:
     settings int32: ark.tasks.tokens.SETTINGS. stops (16,) int32: tokens that end the text. output
     (context,) int32: new tokens where the host sees them as they are made.
 
+    sampling: more of it, where sampling follows all of ark.SamplingParams.
+
     Of several sequences, tokens, position, settings and output have each one's elements one behind
     the other; `of` gives a sequence's own. pages (sequences, most) int32: the numbers of each one's
     pages, where keys and values lie in pages that sequences share; None where they do not.
@@ -49,13 +52,23 @@ class TokenState:
     stops: Tensor
     output: Tensor
     pages: Tensor | None = None
+    sampling: SamplingState | None = None
 
     @classmethod
-    def make(cls, context: int, batch: int = 1, pages: int = 0, prefix: str = "") -> TokenState:
+    def make(
+        cls,
+        context: int,
+        batch: int = 1,
+        pages: int = 0,
+        prefix: str = "",
+        vocabulary: int = 0,
+        logprobs: int = 0,
+    ) -> TokenState:
         """The state of the current model, for `batch` texts of at most `context` tokens each.
 
         pages: the most that a text has, 0 for caches that are not in pages. prefix: of the tensors'
-        names.
+        names. vocabulary: the number of tokens, if sampling is to follow all of ark.SamplingParams,
+        with at most `logprobs` reported beside the sampled one.
         """
 
         def state(name: str, *shape: int, arena: str = "state") -> Tensor:
@@ -70,6 +83,7 @@ class TokenState:
             state("stops", MAX_STOPS),
             state("output", batch * context, arena="host"),
             state("pages", batch, pages) if pages else None,
+            SamplingState.make(context, batch, vocabulary, logprobs) if vocabulary else None,
         )
 
     @property
@@ -101,6 +115,7 @@ class TokenState:
             self.stops,
             part(self.output),
             None if self.pages is None else part(self.pages),
+            None if self.sampling is None else self.sampling.rows(part),
         )
 
 
@@ -183,7 +198,8 @@ def sample(logits: Any, state: TokenState, name: str = "") -> None:
 
     Of several sequences, or of one whose cache is in pages, logits have a row each, (batch,
     vocabulary). One that is still within its prompt only moves on, one that has ended stays where
-    it is, and the run ends when all have ended. fp32, fp16 or bf16; ModelError for
+    it is, and the run ends when all have ended. With the state's `sampling` the token follows all
+    of ark.SamplingParams (ark.tasks.adjusted). fp32, fp16 or bf16; ModelError for
     other types or shapes.
     """
     tensor = as_tensor(logits)
@@ -197,6 +213,11 @@ def sample(logits: Any, state: TokenState, name: str = "") -> None:
     kept = (state.settings, state.position, state.tokens, state.output, state.stops)
     inputs = [tensor.ir, *(as_tensor(t).ir for t in kept)]
     outputs = [model.graph.rewrite(t) for t in inputs[2:5]]
+    if state.sampling is not None:
+        inputs += state.sampling.tensors
+        outputs += [model.graph.rewrite(t) for t in inputs[-2:]]
+        model.graph.add("sample_adjusted", inputs, outputs, {}, name)
+        return
     alone = state.batch == 1 and state.pages is None
     model.graph.add("sample" if alone else "sample_each", inputs, outputs, {}, name)
 

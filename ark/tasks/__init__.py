@@ -5,6 +5,7 @@ touches is always decided here, because the verifier relies on it.
 """
 
 from ark.tasks import (
+    adjusted,
     along,
     arrival,
     attention,
@@ -38,6 +39,7 @@ from ark.tasks import (
 )
 
 __all__ = [
+    "adjusted",
     "along",
     "arrival",
     "attention",

@@ -24,9 +24,10 @@ from ark.parallel.transform.normal import LASTING, RESHAPE
 from ark.parallel.transform.pieces import ParallelGraph, Piece
 from ark.parallel.transform.views import Box, View, meeting
 
-IN_PLACE = ("kv_append", "kv_cache_slot", "paged_append", "sample", "sample_each")
+# Ops that may end the run, which all ranks must do together.
+ENDS = ("sample", "sample_adjusted", "sample_each")
+IN_PLACE = ("kv_append", "kv_cache_slot", "paged_append", *ENDS)
 """Ops that write into a part of an operand."""
-ENDS = ("sample", "sample_each")  # ops that may end the run, which all ranks must do together
 TAG = 0
 Written = tuple[Piece, View]
 """A piece, and what it writes of a buffer."""

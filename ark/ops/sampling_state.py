@@ -1,0 +1,54 @@
+"""The state beside ark.ops.tokens.TokenState from which `sample_adjusted` samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ark.frontend.tensor import Tensor, as_tensor
+from ark.ir import values as ir
+from ark.ir.dtype import DataType, fp32, int32
+from ark.ops.views import new_tensor
+from ark.tasks.adjusted import OPTIONS
+
+
+@dataclass(frozen=True)
+class SamplingState:
+    """What `batch` sequences sample with, as ark.tasks.adjusted describes each sequence's part.
+
+    options (batch * len(OPTIONS),) int32. bias (batch, vocabulary) fp32: added to the logits; -inf
+    for tokens that are never sampled. counts (batch, vocabulary) int32. logprobs
+    (batch * context * (1 + 2 * top),) int32, memory that the host sees.
+    """
+
+    options: Tensor
+    bias: Tensor
+    counts: Tensor
+    logprobs: Tensor
+
+    @classmethod
+    def make(cls, context: int, batch: int, vocabulary: int, top: int) -> SamplingState:
+        """The state of the current model; top: most log probabilities beside the sampled one."""
+
+        def state(name: str, shape: tuple[int, ...], dtype: DataType, arena: str) -> Tensor:
+            tensor = new_tensor("SamplingState", arena, shape, dtype, (), (), (), name)
+            tensor.rename(name)
+            return tensor
+
+        return cls(
+            state("options", (batch * len(OPTIONS),), int32, "state"),
+            state("bias", (batch, vocabulary), fp32, "state"),
+            state("counts", (batch, vocabulary), int32, "state"),
+            state("logprobs", (batch * context * (1 + 2 * top),), int32, "host"),
+        )
+
+    def rows(self, part: Callable[[Tensor], Tensor]) -> SamplingState:
+        """The state of some of the sequences. part: theirs of a tensor."""
+        every = (self.options, self.bias, self.counts, self.logprobs)
+        return SamplingState(*(part(tensor) for tensor in every))
+
+    @property
+    def tensors(self) -> list[ir.Tensor]:
+        """All of them; the last two are written."""
+        every = (self.options, self.bias, self.counts, self.logprobs)
+        return [as_tensor(tensor).ir for tensor in every]

@@ -1,0 +1,268 @@
+// Sampling with biases, penalties and filters, and log probabilities. Operands are those that
+// adjusted.py lists; the order of steps is transformers'.
+
+constexpr ark_i32 ARK_IN_PROMPT = 1 << 30;
+constexpr int ARK_BINS = 16;
+
+struct ArkOptions {
+  int top_k;
+  float top_p, min_p, typical_p, repetition, presence, frequency;
+  int min_tokens, logprobs;
+};
+template <class O>
+ARK_DEVICE ArkOptions ark_options(O o) {
+  const auto number = [&](int i) { return ark_bits_float(static_cast<ark_u32>(o.p[i])); };
+  return {o.p[0], number(1), number(2), number(3), number(4), number(5), number(6), o.p[7], o.p[8]};
+}
+
+// Does this sequence draw a token: is it past its prompt, and has it not ended?
+template <int CONTEXT, int STOPS, class S, class P, class T, class E>
+ARK_DEVICE bool ark_draws(S settings, P position, T tokens, E stop_tokens) {
+  return position.p[0] >= settings.p[3] &&
+         !ark_ended<CONTEXT, STOPS>(settings, position, tokens, stop_tokens);
+}
+
+ARK_DEVICE float ark_block_max(float v, float* red) {
+  v = ark_warp_max(v);
+  if (ARK_WARPS == 1) return v;
+  if (ark_lane() == 0) red[ark_warp()] = v;
+  ark_sync();
+  float most = red[0];
+  for (int w = 1; w < ARK_WARPS; ++w) most = red[w] > most ? red[w] : most;
+  ark_sync();
+  return most;
+}
+
+// A logit after bias and penalties. held: stop tokens are not sampled yet.
+template <int STOPS, class E>
+ARK_DEVICE float ark_adjusted(const ArkOptions& o, float logit, float bias, ark_i32 seen, int token,
+                              bool held, int stops, E stop_tokens) {
+  float score = logit + bias;
+  if (held) {
+    for (int k = 0; k < stops; ++k) score = stop_tokens.p[k] == token ? -ark_inf() : score;
+  }
+  if (seen == 0) return score;
+  score = score < 0.0f ? score * o.repetition : score / o.repetition;
+  const ark_i32 times = seen & (ARK_IN_PROMPT - 1);
+  return times > 0 ? score - o.presence - o.frequency * static_cast<float>(times) : score;
+}
+
+// coord: tile, of TILES.
+template <int VOCABULARY, int TILES, int CONTEXT, int STOPS, class L, class O, class S, class P,
+          class T, class E, class B, class N, class D, class C, class M>
+ARK_DEVICE void ark_adjust_logits(ArkCtx& c, const ArkTask& t, L logits, O options, S settings,
+                                  P position, T tokens, E stop_tokens, B bias, N counts, D scores,
+                                  C candidates, M shares) {
+  if (!ark_draws<CONTEXT, STOPS>(settings, position, tokens, stop_tokens)) return;
+  float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  const int tile = t.coord[0];
+  const int lo = static_cast<int>(static_cast<ark_i64>(VOCABULARY) * tile / TILES);
+  const int hi = static_cast<int>(static_cast<ark_i64>(VOCABULARY) * (tile + 1) / TILES);
+  const ArkOptions o = ark_options(options);
+  const bool held = position.p[0] - settings.p[3] < o.min_tokens;
+  const int stops = settings.p[5] < STOPS ? settings.p[5] : STOPS;
+  ArkSampler sampler = ark_sampler(settings, position, lo);
+  float most = -ark_inf(), best = -ark_inf();
+  for (int i = lo + ark_tid(); i < hi; i += ARK_THREADS) {
+    const float logit = ark_get(logits.p, i);
+    const float score =
+        ark_adjusted<STOPS>(o, logit, bias.p[i], counts.p[i], i, held, stops, stop_tokens);
+    scores.p[i] = score;
+    ark_sample(sampler, score, i);
+    most = logit > most ? logit : most;
+    best = score > best ? score : best;
+  }
+  most = ark_block_max(most, red);
+  best = ark_block_max(best, red);
+  float sum = 0.0f;
+  if (o.logprobs > 0) {
+    for (int i = lo + ark_tid(); i < hi; i += ARK_THREADS) {
+      sum += ark_exp(ark_get(logits.p, i) - most);
+    }
+    sum = ark_block_sum(sum, red);
+  }
+  if (ark_tid() == 0) {
+    shares.p[3 * tile] = most;
+    shares.p[3 * tile + 1] = sum;
+    shares.p[3 * tile + 2] = best;
+  }
+  ark_sampled(c, sampler, candidates, tile, red);
+}
+
+// Each bin's sum over the block. red: ARK_BINS * ARK_WARPS words.
+ARK_DEVICE void ark_sum_bins(float (&bins)[ARK_BINS], float* red) {
+#pragma unroll
+  for (int b = 0; b < ARK_BINS; ++b) bins[b] = ark_warp_sum(bins[b]);
+  if (ARK_WARPS == 1) return;
+  if (ark_lane() == 0) {
+#pragma unroll
+    for (int b = 0; b < ARK_BINS; ++b) red[ark_warp() * ARK_BINS + b] = bins[b];
+  }
+  ark_sync();
+#pragma unroll
+  for (int b = 0; b < ARK_BINS; ++b) {
+    float total = 0.0f;
+    for (int w = 0; w < ARK_WARPS; ++w) total += red[w * ARK_BINS + b];
+    bins[b] = total;
+  }
+  ark_sync();
+}
+
+// The largest key that elements of a weight of at least `target` reach, or, with a share above 0,
+// of at least that share of all weight. key(i) and weight(i) of elements 0 to COUNT - 1. The key's
+// digits are found from the highest on: in each round the elements that share the digits so far are
+// weighed by their next one.
+template <int COUNT, class K, class W>
+ARK_DEVICE ark_u32 ark_key_of_weight(K key, W weight, float target, float share, float* red) {
+  ark_u32 digits = 0u;
+  float above = 0.0f;
+  for (int shift = 28; shift >= 0; shift -= 4) {
+    float bins[ARK_BINS] = {};
+    for (int i = ark_tid(); i < COUNT; i += ARK_THREADS) {
+      const ark_u32 own = key(i);
+      if (shift < 28 && (own >> (shift + 4)) != (digits >> (shift + 4))) continue;
+      const ark_u32 digit = (own >> shift) & 15u;
+      const float w = weight(i);
+#pragma unroll
+      for (int b = 0; b < ARK_BINS; ++b) bins[b] += digit == static_cast<ark_u32>(b) ? w : 0.0f;
+    }
+    ark_sum_bins(bins, red);
+    if (shift == 28 && share > 0.0f) {
+      float total = 0.0f;
+#pragma unroll
+      for (int b = ARK_BINS - 1; b >= 0; --b) total += bins[b];
+      target = share * total;
+    }
+    ark_u32 digit = 0u;
+    bool open = true;  // no bin so far has what is asked for
+#pragma unroll
+    for (int b = ARK_BINS - 1; b > 0; --b) {
+      const bool reached = open && above + bins[b] >= target;
+      digit = reached ? static_cast<ark_u32>(b) : digit;
+      open = open && !reached;
+      above += open ? bins[b] : 0.0f;
+    }
+    digits |= digit << shift;
+  }
+  return digits;
+}
+
+// The best token within the filters, by score over temperature plus noise. top: the largest score.
+template <int VOCABULARY, class D>
+ARK_DEVICE void ark_sample_filtered(const ArkOptions& o, ArkSampler& sampler, D scores, float top,
+                                    float* red) {
+  const float inverse = 1.0f / sampler.temperature;
+  const auto scaled = [&](int i) { return (scores.p[i] - top) * inverse; };  // 0 at most
+  const auto key = [&](int i) { return ark_ordered(scores.p[i]); };
+  ark_u32 bound = 0u;
+  if (o.top_k > 0 && o.top_k < VOCABULARY) {
+    const float many = static_cast<float>(o.top_k);
+    bound = ark_key_of_weight<VOCABULARY>(key, [&](int) { return 1.0f; }, many, 0.0f, red);
+  }
+  if (o.top_p < 1.0f) {
+    const auto weight = [&](int i) { return key(i) >= bound ? ark_exp(scaled(i)) : 0.0f; };
+    const ark_u32 reached = ark_key_of_weight<VOCABULARY>(key, weight, 0.0f, o.top_p, red);
+    bound = reached > bound ? reached : bound;
+  }
+  const auto kept = [&](int i) {
+    return key(i) >= bound && scores.p[i] > -ark_inf() && ark_exp(scaled(i)) >= o.min_p;
+  };
+  float entropy = 0.0f, total = 0.0f;
+  ark_u32 furthest = 0xffffffffu;
+  // How far the information of a token is from the entropy, as a key that falls with it.
+  const auto nearness = [&](int i) {
+    const float away = entropy + scaled(i) - ark_log(total);
+    return ~ark_float_bits(away < 0.0f ? -away : away);
+  };
+  if (o.typical_p < 1.0f) {
+    float sum = 0.0f, products = 0.0f;
+    for (int i = ark_tid(); i < VOCABULARY; i += ARK_THREADS) {
+      if (!kept(i)) continue;
+      const float w = ark_exp(scaled(i));
+      sum += w;
+      products += w * scaled(i);
+    }
+    total = ark_block_sum(sum, red);
+    entropy = ark_log(total) - ark_block_sum(products, red) / total;
+    furthest = ark_key_of_weight<VOCABULARY>(
+        nearness, [&](int i) { return kept(i) ? ark_exp(scaled(i)) : 0.0f; }, 0.0f, o.typical_p,
+        red);
+  }
+  for (int i = ark_tid(); i < VOCABULARY; i += ARK_THREADS) {
+    if (kept(i) && (o.typical_p >= 1.0f || nearness(i) >= furthest)) {
+      ark_sample(sampler, scores.p[i], i);
+    }
+  }
+}
+
+// Log probabilities under the logits: of the drawn token, then ids and those of the highest.
+template <int VOCABULARY, int TILES, int TOP, class L, class M, class H>
+ARK_DEVICE void ark_report_logprobs(int count, ark_u32 token, int place, L logits, M shares, H host,
+                                    float* red) {
+  float most = -ark_inf(), sum = 0.0f;
+  for (int k = 0; k < TILES; ++k) most = shares.p[3 * k] > most ? shares.p[3 * k] : most;
+  for (int k = 0; k < TILES; ++k) sum += shares.p[3 * k + 1] * ark_exp(shares.p[3 * k] - most);
+  const float all = most + ark_log(sum);
+  ark_u32* words = reinterpret_cast<ark_u32*>(host.p) + static_cast<ark_i64>(place) * (1 + 2 * TOP);
+  if (ark_tid() == 0) {
+    ark_post_host(words, ark_float_bits(ark_get(logits.p, static_cast<int>(token)) - all));
+  }
+  float last = ark_inf();
+  ark_u32 its = 0u;
+  for (int n = 0; n < count && n < TOP; ++n) {
+    float best = -ark_inf();
+    ark_u32 id = 0xffffffffu;
+    for (int i = ark_tid(); i < VOCABULARY; i += ARK_THREADS) {
+      const float logit = ark_get(logits.p, i);
+      const ark_u32 own = static_cast<ark_u32>(i);
+      const bool left = n == 0 || ark_better(last, its, logit, own);
+      if (left && ark_better(logit, own, best, id)) {
+        best = logit;
+        id = own;
+      }
+    }
+    ark_best(best, id, red);
+    last = best;
+    its = id;
+    if (ark_tid() == 0) {
+      ark_post_host(words + 1 + 2 * n, id);
+      ark_post_host(words + 2 + 2 * n, ark_float_bits(best - all));
+    }
+  }
+}
+
+template <int VOCABULARY, int TILES, int CONTEXT, int STOPS, int TOP, class L, class O, class S,
+          class P, class T, class E, class D, class C, class M, class N, class W, class H>
+ARK_DEVICE void ark_sample_adjusted(ArkCtx& c, const ArkTask&, L logits, O options, S settings,
+                                    P position, T tokens, E stop_tokens, D scores, C candidates,
+                                    M shares, N counts, W drawn, H host) {
+  if (!ark_draws<CONTEXT, STOPS>(settings, position, tokens, stop_tokens)) {
+    if (ark_tid() == 0) drawn.p[0] = drawn.p[1] = 0.0f;
+    return;
+  }
+  float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  const ArkOptions o = ark_options(options);
+  ArkSampler sampler = ark_sampler(settings, position, 0);
+  const bool filters = (o.top_k > 0 && o.top_k < VOCABULARY) || o.top_p < 1.0f || o.min_p > 0.0f ||
+                       o.typical_p < 1.0f;
+  if (filters && sampler.temperature > 0.0f) {
+    float top = -ark_inf();
+    for (int k = 0; k < TILES; ++k) top = shares.p[3 * k + 2] > top ? shares.p[3 * k + 2] : top;
+    ark_sample_filtered<VOCABULARY>(o, sampler, scores, top, red);
+  } else {
+    for (int k = ark_tid(); k < TILES; k += ARK_THREADS) {
+      ark_take(sampler, candidates.p[2 * k], ark_float_bits(candidates.p[2 * k + 1]));
+    }
+  }
+  ark_best(sampler.best, sampler.token, red);
+  if (ark_tid() == 0) {
+    drawn.p[0] = sampler.best;
+    drawn.p[1] = ark_bits_float(sampler.token);
+    counts.p[sampler.token] += 1;
+  }
+  const int next = position.p[0] + 1;
+  if (o.logprobs > 0 && next < CONTEXT) {
+    ark_report_logprobs<VOCABULARY, TILES, TOP>(o.logprobs - 1, sampler.token, next, logits, shares,
+                                                host, red);
+  }
+}

@@ -1,0 +1,162 @@
+"""Sampling with penalties, biases, filters of the distribution and reported log probabilities.
+
+`adjust_logits` params: tiles. operands: logits (1, vocab), options, settings, position, tokens,
+stops, bias (1, vocab), counts (1, vocab), scores (1, vocab), candidates (tiles, 2), shares
+(tiles, 3). coord: tile. A tile adds the bias, applies the penalties, stores the scores, finds its
+best as `sample` does, and of its logits the largest and the sum of exponentials relative to it;
+shares: these two and the largest score.
+`sample_adjusted` params: tiles, top. operands: logits, options, settings, position, tokens, stops,
+scores, candidates, shares, counts, drawn (1, 2), logprobs (host). coord: 0. It draws a token from
+the scores within top-k, top-p, min-p and typical-p, in this order and as transformers' logits
+processors do, counts it, and reports its log probability under the logits and the highest ones.
+
+A sequence within its prompt, or one that has ended, draws nothing. What `choose` and `choose_each`
+(ark.tasks.tokens, ark.tasks.sequences) do with candidates they do with the one drawn token.
+
+options: OPTIONS. counts: of each token how often it was sampled, plus IN_PROMPT where the prompt
+has it. logprobs: for each place of the text 1 + 2 * top words: the sampled token's log probability,
+then ids and log probabilities of the highest; a word is -1 until it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.params import INT_MAX, Params, Places, Splits, count, matrix, need, shaped, typed
+from ark.tasks import text
+from ark.tasks.tokens import HEADERS, SETTINGS
+
+OPTIONS = (
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "logprobs",
+)
+"""int32 each, floats as their bits. logprobs: 0 reports nothing, else one more than the number."""
+IN_PROMPT = 1 << 30
+MAX_TOP = 64
+BINS = 16
+ADJUST_WRITTEN, SAMPLE_WRITTEN = (8, 9, 10), (9, 10, 11)
+_HEADERS = (*HEADERS, text.header("sequences.h"), text.header("adjusted.h"))
+
+
+class AdjustParams(Params, frozen=True):
+    tiles: Splits
+
+
+class SampleAdjustedParams(Params, frozen=True):
+    tiles: Splits
+    top: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP)]
+
+
+def _check_state(sig: Signature) -> int:
+    """Checks the first six operands, which both kinds have; gives the vocabulary's size."""
+    rows, vocabulary = matrix(sig, 0)
+    tiles = sig.params["tiles"]
+    need(rows == 1 and tiles <= vocabulary, f"{rows} rows of {vocabulary} logits, {tiles} tiles")
+    need(vocabulary + tiles <= INT_MAX, f"there are {vocabulary} logits")
+    shaped(sig, 1, (len(OPTIONS),), "int32", dense=True)
+    shaped(sig, 2, (len(SETTINGS),), "int32", dense=True)
+    shaped(sig, 3, (1,), "int32")
+    context, stops = (typed(sig, index, "int32").shape for index in (4, 5))
+    need(len(context) == len(stops) == 1, "tokens and stops have one dimension")
+    return vocabulary
+
+
+class AdjustLogits(TaskKind):
+    name = "adjust_logits"
+    params = AdjustParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 11)
+        row, tiles = (1, _check_state(sig)), sig.params["tiles"]
+        shaped(sig, 6, row, "fp32", dense=True)
+        shaped(sig, 7, row, "int32", dense=True)
+        shaped(sig, 8, row, "fp32", dense=True)
+        shaped(sig, 9, (tiles, 2), "fp32", dense=True)
+        shaped(sig, 10, (tiles, 3), "fp32", dense=True)
+
+    def places(self, sig: Signature) -> Places:
+        return Places((range(sig.params["tiles"]),))
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        tile, tiles, vocabulary = coord[0], sig.params["tiles"], sig.operands[0].shape[1]
+        lo, hi = vocabulary * tile // tiles, vocabulary * (tile + 1) // tiles
+        return [
+            *(Access(i, (0, lo), (1, hi)) for i in (0, 6, 7)),
+            *(whole(i, sig.operands[i]) for i in range(1, 6)),
+            Access(8, (0, lo), (1, hi), write=True),
+            Access(9, (tile, 0), (tile + 1, 2), write=True),
+            Access(10, (tile, 0), (tile + 1, 3), write=True),
+        ]
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return 8 * machine.warps
+
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        return 0.0, 16.0 * sig.operands[0].shape[1] / sig.params["tiles"]
+
+    def headers(self) -> tuple[str, ...]:
+        return _HEADERS
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        context, stops = sig.operands[4].shape[0], sig.operands[5].shape[0]
+        constants = (sig.operands[0].shape[1], sig.params["tiles"], context, stops)
+        operands = [text.given(sig, i, const=i not in ADJUST_WRITTEN) for i in range(11)]
+        return text.call(name, "ark_adjust_logits", constants, operands)
+
+
+class SampleAdjusted(TaskKind):
+    name = "sample_adjusted"
+    params = SampleAdjustedParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 12)
+        row, tiles = (1, _check_state(sig)), sig.params["tiles"]
+        shaped(sig, 6, row, "fp32", dense=True)
+        shaped(sig, 7, (tiles, 2), "fp32", dense=True)
+        shaped(sig, 8, (tiles, 3), "fp32", dense=True)
+        shaped(sig, 9, row, "int32", dense=True)
+        shaped(sig, 10, (1, 2), "fp32", dense=True)
+        words = sig.operands[4].shape[0] * (1 + 2 * sig.params["top"])
+        shaped(sig, 11, (words,), "int32", dense=True)
+
+    def places(self, sig: Signature) -> Places:
+        return Places((range(1),))
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        return [whole(i, sig.operands[i]) for i in range(10)] + [
+            whole(i, sig.operands[i], write=True) for i in SAMPLE_WRITTEN
+        ]
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return 4 * BINS * machine.warps
+
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        return 0.0, 8.0 * sig.params["tiles"]
+
+    def headers(self) -> tuple[str, ...]:
+        return _HEADERS
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        context, stops = sig.operands[4].shape[0], sig.operands[5].shape[0]
+        vocabulary, tiles = sig.operands[0].shape[1], sig.params["tiles"]
+        constants = (vocabulary, tiles, context, stops, sig.params["top"])
+        operands = [text.given(sig, i, const=i not in SAMPLE_WRITTEN) for i in range(12)]
+        return text.call(name, "ark_sample_adjusted", constants, operands)
+
+
+for _kind in (AdjustLogits(), SampleAdjusted()):
+    register(_kind)

@@ -1,0 +1,278 @@
+"""Sampling that follows all of SamplingParams, against transformers' processors and torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.generation import logits_process as processors
+
+import ark
+from ark.lower import registry
+from ark.ops.tokens import MAX_STOPS, TokenState
+from ark.tasks.adjusted import IN_PROMPT, OPTIONS
+from ark.tasks.tokens import key_halves, noise_key
+from tests.slow import slow
+
+DEFAULTS = {
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_tokens": 0,
+    "logprobs": 0,
+}
+LAST = 1  # place of the prompt's last token
+
+
+@dataclass
+class Drawn:
+    """tokens: of each sequence what was drawn. logprobs: (batch, context, 1 + 2 * top) words."""
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    counts: np.ndarray
+    given: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def words(options: dict[str, Any]) -> list[int]:
+    values = {**DEFAULTS, **options}
+    return [
+        int(np.float32(values[n]).view(np.int32)) if isinstance(DEFAULTS[n], float) else values[n]
+        for n in OPTIONS
+    ]
+
+
+def draw(
+    logits: np.ndarray,
+    steps: int,
+    temperature: float = 0.0,
+    *,
+    bias: dict[int, float] | None = None,
+    prompt: tuple[int, ...] = (),
+    stops: tuple[int, ...] = (),
+    top: int = 0,
+    seed: int = 0,
+    last: tuple[int, ...] | None = None,
+    **options: Any,
+) -> Drawn:
+    """Draws `steps` tokens of each row of logits, which stay the same."""
+    batch, vocabulary = logits.shape
+    context = LAST + steps + 2
+    state = TokenState.make(context, batch, vocabulary=vocabulary, logprobs=top)
+    assert state.sampling is not None
+    rows = ark.tensor(logits.shape)
+    ark.sample(rows, state)
+    bits = int(np.float32(temperature).view(np.int32))
+    lasts = last or (LAST,) * batch
+    settings = []
+    for b in range(batch):
+        low, high = key_halves(noise_key(seed, b))
+        settings.append([bits, 0, low, lasts[b], context, len(stops), high])
+    counts = np.zeros((batch, vocabulary), np.int32)
+    counts[:, list(prompt)] = IN_PROMPT
+    added = np.zeros((batch, vocabulary), np.float32)
+    for token, value in (bias or {}).items():
+        added[:, token] = value
+    values = {
+        "settings": np.array(settings, np.int32).ravel(),
+        "position": np.full(batch, LAST),
+        "tokens": np.zeros(batch * context),
+        "output": np.full(batch * context, -1),
+        "stops": np.array([*stops, *[-1] * (MAX_STOPS - len(stops))]),
+        "options": np.array(words(options) * batch),
+        "bias": added,
+        "counts": counts,
+        "logprobs": np.full(batch * context * (1 + 2 * top), -1),
+    }
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        rows.from_numpy(logits)
+        for name, array in values.items():
+            tensor = getattr(state, name, None) or getattr(state.sampling, name)
+            tensor.from_numpy(array.astype(tensor.dtype().numpy))
+        runtime.run(steps)
+        after = Drawn(
+            state.tokens.to_numpy().reshape(batch, context)[:, LAST + 1 :],
+            state.sampling.logprobs.to_numpy().reshape(batch, context, 1 + 2 * top),
+            state.sampling.counts.to_numpy(),
+            {**values, "logits": logits},
+        )
+    ark.Model.reset()
+    return after
+
+
+def referenced(drawn: Drawn, steps: int) -> np.ndarray:
+    """The tokens that the op's reference draws."""
+    define = registry.get("sample_adjusted").reference
+    assert define is not None
+    own = drawn.given
+    names = ("logits", "settings", "position", "tokens", "output", "stops")
+    names += ("options", "bias", "counts", "logprobs")
+    inputs = [own[name].copy() for name in names]
+    inputs[3] = inputs[3].astype(np.int64)
+    for _ in range(steps):
+        inputs[2], inputs[3], inputs[4], inputs[8], inputs[9] = define(inputs, {})
+    return inputs[3].reshape(len(own["logits"]), -1)[:, LAST + 1 :]
+
+
+def warped(scores: np.ndarray, temperature: float, **options: Any) -> np.ndarray:
+    """Probabilities as transformers' warpers make them of a row."""
+    values = {**DEFAULTS, **options}
+    chain: list[Any] = [processors.TemperatureLogitsWarper(temperature)]
+    if values["top_k"]:
+        chain.append(processors.TopKLogitsWarper(values["top_k"]))
+    if values["top_p"] < 1:
+        chain.append(processors.TopPLogitsWarper(values["top_p"]))
+    if values["min_p"] > 0:
+        chain.append(processors.MinPLogitsWarper(values["min_p"]))
+    if values["typical_p"] < 1:
+        chain.append(processors.TypicalLogitsWarper(values["typical_p"]))
+    row = torch.tensor(scores, dtype=torch.float64)[None]
+    for step in chain:
+        row = step(torch.zeros((1, 1), dtype=torch.long), row)
+    return torch.softmax(row, -1)[0].numpy()
+
+
+def assert_drawn_from(tokens: np.ndarray, probabilities: np.ndarray) -> None:
+    """Pearson's chi-square at 1e-4 over tokens expected at least five times, the rest in one cell;
+    a token of probability 0 never comes. Draws are fixed by their seeds.
+    """
+    counts = np.bincount(tokens, minlength=len(probabilities)).astype(np.float64)
+    assert counts[probabilities == 0].sum() == 0, np.flatnonzero(counts * (probabilities == 0))
+    expected = probabilities * len(tokens)
+    often = expected >= 5
+    cells = [*zip(counts[often], expected[often], strict=True)]
+    rest = expected[~often].sum()
+    if rest >= 5:
+        cells.append((counts[~often].sum(), rest))
+    statistic = sum((got - want) ** 2 / want for got, want in cells)
+    assert statistic <= chi_square_limit(max(1, len(cells) - 1)), statistic
+
+
+def chi_square_limit(degrees: int) -> float:
+    """What one of 10^4 exceeds (Wilson and Hilferty 1931)."""
+    spread = 2 / (9 * degrees)
+    return float(degrees * (1 - spread + 3.719 * np.sqrt(spread)) ** 3)
+
+
+FILTERS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "top-k": {"top_k": 5},
+    "top-p": {"top_p": 0.7},
+    "min-p": {"min_p": 0.08},
+    "typical-p": {"typical_p": 0.6},
+    "every": {"top_k": 24, "top_p": 0.95, "min_p": 0.02, "typical_p": 0.9},
+    "top-p-small": {"top_p": 1e-6},
+}
+SPREAD = np.random.default_rng(4).standard_normal(61).astype(np.float32) * 2
+
+
+@pytest.mark.parametrize("name", list(FILTERS))
+def test_draws_follow_transformers_warpers(backend: str, name: str) -> None:
+    """10^5 draws on the CPU: 25 sequences of 4,000 tokens."""
+    batch, steps = (25, 4000) if backend == "cpu" else (4, 60)
+    logits = np.tile(SPREAD, (batch, 1))
+    drawn = draw(logits, steps, 0.8, seed=3, **FILTERS[name])
+    tokens = drawn.tokens[:, :steps]
+    assert_drawn_from(tokens.ravel(), warped(SPREAD, 0.8, **FILTERS[name]))
+    np.testing.assert_array_equal(tokens[:, :20], referenced(drawn, 20)[:, :20])
+
+
+def test_penalties_and_biases_are_transformers(backend: str) -> None:
+    """Greedy tokens, each of which changes what follows."""
+    steps, prompt, penalty = 12, (3, 7, 20), 1.7
+    logits = np.stack([SPREAD[:40], -np.abs(SPREAD[:40])])
+    bias = {5: 0.1, 9: -100.0, int(SPREAD[:40].argmax()): -1.0}
+    drawn = draw(logits, steps, prompt=prompt, bias=bias, repetition_penalty=penalty)
+    add = processors.SequenceBiasLogitsProcessor({(k,): v for k, v in bias.items()})
+    repeat = processors.RepetitionPenaltyLogitsProcessor(penalty)
+    for row, tokens in zip(logits, drawn.tokens, strict=True):
+        ids, wanted = list(prompt), []
+        for _ in range(steps):
+            scores = torch.tensor(row)[None]
+            given = torch.tensor([ids])
+            wanted.append(int(repeat(given, add(given, scores)).argmax()))
+            ids.append(wanted[-1])
+        assert tokens[:steps].tolist() == wanted
+        assert len(set(wanted)) > 3
+    np.testing.assert_array_equal(drawn.tokens[:, :steps], referenced(drawn, steps)[:, :steps])
+
+
+def test_presence_and_frequency_count_the_text_alone(backend: str) -> None:
+    """OpenAI's formula: logit - presence * (count > 0) - frequency * count."""
+    steps, own = 20, {"presence_penalty": 0.7, "frequency_penalty": 0.45}
+    drawn = draw(SPREAD[None], steps, prompt=(int(SPREAD.argmax()),), **own)
+    counts, wanted = np.zeros(len(SPREAD)), []
+    for _ in range(steps):
+        wanted.append(int((SPREAD - 0.7 * (counts > 0) - 0.45 * counts).argmax()))
+        counts[wanted[-1]] += 1
+    assert drawn.tokens[0, :steps].tolist() == wanted
+    assert max(counts) > 1 < len(set(wanted))
+    np.testing.assert_array_equal(drawn.counts[0] & (IN_PROMPT - 1), counts)
+
+
+def test_log_probabilities_are_torchs(backend: str) -> None:
+    """Of the logits themselves, whatever was done to them to sample; equal ones by their ids."""
+    logits = np.stack([SPREAD, SPREAD[::-1] * 3])
+    logits[1, [10, 20]] = 30.0
+    drawn = draw(logits, 4, 1.3, top=5, logprobs=5, bias={4: 5.0}, top_p=0.9)  # four of them
+    log = torch.log_softmax(torch.tensor(logits, dtype=torch.float64), -1)
+    for b in range(2):
+        best = torch.sort(log[b], descending=True, stable=True)
+        for step in range(4):
+            place = drawn.logprobs[b, LAST + 1 + step]
+            values = place.view(np.float32)
+            token = int(drawn.tokens[b, step])
+            assert values[0] == pytest.approx(float(log[b, token]), abs=1e-5)
+            assert place[1:9:2].tolist() == best.indices[:4].tolist()
+            np.testing.assert_allclose(values[2:10:2], best.values[:4], atol=1e-5)
+            assert place[9:].tolist() == [-1, -1]  # the fifth was not asked for
+    assert (drawn.logprobs[:, : LAST + 1] == -1).all()
+
+
+def test_nothing_is_reported_where_nothing_is_asked(backend: str) -> None:
+    assert (draw(SPREAD[None], 2, top=3).logprobs == -1).all()
+    alone = draw(SPREAD[None], 2, top=3, logprobs=1).logprobs[0]
+    assert (alone[LAST + 1 : LAST + 3, 0] != -1).all()
+    assert (alone[:, 1:] == -1).all()
+
+
+def test_suppressed_tokens_and_stops_before_the_minimum_never_come(backend: str) -> None:
+    best, second, third = np.argsort(-SPREAD)[:3].tolist()
+    drawn = draw(SPREAD[None], 3, bias={best: -np.inf})
+    assert drawn.tokens[0, :3].tolist() == [second] * 3
+    ended = draw(SPREAD[None], 6, stops=(second, best), min_tokens=2)
+    assert ended.tokens[0].tolist() == [third, third, best, 0, 0, 0, 0]
+
+
+def test_a_sequence_within_its_prompt_draws_and_counts_nothing(backend: str) -> None:
+    drawn = draw(np.stack([SPREAD, SPREAD]), 4, last=(LAST, LAST + 3), top=1, logprobs=2)
+    best = int(SPREAD.argmax())
+    assert drawn.tokens[0, :4].tolist() == [best] * 4
+    assert drawn.tokens[1, 2:4].tolist() == [0, best]
+    assert drawn.counts[:, best].tolist() == [4, 1]
+    assert (drawn.logprobs[1, : LAST + 4] == -1).all()
+
+
+def test_logits_that_are_all_suppressed_are_an_error(backend: str) -> None:
+    with pytest.raises(ark.GpuError):
+        draw(SPREAD[None], 1, 1.0, top_p=0.5, bias=dict.fromkeys(range(len(SPREAD)), -np.inf))
+    ark.Model.reset()
+
+
+@slow
+@pytest.mark.parametrize("vocabulary", [32_000, 262_144])
+@pytest.mark.parametrize("name", ["top-p", "every", "none"])
+def test_draws_of_large_vocabularies(backend: str, vocabulary: int, name: str) -> None:
+    rows = np.random.default_rng(9).standard_normal(vocabulary).astype(np.float32)
+    rows[::97] += 6
+    batch, steps = 50, 2000 if backend == "cpu" else 4
+    drawn = draw(np.tile(rows, (batch, 1)), steps, 0.9, seed=5, **FILTERS[name])
+    assert_drawn_from(drawn.tokens[:, :steps].ravel(), warped(rows, 0.9, **FILTERS[name]))
