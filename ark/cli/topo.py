@@ -45,6 +45,11 @@ _MOST_COMPARED = 1 << 18  # operations of all programs that `compare` makes toge
 _MOST_IN_WINDOWS = 1 << 16  # a program with more is compared with all its puts under way only
 _WINDOWS = (0, 2)
 _WINDOW_HELP = "puts to pass on under way at a time; 0 is all (forestcoll)"
+_ROOT_HELP = "rank at the root of a broadcast or reduce (default: 0)"
+_PIECES_HELP = "pieces that a chunk is cut in (default: 1, or the fastest of a few)"
+_PROGRAM_HELP = "FILE of a program, as JSON, XML or MSCCL++ plan (default: one is synthesized)"
+_HTML_HELP = {None: "FILE for a page (default: none)", "ark-topo.html": "FILE for a page"}
+_SIZE_HELP = "bytes of the whole buffer, with K, M or G"
 _FORMATS = {"text": dump, "json": to_json, "xml": to_xml}
 _MSCCLPP = "msccl++"
 
@@ -55,7 +60,6 @@ def register(subparsers: Any) -> None:
         "topo",
         help="show, solve, synthesize and simulate collectives on a network topology",
         description=f"TOPOLOGY is {GRAMMAR}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="topo_command", metavar="COMMAND", required=True)
     command = commands.add_parser("measure", help="latency, bandwidth and costs of this machine")
@@ -63,7 +67,7 @@ def register(subparsers: Any) -> None:
     topo_measure.add_arguments(command)
     command = commands.add_parser("detect", help="nodes and links of this machine: `show detect`")
     command.set_defaults(func=_show, topology="detect", group=None)
-    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("--json", action="store_true", help="print the topology as JSON")
     for name, function, summary in (
         ("show", _show, "nodes and links"),
         ("optimal", _optimal, "the optimum 1/x* with the cut that proves it"),
@@ -75,59 +79,91 @@ def register(subparsers: Any) -> None:
         command.set_defaults(func=function)
         command.add_argument("topology", metavar="TOPOLOGY", help="see `ark topo --help`")
         command.add_argument(
-            "--group", metavar="RANKS", help="only these take part, such as 0-3,8; others relay"
+            "--group",
+            metavar="RANKS",
+            help="only these take part, such as 0-3,8, and others relay (default: all)",
         )
         if name in ("show", "optimal"):
-            command.add_argument("--json", action="store_true", help="print JSON")
+            command.add_argument("--json", action="store_true", help="print one JSON object")
         if name == "optimal":
-            command.add_argument("--root", type=int, metavar="RANK", help="broadcast from a rank")
+            command.add_argument(
+                "--root",
+                type=int,
+                metavar="RANK",
+                help="broadcast from it (default: an all-gather)",
+            )
         if name in ("optimal", "synthesize", "simulate"):
-            command.add_argument("--k", type=int, metavar="N", help="trees a root (forestcoll)")
+            command.add_argument(
+                "--k",
+                type=int,
+                metavar="N",
+                help="trees a root, of forestcoll (default: the optimum's)",
+            )
         if name in ("synthesize", "simulate", "compare"):
             # A program's file says both: `simulate` must see whether they are given.
             usual = name != "simulate"
             default = "all_gather" if usual else None
-            command.add_argument("--collective", default=default, metavar="NAME")
-            command.add_argument("--reduction", metavar="NAME", help="sum (default), max, min, ...")
-            command.add_argument("--root", type=int, metavar="RANK", help="broadcast and reduce")
+            command.add_argument(
+                "--collective",
+                default=default,
+                metavar="NAME",
+                help="all_gather, all_reduce, ... (default: %s)"
+                % ("all_gather" if usual else "the program's, or all_gather"),
+            )
+            command.add_argument(
+                "--reduction", metavar="NAME", help="sum, max, min, ... (default: sum)"
+            )
+            command.add_argument("--root", type=int, metavar="RANK", help=_ROOT_HELP)
             command.add_argument(
                 "--counts",
                 metavar="FILE",
-                help="an all-to-all of unequal parts: rows of chunks from each rank to each (JSON)",
+                help="an all-to-all of unequal parts: chunks from each rank to each as JSON "
+                "(default: equal parts)",
             )
         if name in ("synthesize", "simulate"):
             default = "forestcoll" if usual else None
-            command.add_argument("--algorithm", default=default, metavar="NAME")
-            command.add_argument("--sketch", metavar="FILE", help="a TACCL sketch (taccl)")
+            command.add_argument(
+                "--algorithm",
+                default=default,
+                metavar="NAME",
+                help="forestcoll, taccl, ring, ... (default: %s)"
+                % ("forestcoll" if usual else "the program's, or forestcoll"),
+            )
+            command.add_argument(
+                "--sketch", metavar="FILE", help="TACCL sketch (default: by boxes)"
+            )
             command.add_argument("--window", type=int, default=0, metavar="N", help=_WINDOW_HELP)
-            command.add_argument("--pieces", type=int, metavar="N", help="pieces a chunk is cut in")
+            command.add_argument("--pieces", type=int, metavar="N", help=_PIECES_HELP)
         if name == "synthesize":
-            command.add_argument("--format", choices=_FORMATS, help="text, if no target is given")
+            command.add_argument(
+                "--format", choices=_FORMATS, help="(default: text, if no target is given)"
+            )
             command.add_argument(
                 "--target",
                 choices=(*TARGETS, _MSCCLPP),
-                help="a runtime: MSCCL XML (msccl, rccl) or an MSCCL++ execution plan (JSON)",
+                help="a runtime: MSCCL XML (msccl, rccl) or an MSCCL++ execution plan as JSON "
+                "(default: none)",
             )
-            command.add_argument("--out", metavar="FILE", help="write here, not to the terminal")
+            command.add_argument("--out", metavar="FILE", help="(default: the terminal)")
         if name == "simulate":
-            command.add_argument("--program", metavar="FILE", help="JSON, XML or MSCCL++ plan")
+            command.add_argument("--program", metavar="FILE", help=_PROGRAM_HELP)
         if name in ("simulate", "compare"):
             page = "ark-topo.html" if name == "compare" else None
-            command.add_argument("--html", metavar="FILE", default=page, help="draw a page")
+            command.add_argument("--html", metavar="FILE", default=page, help=_HTML_HELP[page])
         if name in ("synthesize", "simulate", "compare"):
-            command.add_argument("--size", default="256M", help="bytes, or 64K, 256M, 1G")
+            command.add_argument("--size", default="256M", metavar="BYTES", help=_SIZE_HELP)
             command.add_argument(
                 "--costs",
                 choices=("typical", "none"),
-                help="of puts and sums: typical ones, or none; by default the topology's own, if "
-                "it was measured, else typical ones",
+                help="costs of puts and sums: typical ones, or none (default: those that were "
+                "measured with the topology, else typical ones)",
             )
             command.add_argument(
                 "--time-limit",
                 type=float,
                 default=10.0,
                 metavar="S",
-                help="seconds of search, all stages together (taccl)",
+                help="seconds of search of taccl, all stages together",
             )
 
 
