@@ -107,7 +107,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "--vs",
         choices=("torch",),
         help="measure torch and the read ceiling in the same run, and check each row of logits of "
-        "16 greedy steps against torch in fp32; the code is 1 if one is too far away",
+        "16 greedy steps against torch in fp32; the code is 1 if one is too far away "
+        "(default: no)",
     )
     d.add_argument(
         "--model",

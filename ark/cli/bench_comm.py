@@ -72,12 +72,14 @@ def register(kinds: argparse._SubParsersAction) -> None:
         "--overlap",
         metavar="ROWSxCOLUMNSxDEPTH",
         help="a product of this shape, whose depth the ranks share, and the collective it meets: "
-        "each alone, one behind the other, and as one op",
+        "each alone, one behind the other, and as one op "
+        "(default: collectives alone)",
     )
     p.add_argument(
         "--norm",
         metavar="ROWSxCOLUMNS,...",
-        help="an all_reduce of rows with its residual and rmsnorm: alone, op by op, and as one op",
+        help="an all_reduce of rows with its residual and rmsnorm: alone, op by op, and as one op "
+        "(default: collectives alone)",
     )
     p.add_argument(
         "--vs", choices=("nccl", "gloo"), help="measure torch's in the same run (default: no)"

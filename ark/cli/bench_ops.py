@@ -41,7 +41,7 @@ def register(kinds: argparse._SubParsersAction) -> None:
         "--isa",
         metavar="ARCH",
         help="read the machine code of products and attention for this architecture, no device "
-        "needed",
+        "needed (default: measure)",
     )
     p.add_argument("--svg", metavar="FILE", help=SVG)
     p.set_defaults(func=run)

@@ -30,7 +30,7 @@ class Formatter(argparse.HelpFormatter):
             return text
         if action.required:
             return f"{text} (required)"
-        if action.nargs == 0:
+        if action.nargs == 0 or action.default in (None, []):
             return text
         return f"{text} (default: %(default)s)"
 

@@ -136,7 +136,9 @@ def register(subparsers: Any) -> None:
             command.add_argument("--pieces", type=int, metavar="N", help=_PIECES_HELP)
         if name == "synthesize":
             command.add_argument(
-                "--format", choices=_FORMATS, help="(default: text, if no target is given)"
+                "--format",
+                choices=_FORMATS,
+                help="form of the program (default: text, if no target is given)",
             )
             command.add_argument(
                 "--target",
@@ -144,7 +146,9 @@ def register(subparsers: Any) -> None:
                 help="a runtime: MSCCL XML (msccl, rccl) or an MSCCL++ execution plan as JSON "
                 "(default: none)",
             )
-            command.add_argument("--out", metavar="FILE", help="(default: the terminal)")
+            command.add_argument(
+                "--out", metavar="FILE", help="FILE for the program (default: the terminal)"
+            )
         if name == "simulate":
             command.add_argument("--program", metavar="FILE", help=_PROGRAM_HELP)
         if name in ("simulate", "compare"):
