@@ -29,8 +29,8 @@ made of, and types, are in [Ops](../ops.md). {SOURCE}
 """
 LINES = f"""# Commands
 
-This page is for users of the command line: every command with its options. `ark --debug` shows
-tracebacks, `ark --log-level DEBUG` what ark does meanwhile; both may stand anywhere. {SOURCE}
+This page is for users of the command line: every command with its options. `--debug` shows
+tracebacks, `--log-level DEBUG` what ark does meanwhile; both may stand anywhere. {SOURCE}
 """
 
 

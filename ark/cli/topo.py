@@ -12,12 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ark.cli import topo_measure
+from ark.cli import topo_arguments, topo_measure
 from ark.cli.common import write_file
 from ark.cli.topo_inputs import named_counts, named_network, named_program, with_costs
 from ark.collective import (
     REDUCTIONS,
-    TARGETS,
     CollectiveProgram,
     Counts,
     Kind,
@@ -44,14 +43,7 @@ _MOST_OPERATIONS = 1 << 16  # of a program in the pieces that are tried
 _MOST_COMPARED = 1 << 18  # operations of all programs that `compare` makes together
 _MOST_IN_WINDOWS = 1 << 16  # a program with more is compared with all its puts under way only
 _WINDOWS = (0, 2)
-_WINDOW_HELP = "puts to pass on under way at a time; 0 is all (forestcoll)"
-_ROOT_HELP = "rank at the root of a broadcast or reduce (default: 0)"
-_PIECES_HELP = "pieces that a chunk is cut in (default: 1, or the fastest of a few)"
-_PROGRAM_HELP = "FILE of a program, as JSON, XML or MSCCL++ plan (default: one is synthesized)"
-_HTML_HELP = {None: "FILE for a page (default: none)", "ark-topo.html": "FILE for a page"}
-_SIZE_HELP = "bytes of the whole buffer, with K, M or G"
-_FORMATS = {"text": dump, "json": to_json, "xml": to_xml}
-_MSCCLPP = "msccl++"
+_WRITERS = dict(zip(topo_arguments.FORMATS, (dump, to_json, to_xml), strict=True))
 
 
 def register(subparsers: Any) -> None:
@@ -77,98 +69,7 @@ def register(subparsers: Any) -> None:
     ):
         command = commands.add_parser(name, help=summary, description=f"{summary}.")
         command.set_defaults(func=function)
-        command.add_argument("topology", metavar="TOPOLOGY", help="see `ark topo --help`")
-        command.add_argument(
-            "--group",
-            metavar="RANKS",
-            help="only these take part, such as 0-3,8, and others relay (default: all)",
-        )
-        if name in ("show", "optimal"):
-            command.add_argument("--json", action="store_true", help="print one JSON object")
-        if name == "optimal":
-            command.add_argument(
-                "--root",
-                type=int,
-                metavar="RANK",
-                help="broadcast from it (default: an all-gather)",
-            )
-        if name in ("optimal", "synthesize", "simulate"):
-            command.add_argument(
-                "--k",
-                type=int,
-                metavar="N",
-                help="trees a root, of forestcoll (default: the optimum's)",
-            )
-        if name in ("synthesize", "simulate", "compare"):
-            # A program's file says both: `simulate` must see whether they are given.
-            usual = name != "simulate"
-            default = "all_gather" if usual else None
-            command.add_argument(
-                "--collective",
-                default=default,
-                metavar="NAME",
-                help="all_gather, all_reduce, ... (default: %s)"
-                % ("all_gather" if usual else "the program's, or all_gather"),
-            )
-            command.add_argument(
-                "--reduction", metavar="NAME", help="sum, max, min, ... (default: sum)"
-            )
-            command.add_argument("--root", type=int, metavar="RANK", help=_ROOT_HELP)
-            command.add_argument(
-                "--counts",
-                metavar="FILE",
-                help="an all-to-all of unequal parts: chunks from each rank to each as JSON "
-                "(default: equal parts)",
-            )
-        if name in ("synthesize", "simulate"):
-            default = "forestcoll" if usual else None
-            command.add_argument(
-                "--algorithm",
-                default=default,
-                metavar="NAME",
-                help="forestcoll, taccl, ring, ... (default: %s)"
-                % ("forestcoll" if usual else "the program's, or forestcoll"),
-            )
-            command.add_argument(
-                "--sketch", metavar="FILE", help="TACCL sketch (default: by boxes)"
-            )
-            command.add_argument("--window", type=int, default=0, metavar="N", help=_WINDOW_HELP)
-            command.add_argument("--pieces", type=int, metavar="N", help=_PIECES_HELP)
-        if name == "synthesize":
-            command.add_argument(
-                "--format",
-                choices=_FORMATS,
-                help="form of the program (default: text, if no target is given)",
-            )
-            command.add_argument(
-                "--target",
-                choices=(*TARGETS, _MSCCLPP),
-                help="a runtime: MSCCL XML (msccl, rccl) or an MSCCL++ execution plan as JSON "
-                "(default: none)",
-            )
-            command.add_argument(
-                "--out", metavar="FILE", help="FILE for the program (default: the terminal)"
-            )
-        if name == "simulate":
-            command.add_argument("--program", metavar="FILE", help=_PROGRAM_HELP)
-        if name in ("simulate", "compare"):
-            page = "ark-topo.html" if name == "compare" else None
-            command.add_argument("--html", metavar="FILE", default=page, help=_HTML_HELP[page])
-        if name in ("synthesize", "simulate", "compare"):
-            command.add_argument("--size", default="256M", metavar="BYTES", help=_SIZE_HELP)
-            command.add_argument(
-                "--costs",
-                choices=("typical", "none"),
-                help="costs of puts and sums: typical ones, or none (default: those that were "
-                "measured with the topology, else typical ones)",
-            )
-            command.add_argument(
-                "--time-limit",
-                type=float,
-                default=10.0,
-                metavar="S",
-                help="seconds of search of taccl, all stages together",
-            )
+        topo_arguments.add_arguments(command, name)
 
 
 def _console() -> Console:
@@ -251,11 +152,13 @@ def _synthesize(args: argparse.Namespace) -> int:
 def _written(program: CollectiveProgram, form: str | None, target: str | None) -> str:
     """Returns the program in the form that was asked for, or that its runtime reads."""
     if target is None:
-        return _FORMATS[form or "text"](program)
-    reads = "json" if target == _MSCCLPP else "xml"
+        return _WRITERS[form or "text"](program)
+    reads = "json" if target == topo_arguments.MSCCLPP else "xml"
     if form not in (None, reads):
         raise InvalidUsageError(f"{target} reads {reads}, not {form}; leave --format out.")
-    return to_execution_plan(program) if target == _MSCCLPP else to_xml(program, target)
+    return (
+        to_execution_plan(program) if target == topo_arguments.MSCCLPP else to_xml(program, target)
+    )
 
 
 def _simulate(args: argparse.Namespace) -> int:
