@@ -1,16 +1,39 @@
-"""Messages to the person at the terminal, on standard error, by level.
+"""Messages to the person at the terminal, on standard error, by Python's logger `ark`.
 
-ARK_LOG_LEVEL (DEBUG, INFO, WARN, ERROR) says from which level on; default WARN. ARK_DEBUG names
-stages of the compiler, with commas between them: each prints what it decided and why.
+ARK_LOG_LEVEL (DEBUG, INFO, WARN, ERROR), `ark --log-level` and `set_level` say from which level on;
+default WARN. At DEBUG ark says which device was opened, what was planned, compiled, taken from the
+cache and launched, with times. ARK_DEBUG names stages of the compiler, with commas between them:
+each prints what it decided and why. A program adds handlers to `logging.getLogger("ark")` as usual.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from threading import Timer
+from time import monotonic
 
 NAMES = ("DEBUG", "INFO", "WARN", "ERROR")
+PATIENCE_S = 5.0  # after which a long step says that it goes on
+# The levels of Python's logging that ARK's numbers 0 to 3 stand for.
+_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
+
+
+class _StandardError(logging.Handler):
+    """Writes to the standard error of the moment, which tests and launchers exchange."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        name = NAMES[_LEVELS.index(record.levelno)] if record.levelno in _LEVELS else ""
+        print(f"ark {(name or record.levelname).lower()}: {record.getMessage()}", file=sys.stderr)
+
+
+_LOGGER = logging.getLogger("ark")
+_LOGGER.propagate = False
+_LOGGER.addHandler(_StandardError())
 
 
 class Level(int):
@@ -28,35 +51,57 @@ def _wanted() -> int:
     return NAMES.index(word) if word in NAMES else WARN
 
 
-_level = [_wanted()]
-
-
 def get_level() -> int:
-    """The lowest level that is shown."""
-    return _level[0]
+    """The lowest level that is shown, 0 (DEBUG) to 3 (ERROR)."""
+    return sum(_LOGGER.level > level for level in _LEVELS[:3])
 
 
 def set_level(level: int) -> None:
-    """Sets the lowest level that is shown."""
-    _level[0] = level
+    """Sets the lowest level that is shown, 0 (DEBUG) to 3 (ERROR)."""
+    _LOGGER.setLevel(_LEVELS[level])
+
+
+set_level(_wanted())
 
 
 def log(level: int, message: str) -> None:
     """One line, if its level is shown."""
-    if level >= get_level():
-        print(f"ark {NAMES[level].lower()}: {message}", file=sys.stderr)
+    _LOGGER.log(_LEVELS[level], "%s", message)
 
 
 def debug(message: str) -> None:
+    """One line for those who look for a cause."""
     log(DEBUG, message)
 
 
 def info(message: str) -> None:
+    """One line on how ark goes on."""
     log(INFO, message)
 
 
 def warn(message: str) -> None:
+    """One line on what may not be wanted."""
     log(WARN, message)
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    """At DEBUG, how long the block took: `what: N ms`."""
+    begin = monotonic()
+    yield
+    debug(f"{what}: {1e3 * (monotonic() - begin):.1f} ms")
+
+
+@contextmanager
+def slow(what: str) -> Iterator[None]:
+    """Where the block takes longer than a few seconds, says that it goes on: `what` and why."""
+    timer = Timer(PATIENCE_S, warn, (f"{what}; this goes on",))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 STAGES = ("passes", "lower", "plan", "codegen")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import ark
 from ark.cli import COMMANDS, build_parser
+from ark.cli.examples import EXAMPLES, NEEDS
 
 # What ark loads on first use.
 LATER = (
@@ -28,7 +29,8 @@ made of, and types, are in [Ops](../ops.md). {SOURCE}
 """
 LINES = f"""# Commands
 
-This page is for users of the command line: every command with its options. {SOURCE}
+This page is for users of the command line: every command with its options. `--debug` shows
+tracebacks, `--log-level DEBUG` what ark does meanwhile; both may stand anywhere. {SOURCE}
 """
 
 
@@ -65,6 +67,11 @@ def _choices(parser: argparse.ArgumentParser) -> list[argparse._SubParsersAction
 
 def _command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     inner = _choices(parser)
+    examples = EXAMPLES.get(name.removeprefix("ark "), ())
+    if examples:
+        yield "```bash\n" + "\n".join(examples) + "\n```\n"
+    if extra := NEEDS.get(name.removeprefix("ark ")):
+        yield f"Needs the extra `{extra}`: `pip install 'ark-gpu[{extra}]'`.\n"
     shown = [a for a in parser._actions if a not in inner and a.dest != "help"]
     if shown:
         yield "| | |\n|---|---|"
@@ -87,8 +94,7 @@ def _command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
 def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     if not action.help:
         return ""
-    formatter = argparse.HelpFormatter(parser.prog)
-    return formatter._expand_help(action)
+    return parser._get_formatter()._expand_help(action)
 
 
 def _cell(text: str) -> str:

@@ -77,7 +77,8 @@ class Planner:
         if graph.world_size == 1:
             options |= tuned.options(machine)
         options |= tuned_collectives.options(machine, graph.world_size, self.ranks)
-        made = make_plan(graph, machine, options)
+        with log.timed(f"planned {len(graph.nodes)} ops for {machine.name}"):
+            made = make_plan(graph, machine, options)
         if graph.world_size == 1:
             verify([made])
         return Plan(made, model)

@@ -9,6 +9,7 @@ import importlib
 from functools import cache
 from importlib.metadata import entry_points
 
+from ark import log
 from ark.backend.protocol import Backend, KernelBackend, Probe
 from ark.errors import InvalidUsageError, SystemError, UnsupportedError
 from ark.machine import Machine
@@ -70,6 +71,7 @@ def choose(name: str | None = None) -> tuple[Backend, Probe]:
         seen = backend.probe()
         if not seen.devices:
             raise unavailable(name, seen)
+        log.debug(f"backend {name}: {', '.join(device.name for device in seen.devices)}")
         return backend, seen
     probes = {n: probe(n) for n in names() if n != FALLBACK}
     able = [n for n, seen in probes.items() if seen.devices and not seen.simulated]

@@ -18,10 +18,10 @@ import sys
 import textwrap
 import threading
 from collections.abc import Sequence
-from typing import NoReturn
 
-from ark import _interrupt
+from ark import _interrupt, log
 from ark._version import __version__
+from ark.cli.parser import Parser
 from ark.errors import BaseError, InvalidUsageError
 
 COMMANDS = {
@@ -37,6 +37,7 @@ COMMANDS = {
     "trace": "draw a plan's planned and measured timeline",
     "bench": "measure decoding, collectives and single ops beside a peer",
     "cache": "show or clear the program cache",
+    "completion": "print a script by which a shell completes commands",
     "layout": "find the cheapest collectives from one layout of a tensor to another",
     "parallelize": "predict how a model is best split over ranks",
     "tessel": "find the pipeline schedule of the shortest period",
@@ -44,23 +45,14 @@ COMMANDS = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    """Its errors show the control characters of the words that they quote."""
-
-    def error(self, message: str) -> NoReturn:
-        from ark.cli.common import visible
-
-        super().error(visible(message))
-
-
 def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     """Returns the parser; only the subcommand that `argv` names is imported."""
-    parser = _Parser(
+    parser = Parser(
         prog="ark",
         description="Compiles a whole model into one persistent kernel per GPU.",
     )
     parser.add_argument("--version", action="version", version=f"ark {__version__}")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    _add_common(parser)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     named = next((word for word in argv if not word.startswith("-")), None)
     for name, summary in COMMANDS.items():
@@ -69,6 +61,33 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         else:
             subparsers.add_parser(name, help=summary, add_help=False)
     return parser
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that may stand anywhere on the command line."""
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    parser.add_argument(
+        "--log-level",
+        metavar="LEVEL",
+        help=f"lowest level of messages on standard error: {', '.join(log.NAMES)} (default: "
+        "ARK_LOG_LEVEL, or WARN)",
+    )
+
+
+def _common(words: list[str]) -> tuple[bool, list[str]]:
+    """Applies the options that may stand anywhere; True for tracebacks, and the other words."""
+    parser = Parser(prog="ark", add_help=False, allow_abbrev=False)
+    _add_common(parser)
+    common, rest = parser.parse_known_args(words)
+    if common.log_level is not None:
+        level = common.log_level.upper()
+        if level not in log.NAMES:
+            raise InvalidUsageError(
+                f"--log-level is {common.log_level!r}; it must be one of {', '.join(log.NAMES)}"
+            )
+        log.set_level(log.NAMES.index(level))
+        os.environ["ARK_LOG_LEVEL"] = level  # for ranks that this process starts
+    return common.debug, rest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,8 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
     try:
+        debug, words = _common(words)
         _interrupt.becomes_exception()
         parser = build_parser(words)
         args = parser.parse_args(words)

@@ -20,14 +20,8 @@ from ark.bench.fidelity import STEPS, TOLERANCE
 from ark.bench.results import Figure, figure, results
 from ark.bench.scaled import scaled
 from ark.cli import bench_comm, bench_fidelity, bench_ops, bench_parallel, bench_torch
-from ark.cli.common import (
-    device_index,
-    errors,
-    positive,
-    share,
-    to_be_started,
-    write_results,
-)
+from ark.cli.common import device_index, errors, share, to_be_started, write_results
+from ark.cli.parser import CHUNK, add_backend, add_device, add_figures, add_repeats, positive
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
 from ark.machine import Machine
@@ -63,58 +57,72 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     d.add_argument(
         "--config",
         default="llama-3.2-1b",
+        metavar="NAME",
         help="a built-in shape with random bf16 weights, or a checkpoint directory",
     )
     d.add_argument(
         "--context",
         type=listed,
         metavar="N,...",
-        help="positions already in the cache; one plan serves all (512, or what the model has)",
+        help="positions in the cache before the first token; one plan serves all (default: 512, or "
+        "the model's limit)",
     )
     d.add_argument(
-        "--prompt", type=listed, default=[], metavar="N,...", help="time prompts of N tokens too"
+        "--prompt",
+        type=listed,
+        default=[],
+        metavar="N,...",
+        help="time prompts of N tokens too (default: none)",
     )
-    d.add_argument(
-        "--chunk", type=positive, help="prompt tokens an iteration (default: the machine's)"
-    )
+    d.add_argument("--chunk", type=positive, metavar="N", help=CHUNK)
     d.add_argument(
         "--batch",
         type=listed,
         default=[1],
         metavar="N,...",
-        help="sequences decoded together, a plan for each number (1)",
+        help="sequences decoded together, a plan for each number (default: 1)",
     )
-    d.add_argument("--tokens", type=positive, default=128)
-    d.add_argument("--repeats", type=positive, default=5)
-    d.add_argument("--backend")
-    d.add_argument("--device", type=int, metavar="I", help="device index")
-    d.add_argument("--ranks", type=positive, default=1, metavar="N", help="tensor parallel ranks")
-    d.add_argument("--processors", type=positive, help="use so many processors")
+    d.add_argument("--tokens", type=positive, default=128, metavar="N", help="tokens of one launch")
+    add_repeats(d)
+    add_backend(d)
+    add_device(d, of_rank=True)
+    d.add_argument(
+        "--ranks",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="tensor parallel ranks, one device each",
+    )
+    d.add_argument(
+        "--processors", type=positive, metavar="N", help="processors to use (default: all)"
+    )
     d.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="FIELD=NUMBER",
-        help="change a number of the machine model, for experiments",
+        help="change a number of the machine model, for experiments (default: none)",
     )
     d.add_argument(
         "--vs",
         choices=("torch",),
         help="measure torch and the read ceiling in the same run, and check each row of logits of "
-        "16 greedy steps against torch in fp32; the code is 1 if one is too far away",
+        "16 greedy steps against torch in fp32; the code is 1 if one is too far away "
+        "(default: no)",
     )
     d.add_argument(
         "--model",
         metavar="NAME",
-        help="predict the times for this product with the backend's timing model, no device needed",
+        help="predict the times for this product with the backend's timing model, no device needed "
+        "(default: measure)",
     )
     d.add_argument(
         "--layers",
         type=listed,
         metavar="FEW,MORE",
-        help="with --model: predict so few layers and so many, and scale to the model's",
+        help="with --model: predict these two numbers of layers, and scale (default: all layers)",
     )
-    d.add_argument("--json", metavar="FILE", help="write the figures; - is the standard output")
+    add_figures(d)
     d.set_defaults(func=run)
 
 

@@ -17,7 +17,8 @@ from ark.bench.comm_norm import NormFigures, measure_norm, norm_shapes
 from ark.bench.comm_overlap import OVERLAPS, OverlapFigures, measure_overlap, overlap_case
 from ark.bench.comm_peer import ALONE, GRAPH, CommCase, Peer
 from ark.bench.results import Figure, figure, results
-from ark.cli.common import device_index, positive, to_be_started, write_file, write_results
+from ark.cli.common import device_index, to_be_started, write_file, write_results
+from ark.cli.parser import SVG, add_backend, add_figures, add_repeats, positive
 from ark.comm import algorithms
 from ark.comm.topology import Topology, full_mesh, load
 from ark.errors import InvalidUsageError
@@ -33,13 +34,19 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 def register(kinds: argparse._SubParsersAction) -> None:
     p = kinds.add_parser("comm", help="time and bandwidth of collectives over ranks")
-    p.add_argument("names", nargs="*", metavar="COLLECTIVE", help=", ".join(COLLECTIVES))
+    p.add_argument(
+        "names", nargs="*", metavar="COLLECTIVE", help=f"{', '.join(COLLECTIVES)} (default: all)"
+    )
     p.add_argument("--ranks", type=positive, default=1, metavar="N", help="ranks to start")
     p.add_argument(
-        "--sizes", default="1K:16M", metavar="FROM:TO", help="bytes, with K, M or G (1K:16M)"
+        "--sizes", default="1K:16M", metavar="FROM:TO", help="bytes of messages, with K, M or G"
     )
-    p.add_argument("--factor", type=positive, default=4, help="from one size to the next (4)")
-    p.add_argument("--type", default="fp32", help="fp32, fp16, bf16 or int32")
+    p.add_argument(
+        "--factor", type=positive, default=4, metavar="N", help="ratio of a size to the one before"
+    )
+    p.add_argument(
+        "--type", default="fp32", metavar="TYPE", help="of elements: fp32, fp16, bf16 or int32"
+    )
     p.add_argument(
         "--way",
         choices=(GRAPH, ALONE),
@@ -47,30 +54,40 @@ def register(kinds: argparse._SubParsersAction) -> None:
         help="in one launch of a plan, or call by call on arrays",
     )
     p.add_argument(
-        "--algorithm", default="auto", help="as `ark topo synthesize` names them; all for each"
+        "--algorithm",
+        default="auto",
+        metavar="NAME",
+        help="as `ark topo synthesize` names them; all for each",
     )
     p.add_argument(
         "--topology",
         metavar="NET",
-        help="what the ranks are joined by, such as `ark topo measure` writes: predict times too",
+        help="topology between the ranks, as `ark topo measure` writes it: predict times too "
+        "(default: none)",
     )
-    p.add_argument("--engine", choices=(AUTO, *ENGINES), default=AUTO)
+    p.add_argument(
+        "--engine", choices=(AUTO, *ENGINES), default=AUTO, help="way in which bytes travel"
+    )
     p.add_argument(
         "--overlap",
         metavar="ROWSxCOLUMNSxDEPTH",
         help="a product of this shape, whose depth the ranks share, and the collective it meets: "
-        "each alone, one behind the other, and as one op",
+        "each alone, one behind the other, and as one op "
+        "(default: collectives alone)",
     )
     p.add_argument(
         "--norm",
         metavar="ROWSxCOLUMNS,...",
-        help="an all_reduce of rows with its residual and rmsnorm: alone, op by op, and as one op",
+        help="an all_reduce of rows with its residual and rmsnorm: alone, op by op, and as one op "
+        "(default: collectives alone)",
     )
-    p.add_argument("--vs", choices=("nccl", "gloo"), help="measure torch's in the same run")
-    p.add_argument("--repeats", type=positive, default=5)
-    p.add_argument("--backend")
-    p.add_argument("--json", metavar="FILE", help="write the figures; - is the standard output")
-    p.add_argument("--svg", metavar="FILE", help="with --vs: write a chart of the ratios")
+    p.add_argument(
+        "--vs", choices=("nccl", "gloo"), help="measure torch's in the same run (default: no)"
+    )
+    add_repeats(p)
+    add_backend(p)
+    add_figures(p)
+    p.add_argument("--svg", metavar="FILE", help=SVG)
     p.set_defaults(func=run, device=None)
 
 

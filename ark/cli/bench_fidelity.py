@@ -12,7 +12,8 @@ from ark.backend import registry
 from ark.bench.predicted import FITTED, MEAN_GOAL, PROGRAMS, WORST_GOAL, Fidelity, chosen, compare
 from ark.bench.results import Figure, figure, results
 from ark.cli.bench_ops import chosen as named
-from ark.cli.common import positive, write_results
+from ark.cli.common import write_results
+from ark.cli.parser import add_backend, add_device, add_figures, add_repeats
 from ark.errors import InvalidUsageError
 
 PEER = "cost model"
@@ -20,11 +21,16 @@ PEER = "cost model"
 
 def register(kinds: argparse._SubParsersAction) -> None:
     p = kinds.add_parser("fidelity", help="predicted times beside measured ones, forty programs")
-    p.add_argument("names", nargs="*", metavar="NAME", help="cases of `ark bench ops` instead")
-    p.add_argument("--repeats", type=positive, default=3)
-    p.add_argument("--backend")
-    p.add_argument("--device", type=int, default=0, metavar="I", help="device index")
-    p.add_argument("--json", metavar="FILE", help="write the figures; - is the standard output")
+    p.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="cases of `ark bench ops` (default: forty programs)",
+    )
+    add_repeats(p, 3)
+    add_backend(p)
+    add_device(p)
+    add_figures(p)
     p.set_defaults(func=run)
 
 

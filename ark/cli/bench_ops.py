@@ -20,27 +20,30 @@ from ark.bench.chart import bars
 from ark.bench.ops import OpFigures, inspected, measure
 from ark.bench.results import Figure, figure, results
 from ark.bench.sweep.cases import SWEEP
-from ark.cli.common import positive, write_file, write_results
+from ark.cli.common import write_file, write_results
+from ark.cli.parser import SVG, add_backend, add_device, add_figures, add_repeats
 from ark.errors import InvalidUsageError, SystemError
 from ark.machine import Machine
 
 
 def register(kinds: argparse._SubParsersAction) -> None:
     p = kinds.add_parser("ops", help="time, rate and share of the limit of single ops")
-    p.add_argument("names", nargs="*", metavar="NAME", help="cases, with * and ?")
+    p.add_argument(
+        "names", nargs="*", metavar="NAME", help="cases, with * and ? (default: all but sweeps)"
+    )
     p.add_argument("--list", action="store_true", help="print the cases' names")
-    p.add_argument("--vs", choices=("torch",), help="measure torch in the same run")
-    p.add_argument("--repeats", type=positive, default=5)
-    p.add_argument("--backend")
-    p.add_argument("--device", type=int, default=0, metavar="I", help="device index")
-    p.add_argument("--json", metavar="FILE", help="write the figures; - is the standard output")
+    p.add_argument("--vs", choices=("torch",), help="measure torch in the same run (default: no)")
+    add_repeats(p)
+    add_backend(p)
+    add_device(p)
+    add_figures(p)
     p.add_argument(
         "--isa",
         metavar="ARCH",
         help="read the machine code of products and attention for this architecture, no device "
-        "needed",
+        "needed (default: measure)",
     )
-    p.add_argument("--svg", metavar="FILE", help="with --vs: write a chart of the ratios")
+    p.add_argument("--svg", metavar="FILE", help=SVG)
     p.set_defaults(func=run)
 
 

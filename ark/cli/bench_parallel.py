@@ -14,7 +14,8 @@ from rich.table import Table
 from ark.backend import registry
 from ark.bench.parallel import ParallelCase, ParallelFigures, measure
 from ark.bench.results import Figure, figure, results
-from ark.cli.common import device_index, positive, share, to_be_started, write_results
+from ark.cli.common import device_index, share, to_be_started, write_results
+from ark.cli.parser import add_backend, add_device, add_figures, add_repeats, positive
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import by_name
 from ark.models.checkpoint import Checkpoint
@@ -30,22 +31,31 @@ def register(kinds: Any) -> None:
     p.add_argument(
         "--config",
         default="llama-3.1-8b",
+        metavar="NAME",
         help="a built-in shape, or a checkpoint's; random weights",
     )
-    p.add_argument("--ranks", type=positive, default=1, metavar="N")
-    p.add_argument("--plan", default="megatron,1f1b", metavar="NAME,...", help="one after another")
+    p.add_argument(
+        "--ranks", type=positive, default=1, metavar="N", help="ranks to start, one device each"
+    )
+    p.add_argument(
+        "--plan", default="megatron,1f1b", metavar="NAME,...", help="plans, one after another"
+    )
     p.add_argument(
         "--width", type=positive, default=1, metavar="N", help="ranks of a stage, of 1f1b+megatron"
     )
-    p.add_argument("--sequence", type=positive, default=512, metavar="N", help="tokens of each")
+    p.add_argument(
+        "--sequence", type=positive, default=512, metavar="N", help="tokens of a sequence"
+    )
     p.add_argument("--batch", type=positive, default=8, metavar="N", help="sequences of a step")
-    p.add_argument("--layers", type=positive, metavar="N", help="of the shape's, only so many")
-    p.add_argument("--type", default="bf16", help="of the weights")
-    p.add_argument("--link-gbps", type=float, default=450.0, metavar="N", help="between ranks")
-    p.add_argument("--repeats", type=positive, default=5)
-    p.add_argument("--backend")
-    p.add_argument("--device", type=int, metavar="I", help="device index")
-    p.add_argument("--json", metavar="FILE", help="write the figures; - is the standard output")
+    p.add_argument("--layers", type=positive, metavar="N", help="layers (default: the shape's)")
+    p.add_argument("--type", default="bf16", metavar="TYPE", help="of the weights")
+    p.add_argument(
+        "--link-gbps", type=float, default=450.0, metavar="N", help="GB/s of a link, one way"
+    )
+    add_repeats(p)
+    add_backend(p)
+    add_device(p, of_rank=True)
+    add_figures(p)
     p.set_defaults(func=run)
 
 

@@ -15,7 +15,8 @@ from ark.api import session
 from ark.backend import registry
 from ark.bench.peer import import_torch, torch_device
 from ark.bench.results import Figure, figure, results
-from ark.cli.common import positive, write_results
+from ark.cli.common import write_results
+from ark.cli.parser import add_backend, add_device, add_figures, add_repeats
 from ark.errors import InvalidUsageError
 
 if TYPE_CHECKING:
@@ -41,13 +42,16 @@ def register(kinds: Any) -> None:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"small networks: {', '.join(NAMES)} (all); whole models: {', '.join(MODELS)}",
+        help=f"small networks: {', '.join(NAMES)} (default: these); whole models: "
+        f"{', '.join(MODELS)}",
     )
-    p.add_argument("--vs", choices=("inductor",), help="measure the peer in the same run")
-    p.add_argument("--repeats", type=positive, default=5)
-    p.add_argument("--backend")
-    p.add_argument("--device", type=int, default=0, metavar="I", help="device index")
-    p.add_argument("--json", metavar="FILE", help="write the figures; - is the standard output")
+    p.add_argument(
+        "--vs", choices=("inductor",), help="measure the peer in the same run (default: no)"
+    )
+    add_repeats(p)
+    add_backend(p)
+    add_device(p)
+    add_figures(p)
     p.set_defaults(func=run)
 
 

@@ -9,7 +9,13 @@ from ark.runtime import cache
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     p = subparsers.add_parser("cache", help="show or clear the cache of plans and programs")
-    p.add_argument("action", choices=("show", "clear"), nargs="?", default="show")
+    p.add_argument(
+        "action",
+        choices=("show", "clear"),
+        nargs="?",
+        default="show",
+        help="show (the default) or clear",
+    )
     p.set_defaults(func=run)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import sys
@@ -26,17 +25,6 @@ from ark.runtime.rank_info import RankInfo
 MOST_TEXT = 1 << 28  # of a file that is read at once; a device such as /dev/zero never ends
 
 errors = Console(stderr=True, markup=False)
-
-
-def positive(text: str) -> int:
-    """An argparse type: an integer of at least 1."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return value
 
 
 def visible(text: str) -> str:

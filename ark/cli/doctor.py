@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from ark.backend import registry
+from ark.cli.parser import add_backend, add_device
 from ark.doctor.bench import Bench
 from ark.doctor.checks import Finding, examine
 from ark.errors import InvalidUsageError
@@ -25,9 +26,9 @@ def register(subparsers: Any) -> None:
         "bandwidth. Exit code 1 if one fails.",
     )
     parser.set_defaults(func=run)
-    parser.add_argument("--backend", metavar="NAME", help="default: the first with a device")
-    parser.add_argument("--device", type=int, default=0, metavar="N", help="default: 0")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_backend(parser)
+    add_device(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

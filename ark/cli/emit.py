@@ -9,6 +9,7 @@ from pathlib import Path
 from ark.backend import registry
 from ark.backend.protocol import KernelBackend, Target
 from ark.cli.common import memory_verdict, read_plan, write_file
+from ark.cli.parser import add_backend
 from ark.codegen.writer import write
 from ark.errors import SystemError
 from ark.plan.serialize import machine_of
@@ -21,10 +22,14 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument(
         "plan", nargs="+", help="the plan file; with several ranks, all of them in order"
     )
-    p.add_argument("--backend", required=True)
-    p.add_argument("--arch", help="architecture (default: that of the plan's machine)")
-    p.add_argument("-o", "--output", required=True, metavar="DIR")
-    p.add_argument("--binary", action="store_true", help="compile it too")
+    add_backend(p, required=True)
+    p.add_argument(
+        "--arch",
+        metavar="NAME",
+        help="architecture, for example sm_90a (default: that of the plan's machine)",
+    )
+    p.add_argument("-o", "--output", required=True, metavar="DIR", help="folder for the source")
+    p.add_argument("--binary", action="store_true", help="compile the source too")
     p.set_defaults(func=run)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ark.backend import registry
 from ark.backend.protocol import Backend, SourceBackend
-from ark.cli.common import memory_verdict, positive, read_plan
+from ark.cli.common import memory_verdict, read_plan
+from ark.cli.parser import CONTEXT, add_backend, positive
 from ark.cli.run import dimensions
 from ark.errors import InvalidUsageError
 from ark.export.write import exporting, files, identifier, save
@@ -31,21 +32,33 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument(
         "source", help="checkpoint directory, model.onnx, or plan.json (without weights)"
     )
-    p.add_argument("--backend", required=True)
+    add_backend(p, required=True)
     p.add_argument(
         "--arch",
         default="native",
+        metavar="NAME",
         help="what the loop kernel is compiled for: the C++ compiler's -march (default: native), "
         "or a device's architecture",
     )
-    p.add_argument("--machine", help="machine model to plan for (default: this machine's)")
-    p.add_argument("--context", type=positive, metavar="N", help="positions to reserve")
-    p.add_argument("--chunk", type=positive, metavar="N", help="prompt tokens an iteration")
     p.add_argument(
-        "--dim", action="append", default=[], metavar="NAME=N", help="of model.onnx: an open size"
+        "--machine", metavar="NAME", help="machine model to plan for (default: this machine's)"
     )
-    p.add_argument("--name", help="the model's name in C (default: the source's)")
-    p.add_argument("-o", "--output", required=True, metavar="DIR")
+    p.add_argument("--context", type=positive, metavar="N", help=CONTEXT)
+    p.add_argument(
+        "--chunk",
+        type=positive,
+        metavar="N",
+        help=f"prompt tokens of an iteration (default: at most {CHUNK})",
+    )
+    p.add_argument(
+        "--dim",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="size of a symbolic dimension of model.onnx (default: none)",
+    )
+    p.add_argument("--name", metavar="NAME", help="the model's name in C (default: the source's)")
+    p.add_argument("-o", "--output", required=True, metavar="DIR", help="folder for the library")
     p.set_defaults(func=run)
 
 

@@ -10,16 +10,8 @@ import time
 from contextlib import ExitStack, closing
 
 from ark.backend import registry
-from ark.cli.common import (
-    device_index,
-    errors,
-    positive,
-    progress,
-    read_plan,
-    share,
-    to_be_started,
-    visible,
-)
+from ark.cli.common import device_index, errors, progress, read_plan, share, to_be_started, visible
+from ark.cli.parser import CHUNK, CONTEXT, add_backend, add_device, positive
 from ark.errors import InvalidUsageError
 from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
@@ -46,37 +38,66 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         help="generate text from a checkpoint directory",
         description="Generates text with a Hugging Face Llama directory, in one kernel launch.",
     )
-    p.add_argument("directory", help="config.json, safetensors and tokenizer.json")
+    p.add_argument(
+        "directory", help="a folder with config.json, safetensors files and tokenizer.json"
+    )
     p.add_argument(
         "--prompt",
         required=True,
         action="append",
-        help="the text to continue; - reads standard input; several are decoded together",
+        help="TEXT to continue; - reads standard input; several are decoded together",
     )
     p.add_argument(
         "--chat",
         action="store_true",
         help="the prompt is a user's message, put into the checkpoint's chat template",
     )
-    p.add_argument("--system", metavar="TEXT", help="with --chat: a system message before it")
-    p.add_argument("--max-new-tokens", type=positive, default=128, metavar="N")
-    p.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
-    p.add_argument("--top-k", type=int, default=0, metavar="K", help="0 (the default) is off")
-    p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--context", type=positive, metavar="N", help="positions to reserve")
     p.add_argument(
-        "--chunk", type=positive, help="prompt tokens an iteration (default: the machine's)"
+        "--system", metavar="TEXT", help="with --chat: a system message before it (default: none)"
     )
-    p.add_argument("--backend", help="cpu, or an installed accelerator's name; default: automatic")
-    p.add_argument("--device", type=int, default=None, metavar="I", help="device index")
-    p.add_argument("--ranks", type=positive, default=1, metavar="N", help="tensor parallel ranks")
+    p.add_argument(
+        "--max-new-tokens", type=positive, default=128, metavar="N", help="tokens to make, at most"
+    )
+    p.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="divides the logits before sampling; 0 takes the likeliest token",
+    )
+    p.add_argument(
+        "--top-k",
+        type=int,
+        default=0,
+        metavar="K",
+        help="sample of the K likeliest tokens; 0 of all",
+    )
+    p.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the sampler's random numbers"
+    )
+    p.add_argument("--context", type=positive, metavar="N", help=CONTEXT)
+    p.add_argument("--chunk", type=positive, metavar="N", help=CHUNK)
+    add_backend(p)
+    add_device(p, of_rank=True)
+    p.add_argument(
+        "--ranks",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="tensor parallel ranks, one device each",
+    )
     p.add_argument(
         "--split",
         metavar="NAME",
-        help="share the model by this plan of `ark parallelize`: megatron, sequence, expert, auto",
+        help="share the model by this plan of `ark parallelize`: megatron, sequence, expert, auto "
+        "(default: megatron)",
     )
-    p.add_argument("--machine", help="plan for this machine model instead of the device's own")
-    p.add_argument("--plan", metavar="FILE", help="run this plan (one rank)")
+    p.add_argument(
+        "--machine", metavar="NAME", help="machine model to plan for (default: the device's own)"
+    )
+    p.add_argument(
+        "--plan", metavar="FILE", help="run this plan, of one rank (default: one is made)"
+    )
     p.add_argument(
         "--budget",
         type=float,

@@ -19,7 +19,11 @@ from ark.runtime import cache
 def register(subparsers: argparse._SubParsersAction) -> None:
     p = subparsers.add_parser("info", help="show backends, devices and versions, or require some")
     p.add_argument("--json", action="store_true", help="print one JSON object")
-    p.add_argument("--require", metavar="NAME:N", help="fail unless backend NAME has N devices")
+    p.add_argument(
+        "--require",
+        metavar="NAME:N",
+        help="fail unless backend NAME has N devices (default: nothing is required)",
+    )
     p.set_defaults(func=run)
 
 

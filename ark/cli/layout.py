@@ -25,14 +25,22 @@ def register(subparsers: Any) -> None:
         "replicas, no partial sums, rows cut in four. Volumes are those of ring algorithms.",
     )
     parser.set_defaults(func=_layout)
-    parser.add_argument("--shape", required=True, metavar="NxM", help="the tensor's, as in 64x64")
-    parser.add_argument("--from", required=True, dest="before", metavar="LAYOUT")
-    parser.add_argument("--to", required=True, dest="after", metavar="LAYOUT")
     parser.add_argument(
-        "--topology", metavar="NET", help="least time there, as the simulator has it (`ark topo`)"
+        "--shape", required=True, metavar="NxM", help="the tensor's shape, as in 64x64"
     )
-    parser.add_argument("--dtype", default="fp32", metavar="TYPE", help="for times (fp32)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--from", required=True, dest="before", metavar="LAYOUT", help="layout that is there"
+    )
+    parser.add_argument(
+        "--to", required=True, dest="after", metavar="LAYOUT", help="layout that is wanted"
+    )
+    parser.add_argument(
+        "--topology",
+        metavar="NET",
+        help="topology of `ark topo`, for times in us (default: volumes alone)",
+    )
+    parser.add_argument("--dtype", default="fp32", metavar="TYPE", help="element type, for times")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

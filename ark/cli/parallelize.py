@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ark.backend import registry
-from ark.cli.common import positive, write_file
+from ark.cli.common import write_file
+from ark.cli.parser import positive
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
 from ark.models.build import whole_pass
@@ -39,24 +40,57 @@ def register(subparsers: Any) -> None:
     parser.set_defaults(func=run)
     parser.add_argument("source", help="checkpoint directory, or llama-3.1-70b ...")
     parser.add_argument("--mesh", required=True, metavar="NxM", help="ranks along each axis")
-    parser.add_argument("--machine", required=True, help="machine model, for example h100")
+    parser.add_argument(
+        "--machine", required=True, metavar="NAME", help="machine model, for example h100"
+    )
     parser.add_argument(
         "--plan",
         default="auto",
         metavar="NAME,...",
         help=f"one name an axis: {', '.join(NAMES)}; auto alone: the fastest of all (default)",
     )
-    parser.add_argument("--keep-mesh", action="store_true", help="auto: the mesh's axes as given")
-    parser.add_argument("--memory", metavar="BYTES", help="of a rank, as 80G (the machine's)")
-    parser.add_argument("--batch", type=positive, default=64, metavar="N", help="sequences a step")
-    parser.add_argument("--sequence", type=positive, metavar="N", help="tokens (4096 at most)")
-    parser.add_argument("--inference", action="store_true", help="no gradients, no optimizer")
-    parser.add_argument("--recompute", action="store_true", help="keep only what enters a layer")
-    parser.add_argument("--link-gbps", type=float, default=450.0, metavar="N", help="within a host")
-    parser.add_argument("--network-gbps", type=float, default=50.0, metavar="N", help="of a rank")
-    parser.add_argument("--host-ranks", type=positive, default=8, metavar="N")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--html", metavar="FILE", help="write the plan as a page")
+    parser.add_argument(
+        "--keep-mesh", action="store_true", help="of auto: keep the mesh's axes as given"
+    )
+    parser.add_argument(
+        "--memory", metavar="BYTES", help="memory of a rank, as 80G (default: the machine's)"
+    )
+    parser.add_argument(
+        "--batch", type=positive, default=64, metavar="N", help="sequences of a step"
+    )
+    parser.add_argument(
+        "--sequence",
+        type=positive,
+        metavar="N",
+        help="tokens of a sequence (default: the model's context, at most 4096)",
+    )
+    parser.add_argument("--inference", action="store_true", help="without gradients and optimizer")
+    parser.add_argument(
+        "--recompute",
+        action="store_true",
+        help="keep only the inputs of layers, and compute the rest again",
+    )
+    parser.add_argument(
+        "--link-gbps",
+        type=float,
+        default=450.0,
+        metavar="N",
+        help="GB/s of a link within a host, one way",
+    )
+    parser.add_argument(
+        "--network-gbps",
+        type=float,
+        default=50.0,
+        metavar="N",
+        help="GB/s of a rank to other hosts",
+    )
+    parser.add_argument(
+        "--host-ranks", type=positive, default=8, metavar="N", help="ranks of a host"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--html", metavar="FILE", help="FILE for a page that shows the plan (default: none)"
+    )
 
 
 def parse_mesh(text: str) -> tuple[int, ...]:

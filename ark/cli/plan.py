@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ark.backend import registry
-from ark.cli.common import errors, memory_verdict, positive, progress, read_plan, write_file
+from ark.cli.common import errors, memory_verdict, progress, read_plan, write_file
+from ark.cli.parser import CHUNK, CONTEXT, positive
 from ark.cli.pass_pages import PassPages
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
@@ -32,22 +33,27 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "built-in shape, for a machine model; or reads a plan file. The plan is verified.",
     )
     p.add_argument("source", help="checkpoint directory, script.py, plan.json, or llama-3.2-1b ...")
-    p.add_argument("--machine", help="machine model, for example h100, mi300x or cpu-2")
-    p.add_argument("--ranks", type=positive, default=1, metavar="N")
-    p.add_argument("--context", type=positive, metavar="N")
     p.add_argument(
-        "--chunk", type=int, help="prompt tokens an iteration; 0: none (default: the machine's)"
+        "--machine",
+        metavar="NAME",
+        help="machine model, for example h100, mi300x or cpu-2 (required, but for a plan.json)",
     )
+    p.add_argument(
+        "--ranks", type=positive, default=1, metavar="N", help="tensor parallel ranks to plan for"
+    )
+    p.add_argument("--context", type=positive, metavar="N", help=CONTEXT)
+    p.add_argument("--chunk", type=int, metavar="N", help=f"{CHUNK}; 0: no prompts")
     p.add_argument(
         "-o",
         "--output",
         metavar="FILE",
-        help="write the plan as JSON; with several ranks FILE.0.json, FILE.1.json, ...",
+        help="FILE for the plan as JSON, of several ranks FILE.0.json and so on (default: "
+        "a summary is printed)",
     )
     p.add_argument(
         "--passes",
         metavar="DIR",
-        help="write the graph after each pass that changed it, and DIR/index.html",
+        help="folder for the graph after each pass that changed it, and a page (default: none)",
     )
     p.add_argument("--ops", action="store_true", help="show every op, not a summary")
     p.add_argument("--tasks", action="store_true", help="show every op and every task")

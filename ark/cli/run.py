@@ -9,6 +9,7 @@ import numpy as np
 
 import ark
 from ark.cli.common import write_file
+from ark.cli.parser import add_backend
 from ark.errors import InvalidUsageError
 from ark.interop import from_onnx
 
@@ -17,7 +18,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p = subparsers.add_parser(
         "run",
         help="run an ONNX model on NumPy arrays",
-        description="Runs an ONNX model once, in one kernel launch; needs ark-gpu[onnx].",
+        description="Runs an ONNX model once, in one kernel launch.",
     )
     p.add_argument("model", metavar="MODEL.onnx", help="opset 13 to 25; weights may lie beside it")
     p.add_argument(
@@ -25,7 +26,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         action="append",
         default=[],
         metavar="[NAME=]FILE.npy",
-        help="an input, by name or in the model's order",
+        help="an input, by name or in the model's order (default: none)",
     )
     p.add_argument(
         "--output",
@@ -35,9 +36,13 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         help="where an output goes, by name or in the model's order; default: shapes are shown",
     )
     p.add_argument(
-        "--dim", action="append", default=[], metavar="NAME=N", help="a symbolic dimension's size"
+        "--dim",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="size of a symbolic dimension (default: none)",
     )
-    p.add_argument("--backend", help="cpu, or an installed accelerator's name; default: automatic")
+    add_backend(p)
     p.set_defaults(func=run)
 
 

@@ -11,7 +11,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from ark.backend import registry
-from ark.cli.common import errors, positive, progress, read_file, visible
+from ark.cli.common import errors, progress, read_file, visible
+from ark.cli.parser import CHUNK, add_backend, add_device, positive
 from ark.errors import InvalidUsageError, SystemError
 from ark.machine import Machine
 from ark.models.chat import DEFAULT, ChatTemplates
@@ -20,11 +21,6 @@ from ark.models.plans import choose_context
 from ark.models.tokenizer import Tokenizer
 
 PACKAGES = ("jinja2", "prometheus_client", "starlette", "uvicorn")
-EXAMPLE = """example:
-  ark serve examples/noah --port 8000
-  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
-    -d '{"prompt": "The king said to his servants,", "max_tokens": 32, "temperature": 0}'
-"""
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -32,8 +28,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "serve",
         help="serve a checkpoint over HTTP, as OpenAI's clients expect",
         description="Serves a checkpoint directory over HTTP with OpenAI's routes.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("directory", help="config.json, safetensors and tokenizer.json")
     p.add_argument(
@@ -41,62 +35,71 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         default="127.0.0.1",
         help="address to listen on (127.0.0.1: this machine alone; 0.0.0.0: all)",
     )
+    p.add_argument("--port", type=port, default=8000, metavar="N", help="TCP port; 0: any free one")
     p.add_argument(
-        "--port", type=port, default=8000, metavar="N", help="TCP port (8000; 0: any free one)"
-    )
-    p.add_argument(
-        "--served-model-name", metavar="NAME", help="the model's name in requests (the directory's)"
+        "--served-model-name",
+        metavar="NAME",
+        help="the model's name in requests (default: the directory's)",
     )
     p.add_argument(
         "--api-key",
         action="append",
         default=[],
         metavar="KEY",
-        help="requests must have this key, or one of several (none, or ARK_API_KEY's)",
+        help="requests must have this key, or one of several (default: ARK_API_KEY's, or none)",
     )
     p.add_argument(
         "--cors-origin",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="pages of this origin may use the server from a browser; * is all (none)",
+        help="pages of this origin may use the server from a browser; * is all (default: none)",
     )
     p.add_argument(
-        "--slots", type=positive, default=8, metavar="N", help="requests that run at once (8)"
+        "--slots", type=positive, default=8, metavar="N", help="requests that run at once"
     )
     p.add_argument(
         "--context",
         type=positive,
         metavar="N",
-        help="positions of a request, its answer included (the model's, at most 4096)",
+        help="positions of a request, its answer included (default: the model's, at most 4096)",
+    )
+    p.add_argument("--chunk", type=positive, metavar="N", help=CHUNK)
+    p.add_argument(
+        "--pages",
+        type=positive,
+        metavar="N",
+        help="pages of keys and values (default: for all slots)",
     )
     p.add_argument(
-        "--chunk", type=positive, metavar="N", help="prompt tokens an iteration (the machine's)"
-    )
-    p.add_argument("--pages", type=positive, metavar="N", help="pages of keys and values in all")
-    p.add_argument("--chat-template", metavar="FILE", help="a Jinja template (the checkpoint's)")
-    p.add_argument(
-        "--queue", type=positive, default=256, metavar="N", help="requests that wait at most (256)"
+        "--chat-template", metavar="FILE", help="a Jinja template (default: the checkpoint's)"
     )
     p.add_argument(
-        "--body-limit", type=positive, default=32, metavar="MIB", help="of a request, in MiB (32)"
+        "--queue", type=positive, default=256, metavar="N", help="requests that wait at most"
+    )
+    p.add_argument(
+        "--body-limit",
+        type=positive,
+        default=32,
+        metavar="MIB",
+        help="largest body of a request, in MiB",
     )
     p.add_argument(
         "--timeout",
         type=seconds,
         default=600.0,
         metavar="S",
-        help="seconds that a request may take, its wait included (600)",
+        help="seconds that a request may take, its wait included",
     )
     p.add_argument(
         "--drain",
         type=seconds,
         default=30.0,
         metavar="S",
-        help="seconds that answers may go on after SIGTERM (30)",
+        help="seconds that answers may go on after SIGTERM",
     )
-    p.add_argument("--backend", help="cpu, or an installed accelerator's name (automatic)")
-    p.add_argument("--device", type=int, default=0, metavar="I", help="device index (0)")
+    add_backend(p)
+    add_device(p)
     p.set_defaults(func=run)
 
 

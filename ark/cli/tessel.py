@@ -7,7 +7,8 @@ import dataclasses
 import json
 from typing import Any
 
-from ark.cli.common import positive, read_file, visible
+from ark.cli.common import read_file, visible
+from ark.cli.parser import positive
 from ark.parallel.pipeline import SHAPES, Placement, Schedule, shape, tessel
 
 WIDEST = 160  # columns of a drawn timeline
@@ -23,17 +24,31 @@ def register(subparsers: Any) -> None:
         f"shape: {', '.join(SHAPES)}.",
     )
     parser.set_defaults(func=_tessel)
-    parser.add_argument("placement", metavar="PLACEMENT")
-    parser.add_argument("--memory", type=int, required=True, metavar="M", help="of each device")
-    parser.add_argument("--micro-batches", type=positive, default=8, metavar="N")
-    parser.add_argument("--devices", type=positive, default=4, metavar="N", help="of a shape")
-    parser.add_argument("--forward", type=positive, default=1, metavar="T", help="span (shapes)")
-    parser.add_argument("--backward", type=positive, default=3, metavar="T", help="span (shapes)")
-    parser.add_argument("--inference", action="store_true", help="forward blocks only (shapes)")
+    parser.add_argument("placement", metavar="PLACEMENT", help="file or shape, as above")
     parser.add_argument(
-        "--time-limit", type=float, default=60.0, metavar="S", help="of the search, on the clock"
+        "--memory",
+        type=int,
+        required=True,
+        metavar="M",
+        help="memory of each device, in the blocks' units",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--micro-batches", type=positive, default=8, metavar="N", help="micro-batches to schedule"
+    )
+    parser.add_argument(
+        "--devices", type=positive, default=4, metavar="N", help="devices of a shape"
+    )
+    parser.add_argument(
+        "--forward", type=positive, default=1, metavar="T", help="span of a shape's forward block"
+    )
+    parser.add_argument(
+        "--backward", type=positive, default=3, metavar="T", help="span of a shape's backward block"
+    )
+    parser.add_argument("--inference", action="store_true", help="forward blocks of a shape alone")
+    parser.add_argument(
+        "--time-limit", type=float, default=60.0, metavar="S", help="seconds of search"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _tessel(args: argparse.Namespace) -> int:

@@ -12,12 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ark.cli import topo_measure
+from ark.cli import topo_arguments, topo_measure
 from ark.cli.common import write_file
 from ark.cli.topo_inputs import named_counts, named_network, named_program, with_costs
 from ark.collective import (
     REDUCTIONS,
-    TARGETS,
     CollectiveProgram,
     Counts,
     Kind,
@@ -44,9 +43,7 @@ _MOST_OPERATIONS = 1 << 16  # of a program in the pieces that are tried
 _MOST_COMPARED = 1 << 18  # operations of all programs that `compare` makes together
 _MOST_IN_WINDOWS = 1 << 16  # a program with more is compared with all its puts under way only
 _WINDOWS = (0, 2)
-_WINDOW_HELP = "puts to pass on under way at a time; 0 is all (forestcoll)"
-_FORMATS = {"text": dump, "json": to_json, "xml": to_xml}
-_MSCCLPP = "msccl++"
+_WRITERS = dict(zip(topo_arguments.FORMATS, (dump, to_json, to_xml), strict=True))
 
 
 def register(subparsers: Any) -> None:
@@ -55,7 +52,6 @@ def register(subparsers: Any) -> None:
         "topo",
         help="show, solve, synthesize and simulate collectives on a network topology",
         description=f"TOPOLOGY is {GRAMMAR}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="topo_command", metavar="COMMAND", required=True)
     command = commands.add_parser("measure", help="latency, bandwidth and costs of this machine")
@@ -63,7 +59,7 @@ def register(subparsers: Any) -> None:
     topo_measure.add_arguments(command)
     command = commands.add_parser("detect", help="nodes and links of this machine: `show detect`")
     command.set_defaults(func=_show, topology="detect", group=None)
-    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("--json", action="store_true", help="print the topology as JSON")
     for name, function, summary in (
         ("show", _show, "nodes and links"),
         ("optimal", _optimal, "the optimum 1/x* with the cut that proves it"),
@@ -73,62 +69,7 @@ def register(subparsers: Any) -> None:
     ):
         command = commands.add_parser(name, help=summary, description=f"{summary}.")
         command.set_defaults(func=function)
-        command.add_argument("topology", metavar="TOPOLOGY", help="see `ark topo --help`")
-        command.add_argument(
-            "--group", metavar="RANKS", help="only these take part, such as 0-3,8; others relay"
-        )
-        if name in ("show", "optimal"):
-            command.add_argument("--json", action="store_true", help="print JSON")
-        if name == "optimal":
-            command.add_argument("--root", type=int, metavar="RANK", help="broadcast from a rank")
-        if name in ("optimal", "synthesize", "simulate"):
-            command.add_argument("--k", type=int, metavar="N", help="trees a root (forestcoll)")
-        if name in ("synthesize", "simulate", "compare"):
-            # A program's file says both: `simulate` must see whether they are given.
-            usual = name != "simulate"
-            default = "all_gather" if usual else None
-            command.add_argument("--collective", default=default, metavar="NAME")
-            command.add_argument("--reduction", metavar="NAME", help="sum (default), max, min, ...")
-            command.add_argument("--root", type=int, metavar="RANK", help="broadcast and reduce")
-            command.add_argument(
-                "--counts",
-                metavar="FILE",
-                help="an all-to-all of unequal parts: rows of chunks from each rank to each (JSON)",
-            )
-        if name in ("synthesize", "simulate"):
-            default = "forestcoll" if usual else None
-            command.add_argument("--algorithm", default=default, metavar="NAME")
-            command.add_argument("--sketch", metavar="FILE", help="a TACCL sketch (taccl)")
-            command.add_argument("--window", type=int, default=0, metavar="N", help=_WINDOW_HELP)
-            command.add_argument("--pieces", type=int, metavar="N", help="pieces a chunk is cut in")
-        if name == "synthesize":
-            command.add_argument("--format", choices=_FORMATS, help="text, if no target is given")
-            command.add_argument(
-                "--target",
-                choices=(*TARGETS, _MSCCLPP),
-                help="a runtime: MSCCL XML (msccl, rccl) or an MSCCL++ execution plan (JSON)",
-            )
-            command.add_argument("--out", metavar="FILE", help="write here, not to the terminal")
-        if name == "simulate":
-            command.add_argument("--program", metavar="FILE", help="JSON, XML or MSCCL++ plan")
-        if name in ("simulate", "compare"):
-            page = "ark-topo.html" if name == "compare" else None
-            command.add_argument("--html", metavar="FILE", default=page, help="draw a page")
-        if name in ("synthesize", "simulate", "compare"):
-            command.add_argument("--size", default="256M", help="bytes, or 64K, 256M, 1G")
-            command.add_argument(
-                "--costs",
-                choices=("typical", "none"),
-                help="of puts and sums: typical ones, or none; by default the topology's own, if "
-                "it was measured, else typical ones",
-            )
-            command.add_argument(
-                "--time-limit",
-                type=float,
-                default=10.0,
-                metavar="S",
-                help="seconds of search, all stages together (taccl)",
-            )
+        topo_arguments.add_arguments(command, name)
 
 
 def _console() -> Console:
@@ -211,11 +152,13 @@ def _synthesize(args: argparse.Namespace) -> int:
 def _written(program: CollectiveProgram, form: str | None, target: str | None) -> str:
     """Returns the program in the form that was asked for, or that its runtime reads."""
     if target is None:
-        return _FORMATS[form or "text"](program)
-    reads = "json" if target == _MSCCLPP else "xml"
+        return _WRITERS[form or "text"](program)
+    reads = "json" if target == topo_arguments.MSCCLPP else "xml"
     if form not in (None, reads):
         raise InvalidUsageError(f"{target} reads {reads}, not {form}; leave --format out.")
-    return to_execution_plan(program) if target == _MSCCLPP else to_xml(program, target)
+    return (
+        to_execution_plan(program) if target == topo_arguments.MSCCLPP else to_xml(program, target)
+    )
 
 
 def _simulate(args: argparse.Namespace) -> int:

@@ -8,7 +8,8 @@ import sys
 
 from ark.backend import registry
 from ark.bench.comm_links import measure_pairs
-from ark.cli.common import positive, to_be_started, write_file
+from ark.cli.common import to_be_started, write_file
+from ark.cli.parser import add_backend, add_repeats, positive
 from ark.comm.simulate import Routes
 from ark.comm.topology import Topology, full_mesh, load, to_json
 from ark.comm.topology.measured import Pair, measured
@@ -24,12 +25,16 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "topology",
         metavar="TOPOLOGY",
         nargs="?",
-        help="the wiring; a link between every two ranks if none is named",
+        help="the wiring (default: a link between every two ranks)",
     )
-    command.add_argument("--ranks", type=positive, metavar="N", help="ranks: the topology's, or 2")
-    command.add_argument("--out", metavar="FILE", help="write the topology here, as JSON")
-    command.add_argument("--repeats", type=positive, default=3, help="of every time (3)")
-    command.add_argument("--backend")
+    command.add_argument(
+        "--ranks", type=positive, metavar="N", help="ranks to start (default: the topology's, or 2)"
+    )
+    command.add_argument(
+        "--out", metavar="FILE", help="FILE for the topology, as JSON (default: none)"
+    )
+    add_repeats(command, 3)
+    add_backend(command)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,8 @@ import json
 from typing import Any
 
 from ark.backend import registry
-from ark.cli.common import positive, write_file
+from ark.cli.common import write_file
+from ark.cli.parser import CONTEXT, add_backend, add_device, positive
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from ark.models.tokenizer import Tokenizer
@@ -24,12 +25,16 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "the plan's prediction, for chrome://tracing or ui.perfetto.dev.",
     )
     p.add_argument("directory", help="a checkpoint directory")
-    p.add_argument("-o", "--output", required=True, metavar="FILE")
-    p.add_argument("--prompt", default="The")
-    p.add_argument("--max-new-tokens", type=positive, default=4, metavar="N")
-    p.add_argument("--context", type=positive, metavar="N")
-    p.add_argument("--backend")
-    p.add_argument("--device", type=int, default=0)
+    p.add_argument(
+        "-o", "--output", required=True, metavar="FILE", help="FILE for the trace, as JSON"
+    )
+    p.add_argument("--prompt", default="The", metavar="TEXT", help="text to continue")
+    p.add_argument(
+        "--max-new-tokens", type=positive, default=4, metavar="N", help="tokens to make, at most"
+    )
+    p.add_argument("--context", type=positive, metavar="N", help=CONTEXT)
+    add_backend(p)
+    add_device(p)
     p.set_defaults(func=run)
 
 

@@ -16,7 +16,7 @@ from ark.bench.cases import cases
 from ark.bench.ops import planned
 from ark.bench.tune import Product, products, tune
 from ark.cli import tune_comm
-from ark.cli.common import positive
+from ark.cli.parser import DIM, add_backend, add_device, positive
 from ark.cli.plan import read_plans
 from ark.cli.run import dimensions
 from ark.errors import InvalidUsageError, UnsupportedError
@@ -43,14 +43,16 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         help="a model (FILE.onnx), a plan (FILE.json, of `ark plan`) or cases of `ark bench ops`, "
         "with * and ?",
     )
+    p.add_argument("--dim", action="append", default=[], metavar="NAME=N", help=DIM)
     p.add_argument(
-        "--dim", action="append", default=[], metavar="NAME=N", help="an ONNX model's open size"
+        "--repeats",
+        type=positive,
+        default=5,
+        metavar="N",
+        help="launches of each cut, of which the median counts",
     )
-    p.add_argument(
-        "--repeats", type=positive, default=5, help="launches of each cut; the median counts"
-    )
-    p.add_argument("--backend")
-    p.add_argument("--device", type=int, default=0, metavar="I", help="device index")
+    add_backend(p)
+    add_device(p)
     p.add_argument("--show", action="store_true", help="print what was kept for the device")
     p.add_argument("--forget", action="store_true", help="remove what was kept for the device")
     tune_comm.arguments(p)

@@ -12,7 +12,8 @@ from ark.backend import registry
 from ark.bench.comm import COLLECTIVES
 from ark.bench.tune_comm import Tell, tune
 from ark.cli.bench_comm import sizes
-from ark.cli.common import device_index, positive, to_be_started
+from ark.cli.common import device_index, to_be_started
+from ark.cli.parser import positive
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import fp32
 from ark.runtime import tuned_collectives as tuned
@@ -28,11 +29,15 @@ def arguments(p: argparse.ArgumentParser) -> None:
         help="measure collectives instead: SOURCES are some of "
         f"{', '.join(COLLECTIVES)}, by default all; ranks take what was fastest from then on",
     )
-    p.add_argument("--ranks", type=positive, default=1, metavar="N", help="ranks to start")
     p.add_argument(
-        "--sizes", default="1K:16M", metavar="FROM:TO", help="bytes, with K, M or G (1K:16M)"
+        "--ranks", type=positive, default=1, metavar="N", help="ranks to start, with --collectives"
     )
-    p.add_argument("--factor", type=positive, default=4, help="from one size to the next (4)")
+    p.add_argument(
+        "--sizes", default="1K:16M", metavar="FROM:TO", help="bytes of messages, with K, M or G"
+    )
+    p.add_argument(
+        "--factor", type=positive, default=4, metavar="N", help="ratio of a size to the one before"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ field of the wrong type read the same everywhere.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,19 @@ def check_directory(directory: Path) -> None:
         found = "is a file" if directory.exists() else "does not exist"
         raise ModelError(
             f"{directory} {found}, but a checkpoint is a directory with config.json, safetensors "
-            "weights and tokenizer.json. Give the directory that holds them."
+            f"weights and tokenizer.json. Give the directory that holds them{_download(directory)}."
         )
+
+
+def _download(directory: Path) -> str:
+    """How to get what is called as repositories of the Hugging Face hub are; else nothing."""
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(directory)) or directory.exists():
+        return ""
+    return (
+        f". If {directory} is a repository of the Hugging Face hub, download it (pip install "
+        f"huggingface_hub; hf download {directory} --local-dir {directory.name}) and give "
+        f"{directory.name}"
+    )
 
 
 def check_file(path: Path) -> None:

@@ -58,6 +58,7 @@ def plans(
         try:
             cached = _from_texts(data.decode().split("\0"))
             mark_verified(cached)  # before they were stored, and the cache's entries are signed
+            log.debug(f"the plans for {machine.name} are in the cache")
             return cached
         except (PlanError, ValueError, TypeError, IndexError):  # not as _texts writes them
             cache.drop(cache.PLANS, name)
@@ -78,7 +79,8 @@ def make_plans(
         graphs = [build(replace(shape, rank=rank)).graph for rank in range(shape.world_size)]
     # Shards of a decoder meet in every layer: one barrier costs less than waits for each peer.
     chosen = {"together": True, **(options or {})}
-    made = plan_ranks(graphs, machine, chosen, _meta(shape), drafted)
+    with log.timed(f"planned {len(graphs)} rank(s) for {machine.name}"):
+        made = plan_ranks(graphs, machine, chosen, _meta(shape), drafted)
     verify(made)
     return made
 

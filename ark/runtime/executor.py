@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ark import log
 from ark.backend.devices import Device, GraphDevice, Launch
 from ark.backend.protocol import Backend
 from ark.codegen import layout
@@ -259,6 +260,7 @@ class Executor(LoadedPlan):
 
     def _launch(self, params: np.ndarray, ends: Sequence[int], stream: int | None = None) -> Run:
         """Launches the kernels that have something to do. ends: of the phases, in iterations."""
+        log.debug(f"launch of {len(self.kernels)} kernel(s), iterations up to {ends[-1]}")
         launch = launch_all(self.kernels, self.device, params, ends, self._trace_bytes, stream)
         self.wake()
         return self._watch(launch, ends[-1])

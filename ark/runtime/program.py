@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from ark import log
 from ark._version import __version__
 from ark.backend.devices import Binary, KernelDevice
 from ark.backend.protocol import Backend, KernelBackend, Target
@@ -104,12 +105,21 @@ def _made(name: str, emitted: Emitted, target: Target, backend: KernelBackend) -
     """The binary, from the cache if it is there. Ranks of one host compile the same source once."""
     found = _kept(name)
     if found is not None:
+        log.debug(f"the kernel for {target.arch} is in the cache: {len(found.data):,} bytes")
         return found, True
     with cache.making(cache.PROGRAMS, name):
         found = _kept(name)
         if found is not None:
             return found, True
-        binary = backend.compiler().compile(emitted.source, target)
+        compiler = backend.compiler()
+        with (
+            log.slow(
+                f"compiling the loop kernel for {target.arch}: a compiler's first use on a "
+                "machine may take minutes"
+            ),
+            log.timed(f"compiled the loop kernel for {target.arch}"),
+        ):
+            binary = compiler.compile(emitted.source, target)
         cache.store(cache.PROGRAMS, name, binary.suffix.encode() + b"\0" + binary.data)
         return binary, False
 

@@ -83,7 +83,8 @@ def refusal(found: Toolchain, arch: str, reason: str) -> str:
 def _examined(found: Toolchain, backend: KernelBackend, device: KernelDevice) -> bytes:
     log.info(f"first use of {found.name} on this kind of device: comparing known results")
     try:
-        return examine(backend, device).encode() or _RIGHT
+        with log.slow(f"comparing known results of {found.name}, once for this kind of device"):
+            return examine(backend, device).encode() or _RIGHT
     except GpuError as error:
         raise GpuError(f"known results could not be computed with {found.name}: {error}") from error
 

@@ -1,4 +1,4 @@
-"""ci/pages.py: pages of docs/ are short, narrow, name their readers, and their links resolve."""
+"""ci/pages.py: pages of docs/ are short, narrow, name their readers and lead somewhere."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_each_fault_of_a_page_is_named(
     page.parent.mkdir()
     (page.parent / "start.md").write_text("# Start\n\n## Install\n")
     page.write_text(text)
-    problems = list(pages.faults(page))
-    assert bool(problems) == bool(fault) and fault in "".join(problems)
+    messages = list(pages.faults(page))
+    assert bool(messages) == bool(fault) and fault in "".join(messages)
 
 
 WORD = st.sampled_from(["a", "word", "`code here`", "-", "1.", "#", "|", "longer-than-most", "+"])

@@ -105,6 +105,7 @@ def _wrong(command: str) -> str:
             return f"`ark {words[0]}` has no {words[1]!r}"
         parsers = [parts[word] for word in words if word in parts]
     known = {option for parser in parsers for option in parser._option_string_actions}
+    known |= {"--debug", "--log-level"}  # which may stand anywhere
     for option in re.findall(r"(?:^|[ \[])(--?[a-z][\w-]*)", " ".join(words[1:])):
         if option not in known:
             return f"no option {option}"

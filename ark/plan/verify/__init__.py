@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ark import log
 from ark.plan.collector import paused
 from ark.plan.rotated import mark_verified
 from ark.plan.types import ITERATION_BARRIER, Plan
@@ -33,9 +34,16 @@ from ark.plan.verify.work import check_work
 
 def verify(plans: Sequence[Plan]) -> None:
     """Accepts the plans of all ranks, in rank order, or raises PlanError with the first fault."""
-    check_ranks(plans)
-    check(RankSet(plans, symmetry_of(plans)))
-    mark_verified(plans)
+    with log.timed(f"verified {_counted(plans)}"):
+        check_ranks(plans)
+        check(RankSet(plans, symmetry_of(plans)))
+        mark_verified(plans)
+
+
+def _counted(plans: Sequence[Plan]) -> str:
+    """The plans as a message says them."""
+    ops = len(plans[0].ops) if plans else 0
+    return f"{len(plans)} plan(s) of {ops} ops each"
 
 
 @paused()

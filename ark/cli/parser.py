@@ -1,0 +1,101 @@
+"""The argument parser of the command line: its help names defaults, needs and examples.
+
+Called by ark.cli for every command. An option whose value has a default, or that must be given,
+says so at the end of its help; examples and the extras of the package that a command needs are
+looked up in ark.cli.examples by the command's name.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from ark.cli.examples import EXAMPLES, NEEDS
+
+BACKEND = "NAME of a backend, for example cpu or cuda"
+DEVICE = "index of the device, from 0"
+CONTEXT = "positions of prompt and new tokens to reserve (default: the model's, or what fits)"
+CHUNK = "prompt tokens of an iteration (default: the machine's)"
+DIM = "size of a symbolic dimension of an ONNX model (default: none)"
+SVG = "FILE for a chart of the ratios, with --vs (default: none)"
+FIGURES = "FILE for the figures as JSON; - is the standard output (default: none)"
+
+
+class Formatter(argparse.HelpFormatter):
+    """Names defaults; keeps the lines of texts that have several."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        if "default" in text or "required" in text or not action.option_strings:
+            return text
+        if action.required:
+            return f"{text} (required)"
+        if action.nargs == 0 or action.default in (None, []):
+            return text
+        return f"{text} (default: %(default)s)"
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" not in text:
+            return super()._fill_text(text, width, indent)
+        return "".join(f"{indent}{line}" for line in text.splitlines(keepends=True))
+
+
+class Parser(argparse.ArgumentParser):
+    """Its errors show the control characters of the words that they quote."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("formatter_class", Formatter)
+        super().__init__(**settings)
+        name = self.prog.removeprefix("ark ")
+        examples = "".join(f"\n  {line}" for line in EXAMPLES.get(name, ()))
+        needs = NEEDS.get(name)
+        parts = [f"Examples:{examples}"] if examples else []
+        parts += [f"Needs the extra {needs}: pip install 'ark-gpu[{needs}]'"] if needs else []
+        self.epilog = "\n\n".join(parts) + "\n" if parts else None
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with code 2, after the usage and the message."""
+        from ark.cli.common import visible
+
+        super().error(visible(message))
+
+
+def add_backend(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    """Adds `--backend`."""
+    default = "" if required else " (default: the first that has a device)"
+    parser.add_argument("--backend", required=required, metavar="NAME", help=f"{BACKEND}{default}")
+
+
+def add_device(parser: argparse.ArgumentParser, of_rank: bool = False) -> None:
+    """Adds `--device`. of_rank: the default is by the rank's number on its host."""
+    default = " (default: by the rank's number on its host)" if of_rank else ""
+    parser.add_argument(
+        "--device", type=int, default=None if of_rank else 0, metavar="I", help=f"{DEVICE}{default}"
+    )
+
+
+def add_figures(parser: argparse.ArgumentParser) -> None:
+    """Adds `--json`, which writes what a bench measured."""
+    parser.add_argument("--json", metavar="FILE", help=FIGURES)
+
+
+def add_repeats(parser: argparse.ArgumentParser, default: int = 5) -> None:
+    """Adds `--repeats`."""
+    parser.add_argument(
+        "--repeats",
+        type=positive,
+        default=default,
+        metavar="N",
+        help="measurements of each figure, of which the median counts",
+    )
+
+
+def positive(text: str) -> int:
+    """An argparse type: an integer of at least 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value
