@@ -36,6 +36,8 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import tuned
 from ark.runtime.executor import Executor
+from ark.tasks.attention_tiles import AttentionTilesParams
+from ark.tasks.matmul_params import MatmulParams
 
 POOL = 1 << 22
 LAUNCH_S = 0.05  # about how long one launch of many iterations takes
@@ -136,9 +138,10 @@ def _run_rows(sig: kinds.Signature, depth: int, backend: Backend, device: Device
     """Runs one tile of queries over `depth` keys, of attention with that signature, on one
     processor.
     """
-    width, kind = sig.params["head_dim"], by_name(sig.operands[0].dtype)
+    params = sig.read(AttentionTilesParams)
+    width, kind = params.head_dim, by_name(sig.operands[0].dtype)
     graph = Graph()
-    shapes = {"q": (sig.params["rows"], width), "k": (1, depth, width), "v": (1, depth, width)}
+    shapes = {"q": (params.rows, width), "k": (1, depth, width), "v": (1, depth, width)}
     q, k, v = (graph.tensor(s, kind, arena="state", name=name) for name, s in shapes.items())
     out = graph.tensor(q.shape, kind, arena="state", name="out")
     attrs = {"heads": 1, "head_dim": width, "scale": 1.0, "causal": False, "placed": False}
@@ -148,8 +151,9 @@ def _run_rows(sig: kinds.Signature, depth: int, backend: Backend, device: Device
 
 def _run_tile(sig: kinds.Signature, depth: int, backend: Backend, device: Device) -> None:
     """Runs one tile, `depth` deep, of a product with that signature on one processor."""
-    m, n = sig.params["tile"]
-    turned = {name: sig.params[name] for name in ("transpose_a", "transpose_b")}
+    params = sig.read(MatmulParams)
+    m, n = params.tile
+    turned = {"transpose_a": params.transpose_a, "transpose_b": params.transpose_b}
     left = (depth, m) if turned["transpose_a"] else (m, depth)
     right = (n, depth) if turned["transpose_b"] else (depth, n)
     shapes = (left, right, (m, n))

@@ -28,6 +28,7 @@ from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from ark.runtime.tuned import Choice
 from ark.tasks.matmul_form import dims
+from ark.tasks.matmul_params import MatmulParams
 
 GAIN = 0.03  # what a cut must be faster by
 MOST = 8  # cuts of a product whose times are predicted, those that should be fastest
@@ -83,19 +84,21 @@ def products(plans: Iterable[Plan]) -> list[Product]:
             for op in {t.op for tasks in phase.processors for t in tasks}
         }
         for op in plan.ops:
-            fixed = op.params.get("gated") or op.params.get("windows")
-            if op.kind != "matmul" or fixed or op.id not in names:
+            if op.kind != "matmul" or op.id not in names:
                 continue
             sig = kinds.signature(plan, op)
+            params = sig.read(MatmulParams)
+            if params.gated or params.windows:
+                continue
             m, n, _ = dims(sig)
             a, b, out = sig.operands[:3]
-            batch = () if op.params.get("splits", 1) > 1 else out.shape[:-2]
-            dtype = a.dtype if op.params.get("splits", 1) > 1 else out.dtype
+            batch = () if params.splits > 1 else out.shape[:-2]
+            dtype = a.dtype if params.splits > 1 else out.dtype
             made = Product(
                 (a.shape, b.shape, (*batch, m, n)),
                 (a.dtype, b.dtype, dtype),
-                (bool(op.params["transpose_a"]), bool(op.params["transpose_b"])),
-                bool(op.params.get("tf32")),
+                (params.transpose_a, params.transpose_b),
+                params.tf32,
                 names[op.id],
             )
             found.setdefault(made.key, made)

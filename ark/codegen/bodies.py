@@ -13,6 +13,7 @@ from ark.codegen.dialect import BoxMap, Dialect
 from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan import kind as kinds
+from ark.plan.params import PartialParams
 from ark.plan.signature import Signature
 from ark.plan.types import Plan, PlanOp
 from ark.variant import COMMUNICATE, LOAD, MOVE
@@ -51,6 +52,12 @@ def _enters(sig: Signature, machine: Machine, dialect: Dialect) -> bool:
     """Does the dialect's body for the variant `block` wait for its task itself?"""
     rule = dialect.enters.get(sig.kind) if machine.variant.name == "block" else None
     return rule is not None and rule(sig, machine)
+
+
+class _Moved(PartialParams, frozen=True):
+    """What copies and sums say: whether warps that move do them."""
+
+    moved: bool = False
 
 
 class Bodies:
@@ -97,7 +104,7 @@ class Bodies:
         """
         code = self._seen.get(sig.key)
         if code is None:
-            moved = self.moves and sig.params.get("moved")
+            moved = self.moves and sig.read(_Moved).moved
             code = self._seen[sig.key] = self._moved(op, sig) if moved else self._body(op, sig)
         self.opcode[op.id] = code
 

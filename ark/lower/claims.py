@@ -16,7 +16,7 @@ from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature
-from ark.tasks.claimed import MOST_TILES
+from ark.tasks.claimed import MOST_TILES, ClaimedParams
 
 LEAST_BYTES = 64 << 20  # that an op moves
 LEAST_TILES = 4  # a processor
@@ -42,7 +42,7 @@ def _claimed(group: Group, machine: Machine) -> Group:
     if not LEAST_TILES * machine.processors <= places.count <= MOST_TILES:
         return group
     first = list(itertools.islice(itertools.product(*places.ranges), machine.processors))
-    shared = {"kind": group.kind, "params": dict(params), "tasks": machine.processors}
+    shared = ClaimedParams(group.kind, dict(params), machine.processors)
     return replace(group, kind="claimed", params=shared, coords=first)
 
 
@@ -62,4 +62,4 @@ def _able(group: Group, machine: Machine) -> bool:
 
 def _signature(group: Group) -> Signature:
     operands = tuple(OperandType(t.dtype.name, t.shape, t.strides) for t in group.operands)
-    return Signature(group.kind, group.params, operands)
+    return Signature(group.kind, group.params.to_plan(), operands)

@@ -41,7 +41,9 @@ class Contents:
         for i, group in enumerate(groups):
             operands = tuple(self._tensor(t, i) for t in group.operands)
             after = tuple(self._tensor(t, i) for t in group.after)
-            self.ops.append(PlanOp(i, group.name, group.kind, group.params, operands, after))
+            self.ops.append(
+                PlanOp(i, group.name, group.kind, group.params.to_plan(), operands, after)
+            )
         self._place(reordered)
 
     def _tensor(self, tensor: Tensor, op: int) -> int:

@@ -19,6 +19,7 @@ from ark.lower.engines import AUTO, FAR, MESSAGES, NIC, Engine, choose_engine, m
 from ark.lower.tiling import hinted_tile
 from ark.machine import Machine
 from ark.plan.groups import Group, RemoteSemaphore
+from ark.plan.params import Params
 
 
 class Lowering:
@@ -42,7 +43,7 @@ class Lowering:
     def emit(
         self,
         kind: str,
-        params: Mapping[str, Any],
+        params: Params,
         operands: Sequence[Tensor],
         coords: Sequence[tuple[int, ...]],
         suffix: str = "",
@@ -54,7 +55,7 @@ class Lowering:
         group = Group(
             node.name + suffix,
             kind,
-            dict(params),
+            params,
             tuple(operands),
             [tuple(int(v) for v in c) for c in coords],
             node.after,

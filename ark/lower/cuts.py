@@ -12,13 +12,13 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ark.costs import BoxCosts
 from ark.ir.values import Tensor
 from ark.log import show, shows
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
+from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_small import small
 
 LINE = 128  # bytes of k in a step
@@ -206,7 +206,7 @@ def is_exact(dtypes: Sequence[str], shape: Sequence[int], depth: int) -> bool:
     return large and set(dtypes) == {"fp32"}
 
 
-def deals_matrices(params: Mapping[str, Any], tensors: Sequence[Tensor], machine: Machine) -> bool:
+def deals_matrices(params: MatmulParams, tensors: Sequence[Tensor], machine: Machine) -> bool:
     """Is it many products of small matrices, of which a processor has a task?
 
     tensors: both sides, what is added to the product, and the result.
@@ -214,11 +214,11 @@ def deals_matrices(params: Mapping[str, Any], tensors: Sequence[Tensor], machine
     return small(signature(params, tensors), machine)
 
 
-def signature(params: Mapping[str, Any], tensors: Sequence[Tensor]) -> Signature:
+def signature(params: MatmulParams, tensors: Sequence[Tensor]) -> Signature:
     """The product's. Arguments as of `deals_matrices`."""
     left, right, *_, out = tensors
     seen = (OperandType(t.dtype.name, t.shape, t.strides) for t in (left, right, out))
-    return Signature("matmul", params, tuple(seen))
+    return Signature("matmul", params.to_plan(), tuple(seen))
 
 
 def tiles(

@@ -74,8 +74,8 @@ def cuts_text(groups: Sequence[Group]) -> str:
     """A line for each op with tiles: its task kind, tile, parts of k and tasks."""
     lines = []
     for group in groups:
-        if tile := group.params.get("tile"):
-            parts, tasks = group.params.get("splits", 1), len(group.coords)
+        if tile := getattr(group.params, "tile", ()):
+            parts, tasks = getattr(group.params, "splits", 1), len(group.coords)
             split = f", {parts} parts of k" if parts > 1 else ""
             size = "x".join(map(str, tile))
             lines.append(f"{group.name}: {group.kind}, tiles {size}{split}, {tasks} tasks")

@@ -112,4 +112,4 @@ def _signature(group: Group) -> Signature:
         OperandType(t.dtype.name, t.shape, t.strides, t.buffer.id in group.received)
         for t in group.operands
     )
-    return Signature(group.kind, group.params, operands)
+    return Signature(group.kind, group.params.to_plan(), operands)

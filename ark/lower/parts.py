@@ -15,6 +15,8 @@ from ark.plan.groups import Group
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks import expression
 from ark.tasks.combine import CHUNK
+from ark.tasks.combine_norm import CombineNormParams
+from ark.tasks.pointwise import PointwiseParams
 
 ADDED = ".sum"  # ends the name of the op that adds up parts
 
@@ -46,7 +48,7 @@ def norm_sum(lowering: Lowering, node: Node) -> bool:
     *shares, total = last.operands
     (_, weight), normed = node.inputs, node.outputs[0]
     columns = total.shape[-1]
-    params = {"element": "fp32", "columns": columns, "eps": node.attrs["eps"]}
+    params = CombineNormParams("fp32", columns, node.attrs["eps"])
     operands = [*(lowering.flat(t) for t in shares), weight, *map(lowering.flat, (total, normed))]
     rows = split(total.elements // columns, lowering.machine.processors)
     lowering.groups.pop()
@@ -55,14 +57,18 @@ def norm_sum(lowering: Lowering, node: Node) -> bool:
 
 
 def _fits(last: Group, node: Node) -> bool:
-    if last.kind != "pointwise" or not last.name.endswith(ADDED) or node.type != "rmsnorm":
+    if (
+        not isinstance(last.params, PointwiseParams)
+        or not last.name.endswith(ADDED)
+        or node.type != "rmsnorm"
+    ):
         return False
     *shares, total = last.operands
     source, weight = node.inputs
     plain = sum_of_parts(len(shares))
     beside = ["add", expression.leaf(len(shares) - 1), sum_of_parts(len(shares) - 1)]
     return (
-        last.params["expr"] in (plain, beside)
+        last.params.expr in (plain, beside)
         and (last.phase, last.processors) == (node.phase, node.processors)
         and last.context == node.context
         and node.hints is None

@@ -28,6 +28,7 @@ from ark.plan.boxes import Templates
 from ark.plan.collector import paused
 from ark.plan.groups import Group
 from ark.plan.packing import to_meta
+from ark.plan.params import Params
 from ark.plan.schedule import Schedule
 from ark.plan.serialize import machine_entry
 from ark.plan.types import Phase, Plan
@@ -173,7 +174,7 @@ def _ended(groups: Sequence[Group]) -> list[Group]:
 
 
 def _end(group: Group) -> Group:
-    end = Group("end", "iteration_end", {}, (), [(0,)], (), group.phase, group.processors)
+    end = Group("end", "iteration_end", Params(), (), [(0,)], (), group.phase, group.processors)
     end.context = group.context
     return end
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from msgspec import structs
 
 from ark.ir.fold import fold
 from ark.ir.values import Tensor
@@ -20,6 +21,7 @@ from ark.machine import Machine
 from ark.plan.cost import LEAST_FEW
 from ark.plan.kind import Signature
 from ark.tasks.matmul_form import dims
+from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_thin import TOGETHER, Thin, passes, thin
 
 PART_BYTES = 1 << 17  # that a task reads at least where k is cut
@@ -28,7 +30,7 @@ BATCH_TASKS = 4  # tasks a processor, at most, of many matrices
 
 
 def thin_cut(
-    params: Mapping[str, Any], tensors: Sequence[Tensor], machine: Machine, beside: int
+    params: MatmulParams, tensors: Sequence[Tensor], machine: Machine, beside: int
 ) -> Cut | None:
     """The cut of such a product; None if it is none.
 
@@ -79,7 +81,8 @@ def _us(sig: Signature, form: Thin, tile: tuple[int, int], machine: Machine, bes
         rate = machine.bandwidth_gbps * 1e3 / machine.processors
     operations = costs.few_rate if sizes[form.few] >= LEAST_FEW else costs.scalar_rate
     work = max(tile[many] * read / rate, 2.0 * tile[0] * tile[1] * k / operations)
-    tiled = dataclasses.replace(sig, params={**sig.params, "tile": list(tile)})
+    params = structs.replace(sig.read(MatmulParams), tile=tile)
+    tiled = dataclasses.replace(sig, params=params.to_plan())
     waits = costs.task_us + costs.pass_us * (passes(tiled, form, machine) - 1)
     rounds = -(-tasks * beside // machine.processors)
     signals = min(tasks, machine.processors)

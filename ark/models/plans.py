@@ -30,6 +30,7 @@ from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import cache, tuned, tuned_collectives
+from ark.tasks.tokens import AdvanceParams
 
 Drafted = Callable[[int, Plan], None]
 
@@ -200,7 +201,7 @@ def plan_batch(plan: Plan) -> int:
 
 def plan_chunk(plan: Plan) -> int:
     """The prompt tokens that a decoder's plan takes an iteration; 0 if it has no prompt phase."""
-    chunks = {int(op.params["rows"]) for op in plan.ops if op.kind == "advance"}
+    chunks = {AdvanceParams.from_plan(op.params).rows for op in plan.ops if op.kind == "advance"}
     said = plan.meta.get("chunk")
     if len(chunks) > 1 or chunks != ({said} if said else set()):
         raise InvalidUsageError(

@@ -7,6 +7,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from msgspec import structs
+
 from ark.capability import Capability
 from ark.ir import values as ir
 from ark.ir.dtype import fp32
@@ -15,8 +17,8 @@ from ark.lower.context import Lowering
 from ark.lower.packets import PACKET_LIMIT
 from ark.lower.tiling import attends_in_units
 from ark.machine import Machine
-from ark.tasks.attention import staged_bytes
-from ark.tasks.attention_tiles import balanced_group
+from ark.tasks.attention import AttentionMergeParams, AttentionParams, staged_bytes
+from ark.tasks.attention_tiles import AttentionTilesParams, balanced_group
 from ark.variant import COMMUNICATE
 
 PLAIN: dict[str, Any] = {
@@ -62,21 +64,22 @@ def lower_tiles(lowering: Lowering, node: Node) -> None:
         rows //= 2
     rows = min(rows, length)
     kv_heads = key.shape[-1] // width if how["by_rows"] else key.shape[-3]
-    params = {**node.attrs, **how, "kv_heads": kv_heads, "rows": rows}
+    params = AttentionTilesParams(**{**node.attrs, **how}, kv_heads=kv_heads, rows=rows)
     tiles = batch * heads * -(-length // rows)
     each = 2 * context * width * key.dtype.itemsize * kv_heads / heads
     # Heads together: what L2 holds, and enough for tiles of all lengths to be dealt at once.
     enough = -(-2 * machine.processors * rows // length)
     most = max(1, min(batch * heads, max(enough, int(L2_SHARE / each))))
-    params["group"] = most
     if (machine.variant.name == "matrix" or units) and lowering.graph.world_size == 1:
-        params["tasks"] = min(tiles, machine.processors)
+        tasks = min(tiles, machine.processors)
         blocks = -(-length // rows)
         window = -(-how["window"] // rows) + 1 if how["window"] else blocks
         seen = min(blocks, window) if how["causal"] else 1
-        params["group"] = balanced_group(batch * heads, blocks, params["tasks"], seen, most)
-        coords: list[tuple[int, ...]] = [(t,) for t in range(params["tasks"])]
+        group = balanced_group(batch * heads, blocks, tasks, seen, most)
+        params = structs.replace(params, tasks=tasks, group=group)
+        coords: list[tuple[int, ...]] = [(t,) for t in range(tasks)]
     else:
+        params = structs.replace(params, group=most)
         starts = range(0, length, rows)
         coords = [(b, h, r) for b in range(batch) for h in range(heads) for r in starts]
     lowering.emit("attention_tiles", params, [q, key, value, out, *rest], coords)
@@ -133,9 +136,8 @@ def lower_attention(lowering: Lowering, node: Node) -> None:
     # No processor waits for one sequence's parts before it has made its own of all.
     for partial, one in (m for m in merges if m is not None):
         rows, heads, splits, width = partial.shape
-        merge = {"heads": heads, "head_dim": node.attrs["head_dim"], "splits": splits}
         group = merge_group(batch * rows * heads, heads, 4 * splits * width, lowering.machine)
-        merge |= {"group": group} if group > 1 else {}
+        merge = AttentionMergeParams(heads, node.attrs["head_dim"], splits, group)
         coords = [(r, h) for r in range(rows) for h in range(0, heads, group)]
         lowering.emit("attention_merge", merge, [partial, one.outputs[0]], coords, ".merge")
 
@@ -181,9 +183,14 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
         splits = 1
     # All parts of a head are in shared memory when they are merged.
     splits = max(1, min(splits, (machine.shared_bytes - machine.ring_bytes) // part))
-    params = {**node.attrs, "kv_heads": kv_heads, "splits": splits}
-    if fresh and _older(lowering, node):
-        params["streamed"] = streamed
+    params = AttentionParams(
+        heads=node.attrs["heads"],
+        kv_heads=kv_heads,
+        head_dim=node.attrs["head_dim"],
+        splits=splits,
+        scale=node.attrs["scale"],
+        streamed=streamed,
+    )
     coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in range(kv_heads)]
     if splits == 1:
         lowering.emit("attention", params, [q, key, value, position, out, *fresh], coords)

@@ -22,6 +22,7 @@ from ark.ops.base import float_dtype, same_dtype
 from ark.ops.copies import copy_box
 from ark.ops.movement import whole_view
 from ark.ops.tokens import by_sequence, check_position
+from ark.plan.params import Params
 
 
 def check_rows(op: str, rows: Tensor, columns: int) -> None:
@@ -71,7 +72,7 @@ def _lower_append(lowering: Lowering, node: Node) -> None:
     coords = [(head,) for head in range(cache.shape[0] // batch)]
     for b in range(batch):
         operands = [lowering.part(t, batch, b) for t in (rows, position, cache)]
-        lowering.emit("kv_append", {}, operands, coords)
+        lowering.emit("kv_append", Params(), operands, coords)
 
 
 def _append(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -133,7 +134,7 @@ def _lower_slot(lowering: Lowering, node: Node) -> None:
         offsets=(0, cache.offsets[0], 0),
     )
     row = whole_view(lowering, token, (1, width), fill=True)
-    lowering.emit("kv_append", {}, [row, position, one_head], [(0,)])
+    lowering.emit("kv_append", Params(), [row, position, one_head], [(0,)])
     copy_box(lowering, token, made, ".written")
 
 

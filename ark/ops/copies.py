@@ -12,7 +12,8 @@ from ark.lower.engines import BULK, Engine
 from ark.lower.merge import bytes_of
 from ark.lower.tiling import box_coords, box_tile, swept
 from ark.plan.groups import Group
-from ark.tasks.combine import moved
+from ark.plan.params import Params
+from ark.tasks.combine import CombineParams, moved
 from ark.tasks.pointwise import copy_params
 
 
@@ -45,6 +46,6 @@ def move(
     """Tasks that copy a dense tensor to or from a peer's memory by an engine."""
     flat = [lowering.flat(bytes_of(source)), lowering.flat(bytes_of(target))]
     if engine.proxied or lowering.far(source.buffer.rank, target.buffer.rank):
-        return lowering.emit("transfer", {}, flat, coords, suffix)
+        return lowering.emit("transfer", Params(), flat, coords, suffix)
     kind = "bulk" if engine.name == BULK else "combine"
-    return lowering.emit(kind, {"element": moved(source.dtype)}, flat, coords, suffix)
+    return lowering.emit(kind, CombineParams(moved(source.dtype)), flat, coords, suffix)

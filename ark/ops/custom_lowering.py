@@ -20,6 +20,7 @@ from ark.ops.custom import of_attrs
 from ark.ops.custom_checks import made_by
 from ark.plan.groups import Group, RemoteSemaphore
 from ark.tasks import custom_form
+from ark.tasks.custom import CustomParams
 from ark.tasks.custom_form import Form
 
 
@@ -48,8 +49,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
     operands = [tensors[o.name] for o in form.operands]
     sizes = form.sizes({o.name: tensors[o.name].shape for o in form.operands})
     tile = dict(_tiles(form, sizes, lowering.machine.processors))
-    kept = ("name", "digest", "constants")
-    params = {**{key: node.attrs[key] for key in kept}, "tile": tile}
+    name, digest, constants = (node.attrs[key] for key in ("name", "digest", "constants"))
+    params = CustomParams(name, digest, tile, constants)
     places = [range(0, sizes[axis], n) for axis, n in tile.items()] or [range(1)]
     group = lowering.emit("custom", params, operands, list(itertools.product(*places)))
     if node.type == CUSTOM:

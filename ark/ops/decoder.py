@@ -26,7 +26,8 @@ from ark.ops.elementwise import sub
 from ark.ops.logic import minimum
 from ark.ops.lookup import gather
 from ark.ops.tokens import TokenState, by_sequence, check_position
-from ark.tasks.rotary import PACK
+from ark.plan.params import Params
+from ark.tasks.rotary import PACK, RopeKvParams, RotaryEmbeddingParams
 from ark.tasks.tokens import SETTINGS
 
 
@@ -170,7 +171,9 @@ def _lower_rotary(lowering: Lowering, node: Node) -> None:
     coords = [(r, a, b) for r in range(rows // batch) for a, b in parts]
     for b in range(batch):
         own = [lowering.part(t, batch, b) for t in (x, node.outputs[0], position)]
-        lowering.emit("rotary_embedding", node.attrs, [*own, frequencies], coords)
+        lowering.emit(
+            "rotary_embedding", RotaryEmbeddingParams(**node.attrs), [*own, frequencies], coords
+        )
 
 
 def _lower_rope_kv(lowering: Lowering, node: Node) -> None:
@@ -180,7 +183,9 @@ def _lower_rope_kv(lowering: Lowering, node: Node) -> None:
     # Of many rows whole packs: columns that one access moves stay together.
     step = PACK if x.shape[0] > 1 and node.attrs["head_dim"] % PACK == 0 else 2
     parts = split(x.shape[1] // step, lowering.machine.processors)
-    lowering.emit("rope_kv", node.attrs, operands, [(a * step, b * step) for a, b in parts])
+    lowering.emit(
+        "rope_kv", RopeKvParams(**node.attrs), operands, [(a * step, b * step) for a, b in parts]
+    )
 
 
 def _lower_pairs(lowering: Lowering, node: Node) -> None:
@@ -188,7 +193,7 @@ def _lower_pairs(lowering: Lowering, node: Node) -> None:
     rows, width = x.shape
     parts = split(width // 2, -(-lowering.machine.processors // rows))
     coords = [(r, a * 2, b * 2) for r in range(rows) for a, b in parts]
-    lowering.emit("swiglu", {}, [x, node.outputs[0]], coords)
+    lowering.emit("swiglu", Params(), [x, node.outputs[0]], coords)
 
 
 register("rotary_embedding", _rotary, _lower_rotary, aliasing="none")

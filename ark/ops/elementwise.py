@@ -25,6 +25,7 @@ from ark.ops.views import reinterpret
 from ark.tasks import expression
 from ark.tasks.expression import Tree
 from ark.tasks.functions import FUNCTIONS
+from ark.tasks.pointwise import PointwiseParams
 
 Number: Any = (int, float, np.integer, np.floating)
 
@@ -51,7 +52,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         tile[3] = min(out.shape[-1], tile[3] + tile[3] % out.dtype.per_item)
     coords = box_coords(out.shape, tile)
     coords = coords if asked else swept(coords, lowering.machine)
-    lowering.emit("pointwise", {"expr": expr, "tile": tile}, tensors, coords)
+    lowering.emit("pointwise", PointwiseParams(expr, tuple(tile)), tensors, coords)
 
 
 def _evaluated(inputs: Sequence[np.ndarray], node: Tree, attrs: Any) -> list[np.ndarray]:

@@ -21,7 +21,7 @@ from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.lower.tiling import split
 from ark.ops.base import float_dtype, result
-from ark.tasks.experts import TopKParams
+from ark.tasks.experts import ExpertLinearParams, TopKParams
 
 
 def topk(input: Any, k: int, name: str = "", *, largest: bool = True) -> tuple[Tensor, Tensor]:
@@ -125,7 +125,7 @@ def _lower_topk(lowering: Lowering, node: Node) -> None:
     each = -(-rows // lowering.machine.processors)
     coords = [(r,) for r in range(0, rows, each)]
     params = TopKParams(k=node.attrs["k"], least=node.attrs.get("least", False), rows=each)
-    lowering.emit("topk", params.to_plan(), [*node.inputs, *node.outputs], coords)
+    lowering.emit("topk", params, [*node.inputs, *node.outputs], coords)
 
 
 def _lower_expert_linear(lowering: Lowering, node: Node) -> None:
@@ -133,7 +133,9 @@ def _lower_expert_linear(lowering: Lowering, node: Node) -> None:
     rows, slots, n = node.outputs[0].shape
     parts = split(n, -(-lowering.machine.processors // (rows * slots)))
     coords = [(r, s, a, b) for r in range(rows) for s in range(slots) for a, b in parts]
-    lowering.emit("expert_linear", node.attrs, [*node.inputs, *node.outputs], coords)
+    lowering.emit(
+        "expert_linear", ExpertLinearParams(**node.attrs), [*node.inputs, *node.outputs], coords
+    )
 
 
 register("topk", _topk, _lower_topk, aliasing="none")

@@ -16,7 +16,7 @@ from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile, swept
 from ark.tasks import expression
-from ark.tasks.fusion import STAGES
+from ark.tasks.fusion import STAGES, FusionParams
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
@@ -24,7 +24,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     shape = node.outputs[0].shape
     work = len(node.attrs["last"]) + node.attrs["count"] * len(node.attrs["each"])
     tile = box_tile(shape, lowering.machine, max(2, work))
-    params = {**node.attrs, "inputs": len(node.inputs), "tile": tile}
+    params = FusionParams(inputs=len(node.inputs), tile=tuple(tile), **node.attrs)
     coords = swept(box_coords(shape, tile), lowering.machine)
     lowering.emit("fusion", params, [*node.inputs, *node.outputs], coords)
 

@@ -23,6 +23,7 @@ from ark.ops.base import broadcast, check_dims, positive_axis, result, same_dtyp
 from ark.ops.copies import copy_box
 from ark.ops.elementwise import composed, scalar
 from ark.tasks.along import lines
+from ark.tasks.remap import RemapParams
 
 Rule = list[Any]
 MODES = {"constant": "fill", "edge": "edge", "reflect": "reflect", "wrap": "wrap"}
@@ -53,7 +54,7 @@ def remap(
 def _lower_remap(lowering: Lowering, node: Node) -> None:
     out = node.outputs[0]
     tile = box_tile(out.shape, lowering.machine, itemsize=out.dtype.itemsize)
-    params = {"rules": node.attrs["rules"], "fill": node.attrs["fill"], "tile": tile}
+    params = RemapParams(rules=node.attrs["rules"], fill=node.attrs["fill"], tile=tuple(tile))
     lowering.emit("remap", params, [*node.inputs, out], box_coords(out.shape, tile))
 
 

@@ -22,6 +22,8 @@ from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.ops.matmul_lowering import lower_matmul
 from ark.tasks import expression
 from ark.tasks.linear_form import dealt
+from ark.tasks.linear_params import LinearParams
+from ark.tasks.matmul_params import WindowParams
 from ark.tasks.matmul_windows import laid_out
 
 EPILOGUES = {"add": "add", "swiglu": "swiglu_pairs", "rope_kv": "rope_kv"}
@@ -131,9 +133,8 @@ def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
     a, b, *others = inputs
     if "windows" in attrs:
         sides = [a, b]
-        sides[attrs["windows"]["side"]] = laid_out(
-            sides[attrs["windows"]["side"]], attrs["windows"]
-        )
+        windows = WindowParams.from_plan(attrs["windows"])
+        sides[windows.side] = laid_out(sides[windows.side], windows)
         a, b = sides
     a = np.swapaxes(a, -1, -2) if attrs["transpose_a"] else a
     b = np.swapaxes(b, -1, -2) if attrs["transpose_b"] else b
@@ -156,7 +157,7 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
         raise ModelError(f"the weight {weight.name!r} must be dense to be streamed")
     x, w, *rest = node.inputs
     operands = [x, w, node.outputs[0], *rest, *node.outputs[1:]]
-    params = {**node.attrs, "rows": rows, "split_k": splits}
+    params = LinearParams(rows=rows, split_k=splits, **node.attrs)
     stages = -(-n // rows)
     shares = dealt(node.outputs[0].shape[0], n, row_bytes(weight), machine)
     coords = [(a * rows, min(b * rows, n)) for a, b in split(stages, shares)]

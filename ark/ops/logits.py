@@ -6,9 +6,9 @@ ark.ops.sequences) and of the gather of shares (ark.ops.communication.direct).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from msgspec.structs import replace
 
 from ark.codegen.layout import RECORD_OPERANDS
 from ark.ir import values as ir
@@ -16,6 +16,8 @@ from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.plan.groups import Group
+from ark.tasks.linear_params import LinearParams
+from ark.tasks.tokens import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Drawing:
     def choose(
         self,
         lowering: Lowering,
-        params: Mapping[str, Any],
+        params: SamplingParams,
         logits: ir.Tensor,
         candidates: ir.Tensor,
     ) -> Group:
@@ -49,10 +51,18 @@ def makes_logits(lowering: Lowering, node: Node) -> Group | None:
     return product if product is not None and not moved and _makes(product, node) else None
 
 
+def draws(product: Group, tiles: int, shares: int = 1, share: int = 0) -> None:
+    """Makes a linear layer find the best of its logits, which are one of equal shares."""
+    assert isinstance(product.params, LinearParams)
+    product.params = replace(
+        product.params, epilogue="sample", tiles=tiles, shares=shares, share=share
+    )
+
+
 def _makes(product: Group, node: Node) -> bool:
     return (
-        product.kind == "linear"
-        and product.params["epilogue"] == "store"
+        isinstance(product.params, LinearParams)
+        and product.params.epilogue == "store"
         and product.operands[2].id == node.inputs[0].id
         and product.phase == node.phase
         and product.processors == node.processors
@@ -113,7 +123,7 @@ def give_logits(lowering: Lowering, share: ir.Tensor, drawing: Drawing) -> None:
     peers = (t for pair in zip(logits[1:], candidates[1:], strict=True) for t in pair)
     own = (logits[0], *norm, drawing.settings, drawing.position, candidates[0])
     product.operands = (x, weight, *own, *peers)
-    product.params.update(epilogue="sample", tiles=tiles, shares=world, share=rank)
+    draws(product, tiles, world, rank)
     counters = [(step, f"{name}.from+{world - step}") for step in range(1, world)]
     told = tuple(lowering.semaphore((rank + step) % world, label) for step, label in counters)
     product.sends = [told] * tiles
@@ -124,6 +134,6 @@ def give_logits(lowering: Lowering, share: ir.Tensor, drawing: Drawing) -> None:
             part, shape=whole, offsets=(0, 0), padded=whole, name=part.buffer.name
         )
 
-    params = {"tiles": tiles * world, "shares": world, "first": rank}
+    params = SamplingParams(tiles * world, world, rank)
     group = drawing.choose(lowering, params, everybodys(logits[0]), everybodys(candidates[0]))
     group.awaits = [tuple((lowering.semaphore(rank, label), tiles) for _, label in counters)]

@@ -28,8 +28,9 @@ from ark.ops.elementwise import add, arithmetic, cast, mul
 from ark.ops.logic import greater_equal, iota, less, logical_or, where
 from ark.ops.movement import move, whole_view
 from ark.ops.views import reshape
-from ark.tasks.along import lines
-from ark.tasks.scatter import same_places
+from ark.tasks.along import ScanParams, lines
+from ark.tasks.remap import GatherParams
+from ark.tasks.scatter import ScatterParams, same_places
 
 ROWS_EACH = 4  # of a processor, so that a warp each is enough to copy them
 OUTSIDE = 1 << 40  # an index that no dimension has
@@ -81,7 +82,7 @@ def _emit_gather(
     if shape[-1] == 1 and lowering.machine.coalesces:
         weight = max(1, line // itemsize)  # a line is loaded for each element
     tile = box_tile(shape, lowering.machine, weight, itemsize)
-    params = {"axis": axis, "elements": elements, "tile": tile}
+    params = GatherParams(axis=axis, elements=elements, tile=tuple(tile))
     lowering.emit("gather", params, operands, box_coords(shape, tile))
 
 
@@ -220,10 +221,12 @@ def _lower_scatter(lowering: Lowering, node: Node) -> None:
     if _by_rows(lowering, node):
         frame = lines(out.shape, axis)
         tile = box_tile(frame, lowering.machine, max(updates.shape[axis], out.shape[axis]))
-        row = {"axis": axis, "function": node.attrs["function"], "tile": tile}
+        params = ScatterParams(
+            axis=axis, function=node.attrs["function"], tile=tuple(tile), span=out.shape[axis]
+        )
         coords = [(*coord, 0) for coord in box_coords(frame, tile)]
         operands = [ids, updates, source, out]
-        lowering.emit("scatter", {**row, "span": out.shape[axis]}, operands, coords)
+        lowering.emit("scatter", params, operands, coords)
         return
     if source.buffer.id != out.buffer.id:
         copy_box(lowering, source, out, ".copy")
@@ -243,7 +246,7 @@ def _lower_scatter(lowering: Lowering, node: Node) -> None:
         tasks = len(box_coords(frame, tile))
         spans = max(1, min(lowering.machine.processors // tasks, count // LEAST_UPDATES))
     span = -(-size // spans)
-    params = {"axis": axis, "function": node.attrs["function"], "tile": tile, "span": span}
+    params = ScatterParams(axis=axis, function=node.attrs["function"], tile=tuple(tile), span=span)
     places = range(0, size, span)
     coords = [(*coord, place) for place in places for coord in box_coords(frame, tile)]
     lowering.emit("scatter", params, [ids, updates, out], coords)
@@ -362,7 +365,10 @@ def _lower_scan(lowering: Lowering, node: Node) -> None:
     if tasks < machine.processors and not machine.has(Capability.SINGLE_THREAD):
         tile[3] = min(tile[3], machine.lanes)  # neighbours that a block goes along together
     lowering.emit(
-        "scan", {**node.attrs, "tile": tile}, [*node.inputs, out], box_coords(frame, tile)
+        "scan",
+        ScanParams(tile=tuple(tile), **node.attrs),
+        [*node.inputs, out],
+        box_coords(frame, tile),
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+
+from msgspec import structs
 
 from ark.ir.dtype import fp32, int8, int32
 from ark.ir.fold import FOLDED, fold
@@ -30,6 +31,8 @@ from ark.lower.rewrite.overlap_collectives import SHARE, SUM
 from ark.lower.thin_cuts import thin_cut
 from ark.lower.tiling import box_coords, side_by_side
 from ark.tasks import expression
+from ark.tasks.matmul_params import MatmulParams, WindowParams
+from ark.tasks.pointwise import PointwiseParams
 
 
 def lower_matmul(lowering: Lowering, node: Node) -> None:
@@ -49,9 +52,10 @@ def lower_matmul(lowering: Lowering, node: Node) -> None:
     asked = lowering.tile(shape, fixed=(0, 1), shown=_shown(node))
     plain = not any(node.attrs.get(name) for name in ("gated", "rope_kv", "windows"))
     cut = thin = None
+    product = _product(node, shape)
     if plain and not asked:
-        cut = thin = thin_cut(_product(node), tensors, machine, lowering.beside)
-    dealt_out = plain and not asked and deals_matrices(_product(node), tensors, machine)
+        cut = thin = thin_cut(product, tensors, machine, lowering.beside)
+    dealt_out = plain and not asked and deals_matrices(product, tensors, machine)
     if asked:
         tile = asked[2], asked[3]
     elif dealt_out:
@@ -59,21 +63,21 @@ def lower_matmul(lowering: Lowering, node: Node) -> None:
     else:
         cut = thin or _usual_cut(lowering, node, tensors, shape, plain)
         tile = cut.rows, cut.columns
-    params = _product(node) | {"tile": list(tile)}
+    params = structs.replace(product, tile=tile)
     if cut and cut.parts > 1 and not node.hints and not _travels(lowering, node):
         places = box_coords((1, cut.parts, *shape[2:]), (1, 1, *tile))
         _emit_parts(lowering, node, params, tensors, places, cut)
         return
     coords: Sequence[tuple[int, ...]] = box_coords(shape, (1, 1, *tile))
     if dealt_out and node.hints is None and not _travels(lowering, node):
-        params |= {"tasks": machine.processors, "group": 1}
-        _emit_product(lowering, node, params, tensors, [(r,) for r in range(params["tasks"])])
+        params = structs.replace(params, tasks=machine.processors)
+        _emit_product(lowering, node, params, tensors, [(r,) for r in range(params.tasks)])
         return
     several = not thin and node.hints is None
     together = tiles_together(math.prod(tile) * _depth(node), machine) if several else 1
     if len(coords) > 1 and together > 1:  # several small ones are a task
-        params |= {"tasks": -(-len(coords) // together), "group": 1}
-        coords = [(r,) for r in range(params["tasks"])]
+        params = structs.replace(params, tasks=-(-len(coords) // together))
+        coords = [(r,) for r in range(params.tasks)]
     _emit_product(lowering, node, params, tensors, coords)
 
 
@@ -126,29 +130,34 @@ def _shown(node: Node) -> tuple[int, ...] | None:
     return node.hints.product if node.hints else None
 
 
-def _product(node: Node) -> dict[str, Any]:
-    """A product's parameters but for its tiles."""
-    params: dict[str, Any] = {n: bool(node.attrs[n]) for n in ("transpose_a", "transpose_b")}
-    params |= {"tf32": True} if node.attrs.get("tf32") else {}
-    return params | ({"windows": node.attrs["windows"]} if "windows" in node.attrs else {})
+def _product(node: Node, shape: Sequence[int]) -> MatmulParams:
+    """A product's parameters, whose only tile is all of its shape."""
+    windows = node.attrs.get("windows")
+    return MatmulParams(
+        transpose_a=bool(node.attrs["transpose_a"]),
+        transpose_b=bool(node.attrs["transpose_b"]),
+        tile=(shape[2], shape[3]),
+        tf32=bool(node.attrs.get("tf32")),
+        windows=None if windows is None else WindowParams.from_plan(windows),
+    )
 
 
 def _emit_product(
     lowering: Lowering,
     node: Node,
-    params: dict[str, Any],
+    params: MatmulParams,
     tensors: Sequence[IrTensor],
     coords: Sequence[tuple[int, ...]],
 ) -> None:
     left, right, *others, out = tensors
     if "finish" in node.attrs:
-        params["expr"] = node.attrs["finish"]
+        params = structs.replace(params, expr=node.attrs["finish"])
     elif node.attrs.get("gated"):
-        params["gated"] = True
+        params = structs.replace(params, gated=True)
     elif "rope_kv" in node.attrs:
-        params |= node.attrs["rope_kv"]
+        params = structs.replace(params, **node.attrs["rope_kv"])
     elif lowering.machine.variant.name == "matrix" and out.dtype not in (left.dtype, fp32, int32):
-        params["expr"] = expression.leaf(0)  # the sums as they are
+        params = structs.replace(params, expr=expression.leaf(0))  # the sums as they are
     lowering.emit("matmul", params, [left, right, out, *others], coords)
 
 
@@ -175,7 +184,7 @@ def _lower_large(
         cut = choose_cut(shape, depth, size, machine, several, measured, narrow, normed, windows)
     tile = min(cut.rows, shape[2]), cut.columns
     group = matrix_group(tile[0], depth, a.dtype.itemsize, machine)
-    params = _product(node) | {"tile": list(tile)}
+    params = structs.replace(_product(node, shape), tile=tile)
     coords = box_coords(shape, (1, 1, *tile))
     if not alone:
         coords.sort(key=lambda c: (*c[:2], c[2] // (group * tile[0]), c[3], c[2]))
@@ -184,8 +193,9 @@ def _lower_large(
         return
     # A processor's tiles are one task: it loads one while it stores another.
     begin, end = node.processors or (0, machine.processors)
-    params |= {"tasks": min(len(coords) * cut.parts, end - begin), "group": group}
-    coords = [(r,) for r in range(params["tasks"])]
+    tasks = min(len(coords) * cut.parts, end - begin)
+    params = structs.replace(params, tasks=tasks, group=group)
+    coords = [(r,) for r in range(tasks)]
     if cut.parts == 1:
         _emit_product(lowering, node, params, tensors, coords)
         return
@@ -215,7 +225,7 @@ def _travels(lowering: Lowering, node: Node) -> bool:
 def _emit_parts(
     lowering: Lowering,
     node: Node,
-    params: dict[str, Any],
+    params: MatmulParams,
     tensors: Sequence[IrTensor],
     coords: Sequence[tuple[int, ...]],
     cut: Cut,
@@ -224,7 +234,8 @@ def _emit_parts(
     left, right, *others, out = tensors
     whole = int32 if left.dtype == int8 else fp32
     sums = lowering.temp((cut.parts, *out.shape[-2:]), whole, f"{node.name}.parts")
-    lowering.emit("matmul", params | {"splits": cut.parts}, [left, right, sums], coords)
+    params = structs.replace(params, splits=cut.parts)
+    lowering.emit("matmul", params, [left, right, sums], coords)
     _add_parts(lowering, node, sums, others, out, cut)
 
 
@@ -246,9 +257,9 @@ def _add_parts(
         leaves = [tree, *(expression.leaf(parts + i) for i in range(len(others)))]
         tree = expression.substitute(node.attrs["finish"], leaves)
     wide = [widen(t, 3) if len(t.shape) < 3 else t for t in (*others, out)]
-    tile = [1, 1, -(-min(cut.rows, m) // parts), min(cut.columns, n)]
+    tile = (1, 1, -(-min(cut.rows, m) // parts), min(cut.columns, n))
     coords = box_coords(fold(wide[-1].shape), tile)
-    params = {"expr": tree, "tile": tile}
+    params = PointwiseParams(tree, tile)
     lowering.emit("pointwise", params, [*views, *wide], coords, ADDED)
 
 

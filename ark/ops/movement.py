@@ -19,6 +19,9 @@ from ark.lower.registry import get, register
 from ark.lower.tiling import box_coords, box_tile, swept, transpose_tile
 from ark.lower.unpack import convert, unpacked
 from ark.ops.base import broadcast, float_dtype, index_dtype, result, same_dtype
+from ark.tasks.movement import RopeParams, TransposeParams
+from ark.tasks.remap import GatherParams
+from ark.tasks.tokens import EmbeddingParams
 
 MANY_ROWS = 4  # a processor: from then on the rows that are looked up are tiles, not a task each
 
@@ -68,7 +71,7 @@ def _permute(lowering: Lowering, source: IrTensor, out: IrTensor, order: list[in
     coords = box_coords(out.shape, tile)
     if transposed == 3 and not hinted:
         coords = swept(coords, machine)
-    lowering.emit("transpose", {"perm": perm, "tile": tile}, [source, out], coords)
+    lowering.emit("transpose", TransposeParams(tuple(perm), tuple(tile)), [source, out], coords)
 
 
 def _transpose(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -129,7 +132,7 @@ def _emit_rows(lowering: Lowering, operands: list[IrTensor], columns: int) -> No
     rows, width = operands[2].shape
     parts = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
     columns = columns or -(-width // parts)
-    params = {"rows": 1, "columns": columns, "dynamic": False}
+    params = EmbeddingParams(rows=1, columns=columns, dynamic=False)
     coords = [(r, c) for r in range(rows) for c in range(0, width, columns)]
     lowering.emit("embedding", params, operands, coords)
 
@@ -138,7 +141,7 @@ def _emit_tiles(lowering: Lowering, index: IrTensor, table: IrTensor, target: Ir
     """Tiles of many rows, as of any gather."""
     table, target = widen(table, 3), widen(target, 3)
     tile = box_tile(target.shape, lowering.machine, itemsize=target.dtype.itemsize)
-    params = {"axis": 1, "elements": False, "from_end": False, "tile": tile}
+    params = GatherParams(axis=1, elements=False, from_end=False, tile=tuple(tile))
     lowering.emit("gather", params, [table, index, target], box_coords(target.shape, tile))
 
 
@@ -169,7 +172,7 @@ def _lower_rope(lowering: Lowering, node: Node) -> None:
     out = node.outputs[0]
     tile = lowering.tile(fold(out.shape)) or box_tile(out.shape, lowering.machine)
     tile[3] += tile[3] % 2
-    lowering.emit("rope", {"tile": tile}, [*node.inputs, out], box_coords(out.shape, tile))
+    lowering.emit("rope", RopeParams(tuple(tile)), [*node.inputs, out], box_coords(out.shape, tile))
 
 
 def _rope(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

@@ -20,6 +20,8 @@ from ark.lower.registry import register
 from ark.lower.tiling import box_coords
 from ark.machine import Machine
 from ark.ops.base import float_dtype, result
+from ark.tasks.movement import ArgMaxParams
+from ark.tasks.rows import RowNormParams
 
 LEAST_DEALT = 32 << 20  # bytes of a result whose rows are dealt
 NARROW = 2  # bytes of their elements
@@ -51,14 +53,14 @@ def lower_rows(lowering: Lowering, node: Node) -> None:
     if many:
         apart = (out.shape[0] // many, many, out.shape[1])
         source, out = lowering.view(source, apart), lowering.view(out, apart)
-        params = {"function": node.type, "eps": node.attrs.get("eps", 0.0), "dealt": True}
+        params = RowNormParams(node.type, apart[0], node.attrs.get("eps", 0.0), dealt=True)
         coords = [(0, 0, i, 0) for i in range(many)]
-        lowering.emit("rownorm", {**params, "rows": apart[0]}, [source, *others, out], coords)
+        lowering.emit("rownorm", params, [source, *others, out], coords)
         return
     if node.type == "argmax":
-        lowering.emit("argmax", {"rows": rows}, [source, *others, out], coords)
+        lowering.emit("argmax", ArgMaxParams(rows), [source, *others, out], coords)
         return
-    params = {"function": node.type, "eps": node.attrs.get("eps", 0.0), "rows": rows}
+    params = RowNormParams(node.type, rows, node.attrs.get("eps", 0.0))
     lowering.emit("rownorm", params, [source, *others, out], coords)
 
 

@@ -25,6 +25,9 @@ from ark.ops.attention_lowering import (
 )
 from ark.ops.base import float_dtype, result
 from ark.ops.caches import check_rows
+from ark.plan.params import Params
+from ark.tasks.attention import AttentionMergeParams
+from ark.tasks.paged import PagedAttentionParams
 
 
 def _check(what: str, cache: Tensor, pages: Tensor, position: Tensor, rows: int) -> tuple[int, int]:
@@ -78,7 +81,7 @@ def _lower_append(lowering: Lowering, node: Node) -> None:
     rows, table, position, _ = node.inputs
     cache = node.outputs[0]
     coords = [(head,) for head in range(cache.shape[1])]
-    lowering.emit("paged_append", {}, [rows, table, position, cache], coords)
+    lowering.emit("paged_append", Params(), [rows, table, position, cache], coords)
 
 
 def _append(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -183,7 +186,9 @@ def _lower_splits(lowering: Lowering, node: Node) -> None:
     # All parts of a head are in shared memory when they are merged.
     room = (machine.shared_bytes - machine.ring_bytes) // (4 * (width + 2))
     splits = max(1, min(splits, room))
-    params = {**node.attrs, "kv_heads": kv_heads, "splits": splits}
+    params = PagedAttentionParams(
+        heads=heads, kv_heads=kv_heads, head_dim=width, splits=splits, scale=node.attrs["scale"]
+    )
     merges = []
     for b in range(sequences):
         own, row, at, out = (
@@ -198,7 +203,7 @@ def _lower_splits(lowering: Lowering, node: Node) -> None:
         lowering.emit("paged_attention", params, [own, key, value, row, at, made], coords)
     for partial, out in merges:
         group = merge_group(q.shape[0] * heads, heads, 4 * splits * (width + 2), machine)
-        merge = {"heads": heads, "head_dim": width, "splits": splits, "group": group}
+        merge = AttentionMergeParams(heads, width, splits, group)
         coords2 = [(r, h) for r in range(out.shape[0]) for h in range(0, heads, group)]
         lowering.emit("attention_merge", merge, [partial, out], coords2, ".merge")
 

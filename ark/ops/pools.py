@@ -18,6 +18,7 @@ from ark.ops.base import float_dtype, result
 from ark.ops.indexing import pad
 from ark.ops.reductions import reduce_max, reduce_mean
 from ark.ops.windows import Numbers, numbers, padding_pairs, spatial
+from ark.tasks.windows import PoolParams
 
 
 def _pool(
@@ -123,9 +124,9 @@ def global_avg_pool(input: Any, name: str = "") -> Tensor:
 def _lower_pool(lowering: Lowering, node: Node) -> None:
     out = node.outputs[0]
     tile = box_tile(out.shape, lowering.machine, math.prod(node.attrs["size"]))
-    params = {key: value for key, value in node.attrs.items() if key != "sizes"}
+    kept = {key: value for key, value in node.attrs.items() if key != "sizes"}
     coords = box_coords(out.shape, tile)
-    lowering.emit("pool", {**params, "tile": tile}, [*node.inputs, out], coords)
+    lowering.emit("pool", PoolParams(**kept, tile=tuple(tile)), [*node.inputs, out], coords)
 
 
 def _pool_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

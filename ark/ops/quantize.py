@@ -28,7 +28,7 @@ from ark.ops.math import round as nearest
 from ark.ops.reductions import reduce_max
 from ark.ops.views import reshape
 from ark.tasks.expression import Tree, leaf
-from ark.tasks.quantized import MOST_ROWS, STEP, most_rows
+from ark.tasks.quantized import MOST_ROWS, STEP, QuantizedParams, most_rows
 
 TYPES = (*PACKED, int8, uint8)
 
@@ -144,7 +144,11 @@ def _lower_quantized(lowering: Lowering, node: Node) -> None:
         rows = min(most, x.shape[0] - first)
         operands = [part(x, 0, first, rows), *others, part(out, 0, first, rows)]
         lowering.emit(
-            "quantized_linear", node.attrs, operands, coords, f".{number}" if number else ""
+            "quantized_linear",
+            QuantizedParams(**node.attrs),
+            operands,
+            coords,
+            f".{number}" if number else "",
         )
 
 

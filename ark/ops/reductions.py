@@ -27,6 +27,7 @@ from ark.ops.base import MOST_SIZE, float_dtype, positive_axis, result
 from ark.ops.elementwise import copy
 from ark.ops.views import reshape
 from ark.tasks import expression
+from ark.tasks.reduce import ReduceParams
 
 FUNCTIONS = ("sum", "mean", "max", "min", "prod")
 REDUCE_COLUMNS = 64  # neighbouring results of a task where not the last dimension is reduced
@@ -171,9 +172,7 @@ def _emit_reduce(
         tile = asked
     elif axis != rank - 1 and out.shape[-1] > tile[3]:
         tile = [1, 1, 1, max(tile[3], min(REDUCE_COLUMNS, out.shape[-1]))]
-    params = {"function": function, "axis": place, "count": count, "tile": tile}
-    if term is not None:
-        params["term"] = term
+    params = ReduceParams(function, place, count, tuple(tile), None if term is None else list(term))
     lowering.emit("reduce", params, [*inputs, out], box_coords(out.shape, tile), suffix)
 
 

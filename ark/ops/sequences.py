@@ -15,11 +15,13 @@ from ark.lower.context import Lowering
 from ark.lower.merge import part
 from ark.lower.registry import register
 from ark.machine import Machine
-from ark.ops.logits import makes_logits
+from ark.ops.logits import draws, makes_logits
 from ark.ops.tokens import sample_reference
 from ark.plan.groups import Group
 from ark.tasks.linear_form import MATRIX_ROWS, MOST_NARROW, narrow_rows
-from ark.tasks.tokens import SETTINGS
+from ark.tasks.linear_params import LinearParams
+from ark.tasks.sequences import ChooseEachParams
+from ark.tasks.tokens import SETTINGS, SamplingParams
 from ark.variant import COMMUNICATE
 
 
@@ -51,12 +53,13 @@ def _share(tensor: Tensor, batch: int, sequence: int) -> Tensor:
 
 def _takes(product: Group, machine: Machine) -> bool:
     """Has the layer a body of several rows that finds each one's best?"""
-    x, weight = product.operands[:2]
+    (x, weight), params = product.operands[:2], product.params
     return (
         machine.variant.role(COMMUNICATE) > 0
         and 1 < x.shape[0] <= MOST_NARROW
-        and narrow_rows(x.shape[0], weight, product.params["split_k"])
-        and product.params["rows"] in MATRIX_ROWS
+        and isinstance(params, LinearParams)
+        and narrow_rows(x.shape[0], weight, params.split_k)
+        and params.rows in MATRIX_ROWS
     )
 
 
@@ -73,15 +76,15 @@ def _lower_sample_each(lowering: Lowering, node: Node) -> None:
         tiles = len(product.coords)
     candidates = lowering.temp((batch * tiles, 2), fp32, f"{node.name}.candidates")
     if product is not None and finds:
-        product.params.update(epilogue="sample", tiles=tiles)
+        draws(product, tiles)
         product.operands += (settings, position, candidates)
     for b in range(0 if finds else batch):
         shared = (logits, settings, position, candidates)
         operands = [_share(tensor, batch, b) for tensor in shared]
         coords = [(i,) for i in range(tiles)]
-        lowering.emit("sample", {"tiles": tiles}, operands, coords, f".{b}")
+        lowering.emit("sample", SamplingParams(tiles), operands, coords, f".{b}")
     operands = [logits, settings, position, candidates, tokens, output, stops]
-    lowering.emit("choose_each", {"tiles": tiles, "batch": batch}, operands, [(0,)], ".choose")
+    lowering.emit("choose_each", ChooseEachParams(tiles, batch), operands, [(0,)], ".choose")
 
 
 register("sample_each", _sample_each, _lower_sample_each)

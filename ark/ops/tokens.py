@@ -22,10 +22,10 @@ from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
-from ark.ops.logits import Drawing, give_logits, makes_logits
+from ark.ops.logits import Drawing, draws, give_logits, makes_logits
 from ark.ops.sampling_state import SamplingState
 from ark.ops.views import new_tensor, refer
-from ark.tasks.tokens import SETTINGS
+from ark.tasks.tokens import SETTINGS, AdvanceParams, EmbeddingParams, SamplingParams
 
 MAX_STOPS = 16
 KEY = SETTINGS.index("key_low"), SETTINGS.index("key_high")
@@ -280,7 +280,7 @@ def _lower_embed(lowering: Lowering, node: Node) -> None:
     columns = -(-width // parts)
     batch = position.shape[0]
     each = max(1, -(-rows // batch // lowering.machine.processors)) if parts == 1 else 1
-    params = {"rows": each, "columns": columns, "dynamic": True}
+    params = EmbeddingParams(rows=each, columns=columns, dynamic=True)
     coords = [(r, c) for r in range(0, rows // batch, each) for c in range(0, width, columns)]
     for b in range(batch):
         of = functools.partial(lowering.part, parts=batch, number=b)
@@ -289,7 +289,7 @@ def _lower_embed(lowering: Lowering, node: Node) -> None:
 
 
 def _lower_advance(lowering: Lowering, node: Node) -> None:
-    lowering.emit("advance", {"rows": node.attrs["rows"]}, list(node.inputs), [(0,)])
+    lowering.emit("advance", AdvanceParams(node.attrs["rows"]), list(node.inputs), [(0,)])
 
 
 def _lower_sample(lowering: Lowering, node: Node) -> None:
@@ -297,7 +297,7 @@ def _lower_sample(lowering: Lowering, node: Node) -> None:
     begin with the rank's own (ark.lower.rewrite.rotate_logits).
     """
     shares = node.attrs.get("shares", 1)
-    shared = {"shares": shares, "first": lowering.graph.rank} if shares > 1 else {}
+    first = lowering.graph.rank if shares > 1 else 0
     logits, settings, position, tokens, output, stops = node.inputs
     drawing = Drawing(settings, position, tokens, output, stops)
     vocabulary = logits.shape[1]
@@ -309,18 +309,18 @@ def _lower_sample(lowering: Lowering, node: Node) -> None:
     if product is not None:
         tiles = len(product.coords)
         candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
-        product.params.update(epilogue="sample", tiles=tiles)
+        draws(product, tiles)
         product.operands += (settings, position, candidates)
     else:
         tiles = max(1, min(lowering.machine.processors, vocabulary // 256))
         candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
         lowering.emit(
             "sample",
-            {"tiles": tiles, **shared},
+            SamplingParams(tiles, shares, first),
             [logits, settings, position, candidates],
             [(i,) for i in range(tiles)],
         )
-    drawing.choose(lowering, {"tiles": tiles, **shared}, logits, candidates)
+    drawing.choose(lowering, SamplingParams(tiles, shares, first), logits, candidates)
 
 
 register("embed", _embed, _lower_embed)

@@ -26,6 +26,7 @@ from ark.ops.linear_algebra import matmul
 from ark.ops.movement import transpose
 from ark.ops.views import reshape
 from ark.tasks import expression
+from ark.tasks.convolution import ConvolutionParams
 
 Numbers = int | Sequence[int]
 LEAST_WORK = 1 << 13  # multiplications of a convolution that are worth a hand-over
@@ -264,9 +265,8 @@ def _lower_convolution(lowering: Lowering, node: Node) -> None:
     most = max(1, min(groups, MOST_TILE // (rows * places)))
     several = min(range(1, most + 1), key=rounds) if together else 1
     tile = [1, several, -(-rows // -(-rows // down)), wide]
-    params = {k: v for k, v in node.attrs.items() if k != "finish"} | {"tile": tile}
-    if "finish" in node.attrs:
-        params["expr"] = node.attrs["finish"]
+    kept = {k: v for k, v in node.attrs.items() if k != "finish"}
+    params = ConvolutionParams(**kept, tile=tuple(tile), expr=node.attrs.get("finish"))
     operands = [weight, source, out, *others]
     lowering.emit("convolution", params, operands, box_coords(out.shape, tile))
 

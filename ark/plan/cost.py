@@ -20,6 +20,7 @@ from ark.plan import kind as kinds
 from ark.plan.access import Region, region
 from ark.plan.boxes import Templates
 from ark.plan.kind import Signature
+from ark.plan.params import PartialParams, TiledParams
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, Task
 
@@ -131,7 +132,8 @@ def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]
         cache = _cache_rate(signatures[op], machine, active)
         first = cache
         if whole > costs.cache_bytes:
-            turned = signatures[op].kind == "transpose" and signatures[op].params["perm"][-1] != 3
+            sig = signatures[op]
+            turned = sig.kind == "transpose" and sig.read(_Permuted).perm[-1] != 3
             share = costs.turned_share if turned else 1.0
             first = min(cache, share * machine.bandwidth_gbps * 1e3 / active)
         once = sum(plan.tensors[t].nbytes for t in plan.ops[op].operands)
@@ -155,6 +157,18 @@ def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]
     return takes
 
 
+class _Permuted(PartialParams, frozen=True):
+    """What a transpose says."""
+
+    perm: tuple[int, ...]
+
+
+class _Product(PartialParams, frozen=True):
+    """What products say of their accuracy."""
+
+    tf32: bool = False
+
+
 def _cache_rate(sig: Signature, machine: Machine, active: int) -> float:
     """Bytes a microsecond that one of so many active processors loads from the last cache: more of
     narrow tiles that box copies load, of which several steps lie in a stage.
@@ -163,7 +177,7 @@ def _cache_rate(sig: Signature, machine: Machine, active: int) -> float:
     usual = min(costs.processor_rate, costs.cache_rate / active)
     if sig.kind != "matmul" or machine.variant.name != "matrix" or costs.boxes is None:
         return usual
-    narrow = 2 * BOX_LINE * sum(sig.params["tile"]) <= costs.boxes.small_stage
+    narrow = 2 * BOX_LINE * sum(sig.read(TiledParams).tile) <= costs.boxes.small_stage
     return costs.boxes.small_load_rate if narrow else usual
 
 
@@ -172,12 +186,12 @@ def _operations(sig: Signature, machine: Machine) -> float:
     costs = machine.costs
     if sig.kind not in PRODUCTS:
         return costs.scalar_rate
-    least = min(sig.params["tile"]) if sig.kind == "matmul" else FEW + 1
+    least = min(sig.read(TiledParams).tile) if sig.kind == "matmul" else FEW + 1
     if least <= FEW and not machine.one_product_body and machine.variant.name != "matrix":
         return costs.few_rate if least >= LEAST_FEW else costs.scalar_rate
     units = machine.tflops * 1e6 / machine.processors
     if sig.operands[0].dtype == "fp32" and not machine.one_product_body:
-        return units / 2 if sig.params.get("tf32") else costs.exact_rate
+        return units / 2 if sig.read(_Product).tf32 else costs.exact_rate
     return 2 * units if sig.operands[0].itemsize == 1 else units
 
 

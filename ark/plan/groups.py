@@ -5,9 +5,9 @@ operands still as tensors of the graph. Made by ark.lower, read by ark.plan.sche
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from ark.ir.values import Tensor
+from ark.plan.params import Params
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Group:
 
     name: str
     kind: str
-    params: dict[str, Any]
+    params: Params
     operands: tuple[Tensor, ...]
     coords: list[tuple[int, ...]]
     after: tuple[Tensor, ...]

@@ -20,7 +20,7 @@ from ark.errors import PlanError
 from ark.ir.dtype import FLOATS, INTEGERS
 from ark.ir.fold import fold, is_block
 from ark.ir.values import MAX_DIMS
-from ark.plan.signature import OperandType, Signature
+from ark.plan.signature import Form, OperandType, Signature
 
 INT_MAX = (1 << 31) - 1  # source counts in 32 bits
 FLOAT_NAMES = tuple(t.name for t in FLOATS)
@@ -30,19 +30,45 @@ INDEX_NAMES = ("int32", "int64")
 Size = Annotated[int, msgspec.Meta(ge=1, le=INT_MAX)]
 Rows = Annotated[int, msgspec.Meta(ge=1, le=INT_MAX)]
 Heads = Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
+Few = Annotated[int, msgspec.Meta(ge=0, le=1 << 12)]
 Splits = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 Dim = Annotated[int, msgspec.Meta(ge=0, le=MAX_DIMS - 1)]
 Epsilon = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
-Tile = tuple[Size, Size, Size, Size]
+Tile = Annotated[tuple[Size, ...], msgspec.Meta(min_length=4, max_length=4)]
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Static parameters of a task kind; this one has none. `Signature.read` gives them by name."""
 
     def to_plan(self) -> dict[str, Any]:
-        """The parameters as a plan holds them, without those that have their default."""
-        values: dict[str, Any] = msgspec.to_builtins(self)
+        """The parameters as a plan holds them and as its text gives them back: lists for tuples,
+        and none that has its default.
+        """
+        values: dict[str, Any] = listed(msgspec.to_builtins(self))
         return values
+
+    @classmethod
+    def from_plan(cls: type[Form], values: Mapping[str, Any]) -> Form:
+        """The parameters that a plan holds; msgspec.ValidationError where they do not fit."""
+        read: Form = msgspec.convert(dict(values), cls, strict=True)
+        return read
+
+
+def listed(value: Any) -> Any:
+    """The value with lists for tuples, as JSON has them."""
+    if isinstance(value, dict):
+        return {key: listed(of) for key, of in value.items()}
+    return [listed(of) for of in value] if isinstance(value, (list, tuple)) else value
+
+
+class PartialParams(Params, frozen=True, forbid_unknown_fields=False):
+    """Parameters that several kinds have, for functions that serve them all."""
+
+
+class TiledParams(PartialParams, frozen=True):
+    """What all kinds say whose tasks are tiles of a result: a tile's sizes."""
+
+    tile: tuple[Size, ...]
 
 
 def read_params(kind: str, schema: type[Params], values: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from ark.ir.fold import fold
 from ark.plan import kind as kinds
 from ark.plan.access import space_of
 from ark.plan.kind import Signature
+from ark.plan.params import TiledParams
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, Task
 from ark.tasks.pointwise import KEPT_OPERANDS
@@ -174,7 +175,7 @@ def _touched(plan: Plan, task: Task, sig: Signature, neighbours: int) -> list[To
     accesses = kinds.get(op.kind).accesses(sig, task.coord)
     out = next(a for a in reversed(accesses) if a.write)
     shape = [h - lo for lo, h in zip(out.lo, out.hi, strict=True)]
-    whole = _in_order(shape, sig.params["tile"])
+    whole = _in_order(shape, sig.read(TiledParams).tile)
     for access in accesses:
         tensor = plan.tensors[op.operands[access.operand]]
         buffer = plan.buffers[tensor.buffer]

@@ -72,19 +72,22 @@ class Scan(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
+        params = sig.read(ScanParams)
         count(sig, 2)
         source = typed(sig, 0, *FLOAT_NAMES, *INTEGER_NAMES)
-        axis = sig.params["axis"]
+        axis = params.axis
         need(axis < len(source.shape), f"{list(source.shape)} has no axis {axis}")
         shaped(sig, 1, source.shape, source.dtype)
-        covers(sig.params["tile"], lines(source.shape, axis))
+        covers(params.tile, lines(source.shape, axis))
 
     def places(self, sig: Signature) -> Places:
-        return box(fold(lines(sig.operands[1].shape, sig.params["axis"])), sig.params["tile"])
+        params = sig.read(ScanParams)
+        return box(fold(lines(sig.operands[1].shape, params.axis)), params.tile)
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        shape, axis = sig.operands[1].shape, sig.params["axis"]
-        lo, hi = tile_box(lines(shape, axis), coord, sig.params["tile"])
+        params = sig.read(ScanParams)
+        shape, axis = sig.operands[1].shape, params.axis
+        lo, hi = tile_box(lines(shape, axis), coord, params.tile)
         hi = (*hi[:axis], shape[axis], *hi[axis + 1 :])
         return [Access(0, lo, hi), Access(1, lo, hi, write=True)]
 
@@ -99,20 +102,21 @@ class Scan(TaskKind):
         return 2 * size * machine.lanes * machine.warps
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        shape, axis = sig.operands[1].shape, sig.params["axis"]
+        params = sig.read(ScanParams)
+        shape, axis = sig.operands[1].shape, params.axis
         names = indices(lines(shape, axis))
         names[axis] = "k"
         at = [text.offset(sig, i, names) for i in range(2)]
         compute = expression.value_type(sig.operands[0].dtype)
-        flags = [str(sig.params[flag]).lower() for flag in ("reverse", "exclusive")]
-        start = f"{compute}({1 if sig.params['function'] == 'mul' else 0})"
+        flags = [str(flag).lower() for flag in (params.reverse, params.exclusive)]
+        start = f"{compute}({1 if params.function == 'mul' else 0})"
         given = (
             f"        [&](int k) -> {compute} {{ return {text.load(sig, 0, 'p0', at[0])}; }},\n"
-            f"        {join(sig.params['function'], sig.operands[0])},\n"
+            f"        {join(params.function, sig.operands[0])},\n"
             f"        [&](int k, {compute} total) {{ {text.store(sig, 1, 'p1', at[1], 'total')} }}"
         )
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1", const=False)
-        tile, frame = sig.params["tile"], fold(lines(shape, axis))
+        tile, frame = params.tile, fold(lines(shape, axis))
         pieces = _pieces(sig, machine)
         if not pieces:
             constants = ", ".join((str(shape[axis]), *flags, compute))
@@ -138,7 +142,8 @@ def _pieces(sig: Signature, machine: Machine) -> tuple[bool, int] | None:
     """How the threads of a block share lines of a scan: whether lanes go along a line, and how many
     warps have one; None where each thread has lines to itself.
     """
-    shape, axis, tile = sig.operands[1].shape, sig.params["axis"], sig.params["tile"]
+    params = sig.read(ScanParams)
+    shape, axis, tile = sig.operands[1].shape, params.axis, params.tile
     shared = any(o.per_item > 1 for o in sig.operands)
     if machine.has(Capability.SINGLE_THREAD) or shared or shape[axis] < machine.lanes:
         return None

@@ -55,11 +55,11 @@ class SplitAttention(TaskKind):
     """Attention of single rows over keys and values (operands 1 and 2), cut by positions."""
 
     def places(self, sig: Signature) -> Places:
-        p, rows = sig.params, sig.operands[0].shape[0]
-        return Places((range(rows), range(p["kv_heads"]), range(p["splits"])))
+        p, rows = sig.read(AttentionParams), sig.operands[0].shape[0]
+        return Places((range(rows), range(p.kv_heads), range(p.splits)))
 
     def wide(self, sig: Signature) -> frozenset[int]:
-        row = sig.params["head_dim"] * sig.operands[1].itemsize
+        row = sig.read(AttentionParams).head_dim * sig.operands[1].itemsize
         return frozenset({1, 2} if row % 16 == 0 else ())
 
 
@@ -72,8 +72,8 @@ class Attention(SplitAttention):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         count(sig, FRESH, FRESH + 1)
-        p = sig.params
-        heads, kv_heads, width, splits = p["heads"], p["kv_heads"], p["head_dim"], p["splits"]
+        p = sig.read(AttentionParams)
+        heads, kv_heads, width, splits = p.heads, p.kv_heads, p.head_dim, p.splits
         need(heads % kv_heads == 0, f"{heads} heads do not share {kv_heads} evenly")
         rows, columns = matrix(sig, 0)
         need(columns == heads * width, f"{columns} columns are not {heads} heads of {width}")
@@ -93,19 +93,19 @@ class Attention(SplitAttention):
         if len(sig.operands) > FRESH:
             need(rows == 1, f"{rows} rows cannot have one fresh key")
             shaped(sig, FRESH, (1, 2 * kv_heads * width))
-        if p.get("streamed", 0):
+        if p.streamed:
             need(len(sig.operands) > FRESH, "what it streams is not older than the iteration")
             need(width * cache.itemsize % 16 == 0, "rows of the cache are no whole 16 bytes")
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        p = sig.params
+        p = sig.read(AttentionParams)
         row, head, split = coord[:3]
-        group = p["heads"] // p["kv_heads"]
-        width = p["head_dim"]
+        group = p.heads // p.kv_heads
+        width = p.head_dim
         context = sig.operands[1].shape[1]
         q0, q1 = head * group * width, (head + 1) * group * width
         cache = ((head, 0, 0), (head + 1, context, width))
-        if p["splits"] == 1:
+        if p.splits == 1:
             out = Access(4, (row, q0), (row + 1, q1), write=True)
         else:
             lo = (row, head * group, split, 0)
@@ -119,18 +119,19 @@ class Attention(SplitAttention):
             out,
         ]
         if fresh:
-            for first in (head, p["kv_heads"] + head):
+            for first in (head, p.kv_heads + head):
                 found.append(Access(FRESH, (0, first * width), (1, (first + 1) * width)))
         return found
 
     def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
-        rows, (_, head, split) = sig.params.get("streamed", 0), coord[:3]
+        params = sig.read(AttentionParams)
+        rows, (_, head, split) = params.streamed, coord[:3]
         if not rows:
             return ()
         cache = sig.operands[1]
-        row = sig.params["head_dim"] * cache.itemsize
+        row = params.head_dim * cache.itemsize
         room = cache.shape[1] * row
-        growth = Growth(3, row, split, sig.params["splits"], beside=2)
+        growth = Growth(3, row, split, params.splits, beside=2)
         return (Fetch(1, head * room, room, rows * row, growth),)
 
     def packets(self, sig: Signature) -> frozenset[int]:
@@ -140,30 +141,30 @@ class Attention(SplitAttention):
     def early(self, sig: Signature) -> frozenset[int]:
         # Without a newest row of its own the iteration writes what the caches are read for; what
         # the stream loads no body reads.
-        older = len(sig.operands) > FRESH and not sig.params.get("streamed", 0)
+        older = len(sig.operands) > FRESH and not sig.read(AttentionParams).streamed
         return frozenset({1, 2, 3} if older else {3})
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        p = sig.params
+        p = sig.read(AttentionParams)
         context = sig.operands[1].shape[1]
-        share = context * p["head_dim"] / p["splits"]
-        return 4.0 * share * p["heads"] / p["kv_heads"], 2.0 * share * sig.operands[1].itemsize
+        share = context * p.head_dim / p.splits
+        return 4.0 * share * p.heads / p.kv_heads, 2.0 * share * sig.operands[1].itemsize
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        p = sig.params
-        group = p["heads"] // p["kv_heads"]
-        return 4 * ((group + 1) * p["head_dim"] * 2 + group * (CHUNK + 3))
+        p = sig.read(AttentionParams)
+        group = p.heads // p.kv_heads
+        return 4 * ((group + 1) * p.head_dim * 2 + group * (CHUNK + 3))
 
     def headers(self) -> tuple[str, ...]:
         return (text.header("attention.h"),)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        p = sig.params
-        group = p["heads"] // p["kv_heads"]
+        p = sig.read(AttentionParams)
+        group = p.heads // p.kv_heads
         context = sig.operands[1].shape[1]
-        constants = (group, p["kv_heads"], p["head_dim"], context, p["splits"], CHUNK)
+        constants = (group, p.kv_heads, p.head_dim, context, p.splits, CHUNK)
         operands = [text.given(sig, i, const=i != 4) for i in range(FRESH + 1)]
-        return text.call(name, "ark_attention", constants, (text.literal(p["scale"]), *operands))
+        return text.call(name, "ark_attention", constants, (text.literal(p.scale), *operands))
 
 
 def staged_bytes(group: int, width: int, warps: int) -> int:
@@ -189,39 +190,44 @@ class AttentionMerge(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         count(sig, 2)
-        heads, width, splits = (sig.params[k] for k in ("heads", "head_dim", "splits"))
+        params = sig.read(AttentionMergeParams)
+        heads, width, splits = params.heads, params.head_dim, params.splits
         rows, _ = matrix(sig, 1)
         shaped(sig, 0, (rows, heads, splits, width + 2), "fp32")
         shaped(sig, 1, (rows, heads * width))
-        group = sig.params.get("group", 1)
+        group = params.group
         need(heads % group == 0, f"{heads} heads are no groups of {group}")
         need(group * splits * (width + 2) <= INT_MAX, "it is too large")
 
     def places(self, sig: Signature) -> Places:
-        heads = range(0, sig.params["heads"], sig.params.get("group", 1))
+        params = sig.read(AttentionMergeParams)
+        heads = range(0, params.heads, params.group)
         return Places((range(sig.operands[1].shape[0]), heads))
 
     def packets(self, sig: Signature) -> frozenset[int]:
         return frozenset({0, 1})
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        params = sig.read(AttentionMergeParams)
         row, head = coord[:2]
-        width, splits = sig.params["head_dim"], sig.params["splits"]
-        end = head + sig.params.get("group", 1)
+        width, splits = params.head_dim, params.splits
+        end = head + params.group
         return [
             Access(0, (row, head, 0, 0), (row + 1, end, splits, width + 2)),
             Access(1, (row, head * width), (row + 1, end * width), write=True),
         ]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        parts = sig.params.get("group", 1) * sig.params["splits"]
-        return 4 * parts * (sig.params["head_dim"] + 2)
+        params = sig.read(AttentionMergeParams)
+        parts = params.group * params.splits
+        return 4 * parts * (params.head_dim + 2)
 
     def headers(self) -> tuple[str, ...]:
         return (text.header("attention.h"),)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        constants = (*(sig.params[n] for n in ("head_dim", "splits")), sig.params.get("group", 1))
+        params = sig.read(AttentionMergeParams)
+        constants = (params.head_dim, params.splits, params.group)
         operands = (text.given(sig, 0), text.given(sig, 1, const=False))
         return text.call(name, "ark_attention_merge", constants, operands)
 

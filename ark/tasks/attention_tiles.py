@@ -63,47 +63,47 @@ class AttentionTiles(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        p = sig.params
-        by_rows, paged = bool(p.get("by_rows")), bool(p.get("paged"))
-        counted(sig, 4 + p["placed"] + paged + p["sinks"])
-        heads, kv_heads, width = p["heads"], p["kv_heads"], p["head_dim"]
+        p = sig.read(AttentionTilesParams)
+        by_rows, paged = bool(p.by_rows), bool(p.paged)
+        counted(sig, 4 + p.placed + paged + p.sinks)
+        heads, kv_heads, width = p.heads, p.kv_heads, p.head_dim
         need(heads % kv_heads == 0, f"{heads} heads do not share {kv_heads} evenly")
-        need(p["softcap"] >= 0.0, "a soft cap is at least 0")
+        need(p.softcap >= 0.0, "a soft cap is at least 0")
         query, keys = typed(sig, 0), typed(sig, 1)
         need(len(query.shape) in (2, 3), f"the queries have shape {list(query.shape)}")
         batch = query.shape[:-2]
         need(query.shape[-1] == heads * width, f"{query.shape[-1]} columns are not its heads")
         rank = len(batch) + (2 if by_rows else 3 + paged)
         need(len(keys.shape) == rank, f"the keys have shape {list(keys.shape)}")
-        need(not paged or (p["placed"] and not batch and not by_rows), "such pages are not read")
+        need(not paged or (p.placed and not batch and not by_rows), "such pages are not read")
         rows = keys.shape[-2]
         wanted = (rows, kv_heads * width) if by_rows else (kv_heads, rows, width)
         lead = keys.shape[:1] if paged else batch
         for index in (1, 2):
             shaped(sig, index, (*lead, *wanted), keys.dtype, dense=not by_rows)
         shaped(sig, 3, query.shape)
-        if p["placed"]:
+        if p.placed:
             shaped(sig, 4, (1,), "int32")
         if paged:
             table = sig.operands[5].shape
             need(len(table) == 2, f"the table has shape {list(table)}")
             shaped(sig, 5, (1, table[-1]), "int32", dense=True)
-        if p["sinks"]:
-            shaped(sig, 4 + p["placed"] + paged, (heads,), "fp32", dense=True)
+        if p.sinks:
+            shaped(sig, 4 + p.placed + paged, (heads,), "fp32", dense=True)
         need(context_of(sig) + query.shape[-2] <= INT_MAX, "it is too large")
-        need(p.get("tasks", 0) <= number_of_tiles(sig), "it has more tasks than tiles")
+        need(p.tasks <= number_of_tiles(sig), "it has more tasks than tiles")
 
     def places(self, sig: Signature) -> Places:
-        p = sig.params
-        if p.get("tasks"):
-            return Places((range(p["tasks"]),))
+        p = sig.read(AttentionTilesParams)
+        if p.tasks:
+            return Places((range(p.tasks),))
         rows = sig.operands[0].shape[-2]
-        return Places((range(_batch(sig)), range(p["heads"]), range(0, rows, p["rows"])))
+        return Places((range(_batch(sig)), range(p.heads), range(0, rows, p.rows)))
 
     def wide(self, sig: Signature) -> frozenset[int]:
         size = sig.operands[1].itemsize
         steps = [s * size for i in (1, 2) for s in sig.operands[i].strides[:-1]]
-        steps += [sig.params["head_dim"] * size]
+        steps += [sig.read(AttentionTilesParams).head_dim * size]
         return frozenset({1, 2} if all(s % 16 == 0 for s in steps) else ())
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
@@ -113,27 +113,27 @@ class AttentionTiles(TaskKind):
         return list(found)
 
     def _touched(self, sig: Signature, batch: int, head: int, row: int) -> list[Access]:
-        p, query = sig.params, sig.operands[0]
-        width, context = p["head_dim"], context_of(sig)
+        p, query = sig.read(AttentionTilesParams), sig.operands[0]
+        width, context = p.head_dim, context_of(sig)
         rows = query.shape[-2]
-        end = min(row + p["rows"], rows)
+        end = min(row + p.rows, rows)
         lead = ((), ()) if len(query.shape) == 2 else ((batch,), (batch + 1,))
         box = (*lead[0], row, head * width), (*lead[1], end, (head + 1) * width)
-        kv = head // (p["heads"] // p["kv_heads"])
-        seen = context if p["placed"] or not p["causal"] else min(context, end)
+        kv = head // (p.heads // p.kv_heads)
+        seen = context if p.placed or not p.causal else min(context, end)
         cache = (*lead[0], kv, 0, 0), (*lead[1], kv + 1, seen, width)
-        if p.get("by_rows"):
+        if p.by_rows:
             cache = (*lead[0], 0, kv * width), (*lead[1], seen, (kv + 1) * width)
-        if p.get("paged"):
+        if p.paged:
             pool, _, page, _ = sig.operands[1].shape
             cache = (0, kv, 0, 0), (pool, kv + 1, page, width)
         found = [Access(0, *box), Access(1, *cache), Access(2, *cache), Access(3, *box, write=True)]
         return [*found, *(whole(i, sig.operands[i]) for i in range(4, len(sig.operands)))]
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        p, context = sig.params, context_of(sig)
-        seen = context / 2 if p["causal"] else context
-        each = 4.0 * p["rows"] * p["head_dim"] * (min(seen, p["window"]) if p["window"] else seen)
+        p, context = sig.read(AttentionTilesParams), context_of(sig)
+        seen = context / 2 if p.causal else context
+        each = 4.0 * p.rows * p.head_dim * (min(seen, p.window) if p.window else seen)
         return each * len(tiles(sig, coord)), super().cost(sig, coord)[1]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
@@ -147,7 +147,7 @@ class AttentionTiles(TaskKind):
 
 
 def _scratch(sig: Signature, machine: Machine, chunk: int, strip: int) -> int:
-    width = int(sig.params["head_dim"])
+    width = sig.read(AttentionTilesParams).head_dim
     keys = chunk * width if machine.has(Capability.SINGLE_THREAD) else 1
     return 4 * (strip * (2 * width + chunk + 3) + keys)
 
@@ -155,7 +155,7 @@ def _scratch(sig: Signature, machine: Machine, chunk: int, strip: int) -> int:
 def _cut(sig: Signature, machine: Machine) -> tuple[int, int]:
     """Keys and rows that the common body takes at a time; fewer rows where the ring leaves less."""
     chunk, strip = (64, 32) if machine.has(Capability.SINGLE_THREAD) else (32, 16)
-    strip = min(strip, int(sig.params["rows"]))
+    strip = min(strip, sig.read(AttentionTilesParams).rows)
     room = machine.shared_bytes - machine.ring_bytes
     while strip > 1 and _scratch(sig, machine, chunk, strip) > room:
         strip = -(-strip // 2)
@@ -164,36 +164,36 @@ def _cut(sig: Signature, machine: Machine) -> tuple[int, int]:
 
 def shape(sig: Signature) -> str:
     """The type that holds what a signature fixes."""
-    p = sig.params
+    p = sig.read(AttentionTilesParams)
     fixed = (
         _batch(sig),
-        p["heads"],
-        p["kv_heads"],
-        p["head_dim"],
+        p.heads,
+        p.kv_heads,
+        p.head_dim,
         sig.operands[0].shape[-2],
         context_of(sig),
-        p["rows"],
-        str(bool(p["causal"])).lower(),
-        p["window"],
-        str(p["softcap"] > 0.0).lower(),
-        str(bool(p.get("by_rows"))).lower(),
-        p.get("tasks", 0),
-        p.get("group", 1),
+        p.rows,
+        str(bool(p.causal)).lower(),
+        p.window,
+        str(p.softcap > 0.0).lower(),
+        str(bool(p.by_rows)).lower(),
+        p.tasks,
+        p.group,
     )
     return f"ArkAttentionShape<{', '.join(str(v) for v in fixed)}>"
 
 
 def given(sig: Signature) -> tuple[str, ...]:
     """The call's arguments: scale, soft cap, operands."""
-    p = sig.params
-    placed, paged, sinks = bool(p["placed"]), bool(p.get("paged")), bool(p["sinks"])
+    p = sig.read(AttentionTilesParams)
+    placed, paged, sinks = bool(p.placed), bool(p.paged), bool(p.sinks)
     caches = [text.given(sig, i) for i in (1, 2)]
     if paged:
         pool, _, page, _ = sig.operands[1].shape
         caches = [f"ark_paged<{page}, {pool}>({c}, {text.given(sig, 5)})" for c in caches]
     return (
-        text.literal(p["scale"]),
-        text.literal(p["softcap"]),
+        text.literal(p.scale),
+        text.literal(p.softcap),
         text.given(sig, 0),
         *caches,
         text.given(sig, 3, const=False),
@@ -217,7 +217,7 @@ def where_aligned(name: str, sig: Signature, machine: Machine, call: str) -> str
 def context_of(sig: Signature) -> int:
     """Keys that there are, or have room."""
     rows: int = sig.operands[1].shape[-2]
-    return rows * sig.operands[5].shape[-1] if sig.params.get("paged") else rows
+    return rows * sig.operands[5].shape[-1] if sig.read(AttentionTilesParams).paged else rows
 
 
 def _batch(sig: Signature) -> int:
@@ -226,11 +226,11 @@ def _batch(sig: Signature) -> int:
 
 
 def _blocks(sig: Signature) -> int:
-    return -(-sig.operands[0].shape[-2] // int(sig.params["rows"]))
+    return -(-sig.operands[0].shape[-2] // sig.read(AttentionTilesParams).rows)
 
 
 def number_of_tiles(sig: Signature) -> int:
-    return _batch(sig) * int(sig.params["heads"]) * _blocks(sig)
+    return _batch(sig) * sig.read(AttentionTilesParams).heads * _blocks(sig)
 
 
 def _head_and_block(number: T, heads: int, blocks: int, group: int) -> tuple[T, T]:
@@ -267,11 +267,11 @@ def balanced_group(heads: int, blocks: int, tasks: int, seen: int, most: int) ->
 
 def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, int, int]]:
     """(batch, head, first row) of each tile of the task at `coord`."""
-    p = sig.params
-    tasks, group = p.get("tasks", 0), p.get("group", 1)
+    p = sig.read(AttentionTilesParams)
+    tasks, group = p.tasks, p.group
     if not tasks:
         return [(coord[0], coord[1], coord[2])]
-    total, blocks = _batch(sig) * p["heads"], _blocks(sig)
+    total, blocks = _batch(sig) * p.heads, _blocks(sig)
     found: list[tuple[int, int, int]] = []
     for step in itertools.count():
         number = step * tasks + (tasks - 1 - coord[0] if step % 2 else coord[0])
@@ -280,7 +280,7 @@ def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, int, int]]:
         if number >= total * blocks:
             continue
         head, block = (int(n) for n in _head_and_block(number, total, blocks, group))
-        found.append((head // p["heads"], head % p["heads"], block * p["rows"]))
+        found.append((head // p.heads, head % p.heads, block * p.rows))
     return found
 
 

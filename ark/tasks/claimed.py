@@ -35,9 +35,8 @@ class ClaimedParams(Params, frozen=True):
 
 def tiles_of(sig: Signature) -> tuple[TaskKind, Signature]:
     """The kind and the signature of the op whose tiles are claimed."""
-    return kinds.get(sig.params["kind"]), Signature(
-        sig.params["kind"], sig.params["params"], sig.operands
-    )
+    params = sig.read(ClaimedParams)
+    return kinds.get(params.kind), Signature(params.kind, params.params, sig.operands)
 
 
 class Claimed(TaskKind):
@@ -54,7 +53,7 @@ class Claimed(TaskKind):
             f"it has {len(sig.operands)} operands, and a record has no room for its counter",
         )
         need(not any(o.packet for o in sig.operands), "what is claimed comes as no packets")
-        tiles, tasks = self.claims(sig), sig.params["tasks"]
+        tiles, tasks = self.claims(sig), sig.read(ClaimedParams).tasks
         need(tasks <= tiles, f"{tasks} tasks share {tiles} tiles")
         need(tiles <= MOST_TILES, f"{tiles} tiles are claimed, and {MOST_TILES} may be")
         for boxes in Templates().boxes(inner, tuple(_all(kind.places(inner)))):
@@ -65,7 +64,7 @@ class Claimed(TaskKind):
 
     def places(self, sig: Signature) -> Places:
         kind, inner = tiles_of(sig)
-        return replace(kind.places(inner), first=sig.params["tasks"])
+        return replace(kind.places(inner), first=sig.read(ClaimedParams).tasks)
 
     def claims(self, sig: Signature) -> int:
         kind, inner = tiles_of(sig)
@@ -87,7 +86,7 @@ class Claimed(TaskKind):
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         kind, inner = tiles_of(sig)
-        share = self.claims(sig) / sig.params["tasks"]
+        share = self.claims(sig) / sig.read(ClaimedParams).tasks
         flops, moved = kind.cost(inner, coord)
         return share * flops, share * moved
 
@@ -102,7 +101,7 @@ class Claimed(TaskKind):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         kind, inner = tiles_of(sig)
         tile = f"{name}_tile"
-        tasks, records = sig.params["tasks"], _before(sig, machine)
+        tasks, records = sig.read(ClaimedParams).tasks, _before(sig, machine)
         own = kind.claiming_source(name, inner, machine, tasks, records)
         if own:
             return own

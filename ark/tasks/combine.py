@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from ark.ir.dtype import DataType, by_name
 from ark.machine import Machine
@@ -88,11 +89,12 @@ class Combine(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
+        params = sig.read(CombineParams)
         need(
             2 <= len(sig.operands) <= MAX_OPERANDS,
             f"it has {len(sig.operands)} operands, expected 2 to {MAX_OPERANDS}",
         )
-        order, given = sig.params.get("order", ()), sig.operands[shares(sig) :]
+        order, given = params.order, sig.operands[shares(sig) :]
         need(shares(sig) >= 1, f"of {len(sig.operands)} operands {len(given)} are outputs")
         need(
             len(given) == 1 or not any(o.packet for o in given),
@@ -103,7 +105,7 @@ class Combine(TaskKind):
             f"the order {list(order)} does not name its first shares, each once",
         )
         first, size = self._first(sig), unit(sig)
-        element = ELEMENTS[sig.params["element"]]
+        element = ELEMENTS[params.element]
         for index, operand in enumerate(sig.operands):
             need(
                 len(operand.shape) == 1 and is_dense(operand),
@@ -127,10 +129,8 @@ class Combine(TaskKind):
         )
 
     def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
-        if "order" not in params:
-            return params
-        order = params["order"]
-        return {**params, "order": [(place - by) % len(order) for place in order]}
+        given = CombineParams.from_plan(params)
+        return replace(given, order=turned(given.order, by)).to_plan()
 
     def _first(self, sig: Signature) -> OperandType:
         """The operand in whose elements coordinates count: plain memory if there is any."""
@@ -142,7 +142,8 @@ class Combine(TaskKind):
 
     def able(self, sig: Signature, operand: OperandType) -> bool:
         return operand.dtype == RECEIVE or (
-            operand.dtype == sig.params["element"] == "fp32" and operand.shape[0] % WORDS == 0
+            operand.dtype == sig.read(CombineParams).element == "fp32"
+            and operand.shape[0] % WORDS == 0
         )
 
     def places(self, sig: Signature) -> Places:
@@ -172,7 +173,8 @@ class Combine(TaskKind):
         return (text.header("combine.h"),)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        element = ELEMENTS[sig.params["element"]]
+        params = sig.read(CombineParams)
+        element = ELEMENTS[params.element]
         last = shares(sig)
 
         def share(index: int) -> str:
@@ -188,11 +190,11 @@ class Combine(TaskKind):
             pointers = (f"ARK_POINTER({kind}, {text.address(sig, i)})" for i in places)
             given = f"ArkEach<{kind}, {outputs(sig)}>{{{{{', '.join(pointers)}}}}}"
         plain = [i for i, o in enumerate(sig.operands) if not o.packet]
-        constants = [element.storage, OPS[sig.params.get("op", "sum")], unit(sig)]
+        constants = [element.storage, OPS[params.op], unit(sig)]
         return text.call(
             name,
             "ark_combine",
-            [*constants, sig.params.get("divide", 1)],
+            [*constants, params.divide],
             [
                 f"ark_aligned({text.addresses(sig, plain)})",
                 given,
@@ -207,6 +209,11 @@ def unit(sig: Signature) -> int:
     return by_name(first.dtype).itemsize
 
 
+def turned(order: Sequence[int], by: int) -> tuple[int, ...]:
+    """The order in which the rank `by` further on combines."""
+    return tuple((place - by) % len(order) for place in order)
+
+
 def ordered(order: Sequence[int], op: str = "sum") -> list[int]:
     """The shares that are combined first, in code. Two numbers give the same bits either way round
     when they are added or multiplied (not so compared: 0 and -0), so that two ranks whose plans
@@ -217,13 +224,14 @@ def ordered(order: Sequence[int], op: str = "sum") -> list[int]:
 
 def terms(sig: Signature) -> list[int]:
     """The shares in the order in which code combines them."""
-    order = ordered(sig.params.get("order", ()), sig.params.get("op", "sum"))
+    params = sig.read(CombineParams)
+    order = ordered(params.order, params.op)
     return [*order, *range(len(order), shares(sig))]
 
 
 def outputs(sig: Signature) -> int:
     """How many operands, the last ones, get the result."""
-    return int(sig.params.get("outputs", 1))
+    return sig.read(CombineParams).outputs
 
 
 def shares(sig: Signature) -> int:

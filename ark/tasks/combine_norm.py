@@ -13,21 +13,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from msgspec.structs import replace
+
 from ark.capability import Capability
 from ark.ir.dtype import by_name
 from ark.machine import Machine
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
 from ark.plan.params import Epsilon, Params, Places, Size, is_dense, need, typed
 from ark.tasks import text
-from ark.tasks.combine import CHUNK, ELEMENTS, RECEIVE, WORDS, Place, ordered, words
+from ark.tasks.combine import CHUNK, ELEMENTS, RECEIVE, WORDS, Place, ordered, turned, words
 
 HELD = 32  # elements of a row that a thread keeps in registers
 MOST_ROWS, MOST_CHUNKS = 4, 24
+NORMED = ("fp32", "fp16", "bf16")
 FOLDS = 128  # bytes of shared memory for a warp's sums
 
 
 class CombineNormParams(Params, frozen=True):
-    element: Literal["fp32", "fp16", "bf16"]
+    element: Literal[NORMED]  # type: ignore[valid-type]
     columns: Size
     eps: Epsilon
     order: tuple[Place, ...] = ()
@@ -40,8 +43,9 @@ class CombineNorm(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
+        params = sig.read(CombineNormParams)
         need(len(sig.operands) >= 4, f"it has {len(sig.operands)} operands, expected 4 or more")
-        order, columns = sig.params.get("order", ()), sig.params["columns"]
+        order, columns = params.order, params.columns
         *shares, weight, total, normed = sig.operands
         need(
             sorted(order) == list(range(len(order))) and len(order) <= len(shares),
@@ -59,7 +63,7 @@ class CombineNorm(TaskKind):
             f"{total.shape[0]} elements are no rows of {columns} in whole chunks",
         )
         need(
-            (total.dtype, len(total.shape), is_dense(total)) == (sig.params["element"], 1, True),
+            (total.dtype, len(total.shape), is_dense(total)) == (params.element, 1, True),
             f"the sum is {total.dtype}{list(total.shape)}",
         )
         need(
@@ -76,14 +80,14 @@ class CombineNorm(TaskKind):
             )
 
     def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
-        order = params.get("order", ())
-        return {**params, "order": [(place - by) % len(order) for place in order]}
+        given = CombineNormParams.from_plan(params)
+        return replace(given, order=turned(given.order, by)).to_plan()
 
     def _size(self, sig: Signature) -> int:
-        return by_name(sig.params["element"]).itemsize
+        return by_name(sig.read(CombineNormParams).element).itemsize
 
     def places(self, sig: Signature) -> Places:
-        columns = sig.params["columns"]
+        columns = sig.read(CombineNormParams).columns
         return Places((range(0, sig.operands[-1].shape[0], columns),), span=True)
 
     def packets(self, sig: Signature) -> frozenset[int]:
@@ -115,7 +119,7 @@ class CombineNorm(TaskKind):
 
     def _held(self, sig: Signature, machine: Machine) -> int:
         """Chunks of a row that a thread keeps; 0 where they are too many."""
-        chunks = sig.params["columns"] * self._size(sig) // CHUNK
+        chunks = sig.read(CombineNormParams).columns * self._size(sig) // CHUNK
         each = -(-chunks // (machine.lanes * machine.warps))
         return each if each * CHUNK // self._size(sig) <= HELD else 0
 
@@ -127,13 +131,14 @@ class CombineNorm(TaskKind):
         apart = any(o.packet or o.system for o in shares)
         if machine.has(Capability.SINGLE_THREAD) or not held or apart:
             return 0
-        there = sig.operands[-1].shape[0] // sig.params["columns"]
+        there = sig.operands[-1].shape[0] // sig.read(CombineNormParams).columns
         return min(MOST_ROWS, MOST_CHUNKS // (held * len(shares)), there)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        params = sig.read(CombineNormParams)
         count = len(sig.operands) - 3
-        order = ordered(sig.params.get("order", ()))
-        storage = ELEMENTS[sig.params["element"]].storage
+        order = ordered(params.order)
+        storage = ELEMENTS[params.element].storage
 
         def share(index: int) -> str:
             operand: OperandType = sig.operands[index]
@@ -144,7 +149,7 @@ class CombineNorm(TaskKind):
         plain = [i for i, o in enumerate(sig.operands) if not o.packet]
         aligned = f"ark_aligned({text.addresses(sig, plain)})"
         held, rows = self._held(sig, machine), self._rows(sig, machine)
-        columns = sig.params["columns"]
+        columns = params.columns
         results = (
             text.pointer(sig, count + 1, const=False),
             text.pointer(sig, count + 2, const=False),
@@ -152,7 +157,7 @@ class CombineNorm(TaskKind):
         rest = (
             *results,
             text.pointer(sig, count),
-            text.literal(sig.params["eps"]),
+            text.literal(params.eps),
             *(share(i) for i in (*order, *range(len(order), count))),
         )
         usual = text.called("ark_combine_norm", (storage, columns, held), (aligned, *rest))

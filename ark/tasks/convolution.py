@@ -21,7 +21,7 @@ from ark.tasks import expression, text
 from ark.tasks.matmul_text import finish, outputs
 from ark.tasks.matmul_windows import MOST_ROWS, begins
 from ark.tasks.pointwise import broadcast_access, broadcasts, tile_box
-from ark.tasks.windows import Margins, Sizes, Steps, index_ranges, reached
+from ark.tasks.windows import Margins, Sizes, Steps, index_ranges, reached, window_sizes
 
 COLUMN_ROWS = (8, 4, 2, 1)  # places one below the other of a thread
 MOST_TAPS, MOST_DEPTH, MOST_SPAN = 7, 64, 32  # of its windows; rows of the input that it holds
@@ -43,40 +43,40 @@ class Convolution(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        p, others = sig.params, sig.operands[3:]
+        p, others = sig.read(ConvolutionParams), sig.operands[3:]
         need(len(sig.operands) >= 3, "it has no output")
-        need(p.get("expr") is not None or not others, "it has operands for no expression")
-        if p.get("expr") is not None:
-            expression.check(p["expr"], ["fp32", *(o.dtype for o in others)])
-            need(not expression.places(p["expr"]), "its expression asks for an element's place")
+        need(p.expr is not None or not others, "it has operands for no expression")
+        if p.expr is not None:
+            expression.check(p.expr, ["fp32", *(o.dtype for o in others)])
+            need(not expression.places(p.expr), "its expression asks for an element's place")
         for index in range(3, len(sig.operands)):
             broadcasts(sig, index, 2)
         weight, source, out = (typed(sig, index).shape for index in range(3))
         spatial = len(source) - 2
-        names = ("size", "stride", "dilation", "before", "sizes")
-        need(all(len(p[key]) == spatial for key in names), f"no windows of {list(source)}")
+        numbers = (*window_sizes(p), p.sizes)
+        need(all(len(n) == spatial for n in numbers), f"no windows of {list(source)}")
         need(len(weight) == len(out) == 4, "weight and output have four dimensions")
         n, groups, rows, places = out
-        need(places == math.prod(p["sizes"]), f"{places} places are not {list(p['sizes'])}")
+        need(places == math.prod(p.sizes), f"{places} places are not {list(p.sizes)}")
         need(source[0] == n and source[1] % groups == 0, f"{list(source)} in {groups} groups")
-        depth = source[1] // groups * math.prod(p["size"])
+        depth = source[1] // groups * math.prod(p.size)
         need(sig.operands[0].strides[3] == 1, "a row of weights lies apart")
         need(weight == (1, groups, rows, depth), f"weights of shape {list(weight)}")
         for d in range(spatial):
-            last = (p["sizes"][d] - 1) * p["stride"][d] + (p["size"][d] - 1) * p["dilation"][d]
+            last = (p.sizes[d] - 1) * p.stride[d] + (p.size[d] - 1) * p.dilation[d]
             need(last < INT_MAX, "a window reaches further than can be counted")
-        covers(p["tile"], out)
-        need(p["tile"][0] == 1, "a tile has several n")
+        covers(p.tile, out)
+        need(p.tile[0] == 1, "a tile has several n")
 
     def places(self, sig: Signature) -> Places:
-        return box(sig.operands[2].shape, sig.params["tile"])
+        return box(sig.operands[2].shape, sig.read(ConvolutionParams).tile)
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         weight, source, out = (o.shape for o in sig.operands[:3])
-        p = sig.params
-        lo, hi = tile_box(out, coord, p["tile"])
+        p = sig.read(ConvolutionParams)
+        lo, hi = tile_box(out, coord, p.tile)
         each = source[1] // out[1]
-        low, high = reached(p, source[2:], index_ranges(p["sizes"], lo[3], hi[3]))
+        low, high = reached(p, source[2:], index_ranges(p.sizes, lo[3], hi[3]))
         return [
             Access(0, (0, lo[1], lo[2], 0), (1, hi[1], hi[2], weight[3])),
             Access(1, (lo[0], lo[1] * each, *low), (hi[0], hi[1] * each, *high)),
@@ -85,18 +85,18 @@ class Convolution(TaskKind):
         ]
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        elements = math.prod(sig.params["tile"])
+        elements = math.prod(sig.read(ConvolutionParams).tile)
         return 2.0 * elements * sig.operands[0].shape[3], super().cost(sig, coord)[1]
 
     def headers(self) -> tuple[str, ...]:
         return (text.header("convolution.h"),)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        p, source, out = sig.params, sig.operands[1], sig.operands[2].shape
+        p, source, out = sig.read(ConvolutionParams), sig.operands[1], sig.operands[2].shape
         if high := column_rows(sig, machine):
             return _columns(name, sig, high)
-        taps, each = math.prod(p["size"]), source.shape[1] // out[1]
-        constants = (*p["tile"][1:], *out[1:], each, taps, source.strides[1], 1, MOST_ROWS)
+        taps, each = math.prod(p.size), source.shape[1] // out[1]
+        constants = (*p.tile[1:], *out[1:], each, taps, source.strides[1], 1, MOST_ROWS)
         weights = text.offset(sig, 0, ["0", "g", "m", f"(channel * {taps} + tap)"])
         body = (
             text.operand(sig, 0, "p0")
@@ -125,29 +125,28 @@ def column_rows(sig: Signature, machine: Machine) -> int:
     """Places one below the other that a thread has, where a tile is of whole rows of an image of
     which each group has one result; else 0.
     """
-    p, out = sig.params, sig.operands[2].shape
-    groups, _, places = p["tile"][1:]
-    if len(p["size"]) != 2 or out[2] != 1 or places % p["sizes"][1]:
+    p, out = sig.read(ConvolutionParams), sig.operands[2].shape
+    groups, _, places = p.tile[1:]
+    if len(p.size) != 2 or out[2] != 1 or places % p.sizes[1]:
         return 0
-    if max(p["size"]) > MOST_TAPS or sig.operands[0].shape[3] > MOST_DEPTH:
+    if max(p.size) > MOST_TAPS or sig.operands[0].shape[3] > MOST_DEPTH:
         return 0
-    threads, reach = machine.warps * machine.lanes, (p["size"][0] - 1) * p["dilation"][0]
+    threads, reach = machine.warps * machine.lanes, (p.size[0] - 1) * p.dilation[0]
 
     def busies(high: int) -> bool:
-        bands = -(-places // p["sizes"][1] // high)
-        return groups * bands * p["sizes"][1] >= threads
+        bands = -(-places // p.sizes[1] // high)
+        return groups * bands * p.sizes[1] >= threads
 
-    fits = (r for r in COLUMN_ROWS if (r - 1) * p["stride"][0] + reach < MOST_SPAN)
+    fits = (r for r in COLUMN_ROWS if (r - 1) * p.stride[0] + reach < MOST_SPAN)
     able = list(fits)
     return next(filter(busies, able), able[-1] if able else 0)
 
 
 def _columns(name: str, sig: Signature, high: int) -> str:
     """The body for such a tile."""
-    p, source, out = sig.params, sig.operands[1], sig.operands[2].shape
-    taps, each = math.prod(p["size"]), source.shape[1] // out[1]
-    pairs = (p[key] for key in ("size", "stride", "dilation", "before"))
-    numbers = [n for pair in (*pairs, source.shape[2:], p["sizes"]) for n in pair]
+    p, source, out = sig.read(ConvolutionParams), sig.operands[1], sig.operands[2].shape
+    taps, each = math.prod(p.size), source.shape[1] // out[1]
+    numbers = [n for pair in (*window_sizes(p), source.shape[2:], p.sizes) for n in pair]
     window = f"ArkWindow<{', '.join(map(str, numbers))}>"
     weights = text.offset(sig, 0, ["0", "g", "0", f"(channel * {taps} + tap)"])
     places = text.offset(sig, 1, ["i0", f"(g * {each} + channel)", "y", "x"])
@@ -158,7 +157,7 @@ def _columns(name: str, sig: Signature, high: int) -> str:
         f"[&](int i1, int m, int n, float sum) {{\n      (void)i1;\n      (void)m;\n"
         f"{finish(sig, 'sum', 'm', 'n')}  }}",
     )
-    constants = (window, p["tile"][1], p["tile"][3], out[1], each, high)
+    constants = (window, p.tile[1], p.tile[3], out[1], each, high)
     return text.function(
         name,
         text.operand(sig, 0, "p0")

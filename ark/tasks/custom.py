@@ -37,7 +37,8 @@ class CustomParams(Params, frozen=True):
 
 def form_of(sig: Signature) -> Form:
     """The form of an op's tasks; PlanError if this process has not registered it."""
-    return custom_form.get(sig.params["name"], sig.params["digest"])
+    params = sig.read(CustomParams)
+    return custom_form.get(params.name, params.digest)
 
 
 def sizes_of(sig: Signature, form: Form) -> dict[str, int]:
@@ -52,7 +53,7 @@ class Custom(TaskKind):
 
     def check(self, sig: Signature) -> None:
         read_params(self.name, self.params, sig.params)
-        form = form_of(sig)
+        form, params = form_of(sig), sig.read(CustomParams)
         count(sig, len(form.operands))
         super().check(sig)
         for index, operand in enumerate(form.operands):
@@ -62,7 +63,7 @@ class Custom(TaskKind):
             sizes = sizes_of(sig, form)
         except InvalidUsageError as error:
             need(False, str(error))
-        tile, constants = sig.params["tile"], sig.params["constants"]
+        tile, constants = params.tile, params.constants
         need(
             set(tile) == set(form.tile) and all(n <= sizes[a] for a, n in tile.items()),
             f"its tile is {dict(tile)}, expected sizes of {', '.join(form.tile) or 'no axis'}",
@@ -74,7 +75,7 @@ class Custom(TaskKind):
         )
 
     def places(self, sig: Signature) -> Places:
-        form, tile = form_of(sig), sig.params["tile"]
+        form, tile = form_of(sig), sig.read(CustomParams).tile
         sizes = sizes_of(sig, form)
         return Places(tuple(range(0, sizes[a], tile[a]) for a in form.tile) or (range(1),))
 
@@ -98,7 +99,9 @@ class Custom(TaskKind):
     def scratch(self, sig: Signature, machine: Machine) -> int:
         form = form_of(sig)
         sizes, fixed, each = sizes_of(sig, form), *form.scratch
-        return fixed + sum(n * sig.params["tile"].get(a, sizes[a]) for a, n in each.items())
+        return fixed + sum(
+            n * sig.read(CustomParams).tile.get(a, sizes[a]) for a, n in each.items()
+        )
 
     def headers(self) -> tuple[str, ...]:
         return (text.header("custom.h"),)
@@ -112,7 +115,8 @@ class Custom(TaskKind):
         )
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        form, tile = form_of(sig), sig.params["tile"]
+        params = sig.read(CustomParams)
+        form, tile = form_of(sig), params.tile
         members, begins = [], []
         coords = {axis: f"t.coord[{i}]" for i, axis in enumerate(form.tile)}
         for axis, n in sizes_of(sig, form).items():
@@ -120,7 +124,7 @@ class Custom(TaskKind):
             members.append(f"  ArkAxis{kind} {axis};\n")
             begins.append(f"ark_axis{kind}({coords.get(axis, '0')})")
         for constant, kind in form.constants.items():
-            value = sig.params["constants"][constant]
+            value = params.constants[constant]
             written = text.literal(value) if kind == "float" else str(value).lower()
             members.append(f"  static constexpr {_CTYPES[kind]} {constant} = {written};\n")
         operands = [text.given(sig, i, not o.written) for i, o in enumerate(form.operands)]
@@ -141,7 +145,7 @@ def _span(sig: Signature, dim: Dim, n: int, begin: dict[str, int]) -> tuple[int,
     if dim.whole or dim.axis not in begin:
         return 0, n
     first = begin[dim.axis]
-    last = min(n, first + sig.params["tile"][dim.axis])
+    last = min(n, first + sig.read(CustomParams).tile[dim.axis])
     return max(0, first - dim.around), min(n, last + dim.around)
 
 

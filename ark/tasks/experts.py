@@ -167,7 +167,8 @@ class ExpertLinear(TaskKind):
 
 def _share(sig: Signature) -> tuple[int, int]:
     """The first expert of the weight, and how many experts there are."""
-    return sig.params.get("first", 0), sig.params.get("of") or sig.operands[1].shape[0]
+    params = sig.read(ExpertLinearParams)
+    return params.first, params.of or sig.operands[1].shape[0]
 
 
 register(TopK())

@@ -46,6 +46,11 @@ class FusionParams(Params, frozen=True):
     last: Trees
     stores: Numbers
 
+    def trees(self, stage: str) -> list[Any]:
+        """The expressions of a stage, one of STAGES."""
+        of_stage: list[Any] = getattr(self, stage)
+        return of_stage
+
 
 class Fusion(TaskKind):
     name = "fusion"
@@ -54,14 +59,15 @@ class Fusion(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        inputs, stores = sig.params["inputs"], sig.params["stores"]
+        params = sig.read(FusionParams)
+        inputs, stores = params.inputs, params.stores
         need(len(sig.operands) == inputs + len(stores), f"it has {len(sig.operands)} operands")
         self._check_shapes(sig)
         outside = [_along(sig, i) == 1 for i in range(inputs)]  # alike for all that is summed
         read: set[int] = set()
         for stage in STAGES:
             reach = len(outside)
-            for tree in sig.params[stage]:
+            for tree in params.trees(stage):
                 reach = reach if stage == "sums" else len(outside)
                 kind = expression.check(tree, ["fp32"] * reach, 0)
                 need(kind == "float", f"an expression of {stage!r} makes {kind}")
@@ -78,12 +84,12 @@ class Fusion(TaskKind):
             need(fits, f"an output is to get value {number}, which cannot be stored")
 
     def _check_shapes(self, sig: Signature) -> None:
-        params, out = sig.params, sig.operands[-1].shape
-        axis, count, inputs = params["axis"], params["count"], params["inputs"]
+        params, out = sig.read(FusionParams), sig.operands[-1].shape
+        axis, count, inputs = params.axis, params.count, params.inputs
         full = text.pad4(out, 1)
         summed = axis >= 0
-        need((count > 1) == summed == bool(params["sums"]), f"no sums are of {count} elements")
-        need(summed or not params["each"], "it has elements that nothing sums")
+        need((count > 1) == summed == bool(params.sums), f"no sums are of {count} elements")
+        need(summed or not params.each, "it has elements that nothing sums")
         need(len(full) == FOLDED and (not summed or full[axis] == 1), f"{list(out)} is no sum")
         wide = (*full[:axis], count, *full[axis + 1 :]) if summed else full
         for i, operand in enumerate(sig.operands):
@@ -97,32 +103,33 @@ class Fusion(TaskKind):
                 and all(n in (1, m) for n, m in zip(given, wide, strict=True)),
                 f"operand {i} of shape {list(operand.shape)} does not broadcast to {list(wide)}",
             )
-        covers(params["tile"], out)
+        covers(params.tile, out)
 
     def places(self, sig: Signature) -> Places:
-        return box(fold(sig.operands[-1].shape), sig.params["tile"])
+        return box(fold(sig.operands[-1].shape), sig.read(FusionParams).tile)
 
     def in_place(self, sig: Signature) -> frozenset[int]:
-        return frozenset(range(sig.params["inputs"]))
+        return frozenset(range(sig.read(FusionParams).inputs))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        inputs, out = sig.params["inputs"], sig.operands[-1].shape
-        lo, hi = tile_box(out, coord, sig.params["tile"])
-        axis = sig.params["axis"] - FOLDED + len(out)
-        wide = hi if sig.params["axis"] < 0 else (*hi[:axis], sig.params["count"], *hi[axis + 1 :])
+        params = sig.read(FusionParams)
+        inputs, out = params.inputs, sig.operands[-1].shape
+        lo, hi = tile_box(out, coord, params.tile)
+        axis = params.axis - FOLDED + len(out)
+        wide = hi if params.axis < 0 else (*hi[:axis], params.count, *hi[axis + 1 :])
         return [
             broadcast_access(sig, i, lo, hi if i >= inputs else wide, i >= inputs)
             for i in range(len(sig.operands))
         ]
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        params = sig.params
+        params = sig.read(FusionParams)
         elements = 1.0
-        for size in params["tile"]:
+        for size in params.tile:
             elements *= size
-        each = len(params["each"]) + 2 * len(params["sums"])
-        once = len(params["first"]) + len(params["last"])
-        return elements * (once + each * params["count"]), super().cost(sig, coord)[1]
+        each = len(params.each) + 2 * len(params.sums)
+        once = len(params.first) + len(params.last)
+        return elements * (once + each * params.count), super().cost(sig, coord)[1]
 
     def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any]:
         return claim_tile(sig)
@@ -144,21 +151,20 @@ class _Body:
     """Writes what is done at an index, as one function for each of the three loops."""
 
     def __init__(self, sig: Signature) -> None:
-        self.sig, self.params = sig, sig.params
-        self.leaves: list[tuple[str, str]] = [("", "float")] * sig.params["inputs"]
+        self.sig, self.params = sig, sig.read(FusionParams)
+        self.leaves: list[tuple[str, str]] = [("", "float")] * sig.read(FusionParams).inputs
         self.writer = expression.Writer(self.leaves, text.literal)
         self.kept: dict[int, int] = {}  # by number: the place of a value that loops pass on
 
     def write(self, lanes: int) -> str:
         sig, params = self.sig, self.params
         declare = "".join(
-            text.operand(sig, i, f"p{i}", const=i < params["inputs"])
-            for i in range(len(sig.operands))
+            text.operand(sig, i, f"p{i}", const=i < params.inputs) for i in range(len(sig.operands))
         )
-        numbers = iter(range(params["inputs"], 5 * MOST_VALUES))
-        number = {stage: [next(numbers) for _ in params[stage]] for stage in STAGES}
-        later = [*params["each"], *params["sums"], *params["last"]]
-        used = set(params["stores"]).union(*(expression.reads(tree) for tree in later))
+        numbers = iter(range(params.inputs, 5 * MOST_VALUES))
+        number = {stage: [next(numbers) for _ in params.trees(stage)] for stage in STAGES}
+        later = [*params.each, *params.sums, *params.last]
+        used = set(params.stores).union(*(expression.reads(tree) for tree in later))
         passed = [*(n for n in number["first"] if n in used), *number["sums"]]
         self.kept = {n: place for place, n in enumerate(passed)}
         bodies = [
@@ -167,8 +173,8 @@ class _Body:
             self._last(number["last"]),
         ]
         shape = fold(sig.operands[-1].shape)
-        tile = tile_type(params["tile"], shape)
-        constants = f"{tile}, {params['count'] if params['sums'] else 0}, {max(1, len(passed))}"
+        tile = tile_type(params.tile, shape)
+        constants = f"{tile}, {params.count if params.sums else 0}, {max(1, len(passed))}"
         head = f"[&](int {', int '.join(NAMES)}, int k, int v, auto& kept) {{\n"
         unused = "".join(f"(void){n}; " for n in (*NAMES, "k", "v", "kept"))
         listed = ",\n".join(f"      {head}      {unused}\n{body}      }}" for body in bodies)
@@ -176,14 +182,14 @@ class _Body:
 
     def _at(self, index: int) -> str:
         names: list[str] = list(NAMES)
-        if index < self.params["inputs"] and _along(self.sig, index) > 1:
-            names[self.params["axis"]] = "k"
+        if index < self.params.inputs and _along(self.sig, index) > 1:
+            names[self.params.axis] = "k"
         return text.offset(self.sig, index, names)
 
     def _compute(self, trees: Sequence[expression.Tree]) -> list[str]:
         """The texts of the trees' values; inputs that they read are loaded first, each once."""
         read = set().union(*(expression.reads(tree) for tree in trees)) if trees else set()
-        for i in sorted(i for i in read if i < self.params["inputs"]):
+        for i in sorted(i for i in read if i < self.params.inputs):
             load = text.load(self.sig, i, f"p{i}", self._at(i))
             self.leaves[i] = (self.writer.let("float", load), "float")
         made = []
@@ -203,7 +209,7 @@ class _Body:
                 self.leaves[number] = (f"kept[{place}][v]", "float")
 
     def _first(self, numbers: Sequence[int], sums: Sequence[int]) -> str:
-        made = dict(zip(numbers, self._compute(self.params["first"]), strict=True))
+        made = dict(zip(numbers, self._compute(self.params.first), strict=True))
         lines = [f"kept[{self.kept[n]}][v] = {t};" for n, t in made.items() if n in self.kept]
         lines += [f"kept[{self.kept[n]}][v] = 0.0f;" for n in sums]
         body = self._taken(lines)
@@ -211,8 +217,8 @@ class _Body:
         return body
 
     def _each(self, sums: Sequence[int]) -> str:
-        each, count = self.params["each"], len(self.leaves) + len(self.params["each"])
-        made = self._compute([*each, *self.params["sums"]])[len(each) :]
+        each, count = self.params.each, len(self.leaves) + len(self.params.each)
+        made = self._compute([*each, *self.params.sums])[len(each) :]
         lines = [
             f"kept[{self.kept[n]}][v] += {value};" for n, value in zip(sums, made, strict=True)
         ]
@@ -222,10 +228,10 @@ class _Body:
         return body
 
     def _last(self, numbers: Sequence[int]) -> str:
-        self._compute(self.params["last"])
+        self._compute(self.params.last)
         lines = []
-        for place, number in enumerate(self.params["stores"]):
-            index = self.params["inputs"] + place
+        for place, number in enumerate(self.params.stores):
+            index = self.params.inputs + place
             to = self._at(index)
             lines.append(text.store(self.sig, index, f"p{index}", to, self.leaves[number][0]))
         return self._taken(lines)
@@ -233,9 +239,10 @@ class _Body:
 
 def _along(sig: Signature, index: int) -> int:
     """The size of operand `index` in the dimension that is summed over; 1 if none is."""
-    if sig.params["axis"] < 0:
+    params = sig.read(FusionParams)
+    if params.axis < 0:
         return 1
-    return int(text.pad4(sig.operands[index].shape, 1)[sig.params["axis"]])
+    return int(text.pad4(sig.operands[index].shape, 1)[params.axis])
 
 
 register(Fusion())

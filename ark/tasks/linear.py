@@ -28,19 +28,15 @@ round; and rank 0's share alone (first is 0) has the residual in it, which the o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import (
-    Epsilon,
-    Heads,
-    Params,
     Places,
-    Splits,
     count,
     is_dense,
     matrix,
@@ -60,6 +56,7 @@ from ark.tasks.linear_form import (
     outputs,
     reads_from_memory,
 )
+from ark.tasks.linear_params import LinearParams
 from ark.tasks.rotary import (
     has_fresh,
     rope,
@@ -68,24 +65,7 @@ from ark.tasks.rotary import (
 )
 from ark.tasks.tokens import SETTINGS, sample_check, sample_tile
 
-StageRows = Annotated[int, msgspec.Meta(ge=1, le=64)]
 MAX_SUMS = 4096  # of a task, held by a lane: rows of x times rows of a stage
-
-
-class LinearParams(Params, frozen=True):
-    rows: StageRows
-    split_k: Splits
-    prologue: Literal["none", "rmsnorm"]
-    epilogue: Literal["store", "add", "swiglu", "rope_kv", "sample"]
-    eps: Epsilon = 0.0
-    heads: Heads | None = None
-    kv_heads: Heads | None = None
-    head_dim: Heads | None = None
-    tiles: Splits | None = None
-    shares: Splits = 1
-    share: Annotated[int, msgspec.Meta(ge=0, le=1 << 12)] = 0
-    ranks: Splits = 1
-    first: Annotated[int, msgspec.Meta(ge=0, le=1 << 12)] = 0
 
 
 class Linear(TaskKind):
@@ -96,72 +76,72 @@ class Linear(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        p, first = sig.params, first_extra(sig)
-        extra = EXTRA[p["epilogue"]]
+        p, first = sig.read(LinearParams), first_extra(sig)
+        extra = EXTRA[p.epilogue]
         need(len(sig.operands) >= first + extra[0], "operands are missing")
         (rows, k), (n, inner), m = matrix(sig, 0), matrix(sig, 1), matrix(sig, 2)[0]
         need(rows % m == 0, f"{rows} rows are no shares of {m}")
-        ranks, share = p.get("ranks", 1), p.get("first", 0)
+        ranks, share = p.ranks, p.first
         need(share < ranks, f"share {share} of {ranks} is added first")
         need(ranks == 1 or rows // m in (1, ranks), f"{rows} rows are no shares of {ranks} ranks")
-        if p["epilogue"] == "sample":
+        if p.epilogue == "sample":
             more = len(sig.operands) - first - extra[0]
             need(
                 more % 2 == 0, f"peers have {more} places for logits and candidates, an odd number"
             )
-        elif p["epilogue"] not in SPREAD:
+        elif p.epilogue not in SPREAD:
             count(sig, *(first + n for n in extra))
         for peer in outputs(sig)[1:]:
             shaped(sig, peer, (m, n))
         need(k == inner, f"rows of {k} are multiplied by weights of {inner}")
         need(is_dense(sig.operands[1]), "the weights are strided, expected dense")
-        need(m * p["rows"] <= MAX_SUMS, f"{m} rows by {p['rows']} rows are too many for a task")
-        need(k % p["split_k"] == 0, "its rows cannot be cut so")
-        need(p["split_k"] == 1 or p["rows"] <= MAX_PIECES, "its rows cannot be cut so")
-        paired = p["epilogue"] in ("swiglu", "rope_kv")
-        need(not paired or p["rows"] % 2 == n % 2 == 0, "pairs are torn apart")
+        need(m * p.rows <= MAX_SUMS, f"{m} rows by {p.rows} rows are too many for a task")
+        need(k % p.split_k == 0, "its rows cannot be cut so")
+        need(p.split_k == 1 or p.rows <= MAX_PIECES, "its rows cannot be cut so")
+        paired = p.epilogue in ("swiglu", "rope_kv")
+        need(not paired or p.rows % 2 == n % 2 == 0, "pairs are torn apart")
         if first == 4:
-            need("eps" in p, "it has no eps")
+            need(p.eps is not None, "it has no eps")
             shaped(sig, 3, (k,), dense=True)
-        if p["epilogue"] == "rope_kv":
+        if p.epilogue == "rope_kv":
             rotary_check(sig, 2, first, (m, n))
         else:
-            shaped(sig, 2, (m, n // 2 if p["epilogue"] == "swiglu" else n))
-        if p["epilogue"] == "add":
+            shaped(sig, 2, (m, n // 2 if p.epilogue == "swiglu" else n))
+        if p.epilogue == "add":
             added = matrix(sig, first)[0]
             need(added % m == 0, f"{added} rows are no shares of {m}")
             fits = ranks == 1 or added // m in (1, ranks)
             need(fits, f"{added} rows are no shares of {ranks} ranks")
             shaped(sig, first, (added, n))
-        if p["epilogue"] == "sample":
+        if p.epilogue == "sample":
             for place in candidates(sig):
-                sample_check(sig, first, place, m, -(-n // p["rows"]))
-            need(p.get("share", 0) < p.get("shares", 1), "its logits are no share")
+                sample_check(sig, first, place, m, -(-n // p.rows))
+            need(p.share < p.shares, "its logits are no share")
 
     def places(self, sig: Signature) -> Places:
-        return Places((range(0, sig.operands[1].shape[0], sig.params["rows"]),), span=True)
+        return Places((range(0, sig.operands[1].shape[0], sig.read(LinearParams).rows),), span=True)
 
     def in_place(self, sig: Signature) -> frozenset[int]:
-        added = sig.params["epilogue"] == "add"
+        added = sig.read(LinearParams).epilogue == "add"
         return frozenset({first_extra(sig)} if added else ())
 
     def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
-        ranks = params.get("ranks", 1)
-        first = (params.get("first", 0) - by) % ranks
-        moved = {**params, "first": first} if ranks > 1 else params
-        shares = params.get("shares", 1)
-        share = (params.get("share", 0) + by) % shares
-        return {**moved, "share": share} if shares > 1 else moved
+        given = LinearParams.from_plan(params)
+        first, share = (given.first - by) % given.ranks, (given.share + by) % given.shares
+        return replace(given, first=first, share=share).to_plan()
 
     def own(self, sig: Signature) -> tuple[int, ...]:
-        token = sig.params.get("share", 0) * sig.operands[1].shape[0]
-        return sig.params.get("first", 0), token
+        params = sig.read(LinearParams)
+        token = params.share * sig.operands[1].shape[0]
+        return params.first, token
 
     def wide(self, sig: Signature) -> frozenset[int]:
-        cut = sig.params["rows"] > 1 and sig.params["split_k"] > 1
+        params = sig.read(LinearParams)
+        cut = params.rows > 1 and params.split_k > 1
         return frozenset({1} if cut else ()) | frozenset({0} if reads_from_memory(sig) else ())
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        params = sig.read(LinearParams)
         n0, n1 = coord[:2]
         m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
         found = [
@@ -169,10 +149,10 @@ class Linear(TaskKind):
             Access(1, (n0, 0), (n1, k)),
         ]
         next_operand = 3
-        if sig.params["prologue"] == "rmsnorm":
+        if params.prologue == "rmsnorm":
             found.append(whole(3, sig.operands[3]))
             next_operand = 4
-        epilogue = sig.params["epilogue"]
+        epilogue = params.epilogue
         if epilogue == "swiglu":
             found.append(Access(2, (0, n0 // 2), (m, n1 // 2), write=True))
         elif epilogue == "rope_kv":
@@ -183,47 +163,51 @@ class Linear(TaskKind):
                 found += _shares(sig, next_operand, n0, n1)
             if epilogue == "sample":
                 found += [whole(i, sig.operands[i]) for i in (next_operand, next_operand + 1)]
-                tile, tiles = sample_tile(sig, 1, n0), sig.params["tiles"]
+                tile, tiles = sample_tile(sig, 1, n0), params.tiles
                 own = range(tile, m * tiles, tiles)
                 for place in candidates(sig):
                     found += [Access(place, (i, 0), (i + 1, 2), write=True) for i in own]
         return found
 
     def packets(self, sig: Signature) -> frozenset[int]:
+        params = sig.read(LinearParams)
         need(len(sig.operands) > 2, "it lacks an input, weights or an output")
         x, weight = sig.operands[:2]
-        row = x.shape[0] == 1 and x.dtype == weight.dtype and sig.params["prologue"] == "none"
+        row = x.shape[0] == 1 and x.dtype == weight.dtype and params.prologue == "none"
         found = {0, *outputs(sig)} - (set() if row or x.dtype == "fp32" else {0})
         first = first_extra(sig)
-        if sig.params["epilogue"] == "add":
+        if params.epilogue == "add":
             found.add(first)
-        if sig.params["epilogue"] == "rope_kv" and has_fresh(sig, first):
+        if params.epilogue == "rope_kv" and has_fresh(sig, first):
             found.add(first + 4)
-        if sig.params["epilogue"] == "sample":
+        if params.epilogue == "sample":
             found.update(candidates(sig))
         return frozenset(found)
 
     def early(self, sig: Signature) -> frozenset[int]:
-        first, epilogue = first_extra(sig), sig.params["epilogue"]
-        found = {3} if sig.params["prologue"] == "rmsnorm" else set()
+        params = sig.read(LinearParams)
+        first, epilogue = first_extra(sig), params.epilogue
+        found = {3} if params.prologue == "rmsnorm" else set()
         if epilogue != "add" or sig.operands[first].packet:
             found.update(first + n for n in AHEAD[epilogue])
         return frozenset(found)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
+        params = sig.read(LinearParams)
         m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
-        best = 8 * machine.warps * m if sig.params["epilogue"] == "sample" else 0
+        best = 8 * machine.warps * m if params.epilogue == "sample" else 0
         if narrows(sig, machine):
             held = 0 if reads_from_memory(sig) else narrow_bytes(m, k, sig.operands[1].itemsize)
             return 4 * machine.warps * m + held + best
-        return 4 * machine.warps + (4 * m * k if sig.params["split_k"] == 1 else 0) + best
+        return 4 * machine.warps + (4 * m * k if params.split_k == 1 else 0) + best
 
     def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
+        params = sig.read(LinearParams)
         n0, n1 = coord[:2]
         row = sig.operands[1].shape[1] * sig.operands[1].itemsize
-        stage = sig.params["rows"] * row // sig.params["split_k"]
-        cut = sig.params["rows"] > 1 and sig.params["split_k"] > 1
-        form = (None, sig.params["rows"], sig.params["split_k"]) if cut else ()
+        stage = params.rows * row // params.split_k
+        cut = params.rows > 1 and params.split_k > 1
+        form = (None, params.rows, params.split_k) if cut else ()
         return (Fetch(1, n0 * row, (n1 - n0) * row, stage, *form),)
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
@@ -232,19 +216,20 @@ class Linear(TaskKind):
         return 2.0 * m * k * rows, float(rows * k * sig.operands[1].itemsize)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        if sig.params["split_k"] > 1:
+        params = sig.read(LinearParams)
+        if params.split_k > 1:
             raise PlanError(
-                f"{name} cuts rows of {sig.operands[1].shape[1]} weights in {sig.params['split_k']}"
+                f"{name} cuts rows of {sig.operands[1].shape[1]} weights in {params.split_k}"
                 f" parts, but the code generator of {machine.arch} has no body for that; expected "
                 "a machine model with row_slice 0"
             )
         m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
-        if m > 1 and sig.params["epilogue"] == "sample":
+        if m > 1 and params.epilogue == "sample":
             raise PlanError(
                 f"{name} draws tokens of {m} sequences, but the code generator of {machine.arch} "
                 "has no body for that; expected a plan of this machine's own"
             )
-        weight, rows = sig.operands[1], sig.params["rows"]
+        weight, rows = sig.operands[1], params.rows
         constants = (weight.ctype, m, k, rows, weight.shape[0] % rows != 0)
         operands = (_summed(sig, 0), prologue(sig), epilogue(sig))
         return text.call(name, "ark_linear", constants, operands)
@@ -255,26 +240,28 @@ class Linear(TaskKind):
 
 def prologue(sig: Signature) -> str:
     """What is done to the input, as fused.h has it."""
-    if sig.params["prologue"] == "none":
+    params = sig.read(LinearParams)
+    if params.prologue == "none":
         return "ArkPlain{}"
-    return f"ark_rms_normed({text.given(sig, 3)}, {text.literal(sig.params['eps'])})"
+    return f"ark_rms_normed({text.given(sig, 3)}, {text.literal(params.eps or 0.0)})"
 
 
 def epilogue(sig: Signature) -> str:
     """What is done to the sums, as fused.h has it."""
-    kind, first, out = sig.params["epilogue"], first_extra(sig), text.given(sig, 2, const=False)
+    params = sig.read(LinearParams)
+    kind, first, out = params.epilogue, first_extra(sig), text.given(sig, 2, const=False)
     for peer in outputs(sig)[1:]:  # what has the longer way first
         out = f"ark_both({text.given(sig, peer, const=False)}, {out})"
     if kind == "rope_kv":
         return f"ark_rope_sums({rope(sig, 2, first)})"
     if kind == "add":
         residual = _summed(sig, first)
-        if sig.params.get("ranks", 1) > 1:
+        if params.ranks > 1:
             residual = f"ark_awaited({residual}, ark_own<0>(t) == 0)"
         return f"ark_add_sums({out}, {residual})"
     if kind == "sample":
-        rows, n = sig.params["rows"], sig.operands[1].shape[0]
-        constants = f"{rows}, {sig.params['tiles']}, {-(-n // rows)}"
+        rows, n = params.rows, sig.operands[1].shape[0]
+        constants = f"{rows}, {params.tiles}, {-(-n // rows)}"
         given = (text.given(sig, first), text.given(sig, first + 1))
         own, *others = candidates(sig)
         best = text.given(sig, own, const=False)
@@ -284,7 +271,7 @@ def epilogue(sig: Signature) -> str:
         m = sig.operands[2].shape[0]
         if m > 1:
             return f"ark_sample_rows<{m}, {len(SETTINGS)}, {constants}>({operands})"
-        constants += f", {'true' if sig.params.get('shares', 1) > 1 else 'false'}"
+        constants += f", {'true' if params.shares > 1 else 'false'}"
         return f"ark_sample_sums<{constants}>(t, {operands})"
     return f"ark_{kind}_sums({out})"
 

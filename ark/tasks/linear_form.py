@@ -13,6 +13,7 @@ from ark.ir.values import Tensor
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
 from ark.plan.params import is_dense
+from ark.tasks.linear_params import LinearParams
 from ark.variant import COMMUNICATE
 
 FLOATS = ("fp32", "fp16", "bf16")
@@ -43,12 +44,12 @@ def dealt(rows: int, weights: int, row_bytes: int, machine: Machine) -> int:
 
 def first_extra(sig: Signature) -> int:
     """The epilogue's first operand."""
-    return 4 if sig.params["prologue"] == "rmsnorm" else 3
+    return 4 if sig.read(LinearParams).prologue == "rmsnorm" else 3
 
 
 def outputs(sig: Signature) -> tuple[int, ...]:
     """The output's operands: this rank's, then the peers'."""
-    epilogue = sig.params["epilogue"]
+    epilogue = sig.read(LinearParams).epilogue
     last = first_extra(sig) + EXTRA[epilogue][0]
     each = 1 if epilogue in SPREAD else 2 if epilogue == "sample" else 0
     return (2, *(range(last, len(sig.operands), each) if each else ()))
@@ -65,13 +66,14 @@ def narrows(sig: Signature, machine: Machine) -> bool:
     """Is the input a single row, or few that are no shares, which a body for communicating warps
     keeps in the weights' type?
     """
+    params = sig.read(LinearParams)
     shares, rows = sig.operands[0].shape[0], sig.operands[2].shape[0]
-    single = sig.params["split_k"] == 1 or sig.params["rows"] == 1  # stages lie in one row each?
+    single = params.split_k == 1 or params.rows == 1  # stages lie in one row each?
     return (
         machine.variant.role(COMMUNICATE) > 0
         and (single if rows == 1 else rows == shares and is_dense(sig.operands[0]))
-        and narrow_rows(rows, sig.operands[1], sig.params["split_k"])
-        and (rows == 1 or sig.params["rows"] in MATRIX_ROWS)
+        and narrow_rows(rows, sig.operands[1], params.split_k)
+        and (rows == 1 or params.rows in MATRIX_ROWS)
     )
 
 
@@ -79,12 +81,13 @@ def reads_from_memory(sig: Signature) -> bool:
     """Does each warp, in such a body, read for itself what it multiplies by a stage? The input is
     as matrix units take it then, and needs no place in shared memory.
     """
+    params = sig.read(LinearParams)
     x, weight = sig.operands[:2]
-    part = x.shape[1] // sig.params["split_k"]
+    part = x.shape[1] // params.split_k
     return (
         1 < x.shape[0] <= MOST_NARROW
-        and sig.params["prologue"] == "none"
-        and sig.params["epilogue"] in SPREAD
+        and params.prologue == "none"
+        and params.epilogue in SPREAD
         and x.dtype == weight.dtype
         and x.itemsize == 2
         and not x.packet

@@ -23,15 +23,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
-
-import msgspec
 
 from ark.capability import Capability
 from ark.ir.fold import fold, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
-from ark.plan.params import INT_MAX, Params, Places, Size, box, count, fits, need, typed
+from ark.plan.params import INT_MAX, Places, box, count, fits, need, typed
 from ark.tasks import expression, matmul_small, matmul_windows, text
 from ark.tasks.matmul_form import (
     ROPE,
@@ -43,29 +40,12 @@ from ark.tasks.matmul_form import (
     sums_of,
     tiles,
 )
+from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_text import DEPTH, FEW_ROWS, MOST_PANEL, staged, write
 from ark.tasks.matmul_thin import passes, rounds_of_sums, scratch, served
-from ark.tasks.matmul_windows import WindowParams, side_shape
+from ark.tasks.matmul_windows import side_shape
 from ark.tasks.pointwise import broadcast_access, broadcasts
 from ark.tasks.rotary import rotary_accesses, rotary_check, sequences_of
-
-Few = Annotated[int, msgspec.Meta(ge=0, le=1 << 12)]
-
-
-class MatmulParams(Params, frozen=True):
-    transpose_a: bool
-    transpose_b: bool
-    tile: tuple[Size, Size]
-    expr: list[Any] | None = None
-    tasks: Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)] = 0
-    group: Size = 1
-    splits: Size = 1
-    gated: bool = False
-    heads: Few = 0
-    kv_heads: Few = 0
-    head_dim: Few = 0
-    tf32: bool = False
-    windows: WindowParams | None = None
 
 
 class Matmul(TaskKind):
@@ -74,11 +54,12 @@ class Matmul(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        tree, others = sig.params.get("expr"), sig.operands[3:]
-        named = sum(bool(sig.params.get(k)) for k in ("heads", "kv_heads", "head_dim"))
+        params = sig.read(MatmulParams)
+        tree, others = params.expr, sig.operands[3:]
+        named = sum(n > 0 for n in (params.heads, params.kv_heads, params.head_dim))
         need(named in (0, 3), "it has heads and does not say all of what they are")
         if rotates(sig):
-            need(tree is None and not sig.params.get("gated"), "it rotates, and has another end")
+            need(tree is None and not params.gated, "it rotates, and has another end")
             count(sig, 7)
         elif tree is None:
             count(sig, 3)
@@ -89,19 +70,19 @@ class Matmul(TaskKind):
             for index in range(3, len(sig.operands)):
                 broadcasts(sig, index, 2)
         _check_types(sig)
-        if sig.params.get("windows"):
+        if params.windows:
             matmul_windows.check(sig)
         a, b, out = side_shape(sig, 0), side_shape(sig, 1), sig.operands[2].shape
         need(min(len(a), len(b), len(out)) >= 2, "an operand has fewer than 2 dimensions")
         m, n, k = dims(sig)
         if paired(sig):
             need(tree is None and len(out) == 2, "products of pairs are one matrix, no expression")
-            need(sig.params["tile"][1] % 2 == 0, "a tile of such products ends within a pair")
+            need(params.tile[1] % 2 == 0, "a tile of such products ends within a pair")
         if rotates(sig):
             rotary_check(sig, 2, ROPE, (m, n))
             need(sequences_of(sig, ROPE) == 1, "it rotates rows of several sequences")
-        left = a[-2:][::-1] if sig.params["transpose_a"] else a[-2:]
-        right = b[-2:][::-1] if sig.params["transpose_b"] else b[-2:]
+        left = a[-2:][::-1] if params.transpose_a else a[-2:]
+        right = b[-2:][::-1] if params.transpose_b else b[-2:]
         need(
             left == (m, k) and right == (k, n),
             f"a product of {list(left)} and {list(right)} is not {[m, n]}",
@@ -112,20 +93,21 @@ class Matmul(TaskKind):
                 and all(x in (1, y) for x, y in zip(shape[-3::-1], out[-3::-1], strict=False)),
                 f"the batch of {list(shape)} does not broadcast to {list(out)}",
             )
-        fits(sig.params["tile"], (m, n))
+        fits(params.tile, (m, n))
         _check_splits(sig, k)
         many = math.prod(grid(sig))
         need(many <= INT_MAX, f"{many} tiles are more than can be counted")
         need(
-            sig.params.get("tasks", 0) <= many,
-            f"{sig.params.get('tasks')} tasks are more than its {many} tiles",
+            params.tasks <= many,
+            f"{params.tasks} tasks are more than its {many} tiles",
         )
 
     def places(self, sig: Signature) -> Places:
-        if sig.params.get("tasks"):
-            return Places((range(sig.params["tasks"]),))
+        params = sig.read(MatmulParams)
+        if params.tasks:
+            return Places((range(params.tasks),))
         shape = fold(sig.operands[2].shape)
-        return box((*shape[:2], *dims(sig)[:2]), (1, 1, *sig.params["tile"]))
+        return box((*shape[:2], *dims(sig)[:2]), (1, 1, *params.tile))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         found: dict[Access, None] = {}  # tiles of one task may share a row's or a column's part
@@ -134,26 +116,27 @@ class Matmul(TaskKind):
         return list(found)
 
     def _touched(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        params = sig.read(MatmulParams)
         m, n, k = dims(sig)
-        rows, columns = sig.params["tile"]
+        rows, columns = params.tile
         m1, n1 = min(coord[2] + rows, m), min(coord[3] + columns, n)
         k0, k1 = 0, k
         if (part := part_of_k(sig)) < k:
             k0, k1 = coord[1] * part, min((coord[1] + 1) * part, k)
         a_box = ((coord[2], k0), (m1, k1))
         b_box = ((k0, coord[3]), (k1, n1))
-        if sig.params["transpose_a"]:
+        if params.transpose_a:
             a_box = ((k0, coord[2]), (k1, m1))
-        if sig.params["transpose_b"]:
+        if params.transpose_b:
             b_box = ((coord[3], k0), (n1, k1))
-        windows = sig.params.get("windows")
+        windows = params.windows
         found = [
             Access(i, *matmul_windows.touched(sig, coord, *places))
-            if windows is not None and windows["side"] == i
+            if windows is not None and windows.side == i
             else Access(i, *self._batched(sig, i, coord, box))
             for i, box, places in ((0, a_box, (coord[2], m1)), (1, b_box, (coord[3], n1)))
         ]
-        if sig.params.get("gated"):
+        if params.gated:
             box = ((coord[2], coord[3] // 2), (m1, n1 // 2))
             return [*found, Access(2, *box, write=True)]
         if rotates(sig):
@@ -178,7 +161,7 @@ class Matmul(TaskKind):
         return (*lo, *box[0]), (*(b + 1 for b in lo), *box[1])
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        rows, columns = sig.params["tile"]
+        rows, columns = sig.read(MatmulParams).tile
         if not machine.has(Capability.SINGLE_THREAD):
             if matmul_small.served(sig, machine):
                 return matmul_small.scratch(sig, machine)
@@ -195,7 +178,7 @@ class Matmul(TaskKind):
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         _, _, k = dims(sig)
-        rows, columns = sig.params["tile"]
+        rows, columns = sig.read(MatmulParams).tile
         many = len(tiles(sig, coord))
         return 2.0 * rows * columns * min(part_of_k(sig), k) * many, super().cost(sig, coord)[1]
 
@@ -215,27 +198,29 @@ class Matmul(TaskKind):
 
 def _check_types(sig: Signature) -> None:
     """Both sides are floating point, or both int8, whose sums, where they are stored, are int32."""
+    params = sig.read(MatmulParams)
     whole = sums_of(sig) == "int32"
     for index in (0, 1):
         typed(sig, index, *(("int8",) if whole else text.FLOATS))
-    plain = sig.params.get("expr") is None
+    plain = params.expr is None
     typed(sig, 2, *(("int32",) if whole and plain else text.FLOATS))
     need(not whole or not paired(sig), "products of pairs are of floating point")
     need(
-        not sig.params.get("tf32") or all(sig.operands[i].dtype == "fp32" for i in (0, 1)),
+        not params.tf32 or all(sig.operands[i].dtype == "fp32" for i in (0, 1)),
         "tf32 is a precision of products of fp32",
     )
 
 
 def _check_splits(sig: Signature, k: int) -> None:
-    splits, out = sig.params.get("splits", 1), sig.operands[2]
+    params = sig.read(MatmulParams)
+    splits, out = params.splits, sig.operands[2]
     if splits == 1:
         return
     need(
         len(out.shape) == 3
         and out.shape[0] == splits
         and out.dtype == sums_of(sig)
-        and sig.params.get("expr") is None
+        and params.expr is None
         and max(len(sig.operands[i].shape) for i in (0, 1)) == 2,
         f"{splits} parts of k are not matrices of sums of {list(out.shape)}",
     )

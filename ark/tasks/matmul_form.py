@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ark.ir.fold import fold
 from ark.plan.kind import Signature
 from ark.tasks import text
+from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_windows import side_shape
 
 ROPE = 3  # the operand that is the position, of a product that rotates
@@ -23,12 +24,12 @@ LEAST_UNIT_ROWS = 9  # of a tile for them; fewer read weights as fast without
 
 def rotates(sig: Signature) -> bool:
     """Are the product's columns queries, keys and values?"""
-    return bool(sig.params.get("head_dim"))
+    return sig.read(MatmulParams).head_dim > 0
 
 
 def paired(sig: Signature) -> bool:
     """Do two neighbouring columns make what is stored?"""
-    return bool(sig.params.get("gated")) or rotates(sig)
+    return sig.read(MatmulParams).gated or rotates(sig)
 
 
 def sums_of(sig: Signature) -> str:
@@ -38,7 +39,7 @@ def sums_of(sig: Signature) -> str:
 
 def part_of_k(sig: Signature) -> int:
     """Elements of k in a task's part; the last part may have fewer."""
-    splits = sig.params.get("splits", 1)
+    splits = sig.read(MatmulParams).splits
     _, _, k = dims(sig)
     step = STEP // sig.operands[0].itemsize
     return k if splits == 1 else math.ceil(math.ceil(k / step) / splits) * step
@@ -62,19 +63,20 @@ def place_names(sig: Signature, row: str, column: str) -> list[str]:
 def grid(sig: Signature) -> tuple[int, int, int, int]:
     """How many tiles there are: of the two batch dimensions, down and across."""
     shape = fold(sig.operands[2].shape)
-    rows, columns = sig.params["tile"]
+    rows, columns = sig.read(MatmulParams).tile
     m, n, _ = dims(sig)
     return shape[0], shape[1], -(-m // rows), -(-n // columns)
 
 
 def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, ...]]:
     """(batch, batch, first row, first column) of each tile of the task at `coord`."""
-    tasks = sig.params.get("tasks", 0)
+    params = sig.read(MatmulParams)
+    tasks = params.tasks
     if not tasks:
         return [tuple(coord)]
     _, inner, down, across = grid(sig)
-    rows, columns = sig.params["tile"]
-    group = sig.params["group"]
+    rows, columns = params.tile
+    group = params.group
     found: list[tuple[int, ...]] = []
     for number in range(coord[0], math.prod(grid(sig)), tasks):
         matrix, rest = divmod(number, down * across)
@@ -87,17 +89,19 @@ def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, ...]]:
 
 def deal(sig: Signature) -> str:
     """The type that says how tiles are dealt to tasks (tiles.h)."""
+    params = sig.read(MatmulParams)
     _, inner, down, across = grid(sig)
-    tasks, count = sig.params.get("tasks", 0), math.prod(grid(sig)) // (down * across)
-    group = sig.params["group"] if tasks else 1
-    constants = (tasks, count, inner, down, across, group, *sig.params["tile"])
+    tasks, count = params.tasks, math.prod(grid(sig)) // (down * across)
+    group = params.group if tasks else 1
+    constants = (tasks, count, inner, down, across, group, *params.tile)
     return f"ArkDeal<{', '.join(map(str, constants))}>"
 
 
 def side_strides(sig: Signature, index: int) -> tuple[int, int]:
     """Elements from a row, or column, of the product to the next and along k, in operand 0 or 1."""
+    params = sig.read(MatmulParams)
     down, across = sig.operands[index].strides[-2:]
-    along = bool(sig.params["transpose_b"]) if index else not sig.params["transpose_a"]
+    along = params.transpose_b if index else not params.transpose_a
     return (down, across) if along else (across, down)
 
 
@@ -116,10 +120,10 @@ def filled(size: int, high: int) -> bool:
 
 def dims(sig: Signature) -> tuple[int, int, int]:
     """(m, n, k) of the product."""
-    p, a, out = sig.params, side_shape(sig, 0), sig.operands[2].shape
-    k, n = a[-2] if p["transpose_a"] else a[-1], out[-1]
-    if p.get("gated"):
+    p, a, out = sig.read(MatmulParams), side_shape(sig, 0), sig.operands[2].shape
+    k, n = a[-2] if p.transpose_a else a[-1], out[-1]
+    if p.gated:
         n *= 2
     elif rotates(sig):
-        n += 2 * p["kv_heads"] * p["head_dim"]
+        n += 2 * p.kv_heads * p.head_dim
     return out[-2], n, k

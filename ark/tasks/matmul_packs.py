@@ -8,6 +8,7 @@ from __future__ import annotations
 from ark.plan.kind import Signature
 from ark.tasks import expression, text
 from ark.tasks.matmul_form import ROPE, dims, paired, place_names, rotates, sums_of
+from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_text import finish, outputs
 from ark.tasks.rotary import rope
 
@@ -42,7 +43,7 @@ def together(sig: Signature, found: list[int], width: int) -> str:
         loaded = text.load(sig, i, f"e{i}.v", "j" if held > 1 else "0")
         leaves.append((loaded, text.loaded(sig, i)))
     writer = expression.Writer(leaves, text.literal)
-    tree = sig.params.get("expr")
+    tree = sig.read(MatmulParams).expr
     value, _ = writer.write(expression.leaf(0) if tree is None else tree)
     lines += [
         f"ArkPack<{sig.operands[2].ctype}, {width}> made;",
@@ -62,15 +63,16 @@ def several(sig: Signature, row: str, column: str) -> str:
     It takes the first one's row and column in the tile, whose own first ones are `row` and
     `column`. A product that rotates has `rope` beside it (`declared`).
     """
+    params = sig.read(MatmulParams)
     if rotates(sig):
         single = "ark_rope_pair(c, rope, row, first + j, v[j], v[j + 1]);\n"
         whole = (
             f"float all[{WIDE}];\n      for (int j = 0; j < {WIDE}; ++j) all[j] = v[j];\n"
             "      ark_rope_pack(rope, row, first, all);\n"
         )
-        heads = (sig.params["head_dim"], sig.operands[2].strides[0])
+        heads = (params.head_dim, sig.operands[2].strides[0])
         stored = None if any(n % WIDE for n in heads) else [2, 5, 6]
-    elif sig.params.get("gated"):
+    elif params.gated:
         single = finish(sig, "ark_swiglu(v[j], v[j + 1])", "row", "(first + j) / 2")
         whole = _gated(sig)
         stored = packed(sig, WIDE // 2)
@@ -84,7 +86,7 @@ def several(sig: Signature, row: str, column: str) -> str:
         f"      if (j >= left) break;\n      {single}      }}\n"
     )
     _, n, _ = dims(sig)
-    across = sig.params["tile"][1]
+    across = params.tile[1]
     if stored is not None and (across % WIDE == 0 or n <= across):
         body = (
             f"    if (left == {WIDE} && ark_aligned({text.addresses(sig, stored)})) {{\n"

@@ -14,6 +14,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.matmul_form import along_k, dims, grid, paired, side_strides, sums_of
+from ark.tasks.matmul_params import MatmulParams
 
 MOST, MOST_DEPTH = 32, 64  # rows and columns, and k
 LEAST = 2  # matrices a processor
@@ -22,13 +23,14 @@ PACK_BYTES = 16
 
 def small(sig: Signature, machine: Machine) -> bool:
     """Are these such products, whatever the tile?"""
+    params = sig.read(MatmulParams)
     m, n, k = dims(sig)
     shape = fold(sig.operands[2].shape)
     many = shape[0] * shape[1] >= LEAST * machine.processors
     fits = max(m, n) <= MOST and k <= MOST_DEPTH
     if not (many and fits) or machine.has(Capability.SINGLE_THREAD) or paired(sig):
         return False
-    if sig.params.get("windows") or sig.params.get("splits", 1) > 1 or sums_of(sig) == "int32":
+    if params.windows or params.splits > 1 or sums_of(sig) == "int32":
         return False
     packets = any(o.packet for o in sig.operands)
     return not packets and scratch(sig, machine) <= machine.shared_bytes
@@ -36,8 +38,9 @@ def small(sig: Signature, machine: Machine) -> bool:
 
 def served(sig: Signature, machine: Machine) -> bool:
     """Are they, has each task several whole matrices, and does the ring leave room for them?"""
+    params = sig.read(MatmulParams)
     m, n, _ = dims(sig)
-    whole = tuple(sig.params["tile"]) == (m, n) and sig.params.get("tasks", 0) > 0
+    whole = tuple(params.tile) == (m, n) and params.tasks > 0
     room = machine.shared_bytes - machine.ring_bytes
     return whole and small(sig, machine) and scratch(sig, machine) <= room
 
@@ -75,7 +78,7 @@ def small_text(sig: Signature, sides: tuple[str, str], finish: str) -> str:
 def _call(sig: Signature, packed: bool) -> str:
     """The call of the body."""
     sides = (v for i in (0, 1) for v in _side(sig, i, packed))
-    constants = (math.prod(grid(sig)), sig.params["tasks"], *dims(sig), *sides)
+    constants = (math.prod(grid(sig)), sig.read(MatmulParams).tasks, *dims(sig), *sides)
     return f"{text.called('ark_small_products', constants, ('a', 'b', 'store'))};"
 
 

@@ -24,6 +24,7 @@ from ark.tasks.matmul_form import (
     side_strides,
     sums_of,
 )
+from ark.tasks.matmul_params import FinishParams, MatmulParams
 from ark.tasks.matmul_small import small_text
 from ark.tasks.matmul_thin import served, thin_text
 from ark.tasks.matmul_windows import tile_text
@@ -42,9 +43,10 @@ MOST_STAGED = 48 << 10  # bytes
 
 def staged(sig: Signature, machine: Machine) -> int:
     """Bytes of shared memory where both sides of a tile go through it; 0 where they do not."""
-    rows, columns = sig.params["tile"]
+    params = sig.read(MatmulParams)
+    rows, columns = params.tile
     _, _, k = dims(sig)
-    alone = machine.has(Capability.SINGLE_THREAD) or bool(sig.params.get("windows"))
+    alone = machine.has(Capability.SINGLE_THREAD) or bool(params.windows)
     if alone or paired(sig) or sums_of(sig) == "int32" or part_of_k(sig) < k:
         return 0
     few = rows < 2 or rows * columns * k < LEAST_STAGED
@@ -59,16 +61,17 @@ def staged(sig: Signature, machine: Machine) -> int:
 
 def write(name: str, sig: Signature, machine: Machine) -> str:
     """The common body for a signature."""
-    if sig.params.get("windows"):
+    params = sig.read(MatmulParams)
+    if params.windows:
         body = tile_text(sig, dims(sig), lambda row, column: finish(sig, "sum", row, column))
         return text.function(name, outputs(sig) + each_tile(sig, body))
     pairs = paired(sig)
-    shape: tuple[Any, ...] = (*sig.params["tile"], *dims(sig)[:2])
+    shape: tuple[Any, ...] = (*params.tile, *dims(sig)[:2])
     callee = "ark_matmul_pairs" if pairs else "ark_matmul"
-    if machine.has(Capability.SINGLE_THREAD) and sig.params["tile"][0] >= FEW_ROWS:
-        transposed = (bool(sig.params[name]) for name in ("transpose_a", "transpose_b"))
+    if machine.has(Capability.SINGLE_THREAD) and params.tile[0] >= FEW_ROWS:
+        transposed = (params.transpose_a, params.transpose_b)
         callee, shape = "ark_matmul_blocked", (*shape, DEPTH, pairs, *transposed)
-    elif machine.has(Capability.SINGLE_THREAD) and not pairs and not sig.params["transpose_b"]:
+    elif machine.has(Capability.SINGLE_THREAD) and not pairs and not params.transpose_b:
         callee = "ark_matmul_alone"
     elif matmul_small.served(sig, machine):
         sides = _line(sig, 0), _line(sig, 1)
@@ -82,8 +85,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
         "m0",
         "n0",
         *k_range(sig),
-        _place(sig, 0, "m", "k", bool(sig.params["transpose_a"])),
-        _place(sig, 1, "k", "n", bool(sig.params["transpose_b"])),
+        _place(sig, 0, "m", "k", params.transpose_a),
+        _place(sig, 1, "k", "n", params.transpose_b),
         _finish_pair(sig) if pairs else _finish_one(sig),
     )
     if callee == "ark_matmul":
@@ -94,8 +97,9 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
 
 
 def _in_shared_memory(name: str, sig: Signature) -> str:
+    params = sig.read(MatmulParams)
     constants = (
-        *sig.params["tile"],
+        *params.tile,
         *dims(sig),
         STAGED_ROWS,
         *(along_k(sig, index) for index in (0, 1)),
@@ -103,8 +107,8 @@ def _in_shared_memory(name: str, sig: Signature) -> str:
     arguments = (
         "m0",
         "n0",
-        _place(sig, 0, "m", "k", bool(sig.params["transpose_a"])),
-        _place(sig, 1, "k", "n", bool(sig.params["transpose_b"])),
+        _place(sig, 0, "m", "k", params.transpose_a),
+        _place(sig, 1, "k", "n", params.transpose_b),
         _finish_one(sig),
     )
     body = f"  {text.called('ark_matmul_staged', constants, arguments)};\n"
@@ -137,15 +141,16 @@ def outputs(sig: Signature) -> str:
 
 def finish(sig: Signature, total: str, row: str, column: str) -> str:
     """Statements that store the product's element `total` at a row and column of matrix i0, i1."""
+    expr = sig.read(FinishParams).expr
     names = place_names(sig, row, column)
     value, lines = total, []
-    if sig.params.get("expr") is not None:
+    if expr is not None:
         leaves = [(total, _sum_type(sig))]
         for i in range(3, len(sig.operands)):
             loaded = text.load(sig, i, f"p{i}", text.offset(sig, i, names))
             leaves.append((loaded, text.loaded(sig, i)))
         writer = expression.Writer(leaves, text.literal)
-        value, _ = writer.write(sig.params["expr"])
+        value, _ = writer.write(expr)
         lines = writer.statements
     lines = [*lines, text.store(sig, 2, "po", text.offset(sig, 2, names), value)]
     return "".join(f"      {line}\n" for line in lines)
@@ -180,7 +185,7 @@ def matrix_tiles(
     of the sums, `end`, which reads what is declared.
     """
     m, n, k = dims(sig)
-    rows, columns = sig.params["tile"]
+    rows, columns = sig.read(MatmulParams).tile
     places = place_names(sig, "0", "0")
     starts = [text.offset(sig, i, places) for i in (0, 1)]
     both = "".join(text.operand(sig, i, f"p{i}") for i in (0, 1))
@@ -224,6 +229,7 @@ def _place(sig: Signature, index: int, row: str, column: str, transposed: bool) 
 
 def _line(sig: Signature, index: int) -> str:
     """A lambda from a row of a, or a column of b, and k to the place of an element."""
-    across = bool(sig.params["transpose_b"]) if index else not sig.params["transpose_a"]
+    params = sig.read(MatmulParams)
+    across = params.transpose_b if index else not params.transpose_a
     names = ("line", "k") if across else ("k", "line")
     return text.place(sig, index, ("line", "k"), place_names(sig, *names))

@@ -14,6 +14,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.matmul_form import dims, k_range, paired, part_of_k, side_strides, sums_of
+from ark.tasks.matmul_params import MatmulParams
 
 MOST_ROWS, MOST_COLUMNS = 8, 16  # of the side that has few
 MOST_ACROSS = 8  # of it, where threads stand across the other side
@@ -38,7 +39,7 @@ class Thin:
 
 def thin(sig: Signature, machine: Machine) -> Thin | None:
     """The form of such a product, whatever its tile; None if it is none."""
-    if machine.has(Capability.SINGLE_THREAD) or paired(sig) or sig.params.get("windows"):
+    if machine.has(Capability.SINGLE_THREAD) or paired(sig) or sig.read(MatmulParams).windows:
         return None
     if any(o.packet for o in sig.operands):
         return None
@@ -85,7 +86,7 @@ def served(sig: Signature, machine: Machine) -> Thin | None:
     if form is None:
         return None
     m, n, _ = dims(sig)
-    tile = sig.params["tile"]
+    tile = sig.read(MatmulParams).tile
     if tile[form.few] < (m, n)[form.few]:
         return None
     return form if form.along or tile[1 - form.few] == TOGETHER else None
@@ -106,7 +107,7 @@ def _rows(sig: Signature, form: Thin, machine: Machine) -> int:
     Where k is read in one or two steps, a warp has as many as it has loads for, so that it waits
     for one load instead of one after another.
     """
-    few, tile = dims(sig)[form.few], sig.params["tile"][1 - form.few]
+    few, tile = dims(sig)[form.few], sig.read(MatmulParams).tile[1 - form.few]
     rows = ROWS[int(few >= WIDE)]
     if part_of_k(sig) <= SHORT * machine.lanes * form.pack:
         while 2 * rows * few <= MOST_SUMS and rows * machine.warps < tile:
@@ -116,7 +117,7 @@ def _rows(sig: Signature, form: Thin, machine: Machine) -> int:
 
 def _team(sig: Signature, form: Thin, machine: Machine) -> int:
     """Warps that share k, so that none is idle: a power of two that divides all."""
-    tile, rows = sig.params["tile"][1 - form.few], _rows(sig, form, machine)
+    tile, rows = sig.read(MatmulParams).tile[1 - form.few], _rows(sig, form, machine)
     teams, deep = -(-tile // rows), machine.lanes * form.pack
     team = 1
     while (
@@ -133,7 +134,7 @@ def passes(sig: Signature, form: Thin, machine: Machine) -> int:
     if not form.along:
         return 1
     teams = machine.warps // _team(sig, form, machine)
-    return -(-sig.params["tile"][1 - form.few] // (teams * _rows(sig, form, machine)))
+    return -(-sig.read(MatmulParams).tile[1 - form.few] // (teams * _rows(sig, form, machine)))
 
 
 def rounds_of_sums(sig: Signature, form: Thin, machine: Machine) -> int:
@@ -151,7 +152,7 @@ def thin_text(
     """
     few, many = form.few, 1 - form.few
     sizes = dims(sig)[:2]
-    constants: tuple[object, ...] = (sizes[many], sizes[few], sig.params["tile"][many])
+    constants: tuple[object, ...] = (sizes[many], sizes[few], sig.read(MatmulParams).tile[many])
     callee = "ark_thin_along" if form.along else "ark_thin_across"
     if form.along:
         constants = (*constants, _rows(sig, form, machine))

@@ -11,48 +11,48 @@ is transposed, each n has one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ark.errors import PlanError
 from ark.plan.kind import Signature
-from ark.plan.params import INT_MAX, Params, need
+from ark.plan.params import INT_MAX, need
 from ark.tasks import text
-from ark.tasks.windows import Margins, Sizes, Steps, index_ranges, reached
+from ark.tasks.matmul_params import MatmulParams, WindowParams
+from ark.tasks.windows import PlacedWindows, index_ranges, reached, window_sizes
 
 MOST_ROWS = 4  # results of a thread that share an element of the input
 LINE = 128  # bytes of a place's channels in a box
 MOST_STEP, MOST_MARGIN = 8, 127  # of boxes that are windows
 
 
-class WindowParams(Params, frozen=True):
-    side: Literal[0, 1]
-    size: Steps
-    stride: Steps
-    dilation: Steps
-    before: Margins
-    sizes: Sizes
-
-
 def side_shape(sig: Signature, index: int) -> tuple[int, ...]:
     """The shape of operand 0 or 1 as a matrix, or several."""
-    shape, p = sig.operands[index].shape, sig.params.get("windows")
-    return shape if p is None or p["side"] != index else matrix_shape(shape, p)
+    shape, p = sig.operands[index].shape, sig.read(MatmulParams).windows
+    return shape if p is None or p.side != index else matrix_shape(shape, p)
 
 
-def matrix_shape(source: Sequence[int], p: Mapping[str, Any]) -> tuple[int, ...]:
+def _windows(sig: Signature) -> WindowParams:
+    """Those of a product that has some."""
+    windows = sig.read(MatmulParams).windows
+    if windows is None:
+        raise PlanError("neither side of the product is a matrix of windows")
+    return windows
+
+
+def matrix_shape(source: Sequence[int], p: WindowParams) -> tuple[int, ...]:
     """The shape of the matrix of an input's windows."""
-    places, depth = math.prod(p["sizes"]), math.prod(p["size"]) * source[-1]
-    return (source[0], 1, places, depth) if p["side"] else (source[0] * places, depth)
+    places, depth = math.prod(p.sizes), math.prod(p.size) * source[-1]
+    return (source[0], 1, places, depth) if p.side else (source[0] * places, depth)
 
 
-def boxable(source: Sequence[int], itemsize: int, p: Mapping[str, Any]) -> bool:
+def boxable(source: Sequence[int], itemsize: int, p: WindowParams) -> bool:
     """Can box copies be of these windows? A place's channels fill lines; steps, margins and the
     distance of taps are small.
     """
-    stride, spread, before = p["stride"], p["dilation"], p["before"]
-    sizes = zip(p["size"], p["sizes"], source[1:-1], strict=True)
+    stride, spread, before = p.stride, p.dilation, p.before
+    sizes = zip(p.size, p.sizes, source[1:-1], strict=True)
     margins = [
         (before[d], (taps - 1) * spread[d], abs((many - 1) * stride[d] - before[d] + 1 - n))
         for d, (taps, many, n) in enumerate(sizes)
@@ -67,27 +67,26 @@ def boxable(source: Sequence[int], itemsize: int, p: Mapping[str, Any]) -> bool:
 
 def check(sig: Signature) -> None:
     """Are these windows of the operand, on a side that may have them, and the rest plain?"""
-    p = sig.params["windows"]
-    source, weight = (sig.operands[i] for i in (p["side"], 1 - p["side"]))
+    params, p = sig.read(MatmulParams), _windows(sig)
+    source, weight = (sig.operands[i] for i in (p.side, 1 - p.side))
     spatial = len(source.shape) - 2
-    names = ("size", "stride", "dilation", "before", "sizes")
     need(
-        spatial > 0 and all(len(p[key]) == spatial for key in names),
+        spatial > 0 and all(len(n) == spatial for n in (*window_sizes(p), p.sizes)),
         f"no windows of {list(source.shape)}",
     )
     for d in range(spatial):
-        last = (p["sizes"][d] - 1) * p["stride"][d] + (p["size"][d] - 1) * p["dilation"][d]
+        last = (p.sizes[d] - 1) * p.stride[d] + (p.size[d] - 1) * p.dilation[d]
         need(last < INT_MAX, "a window reaches further than can be counted")
     need(math.prod(matrix_shape(source.shape, p)) <= INT_MAX**2, "too many windows")
     need(
-        not sig.params["transpose_a"] and bool(sig.params["transpose_b"]),
+        not params.transpose_a and params.transpose_b,
         "k of windows does not lie side by side",
     )
     need(source.strides[-1] == weight.strides[-1] == 1, "k of windows or weights lies apart")
     need(math.prod(weight.shape[:-2]) == 1, "there are several matrices of weights")
-    plain = ("gated", "heads", "kv_heads", "head_dim")
+    plain = (params.gated, params.heads, params.kv_heads, params.head_dim)
     need(
-        not any(sig.params.get(key) for key in plain) and sig.params.get("splits", 1) == 1,
+        not any(plain) and params.splits == 1,
         "products of windows have no pairs and no parts of k",
     )
 
@@ -96,29 +95,29 @@ def touched(
     sig: Signature, coord: Sequence[int], first: int, end: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The box of the input that the places from `first` on, below `end`, of a tile reach."""
-    p = sig.params["windows"]
-    n, *sizes, channels = sig.operands[p["side"]].shape
-    if p["side"]:
-        images, ranges = (coord[0], coord[0]), index_ranges(p["sizes"], first, end)
+    p = _windows(sig)
+    n, *sizes, channels = sig.operands[p.side].shape
+    if p.side:
+        images, ranges = (coord[0], coord[0]), index_ranges(p.sizes, first, end)
     else:
-        images, *ranges = index_ranges((n, *p["sizes"]), first, end)
+        images, *ranges = index_ranges((n, *p.sizes), first, end)
     low, high = reached(p, sizes, ranges)
     return (images[0], *low, 0), (images[1] + 1, *high, channels)
 
 
 def begins(
-    p: Mapping[str, Any], sizes: Sequence[int], place: str, where: Callable[[Sequence[str]], str]
+    p: PlacedWindows, sizes: Sequence[int], place: str, where: Callable[[Sequence[str]], str]
 ) -> str:
     """Statements that return the place p1 + where(indices) of an input, of spatial `sizes`, under a
     window's `tap`, null outside of it. place: text of the result's place.
     """
     lines, guards = [], []
     for d, n in enumerate(sizes):
-        across, under = math.prod(p["size"][d + 1 :]), math.prod(p["sizes"][d + 1 :])
-        tap = f"tap / {across} % {p['size'][d]}"
+        across, under = math.prod(p.size[d + 1 :]), math.prod(p.sizes[d + 1 :])
+        tap = f"tap / {across} % {p.size[d]}"
         lines.append(
-            f"const int x{d} = ({place} / {under} % {p['sizes'][d]}) * {p['stride'][d]} - "
-            f"{p['before'][d]} + ({tap}) * {p['dilation'][d]};"
+            f"const int x{d} = ({place} / {under} % {p.sizes[d]}) * {p.stride[d]} - "
+            f"{p.before[d]} + ({tap}) * {p.dilation[d]};"
         )
         guards.append(f"x{d} < 0 || x{d} >= {n}")
     found = where([f"x{d}" for d in range(len(sizes))])
@@ -130,14 +129,15 @@ def tile_text(sig: Signature, dims: Sequence[int], finish: Callable[[str, str], 
     """A call for the tile at i0, i1, m0, n0. dims: m, n of the product. finish: statements that
     store its `sum` at a row and a column.
     """
-    p = sig.params["windows"]
-    side, tile = p["side"], sig.params["tile"]
+    params = sig.read(MatmulParams)
+    p = _windows(sig)
+    side, tile = p.side, params.tile
     source, weights = sig.operands[side], sig.operands[1 - side]
-    channels, taps = source.shape[-1], math.prod(p["size"])
+    channels, taps = source.shape[-1], math.prod(p.size)
     # Places are what ark_convolution calls columns, weights its rows.
     order, names = ((0, 1), ("m", "n")) if side else ((1, 0), ("n", "m"))
     many, sizes = [dims[i] for i in order], [tile[i] for i in order]
-    image = "i0" if side else f"n / {math.prod(p['sizes'])}"
+    image = "i0" if side else f"n / {math.prod(p.sizes)}"
     at = [*["0"] * (len(weights.shape) - 2), "m", f"(tap * {channels} + channel)"]
     constants = (1, *sizes, 1, *many, channels, taps, 1, channels, MOST_ROWS)
     begin = begins(
@@ -155,13 +155,13 @@ def tile_text(sig: Signature, dims: Sequence[int], finish: Callable[[str, str], 
     return f"{declared}  {text.called('ark_convolution', constants, arguments)};\n"
 
 
-def laid_out(source: np.ndarray, p: Mapping[str, Any]) -> np.ndarray:
+def laid_out(source: np.ndarray, p: WindowParams) -> np.ndarray:
     """The matrix of windows, in the shape of `matrix_shape`."""
     taps = []
-    for tap in np.ndindex(*p["size"]):
+    for tap in np.ndindex(*p.size):
         seen = source
-        for d, (k, count) in enumerate(zip(tap, p["sizes"], strict=True)):
-            at = np.arange(count) * p["stride"][d] - p["before"][d] + k * p["dilation"][d]
+        for d, (k, count) in enumerate(zip(tap, p.sizes, strict=True)):
+            at = np.arange(count) * p.stride[d] - p.before[d] + k * p.dilation[d]
             inside = (at >= 0) & (at < source.shape[1 + d])
             wide = [count if axis == 1 + d else 1 for axis in range(source.ndim)]
             seen = np.take(seen, at.clip(0, source.shape[1 + d] - 1), axis=1 + d)

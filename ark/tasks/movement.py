@@ -58,8 +58,9 @@ class Transpose(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
+        params = sig.read(TransposeParams)
         count(sig, 2)
-        perm, (source, out) = sig.params["perm"], sig.operands
+        perm, (source, out) = params.perm, sig.operands
         rank = max(4, len(out.shape))
         pad = rank - len(out.shape)
         need(
@@ -74,14 +75,15 @@ class Transpose(TaskKind):
         )
         need(source.dtype == out.dtype, f"{source.dtype} does not become {out.dtype}")
         need(source.per_item == 1, f"{source.dtype} has several elements in a byte")
-        covers(sig.params["tile"], out.shape)
+        covers(params.tile, out.shape)
 
     def places(self, sig: Signature) -> Places:
-        return box(fold(sig.operands[1].shape), sig.params["tile"])
+        return box(fold(sig.operands[1].shape), sig.read(TransposeParams).tile)
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        shape, perm = sig.operands[1].shape, sig.params["perm"]
-        lo, hi = tile_box(shape, coord, sig.params["tile"])
+        params = sig.read(TransposeParams)
+        shape, perm = sig.operands[1].shape, params.perm
+        lo, hi = tile_box(shape, coord, params.tile)
         pad = len(perm) - len(shape)
         low, high = [0] * len(shape), [0] * len(shape)
         for d, p in enumerate(perm[pad:]):
@@ -97,7 +99,8 @@ class Transpose(TaskKind):
         return (*pointwise.HEADERS, text.header("transpose.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        perm, tile = sig.params["perm"], sig.params["tile"]
+        params = sig.read(TransposeParams)
+        perm, tile = params.perm, params.tile
         names = text.indices(sig.operands[1].shape, NAMES)
         places = [""] * len(perm)
         for d, p in enumerate(perm):
@@ -146,7 +149,10 @@ def _short(sig: Signature, d: int, tile: Sequence[int]) -> int:
     row = shape[d]
     if row < 2 or row != tile[d] or row * size > SHORT_BYTES // 4:
         return 0
-    perm, taken, made = sig.params["perm"], *(text.pad4(o.strides, 0) for o in sig.operands)
+    perm, taken, made = (
+        sig.read(TransposeParams).perm,
+        *(text.pad4(o.strides, 0) for o in sig.operands),
+    )
     steps = (taken[perm[-1]], made[-1]) if d == 2 else (made[-2], taken[-1])
     if steps != (row, 1) or made[-1] != 1:
         return 0
@@ -176,18 +182,18 @@ class Rope(TaskKind):
             typed(sig, index)
             broadcasts(sig, index, 2)
         widths = {o.shape[-1] for o in sig.operands}
-        tile = sig.params["tile"]
+        tile = sig.read(RopeParams).tile
         need(len(widths) == 1 and max(widths) % 2 == 0 == tile[3] % 2, "pairs are torn apart")
         covers(tile, sig.operands[2].shape)
 
     def places(self, sig: Signature) -> Places:
-        return box(fold(sig.operands[2].shape), sig.params["tile"])
+        return box(fold(sig.operands[2].shape), sig.read(RopeParams).tile)
 
     def in_place(self, sig: Signature) -> frozenset[int]:
         return frozenset({0, 1})
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        lo, hi = tile_box(sig.operands[2].shape, coord, sig.params["tile"])
+        lo, hi = tile_box(sig.operands[2].shape, coord, sig.read(RopeParams).tile)
         return [broadcast_access(sig, i, lo, hi, i == 2) for i in range(3)]
 
     def headers(self) -> tuple[str, ...]:
@@ -199,7 +205,7 @@ class Rope(TaskKind):
         variables = text.indices(out, parameters)
         places = [text.place(sig, i, parameters, variables, const=i != 2) for i in range(3)]
         steps = (o.strides[-1] for o in sig.operands)
-        constants = (*sig.params["tile"], *fold(out), *steps)
+        constants = (*sig.read(RopeParams).tile, *fold(out), *steps)
         return text.call(name, "ark_multiply_pairs", constants, places)
 
 
@@ -256,13 +262,13 @@ class ArgMax(TaskKind):
         count(sig, 2)
         shape = typed(sig, 0).shape
         shaped(sig, 1, (*shape[:-1], 1), *INDEX_NAMES)
-        fits((sig.params["rows"],), fold(shape)[2:3])
+        fits((sig.read(ArgMaxParams).rows,), fold(shape)[2:3])
 
     def places(self, sig: Signature) -> Places:
-        return row_places(sig.operands[0].shape, sig.params["rows"])
+        return row_places(sig.operands[0].shape, sig.read(ArgMaxParams).rows)
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        shape, rows = sig.operands[0].shape, sig.params["rows"]
+        shape, rows = sig.operands[0].shape, sig.read(ArgMaxParams).rows
         return [
             Access(0, *row_box(shape, coord, rows)),
             Access(1, *row_box(shape, coord, rows, columns=1), write=True),
@@ -281,7 +287,7 @@ class ArgMax(TaskKind):
             text.place(sig, 0, ("row", "column"), variables),
             text.place(sig, 1, ("row",), [*variables[:-1], "0"], const=False),
         )
-        rows, source = sig.params["rows"], sig.operands[0]
+        rows, source = sig.read(ArgMaxParams).rows, sig.operands[0]
         pack = packs(sig.operands[:1], shape[-1]) if source.strides[-1] == 1 else 1
         each = rows >= machine.warps
         constants = (rows, *fold(shape)[2:], sig.operands[1].ctype, pack, each)

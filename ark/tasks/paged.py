@@ -51,8 +51,8 @@ class PagedAttention(SplitAttention):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         count(sig, 6)
-        p = sig.params
-        heads, kv_heads, width, splits = p["heads"], p["kv_heads"], p["head_dim"], p["splits"]
+        p = sig.read(PagedAttentionParams)
+        heads, kv_heads, width, splits = p.heads, p.kv_heads, p.head_dim, p.splits
         need(heads % kv_heads == 0, f"{heads} heads do not share {kv_heads} evenly")
         rows, columns = matrix(sig, 0)
         need(columns == heads * width, f"{columns} columns are not {heads} heads of {width}")
@@ -70,14 +70,14 @@ class PagedAttention(SplitAttention):
             shaped(sig, 5, (rows, heads, splits, width + 2), "fp32")
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        p, (row, head, split) = sig.params, coord[:3]
-        group, width = p["heads"] // p["kv_heads"], p["head_dim"]
+        p, (row, head, split) = sig.read(PagedAttentionParams), coord[:3]
+        group, width = p.heads // p.kv_heads, p.head_dim
         pool, _, page, _ = sig.operands[1].shape
         begin, end = head * group, (head + 1) * group
         cache = (0, head, 0, 0), (pool, head + 1, page, width)
         box = (row, begin * width), (row + 1, end * width)
         made = Access(5, *box, write=True)
-        if p["splits"] > 1:
+        if p.splits > 1:
             part = (row, begin, split, 0), (row + 1, end, split + 1, width + 2)
             made = Access(5, *part, write=True)
         read = [Access(0, *box), Access(1, *cache), Access(2, *cache)]
@@ -88,26 +88,26 @@ class PagedAttention(SplitAttention):
         return frozenset({0, 5})
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        p = sig.params
+        p = sig.read(PagedAttentionParams)
         context = sig.operands[3].shape[-1] * sig.operands[1].shape[2]
-        share = context * p["head_dim"] / p["splits"]
-        return 4.0 * share * p["heads"] / p["kv_heads"], 2.0 * share * sig.operands[1].itemsize
+        share = context * p.head_dim / p.splits
+        return 4.0 * share * p.heads / p.kv_heads, 2.0 * share * sig.operands[1].itemsize
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        p = sig.params
-        group = p["heads"] // p["kv_heads"]
-        return 4 * ((group + 1) * p["head_dim"] * 2 + group * (CHUNK + 3))
+        p = sig.read(PagedAttentionParams)
+        group = p.heads // p.kv_heads
+        return 4 * ((group + 1) * p.head_dim * 2 + group * (CHUNK + 3))
 
     def headers(self) -> tuple[str, ...]:
         return (*HEADERS, *map(text.header, ("attention.h", "pages.h", "paged.h")))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        p = sig.params
+        p = sig.read(PagedAttentionParams)
         pool, page = _pool(sig, 1)
-        group, most = p["heads"] // p["kv_heads"], sig.operands[3].shape[-1]
-        constants = (group, p["kv_heads"], p["head_dim"], page, pool, most, p["splits"], CHUNK)
+        group, most = p.heads // p.kv_heads, sig.operands[3].shape[-1]
+        constants = (group, p.kv_heads, p.head_dim, page, pool, most, p.splits, CHUNK)
         operands = [text.given(sig, i, const=i != 5) for i in range(6)]
-        given = (text.literal(p["scale"]), *operands)
+        given = (text.literal(p.scale), *operands)
         return text.call(name, "ark_paged_attention", constants, given)
 
 

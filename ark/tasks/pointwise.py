@@ -21,7 +21,7 @@ from ark.capability import Capability
 from ark.ir.fold import fold, tile_of, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
-from ark.plan.params import Params, Places, Tile, box, covers, need
+from ark.plan.params import Params, Places, Tile, TiledParams, box, covers, need
 from ark.tasks import expression, text
 from ark.tasks.box_text import NAMES, declared, in_order, loop, tile_type, unused_names
 
@@ -38,9 +38,9 @@ COPY = expression.leaf(0)
 HEADERS = (text.header("box.h"),)
 
 
-def copy_params(tile: Sequence[int]) -> dict[str, Any]:
+def copy_params(tile: Sequence[int]) -> PointwiseParams:
     """Parameters of a copy."""
-    return {"expr": COPY, "tile": list(tile)}
+    return PointwiseParams(COPY, tuple(tile))
 
 
 def broadcast_access(
@@ -89,10 +89,11 @@ class Pointwise(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
+        params = sig.read(PointwiseParams)
         need(len(sig.operands) > 0, "it has no operand to write")
         out = len(sig.operands) - 1
-        shape, tile = sig.operands[out].shape, sig.params["tile"]
-        expression.check(sig.params["expr"], [o.dtype for o in sig.operands[:out]], len(shape))
+        shape, tile = sig.operands[out].shape, params.tile
+        expression.check(params.expr, [o.dtype for o in sig.operands[:out]], len(shape))
         for index in range(out):
             broadcasts(sig, index, out)
         covers(tile, shape)
@@ -103,7 +104,7 @@ class Pointwise(TaskKind):
         )
 
     def places(self, sig: Signature) -> Places:
-        return box(fold(sig.operands[-1].shape), sig.params["tile"])
+        return box(fold(sig.operands[-1].shape), sig.read(PointwiseParams).tile)
 
     def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any]:
         return claim_tile(sig)
@@ -113,26 +114,29 @@ class Pointwise(TaskKind):
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         out = len(sig.operands) - 1
-        lo, hi = tile_box(sig.operands[out].shape, coord, sig.params["tile"])
+        lo, hi = tile_box(sig.operands[out].shape, coord, sig.read(PointwiseParams).tile)
         return [broadcast_access(sig, i, lo, hi, i == out) for i in range(out + 1)]
 
     def headers(self) -> tuple[str, ...]:
         return HEADERS
 
     def apart(self, sig: Signature, machine: Machine) -> int:
+        params = sig.read(PointwiseParams)
         if machine.has(Capability.SINGLE_THREAD) or any(o.per_item > 1 for o in sig.operands):
             return 0
-        pack, packed = _Box(sig, sig.params["expr"], sig.params["tile"], {}).pack()
+        pack, packed = _Box(sig, params.expr, params.tile, {}).pack()
         # Where addresses are looked at when the body runs, other tasks may have other packs.
         return pack if pack == 1 or all(sig.operands[i].aligned for i in packed) else 0
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        return text.function(name, write_box(sig, sig.params["expr"], sig.params["tile"], machine))
+        params = sig.read(PointwiseParams)
+        return text.function(name, write_box(sig, params.expr, params.tile, machine))
 
     def run_source(self, name: str, sig: Signature, machine: Machine) -> str:
+        params = sig.read(PointwiseParams)
         out = len(sig.operands) - 1
         declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
-        writer = _Box(sig, sig.params["expr"], sig.params["tile"], {})
+        writer = _Box(sig, params.expr, params.tile, {})
         pack, packed = writer.pack()
         writer.keeps = writer.rounds(pack, packed, machine, whole=True)
         kept = f"  ArkPack<{sig.operands[out].ctype}, {pack}> kept[{writer.keeps}];\n"
@@ -142,7 +146,7 @@ class Pointwise(TaskKind):
 
 def claim_tile(sig: Signature, times: int = 1) -> Mapping[str, Any]:
     """Parameters with a tile of `times` CLAIM_BYTES, no larger than the one there is."""
-    out, before = sig.operands[-1], sig.params["tile"]
+    out, before = sig.operands[-1], sig.read(TiledParams).tile
     tile = tile_of(out.shape, times * CLAIM_BYTES // out.itemsize)
     smaller = all(t <= n for t, n in zip(tile, before, strict=True))
     return {**sig.params, "tile": tuple(tile) if smaller else tuple(before)}

@@ -54,7 +54,7 @@ class QuantizedLinear(TaskKind):
         super().check(sig)
         count(sig, 4, 5)
         (m, k), (n, depth) = matrix(sig, 0), matrix(sig, 1, *WEIGHTS)
-        group = sig.params["group"]
+        group = sig.read(QuantizedParams).group
         need(m <= MOST_ROWS and k == depth, f"{m} rows of {k} do not meet weights of {depth}")
         need(k % group == 0 == group % STEP, f"rows of {k} are not in groups of {group}")
         need(is_dense(sig.operands[1]), "the weights are strided")
@@ -99,7 +99,7 @@ class QuantizedLinear(TaskKind):
         rows, warps = -(-sig.operands[1].shape[0] // machine.processors), machine.warps
         side_by_side = -(-rows // (warps * -(-rows // (warps * MOST_SIDE_BY_SIDE))))
         head = (m, k, _chunk(m, k, machine), side_by_side)
-        constants = (*head, sig.params["group"], STEP // each, k // each)
+        constants = (*head, sig.read(QuantizedParams).group, STEP // each, k // each)
         return text.call(name, "ark_quantized_linear", constants, operands)
 
 

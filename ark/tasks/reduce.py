@@ -58,7 +58,7 @@ MOST_DEEP = 2  # inputs of a term that have all elements along the axis
 def _compute(sig: Signature) -> str:
     """The type that elements are joined in."""
     dtypes = [o.dtype for o in sig.operands[:-1]]
-    term = sig.params.get("term")
+    term = sig.read(ReduceParams).term
     rank = len(sig.operands[0].shape)
     return expression.check(term, dtypes, rank) if term else expression.value_type(dtypes[0])
 
@@ -70,7 +70,7 @@ def _deep(sig: Signature) -> range:
 
 
 class ReduceParams(Params, frozen=True):
-    function: Literal["sum", "mean", "max", "min", "prod"]
+    function: Literal[tuple(_FOLDS)]  # type: ignore[valid-type]
     axis: Dim
     count: Size
     tile: Tile
@@ -83,26 +83,27 @@ class Reduce(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        term, out = sig.params.get("term"), len(sig.operands) - 1
+        params = sig.read(ReduceParams)
+        term, out = params.term, len(sig.operands) - 1
         if term is None:
             count(sig, 2)
         need(out > 0, "it has no operand to write")
-        mean = sig.params["function"] == "mean"
+        mean = params.function == "mean"
         whole = INTEGER_NAMES if term is not None or not mean else ()
         source = typed(sig, 0, *FLOAT_NAMES, *whole)
-        axis = sig.params["axis"] - max(4, len(source.shape)) + len(source.shape)
+        axis = params.axis - max(4, len(source.shape)) + len(source.shape)
         need(
             0 <= axis < len(source.shape),
-            f"the axis {sig.params['axis']} is none of {list(source.shape)}",
+            f"the axis {params.axis} is none of {list(source.shape)}",
         )
         shape = (*source.shape[:axis], 1, *source.shape[axis + 1 :])
         kind = _compute(sig)
         need(
             kind != "bool" and not (mean and kind != "float"),
-            f"a {sig.params['function']} of {kind}",
+            f"a {params.function} of {kind}",
         )
         shaped(sig, out, shape, *(FLOAT_NAMES if kind == "float" else INTEGER_NAMES))
-        covers(sig.params["tile"], shape)
+        covers(params.tile, shape)
         if term is not None:
             self._check_term(sig, axis)
 
@@ -120,20 +121,21 @@ class Reduce(TaskKind):
         for i in range(len(deep), out):
             typed(sig, i)
             broadcasts(sig, i, out)
-        term = sig.params["term"]
+        term = sig.read(ReduceParams).term or []
         need(expression.reads(term).issuperset(range(out)), "an input is not read")
         beside = expression.indices(term) - {axis - len(source.shape)}
         few = len(source.shape) <= FOLDED and -1 not in beside
         need(not expression.places(term) or few, "a term asks for an index that its body has not")
 
     def places(self, sig: Signature) -> Places:
-        return box(fold(sig.operands[-1].shape), sig.params["tile"])
+        return box(fold(sig.operands[-1].shape), sig.read(ReduceParams).tile)
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        params = sig.read(ReduceParams)
         source, out = (sig.operands[i].shape for i in (0, -1))
         last = len(sig.operands) - 1
-        lo, hi = tile_box(out, coord, sig.params["tile"])
-        axis = sig.params["axis"] - max(4, len(source)) + len(source)
+        lo, hi = tile_box(out, coord, params.tile)
+        axis = params.axis - max(4, len(source)) + len(source)
         deep = _deep(sig)
         begin, end = (*lo[:axis], 0, *lo[axis + 1 :]), (*hi[:axis], source[axis], *hi[axis + 1 :])
         return [
@@ -148,13 +150,13 @@ class Reduce(TaskKind):
         if self._last(sig):
             return 2 * size * machine.warps
         if machine.has(Capability.SINGLE_THREAD):
-            return size * int(sig.params["tile"][3])
+            return size * int(sig.read(ReduceParams).tile[3])
         pack, across = self._across(sig, machine)
         return size * threads // across * across * pack
 
     def _last(self, sig: Signature) -> bool:
         """Is it the last dimension that is reduced?"""
-        return bool(sig.params["axis"] == max(4, len(sig.operands[0].shape)) - 1)
+        return bool(sig.read(ReduceParams).axis == max(4, len(sig.operands[0].shape)) - 1)
 
     def _pack(self, sig: Signature) -> int:
         source = sig.operands[0]
@@ -165,12 +167,13 @@ class Reduce(TaskKind):
 
     def _across(self, sig: Signature, machine: Machine) -> tuple[int, int]:
         """(elements of a pack, packs side by side) for the columns of a tile."""
+        params = sig.read(ReduceParams)
         pack = self._pack(sig)
-        last, tile = sig.operands[-1].shape[-1], int(sig.params["tile"][3])
+        last, tile = sig.operands[-1].shape[-1], int(params.tile[3])
         while pack > 1 and (last % pack or tile % pack):
             pack //= 2
         threads = machine.lanes * machine.warps
-        count = text.pad4(sig.operands[0].shape, 1)[sig.params["axis"]]
+        count = text.pad4(sig.operands[0].shape, 1)[params.axis]
         # Threads that stand side by side go on loading where others of a column would meet.
         wide = min(tile, threads, max(COLUMNS, threads * pack * EACH // count))
         across = 1
@@ -188,19 +191,22 @@ class Reduce(TaskKind):
 
     def _forms(self, sig: Signature) -> tuple[str, str, str]:
         """How two elements are joined, as what, and of which tile of the result."""
-        tile = tile_type(sig.params["tile"], fold(sig.operands[-1].shape))
-        return _FOLDS[sig.params["function"]], _compute(sig), tile
+        params = sig.read(ReduceParams)
+        tile = tile_type(params.tile, fold(sig.operands[-1].shape))
+        return _FOLDS[params.function], _compute(sig), tile
 
     def _value(self, sig: Signature) -> str:
         """What is stored of a total v."""
-        mean = sig.params["function"] == "mean"
-        return f"v / {text.literal(sig.params['count'])}" if mean else "v"
+        params = sig.read(ReduceParams)
+        mean = params.function == "mean"
+        return f"v / {text.literal(params.count)}" if mean else "v"
 
     def _source(self, sig: Signature, parameters: Sequence[str], names: Sequence[str]) -> str:
         """Where the elements lie that are reduced into the result at the parameters; names: the
         first one's indices. With a term: as what their values are, and how one is computed.
         """
-        term = sig.params.get("term")
+        params = sig.read(ReduceParams)
+        term = params.term
         if not term:
             return text.place(sig, 0, parameters, names)
         deep, out = _deep(sig), len(sig.operands) - 1
@@ -212,9 +218,9 @@ class Reduce(TaskKind):
         leaves += [(f"m[{n}]", "float") for n in range(len(flat))]
         along = "at"
         if not self._last(sig):
-            along = f"(at / {text.pad4(sig.operands[0].strides, 0)[sig.params['axis']]})"
+            along = f"(at / {text.pad4(sig.operands[0].strides, 0)[params.axis]})"
         indices = list(names)
-        indices[sig.params["axis"]] = along
+        indices[params.axis] = along
         writer = expression.Writer(leaves, text.literal, indices)
         result, _ = writer.write(term)
         compute, rows = _compute(sig), max(1, len(flat))
@@ -240,7 +246,7 @@ class Reduce(TaskKind):
         pack, narrow, deep = self._pack(sig), 1, DEEP_PACKS
         if machine.has(Capability.SINGLE_THREAD):
             pack, narrow, deep = SIDE_BY_SIDE, SIDE_BY_SIDE, 1
-        many = math.prod(sig.params["tile"][:3]) >= machine.warps
+        many = math.prod(sig.read(ReduceParams).tile[:3]) >= machine.warps
         columns = fold(sig.operands[0].shape)[3]
         part = machine.lanes
         if columns % pack == 0 and many:
@@ -261,7 +267,8 @@ class Reduce(TaskKind):
         return text.call(name, "ark_reduce_last", constants, arguments)
 
     def _columns(self, name: str, sig: Signature, machine: Machine) -> str:
-        axis = sig.params["axis"]
+        params = sig.read(ReduceParams)
+        axis = params.axis
         out = len(sig.operands) - 1
         names = text.indices(sig.operands[out].shape, NAMES)
         inner = list(names)
@@ -272,7 +279,7 @@ class Reduce(TaskKind):
             pack, across = 1, scalar
         count = text.pad4(sig.operands[0].shape, 1)[axis]
         stride = text.pad4(sig.operands[0].strides, 0)[axis]
-        tile = sig.params["tile"]
+        tile = params.tile
         outer, packs = math.prod(tile[:3]), math.prod(tile) // pack
         rounds = -(-packs // (machine.lanes * machine.warps))
         # Else the block reduces one outer index after the other, with two barriers for each.

@@ -70,7 +70,7 @@ class RemapParams(Params, frozen=True):
 
 def rules_of(sig: Signature) -> tuple[Rule, ...]:
     """The rules of a checked signature."""
-    return msgspec.convert(sig.params["rules"], tuple[Rule, ...])
+    return msgspec.convert(sig.read(RemapParams).rules, tuple[Rule, ...])
 
 
 class Remap(TaskKind):
@@ -90,14 +90,14 @@ class Remap(TaskKind):
             reach = sum(abs(f) * (out.shape[d] - 1) for d, f in rule.terms) + abs(rule.add)
             need(reach + 2 * n < 1 << 31, "a rule reaches further than can be counted")
             need(rule.edge != "reflect" or reach <= 64 * n, "a rule reflects too often")
-        covers(sig.params["tile"], out.shape)
+        covers(sig.read(RemapParams).tile, out.shape)
 
     def places(self, sig: Signature) -> Places:
-        return box(fold(sig.operands[1].shape), sig.params["tile"])
+        return box(fold(sig.operands[1].shape), sig.read(RemapParams).tile)
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         source, out = (o.shape for o in sig.operands)
-        lo, hi = tile_box(out, coord, sig.params["tile"])
+        lo, hi = tile_box(out, coord, sig.read(RemapParams).tile)
         low, high = [], []
         for rule, n in zip(rules_of(sig), source, strict=True):
             ends = [(f * lo[d], f * (hi[d] - 1)) for d, f in rule.terms]
@@ -113,6 +113,7 @@ class Remap(TaskKind):
         return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        params = sig.read(RemapParams)
         names = text.indices(sig.operands[1].shape, NAMES)[-len(sig.operands[1].shape) :]
         texts, nearest, conditions = [], [], []
         for rule, n in zip(rules_of(sig), sig.operands[0].shape, strict=True):
@@ -121,10 +122,10 @@ class Remap(TaskKind):
             nearest.append(f"ark_edge({at}, {n})" if guards else at)
             conditions += guards
         integer = sig.operands[0].dtype not in text.FLOATS
-        value = sig.params["fill"]
+        value = params.fill
         fill = f"{int(value)}ll" if integer else text.literal(value)
         guard = (" && ".join(conditions), fill)
-        tile = sig.params["tile"]
+        tile = params.tile
         if conditions and NAMES[3] not in guard[0] and not machine.has(Capability.SINGLE_THREAD):
             texts = nearest  # so that several packs are loaded side by side, without branches
         return text.function(
@@ -171,13 +172,14 @@ class Gather(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
+        params = sig.read(GatherParams)
         count(sig, 3)
         source, ids, out = sig.operands
-        axis = sig.params["axis"]
+        axis = params.axis
         need(source.dtype == out.dtype, f"{source.dtype} does not become {out.dtype}")
         need(source.per_item == 1, f"{source.dtype} has several elements in a byte")
         need(ids.dtype in INDEX_NAMES, f"indices are {ids.dtype}")
-        if sig.params["elements"]:
+        if params.elements:
             shaped(sig, 1, out.shape, *INDEX_NAMES)
             fits = len(source.shape) == len(out.shape) > axis and all(
                 n <= m or d == axis
@@ -187,24 +189,26 @@ class Gather(TaskKind):
             fits = len(source.shape) == len(out.shape) == 3 and axis == 1 and len(ids.shape) == 1
             fits = fits and (source.shape[0], ids.shape[0], source.shape[2]) == out.shape
         need(fits, f"{list(source.shape)} at {list(ids.shape)} is not {list(out.shape)}")
-        covers(sig.params["tile"], out.shape)
+        covers(params.tile, out.shape)
 
     def places(self, sig: Signature) -> Places:
-        return box(fold(sig.operands[2].shape), sig.params["tile"])
+        return box(fold(sig.operands[2].shape), sig.read(GatherParams).tile)
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         """Of the source only what is chosen is read."""
+        params = sig.read(GatherParams)
         _, ids, out = sig.operands
-        lo, hi = tile_box(out.shape, coord, sig.params["tile"])
+        lo, hi = tile_box(out.shape, coord, params.tile)
         elements = math.prod(h - n for n, h in zip(lo, hi, strict=True))
-        read = elements if sig.params["elements"] else hi[1] - lo[1]
+        read = elements if params.elements else hi[1] - lo[1]
         return float(elements), float(2 * elements * out.itemsize + read * ids.itemsize)
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        params = sig.read(GatherParams)
         source, out = sig.operands[0].shape, sig.operands[2].shape
-        axis = sig.params["axis"]
-        lo, hi = tile_box(out, coord, sig.params["tile"])
-        chosen = (lo, hi) if sig.params["elements"] else (lo[1:2], hi[1:2])
+        axis = params.axis
+        lo, hi = tile_box(out, coord, params.tile)
+        chosen = (lo, hi) if params.elements else (lo[1:2], hi[1:2])
         return [
             Access(
                 0, (*lo[:axis], 0, *lo[axis + 1 :]), (*hi[:axis], source[axis], *hi[axis + 1 :])
@@ -221,16 +225,17 @@ class Gather(TaskKind):
         return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        params = sig.read(GatherParams)
         out = sig.operands[2].shape
-        axis = sig.params["axis"]
+        axis = params.axis
         names = text.indices(out, NAMES)[-len(out) :]
-        own = names if sig.params["elements"] else names[1:2]
+        own = names if params.elements else names[1:2]
         at = f"p1[{text.offset(sig, 1, own)}]"
         texts = list(names)
-        from_end = str(sig.params.get("from_end", True)).lower()
+        from_end = str(params.from_end).lower()
         texts[axis] = f"ark_looked_up<{from_end}>(c, {at}, {sig.operands[0].shape[axis]})"
         places: dict[int, Any] = {0: texts, 1: own}
-        return text.function(name, write_box(sig, COPY, sig.params["tile"], machine, places=places))
+        return text.function(name, write_box(sig, COPY, params.tile, machine, places=places))
 
 
 register(Remap())

@@ -24,8 +24,27 @@ from collections.abc import Sequence
 
 from ark.machine import Machine
 from ark.plan.kind import ALL_ROWS, Access, Signature, TaskKind, register, whole
-from ark.plan.params import INT_MAX, Heads, Params, Places, count, matrix, need, shaped
+from ark.plan.params import (
+    INT_MAX,
+    Few,
+    Heads,
+    Params,
+    PartialParams,
+    Places,
+    count,
+    matrix,
+    need,
+    shaped,
+)
 from ark.tasks import text
+
+
+class HeadCounts(PartialParams, frozen=True):
+    """What all kinds that rotate say: a projection's columns are heads, then twice kv_heads."""
+
+    heads: Few = 0
+    kv_heads: Few = 0
+    head_dim: Few = 0
 
 
 def has_fresh(sig: Signature, first: int) -> bool:
@@ -43,10 +62,10 @@ def rotary_check(sig: Signature, out: int, first: int, shape: tuple[int, int]) -
 
     out: the queries' operand; first: the position's, before frequencies, caches and perhaps fresh.
     """
-    p, (rows, columns) = sig.params, shape
-    need(all(p.get(k) for k in ("heads", "kv_heads", "head_dim")), "it has no heads")
-    width, queries = p["head_dim"], p["heads"] * p["head_dim"]
-    keys = p["kv_heads"] * width
+    p, (rows, columns) = sig.read(HeadCounts), shape
+    need(min(p.heads, p.kv_heads, p.head_dim) > 0, "it has no heads")
+    width, queries = p.head_dim, p.heads * p.head_dim
+    keys = p.kv_heads * width
     need(width % 2 == 0, f"a head of {width} columns has no pairs")
     need(columns == queries + 2 * keys, f"{columns} columns are not {queries} + 2 * {keys}")
     shaped(sig, out, (rows, queries))
@@ -57,7 +76,7 @@ def rotary_check(sig: Signature, out: int, first: int, shape: tuple[int, int]) -
     cache = sig.operands[first + 2]
     need(len(cache.shape) == 3, "the cache has not 3 dimensions")
     for index in (first + 2, first + 3):
-        shaped(sig, index, (sequences * p["kv_heads"], cache.shape[1], width), dense=True)
+        shaped(sig, index, (sequences * p.kv_heads, cache.shape[1], width), dense=True)
     need(cache.dtype == sig.operands[first + 3].dtype, "the caches are of two types")
     if has_fresh(sig, first):
         shaped(sig, first + 4, (rows, 2 * keys))
@@ -69,10 +88,10 @@ def rotary_accesses(
     """What columns n0 to n1 of a projection touch, of rows m0 to m1 or of all (m1 = 0); operand
     `first` is the position.
     """
-    p = sig.params
+    p = sig.read(HeadCounts)
     rows = m1 or sig.operands[out].shape[0]
-    width = p["head_dim"]
-    queries, keys = p["heads"] * width, p["kv_heads"] * width
+    width = p.head_dim
+    queries, keys = p.heads * width, p.kv_heads * width
     found = [whole(first, sig.operands[first]), whole(first + 1, sig.operands[first + 1])]
     if n0 < queries:
         found.append(Access(out, (m0, n0), (rows, min(n1, queries)), write=True))
@@ -81,14 +100,14 @@ def rotary_accesses(
         found.append(Access(first + 4, (m0, lo), (rows, hi), write=True))
     context = sig.operands[first + 2].shape[1]
     for cache, base in ((first + 2, queries), (first + 3, queries + keys)):
-        for head in range(p["kv_heads"]):
+        for head in range(p.kv_heads):
             lo = max(n0, base + head * width)
             hi = min(n1, base + (head + 1) * width)
             if lo >= hi:
                 continue
             at = base + head * width
             for s in range(sequences_of(sig, first)):
-                place = s * p["kv_heads"] + head
+                place = s * p.kv_heads + head
                 box = ((place, 0, lo - at), (place + 1, context, hi - at))
                 rises = (m0, m1) if m1 else ALL_ROWS
                 found.append(Access(cache, *box, write=True, append_only=True, appended=rises))
@@ -97,8 +116,8 @@ def rotary_accesses(
 
 def rope(sig: Signature, out: int, first: int) -> str:
     """The ArkRope of operands `first` on (the position) and of the output."""
-    p = sig.params
-    sizes = (p["heads"], p["kv_heads"], p["head_dim"], sig.operands[first + 2].shape[1])
+    p = sig.read(HeadCounts)
+    sizes = (p.heads, p.kv_heads, p.head_dim, sig.operands[first + 2].shape[1])
     constants = (*sizes, sequences_of(sig, first))
     listed = ", ".join(str(n) for n in constants)
     operands = [text.given(sig, out, const=False)]
@@ -112,7 +131,10 @@ PACK = 8  # columns that a thread takes together
 
 def packs_fit(sig: Signature) -> bool:
     """May rope_kv take its columns in packs? Of a prompt's rows, where heads hold whole packs."""
-    heads = (sig.params["head_dim"] % PACK, *(sig.operands[i].strides[0] % PACK for i in (0, 1)))
+    heads = (
+        sig.read(HeadCounts).head_dim % PACK,
+        *(sig.operands[i].strides[0] % PACK for i in (0, 1)),
+    )
     plain = not any(o.packet for o in sig.operands) and not has_fresh(sig, 2)
     return sig.operands[0].shape[0] > 1 == sequences_of(sig, 2) and plain and not any(heads)
 
@@ -208,7 +230,7 @@ class RotaryEmbedding(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         count(sig, 4)
-        width = sig.params["head_dim"]
+        width = sig.read(RotaryEmbeddingParams).head_dim
         rows, columns = matrix(sig, 0)
         need(width % 2 == columns % width == 0, f"{columns} columns are no heads of {width}")
         shaped(sig, 1, (rows, columns))
@@ -217,14 +239,16 @@ class RotaryEmbedding(TaskKind):
 
     def places(self, sig: Signature) -> Places:
         rows, columns = sig.operands[0].shape
-        return Places((range(rows), range(columns // sig.params["head_dim"])), span=True)
+        return Places(
+            (range(rows), range(columns // sig.read(RotaryEmbeddingParams).head_dim)), span=True
+        )
 
     def packets(self, sig: Signature) -> frozenset[int]:
         return frozenset({0, 1})
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         row, first, last = coord[:3]
-        width = sig.params["head_dim"]
+        width = sig.read(RotaryEmbeddingParams).head_dim
         box = ((row, first * width), (row + 1, last * width))
         found = [Access(0, *box), Access(1, *box, write=True)]
         return [*found, whole(2, sig.operands[2]), whole(3, sig.operands[3])]
@@ -233,7 +257,8 @@ class RotaryEmbedding(TaskKind):
         return (text.header("rotary.h"),)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        constants = (sig.params["head_dim"], bool(sig.params["interleaved"]))
+        params = sig.read(RotaryEmbeddingParams)
+        constants = (params.head_dim, params.interleaved)
         operands = [text.given(sig, i, const=i != 1) for i in range(4)]
         return text.call(name, "ark_rotary_embedding", constants, operands)
 

@@ -13,6 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from msgspec.structs import replace
+
 from ark.capability import Capability
 from ark.ir.fold import fold, unfold
 from ark.machine import Machine
@@ -80,8 +82,9 @@ def folds(machine: Machine) -> int:
 
 def row_constants(sig: Signature) -> tuple[int, int, int]:
     """Rows of a task, rows of the dimension along which it has them, elements of a row."""
+    params = sig.read(RowNormParams)
     shape = fold(sig.operands[-1].shape)
-    return sig.params["rows"], shape[1 if sig.params.get("dealt") else 2], shape[3]
+    return params.rows, shape[1 if params.dealt else 2], shape[3]
 
 
 def operands(sig: Signature, of_all: bool = False) -> tuple[str, ...]:
@@ -89,8 +92,9 @@ def operands(sig: Signature, of_all: bool = False) -> tuple[str, ...]:
 
     of_all: rows are counted from the first of all, not from the task's.
     """
+    params = sig.read(RowNormParams)
     out = len(sig.operands) - 1
-    at = ["r", "t.coord[2]"] if sig.params.get("dealt") else ["t.coord[1]", "(t.coord[2] + r)"]
+    at = ["r", "t.coord[2]"] if params.dealt else ["t.coord[1]", "(t.coord[2] + r)"]
     if of_all:
         at = ["0", "r"]
     names = text.indices(sig.operands[out].shape, ["t.coord[0]", *at, "0"])
@@ -98,7 +102,7 @@ def operands(sig: Signature, of_all: bool = False) -> tuple[str, ...]:
         text.place(sig, 0, ("r",), names),
         text.place(sig, out, ("r",), names, const=False),
         _weight(sig),
-        text.literal(sig.params.get("eps", 0.0)),
+        text.literal(params.eps),
     )
 
 
@@ -117,7 +121,7 @@ def _at_once(held: tuple[int, int, int, int, int], machine: Machine) -> int:
 
 
 class RowNormParams(Params, frozen=True):
-    function: Literal["softmax", "safe_softmax", "log_softmax", "layernorm", "rmsnorm"]
+    function: Literal[tuple(ROW_OPS)]  # type: ignore[valid-type]
     rows: Rows
     eps: Epsilon = 0.0
     dealt: bool = False
@@ -130,39 +134,42 @@ class RowNorm(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        function, given = sig.params["function"], len(sig.operands) - 2
+        params = sig.read(RowNormParams)
+        function, given = params.function, len(sig.operands) - 2
         least, most = {"rmsnorm": (1, 1), "layernorm": (0, 2)}.get(function, (0, 0))
         count(sig, *range(2 + least, 3 + most))
         shape = typed(sig, 0).shape
         shaped(sig, len(sig.operands) - 1, shape)
         for i in range(1, 1 + given):
             shaped(sig, i, shape[-1:], dense=True)
-        fits((sig.params["rows"],), row_constants(sig)[1:2])
+        fits((params.rows,), row_constants(sig)[1:2])
         need(
-            not sig.params.get("dealt") or sig.params["rows"] == fold(shape)[1],
-            f"{sig.params['rows']} rows are dealt of {fold(shape)[1]}",
+            not params.dealt or params.rows == fold(shape)[1],
+            f"{params.rows} rows are dealt of {fold(shape)[1]}",
         )
 
     def places(self, sig: Signature) -> Places:
-        dealt = sig.params.get("dealt", False)
-        return row_places(sig.operands[-1].shape, sig.params["rows"], dealt)
+        params = sig.read(RowNormParams)
+        dealt = params.dealt
+        return row_places(sig.operands[-1].shape, params.rows, dealt)
 
     def in_place(self, sig: Signature) -> frozenset[int]:
         return frozenset({0})
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        params = sig.read(RowNormParams)
         out = len(sig.operands) - 1
-        dealt = sig.params.get("dealt", False)
-        box = row_box(sig.operands[out].shape, coord, sig.params["rows"], dealt=dealt)
+        dealt = params.dealt
+        box = row_box(sig.operands[out].shape, coord, params.rows, dealt=dealt)
         found = [Access(0, *box), Access(out, *box, write=True)]
         return found + [whole(i, sig.operands[i]) for i in range(1, out)]
 
     def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any] | None:
         held, shape = self._held(sig, machine), fold(sig.operands[-1].shape)
         narrow = sig.operands[-1].itemsize <= NARROW
-        if held is None or not narrow or shape[0] * shape[1] > 1 or sig.params.get("dealt"):
+        if held is None or not narrow or shape[0] * shape[1] > 1 or sig.read(RowNormParams).dealt:
             return None
-        return {**sig.params, "rows": _at_once(held, machine)}
+        return replace(sig.read(RowNormParams), rows=_at_once(held, machine)).to_plan()
 
     def claiming_source(
         self, name: str, sig: Signature, machine: Machine, tasks: int, records: int
@@ -175,7 +182,7 @@ class RowNorm(TaskKind):
         ):
             return ""
         constants = (
-            ROW_OPS[sig.params["function"]],
+            ROW_OPS[sig.read(RowNormParams).function],
             *others,
             1,
             self._kept(sig, machine),
@@ -229,7 +236,7 @@ class RowNorm(TaskKind):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         constants = (
-            ROW_OPS[sig.params["function"]],
+            ROW_OPS[sig.read(RowNormParams).function],
             *row_constants(sig),
             SIDE_BY_SIDE if machine.has(Capability.SINGLE_THREAD) else 1,
             self._kept(sig, machine),

@@ -66,15 +66,16 @@ class Scatter(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
+        params = sig.read(ScatterParams)
         copied = len(sig.operands) == 4
         count(sig, 4 if copied else 3)
         ids, updates, out = *sig.operands[:2], sig.operands[-1]
-        axis = sig.params["axis"]
+        axis = params.axis
         need(ids.dtype in INDEX_NAMES, f"indices are {ids.dtype}")
         need(updates.dtype == out.dtype, f"{updates.dtype} is not stored as {out.dtype}")
         need(out.per_item == 1, f"{out.dtype} has several elements in a byte")
         need(
-            out.dtype in (*FLOAT_NAMES, *INTEGER_NAMES) or sig.params["function"] == "set",
+            out.dtype in (*FLOAT_NAMES, *INTEGER_NAMES) or params.function == "set",
             f"{out.dtype} is not calculated with",
         )
         need(
@@ -84,8 +85,8 @@ class Scatter(TaskKind):
             and lines(updates.shape, axis) == lines(out.shape, axis),
             f"{list(updates.shape)} at {list(ids.shape)} do not fit {list(out.shape)}",
         )
-        covers(sig.params["tile"], lines(out.shape, axis))
-        span, size = sig.params["span"], out.shape[axis]
+        covers(params.tile, lines(out.shape, axis))
+        span, size = params.span, out.shape[axis]
         if copied:
             data = shaped(sig, 2, out.shape, out.dtype)
             need(
@@ -98,18 +99,20 @@ class Scatter(TaskKind):
         )
 
     def places(self, sig: Signature) -> Places:
-        shape, axis = sig.operands[-1].shape, sig.params["axis"]
-        tiles = box(fold(lines(shape, axis)), sig.params["tile"])
-        return Places((*tiles.ranges, range(0, shape[axis], sig.params["span"])))
+        params = sig.read(ScatterParams)
+        shape, axis = sig.operands[-1].shape, params.axis
+        tiles = box(fold(lines(shape, axis)), params.tile)
+        return Places((*tiles.ranges, range(0, shape[axis], params.span)))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        axis = sig.params["axis"]
+        params = sig.read(ScatterParams)
+        axis = params.axis
         out = len(sig.operands) - 1
-        lo, hi = tile_box(lines(sig.operands[out].shape, axis), coord[:-1], sig.params["tile"])
+        lo, hi = tile_box(lines(sig.operands[out].shape, axis), coord[:-1], params.tile)
         found = []
         for i, operand in enumerate(sig.operands):
             n = operand.shape
-            span = (coord[-1], coord[-1] + sig.params["span"])
+            span = (coord[-1], coord[-1] + params.span)
             first, last = span if i == out else (0, n[axis])
             low = tuple(first if d == axis else min(b, n[d] - 1) for d, b in enumerate(lo))
             high = tuple(min(last if d == axis else e, n[d]) for d, e in enumerate(hi))
@@ -133,7 +136,7 @@ class Scatter(TaskKind):
 
     def _together(self, sig: Signature, machine: Machine) -> bool:
         """Do all threads of a block look for the updates of their places?"""
-        same = same_places(sig.operands[0].shape, sig.params["axis"])
+        same = same_places(sig.operands[0].shape, sig.read(ScatterParams).axis)
         return same and not machine.has(Capability.SINGLE_THREAD)
 
     def _by_rows(self, sig: Signature, machine: Machine) -> bool:
@@ -149,22 +152,24 @@ class Scatter(TaskKind):
 
     def _by_place(self, sig: Signature, machine: Machine) -> bool:
         """Has each warp places of its own? Else a thread has elements of all places."""
-        few = math.prod(sig.params["tile"]) <= SIDE_BY_SIDE * machine.lanes
-        return few and sig.params["span"] >= machine.warps
+        params = sig.read(ScatterParams)
+        few = math.prod(params.tile) <= SIDE_BY_SIDE * machine.lanes
+        return few and params.span >= machine.warps
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        params = sig.read(ScatterParams)
         if self._by_rows(sig, machine):
             return self._rows(name, sig, machine)
         ids, out = sig.operands[0], sig.operands[2]
-        axis, tile = sig.params["axis"], sig.params["tile"]
+        axis, tile = params.axis, params.tile
         names = indices(lines(out.shape, axis))
         names[axis] = "n"
         at = [text.offset(sig, i, names) for i in range(2)]
         names[axis] = "k"
         target = text.offset(sig, 2, names)
         compute = expression.value_type(out.dtype)
-        now = text.load(sig, 2, "p2", target) if sig.params["function"] != "set" else "0"
-        more, joined = text.load(sig, 1, "p1", at[1]), join(sig.params["function"], out)
+        now = text.load(sig, 2, "p2", target) if params.function != "set" else "0"
+        more, joined = text.load(sig, 1, "p1", at[1]), join(params.function, out)
         update = (
             f"      const {compute} v = {joined}\n          ({now}, {more});\n"
             f"      {text.store(sig, 2, 'p2', target, 'v')}\n"
@@ -173,7 +178,7 @@ class Scatter(TaskKind):
         declare += text.operand(sig, 2, "p2", const=False)
         frame, many, size = fold(lines(out.shape, axis)), ids.shape[axis], out.shape[axis]
         span = (
-            f"<{many}, {size}>(c, t.coord[4], t.coord[4] + {sig.params['span']}, "
+            f"<{many}, {size}>(c, t.coord[4], t.coord[4] + {params.span}, "
             f"[&](int n) {{ (void)n; return p0[{at[0]}]; }}, "
         )
         updated = (
@@ -220,11 +225,12 @@ class Scatter(TaskKind):
 
     def _rows(self, name: str, sig: Signature, machine: Machine) -> str:
         """The body of lines that are a warp's each, or one thread's that runs alone."""
+        params = sig.read(ScatterParams)
         ids, updates, out = *sig.operands[:2], sig.operands[-1]
         last, size, frame = (
             len(sig.operands) - 1,
             out.shape[-1],
-            lines(out.shape, sig.params["axis"]),
+            lines(out.shape, params.axis),
         )
         copied, compute = last == 3, expression.value_type(out.dtype)
         names = [*indices(frame)[:-1], "0"]
@@ -234,18 +240,18 @@ class Scatter(TaskKind):
             pack //= 2
         pack = min(pack, 8) if copied else 1
         listed = (
-            *(tile_type(sig.params["tile"], fold(frame)), updates.shape[-1], size),
+            *(tile_type(params.tile, fold(frame)), updates.shape[-1], size),
             *(ids.strides[-1], updates.strides[-1], out.strides[-1]),
             *(copied, pack, self._rooms(sig, machine), compute),
         )
-        now = text.load(sig, last, "line", "k") if sig.params["function"] != "set" else "0"
+        now = text.load(sig, last, "line", "k") if params.function != "set" else "0"
         line, news = (f"{'const ' * c}{o.ctype}*" for c, o in ((0, out), (1, updates)))
         arguments = (
             *(text.place(sig, i, NAMES[:3], names) for i in (0, 1, 2)),
             text.place(sig, last, NAMES[:3], names, const=False),
             f"[]({news} p, ark_i64 n) -> {compute} {{ return {text.load(sig, 1, 'p', 'n')}; }}",
             f"[&]({line} line, ark_i64 k, {compute} more) {{ const {compute} v = "
-            f"{join(sig.params['function'], out)}({now}, more); "
+            f"{join(params.function, out)}({now}, more); "
             f"{text.store(sig, last, 'line', 'k', 'v')} }}",
             text.addresses(sig, range(2, len(sig.operands))),
         )
@@ -255,7 +261,7 @@ class Scatter(TaskKind):
 def _of_rows(sig: Signature) -> bool:
     """Are lines along the last dimension, and have their own indices?"""
     ids, out = sig.operands[0], sig.operands[-1]
-    axis = sig.params["axis"]
+    axis = sig.read(ScatterParams).axis
     return bool(axis == len(out.shape) - 1) and not same_places(ids.shape, axis)
 
 

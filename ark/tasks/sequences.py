@@ -47,8 +47,9 @@ class ChooseEach(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
+        params = sig.read(ChooseEachParams)
         count(sig, 7)
-        tiles, batch = sig.params["tiles"], sig.params["batch"]
+        tiles, batch = params.tiles, params.batch
         rows, vocabulary = matrix(sig, 0)
         need(rows == batch, f"there are {rows} rows of logits for {batch} sequences")
         need(is_dense(sig.operands[0]), "the rows of logits do not follow each other")
@@ -74,13 +75,15 @@ class ChooseEach(TaskKind):
         return 8 * machine.warps
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        return 0.0, 8.0 * sig.params["tiles"] * sig.params["batch"]
+        params = sig.read(ChooseEachParams)
+        return 0.0, 8.0 * params.tiles * params.batch
 
     def headers(self) -> tuple[str, ...]:
         return (*HEADERS, text.header("sequences.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        batch, tiles = sig.params["batch"], sig.params["tiles"]
+        params = sig.read(ChooseEachParams)
+        batch, tiles = params.batch, params.tiles
         context, stops = sig.operands[4].shape[0] // batch, sig.operands[6].shape[0]
         constants = (sig.operands[0].shape[1], tiles, context, stops, batch, len(SETTINGS))
         operands = [text.given(sig, i, const=i not in WRITTEN) for i in range(7)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ark.plan.kind import Signature, register
 from ark.plan.params import need
-from ark.tasks.combine import Combine, outputs, shares
+from ark.tasks.combine import Combine, CombineParams, outputs, shares
 
 
 class Switch(Combine):
@@ -18,9 +18,10 @@ class Switch(Combine):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
+        params = sig.read(CombineParams)
         need(outputs(sig) == shares(sig), "it has a share and a result of each rank")
-        need(sig.params.get("op", "sum") == "sum", "a switch adds")
-        need(sig.params.get("divide", 1) == 1, "a switch does not divide")
+        need(params.op == "sum", "a switch adds")
+        need(params.divide == 1, "a switch does not divide")
         need(not any(o.packet for o in sig.operands), "it adds no packets")
 
     def packets(self, sig: Signature) -> frozenset[int]:

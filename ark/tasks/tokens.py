@@ -25,13 +25,16 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import (
     INDEX_NAMES,
     INT_MAX,
+    Few,
     Params,
+    PartialParams,
     Places,
     Rows,
     Size,
@@ -74,11 +77,18 @@ def key_halves(key: int) -> tuple[int, int]:
     return low - (low >> 31 << 32), high - (high >> 31 << 32)
 
 
+class SampledParams(PartialParams, frozen=True):
+    """What products with the epilogue `sample` say: rows of a stage, and how many tasks draw."""
+
+    rows: Rows = 1
+    tiles: Few = 0
+
+
 def sample_check(sig: Signature, first: int, candidates: int, rows: int, stages: int) -> None:
     """What a product with the epilogue `sample` adds to its signature: settings, position, and
     places for candidates.
     """
-    tiles = int(sig.params.get("tiles") or 0)
+    tiles = sig.read(SampledParams).tiles
     need(0 < tiles <= stages, f"{stages} stages have {tiles} tasks")
     shaped(sig, first, (rows * len(SETTINGS),), "int32", dense=True)
     shaped(sig, first + 1, (rows,), "int32", dense=True)
@@ -87,8 +97,9 @@ def sample_check(sig: Signature, first: int, candidates: int, rows: int, stages:
 
 def sample_tile(sig: Signature, weight: int, row: int) -> int:
     """Which of the product's tasks begins at that row: its stages are cut into equal parts."""
-    stages = -(-sig.operands[weight].shape[0] // sig.params["rows"])
-    return int(-(-(row // sig.params["rows"]) * sig.params["tiles"] // stages))
+    params = sig.read(SampledParams)
+    stages = -(-sig.operands[weight].shape[0] // params.rows)
+    return -(-(row // params.rows) * params.tiles // stages)
 
 
 class EmbeddingParams(Params, frozen=True):
@@ -103,13 +114,14 @@ class Embedding(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        dynamic = sig.params["dynamic"]
+        params = sig.read(EmbeddingParams)
+        dynamic = params.dynamic
         count(sig, *((4, 5) if dynamic else (3,)))
         ids = typed(sig, 0, *INDEX_NAMES).shape
         (_, width), (rows, columns) = matrix(sig, 1), matrix(sig, 2)
         need(len(ids) == 1 and (dynamic or ids[0] >= rows), f"ids of shape {list(ids)} do not fit")
         need(width == columns, f"rows of {width} are not rows of {columns}")
-        fits((sig.params["rows"], sig.params["columns"]), (rows, columns))
+        fits((params.rows, params.columns), (rows, columns))
         if dynamic:
             shaped(sig, 3, (1,), "int32")
         for again in self._outputs(sig)[1:]:
@@ -119,37 +131,41 @@ class Embedding(TaskKind):
         return (2, *range(4, len(sig.operands)))
 
     def places(self, sig: Signature) -> Places:
-        return box(sig.operands[2].shape, (sig.params["rows"], sig.params["columns"]))
+        params = sig.read(EmbeddingParams)
+        return box(sig.operands[2].shape, (params.rows, params.columns))
 
     def packets(self, sig: Signature) -> frozenset[int]:
         return frozenset(self._outputs(sig))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        params = sig.read(EmbeddingParams)
         rows, width = sig.operands[2].shape
-        r1 = min(coord[0] + sig.params["rows"], rows)
-        c1 = min(coord[1] + sig.params["columns"], width)
+        r1 = min(coord[0] + params.rows, rows)
+        c1 = min(coord[1] + params.columns, width)
         found = [
             whole(0, sig.operands[0]),
             Access(1, (0, coord[1]), (sig.operands[1].shape[0], c1)),
             *(Access(i, (coord[0], coord[1]), (r1, c1), write=True) for i in self._outputs(sig)),
         ]
-        if sig.params["dynamic"]:
+        if params.dynamic:
             found.append(whole(3, sig.operands[3]))
         return found
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        moved = sig.params["rows"] * sig.params["columns"] * sig.operands[1].itemsize * 2.0
+        params = sig.read(EmbeddingParams)
+        moved = params.rows * params.columns * sig.operands[1].itemsize * 2.0
         return 0.0, moved
 
     def headers(self) -> tuple[str, ...]:
         return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        params = sig.read(EmbeddingParams)
         (rows, width), vocabulary = sig.operands[2].shape, sig.operands[1].shape[0]
-        rows_each = sig.params["rows"]
+        rows_each = params.rows
         constants = (
             rows_each,
-            sig.params["columns"],
+            params.columns,
             rows,
             width,
             vocabulary,
@@ -172,7 +188,7 @@ class Embedding(TaskKind):
         """May whole rows be copied in packs?"""
         table, out = sig.operands[1:3]
         return (
-            sig.params["columns"] == table.shape[1]
+            sig.read(EmbeddingParams).columns == table.shape[1]
             and len(self._outputs(sig)) == 1
             and not out.packet
             and all(n % PACK == 0 for o in (table, out) for n in (o.shape[1], o.strides[0]))
@@ -187,24 +203,25 @@ class SamplingParams(Params, frozen=True):
 
 def _turned(params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
     """The parameters `by` ranks further on."""
-    shares = params.get("shares", 1)
-    return {**params, "first": (params.get("first", 0) + by) % shares} if shares > 1 else params
+    given = SamplingParams.from_plan(params)
+    return replace(given, first=(given.first + by) % given.shares).to_plan()
 
 
 def _first_token(sig: Signature) -> int:
     """The token that the first logit belongs to."""
-    return int(sig.operands[0].shape[1] // sig.params.get("shares", 1) * sig.params.get("first", 0))
+    params = sig.read(SamplingParams)
+    return int(sig.operands[0].shape[1] // params.shares * params.first)
 
 
 def _shared(sig: Signature) -> str:
     """Whether ranks share the logits."""
-    return "true" if sig.params.get("shares", 1) > 1 else "false"
+    return "true" if sig.read(SamplingParams).shares > 1 else "false"
 
 
 def _shares(sig: Signature, index: int, axis: int) -> list[Access]:
     """All of an operand, equal shares along an axis apart: ranks may write one each."""
     shape = sig.operands[index].shape
-    shares = sig.params.get("shares", 1)
+    shares = sig.read(SamplingParams).shares
     size, rest = divmod(shape[axis], shares)
     if rest:
         return [whole(index, sig.operands[index])]
@@ -217,11 +234,12 @@ def _shares(sig: Signature, index: int, axis: int) -> list[Access]:
 
 def _check_sampling(sig: Signature) -> None:
     """The operands that sample and choose share."""
+    params = sig.read(SamplingParams)
     rows, vocabulary = matrix(sig, 0)
-    tiles = sig.params["tiles"]
+    tiles = params.tiles
     need(rows == 1 and vocabulary + tiles <= INT_MAX, f"there are {rows} rows of logits")
     need(tiles <= vocabulary, f"{vocabulary} logits are not {tiles} tiles")
-    shares, first = sig.params.get("shares", 1), sig.params.get("first", 0)
+    shares, first = params.shares, params.first
     need(
         vocabulary % shares == 0 and first < shares,
         f"{vocabulary} logits are not {shares} equal shares of which number {first} is the first",
@@ -241,7 +259,7 @@ class Sample(TaskKind):
         _check_sampling(sig)
 
     def places(self, sig: Signature) -> Places:
-        return Places((range(sig.params["tiles"]),))
+        return Places((range(sig.read(SamplingParams).tiles),))
 
     def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
         return _turned(params, by)
@@ -265,7 +283,7 @@ class Sample(TaskKind):
         return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        constants = (sig.operands[0].shape[1], _shared(sig), sig.params["tiles"])
+        constants = (sig.operands[0].shape[1], _shared(sig), sig.read(SamplingParams).tiles)
         operands = [text.given(sig, i, const=i != 3) for i in range(4)]
         return text.call(name, "ark_sample_tile", constants, operands)
 
@@ -307,7 +325,7 @@ class Choose(TaskKind):
         return 8 * machine.warps
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        return 0.0, 8.0 * sig.params["tiles"]
+        return 0.0, 8.0 * sig.read(SamplingParams).tiles
 
     def headers(self) -> tuple[str, ...]:
         return HEADERS
@@ -319,7 +337,7 @@ class Choose(TaskKind):
 def choice(callee: str, sig: Signature) -> str:
     """The call of such a template for a signature of the kind `choose`."""
     context, stops = sig.operands[4].shape[0], sig.operands[6].shape[0]
-    vocabulary, tiles = sig.operands[0].shape[1], sig.params["tiles"]
+    vocabulary, tiles = sig.operands[0].shape[1], sig.read(SamplingParams).tiles
     constants = (vocabulary, _shared(sig), tiles, context, stops)
     operands = [text.given(sig, i, const=i not in (2, 4, 5)) for i in range(7)]
     return text.called(callee, constants, operands)
@@ -354,11 +372,11 @@ class Advance(TaskKind):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         operands = (text.given(sig, 0), text.given(sig, 1, const=False))
-        return text.call(name, "ark_advance", (sig.params["rows"],), operands)
+        return text.call(name, "ark_advance", (sig.read(AdvanceParams).rows,), operands)
 
 
 def _tile(sig: Signature, tile: int) -> tuple[int, int]:
-    vocabulary, tiles = sig.operands[0].shape[1], sig.params["tiles"]
+    vocabulary, tiles = sig.operands[0].shape[1], sig.read(SamplingParams).tiles
     return vocabulary * tile // tiles, vocabulary * (tile + 1) // tiles
 
 

@@ -134,7 +134,7 @@ def test_a_residual_is_added_where_the_shares_are(case: str, ops: int) -> None:
 
     plans = build(2, body)
     verify(plans)
-    sums = [op.kind == "combine" and "op" in op.params for op in plans[0].ops]
+    sums = [op.kind == "combine" and "order" in op.params for op in plans[0].ops]
     assert len(sums) - sums.index(True) == ops
     random = np.random.default_rng(7)
     inputs = [

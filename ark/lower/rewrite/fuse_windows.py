@@ -26,6 +26,7 @@ from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.views import whole
 from ark.machine import Machine
+from ark.tasks.matmul_params import WindowParams
 from ark.tasks.matmul_text import FEW_ROWS as PACKED_ROWS
 from ark.tasks.matmul_windows import boxable, matrix_shape
 
@@ -123,24 +124,23 @@ def _boxed(windows: Node, product: Node, side: int, machine: Machine) -> Node | 
         return None
     if source.dtype.itemsize != 2 and not product.attrs.get("tf32"):
         return None
-    found = window_of_last(windows)
+    found = window_of_last(windows, side)
     if found is None or not boxable(source.shape, source.dtype.itemsize, found):
         return None
-    found["side"] = side
     if table.shape != matrix_shape(source.shape, found):
         return None
     inputs = (source, weight) if side == 0 else (weight, source)
     return dataclasses.replace(
         product,
         inputs=(*inputs, *product.inputs[2:]),
-        attrs={**product.attrs, "windows": found},
+        attrs={**product.attrs, "windows": found.to_plan()},
         after=(*windows.after, *product.after),
     )
 
 
-def window_of_last(node: Node) -> dict[str, Any] | None:
+def window_of_last(node: Node, side: int) -> WindowParams | None:
     """As `window`, of windows (n, places..., taps..., channels) of an input whose channels are
-    last, of one group.
+    last, of one group; they are this side of a product.
     """
     source: Tensor = node.inputs[0]
     count = len(source.shape) - 2
@@ -153,7 +153,7 @@ def window_of_last(node: Node) -> dict[str, Any] | None:
         return None
     steps = _steps(rules[1:-1], 1 + count, 1)
     sizes = {"size": shape[1 + count : -1], "sizes": shape[1 : 1 + count]}
-    return None if steps is None else {**sizes, **steps}
+    return None if steps is None else WindowParams.from_plan({**sizes, **steps, "side": side})
 
 
 def window(node: Node, groups: int) -> dict[str, Any] | None:

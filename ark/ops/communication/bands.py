@@ -17,7 +17,8 @@ from ark.lower.tiling import box_coords, split
 from ark.ops.copies import copy_box, dense, move
 from ark.plan.groups import Group
 from ark.tasks import expression
-from ark.tasks.combine import moved, tiles
+from ark.tasks.combine import CombineParams, moved, tiles
+from ark.tasks.matmul_params import MatmulParams
 
 LANE_RATE = 6e3  # bytes a microsecond that a processor combines and sends, on an H100
 LANE_BYTES = 64 << 10  # of a task of a processor that does nothing else
@@ -77,10 +78,13 @@ class Product:
         if self.movers:  # so that rows are done when a round is
             group = min(group, max(1, len(self.computing) // self.across()))
         coords.sort(key=lambda c: (c[2] // (group * tile[0]), c[3], c[2]))
-        transposes = {name: bool(attrs[name]) for name in ("transpose_a", "transpose_b")}
-        params: dict[str, object] = {**transposes, "tile": list(tile)}
-        if machine.variant.name == "matrix" and out.dtype not in (a.dtype, fp32):
-            params["expr"] = expression.leaf(0)
+        stored = machine.variant.name == "matrix" and out.dtype not in (a.dtype, fp32)
+        params = MatmulParams(
+            transpose_a=bool(attrs["transpose_a"]),
+            transpose_b=bool(attrs["transpose_b"]),
+            tile=tile,
+            expr=expression.leaf(0) if stored else None,
+        )
         made = self.lowering.emit("matmul", params, [a, self.b, out], coords, suffix)
         made.lanes = [self._lane(i) for i in range(len(coords))]
         self._dealt += len(coords)
@@ -152,7 +156,7 @@ class Product:
         lowering = self.lowering
         coords = [chunk for row in cut for chunk in row]
         operands = [lowering.flat(source), lowering.flat(target)]
-        params = {"element": moved(source.dtype), "moved": True}
+        params = CombineParams(moved(source.dtype), moved=True)
         group = lowering.emit("combine", params, operands, coords, suffix)
         group.lanes = self.moving(len(coords))
         peer = target.buffer.rank

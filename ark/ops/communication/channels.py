@@ -40,7 +40,8 @@ from ark.lower.registry import register
 from ark.ops.base import check_dims, result
 from ark.ops.copies import copy_box, dense, move
 from ark.ops.views import refer
-from ark.tasks.combine import OPS, moved, tiles, words
+from ark.plan.params import Params
+from ark.tasks.combine import OPS, CombineParams, moved, tiles, words
 
 PREFIX = "symmetric."
 CUSTOM = "channel_custom"  # custom ops that touch a peer's memory, wait or signal
@@ -307,7 +308,7 @@ def _lower_reduce(lowering: Lowering, node: Node) -> None:
         )
     engine = choose_engine(lowering.machine, source.nbytes, node.attrs["engine"], TRANSFERS)
     nbytes = tile_bytes(engine, lowering.machine, source.nbytes)
-    params = {"element": source.dtype.name, "op": node.attrs["op"]}
+    params = CombineParams(source.dtype.name, node.attrs["op"])
     coords = tiles(source.elements, source.dtype.itemsize, nbytes)
     lowering.emit("combine", params, [there, source, there], coords)
 
@@ -320,7 +321,7 @@ def _name(lowering: Lowering, node: Node, source: int, target: int, what: str) -
 
 def _lower_flag(lowering: Lowering, node: Node) -> None:
     """A signal, a wait or a flush: one task that moves nothing."""
-    group = lowering.emit("token", {}, [node.outputs[0]], [(0,)])
+    group = lowering.emit("token", Params(), [node.outputs[0]], [(0,)])
     rank, peer = lowering.graph.rank, node.attrs["peer"]
     if node.type == "channel_signal":
         name = _name(lowering, node, rank, peer, "signal")
@@ -360,7 +361,7 @@ def _lower_recv(lowering: Lowering, node: Node) -> None:
     rank = lowering.graph.rank
     name = _name(lowering, node, node.attrs["peer"], rank, "message")
     source, coords, engine = _message(lowering, node, target, -1, name)
-    params = {"element": moved(target.dtype)}
+    params = CombineParams(moved(target.dtype))
     group = lowering.emit("combine", params, [source, target], coords)
     if engine.name == PACKET:
         group.received = frozenset({source.buffer.id})

@@ -27,7 +27,8 @@ from ark.lower.tiling import split
 from ark.ops.copies import copy_box, dense, move
 from ark.ops.logits import gives_logits
 from ark.plan.types import MAX_OPERANDS
-from ark.tasks.combine import moved, tiles, words
+from ark.tasks.combine import CombineParams, moved, tiles, words
+from ark.tasks.combine_norm import CombineNormParams
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,10 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
     name = f"all_reduce.{lowering.number('all_reduce')}"
     got = _exchange(lowering, share, name, lambda step, i: f"{name}.{i}")
     shares = [*got.shares, *(lowering.flat(residual) for residual in node.inputs[1:])]
-    order = [(other - rank) % world for other in range(world)]
+    order = tuple((other - rank) % world for other in range(world))
     group = lowering.emit(
         "combine",
-        {"element": share.dtype.name, "op": "sum", "order": order},
+        CombineParams(share.dtype.name, order=order),
         [*shares, lowering.flat(out)],
         got.coords,
     )
@@ -147,13 +148,8 @@ def _lower_sum_and_norm(lowering: Lowering, node: Node) -> None:
     columns = node.attrs["columns"]
     got = _exchange(lowering, share, name, lambda step, i: f"{name}.{i}", columns)
     shares = [*got.shares, *(lowering.flat(residual) for residual in residuals)]
-    order = [(other - rank) % world for other in range(world)]
-    params = {
-        "element": share.dtype.name,
-        "columns": columns,
-        "eps": node.attrs["eps"],
-        "order": order,
-    }
+    order = tuple((other - rank) % world for other in range(world))
+    params = CombineNormParams(share.dtype.name, columns, node.attrs["eps"], order)
     outs = [lowering.flat(out) for out in node.outputs]
     group = lowering.emit("combine_norm", params, [*shares, weight, *outs], got.coords)
     group.received = got.received
@@ -183,7 +179,7 @@ def _lower_gather(lowering: Lowering, node: Node) -> None:
         place = dataclasses.replace(
             out, shape=size, offsets=(offset,), padded=size, name=f"{out.name}.from+{step}"
         )
-        params = {"element": moved(share.dtype)}
+        params = CombineParams(moved(share.dtype))
         group = lowering.emit("combine", params, [source, place], got.puts, f".out+{step}")
         group.received = frozenset({source.buffer.id}) & got.received
         if step and not got.received:

@@ -20,6 +20,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from ark.ir.graph import Node
 from ark.ir.values import Buffer
 from ark.ir.values import Tensor as IrTensor
@@ -28,7 +30,8 @@ from ark.lower.merge import part
 from ark.lower.registry import register
 from ark.lower.rewrite.overlap_collectives import SHARE, SUM
 from ark.ops.communication.bands import Chunks, Product
-from ark.tasks.combine import moved
+from ark.plan.params import Params
+from ark.tasks.combine import CombineParams, moved
 
 
 class _Sum(Product):
@@ -171,9 +174,9 @@ class _Sum(Product):
         told = self.everywhere and not self._copied(round_index)
         if told:
             outs += [self._there(round_index, step, begin, end) for step in steps]
-        order = [(other - self.rank) % self.world for other in range(self.world)]
+        order = tuple((other - self.rank) % self.world for other in range(self.world))
         cut = self._cut(self.rank, round_index)
-        params = {"element": self.dtype.name, "op": "sum", "order": order, "outputs": len(outs)}
+        params = CombineParams(self.dtype.name, order=order, outputs=len(outs))
         last = round_index == self.rounds - 1
         split = min(self._last_rows, default=len(cut)) if self.movers else 0
         for early, rows in ((True, range(split)), (False, range(split, len(cut)))):
@@ -183,7 +186,7 @@ class _Sum(Product):
             operands = [part(t, 0, lo, hi - lo) for t in (*shares, *outs)]
             coords = [(a - lo, b - lo) for i in rows for a, b in cut[i]]
             suffix = f".{round_index}.sum{'.early' if early else ''}"
-            chosen = {**params, "moved": True} if early else params
+            chosen = structs.replace(params, moved=early)
             group = lowering.emit("combine", chosen, operands, coords, suffix)
             nbytes = (coords[0][1] - coords[0][0]) * self.dtype.itemsize
             group.lanes = (
@@ -254,12 +257,14 @@ class _Sum(Product):
         if self.direct:
             coords = [(row[0][0], row[-1][1]) for row in cut]
             rows = list(range(len(cut)))
-            group = lowering.emit("arrival", {}, [place], coords, f".{round_index}.from+{step}")
+            group = lowering.emit(
+                "arrival", Params(), [place], coords, f".{round_index}.from+{step}"
+            )
         else:
             coords = [chunk for row in cut for chunk in row]
             rows = [i for i, row in enumerate(cut) for _ in row]
             source = self._sums(round_index, step, begin, end, -1)
-            params = {"element": moved(self.dtype)}
+            params = CombineParams(moved(self.dtype))
             operands = [source, place]
             group = lowering.emit(
                 "combine", params, operands, coords, f".{round_index}.from+{step}"

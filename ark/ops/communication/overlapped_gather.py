@@ -14,7 +14,7 @@ from ark.lower.registry import register
 from ark.lower.rewrite.overlap_collectives import GATHER
 from ark.ops.communication.bands import Product
 from ark.ops.copies import dense
-from ark.tasks.combine import moved
+from ark.tasks.combine import CombineParams, moved
 
 
 class _Gathered(Product):
@@ -69,7 +69,7 @@ class _Gathered(Product):
             told = self.copied(self.share)
         else:
             operands = [lowering.flat(self.own), lowering.flat(target)]
-            params = {"element": moved(self.own.dtype)}
+            params = CombineParams(moved(self.own.dtype))
             group = lowering.emit("combine", params, operands, coords, suffix)
             nbytes = (coords[0][1] - coords[0][0]) * self.own.dtype.itemsize
             # While own rows are multiplied, and of two parts that a sum has only one is moved.

@@ -13,6 +13,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from ark.collective import CollectiveProgram
 from ark.collective.values import Origin, Value, flow
 from ark.ir.dtype import uint32
@@ -24,7 +26,7 @@ from ark.lower.registry import register
 from ark.ops.copies import copy_box, dense, move
 from ark.plan.groups import Group, RemoteSemaphore
 from ark.plan.types import MAX_OPERANDS
-from ark.tasks.combine import ELEMENTS, moved, tiles, words
+from ark.tasks.combine import ELEMENTS, CombineParams, moved, tiles, words
 
 LINE = 128  # bytes: where a share is cut into parts, they begin on whole lines
 
@@ -195,9 +197,9 @@ class _Writer:
         coords = self._tiles(end - begin)
         if packets:  # counted in words
             coords = [(a * self.itemsize // 4, words(b * self.itemsize)) for a, b in coords]
-        params: dict[str, object] = {"element": "uint32" if packets else self.element}
+        params = CombineParams("uint32" if packets else self.element)
         if len(operands) > 2 or divide != 1:
-            params |= {"op": value.reduce or "sum", "divide": divide}
+            params = structs.replace(params, op=value.reduce or "sum", divide=divide)
         group = self.lowering.emit("combine", params, operands, coords, suffix)
         group.received = frozenset(t.buffer.id for t in operands) & self.received
         arriving = [

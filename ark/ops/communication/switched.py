@@ -12,8 +12,9 @@ from ark.lower.engines import SWITCH, choose_engine, tile_bytes
 from ark.lower.merge import part
 from ark.lower.registry import register
 from ark.ops.copies import copy_box, dense
+from ark.plan.params import Params
 from ark.plan.types import MAX_OPERANDS
-from ark.tasks.combine import CHUNK, moved, tiles
+from ark.tasks.combine import CHUNK, CombineParams, moved, tiles
 
 NODE = "all_reduce_switch"
 TYPES = ("fp32", "bf16", "fp16")
@@ -58,15 +59,15 @@ def _lower(lowering: Lowering, node: Node) -> None:
             found.append(("combine", whole, [(0, elements - whole)]))
         return [(kind, first, cut) for kind, first, cut in found if cut]
 
-    moves = {"element": moved(share.dtype)}
+    moves = CombineParams(moved(share.dtype))
     coords = tiles(elements, size, nbytes)
     group = lowering.emit("combine", moves, [lowering.flat(share), given[0]], coords, ".given")
     adding = [p for p in peers if owned(p)]
     group.sends = [tuple(lowering.semaphore(p, f"{name}.given") for p in adding)] * len(coords)
     awaited = ((lowering.semaphore(rank, f"{name}.given"), len(peers) * len(coords)),)
 
-    order = [(other - rank) % world for other in range(world)]
-    params = {"element": share.dtype.name, "op": "sum", "order": order, "outputs": world}
+    order = tuple((other - rank) % world for other in range(world))
+    params = CombineParams(share.dtype.name, order=order, outputs=world)
     for kind, first, cut in owned(rank):
         operands = [part(t, 0, first, cut[-1][1]) for t in (*given, *sums)]
         group = lowering.emit(kind, params, operands, cut, f".{kind}")
@@ -79,7 +80,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
             continue
         begin, count = cuts[0][1], sum(cut[-1][1] for *_, cut in cuts)
         place = part(sums[0], 0, begin, count)
-        group = lowering.emit("arrival", {}, [place], [(0, count)], f".from{owner}")
+        group = lowering.emit("arrival", Params(), [place], [(0, count)], f".from{owner}")
         tasks = sum(len(cut) for *_, cut in cuts)
         group.awaits = [((lowering.semaphore(rank, f"{name}.sum.{owner}"), tasks),)]
     lowering.emit("combine", moves, [sums[0], lowering.flat(out)], coords, ".out")

@@ -14,7 +14,7 @@ from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.attention import FRESH, staged_bytes
+from ark.tasks.attention import FRESH, AttentionMergeParams, AttentionParams, staged_bytes
 from ark_cuda.tasks import inline
 
 MAX_STAGED = 64  # positions of a stage whose scores a warp holds
@@ -23,8 +23,8 @@ MAX_GROUP = 8  # query heads of a key/value head; their sums are held in registe
 
 def _shape(sig: Signature) -> tuple[int, int]:
     """(query heads of a key/value head, elements of a head)."""
-    p = sig.params
-    return int(p["heads"]) // int(p["kv_heads"]), int(p["head_dim"])
+    p = sig.read(AttentionParams)
+    return p.heads // int(p.kv_heads), p.head_dim
 
 
 def _bytes(sig: Signature, warps: int) -> int:
@@ -49,7 +49,7 @@ def _warps(sig: Signature, machine: Machine) -> int:
 
 def _staged(sig: Signature, machine: Machine) -> int:
     """Positions in a stage of the ring; 0 where the caches are read in place."""
-    rows = int(sig.params.get("streamed", 0)) if machine.ring_bytes else 0
+    rows = sig.read(AttentionParams).streamed if machine.ring_bytes else 0
     group, width = _shape(sig)
     taken = (
         inline.leads(machine)
@@ -97,10 +97,10 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     if not warps:
         return None
     group, width = _shape(sig)
-    p, context = sig.params, sig.operands[1].shape[1]
-    constants = (group, p["kv_heads"], width, context, p["splits"], warps)
+    p, context = sig.read(AttentionParams), sig.operands[1].shape[1]
+    constants = (group, p.kv_heads, width, context, p.splits, warps)
     operands = [text.given(sig, i, const=i != 4) for i in range(FRESH + 1)]
-    arguments = (text.literal(p["scale"]), *operands)
+    arguments = (text.literal(p.scale), *operands)
     call = text.called("ark_attention_warps", constants, arguments)
     # Where a prompt is read, a token more or less does not matter; where one is made, it does.
     return inline.inlined(name, call, machine, often=sig.operands[0].shape[0] == 1)
@@ -109,10 +109,10 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
 def _write_staged(name: str, sig: Signature, machine: Machine, rows: int) -> str:
     """The body that takes keys and values from the ring."""
     group, width = _shape(sig)
-    p, cache = sig.params, sig.operands[1]
-    constants = (cache.ctype, group, p["kv_heads"], width, cache.shape[1], p["splits"], rows)
+    p, cache = sig.read(AttentionParams), sig.operands[1]
+    constants = (cache.ctype, group, p.kv_heads, width, cache.shape[1], p.splits, rows)
     operands = [text.given(sig, i, const=i != 4) for i in (0, 3, 4, FRESH)]
-    call = text.called("ark_attention_staged", constants, (text.literal(p["scale"]), *operands))
+    call = text.called("ark_attention_staged", constants, (text.literal(p.scale), *operands))
     return inline.inlined(name, call, machine)
 
 
@@ -127,7 +127,8 @@ def poll(name: str, sig: Signature, machine: Machine) -> str | None:
 
 def merge(name: str, sig: Signature, machine: Machine) -> str | None:
     """The common body, as part of the loop; its packets are loaded by whole warps."""
-    constants = (*(sig.params[n] for n in ("head_dim", "splits")), sig.params.get("group", 1))
+    params = sig.read(AttentionMergeParams)
+    constants = (params.head_dim, params.splits, params.group)
     operands = (text.given(sig, 0), text.given(sig, 1, const=False))
     call = text.called("ark_attention_merge", constants, operands)
     return inline.inlined(name, call, machine, enters=False)
@@ -135,5 +136,5 @@ def merge(name: str, sig: Signature, machine: Machine) -> str | None:
 
 def merge_poll(name: str, sig: Signature, machine: Machine) -> str:
     """In the variant `roles`: waits for one of the parts."""
-    constants, operands = (sig.params["splits"],), (text.given(sig, 0),)
+    constants, operands = (sig.read(AttentionMergeParams).splits,), (text.given(sig, 0),)
     return inline.poll(name, text.called("ark_attention_merge_poll", constants, operands))

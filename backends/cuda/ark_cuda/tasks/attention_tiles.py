@@ -10,7 +10,7 @@ from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.attention_tiles import given, shape
+from ark.tasks.attention_tiles import AttentionTilesParams, given, shape
 from ark_cuda.tasks import attention_units, inline, products, wgmma
 
 ROWS = 128
@@ -20,25 +20,26 @@ _LAYOUTS = {64: (128, 2), 128: (128, 2), 192: (64, 2), 256: (64, 1)}
 
 def serves(sig: Signature, machine: Machine) -> bool:
     """Does this body compute the signature's tiles?"""
-    width = sig.params["head_dim"]
+    params = sig.read(AttentionTilesParams)
+    width = params.head_dim
     kinds = {o.dtype for o in sig.operands[:4]}
     return (
         machine.has(Capability.WGMMA)
         and machine.variant.name == "matrix"
-        and not sig.params.get("paged")
-        and sig.params["rows"] == ROWS
+        and not params.paged
+        and params.rows == ROWS
         and len(kinds) == 1
         and kinds <= set(wgmma.HALVES)
         and width % 8 == 0
         and width <= 256
-        and sig.params["scale"] > 0.0
+        and params.scale > 0.0
         and all(s * 2 % 16 == 0 for i in range(4) for s in sig.operands[i].strides[:-1])
     )
 
 
 def _layout(sig: Signature) -> tuple[int, int, int]:
     """Padded columns of a head, keys of a block, tiles of queries in shared memory."""
-    padded = -(-sig.params["head_dim"] // 64) * 64
+    padded = -(-sig.read(AttentionTilesParams).head_dim // 64) * 64
     return (padded, *_LAYOUTS[padded])
 
 
@@ -46,14 +47,14 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
     """The tensor maps of queries, keys and values: (columns of a head, ..., batch)."""
     if not serves(sig, machine):
         return ()
-    p, (_, keys, _) = sig.params, _layout(sig)
-    width, heads = p["head_dim"], p["heads"]
+    p, (_, keys, _) = sig.read(AttentionTilesParams), _layout(sig)
+    width, heads = p.head_dim, p.heads
     query, cache = sig.operands[0], sig.operands[1]
     batch = query.shape[0] if len(query.shape) == 3 else 1
     row, step = query.strides[-2] * 2, (query.strides[0] * 2 if batch > 1 else 16)
-    context, kv_heads = cache.shape[-2], p["kv_heads"]
+    context, kv_heads = cache.shape[-2], p.kv_heads
     steps = [(width, context * width, kv_heads * context * width)] * 2
-    if p.get("by_rows"):
+    if p.by_rows:
         steps = [
             (o.strides[-2], width, o.strides[0] if batch > 1 else width) for o in sig.operands[1:3]
         ]

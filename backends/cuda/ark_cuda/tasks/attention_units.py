@@ -13,7 +13,7 @@ from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.attention_tiles import given, shape, where_aligned
+from ark.tasks.attention_tiles import AttentionTilesParams, given, shape, where_aligned
 from ark_cuda.tasks import inline
 
 TYPES = ("bf16", "fp16")
@@ -75,7 +75,8 @@ def serves(sig: Signature, machine: Machine) -> bool:
 
 def layout_of(sig: Signature, machine: Machine) -> Layout | None:
     """The layout with most warps at work; None where the common body serves."""
-    width, kinds = sig.params["head_dim"], {o.dtype for o in sig.operands[:4]}
+    params = sig.read(AttentionTilesParams)
+    width, kinds = params.head_dim, {o.dtype for o in sig.operands[:4]}
     able = (
         machine.has(Capability.MMA_SYNC)
         and not inline.leads(machine)
@@ -83,13 +84,13 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
         and kinds <= set(TYPES)
         and width % 8 == 0
         and width <= 256
-        and sig.params["scale"] > 0.0
+        and params.scale > 0.0
         and not any(o.packet for o in sig.operands)
         and all(s % 8 == 0 for o in sig.operands[:4] for s in o.strides[:-1])
     )
     if not able:
         return None
-    rows = int(sig.params["rows"])
+    rows = params.rows
     room = machine.shared_bytes - machine.ring_bytes
     registers = _registers(machine)
     found = _layouts(width, -(-rows // SLAB), machine.warps)

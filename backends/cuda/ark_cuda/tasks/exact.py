@@ -15,6 +15,7 @@ from ark.plan.kind import Signature
 from ark.tasks import matmul_packs as packs
 from ark.tasks import matmul_small, text
 from ark.tasks.matmul_form import along_k, deal, dims, paired, place_names, side_strides
+from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_text import finish, outputs
 from ark.tasks.matmul_thin import served
 
@@ -64,14 +65,15 @@ class _Units:
 
 def _form(sig: Signature, machine: Machine) -> _Form | _Units | None:
     """How the block computes the signature's tiles; None where these bodies do not serve them."""
+    params = sig.read(MatmulParams)
     if any(o.dtype != "fp32" or o.packet for o in sig.operands[:2]) or sig.operands[2].packet:
         return None
-    if sig.params.get("splits", 1) > 1 or sig.params.get("windows") or paired(sig):
+    if params.splits > 1 or params.windows or paired(sig):
         return None
     if served(sig, machine) or matmul_small.served(sig, machine):
         return None
     m, n, k = dims(sig)
-    rows, columns = sig.params["tile"]
+    rows, columns = params.tile
     if rows < LEAST_ROWS or columns < LEAST_COLUMNS or k < LEAST_DEPTH:
         return None
     threads = machine.warps * machine.lanes
@@ -84,7 +86,7 @@ def _form(sig: Signature, machine: Machine) -> _Form | _Units | None:
     if high == wide == 32:
         wide = 64
     room = machine.shared_bytes - machine.ring_bytes
-    terms = 1 if sig.params.get("tf32") else 3
+    terms = 1 if params.tf32 else 3
     if terms == 1 or machine.has(Capability.FP32_PARTS):
         return _units(sig, (high, wide), terms, machine.warps, room)
     return _ordinary((high, wide), threads, room)
@@ -194,7 +196,7 @@ def _side(
     """Declares a side of the tile that begins at the row, or column, `first`. sizes: its rows in
     shared memory and what else its struct is told.
     """
-    total, tile, k = dims(sig)[index], int(sig.params["tile"][index]), dims(sig)[2]
+    total, tile, k = dims(sig)[index], int(sig.read(MatmulParams).tile[index]), dims(sig)[2]
     row, deep = side_strides(sig, index)
     whole = tile == sizes[0] and total % tile == 0
     constants = (sizes[0], k, row, deep, along_k(sig, index), whole, *sizes[1:])
@@ -217,7 +219,7 @@ def _store(sig: Signature) -> str:
     )
     found = packs.packed(sig, PACK)
     _, n, _ = dims(sig)
-    columns = int(sig.params["tile"][1])
+    columns = int(sig.read(MatmulParams).tile[1])
     if found is not None and (columns % PACK == 0 or n <= columns):
         addresses = text.addresses(sig, found)
         body = (

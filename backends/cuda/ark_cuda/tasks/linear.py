@@ -13,6 +13,7 @@ from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.linear import epilogue, prologue
 from ark.tasks.linear_form import narrows
+from ark.tasks.linear_params import LinearParams
 from ark_cuda.tasks import inline, linear_roles
 
 MAX_ROWS = 256  # rows whose sums wait in shared memory for an epilogue
@@ -20,22 +21,23 @@ MAX_ROWS = 256  # rows whose sums wait in shared memory for an epilogue
 
 def _vector(sig: Signature, machine: Machine) -> int:
     """Elements of the input that a thread loads at once; 0 if this body does not serve."""
+    params = sig.read(LinearParams)
     rows, k = sig.operands[0].shape
     share, rest = divmod(k, machine.lanes * machine.warps)
     weight = sig.operands[1]
     if not machine.ring_bytes or rows != 1 or rest or not 0 < share <= machine.row_slice:
         return 0
-    if weight.dtype not in ("fp32", "fp16", "bf16") or sig.params["rows"] not in (1, 2, 4, 8):
+    if weight.dtype not in ("fp32", "fp16", "bf16") or params.rows not in (1, 2, 4, 8):
         return 0
-    if sig.params["split_k"] > 1 and sig.params["rows"] > 1:
+    if params.split_k > 1 and params.rows > 1:
         return 0
-    share //= sig.params["split_k"]
+    share //= params.split_k
     return next((e for e in (8, 4, 2) if share % e == 0 and e * weight.itemsize <= 16), 0)
 
 
 def _pitch(sig: Signature, machine: Machine) -> int:
     """Rows between two epilogues, a multiple of a stage's."""
-    rows = sig.params["rows"]
+    rows = sig.read(LinearParams).rows
     stages = -(-sig.operands[1].shape[0] // rows)
     return min(-(-stages // machine.processors) * rows, MAX_ROWS)
 
@@ -63,7 +65,7 @@ def scratch(sig: Signature, machine: Machine) -> int:
         return linear_roles.scratch(sig, machine)
     if not _vector(sig, machine):
         return 0
-    best = 8 * machine.warps if sig.params["epilogue"] == "sample" else 0
+    best = 8 * machine.warps if sig.read(LinearParams).epilogue == "sample" else 0
     return 4 * machine.warps * (_pitch(sig, machine) + 1) + best
 
 
@@ -74,8 +76,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     vector = _vector(sig, machine)
     if not vector:
         return None
-    k, params = sig.operands[0].shape[1], sig.params
-    sizes = (params["rows"], params["split_k"], vector, _pitch(sig, machine))
+    k, params = sig.operands[0].shape[1], sig.read(LinearParams)
+    sizes = (params.rows, params.split_k, vector, _pitch(sig, machine))
     constants = (sig.operands[1].ctype, k, *sizes)
     operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
     # Beside large products it runs once a prompt.

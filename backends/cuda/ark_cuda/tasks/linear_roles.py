@@ -12,6 +12,7 @@ from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.linear import epilogue, prologue
 from ark.tasks.linear_form import kept_stages, narrow_bytes, narrows, reads_from_memory, sums_bytes
+from ark.tasks.linear_params import LinearParams
 from ark_cuda.tasks import inline
 
 ALIGN = 16
@@ -32,7 +33,7 @@ def _rows(sig: Signature) -> int:
 
 def _task_rows(sig: Signature, machine: Machine) -> int:
     """Most rows that a task has."""
-    rows = sig.params["rows"]
+    rows = sig.read(LinearParams).rows
     stages = -(-sig.operands[1].shape[0] // rows)
     return -(-stages // machine.processors) * rows
 
@@ -41,10 +42,11 @@ def scratch(sig: Signature, machine: Machine) -> int:
     """The input row, the warps' squares, and the parts' sums where rows are cut along k, in
     bytes.
     """
-    splits, rows = sig.params["split_k"], _rows(sig)
-    best = 8 * machine.warps * rows if sig.params["epilogue"] == "sample" else 0
+    params = sig.read(LinearParams)
+    splits, rows = params.split_k, _rows(sig)
+    best = 8 * machine.warps * rows if params.epilogue == "sample" else 0
     if rows > 1:
-        sums = sums_bytes(machine.warps, rows, sig.params["rows"], splits)
+        sums = sums_bytes(machine.warps, rows, params.rows, splits)
         return _input_bytes(sig) + sums + best
     parts = 4 * (splits + 1) * _task_rows(sig, machine) if splits > 1 else 0
     return _input_bytes(sig) + 4 * machine.warps + parts + best
@@ -52,9 +54,9 @@ def scratch(sig: Signature, machine: Machine) -> int:
 
 def boxed(sig: Signature) -> bool:
     """Are its stages boxes of the weights, whole lines of as many rows as matrix units take?"""
-    params, weight = sig.params, sig.operands[1]
-    rest = weight.shape[1] * weight.itemsize % (params["split_k"] * LINE)
-    return _rows(sig) > 1 and params["split_k"] > 1 and params["rows"] in (8, 16) and not rest
+    params, weight = sig.read(LinearParams), sig.operands[1]
+    rest = weight.shape[1] * weight.itemsize % (params.split_k * LINE)
+    return _rows(sig) > 1 and params.split_k > 1 and params.rows in (8, 16) and not rest
 
 
 def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
@@ -62,9 +64,10 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
     behind the other, of each of its rows. Lines come to the cache one at a time: with their
     neighbours a token takes longer.
     """
+    params = sig.read(LinearParams)
     if not narrows(sig, machine) or not boxed(sig):
         return ()
-    weight, (rows, parts) = sig.operands[1], (sig.params["rows"], sig.params["split_k"])
+    weight, (rows, parts) = sig.operands[1], (params.rows, params.split_k)
     (high, k), deep = weight.shape, LINE // weight.itemsize
     strides, box = (k * weight.itemsize, LINE), (deep, rows, k // deep // parts)
     return (BoxMap(1, weight.dtype, (deep, high, k // deep), strides, box, fetched=LINE),)
@@ -80,16 +83,16 @@ def poll(name: str, sig: Signature, machine: Machine) -> str:
 
 def write(name: str, sig: Signature, machine: Machine) -> str:
     """The computing warps' part."""
-    k, params, rows = sig.operands[0].shape[1], sig.params, _rows(sig)
-    sizes = (sig.operands[1].ctype, k, params["rows"], params["split_k"])
+    k, params, rows = sig.operands[0].shape[1], sig.read(LinearParams), _rows(sig)
+    sizes = (sig.operands[1].ctype, k, params.rows, params.split_k)
     operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
     if rows == 1:
         given = sig.operands[0].shape[0]
         # Two shares give the same bits either way round, and both ranks the same kernel.
-        shares = (given, params.get("first", 0) if given > 2 else 0)
+        shares = (given, params.first if given > 2 else 0)
         constants = (*sizes, _task_rows(sig, machine), _input_bytes(sig), *shares)
         return inline.inlined(name, text.called("ark_linear_roles", constants, operands), machine)
-    several = (*sizes, kept_stages(machine.warps, params["split_k"]), int(boxed(sig)))
+    several = (*sizes, kept_stages(machine.warps, params.split_k), int(boxed(sig)))
     if reads_from_memory(sig):
         apart = (operands[0], operands[2])
         call = text.called("ark_linear_apart", (*several, rows), apart)

@@ -14,6 +14,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import matmul_small, text
 from ark.tasks.matmul_form import along_k, paired
+from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_text import matrix_tiles, outputs, tile_place
 from ark.tasks.matmul_thin import served
 from ark_cuda.tasks import exact, inline, products
@@ -43,14 +44,15 @@ class _Shape:
 
 def _shape(sig: Signature, machine: Machine) -> _Shape | None:
     """The largest chunk that fits; None where the common body serves."""
+    params = sig.read(MatmulParams)
     a, b, out = sig.operands[:3]
-    if sig.params.get("expr") is not None or paired(sig):
+    if params.expr is not None or paired(sig):
         return None
-    if sig.params.get("splits", 1) > 1 or sig.params.get("windows") or served(sig, machine):
+    if params.splits > 1 or params.windows or served(sig, machine):
         return None
     if matmul_small.served(sig, machine):
         return None
-    rows, columns = sig.params["tile"]
+    rows, columns = params.tile
     if (
         not machine.has(Capability.MMA_SYNC)
         or rows < _MIN_ROWS

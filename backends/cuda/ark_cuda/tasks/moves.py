@@ -9,15 +9,16 @@ from importlib import resources
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.combine import ELEMENTS, OPS, outputs, shares, terms, unit
+from ark.tasks.combine import ELEMENTS, OPS, CombineParams, outputs, shares, terms, unit
 from ark_cuda.tasks.wgmma import once
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str | None:
     """The function NAME_move; None where an operand holds packets."""
+    params = sig.read(CombineParams)
     if any(o.packet for o in sig.operands):
         return None
-    element = ELEMENTS[sig.params["element"]].storage
+    element = ELEMENTS[params.element].storage
     last = shares(sig)
 
     def pointers(const: str, indices: list[int]) -> str:
@@ -26,7 +27,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
 
     to = pointers("", list(range(last, len(sig.operands))))
     constants = (
-        *(element, OPS[sig.params.get("op", "sum")], unit(sig), sig.params.get("divide", 1)),
+        *(element, OPS[params.op], unit(sig), params.divide),
         *(last, outputs(sig)),
     )
     moved = f"ArkMoved<{element}, {last}, {outputs(sig)}>"

@@ -10,9 +10,8 @@ Called by ark_cuda.tasks.matmul.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
-from typing import Any
 
 from ark.capability import Capability
 from ark.codegen.dialect import BoxMap
@@ -21,6 +20,7 @@ from ark.plan.kind import OperandType, Signature
 from ark.tasks import matmul_packs as packs
 from ark.tasks import text
 from ark.tasks.matmul_form import ROPE, deal, dims, k_range, part_of_k, place_names, rotates
+from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.matmul_text import outputs
 from ark.tasks.rotary import rope
 from ark.variant import COMPUTE, LOAD, MOVE
@@ -45,10 +45,11 @@ def serves_machine(machine: Machine) -> bool:
 
 def serves(sig: Signature, machine: Machine) -> bool:
     """Does this body compute the signature's tiles?"""
-    rows, columns = sig.params["tile"]
+    params = sig.read(MatmulParams)
+    rows, columns = params.tile
     left, _, out = sig.operands[:3]
-    paired = bool(sig.params.get("gated")) or rotates(sig)
-    plain = sig.params.get("expr") is None and not paired
+    paired = params.gated or rotates(sig)
+    plain = params.expr is None and not paired
     return (
         serves_machine(machine)
         and _typed(sig)
@@ -56,7 +57,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
         and (not rotates(sig) or _rotates_here(sig))
         and (rows in HEIGHTS or rows == dims(sig)[0] < HEIGHTS[-1])
         and columns in WIDTHS
-        and (columns > WIDTHS[0] or bool(sig.params["transpose_b"]))  # boxes of 64 columns
+        and (columns > WIDTHS[0] or params.transpose_b)  # boxes of 64 columns
         and _mappable(sig, 0)
         and _mappable(sig, 1)
         and not any(o.packet for o in sig.operands)
@@ -66,18 +67,21 @@ def serves(sig: Signature, machine: Machine) -> bool:
 def _rotates_here(sig: Signature) -> bool:
     """Are results of one 16-bit type, and columns that leave together of one head?"""
     types = {sig.operands[i].dtype for i in (2, 5, 6)}
-    return len(types) == 1 and types <= set(HALVES) and sig.params["head_dim"] % TOGETHER == 0
+    return (
+        len(types) == 1 and types <= set(HALVES) and sig.read(MatmulParams).head_dim % TOGETHER == 0
+    )
 
 
 def _typed(sig: Signature) -> bool:
     """Are there instructions for both sides' types, and for how they lie?"""
+    params = sig.read(MatmulParams)
     left, right = (o.dtype for o in sig.operands[:2])
     if left in HALVES:
         return left == right
-    side_by_side = not sig.params["transpose_a"] and bool(sig.params["transpose_b"])
+    side_by_side = not params.transpose_a and params.transpose_b
     if left in BYTES:
         return side_by_side and right in BYTES
-    asked = left == "int8" or (left == "fp32" and bool(sig.params.get("tf32")))
+    asked = left == "int8" or (left == "fp32" and params.tf32)
     return asked and left == right and side_by_side
 
 
@@ -117,13 +121,13 @@ def _matmul_here(sig: Signature, machine: Machine) -> bool:
 
 def _height(sig: Signature) -> int:
     """Rows that the instructions for a tile have: its own, or more if there are no others."""
-    return next(h for h in HEIGHTS if h >= sig.params["tile"][0])
+    return next(h for h in HEIGHTS if h >= sig.read(MatmulParams).tile[0])
 
 
 def _high(sig: Signature) -> int:
     """Rows of a that a stage holds: of a tile, or all there are if they are fewer."""
     rows = _height(sig)
-    return rows if sig.params["transpose_a"] else min(rows, -(-dims(sig)[0] // 8) * 8)
+    return rows if sig.read(MatmulParams).transpose_a else min(rows, -(-dims(sig)[0] // 8) * 8)
 
 
 def _stage(sig: Signature) -> int:
@@ -133,16 +137,17 @@ def _stage(sig: Signature) -> int:
 
 def _line_bytes(sig: Signature) -> int:
     """Bytes of a line of k, of both operands' rows."""
-    return LINE * (_high(sig) + int(sig.params["tile"][1]))
+    return LINE * (_high(sig) + int(sig.read(MatmulParams).tile[1]))
 
 
 def _lines(sig: Signature) -> int:
     """Lines of k in a stage: several of small tiles, whose copies take the loading thread longer to
     start than they take.
     """
+    params = sig.read(MatmulParams)
     _, _, k = dims(sig)
     deep, part = LINE // sig.operands[0].itemsize, part_of_k(sig)
-    across = sig.params["transpose_a"] or not sig.params["transpose_b"]
+    across = params.transpose_a or not params.transpose_b
     if k % deep or across or not _flat(sig):
         return 1
     counts = part // deep, (k % part or part) // deep
@@ -155,14 +160,14 @@ def _lines(sig: Signature) -> int:
 
 def _wide(sig: Signature) -> int:
     """Columns of a tile that one warpgroup stores."""
-    columns: int = sig.params["tile"][1]
+    columns: int = sig.read(MatmulParams).tile[1]
     return columns if _height(sig) == 128 else columns // 2
 
 
-def _windows(sig: Signature, index: int) -> Mapping[str, Any] | None:
+def _windows(sig: Signature, index: int) -> WindowParams | None:
     """The windows of which the operand is the matrix, if it is one."""
-    found = sig.params.get("windows")
-    return found if found is not None and found["side"] == index else None
+    found = sig.read(MatmulParams).windows
+    return found if found is not None and found.side == index else None
 
 
 def _mappable(sig: Signature, index: int) -> bool:
@@ -177,11 +182,12 @@ def _mappable(sig: Signature, index: int) -> bool:
 
 def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
     """The tensor maps of a and b, whose addresses follow the operands' in a record."""
+    params = sig.read(MatmulParams)
     if not serves(sig, machine):
         return ()
     deep = LINE // sig.operands[0].itemsize
-    a_rows = deep if sig.params["transpose_a"] else _high(sig)
-    b_rows = sig.params["tile"][1] if sig.params["transpose_b"] else deep
+    a_rows = deep if params.transpose_a else _high(sig)
+    b_rows = params.tile[1] if params.transpose_b else deep
     flat = _flat(sig)
     found = []
     for i, rows in ((0, a_rows), (1, b_rows)):
@@ -223,8 +229,9 @@ def _map_of_lines(sig: Signature, index: int, rows: int) -> BoxMap:
 
 def _product(sig: Signature) -> str:
     """The type that describes a product to both halves."""
-    across = (bool(sig.params["transpose_a"]), not sig.params["transpose_b"])
-    numbers = (_height(sig), sig.params["tile"][1], _high(sig))
+    params = sig.read(MatmulParams)
+    across = (params.transpose_a, not params.transpose_b)
+    numbers = (_height(sig), params.tile[1], _high(sig))
     flags = (*(str(flag).lower() for flag in (*across, _overlaps(sig))), str(_lines(sig)))
     types = (o.ctype for o in sig.operands[:2])
     listed = ", ".join((deal(sig), *types, *map(str, numbers), *flags))
@@ -233,12 +240,13 @@ def _product(sig: Signature) -> str:
 
 def write(name: str, sig: Signature, machine: Machine) -> str:
     """The computing half."""
-    across = (int(sig.params["transpose_a"]), int(not sig.params["transpose_b"]))
+    params = sig.read(MatmulParams)
+    across = (int(params.transpose_a), int(not params.transpose_b))
     sums = f"{sum_of(sig.operands[0])} (&d)[{_wide(sig) // 2}]"
     sides = sig.operands[0], sig.operands[1]
     # Inlined: the compiler would wait for each instruction of a function that is called.
     return (
-        ("" if machine.has(Capability.TCGEN05) else multiply(sig.params["tile"][1], sides, across))
+        ("" if machine.has(Capability.TCGEN05) else multiply(params.tile[1], sides, across))
         + f"""ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{
 {outputs(sig)}  ark_matrix_product<{_product(sig)}>(
       c, t, [&](int i1) {{ (void)i1; return {_steps(sig)}; }},
@@ -274,8 +282,9 @@ def _steps(sig: Signature) -> str:
 
 def _store(sig: Signature) -> str:
     """Stores a tile's sums, or what the expression makes of them."""
+    params = sig.read(MatmulParams)
     m, n, _ = dims(sig)
-    if sig.params.get("gated"):
+    if params.gated:
         return _store_gated(sig)
     if rotates(sig):
         return (
@@ -284,12 +293,12 @@ def _store(sig: Signature) -> str:
         )
     wide, out = _wide(sig), sig.operands[2]
     start = text.offset(sig, 2, place_names(sig, "m0", "left0"))
-    if sig.params.get("expr") is None and out.dtype in ("fp32", "int32"):
+    if params.expr is None and out.dtype in ("fp32", "int32"):
         return (
             f"  ark_matrix_store_whole<{wide}>(\n"
             f"      d, po + {start}, {out.strides[-2]}, top, {m} - m0, {n} - left0);\n"
         )
-    if sig.params.get("expr") is None:
+    if params.expr is None:
         return (
             f"  ark_matrix_store<{out.ctype}, {wide}>(\n"
             f"      c, d, po + {start}, {out.strides[-2]}, top, {m} - m0, {n} - left0);\n"

@@ -15,7 +15,7 @@ import re
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.rows import HELD, ROW_OPS, folds, operands, packs, row_constants
+from ark.tasks.rows import HELD, ROW_OPS, RowNormParams, folds, operands, packs, row_constants
 from ark_cuda.tasks import inline
 
 STAGE_BYTES = 128 << 10  # of rows in shared memory; the rest is the nearest cache's
@@ -45,7 +45,7 @@ def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None
             continue
         teams = warps // team
         ahead = min(MOST, min(room, STAGE_BYTES) // (teams * columns * first.itemsize))
-        enough = ahead >= (1 if long else LEAST) and sig.params["rows"] >= LEAST * teams
+        enough = ahead >= (1 if long else LEAST) and sig.read(RowNormParams).rows >= LEAST * teams
         return (pack, each, team, ahead) if enough and each * pack >= LEAST_HELD else None
     return None
 
@@ -65,7 +65,12 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     shape = _shape(sig, machine)
     if not shape:
         return None
-    constants = (ROW_OPS[sig.params["function"]], *row_constants(sig), folds(machine), BARRIERS)
+    constants = (
+        ROW_OPS[sig.read(RowNormParams).function],
+        *row_constants(sig),
+        folds(machine),
+        BARRIERS,
+    )
     return text.call(name, "ark_row_stream", (*constants, *shape), operands(sig))
 
 

@@ -8,6 +8,7 @@ from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import combine, text
+from ark.tasks.combine import CombineParams
 from ark_cuda.tasks import inline
 
 
@@ -15,7 +16,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     """The body's source, or None where the common body serves."""
     if not machine.has(Capability.PEER_MULTICAST):
         return None
-    element = combine.ELEMENTS[sig.params["element"]]
+    element = combine.ELEMENTS[sig.read(CombineParams).element]
     result = combine.shares(sig)
     loads = combine.Combine().source(f"{name}_loads", sig, machine)
     size = element.itemsize

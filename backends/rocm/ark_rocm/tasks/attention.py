@@ -16,7 +16,7 @@ from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.attention import FRESH
+from ark.tasks.attention import FRESH, AttentionParams
 
 MOST_AHEAD = 4  # loads of keys, and as many of values, that a wave has under way
 MOST_HEADS = 8  # query heads of a key, whose sums a lane keeps in registers
@@ -24,7 +24,8 @@ _WIDTHS = (32, 64, 128)
 
 
 def _group(sig: Signature) -> int:
-    heads: int = sig.params["heads"] // sig.params["kv_heads"]
+    params = sig.read(AttentionParams)
+    heads: int = params.heads // params.kv_heads
     return heads
 
 
@@ -34,7 +35,7 @@ def _teams(sig: Signature, machine: Machine) -> int:
 
 
 def _bytes(sig: Signature, machine: Machine) -> int:
-    width, group = sig.params["head_dim"], _group(sig)
+    width, group = sig.read(AttentionParams).head_dim, _group(sig)
     halves = _teams(sig, machine) * machine.lanes // 32
     return 4 * (halves * group * (width + 2) + (group + 2) * width)
 
@@ -43,19 +44,20 @@ def _ahead(sig: Signature, machine: Machine) -> int:
     """Loads that a wave has under way: as many as a full cache gives it, and no more, because each
     round computes all of them.
     """
-    p, cache = sig.params, sig.operands[1]
-    together = _teams(sig, machine) * machine.lanes * 16 // (p["head_dim"] * cache.itemsize)
-    rounds: int = cache.shape[1] // p["splits"] // together
+    p, cache = sig.read(AttentionParams), sig.operands[1]
+    together = _teams(sig, machine) * machine.lanes * 16 // (p.head_dim * cache.itemsize)
+    rounds: int = cache.shape[1] // p.splits // together
     return max(1, min(rounds, MOST_AHEAD))
 
 
 def serves(sig: Signature, machine: Machine) -> bool:
     """Whether this body takes the signature."""
+    params = sig.read(AttentionParams)
     return (
         machine.variant.name == "block"
         and machine.lanes >= 32  # its sums are those of half waves
-        and sig.params.get("streamed", 0) > 0
-        and sig.params["head_dim"] in _WIDTHS
+        and params.streamed > 0
+        and params.head_dim in _WIDTHS
         and sig.operands[1].dtype in ("bf16", "fp16")
         and _group(sig) <= MOST_HEADS
         and _bytes(sig, machine) <= machine.shared_bytes
@@ -89,11 +91,11 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     """The body's source, or None where the common body serves."""
     if not serves(sig, machine):
         return None
-    p, cache = sig.params, sig.operands[1]
+    p, cache = sig.read(AttentionParams), sig.operands[1]
     ahead = _ahead(sig, machine)
-    sizes = (_group(sig), p["kv_heads"], p["head_dim"], cache.shape[1], p["splits"], ahead)
+    sizes = (_group(sig), p.kv_heads, p.head_dim, cache.shape[1], p.splits, ahead)
     operands = [text.given(sig, i, const=i != 4) for i in range(FRESH + 1)]
     kind = f"static_cast<const {cache.ctype}*>(nullptr)"
-    arguments = (kind, text.literal(p["scale"]), *operands)
+    arguments = (kind, text.literal(p.scale), *operands)
     call = text.called("ark_row_attention", sizes, arguments)
     return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n  return {call};\n}}\n"

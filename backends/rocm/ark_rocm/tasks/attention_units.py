@@ -15,7 +15,7 @@ from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.attention_tiles import given, shape, where_aligned
+from ark.tasks.attention_tiles import AttentionTilesParams, given, shape, where_aligned
 from ark.tasks.matmul_form import UNIT_PARTS
 
 KEYS = (64, 32)  # of a group at once
@@ -79,7 +79,8 @@ class Layout:
 
 def layout_of(sig: Signature, machine: Machine) -> Layout | None:
     """The layout with most waves at work; None where the common body serves."""
-    width, rows = sig.params["head_dim"], sig.params["rows"]
+    params = sig.read(AttentionTilesParams)
+    width, rows = params.head_dim, params.rows
     query, key, value, out = (o.dtype for o in sig.operands[:4])
     unit = 32 if machine.has(Capability.MFMA) else 16
     able = (
@@ -91,7 +92,7 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
         and width % 8 == 0
         and width <= 256
         and rows <= unit * machine.warps
-        and sig.params["scale"] > 0.0
+        and params.scale > 0.0
         and not any(o.packet for o in sig.operands)
         and all(s % 8 == 0 for o in sig.operands[:4] for s in o.strides[:-1])
         and all(o.shape[-2] * o.strides[-2] * o.itemsize <= _REACH for o in sig.operands[1:3])

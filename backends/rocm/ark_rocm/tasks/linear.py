@@ -17,6 +17,7 @@ from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.linear import epilogue, prologue
 from ark.tasks.linear_form import dealt
+from ark.tasks.linear_params import LinearParams
 
 LOADS_AHEAD = 4  # of a wave, AHEAD of linear.h
 MATRIX_PIECE = 128  # elements of each of four rows in a load of a wave
@@ -33,7 +34,7 @@ def _parts(sig: Signature, machine: Machine) -> int:
 
 def _rows(sig: Signature, machine: Machine) -> int:
     """Most rows that a task has."""
-    rows, weight = sig.params["rows"], sig.operands[1]
+    rows, weight = sig.read(LinearParams).rows, sig.operands[1]
     stages = -(-weight.shape[0] // rows)
     row_bytes = weight.shape[1] * weight.itemsize
     shares = dealt(sig.operands[2].shape[0], weight.shape[0], row_bytes, machine)
@@ -73,7 +74,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
     return (
         machine.variant.name == "block"
         and sig.operands[0].shape[0] == sig.operands[2].shape[0] == 1
-        and sig.params["split_k"] == 1
+        and sig.read(LinearParams).split_k == 1
         and weight.dtype in _TYPES
         and weight.shape[1] * weight.itemsize % 16 == 0
         and _bytes(sig, machine) <= machine.shared_bytes

@@ -18,6 +18,7 @@ from ark.plan.kind import Signature
 from ark.tasks import matmul_packs as packs
 from ark.tasks import text
 from ark.tasks.matmul_form import LEAST_UNIT_ROWS, UNIT_PARTS, along_k, filled, paired
+from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_text import matrix_tiles, outputs, tile_place
 from ark.tasks.matmul_thin import served as is_thin
 from ark_rocm.machines import ARCHS
@@ -31,21 +32,22 @@ _LARGE_PIECES = 4  # of 16 bytes along k in a step
 
 def serves(sig: Signature, machine: Machine) -> bool:
     """Whether this body takes the signature."""
+    params = sig.read(MatmulParams)
     if not (machine.has(Capability.MFMA) or machine.has(Capability.WMMA)):
         return False
-    if sig.params.get("windows") or is_thin(sig, machine):
+    if params.windows or is_thin(sig, machine):
         return False
     a, b, out = sig.operands[:3]
     plain = not any(o.packet for o in sig.operands)
     kinds = (a.dtype, b.dtype) in UNIT_PARTS and (out.dtype in _OUTPUTS or _follows(sig))
-    if not (plain and kinds and sig.params["tile"][0] >= LEAST_UNIT_ROWS):
+    if not (plain and kinds and params.tile[0] >= LEAST_UNIT_ROWS):
         return False
     return max(_step_bytes(sig, machine), _slab_bytes(sig, machine)) <= machine.shared_bytes
 
 
 def _follows(sig: Signature) -> bool:
     """Does something follow the product, so that sums leave in packs?"""
-    return sig.params.get("expr") is not None or paired(sig)
+    return sig.read(MatmulParams).expr is not None or paired(sig)
 
 
 def scratch(sig: Signature, machine: Machine) -> int:
@@ -88,14 +90,14 @@ def _large(sig: Signature, machine: Machine) -> tuple[int, int] | None:
     exact = not ARCHS[machine.arch].flushes or sig.operands[0].dtype == "bf16"
     if not (sixteen and exact and machine.has(Capability.MFMA) and machine.warps == 8):
         return None
-    rows, columns = sig.params["tile"]
+    rows, columns = sig.read(MatmulParams).tile
     able = (t for t in _LARGE_WAVES if filled(rows, t[0]) and filled(columns, t[1]))
     return next(able, None)
 
 
 def _padded(sig: Signature, machine: Machine) -> tuple[int, int]:
     """Rows and columns that are multiplied, with those beyond the tile."""
-    rows, columns = sig.params["tile"]
+    rows, columns = sig.read(MatmulParams).tile
     return _large(sig, machine) or (-(-rows // 16) * 16, -(-columns // 16) * 16)
 
 

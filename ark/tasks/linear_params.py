@@ -1,0 +1,30 @@
+"""The static parameters of a linear layer's tasks: lowering makes them, bodies read them.
+
+ark.tasks.linear describes them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from ark.plan.params import Epsilon, Few, Params, Splits
+
+StageRows = Annotated[int, msgspec.Meta(ge=1, le=64)]
+
+
+class LinearParams(Params, frozen=True):
+    rows: StageRows
+    split_k: Splits
+    prologue: Literal["none", "rmsnorm"]
+    epilogue: Literal["store", "add", "swiglu", "rope_kv", "sample"]
+    eps: Epsilon | None = None
+    heads: Few = 0
+    kv_heads: Few = 0
+    head_dim: Few = 0
+    tiles: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
+    shares: Splits = 1
+    share: Annotated[int, msgspec.Meta(ge=0, le=1 << 12)] = 0
+    ranks: Splits = 1
+    first: Annotated[int, msgspec.Meta(ge=0, le=1 << 12)] = 0

@@ -1,0 +1,44 @@
+"""The static parameters of a product's tasks, and of windows that one of its sides is.
+
+ark.tasks.matmul and ark.tasks.matmul_windows describe them; lowering makes them, bodies read them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ark.plan.params import INT_MAX, Few, Params, PartialParams, Size
+from ark.tasks.windows import Margins, Sizes, Steps
+
+
+class WindowParams(Params, frozen=True):
+    size: Steps
+    sizes: Sizes
+    stride: Steps
+    dilation: Steps
+    before: Margins
+    side: Literal[0, 1]
+
+
+class FinishParams(PartialParams, frozen=True):
+    """The expression by which products and convolutions store their sums."""
+
+    expr: list[Any] | None = None
+
+
+class MatmulParams(Params, frozen=True):
+    transpose_a: bool
+    transpose_b: bool
+    tile: tuple[Size, Size]
+    expr: list[Any] | None = None
+    tasks: Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)] = 0
+    group: Size = 1
+    splits: Size = 1
+    gated: bool = False
+    heads: Few = 0
+    kv_heads: Few = 0
+    head_dim: Few = 0
+    tf32: bool = False
+    windows: WindowParams | None = None
