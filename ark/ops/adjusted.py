@@ -14,8 +14,9 @@ from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.ops.tokens import KEY, _mix
-from ark.tasks.adjusted import IN_PROMPT, OPTIONS
-from ark.tasks.tokens import SETTINGS
+from ark.tasks.adjusted import IN_PROMPT, OPTIONS, AdjustParams, SampleAdjustedParams
+from ark.tasks.sequences import ChooseEachParams
+from ark.tasks.tokens import SETTINGS, SampleParams
 
 MIN_TILE_ELEMENTS = 256
 
@@ -144,16 +145,20 @@ def _lower(lowering: Lowering, node: Node) -> None:
         parts = [lowering.part(t, batch, b) for t in more]
         lowering.emit(
             "adjust_logits",
-            {"tiles": tiles},
+            AdjustParams(tiles),
             [*own, *parts[:5]],
             [(i,) for i in range(tiles)],
             f".{b}.adjust",
         )
         operands = [*own, *parts[2:5], parts[1], *parts[5:]]
-        lowering.emit("sample_adjusted", {"tiles": tiles, "top": top}, operands, [(0,)], f".{b}")
+        lowering.emit(
+            "sample_adjusted", SampleAdjustedParams(tiles, top), operands, [(0,)], f".{b}"
+        )
     chosen = [logits, settings, position, drawn, tokens, output, stops]
-    kind, params = ("choose", {}) if batch == 1 else ("choose_each", {"batch": batch})
-    lowering.emit(kind, {"tiles": 1, **params}, chosen, [(0,)], ".choose")
+    if batch == 1:
+        lowering.emit("choose", SampleParams(1), chosen, [(0,)], ".choose")
+    else:
+        lowering.emit("choose_each", ChooseEachParams(1, batch), chosen, [(0,)], ".choose")
 
 
 register("sample_adjusted", _sample_adjusted, _lower)

@@ -17,7 +17,7 @@ from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.plan.groups import Group
 from ark.tasks.linear_params import LinearParams
-from ark.tasks.tokens import SamplingParams
+from ark.tasks.tokens import SampleParams
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Drawing:
     def choose(
         self,
         lowering: Lowering,
-        params: SamplingParams,
+        params: SampleParams,
         logits: ir.Tensor,
         candidates: ir.Tensor,
     ) -> Group:
@@ -134,6 +134,6 @@ def give_logits(lowering: Lowering, share: ir.Tensor, drawing: Drawing) -> None:
             part, shape=whole, offsets=(0, 0), padded=whole, name=part.buffer.name
         )
 
-    params = SamplingParams(tiles * world, world, rank)
+    params = SampleParams(tiles * world, world, rank)
     group = drawing.choose(lowering, params, everybodys(logits[0]), everybodys(candidates[0]))
     group.awaits = [tuple((lowering.semaphore(rank, label), tiles) for _, label in counters)]

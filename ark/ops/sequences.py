@@ -21,7 +21,7 @@ from ark.plan.groups import Group
 from ark.tasks.linear_form import MATRIX_ROWS, MOST_NARROW, narrow_rows
 from ark.tasks.linear_params import LinearParams
 from ark.tasks.sequences import ChooseEachParams
-from ark.tasks.tokens import SETTINGS, SamplingParams
+from ark.tasks.tokens import SETTINGS, SampleParams
 from ark.variant import COMMUNICATE
 
 
@@ -82,7 +82,7 @@ def _lower_sample_each(lowering: Lowering, node: Node) -> None:
         shared = (logits, settings, position, candidates)
         operands = [_share(tensor, batch, b) for tensor in shared]
         coords = [(i,) for i in range(tiles)]
-        lowering.emit("sample", SamplingParams(tiles), operands, coords, f".{b}")
+        lowering.emit("sample", SampleParams(tiles), operands, coords, f".{b}")
     operands = [logits, settings, position, candidates, tokens, output, stops]
     lowering.emit("choose_each", ChooseEachParams(tiles, batch), operands, [(0,)], ".choose")
 

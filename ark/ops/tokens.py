@@ -25,7 +25,7 @@ from ark.ops.base import float_dtype, result
 from ark.ops.logits import Drawing, draws, give_logits, makes_logits
 from ark.ops.sampling_state import SamplingState
 from ark.ops.views import new_tensor, refer
-from ark.tasks.tokens import SETTINGS, AdvanceParams, EmbeddingParams, SamplingParams
+from ark.tasks.tokens import SETTINGS, AdvanceParams, EmbeddingParams, SampleParams
 
 MAX_STOPS = 16
 KEY = SETTINGS.index("key_low"), SETTINGS.index("key_high")
@@ -316,11 +316,11 @@ def _lower_sample(lowering: Lowering, node: Node) -> None:
         candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
         lowering.emit(
             "sample",
-            SamplingParams(tiles, shares, first),
+            SampleParams(tiles, shares, first),
             [logits, settings, position, candidates],
             [(i,) for i in range(tiles)],
         )
-    drawing.choose(lowering, SamplingParams(tiles, shares, first), logits, candidates)
+    drawing.choose(lowering, SampleParams(tiles, shares, first), logits, candidates)
 
 
 register("embed", _embed, _lower_embed)

@@ -59,10 +59,9 @@ class SampleAdjustedParams(Params, frozen=True):
     top: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP)]
 
 
-def _check_state(sig: Signature) -> int:
+def _check_state(sig: Signature, tiles: int) -> int:
     """Checks the first six operands, which both kinds have; gives the vocabulary's size."""
     rows, vocabulary = matrix(sig, 0)
-    tiles = sig.params["tiles"]
     need(rows == 1 and tiles <= vocabulary, f"{rows} rows of {vocabulary} logits, {tiles} tiles")
     need(vocabulary + tiles <= INT_MAX, f"there are {vocabulary} logits")
     shaped(sig, 1, (len(OPTIONS),), "int32", dense=True)
@@ -80,7 +79,8 @@ class AdjustLogits(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         count(sig, 11)
-        row, tiles = (1, _check_state(sig)), sig.params["tiles"]
+        tiles = sig.read(AdjustParams).tiles
+        row = (1, _check_state(sig, tiles))
         shaped(sig, 6, row, "fp32", dense=True)
         shaped(sig, 7, row, "int32", dense=True)
         shaped(sig, 8, row, "fp32", dense=True)
@@ -88,10 +88,10 @@ class AdjustLogits(TaskKind):
         shaped(sig, 10, (tiles, 3), "fp32", dense=True)
 
     def places(self, sig: Signature) -> Places:
-        return Places((range(sig.params["tiles"]),))
+        return Places((range(sig.read(AdjustParams).tiles),))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        tile, tiles, vocabulary = coord[0], sig.params["tiles"], sig.operands[0].shape[1]
+        tile, tiles, vocabulary = coord[0], sig.read(AdjustParams).tiles, sig.operands[0].shape[1]
         lo, hi = vocabulary * tile // tiles, vocabulary * (tile + 1) // tiles
         return [
             *(Access(i, (0, lo), (1, hi)) for i in (0, 6, 7)),
@@ -105,14 +105,14 @@ class AdjustLogits(TaskKind):
         return 8 * machine.warps
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        return 0.0, 16.0 * sig.operands[0].shape[1] / sig.params["tiles"]
+        return 0.0, 16.0 * sig.operands[0].shape[1] / sig.read(AdjustParams).tiles
 
     def headers(self) -> tuple[str, ...]:
         return _HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         context, stops = sig.operands[4].shape[0], sig.operands[5].shape[0]
-        constants = (sig.operands[0].shape[1], sig.params["tiles"], context, stops)
+        constants = (sig.operands[0].shape[1], sig.read(AdjustParams).tiles, context, stops)
         operands = [text.given(sig, i, const=i not in ADJUST_WRITTEN) for i in range(11)]
         return text.call(name, "ark_adjust_logits", constants, operands)
 
@@ -124,13 +124,15 @@ class SampleAdjusted(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         count(sig, 12)
-        row, tiles = (1, _check_state(sig)), sig.params["tiles"]
+        given = sig.read(SampleAdjustedParams)
+        tiles = given.tiles
+        row = (1, _check_state(sig, tiles))
         shaped(sig, 6, row, "fp32", dense=True)
         shaped(sig, 7, (tiles, 2), "fp32", dense=True)
         shaped(sig, 8, (tiles, 3), "fp32", dense=True)
         shaped(sig, 9, row, "int32", dense=True)
         shaped(sig, 10, (1, 2), "fp32", dense=True)
-        words = sig.operands[4].shape[0] * (1 + 2 * sig.params["top"])
+        words = sig.operands[4].shape[0] * (1 + 2 * given.top)
         shaped(sig, 11, (words,), "int32", dense=True)
 
     def places(self, sig: Signature) -> Places:
@@ -145,15 +147,15 @@ class SampleAdjusted(TaskKind):
         return 4 * BINS * machine.warps
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        return 0.0, 8.0 * sig.params["tiles"]
+        return 0.0, 8.0 * sig.read(SampleAdjustedParams).tiles
 
     def headers(self) -> tuple[str, ...]:
         return _HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         context, stops = sig.operands[4].shape[0], sig.operands[5].shape[0]
-        vocabulary, tiles = sig.operands[0].shape[1], sig.params["tiles"]
-        constants = (vocabulary, tiles, context, stops, sig.params["top"])
+        vocabulary, given = sig.operands[0].shape[1], sig.read(SampleAdjustedParams)
+        constants = (vocabulary, given.tiles, context, stops, given.top)
         operands = [text.given(sig, i, const=i not in SAMPLE_WRITTEN) for i in range(12)]
         return text.call(name, "ark_sample_adjusted", constants, operands)
 

@@ -195,7 +195,7 @@ class Embedding(TaskKind):
         )
 
 
-class SamplingParams(Params, frozen=True):
+class SampleParams(Params, frozen=True):
     tiles: Splits
     shares: Splits = 1
     first: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
@@ -203,25 +203,25 @@ class SamplingParams(Params, frozen=True):
 
 def _turned(params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
     """The parameters `by` ranks further on."""
-    given = SamplingParams.from_plan(params)
+    given = SampleParams.from_plan(params)
     return replace(given, first=(given.first + by) % given.shares).to_plan()
 
 
 def _first_token(sig: Signature) -> int:
     """The token that the first logit belongs to."""
-    params = sig.read(SamplingParams)
+    params = sig.read(SampleParams)
     return int(sig.operands[0].shape[1] // params.shares * params.first)
 
 
 def _shared(sig: Signature) -> str:
     """Whether ranks share the logits."""
-    return "true" if sig.read(SamplingParams).shares > 1 else "false"
+    return "true" if sig.read(SampleParams).shares > 1 else "false"
 
 
 def _shares(sig: Signature, index: int, axis: int) -> list[Access]:
     """All of an operand, equal shares along an axis apart: ranks may write one each."""
     shape = sig.operands[index].shape
-    shares = sig.read(SamplingParams).shares
+    shares = sig.read(SampleParams).shares
     size, rest = divmod(shape[axis], shares)
     if rest:
         return [whole(index, sig.operands[index])]
@@ -234,7 +234,7 @@ def _shares(sig: Signature, index: int, axis: int) -> list[Access]:
 
 def _check_sampling(sig: Signature) -> None:
     """The operands that sample and choose share."""
-    params = sig.read(SamplingParams)
+    params = sig.read(SampleParams)
     rows, vocabulary = matrix(sig, 0)
     tiles = params.tiles
     need(rows == 1 and vocabulary + tiles <= INT_MAX, f"there are {rows} rows of logits")
@@ -251,7 +251,7 @@ def _check_sampling(sig: Signature) -> None:
 
 class Sample(TaskKind):
     name = "sample"
-    params = SamplingParams
+    params = SampleParams
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -259,7 +259,7 @@ class Sample(TaskKind):
         _check_sampling(sig)
 
     def places(self, sig: Signature) -> Places:
-        return Places((range(sig.read(SamplingParams).tiles),))
+        return Places((range(sig.read(SampleParams).tiles),))
 
     def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
         return _turned(params, by)
@@ -283,14 +283,14 @@ class Sample(TaskKind):
         return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        constants = (sig.operands[0].shape[1], _shared(sig), sig.read(SamplingParams).tiles)
+        constants = (sig.operands[0].shape[1], _shared(sig), sig.read(SampleParams).tiles)
         operands = [text.given(sig, i, const=i != 3) for i in range(4)]
         return text.call(name, "ark_sample_tile", constants, operands)
 
 
 class Choose(TaskKind):
     name = "choose"
-    params = SamplingParams
+    params = SampleParams
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -325,7 +325,7 @@ class Choose(TaskKind):
         return 8 * machine.warps
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        return 0.0, 8.0 * sig.read(SamplingParams).tiles
+        return 0.0, 8.0 * sig.read(SampleParams).tiles
 
     def headers(self) -> tuple[str, ...]:
         return HEADERS
@@ -337,7 +337,7 @@ class Choose(TaskKind):
 def choice(callee: str, sig: Signature) -> str:
     """The call of such a template for a signature of the kind `choose`."""
     context, stops = sig.operands[4].shape[0], sig.operands[6].shape[0]
-    vocabulary, tiles = sig.operands[0].shape[1], sig.read(SamplingParams).tiles
+    vocabulary, tiles = sig.operands[0].shape[1], sig.read(SampleParams).tiles
     constants = (vocabulary, _shared(sig), tiles, context, stops)
     operands = [text.given(sig, i, const=i not in (2, 4, 5)) for i in range(7)]
     return text.called(callee, constants, operands)
@@ -376,7 +376,7 @@ class Advance(TaskKind):
 
 
 def _tile(sig: Signature, tile: int) -> tuple[int, int]:
-    vocabulary, tiles = sig.operands[0].shape[1], sig.read(SamplingParams).tiles
+    vocabulary, tiles = sig.operands[0].shape[1], sig.read(SampleParams).tiles
     return vocabulary * tile // tiles, vocabulary * (tile + 1) // tiles
 
 
