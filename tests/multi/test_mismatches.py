@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 import ark
-from ark.distributed.board import CHAIN_BITS, SLOTS, Board, chained, fingerprint, word_of
+from ark.distributed.board import CHAIN_BITS, WORDS_PER_RANK, Board, chained, fingerprint, word_of
 from ark.distributed.lane import Frame, Talk
-from ark.distributed.statements import Elsewhere, Made, Statement, agreed, error, fails
+from ark.distributed.statements import Elsewhere, StatedCall, Statement, agreed, error, fails
 from tests.slow import examples, slow
 
 Call = tuple[str, Callable[[], Any]]
@@ -205,9 +205,9 @@ def test_a_board_tells_calls_apart_by_all_that_were_made() -> None:
     one.map(other.handle)
     other.map(one.handle)
     chains = [0, 0]
-    for number in range(1, 2 * SLOTS + 3):
+    for number in range(1, 2 * WORDS_PER_RANK + 3):
         for each, board in enumerate((one, other)):
-            text = "max" if (each, number) == (1, 2 * SLOTS) else "sum"
+            text = "max" if (each, number) == (1, 2 * WORDS_PER_RANK) else "sum"
             chains[each] = chained(chains[each], fingerprint(text))
             board.post(number, word_of(number, chains[each]))
             mine = word_of(number, chains[each])
@@ -234,7 +234,7 @@ def stated(*texts: str, inside: bool = True, **more: Any) -> Statement:
     chain, made = 0, []
     for number, text in enumerate(texts, 1):
         chain = chained(chain, fingerprint(text))
-        made.append(Made(number, chain, text))
+        made.append(StatedCall(number, chain, text))
     return Statement(
         made, inside, more.get("away", []), more.get("before", ""), more.get("why", "")
     )

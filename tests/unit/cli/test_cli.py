@@ -442,7 +442,7 @@ def test_a_plan_of_another_model_is_refused(
     other = make_checkpoint(tmp_path / "other")
     capsys.readouterr()
     argv = ["generate", str(other), "--backend", "cpu", "--prompt", "x", "--plan", str(plan_file)]
-    assert "the plan is not one of this checkpoint" in refused(capsys, *argv)
+    assert "the plan does not match this checkpoint" in refused(capsys, *argv)
 
 
 def test_debug_shows_the_traceback() -> None:
