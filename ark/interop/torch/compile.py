@@ -79,9 +79,9 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """A function of the graph's inputs that returns its results, as a list or as the graph does.
     fixed: indices of inputs that are the same tensors in nearly every call. guarded: the caller
-    ensures that the inputs are like the first call's. by_torch: the inputs come from torch's operators,
-    as do those between the parts of a graph (both: Program). visible: how many of the results a
-    caller sees (default all); the others are for the backward graph only.
+    ensures that the inputs are like the first call's. by_torch: the inputs come from torch's
+    operators, as do those between the parts of a graph (both: Program). visible: how many of the
+    results a caller sees (default all); the others are for the backward graph only.
 
     A graph with varying sizes is compiled once for the sizes of each call. A graph that stays in
     torch partly is called part by part.

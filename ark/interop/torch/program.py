@@ -52,9 +52,9 @@ class Program:
     same tensors in nearly every call (parameters), which is cheap to check. members: the job's
     ranks, for a model of several, which create and call theirs together. guarded: the caller
     ensures in every call that shapes, types and devices are those of the first one, as Dynamo's
-    guards do. by_torch: the inputs come from torch's operators, for whose types its shape propagation
-    may be wrong (statistics of 16-bit norms on a CPU); these are converted. results: the strides of
-    the outputs, and the results of a call; by default contiguous, all of them.
+    guards do. by_torch: the inputs come from torch's operators, for whose types its shape
+    propagation may be wrong (statistics of 16-bit norms on a CPU); these are converted. results:
+    the strides of the outputs, and the results of a call; by default contiguous, all of them.
     """
 
     def __init__(
