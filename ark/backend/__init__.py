@@ -1,1 +1,1 @@
-"""The door between ark and the vendors: what a backend offers, and how it is found."""
+"""Backend protocol and discovery: what a backend offers, and how backends are found."""

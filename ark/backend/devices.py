@@ -1,8 +1,8 @@
-"""What an opened device must offer, and what some devices offer besides.
+"""Protocols of an opened device.
 
-Every device satisfies `Device`: it has memory. Those whose processors share it satisfy
-`KernelDevice`. What only some hardware can do is a protocol of its own (`StreamDevice`,
-`QueuedDevice`, ...), which the runtime asks for by isinstance. Everything here is vendor-neutral.
+Every device satisfies `Device`: it has memory. Devices whose processors share memory satisfy
+`KernelDevice`. Abilities of some hardware only are separate protocols (`StreamDevice`,
+`QueuedDevice`, ...), which the runtime checks by isinstance. Everything here is vendor-neutral.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ class Launch(Protocol):
 
 @runtime_checkable
 class BoxMapper(Protocol):
-    """A device whose bodies have box maps."""
+    """A device that has box maps."""
 
     def box_map(self, box: BoxMap, address: int) -> bytes:
         """The hardware's form of a map of memory at `address`, layout.MAP_BYTES long.
 
-        Raises SystemError where the hardware cannot map that memory, with what it wants.
+        Raises SystemError with the hardware's requirement if it cannot map that memory.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The blocks of a launch: one per processor, each with so many threads and so many bytes of
-    shared memory beside what its code declares.
+    """The blocks of a launch: one per processor, with the number of threads and the bytes of
+    dynamic shared memory of each.
     """
 
     processors: int
@@ -84,8 +84,9 @@ class Grid:
 
 @dataclass(frozen=True)
 class Copies:
-    """How the host's proxy copies a device's memory. header: C++ text of a class `Copies`, made of
-    the other two (ark/runtime/proxy/module.cpp uses it). library: the driver's, by path or name.
+    """How the host's proxy copies a device's memory. header: C++ source of a class `Copies`, which
+    is constructed from the other two (ark/runtime/proxy/module.cpp uses it). library: the driver's,
+    by path or name.
     """
 
     header: str
@@ -103,8 +104,8 @@ class ProxiedDevice(Protocol):
 @dataclass(frozen=True)
 class Queue:
     """A copy engine's queue that a kernel may write, as addresses valid on the device. ring:
-    requests of the size that the vendor's device code says; write_pointer, doorbell: 64-bit words.
-    handle: what the vendor gives it back by.
+    requests of the size that the vendor's device code defines; write_pointer, doorbell: 64-bit
+    words. handle: by which the vendor frees it.
     """
 
     ring: int
@@ -114,9 +115,10 @@ class Queue:
 
 
 class Device(Protocol):
-    """An opened device: what the host can address of it.
+    """An opened device: the part that the host can address.
 
-    dlpack: (device type, index) as DLPack numbers them, by which torch and others find the memory.
+    dlpack: (device type, index) in DLPack's numbering, by which torch and other libraries find the
+    memory.
     """
 
     machine: Machine
@@ -133,11 +135,13 @@ class Device(Protocol):
         ...
 
     def free(self, memory: Memory) -> None:
-        """Gives memory back, at once or when the kernels that run have ended; never waits."""
+        """Frees memory, at once or after running kernels have ended; never waits."""
         ...
 
     def write(self, address: int, data: np.ndarray) -> None:
-        """Copies a contiguous host array to device memory; returns when the array may change."""
+        """Copies a contiguous host array to device memory; the array may change after the
+        return.
+        """
         ...
 
     def read(self, address: int, nbytes: int) -> np.ndarray:
@@ -151,9 +155,9 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """Lets the device go. Freeing memory or dropping a launch afterwards does nothing.
+        """Releases the device. Freeing memory or dropping a launch afterwards does nothing.
 
-        A device on which a launch is still running stays as it is: nothing is freed under a kernel.
+        A device with a running launch stays open: nothing is freed under a kernel.
         """
         ...
 
@@ -163,20 +167,20 @@ class QueuedDevice(Device, Protocol):
     """A device whose copy engines take requests from queues that its kernels write."""
 
     def open_queue(self, slots: int) -> Queue:
-        """A new, empty queue with room for so many requests, a power of two. SystemError with the
-        reason where none can be made.
+        """A new, empty queue with a number of slots that is a power of two. Raises SystemError with
+        the reason if none can be made.
         """
         ...
 
     def close_queue(self, queue: Queue) -> None:
-        """Gives a queue back; no kernel that writes it may be running."""
+        """Frees a queue; no kernel that writes it may be running."""
         ...
 
 
 @runtime_checkable
 class FedDevice(Protocol):
-    """A device that promises a running kernel to see what the host writes to memory of the kind
-    `fed`, but not what it writes to `device` memory, of which caches may hold old values.
+    """A device on which a running kernel sees host writes to memory of the kind `fed`, but not to
+    `device` memory, of which caches may hold old values.
     """
 
     fed: MemoryKind
@@ -187,21 +191,23 @@ class KernelDevice(Device, Protocol):
     """A device that runs loop kernels: its processors, and peers, share memory."""
 
     def load(self, binary: Binary) -> object:
-        """Loads a compiled loop kernel; the result goes to `launch` and, in the end, `unload`."""
+        """Loads a compiled loop kernel; the result is passed to `launch` and finally to
+        `unload`.
+        """
         ...
 
     def unload(self, program: object) -> None:
-        """Gives back what `load` took; none of its launches may be running."""
+        """Unloads the result of `load`; none of its launches may be running."""
         ...
 
     def launch(
         self, program: object, params: bytes, grid: Grid, stream: int | None = None
     ) -> Launch:
-        """Starts the loop kernel, all blocks resident; does not wait.
+        """Starts the loop kernel with all blocks resident; does not wait.
 
-        stream: a caller's queue of the device, as the vendor numbers it; devices without such take
-        none. `params` is the ArkParams structure of ark.codegen.layout. Raises SystemError if the
-        blocks cannot all be resident.
+        stream: a queue of the caller, in the vendor's numbering; None for devices without streams.
+        `params` is the ArkParams structure of ark.codegen.layout. Raises SystemError if the blocks
+        cannot all be resident.
         """
         ...
 
@@ -215,44 +221,49 @@ class KernelDevice(Device, Protocol):
 
 
 class Again(Launch, Protocol):
-    """Launches of one kernel that follow each other, asked about together: the last one's end."""
+    """Repeated launches of one kernel. As a `Launch` it is done when the last one has ended."""
 
     def __call__(self, stream: int) -> None:
-        """Launches with the parameters as they are now, behind the launch before."""
+        """Launches with the present parameters, after the previous launch."""
         ...
 
 
 @runtime_checkable
 class StreamDevice(KernelDevice, Protocol):
-    """A device whose launches go to queues of the caller's, many a second."""
+    """A device whose launches go to the caller's queues, many per second."""
 
     def again(self, program: object, params: np.ndarray, grid: Grid) -> Again:
-        """Launches to come, of a kernel that was launched so before. params: the ArkParams that
-        each takes, in memory that stays.
+        """Repeated launches of a kernel that was launched before. params: the ArkParams of every
+        launch, in memory that stays allocated.
         """
         ...
 
 
 class InlineLaunch(Launch, Protocol):
-    """Launches of one kernel, one behind the other, each on its caller's thread; as a `Launch` the
-    latest of them.
+    """Launches of one kernel, one after the other, each on its caller's thread. As a `Launch` it is
+    the latest of them.
     """
 
     def __call__(self, check: Callable[[], None], leave: Callable[[], None]) -> None:
-        """Runs the kernel with the parameters as they are now, and returns when it has ended.
+        """Runs the kernel with the present parameters and returns when it has ended.
 
-        check: called now and then while the kernel waits. What it raises, or a signal's exception,
-        is raised here, after `leave` has told the kernel to leave and it has left.
+        check: called at intervals while the kernel waits. If it raises, or a signal handler does,
+        `leave` is called to abort the kernel, and the exception is raised after the kernel has
+        left.
         """
         ...
 
 
 @runtime_checkable
 class InlineDevice(KernelDevice, Protocol):
-    """A device whose processors are threads of this process: a caller's own may be one of them."""
+    """A device whose processors are threads of this process, among which the caller's own may
+    be.
+    """
 
     def inline(self, program: object, params: np.ndarray, grid: Grid) -> InlineLaunch:
-        """Launches to come. params: the ArkParams that each takes, in memory that stays."""
+        """Inline launches of a program. params: the ArkParams of every launch, in memory that stays
+        allocated.
+        """
         ...
 
 
@@ -261,7 +272,7 @@ class GraphDevice(KernelDevice, Protocol):
     """A device that can capture launches of a caller's stream as a graph and replay it."""
 
     def recording(self) -> AbstractContextManager[None]:
-        """Memory may be allocated and copied, beside what is captured, while this is open."""
+        """A context in which memory may be allocated and copied outside of the captured graph."""
         ...
 
     def record(
@@ -272,7 +283,7 @@ class GraphDevice(KernelDevice, Protocol):
         stream: int,
         cleared: Sequence[tuple[int, int]],
     ) -> None:
-        """Adds a launch to the graph that is being captured on the stream; before it these ranges
-        (address, bytes) are set to zero. The rest as `launch`.
+        """Adds a launch to the graph that is being captured on the stream. Before it the given
+        ranges (address, bytes) are zeroed. Other arguments as for `launch`.
         """
         ...

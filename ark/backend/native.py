@@ -1,5 +1,5 @@
-"""The host's C++ compiler: $CXX, the system's, else the ziglang wheel's. Called by the CPU backend,
-which compiles loop kernels with it, and by the proxy.
+"""The host's C++ compiler: $CXX, else the system's, else the ziglang wheel's. Called by the CPU
+backend, which compiles loop kernels with it, and by the proxy.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ TIMEOUT_S = 300
 
 @cache
 def find_compiler() -> tuple[str, ...] | None:
-    """The command that compiles C++: $CXX or, where that is unset, c++, g++, clang++ or zig; None
-    if there is none. SystemError where $CXX is no command that can be found.
+    """The command that compiles C++: $CXX or, if unset, c++, g++, clang++ or zig; None if there is
+    none. Raises SystemError if $CXX is not a valid command.
     """
     if named := os.environ.get("CXX", "").strip():
         return _named(named)
     for candidate in ("c++", "g++", "clang++"):
-        if found := shutil.which(candidate):
-            return (found,)
+        if path := shutil.which(candidate):
+            return (path,)
     if importlib.util.find_spec("ziglang"):
         return (sys.executable, "-m", "ziglang", "c++")
     return None
 
 
 def _named(text: str) -> tuple[str, ...]:
-    """The command of $CXX, which may have several words: `ccache g++`."""
+    """The command in $CXX, which may have several words: `ccache g++`."""
     remedy = "set it to a C++ compiler and its options, or unset it"
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise SystemError(f"CXX is {text!r}, which is no command: {error}; {remedy}") from error
+        raise SystemError(f"CXX={text!r} is not a valid command: {error}; {remedy}") from error
     found = shutil.which(words[0]) if words else None
     if found is None:
-        raise SystemError(f"CXX is {text!r}, and no such command was found; {remedy}")
+        raise SystemError(f"CXX={text!r}: the command does not exist; {remedy}")
     return (found, *words[1:])
 
 
 @cache
 def version(command: tuple[str, ...]) -> str:
-    """What a compiler says of itself."""
+    """The compiler's version text."""
     done = subprocess.run(
         [*command, "--version"], capture_output=True, text=True, timeout=60, check=False
     )
@@ -59,30 +59,33 @@ def version(command: tuple[str, ...]) -> str:
 
 
 def complaint(done: subprocess.CompletedProcess[str]) -> str:
-    """Why a compiler failed: its own first words, or how it ended where it said nothing."""
+    """The reason why a compiler failed: the beginning of its output, or its exit status if it
+    printed nothing.
+    """
     said = done.stderr.strip() or done.stdout.strip()
     if said:
-        return f"it said: {said[:2000]}"
+        return f"its output: {said[:2000]}"
     if done.returncode < 0:
         return (
-            f"it was ended by signal {-done.returncode} ({signal.Signals(-done.returncode).name}) "
-            "without a word, as the system does where memory runs out"
+            f"it was ended by signal {-done.returncode} "
+            f"({signal.Signals(-done.returncode).name}) without output, as happens when memory "
+            "runs out"
         )
-    return f"it ended with code {done.returncode} and made nothing, without a word"
+    return f"it exited with code {done.returncode}, without output or result"
 
 
 def shared_library(
     command: Sequence[str],
     files: Mapping[str, str],
     options: Sequence[str],
-    what: str,
+    subject: str,
     objects: Sequence[bytes] = (),
 ) -> tuple[bytes, str]:
-    """Compiles C++ to a shared library: its bytes, and what the compiler said.
+    """Compiles C++ to a shared library; returns its bytes and the compiler's output.
 
-    files: texts by name, the first of which is compiled and may include the others. options: for
-    the compiler, those that name libraries too. what: names the text in errors. objects: compiled
-    ones that are linked to it. SystemError if it cannot.
+    files: sources by name, of which the first is compiled and may include the others. options: for
+    the compiler, libraries included. what: names the source in errors. objects: compiled objects
+    that are linked. Raises SystemError on failure.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="ark-") as folder:
@@ -96,14 +99,14 @@ def shared_library(
             done = _run([*command, first, *map(str, linked), "-o", str(out), *options])
             if done.returncode != 0 or not out.is_file():
                 raise SystemError(
-                    f"the C++ compiler {' '.join(command)} refused {what} (if it does not "
-                    f"compile C++17, set CXX to one that does): {complaint(done)}"
+                    f"the C++ compiler {' '.join(command)} could not compile {subject} (it must "
+                    f"support C++17; set CXX to one that does): {complaint(done)}"
                 )
             return out.read_bytes(), done.stderr
     except OSError as error:
         raise SystemError(
-            f"{what}'s source cannot be written for the compiler: {error}; free some space in the "
-            "folder for temporary files, or name another in TMPDIR"
+            f"the source of {subject} cannot be written to a temporary file: {error}; free some "
+            "space in the temporary folder, or set TMPDIR to another one"
         ) from error
 
 
@@ -112,12 +115,12 @@ def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
         own = (
-            " (ziglang's, taken where no other is installed, builds its own libraries first: 36 "
-            "seconds of a processor, kept for the next time)"
+            " (the ziglang compiler, used because no other is installed, first builds its own "
+            "libraries: 36 s of processor time, cached for the next run)"
         )
         raise SystemError(
-            f"the C++ compiler {' '.join(words[:3])} was not done after {TIMEOUT_S} s"
-            f"{own if 'ziglang' in words else ''}; try again when the machine is less busy, or "
+            f"the C++ compiler {' '.join(words[:3])} did not finish within {TIMEOUT_S} "
+            f"s{own if 'ziglang' in words else ''}; try again when the machine is less busy, or "
             "install g++ or clang"
         ) from error
     except OSError as error:

@@ -1,11 +1,11 @@
-"""What a backend package must offer; the planner, the writer and the runtime see vendors only so.
+"""The interface of a backend package, through which planner, writer and runtime use vendors.
 
 A backend is an import package found through the entry-point group `ark.backends`. It exposes one
-module-level object `backend`. All satisfy `Backend`; those whose processors share memory satisfy
-`KernelBackend`, run by the loop kernel of ark.codegen and ark.runtime.executor; one that runs plans
-itself satisfies ark.runtime.runner.PlanBackend. What devices offer is in ark.backend.devices.
-Everything here is vendor-neutral: a further vendor implements these classes in a package of its
-own. Called by ark.runtime and ark.cli.
+module-level object `backend`. All satisfy `Backend`. Those whose processors share memory satisfy
+`KernelBackend` and run by the loop kernel of ark.codegen and ark.runtime.executor; one that
+executes plans itself satisfies ark.runtime.runner.PlanBackend. ark.backend.devices has the
+interface of devices. Everything here is vendor-neutral: another vendor implements these classes in
+its own package. Called by ark.runtime and ark.cli.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a machine has of one vendor.
+    """The devices of one vendor on a machine.
 
-    `reason` is empty when there are devices; otherwise it says, in a sentence, why there are none.
-    `remedy` is the command or step that mends it. `notes` hold what a user should know, such as
-    that the devices are emulated. simulated: nobody gets them who has not named the backend.
+    `reason` is empty if there are devices; otherwise it is a sentence that explains why there are
+    none, and `remedy` is the command or step that fixes it. `notes` are remarks for the user, such
+    as that the devices are emulated. simulated: the devices are used only when the backend is
+    named.
     """
 
     devices: tuple[DeviceInfo, ...] = ()
@@ -49,7 +50,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Target:
-    """What a source is compiled for: `arch` in the vendor's own spelling, threads per processor."""
+    """The target of compilation: `arch` in the vendor's own spelling, threads per processor."""
 
     arch: str
     threads: int
@@ -59,11 +60,11 @@ class Compiler(Protocol):
     """Turns source into a binary; works without the hardware."""
 
     def key(self, target: Target) -> str:
-        """Names compiler, version and flags: part of the program cache's key."""
+        """Compiler, version and flags as text: a part of the program cache's key."""
         ...
 
     def compile(self, source: Source, target: Target) -> Binary:
-        """Compiles; raises ark.errors.SystemError with the compiler's words if it cannot."""
+        """Compiles; raises ark.errors.SystemError with the compiler's output on failure."""
         ...
 
 
@@ -78,11 +79,13 @@ class Backend(Protocol):
         ...
 
     def machine(self, name: str) -> Machine | None:
-        """The machine model of that name, for planning without the device; None if not ours."""
+        """The machine model of that name, for planning without the device; None if this backend has
+        none of that name.
+        """
         ...
 
     def machine_names(self) -> tuple[str, ...]:
-        """Names that `machine` knows, for help texts; a pattern is spelt like `cpu-N`."""
+        """Names that `machine` accepts, for help texts; a pattern is spelt like `cpu-N`."""
         ...
 
     def open(self, index: int) -> Device: ...
@@ -99,7 +102,7 @@ class KernelBackend(Backend, Protocol):
     def compiler(self) -> Compiler: ...
 
     def default_arch(self) -> str:
-        """The architecture to compile for when nobody names one and there is no device."""
+        """The architecture to compile for if none is named and there is no device."""
         ...
 
     def archs(self) -> tuple[str, ...]:
@@ -111,9 +114,9 @@ class KernelBackend(Backend, Protocol):
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What turns a backend's source into code that a device runs. name: for people, with versions
-    as exact as they are known. key: all that the code depends on, the driver included. remedy: what
-    to do for another version.
+    """The tools that turn a backend's source into code that a device runs. name: for messages, with
+    versions as exact as they are known. key: everything that the code depends on, the driver
+    included. remedy: how to install another version.
     """
 
     name: str
@@ -123,22 +126,22 @@ class Toolchain:
 
 @runtime_checkable
 class CheckedBackend(KernelBackend, Protocol):
-    """A vendor whose compiler is installed apart from ark: each version has to give known results
-    on a device before ark uses it there (ark.runtime.toolchain).
+    """A vendor whose compiler is installed separately from ark: each version must give known
+    results on a device before ark uses it there (ark.runtime.toolchain).
     """
 
     def toolchain(self, arch: str) -> Toolchain | None:
-        """What makes code for `arch`; None where nothing is to be checked (no real device)."""
+        """The tools that make code for `arch`; None if they need no check (no real device)."""
         ...
 
 
 @runtime_checkable
 class PredictingBackend(KernelBackend, Protocol):
-    """A vendor with a timing model of products that need not be there (`ark bench --model`)."""
+    """A vendor with a timing model of products that need not be present (`ark bench --model`)."""
 
     def predict(self, name: str) -> None:
-        """From now on this process' devices are stand-ins for the product of that name, and the
-        times of launches are predictions of a model.
+        """Makes this process's devices stand-ins for the product of that name, whose launch times
+        are predicted by a model.
 
         Raises InvalidUsageError if there is no timing model of that name.
         """
@@ -147,11 +150,11 @@ class PredictingBackend(KernelBackend, Protocol):
 
 @dataclass(frozen=True)
 class LoopFigures:
-    """What a compiler made of a kernel's busiest matrix loop. instructions: by kind. matrix_share:
-    of the issue slots of the loop, matrix units have so many. registers: vector registers a lane
-    of the whole kernel; spills: of them; scratch_bytes: a lane. bank_conflicts: the share of the
-    cycles for which the loop keeps shared memory busy that lanes wait for each other's banks; None
-    where nobody counted.
+    """Figures of the machine code of a kernel's busiest matrix loop. instructions: counts by kind.
+    matrix_share: the fraction of the loop's issue slots that matrix units use. registers: vector
+    registers per lane of the whole kernel; spills: how many of them; scratch_bytes: per lane.
+    bank_conflicts: of the cycles in which the loop uses shared memory, the fraction in which lanes
+    wait for each other's banks; None if it was not counted.
     """
 
     instructions: dict[str, int]
@@ -167,23 +170,23 @@ class InspectedBackend(KernelBackend, Protocol):
     """A vendor whose machine code can be read without its hardware (`ark bench ops --isa`)."""
 
     def inspect(self, source: Source, arch: str) -> LoopFigures:
-        """Compiles for `arch` and looks at the loop that multiplies matrices.
+        """Compiles for `arch` and analyses the loop that multiplies matrices.
 
         Raises InvalidUsageError if there is none.
         """
         ...
 
     def counting(self, arch: str) -> AbstractContextManager[Callable[[], tuple[int, int]] | None]:
-        """Within it this backend's devices are stand-ins for `arch`, and what it gives says for how
-        many cycles the last launch kept shared memory busy, and how many of these lanes spent in
-        waiting for each other's banks; None if nobody knows the architecture's banks.
+        """A context in which this backend's devices are stand-ins for `arch`. It yields a function
+        that returns, for the last launch, the cycles in which shared memory was in use and those of
+        them spent in bank conflicts; None if the architecture's banks are unknown.
         """
         ...
 
 
 @runtime_checkable
 class ExportBackend(KernelBackend, Protocol):
-    """A vendor for which models leave as C libraries (ark.export)."""
+    """A vendor for which models can be exported as C libraries (ark.export)."""
 
     def export_source(self) -> str:
         """C source of the functions of ark/export/c/device.h, for C11 without extensions."""
@@ -192,10 +195,10 @@ class ExportBackend(KernelBackend, Protocol):
 
 @runtime_checkable
 class SourceBackend(ExportBackend, Protocol):
-    """A vendor whose loop kernels are the host's own code, so that a program can be linked with
-    them (ark.export).
+    """A vendor whose loop kernels are code of the host, so that a program can be linked with them
+    (ark.export).
     """
 
     def source_flags(self) -> tuple[str, ...]:
-        """What a C++ compiler is told beside -march."""
+        """Options of the C++ compiler besides -march."""
         ...

@@ -1,4 +1,4 @@
-"""Finds backends by the entry-point group `ark.backends`, and picks one for a user.
+"""Finds backends through the entry-point group `ark.backends`, and selects one for a user.
 
 Called by ark.api.session, the planner's front ends and the command line.
 """
@@ -28,7 +28,7 @@ def names() -> tuple[str, ...]:
 def get(name: str) -> Backend:
     """The backend of that name.
 
-    Raises InvalidUsageError if none is installed under it, SystemError if its package is broken.
+    Raises InvalidUsageError if no such backend is installed, SystemError if its package is broken.
     """
     for point in entry_points(group=GROUP):
         if point.name == name:
@@ -36,16 +36,16 @@ def get(name: str) -> Backend:
                 return importlib.import_module(point.value).backend
             except (ImportError, AttributeError) as error:
                 raise SystemError(
-                    f"the backend {name!r} is installed, but its package {point.value} cannot be "
-                    f"used: {error}; install it again"
+                    f"the backend {name!r} is installed, but its package {point.value} cannot "
+                    f"be imported: {error}; install it again"
                 ) from error
     raise InvalidUsageError(
-        f"no backend is called {name!r}; installed are {', '.join(names()) or 'none'}"
+        f"the backend {name!r} is not installed; installed are {', '.join(names()) or 'none'}"
     )
 
 
 def probe(name: str) -> Probe:
-    """What the backend finds; a broken package is a reason, not an exception."""
+    """The backend's probe; a broken package is reported as the reason, not as an exception."""
     try:
         return get(name).probe()
     except SystemError as error:
@@ -54,7 +54,7 @@ def probe(name: str) -> Probe:
 
 def unavailable(name: str, seen: Probe) -> SystemError:
     """The error for a backend without devices."""
-    remedy = f"; to mend it: {seen.remedy}" if seen.remedy else ""
+    remedy = f"; to fix it: {seen.remedy}" if seen.remedy else ""
     return SystemError(
         f"the backend {name!r} has no usable device: {seen.reason or 'none was found'}{remedy}"
     )
@@ -63,8 +63,8 @@ def unavailable(name: str, seen: Probe) -> SystemError:
 def choose(name: str | None = None) -> tuple[Backend, Probe]:
     """The named backend, or the only one with accelerators, or the CPU.
 
-    Raises SystemError with the probe's reason if the named one has no device, and
-    InvalidUsageError if several have one and none was named.
+    Raises SystemError with the probe's reason if the named one has no device, and InvalidUsageError
+    if several have devices and none was named.
     """
     if name is not None:
         backend = get(name)
@@ -83,17 +83,19 @@ def choose(name: str | None = None) -> tuple[Backend, Probe]:
 
 
 def with_kernels(backend: Backend) -> KernelBackend:
-    """The backend as one of loop kernels; UnsupportedError for one that runs plans itself."""
+    """The backend, if it runs loop kernels; raises UnsupportedError for one that executes plans
+    itself.
+    """
     if not isinstance(backend, KernelBackend):
         raise UnsupportedError(
-            f"the backend {backend.name!r} has no loop kernels, so there is no source, binary, "
+            f"the backend {backend.name!r} has no loop kernels, so it has no source, binary, "
             "trace or timing of one; name another backend"
         )
     return backend
 
 
 def machine(name: str) -> Machine:
-    """The machine model of that name, from whichever backend has it."""
+    """The machine model of that name, from any installed backend."""
     known: list[str] = []
     broken = ""
     for backend_name in names():
@@ -102,10 +104,10 @@ def machine(name: str) -> Machine:
         except SystemError as error:
             broken += f"; {error}"
             continue
-        found = backend.machine(name)
-        if found is not None:
-            return found
+        model = backend.machine(name)
+        if model is not None:
+            return model
         known += backend.machine_names()
     raise InvalidUsageError(
-        f"no machine model is called {name!r}; there are {', '.join(sorted(known))}{broken}"
+        f"the machine model {name!r} does not exist; known are {', '.join(sorted(known))}{broken}"
     )

@@ -1,8 +1,9 @@
-"""Memory that is given back when no kernel runs.
+"""Frees memory only while no kernel runs.
 
-A GPU's driver frees memory once the device is idle, and the kernel of a loop waits for the host: so
-whoever lets a tensor go between two runs would wait until that kernel leaves by itself, seconds, or
-minutes with several ranks. The devices of both vendors give their memory here instead.
+A GPU's driver waits for an idle device before it frees memory, and a persistent loop kernel waits
+for the host: a tensor that is dropped between two runs would block the host until that kernel
+leaves by itself, which takes seconds, or minutes with several ranks. Devices of GPU vendors return
+their memory through this module instead.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from ark.backend.devices import Memory
 
 
 class Returned:
-    """What waits to be freed. free: the driver's own. busy: whether a kernel runs on the device."""
+    """Memory waiting to be freed. free: the driver's function. busy: True while a kernel runs on
+    the device.
+    """
 
     def __init__(self, free: Callable[[Memory], None], busy: Callable[[], bool]) -> None:
         self._free = free
@@ -21,20 +24,22 @@ class Returned:
         self._waiting: list[Memory] = []
 
     def add(self, memory: Memory) -> None:
-        """Frees it now, with all that waits, or keeps it until a kernel has ended."""
+        """Frees the memory with all that waits, or keeps it until no kernel runs."""
         self._waiting.append(memory)
         self.settle()
 
     def settle(self) -> None:
-        """Frees what waits, unless a kernel runs. Devices ask before they allocate or launch."""
+        """Frees the waiting memory unless a kernel runs. Devices call it before they allocate or
+        launch.
+        """
         if self._waiting and not self._busy():
             self.force()
 
     def force(self) -> bool:
-        """Frees what waits, under a kernel too: for an allocation that fails otherwise. False:
-        nothing waited.
+        """Frees the waiting memory even under a kernel, for an allocation that would fail
+        otherwise. False if none waited.
         """
-        found = bool(self._waiting)
+        any_waited = bool(self._waiting)
         while self._waiting:
             self._free(self._waiting.pop(0))
-        return found
+        return any_waited

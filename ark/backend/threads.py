@@ -10,7 +10,7 @@ from ark.errors import SystemError
 
 
 def start(target: Callable[..., None], *args: Any, name: str = "ark") -> threading.Thread:
-    """Starts a thread that does not keep the process; SystemError where the system refuses."""
+    """Starts a daemon thread; raises SystemError if the system refuses."""
     thread = threading.Thread(target=target, args=args, name=name, daemon=True)
     try:
         thread.start()

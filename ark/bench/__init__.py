@@ -1,1 +1,1 @@
-"""Measurements: decoding with ark, and with the peers a user would otherwise take."""
+"""Measurements: decoding with ark and with alternatives that a user could choose."""

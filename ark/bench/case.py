@@ -1,4 +1,6 @@
-"""One case of `ark bench ops`: an op over given shapes, what it computes and moves, its peer."""
+"""One case of `ark bench ops`: an op over given shapes, its arithmetic and memory traffic, its
+peer.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from ark.ir.dtype import DataType, int32
 class OpCase:
     """build, peer: the same computation over ark's and over torch's tensors, of `shapes`.
 
-    flops, nbytes: the least that must be computed and moved. on_cpu: short enough for a CPU.
-    scale: of the random inputs, which lie between -scale and scale. indices: by number, the inputs
-    that are numbers of `index_type` from 0 up to below that. calls: of the peer in a graph.
-    others: further peers by name. fuse: may ark join its ops?
+    flops, nbytes: the minimum of arithmetic and of memory traffic. on_cpu: short enough for a CPU.
+    scale: the random inputs lie between -scale and scale. indices: for each input of indices, by
+    number, their upper bound (exclusive); they have `index_type`. calls: of the peer in a graph.
+    others: further peers by name. fuse: whether ark may fuse its ops.
     """
 
     name: str

@@ -1,5 +1,5 @@
-"""What `ark bench ops` measures: each op with its shapes, what it computes and moves, and the same
-in torch. Called by ark.cli.bench_ops.
+"""The cases of `ark bench ops`: each op with its shapes, arithmetic and memory traffic, and the
+same in torch. Called by ark.cli.bench_ops.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def _matmul(
     on_cpu: bool = False,
     dtype: DataType = bf16,
 ) -> OpCase:
-    """Of fp32 in its own digits. transposes: one letter an input, t where the last dimension of a,
-    or the first of b, is k's opposite: "nt" is a product with a weight of (n, k).
+    """A matmul; fp32 is computed in full precision. transposes: one letter per input, "n" or "t":
+    "nt" is a matmul with a weight of (n, k).
     """
     ta, tb = transposes[0] == "t", transposes[1] == "t"
     shapes = ((k, m) if ta else (m, k), (n, k) if tb else (k, n))
@@ -45,7 +45,7 @@ def _matmul(
 
 
 def _fewer_bits(m: int, n: int, k: int, dtype: DataType) -> OpCase:
-    """A product with a weight of (n, k): 8-bit floats to bf16, int8 to int32, fp32 as tf32."""
+    """A matmul with a weight of (n, k): 8-bit floats to bf16, int8 to int32, fp32 as tf32."""
     tf32 = dtype == fp32
 
     def build(a: Any, b: Any) -> Any:
@@ -71,7 +71,7 @@ def _fewer_bits(m: int, n: int, k: int, dtype: DataType) -> OpCase:
 
 @functools.cache
 def _one(device: str) -> Any:
-    """A scale, made once: not in each replay of a graph."""
+    """A scale, created once, not in each replay of a graph."""
     return import_torch().ones((), device=device)
 
 
@@ -90,13 +90,13 @@ def _linear_gelu(m: int, n: int, k: int) -> OpCase:
 
 
 def attention(heads: int, width: int, rows: int) -> OpCase:
-    """Causal attention of as many rows as keys, forward; of the square half is counted."""
+    """Causal attention with as many rows as keys, forward; half of the square is counted."""
     shape = (heads, rows, width)
 
     def peer(q: Any, k: Any, v: Any) -> Any:
         query = q.view(rows, heads, width).transpose(0, 1)[None]
-        made = functional().scaled_dot_product_attention(query, k[None], v[None], is_causal=True)
-        return made[0].transpose(0, 1).reshape(rows, heads * width)
+        output = functional().scaled_dot_product_attention(query, k[None], v[None], is_causal=True)
+        return output[0].transpose(0, 1).reshape(rows, heads * width)
 
     return OpCase(
         f"attention-{heads}x{width}-{rows}-causal-bf16",
@@ -113,8 +113,8 @@ def attention(heads: int, width: int, rows: int) -> OpCase:
 def _conv(
     images: int, channels: int, size: int, filters: int, width: int, dtype: DataType = bf16
 ) -> OpCase:
-    """Images convolved by square filters, with as many rows and columns around; of fp32 as tf32,
-    torch's default.
+    """Images convolved by square filters, padded by `around` on each side; fp32 as tf32, torch's
+    default.
     """
     around = width // 2
 
@@ -171,13 +171,13 @@ def lstm(layers: int, steps: int, hidden: int) -> OpCase:
         torch = import_torch()
         return cells(given, lambda a, w: a @ w.t(), torch.sigmoid, torch.tanh)
 
-    made: dict[int, Any] = {}
+    modules: dict[int, Any] = {}
 
     def library(*given: Any) -> Any:
         torch = import_torch()
         x, flat = torch.stack(given[:steps]), given[steps:]
         place = flat[0].data_ptr()
-        module = made.get(place)
+        module = modules.get(place)
         if module is None:
             module = torch.nn.LSTM(hidden, hidden, layers, device=x.device, dtype=x.dtype)
             for i in range(layers):
@@ -190,7 +190,7 @@ def lstm(layers: int, steps: int, hidden: int) -> OpCase:
                 ):
                     getattr(module, name).data.copy_(value)
             module.flatten_parameters()
-            made[place] = module
+            modules[place] = module
         return module(x)[0][-1]
 
     flops = 2.0 * 2 * layers * steps * wide * hidden
@@ -206,16 +206,16 @@ def lstm(layers: int, steps: int, hidden: int) -> OpCase:
 
 def cases() -> tuple[OpCase, ...]:
     """All cases, in the order of the table."""
-    found = [*passes(), *moves()]
+    table = [*passes(), *moves()]
     for size in (8192, 4096, 2048):
-        found += [_matmul(size, size, size, t) for t in ("nt", "nn", "tn", "tt")]
-    found += [
+        table += [_matmul(size, size, size, t) for t in ("nt", "nn", "tn", "tt")]
+    table += [
         _fewer_bits(size, size, size, dtype)
         for size in (8192, 4096)
         for dtype in (fp8_e4m3, fp8_e5m2, int8, fp32)
         if size == 8192 or dtype != fp8_e5m2
     ]
-    found += [
+    table += [
         _linear_gelu(4096, 4096, 4096),
         _matmul(128, 4096, 4096),
         _matmul(512, 4096, 4096),
@@ -235,5 +235,5 @@ def cases() -> tuple[OpCase, ...]:
         lstm(2, 4, 64),
     ]
     for family in (reductions, norms, lookups, movements, windows, products, pointwise):
-        found += family()
-    return tuple(found)
+        table += family()
+    return tuple(table)

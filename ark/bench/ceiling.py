@@ -1,6 +1,6 @@
-"""What a device can read and copy at most, measured with torch: the ceilings beside which times
-stand. A decoder reads all of its weights for every token (ark.bench.decode); an op that memory
-bounds takes at least about as long as a copy of as many bytes (ark.bench.ops).
+"""The maximum read and copy bandwidth of a device, measured with torch, for comparison with
+measured times. A decoder reads all of its weights for every token (ark.bench.decode); a
+memory-bound op takes at least about as long as a copy of as many bytes (ark.bench.ops).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import functools
 from ark.bench.peer import import_torch, repeated, torch_device
 
 ACCELERATED, HOST = 1 << 31, 1 << 28  # bytes that are read: far more than any cache holds
-# Of a copy: larger ones a graph leaves to copy engines, which are slower (2434 GB/s on an H100,
-# where 512 MB go at 3003).
+# Bytes of a copy: a graph runs larger ones on copy engines, which are slower (2434 GB/s on an H100,
+# 3003 at 512 MB).
 COPIED = 1 << 29
 COPIES_S = 0.02  # about how long copies are timed at once
 
@@ -37,7 +37,9 @@ def copy_bandwidth(accelerated: bool) -> float:
 
 
 def read_bandwidth(accelerated: bool) -> float:
-    """Bytes a second of the fastest of several reductions of random numbers, many times over."""
+    """Bytes per second of the fastest of several reductions of random numbers, repeated many
+    times.
+    """
     torch = import_torch()
     count = (ACCELERATED if accelerated else HOST) // 4
     x = torch.empty(count, device=torch_device(accelerated)).uniform_()

@@ -1,4 +1,4 @@
-"""A bar chart of ratios as SVG, with nothing but text: one row a case, a line at 1.0."""
+"""A bar chart of ratios as SVG, made of text only: one row per case, a line at 1.0."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Collectives as nccl-tests shows them: time, algorithm and bus bandwidth, and what is wrong.
+"""Collectives in the format of nccl-tests: time, algorithm and bus bandwidth, and wrong elements.
 
-Two ways: `graph`, many dependent collectives in one launch of a plan, timed by the device; and
-`alone`, calls on arrays one by one (ark.comm). Each rank measures, the slowest one counts. The peer
-is torch.distributed with NCCL (in a graph of its own for `graph`) or Gloo. Called by
-ark.cli.bench_comm.
+Two modes: `graph`, many dependent collectives in one launch of a plan, timed by the device; and
+`alone`, single calls on arrays (ark.comm). Each rank measures, the slowest one counts. The peer is
+torch.distributed with NCCL (in its own graph for `graph`) or Gloo. Called by ark.cli.bench_comm.
 """
 
 from __future__ import annotations
@@ -34,15 +33,16 @@ from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-CHAIN, FEW = 32, 8  # dependent collectives of an iteration; of large ones
-LARGE, HUGE = 4 << 20, 64 << 20  # bytes; of a huge one, planning a chain takes minutes
+CHAIN, FEW = 32, 8  # dependent collectives of an iteration, for small and for large sizes
+LARGE, HUGE = 4 << 20, 64 << 20  # bytes; above them, planning a chain takes minutes
 
 
 @dataclass
 class CommFigures:
-    """Seconds are the slowest rank's, the median of the repeats; wrong: elements, of all ranks.
+    """Seconds of the slowest rank, the median of the repeats. wrong: elements of all ranks that
+    differ from NumPy's.
 
-    predicted_seconds: the simulator's word, on the case's topology.
+    predicted_seconds: by the simulator, on the case's topology.
     """
 
     collective: str
@@ -62,13 +62,15 @@ class CommFigures:
 
 
 def bus_factor(collective: str, ranks: int) -> float:
-    """What nccl-tests multiplies the algorithm bandwidth by: bytes that each link carries."""
+    """The factor of nccl-tests from algorithm bandwidth to bus bandwidth, the bytes that each link
+    carries.
+    """
     share = (ranks - 1) / ranks
     return {"all_reduce": 2 * share, "broadcast": 1.0}.get(collective, share)
 
 
 def case_key(case: CommCase, world: int) -> Key:
-    """The call that the case measures, on so many ranks."""
+    """The call that the case measures, on this number of ranks."""
     itemsize = case.dtype.itemsize
     elements = max(1, case.nbytes // itemsize // world) * world
     if case.collective == Collective.ALL_GATHER:
@@ -98,8 +100,8 @@ def measure(
     peer: Peer | None,
     plans: list[Plan] | None = None,
 ) -> CommFigures:
-    """Measures one size on all ranks; the same figures on each. plans: those of the case's graph,
-    verified, if they are made already.
+    """Measures one size on all ranks; returns the same figures on each. plans: the verified plans
+    of the case's graph, if they exist.
     """
     world, rank = job.world_size, job.rank
     key = case_key(case, world)
@@ -109,7 +111,9 @@ def measure(
         plan = (plans or case_plans(case, world, device))[rank]
         seconds, got = _in_graph(case, key, plan, values[rank], job, backend, device)
     else:
-        assert isinstance(job, Bootstrap), "calls one by one have a group of the whole job"
+        assert isinstance(job, Bootstrap), (
+            "the mode `alone` measures the group of the whole job only"
+        )
         seconds, got = _alone(case, key, values[rank], job, backend, device)
     wrong = wrong_elements(case.collective, values, rank, got, key.reduction)
     other = peer.seconds(case, elements) if peer is not None else None
@@ -149,7 +153,7 @@ def _predicted(case: CommCase, key: Key, world: int, nbytes: int) -> float | Non
 def wrong_elements(
     collective: str, values: list[np.ndarray], rank: int, got: np.ndarray, reduction: str | None
 ) -> int:
-    """Elements that are not what NumPy says; the values are small whole numbers."""
+    """Elements that differ from NumPy's result; the values are small integers."""
     world = len(values)
     whole = [v.astype(np.float64) for v in values]
     total = np.sum(whole, axis=0) / (world if reduction == "mean" else 1)
@@ -166,14 +170,14 @@ def wrong_elements(
 
 
 def case_plans(case: CommCase, world: int, device: Device) -> list[Plan]:
-    """All ranks' verified plans of a case: collectives behind each other where the result can be
-    the next one's input; else one.
+    """All ranks' verified plans of a case: a chain of collectives if the result can be the next
+    one's input, else a single one.
     """
     key = case_key(case, world)
     machine = machine_for(device.machine, world, key)
     how = _program(case, key, world)
     attrs = {"program": how, "element": key.element, "engine": key.engine}
-    made = []
+    graphs = []
     for rank in range(world):
         graph = Graph(rank, world)
         x = graph.tensor((key.elements,), case.dtype, arena="state", name="x")
@@ -184,9 +188,9 @@ def case_plans(case: CommCase, world: int, device: Device) -> list[Plan]:
             target = graph.tensor((count,), case.dtype, arena=arena, name=name)
             graph.add("collective", [source], [target], attrs, key.collective)
             source = target
-        made.append(make_plan(graph, machine, {"together": True}))
-    verify(made)
-    return made
+        graphs.append(make_plan(graph, machine, {"together": True}))
+    verify(graphs)
+    return graphs
 
 
 def _in_graph(
@@ -201,7 +205,7 @@ def _in_graph(
     many = _chain(key, _program(case, key, job.world_size))
     with Executor(plan, backend, device, ranks=job) as executor:
         places = {b.name: b for b in plan.buffers if b.rank == plan.rank}
-        if "x" in places:  # a broadcast reads the root's alone
+        if "x" in places:  # a broadcast reads the root's only
             device.write(executor.buffer_address(places["x"].id), values.view(np.uint8))
         executor.start(1).wait(60.0)
         data = device.read(executor.buffer_address(places["y"].id), places["y"].nbytes)
@@ -211,7 +215,7 @@ def _in_graph(
 
 
 def _chain(key: Key, program: CollectiveProgram) -> int:
-    """Collectives of an iteration: many, where the result can be the next one's input."""
+    """Collectives of an iteration: many, if the result can be the next one's input."""
     if key.collective not in ("all_reduce", "all_to_all", "broadcast"):
         return 1
     if key.nbytes >= HUGE:

@@ -1,7 +1,7 @@
-"""What puts between two ranks take: the figures of `ark topo measure`.
+"""Times of puts between two ranks: the figures of `ark topo measure`.
 
-Both ranks exchange data in one launch, each transfer waiting for the one before, so that a time is
-a put's latency and its bytes, in both directions at once. All pairs of a job are measured one after
+Both ranks exchange data in one launch, each transfer waiting for the previous one, so a time is a
+put's latency and its bytes, in both directions at once. All pairs of a job are measured one after
 another while the other ranks wait; they run the same plans, of which every rank makes some and
 sends them to the others. Called by ark.cli.topo_measure.
 """
@@ -31,28 +31,28 @@ from ark.plan.types import Plan
 from ark.runtime.bootstrap import Bootstrap
 
 SIZES = (64, 4 << 10, 64 << 10, 1 << 20, 4 << 20)  # bytes of a put
-_MANY = 8  # puts in place of one
+_SPLIT_PUTS = 8  # puts in place of one
 _SMALL, _LARGE = 4 << 10, 1 << 20
 _ENGINES = (PACKET, THREADS)
 _SWAP, _SUM = Collective.ALL_TO_ALL.value, Collective.ALL_REDUCE.value
-# Of what a rank exchanges it keeps half.
+# A rank keeps half of what it exchanges.
 _PUTS = {(e, n): (_SWAP, 2 * n, e, 1) for e in _ENGINES for n in SIZES}
-_MANY_PUTS = {e: (_SWAP, 2 * _SMALL, e, _MANY) for e in _ENGINES}
+_MANY_PUTS = {e: (_SWAP, 2 * _SMALL, e, _SPLIT_PUTS) for e in _ENGINES}
 _SUMS = {e: (_SUM, _LARGE, e, 1) for e in _ENGINES}
 Asked = tuple[str, int, str, int]  # collective, bytes, engine, pieces
 
 
 def measure_pairs(job: Bootstrap, backend: Backend, device: Device, repeats: int) -> list[Pair]:
-    """Measures every two ranks of the job; the same figures on each rank."""
+    """Measures every pair of ranks of the job; returns the same figures on each rank."""
     plans = _made_together(job, device, repeats)
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     for pair in itertools.combinations(range(job.world_size), 2):
         said = b""
         if job.rank in pair:
             members = Members(job, pair, "a pair that is measured")
             said = msgspec.json.encode(_measured(pair, members, backend, device, repeats, plans))
-        found.append(read(job.all_gather(said, f"pair {pair}")[pair[0]], Pair, "a measured pair"))
-    return found
+        pairs.append(read(job.all_gather(said, f"pair {pair}")[pair[0]], Pair, "a measured pair"))
+    return pairs
 
 
 def _case(asked: Asked, repeats: int) -> CommCase:
@@ -64,20 +64,20 @@ def _case(asked: Asked, repeats: int) -> CommCase:
 
 
 def _made_together(job: Bootstrap, device: Device, repeats: int) -> Mapping[Asked, list[Plan]]:
-    """Both ranks' plans of each case; none of what the machine cannot do."""
+    """Both ranks' plans of each case; cases that the machine cannot run are omitted."""
     every = [*_PUTS.values(), *_MANY_PUTS.values(), *_SUMS.values()]
     own: dict[int, list[str]] = {}
     for number in range(job.rank, len(every), job.world_size):
         try:
-            made = case_plans(_case(every[number], repeats), 2, device)
+            pair_plans = case_plans(_case(every[number], repeats), 2, device)
         except (PlanError, UnsupportedError):
-            continue  # not by this engine, or not as much at once
-        own[number] = [to_json(p) for p in made]
-    found: dict[Asked, list[Plan]] = {}
+            continue  # not with this engine, or not this many bytes at once
+        own[number] = [to_json(p) for p in pair_plans]
+    plans_of: dict[Asked, list[Plan]] = {}
     for said in job.all_gather(json.dumps(own).encode(), "the plans of pairs"):
         for number, texts in read(said, dict[int, list[str]], "plans").items():
-            found[every[number]] = [from_json(t) for t in texts]
-    return found
+            plans_of[every[number]] = [from_json(t) for t in texts]
+    return plans_of
 
 
 def _measured(
@@ -100,7 +100,7 @@ def _measured(
         if len(sizes) > 1:
             lines[engine] = fit(sizes, [took[_PUTS[engine, n]] for n in sizes])
     if not lines:
-        raise UnsupportedError("no engine moves data between these ranks; see `ark info`.")
+        raise UnsupportedError("no engine can move data between these ranks; see `ark info`")
     quick = min(lines, key=lambda name: lines[name].alpha_us)
     more = us(_MANY_PUTS[quick]) - took[_PUTS[quick, _SMALL]]
     wide = max(lines, key=lambda name: lines[name].gbps)
@@ -109,6 +109,6 @@ def _measured(
     return Pair(
         *pair,
         lines,
-        max(0.0, more / (_MANY - 1)),
-        3 * _LARGE / sums / 1e3 if sums > 0 else None,  # two read and one written
+        max(0.0, more / (_SPLIT_PUTS - 1)),
+        3 * _LARGE / sums / 1e3 if sums > 0 else None,  # two are read and one written
     )

@@ -1,4 +1,4 @@
-"""A sum over ranks with its residual and its rmsnorm: the sum alone, op by op, and as one
+"""A sum over ranks with its residual and its rmsnorm: the sum only, op by op, and as one op
 (ark.lower.rewrite.fuse_all_reduce_norm), chained in one launch of a plan.
 
 Called by ark.cli.bench_comm.
@@ -24,15 +24,15 @@ from ark.plan.verify import verify
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
 
-CHAIN = 16
-EPS = 1e-5
+CHAIN_LENGTH = 16
+NORM_EPS = 1e-5
 FORMS = ("sum", "apart", "one")
 
 
 @dataclass
 class NormFigures:
-    """Seconds are the slowest rank's, of one of a chain, the median of the repeats; wrong: elements
-    of all ranks after the first of the chain that are not NumPy's.
+    """Seconds of the slowest rank for one link of the chain, the median of the repeats. wrong:
+    elements of all ranks, after the first link of the chain, that differ from NumPy's.
     """
 
     rows: int
@@ -46,35 +46,35 @@ class NormFigures:
 
 
 def norm_shapes(text: str) -> list[tuple[int, int]]:
-    """Shapes such as 1x4096,64x4096; InvalidUsageError for what are none."""
-    found = []
+    """Shapes such as 1x4096,64x4096; raises InvalidUsageError for anything else."""
+    shapes = []
     for shape in text.split(","):
         sizes = shape.split("x")
         if len(sizes) != 2 or not all(s.isdigit() and 0 < int(s) <= 1 << 20 for s in sizes):
-            raise InvalidUsageError(f"{shape!r} is no shape of rows; write ROWSxCOLUMNS")
-        found.append((int(sizes[0]), int(sizes[1])))
-    return found
+            raise InvalidUsageError(f"{shape!r} is not a shape of rows; write ROWSxCOLUMNS")
+        shapes.append((int(sizes[0]), int(sizes[1])))
+    return shapes
 
 
 def _graph(form: str, shape: tuple[int, int], dtype: DataType, rank: int, world: int) -> Graph:
-    """y = norm(sum(x) + stream), each y the next one's x; the first is kept."""
+    """y = norm(sum(x) + stream), each y is the next one's x; the first is kept."""
     graph = Graph(rank, world)
     x = graph.tensor(shape, dtype, arena="state", name="x")
     stream = graph.tensor(shape, dtype, arena="state", name="stream")
     weight = graph.tensor(shape[1:], fp32, arena="state", name="weight")
-    for number in range(CHAIN):
+    for number in range(CHAIN_LENGTH):
         arena = "activation" if number else "state"
-        made = graph.tensor(shape, dtype, arena=arena, name="y" if not number else f"y{number}")
+        result = graph.tensor(shape, dtype, arena=arena, name="y" if not number else f"y{number}")
         if form == "sum":
-            graph.add("all_reduce", [x], [made], {"packet": False}, "all_reduce")
+            graph.add("all_reduce", [x], [result], {"packet": False}, "all_reduce")
         else:
             total = graph.tensor(shape, dtype, name=f"sum{number}")
             added = graph.tensor(shape, dtype, name=f"stream{number}")
             graph.add("all_reduce", [x], [total], {"packet": False}, "all_reduce")
             graph.add("add", [total, stream], [added], {}, "add")
-            graph.add("rmsnorm", [added, weight], [made], {"eps": EPS}, "rmsnorm")
+            graph.add("rmsnorm", [added, weight], [result], {"eps": NORM_EPS}, "rmsnorm")
             stream = added
-        x = made
+        x = result
     return graph
 
 
@@ -87,9 +87,9 @@ def _plans(
     )
     options = {"together": True, "fuse": form == "one"}
     graphs = [_graph(form, shape, dtype, rank, world) for rank in range(world)]
-    made = [make_plan(graph, machine, options) for graph in graphs]
-    verify(made)
-    return made
+    plans = [make_plan(graph, machine, options) for graph in graphs]
+    verify(plans)
+    return plans
 
 
 def _inputs(shape: tuple[int, int], dtype: DataType, rank: int) -> dict[str, np.ndarray]:
@@ -114,13 +114,13 @@ def _timed(
         executor.start(1).wait(60.0)
         got = device.read(executor.buffer_address(places["y"].id), places["y"].nbytes).copy()
         seconds = seconds_each(executor, job, repeats, 1000)
-    return seconds / CHAIN, got
+    return seconds / CHAIN_LENGTH, got
 
 
 def _wrong(shape: tuple[int, int], dtype: DataType, world: int, got: np.ndarray) -> int:
     given = [_inputs(shape, dtype, rank) for rank in range(world)]
     total = sum(g["x"].astype(np.float64) for g in given) + given[0]["stream"].astype(np.float64)
-    want = total / np.sqrt((total * total).mean(-1, keepdims=True) + EPS) * given[0]["weight"]
+    want = total / np.sqrt((total * total).mean(-1, keepdims=True) + NORM_EPS) * given[0]["weight"]
     loose = 1e-4 if dtype == fp32 else 5e-2
     near = np.isclose(got.view(dtype.numpy).astype(np.float64), want.reshape(-1), loose, loose)
     return int((~near).sum())
@@ -130,7 +130,7 @@ def measure_norm(
     shape: tuple[int, int], dtype: DataType, repeats: int, job: Bootstrap, backend: Backend,
     device: Device,
 ) -> NormFigures:  # fmt: skip
-    """Measures one shape on all ranks; the same figures on each."""
+    """Measures one shape on all ranks; returns the same figures on each."""
     world = job.world_size
     given = _inputs(shape, dtype, job.rank)
     runs = [

@@ -1,9 +1,9 @@
-"""How much of a collective is hidden behind the product that it meets: each alone, one behind the
+"""How much of a collective's time is hidden behind an adjacent matmul: each alone, one after the
 other, and as one op (ark.ops.communication.overlapped), in one launch of a plan each.
 
-The hidden share of the collective is 1 - (as one - product) / collective: 100% where the product
-takes no longer with its collective than alone, 0% where one comes behind the other, less where that
-would have been faster. Called by ark.cli.bench_comm.
+The hidden fraction of the collective is 1 - (as one - matmul) / collective: 100% if the matmul
+takes no longer with its collective than alone, 0% if the two run one after the other, negative if
+that would have been faster. Called by ark.cli.bench_comm.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
 
 OVERLAPS = ("all_reduce", "reduce_scatter", "all_gather")
-SAMPLE = 16  # rows that NumPy checks
+CHECKED_ROWS = 16  # rows that NumPy checks
 
 
 @dataclass(frozen=True)
 class OverlapCase:
-    """rows, columns, depth: of the product of all ranks, whose depth they share. engine: auto, or
+    """rows, columns, depth: of the matmul over all ranks, which divide the depth. engine: auto, or
     dma for copies by the proxy between the rounds.
     """
 
@@ -50,8 +50,8 @@ class OverlapCase:
 
 @dataclass
 class OverlapFigures:
-    """Seconds are the slowest rank's, the median of the repeats; wrong: elements of all ranks that
-    are not those of the two ops one by one, or not NumPy's.
+    """Seconds of the slowest rank, the median of the repeats. wrong: elements of all ranks that
+    differ from those of the two separate ops, or from NumPy's.
     """
 
     collective: str
@@ -70,17 +70,20 @@ class OverlapFigures:
 def overlap_case(
     collective: str, shape: str, dtype: DataType, engine: str, repeats: int, world: int
 ) -> OverlapCase:
-    """The case of a shape such as 4096x4096x8192; InvalidUsageError for what is none."""
+    """The case of a shape such as 4096x4096x8192; raises InvalidUsageError for anything else."""
     sizes = shape.split("x")
     if len(sizes) != 3 or not all(s.isdigit() and 0 < int(s) <= 1 << 20 for s in sizes):
-        raise InvalidUsageError(f"{shape!r} is no shape; write ROWSxCOLUMNSxDEPTH")
+        raise InvalidUsageError(f"{shape!r} is not a shape; write ROWSxCOLUMNSxDEPTH")
     rows, columns, depth = (int(s) for s in sizes)
     if rows % world or depth % world:
         raise InvalidUsageError(
-            f"rows and depth of {shape} are dealt to {world} ranks; give multiples of that"
+            f"rows and depth of {shape} are not divisible by {world} ranks; give multiples of "
+            f"{world}"
         )
     if engine not in (AUTO, DMA):
-        raise InvalidUsageError(f"products overlap by their own stores or {DMA}, not {engine!r}")
+        raise InvalidUsageError(
+            f"engine={engine!r} does not support overlapped matmuls; use auto or {DMA}"
+        )
     return OverlapCase(collective, rows, columns, depth // world, dtype, engine, repeats)
 
 
@@ -89,7 +92,7 @@ def _graph(case: OverlapCase, rank: int, world: int, product: bool, collective: 
     gathers = case.collective == "all_gather"
     share = case.rows // world
     w = graph.tensor((case.columns, case.depth), case.dtype, arena="state", name="w")
-    made = (case.rows, case.columns)
+    result_shape = (case.rows, case.columns)
     width = case.depth if gathers else case.columns
     scattered = case.collective == "reduce_scatter"
 
@@ -108,7 +111,7 @@ def _graph(case: OverlapCase, rank: int, world: int, product: bool, collective: 
     def tensor(shape: tuple[int, ...], arena: str, name: str) -> Tensor:
         return graph.tensor(shape, case.dtype, arena=arena, name=name)
 
-    ends = (case.rows, width) if gathers else (share, width) if scattered else made
+    ends = (case.rows, width) if gathers else (share, width) if scattered else result_shape
     if product and collective:
         x = tensor((share if gathers else case.rows, case.depth), "state", "x")
         between = tensor((case.rows, width), "activation", "between")
@@ -117,7 +120,9 @@ def _graph(case: OverlapCase, rank: int, world: int, product: bool, collective: 
             step(x, between)
             x, between = between, y
     elif product:
-        multiply(tensor((case.rows, case.depth), "state", "x"), tensor(made, "symmetric", "y"))
+        multiply(
+            tensor((case.rows, case.depth), "state", "x"), tensor(result_shape, "symmetric", "y")
+        )
     else:
         combine(
             tensor((share if gathers else case.rows, width), "state", "x"),
@@ -135,9 +140,9 @@ def _plans(
         machine = machine_for(machine, world, Key("all_reduce", case.dtype.name, 2, size))
     options = {"together": True, "overlap": overlap}
     graphs = [_graph(case, rank, world, product, collective) for rank in range(world)]
-    made = [make_plan(graph, machine, options) for graph in graphs]
-    verify(made)
-    return made
+    plans = [make_plan(graph, machine, options) for graph in graphs]
+    verify(plans)
+    return plans
 
 
 def _inputs(case: OverlapCase, rank: int, world: int) -> tuple[np.ndarray, np.ndarray]:
@@ -173,10 +178,10 @@ def _timed(
 
 
 def _wrong(case: OverlapCase, rank: int, world: int, got: np.ndarray) -> int:
-    """Elements of some rows that are not what NumPy says."""
+    """Elements of some rows that differ from NumPy's result."""
     given = [_inputs(case, r, world) for r in range(world)]
     rows = len(got) // case.columns
-    sample = np.linspace(0, rows - 1, min(rows, SAMPLE)).astype(int)
+    sample = np.linspace(0, rows - 1, min(rows, CHECKED_ROWS)).astype(int)
     first = rank * rows if case.collective == "reduce_scatter" else 0
     if case.collective == "all_gather":
         x = np.concatenate([g[0] for g in given])[sample].astype(np.float32)
@@ -194,12 +199,12 @@ def _wrong(case: OverlapCase, rank: int, world: int, got: np.ndarray) -> int:
 def measure_overlap(
     case: OverlapCase, job: Bootstrap, backend: Backend, device: Device
 ) -> OverlapFigures:
-    """Measures one case on all ranks; the same figures on each."""
+    """Measures one case on all ranks; returns the same figures on each."""
     world = job.world_size
     chosen: object = True if case.engine == AUTO else case.engine
     runs = [
-        _timed(_plans(case, world, device, *what), case, job, backend, device)
-        for what in (
+        _timed(_plans(case, world, device, *parts), case, job, backend, device)
+        for parts in (
             (True, False, False),
             (False, True, False),
             (True, True, False),

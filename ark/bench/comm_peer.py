@@ -30,11 +30,11 @@ GRAPH, ALONE = "graph", "alone"
 
 @dataclass(frozen=True)
 class CommCase:
-    """nbytes: as nccl-tests counts: of a rank's larger side, input or result.
+    """nbytes: as nccl-tests counts them, of a rank's larger side, input or result.
 
-    algorithm: a name, or a program for these ranks. topology: of these ranks, what names are
-    synthesized for and times are predicted on; None for a full mesh without predictions. least: the
-    quickest repeat counts, which is what a link can do, not the median.
+    algorithm: a name, or a program for these ranks. topology: of these ranks, for which named
+    algorithms are synthesized and times predicted; None for a full mesh without predictions. least:
+    the quickest repeat counts, which shows a link's capability, instead of the median.
     """
 
     collective: str
@@ -56,9 +56,9 @@ def agreed(job: Bootstrap | Members, number: float) -> float:
 def seconds_each(
     executor: Executor, job: Bootstrap | Members, repeats: int, most: int, least: bool = False
 ) -> float:
-    """The median (least: the least) over `repeats` launches of an iteration's seconds on this
-    rank; a launch takes about 20 ms, with at least 3 and at most so many iterations, as many on
-    every rank.
+    """The median (least: the minimum) over `repeats` launches of an iteration's seconds on this
+    rank. A launch takes about 20 ms, with at least 3 and at most the given number of iterations, as
+    many on every rank.
     """
     run = executor.start(3)
     run.wait(60.0)
@@ -83,8 +83,8 @@ class Peer:
         if name == "nccl":
             if not torch.cuda.is_available():
                 raise SystemError(
-                    "NCCL needs a GPU and a torch that is built for it, and this one finds none; "
-                    "compare with --vs gloo"
+                    "NCCL needs a GPU and a torch that is built for it, which is not available "
+                    "here; compare with --vs gloo"
                 )
             self._where = f"cuda:{device.dlpack[1]}"
             torch.cuda.set_device(device.dlpack[1])
@@ -98,7 +98,7 @@ class Peer:
         )
 
     def seconds(self, case: CommCase, elements: int) -> float | None:
-        """Seconds of one call, the median; None for what the peer does not have."""
+        """Seconds of one call, the median; None for collectives that the peer does not have."""
         torch = import_torch()
         dist = torch.distributed
         world = self._job.world_size
@@ -115,7 +115,7 @@ class Peer:
         call = calls[case.collective]
         try:
             call()
-        except RuntimeError:  # Gloo has no reduce_scatter_tensor on some versions
+        except RuntimeError:  # some versions of Gloo have no reduce_scatter_tensor
             return None
         with contextlib.ExitStack() as stack:
             graphed = self._name == "nccl" and case.way == GRAPH

@@ -1,7 +1,7 @@
-"""Decoding speed: ark's loop kernel, and torch beside it in the same process.
+"""Decoding speed: ark's loop kernel, and torch in the same process.
 
-Weights are random (or a checkpoint's) and never zero, and so are the caches. One launch makes all
-tokens; the time is the device's. One plan, with room for the longest, serves all contexts. Called
+Weights are random (or a checkpoint's) and never zero, and so are the caches. One launch computes
+all tokens; the time is the device's. One plan, for the longest context, serves all contexts. Called
 by `ark bench decode`.
 """
 
@@ -20,7 +20,7 @@ from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.backend.registry import FALLBACK
 from ark.bench.ceiling import read_bandwidth
-from ark.bench.fidelity import STEPS, Fidelity, compare, greedy
+from ark.bench.fidelity import GREEDY_STEPS, Fidelity, compare, greedy
 from ark.bench.peer import TorchDecoder, import_torch, torch_device
 from ark.ir.dtype import by_name as dtype_by_name
 from ark.machine import Machine
@@ -41,11 +41,11 @@ POOL = 1 << 22
 
 @dataclass
 class ContextFigures:
-    """Decoding from `context` positions on. per_token: seconds for one token of each sequence, the
-    median of `runs`. tokens: of the first sequence. read_bytes: weights and, at the middle of the
-    run, cached keys and values that these tokens need. further: seconds that each token after a
-    launch's first one adds, where a launch of one token was run too. peer_s: the peers' seconds a
-    token. fidelity: by who computed the logits, "ark" or a peer.
+    """Decoding from position `context` on. per_token: seconds for one token of each sequence, the
+    median of `runs`. tokens: of the first sequence. read_bytes: bytes of weights and, at the middle
+    of the run, of cached keys and values that these tokens read. further: seconds that each token
+    after a launch's first one adds, if a launch of one token was run too. peer_s: the peers'
+    seconds per token. fidelity: for each source of logits, "ark" or a peer.
     """
 
     context: int
@@ -70,7 +70,7 @@ class PromptFigures:
 
 @dataclass
 class Figures:
-    """What was measured; times in seconds, sizes in bytes, a rate in bytes a second."""
+    """Results; times in seconds, sizes in bytes, rates in bytes per second."""
 
     variant: str
     batch: int
@@ -88,7 +88,7 @@ class Figures:
 def random_weights(
     plan: Plan, config: LlamaConfig, seed: int = 0
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Random parameters by name: matrices scaled to keep the signal's size, norms near one."""
+    """Random parameters by name: matrices scaled to preserve the signal's size, norms near one."""
     pool = np.random.default_rng(seed).standard_normal(POOL, np.float32)
     for n, tensor in enumerate(plan.tensors):
         buffer = plan.buffers[tensor.buffer]
@@ -126,13 +126,13 @@ def decode(
     beside_one: bool = False,
 ) -> Figures:
     """Decodes `tokens` tokens from each of `contexts` on, `repeats` times; the median run counts.
-    As many runs as `warm_up` says precede them and do not count. beside_one: where there are
-    several tokens, a launch of one token follows, for what each further one takes.
+    `warm_up` runs precede them. beside_one: if there are several tokens, a launch of one token
+    follows, for the time of each further one.
 
     shape: the model's, or one rank's share of it, with room for those positions, and with a chunk
-    where `prompts` (lengths) are measured too. peers: "eager", "compiled"; they run the whole
-    model, and the read ceiling and the fidelity are measured beside them. Sizes are this rank's.
-    Raises ark.errors as the executor does.
+    if `prompts` (lengths) are measured too. peers: "eager", "compiled"; they run the whole model,
+    and the read ceiling and the fidelity are measured with them. Sizes are this rank's. Raises
+    ark.errors as the executor does.
     """
     target = machine or device.machine
     start = time.perf_counter()
@@ -195,17 +195,17 @@ def _measure(
     executor: Executor, shape: Shape, context: int, tokens: int, repeats: int, warm_up: int
 ) -> ContextFigures:
     runs: list[float] = []
-    made: list[int] = []
+    tokens_of_run: list[int] = []
     text = _text(context + 1)
     for _ in range(warm_up + repeats):
-        seconds, made = _run(executor, shape, text, tokens)
+        seconds, tokens_of_run = _run(executor, shape, text, tokens)
         runs.append(seconds / tokens)
     del runs[:warm_up]
     c = shape.config
     each = 2 * c.num_hidden_layers * c.kv_size // shape.world_size * shape.dtype.itemsize
     cached = shape.batch * each * (context + tokens // 2)
     read = streamed_bytes(executor.plan) + cached
-    return ContextFigures(context, sorted(runs)[len(runs) // 2], runs, made, read)
+    return ContextFigures(context, sorted(runs)[len(runs) // 2], runs, tokens_of_run, read)
 
 
 def _measure_prompt(
@@ -230,19 +230,21 @@ def _run(
     executor: Executor, shape: Shape, text: Sequence[int], tokens: int, last: Sequence[int] = ()
 ) -> tuple[float, list[int]]:
     """Seconds of a launch in which each sequence reads the last token of the text, or its own of
-    `last`, and makes so many, and those of the first one.
+    `last`, and computes this many tokens; and those tokens of the first sequence.
     """
     texts = [[*text[:-1], token] for token in last] if last else [text] * shape.batch
     totals = [len(text) + tokens] * shape.batch
     write_sequences(executor, shape, texts, totals, GREEDY, (), len(text) - 1)
     run: Run = executor.start(tokens)
     run.wait()
-    made = executor.read("tokens")[len(text) : len(text) + tokens].tolist()
-    return run.elapsed_ms() / 1e3, made
+    generated = executor.read("tokens")[len(text) : len(text) + tokens].tolist()
+    return run.elapsed_ms() / 1e3, generated
 
 
 def _fill_caches(executor: Executor, plan: Plan) -> None:
-    """Random keys and values, each sequence its own, so that attention reads real numbers."""
+    """Writes random keys and values, different for each sequence, so that attention reads realistic
+    numbers.
+    """
     pool = np.random.default_rng(1).standard_normal(POOL, np.float32)
     for tensor in plan.tensors:
         if re.fullmatch(r".*\.(keys|values)", tensor.name):
@@ -267,14 +269,14 @@ def _compare(
     peers: tuple[str, ...],
     accelerated: bool,
 ) -> None:
-    """Times the peers from the same states; sets ark's logits and theirs beside fp32's."""
+    """Times the peers from the same states; compares ark's logits and theirs with fp32's."""
     torch, place = import_torch(), torch_device(accelerated)
     if not accelerated:
         torch.set_num_threads(executor.machine.processors)
         torch_weights = {k: v.float() for k, v in torch_weights.items()}
-    # Each has a cache of the length that it needs: torch reads all of it.
+    # Each has a cache of just the length that it needs, because torch reads all of it.
     for row in figures.contexts:
-        room = row.context + max(tokens, STEPS) + 1
+        room = row.context + max(tokens, GREEDY_STEPS) + 1
         decoder = TorchDecoder(shape.config, torch_weights, room, place, batch=shape.batch)
         _copy_caches(executor, decoder)
         for peer in peers:
@@ -290,7 +292,7 @@ def _compare(
 def _fidelity(
     executor: Executor, shape: Shape, decoder: TorchDecoder, context: int
 ) -> dict[str, Fidelity]:
-    """ark's rows of logits, and the peer's, beside torch's in fp32 from the same caches."""
+    """Compares ark's rows of logits, and the peer's, with torch's in fp32 from the same caches."""
     torch = import_torch()
     config, weights, place = decoder.config, decoder.weights, decoder.device
     _copy_caches(executor, decoder)
@@ -303,24 +305,24 @@ def _fidelity(
         _run(executor, shape, [*text, *[0] * (position - context)], 1, tokens)
         return executor.read("decode.head.logits").astype(np.float32).reshape(batch, -1)
 
-    # Sequences that differ in their tokens and caches.
+    # Sequences with different tokens and caches.
     read, rows = greedy(ours, [text[-1] + i for i in range(batch)], context)
 
     def theirs(model: TorchDecoder) -> np.ndarray:
-        made = []
+        rows = []
         with torch.inference_mode():
             for i, tokens in enumerate(read):
                 at = torch.tensor([context + i], device=place)
                 model.step(torch.tensor(tokens, device=place), at)
-                made.append(model.logits.float().cpu().numpy())
-        return np.concatenate(made)
+                rows.append(model.logits.float().cpu().numpy())
+        return np.concatenate(rows)
 
     right = theirs(reference)
     del reference
-    found = {"ark": compare(rows, right)}
+    fidelity = {"ark": compare(rows, right)}
     if decoder.dtype != torch.float32:
-        found["torch"] = compare(theirs(decoder), right)
-    return found
+        fidelity["torch"] = compare(theirs(decoder), right)
+    return fidelity
 
 
 def _copy_caches(executor: Executor, decoder: TorchDecoder) -> None:

@@ -1,7 +1,8 @@
-"""Fidelity: is what was timed also right? Every row of logits of some greedy steps beside the same
-row computed in fp32 by torch, which is given the tokens that ark chose.
+"""Fidelity: checks the results that were timed. Every row of logits of some greedy steps is
+compared with the same row computed in fp32 by torch, which is given the tokens that ark chose.
 
-A time without this is none: a kernel that leaves something out is fast. Called by ark.bench.decode.
+Timings are reported only with this check, since a kernel that omits work is fast. Called by
+ark.bench.decode.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-STEPS = 16
-# Distance of a row from the reference's, as a part of the reference's norm, that rounding of
-# activations and caches to the weights' type explains.
+GREEDY_STEPS = 16
+# The largest distance of a row from the reference's, relative to the reference's norm, that
+# rounding of activations and caches to the weights' type explains.
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2}
 
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Rows of logits beside the reference's.
+    """Rows of logits compared with the reference's.
 
-    mean, most: of |difference|, over all logits of all rows. distance: the largest of the rows'
-    norms of the difference by the reference's norm. agreed: rows whose best token is the same.
+    mean, most: of |difference|, over all logits of all rows. distance: the largest norm of a row's
+    difference, relative to the reference row's norm. agreed: rows whose best token is the same.
     """
 
     rows: int
@@ -32,17 +33,17 @@ class Fidelity:
     agreed: int
 
     def passes(self, dtype: str) -> bool:
-        """Is the distance one that rounding to `dtype` explains?"""
+        """True if rounding to `dtype` explains the distance."""
         return self.distance <= TOLERANCE[dtype]
 
 
 def compare(rows: np.ndarray, reference: np.ndarray) -> Fidelity:
-    """Both (rows, vocabulary), of any float type."""
+    """Compares two arrays (rows, vocabulary) of any float type."""
     ours, right = rows.astype(np.float64), reference.astype(np.float64)
     off = np.abs(ours - right)
     distances = np.linalg.norm(ours - right, axis=1) / np.linalg.norm(right, axis=1)
     same = ours.argmax(1) == right.argmax(1)
-    # A row that is no number is as far away as can be.
+    # A row with NaN counts as infinitely far away.
     distance = float(np.nan_to_num(distances, nan=np.inf).max())
     return Fidelity(len(ours), float(off.mean()), float(off.max()), distance, int(same.sum()))
 
@@ -50,11 +51,11 @@ def compare(rows: np.ndarray, reference: np.ndarray) -> Fidelity:
 def greedy(
     step: Callable[[list[int], int], np.ndarray], first: list[int], position: int
 ) -> tuple[list[list[int]], np.ndarray]:
-    """The tokens read and the logits, (STEPS * texts, vocabulary), of STEPS steps of
+    """The tokens read and the logits, (GREEDY_STEPS * texts, vocabulary), of GREEDY_STEPS steps of
     step(tokens, position), a token of each text, each taking the best tokens of the one before.
     """
     read, rows = [first], []
-    for i in range(STEPS):
+    for i in range(GREEDY_STEPS):
         rows.append(step(read[-1], position + i))
         read.append(rows[-1].argmax(1).tolist())
     return read[:-1], np.concatenate(rows)

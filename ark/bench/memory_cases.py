@@ -1,5 +1,5 @@
-"""Cases of `ark bench ops` that memory bounds: elementwise ops, rows, sums, and what moves elements
-from place to place or looks along them. Called by ark.bench.cases.
+"""Memory-bound cases of `ark bench ops`: elementwise ops, rows, sums, and ops that move elements or
+reduce along them. Called by ark.bench.cases.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def _case(
     indices: Mapping[int, int] | None = None,
     moved: float = 0.0,
 ) -> OpCase:
-    """A case of which every input is read once and the output written once, unless `moved` says
-    how many elements are. result: the output's type, if it is another.
+    """A case that reads every input once and writes the output once, unless `moved` gives the
+    number of elements. result: the output's type, if it differs.
     """
     numbers = indices or {}
     nbytes = (
@@ -53,7 +53,7 @@ def _chain_peer(a: Any, b: Any) -> Any:
 
 
 def _adds(a: Any) -> Any:
-    """Dependent adds, each of a result with itself."""
+    """Dependent additions, each of a result to itself."""
     for _ in range(64):
         a = ark.add(a, a)
     return a
@@ -75,9 +75,9 @@ def _rms_peer(x: Any, w: Any) -> Any:
 
 def passes() -> list[OpCase]:
     """Elementwise ops, softmax, norms, sums and a transpose, in fp32 and bf16."""
-    found = []
+    table = []
     for dtype in (fp32, bf16):
-        found += [
+        table += [
             _case("add-64m", dtype, (FLAT, FLAT), FLAT, ark.add, lambda a, b: a + b),
             _case("softmax-8192x4096", dtype, (WIDE,), WIDE, ark.softmax, lambda x: x.softmax(-1)),
             _case("layernorm-8192x4096", dtype, (WIDE,), WIDE, ark.layernorm, _norm_peer),
@@ -126,11 +126,11 @@ def passes() -> list[OpCase]:
             adds := _case("adds-64x4096", dtype, ((4096,),), (4096,), _adds, _adds_peer),
             dataclasses.replace(adds, name=f"adds-64x4096-apart-{dtype.name}", fuse=False),
         ]
-    return found
+    return table
 
 
 def moves() -> list[OpCase]:
-    """Copies, casts, and what moves elements or looks along rows, columns and windows."""
+    """Copies, casts, and ops that move elements or reduce along rows, columns and windows."""
     rows, images = (16384,), (16, 64, 112, 112)
     halves = (16, 64, 56, 56)
     return [

@@ -1,8 +1,8 @@
-"""The speed of torch modules: torch.compile's backend "ark" beside torch's own "inductor" in mode
-"reduce-overhead" (a captured graph of kernels), in the same process.
+"""The speed of torch modules: torch.compile's backend "ark" compared with torch's own "inductor" in
+mode "reduce-overhead" (a captured graph of kernels), in the same process.
 
-A call is what a user pays: the mean of many in a row, until the device has done all. What the host
-does for one, and what the kernel takes, are measured apart. Called by `ark bench torch`.
+A call is timed as a user sees it: the mean of many in a row, until the device has finished. The
+host's time for a call and the kernel's time are measured separately. Called by `ark bench torch`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CALLS_S = 0.05  # about how long the calls of one measurement take
 class ModuleFigures:
     """Seconds. call: one call among many. latency: a call that is waited for. host: until a call
     returns. kernel: one iteration among many of one launch, of all kernels. distance: the largest
-    relative difference to torch. build: the first call's. peer, eager: inductor's and torch's own
-    calls. error, peer_error: why there are none.
+    relative difference from torch. build: the first call's. peer, eager: inductor's and torch's own
+    calls. error, peer_error: the reason if there are none.
     """
 
     name: str
@@ -63,7 +63,7 @@ def measure(name: str, place: str, repeats: int = 5, peer: bool = False) -> Modu
         try:
             compiled = torch.compile(module, backend=backend)
             got = compiled(example)
-        except Exception as error:  # whatever torch's own front end makes of it
+        except Exception as error:  # any error of torch's own front end
             return ModuleFigures(name, eager=figures["eager"], error=_line(error))
         figures["build"] = time.perf_counter() - start
         figures["distance"] = float(((got - want).abs() / (1 + want.abs())).max())
@@ -80,24 +80,24 @@ def measure(name: str, place: str, repeats: int = 5, peer: bool = False) -> Modu
 
 
 def _peer(module: Any, example: Any, place: str, repeats: int) -> dict[str, Any]:
-    """Inductor's call, the better one of both ways in which Dynamo takes recurrent layers."""
-    found: dict[str, Any] = {}
+    """Inductor's call, the faster of the two modes in which Dynamo treats recurrent layers."""
+    figures: dict[str, Any] = {}
     recurrent = any(isinstance(m, torch.nn.RNNBase) for m in module.modules())
     for traced in (False, True) if recurrent else (False,):
         torch._dynamo.reset()
         with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=traced):
-            made = torch.compile(module, mode="reduce-overhead")
+            compiled = torch.compile(module, mode="reduce-overhead")
             try:
                 for _ in range(4):
                     torch.compiler.cudagraph_mark_step_begin()
-                    made(example)
-                call, latency, _ = _times(partial(made, example), place, repeats)
-            except Exception as error:  # the compiler's own, of many kinds
-                found["peer_error"] = _line(error)
+                    compiled(example)
+                call, latency, _ = _times(partial(compiled, example), place, repeats)
+            except Exception as error:  # of the compiler itself, of many kinds
+                figures["peer_error"] = _line(error)
                 continue
-        if call < found.get("peer", 1e9):
-            found |= {"peer": call, "peer_latency": latency}
-    return found
+        if call < figures.get("peer", 1e9):
+            figures |= {"peer": call, "peer_latency": latency}
+    return figures
 
 
 def _line(error: Exception) -> str:

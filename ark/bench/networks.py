@@ -1,4 +1,4 @@
-"""Five small networks of the kinds that people compile, in plain torch: ResNet-18's shape,
+"""Five small networks of kinds that are often compiled, in plain torch: ResNet-18's shape,
 MobileNet's, an LSTM, BERT-tiny's and GPT-2's; and whole models by name. Called by
 ark.bench.modules, and by tests.
 """
@@ -57,7 +57,7 @@ class Inverted(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """An LSTM of two layers over a sequence, and what its last step says."""
+    """An LSTM of two layers over a sequence; the result is of the last step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Recurrent(nn.Module):
 
 
 class Layer(nn.Module):
-    """A transformer's layer. first: norms before the sublayers (GPT-2), or behind them (BERT)."""
+    """A transformer's layer. first: norms before the sublayers (GPT-2), or after them (BERT)."""
 
     def __init__(self, width: int, heads: int, inner: int, first: bool) -> None:
         super().__init__()
@@ -81,8 +81,8 @@ class Layer(nn.Module):
     def attend(self, x: torch.Tensor) -> torch.Tensor:
         rows, length, width = x.shape
         q, k, v = self.qkv(x).view(rows, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        made = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.first)
-        return self.out(made.transpose(1, 2).reshape(rows, length, width))
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.first)
+        return self.out(attended.transpose(1, 2).reshape(rows, length, width))
 
     def feed(self, x: torch.Tensor) -> torch.Tensor:
         kind = "tanh" if self.first else "none"
@@ -97,7 +97,7 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embeddings, two layers, and GPT-2's head on the embedding's weight where first is true."""
+    """Embeddings, two layers, and GPT-2's head on the embedding's weight if `first`."""
 
     def __init__(self, first: bool, width: int = 32, heads: int = 2, inner: int = 64) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 
 
 def seasoned(module: nn.Module) -> nn.Module:
-    """The module in eval mode, with batch norms that have seen something."""
+    """The module in eval mode, after its batch norms have collected statistics."""
     for part in module.modules():
         if isinstance(part, nn.BatchNorm2d):
             assert part.running_mean is not None and part.running_var is not None

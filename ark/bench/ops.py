@@ -1,8 +1,8 @@
-"""The speed of single ops: ark's loop kernel, and torch beside it in the same process.
+"""The speed of single ops: ark's loop kernel, and torch in the same process.
 
-A launch runs an op many times over (each iteration ends with the iteration barrier, part of the
-time), torch replays a graph of as many calls; on a CPU it is called in a loop. The median of
-several launches counts. Inputs are random and never zero. Called by `ark bench ops`.
+A launch repeats an op many times (each iteration ends with the iteration barrier, which is part of
+the time); torch replays a graph of as many calls, or on a CPU is called in a loop. The median of
+several launches counts. Inputs are random, never zero. Called by `ark bench ops`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from ark.tasks.matmul_params import MatmulParams
 
 POOL = 1 << 22
 LAUNCH_S = 0.05  # about how long one launch of many iterations takes
-LEAST_COPY = 1 << 20  # bytes from which on an op's time stands beside a copy's
+LEAST_COPY = 1 << 20  # bytes from which an op's time is compared with a copy's
 
 
 @dataclass(frozen=True)
 class OpFigures:
-    """One row: seconds a call, plan and build seconds, the peer's seconds, the results' distance.
+    """One row: seconds per call, plan and build seconds, the peer's seconds, the results' distance.
 
-    flops, nbytes: what a call computes and moves at least. copy_seconds: of a copy by the peer that
-    moves as many bytes, where an op only moves. error: why there are no figures. others: further
-    peers' seconds and distances, by name. peer_errors: why a peer has none, by name, the first
-    peer's under "".
+    flops, nbytes: the minimum of arithmetic and of memory traffic of a call. copy_seconds: of a
+    copy by the peer that moves as many bytes, for ops that only move. error: the reason if there
+    are no figures. others: further peers' seconds and distances, by name. peer_errors: the reason
+    if a peer has none, by name, the first peer's under "".
     """
 
     name: str
@@ -70,8 +70,8 @@ class OpFigures:
 
 
 def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
-    """The case's verified plan and the name of its result, the whole of it where ops write
-    parts; inputs are called in0, in1, ...
+    """The case's verified plan and the name of its result, the whole of it if ops write parts;
+    inputs are named in0, in1, ...
     """
     model = Model()
     with use_model(model):
@@ -80,42 +80,42 @@ def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
             for i, s in enumerate(case.shapes)
         ]
         out = case.build(*inputs)
-    made = make_plan(model.graph, machine, tuned.options(machine) | {"fuse": case.fuse})
-    verify([made])
+    plan = make_plan(model.graph, machine, tuned.options(machine) | {"fuse": case.fuse})
+    verify([plan])
     del out
-    tasks = [t for p in made.phases[-1].processors for t in p if made.ops[t.op].operands]
+    tasks = [t for p in plan.phases[-1].processors for t in p if plan.ops[t.op].operands]
     last = max(tasks, key=lambda t: t.op)
-    op = made.ops[last.op]
-    touched = kinds.get(op.kind).accesses(kinds.signature(made, op), last.coord)
-    written = made.tensors[op.operands[next(a.operand for a in touched if a.write)]]
+    op = plan.ops[last.op]
+    touched = kinds.get(op.kind).accesses(kinds.signature(plan, op), last.coord)
+    written = plan.tensors[op.operands[next(a.operand for a in touched if a.write)]]
     whole = written.shape == written.extents
-    return made, written.name if whole else made.buffers[written.buffer].name
+    return plan, written.name if whole else plan.buffers[written.buffer].name
 
 
 def inspected(case: OpCase, backend: InspectedBackend, arch: str) -> LoopFigures:
-    """The matrix loop of the case's kernel for an architecture, which need not be there.
+    """The matrix loop of the case's kernel for an architecture, whose device need not be present.
 
-    InvalidUsageError if no product of the backend has the architecture, or there is no such loop.
+    Raises InvalidUsageError if no product of the backend has the architecture, or there is no such
+    loop.
     """
     models = (backend.machine(name) for name in backend.machine_names())
     machine = next((m for m in models if m is not None and m.arch == arch), None)
     if machine is None:
         raise InvalidUsageError(
-            f"no machine model of the backend {backend.name!r} has the architecture {arch!r}; "
-            f"it knows {', '.join(backend.archs())}"
+            f"the backend {backend.name!r} has no machine model of the architecture {arch!r}; "
+            f"it has {', '.join(backend.archs())}"
         )
     plan, _ = planned(case, machine)
-    found = backend.inspect(write(plan, machine, backend.dialect(arch)).source, arch)
-    return dataclasses.replace(found, bank_conflicts=_bank_conflicts(plan, backend, arch))
+    figures = backend.inspect(write(plan, machine, backend.dialect(arch)).source, arch)
+    return dataclasses.replace(figures, bank_conflicts=_bank_conflicts(plan, backend, arch))
 
 
-DEPTHS = (128, 256)  # of a tile that is run twice; what they differ by is the loop's
+DEPTHS = (128, 256)  # of a tile that is run twice; their difference is the loop's
 
 
 def _bank_conflicts(plan: Plan, backend: InspectedBackend, arch: str) -> float | None:
-    """The share of the cycles for which the loop of a product, or of attention, keeps shared memory
-    busy that lanes wait for each other's banks: of one tile like the plan's, on a stand-in for the
-    device.
+    """For the loop of a matmul or of attention, the fraction of the cycles of shared memory that
+    are spent in bank conflicts: of one tile like the plan's, on a stand-in for the device.
     """
     runs = {"matmul": _run_tile, "attention_tiles": _run_rows}
     op = next((op for op in plan.ops if op.kind in runs), None)
@@ -172,9 +172,9 @@ def _run_once(
     graph: Graph, machine: Machine, given: Sequence[ir.Tensor], backend: Backend, device: Device
 ) -> None:
     """Runs a graph, its inputs all ones."""
-    made = make_plan(graph, machine, {"fuse": False})
-    verify([made])
-    with Executor(made, backend, device) as executor:
+    plan = make_plan(graph, machine, {"fuse": False})
+    verify([plan])
+    with Executor(plan, backend, device) as executor:
         for tensor in given:
             executor.write(tensor.name, np.ones(tensor.shape, tensor.dtype.to_numpy()))
         executor.start(1).wait()
@@ -189,7 +189,7 @@ def measure(
     repeats: int = 5,
     peer: bool = False,
 ) -> OpFigures:
-    """Runs one case; a failure of ark's own kind becomes the row's error."""
+    """Runs one case; an error of ark becomes the row's error."""
     try:
         return _measure(case, backend, device, machine, repeats, peer)
     except BaseError as error:
@@ -224,7 +224,7 @@ def _measure(
             took, answer = _torch(case, call, arrays, machine, repeats, backend.name != FALLBACK)
         except BaseError:
             raise
-        except Exception as error:  # whatever a peer raises for what it cannot compute
+        except Exception as error:  # any error of a peer that cannot compute the case
             first = str(error).strip().partition("\n")[0]
             peer_errors[name] = ": ".join(filter(None, (type(error).__name__, first)))
             continue
@@ -269,7 +269,7 @@ def _inputs(case: OpCase) -> list[np.ndarray]:
 
 
 def median(launch: Callable[[int], float], repeats: int) -> float:
-    """Seconds an iteration of `launch(iterations)`, which gives them, once it is warm."""
+    """Seconds per iteration of `launch(iterations)`, which returns them, after a warm-up."""
     launch(1)
     once = launch(2)
     iterations = max(1, min(2000, int(LAUNCH_S / max(once, 1e-7))))
@@ -285,7 +285,7 @@ def _torch(
     repeats: int,
     accelerated: bool,
 ) -> tuple[float, np.ndarray]:
-    """Seconds a call of a peer, and the result."""
+    """Seconds per call of a peer, and the result."""
     torch = import_torch()
     place = torch_device(accelerated)
     if not accelerated:

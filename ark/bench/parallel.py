@@ -1,8 +1,8 @@
-"""A plan's predicted time beside its measured time: a decoder over several sequences, split over
-ranks by a plan that has a name.
+"""A plan's predicted time compared with its measured time: a decoder over several sequences, split
+over ranks by a named plan.
 
-Micro-batches are sequences; all of a step's are in one launch. Predicted is what `ark parallelize
---inference` says of the same model, mesh and links. Called by ark.cli.bench_parallel.
+Micro-batches are sequences; all of a step's are in one launch. The prediction is that of `ark
+parallelize --inference` for the same model, mesh and links. Called by ark.cli.bench_parallel.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ from ark.runtime.executor import Executor
 
 @dataclass(frozen=True)
 class ParallelCase:
-    """What is measured. plan: a name, or a pipeline's and one more (`1f1b+megatron`), of whose
-    stages each has `width` ranks. sequence: tokens of a micro-batch. batch: micro-batches of one
-    step.
+    """A measured case. plan: a name, or a pipeline's and another (`1f1b+megatron`), whose stages
+    have `width` ranks each. sequence: tokens of a micro-batch. batch: micro-batches of one step.
     """
 
     config: LlamaConfig
@@ -59,32 +58,36 @@ class ParallelCase:
         return tuple(self.plan.split("+"))
 
     def mesh(self, ranks: int) -> tuple[int, ...]:
-        """The axes of so many ranks; InvalidUsageError where they do not go with the names."""
+        """The axes of this number of ranks; raises InvalidUsageError if they do not fit the
+        names.
+        """
         if len(self.names) == 1 and self.width == 1:
             return (ranks,)
         if len(self.names) != 2 or ranks % self.width or min(ranks // self.width, self.width) < 2:
             raise InvalidUsageError(
-                f"{self.plan!r} over {ranks} ranks in stages of {self.width} is no mesh; give two "
-                "names, as 1f1b+megatron, and --width N, the ranks of a stage, of which there "
-                "are two or more"
+                f"{self.plan!r} over {ranks} ranks in stages of {self.width} does not form a "
+                "mesh; give two names, as in 1f1b+megatron, and --width N, the ranks of a "
+                "stage, with at least two stages"
             )
         return ranks // self.width, self.width
 
     @property
     def two_axes(self) -> bool:
-        """Is it a pipeline of stages whose ops are split?"""
+        """True for a pipeline of stages whose ops are split."""
         return len(self.names) == 2 and self.names[0] in STAGED and self.names[1] in PLANS
 
     def check(self, ranks: int) -> None:
-        """InvalidUsageError for plans that are not measured, or not on so many ranks."""
+        """Raises InvalidUsageError for plans that cannot be measured, or not on this number of
+        ranks.
+        """
         self.mesh(ranks)
         if self.plan in STAGED or self.plan in PLANS or self.two_axes:
             return
         others = sorted(set(PIPELINES) - set(STAGED))
         raise InvalidUsageError(
-            f"{self.plan!r} is not measured; give one of {', '.join((*PLANS, *STAGED))} "
-            f"({', '.join(others)} have other models), or a pipeline and a plan of its stages, as "
-            "1f1b+megatron"
+            f"{self.plan!r} cannot be measured; give one of {', '.join((*PLANS, *STAGED))} "
+            f"({', '.join(others)} have other models), or a pipeline and a plan of its stages, "
+            "as 1f1b+megatron"
         )
 
 
@@ -102,12 +105,12 @@ class ParallelFigures:
 
     @property
     def ratio(self) -> float:
-        """What was measured, in what was predicted."""
+        """The measured time relative to the predicted one."""
         return self.measured_us / self.predicted_us
 
 
 def predicted(case: ParallelCase, ranks: int, machine: Machine) -> Prediction:
-    """A step as `ark parallelize --inference` predicts it."""
+    """The prediction of `ark parallelize --inference` for a step."""
     one = micro_batches(replace(case, batch=1), [0] * case.config.num_hidden_layers, 0)
     splits = Splits(one)
     target = Target(machine, case.link_gbps, case.link_gbps, ranks)
@@ -115,10 +118,12 @@ def predicted(case: ParallelCase, ranks: int, machine: Machine) -> Prediction:
     return predict(splits, case.mesh(ranks), case.names, target, work)
 
 
-def graphs(case: ParallelCase, ranks: int, machine: Machine, made: Prediction) -> list[Graph]:
-    """The step's graph on each rank. made: the prediction, whose stages are taken."""
-    layers = [s for b, s in zip(made.blocks, made.stage_of, strict=True) if b.block.numbered]
-    graph = micro_batches(case, layers, max(made.stage_of))
+def graphs(case: ParallelCase, ranks: int, machine: Machine, prediction: Prediction) -> list[Graph]:
+    """The step's graph on each rank, with the stages of the prediction."""
+    layers = [
+        s for b, s in zip(prediction.blocks, prediction.stage_of, strict=True) if b.block.numbered
+    ]
+    graph = micro_batches(case, layers, max(prediction.stage_of))
     if case.plan in STAGED:
         return parallelize(graph, ranks, case.plan).ranks.graphs
     how = {"machine": machine, "link_gbps": case.link_gbps}
@@ -128,8 +133,8 @@ def graphs(case: ParallelCase, ranks: int, machine: Machine, made: Prediction) -
 
 
 def micro_batches(case: ParallelCase, stage_of: Sequence[int], last: int) -> Graph:
-    """A pass over each sequence, stage by stage in scopes of their own, up to a sum of the logits,
-    so that nobody collects them where they are split. stage_of: by layer. last: the head's.
+    """A pass over each sequence, each stage in its own scope, up to a sum of the logits, so that
+    split logits need not be gathered. stage_of: by layer. last: the head's.
     """
     c, model = case.config, Model(0, 1)
     with use_model(model):
@@ -154,9 +159,9 @@ def micro_batches(case: ParallelCase, stage_of: Sequence[int], last: int) -> Gra
 def measure(
     case: ParallelCase, job: Bootstrap, backend: Backend, device: Device, machine: Machine
 ) -> ParallelFigures:
-    """Runs a step some times on all ranks; the same figures on each."""
-    made = predicted(case, job.world_size, machine)
-    plans = plan_ranks(graphs(case, job.world_size, machine, made), machine)
+    """Runs a step several times on all ranks; returns the same figures on each."""
+    prediction = predicted(case, job.world_size, machine)
+    plans = plan_ranks(graphs(case, job.world_size, machine, prediction), machine)
     verify(plans)
     plan = plans[job.rank]
     with Executor(plan, backend, device, ranks=job) as executor:
@@ -173,5 +178,5 @@ def measure(
     runs = tuple(max(times) for times in zip(*said, strict=True))
     median = float(np.median(runs))
     return ParallelFigures(
-        case.plan, job.world_size, case.sequence, case.batch, made.us, median, runs
+        case.plan, job.world_size, case.sequence, case.batch, prediction.us, median, runs
     )

@@ -1,6 +1,6 @@
 """The peer: the same Llama step in plain torch, eager or compiled into a replayed graph.
 
-Written as one would write it for speed in torch: fused qkv and gate/up products, a static cache,
+Written for speed as is usual in torch: fused qkv and gate/up matmuls, a static cache,
 scaled_dot_product_attention. Computed in fp32 it is the reference of ark.bench.fidelity. Needs
 torch; called by ark.bench.decode and ark.bench.ops.
 """
@@ -19,7 +19,7 @@ from ark.models.config import LlamaConfig, rope_inverse_frequencies
 
 
 def import_torch() -> Any:
-    """torch, or a SystemError that says how to get it."""
+    """torch; raises a SystemError with the remedy if it is not installed."""
     try:
         import torch
     except ImportError as error:
@@ -35,12 +35,12 @@ def functional() -> Any:
 
 
 def torch_device(accelerated: bool) -> str:
-    """torch's name for the device that ark runs on; it calls every vendor's GPUs the same."""
+    """torch's name for the device that ark runs on, which is the same for every vendor's GPUs."""
     return "cuda" if accelerated else "cpu"
 
 
 def waiting(accelerated: bool) -> Callable[[], None]:
-    """A function that returns when torch's device has done all that was queued."""
+    """A function that returns when torch's device has finished all queued work."""
     if not accelerated:
         return lambda: None
     wait: Callable[[], None] = import_torch().cuda.synchronize
@@ -50,9 +50,9 @@ def waiting(accelerated: bool) -> Callable[[], None]:
 def repeated(
     call: Callable[[], Any], accelerated: bool, stack: contextlib.ExitStack, calls: int = 10
 ) -> Callable[[int], float]:
-    """A function that runs `call` about so many times and gives the seconds of one.
+    """A function that runs `call` about the given number of times and returns the seconds of one.
 
-    accelerated: in a CUDA graph of so many calls, timed by the device's events.
+    accelerated: in a CUDA graph of as many calls, timed by the device's events.
     """
     if not accelerated:
 
@@ -89,12 +89,12 @@ def repeated(
 
 
 class TorchDecoder:
-    """A Llama over ark's packed weights (rotary pairs are neighbours), with caches of its own for
+    """A Llama over ark's packed weights (rotary pairs are neighbours), with its own caches for
     `batch` texts of one length.
 
-    weights: torch tensors by ark's parameter names. dtype: what is computed in; None for the
-    weights' own. A wider one converts each weight when it is used, so that no second copy of a
-    model has to fit.
+    weights: torch tensors by ark's parameter names. dtype: the type of the computation; None for
+    the weights' own. A wider one converts each weight when it is used, so that a second copy of the
+    model is not needed.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class TorchDecoder:
         self.places = torch.arange(context, device=device)
 
     def fill(self, layer: int, keys: Any, values: Any) -> None:
-        """Sets a layer's caches from (batch * kv_heads, positions, head_dim) each, at least as many
-        positions as there are here.
+        """Sets a layer's caches from (batch * kv_heads, positions, head_dim) each, with at least as
+        many positions as this cache has.
         """
         with import_torch().inference_mode():
             for cache, given in zip(self.caches[layer], (keys, values), strict=True):
@@ -129,8 +129,8 @@ class TorchDecoder:
                 cache.copy_(texts[:, :, : cache.shape[2]])
 
     def step(self, tokens: Any, position: Any) -> Any:
-        """tokens: int64 (batch * rows,), text after text; position: int64 (1,), each text's first
-        one's. Returns the tokens after the last ones, shape (batch,), whose logits, (batch,
+        """tokens: int64 (batch * rows,), text after text; position: int64 (1,), of each text's
+        first token. Returns the tokens after the last ones, shape (batch,), whose logits, (batch,
         vocabulary), are in `logits`.
         """
         torch = import_torch()
@@ -181,7 +181,7 @@ class TorchDecoder:
         return self.logits.argmax(-1)
 
     def run(self, first: Sequence[int], position: int, steps: int, compiled: bool) -> float:
-        """Seconds for a token of each text over `steps`, from each one's first. compiled:
+        """Seconds for a token of each text over `steps`, starting from `first`. compiled:
         torch.compile, replayed as a CUDA graph.
         """
         torch = import_torch()
@@ -215,7 +215,9 @@ class TorchDecoder:
             return float(begin.elapsed_time(end)) / 1e3 / steps
 
     def prompt(self, length: int, accelerated: bool) -> float:
-        """Seconds for a prompt of so many tokens, up to the first new one; a graph's replay."""
+        """Seconds for a prompt of this many tokens, up to the first new one, in a graph's
+        replay.
+        """
         torch = import_torch()
         with torch.inference_mode(), contextlib.ExitStack() as stack:
             tokens = torch.arange(length, device=self.device) % self.config.vocab_size

@@ -1,5 +1,5 @@
-"""How far the cost model is off: what it predicts of forty programs beside what they take on a
-device. Called by `ark bench fidelity`.
+"""The error of the cost model: predicted times of forty programs compared with measured ones.
+Called by `ark bench fidelity`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROGRAMS = (
     *("sweep-exp-32x32-fp32", "sweep-turn-tiny-32x32-fp32"),
 )
 
-# By these the costs and forms of the model were chosen; all others check it.
+# The programs by which the costs and forms of the model were fitted; all others check it.
 FITTED = (
     *("transpose-8192x8192-fp32", "transpose-8192x8192-bf16"),
     *("adds-64x4096-apart-fp32", "adds-64x4096-apart-bf16", "sweep-linear-10-512x512-fp32"),
@@ -44,7 +44,7 @@ FITTED = (
 
 @dataclass(frozen=True)
 class Fidelity:
-    """One program: microseconds an iteration, and why there are none."""
+    """One program: microseconds per iteration, or the reason why there are none."""
 
     name: str
     predicted_us: float = 0.0
@@ -53,7 +53,7 @@ class Fidelity:
 
     @property
     def off(self) -> float:
-        """The prediction's distance from what was measured, as a part of that."""
+        """The prediction's error, relative to the measured time."""
         return self.predicted_us / self.measured_us - 1.0
 
 

@@ -1,6 +1,6 @@
-"""Results as data: the one form in which `ark bench ... --json` of every kind writes what it
-measured, checked against a schema wherever it is read. Called by ark.cli.common, ark.cli.bench and
-the other benches of the command line, and by ci/figures.py.
+"""Results as data: the one form in which every `ark bench ... --json` writes its measurements,
+checked against a schema wherever it is read. Called by ark.cli.common, ark.cli.bench and the other
+benches of the command line, and by ci/figures.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ark.backend.protocol import Probe
 from ark.machine import Machine
 from ark.runtime.cache import code_digest
 
-# Packages whose versions decide what a peer takes, beside what the backend's probe names.
+# Packages whose versions affect a peer's times, besides those that the backend's probe names.
 PACKAGES = ("ml_dtypes", "numpy", "torch", "torchvision", "transformers", "onnxruntime")
 
 Word = Annotated[str, Meta(max_length=200)]
@@ -47,9 +47,9 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One figure. us: what ark takes; absent where `error` says why. peer: who computed the same,
-    in peer_us. ratio: peer_us / us, above 1 where ark is faster. detail: whatever else the bench
-    says of it, by name.
+    """One figure. us: ark's time; absent if `error` has a reason. peer: the name of the library
+    that took peer_us for the same. ratio: peer_us / us, above 1 if ark is faster. detail: further
+    values of the bench, by name.
     """
 
     figure: Name
@@ -62,7 +62,7 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One run of a bench. commit: of ark's checkout, empty where there is none. source: the hash of
+    """One run of a bench. commit: of ark's checkout, empty if there is none. source: the hash of
     ark's Python source. command: the words of the command line.
     """
 
@@ -75,7 +75,7 @@ class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     figures: list[Figure]
 
     def holding(self, figures: Iterable[Figure]) -> Results:
-        """The same run with these figures, which are checked."""
+        """The same run with these figures, after a check."""
         return checked(msgspec.structs.replace(self, figures=list(figures)))
 
 
@@ -87,7 +87,7 @@ def figure(
     error: str = "",
     detail: Mapping[str, Any] | None = None,
 ) -> Figure:
-    """A figure from seconds, as benches measure them; ratio is of the two."""
+    """A figure from seconds, the unit of the benches; ratio is computed from the two."""
     us = seconds * 1e6 if seconds else None
     peer_us = peer_seconds * 1e6 if peer_seconds else None
     ratio = peer_us / us if us and peer_us else None
@@ -95,7 +95,7 @@ def figure(
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it: what is no finite number is null."""
+    """The value in JSON; numbers that are not finite become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -115,7 +115,7 @@ def results(
     devices: int = 1,
     name: str = "",
 ) -> Results:
-    """The results of a run of `ark words...`. name: in place of the device's own."""
+    """The results of a run of `ark words...`. name: replaces the device's own."""
     device = name or probe.devices[index].name
     place = Place(device, machine.arch, machine.backend, machine.processors, devices)
     return checked(
@@ -132,38 +132,42 @@ def results(
 
 
 def _without_file(words: Sequence[str]) -> list[str]:
-    """The words without `--json FILE`, which says nothing of what was measured."""
+    """The words without `--json FILE`, which does not affect the measurement."""
     places = [i for i, word in enumerate(words) if word == "--json"]
     return [w for i, w in enumerate(words) if i not in places and i - 1 not in places]
 
 
-def checked(made: Results) -> Results:
-    """The same through the schema, and with each ratio that of its times; ValueError if not."""
+def checked(run: Results) -> Results:
+    """The same after a check against the schema and of each ratio; raises ValueError if it
+    fails.
+    """
     try:
-        found = msgspec.json.decode(msgspec.json.encode(made), type=Results)
+        decoded = msgspec.json.decode(msgspec.json.encode(run), type=Results)
     except msgspec.ValidationError as error:
         raise ValueError(f"not a file of results: {error}") from error
-    for row in found.figures:
+    for row in decoded.figures:
         if (row.us is None) == (not row.error):
-            raise ValueError(f"{row.figure}: expected a time, or an error that says why not")
+            raise ValueError(f"{row.figure}: expected a time or an error")
         if (row.peer_us is None) != (not row.peer):
             raise ValueError(f"{row.figure}: expected a peer's name and its time, or neither")
         if row.us and row.peer_us and not _near(row.ratio, row.peer_us / row.us):
-            raise ValueError(f"{row.figure}: the ratio {row.ratio} is not that of the times")
-    return found
+            raise ValueError(f"{row.figure}: the ratio {row.ratio} does not equal peer_us / us")
+    return decoded
 
 
 def _near(ratio: float | None, expected: float) -> bool:
     return ratio is not None and abs(ratio - expected) <= 1e-6 * expected
 
 
-def encode(made: Results) -> str:
+def encode(run: Results) -> str:
     """The results as JSON text."""
-    return msgspec.json.format(msgspec.json.encode(made), indent=1).decode() + "\n"
+    return msgspec.json.format(msgspec.json.encode(run), indent=1).decode() + "\n"
 
 
 def read(path: Path) -> Results:
-    """A file that `ark bench ... --json FILE` wrote; ValueError, naming it, if it is none."""
+    """A file that `ark bench ... --json FILE` wrote; raises ValueError with its name if it is not
+    one.
+    """
     try:
         return checked(msgspec.json.decode(path.read_bytes(), type=Results))
     except (msgspec.DecodeError, OSError, ValueError) as error:
@@ -171,18 +175,18 @@ def read(path: Path) -> Results:
 
 
 def versions() -> dict[str, str]:
-    """Versions of ark, Python and the packages that matter, where they are installed."""
-    found = {"ark": __version__, "Python": platform.python_version()}
+    """Versions of ark, Python and the packages that matter, if installed."""
+    versions_of = {"ark": __version__, "Python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions_of[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions_of
 
 
 def commit() -> str:
-    """The commit of ark's checkout, with `-changed` where files differ; empty without one."""
+    """The commit of ark's checkout, with `-changed` if files differ; empty without a checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return ""

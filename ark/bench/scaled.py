@@ -1,4 +1,6 @@
-"""Figures of a whole model from those of two cut ones: a layer's prediction takes a while."""
+"""Figures of a whole model, extrapolated from two truncated ones, because the prediction of a layer
+takes a while.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from ark.bench.decode import ContextFigures, Figures
 
 
 def scaled(fewer: Figures, more: Figures, layers: Sequence[int], whole: int) -> Figures:
-    """Figures of a model of `whole` layers from those of the same model with layers[0] and
-    layers[1] of them, as what two numbers of layers differ by is the same for each. The tokens of
-    a cut model say nothing and are left out.
+    """Figures of a model of `whole` layers, extrapolated from those of the same model with
+    layers[0] and layers[1] of them: every layer adds the same. The tokens of a truncated model are
+    meaningless and omitted.
     """
     few, many = layers
 

@@ -1,7 +1,7 @@
-"""Which cut of a product is fastest on a machine: each candidate is planned, run and timed.
+"""Finds the fastest cut of a matmul on a machine: each candidate is planned, run and timed.
 
-Only a cut that beats the usual one by more than measurements scatter is kept in its place. Called
-by `ark tune`.
+A cut is kept only if it is faster than the usual one by more than measurement noise. Called by `ark
+tune`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from ark.runtime.tuned import Choice
 from ark.tasks.matmul_form import dims
 from ark.tasks.matmul_params import MatmulParams
 
-GAIN = 0.03  # what a cut must be faster by
-MOST = 8  # cuts of a product whose times are predicted, those that should be fastest
+MIN_RELATIVE_GAIN = 0.03  # the least relative gain for which a cut is kept
+MAX_TIMED_CUTS = 8  # cuts of a matmul that are run, those of the least predicted time
 
 
 @dataclass(frozen=True)
 class Product:
-    """A product of a plan. shapes, dtypes: of both sides and the result, of tensors with four
-    dimensions at most. variant: the kernel variant that it runs under.
+    """A matmul of a plan. shapes, dtypes: of both sides and the result, of tensors with four
+    dimensions at most. variant: the kernel variant under which it runs.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -63,7 +63,7 @@ class Product:
 
     @property
     def key(self) -> str:
-        """What a choice for it is good for."""
+        """The key under which its choice is kept."""
         return cuts.key(self.shape, self.depth, self.itemsize)
 
     def __str__(self) -> str:
@@ -75,8 +75,8 @@ class Product:
 
 
 def products(plans: Iterable[Plan]) -> list[Product]:
-    """The different products of plans whose cut can be chosen."""
-    found: dict[str, Product] = {}
+    """The distinct matmuls of plans whose cut can be chosen."""
+    by_key: dict[str, Product] = {}
     for plan in plans:
         names = {
             op: plan.variant_of(number)
@@ -94,15 +94,15 @@ def products(plans: Iterable[Plan]) -> list[Product]:
             a, b, out = sig.operands[:3]
             batch = () if params.splits > 1 else out.shape[:-2]
             dtype = a.dtype if params.splits > 1 else out.dtype
-            made = Product(
+            product = Product(
                 (a.shape, b.shape, (*batch, m, n)),
                 (a.dtype, b.dtype, dtype),
                 (params.transpose_a, params.transpose_b),
                 params.tf32,
                 names[op.id],
             )
-            found.setdefault(made.key, made)
-    return list(found.values())
+            by_key.setdefault(product.key, product)
+    return list(by_key.values())
 
 
 def candidates(product: Product, machine: Machine) -> list[Cut]:
@@ -118,11 +118,11 @@ def candidates(product: Product, machine: Machine) -> list[Cut]:
     else:
         exact = cuts.is_exact(dtypes, shape, depth)
         return cuts.tiles(shape, depth, product.itemsize, machine, exact)
-    return sorted(able, key=us.__getitem__)[:MOST]
+    return sorted(able, key=us.__getitem__)[:MAX_TIMED_CUTS]
 
 
 def planned(product: Product, cut: Cut, machine: Machine) -> Plan:
-    """The verified plan of the product alone, cut so."""
+    """The verified plan of the matmul alone, with this cut."""
     graph = Graph()
     types = [by_name(name) for name in product.dtypes]
     a, b, c = (
@@ -134,19 +134,19 @@ def planned(product: Product, cut: Cut, machine: Machine) -> Plan:
         attrs["tf32"] = True
     graph.add("matmul", [a, b], [c], attrs, "product")
     chosen = {product.key: [cut.rows, cut.columns, cut.parts]}
-    made = make_plan(graph, machine, {"variant": product.variant, "cuts": chosen})
-    verify([made])
-    return made
+    plan = make_plan(graph, machine, {"variant": product.variant, "cuts": chosen})
+    verify([plan])
+    return plan
 
 
 def seconds(
     product: Product, cut: Cut, backend: Backend, device: Device, repeats: int
 ) -> float | None:
-    """What an iteration takes; None where the cut cannot be run."""
+    """Seconds per iteration; None if the cut cannot be run."""
     try:
-        made = planned(product, cut, device.machine)
+        plan = planned(product, cut, device.machine)
         rng = np.random.default_rng(0)
-        with Executor(made, backend, device) as executor:
+        with Executor(plan, backend, device) as executor:
             for name, shape, dtype in zip("ab", product.shapes, product.dtypes, strict=False):
                 kind = by_name(dtype)
                 size = 127.0 if kind in INTEGERS else 1.0
@@ -170,7 +170,7 @@ def tune(
     repeats: int = 5,
     tell: Callable[[Cut, float | None], None] = lambda cut, took: None,
 ) -> Choice | None:
-    """The fastest cut; None if none can be run. tell: is given each cut and its seconds."""
+    """The fastest cut; None if none can be run. tell: called with each cut and its seconds."""
     times: list[tuple[float, Cut]] = []
     listed = candidates(product, device.machine.using(product.variant))
     for cut in listed:
@@ -182,12 +182,12 @@ def tune(
 
 
 def chosen(times: Sequence[tuple[float, Cut]], usual: Cut) -> Choice | None:
-    """The fastest of cuts, or the usual one where no other is clearly faster."""
+    """The fastest of the cuts, or the usual one if no other is clearly faster."""
     if not times:
         return None
     best = min(times, key=lambda t: t[0])
     before = next((t for t in times if t[1] == usual), best)
-    if best[0] > (1.0 - GAIN) * before[0]:
+    if best[0] > (1.0 - MIN_RELATIVE_GAIN) * before[0]:
         best = before
     cut = best[1]
     return Choice((cut.rows, cut.columns, cut.parts), best[0] * 1e6, before[0] * 1e6)

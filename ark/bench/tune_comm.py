@@ -21,8 +21,8 @@ from ark.runtime.tuned_collectives import Entry
 SEARCHED = (
     "forestcoll",
     "taccl",
-)  # what synthesis takes long for, and a full mesh gains nothing of
-MOST_PACKETS = 4 << 20  # bytes beyond which packets, which are twice as many, are not tried
+)  # algorithms whose synthesis takes long and that do not help on a full mesh
+MOST_PACKETS = 4 << 20  # bytes above which packets, which double the traffic, are not tried
 Tell = Callable[[str, str, float | None], None]
 
 
@@ -36,8 +36,8 @@ def tune(
     device: Device,
     tell: Tell,
 ) -> Entry:
-    """The fastest way of one size; the same on all ranks. tell: hears of each that was tried, with
-    its seconds, or None if it cannot be run.
+    """The fastest variant for one size; the same on all ranks. tell: called with each variant that
+    was tried and its seconds, or None if it cannot be run.
     """
 
     def seconds(algorithm: str, engine: str) -> float | None:
@@ -47,9 +47,9 @@ def tune(
         except (PlanError, UnsupportedError):  # of the plans, which all ranks make alike
             tell(algorithm, engine, None)
             return None
-        found = None if figures.wrong else figures.seconds
-        tell(algorithm, engine, found)
-        return found
+        measured = None if figures.wrong else figures.seconds
+        tell(algorithm, engine, measured)
+        return measured
 
     usual = seconds("auto", AUTO)
     machine = device.machine
@@ -67,5 +67,5 @@ def tune(
             best = (algorithm, engine, tried[engine])
     algorithm, engine, took = best
     if took is None:
-        raise UnsupportedError(f"no algorithm of {collective} can be run on {machine.name}")
+        raise UnsupportedError(f"no algorithm of {collective} runs on {machine.name}")
     return Entry(nbytes, algorithm, engine, took * 1e6, (usual or took) * 1e6, by_algorithm)

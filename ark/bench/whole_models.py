@@ -1,5 +1,5 @@
-"""Six whole models as torchvision and transformers build them, with random weights: what people
-bring to torch.compile. Called by ark.bench.networks.
+"""Six whole models from torchvision and transformers, with random weights: typical inputs of
+torch.compile. Called by ark.bench.networks.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-Made = tuple[nn.Module, torch.Tensor]
-WORDS = 1000  # tokens are drawn from so many
+Example = tuple[nn.Module, torch.Tensor]
+VOCABULARY_SIZE = 1000  # vocabulary from which tokens are drawn
 
 
 class FirstTensor(nn.Module):
-    """A model of transformers that gives its first result alone."""
+    """A model of transformers that returns its first result only."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -25,29 +25,29 @@ class FirstTensor(nn.Module):
         return self.model(tokens, return_dict=False)[0]
 
 
-def _images(name: str, count: int, dtype: torch.dtype) -> Made:
+def _images(name: str, count: int, dtype: torch.dtype) -> Example:
     import torchvision.models
 
     model = getattr(torchvision.models, name)(weights=None)
     return model.to(dtype), torch.randn(count, 3, 224, 224, dtype=dtype)
 
 
-def _texts(name: tuple[str, str], shape: tuple[int, int], **sizes: Any) -> Made:
+def _texts(name: tuple[str, str], shape: tuple[int, int], **sizes: Any) -> Example:
     """A model of transformers, in bf16, and tokens of that shape."""
     import transformers
 
     config = getattr(transformers, f"{name[0]}Config")(**sizes)
     model = getattr(transformers, name[1])(config).to(torch.bfloat16)
-    return FirstTensor(model), torch.randint(0, WORDS, shape)
+    return FirstTensor(model), torch.randint(0, VOCABULARY_SIZE, shape)
 
 
-def _llama() -> Made:
+def _llama() -> Example:
     heads = {"num_attention_heads": 16, "num_key_value_heads": 16}
     sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, **heads}
     return _texts(("Llama", "LlamaForCausalLM"), (2, 512), use_cache=False, **sizes)
 
 
-MODELS: dict[str, Callable[[], Made]] = {
+MODELS: dict[str, Callable[[], Example]] = {
     "resnet50-16x224": lambda: _images("resnet50", 16, torch.float32),
     "bert-base-8x128": lambda: _texts(("Bert", "BertModel"), (8, 128)),
     "gpt2-124m-4x512": lambda: _texts(("GPT2", "GPT2LMHeadModel"), (4, 512), use_cache=False),

@@ -16,7 +16,7 @@ from rich.table import Table
 from ark.backend import registry
 from ark.backend.protocol import PredictingBackend
 from ark.bench.decode import ContextFigures, Figures, PromptFigures, decode
-from ark.bench.fidelity import STEPS, TOLERANCE
+from ark.bench.fidelity import GREEDY_STEPS, TOLERANCE
 from ark.bench.results import Figure, figure, results
 from ark.bench.scaled import scaled
 from ark.cli import bench_comm, bench_fidelity, bench_ops, bench_parallel, bench_torch
@@ -183,7 +183,7 @@ def run(args: argparse.Namespace) -> int:
         config, dtype = builtin_config(args.config), by_name("bf16")
     contexts, tokens = places(args, config.max_position_embeddings)
     world = max(args.ranks, rank_info.world_size)
-    after = max(tokens, STEPS if args.vs else 0)
+    after = max(tokens, GREEDY_STEPS if args.vs else 0)
     context = max(*(c + after + 1 for c in contexts), *(n + 1 for n in args.prompt), 0)
     shape = Shape(config, dtype, context, 0, rank_info.rank, world)
     whole = config.num_hidden_layers
@@ -307,7 +307,7 @@ def listed(text: str) -> list[int]:
 def places(args: argparse.Namespace, limit: int) -> tuple[list[int], int]:
     """The contexts to decode from, and how many tokens; InvalidUsageError if they do not fit."""
     tokens = min(args.tokens, max(1, limit - 2))
-    room = limit - 1 - max(tokens, STEPS if args.vs else 0)
+    room = limit - 1 - max(tokens, GREEDY_STEPS if args.vs else 0)
     contexts = args.context or [min(512, room)]
     for what, number, most in (
         *(("a context", c, room) for c in contexts),

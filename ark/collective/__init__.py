@@ -1,7 +1,7 @@
 """Collective programs: their frozen form, the builder, dumps, the checker and the NumPy executor.
 
-`ark.collective.types` defines what a program means; start there. The forms of other libraries load
-when one of their functions is asked for.
+`ark.collective.types` defines the meaning of a program; start there. Other libraries' formats are
+imported when one of their functions is used.
 """
 
 import importlib

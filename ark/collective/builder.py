@@ -1,8 +1,8 @@
-"""Writes programs: callers state operations in an order that would be right if they ran one by one.
+"""Writes programs: callers issue operations in an order that is correct if they run one by one.
 
 The builder derives the dependencies (read after write, write after read, write after write, on any
 rank), so that an algorithm is a plain loop over puts and reduces. Used by the classics, ForestColl,
-TACCL and the reductions that are not sums.
+TACCL and reductions other than sums.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ProgramBuilder:
     """Collects the operations of one program; `build()` freezes them.
 
     The buffers `in` and `out` exist from the start; `scratch()` and `dots()` add more. Raises
-    UnsupportedError for an operation more than `most_operations`, where that is given.
+    UnsupportedError beyond `most_operations`, if given.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class ProgramBuilder:
         )
         if ranks < 1 or chunks < 1 or pieces < 1:
             raise InvalidUsageError(
-                f"A collective needs at least one rank, one chunk and one piece, but {ranks} "
-                f"ranks, {chunks} chunks and {pieces} pieces were asked for."
+                "A collective needs at least one rank, one chunk and one piece, but got "
+                f"{ranks} ranks, {chunks} chunks and {pieces} pieces."
             )
         if self.collective.rooted != (root is not None) or not 0 <= (root or 0) < ranks:
             raise InvalidUsageError(
@@ -87,7 +87,7 @@ class ProgramBuilder:
         self._readers: dict[tuple[int, str, int], list[OpRef]] = {}
 
     def slots(self, buffer: str) -> int:
-        """How many slots the buffer has on every rank."""
+        """The number of slots of the buffer on every rank."""
         return next(b.slots for b in self._buffers if b.name == buffer)
 
     def scratch(self, slots: int, name: str = "scratch") -> str:
@@ -102,7 +102,9 @@ class ProgramBuilder:
         return name
 
     def exchanged(self, src: int, dst: int) -> tuple[Span, Span]:
-        """Where an all-to-all's part from `src` to `dst` lies in `in` there, in `out` here."""
+        """The slots of an all-to-all's part from `src` to `dst`: in `in` on `src`, in `out` on
+        `dst`.
+        """
         return exchanged(self.ranks, self.chunks, self.counts, src, dst)
 
     def put(
@@ -114,7 +116,7 @@ class ProgramBuilder:
         route: Sequence[str] = (),
         after: Iterable[OpRef] = (),
     ) -> OpRef:
-        """`rank` puts its `src` into `dst` of `peer`; `after` adds dependencies of one's own."""
+        """`rank` puts its `src` into `dst` of `peer`; `after` adds further dependencies."""
         return self._add(rank, Kind.PUT, dst, (src,), peer=peer, route=tuple(route), after=after)
 
     def copy(self, rank: int, src: Span, dst: Span) -> OpRef:
@@ -124,7 +126,7 @@ class ProgramBuilder:
     def reduce(self, rank: int, srcs: Sequence[Span], dst: Span, final: bool = False) -> OpRef:
         """`rank` folds `srcs` from left to right into `dst` with the program's reduction.
 
-        `final` says that the result holds every rank's part: here a mean is divided.
+        `final`: the result contains every rank's part; a mean is divided here.
         """
         op = "sum" if self.reduction == "mean" else self.reduction
         divide = self.ranks if final and self.reduction == "mean" else 1
@@ -139,7 +141,9 @@ class ProgramBuilder:
         return self._add(rank, Kind.DOT, dst, (a, b))
 
     def blend(self, rank: int, a: Span, b: Span, dots: Span, dst: Span) -> OpRef:
-        """`rank` writes the combination of `a` and `b` that the triple `dots` asks for."""
+        """`rank` writes the combination of `a` and `b` with the coefficients from the triple
+        `dots`.
+        """
         return self._add(rank, Kind.BLEND, dst, (a, b, dots), reduce=self.reduction)
 
     def build(self) -> CollectiveProgram:
@@ -192,11 +196,11 @@ class ProgramBuilder:
         return ref
 
     def _check_slots(self, slots: int) -> None:
-        """Refuses what no checker would look at, before it is written down."""
+        """Refuses more slots than the checker accepts, before any is stored."""
         if slots * self.ranks > MOST_SLOTS:
             raise InvalidUsageError(
-                f"{self.ranks} ranks of {slots} slots were asked for; together a program's buffers "
-                f"have at most {MOST_SLOTS}."
+                f"{self.ranks} ranks of {slots} slots exceed {MOST_SLOTS}, the most slots of "
+                "all buffers of a program."
             )
 
     def _counted(self) -> None:
@@ -209,7 +213,9 @@ class ProgramBuilder:
 
 
 class OperationCounter(ProgramBuilder):
-    """Counts operations and keeps none: a program that is too large need not be written first."""
+    """Counts operations without storing them: a program that is too large is refused before it is
+    written.
+    """
 
     def _add(self, rank: int, *_args: Any, **_more: Any) -> OpRef:
         self._counted()

@@ -1,9 +1,9 @@
-"""Decides whether a program does what its collective demands, trusting nothing that wrote it.
+"""Decides whether a program computes its collective, without trusting its author.
 
 `check` runs the program symbolically: every slot holds the set (or, for reductions whose order
-matters, the tree) of contributions that it is made of. It refuses a program with an index out of
-range, a deadlock, an access that no dependency orders, a read of nothing, a contribution reduced
-twice, or a wrong end. Called by every test that makes a program, by the executor's users, by the
+matters, the tree) of its contributions. It refuses a program with an index out of range, a
+deadlock, accesses that no dependency orders, a read of an empty slot, a contribution reduced twice,
+or a wrong result. Called by every test that makes a program, by the executor's users, by the
 command line on files, and by the planner before it lowers a program.
 """
 
@@ -32,7 +32,7 @@ Place = tuple[int, str, int]
 
 
 class Value(NamedTuple):
-    """What a slot holds: a chunk of the data, made of contributions, divided by `divide`."""
+    """The content of a slot: a chunk of the data, the sum of contributions, divided by `divide`."""
 
     chunk: int
     expr: Expr
@@ -40,7 +40,9 @@ class Value(NamedTuple):
 
 
 class Dots(NamedTuple):
-    """What a `dots` slot holds: partial dot products of two expressions over a set of chunks."""
+    """The content of a `dots` slot: partial dot products of two expressions over a set of
+    chunks.
+    """
 
     a: Expr
     b: Expr
@@ -49,7 +51,7 @@ class Dots(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What `check` saw: operations by kind, and the most puts on one chain of dependencies."""
+    """Counts of `check`: operations by kind, and the most puts on one chain of dependencies."""
 
     operations: int
     puts: int
@@ -58,7 +60,9 @@ class Report:
 
 
 def check(program: CollectiveProgram) -> Report:
-    """Returns a report if the program is right; raises PlanError with the first fault if not."""
+    """Returns a report if the program is correct; raises PlanError with the first fault
+    otherwise.
+    """
     check_structure(program)
     order = in_order(program)
     _check_races(program, order)
@@ -77,7 +81,7 @@ def check(program: CollectiveProgram) -> Report:
 
 
 def _check_races(program: CollectiveProgram, order: list[OpRef]) -> None:
-    """Every two accesses to one slot, one of them a write, must be ordered by dependencies."""
+    """Two accesses to one slot, at least one of them a write, must be ordered by dependencies."""
     when = {ref: i for i, ref in enumerate(order)}
     writer: dict[Place, OpRef] = {}
     readers: dict[Place, list[OpRef]] = {}
@@ -248,7 +252,9 @@ class _Machine:
 
 
 def _unequal_ends(p: CollectiveProgram, rank: int) -> list[Value]:
-    """What an all-to-all of unequal parts wants in the first slots of out on `rank`."""
+    """The values that an all-to-all of unequal parts requires in the first slots of out on
+    `rank`.
+    """
     ends = []
     for source in range(p.ranks):
         here, _ = exchanged(p.ranks, p.chunks, p.counts, source, rank)
@@ -257,12 +263,12 @@ def _unequal_ends(p: CollectiveProgram, rank: int) -> list[Value]:
 
 
 def ranks_in(expr: Expr) -> int:
-    """The bit set of ranks whose contributions an expression holds."""
+    """The set of ranks whose contributions an expression contains, one bit each."""
     return expr if isinstance(expr, int) else ranks_in(expr[1]) | ranks_in(expr[2])
 
 
 def demanded(p: CollectiveProgram, rank: int, slot: int) -> Value:
-    """What the collective wants in out[slot] on `rank`."""
+    """The value that the collective requires in out[slot] on `rank`."""
     if p.collective is Collective.ALL_GATHER:
         return Value(slot, 1 << (slot // p.shard))
     if p.collective is Collective.BROADCAST:

@@ -1,7 +1,7 @@
 """Runs a program over ranks that are NumPy arrays in one process.
 
-Tests compare it with `reference_result`, which knows nothing of programs; on integers the two agree
-bit by bit. A seed picks one of the many legal orders, so that a missing dependency shows up.
+Tests compare it with `reference_result`, which does not use programs; on integers the two agree bit
+by bit. A seed selects one of the many legal orders, so that a missing dependency can be seen.
 """
 
 from __future__ import annotations
@@ -33,20 +33,17 @@ def execute(
 ) -> list[np.ndarray | None]:
     """Returns the `out` array of every rank.
 
-    Args:
-        program: a program that `check` accepts.
-        inputs: one 1-D array a rank, all of one length and dtype; broadcast reads only the root's.
-            Of an all-to-all with counts, of lengths in proportion to what the ranks send.
-            The length must be a multiple of the ranks for reduce_scatter and all_to_all; else any
-            length will do, also one shorter than the number of chunks.
-        seed: None runs ready operations first come, first served; a number picks among the ready
-            ones at random, reproducibly.
+    Args: program: a program that `check` accepts. inputs: one 1-D array per rank, all of one length
+    and dtype; broadcast reads only the root's. For an all-to-all with counts, lengths are
+    proportional to the ranks' counts. The length must be a multiple of the ranks for reduce_scatter
+    and all_to_all; otherwise any length works, even below the number of chunks. seed: None runs
+    ready operations in order of readiness; a number selects among the ready ones at random,
+    reproducibly.
 
-    Returns:
-        1-D arrays; None on ranks whose `out` the collective does not demand (reduce, off the root).
+    Returns: 1-D arrays; None on ranks whose `out` the collective does not define (reduce, except on
+    the root).
 
-    Raises:
-        InvalidUsageError: inputs do not fit. PlanError: the program cannot run to its end.
+    Raises: InvalidUsageError: inputs do not fit. PlanError: the program cannot run to its end.
     """
     _check_inputs(program, inputs)
     pieces = []
@@ -64,7 +61,7 @@ def reference_result(
     root: int | None = None,
     counts: Counts | None = None,
 ) -> list[np.ndarray | None]:
-    """What every rank must hold at the end, computed directly from all ranks' inputs."""
+    """The expected result of every rank, computed directly from all ranks' inputs."""
     collective, ranks = Collective(collective), len(inputs)
     if collective is Collective.ALL_GATHER:
         return [np.concatenate(inputs) for _ in range(ranks)]
@@ -91,7 +88,7 @@ def _check_inputs(program: CollectiveProgram, inputs: Sequence[np.ndarray]) -> N
         unit = max(map(len, inputs), default=0) // max(sent)
         if [len(array) for array in inputs] != [number * unit for number in sent]:
             raise InvalidUsageError(
-                f"{program.name} needs arrays in the proportions {sent}, one a rank, but got "
+                f"{program.name} needs one array per rank in the proportions {sent}, but got "
                 f"{[len(array) for array in inputs]} elements."
             )
         return
@@ -111,7 +108,7 @@ def _check_inputs(program: CollectiveProgram, inputs: Sequence[np.ndarray]) -> N
 
 
 def _cut(array: np.ndarray, parts: int) -> list[np.ndarray]:
-    """Cuts into `parts` neighbouring parts whose lengths differ by at most one."""
+    """Cuts into `parts` contiguous parts whose lengths differ by at most one."""
     bounds = [len(array) * i // parts for i in range(parts + 1)]
     return [array[a:b] for a, b in itertools.pairwise(bounds)]
 

@@ -1,8 +1,9 @@
-"""The schema of MSCCL++ execution plans: JSON that says what every thread block of every GPU does.
+"""The schema of MSCCL++ execution plans: JSON with the operations of every thread block of every
+GPU.
 
 Field names are those of MSCCL++; `ark.collective.execution_write` and `execution_read` use them. A
-block names channels and remote buffers by their place in its own lists, and those lists by their
-place in the lists of its GPU; the n-th channel of GPU a to b is the n-th of b to a.
+block refers to channels and remote buffers by index in its own lists, and those lists by index in
+the lists of its GPU; the n-th channel of GPU a to b is the n-th of b to a.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ COLLECTIVES = {
     Collective.ALL_TO_ALL: "alltoall",
 }
 
-# What the executor's structures hold (execution_common.hpp), and the blocks that an A100, with 108
-# multiprocessors, keeps resident at once: blocks wait for each other.
+# The capacities of the executor's structures (execution_common.hpp), and the number of blocks that
+# an A100, with 108 multiprocessors, keeps resident at once, because blocks wait for each other.
 MOST_OPS, MOST_CHANNELS, MOST_PER_OP, MOST_SEMAPHORES, MOST_BLOCKS = 64, 16, 8, 16, 108
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 15)]
@@ -36,7 +37,7 @@ ChannelType = Literal["memory", "port", "none", "switch"]
 
 
 class _Form(Closed, frozen=True, omit_defaults=True):
-    """What every object of the form is: closed, and without fields that say nothing."""
+    """Base of all objects of the schema: unknown fields are refused, and defaults are omitted."""
 
 
 class Chunks(_Form, frozen=True):
@@ -50,7 +51,7 @@ class Chunks(_Form, frozen=True):
 
 
 class Slice(_Form, frozen=True):
-    """Which of `tbg_size` equal parts of an operation the thread block does."""
+    """The part, of `tbg_size` equal parts of an operation, that the thread block executes."""
 
     tb_id: Number
     tbg_size: Count
@@ -104,14 +105,14 @@ class Block(_Form, frozen=True):
 
 
 class RankGroup(_Form, frozen=True):
-    """Ranks behind a switch channel."""
+    """Ranks of a switch channel."""
 
     size: Count
     ranks: tuple[Rank, ...]
 
 
 class Channels(_Form, frozen=True):
-    """Channels of a GPU of one type, one an entry of `connected_to`."""
+    """Channels of one type of a GPU, one per entry of `connected_to`."""
 
     channel_type: ChannelType
     connected_to: tuple[Rank, ...] = ()
@@ -134,7 +135,7 @@ class Semaphore(_Form, frozen=True):
 
 
 class Gpu(_Form, frozen=True):
-    """What one rank has and does."""
+    """The buffers, channels and thread blocks of one rank."""
 
     id: Rank
     input_chunks: Number

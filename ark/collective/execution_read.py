@@ -1,9 +1,9 @@
-"""MSCCL++ execution plans as programs: they run in a plan, in the simulator and on NumPy.
+"""Reads MSCCL++ execution plans as programs, which run in a plan, in the simulator and in NumPy.
 
 The thread blocks are followed in an order that the plan's signals, semaphores and barriers allow,
-which shows a deadlock. What an operation waits for is taken from these alone, never from the order
-in which they were followed, so that the checker, which the program passes before it is returned,
-refuses a plan that forgets a wait. Packets, switch channels and slices are not read.
+which detects deadlocks. An operation's dependencies come from these alone, never from the order of
+following, so that the checker, which every program passes before it is returned, refuses a plan
+with a missing wait. Packets, switch channels and slices are not supported.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _KNOWN = (*_MOVES, *_SYNCS, "sem_acquire", "sem_release")
 def from_execution_plan(text: str, reduction: str = "sum", root: int = 0) -> CollectiveProgram:
     """Reads an MSCCL++ execution plan.
 
-    Args:
-        text: the JSON.
-        reduction: what a reducing plan does; the form leaves it open, MSCCL++ itself adds.
-        root: the root of a broadcast or reduce, which the form leaves open too.
+    Args: text: the JSON. reduction: of a reducing plan; the form does not contain it, MSCCL++
+    itself adds. root: of a broadcast or reduce, which the form does not contain either.
 
-    Raises ModelError, naming the place, on anything that is not such a plan or deadlocks,
-    UnsupportedError for what is not read, and PlanError (ark.collective.check) on a plan that
-    races or does not do what its collective demands.
+    Raises ModelError with the location on anything that is not such a plan or deadlocks,
+    UnsupportedError for unsupported operations, and PlanError (ark.collective.check) on a plan that
+    races or does not compute its collective.
     """
     if len(text) > _MOST_BYTES:
         raise ModelError(f"the execution plan is longer than {_MOST_BYTES} characters")
     plan = read(text, form.ExecutionPlan, "the execution plan")
     if plan.protocol != "Simple":
-        raise UnsupportedError("plans of packets (protocol LL) are not read, only Simple ones.")
+        raise UnsupportedError(
+            "plans of packets (protocol LL) are not supported; use protocol Simple."
+        )
     program = _Reader(plan, reduction, root).read()
     check(program)
     return program
@@ -60,7 +60,7 @@ def from_execution_plan(text: str, reduction: str = "sum", root: int = 0) -> Col
 @dataclass
 class _Block:
     ops: list[form.Op]
-    after: set[OpRef] = field(default_factory=set)  # what the next operation comes after
+    after: set[OpRef] = field(default_factory=set)  # the operations that precede the next one
     done: int = 0
     at_barrier: bool = False
 
@@ -92,7 +92,7 @@ class _Reader:
     def _blocks(self, gpu: form.Gpu) -> list[_Block]:
         if [block.id for block in gpu.threadblocks] != list(range(len(gpu.threadblocks))):
             raise ModelError(f"the thread blocks of gpu {gpu.id} are not numbered 0, 1, ...")
-        made = []
+        blocks = []
         for block in gpu.threadblocks:
             ops: list[form.Op] = []
             for op in block.ops:
@@ -100,23 +100,24 @@ class _Reader:
             for op in ops:
                 if op.name not in _KNOWN:
                     raise UnsupportedError(
-                        f"the operation {op.name[:40]!r} is not read; read are {', '.join(_KNOWN)}."
+                        f"the operation {op.name[:40]!r} is not supported; use one of "
+                        f"{', '.join(_KNOWN)}."
                     )
                 if op.tbg_info is not None and op.tbg_info.tbg_size != 1:
-                    raise UnsupportedError("operations in slices (tbg_info) are not read.")
-            made.append(_Block(ops))
-        if sum(len(block.ops) for block in made) > _MOST_OPERATIONS:
+                    raise UnsupportedError("operations in slices (tbg_info) are not supported.")
+            blocks.append(_Block(ops))
+        if sum(len(block.ops) for block in blocks) > _MOST_OPERATIONS:
             raise ModelError(f"gpu {gpu.id} has more than {_MOST_OPERATIONS} operations")
-        return made
+        return blocks
 
     def _pairs(self) -> dict[tuple[str, int, int], tuple[int, int]]:
-        """Of every (type, gpu, channel): the gpu and channel at its other end."""
+        """For every (type, gpu, channel) the gpu and channel at its other end."""
         lists: dict[tuple[str, int, int], list[int]] = defaultdict(list)
         for gpu in self.gpus:
             count: dict[str, int] = defaultdict(int)
             for channels in gpu.channels:
                 if channels.channel_type == "switch":
-                    raise UnsupportedError("switch channels (NVLS) are not read.")
+                    raise UnsupportedError("switch channels (NVLS) are not supported.")
                 for peer in channels.connected_to:
                     kind = channels.channel_type
                     lists[kind, gpu.id, peer].append(count[kind])
@@ -170,7 +171,7 @@ class _Reader:
         return self.plan.inplace and self.collective is Collective.REDUCE_SCATTER
 
     def _begin(self, rank: int) -> None:
-        """In place: what the caller gave is where the result will be."""
+        """In place: the input buffer is also the output buffer."""
         if not self.plan.inplace:
             return
         source = Span(IN, 0, self.chunks)
@@ -181,13 +182,13 @@ class _Reader:
         elif self.collective is Collective.ALL_GATHER:
             source, target = Span(IN, 0, self.shard), Span(OUT, rank * self.shard, self.shard)
         else:
-            raise UnsupportedError(f"{self.collective.value} in place is not read.")
+            raise UnsupportedError(f"{self.collective.value} in place is not supported.")
         ref = self._add(rank, Kind.COPY, target, (source,), set())
         for block in self.blocks[rank]:
             block.after = {ref}
 
     def _span(self, rank: int, place: str, chunks: form.Chunks) -> Span:
-        """Where chunks lie on a rank; in place, input and output are one."""
+        """The span of chunks on a rank; in place, input and output are one buffer."""
         at = chunks.index
         if place == "s":
             return Span("s", at, chunks.size)
@@ -201,7 +202,7 @@ class _Reader:
         return Span(OUT, at + shift, chunks.size)
 
     def _there(self, rank: int, number: int, op: form.Op, chunks: form.Chunks) -> tuple[int, Span]:
-        """The peer and its slots that a remote buffer names."""
+        """The peer and its slots that a remote buffer refers to."""
         gpu, kind = self.gpus[rank], op.channel_type
         ids = [
             each
@@ -264,7 +265,7 @@ class _Reader:
         return self._add(rank, Kind.PUT, dst, (src,), after, peer)
 
     def _step(self, rank: int, number: int, block: _Block) -> bool:
-        """Runs a block's next operation if what it waits for is there."""
+        """Runs a block's next operation if its dependencies are met."""
         op = block.ops[block.done]
         if op.name in ("wait", "rlxwait"):
             queues = [self.told[rank, self._key(op, each)]
@@ -292,7 +293,7 @@ class _Reader:
         return 2 * channel + (op.channel_type == "port")
 
     def _take(self, queues: list[deque[frozenset[OpRef]]], block: _Block) -> bool:
-        # An operation may name one queue several times, and then takes as many from it.
+        # An operation may name one queue several times, and then takes that many entries.
         if any(len(queue) < sum(other is queue for other in queues) for queue in queues):
             return False
         for queue in queues:
@@ -300,7 +301,7 @@ class _Reader:
         return True
 
     def _barrier(self, rank: int, op: form.Op, block: _Block) -> bool:
-        """The last block that comes takes all on."""
+        """The last block to arrive releases all others."""
         block.at_barrier = True
         here = [
             each
@@ -319,14 +320,14 @@ class _Reader:
         """One operation that moves data; those of a rank's block run one after another."""
         if not op.src_buff or not op.dst_buff:
             raise ModelError(
-                f"{op.name} of thread block {number} on gpu {rank} needs a source and a target "
-                "buffer"
+                f"{op.name} of thread block {number} on gpu {rank} needs a source buffer and a "
+                "target buffer"
             )
         if op.name in ("put", "pws", "pwsf", "get"):
             if len(op.src_buff) != len(op.dst_buff):
                 raise ModelError(
                     f"{op.name} on gpu {rank} has {len(op.src_buff)} sources and "
-                    f"{len(op.dst_buff)} targets; expected as many"
+                    f"{len(op.dst_buff)} targets; expected equal numbers"
                 )
             refs = []
             for src, dst in zip(op.src_buff, op.dst_buff, strict=True):

@@ -1,11 +1,11 @@
-"""Programs as MSCCL++ execution plans: puts, signals and waits of thread blocks.
+"""Writes programs as MSCCL++ execution plans: puts, signals and waits of thread blocks.
 
 Operations of a rank that depend on each other stay in one thread block, in the program's order; the
-others are dealt to blocks by the peer that they put to. A dependency on another rank becomes a
-signal of the block that fulfils it and a wait of the block that has it, on a channel of the two
-blocks. A block says first that its memory may be written, and the end waits for what nothing else
-waited for, so that a plan can be launched again and again. A chain too long for a block goes on in
-another, behind a semaphore.
+others are distributed to blocks by the peer of their puts. A dependency on another rank becomes a
+signal in the block that satisfies it and a wait in the block that has it, on a channel between the
+two blocks. A block first signals that its memory may be written, and at the end waits for every
+operation without another waiter, so that a plan can be launched repeatedly. A chain too long for a
+block continues in another one, after a semaphore.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ark.collective.order import describe, in_order
 from ark.collective.types import CollectiveProgram, Kind, OpRef, Role, Span
 from ark.errors import UnsupportedError
 
-_SIZES = (40, 24, 12, 6, 3)  # operations of a program a block, tried in this order
+_SIZES = (40, 24, 12, 6, 3)  # operations of a program per block, tried in this order
 _At = tuple[int, int]  # a thread block: rank, number
 _T = TypeVar("_T")
 
 
 @dataclass
 class _Block:
-    """A thread block while it is made: the operations of the program that it runs."""
+    """A thread block under construction: the operations of the program that it runs."""
 
     ops: list[int] = field(default_factory=list)
     acquires: int = -1  # a semaphore, -1: none
     releases: int = -1
     waits: dict[int, list[tuple[_At, int]]] = field(default_factory=lambda: defaultdict(list))
     signals: dict[int, list[_At]] = field(default_factory=lambda: defaultdict(list))
-    opens: list[_At] = field(default_factory=list)  # is told at the start
+    opens: list[_At] = field(default_factory=list)  # is signalled at the start
     awaits: list[tuple[_At, int]] = field(default_factory=list)  # at the end
     channels: list[int] = field(default_factory=list)
     buffers: list[int] = field(default_factory=list)
@@ -76,26 +76,26 @@ def to_execution_plan(program: CollectiveProgram) -> str:
 def _excess(plan: form.ExecutionPlan) -> str | None:
     """The first limit of the executor that a plan exceeds."""
     for gpu in plan.gpus:
-        found = [
+        counts = [
             ("thread blocks a rank", len(gpu.threadblocks), form.MOST_BLOCKS),
             ("semaphores a rank", len(gpu.semaphores), form.MOST_SEMAPHORES),
         ]
         for block in gpu.threadblocks:
             channels = sum(len(each.channel_ids) for each in block.channels)
             buffers = sum(len(each.remote_buffer_ids) for each in block.remote_buffer_refs)
-            found += [
+            counts += [
                 ("operations a thread block", len(block.ops), form.MOST_OPS),
                 ("channels a thread block", channels, form.MOST_CHANNELS),
                 ("remote buffers a thread block", buffers, form.MOST_CHANNELS),
             ]
-        for what, count, most in found:
+        for item, count, most in counts:
             if count > most:
-                return f"{count} {what}; msccl++ allows {most}"
+                return f"{count} {item}; MSCCL++ allows {most}"
     return None
 
 
 def _components(program: CollectiveProgram, rank: int) -> list[list[int]]:
-    """The rank's operations in parts without dependencies between them, in order."""
+    """The rank's operations, divided into parts without dependencies between them, in order."""
     ops = program.operations[rank]
     head = list(range(len(ops)))
 
@@ -149,7 +149,7 @@ class _Writer:
                 self.to_peer.setdefault((here, there[0]), there)
 
     def _deal(self, rank: int, size: int) -> list[_Block]:
-        """The operations of a rank in thread blocks of at most `size` of them."""
+        """The operations of a rank in thread blocks of at most `size` operations."""
         blocks: list[_Block] = []
         filling: dict[int | None, _Block] = {}
         for part in _components(self.p, rank):
@@ -158,11 +158,11 @@ class _Writer:
             if len(part) > size:
                 cuts = [part[i : i + size] for i in range(0, len(part), size)]
                 for i, cut in enumerate(cuts):
-                    made = _Block(cut, self.semaphores[rank] - 1 if i else -1)
+                    last = _Block(cut, self.semaphores[rank] - 1 if i else -1)
                     if i + 1 < len(cuts):
-                        made.releases = self.semaphores[rank]
+                        last.releases = self.semaphores[rank]
                         self.semaphores[rank] += 1
-                    blocks.append(made)
+                    blocks.append(last)
                 continue
             if key not in filling or len(filling[key].ops) + len(part) > size:
                 filling[key] = _Block()
@@ -173,9 +173,11 @@ class _Writer:
         return blocks or [_Block()]
 
     def _connect(self) -> None:
-        """Finds which block tells which of what, and when it waits for it."""
+        """Determines the signals and waits between blocks."""
         heard: dict[OpRef, list[int]] = defaultdict(list)  # blocks of the peer that wait for a put
-        needs: list[tuple[OpRef, _At, int]] = []  # who is waited for, where, before what
+        needs: list[
+            tuple[OpRef, _At, int]
+        ] = []  # the awaited block, the waiting block, and the operation before which it waits
         for rank, blocks in enumerate(self.blocks):
             for number, block in enumerate(blocks):
                 for i in block.ops:
@@ -253,8 +255,10 @@ class _Emitter:
         self.w, self.at, self.rank = writer, at, at[0]
         self.source = writer.blocks[at[0]][at[1]]
         self.ops: list[form.Op] = []
-        self.open: set[int] = set()  # operations that the block's threads may not have ended
-        self.behind = False  # some threads have waited, the others not yet
+        self.open: set[int] = (
+            set()
+        )  # operations that some of the block's threads may not have finished
+        self.behind = False  # some threads have waited, others not yet
         self.waited: dict[_At, int] = defaultdict(int)
 
     def block(self) -> form.Block:
@@ -288,7 +292,7 @@ class _Emitter:
         self.behind = False
 
     def _wait(self, waits: list[tuple[_At, int]]) -> None:
-        """Waits until each block has told as often as is needed."""
+        """Waits until each block has signalled often enough."""
         while short := sorted({at for at, count in waits if self.waited[at] < count}):
             self._channel_ops("wait", short)
             for at in short:
@@ -339,7 +343,7 @@ class _Emitter:
 
 
 def _index(values: list[_T], value: _T) -> int:
-    """The place of a value in a list, to which it is added if it is not there."""
+    """The index of a value in a list, to which it is added if it is absent."""
     if value not in values:
         values.append(value)
     return values.index(value)

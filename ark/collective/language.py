@@ -35,7 +35,9 @@ class Chunk:
     program: Program = field(repr=False, compare=False)
 
     def to(self, place: Chunk) -> Chunk:
-        """Copies it to a place of as many slots, here or on another rank; returns the place."""
+        """Copies it to a place with the same number of slots, on this or another rank; returns the
+        place.
+        """
         self.program.moved(self, place)
         return place
 
@@ -46,7 +48,7 @@ class Chunk:
 
 
 class Program:
-    """What a function of the language is given. ranks: their numbers."""
+    """The argument of a function of the language. ranks: their numbers."""
 
     def __init__(self, builder: ProgramBuilder, scratch: int) -> None:
         self._builder = builder
@@ -56,26 +58,27 @@ class Program:
         self.chunks = builder.chunks
 
     def input(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:
-        """What the rank contributes: all chunks of a reduction or all-to-all, one of a gather."""
+        """The rank's contribution: all chunks of a reduction or all-to-all, one of a gather."""
         return self._place(rank, IN, slot, count)
 
     def output(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:
-        """Where the rank's result is put together."""
+        """The slots of the rank's result."""
         return self._place(rank, OUT, slot, count)
 
     def scratch(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:
-        """Memory for what is under way; InvalidUsageError where the program asked for none."""
+        """Memory for intermediate results; raises InvalidUsageError if the program did not request
+        any.
+        """
         if not self._scratch:
             raise InvalidUsageError(
-                "the program has no scratch memory; say how many chunks it needs: "
-                "ark.comm.program(..., scratch=N)"
+                "the program has no scratch memory; request it by ark.comm.program(..., scratch=N)"
             )
         return self._place(rank, self._scratch, slot, count)
 
     def reduce(self, *parts: Chunk, into: Chunk) -> Chunk:
         """Folds chunks of one rank from left to right into one of its own; returns that.
 
-        What goes to the output is final: a mean is divided there.
+        A result in the output is final: a mean is divided there.
         """
         self._check_own(*parts, into)
         if {p.rank for p in parts} != {into.rank} or not parts:
@@ -102,14 +105,14 @@ class Program:
         rank, slot, count = (whole("a place of a program", n) for n in (rank, slot, count))
         if rank not in self.ranks:
             raise InvalidUsageError(
-                f"rank {rank} was named, but the program has {len(self.ranks)} ranks, "
+                f"rank {rank} is out of range; the program has {len(self.ranks)} ranks, "
                 "numbered from 0"
             )
         slots = self._builder.slots(buffer)
         if count < 1 or not 0 <= slot <= slots - count:
             raise InvalidUsageError(
-                f"{count} slots of {buffer!r} from slot {slot} on were named, but it has {slots} "
-                "slots, numbered from 0"
+                f"{count} slots of {buffer!r} from slot {slot} on are out of range; it has "
+                f"{slots} slots, numbered from 0"
             )
         return Chunk(rank, Span(buffer, slot, count), self)
 
@@ -117,21 +120,21 @@ class Program:
         for chunk in chunks:
             if not isinstance(chunk, Chunk):
                 raise InvalidUsageError(
-                    f"a chunk was expected, got {chunk!r:.60}; they are made by the program's "
-                    "input, output and scratch"
+                    f"expected a chunk, got {chunk!r:.60}; use the program's input, output and "
+                    "scratch"
                 )
             if chunk.program is not self:
                 raise InvalidUsageError(
-                    f"{chunk.span} of rank {chunk.rank} is a chunk of another program; use "
-                    "chunks of this one"
+                    f"{chunk.span} of rank {chunk.rank} belongs to another program; use chunks "
+                    "of this one"
                 )
 
     @staticmethod
     def _check_sizes(*chunks: Chunk) -> None:
         if len({c.span.count for c in chunks}) > 1:
             raise InvalidUsageError(
-                f"chunks of {[c.span.count for c in chunks]} slots were given; they must be of one "
-                "size"
+                f"chunks of {[c.span.count for c in chunks]} slots cannot be combined; they "
+                "must have equal sizes"
             )
 
 
@@ -146,23 +149,23 @@ def program(
     pieces: int = 1,
     name: str = "",
 ) -> Callable[[Callable[[Program], object]], CollectiveProgram]:
-    """Makes a checked program of the function below it.
+    """Makes a checked program of the decorated function.
 
-    chunks: into how many the data are cut, by default one for each rank. scratch: slots of scratch
-    memory a rank. root: of a broadcast or reduce. pieces: independent copies on pieces of every
+    chunks: the number of chunks of the data, by default one per rank. scratch: slots of scratch
+    memory per rank. root: of a broadcast or reduce. pieces: independent copies on pieces of every
     chunk. name: by default the function's. Raises PlanError with the first fault of the program.
     """
 
-    def made(function: Callable[[Program], object]) -> CollectiveProgram:
+    def decorate(function: Callable[[Program], object]) -> CollectiveProgram:
         label = name or str(getattr(function, "__name__", "program"))
         count = ranks if chunks is None else chunks
         slots = whole("the slots of scratch memory", scratch)
         if slots < 0:
-            raise InvalidUsageError(f"{slots} slots of scratch memory were asked for; 0 is none")
+            raise InvalidUsageError(f"scratch={slots} must be at least 0")
         builder = ProgramBuilder(label, collective, ranks, count, reduction, root, pieces)
         function(Program(builder, slots))
         built = builder.build()
         check(built)
         return built
 
-    return made
+    return decorate

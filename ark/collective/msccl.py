@@ -1,12 +1,12 @@
-"""Programs as MSCCL XML, so that the runtimes that read it can take what ark synthesises.
+"""Writes programs as MSCCL XML for the runtimes that read it.
 
-A one-sided put becomes a send (`s`) and a receive (`r`) in thread blocks of their own for every
-ordered pair of ranks; a reduce becomes copies and `re` steps in one local thread block. Waits on a
-reader of another rank (a slot is used again) move to the receive, where they are local.
+A one-sided put becomes a send (`s`) and a receive (`r`) in separate thread blocks for every ordered
+pair of ranks; a reduce becomes copies and `re` steps in one local thread block. Waits for a reader
+on another rank (when a slot is reused) move to the receive, where they are local.
 
-The runtimes differ in names and limits (`TARGETS`, as their parsers and structures have them): what
-exceeds the steps of a thread block goes on in another one on the next channel, and a put of too
-many chunks becomes several. What still does not fit is refused with the limit that it breaks.
+The runtimes differ in names and limits (`TARGETS`, from their parsers and structures): steps beyond
+the limit of a thread block continue in another one on the next channel, and a put of too many
+chunks becomes several. A program that still does not fit is refused with the limit that it exceeds.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _COLL = {
 
 @dataclass(frozen=True)
 class Target:
-    """What a runtime allows: steps a thread block, thread blocks a channel and in all, channels,
-    chunks a step, the number of a block that is waited for, an offset; and its own names.
+    """A runtime's limits: steps per thread block, thread blocks per channel and in all, channels,
+    chunks per step, the number of a block that is waited for, an offset; and its names.
     """
 
     steps: int
@@ -62,7 +62,7 @@ class _Place(NamedTuple):
 
 @dataclass
 class _Block:
-    """One thread block: what it sends to, receives from, and its steps as attribute texts."""
+    """One thread block: its peers for send and receive, and its steps as attribute texts."""
 
     send: int = -1
     recv: int = -1
@@ -85,11 +85,11 @@ class _Gpu:
         return self.index[key]
 
     def foreign(self, block: int, deps: list[_Place]) -> list[_Place]:
-        """The last step that is waited for in each other thread block."""
+        """The last awaited step in each other thread block."""
         return sorted({d.block: d for d in sorted(deps) if d.block != block}.values())
 
     def room(self, block: int, deps: list[_Place], limit: int) -> bool:
-        """True where a step that waits for these, and the `nop` steps before it, still fit."""
+        """True if a step with these dependencies, and the `nop` steps before it, still fits."""
         needed = max(1, len(self.foreign(block, deps)))
         return len(self.blocks[block].steps) + needed <= limit
 
@@ -106,7 +106,7 @@ class _Gpu:
 
 
 def _printable(name: str) -> str:
-    """A name as XML can say it: what is no character there becomes a question mark."""
+    """A name for XML; invalid characters become question marks."""
     return "".join(c if c.isprintable() else "?" for c in name)
 
 
@@ -118,11 +118,12 @@ def _nop(dep: _Place) -> str:
 
 
 def to_xml(program: CollectiveProgram, target: str = "rccl") -> str:
-    """Returns MSCCL XML for a runtime of `TARGETS` ("rccl" is msccl-executor-nccl's form too).
+    """Returns MSCCL XML for a runtime of `TARGETS` ("rccl" also serves msccl-executor-nccl).
 
     All reductions must be elementwise; the runtime chooses which. Raises InvalidUsageError for an
-    unknown target, UnsupportedError for a program that the form cannot say (DOT or BLEND, `pieces`
-    above 1, a wait for an unrelated operation of another rank) or that exceeds the target's limits.
+    unknown target, UnsupportedError for a program that the format cannot express (DOT or BLEND,
+    `pieces` above 1, a wait for an unrelated operation of another rank) or that exceeds the
+    target's limits.
     """
     p = program
     if target not in TARGETS:
@@ -152,7 +153,8 @@ class _Writer:
         self.channel: dict[tuple[int, int], int] = {}  # of a connection, now in use
         self.local_block = [0] * program.ranks  # of a rank, now in use
         self.gpus = [_Gpu() for _ in range(program.ranks)]
-        # Where an operation ends on its own rank, and a put on its peer; in parts, if it was cut.
+        # For each operation the step where it ends on its own rank, and for a put on its peer;
+        # several if it was cut.
         self.sent: dict[OpRef, list[_Place]] = {}
         self.received: dict[OpRef, list[_Place]] = {}
         self.base: dict[str, tuple[str, int]] = {}
@@ -251,23 +253,23 @@ class _Writer:
         """Raises UnsupportedError for the first limit of the target that is exceeded."""
         limits = self.target
         slots = max(self.scratch, *(self.p.buffer_by_name[name].slots for name in ("in", "out")))
-        found = [("chunks in a buffer", slots, limits.offset + 1)]
+        counts = [("chunks in a buffer", slots, limits.offset + 1)]
         for gpu in self.gpus:
             sends = Counter(each.channel for each in gpu.blocks if each.send >= 0)
             receives = Counter(each.channel for each in gpu.blocks if each.recv >= 0)
             busiest = max(0, *sends.values(), *receives.values())
             channels = 1 + max((each.channel for each in gpu.blocks), default=0)
             waited = max((place.block for place in gpu.waited_for), default=0)
-            found += [
+            counts += [
                 ("channels", channels, limits.channels),
                 ("thread blocks on one channel", busiest, limits.blocks_per_channel),
                 ("thread blocks a rank", len(gpu.blocks), limits.blocks),
                 ("thread blocks before one that is waited for", waited, limits.waited_for),
             ]
-        for what, count, most in found:
+        for item, count, most in counts:
             if count > most:
                 raise UnsupportedError(
-                    f"{self.p.name} needs {count} {what}; {target} allows {most}. Use a program of "
+                    f"{self.p.name} needs {count} {item}; {target} allows {most}. Use a program of "
                     "fewer chunks (a smaller k) or of fewer ranks."
                 )
 

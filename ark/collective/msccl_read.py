@@ -1,9 +1,9 @@
-"""MSCCL XML as a program: what other tools have written runs in a plan, the simulator and NumPy.
+"""Reads MSCCL XML as programs, which run in a plan, the simulator and NumPy.
 
-The runtime's thread blocks run beside each other, and a send need not wait for its receive; here a
-send is a put into a slot of its own on the receiver, and the receive copies or reduces from there.
-The steps are followed in an order that the runtime allows, which shows a deadlock, and the program
-is checked before it is returned. `ark.collective.msccl` writes the form.
+The runtime's thread blocks run concurrently, and a send need not wait for its receive; here a send
+is a put into a new slot on the receiver, and the receive copies or reduces from there. The steps
+are followed in an order that the runtime allows, which detects deadlocks, and the program is
+checked before it is returned. `ark.collective.msccl` writes the format.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Step:
     src: tuple[str, int]
     dst: tuple[str, int]
     count: int
-    block: int  # that is waited for, -1: none
+    block: int  # of the awaited step, -1: none
     step: int
 
 
@@ -53,10 +53,10 @@ class _Block:
 
 
 def from_xml(text: str, reduction: str = "sum") -> CollectiveProgram:
-    """Reads MSCCL XML; reduction: what a reducing program does, which the form leaves open.
+    """Reads MSCCL XML; reduction: of a reducing program, which the format does not contain.
 
-    Raises ModelError, naming the place, on anything that is not such a program or deadlocks, and
-    PlanError (ark.collective.check) on one that does not do what its collective demands.
+    Raises ModelError with the location on anything that is not such a program or deadlocks, and
+    PlanError (ark.collective.check) on one that does not compute its collective.
     """
     if len(text) > _MOST_BYTES or re.search(r"<!(DOCTYPE|ENTITY)", text, re.IGNORECASE):
         raise ModelError(
@@ -114,17 +114,17 @@ class _Reader:
         self.scratch = max(_number(g, "s_chunks", 0, _MOST_CHUNKS, "0") for g in gpus.values())
 
     def _blocks(self, gpu: ElementTree.Element) -> list[_Block]:
-        found: dict[int, _Block] = {}
+        by_number: dict[int, _Block] = {}
         for block in gpu.findall("tb"):
-            found[_number(block, "id", 0, _MOST_STEPS, "")] = _Block(
+            by_number[_number(block, "id", 0, _MOST_STEPS, "")] = _Block(
                 _number(block, "send", -1, self.ranks - 1, "-1"),
                 _number(block, "recv", -1, self.ranks - 1, "-1"),
                 _number(block, "chan", 0, _MOST_CHUNKS, "0"),
                 [self._step(s) for s in block.findall("step")],
             )
-        if sorted(found) != list(range(len(found))):
+        if sorted(by_number) != list(range(len(by_number))):
             raise ModelError(f"the thread blocks of rank {gpu.get('id')} are not numbered from 0")
-        return [found[i] for i in range(len(found))]
+        return [by_number[i] for i in range(len(by_number))]
 
     def _step(self, step: ElementTree.Element) -> _Step:
         kind = step.get("type", "")
@@ -146,7 +146,7 @@ class _Reader:
         )
 
     def _span(self, rank: int, place: tuple[str, int], count: int) -> Span:
-        """Where a step's buffer lies; in place, input and output are one."""
+        """The span of a step's buffer; in place, input and output are one buffer."""
         buffer, at = place
         if at < 0 or count < 1:
             raise ModelError(f"a step of rank {rank} moves {count} chunks from or to chunk {at}")
@@ -202,7 +202,7 @@ class _Reader:
         return b.build()
 
     def _begin(self, rank: int, work: bool) -> None:
-        """In place: what the caller gave is where the result will be."""
+        """In place: the input buffer is also the output buffer."""
         whole = Span(IN, 0, self.chunks)
         if work:
             self.builder.copy(rank, whole, Span("work", 0, self.chunks))
@@ -213,16 +213,19 @@ class _Reader:
             self.builder.copy(rank, Span(IN, 0, self.shard), own)
 
     def _slot(self, rank: int, count: int) -> Span:
-        made = Span("wire", self.used[rank], count)
+        span = Span("wire", self.used[rank], count)
         self.used[rank] += count
-        return made
+        return span
 
     def _try(self, rank: int, block: _Block) -> bool:
-        """Runs a block's next step if what it waits for is there."""
+        """Runs a block's next step if its dependencies are met."""
         step, blocks = block.steps[block.done], self.blocks[rank]
         if step.block >= 0:
             if step.block >= len(blocks):
-                raise ModelError(f"rank {rank} has no thread block {step.block} to wait for")
+                raise ModelError(
+                    f"a step of rank {rank} waits for thread block {step.block}, "
+                    "which does not exist"
+                )
             if blocks[step.block].done <= step.step:
                 return False
         queue = self.queues[block.receive, rank, block.channel]
@@ -234,7 +237,7 @@ class _Reader:
         b, count = self.builder, step.count
         came = queue.popleft() if step.kind in _RECEIVES else None
         if came is not None and came.count != count:
-            raise ModelError(f"rank {rank} receives {count} chunks where {came.count} were sent")
+            raise ModelError(f"rank {rank} receives {count} chunks, but {came.count} were sent")
         source = None
         if step.kind in ("s", "cpy", "re", "rrc", "rrs", "rrcs"):
             source = self._span(rank, step.src, count)
@@ -254,7 +257,7 @@ class _Reader:
             b.copy(rank, came, target)
         if step.kind in _SENDS:
             if block.send < 0:
-                raise ModelError(f"a thread block of rank {rank} sends, but names no peer")
+                raise ModelError(f"a thread block of rank {rank} sends without naming a peer")
             there = self._slot(block.send, count)
             b.put(rank, block.send, target, there)
             self.queues[rank, block.send, block.channel].append(there)

@@ -1,6 +1,6 @@
 """Orders of a program's operations: a legal run in list order, the steps, and the last writers.
 
-The checker, the executor, the simulator and the dumps walk programs with these functions.
+Used by the checker, the executor, the simulator and the dumps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def show(op: Operation) -> str:
 def in_order(program: CollectiveProgram) -> list[OpRef]:
     """Runs every rank's list strictly in order and returns one legal global order.
 
-    Raises PlanError when no rank can go on (a deadlock), naming who waits for whom.
+    Raises PlanError with the waiting operations if no rank can continue (a deadlock).
     """
     position = [0] * program.ranks
     order: list[OpRef] = []
@@ -72,7 +72,7 @@ def _deadlock(program: CollectiveProgram, position: list[int], rank: int) -> str
 
 
 def steps(program: CollectiveProgram) -> dict[OpRef, int]:
-    """The step of every operation: how many puts must have ended before it can start."""
+    """The step of every operation: the number of puts that must end before it can start."""
     result: dict[OpRef, int] = {}
     for ref in in_order(program):
         result[ref] = max(
@@ -82,7 +82,7 @@ def steps(program: CollectiveProgram) -> dict[OpRef, int]:
 
 
 def final_writers(program: CollectiveProgram) -> dict[tuple[int, int], OpRef]:
-    """The operation that makes each slot of `out` final, by (rank, slot)."""
+    """The operation that writes the final value of each slot of `out`, by (rank, slot)."""
     result: dict[tuple[int, int], OpRef] = {}
     for ref in in_order(program):
         op = program.op(ref)

@@ -20,7 +20,7 @@ from ark.errors import InvalidUsageError
 
 @dataclass(frozen=True)
 class Reduction:
-    """How two arrays become one.
+    """How two arrays are combined.
 
     `elementwise` reductions may be cut and reordered freely; the others need whole tensors and a
     fixed order of the ranks: a balanced tree (Adasum) or a left fold (the combiner).
@@ -82,10 +82,10 @@ def divided(array: np.ndarray, divide: int) -> np.ndarray:
 
 
 def reference(name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Reduces one array a rank the plain way: folded in rank order; Adasum by pairs of pairs.
+    """Reduces one array per rank directly: folded in rank order; Adasum by pairs of pairs.
 
-    Raises InvalidUsageError for an unknown name, and for Adasum over a number of ranks that is no
-    power of two.
+    Raises InvalidUsageError for an unknown name, and for Adasum over a number of ranks that is not
+    a power of two.
     """
     if name not in REDUCTIONS:
         raise InvalidUsageError(
@@ -106,6 +106,7 @@ def require_power_of_two(ranks: int) -> None:
     """Raises InvalidUsageError unless `ranks` is a power of two, as Adasum needs."""
     if ranks < 1 or ranks & (ranks - 1):
         raise InvalidUsageError(
-            f"Adasum combines ranks in pairs of pairs and needs a power of two, but there are "
-            f"{ranks} ranks; reduce over {1 << max(ranks.bit_length() - 1, 0)} of them or use mean."
+            "Adasum combines ranks in pairs of pairs and needs a power of two, but there are "
+            f"{ranks} ranks; reduce over {1 << max(ranks.bit_length() - 1, 0)} of them or use "
+            "mean."
         )

@@ -1,8 +1,8 @@
-"""Puts that pass other ranks, hop by hop: what a route requires of the runtime.
+"""Splits puts that pass through other ranks into hops.
 
-A put may name its way through the network. Which switch the bytes take is the fabric's matter, but
-where the way passes a rank, that rank receives them and puts them on.
-`ark.ops.communication.collectives` calls `routed` before a program becomes tasks.
+A put may name its route through the network. The fabric selects the switches, but a rank on the
+route receives the data and puts them on. `ark.ops.communication.collectives` calls `routed` before
+a program becomes tasks.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ark.collective.types import Buffer, CollectiveProgram, Kind, Operation, OpR
 
 
 def routed(program: CollectiveProgram) -> CollectiveProgram:
-    """Returns the program with a put for every hop between ranks; slots between are new.
+    """Returns the program with a put for every hop between ranks; intermediate slots are added.
 
-    A node is known to be a rank where some put's route begins or ends there. Raises PlanError where
-    routes call one rank by two names, or two ranks by one.
+    A node is recognised as a rank if a put's route begins or ends there. Raises PlanError if routes
+    give one rank two names, or two ranks one.
     """
     ranks = _ranks(program)
     passing = any(
@@ -30,25 +30,25 @@ def routed(program: CollectiveProgram) -> CollectiveProgram:
 
 
 def _ranks(program: CollectiveProgram) -> dict[str, int]:
-    """Returns the rank that each node of a route's ends is."""
-    found: dict[str, int] = {}
+    """Returns the rank of each node at which a route begins or ends."""
+    rank_of: dict[str, int] = {}
     names: dict[int, str] = {}
     for ref in program.refs():
         op = program.op(ref)
         for node, rank in zip((*op.route[:1], *op.route[-1:]), (ref.rank, op.peer), strict=False):
             assert rank is not None
-            if found.setdefault(node, rank) != rank or names.setdefault(rank, node) != node:
+            if rank_of.setdefault(node, rank) != rank or names.setdefault(rank, node) != node:
                 raise refusal(
                     program,
-                    f"{describe(program, ref)} calls rank {rank} {node!r}, but another route has "
-                    f"it as {names.get(rank, rank)!r} or {node!r} as rank {found[node]}.",
+                    f"{describe(program, ref)} calls rank {rank} {node!r}, but another route "
+                    f"names it {names.get(rank, rank)!r} or {node!r} as rank {rank_of[node]}.",
                 )
-    return found
+    return rank_of
 
 
 def _split(program: CollectiveProgram, ranks: dict[str, int]) -> CollectiveProgram:
     lists: list[list[Operation]] = [[] for _ in range(program.ranks)]
-    moved: dict[OpRef, OpRef] = {}  # to where the last hop stands now
+    moved: dict[OpRef, OpRef] = {}  # the position after the last hop
     used: defaultdict[tuple[bool, int], int] = defaultdict(int)
     number = len(program.buffers)
     names = (f"relay{number}", f"relay{number + 1}")

@@ -1,7 +1,7 @@
-"""The first check of a collective program: it is consistent as it is written.
+"""The first check of a collective program: its description is consistent.
 
-Ranges, names, peers, shapes of spans. `ark.collective.checker` asks it before it runs anything,
-so that what it runs cannot step outside the memory that it models.
+Ranges, names, peers, shapes of spans. `ark.collective.checker` runs it first, so that the symbolic
+run stays within the memory that it models.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ark.collective.reductions import REDUCTIONS
 from ark.collective.types import CollectiveProgram, Kind, Operation, OpRef, Role, io_slots
 from ark.errors import InvalidUsageError, PlanError
 
-MOST_SLOTS = 1 << 25  # on all ranks together: what a check may take in memory
+MOST_SLOTS = 1 << 25  # on all ranks together: limits the memory of a check
 
 
 def refusal(program: CollectiveProgram, text: str) -> PlanError:
@@ -22,7 +22,7 @@ def refusal(program: CollectiveProgram, text: str) -> PlanError:
 
 
 def check_structure(p: CollectiveProgram) -> None:
-    """Raises PlanError with the first thing that makes no sense."""
+    """Raises PlanError with the first inconsistency."""
     if p.ranks < 1 or p.chunks < 1 or p.pieces < 1 or len(p.operations) != p.ranks:
         raise refusal(
             p,
@@ -36,9 +36,11 @@ def check_structure(p: CollectiveProgram) -> None:
     if p.collective.rooted != (p.root is not None) or not 0 <= (p.root or 0) < p.ranks:
         raise refusal(p, f"{p.collective.value} cannot have the root {p.root}.")
     if p.collective.reduces and p.reduction not in REDUCTIONS:
-        raise refusal(p, f"there is no reduction {p.reduction!r}; use one of {list(REDUCTIONS)}.")
+        raise refusal(
+            p, f"the reduction {p.reduction!r} does not exist; use one of {list(REDUCTIONS)}."
+        )
     if p.reduction in REDUCTIONS and not REDUCTIONS[p.reduction].elementwise and p.pieces != 1:
-        raise refusal(p, f"{p.reduction} looks at whole tensors, which cannot be cut in pieces.")
+        raise refusal(p, f"{p.reduction} needs whole tensors, which cannot be cut into pieces.")
     if p.reduction == "adasum" and p.ranks & (p.ranks - 1):
         raise refusal(p, f"Adasum needs a power of two of ranks, but there are {p.ranks}.")
     wanted = {"in": (Role.IN, in_slots), "out": (Role.OUT, out_slots)}
@@ -72,7 +74,7 @@ def _check_operation(p: CollectiveProgram, ref: OpRef, op: Operation) -> None:
         if buffer is None:
             raise fault(f"names the buffer {span.buffer}, which does not exist.")
         if span.count < 1 or span.start < 0 or span.start + span.count > buffer.slots:
-            raise fault(f"leaves the buffer {span.buffer}, which has {buffer.slots} slots.")
+            raise fault(f"exceeds the buffer {span.buffer}, which has {buffer.slots} slots.")
     for dep in op.deps:
         if not (0 <= dep.rank < p.ranks and 0 <= dep.position < len(p.operations[dep.rank])):
             raise fault(
@@ -83,7 +85,7 @@ def _check_operation(p: CollectiveProgram, ref: OpRef, op: Operation) -> None:
     if op.peer is not None and (not 0 <= op.peer < p.ranks or op.peer == ref.rank):
         raise fault(f"puts to rank {op.peer}; the peer must be another of {p.ranks} ranks.")
     if op.route and op.kind is not Kind.PUT:
-        raise fault("has a route, but only puts travel.")
+        raise fault("has a route, but only puts have one.")
     if op.divide < 1 or (op.divide != 1 and op.kind is not Kind.REDUCE):
         raise fault(f"divides by {op.divide}; only a reduce divides, by at least 1.")
     _check_shape(p, op, fault)

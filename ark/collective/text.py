@@ -1,6 +1,6 @@
-"""Programs as text for people and as JSON for files; both are the same bytes for equal programs.
+"""Programs as text for people and as JSON for files; equal programs give equal bytes.
 
-`ark topo synthesize` writes these; `from_json` reads them back and refuses what it does not know.
+`ark topo synthesize` writes these; `from_json` reads them back and refuses unknown fields.
 """
 
 from __future__ import annotations
@@ -135,9 +135,9 @@ class _Program(Closed, frozen=True):
 
 
 def from_json(text: str) -> CollectiveProgram:
-    """Reads what `to_json` writes; run `check` on the result before trusting it.
+    """Reads the output of `to_json`; run `check` on the result before trusting it.
 
-    Raises ModelError, naming the place, on anything that is not such a program.
+    Raises ModelError with the location on anything that is not such a program.
     """
     form = read(text, _Program, "the collective program")
     return CollectiveProgram(

@@ -61,9 +61,9 @@ from ark.errors import InvalidUsageError
 
 
 class Collective(str, Enum):
-    """What is asked for; see the table in the module's docstring.
+    """The kind of collective; see the table in the module's docstring.
 
-    `Collective(name)` raises InvalidUsageError where there is no such collective.
+    `Collective(name)` raises InvalidUsageError for unknown names.
     """
 
     ALL_GATHER = "all_gather"
@@ -76,33 +76,36 @@ class Collective(str, Enum):
     @classmethod
     def _missing_(cls, value: object) -> Collective:
         raise InvalidUsageError(
-            f"no collective is called {value!r}; there are {', '.join(each.value for each in cls)}."
+            f"the collective {value!r} does not exist; there are "
+            f"{', '.join(each.value for each in cls)}."
         )
 
     @property
     def reduces(self) -> bool:
-        """Whether contributions of several ranks are combined."""
+        """True if contributions of several ranks are combined."""
         return self in (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE, Collective.REDUCE)
 
     @property
     def rooted(self) -> bool:
-        """Whether one rank, the root, plays a part of its own."""
+        """True if one rank, the root, has a role of its own."""
         return self in (Collective.BROADCAST, Collective.REDUCE)
 
     @property
     def sharded(self) -> bool:
-        """Whether the chunks are dealt to the ranks, so that ranks must divide chunks."""
+        """True if the chunks are divided among the ranks, so that their number must be a multiple
+        of the ranks.
+        """
         return self in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
 
 
 def no_algorithm(asked: object, known: Iterable[str], task: str = "") -> InvalidUsageError:
-    """The error where no algorithm that is known has this name; `task` says for what."""
+    """The error for an unknown algorithm name; `task` is what it was requested for."""
     wanted = f"{asked!r} for {task}" if task else repr(asked)
     return InvalidUsageError(f"{wanted} is not an algorithm; choose one of {', '.join(known)}.")
 
 
 class Kind(str, Enum):
-    """What an operation does; see the module's docstring."""
+    """The kind of an operation; see the module's docstring."""
 
     PUT = "put"
     COPY = "copy"
@@ -112,7 +115,7 @@ class Kind(str, Enum):
 
 
 class Role(str, Enum):
-    """Who a buffer belongs to and what a slot of it holds."""
+    """The owner of a buffer and the content of its slots."""
 
     IN = "in"
     OUT = "out"
@@ -121,7 +124,7 @@ class Role(str, Enum):
 
 
 class OpRef(NamedTuple):
-    """An operation's place: `operations[rank][position]`."""
+    """An operation's position: `operations[rank][position]`."""
 
     rank: int
     position: int
@@ -155,10 +158,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of one rank; the module's docstring says what each kind means.
+    """One operation of one rank; the module's docstring defines each kind.
 
     `peer` is the receiving rank of a PUT and None otherwise. `route` is the node ids that a PUT
-    passes, from the sender's to the receiver's, or empty where the network may choose.
+    passes, from the sender's to the receiver's, or empty if the network may choose.
     """
 
     kind: Kind
@@ -182,9 +185,9 @@ Counts = tuple[tuple[int, ...], ...]
 class CollectiveProgram:
     """A whole collective; see the module's docstring. Equal values dump to equal bytes.
 
-    `reduction` names an entry of `ark.collective.reductions.REDUCTIONS` and is None where the
-    collective reduces nothing; `root` is set for broadcast and reduce only. `counts` is that of an
-    all-to-all whose parts differ.
+    `reduction` names an entry of `ark.collective.reductions.REDUCTIONS` and is None for collectives
+    that do not reduce; `root` is set for broadcast and reduce only. `counts` is that of an
+    all-to-all with unequal parts.
     """
 
     name: str
@@ -210,7 +213,7 @@ class CollectiveProgram:
 
     @property
     def shard(self) -> int:
-        """Chunks that one rank owns, where the collective deals them out."""
+        """Chunks that one rank owns, if the collective divides them among ranks."""
         return self.chunks // self.ranks
 
     def op(self, ref: OpRef) -> Operation:
@@ -229,9 +232,9 @@ class CollectiveProgram:
 def exchanged(
     ranks: int, chunks: int, counts: Counts | None, src: int, dst: int
 ) -> tuple[Span, Span]:
-    """Returns where an all-to-all's part from `src` to `dst` begins in `in`, ends in `out`.
+    """Returns an all-to-all's part from `src` to `dst`: its span in `in` and its span in `out`.
 
-    Spans of nothing where there is none.
+    The spans are empty if there is no such part.
     """
     if counts is None:
         part = chunks // ranks
@@ -252,8 +255,8 @@ def check_counts(collective: Collective, ranks: int, counts: Counts) -> None:
         or not any(numbers)
     ):
         raise InvalidUsageError(
-            f"counts are for all_to_all, a row of {ranks} numbers for each of {ranks} ranks, 0 or "
-            f"more and not all 0; {collective.value} was given {str(counts)[:60]}."
+            f"counts are for all_to_all, a row of {ranks} numbers for each of {ranks} ranks, 0 "
+            f"or more and not all 0; {collective.value} got {str(counts)[:60]}."
         )
 
 
@@ -266,13 +269,13 @@ def io_slots(
         most = max(map(sum, counts))
         if chunks != most:
             raise InvalidUsageError(
-                f"the busiest rank sends {most} chunks by its counts, but {chunks} were given."
+                f"chunks={chunks} is wrong: by its counts the busiest rank sends {most} chunks."
             )
         return most, max(map(sum, zip(*counts, strict=True)))
     if collective.sharded and chunks % ranks:
         raise InvalidUsageError(
-            f"{collective.value} over {ranks} ranks was asked for with {chunks} chunks, but the "
-            f"chunks are dealt to the ranks: use a multiple of {ranks}."
+            f"{collective.value}: chunks={chunks} is not divisible by {ranks} ranks; use a "
+            f"multiple of {ranks}."
         )
     shard = chunks // ranks
     if collective is Collective.ALL_GATHER:

@@ -1,8 +1,9 @@
-"""What a program's writes leave in its slots, each write a value of its own: no slot is used again.
+"""The values of a program: each write to a slot makes a new value, so that no slot is reused.
 
-Ranks that run by themselves may not overwrite what a peer might still read. In this form nothing is
-overwritten, so the only dependencies left are those that carry data. A copy makes no value: its
-readers read the source. What nobody needs for the end is left out. The plan's lowering reads it.
+Ranks that are not synchronised must not overwrite data that a peer might still read. In this form
+nothing is overwritten, so the only remaining dependencies are those that carry data. A copy makes
+no value: its readers read the source. Values that the result does not need are omitted. Used by the
+plan's lowering.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ class Origin(Enum):
 
 @dataclass(frozen=True)
 class Value:
-    """What one write leaves in one slot, or what a slot of `in` holds at the start.
+    """The result of one write to one slot, or the initial content of a slot of `in`.
 
-    number: the same on all ranks. rank: who holds it. writer: who wrote it, another rank for a put.
-    part: which of the equal parts of a share it is; values are only combined with their like. slot:
-    of `in`, for an input. sources: the numbers of the values that it is made of, in order. reduce,
+    number: the same on all ranks. rank: the holder. writer: the rank that wrote it, another one for
+    a put. part: the index among the equal parts of a share; only equal parts are combined. slot: of
+    `in`, for an input. sources: the numbers of the values that are combined, in order. reduce,
     divide: those of the operation that combined them.
     """
 
@@ -47,11 +48,12 @@ class Value:
 
 @dataclass(frozen=True)
 class Flow:
-    """The values that matter for the end.
+    """The values that the result needs.
 
-    parts: how many parts a share has; a share is what one rank owns, or everything where nothing is
-    dealt to ranks. values: by number, in an order that is legal for all ranks together; a rank's
-    own are in the order of its list. final: what each slot of `out` ends with, by (rank, slot).
+    parts: the number of parts of a share; a share is the data that one rank owns, or everything if
+    the data are not divided among ranks. values: by number, in an order that is legal for all ranks
+    together; a rank's own are in the order of its list. final: the value in each slot of `out` at
+    the end, by (rank, slot).
     """
 
     parts: int
@@ -62,12 +64,12 @@ class Flow:
 def flow(program: CollectiveProgram) -> Flow:
     """Follows all values through a checked program; operations are puts, copies and reductions."""
     parts = program.shard if program.collective.sharded else program.chunks
-    made: list[Value] = []
+    values: list[Value] = []
     holds: dict[tuple[int, str, int], Value] = {}
 
     def add(origin: Origin, rank: int, writer: int, part: int, **more: object) -> Value:
-        made.append(Value(len(made), origin, rank, writer, part, **more))  # type: ignore[arg-type]
-        return made[-1]
+        values.append(Value(len(values), origin, rank, writer, part, **more))  # type: ignore[arg-type]
+        return values[-1]
 
     for rank in range(program.ranks):
         for slot in range(program.buffer_by_name["in"].slots):
@@ -89,17 +91,17 @@ def flow(program: CollectiveProgram) -> Flow:
             holds[owner, op.dst.buffer, slot] = value
     final = {(rank, slot): v for (rank, buffer, slot), v in holds.items() if buffer == "out"}
     needed = {value.number for value in final.values()}
-    for value in reversed(made):
+    for value in reversed(values):
         if value.number in needed:
             needed.update(value.sources)
-    return Flow(parts, {v.number: v for v in made if v.number in needed}, final)
+    return Flow(parts, {v.number: v for v in values if v.number in needed}, final)
 
 
 def coarsened(program: CollectiveProgram) -> CollectiveProgram:
-    """Returns the program with as many slots in one as all of its spans keep together.
+    """Returns the program with slots merged as far as all of its spans allow.
 
-    A put of several slots then is one write, where every operation cuts the data at the same
-    places. Programs with slots of dot products are returned as they are.
+    A put of several slots is then one write, if every operation cuts the data at the same places.
+    Programs with slots of dot products are returned unchanged.
     """
     if any(buffer.role is Role.DOTS for buffer in program.buffers):
         return program

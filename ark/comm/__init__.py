@@ -1,10 +1,10 @@
-"""Collectives that fit any network: topologies in, checked programs of puts and reduces out; and
-collectives on NumPy arrays and torch tensors, outside of a model.
+"""Collectives for any network: synthesis of checked programs of puts and reduces from topologies;
+and collectives on NumPy arrays and torch tensors, outside of a model.
 
 Users import `topology` and `synthesize` from here; `ark topo` is the same on the command line. The
-package stands on its own, and the plan takes its programs as it takes any other collective. What
-works on arrays (`ark.comm.all_reduce(x)`) lies above the runtime, in ark.distributed, and channels
-that a model names in ark.ops.communication.channels; they are named here and loaded when asked for.
+package does not depend on plans, and the planner accepts its programs like any other collective.
+Functions on arrays (`ark.comm.all_reduce(x)`) are in ark.distributed, above the runtime, and
+channels of models in ark.ops.communication.channels; both are imported when they are used.
 """
 
 import importlib

@@ -1,6 +1,6 @@
-"""The least time of a collective on a network, whatever the algorithm: what times compare with.
+"""Lower bounds on the time of a collective on a network, for any algorithm.
 
-Latency is left out. `ark.cli.topo` and the page print it beside every predicted time.
+Latency is not included. `ark.cli.topo` and the page print the bound next to every predicted time.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """All-to-all at the rate of a multicommodity flow: its bound, its paths and its program.
 
-Every rank has as much for every other, or as many chunks as `counts` says. The least time is that
-of the largest concurrent flow (Shahrokhi and Matula 1990), a linear programme with one flow a
-source. Its multipliers are lengths of links, and any lengths prove a bound: what all pairs have to
-travel, over what the links offer. They are turned into fractions, so that the bound is exact
-arithmetic whatever the solver did. The flow is cut into paths and these are rounded to equal parts
-of a chunk; the loss is stated. `ark.comm.synthesize` calls `exchange_program`, the bounds of
-`ark.comm.bounds` call `exchange`.
+Every rank sends the same amount to every other, or as many chunks as `counts` says. The least time
+is that of the largest concurrent flow (Shahrokhi and Matula 1990), a linear program with one flow
+per source. Its multipliers are lengths of links, and any lengths prove a bound: the distance that
+all pairs must travel, divided by the capacity of the links. They are turned into fractions, so that
+the bound is exact arithmetic regardless of the solver. The flow is divided into paths and these are
+rounded to equal parts of a chunk; the loss is reported. `ark.comm.synthesize` calls
+`exchange_program`, `ark.comm.bounds` calls `exchange`.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def exchange(topology: Topology, counts: Counts | None = None) -> Exchange:
         shares = {
             pair: _rounded(each, parts * rows[pair[0]][pair[1]]) for pair, each in paths.items()
         }
-        made = Exchange(topology, bound, _time(net, shares, parts), parts, shares, rows)
-        if best is None or made.inv_rate < best.inv_rate:
-            best = made
+        result = Exchange(topology, bound, _time(net, shares, parts), parts, shares, rows)
+        if best is None or result.inv_rate < best.inv_rate:
+            best = result
         if best.inv_rate <= bound * _GOOD_ENOUGH:
             break
     assert best is not None
@@ -114,7 +114,8 @@ def _solve(net: Network, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
     if solver.Solve() != solver.OPTIMAL:
         raise InternalError(f"the solver found no flow of an all-to-all on {net.topology.name}.")
     lengths = np.array([abs(row.dual_value()) for row in rows])
-    # Of all flows of this rate, one that travels least: no way round where a link is not short.
+    # Among all flows of this rate the one with the least total distance, so that data take no
+    # detour without need.
     time.SetUb(time.solution_value() * (1 + 1e-9))
     solver.Objective().SetCoefficient(time, 0)
     for each in itertools.chain(*flow):
@@ -125,7 +126,7 @@ def _solve(net: Network, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _kept(solver: Any, net: Network, flow: list[Any], node: int, stays: int) -> Any:
-    """Adds the row that what enters a node, less what stays there, leaves it."""
+    """Adds the row by which inflow minus outflow of a node equals what stays there."""
     row = solver.RowConstraint(stays, stays, "")
     for link in np.flatnonzero(net.heads == node):
         row.SetCoefficient(flow[link], 1)
@@ -165,7 +166,7 @@ def _paths(
     out: list[list[int]] = [[] for _ in net.topology.nodes]
     for link in np.flatnonzero(flow > _MIN_FLOW):
         out[net.tails[link]].append(int(link))
-    found: dict[int, list[tuple[Path, float]]] = {}
+    paths: dict[int, list[tuple[Path, float]]] = {}
     for sink in range(net.ranks):
         if sink == source or not counts[sink]:
             continue
@@ -178,8 +179,8 @@ def _paths(
             left[links] -= taken
             needed -= taken
             each.append(((source, *(int(net.heads[link]) for link in links)), taken))
-        found[sink] = each
-    return found
+        paths[sink] = each
+    return paths
 
 
 def _widest(
@@ -232,10 +233,10 @@ def _time(net: Network, shares: Shares, parts: int) -> Fraction:
 
 
 def exchange_program(topology: Topology, pieces: int, counts: Counts | None) -> CollectiveProgram:
-    """Returns the program of the paths; ranks on a path store what passes and send it on."""
-    made = exchange(topology, counts)
+    """Returns the program of the paths; ranks on a path store and forward."""
+    flows = exchange(topology, counts)
     ranks = len(topology.ranks)
-    finer = tuple(tuple(n * made.parts for n in row) for row in made.counts)
+    finer = tuple(tuple(n * flows.parts for n in row) for row in flows.counts)
     builder = ProgramBuilder(
         f"flow all_to_all on {topology.name}",
         "all_to_all",
@@ -246,7 +247,7 @@ def exchange_program(topology: Topology, pieces: int, counts: Counts | None) -> 
     )
     relayed = [0] * ranks
     jobs = []
-    for (source, sink), paths in sorted(made.shares.items()):
+    for (source, sink), paths in sorted(flows.shares.items()):
         first = 0
         for path, count in paths:
             jobs.append((source, sink, first, count, list(_hops(topology, path))))

@@ -1,7 +1,7 @@
-"""Finite groups of permutations: what leaves ranks, nodes or a search as they are.
+"""Finite groups of permutations, under which ranks, nodes or a search are invariant.
 
 ForestColl draws and packs trees with their images under such a group, and TACCL shares variables
-between chunks that one moves to each other. They find their generators each in its own way.
+between chunks that are images of each other. Each finds generators in its own way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Group:
-    """`images[h, point]` is where element h moves a point; element 0 moves nothing.
+    """`images[h, point]` is the image of a point under element h; element 0 is the identity.
 
     `generators` are images of elements that generate the others.
     """
@@ -44,10 +44,10 @@ class Group:
 def generated(
     points: int, generators: Sequence[Ints], telling: int | None = None, most: int | None = None
 ) -> Group | None:
-    """Returns the group of permutations of 0 .. points - 1; None where it has more than `most`.
+    """Returns the group of permutations of 0 .. points - 1; None if it has more than `most`.
 
-    telling: how many points, the first ones, tell elements apart; all by default. Powers of the
-    first generator come first, then these times powers of the next one, and so on.
+    telling: how many of the first points distinguish elements; all by default. Powers of the first
+    generator come first, then these times powers of the next one, and so on.
     """
     elements = [np.arange(points, dtype=np.int64)]
     known = {elements[0][:telling].tobytes()}

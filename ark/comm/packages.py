@@ -1,4 +1,4 @@
-"""Loads packages that an extra brings, with one clear error where one is missing."""
+"""Imports packages of an extra, with a clear error if one is missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ark.errors import SystemError
 
 
 def require(module: str, extra: str = "comm") -> ModuleType:
-    """Returns the imported module; raises SystemError naming the extra that brings it."""
+    """Returns the imported module; raises SystemError with the extra that provides it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""One call from a topology to a checked program: trees, routes, flows or a classic.
+"""From a topology to a checked program in one call: trees, routes, flows or a classic.
 
 Users import it from `ark.comm`; the command line and the planner call it too.
 """
@@ -20,14 +20,14 @@ FLOW = "flow"
 
 
 def algorithms(topology: Topology, collective: str, reduction: str | None = None) -> list[str]:
-    """Returns the names that `synthesize` takes for this collective on this topology."""
+    """Returns the names that `synthesize` accepts for this collective on this topology."""
     asked = Collective(collective)
     _check_reduction(asked, reduction)
-    found = [FORESTCOLL] if collective in COLLECTIVES else []
-    found += [TACCL] if asked in taccl.COLLECTIVES else []
-    found += [FLOW] if asked is Collective.ALL_TO_ALL else []
-    found = found if _elementwise(reduction) else []
-    return found + classics.supported(asked, len(topology.ranks), topology.equal_boxes(), reduction)
+    names = [FORESTCOLL] if collective in COLLECTIVES else []
+    names += [TACCL] if asked in taccl.COLLECTIVES else []
+    names += [FLOW] if asked is Collective.ALL_TO_ALL else []
+    names = names if _elementwise(reduction) else []
+    return names + classics.supported(asked, len(topology.ranks), topology.equal_boxes(), reduction)
 
 
 def synthesize(
@@ -93,14 +93,14 @@ def synthesize(
         check_counts(asked, len(topology.ranks), counts)
         if algorithm not in (FLOW, classics.ONE_SHOT):
             raise InvalidUsageError(
-                f"{algorithm} takes no counts; {FLOW} and {classics.ONE_SHOT} do."
+                f"{algorithm} does not support counts; {FLOW} and {classics.ONE_SHOT} do."
             )
     if algorithm == FLOW and asked is not Collective.ALL_TO_ALL:
-        raise InvalidUsageError(f"flow does all_to_all only, not {collective}.")
+        raise InvalidUsageError(f"flow supports all_to_all only, not {collective}.")
     if algorithm != FORESTCOLL and (k is not None or window):
-        raise InvalidUsageError(f"{algorithm} takes no k and no window; only forestcoll does.")
+        raise InvalidUsageError(f"{algorithm} does not support k and window; only forestcoll does.")
     if algorithm != TACCL and sketch is not None:
-        raise InvalidUsageError(f"{algorithm} takes no sketch; only taccl does.")
+        raise InvalidUsageError(f"{algorithm} does not support a sketch; only taccl does.")
     if algorithm == FORESTCOLL:
         if not _elementwise(reduction):
             raise InvalidUsageError(
@@ -108,8 +108,8 @@ def synthesize(
                 f"{', '.join(algorithms(topology, collective, reduction))} instead."
             )
         root_id = None if root is None else topology.ranks[root]
-        made = forest(topology, collective, k, root_id)
-        program = lower(made, reduction or "sum", pieces, window, most_operations)
+        planned = forest(topology, collective, k, root_id)
+        program = lower(planned, reduction or "sum", pieces, window, most_operations)
     elif algorithm == TACCL:
         phases = 2 if asked is Collective.ALL_REDUCE else 1
         puts = phases * len(topology.ranks) * (len(topology.ranks) - 1)
@@ -145,9 +145,7 @@ def synthesize(
 
 def _check_reduction(asked: Collective, reduction: str | None) -> None:
     if reduction is not None and not asked.reduces:
-        raise InvalidUsageError(
-            f"{asked.value} reduces nothing; it takes no reduction {reduction}."
-        )
+        raise InvalidUsageError(f"{asked.value} does not reduce; omit the reduction {reduction}.")
 
 
 def _elementwise(reduction: str | None) -> bool:

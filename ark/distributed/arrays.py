@@ -1,4 +1,4 @@
-"""Arrays as collectives see them: bytes of elements, of NumPy or torch, on the host or a device."""
+"""Arrays as collectives see them: bytes of elements, in NumPy or torch, on the host or a device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ark.errors import InvalidUsageError
 from ark.frontend.foreign import address_of, check_native, written
 from ark.tasks.combine import ELEMENTS
 
-# Elements by the names that NumPy (with ml_dtypes) and torch give to types.
+# Types of elements, by the names that NumPy (with ml_dtypes) and torch use.
 _NAMES = {
     "float64": "fp64",
     "float32": "fp32",
@@ -34,12 +34,12 @@ _NAMES = {
 
 
 class Array:
-    """given: what the caller passed, or what was made for him. It is contiguous."""
+    """given: the array that the caller passed, or a new one for the result. It is contiguous."""
 
     def __init__(self, given: Any, name: str, shape: Sequence[int], itemsize: int) -> None:
         if name not in _NAMES:
             raise InvalidUsageError(
-                f"arrays of {name} are not taken; cast to one of {', '.join(_NAMES)}"
+                f"arrays of {name} are not supported; cast to one of {', '.join(_NAMES)}"
             )
         self.given = given
         self.element = _NAMES[name]
@@ -50,51 +50,53 @@ class Array:
         assert ELEMENTS[self.element].itemsize == itemsize
 
     def like(self, out: Any, shape: Sequence[int]) -> Array:
-        """The array for a result of that shape: the caller's, of this one's type, or a new one."""
-        made = self
+        """The array for a result of that shape: `out`, if it has this one's type, or a new one."""
+        result = self
         if out is not self.given or self.shape != shape:
-            made = wrap(self.blank(shape) if out is None else out)
-        made.check_writable()
-        if made.elements != math.prod(shape) or made.element != self.element:
+            result = wrap(self.blank(shape) if out is None else out)
+        result.check_writable()
+        if result.elements != math.prod(shape) or result.element != self.element:
             raise InvalidUsageError(
-                f"the result is {list(shape)} of {self.element}, but the array for it is "
-                f"{list(made.shape)} of {made.element}"
+                f"the result is {list(shape)} of {self.element}, but `out` is "
+                f"{list(result.shape)} of {result.element}; pass an array of that shape and type"
             )
-        return made
+        return result
 
     def check_writable(self) -> None:
-        """InvalidUsageError where its elements must not be written."""
+        """Raises InvalidUsageError if its elements must not be written."""
 
     def blank(self, shape: Sequence[int]) -> Any:
         """A new array of the same kind, type and device."""
         raise NotImplementedError
 
     def numbers(self, values: Sequence[int]) -> Any:
-        """A new array of the same kind and device that holds these, as int32."""
+        """A new array of the same kind and device that holds these numbers as int32."""
         raise NotImplementedError
 
     def listed(self) -> list[int]:
-        """The elements of an array of whole numbers."""
+        """The elements of an integer array."""
         raise NotImplementedError
 
     def called(self, name: str, *options: str) -> str:
-        """A call on this array as a person writes it: the same text where types and sizes fit."""
+        """A call on this array as text; equal types and sizes give equal text."""
         return _call_text(name, self.element, self.elements, options)
 
     def rows(self, begin: int, count: int) -> Array:
-        """Some rows of it, in place."""
+        """A view of some rows."""
         return wrap(self.given[begin : begin + count])
 
     def copy_from(self, other: Array) -> None:
-        """Takes the other's elements, which are as many."""
+        """Copies the elements of another array with the same number of elements."""
         raise NotImplementedError
 
     def stream(self) -> int | None:
-        """The device queue on which the caller works, None for the host's memory."""
+        """The device queue on which the caller works; None for host memory."""
         return None
 
     def view(self, memory: Memory) -> Any:
-        """Device memory of as many bytes, as this kind of array sees it."""
+        """Device memory of the same number of bytes, in the form that this kind of array copies
+        from and to.
+        """
         raise NotImplementedError
 
     def write_to(self, view: Any) -> None:
@@ -127,7 +129,7 @@ class HostArray(Array):
 
     def check_writable(self) -> None:
         if not self.given.flags.writeable:
-            raise InvalidUsageError("the array for the result is read-only; pass a copy of it")
+            raise InvalidUsageError("`out` is read-only; pass a writable array")
 
     def copy_from(self, other: Array) -> None:
         np.copyto(self.given.reshape(-1), np.asarray(other.given).reshape(-1))
@@ -182,7 +184,9 @@ class TorchArray(Array):
 
 
 class TorchHostArray(TorchArray):
-    """A torch tensor on the host, copied without torch: its calls cost more than a small copy."""
+    """A torch tensor on the host, copied without torch, whose calls take longer than a small
+    copy.
+    """
 
     def stream(self) -> int | None:
         return None
@@ -199,7 +203,7 @@ class TorchHostArray(TorchArray):
 
 
 class _DeviceBytes:
-    """Device memory as torch and others take it without a copy."""
+    """Device memory that torch and other libraries can view without a copy."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -218,19 +222,18 @@ def _call_text(name: str, element: str, elements: int, options: tuple[str, ...])
 def _host(memory: Memory) -> np.ndarray:
     if memory.host is None:
         raise InvalidUsageError(
-            "the group's device does not share the host's memory; pass a torch tensor that lies on "
-            "the device"
+            "the group's device cannot address host memory; pass a torch tensor on the device"
         )
     return memory.host
 
 
 def wrap(given: Any) -> Array:
-    """The array as collectives see it; InvalidUsageError for what is none that they take."""
+    """The array as collectives see it; raises InvalidUsageError for other objects."""
     if isinstance(given, np.ndarray):
         return HostArray(given)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(given, torch.Tensor):
         return (TorchHostArray if given.device.type == "cpu" else TorchArray)(given)
     raise InvalidUsageError(
-        f"a collective takes NumPy arrays and torch tensors, but was given a {type(given).__name__}"
+        f"a collective takes NumPy arrays and torch tensors, not {type(given).__name__}"
     )

@@ -1,8 +1,9 @@
-"""Whose message a receive takes, where messages have no tag and a receive may name nobody.
+"""Assigns messages without a tag to receives, of which some accept any sender.
 
-A message without a tag is told to nobody: its receiver names the sender and waits in memory that
-the two share. Once a rank has asked, all others tell it how many messages they have begun to send
-to it, now and with each that follows. So who never receives from anybody pays nothing for it.
+A message without a tag is not announced: its receiver names the sender and waits in memory that the
+two share. Once a rank has called a receive from any sender, all others tell it how many messages
+they have begun to send to it, then and with each later one. So a rank that always names the sender
+has no overhead.
 """
 
 from __future__ import annotations
@@ -17,20 +18,22 @@ from dataclasses import dataclass
 from ark.errors import InvalidUsageError, SystemError
 from ark.runtime.bootstrap import Bootstrap
 
-ASK, BEGUN = "messages from anybody", "messages begun"
+ASK, BEGUN = "messages from any rank", "messages begun"
 COUNT = struct.Struct("<Q")
 
 
 @dataclass
 class Waiting:
-    """A receive of which it is not known whose message it takes; source: None is anybody's."""
+    """A receive whose message is not known yet; source: None accepts any sender."""
 
     source: int | None
     begin: Callable[[int], None]
 
 
 class Arrivals:
-    """Receives take messages in the order in which they were called, as far as they fit."""
+    """Receives take messages in the order in which they were called, as far as the senders
+    match.
+    """
 
     def __init__(self, job: Bootstrap) -> None:
         self._job = job
@@ -39,7 +42,7 @@ class Arrivals:
         self._asked = False
         self._askers: set[int] = set()
         self._sent: Counter[int] = Counter()
-        self._begun: Counter[int] = Counter()  # by that rank, as far as it has told
+        self._begun: Counter[int] = Counter()  # by that rank, as far as it has reported
         self._taken: Counter[int] = Counter()
         self._waiting: list[Waiting] = []
         job.hear(ASK, self._hear_asker)
@@ -53,11 +56,13 @@ class Arrivals:
                 self._tell(peer)
 
     def receive(self, source: int | None, begin: Callable[[int], None]) -> None:
-        """Has `begin` called with the rank whose next message this receive takes: at once where
-        it is named and nobody waits, else perhaps on another thread.
+        """Calls `begin` with the rank whose next message this receive takes: at once if the rank is
+        named and no receive from any sender waits, else possibly on another thread.
         """
         if source is None and not self._others:
-            raise InvalidUsageError("one rank alone receives from nobody; start more")
+            raise InvalidUsageError(
+                "a job of one rank has no rank to receive from; start more ranks"
+            )
         with self._lock:
             if source is not None and not self._waiting:
                 self._taken[source] += 1
@@ -71,7 +76,7 @@ class Arrivals:
             self._match()
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Drops all waiting receives."""
         with self._lock:
             self._waiting = []
 
@@ -81,7 +86,9 @@ class Arrivals:
     def _hear_asker(self, rank: int, said: bytes) -> None:
         with self._lock:
             self._askers.add(rank)
-            with contextlib.suppress(SystemError):  # the job has failed: whoever waits learns of it
+            with contextlib.suppress(
+                SystemError
+            ):  # the job has failed: each waiting receive reports it
                 self._tell(rank)
 
     def _hear_begun(self, rank: int, said: bytes) -> None:
@@ -90,7 +97,9 @@ class Arrivals:
             self._match()
 
     def _match(self) -> None:
-        """Begins what can begin. A named receive that nobody's stands before needs no telling."""
+        """Begins the receives whose message is known. A named receive needs no announcement unless
+        a receive from any sender precedes it.
+        """
         still: list[Waiting] = []
         for each in self._waiting:
             left = {rank: self._begun[rank] - self._taken[rank] for rank in self._others}

@@ -1,8 +1,8 @@
 """A collective outside of a model: a plan of one op, made once for each size and kept.
 
-Data are bytes here; what they stand for is the element's name. All ranks make the plans of all
-ranks, have them verified together, and load their own. The source of such a plan does not know its
-size, so that one compiled kernel serves all sizes. Called by ark.distributed.group.
+Data are treated as bytes; the element type matters for reductions only. All ranks make the plans of
+all ranks, verify them together, and load their own. The source of such a plan does not depend on
+its size, so one compiled kernel serves all sizes. Called by ark.distributed.group.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ from ark.runtime.run import Ranks
 from ark.variant import COMPUTE, block
 
 PROCESSOR_BYTES = 4 << 10  # of packets for each processor of a small call
-LARGEST = 1 << 30  # bytes of one call's result: coordinates count in 32 bits
+LARGEST = 1 << 30  # bytes of one call's result, since coordinates have 32 bits
 
 
 @dataclass(frozen=True)
 class Key:
-    """What makes two calls the same. elements: of the input of one rank."""
+    """The properties in which two calls must agree to use one plan. elements: of one rank's
+    input.
+    """
 
     collective: str
     element: str
@@ -60,7 +62,9 @@ class Key:
 
 
 def algorithm(key: Key, world: int) -> str | CollectiveProgram:
-    """The algorithm of a call that names none: the least hops while that moves no more bytes."""
+    """The algorithm of a call that does not name one: the fewest hops among those that move no more
+    bytes.
+    """
     if key.algorithm != "auto":
         return key.algorithm
     large = key.nbytes > (256 << 10) and world > 2
@@ -68,7 +72,7 @@ def algorithm(key: Key, world: int) -> str | CollectiveProgram:
 
 
 def machine_for(device: Machine, world: int, key: Key) -> Machine:
-    """The device without a ring, and so many processors as the bytes keep busy."""
+    """The device without a ring, with as many processors as the data keep busy."""
     plain = next(v for v in device.variants if v.name == "block")
     machine = dataclasses.replace(device, variants=(block(plain.role(COMPUTE)),))
     most = machine.processors
@@ -81,14 +85,14 @@ def machine_for(device: Machine, world: int, key: Key) -> Machine:
 
 
 def plans_for(key: Key, world: int, device: Machine, hosts: Sequence[int] = ()) -> list[Plan]:
-    """The verified plans of all ranks. hosts: as the planner's option."""
+    """The verified plans of all ranks. hosts: the planner's option."""
     machine = machine_for(device, world, key)
     unit = uint32 if key.itemsize % 4 == 0 else uint8
     how = choose_program(
         key.collective, world, algorithm(key, world), None, key.root, key.reduction
     )
     attrs = {"program": how, "element": key.element, "engine": key.engine}
-    made = []
+    plans = []
     for rank in range(world):
         graph = Graph(rank, world)
         x, y = (
@@ -96,14 +100,14 @@ def plans_for(key: Key, world: int, device: Machine, hosts: Sequence[int] = ()) 
             for name, nbytes in (("x", key.nbytes), ("y", key.out_bytes(world)))
         )
         graph.add("collective", [x], [y], attrs, key.collective)
-        # Ranks meet in every call: one barrier costs less than waits for each peer.
-        made.append(make_plan(graph, machine, {"hosts": hosts, "together": True}))
-    verify(made)
-    return made
+        # Ranks synchronise in every call: one barrier takes less time than a wait for each peer.
+        plans.append(make_plan(graph, machine, {"hosts": hosts, "together": True}))
+    verify(plans)
+    return plans
 
 
 class Call:
-    """A loaded plan with memory of its own for what goes in and what comes out."""
+    """A loaded plan with its own memory for input and output."""
 
     def __init__(
         self, key: Key, ranks: Ranks, rank: int, world: int, backend: Backend, device: Device,
@@ -130,21 +134,21 @@ class Call:
         self._inline = InlineRuns(executor) if isinstance(device, InlineDevice) else None
 
     def restart(self) -> None:
-        """Ends launches under way; the next call begins anew, which all its ranks do together."""
+        """Ends running launches; the next call begins again, on all its ranks together."""
         if self.executor.latest is not None:
             self.executor.latest.stop()
         self.executor.resumed = None
         self._begin()
 
     def view(self, array: Array, memory: Memory) -> Any:
-        """Memory of the call as the array's kind sees it; the same one each time."""
+        """Memory of the call in the array's form; the same view each time."""
         key = (type(array), memory.address)
         if key not in self._views:
             self._views[key] = array.view(memory)
         return self._views[key]
 
     def run(self, stream: int | None = None) -> None:
-        """Runs the collective once: on a stream, or else until it has ended."""
+        """Runs the collective once: on a stream without waiting, or else until it has ended."""
         if stream is not None:
             self.executor.check()
             self.executor.resume(1, stream)

@@ -37,14 +37,14 @@ _group: Group | None = None
 def group(timeout_s: float | None = None) -> Group:
     """The process's group, joined on first use.
 
-    timeout_s: how long a rank waits for another within a call, 10 s unless the first use says
-    otherwise. A rank that dies is noticed before; this ends calls that ranks do not make together.
+    timeout_s: how long a rank waits for another within a call, by default 10 s; set by the first
+    use. A rank that ends is noticed earlier; the timeout ends calls that some ranks do not make.
     """
     global _group
     if _group is None:
         if timeout_s is not None and not 0 < timeout_s <= MOST_BUDGET_S:
             raise InvalidUsageError(
-                f"group: ranks wait for {timeout_s} s; it must be above 0 and at most "
+                f"group: timeout_s={timeout_s} is out of range; it must be above 0 and at most "
                 f"{MOST_BUDGET_S:g}"
             )
         if not Model.has_world_size():
@@ -55,8 +55,8 @@ def group(timeout_s: float | None = None) -> Group:
         atexit.register(_close)
     elif timeout_s is not None and timeout_s != _group.budget_s:
         raise InvalidUsageError(
-            f"group: its ranks wait for {_group.budget_s:g} s already; ask for {timeout_s:g} s "
-            "before the first call"
+            f"group: the timeout is already {_group.budget_s:g} s; pass {timeout_s:g} s before "
+            "the first call"
         )
     return _group
 
@@ -74,7 +74,7 @@ def all_reduce(input: Any, op: str = "sum", out: Any = None) -> Any:
 
 
 def all_gather(input: Any, out: Any = None) -> Any:
-    """See Group.all_gather: the ranks' arrays one behind the other."""
+    """See Group.all_gather: the ranks' arrays, concatenated."""
     return group().all_gather(input, out)
 
 
@@ -104,7 +104,7 @@ def send(input: Any, peer: int) -> None:
 
 
 def recv(out: Any, peer: int) -> Any:
-    """See Group.recv: into `out`, what the rank `peer` sends."""
+    """See Group.recv: receives into `out` from the rank `peer`."""
     return group().recv(out, peer)
 
 

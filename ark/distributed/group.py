@@ -1,10 +1,10 @@
-"""A group of ranks and its collectives on memory that the caller holds.
+"""A group of ranks and its collectives on memory that the caller owns.
 
-Each collective is a plan of one op (ark.distributed.calls), made the first time that a size is
-asked for and kept. All ranks of a group call the same collectives in the same order with equal
-types and sizes, which ark.distributed.lane checks; a send and its receive are called by their two
-ranks alone. On a CPU, calls return when the result is there and all ranks have made the call; on a
-GPU they are queued on the caller's stream.
+Each collective is a plan of one op (ark.distributed.calls), made when a size is first used and
+kept. All ranks of a group call the same collectives in the same order with equal types and sizes,
+which ark.distributed.lane checks; a send and its receive are called by their two ranks alone. On a
+CPU, calls return when the result is complete and all ranks have made the call; on a GPU they are
+queued on the caller's stream.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from ark.runtime.executor import BUDGET_S
 from ark.runtime.hosts import numbered
 
 REDUCTIONS = ("sum", "product", "min", "max", "mean")
-KEPT = 64  # calls that a group keeps loaded, and as many for each pair that sends
+MAX_LOADED_CALLS = 64  # calls that a group keeps loaded, and as many for each pair that sends
 
 
 class Group:
     """Ranks that call collectives together. A context manager; `close` frees everything.
 
     ranks: the job, which the group does not close. budget_s: how long a rank waits for another to
-    make a call, or within one; time in which the others prepare the same call does not count.
+    begin or to finish a call; time in which the others prepare the same call does not count.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Group:
         self._backend, self._device = backend, device
         self.budget_s = budget_s
         self._talk = Talk(ranks, f"{backend.name} arrays", budget_s)
-        self._everybody = self._talk.lane("all", range(ranks.world_size))
+        self._all_ranks = self._talk.lane("all", range(ranks.world_size))
         self._calls: defaultdict[Lane, OrderedDict[str, Call]] = defaultdict(OrderedDict)
         self._tuned: tuned.Table | None = None
 
     # Collectives. Arrays are NumPy's or torch's, contiguous, on the group's device.
 
-    # called: what errors call it where the caller's name for it is another.
+    # called: the name of the caller's function in errors, if it differs.
 
     def all_reduce(
         self, input: Any, op: str = "sum", out: Any = None, *, called: str = "all_reduce"
@@ -73,8 +73,8 @@ class Group:
         return y.given
 
     def all_gather(self, input: Any, out: Any = None, *, called: str = "all_gather") -> Any:
-        """The ranks' arrays one behind the other along the first dimension: [n, ...] becomes
-        [world_size * n, ...].
+        """The ranks' arrays, concatenated along the first dimension: [n, ...] becomes [world_size *
+        n, ...].
         """
         x = wrap(input)
         first, *others = x.shape or (1,)
@@ -100,11 +100,11 @@ class Group:
     def all_to_all_v(
         self, input: Any, send: Sequence[int], receive: Sequence[int], out: Any = None
     ) -> Any:
-        """The same with parts of unequal length.
+        """Like all_to_all, with parts of unequal length.
 
-        send[s]: elements of the first dimension that go to rank s, one part behind the other;
-        receive[s]: those that come from rank s. InvalidUsageError on all ranks where some rank
-        sends another number of rows than its peer receives.
+        send[s]: rows (of the first dimension) for rank s, in rank order; receive[s]: rows from rank
+        s. Raises InvalidUsageError on all ranks if a rank sends another number of rows than its
+        peer receives.
         """
         x = wrap(input)
         first, *others = x.shape or (1,)
@@ -116,7 +116,8 @@ class Group:
             )
         if sum(send) != first:
             raise InvalidUsageError(
-                f"all_to_all_v: the parts have {sum(send)} rows together, the input {first}"
+                f"all_to_all_v: send sums to {sum(send)} rows, but the input has {first}; both "
+                "must be equal"
             )
         y = x.like(out, (sum(receive), *others))
         width = self._width(f"all_to_all_v of {x.element}{list(others)}", x, send, receive)
@@ -138,7 +139,7 @@ class Group:
     def broadcast(
         self, input: Any, root: int = 0, out: Any = None, *, called: str = "broadcast"
     ) -> Any:
-        """The array of rank `root`, on all ranks; the others' input gives shape and type."""
+        """The array of rank `root`, on all ranks; the other ranks' input gives shape and type."""
         x = wrap(input)
         root = self._peer("broadcast", root)
         y = x.like(out, x.shape)
@@ -146,33 +147,33 @@ class Group:
         return y.given
 
     def send(self, input: Any, peer: int, way: str = "") -> None:
-        """Sends to the rank `peer`, which receives as many elements of the same type; in the order
-        of the calls.
+        """Sends to the rank `peer`, which receives the same number of elements of the same type, in
+        the order of the calls.
 
-        way: a word that both name; messages of different ways do not wait for each other.
+        way: a name that both use; messages of different ways do not wait for each other.
         """
         x = wrap(input)
         peer = self._peer("send", peer)
         self._pair(self.rank, peer, way, x, None)
 
     def recv(self, out: Any, peer: int, way: str = "") -> Any:
-        """Receives into `out` what the rank `peer` sends."""
+        """Receives into `out` from the rank `peer`."""
         y = wrap(out)
         y.check_writable()
         peer = self._peer("recv", peer)
         self._pair(peer, self.rank, way, y, y)
         return y.given
 
-    def barrier(self, what: str = "barrier()") -> None:
-        """Returns when every rank has called it. what: its name in errors."""
+    def barrier(self, called: str = "barrier()") -> None:
+        """Returns when every rank has called it. called: its name in errors."""
         if self.world_size > 1:
-            lane = self._everybody
-            lane.make(what, fingerprint(what), True, lambda: self._arrive(lane))
+            lane = self._all_ranks
+            lane.make(called, fingerprint(called), True, lambda: self._arrive(lane))
 
-    # How they run.
+    # Execution.
 
     def _width(self, called: str, x: Array, send: list[int], receive: list[int]) -> int:
-        """The longest part of any two ranks of an all_to_all_v."""
+        """The longest part between any two ranks of an all_to_all_v."""
         world = self.world_size
         own = wrap(x.numbers([*send, *receive]))
         table = wrap(x.numbers([0] * (2 * world * world)))
@@ -186,21 +187,21 @@ class Group:
             )
         return int(sent.max())
 
-    def _dealt(self, what: str, x: Array) -> tuple[int, ...]:
+    def _dealt(self, called: str, x: Array) -> tuple[int, ...]:
         first, *others = x.shape or (1,)
         if first % self.world_size:
             raise InvalidUsageError(
-                f"{what}: the first dimension of {list(x.shape)} is dealt to {self.world_size} "
-                "ranks; it must be a multiple of that"
+                f"{called}: the first dimension of {list(x.shape)} is not divisible by "
+                f"{self.world_size} ranks"
             )
         return (first // self.world_size, *others)
 
-    def _peer(self, what: str, rank: int) -> int:
-        rank = whole(f"{what}: the rank", rank)
+    def _peer(self, called: str, rank: int) -> int:
+        rank = whole(f"{called}: the rank", rank)
         if not 0 <= rank < self.world_size:
             raise InvalidUsageError(
-                f"{what}: rank {rank} was named, but there are {self.world_size} ranks, numbered "
-                "from 0"
+                f"{called}: rank {rank} is out of range; there are {self.world_size} ranks, "
+                "numbered from 0"
             )
         return rank
 
@@ -219,9 +220,9 @@ class Group:
             return
         if reduction == "mean" and "int" in x.element:
             raise InvalidUsageError(
-                f"a mean of {x.element} is not built, since the sum of all ranks may be more than "
-                "the type holds; convert the array to a floating-point type, or reduce by sum and "
-                "divide"
+                f"a mean of {x.element} is not supported, because the sum of all ranks may "
+                "overflow the type; convert the array to a floating-point type, or reduce by "
+                "sum and divide"
             )
         options = [f"op={reduction!r}"] if reduction is not None else []
         options += [f"root={root}"] if root is not None else []
@@ -231,7 +232,7 @@ class Group:
         else:
             parts = self.world_size if collective is Collective.ALL_TO_ALL else 1
             key = _moved(collective, x, parts, root)
-        self._execute(self._everybody, text, text, key, x, y)
+        self._execute(self._all_ranks, text, text, key, x, y)
 
     def _pair(self, source: int, target: int, way: str, x: Array, y: Array | None) -> None:
         if source == target:
@@ -245,7 +246,7 @@ class Group:
     def _execute(
         self, lane: Lane, text: str, same: str, key: Key, x: Array | None, y: Array | None
     ) -> None:
-        """Makes the call of a lane. text: names it in errors; same: equal for calls that fit."""
+        """Makes the call on a lane. text: its name in errors; same: equal for matching calls."""
         some = x or y
         assert some is not None
         stream = some.stream()
@@ -263,7 +264,9 @@ class Group:
         lane.make(text, fingerprint(same), stream is None, run)
 
     def _call(self, lane: Lane, same: str, key: Key) -> Call:
-        """The loaded call; the one that was longest not used makes room, on all its ranks alike."""
+        """The loaded call. The least recently used one is dropped to make room, the same on all its
+        ranks.
+        """
         calls = self._calls[lane]
         if same in calls and not lane.fresh:
             calls.move_to_end(same)
@@ -273,25 +276,25 @@ class Group:
         if same in calls:
             calls.move_to_end(same)
             return calls[same]
-        if len(calls) >= KEPT:
+        if len(calls) >= MAX_LOADED_CALLS:
             calls.popitem(last=False)[1].close(together=True)
-        chosen = self._chosen(key) if lane is self._everybody else key
-        made = Call(
+        chosen = self._chosen(key) if lane is self._all_ranks else key
+        call = Call(
             chosen, lane, lane.rank, lane.world_size, self._backend, self._device, self.budget_s,
             hosts,
         )  # fmt: skip
-        calls[same] = made
-        return made
+        calls[same] = call
+        return call
 
     def _arrive(self, lane: Lane) -> Sequence[int]:
-        """Meets the lane's ranks; the number of each one's host. Where the lane began anew, calls
-        that all have loaded begin anew too, and the others are dropped.
+        """Synchronises the lane's ranks; returns the host number of each. If the lane has begun
+        again, calls that all ranks have loaded begin again too, and the others are dropped.
         """
         calls, fresh = self._calls[lane], lane.fresh
         machine = self._device.machine
         mine = tuned.KEPT.encoded(machine, tuned.KEPT.load(machine)) if self.rank == 0 else b""
         arrivals = lane.arrive(list(calls), mine)
-        if self._tuned is None and lane is self._everybody:
+        if self._tuned is None and lane is self._all_ranks:
             self._tuned = tuned.KEPT.decoded(arrivals[0].more, "rank 0")
         if fresh:
             everywhere = set.intersection(*(set(each.kept) for each in arrivals))
@@ -303,19 +306,19 @@ class Group:
         return numbered(each.host for each in arrivals)
 
     def _chosen(self, key: Key) -> Key:
-        """The key with what was measured to be fastest, if anything was."""
+        """The key with the choice that was measured as fastest, if there is one."""
         assert self._tuned is not None
         nbytes = max(key.nbytes, key.out_bytes(self.world_size))
-        found = tuned.pick(self._tuned, key.collective, self.world_size, nbytes)
-        if found is None:
+        measured = tuned.pick(self._tuned, key.collective, self.world_size, nbytes)
+        if measured is None:
             return key
-        return dataclasses.replace(key, algorithm=found.algorithm, engine=found.engine)
+        return dataclasses.replace(key, algorithm=measured.algorithm, engine=measured.engine)
 
     def close(self, together: bool = True) -> None:
-        """Frees what the calls hold; together: all ranks do so, and nothing has failed."""
+        """Frees the calls' memory; together: all ranks close, and none has failed."""
         for lane in self._talk.lanes():
             calls = self._calls.pop(lane, OrderedDict())
-            ok = together and lane is self._everybody and self._job.failure() is None
+            ok = together and lane is self._all_ranks and self._job.failure() is None
             ok = ok and not lane.fresh and lane.meet()
             while calls:
                 _, call = calls.popitem(last=False)
@@ -330,26 +333,30 @@ class Group:
         self.close(together=kind is None)
 
 
-def _lengths(what: str, given: Sequence[int]) -> list[int]:
-    """Rows of parts; InvalidUsageError for what are none."""
+def _lengths(name: str, given: Sequence[int]) -> list[int]:
+    """Rows of each part; raises InvalidUsageError if they are not valid."""
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
-        raise InvalidUsageError(f"all_to_all_v: {what} is {given!r:.60}; give a length for each")
-    made = [whole(f"all_to_all_v: a length of {what}", rows) for rows in given]
-    if any(rows < 0 for rows in made):
-        raise InvalidUsageError(f"all_to_all_v: {what} is {made}; no length may be below 0")
-    return made
+        raise InvalidUsageError(
+            f"all_to_all_v: {name} is {given!r:.60}; expected a number of rows for each rank"
+        )
+    lengths = [whole(f"all_to_all_v: {name}", rows) for rows in given]
+    if any(rows < 0 for rows in lengths):
+        raise InvalidUsageError(f"all_to_all_v: {name}={lengths} has a negative number of rows")
+    return lengths
 
 
 def _reduction(op: str) -> str:
     if op not in REDUCTIONS:
         raise InvalidUsageError(
-            f"there is no reduction {op!r} of arrays; there are {', '.join(REDUCTIONS)}"
+            f"the reduction {op!r} does not exist; use one of {', '.join(REDUCTIONS)}"
         )
     return op
 
 
 def _moved(collective: Collective, x: Array, parts: int, root: int | None) -> Key:
-    """The key of a call that only moves bytes: the same for all types, so that kernels are few."""
+    """The key of a call that only moves bytes: the same for all types, so that there are few
+    kernels.
+    """
     word = 4 if x.nbytes // parts % 4 == 0 else 1
     return Key(collective.value, f"uint{8 * word}", word, x.nbytes // word, None, root)
 
@@ -358,6 +365,6 @@ def _check_size(key: Key, world: int) -> None:
     most = max(key.nbytes, key.out_bytes(world))
     if most > LARGEST:
         raise UnsupportedError(
-            f"{key.collective} of {most} bytes on a rank; one call moves at most {LARGEST}: cut "
-            "the array and call for each part"
+            f"{key.collective} of {most} bytes on a rank; one call moves at most {LARGEST}: "
+            "split the array into several calls"
         )

@@ -1,12 +1,11 @@
-"""Ranks that make the same calls in the same order, and what happens where they do not.
+"""Ranks that make the same calls in the same order, and the handling of calls that do not match.
 
-A lane is all ranks of a group, or one that sends and one that receives. Before a call a rank writes
-the call's fingerprint to the lane's board (ark.distributed.board); at the first call of a kind and
-size the ranks also meet over the bootstrap. A rank that sees another call than its own, or waits
-longer than the group's budget, tells the others so: all state which calls they made, and those that
-are in the call raise the same error, those that come later at their next call. The lane then begins
-anew, so the next right call works. Called by ark.distributed.group; to an executor a lane is the
-`Ranks` of its plan.
+A lane is all ranks of a group, or a sender and a receiver. Before a call a rank writes the call's
+fingerprint to the lane's board (ark.distributed.board); at the first call of a kind and size the
+ranks also synchronise over the bootstrap. A rank that sees a different call, or waits longer than
+the group's budget, reports it: all ranks state their calls, ranks in the call raise the same error,
+and later ranks raise it at their next call. The lane then begins again, so the next matching call
+works. Called by ark.distributed.group; for an executor a lane is the `Ranks` of its plan.
 """
 
 from __future__ import annotations
@@ -21,35 +20,35 @@ from typing import Literal
 import msgspec
 
 from ark.distributed.board import Board, chained, word_of
-from ark.distributed.statements import Elsewhere, Made, Statement, error, fails
+from ark.distributed.statements import Elsewhere, StatedCall, Statement, error, fails
 from ark.errors import BaseError, SystemError
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.hosts import here
 
 PREPARE_S = 600.0  # for a rank that has made the call and plans, compiles or loads it
-ANSWER_S = 2.0  # for a rank to state its calls; its bootstrap's thread does so
-STATED = 32  # calls that a statement lists
+ANSWER_S = 2.0  # for a rank to state its calls, on its bootstrap's thread
+MAX_STATED_CALLS = 32  # calls in a statement
 LOOK_S = 0.02
 Kind = Literal["part", "all", "statement"]
 
 
 class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message of a lane. generation: how often the lane began anew. number: of a meeting; what:
-    for what a rank comes there, with the chain of its calls.
+    """A message of a lane. generation: how many times the lane has begun again. number: of a
+    synchronisation; purpose: its purpose, with the chain of calls of the sender.
     """
 
     lane: str
     ranks: list[int]
     generation: int
     number: int
-    what: str
+    purpose: str
     kind: Kind
     data: bytes
 
 
 class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What ranks tell each other where they meet before a call. number: of the call, on the board.
-    kept: calls that are loaded, the longest unused first. more: the caller's.
+    """A rank's message when the ranks synchronise before a call. number: of the call, on the board.
+    kept: loaded calls, least recently used first. more: data of the caller.
     """
 
     number: int
@@ -60,11 +59,13 @@ class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Talk:
-    """The lanes of a group on a job. name: tells apart the groups that a job has at a time."""
+    """The lanes of a group on a job. name: distinguishes groups of a job that exist at the same
+    time.
+    """
 
     def __init__(self, job: Bootstrap, name: str, budget_s: float) -> None:
         self.job, self.budget_s = job, budget_s
-        self.inside: dict[str, Lane] = {}  # those with a call under way
+        self.inside: dict[str, Lane] = {}  # with a call in progress
         self._lanes: dict[str, Lane] = {}
         self._lock = threading.Lock()
         self.label = f"calls of {name} {job.count(name)}"
@@ -78,7 +79,7 @@ class Talk:
             return self._lanes[name]
 
     def lanes(self) -> list[Lane]:
-        """Those that were asked for, here or by a peer."""
+        """Lanes that this rank or a peer has used."""
         with self._lock:
             return list(self._lanes.values())
 
@@ -86,19 +87,21 @@ class Talk:
         self.job.post(rank, self.label, msgspec.msgpack.encode(frame))
 
     def _hear(self, rank: int, said: bytes) -> None:
-        with contextlib.suppress(msgspec.DecodeError, BaseError):  # a failed job is learnt of below
+        with contextlib.suppress(
+            msgspec.DecodeError, BaseError
+        ):  # the failure of the job is reported below
             frame = msgspec.msgpack.decode(said, type=Frame, strict=True)
             if rank in frame.ranks and self.job.rank in frame.ranks:
                 self.lane(frame.lane, frame.ranks).hear(rank, frame)
 
 
 class _Stuck(SystemError):
-    """The lane's ranks are about to say why a call cannot go on."""
+    """Raised when the lane's ranks must state why a call cannot continue."""
 
 
 class Lane:
-    """rank, world_size: this one's among the lane's. fresh: the ranks have not met since the lane
-    began anew.
+    """rank, world_size: among the lane's ranks. fresh: the ranks have not synchronised since the
+    lane began again.
     """
 
     def __init__(self, talk: Talk, name: str, ranks: Sequence[int]) -> None:
@@ -111,11 +114,11 @@ class Lane:
         self._board = Board()
         self._generation = self._meetings = 0
         self._mapped = False  # the others' boards
-        self._arrived = False  # the others, at the call under way
+        self._arrived = False  # the other ranks, during the call in progress
         self.fresh = True
-        self._calls: deque[tuple[int, int, str]] = deque(maxlen=STATED)  # see Made
-        self._number = self._made = self._chain = 0  # of the board, of this generation
-        self._word = 0  # on the board; 0 where there is none
+        self._calls: deque[tuple[int, int, str]] = deque(maxlen=MAX_STATED_CALLS)  # see StatedCall
+        self._number = self._made = self._chain = 0  # of the board, in this generation
+        self._word = 0  # on the board; 0 if there is none
         self._inside, self._before = "", ""
         self._inside_of, self._budget_s = talk.inside, talk.budget_s
         self._deadline = 0.0
@@ -126,10 +129,10 @@ class Lane:
     # Around a call.
 
     def make(self, text: str, fingerprint: int, waits: bool, run: Callable[[], object]) -> None:
-        """Makes a call: `run` does. text: names it in errors; equal fingerprints, equal calls.
-        waits: returns when all ranks of this host have made it.
+        """Makes a call by `run`. text: its name in errors; equal fingerprints mean equal calls.
+        waits: return only when all ranks of this host have made it.
 
-        Raises the lane's error where the ranks do not make the same call in time.
+        Raises the lane's error if the ranks do not make the same call in time.
         """
         with self._turn:
             self._enter(text, fingerprint)
@@ -163,7 +166,7 @@ class Lane:
                 self._board.post(self._number, self._word)
 
     def _await(self, waits: bool) -> None:
-        """Until all have made the call; or, without `waits`, looks once."""
+        """Waits until all have made the call; without `waits`, checks once."""
         pause = 0.0
         while waits and not self._board.complete(self._number, self._word):
             self._look()
@@ -174,28 +177,28 @@ class Lane:
             raise _Stuck("another call was made")
 
     def arrive(self, kept: Sequence[str] = (), more: bytes = b"") -> list[Arrival]:
-        """Meets the others before a call that is new, or the first one of a generation."""
+        """Synchronises with the others before a new call, or the first one of a generation."""
         own = Arrival(self._number, here(), self._board.handle, list(kept), more)
         left = max(0.0, self._deadline - time.monotonic())
         said = self._gather("arrival", msgspec.msgpack.encode(own), left)
-        found = [msgspec.msgpack.decode(each, type=Arrival, strict=True) for each in said]
+        arrivals = [msgspec.msgpack.decode(each, type=Arrival, strict=True) for each in said]
         self._arrived = True
         if self.fresh:
             if not self._mapped:
-                for rank, each in zip(self._ranks, found, strict=True):
+                for rank, each in zip(self._ranks, arrivals, strict=True):
                     if rank != self._job.rank and each.host == own.host:
                         self._board.map(each.board)
                 self._mapped = True
             with self._changed:
-                self._number = max(each.number for each in found)
+                self._number = max(each.number for each in arrivals)
                 self._word = word_of(self._number, self._chain)
                 self._board.post(self._number, self._word)
             self.barrier()  # from now on every rank reads the others' words
             self.fresh = False
-        return found
+        return arrivals
 
     def _failed(self, raised: BaseException) -> BaseException:
-        """What a call raises that has ended so, when the others know of it."""
+        """The error of a call that has ended, as the other ranks report it."""
         if self._job.failure() is not None:
             return raised
         stuck = bool(self._statements.get(self._generation))
@@ -208,7 +211,7 @@ class Lane:
         return failed if stuck and waits and failed is not None else raised
 
     def _settle(self, answer_s: float) -> BaseError | None:
-        """Begins a new generation when all have stated their calls; the error of this rank's."""
+        """Begins a new generation when all have stated their calls; returns this rank's error."""
         end = time.monotonic() + answer_s
         with self._changed:
             stated = self._statements[self._generation]
@@ -234,14 +237,14 @@ class Lane:
         return failed
 
     def _state(self, reason: str = "") -> None:
-        """Tells the others this rank's calls, once a generation."""
+        """Sends this rank's calls to the others, once per generation."""
         with self._changed:
             stated = self._statements[self._generation]
             if self._job.rank in stated:
                 return
             lanes = [each for each in list(self._inside_of.values()) if each is not self]
             away = [Elsewhere(each._inside, each._ranks) for each in lanes]
-            calls = [Made(*call) for call in self._calls]
+            calls = [StatedCall(*call) for call in self._calls]
             own = Statement(calls, bool(self._inside), away, self._before, reason)
             stated[self._job.rank] = own
         for rank in self._others:
@@ -249,15 +252,15 @@ class Lane:
                 self._post(rank, "statement", 0, "", msgspec.msgpack.encode(own))
 
     def _look(self) -> None:
-        """Raises where the call cannot go on: called while it waits."""
+        """Raises if the call cannot continue; called while it waits."""
         failed = self.failure()
         if failed is not None:
             raise (SystemError if self._job.failure() is not None else _Stuck)(failed)
 
-    # What executors ask of ranks.
+    # The interface that executors use (Ranks).
 
     def failure(self) -> str | None:
-        """Why the call under way cannot go on, or None."""
+        """The reason why the call in progress cannot continue, or None."""
         failed = self._job.failure()
         if failed is not None:
             return failed
@@ -273,9 +276,8 @@ class Lane:
         return None
 
     def _ended(self) -> bool:
-        """Whether a statement ends the call under way. It does not where every rank that spoke has
-        returned from this call: each of them has done its part, so the call can end well, and the
-        next one raises.
+        """True if a statement ends the call in progress. If every rank that sent one has returned
+        from this call, each has done its part: the call can complete, and the next one raises.
         """
         stated = self._statements.get(self._generation, {})
         others = [said for rank, said in list(stated.items()) if rank != self._job.rank]
@@ -287,7 +289,7 @@ class Lane:
         return bool(stated) and not passed
 
     def abort(self, message: str) -> None:
-        """A wait on this rank's device has given up, or its device failed."""
+        """Reports that a wait on this rank's device has given up, or that its device failed."""
         came = not self._word or self._board.complete(self._number, self._word)
         self._state(message if came else "")
 
@@ -296,43 +298,47 @@ class Lane:
         self._gather(label, b"", self._meeting_s)
 
     def check_same(self, label: str, digest: str) -> None:
-        """Raises SystemError unless all ranks of the lane pass the same."""
+        """Raises SystemError unless all ranks of the lane pass the same digest."""
         if len(set(self.all_gather(digest.encode()))) > 1:
             raise SystemError(f"the ranks {self._ranks} disagree on {label}")
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """Everybody's data, in the order of the lane's ranks."""
+        """The data of every rank, in the order of the lane's ranks."""
         return self._gather("all_gather", data, self._meeting_s)
 
     @property
     def _meeting_s(self) -> float:
-        """How long others are waited for; once all have arrived, they prepare the call too."""
+        """How long to wait for the others; after all have arrived, preparation of the call counts
+        too.
+        """
         return PREPARE_S if self._arrived else self._budget_s
 
     def _gather(self, label: str, data: bytes, timeout_s: float) -> list[bytes]:
         at = (self._generation, self._meetings)
         self._meetings += 1
-        what = f"{label} {self._chain:x}"
+        purpose = f"{label} {self._chain:x}"
         first = self._ranks[0]
         if first != self._job.rank:
-            self._post(first, "part", at[1], what, data)
+            self._post(first, "part", at[1], purpose, data)
             self._wait(lambda: at in self._results, timeout_s)
             return self._results.pop(at)
         parts = self._parts[at]
-        self._wait(lambda: len(parts) == len(self._others) or self._strays(parts, what), timeout_s)
-        if self._strays(parts, what):
+        self._wait(
+            lambda: len(parts) == len(self._others) or self._strays(parts, purpose), timeout_s
+        )
+        if self._strays(parts, purpose):
             self._state()
             raise _Stuck("another call was made")
         del self._parts[at]
         result = [parts[rank].data if rank in parts else data for rank in self._ranks]
         for rank in self._others:
-            self._post(rank, "all", at[1], what, msgspec.msgpack.encode(result))
+            self._post(rank, "all", at[1], purpose, msgspec.msgpack.encode(result))
         return result
 
     @staticmethod
-    def _strays(parts: Mapping[int, Frame], what: str) -> bool:
-        """Has a rank come for something else?"""
-        return any(frame.what != what for frame in list(parts.values()))
+    def _strays(parts: Mapping[int, Frame], purpose: str) -> bool:
+        """True if a rank has arrived for a different purpose."""
+        return any(frame.purpose != purpose for frame in list(parts.values()))
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float) -> None:
         end = time.monotonic() + timeout_s
@@ -352,12 +358,12 @@ class Lane:
         if self._ended():
             raise _Stuck("the ranks do not make the same calls")
 
-    def _post(self, rank: int, kind: Kind, number: int, what: str, data: bytes) -> None:
-        own = Frame(self._name, self._ranks, self._generation, number, what, kind, data)
+    def _post(self, rank: int, kind: Kind, number: int, purpose: str, data: bytes) -> None:
+        own = Frame(self._name, self._ranks, self._generation, number, purpose, kind, data)
         self._talk.post(rank, own)
 
     def hear(self, rank: int, frame: Frame) -> None:
-        """A message of a peer, on the bootstrap's thread."""
+        """Handles a message of a peer, on the bootstrap's thread."""
         with self._changed:
             if frame.generation < self._generation:
                 return
@@ -374,7 +380,7 @@ class Lane:
             self._changed.notify_all()
 
     def meet(self) -> bool:
-        """Has every rank come here, to close what it has? False if one does not in time."""
+        """Synchronises before closing; False if a rank does not arrive in time."""
         try:
             self.barrier()
         except BaseError:
@@ -382,5 +388,5 @@ class Lane:
         return True
 
     def close(self) -> None:
-        """Gives the board back."""
+        """Frees the board."""
         self._board.close()

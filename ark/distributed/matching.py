@@ -1,8 +1,8 @@
-"""Which message a receive takes, where messages have tags.
+"""Assigns messages with tags to receives.
 
-Senders tell each message's tag and size, and send their messages in order. One thread takes them as
-they are told: each goes to the first receive that waits for its sender, or for anybody, and for its
-tag, or is kept until one asks for it.
+Senders announce each message's tag and size, and send their messages in order. One thread takes
+them in the order of the announcements: each goes to the first waiting receive with its tag that
+accepts its sender, or is kept until such a receive is called.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-Consume = Callable[[int, Any], None]  # of a message: who sent it, and what
+Consume = Callable[[int, Any], None]  # of a message: its sender, its content
 
 
 @dataclass
 class Message:
-    """What was sent, by whom."""
+    """The content of a message and its sender."""
 
     source: int
     tag: int
@@ -27,19 +27,19 @@ class Message:
 
 @dataclass
 class Wanted:
-    """A receive that waits; source: None takes anybody's message."""
+    """A waiting receive; source: None accepts any sender."""
 
     source: int | None
     tag: int
     consume: Consume
-    made: Future[None] = field(default_factory=Future)
+    done: Future[None] = field(default_factory=Future)
 
     def fits(self, message: Message) -> bool:
         return self.tag == message.tag and self.source in (None, message.source)
 
 
 class TagMatcher:
-    """next_message: waits for the next message from anybody."""
+    """next_message: waits for the next message from any sender."""
 
     def __init__(self, next_message: Callable[[], Message], name: str) -> None:
         self._next = next_message
@@ -49,20 +49,20 @@ class TagMatcher:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     def receive(self, source: int | None, tag: int, consume: Consume) -> Future[None]:
-        """Gives `consume` the first message of that source and tag that no other has got."""
+        """Calls `consume` with the first unassigned message of that source and tag."""
         wanted = Wanted(source, tag, consume)
         with self._lock:
             at = next((i for i, kept in enumerate(self._kept) if wanted.fits(kept)), None)
             if at is None:
                 self._waiting.append(wanted)
-                self._worker.submit(self._match)  # one for each receive that waits
-                return wanted.made
+                self._worker.submit(self._match)  # one for each waiting receive
+                return wanted.done
             message = self._kept.pop(at)
         _hand(message, wanted)
-        return wanted.made
+        return wanted.done
 
     def _match(self) -> None:
-        """Takes messages until one is for a receive that waits."""
+        """Takes messages until one matches a waiting receive."""
         while True:
             try:
                 message = self._next()
@@ -70,7 +70,7 @@ class TagMatcher:
                 with self._lock:
                     lost, self._waiting = self._waiting, []
                 for wanted in lost:
-                    wanted.made.set_exception(error)
+                    wanted.done.set_exception(error)
                 return
             with self._lock:
                 at = next((i for i, each in enumerate(self._waiting) if each.fits(message)), None)
@@ -82,7 +82,7 @@ class TagMatcher:
             return
 
     def close(self) -> None:
-        """Waits for the receives under way."""
+        """Waits for the receives in progress."""
         self._worker.shutdown(wait=True)
 
 
@@ -90,6 +90,6 @@ def _hand(message: Message, wanted: Wanted) -> None:
     try:
         wanted.consume(message.source, message.content)
     except Exception as error:
-        wanted.made.set_exception(error)
+        wanted.done.set_exception(error)
     else:
-        wanted.made.set_result(None)
+        wanted.done.set_result(None)

@@ -1,5 +1,5 @@
-"""Some of a job's ranks as a group of their own, over the job's bootstrap. Used by pairs whose link
-is measured.
+"""A group of some of a job's ranks, over the job's bootstrap. Used by pairs of ranks whose link is
+measured.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ark.runtime.bootstrap import Bootstrap
 
 
 class Members:
-    """What ark.runtime.run.Ranks asks for, among `ranks` of a job; label: what tells it apart."""
+    """Implements ark.runtime.run.Ranks for `ranks` of a job; label: unique among such groups."""
 
     def __init__(self, job: Bootstrap, ranks: Sequence[int], label: str) -> None:
         self._job = job
@@ -21,19 +21,19 @@ class Members:
         self.world_size = len(self._ranks)
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """Everybody's data, in the order of the members."""
+        """The data of every member, in their order."""
         others = [r for r in self._ranks if r != self._job.rank]
         for other in others:
             self._job.post(other, self._label, data)
-        found = {r: self._job.collect(r, self._label) for r in others}
-        return [found.get(r, data) for r in self._ranks]
+        received = {r: self._job.collect(r, self._label) for r in others}
+        return [received.get(r, data) for r in self._ranks]
 
     def barrier(self, label: str = "barrier") -> None:
         """Returns when every member has called it."""
         self.all_gather(label.encode())
 
     def check_same(self, label: str, digest: str) -> None:
-        """Raises SystemError unless all members pass the same."""
+        """Raises SystemError unless all members pass the same digest."""
         if len(set(self.all_gather(digest.encode()))) > 1:
             raise SystemError(f"the ranks {list(self._ranks)} disagree on {label}")
 

@@ -1,9 +1,9 @@
-"""What torch.distributed's ranks send to each other, on the backend "ark".
+"""Sends and receives of torch.distributed on the backend "ark".
 
-On the CPU sends and receives run beside the caller. Messages without a tag go from rank to rank in
-their order (`Group.send`), and `Arrivals` finds out whose a receive from anybody takes. Messages
-with a tag are told to their receiver over the bootstrap, and go another way (`TagMatcher`). On a
-GPU they are queued on the caller's stream, in their order, from named ranks.
+On the CPU they run beside the caller. Messages without a tag go from rank to rank in order
+(`Group.send`), and `Arrivals` determines the sender for receives from any rank. Messages with a tag
+are announced to their receiver over the bootstrap and use a separate way (`TagMatcher`). On a GPU
+sends and receives are queued on the caller's stream in order, from named ranks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ark.errors import InvalidUsageError, UnsupportedError
 from ark.frontend.foreign import dense
 from ark.runtime.bootstrap import Bootstrap
 
-TAGGED = "tagged"  # the way of messages that have a tag
+TAGGED = "tagged"  # the way of messages with a tag
 TAG_AND_SIZE = struct.Struct("<qQ")
 
 
 class Messages:
-    """A process group's sends and receives; tensors are dense or strided, of one device each."""
+    """A process group's sends and receives. Tensors are dense or strided, on one device each."""
 
     def __init__(self, job: Bootstrap, timeout_s: float) -> None:
         self._job, self._timeout_s = job, timeout_s
@@ -55,7 +55,7 @@ class Messages:
         return ArkWork([tensor], self._aside(way, peer, tell_and_send))
 
     def receive(self, group: Group, tensor: torch.Tensor, peer: int | None, tag: int) -> ArkWork:
-        """peer: None takes anybody's message."""
+        """peer: None accepts a message of any rank."""
         if tensor.device.type != "cpu":
             _only_plain(peer, tag)
             assert peer is not None
@@ -79,7 +79,7 @@ class Messages:
         return work
 
     def close(self) -> None:
-        """Waits for what is under way."""
+        """Waits for sends and receives in progress."""
         self._arrivals.close()
         for worker in self._beside.values():
             worker.shutdown(wait=True)
@@ -100,20 +100,20 @@ class Messages:
             self._matcher = TagMatcher(next_message, f"ark-{TAGGED}")
         return self._matcher
 
-    def _aside(self, way: str, peer: int, what: Callable[[], None]) -> Future[None]:
-        """Runs it behind what went that way before; messages of one pair arrive in their order."""
+    def _aside(self, way: str, peer: int, task: Callable[[], None]) -> Future[None]:
+        """Runs the task after earlier ones of that way; messages of one pair arrive in order."""
         key = (way, peer)
         if key not in self._beside:
             self._beside[key] = ThreadPoolExecutor(1, thread_name_prefix=f"ark-{way}-{peer}")
-        return self._beside[key].submit(what)
+        return self._beside[key].submit(task)
 
 
 def _only_plain(peer: int | None, tag: int) -> None:
     if peer is None:
-        raise UnsupportedError("the backend ark receives from a named rank on a GPU; pass src")
+        raise UnsupportedError("a receive on a GPU must name its source; pass src")
     if tag:
         raise UnsupportedError(
-            "the backend ark pairs a GPU's sends and receives in their order; leave the tag away"
+            "tags are not supported on a GPU, where sends and receives match in order; omit the tag"
         )
 
 
@@ -127,8 +127,8 @@ def _receive(group: Group, tensor: torch.Tensor, peer: int) -> None:
 def _fill(tensor: torch.Tensor, content: torch.Tensor, source: int, tag: int) -> None:
     if content.numel() != tensor.nbytes:
         raise InvalidUsageError(
-            f"rank {source} sent {content.numel()} bytes with the tag {tag}, where "
-            f"{tensor.nbytes} are received; send and receive as many"
+            f"rank {source} sent {content.numel()} bytes with the tag {tag}, but the receiving "
+            f"tensor has {tensor.nbytes}; both must be equal"
         )
     with torch.no_grad():
         tensor.copy_(content.view(tensor.dtype).view(tensor.shape))

@@ -1,5 +1,5 @@
-"""What the ranks of a lane tell each other when a call of one of them cannot go on, and the error
-that all of them make of it. Called by ark.distributed.lane.
+"""The messages by which ranks of a lane report their calls when a call cannot continue, and the
+error that all of them derive from these. Called by ark.distributed.lane.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import msgspec
 from ark.errors import BaseError, InvalidUsageError, SystemError
 
 
-class Made(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call. number: from 1, since the lane's ranks last agreed; chain: see ark.distributed.board;
-    text: the call as a person writes it.
+class StatedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call. number: from 1, counted since the lane's ranks last agreed; chain: see
+    ark.distributed.board; text: the call for error messages.
     """
 
     number: int
@@ -29,14 +29,14 @@ class Elsewhere(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One rank's side.
+    """One rank's report.
 
     calls: its latest ones. inside: the last of them has not returned. elsewhere: the calls of other
-    lanes that it is in. before: its last call before these. reason: why it cannot go on, where it
-    is more than that others did not come.
+    lanes that it is in. before: its last call before these. reason: why it cannot continue, if not
+    only because others did not make the call.
     """
 
-    calls: list[Made]
+    calls: list[StatedCall]
     inside: bool
     elsewhere: list[Elsewhere]
     before: str
@@ -48,13 +48,13 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.calls[-1].number if self.calls else 0
 
     def is_past(self, number: int, chain: int) -> bool:
-        """Whether the rank has returned from that call: it made the same one and a later one."""
+        """True if the rank has returned from that call: it made the same one and a later one."""
         same = {call.number: call.chain for call in self.calls}.get(number, chain) == chain
         return same and self.last > number
 
 
 def agreed(statements: Mapping[int, Statement]) -> int:
-    """Up to which number all ranks have made the same calls."""
+    """The number up to which all ranks have made the same calls."""
     least = min(s.last for s in statements.values())
     known = [{c.number: c.chain for c in s.calls} for s in statements.values()]
     while least and len({calls.get(least) for calls in known} - {None}) > 1:
@@ -63,8 +63,8 @@ def agreed(statements: Mapping[int, Statement]) -> int:
 
 
 def fails(statements: Mapping[int, Statement], rank: int) -> bool:
-    """Does what happened end a call of this rank's, the one that it is in or its next? Not where it
-    is in a call of another lane that waits for a rank that waits here: that call ends.
+    """True if the reports end a call of this rank, the current or the next one. False if the rank
+    is in a call of another lane that waits for a rank that waits here: that call ends instead.
     """
     own = statements[rank]
     waiting = {each for each, said in statements.items() if said.inside}
@@ -73,7 +73,7 @@ def fails(statements: Mapping[int, Statement], rank: int) -> bool:
 
 
 def error(statements: Mapping[int, Statement], ranks: Sequence[int], waited_s: float) -> BaseError:
-    """The same error on all ranks that have heard the same statements. ranks: all of the lane."""
+    """The error, equal on all ranks that received the same statements. ranks: all of the lane."""
     same = agreed(statements)
     following = {r: c for r, s in statements.items() for c in s.calls if c.number == same + 1}
     if len({call.chain for call in following.values()}) > 1:
@@ -95,7 +95,9 @@ def error(statements: Mapping[int, Statement], ranks: Sequence[int], waited_s: f
     silent = [r for r in ranks if r not in statements]
     if silent:
         reasons.append(_by_text(dict.fromkeys(silent, "does not answer")))
-    return SystemError(f"{texts}, which did not end: {'; '.join(reasons) or 'no rank says why'}")
+    return SystemError(
+        f"{texts}, which did not end: {'; '.join(reasons) or 'no rank reported a reason'}"
+    )
 
 
 def _whereabouts(statement: Statement | None) -> str:
@@ -103,13 +105,13 @@ def _whereabouts(statement: Statement | None) -> str:
         return "does not answer"
     if statement.elsewhere:
         calls = " and ".join(each.text for each in statement.elsewhere)
-        return f"did not make its part, and is in {calls}"
+        return f"did not take part, and is in {calls}"
     last = statement.calls[-1].text if statement.calls else statement.before
-    return f"did not make its part ({f'its last call was {last}' if last else 'it made none'})"
+    return f"did not take part ({f'its last call was {last}' if last else 'it made none'})"
 
 
 def _by_text(texts: Mapping[int, str]) -> str:
-    """Equal texts once: "rank 0 calls x; ranks 1 and 2 call y"."""
+    """Joins equal texts: "rank 0 calls x; ranks 1 and 2 call y"."""
     ranks: dict[str, list[int]] = {}
     for rank, text in sorted(texts.items()):
         ranks.setdefault(text, []).append(rank)

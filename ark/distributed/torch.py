@@ -40,7 +40,7 @@ _OPS = {
 
 
 class ProcessGroupArk(dist.ProcessGroup):
-    """torch's process group over ark's collectives; one Bootstrap and one device each."""
+    """torch's process group over ark's collectives, with one Bootstrap and one device."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
@@ -62,16 +62,16 @@ class ProcessGroupArk(dist.ProcessGroup):
 
     @property
     def group_name(self) -> str:
-        """What torch calls the group; it asks when the group is destroyed."""
+        """The group's name in torch, which torch reads when the group is destroyed."""
         return self._name
 
     def _group(self, tensor: torch.Tensor) -> Group:
-        """The group on the tensor's kind of device."""
+        """The group for the kind of device of the tensor."""
         kind = tensor.device.type
         if tensor.layout != torch.strided or kind not in ("cpu", "cuda"):
             raise InvalidUsageError(
-                f"the backend ark takes dense tensors on the CPU or a GPU, not one of "
-                f"{tensor.layout} on {tensor.device}; call to_dense() or to(device) on it before"
+                f"the backend ark takes dense tensors on the CPU or a GPU, got {tensor.layout} "
+                f"on {tensor.device}; call to_dense() or to(device) first"
             )
         if kind not in self._groups:
             if kind == "cpu":
@@ -107,11 +107,11 @@ class ProcessGroupArk(dist.ProcessGroup):
 
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> ArkWork:
         for tensor in tensors:
-            made = self._group(tensor).all_reduce(
+            reduced = self._group(tensor).all_reduce(
                 dense(tensor), _op(opts.reduceOp), called=f"reduce to rank {opts.rootRank}"
             )
             if opts.rootRank == self._rank:
-                tensor.copy_(made)
+                tensor.copy_(reduced)
         return ArkWork(list(tensors))
 
     def allgather(
@@ -123,11 +123,12 @@ class ProcessGroupArk(dist.ProcessGroup):
         for parts, tensor in zip(outputs, inputs, strict=True):
             if [p.numel() for p in parts] != [tensor.numel()] * self._size:
                 raise InvalidUsageError(
-                    f"all_gather was given {len(parts)} tensors of {[p.numel() for p in parts]} "
-                    f"elements; {self._size} ranks give {tensor.numel()} each"
+                    f"all_gather got {len(parts)} output tensors of "
+                    f"{[p.numel() for p in parts]} elements; expected {self._size} of "
+                    f"{tensor.numel()} elements each"
                 )
-            made = self._group(tensor).all_gather(dense(tensor).reshape(-1))
-            for part, piece in zip(parts, made.chunk(self._size), strict=True):
+            gathered = self._group(tensor).all_gather(dense(tensor).reshape(-1))
+            for part, piece in zip(parts, gathered.chunk(self._size), strict=True):
                 part.copy_(piece.view(part.shape))
         return ArkWork(list(outputs))
 
@@ -137,7 +138,7 @@ class ProcessGroupArk(dist.ProcessGroup):
         inputs: Sequence[torch.Tensor],
         opts: Any = None,
     ) -> ArkWork:
-        """outputs[r]: the tensors of rank r, which are as many as the inputs."""
+        """outputs[r]: the tensors of rank r, as many as the inputs."""
         return self.allgather([list(parts) for parts in zip(*outputs, strict=True)], inputs, opts)
 
     def _allgather_base(
@@ -164,14 +165,14 @@ class ProcessGroupArk(dist.ProcessGroup):
     ) -> ArkWork:
         for output, parts in zip(outputs, inputs, strict=True):
             packed = torch.cat([part.reshape(-1) for part in parts])
-            made = self._group(output).reduce_scatter(packed, _op(opts.reduceOp))
-            output.copy_(made.view(output.shape))
+            reduced = self._group(output).reduce_scatter(packed, _op(opts.reduceOp))
+            output.copy_(reduced.view(output.shape))
         return ArkWork(list(outputs))
 
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> ArkWork:
         flat = dense(input).reshape(-1)
-        made = self._group(input).reduce_scatter(flat, _op(opts.reduceOp))
-        output.copy_(made.view(output.shape))
+        reduced = self._group(input).reduce_scatter(flat, _op(opts.reduceOp))
+        output.copy_(reduced.view(output.shape))
         return ArkWork([output])
 
     def reduce_scatter_tensor_coalesced(
@@ -191,12 +192,12 @@ class ProcessGroupArk(dist.ProcessGroup):
     ) -> ArkWork:
         group = self._group(input)
         if not output_splits and not input_splits:
-            made = group.all_to_all(dense(input))
+            exchanged = group.all_to_all(dense(input))
         else:
             send = list(input_splits) or [input.shape[0] // self._size] * self._size
             receive = list(output_splits) or [output.shape[0] // self._size] * self._size
-            made = group.all_to_all_v(dense(input), send, receive)
-        output.copy_(made.view(output.shape))
+            exchanged = group.all_to_all_v(dense(input), send, receive)
+        output.copy_(exchanged.view(output.shape))
         return ArkWork([output])
 
     def alltoall(
@@ -204,12 +205,12 @@ class ProcessGroupArk(dist.ProcessGroup):
     ) -> ArkWork:
         packed = torch.cat([part.reshape(-1) for part in inputs])
         send, receive = ([part.numel() for part in parts] for parts in (inputs, outputs))
-        made = self._group(packed).all_to_all_v(packed, send, receive)
-        for output, piece in zip(outputs, made.split(receive), strict=True):
+        exchanged = self._group(packed).all_to_all_v(packed, send, receive)
+        for output, piece in zip(outputs, exchanged.split(receive), strict=True):
             output.copy_(piece.view(output.shape))
         return ArkWork(list(outputs))
 
-    # As newer releases of torch call them.
+    # Names in newer releases of torch.
     all_gather_single = _allgather_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced
     reduce_scatter_single = _reduce_scatter_base
@@ -223,11 +224,11 @@ class ProcessGroupArk(dist.ProcessGroup):
         opts: Any,
     ) -> ArkWork:
         (tensor,) = inputs
-        made = self._group(tensor).all_gather(
+        gathered = self._group(tensor).all_gather(
             dense(tensor).reshape(-1), called=f"gather to rank {opts.rootRank}"
         )
         if opts.rootRank == self._rank:
-            for part, piece in zip(outputs[0], made.chunk(self._size), strict=True):
+            for part, piece in zip(outputs[0], gathered.chunk(self._size), strict=True):
                 part.copy_(piece.view(part.shape))
         return ArkWork(list(outputs))
 
@@ -241,8 +242,8 @@ class ProcessGroupArk(dist.ProcessGroup):
         packed = output.new_empty((self._size * output.numel(),))
         if opts.rootRank == self._rank:
             torch.cat([part.reshape(-1) for part in inputs[0]], out=packed)
-        made = self._group(output).broadcast(packed, opts.rootRank, called="scatter")
-        output.copy_(made.chunk(self._size)[self._rank].view(output.shape))
+        received = self._group(output).broadcast(packed, opts.rootRank, called="scatter")
+        output.copy_(received.chunk(self._size)[self._rank].view(output.shape))
         return ArkWork(list(outputs))
 
     def barrier(self, opts: Any = None) -> ArkWork:
@@ -252,7 +253,7 @@ class ProcessGroupArk(dist.ProcessGroup):
             self._group(torch.empty(0)).barrier()
         return ArkWork([])
 
-    # From rank to rank.
+    # Point to point.
 
     def send(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> ArkWork:
         (tensor,) = tensors
@@ -266,7 +267,7 @@ class ProcessGroupArk(dist.ProcessGroup):
         (tensor,) = tensors
         return self._messages.receive(self._group(tensor), tensor, None, tag)
 
-    # The end.
+    # Shutdown.
 
     def shutdown(self) -> None:
         """Frees everything; all ranks call it (torch.distributed.destroy_process_group does)."""
@@ -290,13 +291,13 @@ def _op(op: Any) -> str:
 
 
 def _store(tensor: torch.Tensor, whole: torch.Tensor) -> None:
-    """Fills a strided tensor from the dense copy that was worked on."""
+    """Fills a strided tensor from its dense copy."""
     if whole is not tensor:
         tensor.copy_(whole)
 
 
 def _join(store: Any, rank: int, size: int, timeout_s: float) -> Bootstrap:
-    """Joins the ranks that share torch's store; rank 0 says there where it listens."""
+    """Joins the ranks that share torch's store, in which rank 0 publishes its address."""
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
     if size == 1:
         return Bootstrap.connect(0, 1, address, 0)
@@ -308,7 +309,8 @@ def _join(store: Any, rank: int, size: int, timeout_s: float) -> Bootstrap:
     said = store.get("ark").decode().split(" ")
     if len(said) != 3 or not said[1].isdigit():
         raise InvalidUsageError(
-            f"torch's store holds {said} where rank 0 says how to reach it; do not use its key"
+            f"torch's store holds {said} under ark's key, where rank 0's address was "
+            "expected; use another key in your program"
         )
     return Bootstrap.connect(
         rank, size, said[0], int(said[1]), min(timeout_s, 600.0), job=said[2], ports=8

@@ -1,4 +1,4 @@
-"""What torch.distributed's calls return on the backend "ark"."""
+"""The work objects that torch.distributed's calls return on the backend "ark"."""
 
 # torch lists several forms of a method; a backend implements the one that its functions call.
 # mypy: disable-error-code="override"
@@ -15,7 +15,7 @@ from ark.runtime.bootstrap import Bootstrap
 
 
 class ArkWork(dist._Work):
-    """A call that has ended, or one that runs beside its caller."""
+    """A call that has ended or runs beside its caller."""
 
     def __init__(self, result: Any, running: Future[None] | None = None) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class ArkWork(dist._Work):
         self._running = running
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Returns when the result is there; raises what the call raised."""
+        """Returns when the result is complete; raises the error of the call."""
         if self._running is not None:
             self._running.result(timeout.total_seconds() or None)
         return True
@@ -39,14 +39,14 @@ class ArkWork(dist._Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A torch future of the result."""
-        made: torch.futures.Future[Any] = torch.futures.Future()
+        future: torch.futures.Future[Any] = torch.futures.Future()
         self.wait()
-        made.set_result(self._result)
-        return made
+        future.set_result(self._result)
+        return future
 
 
 class ReceiveWork(ArkWork):
-    """A receive, which may wait to learn from whom; `begun` and `took` say so."""
+    """A receive that may not know its sender yet; `began` and `took` report progress."""
 
     def __init__(self, result: Any, job: Bootstrap, timeout_s: float) -> None:
         super().__init__(result)
@@ -59,13 +59,13 @@ class ReceiveWork(ArkWork):
         self._begun = True
 
     def took(self, source: int) -> None:
-        """Whose message it is; before `began`, or before what runs ends."""
+        """Sets the sender of its message; called before `began` or before the receive ends."""
         self._source = source
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         if not self._begun:
             most = timeout.total_seconds() or self._timeout_s
-            self._job.wait_until(lambda: self._begun, most, "the send of a message to anybody")
+            self._job.wait_until(lambda: self._begun, most, "a message from any rank")
         return super().wait(timeout)
 
     def is_completed(self) -> bool:

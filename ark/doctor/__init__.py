@@ -1,7 +1,6 @@
-"""Asks a device what the loop kernel relies on, each promise by a small kernel of its own.
+"""Checks on a device each property that the loop kernel relies on, by a small kernel of its own.
 
-`ark doctor` runs it: for the first hour on new hardware, a driver or a link, before any model is
-blamed. The kernels stand on the device ABI alone (docs/device-abi.md), so that one text asks every
-vendor. What each verdict means, and what to do about a failure, is told in the pages on the first
-hour on new hardware in docs/.
+`ark doctor` runs it on new hardware, drivers or links, before any model is suspected. The kernels
+use the device ABI alone (docs/device-abi.md), so one source serves every vendor. The pages on the
+first hour on new hardware in docs/ explain the verdicts and the remedies.
 """

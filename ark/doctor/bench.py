@@ -19,14 +19,14 @@ from ark.errors import GpuError
 from ark.machine import Machine
 from ark.variant import COMPUTE, block
 
-STRIDE = 128  # bytes between words that different processors poll
+WORD_STRIDE_BYTES = 128  # bytes between words that different processors poll
 CHECKS = ("meet", "message", "packets", "host", "clock", "add", "read")
 BUDGET_S = 20.0
 
 
 def source(machine: Machine, backend: KernelBackend) -> Source:
-    """The doctor's kernel for a machine without a ring: prelude, structures, what waits and
-    reports are made of, checks, entry.
+    """The doctor's kernel for a machine without a ring: prelude, structures, the code for waits and
+    reports, checks, entry.
     """
     dialect = backend.dialect(machine.arch)
     checks = resources.files("ark.doctor").joinpath("checks.h").read_text()
@@ -47,9 +47,9 @@ class Bench:
     def __init__(self, chosen: Backend, index: int) -> None:
         self.backend = backend = registry.with_kernels(chosen)
         self.device = backend.open(index)
-        made = self.device.machine
-        variant = block(made.variant.role(COMPUTE))
-        self.machine = dataclasses.replace(made, variants=(variant,))
+        machine = self.device.machine
+        variant = block(machine.variant.role(COMPUTE))
+        self.machine = dataclasses.replace(machine, variants=(variant,))
         target = Target(self.machine.arch, self.machine.threads)
         binary = backend.compiler().compile(source(self.machine, backend), target)
         self.program = self.device.load(binary)
@@ -66,14 +66,14 @@ class Bench:
         return self.machine.processors
 
     def alloc(self, nbytes: int, kind: MemoryKind = "device") -> Memory:
-        """Zeroed memory, given back at the end."""
+        """Zeroed memory, freed at the end."""
         memory = self.device.alloc(nbytes, kind)
         self.kept.append(memory)
         return memory
 
     def words(self, count: int, kind: MemoryKind = "device") -> Memory:
-        """Words that are polled or added to, each on a line of its own."""
-        return self.alloc(count * STRIDE, kind)
+        """Words that are polled or added to, each on its own cache line."""
+        return self.alloc(count * WORD_STRIDE_BYTES, kind)
 
     def start(
         self,
@@ -105,7 +105,7 @@ class Bench:
         return self.launched
 
     def finish(self, launch: Launch) -> np.ndarray:
-        """The results, 16 words; GpuError if the kernel does not leave."""
+        """The results, 16 words; raises GpuError if the kernel does not leave."""
         if not launch.wait(2 * BUDGET_S):
             raise GpuError(f"the kernel did not leave within {2 * BUDGET_S:.0f} s")
         return self.device.read(self.results.address, self.results.nbytes).view(np.uint32)
@@ -128,8 +128,8 @@ class Bench:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Gives everything back, but nothing that a kernel still uses: a check that failed may have
-        left one running, which its budget ends.
+        """Frees everything except memory that a kernel still uses: a failed check may have left one
+        running, which its budget ends.
         """
         if self.launched and not self.launched.wait(2 * BUDGET_S):
             return

@@ -1,4 +1,4 @@
-"""The checks, in the order in which what they ask for builds up."""
+"""The checks; each relies only on properties that earlier ones check."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ark.errors import BaseError
 from ark.runtime import toolchain
 
 Verdict = Literal["pass", "fail", "note"]
-ROUNDS = 20
-WORDS = 4096  # of data that a message is about
+ROUND_COUNT = 20
+MESSAGE_WORDS = 4096  # words of data per message
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One verdict. `note` says how a device is where ark works either way."""
+    """One verdict. `note` is a property of the device that does not affect whether ark works."""
 
     check: str
     verdict: Verdict
@@ -31,22 +31,24 @@ class Finding:
 
 
 def expected(number: int, count: int) -> np.ndarray:
-    """The words of round `number`, as checks.h has them."""
+    """The words of round `number`, as in checks.h."""
     return (np.arange(count, dtype=np.uint32) * 31 + number * 7919 + 1).astype(np.uint32)
 
 
 def residency(bench: Bench) -> Finding:
-    """Every processor runs at once: each waits for all, again and again."""
+    """All processors run at the same time: each waits for all others, repeatedly."""
     words = bench.words(1)
-    found = bench.finish(bench.start("meet", words=words.address, rounds=ROUNDS))
-    wanted = ROUNDS * bench.processors
-    if found[0] == wanted:
-        return Finding("residency", "pass", f"{bench.processors} processors met {ROUNDS} times")
+    results = bench.finish(bench.start("meet", words=words.address, rounds=ROUND_COUNT))
+    wanted = ROUND_COUNT * bench.processors
+    if results[0] == wanted:
+        return Finding(
+            "residency", "pass", f"{bench.processors} processors met {ROUND_COUNT} times"
+        )
     return Finding(
         "residency",
         "fail",
-        f"{found[0]} of {wanted} arrivals within {BUDGET_S:.0f} s: not all blocks run at once, or "
-        "a counter is not seen; is another program on the device?",
+        f"{results[0]} of {wanted} arrivals within {BUDGET_S:.0f} s: not all blocks run at "
+        "once, or a counter is not visible to all; end other programs on the device",
     )
 
 
@@ -54,23 +56,28 @@ def _message(bench: Bench, system: bool) -> Finding:
     name = "messages to peers" if system else "messages"
     pairs = bench.processors // 2
     if not pairs:
-        return Finding(name, "note", "one processor has nobody to send to")
+        return Finding(name, "note", "not applicable to one processor")
     kind: MemoryKind = "symmetric" if system else "device"
-    words, data = bench.words(2 * pairs, kind), bench.alloc(4 * WORDS * pairs, kind)
-    found = bench.finish(bench.start("message", data.address, words.address, WORDS, ROUNDS, system))
-    if found[1]:
+    words, data = bench.words(2 * pairs, kind), bench.alloc(4 * MESSAGE_WORDS * pairs, kind)
+    results = bench.finish(
+        bench.start("message", data.address, words.address, MESSAGE_WORDS, ROUND_COUNT, system)
+    )
+    if results[1]:
         return Finding(
             name,
             "fail",
-            f"{found[1]} of {found[0] * WORDS} words were old after the counter that promised them",
+            f"{results[1]} of {results[0] * MESSAGE_WORDS} words were stale after the counter "
+            "had announced them",
         )
-    if found[0] != pairs * ROUNDS:
-        return Finding(name, "fail", f"{found[0]} of {pairs * ROUNDS} messages came in time")
-    return Finding(name, "pass", f"{found[0]} messages of {WORDS} words, none old")
+    if results[0] != pairs * ROUND_COUNT:
+        return Finding(
+            name, "fail", f"{results[0]} of {pairs * ROUND_COUNT} messages arrived in time"
+        )
+    return Finding(name, "pass", f"{results[0]} messages of {MESSAGE_WORDS} words, none stale")
 
 
 def messages(bench: Bench) -> Finding:
-    """Plain stores, then a counter; another processor waits for it and reads."""
+    """Plain stores, then a counter; another processor waits for the counter and reads the data."""
     return _message(bench, system=False)
 
 
@@ -80,18 +87,22 @@ def peer_messages(bench: Bench) -> Finding:
 
 
 def packets(bench: Bench) -> Finding:
-    """8 bytes that are read while they are overwritten: never torn, never older than before."""
+    """8 bytes that are read while they are overwritten: never torn, and never older than a value
+    read before.
+    """
     pairs = bench.processors // 2
     if not pairs:
-        return Finding("packets", "note", "one processor has nobody to send to")
+        return Finding("packets", "note", "not applicable to one processor")
     data = bench.alloc(8 * bench.machine.threads * pairs, "symmetric")
     rounds = 200
-    found = bench.finish(bench.start("packets", data.address, rounds=rounds, system=True))
+    results = bench.finish(bench.start("packets", data.address, rounds=rounds, system=True))
     readers = pairs * bench.machine.threads
-    if found[1] or found[2]:
-        return Finding("packets", "fail", f"{found[1]} torn, {found[2]} older than one before")
-    if found[0] != readers:
-        return Finding("packets", "fail", f"{found[0]} of {readers} readers saw the last packet")
+    if results[1] or results[2]:
+        return Finding(
+            "packets", "fail", f"{results[1]} torn, {results[2]} older than a previous one"
+        )
+    if results[0] != readers:
+        return Finding("packets", "fail", f"{results[0]} of {readers} readers saw the last packet")
     return Finding("packets", "pass", f"{readers} readers, {rounds} packets each, none torn")
 
 
@@ -110,50 +121,54 @@ def additions(bench: Bench) -> Finding:
 
 
 def host_words(bench: Bench) -> Finding:
-    """The host tells a running kernel, and hears from it; the round trip is the host's."""
+    """The host sends to a running kernel and receives its answer; the host measures the round
+    trip.
+    """
     words = bench.words(1)
-    launch = bench.start("host", bench.results.address, words.address, 0, ROUNDS)
+    launch = bench.start("host", bench.results.address, words.address, 0, ROUND_COUNT)
     times = []
-    for number in range(1, ROUNDS + 1):
+    for number in range(1, ROUND_COUNT + 1):
         begin = time.perf_counter()
         if not bench.tell(number):
             bench.finish(launch)
             return Finding(
                 "host words",
                 "fail",
-                f"word {number} was not answered within {BUDGET_S:.0f} s: mapped host memory is "
-                "not seen by a running kernel, or its answer not by the host",
+                f"word {number} was not answered within {BUDGET_S:.0f} s: a running kernel does "
+                "not see mapped host memory, or the host does not see its answer",
             )
         times.append(time.perf_counter() - begin)
     bench.finish(launch)
-    return Finding("host words", "pass", f"{np.median(times) * 1e6:.1f} us there and back")
+    return Finding("host words", "pass", f"{np.median(times) * 1e6:.1f} us per round trip")
 
 
 def copies(bench: Bench) -> Finding:
-    """The host copies inputs under a running kernel, tells it, and the kernel reads them."""
+    """The host copies inputs under a running kernel and signals; the kernel reads them."""
     device = bench.device
     kind: MemoryKind = device.fed if isinstance(device, FedDevice) else "device"
-    words, data = bench.words(1), bench.alloc(4 * WORDS, kind)
-    launch = bench.start("host", data.address, words.address, WORDS, ROUNDS)
-    for number in range(1, ROUNDS + 1):
-        bench.device.write(data.address, expected(number, WORDS))
+    words, data = bench.words(1), bench.alloc(4 * MESSAGE_WORDS, kind)
+    launch = bench.start("host", data.address, words.address, MESSAGE_WORDS, ROUND_COUNT)
+    for number in range(1, ROUND_COUNT + 1):
+        bench.device.write(data.address, expected(number, MESSAGE_WORDS))
         if not bench.tell(number):
             bench.finish(launch)
             return Finding("copies", "fail", f"copy {number} under a running kernel did not end")
-    found = bench.finish(launch)
-    total = ROUNDS * WORDS * bench.processors
-    if found[1]:
+    results = bench.finish(launch)
+    total = ROUND_COUNT * MESSAGE_WORDS * bench.processors
+    if results[1]:
         return Finding(
             "copies",
             "fail",
-            f"{found[1]} of {total} words that were copied under a running kernel were old: inputs "
-            "of a persistent launch do not arrive (launch with loop_mode=False)",
+            f"{results[1]} of {total} words that were copied under a running kernel were stale: "
+            "a persistent launch does not see new inputs (launch with loop_mode=False)",
         )
-    return Finding("copies", "pass", f"{ROUNDS} copies under a running kernel, {total} words seen")
+    return Finding(
+        "copies", "pass", f"{ROUND_COUNT} copies under a running kernel, {total} words seen"
+    )
 
 
 def clock(bench: Bench) -> Finding:
-    """One clock for all processors, at the rate of the host's."""
+    """One clock for all processors, at the same rate as the host's."""
     rounds, lasts = 8, 0.05
     words, data = bench.words(2), bench.alloc(8 * rounds * bench.processors)
     launch = bench.start("clock", data.address, words.address, rounds=rounds, lasts_s=lasts)
@@ -161,12 +176,12 @@ def clock(bench: Bench) -> Finding:
     times = bench.device.read(data.address, data.nbytes).view(np.uint64)
     times = times.reshape(bench.processors, rounds).astype(np.int64)
     if not times.all():
-        return Finding("clock", "fail", "not all processors met")
+        return Finding("clock", "fail", "not all processors arrived")
     spread = int((times.max(0) - times.min(0)).min())
     elapsed = launch.elapsed_ms()
     text = (
-        f"{spread / 1e3:.1f} us apart over all processors; {lasts * 1e3:.0f} ms by the kernel's "
-        f"clock lasted {elapsed:.1f} ms"
+        f"{spread / 1e3:.1f} us of skew over all processors; {lasts * 1e3:.0f} ms by the "
+        f"kernel's clock took {elapsed:.1f} ms"
     )
     if (np.diff(times, axis=1) < 0).any():
         return Finding("clock", "fail", f"it runs backwards; {text}")
@@ -175,7 +190,7 @@ def clock(bench: Bench) -> Finding:
 
 
 def bandwidth(bench: Bench) -> Finding:
-    """Reads by all processors, 8 bytes a thread at a time, of more memory than a cache holds."""
+    """Reads by all processors, 8 bytes per thread at a time, of more memory than a cache holds."""
     noise = np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8)
     nbytes, most = len(noise), 1 << 30
     while True:
@@ -198,7 +213,7 @@ def bandwidth(bench: Bench) -> Finding:
 
 
 def peers(bench: Bench) -> Finding:
-    """Two processes add to one exported counter and one of them reads what the other wrote."""
+    """Two processes add to one exported counter, and one of them reads what the other wrote."""
     rounds = 2
     words = bench.words(1, "symmetric")
     handle = bench.device.export(words)
@@ -213,7 +228,7 @@ def peers(bench: Bench) -> Finding:
         child.kill()
         return Finding("peers", "fail", "the other process did not end")
     if child.returncode:
-        last = complaint.strip().splitlines()[-1:] or ["it said nothing"]
+        last = complaint.strip().splitlines()[-1:] or ["it printed nothing"]
         return Finding("peers", "fail", f"another process cannot map exported memory: {last[0]}")
     wanted = rounds * bench.processors * bench.machine.threads + int(said)
     got = int(bench.device.read(words.address, 4).view(np.uint32)[0])
@@ -223,7 +238,7 @@ def peers(bench: Bench) -> Finding:
 
 
 def freeing(bench: Bench) -> Finding:
-    """Letting memory go under a running kernel does not keep the host until that has ended."""
+    """Freeing memory under a running kernel does not block the host until the kernel has ended."""
     words, data = bench.words(2), bench.alloc(8 * bench.processors)
     memory = bench.device.alloc(1 << 20, "device")
     lasts = 0.5
@@ -234,22 +249,24 @@ def freeing(bench: Bench) -> Finding:
     waited = launch.done() and took > lasts / 2
     bench.finish(launch)
     if waited:
-        found = f"letting memory go waits for running kernels ({took * 1e3:.0f} ms)"
-        return Finding("freeing", "fail", found)
-    return Finding("freeing", "pass", f"memory let go of under a kernel ({took * 1e3:.1f} ms)")
+        text = f"freeing memory waits for running kernels ({took * 1e3:.0f} ms)"
+        return Finding("freeing", "fail", text)
+    return Finding("freeing", "pass", f"memory freed under a kernel ({took * 1e3:.1f} ms)")
 
 
 def compiler(bench: Bench) -> Finding:
-    """Products and attentions with known results, whatever an earlier check of them said."""
-    found = toolchain.toolchain(bench.backend, bench.device)
-    if found is None:
-        return Finding("compiler", "note", "none that is installed apart from ark and the system")
+    """Matmuls and attention with known results, regardless of an earlier verdict."""
+    compiler = toolchain.toolchain(bench.backend, bench.device)
+    if compiler is None:
+        return Finding(
+            "compiler", "note", "no compiler that is installed separately from ark and the system"
+        )
     begin = time.perf_counter()
     reason = toolchain.examine(bench.backend, bench.device)
     if reason:
-        return Finding("compiler", "fail", toolchain.refusal(found, bench.device.arch, reason))
+        return Finding("compiler", "fail", toolchain.refusal(compiler, bench.device.arch, reason))
     took = time.perf_counter() - begin
-    return Finding("compiler", "pass", f"{found.name}: known results are right ({took:.1f} s)")
+    return Finding("compiler", "pass", f"{compiler.name}: known results are right ({took:.1f} s)")
 
 
 ALL: tuple[Callable[[Bench], Finding], ...] = (
@@ -269,13 +286,13 @@ ALL: tuple[Callable[[Bench], Finding], ...] = (
 
 
 def examine(bench: Bench, shown: Callable[[Finding], None]) -> list[Finding]:
-    """All checks; one that ends in an error of ark's is a failure, and the others go on."""
-    found = []
+    """All checks; one that ends in an error of ark counts as a failure, and the others continue."""
+    findings = []
     for check in ALL:
         try:
             finding = check(bench)
         except BaseError as error:
             finding = Finding(check.__name__.replace("_", " "), "fail", str(error))
         shown(finding)
-        found.append(finding)
-    return found
+        findings.append(finding)
+    return findings

@@ -1,6 +1,6 @@
-"""Ahead of time: a verified plan becomes a C library and a program that need no Python.
+"""Export ahead of time: a verified plan becomes a C library and a program that run without Python.
 
-`write` puts a folder together: the loop kernel as source and compiled, the plan's tables as data
-(`description`), the parameters (`weights`), and the C files of `c/` that walk them. Called by the
-command line; docs/export.md is the page.
+`write` writes a folder: the loop kernel as source and compiled, the plan's tables as data
+(`description`), the parameters (`weights`), and the C files of `c/` that use them. Called by the
+command line; documented in docs/export.md.
 """

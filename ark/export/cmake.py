@@ -1,4 +1,4 @@
-"""The CMakeLists.txt of an exported model: one archive, and the program where there is one."""
+"""The CMakeLists.txt of an exported model: a static library, and a program if there is one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _PARTS = "ark.c device.c safetensors.c decoder.c"
 
 
 def of_source(name: str, arch: str, flags: Sequence[str], suffix: str, program: str) -> str:
-    """For a loop kernel that the C++ compiler makes. arch: its -march; suffix: of the library that
-    was compiled at export. program: "generate", "run" or none.
+    """For a loop kernel that is compiled by the C++ compiler. arch: its -march; suffix: file suffix
+    of the library compiled at export. program: "generate", "run" or empty.
     """
     lines = [
         "cmake_minimum_required(VERSION 3.16)",
@@ -37,7 +37,7 @@ def of_source(name: str, arch: str, flags: Sequence[str], suffix: str, program: 
 
 
 def of_image(name: str, program: str) -> str:
-    """For a loop kernel that is data; needs a C compiler alone."""
+    """For a loop kernel that is data; needs only a C compiler."""
     lines = [
         "cmake_minimum_required(VERSION 3.16)",
         f"project({name} C)",

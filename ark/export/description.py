@@ -1,5 +1,5 @@
-"""A plan as constant data in C: the tables that the loop kernel walks, with addresses that name a
-segment and an offset, and what a caller may ask for by name. `c/model.h` has the types.
+"""A plan as constant data in C: the tables that the loop kernel reads, whose addresses are a
+segment and an offset, and the tensors that a caller can access by name. `c/model.h` has the types.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ark.runtime import tables
 from ark.runtime.executor import BUDGET_S
 
 SEGMENT_SHIFT = 48
-# As safetensors spells them; other types are bytes there.
+# Types in safetensors' spelling; all others are stored as bytes.
 CODES = {
     "fp32": "F32",
     "fp16": "F16",
@@ -35,7 +35,7 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 @dataclass(frozen=True)
 class Decoder:
-    """What the token loop in C knows of a decoder; see ark_decoder in c/model.h."""
+    """The facts about a decoder that the token loop in C needs; see ark_decoder in c/model.h."""
 
     context: int
     chunk: int
@@ -45,13 +45,13 @@ class Decoder:
 
 
 def text(value: str) -> str:
-    """A C string literal of any text: whatever is not plain is written as octal bytes."""
+    """A C string literal of any text; special characters are written as octal bytes."""
     parts = (c if c in _PLAIN else "".join(f"\\{b:03o}" for b in c.encode()) for c in value)
     return '"' + "".join(parts) + '"'
 
 
 def stored(tensor: PlanTensor) -> tuple[str, tuple[int, ...], int]:
-    """How a file holds a tensor: the type's code, the shape, the bytes."""
+    """A tensor in a file: the type's code, the shape, the bytes."""
     nbytes = int(np.prod(tensor.items.shape, dtype=np.int64)) * tensor.itemsize
     code = CODES.get(tensor.dtype)
     if code is None or by_name(tensor.dtype).packed:
@@ -60,18 +60,20 @@ def stored(tensor: PlanTensor) -> tuple[str, tuple[int, ...], int]:
 
 
 def named(plan: Plan) -> list[PlanTensor]:
-    """The tensors that are whole buffers and last from one launch to the next, by name once."""
-    found: dict[str, PlanTensor] = {}
+    """The tensors that cover a whole buffer and survive from one launch to the next, each name
+    once.
+    """
+    by_name: dict[str, PlanTensor] = {}
     for tensor in plan.tensors:
         buffer = plan.buffers[tensor.buffer]
         lasting = buffer.arena in ("parameter", "state", "host", "external")
         if lasting and not tensor.packet and stored(tensor)[2] == buffer.nbytes:
-            found.setdefault(tensor.name, tensor)
-    return list(found.values())
+            by_name.setdefault(tensor.name, tensor)
+    return list(by_name.values())
 
 
 class _Segments:
-    """The pieces of memory by number: the arenas, then each external buffer."""
+    """The segments of memory by number: the arenas, then each external buffer."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -95,13 +97,13 @@ class _Segments:
         return self._arenas[buffer.arena], buffer.offset
 
     def address(self, number: int) -> int:
-        """What tables hold for a buffer's address."""
+        """A buffer's address as it stands in the tables."""
         segment, offset = self.of(number)
         return (segment + 1 << SEGMENT_SHIFT) + offset
 
 
 def _cleared(plan: Plan, arena: str, nbytes: int) -> int:
-    """Bytes of an arena that are zeroed before a launch: what packets are received in."""
+    """Bytes of an arena that are zeroed before a launch: its packet buffers."""
     if arena == "packet":
         return nbytes
     if arena != "symmetric":
@@ -112,15 +114,16 @@ def _cleared(plan: Plan, arena: str, nbytes: int) -> int:
 
 
 def check(plan: Plan) -> None:
-    """UnsupportedError for plans that need more than one rank."""
+    """Raises UnsupportedError for plans of more than one rank."""
     if plan.world_size > 1:
         raise UnsupportedError(
-            f"the plan is for {plan.world_size} ranks; only plans of one rank can be exported"
+            f"the plan is for {plan.world_size} ranks; only plans of one rank can be "
+            "exported; plan for one rank"
         )
 
 
 def declarations() -> str:
-    """layout.h: the structures that host and kernel share, for C."""
+    """layout.h: the structures that host and kernel share, in C."""
     kinds = [layout.ERROR_KINDS.get(n, "") for n in range(max(layout.ERROR_KINDS) + 1)]
     return "\n".join(
         (
@@ -178,9 +181,9 @@ def describe(
     maps: Sequence[Sequence[BoxMap]] = (),
     made_for: str = "",
 ) -> str:
-    """The C source that defines `NAME_model`. opcode and maps: by op, the number of its body and
-    its box maps. images: the loop kernels, where the host's cores do not run them. made_for: what
-    to say where one cannot be loaded.
+    """The C source that defines `NAME_model`. opcode and maps: for each op the number of its body
+    and its box maps. images: the loop kernels, unless they are code of the host. made_for: the
+    message if one of them cannot be loaded.
     """
     segments, stride = _Segments(plan), machine_of(plan).line_bytes
     counters, lists, mapped = (len(segments.rows) + n << SEGMENT_SHIFT for n in (1, 2, 3))
@@ -279,8 +282,8 @@ def _kernels(plan: Plan, name: str, images: Sequence[Image]) -> list[str]:
 
 def _maps(plan: Plan, maps: Sequence[Sequence[BoxMap]], segments: _Segments) -> list[str]:
     rows = []
-    for op, found in zip(plan.ops, maps, strict=bool(maps)):
-        for box in found:
+    for op, op_maps in zip(plan.ops, maps, strict=bool(maps)):
+        for box in op_maps:
             tensor = plan.tensors[op.operands[box.operand]]
             address = segments.address(tensor.buffer) + tensor.first_byte
             rows.append(
@@ -310,7 +313,7 @@ def _list(values: Iterable[int]) -> str:
 
 
 def _words(name: str, array: np.ndarray) -> str:
-    """An array's memory as 64-bit words; one word where it is empty."""
+    """An array's memory as 64-bit words; one word if it is empty."""
     words = [f"{int(w):#x}u" if w else "0" for w in array.view(np.uint64).reshape(-1)] or ["0"]
     lines = (", ".join(words[i : i + 8]) for i in range(0, len(words), 8))
     return f"static const uint64_t {name}[] = {{\n" + "".join(f"    {x},\n" for x in lines) + "};"

@@ -20,8 +20,8 @@ from ark.plan.verify import verify
 
 @dataclass(frozen=True)
 class Network:
-    """inputs, outputs: names of the plan's tensors, in the file's order: those of the file, but an
-    output that is an input too has ".out" behind its name. weights: by name too.
+    """inputs, outputs: names of the plan's tensors, in the file's order. They are the file's names,
+    with ".out" appended for an output that is also an input. weights: by name, too.
     """
 
     plan: Plan
@@ -31,29 +31,34 @@ class Network:
 
 
 def network(path: Path, dims: Mapping[str, int], machine: Machine) -> Network:
-    """The network for sizes that the file says, and `dims` its symbolic ones.
+    """The network with the sizes in the file, and those in `dims` for symbolic dimensions.
 
-    InvalidUsageError where a size is open; UnsupportedError where contents of an input decide about
-    shapes, or an output is known without a run.
+    Raises InvalidUsageError if a size stays open, UnsupportedError if an input's values determine
+    shapes or an output is constant.
     """
     model = from_onnx(path, dict(dims))
     arrays = {}
     for port in model.inputs:
         if port.sizes is None:
-            raise InvalidUsageError(f"the input {port} has open sizes; give each with --dim NAME=N")
+            raise InvalidUsageError(f"the input {port} has open sizes; set each by --dim NAME=N")
         if port.dtype == np.float64:
-            raise UnsupportedError(f"the input {port} is of float64; export the model in float32")
+            raise UnsupportedError(
+                f"the input {port} is of float64, which is not supported; "
+                "export the model in float32"
+            )
         arrays[port.name] = np.zeros(port.sizes, port.dtype)
     built = model.graph(arrays)
     kept = []
     with ark.use_model(built.model):
         for name, value in built.results.items():
             if value.tensor is None:
-                raise UnsupportedError(f"the output {name!r} does not depend on the inputs")
+                raise UnsupportedError(
+                    f"the output {name!r} does not depend on the inputs; remove it from the model"
+                )
             last = ark.tensor(value.tensor.shape(), value.tensor.ir.dtype)
             ark.copy(value.tensor, last)
             kept.append(last)
-    plan = make_plan(built.model.graph, machine, {"pack": False})  # weights lie as in the file
+    plan = make_plan(built.model.graph, machine, {"pack": False})  # weights keep the file's layout
     ports = {t.tensor.ir.buffer.name: n for n, t in built.inputs.items() if t.tensor is not None}
     ports |= {
         t.ir.buffer.name: f"{n}.out" if n in built.inputs else n  # an input that is an output
@@ -67,7 +72,9 @@ def network(path: Path, dims: Mapping[str, int], machine: Machine) -> Network:
     given = [built.inputs[n].tensor if n in built.inputs else None for n in arrays]
     for name, tensor in zip(arrays, given, strict=True):
         if tensor is None or tensor.ir.buffer.name not in names:
-            raise UnsupportedError(f"nothing of the network reads the input {name!r} as a tensor")
+            raise UnsupportedError(
+                f"no op reads the input {name!r} as a tensor; remove it from the model"
+            )
     contents = {t.ir.buffer.name: a for t, a in built.constants}
     weights = {
         t.name: contents[plan.buffers[t.buffer].name]
@@ -79,7 +86,7 @@ def network(path: Path, dims: Mapping[str, int], machine: Machine) -> Network:
 
 
 def _with_names(plan: Plan, ports: Mapping[str, str]) -> Plan:
-    """The plan with its inputs and outputs called as in the file. ports: names by buffer."""
+    """The plan with its inputs and outputs named as in the file. ports: names by buffer."""
     taken = set(ports.values())
 
     def renamed(tensor: PlanTensor) -> PlanTensor:

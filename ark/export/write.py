@@ -1,4 +1,4 @@
-"""Puts the folder of an exported model together. Called by `ark export`."""
+"""Writes the folder of an exported model. Called by `ark export`."""
 
 from __future__ import annotations
 
@@ -50,34 +50,36 @@ _TAKEN = frozenset(
 
 
 def identifier(name: str, wanted: str | None) -> str:
-    """A model's name in C: as asked, or made of a file's or folder's."""
+    """A model's name in C: the requested one, or one derived from a file or folder name."""
     if wanted is None:
-        made = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:50]
-        free = _IDENTIFIER.fullmatch(made) and made not in _TAKEN
-        return made if free else f"exported_{made}".rstrip("_")
+        derived = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:50]
+        free = _IDENTIFIER.fullmatch(derived) and derived not in _TAKEN
+        return derived if free else f"exported_{derived}".rstrip("_")
     if not _IDENTIFIER.fullmatch(wanted) or wanted in _TAKEN:
         raise InvalidUsageError(
-            f"the name {wanted!r} was asked for; it must begin with a-z, have only a-z, 0-9 and _, "
-            f"at most 63 of them, and be none of {', '.join(sorted(_TAKEN))}"
+            f"the name {wanted!r} is not valid; it must begin with a-z, consist of at most 63 "
+            f"of a-z, 0-9 and _, and not be one of {', '.join(sorted(_TAKEN))}"
         )
     return wanted
 
 
 def exporting(backend: Backend) -> ExportBackend:
-    """The backend as one whose models can be exported; UnsupportedError for others."""
+    """The backend, if its models can be exported; raises UnsupportedError for others."""
     if not isinstance(backend, ExportBackend):
         raise UnsupportedError(
-            f"the backend {backend.name!r} has no way to run an exported model; export it for "
-            "another one (--backend cpu)"
+            f"the backend {backend.name!r} cannot run exported models; export for another one "
+            "(--backend cpu)"
         )
     return backend
 
 
 def decoder_of(checkpoint: Checkpoint, shape: Shape) -> Decoder:
-    """What the token loop in C must know."""
+    """The data that the token loop in C needs."""
     stops = checkpoint.config.eos_token_ids
     if len(stops) > MAX_STOPS:
-        raise InvalidUsageError(f"the checkpoint has {len(stops)} end tokens; {MAX_STOPS} fit")
+        raise InvalidUsageError(
+            f"the checkpoint has {len(stops)} end tokens; at most {MAX_STOPS} are supported"
+        )
     vocabulary = checkpoint.config.vocab_size
     begins = bool(shape.chunk) and shape.begins
     return Decoder(shape.context, shape.chunk, vocabulary, begins, tuple(stops))
@@ -93,17 +95,17 @@ def files(
     network: Network | None = None,
 ) -> Files:
     """All files by name. checkpoint, shape: of a decoder, whose weights and token loop are added.
-    network: whose plan it is, for its weights and a program that runs it once.
+    network: the network of the plan, for its weights and a program that runs it once.
 
-    arch: what the compiler makes code for, as it spells it. Raises UnsupportedError where the plan
-    or the backend cannot be exported.
+    arch: the architecture for the compiler, in its spelling. Raises UnsupportedError if the plan or
+    the backend cannot be exported.
     """
     backend = exporting(chosen)
     machine = machine_of(plan)
     if machine.backend != backend.name:
         raise UnsupportedError(
             f"the plan was made for {machine.name} of {machine.backend!r}, not for "
-            f"{backend.name!r}; make it again with a machine model of that backend"
+            f"{backend.name!r}; plan again with a machine model of that backend"
         )
     check(plan)
     if not plan.verified:
@@ -112,25 +114,25 @@ def files(
     program = "generate" if decoder else "run" if network else ""
     folder = resources.files("ark.export").joinpath("c")
     wanted = ["ark.h", "ark.c", "device.h", "model.h", "safetensors.c", "decoder.c"]
-    made: Files = {file: folder.joinpath(file).read_text() for file in wanted}
-    made["layout.h"] = declarations()
-    made[f"{name}.h"] = _header(name)
-    made["device.c"] = backend.export_source()
+    sources: Files = {file: folder.joinpath(file).read_text() for file in wanted}
+    sources["layout.h"] = declarations()
+    sources[f"{name}.h"] = _header(name)
+    sources["device.c"] = backend.export_source()
     if isinstance(backend, SourceBackend):
-        made |= _with_source(plan, machine, backend, arch, name, decoder, program)
+        sources |= _with_source(plan, machine, backend, arch, name, decoder, program)
     else:
-        made |= _with_image(plan, machine, backend, arch, name, decoder, program)
+        sources |= _with_image(plan, machine, backend, arch, name, decoder, program)
     if program:
         source = folder.joinpath(f"{program}.c").read_text().replace("exported.h", f"{name}.h")
-        made[f"{program}.c"] = source.replace("EXPORTED_MODEL", f"{name}_model")
+        sources[f"{program}.c"] = source.replace("EXPORTED_MODEL", f"{name}_model")
     if checkpoint and shape:
-        made[f"{name}.safetensors"] = _weights(weights(checkpoint, shape, plan), plan)
+        sources[f"{name}.safetensors"] = _weights(weights(checkpoint, shape, plan), plan)
     if network:
         for word, names in (("INPUTS", network.inputs), ("OUTPUTS", network.outputs)):
             listed = "".join(f"{text(n)}, " for n in names)
-            made["run.c"] = str(made["run.c"]).replace(f"EXPORTED_{word} ", listed)
-        made[f"{name}.safetensors"] = _weights(network.weights.items(), plan)
-    return made
+            sources["run.c"] = str(sources["run.c"]).replace(f"EXPORTED_{word} ", listed)
+        sources[f"{name}.safetensors"] = _weights(network.weights.items(), plan)
+    return sources
 
 
 def _with_source(
@@ -142,9 +144,9 @@ def _with_source(
     decoder: Decoder | None,
     program: str,
 ) -> Files:
-    """The loop kernel as C++ for the host's compiler, and as this one made it."""
+    """The loop kernel as C++ source for the target's compiler, and as compiled here."""
     emitted = emit(plan, machine, backend.dialect(machine.arch))
-    # Several models may be linked into one program.
+    # Distinct names allow several models in one program.
     source = replace(emitted.source, text=f"#define ark_loop {name}_loop\n{emitted.source.text}")
     binary = backend.compiler().compile(source, Target(machine.arch, machine.threads))
     return {
@@ -197,7 +199,7 @@ def _with_image(
 
 
 def _weights(parameters: Iterable[tuple[str, np.ndarray]], plan: Plan) -> bytes:
-    """The plan's parameters as they lie in memory, as a safetensors file."""
+    """The plan's parameters in their memory layout, as a safetensors file."""
     tensors = {t.name: t for t in named(plan)}
     arrays: dict[str, np.ndarray] = {}
     for name, array in parameters:
@@ -216,13 +218,13 @@ def _header(name: str) -> str:
     )
 
 
-def save(made: Mapping[str, str | bytes], folder: Path) -> None:
-    """Writes the files; SystemError where that cannot be, and then nothing of it is left."""
+def save(contents: Mapping[str, str | bytes], folder: Path) -> None:
+    """Writes the files. Raises SystemError on failure, after which none of them is left."""
     begun: list[Path] = []
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for file, content in made.items():
+        for file, content in contents.items():
             data = content.encode() if isinstance(content, str) else content
             begun.append(folder / file)
             begun[-1].write_bytes(data)

@@ -1,1 +1,1 @@
-"""What op calls act on: tensor handles, the current model, and the memory behind them."""
+"""The objects that op calls act on: tensor handles, the current model, and their memory."""

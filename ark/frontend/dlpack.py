@@ -1,6 +1,7 @@
-"""DLPack: tensors that other libraries see in place (https://dmlc.github.io/dlpack, version 0.8).
+"""DLPack: other libraries view a tensor's memory without a copy (https://dmlc.github.io/dlpack,
+version 0.8).
 
-Written with ctypes, because the memory is a device's and NumPy can only speak for the host's.
+Written with ctypes, because the memory may be a device's and NumPy's export covers only the host's.
 Called by ark.frontend.tensor.
 """
 
@@ -59,7 +60,8 @@ class _Managed(ctypes.Structure):
     _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
 
 
-# What exported tensors need, by the address of their structure, until the importer lets go.
+# Objects that exported tensors need, by the address of their structure, until the importer frees
+# it.
 _alive: dict[int, tuple[Any, ...]] = {}
 
 
@@ -68,13 +70,13 @@ def _delete(managed: int) -> None:
     _alive.pop(managed, None)
 
 
-# The capsule comes as a plain address: it is being destroyed and must not be counted again.
+# The capsule is a plain address: it is being destroyed, so its reference count must not change.
 _Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 @_Destructor
 def _drop(capsule: int) -> None:
-    """A capsule that was not imported gives its memory back; a used one has another name."""
+    """Frees the memory of a capsule that was not imported; a used one has another name."""
     if _is_valid(capsule, b"dltensor"):
         _alive.pop(_pointer(capsule, b"dltensor"), None)
 
@@ -91,15 +93,15 @@ _pointer.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
 
 
 def device_of(storage: Storage) -> tuple[int, int]:
-    """(type, index) of the memory's device, as DLPack numbers them."""
+    """(type, index) of the memory's device, in DLPack's numbering."""
     if storage.device is None:
         raise InvalidUsageError(
             f"the tensor {storage.name!r} has no memory yet; call Runtime.launch() first"
         )
-    found = getattr(storage.device, "dlpack", None)
-    if found is None:
-        raise UnsupportedError("this backend does not say how DLPack names its device")
-    return found
+    device = getattr(storage.device, "dlpack", None)
+    if device is None:
+        raise UnsupportedError("this backend has no DLPack device number; use to_numpy")
+    return device
 
 
 def export(
@@ -110,8 +112,8 @@ def export(
 ) -> Any:
     """A capsule for one importer; the memory lives as long as the importer's tensor.
 
-    dl_device: where the importer wants it, by default where it is. copy: True for memory of its
-    own, False for the tensor's memory alone.
+    dl_device: the device that the importer requests, by default the tensor's. copy: True for a
+    copy, False to fail if a copy is needed.
     """
     if tensor.dtype.name not in CODES:
         raise UnsupportedError(
@@ -120,9 +122,13 @@ def export(
     own = device_of(storage)
     target = own if dl_device is None else _device(dl_device)
     if target not in (own, HOST):
-        raise BufferError(f"the tensor lies on {own}; it is given there or on {HOST}, not {target}")
+        raise BufferError(
+            f"the tensor is on {own}; it can be exported there or to {HOST}, not to {target}"
+        )
     if target != own and copy is False:
-        raise BufferError(f"the tensor lies on {own}; on {target} it is a copy, but copy=False")
+        raise BufferError(
+            f"the tensor is on {own}; an export to {target} needs a copy, but copy=False"
+        )
     if copy or target != own:
         address, owner = _copied(tensor, storage, target)
         strides = tuple(math.prod(tensor.shape[d + 1 :]) for d in range(len(tensor.shape)))
@@ -137,7 +143,9 @@ def _device(given: Any) -> tuple[int, int]:
         kind, index = given
         return int(kind), int(index)
     except (TypeError, ValueError) as error:
-        raise BufferError(f"dl_device is {given!r:.60}; give two numbers, or None") from error
+        raise BufferError(
+            f"dl_device={given!r:.60} is not valid; give two numbers, or None"
+        ) from error
 
 
 def _copied(tensor: ir.Tensor, storage: Storage, target: tuple[int, int]) -> tuple[int, Any]:
@@ -146,10 +154,10 @@ def _copied(tensor: ir.Tensor, storage: Storage, target: tuple[int, int]) -> tup
     if target == HOST:
         return int(values.ctypes.data), values
     assert storage.device is not None
-    made = Storage(values.nbytes, False, storage.name)
-    address = made.place(storage.device)
+    copied = Storage(values.nbytes, False, storage.name)
+    address = copied.place(storage.device)
     storage.device.write(address, values)
-    return address, made
+    return address, copied
 
 
 def _capsule(

@@ -1,9 +1,9 @@
-"""Memory of other libraries' arrays: where it lies, and whether its bytes are the values.
+"""Memory of other libraries' arrays: its address, and whether its bytes are the values.
 
-Everything that reads the address or the bytes of a torch tensor or of a NumPy array asks here first
-(ark.frontend.tensor, ark.interop, ark.distributed). A tensor may have a flag that changes what its
-bytes mean (negative, conjugate), a layout that is not strided, no memory at all, or less of it than
-its shape needs. torch is imported by the caller, if at all.
+All code that reads the address or the bytes of a torch tensor or of a NumPy array calls this module
+first (ark.frontend.tensor, ark.interop, ark.distributed). A tensor may have a flag that changes the
+meaning of its bytes (negative, conjugate), a layout that is not strided, no memory, or less memory
+than its shape needs. If torch is needed, the caller imports it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ def is_torch(value: Any) -> bool:
 
 
 def check_memory(tensor: Any) -> None:
-    """InvalidUsageError unless a torch tensor is dense and has the memory that its shape needs."""
+    """Raises InvalidUsageError unless a torch tensor is dense and has the memory that its shape
+    needs.
+    """
     torch, kind = sys.modules["torch"], type(tensor)
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise InvalidUsageError(
-            f"a tensor is of the class {kind.__name__}, which computes for itself what its values "
-            "are; pass a plain torch.Tensor of them"
+            f"a tensor is of the class {kind.__name__}, which computes its own values; pass a "
+            "plain torch.Tensor"
         )
     if tensor.layout != torch.strided:
-        raise InvalidUsageError(
-            f"a tensor has the layout {tensor.layout}; call to_dense() on it before"
-        )
+        raise InvalidUsageError(f"a tensor has the layout {tensor.layout}; call to_dense() first")
     if tensor.is_nested:
-        raise InvalidUsageError("a tensor is nested; call to_padded_tensor(...) on it before")
+        raise InvalidUsageError("a tensor is nested; call to_padded_tensor(...) first")
     if tensor.is_quantized:
-        raise InvalidUsageError("a tensor is quantized; call dequantize() on it before")
+        raise InvalidUsageError("a tensor is quantized; call dequantize() first")
     try:
         address, present = tensor.data_ptr(), tensor.untyped_storage().nbytes()
     except (RuntimeError, NotImplementedError) as error:
@@ -50,8 +50,8 @@ def check_memory(tensor: Any) -> None:
     if _span(tensor) and (present < needed or not address):
         raise InvalidUsageError(
             f"a tensor of shape {list(tensor.shape)} on {tensor.device} needs {needed} bytes of "
-            f"its storage, which has {present if address else 0}; give the storage its memory "
-            "back, or pass a tensor with values"
+            f"storage, but its storage has {present if address else 0}; pass a tensor whose "
+            "storage has memory"
         )
 
 
@@ -64,20 +64,22 @@ def _span(tensor: Any) -> int:
 
 
 def is_literal(tensor: Any) -> bool:
-    """True where the bytes of a torch tensor are its values. With its negative or conjugate bit
-    set the values are the negatives or conjugates of the bytes.
+    """True if the bytes of a torch tensor are its values. With its negative or conjugate bit set
+    the values are the negatives or conjugates of the bytes.
     """
     return not (tensor.is_neg() or tensor.is_conj())
 
 
 def dense(tensor: Any) -> Any:
-    """A contiguous torch tensor with these values whose bytes are the values: itself, or a copy."""
+    """A contiguous torch tensor with these values whose bytes are the values: the tensor itself, or
+    a copy.
+    """
     return tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def address_of(tensor: Any) -> int:
-    """The address of a torch tensor that is used in place. InvalidUsageError unless its memory
-    holds its values one behind the other.
+    """The address of a torch tensor that is used in place. Raises InvalidUsageError unless its
+    values are contiguous in memory.
     """
     check_memory(tensor)
     if not is_literal(tensor):
@@ -91,15 +93,15 @@ def address_of(tensor: Any) -> int:
 
 
 def written(tensor: Any) -> None:
-    """Tells torch that a tensor's memory was written, so that a gradient that needs the values from
-    before is refused.
+    """Tells torch that a tensor's memory was written, so that torch refuses gradients that need the
+    previous values.
     """
     if not tensor.is_inference():
         sys.modules["torch"].autograd.graph.increment_version(tensor)
 
 
 def torch_to_numpy(value: Any) -> np.ndarray:
-    """A torch tensor of any device as a NumPy array (bf16 and fp8 as ml_dtypes has them)."""
+    """A torch tensor of any device as a NumPy array (bf16 and fp8 in ml_dtypes' types)."""
     torch = sys.modules["torch"]
     check_memory(value)
     host = dense(value.detach()).cpu()
@@ -112,9 +114,9 @@ def torch_to_numpy(value: Any) -> np.ndarray:
 
 
 def as_array(value: Any) -> np.ndarray:
-    """An array with the values of a torch tensor, a NumPy array or what NumPy makes one of.
+    """An array with the values of a torch tensor, a NumPy array or an object that NumPy converts.
 
-    InvalidUsageError for a masked array, some of whose values are to be left out.
+    Raises InvalidUsageError for a masked array.
     """
     if is_torch(value):
         return torch_to_numpy(value)
@@ -129,7 +131,7 @@ def as_array(value: Any) -> np.ndarray:
 
 
 def check_native(array: np.ndarray) -> None:
-    """InvalidUsageError unless the bytes of a NumPy array are its values on this machine."""
+    """Raises InvalidUsageError unless the bytes of a NumPy array are its values on this machine."""
     if isinstance(array, np.ma.MaskedArray):
         raise InvalidUsageError(
             "the array has a mask, which would be lost; pass array.filled(value), or array.data"

@@ -8,7 +8,7 @@ from ark.errors import InvalidUsageError, UnsupportedError
 
 
 def index_range(part: Any, size: int) -> tuple[int, int]:
-    """First index and the one behind the last, of an integer or a slice of step 1."""
+    """First index and last+1, of an integer or a slice of step 1."""
     if isinstance(part, slice):
         if part.step not in (None, 1):
             raise UnsupportedError(

@@ -1,6 +1,6 @@
-"""The model that op calls add to: ARK keeps a current one, and so does ark.
+"""The model that op calls add to: there is always a current one, as in ARK.
 
-One is current in the whole process; a with block of use_model has its own, in its thread alone.
+The current model is process-wide; a with block of use_model has its own, in its thread only.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Model:
     """A graph under construction, with its rank and the memory that Python reaches."""
 
     _current: Model | None = None  # of the process
-    _within: ContextVar[Model | None] = ContextVar("within", default=None)  # a with block
+    _within: ContextVar[Model | None] = ContextVar("within", default=None)  # of a with block
     _rank = 0
-    _world_size: int | None = None  # none: nobody has named one
+    _world_size: int | None = None  # empty until one is set
     _device_id = 0
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
@@ -50,7 +50,7 @@ class Model:
 
     @staticmethod
     def _all_current() -> tuple[Model, ...]:
-        """What the rank and the number of ranks are set of, besides new models."""
+        """The models whose rank and number of ranks are set with those of new models."""
         return tuple(m for m in (Model._within.get(), Model._current) if m is not None)
 
     @staticmethod
@@ -68,7 +68,7 @@ class Model:
         """Sets the rank of the current and of new models."""
         rank = ir.whole("the rank", rank)
         if rank < 0:
-            raise InvalidUsageError(f"the rank is {rank}; ranks are numbered from 0")
+            raise InvalidUsageError(f"rank={rank} is not valid; ranks are numbered from 0")
         Model._rank = rank
         for model in Model._all_current():
             model.graph.rank = Model._rank
@@ -88,7 +88,7 @@ class Model:
         """Sets the number of ranks of the current and of new models."""
         world_size = ir.whole("the world size", world_size)
         if world_size < 1:
-            raise InvalidUsageError(f"the world size is {world_size}; it must be at least 1")
+            raise InvalidUsageError(f"world_size={world_size} must be at least 1")
         Model._world_size = world_size
         for model in Model._all_current():
             model.graph.world_size = Model._world_size
@@ -102,11 +102,13 @@ class Model:
     def set_device_id(device_id: int) -> None:
         """Sets the device that models run on; devices are numbered from 0."""
         if device_id < 0:
-            raise InvalidUsageError(f"the device is {device_id}; devices are numbered from 0")
+            raise InvalidUsageError(
+                f"device_id={device_id} is not valid; devices are numbered from 0"
+            )
         Model._device_id = int(device_id)
 
     def compress(self) -> Model:
-        """The model itself: nothing is kept that a plan would not need."""
+        """Returns the model itself, which holds only what a plan needs."""
         return self
 
     def serialize(self, pretty: bool = True) -> str:
@@ -127,7 +129,7 @@ class Model:
         padded: Sequence[int] = (),
         name: str = "",
     ) -> ir.Tensor:
-        """A tensor on a buffer of its own, whose name no other buffer of the model has."""
+        """A tensor on its own buffer, whose name is unique in the model."""
         sizes = tuple(extents) or dtype.whole_rows(tuple(padded) or tuple(shape))
         nbytes = dtype.nbytes(math.prod(int(n) for n in sizes))
         label = f"{name or 'tensor'}.{len(self.graph.buffers)}"
@@ -142,30 +144,30 @@ class Model:
         )
 
     def storage(self, buffer: ir.Buffer) -> Storage:
-        """The memory behind a buffer; lives as long as it is referenced."""
-        found = self.storages.get(buffer.id)
-        if found is None:
-            found = Storage(buffer.nbytes, buffer.arena == "external", buffer.name)
-            found.symmetric = buffer.arena == "symmetric"
-            self.storages[buffer.id] = found
-        return found
+        """The memory of a buffer; it lives as long as it is referenced."""
+        storage = self.storages.get(buffer.id)
+        if storage is None:
+            storage = Storage(buffer.nbytes, buffer.arena == "external", buffer.name)
+            storage.symmetric = buffer.arena == "symmetric"
+            self.storages[buffer.id] = storage
+        return storage
 
     def keep(self, storage: Storage) -> None:
-        """Holds foreign memory even if its tensor is dropped: the graph still reads it."""
+        """Holds foreign memory even if its tensor is dropped, because the graph still reads it."""
         self._kept.append(storage)
 
     def foreign(self, address: int, shape: Sequence[int], dtype: DataType) -> ir.Tensor:
-        """A dense tensor on the caller's memory; the same memory is the same buffer."""
+        """A dense tensor on the caller's memory; equal memory gives the same buffer."""
         nbytes = dtype.nbytes(math.prod(shape))
         buffer = self._foreign.get((address, nbytes))
         if buffer is None:
-            made = self.new_tensor(shape, dtype, arena="external")
-            self._foreign[address, nbytes] = made.buffer
-            return made
+            tensor = self.new_tensor(shape, dtype, arena="external")
+            self._foreign[address, nbytes] = tensor.buffer
+            return tensor
         return self.graph.tensor(shape, dtype, buffer=buffer)
 
     def adopt(self, tensor: ir.Tensor, storage: Storage) -> ir.Tensor:
-        """A tensor of another model in this one, on the same memory."""
+        """A tensor in this model on the memory of another model's tensor."""
         buffer = self._adopted.get(storage)
         if buffer is None:
             label = f"adopted.{len(self.graph.buffers)}"
@@ -184,9 +186,10 @@ class Model:
 
 
 def set_model(model: Model | None) -> None:
-    """Makes `model` the one that op calls add to; None: a fresh one, made on first use.
+    """Makes `model` the one that op calls add to; None: a new one, created on first use.
 
-    Inside a with block of use_model it is so to the block's end, elsewhere in the whole process.
+    Inside a with block of use_model this holds until the block's end, elsewhere for the whole
+    process.
     """
     checked = _checked(model)
     if Model._within.get() is not None:
@@ -198,7 +201,7 @@ def set_model(model: Model | None) -> None:
 def _checked(model: Model | None) -> Model | None:
     if model is not None and not isinstance(model, Model):
         raise InvalidUsageError(
-            f"a model is expected, got {type(model).__name__}; make one with ark.Model()"
+            f"expected a model, got {type(model).__name__}; create one with ark.Model()"
         )
     return model
 
@@ -210,10 +213,10 @@ def current_model() -> Model:
 
 @contextmanager
 def use_model(model: Model | None = None) -> Iterator[Model]:
-    """Makes `model` current inside a with block; None: a fresh one.
+    """Makes `model` current inside a with block; None: a new one.
 
-    It is so in this thread alone: models that several threads build at the same time each need such
-    a block, because one model takes the ops of one thread at a time.
+    It is current in this thread only. Threads that build models at the same time each need such a
+    block, because a model takes the ops of one thread at a time.
     """
     before, inner = Model._within.get(), _checked(model) or Model()
     Model._within.set(inner)

@@ -1,8 +1,7 @@
-"""Memory that Python can reach: one Storage per buffer whose tensors are still referenced.
+"""Memory that Python can access: one Storage per buffer whose tensors are still referenced.
 
-It outlives launches, runtimes and models, so that what was computed can be read later and used
-again; it is given back when its last tensor is dropped. Made by ark.frontend.tensor, filled by
-ark.api.runtime.
+It outlives launches, runtimes and models, so that results can be read and used later; it is freed
+when its last tensor is dropped. Created by ark.frontend.tensor, filled by ark.api.runtime.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from ark.ir.packed import from_memory, to_memory
 
 
 class Storage:
-    """nbytes of memory, on a device once `place` was called or foreign memory was bound.
+    """nbytes of memory, on a device after `place` was called or foreign memory was bound.
 
-    foreign: the caller owns the memory (a placeholder). owner: what keeps foreign memory alive.
-    weight: seldom written and read much. symmetric: it is each launch's own, where peers reach it.
-    settle: called before each write, if a launch has set it; busy: before each read and write, to
-    wait for iterations that are under way.
+    foreign: the caller owns the memory (a placeholder). owner: the object that keeps foreign memory
+    alive. weight: rarely written and often read. symmetric: each launch has its own memory, which
+    peers can address. settle: called before each write, if a launch has set it; busy: called before
+    each read and write, to wait for iterations in progress.
     """
 
     def __init__(self, nbytes: int, foreign: bool, name: str) -> None:
@@ -44,13 +43,14 @@ class Storage:
         self._memory: Memory | None = None
 
     def bind(self, address: int, owner: Any) -> None:
-        """Takes foreign memory."""
+        """Uses foreign memory."""
         self.address, self.owner = address, owner
 
     def place(self, device: Device, kind: MemoryKind = "device") -> int:
-        """The address on `device`; allocates zeroed memory, of that kind, on first use.
+        """The address on `device`; allocates zeroed memory of that kind on first use.
 
-        Raises InvalidUsageError for foreign memory that was never bound, or memory elsewhere.
+        Raises InvalidUsageError for foreign memory that was never bound, or memory on another
+        device.
         """
         if self.foreign:
             if not self.address:
@@ -65,21 +65,21 @@ class Storage:
             self.address, self.device = self._memory.address, device
         elif self.device is not device:
             raise InvalidUsageError(
-                f"the tensor {self.name!r} is in another device's memory; copy it with to_numpy "
-                "and from_numpy"
+                f"the tensor {self.name!r} is on another device; copy it with to_numpy and "
+                "from_numpy"
             )
         return self.address
 
     def lies_in(self, kind: MemoryKind) -> bool:
-        """True where ark allocated the memory, of that kind."""
+        """True if ark allocated the memory, of that kind."""
         return self._memory is not None and self._memory.kind == kind
 
     def _placed(self) -> Device:
         if self.symmetric:
             raise InvalidUsageError(
-                f"the tensor {self.name!r} is memory that peers reach, which each launch makes "
-                "anew; copy it in the model (ark.copy, after a channel's wait) and read the copy, "
-                "or write a tensor that the model copies to it"
+                f"the tensor {self.name!r} is in symmetric memory, which each launch allocates "
+                "anew; copy it in the model (ark.copy, after a channel's wait) and read the "
+                "copy, or write a tensor that the model copies to it"
             )
         if self.device is None:
             raise InvalidUsageError(
@@ -89,7 +89,9 @@ class Storage:
         return self.device
 
     def wait(self) -> None:
-        """Waits for what a launch was asked to run and has not run yet (run(non_blocking=True))."""
+        """Waits for iterations that a launch was asked to run (run(non_blocking=True)) and has not
+        finished.
+        """
         busy = self.busy() if self.busy is not None else None
         if busy is not None:
             busy()
@@ -128,7 +130,8 @@ class Storage:
         device.write(self.address, to_memory(whole, tensor.dtype))
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # An interpreter that ends has taken the driver's functions apart; memory goes with it.
+        # When the interpreter exits, the driver's functions are unloaded already and its memory is
+        # freed with it.
         if self._memory is not None and self.device is not None and not finalizing():
             self.device.free(self._memory)
             self._memory = None

@@ -1,4 +1,4 @@
-"""The `stream` of ARK's calls: what of the caller's is waited for before memory is touched.
+"""The `stream` argument of ARK's calls: the work that is waited for before memory is accessed.
 
 Called by ark.frontend.tensor and ark.api.runtime.
 """
@@ -11,15 +11,15 @@ from ark.errors import InvalidUsageError
 
 
 def wait_for_stream(stream: Any) -> None:
-    """Waits for an object with synchronize(); 0 and None are no stream.
+    """Waits for an object with synchronize(); 0 and None mean no stream.
 
-    InvalidUsageError for anything else: a number alone says of no vendor whose queue it is.
+    Raises InvalidUsageError for anything else: a number alone does not identify a vendor's queue.
     """
     if stream is None or (stream == 0 and isinstance(stream, int)):
         return
     if not callable(getattr(stream, "synchronize", None)):
         raise InvalidUsageError(
-            f"the stream is {stream!r:.60}; give an object with synchronize(), as torch's streams "
-            "are, or 0 for none"
+            f"stream={stream!r:.60} is not valid; give an object with synchronize(), such as a "
+            "torch stream, or 0 for none"
         )
     stream.synchronize()

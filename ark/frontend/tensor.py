@@ -1,6 +1,6 @@
-"""The tensor that users hold: a value of a model's graph, with access to its memory once launched.
+"""The tensor that users hold: a value of a model's graph, with access to its memory after a launch.
 
-Made by ark.ops; everything that converts to and from NumPy, torch and DLPack is here.
+Created by ark.ops; all conversions to and from NumPy, torch and DLPack are here.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from ark.ir.packed import alike, cast
 
 NullTensor: Any = None
 
-# What a tensor calls and layers above define; they fill it in when they are imported. ark.ops gives
-# the public ops by name and `view` (a box of a tensor), ark.api.runtime `run` (the model, once).
+# Functions that a tensor calls and that layers above define; these register them when they are
+# imported. ark.ops registers the public ops by name and `view` (a box of a tensor), ark.api.runtime
+# `run` (the model, once).
 provided: dict[str, Callable[..., Any]] = {}
 
 
 def _operator(name: str, swapped: bool = False) -> Any:
-    """A method that calls the op; swapped: with itself as the right operand."""
+    """A method that calls the op; swapped: with the tensor as the right operand."""
 
     def apply(self: Tensor, other: Any) -> Any:
         left, right = (other, self) if swapped else (self, other)
@@ -49,8 +50,8 @@ def _unary(name: str) -> Any:
 
 
 class _FromTorch:
-    """Tensor.from_torch(t) is a tensor on t's memory; on a tensor, tensor.from_torch(t) writes t's
-    values to it, as from_numpy does.
+    """Tensor.from_torch(t) is a tensor on t's memory; on an instance, tensor.from_torch(t) writes
+    t's values to it, as from_numpy does.
     """
 
     def __get__(self, tensor: Tensor | None, owner: type) -> Callable[..., Tensor]:
@@ -58,18 +59,20 @@ class _FromTorch:
 
 
 class Tensor:
-    """A value of a model. Holding one keeps its memory; `initializer` gives its first contents."""
+    """A value of a model. Holding one keeps its memory; `initializer` returns its first
+    contents.
+    """
 
     requires_grad = False
-    # NumPy would call an operator for each element of an array beside a tensor, an op for each.
+    # Without this NumPy would call an operator for each element of an array operand, one op each.
     __array_ufunc__ = None
 
     def __init__(
-        self, made: ir.Tensor, model: Model, initializer: Callable[[], Any] | None = None
+        self, tensor: ir.Tensor, model: Model, initializer: Callable[[], Any] | None = None
     ) -> None:
-        self.ir = made
+        self.ir = tensor
         self.model = model
-        self.storage = model.storage(made.buffer)
+        self.storage = model.storage(tensor.buffer)
         self.initializer = initializer
 
     def shape(self) -> list[int]:
@@ -77,7 +80,7 @@ class Tensor:
         return list(self.ir.shape)
 
     def strides(self) -> list[int]:
-        """The extent of the underlying buffer per dimension (ARK's meaning of the word)."""
+        """The extents of the underlying buffer per dimension (ARK's meaning of the word)."""
         return list(self.ir.extents)
 
     def nelems(self) -> int:
@@ -89,7 +92,7 @@ class Tensor:
         return self.ir.dtype
 
     def rename(self, name: str) -> None:
-        """Names the tensor, and its buffer if it is all of one; only before an op uses it."""
+        """Names the tensor, and its buffer if it covers all of it; only before an op uses it."""
         graph, buffer = self.model.graph, self.ir.buffer
         if self.ir.nbytes == buffer.nbytes:
             buffer = dataclasses.replace(buffer, name=name)
@@ -107,7 +110,7 @@ class Tensor:
         return base + self.ir.dtype.nbytes(start) if base else 0
 
     def bind(self, data: Any) -> None:
-        """Puts a placeholder on the memory of a torch tensor or at a device address (0: later)."""
+        """Binds a placeholder to the memory of a torch tensor or to a device address (0: later)."""
         if isinstance(data, int):
             if data:
                 self.storage.bind(data, None)
@@ -119,7 +122,7 @@ class Tensor:
     def to_numpy(self, ndarray: np.ndarray | None = None, stream: Any = 0) -> np.ndarray:
         """A copy of the contents (bf16 as ml_dtypes.bfloat16), into `ndarray` if given.
 
-        Waits for `stream`, and for iterations that are under way.
+        Waits for `stream`, and for iterations in progress.
         """
         wait_for_stream(stream)
         data = self.storage.read(self.ir)
@@ -136,15 +139,15 @@ class Tensor:
     def from_numpy(self, ndarray: np.ndarray, stream: Any = 0) -> Tensor:
         """Writes the contents; the array has the tensor's shape, up to dimensions of 1.
 
-        Its values are cast as NumPy does, floats rounded; InvalidUsageError where integers are
-        written that the type cannot hold, or fractions to integers. Waits for `stream`, and for
-        iterations that are under way.
+        Values are cast as in NumPy, floats are rounded. Raises InvalidUsageError for integers that
+        the type cannot represent, and for fractions written to integers. Waits for `stream`, and
+        for iterations in progress.
         """
         wait_for_stream(stream)
         array = as_array(ndarray)
         if array.dtype.kind in "cmMOSU":
             raise InvalidUsageError(
-                f"the array has elements of type {array.dtype}; expected numbers that are real"
+                f"the array has elements of type {array.dtype}; expected real numbers"
             )
         if not alike(array.shape, self.ir.shape):
             raise InvalidUsageError(
@@ -156,7 +159,7 @@ class Tensor:
         return self
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule that sees the same memory, once iterations under way have ended."""
+        """A DLPack capsule that views the same memory, after iterations in progress have ended."""
         self.storage.wait()
         return dlpack.export(self.ir, self.storage)
 
@@ -168,8 +171,8 @@ class Tensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A capsule, of DLPack 0.8, for another library. BufferError as the protocol asks for it:
-        a device that is neither the tensor's nor the host, or one that takes a copy with
+        """A DLPack 0.8 capsule for another library. Raises BufferError, as the protocol requires,
+        for a device that is neither the tensor's nor the host, or one that needs a copy with
         copy=False.
         """
         return dlpack.export(self.ir, self.storage, dl_device, copy)
@@ -185,7 +188,7 @@ class Tensor:
         return Tensor.from_torch(ext_tensor)
 
     def to_torch(self) -> Any:
-        """A torch tensor that sees the same memory."""
+        """A torch tensor that views the same memory."""
         return _torch().from_dlpack(self)
 
     get_torch_view = to_torch
@@ -197,12 +200,13 @@ class Tensor:
         return self.from_numpy(data, stream)
 
     def initialize(self) -> Tensor:
-        """Writes what the initializer gives, if there is one."""
+        """Writes the initializer's value, if there is one."""
         return self if self.initializer is None else self.copy(self.initializer())
 
     def eval(self, stream: Any = None) -> Any:
-        """Runs the tensor's model once; the contents as a torch tensor, or NumPy array without
-        torch. The model is the one that the tensor was made in, whatever model is current.
+        """Runs the tensor's model once; returns the contents as a torch tensor, or a NumPy array
+        without torch. The model is the one in which the tensor was created, regardless of the
+        current one.
 
         stream: an object with synchronize(), waited for first.
         """
@@ -211,7 +215,9 @@ class Tensor:
         return self.to_torch() if _has_torch() else self.to_numpy()
 
     def __getitem__(self, index: Any) -> Tensor:
-        """A view: integers keep a dimension of 1, slices have step 1, the rest is taken whole."""
+        """A view: integers keep a dimension of 1, slices have step 1, remaining dimensions are
+        taken whole.
+        """
         parts = index if isinstance(index, tuple) else (index,)
         shape = self.ir.shape
         if len(parts) > len(shape):
@@ -269,7 +275,7 @@ class Tensor:
 class Parameter(Tensor):
     """A tensor that a Module collects under the name of its attribute.
 
-    gradient: what `update_gradient` was given last. requires_grad: Module.backward computes it.
+    gradient: the last argument of `update_gradient`. requires_grad: Module.backward computes it.
     """
 
     requires_grad = True
@@ -281,7 +287,7 @@ class Parameter(Tensor):
         self.storage.weight = True
 
     def update_gradient(self, ark_tensor: Tensor) -> None:
-        """Makes a tensor of the parameter's shape its `gradient`, for an optimizer's step."""
+        """Sets `gradient`, for an optimizer's step, to a tensor of the parameter's shape."""
         if ark_tensor.ir.shape != self.ir.shape:
             raise InvalidUsageError(
                 f"the gradient has shape {ark_tensor.shape()}, the parameter {self.shape()}; they "
@@ -296,14 +302,14 @@ def _on_torchs_memory(tensor: Any) -> Tensor:
     model = Model.get_model()
     dtype = DataType.from_torch(tensor.dtype)
     shape = tuple(tensor.shape) or (1,)
-    made = Tensor(model.foreign(address_of(tensor), shape, dtype), model)
-    if not made.storage.address:
-        made.bind(tensor)
-    return made
+    handle = Tensor(model.foreign(address_of(tensor), shape, dtype), model)
+    if not handle.storage.address:
+        handle.bind(tensor)
+    return handle
 
 
 def _write_torchs(tensor: Tensor, data: Any, stream: Any = 0) -> Tensor:
-    """Writes a torch tensor's values, which lie on any device; they are cast."""
+    """Writes the values of a torch tensor on any device; they are cast."""
     _check_torch(data)
     return tensor.from_numpy(data, stream)
 
@@ -314,9 +320,10 @@ def _check_torch(value: Any) -> None:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """A tensor of the current model: itself, on another model's memory, or on a torch tensor's.
+    """A tensor of the current model: the argument itself, or one on the memory of another model's
+    tensor or of a torch tensor.
 
-    InvalidUsageError for anything else.
+    Raises InvalidUsageError for anything else.
     """
     if isinstance(value, Tensor):
         model = Model.get_model()
@@ -326,12 +333,12 @@ def as_tensor(value: Any) -> Tensor:
     if is_torch(value):
         return Tensor.from_torch(value)
     raise InvalidUsageError(
-        f"expected a tensor, got {type(value).__name__}; make one with ark.tensor"
+        f"expected a tensor, got {type(value).__name__}; create one with ark.tensor"
     )
 
 
 def synchronize() -> None:
-    """Waits for what torch has queued on its current stream, where it uses an accelerator.
+    """Waits for the work on torch's current stream, if torch uses an accelerator.
 
     Not for the whole device: a persistent kernel would never let that end.
     """
@@ -384,5 +391,5 @@ def _cpp_tensor(
     rank: int = -1,
     name: str = "",
 ) -> Tensor:
-    """ARK's internal way to make a tensor, as its tests call it."""
+    """ARK's internal function to create a tensor, as its tests call it."""
     return provided["tensor"](shape, dtype, strides, offsets, padded_shape, rank, name)

@@ -1,4 +1,4 @@
-"""Custom ops: the gradient is what their user says, another custom op."""
+"""Gradients of custom ops: another custom op that the user defines."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ def _custom(call: Call) -> Gradients:
     op = of_attrs(call.attrs)
     if op.backward is None:
         raise UnsupportedError(
-            f"the custom op {op.name!r} (op {call.node.name!r}) has no gradient: give custom_op "
-            "another op by backward=, or ark.detach what goes in, to take it as a constant"
+            f"the custom op {op.name!r} (op {call.node.name!r}) has no gradient: pass its "
+            "gradient op as custom_op(backward=...), or ark.detach its inputs to treat them as "
+            "constants"
         )
     inputs = [call.input(i) for i in range(len(call.node.inputs))]
     given = [call.gradient(i) for i in range(len(call.node.outputs))]
-    made = op.backward(*inputs, *given, **op.backward.constants_of(call.attrs["constants"]))
-    gradients = made if isinstance(made, tuple) else (made,)
+    results = op.backward(*inputs, *given, **op.backward.constants_of(call.attrs["constants"]))
+    gradients = results if isinstance(results, tuple) else (results,)
     for gradient, tensor in zip(gradients, call.node.inputs, strict=False):
         if gradient.ir.shape != tensor.shape:
             raise ModelError(
-                f"{op.backward.name}, the backward of {op.name}, makes a gradient of shape "
-                f"{list(gradient.ir.shape)} for an input of shape {list(tensor.shape)}"
+                f"{op.backward.name}, the backward of {op.name}, returns a gradient of shape "
+                f"{list(gradient.ir.shape)} for an input of shape {list(tensor.shape)}; both "
+                "must be equal"
             )
     if len(gradients) != len(inputs):
         raise ModelError(
-            f"{op.backward.name}, the backward of {op.name}, makes {len(gradients)} gradients for "
-            f"{len(inputs)} inputs"
+            f"{op.backward.name}, the backward of {op.name}, returns {len(gradients)} gradients "
+            f"for {len(inputs)} inputs; return one for each"
         )
     return gradients

@@ -1,6 +1,6 @@
-"""Derivatives of expression trees (ark.tasks.expression): one more tree for each operand.
+"""Derivatives of expression trees (ark.tasks.expression): another tree for each operand.
 
-A line of DERIVATIVES says a function's partial derivatives, over its own arguments as operands 0,
+A line of DERIVATIVES holds a function's partial derivatives, over its own arguments as operands 0,
 1, 2. Called by the rule of elementwise ops; checked against torch in
 tests/backend/test_gradients.py.
 """
@@ -41,7 +41,7 @@ def _square(x: Tree) -> Tree:
 
 
 def _share(chosen: str) -> tuple[Tree, Tree]:
-    """Of maximum and minimum: all of it to the chosen argument, halves to equal ones."""
+    """Derivatives of maximum and minimum: 1 for the chosen argument, 1/2 each for equal ones."""
     half: Tree = ["where", ["equal", A, B], number(0.5), ZERO]
     return (
         ["where", [chosen, A, B], ONE, half],
@@ -67,7 +67,7 @@ _GELU = [
         ],
     ],
 ]
-# A power whose base is 0 has the logarithm of nothing; its share is 0.
+# A power with base 0 would need log(0); its derivative by the exponent is 0.
 _LOG = ["where", ["greater", A, ZERO], ["log", ["maximum", A, number(1e-38)]], ZERO]
 
 DERIVATIVES: dict[str, tuple[Tree, ...]] = {
@@ -145,13 +145,13 @@ STEPS = (
     "shift_left",
     "shift_right",
 )
-"""Functions whose value is a bool or a whole number: nothing passes through them."""
+"""Functions whose value is a bool or an integer: their derivative is 0."""
 
 
 def partials(tree: Tree) -> list[tuple[int, Tree]]:
-    """Derivatives of a tree's outermost function: (place of the argument in the tree, derivative).
+    """Derivatives of a tree's outermost function: (index of the argument in the tree, derivative).
 
-    Arguments that cannot vary (conditions, limits) are left out.
+    Arguments that cannot vary (conditions, limits) are omitted.
     """
     head, *arguments = tree
     if head in ("input", "number", "index") or head in STEPS:
@@ -164,7 +164,7 @@ def partials(tree: Tree) -> list[tuple[int, Tree]]:
             (3, ["where", arguments[0], ZERO, ONE]),
         ]
     fixed = [i for i, part in enumerate(arguments) if not reads(part)]
-    if head in ("maximum", "minimum") and len(fixed) == 1:  # a limit: what lies on it is within
+    if head in ("maximum", "minimum") and len(fixed) == 1:  # a limit: values equal to it are within
         other = 1 - fixed[0]
         within = "greater_equal" if head == "maximum" else "less_equal"
         return [(1 + other, ["where", [within, arguments[other], arguments[fixed[0]]], ONE, ZERO])]
@@ -175,7 +175,7 @@ _WHOLE = (*(t.name for t in INTEGERS), "bool")
 
 
 def reads(tree: Tree, operand: int | None = None) -> bool:
-    """Does the tree read an operand, or any?"""
+    """True if the tree reads an operand, or the given one."""
     if tree[0] == "input":
         return operand is None or tree[1] == operand
     if tree[0] in ("number", "index"):
@@ -195,7 +195,9 @@ def derivative(tree: Tree, operand: int) -> Tree:
 
 
 def _through(slope: Tree, inner: Tree) -> Tree:
-    """slope * inner; a slope that is 1 or 0 by a condition chooses, so that 0 * inf is 0."""
+    """slope * inner; a slope that a condition makes 1 or 0 selects instead, so that 0 * inf is
+    0.
+    """
     if slope[0] == "where" and slope[2:] == [ONE, ZERO] and inner != ZERO:
         return ["where", slope[1], inner, ZERO]
     if slope[0] == "where" and slope[2:] == [ZERO, ONE] and inner != ZERO:

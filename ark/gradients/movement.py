@@ -1,5 +1,5 @@
-"""Rules of ops that move elements: gradients move back, and where one element went to several
-places, they are added up.
+"""Rules of ops that move elements: gradients move back, and are summed where one element was read
+more than once.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def _transpose(call: Call) -> Gradients:
 
 @rule("concat")
 def _concat(call: Call) -> Gradients:
-    axis, at, made = call.attrs["axis"], 0, []
+    axis, at, gradients = call.attrs["axis"], 0, []
     for tensor in call.node.inputs:
         whole = [slice(None)] * len(tensor.shape)
         whole[axis] = slice(at, at + tensor.shape[axis])
-        made.append(call.gradient()[tuple(whole)])
+        gradients.append(call.gradient()[tuple(whole)])
         at += tensor.shape[axis]
-    return made
+    return gradients
 
 
 def scattered(
@@ -46,8 +46,8 @@ def scattered(
 ) -> Tensor:
     """Zeros of a shape with updates added at indices along an axis; summed in fp32."""
     wide = updates if updates.ir.dtype == fp32 else cast(updates, fp32)
-    made = scatter_elements(zeros(shape, fp32), ids, wide, axis, "add")
-    return made if dtype == fp32 else cast(made, dtype)
+    summed = scatter_elements(zeros(shape, fp32), ids, wide, axis, "add")
+    return summed if dtype == fp32 else cast(summed, dtype)
 
 
 @rule("embedding")
@@ -70,8 +70,8 @@ def _gather(call: Call) -> Gradients:
     many = ids.ir.elements
     flat = reshape(call.gradient(), [outer, many, inner])
     places = reshape(ids, [1, many, 1])
-    made = scattered([outer, shape[axis], inner], places, flat, 1, call.node.inputs[0].dtype)
-    return [reshape(made, shape), None]
+    summed = scattered([outer, shape[axis], inner], places, flat, 1, call.node.inputs[0].dtype)
+    return [reshape(summed, shape), None]
 
 
 @rule("gather_elements")
@@ -82,7 +82,9 @@ def _gather_elements(call: Call) -> Gradients:
 
 @rule("scatter_elements")
 def _scatter_elements(call: Call) -> Gradients:
-    """Of several updates of one element each counts as the one that stayed, as in torch."""
+    """Of several updates of one element, each receives the gradient of the one that remained, as in
+    torch.
+    """
     axis, function = call.attrs["axis"], call.attrs["function"]
     if function not in ("set", "add"):
         raise refuse(call, f"a reduction {function!r}")
@@ -101,10 +103,12 @@ def _scatter_elements(call: Call) -> Gradients:
 
 @rule("scan")
 def _scan(call: Call) -> Gradients:
-    """Sums from the other end; of products the same of gradient times result, over the input.
+    """Sums from the other end; for products, the same of gradient times result, divided by the
+    input.
 
-    Before the first 0 of a line that is the slope. At it, it is the sum of gradients times the
-    products of all but it, which are those of the line with a 1 in its place; behind it, it is 0.
+    That is the slope before the first 0 of a line. At that 0, it is the sum of gradients times the
+    products of all other elements, which are those of the line with a 1 in its place; after it, the
+    slope is 0.
     """
     axis, given = call.attrs["axis"], call.gradient()
     exclusive, backward = call.attrs["exclusive"], call.attrs["reverse"]
@@ -128,19 +132,21 @@ def _scan(call: Call) -> Gradients:
 
 @rule("rope")
 def _rope(call: Call) -> Gradients:
-    """A product of complex numbers: each gradient is the other's conjugate times what is given."""
-    made: list[Tensor | None] = []
+    """The op multiplies complex numbers, so each gradient is the conjugate of the other operand
+    times the given gradient.
+    """
+    gradients: list[Tensor | None] = []
     for place in (0, 1):
         tensor = call.node.inputs[place]
         if not call.wanted[place]:
-            made.append(None)
+            gradients.append(None)
             continue
         odd = ["equal", ["mod", index(-1), number(2)], number(1)]
         negated: Tree = ["where", odd, ["neg", leaf(0)], leaf(0)]
         other = call.input(1 - place)
         conjugate = computed(negated, [other], other.ir.shape, other.ir.dtype)
-        made.append(unbroadcast(rope(call.gradient(), conjugate), tensor.shape, tensor.dtype))
-    return made
+        gradients.append(unbroadcast(rope(call.gradient(), conjugate), tensor.shape, tensor.dtype))
+    return gradients
 
 
 @rule("topk")
@@ -150,8 +156,8 @@ def _topk(call: Call) -> Gradients:
 
 
 def places_of(count: int, start: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-    """The indices start, start + 1, ... (count,) int64, those past a limit as the last one; and 1
-    (fp32) for each that is not past it, else 0.
+    """The indices start, start + 1, ... as (count,) int64, those beyond a limit clamped to the last
+    one; and a mask (fp32): 1 within the limit, else 0.
     """
     at = add(iota([count], 0, int64), cast(start, int64))
     within: Tree = [
@@ -164,7 +170,7 @@ def places_of(count: int, start: Tensor, limit: int) -> tuple[Tensor, Tensor]:
 
 @rule("embed")
 def _embed(call: Call) -> Gradients:
-    """Past the text's end it is token 0's row."""
+    """Past the end of the text it reads token 0's row."""
     table, rows, text = call.node.inputs[1], call.attrs["rows"], call.input(0)
     at, within = places_of(rows, call.input(2), text.ir.shape[0])
     ids = gather(text, at)
@@ -214,7 +220,9 @@ def _kv_cache_slot(call: Call) -> Gradients:
 
 
 def along(rule_of_axis: Sequence[object], size: int, limit: int) -> tuple[Tensor, Tensor]:
-    """Where the elements of a remapped axis came from (size,) int64, and 1 for each that did."""
+    """The source index of each element of a remapped axis, (size,) int64, and a mask: 1 if it has a
+    source.
+    """
     terms, shift, divide, edge = rule_of_axis
     factor = terms[0][1] if terms else 0  # type: ignore[index]
     at = add(mul(iota([size], 0, int64), factor), shift)

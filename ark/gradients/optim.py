@@ -1,8 +1,8 @@
 """Optimizers as graphs: `step` adds the nodes that update parameters in place, so that forward,
 gradients and update are one iteration of one kernel.
 
-State lives on the device from iteration to iteration; it begins with zeros. The formulas are those
-of torch.optim.
+State stays on the device between iterations; it starts as zeros. The formulas are those of
+torch.optim.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Rate = float | Tensor
 
 
 class Optimizer:
-    """What the optimizers share. parameters: tensors, or a module's params_dict(), of which those
-    count that ask for gradients (requires_grad); one that is there twice counts once.
+    """The common part of the optimizers. parameters: tensors, or a module's params_dict(), of which
+    those with requires_grad are used; duplicates are used once.
 
     lr: the learning rate, a number, or a tensor of one fp32 that the host or the graph changes.
     """
@@ -37,32 +37,32 @@ class Optimizer:
         if not self.parameters:
             raise InvalidUsageError("the optimizer was given no parameters")
         if not isinstance(lr, Tensor) and not 0 <= lr < math.inf:
-            raise InvalidUsageError(f"the learning rate is {lr}; it must be 0 or more")
+            raise InvalidUsageError(f"lr={lr} is not valid; it must be at least 0")
         self.lr = lr
 
     def step(self, gradients: Sequence[Tensor] | None = None) -> None:
         """Adds the update of every parameter. gradients: in the parameters' order, as ark.grad
-        gives them; default what Module.backward left at them.
+        returns them; by default those that Module.backward has set.
         """
-        found = gradients
-        if found is None:
-            found = [g for g in (getattr(p, "gradient", None) for p in self.parameters) if g]
-        if len(found) != len(self.parameters):
+        present = gradients
+        if present is None:
+            present = [g for g in (getattr(p, "gradient", None) for p in self.parameters) if g]
+        if len(present) != len(self.parameters):
             raise InvalidUsageError(
-                f"{len(self.parameters)} parameters have {len(found)} gradients; pass one for "
+                f"{len(self.parameters)} parameters have {len(present)} gradients; pass one for "
                 "each, or call Module.backward first"
             )
         self._begin()
-        for place, (parameter, gradient) in enumerate(zip(self.parameters, found, strict=True)):
+        for place, (parameter, gradient) in enumerate(zip(self.parameters, present, strict=True)):
             target = as_tensor(parameter)
-            made = self._updated(place, wide(target), wide(gradient))
+            updated = self._updated(place, wide(target), wide(gradient))
             if target.ir.dtype == fp32:
-                copy(made, target, "update")
+                copy(updated, target, "update")
             else:
-                cast(made, target.ir.dtype, target, "update")
+                cast(updated, target.ir.dtype, target, "update")
 
     def _begin(self) -> None:
-        """What is done once a step."""
+        """Work that is done once per step."""
 
     def _updated(self, place: int, value: Tensor, gradient: Tensor) -> Tensor:
         """A parameter's new value; all in fp32."""
@@ -112,7 +112,9 @@ class Adam(Optimizer):
     ) -> None:
         super().__init__(parameters, lr)
         if not all(0 <= beta < 1 for beta in betas):
-            raise InvalidUsageError(f"the betas are {betas}; both must be from 0 to below 1")
+            raise InvalidUsageError(
+                f"betas={betas} are not valid; both must be at least 0 and below 1"
+            )
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         self.steps = tensor([1], fp32)
         self.means = [tensor(p.shape(), fp32) for p in self.parameters]
@@ -130,7 +132,7 @@ class Adam(Optimizer):
         self._corrections = first, second
 
     def _direction(self, place: int, gradient: Tensor) -> Tensor:
-        """The mean gradient over the root of the mean square, both of them corrected."""
+        """The mean gradient over the root of the mean square, both bias-corrected."""
         assert self._corrections is not None
         first, second = self._corrections
         mean, square = as_tensor(self.means[place]), as_tensor(self.squares[place])
@@ -165,8 +167,8 @@ class AdamW(Adam):
 
 
 class LAMB(AdamW):
-    """Adam's step, with decoupled weight decay, as long as the parameter's own 2-norm times the
-    rate (You et al. 2020, algorithm 2, phi(x) = x); plain where one of the two norms is 0.
+    """Adam's step with decoupled weight decay, scaled to the parameter's own 2-norm times the rate
+    (You et al. 2020, algorithm 2, phi(x) = x); unscaled if one of the two norms is 0.
     """
 
     def _updated(self, place: int, value: Tensor, gradient: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The rule of elementwise ops: an op of the derivative's expression, for each input one."""
+"""The rule of elementwise ops: for each input an op with the derivative's expression."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ark.tasks.expression import MAX_NODES, Tree, check, leaf, size, substitute
 
 
 def unbroadcast(gradient: Tensor, shape: Sequence[int], dtype: DataType) -> Tensor:
-    """The sum over what a shape was broadcast along, in that shape and type."""
+    """The sum over the dimensions along which a shape was broadcast, in that shape and type."""
     wide = gradient.ir.shape
     lead = len(wide) - len(shape)
     axes = [d for d, n in enumerate(wide) if d < lead or (shape[d - lead] == 1 and n > 1)]
@@ -42,23 +42,23 @@ def computed(
 @rule("pointwise")
 def _pointwise(call: Call) -> Gradients:
     tree, given = expression_of(call.node), call.gradient()
-    made: list[Tensor | None] = []
+    gradients: list[Tensor | None] = []
     for place, (tensor, used) in enumerate(zip(call.node.inputs, call.wanted, strict=True)):
         slope = derivative(tree, place) if used else ZERO
         if slope == ZERO:
-            made.append(None)
+            gradients.append(None)
             continue
-        found = _weighted(
+        gradient = _weighted(
             call, slope, given, fp32 if tensor.shape != given.ir.shape else tensor.dtype
         )
-        if found is None:
-            found = _by_function(call, tree, place, given)
-        made.append(unbroadcast(found, tensor.shape, tensor.dtype))
-    return made
+        if gradient is None:
+            gradient = _by_function(call, tree, place, given)
+        gradients.append(unbroadcast(gradient, tensor.shape, tensor.dtype))
+    return gradients
 
 
 def _weighted(call: Call, slope: Tree, given: Tensor, dtype: DataType) -> Tensor | None:
-    """The gradient times a slope over the node's inputs; None if that is too large a tree."""
+    """The gradient times a slope over the node's inputs; None if that tree is too large."""
     if slope == ONE:
         return given
     count = len(call.node.inputs)
@@ -72,7 +72,7 @@ def _weighted(call: Call, slope: Tree, given: Tensor, dtype: DataType) -> Tensor
 
 
 def _by_function(call: Call, tree: Tree, place: int, given: Tensor) -> Tensor:
-    """The same, function by function of the expression, each an op of its own."""
+    """The same, function by function of the expression, each as its own op."""
     inputs = [call.input(i) if reads(tree, i) else given for i in range(len(call.node.inputs))]
     shape = given.ir.shape
 
@@ -93,9 +93,9 @@ def _by_function(call: Call, tree: Tree, place: int, given: Tensor) -> Tensor:
                 total = add(total, inner) if total is not None and inner is not None else inner
         return total
 
-    found = visit(tree, given if given.ir.dtype == fp32 else cast(given, fp32))
-    assert found is not None
-    return found
+    summed = visit(tree, given if given.ir.dtype == fp32 else cast(given, fp32))
+    assert summed is not None
+    return summed
 
 
 def _kind(tree: Tree, operands: Sequence[Tensor]) -> DataType:

@@ -1,4 +1,4 @@
-"""Rules of matrix products and of attention."""
+"""Rules of matmuls and of attention."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _matmul(call: Call) -> Gradients:
     if call.wanted[1]:
         a, back = _as(call.input(0), given), given
         shape = call.shape(1)
-        if math.prod(shape[:-2]) == 1 and not transpose_a:  # one product, its sum is over all rows
+        if math.prod(shape[:-2]) == 1 and not transpose_a:  # one matmul, which sums over all rows
             a = reshape(a, [-1, a.ir.shape[-1]])
             back = reshape(given, [-1, given.ir.shape[-1]])
         if transpose_b:
@@ -65,7 +65,7 @@ def _rotary(call: Call) -> Gradients:
 
 @rule("attention")
 def _attention(call: Call) -> Gradients:
-    """The weights are computed again; then as Dao et al. 2022, appendix B.2, in fp32."""
+    """The attention weights are recomputed; then as in Dao et al. 2022, appendix B.2, in fp32."""
     heads, width, scale = call.attrs["heads"], call.attrs["head_dim"], call.attrs["scale"]
     kv_heads = call.shape(1)[0]
     rows, group = call.shape(0)[0], heads // kv_heads
@@ -82,9 +82,9 @@ def _attention(call: Call) -> Gradients:
     masked: Tree = ["where", seen, ["mul", leaf(0), number(scale)], number(-1e30)]
     scores = matmul(query, key, transpose_other=True)
     weights = softmax(computed(masked, [scores, call.input(3)], scores.ir.shape, fp32))
-    made: list[Tensor | None] = [None] * 4
+    gradients: list[Tensor | None] = [None] * 4
     if call.wanted[2]:
-        made[2] = call.fitted(matmul(weights, given, transpose_input=True), 2)
+        gradients[2] = call.fitted(matmul(weights, given, transpose_input=True), 2)
     if call.wanted[0] or call.wanted[1]:
         back = matmul(given, value, transpose_other=True)
         mean = reduce_sum(mul(back, weights), -1)
@@ -92,10 +92,10 @@ def _attention(call: Call) -> Gradients:
         if call.wanted[0]:
             grouped = reshape(matmul(slope, key), [kv_heads, group, rows, width])
             flat = reshape(transpose(grouped, [2, 0, 1, 3]), call.shape(0))
-            made[0] = call.fitted(flat, 0)
+            gradients[0] = call.fitted(flat, 0)
         if call.wanted[1]:
-            made[1] = call.fitted(matmul(slope, query, transpose_input=True), 1)
-    return made
+            gradients[1] = call.fitted(matmul(slope, query, transpose_input=True), 1)
+    return gradients
 
 
 def wide(tensor: Tensor) -> Tensor:

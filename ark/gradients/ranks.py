@@ -1,5 +1,5 @@
-"""Rules of collectives, as torch.distributed.nn has them: the gradient is that of the sum of what
-all ranks differentiate. Every rank must ask for the same gradients in the same order.
+"""Rules of collectives, as in torch.distributed.nn: the gradient is that of the sum of the outputs
+of all ranks. Every rank must request the same gradients in the same order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules of reductions and of what normalises rows."""
+"""Rules of reductions and of row-wise normalisation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ constant("argmax", "sample", "sample_adjusted", "sample_each", "advance", "noop"
 
 
 def _kept(call: Call, tensor: Tensor) -> Tensor:
-    """A reduced tensor with a 1 in the place of the axis."""
+    """A reduced tensor with a dimension of 1 at the axis."""
     shape = list(call.shape(0))
     shape[call.attrs["axis"]] = 1
     return reshape(tensor, shape)
 
 
 def _as(tensor: Tensor, other: Tensor) -> Tensor:
-    """The tensor in the type of the other: a reduction may be wider than what it reduces."""
+    """The tensor in the type of the other: a reduction may be wider than its input."""
     return tensor if tensor.ir.dtype == other.ir.dtype else cast(tensor, other.ir.dtype)
 
 
@@ -41,16 +41,16 @@ def _mean(call: Call) -> Gradients:
 @rule("reduce_max", "reduce_min")
 def _extreme(call: Call) -> Gradients:
     """Elements that equal the extreme share its gradient, as in torch.amax."""
-    made = call.output()
-    source = _as(call.input(0), made)
-    hits = cast(equal(source, _kept(call, made)), made.ir.dtype)
+    extreme = call.output()
+    source = _as(call.input(0), extreme)
+    hits = cast(equal(source, _kept(call, extreme)), extreme.ir.dtype)
     share = div(_kept(call, call.gradient()), reduce_sum(hits, call.attrs["axis"]))
     return [call.fitted(mul(hits, share), 0)]
 
 
 @rule("reduce_prod")
 def _product(call: Call) -> Gradients:
-    """Each element's slope is the product of the others: of those before and those behind it."""
+    """Each element's slope is the product of the others: of those before it and those after it."""
     source, axis = _as(call.input(0), call.output()), call.attrs["axis"]
     before = cumprod(source, axis, exclusive=True)
     behind = cumprod(source, axis, exclusive=True, reverse=True)
@@ -59,23 +59,23 @@ def _product(call: Call) -> Gradients:
 
 @rule("softmax", "safe_softmax")
 def _softmax(call: Call) -> Gradients:
-    made, given = wide(call.output()), wide(call.gradient())
-    mean = reduce_sum(mul(made, given), -1)
-    return [call.fitted(mul(made, sub(given, mean)), 0)]
+    result, given = wide(call.output()), wide(call.gradient())
+    mean = reduce_sum(mul(result, given), -1)
+    return [call.fitted(mul(result, sub(given, mean)), 0)]
 
 
 @rule("log_softmax")
 def _log_softmax(call: Call) -> Gradients:
-    made, given = wide(call.output()), wide(call.gradient())
-    return [call.fitted(sub(given, mul(exp(made), reduce_sum(given, -1))), 0)]
+    result, given = wide(call.output()), wide(call.gradient())
+    return [call.fitted(sub(given, mul(exp(result), reduce_sum(given, -1))), 0)]
 
 
 @rule("layernorm")
 def _layernorm(call: Call) -> Gradients:
-    source, made, given = (wide(t) for t in (call.input(0), call.output(), call.gradient()))
+    source, result, given = (wide(t) for t in (call.input(0), call.output(), call.gradient()))
     centred = sub(source, reduce_mean(source, -1))
     scale = rsqrt(add(reduce_mean(mul(centred, centred), -1), call.attrs["eps"]))
-    along = mul(made, reduce_mean(mul(given, made), -1))
+    along = mul(result, reduce_mean(mul(given, result), -1))
     back = mul(scale, sub(sub(given, reduce_mean(given, -1)), along))
     return [call.fitted(back, 0)]
 

@@ -1,7 +1,7 @@
-"""Gradients by memory: what is known of the gradient of a buffer's boxes, while ops are undone.
+"""Gradients by memory: the gradients of a buffer's boxes, while ops are processed in reverse.
 
-Tensors are boxes in buffers, and views make no node; so a gradient belongs to a box. What an op
-wrote is taken out: the gradient of its box, from all boxes that meet it, and what lies beside is
+Tensors are boxes in buffers, and views are not nodes; so a gradient belongs to a box. At the op
+that wrote a box, the box's gradient is taken from all overlapping boxes, and the remainders are
 kept. Called by ark.gradients.reverse.
 """
 
@@ -35,13 +35,13 @@ def _box(tensor: ir.Tensor) -> Box:
 
 
 def _meet(a: Box, b: Box) -> Box | None:
-    """What two boxes share."""
+    """The intersection of two boxes."""
     both = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
     return both if all(x < y for x, y in both) else None
 
 
 def _cut(part: _Part, box: Box) -> _Part:
-    """A box within a part's."""
+    """The part of `part` within a box."""
     if box == part.box:
         return part
     inner = tuple(
@@ -51,18 +51,18 @@ def _cut(part: _Part, box: Box) -> _Part:
 
 
 def _beside(part: _Part, box: Box) -> list[_Part]:
-    """The part without a box, as parts."""
-    left, found = part.box, []
+    """The part without a box, as several parts."""
+    left, rest = part.box, []
     for d, (low, high) in enumerate(box):
         for begin, end in ((left[d][0], low), (high, left[d][1])):
             if begin < end:
-                found.append(_cut(part, (*left[:d], (begin, end), *left[d + 1 :])))
+                rest.append(_cut(part, (*left[:d], (begin, end), *left[d + 1 :])))
         left = (*left[:d], (low, high), *left[d + 1 :])
-    return found
+    return rest
 
 
 def _filled(part: _Part, box: Box) -> Tensor:
-    """The gradient of a larger box, zero beside the part."""
+    """The gradient of a larger box, zero outside of the part."""
     pads = [(x[0] - y[0], y[1] - x[1]) for x, y in zip(part.box, box, strict=True)]
     return pad(part.gradient, pads) if any(p != (0, 0) for p in pads) else part.gradient
 
@@ -105,17 +105,17 @@ class Regions:
         parts.append(_Part(tensor.extents, _box(tensor), gradient))
 
     def look(self, tensor: ir.Tensor) -> Tensor | None:
-        """A tensor's gradient; None where nothing depends on it."""
+        """A tensor's gradient; None if no output depends on it."""
         return self._find(tensor)[0]
 
     def take(self, tensor: ir.Tensor) -> Tensor | None:
-        """As look; the box then has none any more."""
-        found, rest = self._find(tensor)
+        """Like `look`, and removes the box's gradient."""
+        gradient, rest = self._find(tensor)
         self._parts[tensor.buffer.id] = rest
-        return found
+        return gradient
 
     def drop(self, tensor: ir.Tensor) -> None:
-        """Forgets the gradient of a tensor's box."""
+        """Removes the gradient of a tensor's box."""
         if self._parts.get(tensor.buffer.id):
             self._parts[tensor.buffer.id] = self._split(tensor)[1]
 
@@ -125,7 +125,7 @@ class Regions:
         return _sum(inside, _box(tensor)), rest
 
     def _split(self, tensor: ir.Tensor) -> tuple[list[_Part], list[_Part]]:
-        """The parts cut in two: what lies in a tensor's box, and what lies beside it."""
+        """The parts cut in two: those inside a tensor's box, and those outside."""
         wanted = _box(tensor)
         inside: list[_Part] = []
         rest: list[_Part] = []
@@ -141,11 +141,13 @@ class Regions:
 
 
 def _sum(parts: Sequence[_Part], box: Box) -> Tensor | None:
-    """The sum of parts within a box: equal boxes are added, then laid side by side or filled up."""
+    """The sum of parts within a box: parts of equal boxes are added, then concatenated or padded
+    with zeros.
+    """
     groups: dict[Box, Tensor] = {}
     for part in parts:
-        found = groups.get(part.box)
-        groups[part.box] = part.gradient if found is None else add(found, part.gradient)
+        present = groups.get(part.box)
+        groups[part.box] = part.gradient if present is None else add(present, part.gradient)
     axis = _row(list(groups), box)
     if axis is not None:
         return concat([groups[inner] for inner in sorted(groups)], axis)
@@ -157,8 +159,8 @@ def _sum(parts: Sequence[_Part], box: Box) -> Tensor | None:
 
 
 def _row(boxes: Sequence[Box], whole: Box) -> int | None:
-    """The axis along which the boxes, one behind the other, are all of a box; None if they are
-    not, or are alone.
+    """The axis along which the boxes, concatenated in order, form the whole box; None if they do
+    not, or there is only one.
     """
     for axis in range(len(whole)):
         ends = sorted(box[axis] for box in boxes)

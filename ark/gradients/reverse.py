@@ -1,6 +1,6 @@
 """Reverse-mode differentiation: walks a graph's nodes from the last to the first and adds, by the
-rules of the ops, the nodes that compute gradients. What comes out is a graph like any other, so a
-training step is one loop kernel (Griewank and Walther 2008, chapter 3).
+ops' rules, the nodes that compute gradients. The result is a graph like any other, so a training
+step is one loop kernel (Griewank and Walther 2008, chapter 3).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def grad(
 ) -> Any:
     """Gradients of the sum of `outputs` with respect to each of `inputs`, as torch.autograd.grad.
 
-    outputs: a tensor or several, of fp32, fp16 or bf16. grad_outputs: for each, a tensor of its
-    shape that it is weighted with; an output of one element may have None. Returns a tensor of the
-    shape and type of `inputs`, or a list where that is a list; where an output does not depend on
-    an input, zeros, or None if allow_unused. The nodes are added to the current model behind those
-    there; what earlier iterations left in memory counts as constant.
+    outputs: a tensor or several, of fp32, fp16 or bf16. grad_outputs: for each output a weight
+    tensor of its shape; may be None for an output of one element. Returns a tensor of the shape and
+    type of `inputs`, or a list if that is a list; if no output depends on an input, zeros, or None
+    if allow_unused. The nodes are appended to the current model; values in memory from earlier
+    iterations count as constants.
 
-    UnsupportedError names an op that has no gradient. ModelError where an op has overwritten, in
-    place, what its gradient needs.
+    Raises UnsupportedError for an op that has no gradient, ModelError if an op has overwritten in
+    place a value that its gradient needs.
     """
     ends = [as_tensor(t) for t in _listed(outputs)]
     wanted = [as_tensor(t) for t in _listed(inputs)]
@@ -46,22 +46,22 @@ def grad(
     starts = [_start(end, g) for end, g in zip(ends, given, strict=True)]
     for tensor in wanted:
         _floating("the input", tensor)
-    found = _Reverse(Model.get_model(), [t.ir for t in wanted]).run(ends, starts)
-    made = [
+    computed = _Reverse(Model.get_model(), [t.ir for t in wanted]).run(ends, starts)
+    gradients = [
         g if g is not None or allow_unused else zeros(t.ir.shape, t.ir.dtype)
-        for g, t in zip(found, wanted, strict=True)
+        for g, t in zip(computed, wanted, strict=True)
     ]
-    return made[0] if isinstance(inputs, Tensor) else made
+    return gradients[0] if isinstance(inputs, Tensor) else gradients
 
 
 def _listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
-def _floating(what: str, tensor: Tensor) -> None:
+def _floating(role: str, tensor: Tensor) -> None:
     if tensor.ir.dtype not in FLOATS:
         raise InvalidUsageError(
-            f"grad: {what} {tensor.ir.name!r} is {tensor.ir.dtype.name}; gradients are of fp32, "
+            f"grad: {role} {tensor.ir.name!r} is {tensor.ir.dtype.name}; gradients are of fp32, "
             "fp16 or bf16"
         )
 
@@ -86,7 +86,7 @@ def _start(end: Tensor, given: Any) -> Tensor:
 
 
 class _Reverse:
-    """One walk. nodes: those of the forward graph, all that were there before."""
+    """One walk. nodes: those of the forward graph, all that existed before."""
 
     def __init__(self, model: Model, wanted: Sequence[ir.Tensor]) -> None:
         self.model = model
@@ -101,7 +101,9 @@ class _Reverse:
         self.births = [self._birth(t) for t in wanted]
 
     def _birth(self, tensor: ir.Tensor) -> int:
-        """The place of the node that wrote a tensor last before it was made; -1: none did."""
+        """The index of the node that last wrote a tensor's memory before the tensor was created; -1
+        if none did.
+        """
         places = [
             place
             for place, out in self.writers.get(tensor.buffer.id, [])
@@ -112,7 +114,7 @@ class _Reverse:
     def run(self, ends: Sequence[Tensor], starts: Sequence[Tensor]) -> list[Tensor | None]:
         """The gradient of each wanted tensor."""
         active = self._active()
-        found: list[Tensor | None] = [None] * len(self.wanted)
+        gradients: list[Tensor | None] = [None] * len(self.wanted)
         pending = [(self._birth(e.ir), e, s) for e, s in zip(ends, starts, strict=True)]
         for place in range(len(self.nodes) - 1, -2, -1):
             for born, end, start in pending:
@@ -120,21 +122,21 @@ class _Reverse:
                     self.regions.put(end.ir, start)
             for number, born in enumerate(self.births):
                 if born == place:
-                    found[number] = self.regions.look(self.wanted[number])
+                    gradients[number] = self.regions.look(self.wanted[number])
             if place in active:
                 self._undo(place, active[place])
             elif place >= 0:
                 for out in self.nodes[place].outputs:
                     self.regions.drop(out)
-        return found
+        return gradients
 
     def _active(self) -> dict[int, list[bool]]:
-        """By place of a node that depends on a wanted tensor: which of its inputs do."""
+        """For each node that depends on a wanted tensor, by index: which of its inputs do."""
         moved: dict[int, list[ir.Tensor]] = {}
         births: dict[int, list[ir.Tensor]] = {}
         for tensor, born in zip(self.wanted, self.births, strict=True):
             births.setdefault(born, []).append(tensor)
-        found = {}
+        active = {}
         for tensor in births.get(-1, []):
             moved.setdefault(tensor.buffer.id, []).append(tensor)
         for place, node in enumerate(self.nodes):
@@ -145,35 +147,35 @@ class _Reverse:
                 for t in node.inputs
             ]
             if any(uses) and not is_constant(node):
-                found[place] = uses
+                active[place] = uses
                 for out in node.outputs:
                     moved.setdefault(out.buffer.id, []).append(out)
             for tensor in births.get(place, []):
                 moved.setdefault(tensor.buffer.id, []).append(tensor)
-        return found
+        return active
 
     def _undo(self, place: int, uses: Sequence[bool]) -> None:
-        """From the gradients of what a node made to those of what it read. Their nodes stay on the
-        processors that this one was asked to stay on.
+        """From the gradients of a node's outputs to those of its inputs. The new nodes stay on the
+        processors that were requested for this one.
         """
         node = self.nodes[place]
         given = [self.regions.take(out) for out in reversed(node.outputs)][::-1]
         if all(g is None for g in given):
             return
         with self.graph.placed(node.processors):
-            made = rule_of(node)(Call(node, given, uses, lambda t: self._value(t, place)))
-            for tensor, gradient, used in zip(node.inputs, made, uses, strict=True):
+            gradients = rule_of(node)(Call(node, given, uses, lambda t: self._value(t, place)))
+            for tensor, gradient, used in zip(node.inputs, gradients, uses, strict=True):
                 if used and gradient is not None:
                     self.regions.put(tensor, gradient)
 
     def _value(self, tensor: ir.Tensor, place: int) -> Tensor:
-        """The handle of what a node read or made; ModelError where it is overwritten since."""
+        """The handle of a node's input or output; raises ModelError if it was overwritten since."""
         for later, out in self.writers.get(tensor.buffer.id, []):
             written = later > place or (later == place and out.id != tensor.id)
             if written and ir.overlap(out, tensor):
                 raise ModelError(
-                    f"the gradient of op {self.nodes[place].name!r} needs {tensor.name!r}, which "
-                    f"op {self.nodes[later].name!r} overwrites in place; let that one make a "
-                    "tensor of its own (no output=)"
+                    f"the gradient of op {self.nodes[place].name!r} needs {tensor.name!r}, "
+                    f"which op {self.nodes[later].name!r} overwrites in place; let that op "
+                    "write to a new tensor (no output=)"
                 )
         return Tensor(tensor, self.model)

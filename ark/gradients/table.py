@@ -1,8 +1,8 @@
-"""The table of gradient rules: for each op, what its inputs' gradients are made of.
+"""The table of gradient rules: for each op, how its inputs' gradients are computed.
 
 A rule takes a `Call` (one node and the gradients of its results) and returns a gradient for every
-input, None for one that has none or was not asked for. It is made of public ops. Filled by the
-modules of op families beside this one, asked by ark.gradients.reverse.
+input, None for one that has none or is not wanted. Rules consist of public ops. Filled by the
+modules of op families in this package, used by ark.gradients.reverse.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Rule = Callable[["Call"], Gradients]
 
 @dataclass
 class Call:
-    """A node of which the gradient is asked.
+    """A node whose gradients are computed.
 
-    given: gradients of its outputs, None where nothing depends on one. wanted: by input, whether
-    its gradient is needed. value: the tensor of an input or output as it was when the node ran;
-    raises where the memory has been written since.
+    given: gradients of its outputs, None if nothing depends on one. wanted: for each input, whether
+    its gradient is needed. value: returns the tensor of an input or output as it was when the node
+    ran; raises if the memory was overwritten since.
     """
 
     node: Node
@@ -53,10 +53,10 @@ class Call:
         return self.node.inputs[place].shape
 
     def gradient(self, place: int = 0) -> Tensor:
-        """The gradient of an output; zeros where nothing depends on it."""
-        found = self.given[place]
-        if found is not None:
-            return found
+        """The gradient of an output; zeros if nothing depends on it."""
+        gradient = self.given[place]
+        if gradient is not None:
+            return gradient
         out = self.node.outputs[place]
         return zeros(out.shape, out.dtype)
 
@@ -67,11 +67,11 @@ class Call:
 
 
 RULES: dict[str, Rule | None] = {}
-"""By op; None: it has no gradient, and its inputs count as constants there."""
+"""By op; None: it has no gradient, and its inputs count as constants."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Enters a rule into the table under these names."""
+    """A decorator that adds a rule to the table under these names."""
 
     def enter(function: Rule) -> Rule:
         for name in names:
@@ -84,18 +84,18 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def constant(*names: str) -> None:
-    """Ops whose results are constants to differentiation."""
+    """Registers ops whose results are constants for differentiation."""
     for name in names:
         RULES[name] = None
 
 
 def is_constant(node: Node) -> bool:
-    """Are the node's results constants, whatever goes in?"""
+    """True if the node's results are constants, whatever its inputs."""
     return not is_pointwise(node) and RULES.get(node.type, _unknown) is None
 
 
 def rule_of(node: Node) -> Rule:
-    """The rule of a node's op; one that raises UnsupportedError where there is none."""
+    """The rule of a node's op; for ops without one, a rule that raises UnsupportedError."""
     return (RULES["pointwise"] if is_pointwise(node) else RULES.get(node.type)) or _unknown
 
 
@@ -103,9 +103,9 @@ def _unknown(call: Call) -> Gradients:
     raise refuse(call, "what goes in")
 
 
-def refuse(call: Call, what: str) -> UnsupportedError:
-    """The error for a gradient by an input that is not built."""
+def refuse(call: Call, input: str) -> UnsupportedError:
+    """The error for a gradient with respect to an input that is not supported."""
     return UnsupportedError(
-        f"the gradient of {call.node.type} (op {call.node.name!r}) by {what} is not built; "
-        "ark.detach it, to take it as a constant"
+        f"the gradient of {call.node.type} (op {call.node.name!r}) with respect to {input} is "
+        "not supported; ark.detach it to treat it as a constant"
     )

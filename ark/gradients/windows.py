@@ -1,7 +1,7 @@
 """Rules of index arithmetic (pads, steps, windows of convolutions) and of pooling.
 
-What index arithmetic spread out is gathered by more of it, the equation solved for the element that
-was read, and a sum over what is left free. Where an edge repeats elements, sums along the axis.
+The gradient of an index map is another index map, the equation solved for the element that was
+read, and a sum over the free dimensions. Where an edge repeats elements, it sums along the axis.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _remap(call: Call) -> Gradients:
 
 
 def _along_axis(given: Tensor, axis: int, one: Rule, size: int) -> Tensor:
-    """One axis of a remap undone by adding up what came from one element."""
+    """The gradient along one axis of a remap: sums all gradients that come from one element."""
     dims = given.ir.shape
     at, within = along(one, dims[axis], size)
     wide = [dims[axis] if d == axis else 1 for d in range(len(dims))]
@@ -51,13 +51,13 @@ def _along_axis(given: Tensor, axis: int, one: Rule, size: int) -> Tensor:
 def undone(
     given: Tensor, rules: Sequence[Rule], spread: Sequence[int], shape: Sequence[int]
 ) -> Tensor:
-    """The gradient of what exact index arithmetic read, of `shape`, from that of what it made.
+    """The gradient of the input of exact index arithmetic, of `shape`, from that of its output.
 
-    spread: the shape that it made; `given` may have 1 where all along a dimension are equal.
+    spread: the output's shape; `given` may have 1 where all values along a dimension are equal.
     """
     rank = len(shape)
     inverse: dict[int, Rule] = {}
-    free: list[int] = []  # dimensions of the result that no element of the input decides
+    free: list[int] = []  # dimensions of the result that do not depend on an element of the input
     for source, (terms, shift, divide, _) in enumerate(rules):
         radix = _radix(terms, shift, divide, spread, shape[source])
         if radix is not None:
@@ -77,26 +77,26 @@ def undone(
         ]
     free += [d for d in range(len(spread)) if d not in inverse and d not in free]
     place = {d: rank + at for at, d in enumerate(free)}
-    found: list[Rule] = []
+    adjoint_rules: list[Rule] = []
     for d, n in enumerate(spread):
         if given.ir.shape[d] != n:
-            found.append([[], 0, 1, "fill"])
+            adjoint_rules.append([[], 0, 1, "fill"])
         elif d in place:
-            found.append(same(place[d]))
+            adjoint_rules.append(same(place[d]))
         else:
             terms, shift, divide, edge = inverse[d]
             moved = [[t if at == 0 else place[t], f] for at, (t, f) in enumerate(terms)]
-            found.append([moved, shift, divide, edge])
-    made = remap("gradient", given, [*shape, *(spread[d] for d in free)], found)
+            adjoint_rules.append([moved, shift, divide, edge])
+    gradient = remap("gradient", given, [*shape, *(spread[d] for d in free)], adjoint_rules)
     if not free:
-        return made
-    return reduce_sum(made, list(range(rank, rank + len(free))), keepdims=False)
+        return gradient
+    return reduce_sum(gradient, list(range(rank, rank + len(free))), keepdims=False)
 
 
 def _radix(
     terms: Sequence[Any], shift: int, divide: int, spread: Sequence[int], size: int
 ) -> tuple[int, int, int] | None:
-    """(high, low, size of low) where two dimensions count through one like digits."""
+    """(high, low, size of low) if two dimensions together count through one, like digits."""
     if len(terms) != 2 or shift or divide != 1:
         return None
     (high, step), (low, one) = terms
@@ -105,7 +105,7 @@ def _radix(
 
 
 def _window_rules(attrs: Any, count: int) -> list[Rule]:
-    """The windows of a pool as index arithmetic: (n, channels, window..., places...)."""
+    """The windows of a pool as index arithmetic: (n, channels, window..., positions...)."""
     return [
         same(0),
         same(1),

@@ -1,5 +1,5 @@
-"""From a decoder's shape to the graph of one rank: makes the model, splits it, traces its entry
-points. Called by ark.models.plans and by ark.models.load for what parameters hold.
+"""From a decoder's shape to the graph of one rank: builds the model, splits it, traces its entry
+points. Called by ark.models.plans, and by ark.models.load for the parameters' shapes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from ark.models.shard import Share, check_ranks, split
 from ark.ops.tokens import TokenState
 from ark.tasks.sequences import MAX_BATCH
 
-BEGINS = 128  # tokens of a chunk from which on the last one also draws the first token
-LASTING = ("parameter", "state", "host")  # arenas that live from launch to launch
+MIN_BEGIN_CHUNK_TOKENS = (
+    128  # tokens of a chunk from which the last chunk also samples the first token
+)
+LASTING = ("parameter", "state", "host")  # arenas that survive a launch
 
 
 @dataclass(frozen=True)
@@ -44,15 +46,15 @@ class Pages:
 
 @dataclass(frozen=True)
 class Shape:
-    """What one rank of a model computes. context: positions the cache holds. chunk: prompt tokens
-    an iteration, 0 for a model that only decodes. batch: sequences that are decoded together; their
-    prompts go through the decoding phase, a token an iteration, so that chunk is 0. split: how the
-    ranks share the model: empty by ark.models.shard, or a name of ark.parallel.plans.PLANS. pages:
-    where keys and values lie in pages; then a phase `chunk` takes chunks of one prompt, beside
-    phases that decode some of the batch's sequences each.
+    """The work of one rank of a model. context: positions in the cache. chunk: prompt tokens per
+    iteration, 0 for a model that only decodes. batch: sequences that are decoded together; their
+    prompts are read by the decoding phase, one token per iteration, so chunk is 0. split: how the
+    ranks share the model: empty for ark.models.shard, or a name of ark.parallel.plans.PLANS. pages:
+    keys and values are in pages; then a phase `chunk` reads chunks of one prompt, beside phases
+    that decode some of the batch's sequences each.
 
-    A chunk of at least BEGINS tokens takes less time than two tokens one by one: then the prompt's
-    last chunk is an entry point of its own, which also draws the first token.
+    A chunk of at least MIN_BEGIN_CHUNK_TOKENS takes less time than two tokens one by one: then the
+    prompt's last chunk is a separate entry point, which also samples the first token.
     """
 
     config: LlamaConfig
@@ -67,11 +69,11 @@ class Shape:
 
     @property
     def begins(self) -> bool:
-        """Is there an entry point for the prompt's last chunk?"""
-        return self.chunk >= BEGINS
+        """True if there is an entry point for the prompt's last chunk."""
+        return self.chunk >= MIN_BEGIN_CHUNK_TOKENS
 
     def iterations(self, prompt: int, new: int) -> list[int]:
-        """How often each phase runs for a prompt of so many tokens and so many new ones."""
+        """The iterations of each phase for a prompt and a number of new tokens."""
         if self.batch > 1:
             return [prompt - 1 + new]
         if not self.chunk:
@@ -87,25 +89,26 @@ class Shape:
             _check_split(self.split)
         if not 1 <= self.batch <= MAX_BATCH:
             raise InvalidUsageError(
-                f"a batch of {self.batch} sequences was asked for; from 1 to {MAX_BATCH} are "
-                "decoded together"
+                f"batch={self.batch} is out of range; 1 to {MAX_BATCH} sequences can be decoded "
+                "together"
             )
         if self.batch > 1 and self.chunk and self.pages is None:
             raise InvalidUsageError(
-                f"chunks of {self.chunk} prompt tokens and a batch of {self.batch} sequences were "
-                "asked for, but several prompts are read a token an iteration; leave the chunk away"
+                f"chunk={self.chunk} and batch={self.batch} cannot be combined, because several "
+                "prompts are read one token per iteration; omit the chunk"
             )
         if (self.batch > 1 or self.pages is not None) and self.world_size > 1:
             raise InvalidUsageError(
-                f"a batch of {self.batch} sequences on {self.world_size} ranks was asked for, but "
-                "several sequences are decoded on one rank only; leave the batch or the ranks away"
+                f"batch={self.batch} on {self.world_size} ranks is not supported: several "
+                "sequences are decoded on one rank only; omit the batch or the ranks"
             )
 
 
 @dataclass(frozen=True)
 class Built:
-    """A traced decoder. lasting: its parameters and state by name. shares: which part of a whole
-    parameter a rank holds, where not all. constants: parameters that follow from the config.
+    """A traced decoder. lasting: its parameters and state by name. shares: the part of a whole
+    parameter that a rank holds, if not all. constants: parameters that are computed from the
+    config.
     """
 
     graph: Graph
@@ -115,7 +118,7 @@ class Built:
 
 
 def build(shape: Shape) -> Built:
-    """The graph of one rank, with entry points for the prompt (if any) and one for decoding."""
+    """The graph of one rank, with entry points for the prompt (if it has one) and for decoding."""
     if shape.split and shape.world_size > 1:
         return _by_plan(shape)
     model = Model(shape.rank, shape.world_size)
@@ -166,17 +169,17 @@ def _trace_paged(model: Model, decoder: Llama, shape: Shape, pages: Pages) -> No
 
 
 def _check_split(name: str) -> None:
-    """InvalidUsageError unless ranks can share a model by a plan of that name."""
+    """Raises InvalidUsageError unless ranks can share a model by a plan of that name."""
     from ark.parallel.plans import PLANS
 
     if name not in PLANS:
         raise InvalidUsageError(
-            f"there is no plan {name!r} by which ranks share a model; there are {', '.join(PLANS)}"
+            f"the plan {name!r} does not exist; ranks can share a model by {', '.join(PLANS)}"
         )
 
 
 def _by_plan(shape: Shape) -> Built:
-    """A rank's graph of the one-device model under a plan that has a name (ark.parallel)."""
+    """A rank's graph of the one-device model, split by a named plan (ark.parallel)."""
     from ark.parallel import parallelize
 
     one = build(replace(shape, rank=0, world_size=1, split=""))
@@ -192,8 +195,8 @@ def _by_plan(shape: Shape) -> Built:
 
 
 def whole_pass(config: LlamaConfig, dtype: DataType, rows: int) -> Graph:
-    """One pass over a sequence of `rows` tokens, logits of all of them: what training computes of a
-    sequence, and what plans for many ranks are made of.
+    """One pass over a sequence of `rows` tokens, with the logits of all: the part of a sequence's
+    training that plans for many ranks start from.
     """
     model = Model(0, 1)
     with use_model(model):
@@ -215,5 +218,5 @@ def parameters(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     """Shapes of the parameters that a checkpoint of an unsplit model must have, by name."""
     with use_model(Model(0, 1)):
         decoder = registry.decoder(config.architecture)(config, fp32)
-        found = decoder.params_dict()
-        return {name: p.ir.shape for name, p in found.items() if not p.initializer}
+        shapes = decoder.params_dict()
+        return {name: p.ir.shape for name, p in shapes.items() if not p.initializer}

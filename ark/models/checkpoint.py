@@ -1,8 +1,8 @@
-"""A Llama checkpoint directory on disk: what it holds, whether it is whole, and its tensors.
+"""A Llama checkpoint directory on disk: its contents, their validation, and its tensors.
 
-`ark generate` opens one before it plans anything; the graph builder asks for tensors by ark's own
-names (`layers.3.attention.query`), whole or by slices for a tensor-parallel shard. Bytes are read
-when they are asked for, one weight at a time, so opening and validating a checkpoint is quick.
+`ark generate` opens one before it plans; the graph builder reads tensors by ark's own names
+(`layers.3.attention.query`), whole or by slices for a tensor-parallel shard. Bytes are read on
+demand, one weight at a time, so opening and validating a checkpoint is quick.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ark.models.shards import DTYPES, StoredTensor, find_tensors, read_bytes
 from ark.models.stored import Stored
 
 FREQUENCIES = ".rotary_emb.inv_freq"
-"""How stored names of rotary frequencies end, which older checkpoints have beside the config."""
-PIECE_BYTES = 16 << 20  # that are compared at a time
+"""Suffixes of stored rotary frequencies, which older checkpoints have in addition to the config."""
+PIECE_BYTES = 16 << 20  # bytes that are compared at a time
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight a model needs: ark's name, the stored name, and the shape (rows are outputs).
+    """One weight of a model: ark's name, the stored name, and the shape (rows are outputs).
 
-    stored: where it is not the whole tensor as it lies.
+    stored: how it lies in the stored tensor, if it is not the whole of it.
     """
 
     name: str
@@ -48,29 +48,32 @@ class Weight:
 
 
 def model_weights(config: LlamaConfig) -> tuple[Weight, ...]:
-    """Every tensor that a checkpoint of that shape holds; a module's own come before those within.
+    """All tensors of a checkpoint of that shape; a module's own come before those of its
+    submodules.
 
-    Where WEIGHTS of the decoder gives a parameter's name one more number, it has a tensor for each
-    place of its first dimension, `layers.0.mlp.gate.3`; else one of its name. With tied embeddings
-    `head.weight` and `embedding` are stored once.
+    If the decoder's WEIGHTS gives a parameter's name an additional number, there is a tensor for
+    each index of its first dimension, `layers.0.mlp.gate.3`; else one of its name. With tied
+    embeddings `head.weight` and `embedding` are stored once.
     """
-    made = decoder(config.architecture)
-    table, found = made.WEIGHTS, []
+    kind = decoder(config.architecture)
+    table, listed = kind.WEIGHTS, []
     for name, shape in parameters(config).items():
         numbers = [part for part in name.split(".") if part.isdigit()]
         pattern = ".".join("{}" if part.isdigit() else part for part in name.split("."))
         if many := table.get(pattern + ".{}"):
             rows = range(shape[0])
-            found += [Weight(f"{name}.{i}", many.format(*numbers, i), shape[1:]) for i in rows]
+            listed += [Weight(f"{name}.{i}", many.format(*numbers, i), shape[1:]) for i in rows]
             continue
         tied = name == "head.weight" and config.tie_word_embeddings
         stored = table["embedding" if tied else pattern].format(*numbers)
-        found.append(Weight(name, stored, shape, made.stored(config, pattern)))
-    return tuple(found)
+        listed.append(Weight(name, stored, shape, kind.stored(config, pattern)))
+    return tuple(listed)
 
 
 class Checkpoint:
-    """An opened checkpoint directory. `config` is its shape, `weights` what a model of it needs."""
+    """An opened checkpoint directory. `config` is its shape, `weights` the weights of a model of
+    it.
+    """
 
     def __init__(
         self, directory: Path, config: LlamaConfig, stored: dict[str, StoredTensor]
@@ -84,13 +87,14 @@ class Checkpoint:
     def open(cls, directory: str | Path) -> Checkpoint:
         """Reads the config and the safetensors headers, and checks both against each other.
 
-        Raises ModelError where something is missing, damaged or contradicts itself, and
-        UnsupportedError where the model or the format is one that ark does not run.
+        Raises ModelError if a file is missing, damaged or contradictory, and UnsupportedError if
+        ark does not support the model or the format.
         """
         path = Path(directory)
         config = LlamaConfig.from_directory(path)
         stored = find_tensors(path)
-        # Before what the config asks for is listed, which its number of layers may make endless.
+        # Checked before the weights are listed, because a wrong number of layers could make that
+        # list endless.
         if config.num_hidden_layers > len(stored):
             raise ModelError(
                 f"config.json of {path} says {config.num_hidden_layers} layers, but the weights "
@@ -118,10 +122,10 @@ class Checkpoint:
         missing = [name for name in needed if name not in self.stored]
         if missing:
             raise ModelError(
-                f"{self.directory} lacks {describe(missing)}, which its config.json asks for "
-                f"({self.config.num_hidden_layers} layers, "
-                f"tie_word_embeddings {str(self.config.tie_word_embeddings).lower()}). Correct the "
-                "config, or download the weights that belong to it."
+                f"{self.directory} lacks {describe(missing)}, which its config.json requires "
+                f"({self.config.num_hidden_layers} layers, tie_word_embeddings "
+                f"{str(self.config.tie_word_embeddings).lower()}). Correct the config, or "
+                "download the weights that belong to it."
             )
         extra = [name for name in self.stored if name not in needed and not self._implied(name)]
         if extra:
@@ -134,9 +138,9 @@ class Checkpoint:
             tensor = self.stored[name]
             if tensor.shape != weight.stored_shape:
                 raise ModelError(
-                    f"{tensor.path} holds {name} with shape {list(tensor.shape)}, but config.json "
-                    f"asks for {list(weight.stored_shape)}. Correct the config, or download the "
-                    "weights that belong to it."
+                    f"{tensor.path} holds {name} with shape {list(tensor.shape)}, but "
+                    f"config.json requires {list(weight.stored_shape)}. Correct the config, or "
+                    "download the weights that belong to it."
                 )
         expected = self.config.dtype or self.dtype.name
         for name in needed:
@@ -150,11 +154,11 @@ class Checkpoint:
                 )
 
     def read(self, name: str, *share: slice) -> npt.NDArray[Any]:
-        """A parameter by ark's name, or a part of it: an array of its own.
+        """A parameter by ark's name, or a part of it, as a new array.
 
-        share: slices of its dimensions; of the first one only what is cut is read. Raises
-        ModelError where the file has become shorter since it was opened: it is read and not mapped,
-        because what is gone of a mapped file ends the process.
+        share: slices of its dimensions; of the first dimension only the slice is read. Raises
+        ModelError if the file has been truncated since it was opened. It is read and not mapped,
+        because access to a truncated part of a mapped file would end the process.
         """
         if f"{name}.0" in self.weights:
             first, *others = share or (slice(None),)
@@ -179,14 +183,14 @@ class Checkpoint:
         return self._rows(tensor, begin, end)[tuple(others)]
 
     def _rows(self, tensor: StoredTensor, begin: int, end: int) -> npt.NDArray[Any]:
-        """Rows of a stored tensor as they lie."""
+        """Rows of a stored tensor in the file's order."""
         row = tensor.nbytes // tensor.shape[0]
         data = read_bytes(tensor, begin * row, (end - begin) * row)
         array: npt.NDArray[Any] = data.view(tensor.dtype).reshape(end - begin, *tensor.shape[1:])
         return array
 
     def __iter__(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        """Each weight with its name, in model order; a tied head comes as `embedding` alone."""
+        """Each weight with its name, in model order; a tied head is listed as `embedding` only."""
         whole = {name for name, _ in self.distinct()}
         for name, weight in self.weights.items():
             if name in whole or weight.stored:
@@ -201,9 +205,9 @@ class Checkpoint:
                 yield name, self.stored[weight.stored_name]
 
     def _implied(self, stored_name: str) -> bool:
-        """Does a tensor that no parameter is made of say what the config and others say? That is so
-        of a head equal to the embedding (`untied`), and of rotary frequencies, where those of the
-        config are used, as transformers do.
+        """True if a tensor without a parameter repeats what the config and other tensors say: a
+        head equal to the embedding (`untied`), and rotary frequencies, for which those of the
+        config are used, as in transformers.
         """
         if stored_name.endswith(FREQUENCIES):
             self._compare_frequencies(self.stored[stored_name])
@@ -212,14 +216,16 @@ class Checkpoint:
         return self.config.tie_word_embeddings and stored_name == table["head.weight"]
 
     def _compare_frequencies(self, tensor: StoredTensor) -> None:
-        """A warning unless they are the config's, stretched or not, as exactly as their type is."""
+        """Warns unless the frequencies equal the config's, scaled or not, within the precision of
+        their type.
+        """
         rope, width = self.config.rope, self.config.head_dim
         right = [inverse_frequencies(r, width) for r in (rope, Rope(rope.theta))]
         known = tensor.dtype_code in DTYPES and tensor.shape == right[0].shape
         if known:
-            found = read_bytes(tensor, 0, tensor.nbytes).view(tensor.dtype).astype(np.float32)
+            stored = read_bytes(tensor, 0, tensor.nbytes).view(tensor.dtype).astype(np.float32)
             room = 1e-5 if tensor.dtype_code == "F32" else 1e-2
-            known = any(np.allclose(found, values, room, 1e-7) for values in right)
+            known = any(np.allclose(stored, values, room, 1e-7) for values in right)
         if not known:
             log.warn(
                 f"{tensor.path} holds {tensor.name}, which differs from the rotary frequencies of "
@@ -228,8 +234,8 @@ class Checkpoint:
 
 
 def untied(config: LlamaConfig, stored: dict[str, StoredTensor]) -> LlamaConfig:
-    """The config, without tied embeddings where the files have a head that is another tensor than
-    the embedding: then the head counts, as in transformers.
+    """The config, with tied embeddings off if the files have a head that differs from the
+    embedding: then the head is used, as in transformers.
     """
     table = decoder(config.architecture).WEIGHTS
     head, embedding = (stored.get(table[name]) for name in ("head.weight", "embedding"))
@@ -246,7 +252,7 @@ def untied(config: LlamaConfig, stored: dict[str, StoredTensor]) -> LlamaConfig:
 
 
 def same_bytes(first: StoredTensor, second: StoredTensor) -> bool:
-    """Do two tensors have one type, one shape and the same bytes?"""
+    """True if two tensors have the same type, shape and bytes."""
     if (first.dtype_code, first.shape) != (second.dtype_code, second.shape):
         return False
     for begin in range(0, first.nbytes, PIECE_BYTES):

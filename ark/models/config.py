@@ -1,8 +1,8 @@
 """The shape of a decoder, read from the config.json of a Hugging Face directory.
 
-Everything after this module asks `LlamaConfig` and never the JSON: the models for sizes, the
-planner and the benchmarks for the shapes that need no checkpoint at all (`builtin_config`). What
-ark cannot run is refused here, by name; what only some decoders have is read in their files.
+All later code uses `LlamaConfig` and never the JSON: the models for sizes, the planner and the
+benchmarks for shapes without a checkpoint (`builtin_config`). Unsupported configs are refused here,
+by field name; fields of single decoders are read in their files.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Sizes and constants of one model, with the names that Hugging Face gives them.
+    """Sizes and constants of one model, in Hugging Face's names.
 
-    `architecture` names the decoder (ark.models.registry). `dtype` is the weights' type where the
-    config names one: "float32", "float16" or "bfloat16". A text ends at any of `eos_token_ids`;
-    there may be none. windows: of each layer the positions that a token attends to, the last so
-    many with its own; 0: all before it. Empty: all layers attend to all.
+    `architecture` names the decoder (ark.models.registry). `dtype` is the weights' type if the
+    config names one: "float32", "float16" or "bfloat16". Any of `eos_token_ids` ends a text; there
+    may be none. windows: for each layer the number of positions that a token attends to, the latest
+    ones with its own; 0: all before it. Empty: all layers attend to all.
     """
 
     hidden_size: int
@@ -78,9 +78,8 @@ class LlamaConfig:
                 )
         if len(self.windows) not in (0, self.num_hidden_layers):
             raise ModelError(
-                f"The config has {self.num_hidden_layers} layers and says of "
-                f"{len(self.windows)} how far their attention reaches. Correct num_hidden_layers "
-                "or layer_types."
+                f"The config has {self.num_hidden_layers} layers, but attention windows for "
+                f"{len(self.windows)}. Correct num_hidden_layers or layer_types."
             )
         for token in (self.bos_token_id, *self.eos_token_ids):
             if token is not None and token >= self.vocab_size:
@@ -106,15 +105,15 @@ class LlamaConfig:
         return self.intermediate_size
 
     def window(self, layer: int) -> int:
-        """The positions that a token of this layer attends to; 0: all before it."""
+        """The number of positions that a token of this layer attends to; 0: all before it."""
         return self.windows[layer] if self.windows else 0
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> LlamaConfig:
-        """Reads config.json, and the stop tokens of generation_config.json where it names some.
+        """Reads config.json, and the stop tokens of generation_config.json if it names some.
 
-        Raises ModelError where a file is missing, damaged or contradicts itself, and
-        UnsupportedError where it describes a model that ark does not run.
+        Raises ModelError if a file is missing, damaged or contradictory, and UnsupportedError for a
+        model that ark does not support.
         """
         path = Path(directory)
         check_directory(path)
@@ -137,26 +136,26 @@ ConfigT = TypeVar("ConfigT", bound=LlamaConfig)
 
 
 def config_from_fields(fields: Fields) -> LlamaConfig:
-    """Reads a config as the decoder of its architecture does, whose DEFAULTS absent fields have."""
-    made = decoder(read_architecture(fields))
-    config: LlamaConfig = made.read_config(fields.with_defaults(made.DEFAULTS))
+    """Reads a config by the decoder of its architecture; absent fields take its DEFAULTS."""
+    kind = decoder(read_architecture(fields))
+    config: LlamaConfig = kind.read_config(fields.with_defaults(kind.DEFAULTS))
     return config
 
 
 def read_common(
     fields: Fields, *, activation: str = "silu", biased: bool = False, partial: bool = False
 ) -> LlamaConfig:
-    """What all decoders have, of fields that have the architecture's defaults already. Checks each
-    field that changes what a model computes.
+    """The fields that all decoders have, after the architecture's defaults were filled in. Checks
+    each field that changes a model's results.
 
-    What the decoder computes: activation, by transformers' name; biased: `attention_bias` as its
-    architecture means it; partial: heads of which a part is rotated.
+    The other arguments are the decoder's: activation, by transformers' name; biased: the meaning of
+    `attention_bias` in its architecture; partial: only a part of each head may be rotated.
     """
     for name in ("mlp_bias",) if biased else ("attention_bias", "mlp_bias"):
         if fields.flag(name, False):
             raise UnsupportedError(
-                f"{fields.source}: {name} is true, but ark runs models whose projections have no "
-                "bias. Use a checkpoint without biases."
+                f"{fields.source}: {name} is true, but ark supports models without projection "
+                "biases only. Use a checkpoint without biases."
             )
     name = "hidden_act" if activation == "silu" else "hidden_activation"
     if (given := fields.text(name)) != activation:
@@ -174,8 +173,9 @@ def read_common(
     rope = read_rope(fields, context)
     if rope.partial != 1 and not partial:
         raise UnsupportedError(
-            f"{fields.source}: partial_rotary_factor is {rope.partial:g}, but ark rotates whole "
-            "heads of this architecture. Use a checkpoint whose rotary embedding covers them."
+            f"{fields.source}: partial_rotary_factor is {rope.partial:g}, but ark supports "
+            "rotation of whole heads only for this architecture. Use a checkpoint whose rotary "
+            "embedding covers them."
         )
     bos = fields.token_ids("bos_token_id")
     return LlamaConfig(
@@ -198,7 +198,9 @@ def read_common(
 
 
 def one_window(config: ConfigT, fields: Fields) -> ConfigT:
-    """The config with `sliding_window` as every layer's; where it is null, all attend to all."""
+    """The config with `sliding_window` for every layer; if it is null, all layers attend to all
+    positions.
+    """
     if fields.get("sliding_window") is None:
         return config
     window = fields.size("sliding_window")
@@ -206,8 +208,8 @@ def one_window(config: ConfigT, fields: Fields) -> ConfigT:
 
 
 def sliding_layers(config: ConfigT, fields: Fields, window: int, usual: Sequence[bool]) -> ConfigT:
-    """The config with `window` for the layers that `layer_types` says slide; where it is absent or
-    null, for those of `usual`. window: 0 for none.
+    """The config with `window` for the layers that `layer_types` marks as sliding; if that is
+    absent or null, for those of `usual`. window: 0 for none.
     """
     slide = list(usual)
     if (kinds := fields.get("layer_types")) is not None:
@@ -223,25 +225,25 @@ def sliding_layers(config: ConfigT, fields: Fields, window: int, usual: Sequence
 
 
 def asked_window(fields: Fields) -> int:
-    """`sliding_window` where `use_sliding_window` is true; 0 for none."""
+    """`sliding_window` if `use_sliding_window` is true; 0 for none."""
     slides = fields.flag("use_sliding_window") and fields.get("sliding_window") is not None
     return fields.size("sliding_window") if slides else 0
 
 
 def read_architecture(fields: Fields) -> str:
-    """The architecture's name; UnsupportedError where ark does not run it."""
+    """The architecture's name; raises UnsupportedError if ark does not support it."""
     names = fields.get("architectures")
     kind = fields.get("model_type")
     if not names and isinstance(kind, str) and kind in MODEL_TYPES:
         return MODEL_TYPES[kind]
-    found = names if isinstance(names, list) else [names or kind]
-    if len(found) != 1 or not isinstance(found[0], str) or found[0] not in architectures():
-        shown = ", ".join(str(name) for name in found)
+    listed = names if isinstance(names, list) else [names or kind]
+    if len(listed) != 1 or not isinstance(listed[0], str) or listed[0] not in architectures():
+        shown = ", ".join(str(name) for name in listed)
         raise UnsupportedError(
             f"{fields.source} describes the architecture {shown[:200]}, but ark runs "
             f"{', '.join(architectures())}. Use a checkpoint of one of these."
         )
-    return found[0]
+    return listed[0]
 
 
 def read_dtype(fields: Fields) -> str | None:
@@ -260,7 +262,9 @@ def read_dtype(fields: Fields) -> str | None:
 
 
 def rope_inverse_frequencies(config: LlamaConfig) -> npt.NDArray[np.float32]:
-    """Radians a token by which a pair of a head's elements is rotated: float32, [head_dim / 2]."""
+    """The rotation per token, in radians, of each pair of a head's elements: float32, [head_dim /
+    2].
+    """
     return inverse_frequencies(config.rope, config.head_dim)
 
 
@@ -310,7 +314,7 @@ def builtin_config(name: str) -> LlamaConfig:
     """A published model's shape by name, for planning and benchmarks without a checkpoint."""
     if name not in BUILTIN_CONFIGS:
         raise InvalidUsageError(
-            f"There is no built-in shape {name!r}; the built-in ones are "
+            f"The built-in shape {name!r} does not exist; there are "
             f"{', '.join(BUILTIN_CONFIGS)}. Use one of these, or a checkpoint directory."
         )
     return BUILTIN_CONFIGS[name]

@@ -1,7 +1,7 @@
-"""Typed access to the JSON files of a checkpoint directory, with an error per way to be wrong.
+"""Typed access to the JSON files of a checkpoint directory, with a specific error for each fault.
 
-The config, checkpoint and tokenizer readers use it, so that a missing file, a broken one and a
-field of the wrong type read the same everywhere.
+The config, checkpoint and tokenizer readers use it, so that missing files, damaged files and fields
+of the wrong type give the same errors everywhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from ark.errors import ModelError
 
-# What JSON calls values that are no object.
+# Names of JSON values that are not objects.
 _KINDS = {
     "NoneType": "null",
     "bool": "true or false",
@@ -27,11 +27,11 @@ _KINDS = {
 
 
 def check_directory(directory: Path) -> None:
-    """Raises ModelError unless `directory` is one."""
+    """Raises ModelError unless `directory` is a directory."""
     if not directory.is_dir():
-        found = "is a file" if directory.exists() else "does not exist"
+        state = "is a file" if directory.exists() else "does not exist"
         raise ModelError(
-            f"{directory} {found}, but a checkpoint is a directory with config.json, safetensors "
+            f"{directory} {state}, but a checkpoint is a directory with config.json, safetensors "
             f"weights and tokenizer.json. Give the directory that holds them{_download(directory)}."
         )
 
@@ -48,24 +48,21 @@ def _download(directory: Path) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Raises ModelError if `path` is there and no file: reading a FIFO would wait for ever."""
+    """Raises ModelError if `path` exists and is not a file: reading a FIFO would block."""
     if path.exists() and not path.is_file():
-        raise ModelError(
-            f"{path} is neither a file nor a link to one, so it is not read. Put the file itself "
-            "there."
-        )
+        raise ModelError(f"{path} is neither a file nor a link to one. Put the file itself there.")
 
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of one JSON object; `source` is the file that error messages name."""
+    """The fields of one JSON object; `source` is the file name for error messages."""
 
     source: str
     values: dict[str, Any]
 
     @classmethod
     def read(cls, path: Path) -> Fields:
-        """Reads a JSON object from `path`; ModelError where there is none."""
+        """Reads a JSON object from `path`; raises ModelError if there is none."""
         check_file(path)
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -91,23 +88,23 @@ class Fields:
         return cls(str(path), values)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
-        """These fields, and those of `defaults` that are absent here; null is not absent."""
+        """These fields with `defaults` for the absent ones; null does not count as absent."""
         return Fields(self.source, {**defaults, **self.values})
 
     def get(self, name: str) -> Any:
-        """The field's value; None where it is absent or null."""
+        """The field's value; None if it is absent or null."""
         return self.values.get(name)
 
     def wrong(self, name: str, expected: str) -> ModelError:
-        """The error for a field that does not hold what was expected."""
-        found = "no such field" if name not in self.values else json.dumps(self.values[name])
+        """The error for a field whose value is not the expected one."""
+        value = "no such field" if name not in self.values else json.dumps(self.values[name])
         return ModelError(
-            f"{self.source}: {name} should be {expected}, but found {found[:200]}. Correct the "
+            f"{self.source}: {name} should be {expected}, but found {value[:200]}. Correct the "
             "field, or download the file again."
         )
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A positive integer; `default` where the field is absent or null, if given."""
+        """A positive integer; `default`, if given, for a field that is absent or null."""
         value = self.get(name)
         if value is None and default is not None:
             return default
@@ -116,14 +113,14 @@ class Fields:
         return value
 
     def count(self, name: str) -> int:
-        """An integer of 0 or more."""
+        """An integer of at least 0."""
         value = self.get(name)
         if type(value) is not int or value < 0:
             raise self.wrong(name, "an integer of at least 0")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive finite number; `default` where the field is absent or null, if given."""
+        """A positive finite number; `default`, if given, for a field that is absent or null."""
         value = self.get(name)
         if value is None and default is not None:
             return default
@@ -141,7 +138,7 @@ class Fields:
         return tuple(map(float, values))
 
     def flag(self, name: str, default: bool | None = None) -> bool:
-        """True or false; `default` where the field is absent or null, if given."""
+        """True or false; `default`, if given, for a field that is absent or null."""
         value = self.get(name)
         if value is None and default is not None:
             return default
@@ -150,14 +147,14 @@ class Fields:
         return value
 
     def text(self, name: str) -> str | None:
-        """A string; None where the field is absent or null."""
+        """A string; None if the field is absent or null."""
         value = self.get(name)
         if value is not None and type(value) is not str:
             raise self.wrong(name, "a string")
         return value
 
     def table(self, name: str) -> Fields | None:
-        """A nested object; None where the field is absent, null or empty."""
+        """A nested object; None if the field is absent, null or empty."""
         value = self.get(name)
         if not value:
             return None
@@ -166,7 +163,7 @@ class Fields:
         return Fields(f"{self.source}, {name}", value)
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """Token ids from a field that holds one or a list; none where it is absent or null."""
+        """Token ids from a field that holds one or a list; empty if it is absent or null."""
         value = self.get(name)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if any(type(i) is not int or i < 0 for i in ids):

@@ -1,5 +1,5 @@
-"""The Gemma 2 decoder (Gemma team 2024): norms before and behind each half of a layer, scaled
-embeddings, soft caps of scores and logits, and every other layer with a sliding window.
+"""The Gemma 2 decoder (Gemma team 2024): norms before and after each half of a layer, scaled
+embeddings, soft caps of scores and logits, and a sliding window in every other layer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class GemmaFeedForward(FeedForward):
 
 
 class FourNormLayer(Layer):
-    """A layer that norms what each of its halves takes and what it gives. norms: their type."""
+    """A layer that norms the input and the output of each of its halves. norms: their type."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Gemma2(Llama):
     def __init__(self, c: GemmaConfig, dtype: ark.DataType) -> None:
         super().__init__(c, dtype)
         self.norm = ark.parameter((c.hidden_size,), ark.fp32)
-        # In the weights' type, as the embeddings that it multiplies are.
+        # In the weights' type, like the embeddings that it multiplies.
         self.multiplier = float(dtype.numpy(c.hidden_size**0.5))
 
     def layer(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> Layer:
@@ -140,8 +140,8 @@ class Gemma2(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """As Llama.read_config; every other layer slides, from the first on, where `layer_types`
-        says nothing else.
+        """As Llama.read_config; every other layer slides, from the first on, unless `layer_types`
+        is given.
         """
         config = read_gemma(fields, read_common(fields, activation="gelu_pytorch_tanh"))
         usual = [n % 2 == 0 for n in range(config.num_hidden_layers)]
@@ -149,16 +149,16 @@ class Gemma2(Llama):
 
 
 def optional_window(fields: Fields) -> int:
-    """`sliding_window`; 0 where it is null."""
+    """`sliding_window`; 0 if it is null."""
     return fields.size("sliding_window") if fields.get("sliding_window") is not None else 0
 
 
 def read_gemma(fields: Fields, common: LlamaConfig) -> GemmaConfig:
-    """A decoder's config with what is Gemma's."""
+    """A decoder's config with Gemma's fields."""
     if fields.flag("use_bidirectional_attention", False):
         raise UnsupportedError(
-            f"{fields.source}: use_bidirectional_attention is true, but ark runs decoders whose "
-            "tokens attend to those before them. Use a checkpoint of one."
+            f"{fields.source}: use_bidirectional_attention is true, but ark supports causal "
+            "attention only. Use a checkpoint with causal attention."
         )
 
     def cap(name: str) -> float:

@@ -1,5 +1,5 @@
 """The text decoder of Gemma 3 (Gemma team 2025): Gemma 2 with normed queries and keys instead of
-soft caps, whose sliding layers have rotary frequencies of their own.
+soft caps, and separate rotary frequencies for sliding layers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from ark.models.rope import Rope, inverse_frequencies, rope_of
 
 @dataclass(frozen=True)
 class Gemma3Config(GemmaConfig):
-    """local_rope: the rotary embedding of the layers that slide. sliding: which layers do."""
+    """local_rope: the rotary embedding of sliding layers. sliding: for each layer whether it
+    slides.
+    """
 
     local_rope: Rope = field(default_factory=Rope)
     sliding: tuple[bool, ...] = ()
@@ -76,14 +78,14 @@ class Gemma3(Gemma2):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """As Gemma2.read_config; all layers slide but every `sliding_window_pattern`th where
-        `layer_types` says nothing else. Each kind of layer has a table of rope_parameters; older
-        files have rope_scaling for layers that do not slide.
+        """As Gemma2.read_config; all layers slide except every `sliding_window_pattern`th, unless
+        `layer_types` is given. Each kind of layer has its table of rope_parameters; older files
+        have rope_scaling for the layers that do not slide.
         """
         if fields.get("attn_logit_softcapping") is not None:
             raise UnsupportedError(
-                f"{fields.source}: attn_logit_softcapping is given, which this architecture reads "
-                "and does not use. Set it to null."
+                f"{fields.source}: attn_logit_softcapping is given, but this architecture does "
+                "not use it. Set it to null."
             )
         plain = {**fields.values, "rope_parameters": None, "rope_scaling": None}
         common = read_common(Fields(fields.source, plain), activation="gelu_pytorch_tanh")
@@ -98,10 +100,10 @@ class Gemma3(Gemma2):
             ropes[kind] = rope_of(whole, Fields(own.source, values), config.max_position_embeddings)
         pattern = fields.size("sliding_window_pattern")
         usual = [(n + 1) % pattern != 0 for n in range(config.num_hidden_layers)]
-        # Which layers slide, also where the window is null.
+        # Marks sliding layers even if the window is null.
         slid = sliding_layers(config, fields, 1, usual).windows
         config = replace(config, rope=ropes["full"])
-        made = Gemma3Config(
+        gemma = Gemma3Config(
             **vars(config), local_rope=ropes["sliding"], sliding=tuple(map(bool, slid))
         )
-        return sliding_layers(made, fields, optional_window(fields), usual)
+        return sliding_layers(gemma, fields, optional_window(fields), usual)

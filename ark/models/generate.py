@@ -1,4 +1,5 @@
-"""Text generation: checkpoint directory in, tokens out as the loop kernel makes them.
+"""Text generation: a checkpoint directory as input, tokens as output while the loop kernel computes
+them.
 
 `Generator` holds a loaded model on one device; `stream` launches once for a whole answer and yields
 tokens as they appear in host-mapped memory. Called by the command line and by ark's users.
@@ -52,7 +53,7 @@ from ark.runtime.runner import load
 
 
 def _short(tokens: Sequence[int]) -> str:
-    """Few tokens in full; of many their number and hash."""
+    """The tokens if they are few, else their number and hash."""
     if len(tokens) <= 16:
         return str(list(tokens))
     name = hashlib.sha256(np.array(tokens, np.int64).tobytes()).hexdigest()[:16]
@@ -81,14 +82,14 @@ class Generator:
         budget_s: float = BUDGET_S,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
-        """chunk: prompt tokens an iteration, by default usual_chunk's. batch: sequences decoded
-        together, for `stream_batch`; their prompts are read a token an iteration, without chunks.
-        split: how ranks share the model, as of ark.models.build.Shape.
+        """chunk: prompt tokens per iteration, by default usual_chunk's. batch: sequences decoded
+        together, for `stream_batch`; their prompts are read one token per iteration, without
+        chunks. split: how ranks share the model, as in ark.models.build.Shape.
 
-        progress(what, done, total) is called while weights are loaded (bytes) and once per step
-        of unknown length (total 0).
+        progress(step, done, total) is called while weights are loaded (bytes) and once per step of
+        unknown length (total 0).
 
-        Raises ark.errors with a paragraph for a person before anything runs.
+        Raises ark.errors with a message for the user before anything runs.
         """
         batch, rank, world_size, trace_records = check_arguments(
             batch,
@@ -110,7 +111,7 @@ class Generator:
             machine = machine_of(plan)
         elif machine is not None:
             check_asked(machine, device.machine)
-        tell = progress or (lambda what, done, total: None)
+        tell = progress or (lambda step, done, total: None)
         self.checkpoint = checkpoint
         self._streaming = threading.Lock()
         self._closed = False
@@ -155,7 +156,9 @@ class Generator:
             raise
 
     def _plan(self, machine: Machine, backend: Backend, arch: str) -> Plan:
-        """This rank's plan, which all ranks agree on; compiled beside scheduling and the proof."""
+        """This rank's plan, on which all ranks agree; it is compiled while it is scheduled and
+        verified.
+        """
         rank = self.shape.rank
 
         def drafted(number: int, draft: Plan) -> None:
@@ -182,21 +185,23 @@ class Generator:
             tell("loading", min(done, total), total)
 
     def _agree(self, values: Mapping[str, str]) -> None:
-        """Raises SystemError on every rank, naming what differs, unless all ranks say the same."""
+        """Raises SystemError on every rank, naming the differences, unless all ranks pass the same
+        values.
+        """
         if self._ranks is not None and self.shape.world_size > 1:
             for name, value in values.items():
                 self._ranks.check_same(name, value)
 
     def check_prompt(self, prompt: Sequence[int], max_new_tokens: int) -> None:
-        """Refuses prompts that cannot be served, before anything runs."""
+        """Raises an error for prompts that cannot be served, before anything runs."""
         vocabulary = self.checkpoint.config.vocab_size
         if not isinstance(prompt, Sequence) or isinstance(prompt, str | bytes):
             raise InvalidUsageError(
-                f"the prompt is {prompt!r:.60}; give a list of tokens, as the checkpoint's "
-                "tokenizer makes it of a text"
+                f"the prompt is {prompt!r:.60}; give a list of token ids from the checkpoint's "
+                "tokenizer"
             )
         if not prompt:
-            raise InvalidUsageError("the prompt has no tokens; give at least one character")
+            raise InvalidUsageError("the prompt has no tokens; give at least one")
         tokens = [whole("a token of the prompt", t) for t in prompt]
         bad = [t for t in tokens if not 0 <= t < vocabulary]
         if bad:
@@ -205,13 +210,11 @@ class Generator:
                 f"to {vocabulary - 1}; use the checkpoint's own tokenizer"
             )
         if whole("the number of new tokens", max_new_tokens) < 1:
-            raise InvalidUsageError(
-                f"{max_new_tokens} new tokens were asked for; ask for at least 1"
-            )
+            raise InvalidUsageError(f"max_new_tokens={max_new_tokens} must be at least 1")
         if len(prompt) > 1 and not self.shape.chunk and self.shape.batch == 1:
             raise InvalidUsageError(
-                "the plan has no prompt phase (it was made with --chunk 0), so a prompt has one "
-                f"token, not {len(prompt)}; make the plan again with --chunk 1 or more"
+                "the plan has no prompt phase (it was made with --chunk 0), so a prompt must "
+                f"have one token, not {len(prompt)}; plan again with --chunk 1 or more"
             )
         if len(prompt) >= self.context:
             most = self.checkpoint.config.max_position_embeddings
@@ -224,16 +227,17 @@ class Generator:
         sampling: SamplingParams | None = None,
         stop_tokens: Sequence[int] | None = None,
     ) -> Made[int, None, None]:
-        """Yields new tokens as the device makes them; one launch, ends after a stop token.
+        """Yields new tokens as the device computes them, in one launch, which ends after a stop
+        token.
 
-        Closing the iterator, or breaking out of the loop that reads it, stops the device. A
-        generator has one cache, so it serves one stream at a time; all ranks must ask for the same.
-        sampling: greedy by default; its n, stop strings and numbers of tokens are not read here.
-        stop_tokens: default the checkpoint's end tokens. Raises GpuError if the kernel gave up or
-        ended early, InvalidUsageError while another stream is open.
+        Closing the iterator, or leaving the loop that reads it, stops the device. A generator has
+        one cache, so it serves one stream at a time; all ranks must request the same. sampling:
+        greedy by default; its n, stop strings and numbers of tokens are not read here. stop_tokens:
+        by default the checkpoint's end tokens. Raises GpuError if the kernel gave up or ended
+        early, InvalidUsageError while another stream is open.
         """
-        with closing(self.stream_batch([prompt], max_new_tokens, sampling, stop_tokens)) as made:
-            for _, token in made:
+        with closing(self.stream_batch([prompt], max_new_tokens, sampling, stop_tokens)) as stream:
+            for _, token in stream:
                 yield token
 
     def stream_batch(
@@ -243,18 +247,19 @@ class Generator:
         sampling: SamplingParams | None = None,
         stop_tokens: Sequence[int] | None = None,
     ) -> Made[tuple[int, int], None, None]:
-        """Yields (number of the prompt, new token) as the device makes them, for as many prompts as
-        the generator's `batch` at most; one launch, in which each sequence ends by itself.
+        """Yields (number of the prompt, new token) as the device computes them, for at most the
+        generator's `batch` of prompts, in one launch; each sequence ends independently.
 
-        Tokens of a sequence come in order, and are those that `stream` gives for its prompt alone
-        up to rounding. Each draws with its own noise, by the hash of the seed and its number (the
-        first as `stream` does). Otherwise as `stream`.
+        Tokens of a sequence come in order, and equal those of `stream` for its prompt alone up to
+        rounding. Each sequence has its own noise, by the hash of the seed and its number (the first
+        as in `stream`). Otherwise like `stream`.
         """
         how = self._sampling(GREEDY if sampling is None else sampling)
         if not 1 <= len(prompts) <= self.shape.batch:
             raise InvalidUsageError(
-                f"{len(prompts)} prompts were given to a Generator with batch={self.shape.batch}; "
-                "give at least one and at most so many, or make a Generator of a larger batch"
+                f"{len(prompts)} prompts were given to a Generator with "
+                f"batch={self.shape.batch}; give 1 to {self.shape.batch}, or create a Generator "
+                "with a larger batch"
             )
         for prompt in prompts:
             self.check_prompt(prompt, max_new_tokens)
@@ -262,11 +267,11 @@ class Generator:
             self.checkpoint.config.eos_token_ids if stop_tokens is None else stop_tokens
         )
         if self._closed:
-            raise InvalidUsageError("this Generator was closed; make another one")
+            raise InvalidUsageError("this Generator was closed; create another one")
         if not self._streaming.acquire(blocking=False):
             raise InvalidUsageError(
-                "this Generator is in the midst of another stream, whose cache this one would "
-                "overwrite; read that one to its end or close() it, or make a second Generator"
+                "this Generator is already streaming, and a second stream would overwrite its "
+                "cache; read the first to its end or close() it, or create a second Generator"
             )
         try:
             yield from self._stream(prompts, max_new_tokens, how, stops)
@@ -322,7 +327,9 @@ class Generator:
             run.stop()
 
     def finish_reason(self, prompt: int, tokens: Sequence[int]) -> str:
-        """Why a stream ended: "stop" (an end token), "context" (it is full) or "length"."""
+        """The reason why a stream ended: "stop" (an end token), "context" (it is full) or
+        "length".
+        """
         if tokens and tokens[-1] in self.checkpoint.config.eos_token_ids:
             return "stop"
         return "context" if prompt + len(tokens) >= self.context else "length"

@@ -1,6 +1,6 @@
 """The GLM-4 decoders (GLM team 2024): Llama with biases of queries, keys and values, fused gate and
-up projections, and rotation of the first half of each head, pair by pair. GLM-4-0414 also norms
-what attention and the perceptron give.
+up projections, and rotation of the first half of each head, in neighbouring pairs. GLM-4-0414 also
+norms the outputs of attention and the perceptron.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Glm(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """As Llama.read_config; without end tokens the architecture's own count."""
+        """As Llama.read_config; without end tokens those of the architecture are used."""
         if not fields.flag("attention_bias"):
             raise UnsupportedError(
-                f"{fields.source}: attention_bias is false, but ark runs this architecture with "
-                "biases of queries, keys and values. Use a checkpoint with biases."
+                f"{fields.source}: attention_bias is false, but ark supports this architecture "
+                "only with biases of queries, keys and values. Use a checkpoint with biases."
             )
         if fields.get("eos_token_id") is None:
             own = {"eos_token_id": cls.DEFAULTS["eos_token_id"]}

@@ -13,8 +13,8 @@ from ark.models.llama import Attention, FeedForward, Head, Layer, Llama
 
 @dataclass(frozen=True)
 class GraniteConfig(LlamaConfig):
-    """What multiplies the embeddings, the attention's scores, and what each half of a layer gives;
-    logits_scaling divides the logits.
+    """Factors of the embeddings, of the attention's scores, and of the output of each half of a
+    layer; logits_scaling divides the logits.
     """
 
     embedding_multiplier: float = 1.0
@@ -24,7 +24,7 @@ class GraniteConfig(LlamaConfig):
 
 
 class GraniteAttention(Attention):
-    """Attention with a scale of scores of its own."""
+    """Attention with its own scale of scores."""
 
     def __init__(self, c: GraniteConfig, dtype: ark.DataType, number: int) -> None:
         super().__init__(c, dtype, number)
@@ -32,7 +32,7 @@ class GraniteAttention(Attention):
 
 
 class GraniteLayer(Layer):
-    """A layer that scales what its halves give."""
+    """A layer that scales the outputs of its halves."""
 
     def __init__(
         self, c: GraniteConfig, dtype: ark.DataType, attention: Attention, mlp: ark.Module

@@ -1,6 +1,6 @@
 """The Llama decoder (Touvron et al. 2023).
 
-Written for one rank and op by op; docs/models.md says who makes it fast and who splits it.
+Written for one rank and op by op; docs/models.md lists the passes that fuse and split it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ark.models.stored import Stored
 
 
 class Attention(ark.Module):
-    """Causal grouped-query attention of layer `number` over what `setup` reserves for keys and
-    values; with a window, each token's over the last so many positions.
+    """Causal grouped-query attention of layer `number` over the caches that `setup` reserves; with
+    a window, each token attends to that many latest positions.
     """
 
     def __init__(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> None:
@@ -31,7 +31,7 @@ class Attention(ark.Module):
         self.output = ark.parameter((c.hidden_size, c.query_size), dtype)
 
     def setup(self, context: int, batch: int = 1) -> None:
-        """Makes the caches, for `context` positions of each of `batch` sequences."""
+        """Creates the caches, for `context` positions of each of `batch` sequences."""
         shape = (batch * self.kv_heads, context, self.head_dim)
         self.keys = ark.tensor(shape, self.dtype)
         self.values = ark.tensor(shape, self.dtype)
@@ -74,7 +74,7 @@ class Attention(ark.Module):
         return ark.linear(a, self.output)
 
     def rotated(self, x: ark.Tensor, position: ark.Tensor, frequencies: ark.Tensor) -> ark.Tensor:
-        """Queries or keys with their positions in them."""
+        """Queries or keys, rotated by their positions."""
         return ark.rotary_embedding(x, position, frequencies)
 
     def projections(self, x: ark.Tensor) -> tuple[ark.Tensor, ark.Tensor, ark.Tensor]:
@@ -102,7 +102,7 @@ class FeedForward(ark.Module):
 
 
 class Layer(ark.Module):
-    """Attention and what feeds forward, each behind a norm and added to its input."""
+    """Attention and the feed-forward part, each after a norm and added to its input."""
 
     def __init__(
         self, c: LlamaConfig, dtype: ark.DataType, attention: Attention, mlp: ark.Module
@@ -136,8 +136,8 @@ class Head(ark.Module):
 class Llama(ark.Module):
     """The decoder. Its entry points are `prompt`, `begin` and `decode`.
 
-    DEFAULTS: what fields mean that config.json does not have, as transformers' class of the
-    architecture has them. WEIGHTS: which tensors of a checkpoint the parameters are.
+    DEFAULTS: values of fields that config.json omits, as in transformers' class of the
+    architecture. WEIGHTS: the checkpoint's tensor for each parameter.
     """
 
     DEFAULTS: ClassVar[dict[str, Any]] = {
@@ -190,19 +190,21 @@ class Llama(ark.Module):
         return Layer(c, dtype, Attention(c, dtype, number), FeedForward(c, dtype))
 
     def head_of(self, c: LlamaConfig, dtype: ark.DataType) -> Head:
-        """What gives the logits; decoders that scale or cap them override it."""
+        """The module that computes the logits; decoders that scale or cap them override it."""
         return Head(c, dtype)
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
         """The shape of a model from its config.json, whose absent fields have been filled from
-        DEFAULTS; errors name what is not computed here.
+        DEFAULTS; raises an error that names an unsupported field.
         """
         return read_common(fields)
 
     @classmethod
     def stored(cls, c: LlamaConfig, parameter: str) -> Stored | None:
-        """How a parameter, by its name in WEIGHTS, lies in its tensor; None: as the whole of it."""
+        """How a parameter, by its name in WEIGHTS, lies in its tensor; None: it is the whole
+        tensor.
+        """
         return None
 
     def setup(self, context: int, batch: int = 1) -> None:
@@ -222,7 +224,7 @@ class Llama(ark.Module):
     def forward(self, state: ark.TokenState, rows: int) -> ark.Tensor:
         """Hidden values (rows, hidden) of the tokens from the position on; fills the caches.
 
-        Of several sequences those of one token each, (batch, hidden).
+        For several sequences those of one token each, (batch, hidden).
         """
         h = self.embedded(state, rows)
         for layer in self.layers:
@@ -234,17 +236,17 @@ class Llama(ark.Module):
         return ark.embed(state.tokens, self.embedding, state.position, rows)
 
     def prompt(self, state: ark.TokenState, rows: int) -> None:
-        """Takes a chunk of the prompt."""
+        """Reads a chunk of the prompt."""
         self(state, rows)
         ark.advance(state, rows)
 
     def begin(self, state: ark.TokenState, rows: int) -> None:
-        """Takes the prompt's last chunk and draws the first token."""
+        """Reads the prompt's last chunk and samples the first token."""
         h = ark.rmsnorm(ark.last_row(self(state, rows), state), self.norm, self.eps)
         ark.advance(state, rows)
         ark.sample(self.head(h), state)
 
     def decode(self, state: ark.TokenState) -> None:
-        """Takes one token, of each sequence, and draws the next."""
+        """Reads one token of each sequence and samples the next."""
         h = self(state, 1)
         ark.sample(self.head(ark.rmsnorm(h, self.norm, self.eps)), state)

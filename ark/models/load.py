@@ -1,7 +1,6 @@
-"""The parameters of a plan, made of a checkpoint's tensors: a rank's share, as the plan packs it.
+"""The parameters of a plan from a checkpoint's tensors: a rank's share, in the plan's packing.
 
-Called by ark.models.generate and the benchmarks; the checkpoint's bytes are read as they are asked
-for, one parameter at a time.
+Called by ark.models.generate and the benchmarks; the checkpoint is read one parameter at a time.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from ark.plan.types import Plan
 
 
 def weights(checkpoint: Checkpoint, shape: Shape, plan: Plan) -> Iterator[tuple[str, np.ndarray]]:
-    """Each parameter of the plan by name, with what this rank holds of the checkpoint."""
+    """Each parameter of the plan by name, with this rank's part of the checkpoint."""
     built, packings = build(shape), from_meta(plan.meta)
 
     def read(name: str) -> np.ndarray:
         if name in built.constants:
             return np.asarray(built.constants[name]())
         values = checkpoint.read(name, *built.shares.get(name, ()))
-        # Norms and biases may be fp32 beside other weights of 16 bits.
+        # Norms and biases may be fp32 while other weights have 16 bits.
         fp32 = built.lasting[name].dtype.name == "fp32"
         return values.astype(np.float32, copy=False) if fp32 else values
 
@@ -37,14 +36,14 @@ def weights(checkpoint: Checkpoint, shape: Shape, plan: Plan) -> Iterator[tuple[
 
 
 def check_plan(plan: Plan, expected: Plan, shape: Shape) -> None:
-    """InvalidUsageError for a plan from elsewhere that computes anything but this model.
+    """Raises InvalidUsageError for a loaded plan that does not compute exactly this model.
 
     expected: the plan that ark makes for it.
     """
     differs = difference(plan, expected)
     if differs:
         raise InvalidUsageError(
-            f"the plan is not one of this checkpoint with a context of {shape.context} and chunks "
-            f"of {shape.chunk} tokens: {differs}; make it again with `ark plan DIR --context N "
-            "--chunk N`"
+            f"the plan does not match this checkpoint with a context of {shape.context} and "
+            f"chunks of {shape.chunk} tokens: {differs}; plan again with `ark plan DIR "
+            "--context N --chunk N`"
         )

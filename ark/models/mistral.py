@@ -1,4 +1,4 @@
-"""The Mistral decoder (Jiang et al. 2023): Llama whose attention may have a sliding window."""
+"""The Mistral decoder (Jiang et al. 2023): Llama with an optional sliding window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The Mixtral decoder (Jiang et al. 2024): Llama whose rows each go to a few of many experts."""
+"""The Mixtral decoder (Jiang et al. 2024): Llama with a mixture of experts, a few of which process
+each row.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from ark.models.llama import Attention, Layer, Llama
 
 @dataclass(frozen=True)
 class MixtureConfig(LlamaConfig):
-    """experts: of a layer. experts_per_token: that a row goes to. normalised: the weights of these
+    """experts: of a layer. experts_per_token: chosen for each row. normalised: the weights of these
     add up to 1. expert_size: rows of an expert's gate and up projections.
     """
 
@@ -29,12 +31,12 @@ class MixtureConfig(LlamaConfig):
 
 
 def read_mixture(fields: Fields, experts: int, expert_size: int, normalised: bool) -> MixtureConfig:
-    """A decoder's config with what it says of experts."""
+    """A decoder's config with its fields of experts."""
     chosen = fields.size("num_experts_per_tok")
     if chosen > experts:
         raise ModelError(
-            f"{fields.source}: {chosen} of {experts} experts are to be chosen for a token. Correct "
-            "num_experts_per_tok."
+            f"{fields.source}: num_experts_per_tok is {chosen}, but there are {experts} "
+            "experts. Correct num_experts_per_tok."
         )
     return MixtureConfig(
         **vars(read_common(fields)),

@@ -1,4 +1,6 @@
-"""The OLMo 2 decoder (OLMo team 2024): Llama, but norms behind layers' halves and in attention."""
+"""The OLMo 2 decoder (OLMo team 2024): Llama with norms after the layers' halves and in
+attention.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class Olmo2Attention(Attention):
 
 
 class Olmo2Layer(Layer):
-    """A layer that norms what its halves give."""
+    """A layer that norms the outputs of its halves."""
 
     def forward(self, h: ark.Tensor, state: ark.TokenState, frequencies: ark.Tensor) -> ark.Tensor:
         a = self.attention(h, state, frequencies)

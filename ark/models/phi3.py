@@ -1,5 +1,5 @@
-"""The Phi-3 and Phi-4-mini decoder (Abdin et al. 2024): Llama with fused weights, of whose heads a
-part may be rotated, by frequencies that differ beyond the original context (LongRoPE).
+"""The Phi-3 and Phi-4-mini decoder (Abdin et al. 2024): Llama with fused weights, optionally
+partial rotation of heads, and separate frequencies beyond the original context (LongRoPE).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ FUSED = {
 
 
 def scales(rope: Rope, head_dim: int) -> np.ndarray:
-    """What a head's scores are multiplied by, for each element of a query: only those that are
-    rotated have the rotation's factor.
+    """The factor of a head's scores for each element of a query: only rotated elements have the
+    rotation's factor.
     """
     half = np.ones(head_dim // 2, np.float32)
     half[: rope.rotated(head_dim) // 2] = rope.attention_factor**2
@@ -31,7 +31,7 @@ def scales(rope: Rope, head_dim: int) -> np.ndarray:
 
 
 class Phi3Attention(Attention):
-    """Attention whose rotation may scale a part of each head."""
+    """Attention whose rotation may scale the rotated part of each head."""
 
     def __init__(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> None:
         super().__init__(c, dtype, number)
@@ -78,18 +78,18 @@ class Phi3(Llama):
         query, key, value = parts([c.query_size, c.kv_size, c.kv_size])
         gate, up = parts([c.intermediate_size, c.intermediate_size])
         rotated = c.rope.rotated(c.head_dim)
-        found = {
+        stored_as = {
             "attention.query": rotated_first(query, c.head_dim, rotated),
             "attention.key": rotated_first(key, c.head_dim, rotated),
             "attention.value": value,
             "mlp.gate": gate,
             "mlp.up": up,
         }
-        return found.get(parameter.removeprefix("layers.{}."))
+        return stored_as.get(parameter.removeprefix("layers.{}."))
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """As Llama.read_config; all layers slide. Longrope was once called yarn here."""
+        """As Llama.read_config; all layers slide. Older files call longrope yarn."""
         table = fields.table("rope_scaling") or fields.table("rope_parameters")
         if table is not None and "yarn" in (table.text("rope_type"), table.text("type")):
             renamed = {**table.values, "rope_type": "longrope"}

@@ -1,4 +1,5 @@
-"""A decoder's plans: made from its shape, verified, kept on disk; and what a plan says of itself.
+"""A decoder's plans: made from its shape, verified, cached on disk; and the properties of the model
+that a plan records.
 
 Called by ark.models.generate, the benchmarks and the commands that plan, export or draw a model.
 """
@@ -42,11 +43,11 @@ def plans(
     drafted: Drafted | None = None,
 ) -> Sequence[Plan]:
     """Verified plans of all ranks of a model; `shape.rank` is ignored. drafted: as for
-    ark.lower.ranks.plan_ranks, if they are made anew. Without the option `engines` it is what was
-    measured on this machine; ranks that run the plans agree on theirs before.
+    ark.lower.ranks.plan_ranks, if they are not cached. Without the option `engines` the
+    measurements on this machine are used; ranks that run the plans agree on theirs first.
 
-    Plans that were verified once come from the cache, by the hash of what was traced, the machine,
-    the options and the source of all that plans (`_key`).
+    Verified plans are cached by the hash of the traced graphs, the machine, the options and all
+    planning source (`_key`).
     """
     if shape.world_size == 1:
         options = {**tuned.options(machine), **(options or {})}
@@ -61,11 +62,11 @@ def plans(
             mark_verified(cached)  # before they were stored, and the cache's entries are signed
             log.debug(f"the plans for {machine.name} are in the cache")
             return cached
-        except (PlanError, ValueError, TypeError, IndexError):  # not as _texts writes them
+        except (PlanError, ValueError, TypeError, IndexError):  # not in the format of _texts
             cache.drop(cache.PLANS, name)
-    made = make_plans(shape, machine, options, drafted, graphs)
-    cache.store(cache.PLANS, name, "\0".join(_texts(made)).encode())
-    return made
+    new_plans = make_plans(shape, machine, options, drafted, graphs)
+    cache.store(cache.PLANS, name, "\0".join(_texts(new_plans)).encode())
+    return new_plans
 
 
 def make_plans(
@@ -75,20 +76,23 @@ def make_plans(
     drafted: Drafted | None = None,
     graphs: Sequence[Graph] | None = None,
 ) -> Sequence[Plan]:
-    """What `plans` gives, planned and verified anew. graphs: those of `traced`, if there are."""
+    """The result of `plans`, planned and verified again. graphs: those of `traced`, if they
+    exist.
+    """
     if graphs is None or shape.split:
         graphs = [build(replace(shape, rank=rank)).graph for rank in range(shape.world_size)]
-    # Shards of a decoder meet in every layer: one barrier costs less than waits for each peer.
+    # Ranks of a decoder synchronise in every layer: one barrier takes less time than a wait for
+    # each peer.
     chosen = {"together": True, **(options or {})}
     with log.timed(f"planned {len(graphs)} rank(s) for {machine.name}"):
-        made = plan_ranks(graphs, machine, chosen, _meta(shape), drafted)
-    verify(made)
-    return made
+        rank_plans = plan_ranks(graphs, machine, chosen, _meta(shape), drafted)
+    verify(rank_plans)
+    return rank_plans
 
 
 def traced(shape: Shape) -> list[Graph]:
-    """What plans are made from: the graph of each rank, or the one of a single device where a named
-    plan splits it.
+    """The graphs that plans are made from: one per rank, or that of a single device if a named plan
+    splits it.
     """
     if shape.split:
         return [build(replace(shape, rank=0, world_size=1, split="")).graph]
@@ -98,8 +102,8 @@ def traced(shape: Shape) -> list[Graph]:
 def _key(
     shape: Shape, graphs: Sequence[Graph], machine: Machine, options: dict[str, Any] | None
 ) -> str:
-    """The plans' name in the cache: the graphs themselves, what `make_plans` adds to them, and the
-    source of ark and of every op and task kind that others have added.
+    """The plans' name in the cache: the graphs, the additions of `make_plans`, and the source of
+    ark and of all registered ops and task kinds.
     """
     more = (shape.world_size, shape.split, _meta(shape), machine, options)
     added = cache.sources_digest(_outside())
@@ -107,7 +111,7 @@ def _key(
 
 
 def _outside() -> list[str]:
-    """Files of registered ops' lowerings and of task kinds."""
+    """Source files of registered ops' lowerings and of task kinds."""
     makers: list[Any] = [ops.get(name).lower for name in ops.names()]
     makers += [type(kinds.get(name)) for name in kinds.names()]
     modules = {sys.modules.get(maker.__module__) for maker in makers}
@@ -116,18 +120,18 @@ def _outside() -> list[str]:
 
 
 def _meta(shape: Shape) -> dict[str, Any]:
-    """What a plan says of its model."""
+    """The properties of its model that a plan records."""
     meta = {"model": shape.config.architecture, "context": shape.context, "chunk": shape.chunk}
     if shape.pages is not None:
         meta |= {"pages": shape.pages.pool, "page": shape.pages.size}
     return meta | ({"batch": shape.batch} if shape.batch > 1 else {})
 
 
-def _texts(made: Sequence[Plan]) -> list[str]:
-    """The plans as JSON; where one stands for all, that one and what moves from rank to rank."""
-    if isinstance(made, Rotated):
-        return [to_json(made.first), json.dumps(sorted(made.moved.items()))]
-    return ["", *(to_json(plan) for plan in made)]
+def _texts(rank_plans: Sequence[Plan]) -> list[str]:
+    """The plans as JSON; if one stands for all, that one and the differences between ranks."""
+    if isinstance(rank_plans, Rotated):
+        return [to_json(rank_plans.first), json.dumps(sorted(rank_plans.moved.items()))]
+    return ["", *(to_json(plan) for plan in rank_plans)]
 
 
 def _from_texts(texts: Sequence[str]) -> Sequence[Plan]:
@@ -139,29 +143,29 @@ def _from_texts(texts: Sequence[str]) -> Sequence[Plan]:
     return Rotated(from_json(first), moved)
 
 
-def digest(made: Sequence[Plan]) -> str:
+def digest(rank_plans: Sequence[Plan]) -> str:
     """A hash of plans; equal plans have equal hashes."""
-    return hashlib.sha256("".join(_texts(made)).encode()).hexdigest()[:16]
+    return hashlib.sha256("".join(_texts(rank_plans)).encode()).hexdigest()[:16]
 
 
 def choose_context(checkpoint: Checkpoint, wanted: int | None) -> int:
-    """Positions to reserve: as asked, at most what the model was made for."""
+    """Positions to reserve: the requested number, or the model's maximum."""
     limit = checkpoint.config.max_position_embeddings
     if wanted is None:
         return min(limit, 4096)
     if not 1 <= whole("the context", wanted) <= limit:
         raise InvalidUsageError(
-            f"a context of {wanted} positions was asked for; the checkpoint allows 1 to {limit} "
-            "(max_position_embeddings)"
+            f"a context of {wanted} positions is out of range; the checkpoint allows 1 to "
+            f"{limit} (max_position_embeddings)"
         )
     return int(wanted)
 
 
 def usual_chunk(machine: Machine, dtype: DataType) -> int:
-    """Prompt tokens an iteration where nobody says how many: more where they fill matrix units.
+    """The default number of prompt tokens per iteration: more if they fill matrix units.
 
-    dtype: of the weights. Warpgroups take tiles of 128 rows, and four of them busy a GPU; where
-    k is cut into parts, one does, but attention on matrix units is worth more rows.
+    dtype: of the weights. Warpgroups take tiles of 128 rows, and four of these fill a GPU; if k is
+    cut into parts, one tile does, but attention on matrix units benefits from more rows.
     """
     if dtype.name in ("bf16", "fp16"):
         if machine.has(Capability.WGMMA):
@@ -172,24 +176,25 @@ def usual_chunk(machine: Machine, dtype: DataType) -> int:
 
 
 def choose_chunk(wanted: int | None, context: int, usual: int) -> int:
-    """Prompt tokens an iteration: as asked, else the usual number; at most the context, which is
-    said where more were asked for.
+    """Prompt tokens per iteration: the requested or the usual number, at most the context; a
+    warning is logged if it is reduced.
     """
     if wanted is None:
         return min(usual, context)
     chunk = whole("the chunk", wanted)
     if chunk < 0:
-        raise InvalidUsageError(f"the chunk is {chunk}; it must be 0 (no prompt phase) or more")
+        raise InvalidUsageError(
+            f"chunk={chunk} is not valid; it must be 0 (no prompt phase) or more"
+        )
     if chunk > context:
         log.warn(
-            f"a chunk of {chunk} prompt tokens is more than the context of {context} positions; "
-            f"it is {context} now"
+            f"chunk={chunk} exceeds the context of {context} positions; it is reduced to {context}"
         )
     return min(chunk, context)
 
 
 def plan_context(plan: Plan) -> int:
-    """The positions that a decoder's plan was made for."""
+    """The positions in a decoder's plan."""
     tokens = next((t.shape[0] for t in plan.tensors if t.name == "tokens"), 0)
     return tokens // plan_batch(plan)
 
@@ -200,12 +205,12 @@ def plan_batch(plan: Plan) -> int:
 
 
 def plan_chunk(plan: Plan) -> int:
-    """The prompt tokens that a decoder's plan takes an iteration; 0 if it has no prompt phase."""
+    """The prompt tokens per iteration of a decoder's plan; 0 if it has no prompt phase."""
     chunks = {AdvanceParams.from_plan(op.params).rows for op in plan.ops if op.kind == "advance"}
     said = plan.meta.get("chunk")
     if len(chunks) > 1 or chunks != ({said} if said else set()):
         raise InvalidUsageError(
-            f"the plan says that it takes {said} prompt tokens an iteration, but its tasks advance "
-            f"by {sorted(chunks) or 'none'}; make it again with `ark plan DIR --chunk N`"
+            f"the plan says that it reads {said} prompt tokens per iteration, but its tasks "
+            f"advance by {sorted(chunks) or 'none'}; plan again with `ark plan DIR --chunk N`"
         )
     return chunks.pop() if chunks else 0

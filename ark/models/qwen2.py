@@ -11,7 +11,9 @@ from ark.models.llama import Attention, FeedForward, Layer, Llama
 
 
 class BiasedAttention(Attention):
-    """Attention whose queries, keys and values have biases, in fp32 as what they are added to."""
+    """Attention whose queries, keys and values have biases, in fp32 like the sums they are added
+    to.
+    """
 
     def __init__(self, c: LlamaConfig, dtype: ark.DataType, number: int) -> None:
         super().__init__(c, dtype, number)
@@ -32,7 +34,7 @@ BIASES = {
 
 
 def late_layers_slide(config: ConfigT, fields: Fields) -> ConfigT:
-    """The config with the window of the layers that `layer_types` names, else of those from
+    """The config with the window for the layers that `layer_types` names, else for those from
     `max_window_layers` on.
     """
     window, first = asked_window(fields), 0

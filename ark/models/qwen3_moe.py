@@ -50,12 +50,13 @@ class Qwen3Moe(Qwen3):
     @classmethod
     def read_config(cls, fields: Fields) -> MixtureConfig:
         """As Llama.read_config, with this architecture's fields; `num_local_experts` is another
-        name of `num_experts`. Where `use_sliding_window` is true, all layers slide.
+        name of `num_experts`. If `use_sliding_window` is true, all layers slide.
         """
         if fields.size("decoder_sparse_step") != 1 or fields.get("mlp_only_layers"):
             raise UnsupportedError(
                 f"{fields.source}: some layers have no experts (decoder_sparse_step, "
-                "mlp_only_layers), but ark runs models whose layers all have. Use one of these."
+                "mlp_only_layers), but ark supports models with experts in all layers only. "
+                "Use such a checkpoint."
             )
         name = "num_local_experts" if "num_local_experts" in fields.values else "num_experts"
         config = read_mixture(

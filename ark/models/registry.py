@@ -1,6 +1,6 @@
-"""Which decoder computes an architecture, by the name that config.json gives it.
+"""Maps architectures, by their names in config.json, to decoders.
 
-Classes are found by name, so that reading a config imports no more than the decoder it asks for.
+Classes are imported by name, so that reading a config imports only the decoder that it needs.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ GROUP = "ark.models"
 """Entry points by which packages add decoders: the architecture's name, and module and class."""
 
 
-def register(architecture: str, made: type[Any], model_type: str = "") -> None:
-    """Adds a decoder for the architecture that config.json names so; in this process.
+def register(architecture: str, decoder_class: type[Any], model_type: str = "") -> None:
+    """Adds a decoder for an architecture name of config.json, in this process.
 
     made: a subclass of ark.models.llama.Llama. model_type: that of configs without architectures. A
-    package adds its decoders to every process by entry points of the group `ark.models`.
-    InvalidUsageError for a class that is no decoder and for a name that another class has.
+    package adds its decoders to every process by entry points of the group `ark.models`. Raises
+    InvalidUsageError for a class that is not a decoder and for a name that is taken.
     """
-    known = ARCHITECTURES.get(architecture, made)
-    if known != made:
+    known = ARCHITECTURES.get(architecture, decoder_class)
+    if known != decoder_class:
         raise InvalidUsageError(
-            f"{architecture} is computed by {known} already; register the class under the name of "
-            "its own architecture"
+            f"{architecture} is already registered for {known}; register the class under its "
+            "own architecture's name"
         )
-    ARCHITECTURES[architecture] = _checked(architecture, made)
+    ARCHITECTURES[architecture] = _checked(architecture, decoder_class)
     if model_type:
         MODEL_TYPES[model_type] = architecture
 
@@ -77,8 +77,8 @@ def architectures() -> tuple[str, ...]:
 
 
 def decoder(architecture: str) -> type[Any]:
-    """The class of one of `architectures()`, a subclass of ark.models.llama.Llama. Where ark and a
-    package have one of a name, ark's counts.
+    """The class for one of `architectures()`, a subclass of ark.models.llama.Llama. If ark and a
+    package define the same name, ark's class is used.
     """
     known = ARCHITECTURES.get(architecture)
     if known is None:
@@ -87,14 +87,14 @@ def decoder(architecture: str) -> type[Any]:
             return _checked(architecture, point.load())
         except (ImportError, AttributeError) as error:
             raise SystemError(
-                f"the decoder of {architecture} is installed, but {point.value} cannot be used: "
-                f"{error}; install its package again"
+                f"the decoder of {architecture} is installed, but {point.value} cannot be "
+                f"imported: {error}; install its package again"
             ) from error
     if isinstance(known, type):
         return known
     module, _, name = known.partition(":")
-    found: type[Any] = getattr(importlib.import_module(module), name)
-    return found
+    loaded: type[Any] = getattr(importlib.import_module(module), name)
+    return loaded
 
 
 @cache
@@ -102,12 +102,12 @@ def _packages() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
-def _checked(architecture: str, made: Any) -> type[Any]:
-    """The class; InvalidUsageError unless it is a decoder."""
+def _checked(architecture: str, decoder_class: Any) -> type[Any]:
+    """Returns the class; raises InvalidUsageError unless it is a decoder."""
     base = decoder("LlamaForCausalLM")
-    if not (isinstance(made, type) and issubclass(made, base)):
+    if not (isinstance(decoder_class, type) and issubclass(decoder_class, base)):
         raise InvalidUsageError(
-            f"the decoder of {architecture} is {made!r}, but it must be a subclass of "
+            f"the decoder of {architecture} is {decoder_class!r}, but it must be a subclass of "
             "ark.models.llama.Llama, which has the entry points"
         )
-    return made
+    return decoder_class

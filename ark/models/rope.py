@@ -17,14 +17,15 @@ from ark.models.fields import Fields
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding: `theta` is the base, `kind` the way it is stretched.
+    """Rotary position embedding: `theta` is the base, `kind` the kind of scaling.
 
-    `kind` is one of KINDS. `factor`: of "linear" and "llama3" how far positions are stretched, of
-    "yarn" too. `low_freq_factor` and `high_freq_factor` serve llama3, `original_context` (tokens)
-    llama3, yarn and longrope. `partial`: the share of a head's elements that is rotated, the first.
-    `attention_factor`: cosine and sine are multiplied by it (yarn, longrope). `beta_fast`,
-    `beta_slow`, `truncate`: between how many rotations yarn blends, in whole elements or not.
-    `short` and `long`: longrope's factor of each frequency, up to the original context and beyond.
+    `kind` is one of KINDS. `factor`: by which "linear", "llama3" and "yarn" extend positions.
+    `low_freq_factor` and `high_freq_factor` belong to llama3, `original_context` (tokens) to
+    llama3, yarn and longrope. `partial`: the fraction of a head's elements that is rotated, the
+    first ones. `attention_factor`: multiplies cosine and sine (yarn, longrope). `beta_fast`,
+    `beta_slow`, `truncate`: the range of rotations in which yarn blends, rounded to elements or
+    not. `short` and `long`: longrope's factor of each frequency, up to the original context and
+    beyond.
     """
 
     theta: float = 10000.0
@@ -50,10 +51,9 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 def read_rope(fields: Fields, context: int) -> Rope:
-    """The rotary embedding from `rope_parameters` or, as older files write it, `rope_scaling`.
+    """The rotary embedding from `rope_parameters` or, in older files, `rope_scaling`.
 
-    context: the model's positions, from which the original ones are stretched where nothing else is
-    said.
+    context: the model's positions, the default of the original context.
     """
     table = fields.table("rope_scaling") or fields.table("rope_parameters")
     table = table or Fields(fields.source, {})
@@ -75,7 +75,7 @@ def rope_of(fields: Fields, table: Fields, context: int) -> Rope:
     if partial > 1:
         raise place.wrong("partial_rotary_factor", "at most 1")
     plain = Rope(theta, partial=partial)
-    # Dynamic: changes nothing up to the model's positions, and a context is no longer.
+    # Dynamic: no effect up to the model's positions, which a context does not exceed.
     if kind in ("default", "dynamic"):
         return plain
     if kind == "linear":
@@ -140,27 +140,27 @@ def _longrope(table: Fields, rope: Rope, context: int) -> Rope:
 def inverse_frequencies(
     rope: Rope, head_dim: int, context: int | None = None
 ) -> npt.NDArray[np.float32]:
-    """Radians a token by which each pair of a head's elements is rotated: float32, [head_dim / 2];
-    0 for pairs that are not rotated, which are the last.
+    """The rotation per token, in radians, of each pair of a head's elements: float32, [head_dim /
+    2]; 0 for pairs that are not rotated, which are the last.
 
-    context: positions that are reserved; longrope has other factors beyond the original ones.
+    context: reserved positions; longrope has other factors beyond the original ones.
 
     Su et al., RoFormer (2021), section 3.2; the llama3 kind divides low frequencies by `factor`,
     keeps high ones and blends between (Llama 3.1's reference code). Each step rounds to float32 as
-    `transformers` does; the power is the correctly rounded one, which differs from PyTorch's in the
-    last bit for a few frequencies of unusual bases.
+    `transformers` does; the power is correctly rounded, which differs from PyTorch's in the last
+    bit for a few frequencies of unusual bases.
     """
     rotated = rope.rotated(head_dim)
     exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
     powers = np.power(np.float64(rope.theta), exponents.astype(np.float64)).astype(np.float32)
-    found = _stretched(rope, powers, context)
-    return np.pad(found, (0, head_dim // 2 - len(found)))
+    scaled = _stretched(rope, powers, context)
+    return np.pad(scaled, (0, head_dim // 2 - len(scaled)))
 
 
 def _stretched(
     rope: Rope, powers: npt.NDArray[np.float32], context: int | None
 ) -> npt.NDArray[np.float32]:
-    """The frequencies that are one over `powers` without stretching."""
+    """The frequencies, which are 1 / `powers` without scaling."""
     one = np.float32(1)
     frequencies = one / powers
     factor = np.float32(rope.factor)
@@ -185,7 +185,7 @@ def _stretched(
 
 
 def _ramp(rope: Rope, pairs: int) -> npt.NDArray[np.float32]:
-    """How far yarn stretches each pair: 0 for those that rotate often, 1 for those that do not."""
+    """How far yarn scales each pair: 0 for those that rotate often, 1 for those that do not."""
 
     def pair(rotations: float) -> float:
         turns = rope.original_context / (rotations * 2 * math.pi)

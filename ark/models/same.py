@@ -1,7 +1,7 @@
-"""Whether ranks opened the same model: the config and every byte of every weight.
+"""Checks that all ranks opened the same model: the config and every byte of every weight.
 
-Ranks that read the very same files need not read them twice; where files are others (another host,
-a copy), each rank hashes all bytes. Called by ark.models.generate.
+Ranks that read the same files compare only the files' identity; if files differ (another host, a
+copy), each rank hashes all bytes. Called by ark.models.generate.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ark.runtime.run import Ranks
 from ark.tasks.tokens import mix
 
 PIECE_BYTES = 32 << 20
-WORDS = 8192  # of 8 bytes
-BOOT = Path("/proc/sys/kernel/random/boot_id")  # of the running system; no two have one
+BLOCK_WORDS = 8192  # words of 8 bytes per block
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # of the running system; unique to each boot
 
 
 def check_same_model(ranks: Ranks, checkpoint: Checkpoint) -> None:
-    """Raises SystemError on every rank, with the values, unless the config, and the name, type,
-    shape and every byte of each weight are the same on all of them.
+    """Raises SystemError on every rank, with the values, unless the config and every weight's name,
+    type, shape and bytes are the same on all of them.
     """
     ranks.check_same("the model's config and tensors", _described(checkpoint))
     if len(set(ranks.all_gather(_files(checkpoint).encode()))) > 1:
@@ -36,31 +36,31 @@ def check_same_model(ranks: Ranks, checkpoint: Checkpoint) -> None:
 
 
 def digest(checkpoint: Checkpoint) -> str:
-    """A hash of all bytes of all weights, in the order of their names; read and hashed by several
-    threads, a piece of 32 MiB each at a time.
+    """A hash of all bytes of all weights, in the order of their names, computed by several threads
+    in pieces of 32 MiB.
 
-    Each 64 KiB become one word: the sum, modulo 2^64, of their words times odd numbers without
-    pattern, which no change of one word leaves. SHA-256 of these words is the hash. It tells other
-    weights, and is no signature. It is about six times as fast as SHA-256 of the bytes.
+    Each 64 KiB become one word: the sum, modulo 2^64, of their words times fixed random odd
+    numbers, which changes whenever one word changes. SHA-256 of these words is the hash. It detects
+    different weights but is not a signature. It is about six times as fast as SHA-256 of the bytes.
     """
     factors = _factors()
 
     def piece(place: tuple[StoredTensor, int]) -> bytes:
         tensor, begin = place
         data = read_bytes(tensor, begin, min(PIECE_BYTES, tensor.nbytes - begin))
-        whole = np.pad(data, (0, -len(data) % (8 * WORDS)))
-        return (whole.view(np.uint64).reshape(-1, WORDS) @ factors).tobytes()
+        whole = np.pad(data, (0, -len(data) % (8 * BLOCK_WORDS)))
+        return (whole.view(np.uint64).reshape(-1, BLOCK_WORDS) @ factors).tobytes()
 
-    made = hashlib.sha256()
+    hashed = hashlib.sha256()
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as workers:
         for part in workers.map(piece, _pieces(checkpoint)):
-            made.update(part)
-    return made.hexdigest()[:32]
+            hashed.update(part)
+    return hashed.hexdigest()[:32]
 
 
 @cache
 def _factors() -> npt.NDArray[np.uint64]:
-    return np.array([mix(n) | 1 for n in range(WORDS)], np.uint64)
+    return np.array([mix(n) | 1 for n in range(BLOCK_WORDS)], np.uint64)
 
 
 def _pieces(checkpoint: Checkpoint) -> Iterator[tuple[StoredTensor, int]]:
@@ -70,16 +70,16 @@ def _pieces(checkpoint: Checkpoint) -> Iterator[tuple[StoredTensor, int]]:
 
 
 def _described(checkpoint: Checkpoint) -> str:
-    """A hash of all that the files say of the model beside the weights' bytes."""
-    made = hashlib.sha256(repr(checkpoint.config).encode())
+    """A hash of the files' description of the model, without the weights' bytes."""
+    hashed = hashlib.sha256(repr(checkpoint.config).encode())
     for name, tensor in sorted(checkpoint.distinct()):
-        made.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
-    return made.hexdigest()[:16]
+        hashed.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
+    return hashed.hexdigest()[:16]
 
 
 def _files(checkpoint: Checkpoint) -> str:
-    """The files themselves: equal on two ranks only if they read the same bytes of the same ones.
-    Something of this process alone where that cannot be told.
+    """An identifier of the files: equal on two ranks only if they read the same bytes of the same
+    files; unique to this process if that cannot be determined.
     """
     try:
         said = [BOOT.read_text()]

@@ -1,4 +1,5 @@
-"""The sequences of a decoder's launch: what is written before it, and tokens read while it runs.
+"""The sequences of a decoder's launch: the state written before it, and the tokens read while it
+runs.
 
 Called by ark.models.generate and `ark bench decode`.
 """
@@ -28,12 +29,12 @@ def write_sequences(
     stops: Sequence[int],
     position: int = 0,
 ) -> None:
-    """Sets the state of a launch of so many sequences, as many as the shape's batch at most.
+    """Sets the state of a launch, for at most the shape's batch of sequences.
 
-    totals: tokens that each has in the end, its prompt's among them. Sequence b draws by the hash
+    totals: the final number of tokens of each, its prompt included. Sequence b samples by the hash
     of seed and b. stops: the device has room for the first MAX_STOPS of them. position: of the
-    first token that is read; the caches hold those before.
-    Sequences without a prompt have ended before they begin: their limit is 0.
+    first token that is read; the caches hold earlier ones. Sequences without a prompt are complete
+    at the start: their limit is 0.
     """
     tokens = np.zeros((shape.batch, shape.context), np.int32)
     settings = np.zeros((shape.batch, len(SETTINGS)), np.int32)
@@ -60,39 +61,42 @@ def read_tokens(
     context: int,
 ) -> Iterator[tuple[int, int]]:
     """Yields (sequence, token) as the device writes them to `output`, host-mapped memory of
-    `context` places a sequence, in which -1 marks a place that is not written yet.
+    `context` entries per sequence, in which -1 marks an entry that is not written yet.
 
-    starts, totals: of each sequence, the place of its first token and the one behind its last; it
-    ends before at a token of `stops`.
+    starts, totals: for each sequence the indices of its first token and after its last; it ends
+    earlier at a token of `stops`.
     """
     places = dict(enumerate(starts))
     pause, over = 2e-5, False
     while places:
-        found = False
+        progress = False
         for sequence, place in list(places.items()):
             token = _token(run, output, sequence * context + place)
             if token < 0:
                 continue
-            found = True
+            progress = True
             places[sequence] = place + 1
             yield sequence, token
             if token in stops or place + 1 == totals[sequence]:
                 del places[sequence]
-        if found:
+        if progress:
             pause = 2e-5
             continue
         run.check()
         if over:
             return
-        over = not run.running()  # what it wrote until then is read once more
+        over = not run.running()  # tokens written until then are read once more
         time.sleep(pause)
         pause = min(pause * 1.5, 1e-3)
 
 
 def _token(run: Run, output: np.ndarray, place: int) -> int:
-    """What the device has written there; its memory is gone once the Generator is closed."""
+    """The entry that the device has written; raises an error if the Generator was closed, which
+    frees the memory.
+    """
     if run.detached:
         raise InvalidUsageError(
-            "the Generator was closed in the midst of this stream; read a stream to its end before"
+            "the Generator was closed while this stream was open; read a stream to its end "
+            "before closing"
         )
     return int(output[place])

@@ -1,7 +1,9 @@
-"""Splits a decoder over ranks: each holds some heads, some of the inner dimension of what feeds
-forward, and some of the vocabulary's rows of the head (tensor parallelism, Shoeybi et al. 2019).
+"""Splits a decoder over ranks: each holds some heads, a part of the inner dimension of the
+feed-forward part, and some of the vocabulary's rows of the head (tensor parallelism, Shoeybi et al.
+2019).
 
-Called by ark.models.build between making a model and its caches. Models know nothing of it.
+Called by ark.models.build after a model is created and before its caches are. Models do not depend
+on it.
 """
 
 from __future__ import annotations
@@ -14,24 +16,26 @@ from ark.models.config import LlamaConfig
 from ark.models.llama import Llama
 
 Share = tuple[slice, ...]
-"""What a rank holds of a parameter, as an index of the whole array."""
+"""The part of a parameter that a rank holds, as an index of the whole array."""
 
 
 def check_ranks(config: LlamaConfig, world_size: int) -> None:
-    """InvalidUsageError unless so many ranks can share a model of that shape."""
-    for what, size in (
+    """Raises InvalidUsageError if this number of ranks cannot share a model of that shape."""
+    for subject, size in (
         ("key/value heads", config.num_key_value_heads),
         ("intermediate size", config.inner_size),
     ):
         if size % world_size:
             raise InvalidUsageError(
-                f"the model has {what} {size}, which {world_size} ranks cannot share "
-                "equally; use a number of ranks that divides it"
+                f"the model has {subject} {size}, which is not divisible by {world_size} ranks; "
+                "use a divisor of it"
             )
 
 
 def split(model: Llama, rank: int, world_size: int) -> dict[ark.Parameter, Share]:
-    """Shrinks a named model to a rank's share; returns what each shrunk parameter holds."""
+    """Shrinks a named model to a rank's share; returns the part that each shrunk parameter
+    holds.
+    """
     shares: dict[ark.Parameter, Share] = {}
 
     def cut(module: Any, name: str, axis: int) -> None:
@@ -41,9 +45,9 @@ def split(model: Llama, rank: int, world_size: int) -> dict[ark.Parameter, Share
         share = [slice(None)] * len(shape)
         share[axis] = slice(rank * size, (rank + 1) * size)
         shape[axis] = size
-        made = ark.parameter(shape, whole.dtype())
-        setattr(module, name, made)
-        shares[made] = tuple(share)
+        part = ark.parameter(shape, whole.dtype())
+        setattr(module, name, part)
+        shares[part] = tuple(share)
 
     def sum_up(module: ark.Module, output: ark.Tensor) -> ark.Tensor:
         return ark.all_reduce(output, rank, world_size)
@@ -64,7 +68,9 @@ def split(model: Llama, rank: int, world_size: int) -> dict[ark.Parameter, Share
 
 
 def _split_head(model: Llama, rank: int, world_size: int) -> dict[ark.Parameter, Share]:
-    """An equal share of the logits; all of them on every rank where none is equal."""
+    """An equal share of the logits; all of them on every rank if the vocabulary is not
+    divisible.
+    """
     head = model.head
     vocabulary, hidden = head.weight.shape()
     own, rest = divmod(vocabulary, world_size)
@@ -73,7 +79,7 @@ def _split_head(model: Llama, rank: int, world_size: int) -> dict[ark.Parameter,
     rows = slice(rank * own, (rank + 1) * own)
     shares: dict[ark.Parameter, Share] = {}
     if head.weight is model.embedding:
-        head.weight = head.weight[rows]  # which every rank holds whole, to look tokens up
+        head.weight = head.weight[rows]  # which every rank holds whole, to look up tokens
     else:
         head.weight = ark.parameter((own, hidden), head.weight.dtype())
         shares[head.weight] = (rows,)

@@ -1,9 +1,8 @@
-"""Reads the headers of safetensors files: which tensors there are and where their bytes lie.
+"""Reads the headers of safetensors files: names, types, shapes and offsets of tensors.
 
-The checkpoint reader calls it and maps the bytes. The `safetensors` package has no NumPy bfloat16
-and no slices of it, and its errors do not say what to do, so the header is read here: 8 bytes of
-length, JSON, then the tensors' bytes without holes
-(https://huggingface.co/docs/safetensors, "Format").
+Called by the checkpoint reader. The `safetensors` package has no NumPy bfloat16 and no slices of
+it, and its errors do not name a remedy, so the header is read here: 8 bytes of length, JSON, then
+the tensors' bytes without gaps (https://huggingface.co/docs/safetensors, "Format").
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a file: its name and type as the file has them, shape, and bytes."""
+    """One tensor of a file: name and type as in the file, shape, and bytes."""
 
     name: str
     path: Path
@@ -45,7 +44,9 @@ class StoredTensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The NumPy type (bfloat16 is ml_dtypes'); UnsupportedError where ark has none."""
+        """The NumPy type (bfloat16 is ml_dtypes'); raises UnsupportedError for types without
+        one.
+        """
         if self.dtype_code not in DTYPES:
             raise UnsupportedError(
                 f"{self.path} holds {self.name} as {self.dtype_code}, but ark reads float32, "
@@ -57,8 +58,8 @@ class StoredTensor:
 def find_tensors(directory: Path) -> dict[str, StoredTensor]:
     """All tensors of a checkpoint directory by stored name, from one file or from shards.
 
-    Reads headers only. Raises ModelError where a file is missing, truncated or damaged, and
-    UnsupportedError where the weights are in another format.
+    Reads headers only. Raises ModelError if a file is missing, truncated or damaged, and
+    UnsupportedError if the weights are in another format.
     """
     if (directory / SINGLE).exists():
         return read_header(directory / SINGLE)
@@ -76,7 +77,7 @@ def find_tensors(directory: Path) -> dict[str, StoredTensor]:
             "transformers and save_pretrained it with safetensors."
         )
     stray = sorted(path.name for path in directory.glob("*.safetensors"))
-    hint = f" It does hold {stray[0]}, which neither name leads to." if stray else ""
+    hint = f" It holds {stray[0]}, but not under one of these names." if stray else ""
     raise ModelError(
         f"{directory} has neither {SINGLE} nor {INDEX}, so there are no weights to read.{hint} "
         "Give the directory that holds them, or download them."
@@ -151,42 +152,44 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_bytes(tensor: StoredTensor, begin: int, nbytes: int) -> np.ndarray:
-    """Bytes of a tensor from `begin` on; ModelError where the file has become another since."""
+    """Bytes of a tensor from `begin` on; raises ModelError if the file has changed since it was
+    opened.
+    """
     try:
-        found = np.fromfile(tensor.path, np.uint8, nbytes, offset=tensor.offset + begin)
+        content = np.fromfile(tensor.path, np.uint8, nbytes, offset=tensor.offset + begin)
     except OSError as error:
         raise ModelError(
-            f"{tensor.path} cannot be read any more ({error.strerror or error}). Leave the "
-            "checkpoint as it is while it is loaded, then try again."
+            f"{tensor.path} can no longer be read ({error.strerror or error}). Do not change "
+            "the checkpoint while it is loaded; try again."
         ) from None
-    if len(found) < nbytes:
+    if len(content) < nbytes:
         raise ModelError(
-            f"{tensor.path} has become shorter since it was opened: {tensor.name} ends after "
-            f"{begin + len(found)} of {tensor.nbytes} bytes. Leave the checkpoint as it is while "
-            "it is loaded, then try again."
+            f"{tensor.path} has been truncated since it was opened: {tensor.name} ends after "
+            f"{begin + len(content)} of {tensor.nbytes} bytes. Do not change the checkpoint "
+            "while it is loaded; try again."
         )
-    return found
+    return content
 
 
 def read_entry(path: Path, name: str, entry: Any, base: int) -> StoredTensor:
-    """One header entry {dtype, shape, data_offsets}; `base` is where the data begin."""
+    """One header entry {dtype, shape, data_offsets}; `base` is the offset of the data."""
     try:
         code, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         whole = [begin, end, *shape]
     except (KeyError, TypeError, ValueError):
-        raise damaged(path, f"the header entry of {name} is not one of a tensor") from None
+        raise damaged(path, f"the header entry of {name} does not describe a tensor") from None
     if type(code) is not str or any(type(n) is not int or n < 0 for n in whole) or end < begin:
-        raise damaged(path, f"the header entry of {name} has impossible values")
+        raise damaged(path, f"the header entry of {name} has values out of range")
     tensor = StoredTensor(name, path, code, tuple(shape), base + begin, end - begin)
     if code in DTYPES and math.prod(shape) * tensor.dtype.itemsize != tensor.nbytes:
         raise damaged(
-            path, f"{name} has {tensor.nbytes} bytes, which a {code} of shape {shape} has not"
+            path, f"{name} has {tensor.nbytes} bytes, which does not match {code} of shape {shape}"
         )
     return tensor
 
 
 def check_layout(path: Path, tensors: dict[str, StoredTensor], base: int, size: int) -> None:
-    """Raises ModelError unless the tensors' bytes fill the file from `base` on, without holes."""
+    """Raises ModelError unless the tensors' bytes fill the file from `base` on, without gaps."""
     at = base
     for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.nbytes)):
         if tensor.offset != at:
@@ -195,19 +198,19 @@ def check_layout(path: Path, tensors: dict[str, StoredTensor], base: int, size: 
     if at > size:
         raise truncated(path, size, at)
     if at < size:
-        raise damaged(path, f"it has {size} bytes where its header accounts for {at}")
+        raise damaged(path, f"it has {size} bytes, but its header describes {at}")
 
 
 def truncated(path: Path, size: int, expected: int) -> ModelError:
     """The error for a file that ends too early."""
     return ModelError(
-        f"{path} is truncated: it has {size} bytes, but its header promises {expected}. The "
+        f"{path} is truncated: it has {size} bytes, but its header describes {expected}. The "
         "download or copy was cut short: fetch the file again."
     )
 
 
-def damaged(path: Path, what: str) -> ModelError:
-    """The error for a file that is not a safetensors file, or no longer."""
+def damaged(path: Path, fault: str) -> ModelError:
+    """The error for a file that is not a valid safetensors file."""
     return ModelError(
-        f"{path} is not an intact safetensors file: {what}. Download or copy the file again."
+        f"{path} is not an intact safetensors file: {fault}. Download or copy the file again."
     )

@@ -1,4 +1,6 @@
-"""The SmolLM3 decoder (Hugging Face 2025): Llama, some of whose layers know no positions."""
+"""The SmolLM3 decoder (Hugging Face 2025): Llama with some layers that do not rotate queries and
+keys.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from ark.models.llama import Attention, FeedForward, Layer, Llama
 
 @dataclass(frozen=True)
 class SmolLm3Config(LlamaConfig):
-    """rotating: does each layer rotate queries and keys by their positions?"""
+    """rotating: for each layer whether it rotates queries and keys by their positions."""
 
     rotating: tuple[bool, ...] = ()
 
 
 class SmolLm3Attention(Attention):
-    """Attention that rotates queries and keys where its layer does."""
+    """Attention that rotates queries and keys only in rotating layers."""
 
     def __init__(self, c: SmolLm3Config, dtype: ark.DataType, number: int) -> None:
         super().__init__(c, dtype, number)
@@ -57,9 +59,9 @@ class SmolLm3(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> SmolLm3Config:
-        """As Llama.read_config; `no_rope_layers` has a 1 for each layer that rotates, else each
-        but every `no_rope_layer_interval`th does. With a window, the layers slide that
-        `layer_types` says, else those that do not rotate.
+        """As Llama.read_config; `no_rope_layers` has a 1 for each layer that rotates; by default
+        all rotate except every `no_rope_layer_interval`th. With a window, the layers in
+        `layer_types` slide, by default those that do not rotate.
         """
         common = read_common(fields)
         count, said = common.num_hidden_layers, fields.get("no_rope_layers")

@@ -1,5 +1,5 @@
-"""Parameters that are not a stored tensor as it lies: some of its rows, in another order, or with a
-number added. Decoders describe them (Llama.stored), ark.models.checkpoint reads them.
+"""Parameters that differ from a stored tensor: some of its rows, reordered, or with a constant
+added. Decoders describe them (Llama.stored), ark.models.checkpoint reads them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Stored:
-    """rows: of the stored tensor, in the parameter's order. rows_in_all: that the tensor has.
-    added: to every element; the parameter then is fp32.
+    """rows: of the stored tensor, in the parameter's order. rows_in_all: of the stored tensor.
+    added: to every element; the parameter is then fp32.
     """
 
     rows: Sequence[int]
@@ -23,7 +23,7 @@ class Stored:
     added: float = 0.0
 
     def span(self, share: slice) -> tuple[int, int, npt.NDArray[np.intp]]:
-        """From which row to which those of a share lie, and their places between."""
+        """The range of stored rows that contains a share, and the share's indices within it."""
         rows = np.asarray(self.rows, np.intp)[share]
         begin = int(rows.min())
         return begin, int(rows.max()) + 1, rows - begin
@@ -34,19 +34,21 @@ class Stored:
 
 
 def parts(sizes: Sequence[int]) -> list[Stored]:
-    """Of a tensor that is several parameters, one behind the other, with so many rows each."""
+    """Descriptions of several parameters that are concatenated in one tensor, with the given
+    numbers of rows.
+    """
     ends = np.cumsum(sizes).tolist()
     return [Stored(range(b - n, b), ends[-1]) for n, b in zip(sizes, ends, strict=True)]
 
 
 def plus_one(rows: int) -> Stored:
-    """A norm whose weights are stored as their distances from 1."""
+    """A norm whose weights are stored with 1 subtracted."""
     return Stored(range(rows), rows, 1.0)
 
 
 def rotated_first(stored: Stored, width: int, rotated: int) -> Stored:
-    """Queries or keys of heads of `width` elements whose first `rotated` are rotated: in an order
-    in which the pairs of a rotation of whole heads are those of the first elements, then others.
+    """Queries or keys of heads of `width` elements whose first `rotated` are rotated, reordered so
+    that the pairs of a rotation of whole heads are those of the first elements, then the others.
     """
     half, rest = rotated // 2, (width - rotated) // 2
     order = [*range(half), *range(rotated, rotated + rest)]

@@ -1,7 +1,7 @@
 """Text to token ids and back, by the tokenizer files of a checkpoint directory.
 
-`ark generate` encodes the prompt with it, to the ids that `transformers`' AutoTokenizer gives, and
-turns tokens into text as they appear: `TextStream` holds back what is not yet a whole character.
+`ark generate` encodes the prompt with it, to the same ids as `transformers`' AutoTokenizer, and
+decodes tokens as they appear: `TextStream` holds back incomplete characters.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ark.models.tokenizer_classes import built, class_of
 from ark.models.tokenizer_tokens import add, declared
 
 BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-"""How vocabularies with byte fallback write a token that is one byte."""
+"""The spelling of single-byte tokens in vocabularies with byte fallback."""
 UNFINISHED = "\ufffd"
 
 
 @contextlib.contextmanager
-def _without_panics(what: str) -> Iterator[None]:
-    """A panic of the tokenizers package, which is no Exception, as a ModelError. Rust has said on
-    standard error where in the package it was by then.
+def _without_panics(file: str) -> Iterator[None]:
+    """Turns a panic of the tokenizers package, which is not an Exception, into a ModelError. Rust
+    has already printed the location in the package to standard error.
     """
     try:
         yield
@@ -35,8 +35,8 @@ def _without_panics(what: str) -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise ModelError(
-            f"{what} makes the tokenizers package fail ({error}), so that it is damaged or made "
-            "for another version. Download it again, or update the package (pip install -U "
+            f"{file} makes the tokenizers package fail ({error}); it is damaged or made for "
+            "another version. Download it again, or update the package (pip install -U "
             "tokenizers)."
         ) from None
 
@@ -44,8 +44,8 @@ def _without_panics(what: str) -> Iterator[None]:
 def _completed(
     folder: Path, whole: tokenizers.Tokenizer
 ) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """The tokenizer that transformers make of the directory, and the contents of its named special
-    tokens. whole: tokenizer.json's own.
+    """The tokenizer that transformers builds for the directory, and the contents of its named
+    special tokens. whole: that of tokenizer.json alone.
     """
     path = folder / "tokenizer.json"
     settings, config = (
@@ -56,7 +56,7 @@ def _completed(
         changes = name == "fix_mistral_regex" or not isinstance(whole.model, BPE)
         if changes and settings.flag(name, False):
             raise UnsupportedError(
-                f"{settings.source}: {name} is true, but ark does not change texts so. Use a "
+                f"{settings.source}: {name} is true, but ark does not support that. Use a "
                 "checkpoint without it."
             )
 
@@ -67,20 +67,21 @@ def _completed(
     added = declared(
         folder, settings, whole.get_added_tokens_decoder(), kind.special if kind else {}
     )
-    made = whole
+    completed = whole
     if kind is not None:
         try:
-            made = built(kind, Fields.read(path).values, whole, settings.values)
+            completed = built(kind, Fields.read(path).values, whole, settings.values)
         except ModelError:
             raise
         except Exception as error:  # the package raises bare Exception
             raise ModelError(
-                f"{path} has no vocabulary and merges as a {settings.get('tokenizer_class')} has "
-                f"them ({error!r:.200}). Download the tokenizer's files again."
+                f"{path} does not have the vocabulary and merges of a "
+                f"{settings.get('tokenizer_class')} ({error!r:.200}). Download the tokenizer's "
+                "files again."
             ) from None
-    add(made, added, kind)
-    made.encode_special_tokens = settings.flag("split_special_tokens", False)
-    return made, {name: str(token) for name, token in added.named.items()}
+    add(completed, added, kind)
+    completed.encode_special_tokens = settings.flag("split_special_tokens", False)
+    return completed, {name: str(token) for name, token in added.named.items()}
 
 
 class Tokenizer:
@@ -103,14 +104,15 @@ class Tokenizer:
 
     @classmethod
     def open(cls, directory: str | Path, vocab_size: int | None = None) -> Tokenizer:
-        """Reads tokenizer.json, whose post-processor alone says which tokens frame a text, and what
-        the files beside it add (ark.models.tokenizer_classes, ark.models.tokenizer_tokens).
+        """Reads tokenizer.json, whose post-processor alone determines the tokens that frame a text,
+        and the additions of the files beside it (ark.models.tokenizer_classes,
+        ark.models.tokenizer_tokens).
 
-        `add_bos_token` in tokenizer_config.json changes nothing, as in transformers: it speaks to
-        tokenizers that have no tokenizer.json.
+        `add_bos_token` in tokenizer_config.json has no effect, as in transformers: it applies to
+        tokenizers without tokenizer.json.
 
-        Raises ModelError where a file is missing or damaged, UnsupportedError where the tokenizer
-        is in another format.
+        Raises ModelError if a file is missing or damaged, UnsupportedError if the tokenizer is in
+        another format.
         """
         folder = Path(directory)
         check_directory(folder)
@@ -128,10 +130,10 @@ class Tokenizer:
         except ModelError:
             raise
         except Exception as error:  # the package raises bare Exception
-            Fields.read(path)  # says so where the file is missing or not JSON
+            Fields.read(path)  # reports a missing file or invalid JSON
             raise ModelError(
-                f"{path} is not a tokenizer that the tokenizers package reads ({error}). Download "
-                "it again, or update the package (pip install -U tokenizers)."
+                f"{path} cannot be read by the tokenizers package ({error}). Download it again, "
+                "or update the package (pip install -U tokenizers)."
             ) from None
         with _without_panics(str(path)):
             backend, special_tokens = _completed(folder, backend)
@@ -170,15 +172,15 @@ class Tokenizer:
             return self.backend.decode(list(ids), skip_special_tokens=True)
 
     def stream(self, prompt: Sequence[int] = ()) -> TextStream:
-        """A decoder for tokens that follow `prompt` one at a time."""
+        """A decoder for tokens that follow `prompt`, one at a time."""
         return TextStream(self, prompt)
 
 
 class TextStream:
-    """Decodes tokens as they come: all pieces and the rest make up the text of all tokens.
+    """Decodes tokens as they arrive: the concatenated pieces are the text of all tokens.
 
-    A piece ends at a whole character. With a new token only those of the last piece are decoded
-    again, enough for decoders that look one token back, so that a step takes constant time.
+    A piece ends at a whole character. A new token needs only the tokens of the last piece to be
+    decoded again, enough for decoders that look one token back, so a step takes constant time.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
@@ -188,7 +190,7 @@ class TextStream:
         self._text = tokenizer.decode(self._ids).rstrip(UNFINISHED)
 
     def push(self, token: int) -> str:
-        """The text that `token` completes; empty while a character is not whole yet."""
+        """The text that `token` completes; empty while a character is incomplete."""
         piece = self._tokenizer.backend.id_to_token(token)
         if piece is None or token in self._tokenizer.special_ids:
             return ""
@@ -199,7 +201,7 @@ class TextStream:
         return self._advance(text)
 
     def finish(self) -> str:
-        """What was held back: characters that never became whole, as U+FFFD."""
+        """The rest: incomplete characters, as U+FFFD."""
         return self._advance(self._tokenizer.decode(self._ids))
 
     def _advance(self, text: str) -> str:

@@ -1,8 +1,8 @@
-"""Which tokenizer transformers make of a directory that has a tokenizer.json.
+"""Selects the tokenizer that transformers builds for a directory with a tokenizer.json.
 
-Most classes take the file as it is. A few build normaliser, splitting and decoder themselves, and
-take only vocabulary, merges and post-processor from it: `CLASSES` has those that models of
-ark.models.registry name. The rules are those of transformers 5 (AutoTokenizer.from_pretrained and
+Most classes use the file unchanged. A few build normaliser, splitting and decoder themselves, and
+use only vocabulary, merges and post-processor of it: `CLASSES` has those of the models in
+ark.models.registry. The rules are those of transformers 5 (AutoTokenizer.from_pretrained and
 TokenizersBackend). Called by ark.models.tokenizer.
 """
 
@@ -26,10 +26,10 @@ END = "<|endoftext|>"
 
 @dataclass(frozen=True)
 class TokenizerClass:
-    """A class that builds its tokenizer itself. special: tokens that it has where a directory names
-    none. make: the tokenizer, without added tokens, of vocabulary, merges and tokenizer_config.
-    adds_special: are all special tokens added once more. framed: does the file say which tokens
-    frame a text.
+    """A class that builds its tokenizer itself. special: its default special tokens. make: builds
+    the tokenizer, without added tokens, from vocabulary, merges and tokenizer_config. adds_special:
+    all special tokens are added once more. framed: the file determines the tokens that frame a
+    text.
     """
 
     special: Mapping[str, str]
@@ -41,48 +41,50 @@ class TokenizerClass:
 def _llama(
     vocab: dict[str, int], merges: list[tuple[str, str]], settings: Mapping[str, Any]
 ) -> Tokenizer:
-    """Words that begin with U+2581, and bytes for the rest; legacy: after each added token too."""
+    """Words that begin with U+2581, and byte fallback; legacy: U+2581 after each added token
+    too.
+    """
     prefixed = settings.get("add_prefix_space")
     prefixed = True if prefixed is None else bool(prefixed)
     scheme = ("always" if settings.get("legacy", False) else "first") if prefixed else "never"
-    made = Tokenizer(BPE(vocab, merges, fuse_unk=True, byte_fallback=True))
-    made.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=False)
+    tokenizer = Tokenizer(BPE(vocab, merges, fuse_unk=True, byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=False)
     steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     steps += [decoders.Strip(content=" ", left=1)] if prefixed else []
-    made.decoder = decoders.Sequence(steps)
-    return made
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
 
 
 def _bytes(
     vocab: dict[str, int], merges: list[tuple[str, str]], settings: Mapping[str, Any]
 ) -> Tokenizer:
     """GPT-2's: words of bytes."""
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False)
     )
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(_prefixed(settings))
-    made.decoder = decoders.ByteLevel()
-    return made
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(_prefixed(settings))
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _composed_bytes(
     vocab: dict[str, int], merges: list[tuple[str, str]], settings: Mapping[str, Any]
 ) -> Tokenizer:
-    """GPT-NeoX's: GPT-2's of composed characters."""
-    made = _bytes(vocab, merges, settings)
-    made.normalizer = normalizers.NFC()
-    return made
+    """GPT-NeoX's: GPT-2's after Unicode composition."""
+    tokenizer = _bytes(vocab, merges, settings)
+    tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
 
 
 def _qwen2(
     vocab: dict[str, int], merges: list[tuple[str, str]], settings: Mapping[str, Any]
 ) -> Tokenizer:
-    """Bytes of words, digits one by one."""
-    made = _composed_bytes(vocab, merges, settings)
+    """GPT-NeoX's with digits split one by one."""
+    tokenizer = _composed_bytes(vocab, merges, settings)
     split = pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated", invert=False)
     level = pre_tokenizers.ByteLevel(_prefixed(settings), use_regex=False)
-    made.pre_tokenizer = pre_tokenizers.Sequence([split, level])
-    return made
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, level])
+    return tokenizer
 
 
 def _prefixed(settings: Mapping[str, Any]) -> bool:
@@ -124,18 +126,18 @@ REGISTERED = {
     "glm": "TokenizersBackend",
     "glm4": "TokenizersBackend",
 }
-"""The class of a model_type where no file names one; others than generic ones give way to it."""
+"""The default class of a model_type if no file names one; specific classes take precedence."""
 CORRECTED = ("qwen2",)
-"""Of these the registered class counts, whatever the files name."""
+"""Model types whose registered class is used whatever the files name."""
 
 
 def class_of(
     settings: Mapping[str, Any], config: Mapping[str, Any], bytes_level: Callable[[], bool]
 ) -> TokenizerClass | None:
-    """The class that builds the directory's tokenizer; None: tokenizer.json is taken as it is.
+    """The class that builds the directory's tokenizer; None: tokenizer.json is used unchanged.
 
-    settings: tokenizer_config.json. config: config.json. bytes_level: does tokenizer.json split
-    into bytes, which a LlamaTokenizer does not.
+    settings: tokenizer_config.json. config: config.json. bytes_level: tokenizer.json splits into
+    bytes, which a LlamaTokenizer does not.
     """
     named = settings.get("tokenizer_class") or config.get("tokenizer_class") or ""
     name = str(named).removesuffix("Fast")
@@ -148,8 +150,8 @@ def class_of(
     name = name or registered
     if name.endswith("Tokenizer") and name.removesuffix("Tokenizer") in OTHERS.split():
         log.warn(
-            f"the tokenizer's class is {name}, which transformers build otherwise than "
-            "tokenizer.json says; ark reads the file as it is, and ids may differ"
+            f"the tokenizer's class is {name}, which transformers builds differently from "
+            "tokenizer.json; ark uses the file unchanged, so ids may differ"
         )
     return CLASSES.get(name)
 
@@ -157,17 +159,18 @@ def class_of(
 def built(
     kind: TokenizerClass, file: Mapping[str, Any], whole: Tokenizer, settings: Mapping[str, Any]
 ) -> Tokenizer:
-    """The tokenizer of such a class, without added tokens. file: tokenizer.json, whole: what the
-    tokenizers package makes of it. Raises KeyError, TypeError or ValueError for what is no file.
+    """The tokenizer of such a class, without added tokens. file: tokenizer.json, whole: the
+    tokenizers package's reading of it. Raises KeyError, TypeError or ValueError for an invalid
+    file.
     """
     model = file["model"]
     vocab = model["vocab"]
     if isinstance(vocab, list):  # a unigram model's, with scores
         vocab = {piece[0]: place for place, piece in enumerate(vocab)}
     pairs = (m.split(" ") if isinstance(m, str) else m for m in model.get("merges") or ())
-    made = kind.make(vocab, [(first, second) for first, second in pairs], settings)
+    tokenizer = kind.make(vocab, [(first, second) for first, second in pairs], settings)
     if kind.framed and whole.post_processor is not None:
-        made.post_processor = whole.post_processor
+        tokenizer.post_processor = whole.post_processor
     else:
-        made.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
-    return made
+        tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    return tokenizer

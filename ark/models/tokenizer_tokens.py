@@ -22,8 +22,8 @@ Token = str | AddedToken
 
 @dataclass
 class Declared:
-    """numbered: tokens with the ids that they had. named: special tokens by what they are for, in
-    the order in which they are added; extra: further special ones.
+    """numbered: tokens with their ids. named: special tokens by purpose, in the order in which they
+    are added; extra: further special ones.
     """
 
     numbered: dict[int, AddedToken] = field(default_factory=dict)
@@ -39,10 +39,10 @@ class Declared:
 def declared(
     folder: Path, settings: Fields, added: Mapping[int, AddedToken], special: Mapping[str, str]
 ) -> Declared:
-    """What the files of a directory declare. settings: tokenizer_config.json. added: the tokens of
-    tokenizer.json. special: named tokens where nothing else is said.
+    """The tokens that the files of a directory declare. settings: tokenizer_config.json. added: the
+    tokens of tokenizer.json. special: the defaults of named tokens.
     """
-    found = Declared()
+    result = Declared()
     values = dict(settings.values)
     extra = values.get(EXTRA[0]) or values.get(EXTRA[1]) or []
     if "added_tokens_decoder" in values:
@@ -50,16 +50,16 @@ def declared(
         for number, entry in (table.values if table else {}).items():
             if not number.isdecimal():
                 raise settings.wrong("added_tokens_decoder", "an object from ids to tokens")
-            found.numbered[int(number)] = _token(settings, "added_tokens_decoder", entry)
+            result.numbered[int(number)] = _token(settings, "added_tokens_decoder", entry)
     else:
-        extra = _older(folder, settings, values, extra, found)
-        found.numbered.update(added)
-    by_content = {t.content: t for t in found.numbered.values()}
+        extra = _older(folder, settings, values, extra, result)
+        result.numbered.update(added)
+    by_content = {t.content: t for t in result.numbered.values()}
     for name in NAMED:
         value = values[name] if name in values else special.get(name)
         if value is not None:
             token = _given(settings, name, value)
-            found.named[name] = by_content.get(_content(token), token)
+            result.named[name] = by_content.get(_content(token), token)
     others = {n: v for n, v in values.items() if n.endswith("_token") and n not in NAMED}
     if isinstance(extra, dict):
         others, extra = {**others, **extra}, []
@@ -67,13 +67,15 @@ def declared(
         raise settings.wrong("extra_special_tokens", "a list of tokens")
     for name, value in others.items():
         if isinstance(value, (str, dict)):
-            found.named[name] = _given(settings, name, value)
-    found.extra = [_given(settings, "extra_special_tokens", value) for value in extra]
-    return found
+            result.named[name] = _given(settings, name, value)
+    result.extra = [_given(settings, "extra_special_tokens", value) for value in extra]
+    return result
 
 
 def add(backend: Tokenizer, tokens: Declared, kind: TokenizerClass | None) -> None:
-    """Adds what the tokenizer does not have, in transformers' order; ids follow from that."""
+    """Adds the tokens that the tokenizer lacks, in transformers' order, which determines their
+    ids.
+    """
     there = backend.get_added_tokens_decoder().values()
     known = {repr(token) for token in there}
     new: list[Token] = [t for _, t in sorted(tokens.numbered.items()) if repr(t) not in known]
@@ -96,12 +98,12 @@ def _as_special(token: Token, special: Iterable[str]) -> AddedToken:
 
 
 def _older(
-    folder: Path, settings: Fields, values: dict[str, Any], extra: Any, found: Declared
+    folder: Path, settings: Fields, values: dict[str, Any], extra: Any, result: Declared
 ) -> Any:
-    """What special_tokens_map.json (into `values`) and added_tokens.json (into `found`) say; the
-    further special tokens.
+    """Reads special_tokens_map.json (into `values`) and added_tokens.json (into `result`); returns
+    the further special tokens.
     """
-    later: Any = []  # special tokens of which added_tokens.json does not know yet
+    later: Any = []  # special tokens that added_tokens.json does not list yet
     path = folder / "special_tokens_map.json"
     if path.exists():
         said = Fields.read(path)
@@ -120,14 +122,14 @@ def _older(
     if path.exists():
         said = Fields.read(path)
         listed = extra if isinstance(extra, list) else []
-        # Not those that tokenizer_config.json writes as objects, as transformers have it.
+        # Except those that tokenizer_config.json writes as objects, as in transformers.
         named = [*listed, *(values.get(name) for name in NAMED)]
         special = {_content(token) for token in named if isinstance(token, Token)}
         for content, number in said.values.items():
             if type(number) is not int or number < 0:
                 raise said.wrong(content, "a token's id")
             known = content in special
-            found.numbered[number] = AddedToken(content, normalized=not known, special=known)
+            result.numbered[number] = AddedToken(content, normalized=not known, special=known)
     return extra or later
 
 

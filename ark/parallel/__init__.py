@@ -1,9 +1,8 @@
-"""Parallel plans: how one logical model is split over ranks, and what moves between them.
+"""Parallel plans: the distribution of one logical model over ranks, and the communication it needs.
 
-`layout` has layouts and the collectives that change them, `pipeline` schedules of pipelines,
-`transform` the primitives that split a graph, `plans` what has a name and the search for the best.
-A room of its own: nothing of the spine imports it before somebody asks. docs/parallel.md says how
-it fits together.
+`layout` has layouts and the collectives that convert them, `pipeline` schedules of pipelines,
+`transform` the primitives that split a graph, `plans` the named plans and the search for the
+fastest. ark imports this package only on use. docs/parallel.md has an overview.
 """
 
 from ark.parallel.layout import Layout, change, table

@@ -24,7 +24,7 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.run import Ranks
 
-# What differs between devices of one model without changing what a plan means.
+# What may differ between devices of one model without changing the meaning of a plan.
 _FREE = (
     "name",
     "processors",
@@ -35,15 +35,15 @@ _FREE = (
     "line_bytes",
     "tile",
 )
-_BY_ARCH = ("lanes", "variants")  # what devices of one architecture have in common
+_BY_ARCH = ("lanes", "variants")  # shared by all devices of one architecture
 
 
 def admit_rank(plan: Plan, device: Device, ranks: Ranks | None = None) -> None:
-    """Accepts one rank's plan to run on an opened device, or raises PlanError, or SystemError where
-    the device has too little memory.
+    """Accepts one rank's plan for an opened device. Raises PlanError if the plan is not valid
+    there, SystemError if the device has too little memory.
 
-    A plan that is verified already is not verified again. Several ranks call this together: where
-    the plan of any of them is not verified yet, they exchange their plans and verify all of them.
+    A verified plan is not verified again. All ranks call this together: if any rank's plan is not
+    verified yet, the ranks exchange their plans and verify all of them.
     """
     if plan.world_size > 1 and ranks is not None:
         if b"0" in ranks.all_gather(b"1" if plan.verified else b"0"):
@@ -57,8 +57,8 @@ def admit_rank(plan: Plan, device: Device, ranks: Ranks | None = None) -> None:
 
 
 def memory_shortage(plan: Plan, room: int, holder: str) -> str:
-    """A sentence for people if a rank's plan needs more memory than the `room` bytes that `holder`
-    ("h100 has") names; empty if it fits or the room is not known (0). Memory that the caller
+    """A message if a rank's plan needs more memory than `room` bytes, empty if it fits or `room` is
+    0 (unknown). `holder` begins the message's second half ("h100 has"). Memory that the caller
     provides is not counted.
     """
     arenas = {name: nbytes for name, nbytes in plan.arenas.items() if name != "host"}
@@ -78,7 +78,7 @@ def memory_shortage(plan: Plan, room: int, holder: str) -> str:
 
 
 def _size(nbytes: int) -> str:
-    """Bytes for people, in the largest unit of which there is at least one."""
+    """Bytes as text, in the largest unit that gives at least 1."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if nbytes >= factor:
             return f"{nbytes / factor:.2f} {unit}"
@@ -86,7 +86,7 @@ def _size(nbytes: int) -> str:
 
 
 def admit(plans: Sequence[Plan], device: Machine | None = None) -> None:
-    """Accepts the plans of all ranks, to run on such a device if one is given, or raises PlanError.
+    """Accepts the plans of all ranks for a device, or for none in particular; raises PlanError.
 
     device: the machine model of the opened device.
     """
@@ -99,13 +99,13 @@ def admit(plans: Sequence[Plan], device: Machine | None = None) -> None:
             machine = machine_of(plan, phases[0])
             backend = registry.get(machine.backend)
             if not isinstance(backend, KernelBackend):
-                continue  # which counts its own memory when it loads the plan
+                continue  # whose memory is counted when it loads the plan
             dialect = backend.dialect(machine.arch)
             check_shared_memory(plan, machine, dialect, phases)
 
 
 def _check_links(plan: Plan, device: Machine | None) -> None:
-    """Raises PlanError where ranks would signal by what the device's links do not carry."""
+    """Raises PlanError if ranks signal by operations that the device's links do not carry."""
     if device is None or plan.world_size == 1 or not device.has(Capability.PEER_STORES):
         return
     if not machine_of(plan).has(Capability.PEER_STORES):
@@ -116,30 +116,28 @@ def _check_links(plan: Plan, device: Machine | None) -> None:
 
 
 def check_asked(asked: Machine, device: Machine) -> None:
-    """InvalidUsageError where somebody asks to plan for a machine whose kernels this device, on
-    which the plan is to run at once, cannot run.
-    """
+    """Raises InvalidUsageError if the requested machine's kernels cannot run on this device."""
     if (asked.backend, asked.arch) != (device.backend, device.arch):
         raise InvalidUsageError(
-            f"the machine {asked.name} is a {asked.backend} {asked.arch}, but the model is to run "
-            f"on {device.name} ({device.backend} {device.arch}); name a machine of that kind or "
-            "none, or plan without running by `ark plan`"
+            f"machine={asked.name} is a {asked.backend} {asked.arch}, but the model runs on "
+            f"{device.name} ({device.backend} {device.arch}); omit the machine or name one of "
+            "that architecture, or use `ark plan` to plan without running"
         )
 
 
 def check_machine(made_for: Machine, device: Machine | None) -> None:
-    """Raises PlanError where a plan's machine is not this device's, or none that is known."""
+    """Raises PlanError if a plan's machine is unknown or does not match this device."""
     if device is not None:
         if (made_for.backend, made_for.arch) != (device.backend, device.arch):
             raise PlanError(
-                f"the plan was made for {made_for.name} ({made_for.backend} {made_for.arch}), but "
-                f"it is to run on {device.name} ({device.backend} {device.arch}); make it again "
-                "with `ark plan` and --machine for this device"
+                f"the plan was made for {made_for.name} ({made_for.backend} {made_for.arch}), "
+                f"but runs on {device.name} ({device.backend} {device.arch}); plan again with "
+                "`ark plan --machine` for this device"
             )
         if device.backend != registry.FALLBACK and made_for.processors > device.processors:
             raise PlanError(
-                f"the plan needs {made_for.processors} processors at once, but {device.name} has "
-                f"{device.processors}; make it again for this device"
+                f"the plan needs {made_for.processors} processors at once, but {device.name} "
+                f"has {device.processors}; plan again for this device"
             )
     try:
         named = registry.machine(made_for.name)
@@ -147,16 +145,18 @@ def check_machine(made_for: Machine, device: Machine | None) -> None:
         named = None
     models = [m for m in (named, device) if m is not None]
     fields = [f.name for f in dataclasses.fields(Machine)]
-    if not models:  # a device without a model of its name; what its architecture fixes is known
+    if not models:  # a device without a machine model; its architecture's properties are known
         models, fields = _models(made_for), list(_BY_ARCH)
     differences = [_difference(made_for, m, fields) for m in models]
     if models and all(differences):
-        raise PlanError(f"the plan is refused: it says that {differences[0]}")
+        raise PlanError(
+            f"the plan is refused: it says that {differences[0]}; plan again for this device"
+        )
 
 
 def check_target(made_for: Machine, backend: str, arch: str | None) -> None:
-    """InvalidUsageError where a plan's kernel is asked for a backend or an architecture (None: its
-    own) that cannot run it.
+    """Raises InvalidUsageError if a plan's kernel cannot run on the requested backend or
+    architecture (None: the plan's own).
     """
     target = made_for.arch if arch is None else arch
     models = _models(dataclasses.replace(made_for, backend=backend, arch=target))
@@ -166,9 +166,9 @@ def check_target(made_for: Machine, backend: str, arch: str | None) -> None:
     ):
         names = ", ".join(m.name for m in models) or f"a machine of {backend!r}"
         raise InvalidUsageError(
-            f"the plan was made for {made_for.name} ({made_for.backend} {made_for.arch}), whose "
-            f"kernels do not run on {backend} {arch or ''}".rstrip()
-            + f"; make it again by `ark plan --machine` for {names}"
+            f"the plan was made for {made_for.name} ({made_for.backend} {made_for.arch}), and "
+            f"its kernels do not run on {backend} {arch or ''}".rstrip()
+            + f"; plan again with `ark plan --machine` for {names}"
         )
 
 
@@ -181,10 +181,12 @@ def _models(made_for: Machine) -> list[Machine]:
 
 def _difference(made_for: Machine, model: Machine, fields: Sequence[str]) -> str | None:
     for name in fields:
-        found, value = getattr(made_for, name), getattr(model, name)
-        if name == "variants":  # a plan has one that the model offers, with its ring or without
-            if not set(found) <= {*value, *model.without_ring().variants}:
-                return f"{made_for.name} runs {found[0]}, which {model.name} does not offer"
-        elif name not in _FREE and found != value:
-            return f"{made_for.name} has {name} {found!r}, but that of {model.name} is {value!r}"
+        planned, value = getattr(made_for, name), getattr(model, name)
+        if (
+            name == "variants"
+        ):  # a plan has one variant of those the model offers, with or without its ring
+            if not set(planned) <= {*value, *model.without_ring().variants}:
+                return f"{made_for.name} runs {planned[0]}, which {model.name} does not offer"
+        elif name not in _FREE and planned != value:
+            return f"{made_for.name} has {name} {planned!r}, but that of {model.name} is {value!r}"
     return None

@@ -1,9 +1,9 @@
-"""How the ranks of a job find each other and notice each other's end.
+"""Connects the ranks of a job and detects when one of them ends.
 
-Before a kernel runs, ranks exchange memory handles and compare their plans through a Bootstrap;
-while it runs, the bootstrap's connection tells within moments when another rank dies or reports an
-error, so that nobody waits on the device for a rank that is gone. Called by ark.runtime; tensors
-never travel here. ark.runtime.rendezvous has the other side.
+Before a kernel runs, ranks exchange memory handles and compare their plans through a Bootstrap.
+While it runs, the connection reports within moments when another rank ends or fails, so that no
+kernel waits for a rank that is gone. Called by ark.runtime; tensors never travel here.
+ark.runtime.rendezvous is rank 0's side.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from ark.runtime.rank_info import RankInfo, rank_from_environment
 
 
 class Bootstrap:
-    """One rank's membership of a job. Use it as a context manager: an exception tells the others.
+    """One rank's membership of a job, a context manager: an exception inside it is sent to the
+    other ranks.
 
-    Every method that waits raises ark.errors.SystemError as soon as the job has failed, on all
-    ranks, with the reason.
+    Every method that waits raises ark.errors.SystemError with the reason, on all ranks, as soon as
+    the job has failed.
     """
 
     def __init__(self, rank: int, world_size: int, timeout_s: float) -> None:
@@ -58,17 +59,17 @@ class Bootstrap:
         ports: int = 1,
         silence_s: float = 15.0,
     ) -> Bootstrap:
-        """Joins the job whose rank 0 serves at address:port; returns when all ranks are there.
+        """Joins the job that rank 0 serves at address:port; returns when all ranks have joined.
 
-        job: words that the ranks of one job share; whoever does not know them is turned away.
-        ports: how many consecutive ports rank 0 may use if the first are taken. silence_s: a rank
-        that ends is noticed at once, one whose machine falls silent after this long. Raises
-        SystemError if the port is taken, nobody answers, or a rank does not come within timeout_s.
+        job: a secret of the ranks of one job; connections without it are rejected. ports: how many
+        consecutive ports rank 0 may try. silence_s: the time after which a silent machine counts as
+        lost (a process that ends is noticed at once). Raises SystemError if the ports are taken,
+        rank 0 does not answer, or a rank does not join within timeout_s.
         """
         if world_size < 1 or not 0 <= rank < world_size:
             raise InvalidUsageError(
-                f"there is no rank {rank} among {world_size} ranks; a rank is at least 0 and below "
-                f"the world size"
+                f"rank {rank} is out of range for {world_size} ranks; it must be at least 0 and "
+                "below the world size"
             )
         self = cls(rank, world_size, timeout_s)
         if world_size == 1:
@@ -86,7 +87,7 @@ class Bootstrap:
             self._link.sock.settimeout(silence_s)
             threads.start(self._listen_to, silence_s)
             threads.start(self._beat, silence_s / 5)
-            # Rank 0 names who is missing; the others give it a moment to do so.
+            # Rank 0 names the missing ranks; the others wait a moment for its message.
             grace = 0.0 if rank == 0 else 1.0
             self._wait(lambda: self._welcome, deadline + grace, "the start", self._who_is_missing)
         except BaseException:
@@ -111,9 +112,9 @@ class Bootstrap:
     def all_gather(
         self, payload: bytes, label: str = "all_gather", timeout_s: float = 600.0
     ) -> list[bytes]:
-        """Gives every rank everybody's payload, in rank order; ranks must use the same label.
+        """Returns every rank's payload, in rank order; all ranks must use the same label.
 
-        A slow rank is waited for up to timeout_s, a dead one is not.
+        Waits up to timeout_s for a slow rank; fails at once for one that has ended.
         """
         if self._link is None:
             return [payload]
@@ -135,18 +136,18 @@ class Bootstrap:
         self.all_gather(b"", label, timeout_s)
 
     def post(self, rank: int, label: str, payload: bytes) -> None:
-        """Sends a message to one rank, which `collect`s it; returns at once."""
+        """Sends a message to one rank, which receives it by `collect`; returns at once."""
         self._raise_if_failed()
         self._send(rdv.POST, rdv.pack_post(rank, label, payload))
 
     def collect(self, rank: int, label: str, timeout_s: float = 600.0) -> bytes:
-        """The next message of that label from a rank; a dead rank is not waited for."""
+        """The next message with that label from a rank; fails at once if the rank has ended."""
         return self.collect_any([rank], label, timeout_s)[1]
 
     def collect_any(
         self, ranks: Sequence[int], label: str, timeout_s: float = 600.0
     ) -> tuple[int, bytes]:
-        """The next message of that label from one of these ranks, and from which."""
+        """The next message with that label from any of these ranks, and its sender."""
 
         def said() -> list[int]:
             return [rank for rank in ranks if self._posts.get((rank, label))]
@@ -157,8 +158,8 @@ class Bootstrap:
             return first, self._posts[first, label].pop(0)
 
     def hear(self, label: str, heard: Callable[[int, bytes], None]) -> None:
-        """Has `heard` called with each message of that label and its rank, on the thread that
-        reads; it must not wait for other ranks.
+        """Registers `heard`, called with the sender's rank and the body of each message with that
+        label. It runs on the receiving thread, so it must not wait for other ranks.
         """
         with self._changed:
             self._hears[label] = heard
@@ -168,19 +169,23 @@ class Bootstrap:
             heard(rank, said)
 
     def count(self, name: str) -> int:
-        """How often this rank has asked before: a number for what all ranks make in one order."""
+        """How many times this rank has called it with that name: a number for what all ranks create
+        in the same order.
+        """
         with self._changed:
             self._counts[name] += 1
             return self._counts[name] - 1
 
-    def wait_until(self, ready: Callable[[], bool], timeout_s: float, what: str) -> None:
-        """Returns when something that was heard has made `ready` true; what: named if it does not
-        come.
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float, awaited: str) -> None:
+        """Returns when `ready` is true, checked after each received message. awaited: named in the
+        error when the time is up.
         """
-        self._wait(ready, time.monotonic() + timeout_s, what)
+        self._wait(ready, time.monotonic() + timeout_s, awaited)
 
     def check_same(self, label: str, digest: str) -> None:
-        """Raises SystemError on every rank, naming the values, unless all ranks pass the same."""
+        """Raises SystemError on every rank, with the values, unless all ranks pass the same
+        digest.
+        """
         said = [part.decode() for part in self.all_gather(digest.encode(), f"check of {label}")]
         if len(set(said)) > 1:
             raise SystemError(
@@ -189,18 +194,18 @@ class Bootstrap:
             )
 
     def failure(self) -> str | None:
-        """Why the job has failed, or None while all is well."""
+        """The reason why the job has failed, or None."""
         return self._failure
 
     def abort(self, message: str) -> None:
-        """Tells every other rank that this one has failed; idempotent, never raises."""
+        """Tells every other rank that this one has failed. Idempotent, never raises."""
         with contextlib.suppress(OSError):
             if self._link is not None and not self._closed and self._failure is None:
                 self._link.send(rdv.FAILURE, message.encode())
         self._fail(f"rank {self.rank} (this one) reports: {message}")
 
     def close(self, wait_s: float = 5.0) -> None:
-        """Leaves the job; rank 0 stays up to wait_s for the others to leave. Idempotent."""
+        """Leaves the job; rank 0 waits up to wait_s for the others to leave. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -233,9 +238,9 @@ class Bootstrap:
                 self._handle(*self._link.receive())
         except OSError as error:
             silent = isinstance(error, TimeoutError)
-            how = f"was silent for {silence_s:g} s" if silent else "ended without a word"
+            how = f"sent nothing for {silence_s:g} s" if silent else "ended without a message"
             if not self._closed:
-                self._fail(f"rank 0 {how}; look at its own output for why")
+                self._fail(f"rank 0 {how}; its output has the reason")
 
     def _handle(self, kind: int, body: bytes) -> None:
         if kind in (rdv.REFUSE, rdv.FAILURE):
@@ -273,15 +278,15 @@ class Bootstrap:
         except OSError as error:
             self._raise_if_failed()
             raise SystemError(
-                f"rank {self.rank} cannot reach rank 0 any more ({error}); look at rank 0's own "
-                f"output for why it ended"
+                f"rank {self.rank} lost its connection to rank 0 ({error}); rank 0's output has "
+                "the reason"
             ) from error
 
     def _wait(
         self,
         ready: Callable[[], bool],
         deadline: float,
-        what: str,
+        awaited: str,
         detail: Callable[[], str] = lambda: "",
     ) -> None:
         with self._changed:
@@ -293,7 +298,7 @@ class Bootstrap:
             if ready():
                 return
         self._raise_if_failed()
-        message = f"not all of {self.world_size} ranks reached {what} in time{detail()}"
+        message = f"not all of {self.world_size} ranks reached {awaited} in time{detail()}"
         if self._server is not None:
             self._server.fail(message, spare=0)
         self.abort(message)
@@ -304,8 +309,8 @@ class Bootstrap:
             return ""
         names = ", ".join(str(r) for r in self._server.missing())
         return (
-            f": within {self.timeout_s:g} s rank {names} did not come; check that it was started "
-            f"and that it reaches this machine"
+            f": rank {names} did not join within {self.timeout_s:g} s; check that it was "
+            "started and can reach this machine"
         )
 
     def _fail(self, message: str) -> None:

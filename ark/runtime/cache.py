@@ -1,11 +1,12 @@
-"""The cache: compiled loop kernels, verified plans, what `ark tune` measured and how compilers did
-at known results, by the hash of all that they depend on.
+"""The cache on disk: compiled loop kernels, verified plans, measurements of `ark tune` and results
+of compiler checks, each under a hash of everything it depends on.
 
-What is read from it runs. So the folder must be this user's alone, and every entry carries a digest
-under a key that lies in the folder: an entry that is damaged, or that somebody put there under
-another name, is dropped and made again. Files are written under another name and renamed: nobody
-sees half a file. Where the cache cannot be used, ark says so in one line and goes on without it.
-Called by ark.runtime.program, ark.runtime.measured and ark.models.plans, among others.
+Entries are executed after they are read, so only this user may be able to write the folder, and
+every entry carries a digest under a key that lies in the folder. An entry that is damaged or was
+written without the key is removed and made again. Files are written under a temporary name and
+renamed, so readers never see a partial file. Where the cache cannot be used, ark logs one line and
+continues without it. Called by ark.runtime.program, ark.runtime.measured and ark.models.plans,
+among others.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from ark.errors import SystemError
 
 PROGRAMS, PLANS, TUNED, CHECKS = KINDS = ("programs", "plans", "tuned", "checks")
 KEY = "key"
-_DIGEST = 32
+_DIGEST_BYTES = 32
 _NAME = re.compile(r"[0-9a-f]{64}")
 _PARTIAL, _MAKING = ".partial-", ".making-"
-# How long one that makes an entry is waited for, and how often is looked.
+# Seconds to wait for another process that makes the same entry, and seconds between checks.
 _PATIENCE_S, _POLL_S = 60.0, 0.01
-# An unfinished file of a process that was killed is removed after so long.
+# Unfinished files older than this are removed: the process that wrote them was killed.
 _STALE_S = 3600.0
 
 
@@ -52,13 +53,13 @@ def _expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise SystemError(
-            f"the cache folder {path} cannot be found: {error} Set ARK_CACHE_DIR to a folder of "
-            "yours"
+            f"the cache folder {path} cannot be resolved: {error} Set ARK_CACHE_DIR to a folder "
+            "of yours"
         ) from error
 
 
 def key(*parts: str | bytes) -> str:
-    """A hash of parts, each with its length, so that no two lists collide."""
+    """A hash of parts, each preceded by its length, so that no two lists collide."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -69,7 +70,7 @@ def key(*parts: str | bytes) -> str:
 
 @cache
 def code_digest() -> str:
-    """A hash of ark's own source: plans are made again when the planner has changed."""
+    """A hash of ark's own source: plans are made again after the planner has changed."""
     root = Path(__file__).resolve().parent.parent
     parts: list[str | bytes] = []
     for path in sorted(root.rglob("*.py")):
@@ -78,32 +79,34 @@ def code_digest() -> str:
 
 
 def sources_digest(files: Iterable[str]) -> str:
-    """A hash of Python files that are not ark's own, which `code_digest` has."""
+    """A hash of Python files outside of ark, which `code_digest` does not cover."""
     root = Path(__file__).resolve().parent.parent
     others = {path for path in (Path(f).resolve() for f in files) if root not in path.parents}
     return key(*(path.read_bytes() for path in sorted(others) if path.is_file()))
 
 
 def refusal(path: Path) -> str:
-    """Why nothing in this folder may be run, with the remedy; empty if only this user writes it."""
-    found = path.stat()
-    if not stat.S_ISDIR(found.st_mode):
-        return f"{path} is no folder; set ARK_CACHE_DIR to one of your own"
-    if found.st_uid != os.geteuid():
+    """The reason, with the remedy, why entries of this folder must not be executed; empty if only
+    this user can write it.
+    """
+    status = path.stat()
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{path} is not a folder; set ARK_CACHE_DIR to a folder of your own"
+    if status.st_uid != os.geteuid():
         return (
-            f"{path} belongs to user {found.st_uid}, and what lies there would be run as user "
+            f"{path} belongs to user {status.st_uid}, and its files would be executed by user "
             f"{os.geteuid()}; set ARK_CACHE_DIR to a folder of your own"
         )
-    if found.st_mode & 0o022:
+    if status.st_mode & 0o022:
         return (
-            f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o}), and what "
-            f"lies there is run; mend it with `chmod -R go-w {path}` and `ark cache clear`"
+            f"{path} is writable by other users (mode {stat.S_IMODE(status.st_mode):o}), and "
+            f"its files are executed; fix it with `chmod -R go-w {path}` and `ark cache clear`"
         )
     return ""
 
 
 def load(kind: str, name: str) -> bytes | None:
-    """The entry's bytes, or None if there is none (or only a damaged one, which is removed)."""
+    """The entry's bytes, or None if there is none. A damaged entry is removed."""
     try:
         own = _secret(folder(), make=False)
         data = _read(folder() / kind / name)
@@ -112,14 +115,14 @@ def load(kind: str, name: str) -> bytes | None:
     except (OSError, RuntimeError) as error:
         _without(str(error))
         return None
-    if hmac.compare_digest(data[:_DIGEST], _digest(own, kind, name, data[_DIGEST:])):
-        return data[_DIGEST:]
+    if hmac.compare_digest(data[:_DIGEST_BYTES], _digest(own, kind, name, data[_DIGEST_BYTES:])):
+        return data[_DIGEST_BYTES:]
     drop(kind, name)
     return None
 
 
 def store(kind: str, name: str, data: bytes) -> None:
-    """Writes an entry; where the cache cannot be written, the next run makes it again."""
+    """Writes an entry. If the cache cannot be written, the next run makes the entry again."""
     try:
         _write(folder() / kind / name, _digest(secret(), kind, name, data) + data)
     except (OSError, RuntimeError) as error:
@@ -128,8 +131,9 @@ def store(kind: str, name: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def making(kind: str, name: str) -> Iterator[None]:
-    """Held by whoever makes an entry, so that ranks that want the same one make it once: look again
-    inside. Who has waited for long (its maker was stopped, say) goes on without.
+    """A lock held while an entry is made, so that ranks that need the same entry make it once:
+    check for the entry again inside. The lock is skipped after a long wait, for instance because
+    the process that holds it was stopped.
     """
     held = _held(folder() / kind / f"{_MAKING}{name}")
     try:
@@ -142,7 +146,7 @@ def making(kind: str, name: str) -> Iterator[None]:
 
 
 def _held(path: Path) -> int | None:
-    """The locked file, which its holder removes; None where it cannot be had."""
+    """The locked file, which its holder removes; None if it cannot be locked."""
     end = time.monotonic() + _PATIENCE_S
     handle = None
     try:
@@ -166,9 +170,9 @@ def _held(path: Path) -> int | None:
 
 
 def secret() -> bytes:
-    """A key of this user's, the same in all his processes that share the cache folder.
+    """A random key of this user, the same in all processes that share the cache folder.
 
-    Raises OSError or RuntimeError where that folder cannot be used.
+    Raises OSError or RuntimeError if that folder cannot be used.
     """
     return _secret(folder(), make=True)
 
@@ -180,18 +184,18 @@ def drop(kind: str, name: str) -> None:
 
 
 def entries() -> list[Path]:
-    """All entries, whatever they hold; only files whose names are an entry's."""
+    """The files of all entries, valid or not."""
     return [p for p in _files() if _NAME.fullmatch(p.name)]
 
 
 def clear() -> tuple[int, int]:
-    """Removes all entries and the key; returns how many entries and how many bytes."""
+    """Removes all entries and the key; returns the number of entries and of bytes."""
     sizes = [p.stat().st_size for p in entries()]
     try:
         for path in _files():
             path.unlink(missing_ok=True)
         for kind in KINDS:
-            with contextlib.suppress(OSError):  # a file that is not ours stays
+            with contextlib.suppress(OSError):  # a file that ark did not write stays
                 (folder() / kind).rmdir()
         (folder() / KEY).unlink(missing_ok=True)
     except OSError as error:
@@ -200,10 +204,10 @@ def clear() -> tuple[int, int]:
 
 
 def _files() -> list[Path]:
-    """Entries and what killed processes left of some."""
-    found = [p for kind in KINDS for p in (folder() / kind).glob("*") if p.is_file()]
+    """Entries, and unfinished files of killed processes."""
+    paths = [p for kind in KINDS for p in (folder() / kind).glob("*") if p.is_file()]
     ours = (_PARTIAL, _MAKING)
-    return sorted(p for p in found if _NAME.fullmatch(p.name) or p.name.startswith(ours))
+    return sorted(p for p in paths if _NAME.fullmatch(p.name) or p.name.startswith(ours))
 
 
 def _digest(own: bytes, kind: str, name: str, data: bytes) -> bytes:
@@ -212,14 +216,14 @@ def _digest(own: bytes, kind: str, name: str, data: bytes) -> bytes:
 
 @cache
 def _without(reason: str) -> None:
-    """Says once for each reason that the cache is not used."""
-    log.warn(f"going on without the cache: {reason}")
+    """Logs that the cache is not used, once for each reason."""
+    log.warn(f"continuing without the cache: {reason}")
 
 
 def _secret(root: Path, make: bool) -> bytes:
-    """The key in the cache folder; made with the folder if there is none and `make` says so.
+    """The key in the cache folder. make: create the folder and the key if they do not exist.
 
-    Raises OSError if the folder is not this user's alone or cannot be used.
+    Raises OSError if other users can write the folder or it cannot be used.
     """
     if make:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -228,30 +232,32 @@ def _secret(root: Path, make: bool) -> bytes:
         raise OSError(reason)
     path = root / KEY
     try:
-        found = _read(path)
-        if len(found) == _DIGEST:
-            return found
+        existing = _read(path)
+        if len(existing) == _DIGEST_BYTES:
+            return existing
         path.unlink()
     except FileNotFoundError:
         if not make:
             raise
-    made = secrets.token_bytes(_DIGEST)
-    _write(path, made, once=True)
+    new_key = secrets.token_bytes(_DIGEST_BYTES)
+    _write(path, new_key, once=True)
     return _read(path)
 
 
 def _read(path: Path) -> bytes:
-    """Reads a regular file of this user's, OSError for anything else; follows no link."""
+    """Reads a regular file that this user owns, without following links; raises OSError for
+    anything else.
+    """
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            raise OSError(f"{path} is not a file of this user; remove it")
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise OSError(f"{path} is not a regular file of this user; remove it")
         return file.read()
 
 
 def _write(path: Path, data: bytes, once: bool = False) -> None:
-    """Writes a file whole or not at all; once: leaves one that is there."""
+    """Writes a file completely or not at all. once: keep a file that already exists."""
     path.parent.mkdir(exist_ok=True, mode=0o700)
     _sweep(path.parent)
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=_PARTIAL)
@@ -273,7 +279,7 @@ def _write(path: Path, data: bytes, once: bool = False) -> None:
 
 
 def _sweep(parent: Path) -> None:
-    """Removes what processes that were killed in the midst of writing left long ago."""
+    """Removes old unfinished files of processes that were killed while writing."""
     for path in parent.glob(f"{_PARTIAL}*"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _STALE_S:

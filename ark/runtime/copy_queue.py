@@ -1,7 +1,8 @@
-"""A copy engine's queue that a kernel writes itself, for one executor (device/transfer.h).
+"""The queue of a copy engine that a kernel writes itself, one per executor (device/transfer.h).
 
-The vendor makes the queue (ark.backend.devices.QueuedDevice); here lies the ArkQueue by which
-processors take turns. Called by ark.runtime.loaded; where no queue can be made, the proxy copies.
+The vendor makes the queue (ark.backend.devices.QueuedDevice); this module adds the ArkQueue by
+which processors take turns. Called by ark.runtime.loaded. Where no queue can be made, the proxy
+copies.
 """
 
 from __future__ import annotations
@@ -14,39 +15,43 @@ from ark.codegen import layout
 from ark.errors import SystemError
 from ark.plan.types import Plan
 
-SLOTS = 1024  # requests that the ring holds; a power of two
+RING_SLOTS = 1024  # requests that the ring holds; a power of two
 
 
 class CopyQueue:
-    """Close it before what it copies is freed, and after the kernel has ended."""
+    """A device-side copy queue. Close it after the kernel has ended and before the memory it copies
+    is freed.
+    """
 
     def __init__(self, device: QueuedDevice) -> None:
-        """SystemError if the device cannot have one."""
+        """Raises SystemError if the device cannot make one."""
         self._device = device
-        self._queue = device.open_queue(SLOTS)
-        # Past the caches: the engine writes into it.
+        self._queue = device.open_queue(RING_SLOTS)
+        # Uncached, because the engine writes into it past the caches.
         self._memory: Memory = device.alloc(layout.dtype("ArkQueue").itemsize, "symmetric")
         self._fill()
 
     @property
     def address(self) -> int:
-        """Of the ArkQueue."""
+        """The address of the ArkQueue."""
         return self._memory.address
 
     def _fill(self) -> None:
         about = np.zeros(1, layout.dtype("ArkQueue"))
-        about["slots"] = SLOTS
+        about["slots"] = RING_SLOTS
         for name in ("ring", "write_pointer", "doorbell"):
             about[name] = getattr(self._queue, name)
         self._device.write(self._memory.address, about.view(np.uint8))
 
     def restart(self) -> None:
-        """Nothing is running. What a launch that failed has left is given back with the queue."""
+        """Resets the queue while nothing runs; requests that a failed launch left are given back
+        with it.
+        """
         raw = self._device.read(self._memory.address, self._memory.nbytes)
         about = raw.view(layout.dtype("ArkQueue"))[0]
         if not about["head"] == about["told"] == about["done"]:
             self._device.close_queue(self._queue)
-            self._queue = self._device.open_queue(SLOTS)
+            self._queue = self._device.open_queue(RING_SLOTS)
             self._fill()
 
     def close(self) -> None:
@@ -55,8 +60,8 @@ class CopyQueue:
 
 
 def copy_queue(plan: Plan, device: Device, far: bool) -> CopyQueue | None:
-    """The queue of a plan whose tasks ask copy engines to copy; None where there is none, or the
-    device's cannot be had. far: ranks are on other hosts, which the proxy reaches.
+    """A queue for a plan whose tasks ask copy engines to copy; None if no task does or the device
+    has none. far: ranks are on other hosts, which only the proxy reaches.
     """
     if far or not isinstance(device, QueuedDevice):
         return None
@@ -65,5 +70,5 @@ def copy_queue(plan: Plan, device: Device, far: bool) -> CopyQueue | None:
     try:
         return CopyQueue(device)
     except SystemError as error:
-        log.info(f"the host's proxy starts copies: {error}")
+        log.info(f"copies are started by the host's proxy: {error}")
         return None

@@ -13,13 +13,13 @@ from ark.plan.types import Plan, PlanCounter
 
 
 def counter_bytes(plan: Plan, machine: Machine) -> int:
-    """Bytes of all counters, each in a line of its own."""
+    """Bytes of all counters, one cache line each."""
     return len(plan.counters) * machine.line_bytes
 
 
 class Counters:
-    """Those that peers signal lie in memory that peers see and no cache holds back; with several
-    ranks the others, which caches may hold, lie apart.
+    """The counters of a plan. Counters that peers signal lie in uncached memory that peers can
+    address; with several ranks the others lie in separate, cached memory.
     """
 
     def __init__(
@@ -30,19 +30,21 @@ class Counters:
         shared: int,
         alloc: Callable[[int], Memory],
     ) -> None:
-        """shared: address of counter_bytes that peers see. alloc: memory of so many bytes."""
+        """shared: address of counter_bytes that peers can address. alloc: allocates a number of
+        bytes.
+        """
         self._plan, self._machine, self._device = plan, machine, device
         self._nbytes = counter_bytes(plan, machine)
         self._shared = shared
         self._apart = alloc(self._nbytes).address if plan.world_size > 1 else shared
 
     def address(self, counter: PlanCounter) -> int:
-        """Where a counter of this rank lies."""
+        """The address of a counter of this rank."""
         first = self._shared if counter.system else self._apart
         return first + counter.id * self._machine.line_bytes
 
     def own(self, counter: int) -> int:
-        """Where this rank's own signals of a counter, by number, are counted."""
+        """The address at which this rank counts its own signals of a counter."""
         return self._apart + counter * self._machine.line_bytes
 
     def ranges(self) -> list[tuple[int, int]]:
@@ -50,7 +52,7 @@ class Counters:
         return [(address, self._nbytes) for address in sorted({self._shared, self._apart})]
 
     def values(self) -> list[int]:
-        """All counters of this rank, by id."""
+        """The values of all counters of this rank, by id."""
         stride = self._machine.line_bytes // 4
         lines = {
             address: self._device.read(address, nbytes).view(np.uint32).reshape(-1, stride)

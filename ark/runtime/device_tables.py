@@ -1,5 +1,5 @@
-"""A plan's tables on the device of an executor, and how they follow external buffers to other
-addresses. Called by ark.runtime.loaded.
+"""A plan's tables in device memory, updated when external buffers move to other addresses. Called
+by ark.runtime.loaded.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ ARRAYS = ("tasks", "counter_ops", "fetches", "growths", "ranges")
 
 
 class DeviceTables:
-    """host: the tables as they were written last; arrays: where each lies on the device.
+    """host: the tables as last written; arrays: the address of each on the device.
 
-    Box maps of the first table of tasks, and those of the operand stream, have memory of their own.
-    Each further table has its maps behind it, so that a launch that still runs keeps them too.
+    The box maps of the first task table and of the operand stream have their own memory. Every
+    further task table is followed by its own box maps, so that a launch that still runs keeps them.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class DeviceTables:
         counter_address: Callable[[int], int],
         own_count: Callable[[int], int],
     ) -> None:
-        """alloc: memory of so many bytes; the addresses: as they are when asked. own_count: see
-        tables.build.
+        """alloc: allocates a number of bytes. The address callbacks are called at every build.
+        own_count: see tables.build.
         """
         self._plan, self._kernels, self._device, self._alloc = plan, kernels, device, alloc
         self._tensor_address = tensor_address
@@ -52,7 +52,7 @@ class DeviceTables:
         count = sum(len(m) for m in self._box_maps)
         self._map_bytes = count * layout.MAP_BYTES
         self._maps = alloc(self._map_bytes) if count else None
-        self._base = 0  # of the maps that `host` names
+        self._base = 0  # of the maps that `host` refers to
         listed = tables.listed(plan)
         self._lists = alloc(8 * listed) if listed else None
         self.host = self.build()
@@ -60,13 +60,13 @@ class DeviceTables:
         self.arrays = {name: self._upload(name) for name in ARRAYS}
 
     def build(self) -> tables.Tables:
-        """The tables for the present addresses; box maps are written to the device first."""
+        """The tables for the present addresses. Box maps are written to the device first."""
         maps, memory = self._box_maps, self._maps
         if memory is not None:
             self._device.write(memory.address, self._map_images())
         self._base = base = memory.address if memory is not None else 0
         first = np.cumsum([0, *map(len, maps)]).tolist()
-        made = tables.build(
+        built = tables.build(
             self._plan,
             opcodes(self._kernels),
             self._buffer_address,
@@ -77,11 +77,11 @@ class DeviceTables:
             self._own_count,
         )
         if self._lists is not None:
-            self._device.write(self._lists.address, made.lists)
-        return made
+            self._device.write(self._lists.address, built.lists)
+        return built
 
     def _map_images(self) -> np.ndarray:
-        """All box maps in the hardware's form; what lies where it lay is not mapped anew."""
+        """All box maps in the hardware's form; those of unmoved memory are reused."""
         device, address = self._device, self._tensor_address
         return map_images(self._plan, self._box_maps, device, address, self._images)
 
@@ -93,18 +93,18 @@ class DeviceTables:
         return memory
 
     def _copy(self, address: int) -> np.ndarray:
-        """The table of tasks as it is to lie at an address, its box maps behind it."""
+        """The task table for a given address, followed by its box maps."""
         base = address + self._maps_at
         self.host.tasks.view(np.int64)[self._map_cells] += base - self._base
         self._base = base
-        made = np.zeros(self._maps_at + self._map_bytes, np.uint8)
-        made[: self.host.tasks.nbytes] = self.host.tasks.view(np.uint8)
-        made[self._maps_at :] = self._map_images()
-        return made
+        image = np.zeros(self._maps_at + self._map_bytes, np.uint8)
+        image[: self.host.tasks.nbytes] = self.host.tasks.view(np.uint8)
+        image[self._maps_at :] = self._map_images()
+        return image
 
     @property
     def replaced(self) -> int:
-        """A number that changes when a table of tasks that held before is overwritten."""
+        """A number that changes when a task table that was valid before is overwritten."""
         return self._placements.replaced if self._placements is not None else 0
 
     def move(
@@ -113,8 +113,8 @@ class DeviceTables:
         moved: Mapping[int, int],
         wait_idle: Callable[[], None],
     ) -> None:
-        """Moves some external buffers, by id, to other addresses, in `externals` too. wait_idle:
-        waits for what runs, where there is no room for another set of tables.
+        """Moves some external buffers, by id, to other addresses, also in `externals`. wait_idle:
+        waits for running launches if there is no room for another set of tables.
         """
         if self._cells is None:
             self._cells = cells(self._plan, self.host)
@@ -132,7 +132,7 @@ class DeviceTables:
                 words[places] += distance
         where = tuple(externals.values())
         assert self._placements is not None
-        if again:  # tables of which there is one copy hold addresses too
+        if again:  # tables that exist once hold addresses too
             wait_idle()
             self.host = self.build()
             for name, memory in self.arrays.items():

@@ -1,8 +1,8 @@
 """Runs one rank's plan on a device.
 
-What is loaded for it is in ark.runtime.loaded; a launch is a `Run` that can be watched, waited for
-and, when a wait ran out of its budget, explained. Called by ark.runtime.runner (the ARK interface)
-and ark.models.generate.
+ark.runtime.loaded holds the loaded plan; a launch is a `Run`, which can be watched, waited for, and
+explained if a wait on the device gave up. Called by ark.runtime.runner (the ARK interface) and
+ark.models.generate.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from ark.runtime.run import Ranks, Run
 from ark.variant import COMMUNICATE
 
 BUDGET_S = 10.0
-MOST_BUDGET_S = 1e9  # in nanoseconds, it must fit 64 bits
-# How long a persistent kernel waits for the host before it leaves the device. Short, because other
-# work on the device (torch's kernels) cannot start while it spins; ranks leave and come together.
+MOST_BUDGET_S = 1e9  # in nanoseconds, which must fit 64 bits
+# How long an idle persistent kernel waits for the host before it leaves the device. Short, because
+# other work on the device (torch's kernels) cannot start while it spins; ranks leave and return
+# together.
 IDLE_S = 2.0
 IDLE_RANKS_S = 600.0
 MOST_ITERATIONS = (1 << 32) - 1
 
 
 def counts_on(plan: Plan) -> bool:
-    """Can launches of the plan's kernel go on from one another (`Executor.resume`)?"""
+    """True if launches of the plan's kernel can continue from one another (`Executor.resume`)."""
     variant = machine_of(plan).variant
     return len(plan.phases) == 1 and not variant.ring_bytes and not variant.role(COMMUNICATE)
 
 
 class Executor(LoadedPlan):
-    """One plan on one device. A context manager; `close` gives all memory back."""
+    """One plan on one device. A context manager; `close` frees all memory."""
 
     def __init__(
         self,
@@ -63,19 +64,19 @@ class Executor(LoadedPlan):
         """
         if not 0 < budget_s <= MOST_BUDGET_S:
             raise InvalidUsageError(
-                f"the budget of a wait is {budget_s} s; it must be above 0 and at most "
+                f"budget_s={budget_s} is out of range; it must be above 0 and at most "
                 f"{MOST_BUDGET_S:g}"
             )
         super().__init__(plan, backend, device, ranks, externals, trace_records)
         self.budget_s = budget_s
         self.phase_ends: list[int] = []
         self.latest: Run | None = None
-        self.resumed: int | None = None  # iterations so far of launches that go on
+        self.resumed: int | None = None  # iterations so far of launches that continue
         self._params = np.zeros(1, layout.dtype("ArkParams"))
 
     def rebind(self, externals: Mapping[int, int]) -> None:
-        """Moves external buffers to other addresses, by buffer id. What runs keeps the tables that
-        it has; it is waited for where there is no room for another set of them.
+        """Moves external buffers to other addresses, by buffer id. A running launch keeps its
+        tables; it is waited for if there is no room for another set of them.
         """
         moved = {n: a for n, a in externals.items() if a != self._externals[n]}
         if moved:
@@ -87,35 +88,34 @@ class Executor(LoadedPlan):
 
     @property
     def table(self) -> tuple[int, int]:
-        """The address of the table of tasks that holds after `rebind`, and a number that changes
-        when a table that held before is overwritten. See `use_table`.
+        """The address of the task table that is valid after `rebind`, and a number that changes
+        when a table that was valid before is overwritten. See `use_table`.
         """
         return self._tables.arrays["tasks"].address, self._tables.replaced
 
     def use_table(self, address: int) -> None:
-        """What `rebind` would do for the addresses for which it gave this `table`, if none was
-        overwritten since. `rebind` counts from the addresses that itself was given.
+        """Equals `rebind` for the addresses for which `table` returned this address, provided that
+        no table was overwritten since. The next `rebind` still compares with the addresses that
+        were last passed to it.
         """
         self._params["tasks"] = address
 
     def wait_idle(self) -> None:
-        """Waits for what runs, whose tables are about to change."""
+        """Waits for the running launch, whose tables are about to change."""
         if self.latest is not None and self.latest.running():
             self.latest.wait()
 
     def start(self, iterations: int | Sequence[int], persistent: bool = False) -> Run:
-        """Launches the loop kernel for so many iterations of each phase, in the plan's order.
+        """Launches the loop kernel with a number of iterations for each phase, in the plan's order.
 
-        A number alone is the last phase's.
-
-        persistent: runs until told to quit; iterations are released by `Run.release`. Raises
-        InvalidUsageError while the launch before is running.
+        A single number is for the last phase. persistent: runs until told to quit; `Run.release`
+        releases iterations. Raises InvalidUsageError while the previous launch is running.
         """
         self._check_idle()
         each = self.phase_iterations(iterations)
         if persistent and len(self.kernels) > 1:
             raise InvalidUsageError(
-                "the plan's phases are different kernels, which cannot run persistently; make it "
+                "the plan's phases are different kernels, which cannot run persistently; plan "
                 "with the option variant='block'"
             )
         *self.phase_ends, _ = ends = list(itertools.accumulate(each))
@@ -125,38 +125,38 @@ class Executor(LoadedPlan):
     def _check_idle(self) -> None:
         if self.latest is not None and self.latest.forked:
             raise InvalidUsageError(
-                "the kernel was launched before this process was forked, and runs in the other one "
-                "alone; launch here anew, or begin with a fresh process (multiprocessing's 'spawn')"
+                "the kernel was launched before this process was forked and runs only in the "
+                "parent process; load the plan again in this process, or start processes with "
+                "multiprocessing's 'spawn'"
             )
         if self.latest is not None and self.latest.running():
             raise InvalidUsageError(
-                "the launch before is still running; wait for its end or stop it (Run.stop)"
+                "the previous launch is still running; wait for it (Run.wait) or stop it (Run.stop)"
             )
 
     def resume(self, iterations: int = 1, stream: int | None = None) -> Run:
-        """Launches so many iterations more: counters and epochs go on from where they stand.
+        """Launches a number of further iterations: counters and epochs continue from their present
+        values.
 
-        Ranks do not meet, so a launch costs no more than a kernel; the iteration barrier keeps an
-        iteration from overtaking the one before on any rank. For plans of one phase without a
-        stream of operands, in the variants `block` and `matrix`. stream: a queue of the device on
-        which to run, behind what lies there; launches on one stream need not be waited for in
-        between. Raises InvalidUsageError where the plan cannot or, without a stream, while the
-        launch before is running.
+        Ranks do not synchronise at the launch, so it costs no more than a kernel launch; the
+        iteration barrier keeps an iteration from overtaking the previous one on any rank. For plans
+        of one phase without operand stream, in the variants `block` and `matrix`. stream: a queue
+        of the device on which to run; launches on one stream need no wait in between. Raises
+        InvalidUsageError if the plan cannot continue or, without a stream, while the previous
+        launch is running.
         """
         if stream is None:
             self._check_idle()
         self.resumable()
         if self.latest is not None:
-            self.latest.detach()  # what it would say is said by the launches behind it
+            self.latest.detach()  # later launches report its errors
         assert self.resumed is not None
         first, self.resumed = self.resumed, self.resumed + iterations
         self._params["first"], self._params["end"] = first, self.resumed
         return self._launch(self._params, [self.resumed], stream)
 
     def resumable(self) -> np.ndarray:
-        """The parameters of launches that go on from one another; counted from here, if they are
-        not yet.
-        """
+        """The parameters of continuing launches, which count from here if they do not yet."""
         if self.resumed is None:
             self._check_counts_on()
             self._reset([MOST_ITERATIONS])
@@ -165,7 +165,7 @@ class Executor(LoadedPlan):
         return self._params
 
     def watched(self, launch: Launch) -> Run:
-        """A launch of this executor's, made by ark.runtime.streams or .inline, as its latest."""
+        """Registers a launch that ark.runtime.streams or .inline made as this executor's latest."""
         if self.latest is not None:
             self.latest.detach()
         assert self.resumed is not None
@@ -179,20 +179,20 @@ class Executor(LoadedPlan):
         return self.latest
 
     def wake(self) -> None:
-        """Tells the proxy, if there is one, that something will be asked of it soon."""
+        """Tells the proxy, if there is one, to expect requests soon."""
         if self._proxy is not None:
             self._proxy.wake()
 
     def _check_counts_on(self) -> None:
         if not counts_on(self.plan):
             raise InvalidUsageError(
-                "a launch cannot go on from the one before: the plan has several phases, a ring or "
-                f"roles (its kernel variant is {self.machine.variant.name!r}); start it anew "
-                "(Executor.start)"
+                "launches of this plan cannot continue from one another: it has several "
+                "phases, a ring or roles (its kernel variant is "
+                f"{self.machine.variant.name!r}); use Executor.start"
             )
 
     def record(self, iterations: int, stream: int) -> None:
-        """Puts so many first iterations into the graph that is being captured on a stream; see
+        """Adds a number of first iterations to the graph that is being captured on a stream; see
         ark.runtime.graphs. For plans that `resume` takes.
         """
         self._check_counts_on()
@@ -208,22 +208,22 @@ class Executor(LoadedPlan):
         self.device.record(kernel.loaded, params.tobytes(), grid, stream, cleared)
 
     def check(self) -> None:
-        """Raises GpuError if a wait of a graph's replay has given up."""
+        """Raises GpuError if a wait has given up in a replay of a graph."""
         if int(self._told["error"][0]) != 0:
             raise GpuError(self._explain(self._told[0]))
 
     def _reset(self, ends: Sequence[int]) -> None:
-        """Sets everything back to before the first iteration, on all ranks together."""
-        # Until its kernel has ended, a peer may still signal the launch before this one.
+        """Resets everything to the state before the first iteration, on all ranks together."""
+        # Until its kernel has ended, a peer may still signal the previous launch.
         self._drain()
-        self._meet("the end of the launch before")
+        self._meet("the end of the previous launch")
         self.resumed = None
         self._clear(ends)
         self._meet("the launch")
 
     def end(self) -> int:
-        """How many iterations the last launch, which has ended, was to run: what it was started
-        for, or fewer where a task ended the loop (ark.sample), or 0 where it was aborted.
+        """The number of iterations of the last launch, which has ended: as many as were requested,
+        fewer if a task ended the loop (ark.sample), 0 if it was aborted.
         """
         return int(self._control_word("limit"))
 
@@ -234,7 +234,7 @@ class Executor(LoadedPlan):
         return word.view(np.uint32)[0]
 
     def _drain(self) -> None:
-        """Waits until the proxy has served what the launch before has asked for."""
+        """Waits until the proxy has served all requests of the previous launch."""
         if self._proxy is not None and self.latest is not None:
             self._proxy.drain(int(self._control_word("fifo_head")), self.budget_s)
 
@@ -259,7 +259,9 @@ class Executor(LoadedPlan):
         return params
 
     def _launch(self, params: np.ndarray, ends: Sequence[int], stream: int | None = None) -> Run:
-        """Launches the kernels that have something to do. ends: of the phases, in iterations."""
+        """Launches the kernels that have iterations to run. ends: the last iteration + 1 of each
+        phase.
+        """
         log.debug(f"launch of {len(self.kernels)} kernel(s), iterations up to {ends[-1]}")
         launch = launch_all(self.kernels, self.device, params, ends, self._trace_bytes, stream)
         self.wake()
@@ -276,21 +278,21 @@ class Executor(LoadedPlan):
         )
 
     def close(self, together: bool = True) -> bool:
-        """Stops what runs and frees everything; safe to call twice.
+        """Stops what runs and frees everything. Idempotent.
 
-        together: the ranks let go of each other's memory first and meet before any frees its own,
-        as no peer may write there or have it mapped then. False after an error, when peers may
-        never come and a lost device refuses to free: the error is what counts, and what peers may
-        still write to is left to the process's end. Nothing is freed under a kernel: False is
-        returned, after a warning, if it does not leave.
+        together: the ranks first unmap each other's memory and synchronise, because a peer may
+        write to it until then. Pass False after an error, when peers may never arrive and a lost
+        device refuses to free; memory that peers may still write to is then kept until the process
+        ends. Returns False, after a warning, if a kernel does not leave; nothing is freed under a
+        running kernel.
         """
         if self.latest is not None and not self.latest.stop():
-            live.keep("a kernel did not leave its device after it was told to", self)
+            live.keep("a kernel did not leave its device after an abort", self)
             return False
         together = together and not (self.latest is not None and self.latest.forked)
         if self._peers.far and together:  # peers' last signals pass through this rank's proxy
             self._drain()
-            self._meet("the end of the launch before")
+            self._meet("the end of the previous launch")
         if self.latest is not None:
             self.latest.detach()
         self.latest = None

@@ -1,5 +1,5 @@
-"""Python extensions of ark's own, compiled by the host's compiler when they are first needed and
-kept in the cache. Called by the proxy, by ark.interop.torch and by backends.
+"""Compiles ark's own Python extensions with the host's compiler when they are first needed, and
+keeps them in the cache. Called by the proxy, by ark.interop.torch and by backends.
 """
 
 from __future__ import annotations
@@ -29,52 +29,53 @@ def extension(
     command: tuple[str, ...],
     files: Mapping[str, str],
     options: Sequence[str],
-    what: str,
+    subject: str,
     *objects: bytes,
 ) -> ModuleType:
-    """The module `name` of C++ texts, the first of which is compiled, and of compiled objects.
-    what: names it in errors. SystemError if it cannot.
+    """The module `name`, built from C++ texts, of which the first is compiled and the others are
+    headers, and from compiled objects. subject: named in errors. Raises SystemError if it cannot
+    be built.
     """
-    return _loaded(name, _made(command, files, options, what, (), objects), what)
+    return _loaded(name, _made(command, files, options, subject, (), objects), subject)
 
 
 def module_object(
     command: tuple[str, ...],
     files: Mapping[str, str],
     options: Sequence[str],
-    what: str,
+    subject: str,
     made_with: Sequence[str],
 ) -> bytes:
-    """What `extension` compiles, as an object that several modules are linked with. made_with:
-    versions of what its headers belong to, beside Python.
+    """An object file, made like `extension`, that several modules are linked with. made_with:
+    versions of the packages whose headers it includes, except Python's.
     """
-    return _made(command, files, ("-c", *options), what, made_with, ())
+    return _made(command, files, ("-c", *options), subject, made_with, ())
 
 
 def _made(
     command: tuple[str, ...],
     files: Mapping[str, str],
     options: Sequence[str],
-    what: str,
+    subject: str,
     made_with: Sequence[str],
     objects: Sequence[bytes],
 ) -> bytes:
-    """The compiled bytes, from the cache if it has them."""
+    """The compiled bytes, from the cache if they are there."""
     words = (*FLAGS, f"-I{sysconfig.get_paths()['include']}", *options)
     key = cache.key(
-        what, __version__, sys.version, *made_with, native.version(command),
+        subject, __version__, sys.version, *made_with, native.version(command),
         *command, *words, *files.values(), *(hashlib.sha256(o).hexdigest() for o in objects),
     )  # fmt: skip
     data = cache.load(cache.PROGRAMS, key)
     if data is None:
-        data, _ = native.shared_library(command, files, words, what, objects)
+        data, _ = native.shared_library(command, files, words, subject, objects)
         cache.store(cache.PROGRAMS, key, data)
     return data
 
 
-def optional(name: str, package: str, file: str, what: str, without: str) -> ModuleType | None:
-    """The module `name` of a package's C++ file; None if it cannot be made, for which there is
-    another way. what: names it in errors. without: what that costs, for the log.
+def optional(name: str, package: str, file: str, subject: str, without: str) -> ModuleType | None:
+    """The module `name` of a package's C++ file, or None if it cannot be built and a slower way
+    exists. subject: named in errors. without: the effect of its absence, for the log.
     """
     try:
         command = native.find_compiler()
@@ -82,14 +83,16 @@ def optional(name: str, package: str, file: str, what: str, without: str) -> Mod
             log.info(f"there is no C++ compiler; {without}")
             return None
         text = resources.files(package).joinpath(file).read_text()
-        return extension(name, command, {file: text}, (), what)
+        return extension(name, command, {file: text}, (), subject)
     except SystemError as error:
         log.info(f"{without}: {error}")
         return None
 
 
-def _loaded(name: str, data: bytes, what: str) -> ModuleType:
-    """The bytes of a Python extension as a module. The file stays open as long as the process."""
+def _loaded(name: str, data: bytes, subject: str) -> ModuleType:
+    """Loads the bytes of a Python extension as a module. The file stays open until the process
+    ends.
+    """
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create(name)
         path = f"/proc/self/fd/{handle}"
@@ -101,8 +104,8 @@ def _loaded(name: str, data: bytes, what: str) -> ModuleType:
     spec = importlib.util.spec_from_loader(name, loader, origin=path)
     assert spec is not None
     try:
-        made = importlib.util.module_from_spec(spec)
-        loader.exec_module(made)
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
     except ImportError as error:
-        raise SystemError(f"what was compiled of {what} cannot be loaded: {error}") from error
-    return made
+        raise SystemError(f"the compiled module of {subject} cannot be loaded: {error}") from error
+    return module

@@ -1,4 +1,4 @@
-"""Explains, in a person's words, what the loop kernel wrote into its mailbox before it gave up."""
+"""Explains in a message what the loop kernel wrote into its mailbox before it gave up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ark.codegen.layout import ERROR_KINDS
 from ark.plan.types import Plan, PlanOp
 from ark.runtime.tables import Tables
 
-NOBODY = 0xFFFFFFFF
+NO_PROCESSOR = 0xFFFFFFFF
 
 
 def explain(
@@ -21,12 +21,12 @@ def explain(
     phase_ends: Sequence[int],
     signallers: Mapping[str, Sequence[int]],
 ) -> str:
-    """One paragraph naming task, tensor, counter, rank, and what was expected and seen.
+    """One paragraph that names task, tensor, counter and rank, and the expected and actual values.
 
-    host: a record of the ArkHost structure. counters: their values when the kernel had ended, by
-    id. phase_ends: iterations at which phases but the last end. signallers: by counter, the peers
-    that signal it. Many tasks wait behind the one that is stuck; the first of them in program
-    order is the one to name.
+    host: a record of the ArkHost structure. counters: their values after the kernel has ended, by
+    id. phase_ends: the iterations at which all phases but the last end. signallers: for each
+    counter the peers that signal it. Many tasks may wait behind the one that is stuck; the first in
+    program order is named.
     """
     index, op_id = int(host["error_task"]), int(host["error_op"])
     where = f"rank {plan.rank}, processor {int(host['error_processor'])}, iteration "
@@ -36,46 +36,49 @@ def explain(
     if kind == "index":
         seen -= (seen >> 31) << 32  # a word of its sign
     task = "the start of an iteration"
-    if index != NOBODY and op_id != NOBODY and op_id < len(plan.ops):
+    if index != NO_PROCESSOR and op_id != NO_PROCESSOR and op_id < len(plan.ops):
         op = plan.ops[op_id]
         coord = list(tables.listing[index][2].coord) if index < len(tables.listing) else []
         task = f"task {index} ({op.kind} of op {op.name!r}, tile {coord})"
     if kind == "index":
         return (
-            f"{task} on {where} met the index {seen}, which is out of range (expected 0 to "
-            f"{expected - 1}); check the token ids, indices or positions that were "
-            "passed"
+            f"{task} on {where} read the index {seen}, which is out of range (expected 0 to "
+            f"{expected - 1}); check the token ids, indices or positions that were passed"
         )
     if kind == "logits":
         return (
-            f"{task} on {where} found that no logit is a number, so no token can be chosen; the "
-            "weights hold NaN or infinities, or overflow their type: check the checkpoint, or "
+            f"{task} on {where} read only NaN logits, so no token can be chosen; the weights "
+            "hold NaN or infinities, or results overflow their type: check the checkpoint, or "
             "convert it to a type of larger range"
         )
     if kind == "alignment":
         return (
             f"the kernel's shared memory on rank {plan.rank}, processor "
-            f"{int(host['error_processor'])} begins at address {seen}, which is not a multiple of "
-            f"{expected}, so its results would be wrong; the compiler that made the kernel ignored "
-            "the alignment that was asked for: install another version (`ark doctor` names it) "
-            "and clear the program cache"
+            f"{int(host['error_processor'])} begins at address {seen}, which is not a multiple "
+            f"of {expected}, so its results would be wrong; the compiler ignored the requested "
+            "alignment: install another version (`ark doctor` names it) and run `ark cache "
+            "clear`"
         )
     counter = int(host["error_counter"])
     first = _first_unmet(plan, tables, counters, int(host["error_iteration"]), phase_ends)
-    if first is not None and kind != "operand stream" and (index == NOBODY or first[0] < op_id):
+    if (
+        first is not None
+        and kind != "operand stream"
+        and (index == NO_PROCESSOR or first[0] < op_id)
+    ):
         _, index, counter, expected, seen = first
         op = plan.ops[first[0]]
-        _, processor, found = tables.listing[index]
-        task = f"task {index} ({op.kind} of op {op.name!r}, tile {list(found.coord)})"
+        _, processor, waiting = tables.listing[index]
+        task = f"task {index} ({op.kind} of op {op.name!r}, tile {list(waiting.coord)})"
         where = f"rank {plan.rank}, processor {processor}, iteration {int(host['error_iteration'])}"
         kind = "counter"
     subject = f"a {kind}"
-    cause = "a peer that died"
+    cause = "a peer that has ended"
     if kind == "proxy" and op_id < len(plan.ops):
         far = _far_ranks(plan, plan.ops[op_id])
         if far:
             subject = f"the answer of rank {far} on another host to what the proxy put there"
-            cause = f"{cause}, a link between hosts that carries nothing"
+            cause = f"{cause}, a broken link between hosts"
     if kind == "packet" and op_id < len(plan.ops):
         subject += _of_peers(plan, plan.ops[op_id])
     if kind in ("counter", "iteration barrier") and counter < len(plan.counters):
@@ -111,14 +114,14 @@ def _first_unmet(
 
 
 def _far_ranks(plan: Plan, op: PlanOp) -> str:
-    """The ranks on other hosts whose memory a transfer touches."""
+    """The ranks on other hosts whose memory a transfer accesses."""
     hosts = plan.meta.get("hosts") or [0] * plan.world_size
     ranks = {plan.buffers[plan.tensors[i].buffer].rank for i in op.operands}
     return ", ".join(str(r) for r in sorted(ranks) if hosts[r] != hosts[plan.rank])
 
 
 def _of_peers(plan: Plan, op: PlanOp) -> str:
-    """The ranks that may owe a packet to this op, if peers write what it reads."""
+    """The ranks whose packets this op may wait for, if peers write its operands."""
     read = [plan.tensors[i] for i in op.operands if plan.tensors[i].packet]
     buffers = [plan.buffers[tensor.buffer] for tensor in read]
     if not any(b.arena == "symmetric" and b.rank == plan.rank for b in buffers):
@@ -128,7 +131,7 @@ def _of_peers(plan: Plan, op: PlanOp) -> str:
 
 
 def _producers(plan: Plan, counter: int, signallers: Mapping[str, Sequence[int]]) -> str:
-    """The tensors whose tasks signal the counter, and the ranks of those that are peers'."""
+    """The tensors whose tasks signal the counter, and the ranks of the peers among them."""
     ops = sorted(
         {
             task.op

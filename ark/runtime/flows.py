@@ -1,11 +1,11 @@
-"""Where the warps of a block need not meet between two tasks of a list, because no thread touches
-what another one writes: each warp goes on by itself, so that a chain of small ops is no chain of
-barriers and memory is not idle where one tile ends and the next begins.
+"""Finds flows: runs of tasks of a list between which the warps of a block need no barrier, because
+no thread accesses what another thread writes. Each warp continues by itself, so a chain of small
+ops is not a chain of barriers, and memory is busy while one tile ends and the next begins.
 
-Bodies in which a thread makes elements by itself, in the order of box.h, say how many neighbours
-it has (TaskKind.apart). Byte b of what such a task touches is of thread (b - first) / span of the
-block, round, so tasks that touch the same bytes in equal spans keep each to its thread. Called by
-ark.runtime.tables.
+Bodies whose threads each compute their own elements, in the order of box.h, declare how many
+neighbouring elements a thread has (TaskKind.apart). Byte b of what such a task accesses belongs to
+thread (b - first) / span modulo the threads of the block, so tasks that access the same bytes in
+equal spans keep each byte in one thread. Called by ark.runtime.tables.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, Task
 from ark.tasks.pointwise import KEPT_OPERANDS
 
-LEAST = 5  # tasks of a run: more than the loop's slots hold
+MIN_FLOW_TASKS = 5  # tasks of a run: more than the loop's slots hold
 
 
 @dataclass(frozen=True)
 class Touch:
-    """Bytes that a task reads or writes; span: of a thread, 0 where no thread has its own."""
+    """Bytes that a task reads or writes. span: bytes of one thread, 0 if they are not divided among
+    threads.
+    """
 
     operand: int
     dtype: str
@@ -44,13 +46,13 @@ class Touch:
 
 @dataclass
 class _Run:
-    """What the tasks of a run touch, by space in the order of first bytes."""
+    """The accesses of a run's tasks, by memory space in the order of first bytes."""
 
     met: dict[tuple[str, int, int], list[tuple[int, int, int, bool]]] = field(default_factory=dict)
     longest: int = 0
 
     def takes(self, touches: Sequence[Touch]) -> bool:
-        """Does each thread keep to itself if a task with these comes next?"""
+        """True if every byte stays in one thread when a task with these accesses comes next."""
         return all(not self._meets(t) for t in touches)
 
     def _meets(self, t: Touch) -> bool:
@@ -75,69 +77,71 @@ class _Run:
 
 @dataclass(frozen=True)
 class Flow:
-    """Tasks between which warps do not meet. made: for each, the operands whose elements the task
-    before it has made, each in the thread that reads it, bit by bit.
+    """Tasks between which warps need no barrier. produced: for each, the operands whose elements
+    the previous task has computed in the thread that reads them, one bit per operand.
     """
 
-    made: tuple[int, ...]
+    produced: tuple[int, ...]
 
     def __len__(self) -> int:
-        return len(self.made)
+        return len(self.produced)
 
     def words(self, bodies: Sequence[int]) -> list[int]:
-        """What the tasks' records say of it (ArkTask's flow), from the numbers of their bodies."""
-        found = [0] * len(self)
+        """The words of the tasks' records (flow of ArkTask), from the numbers of their bodies."""
+        encoded = [0] * len(self)
         same = 0
         for i in reversed(range(len(self))):
             same = same + 1 if i + 1 < len(self) and bodies[i] == bodies[i + 1] else 1
-            kept = self.made[i] if i and bodies[i] == bodies[i - 1] else 0
-            found[i] = same << 8 | kept << 16
-        found[0] |= len(self)
-        return found
+            kept = self.produced[i] if i and bodies[i] == bodies[i - 1] else 0
+            encoded[i] = same << 8 | kept << 16
+        encoded[0] |= len(self)
+        return encoded
 
 
 def flows(plan: Plan) -> dict[int, Flow]:
-    """Runs of tasks between which warps do not meet, by their first ones' numbers in all lists."""
-    found: dict[int, Flow] = {}
+    """All flows, by the index of their first task in the concatenated lists."""
+    by_first_task: dict[int, Flow] = {}
     number = 0
     for index, phase in enumerate(plan.phases):
         known = _known(plan, index)
         for tasks in phase.processors:
-            if known and len(tasks) >= LEAST:
-                found |= {number + i: flow for i, flow in _of_list(plan, tasks, known)}
+            if known and len(tasks) >= MIN_FLOW_TASKS:
+                by_first_task |= {number + i: flow for i, flow in _of_list(plan, tasks, known)}
             number += len(tasks)
-    return found
+    return by_first_task
 
 
 Known = dict[int, tuple[Signature, int]]
 
 
 def _known(plan: Plan, phase: int) -> Known:
-    """Of the ops of a phase whose threads make elements by themselves, how many neighbours."""
+    """The ops of a phase whose threads compute their own elements, with their numbers of
+    neighbours.
+    """
     machine = machine_of(plan, phase)
     if machine.variant.name != "block" or machine.has(Capability.SINGLE_THREAD):
         return {}
     ops = {task.op for tasks in plan.phases[phase].processors for task in tasks}
     known: dict[object, int] = {}
-    found: Known = {}
+    neighbours_of: Known = {}
     for op in sorted(ops):
         sig = kinds.signature(plan, plan.ops[op])
         if sig.key not in known:
             known[sig.key] = kinds.get(sig.kind).apart(sig, machine)
         if known[sig.key]:
-            found[op] = sig, known[sig.key]
-    return found
+            neighbours_of[op] = sig, known[sig.key]
+    return neighbours_of
 
 
 def _of_list(plan: Plan, tasks: Sequence[Task], known: Known) -> Iterator[tuple[int, Flow]]:
-    """The runs of a list by their places. A run has no waits, and signals at its end."""
+    """The flows of a list, by position. A flow has no waits, and signals only at its end."""
     begin, run = 0, _Run()
-    made: list[int] = []
+    produced: list[int] = []
     before: Sequence[Touch] = ()
 
     def ended(end: int) -> Iterator[tuple[int, Flow]]:
-        if end - begin >= LEAST:
-            yield begin, Flow(tuple(made))
+        if end - begin >= MIN_FLOW_TASKS:
+            yield begin, Flow(tuple(produced))
 
     for place, task in enumerate(tasks):
         own = task.op in known and not task.waits and not task.fetches
@@ -145,19 +149,19 @@ def _of_list(plan: Plan, tasks: Sequence[Task], known: Known) -> Iterator[tuple[
         behind = begin < place < begin + FLOW_TASKS and not tasks[place - 1].signals
         if touches is not None and behind and run.takes(touches):
             run.add(touches)
-            made.append(_made(before, touches))
+            produced.append(_made(before, touches))
             before = touches
             continue
         yield from ended(place)
         begin, run = (place, _Run()) if touches is not None else (place + 1, _Run())
         run.add(touches or ())
-        made, before = [0], touches or ()
+        produced, before = [0], touches or ()
     yield from ended(len(tasks))
 
 
 def _made(before: Sequence[Touch], touches: Sequence[Touch]) -> int:
-    """The operands, bit by bit, whose elements a task before has made, each in the thread that
-    reads it.
+    """The operands, one bit each, whose elements the previous task has computed in the thread that
+    reads them.
     """
 
     def place(t: Touch) -> tuple[object, ...]:
@@ -169,9 +173,11 @@ def _made(before: Sequence[Touch], touches: Sequence[Touch]) -> int:
 
 
 def _touched(plan: Plan, task: Task, sig: Signature, neighbours: int) -> list[Touch] | None:
-    """What a task touches, whose threads make so many neighbours each; None where peers may."""
+    """The accesses of a task whose threads compute this many neighbours each; None if peers may
+    access the same bytes.
+    """
     op = plan.ops[task.op]
-    found = []
+    touches = []
     accesses = kinds.get(op.kind).accesses(sig, task.coord)
     out = next(a for a in reversed(accesses) if a.write)
     shape = [h - lo for lo, h in zip(out.lo, out.hi, strict=True)]
@@ -190,13 +196,13 @@ def _touched(plan: Plan, task: Task, sig: Signature, neighbours: int) -> list[To
         span = neighbours * size if dense else 0
         place = base + first * size, base + last * size
         where = (access.operand, tensor.dtype, space_of(buffer))
-        found.append(Touch(*where, *place, span, access.write))
-    return found
+        touches.append(Touch(*where, *place, span, access.write))
+    return touches
 
 
 def _in_order(shape: Sequence[int], tile: Sequence[int]) -> bool:
-    """Are a tile's elements of this part of it numbered without gaps? Only its first dimension of
-    more than one index may be cut.
+    """True if the elements of a tile's part of a tensor are numbered without gaps: only the first
+    dimension with more than one index may be cut.
     """
     pairs = list(zip(fold(shape), tile, strict=True))
     first = next((d for d, (_, t) in enumerate(pairs) if t > 1), len(pairs))
@@ -204,7 +210,7 @@ def _in_order(shape: Sequence[int], tile: Sequence[int]) -> bool:
 
 
 def _dense(extent: Sequence[int], strides: Sequence[int]) -> bool:
-    """Do a box's elements lie behind each other, the last dimension fastest?"""
+    """True if a box's elements are contiguous, the last dimension fastest."""
     step = 1
     for n, stride in zip(reversed(extent), reversed(strides), strict=True):
         if n > 1 and stride != step:

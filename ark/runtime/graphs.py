@@ -1,8 +1,8 @@
-"""A plan's iterations as part of a graph of launches that the caller captures and replays.
+"""Adds a plan's iterations to a graph of launches that the caller captures and replays.
 
-Launches of an executor count on from one another, which a replay cannot: it would repeat numbers.
-So what is captured has an executor of its own, whose counters are cleared before each replay by the
-graph itself. Called by ark.interop.torch.
+An executor's launches continue the counters of the previous one, which a replay cannot do: it would
+repeat values. So a captured graph has its own executor, whose counters the graph itself clears
+before each replay. Called by ark.interop.torch.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ def record(
     iterations: int,
     stream: int,
 ) -> Executor:
-    """Puts so many iterations into the graph that is being captured on a stream. The executor must
-    live as long as the graph is replayed; it must not be started. Replays of one graph must not
-    overlap. Raises UnsupportedError where the device has no such graphs.
+    """Adds a number of iterations to the graph that is being captured on a stream. The executor
+    must live as long as the graph is replayed and must not be started. Replays of one graph must
+    not overlap. Raises UnsupportedError if the device has no such graphs.
     """
     if not isinstance(device, GraphDevice):
-        raise UnsupportedError(f"devices of {backend.name} capture no graphs of launches")
+        raise UnsupportedError(
+            f"devices of {backend.name} cannot capture graphs of launches; launch the plan "
+            "without a graph"
+        )
     with device.recording():
         executor = Executor(plan, backend, device, externals=externals)
         try:

@@ -1,4 +1,6 @@
-"""Which ranks share a host, so that they can map each other's memory. Called by ark.distributed."""
+"""Determines which ranks share a host, so that they can map each other's memory. Called by
+ark.distributed.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ NAME = "ARK_HOST"
 
 
 def here() -> str:
-    """What processes that can share memory have in common: the boot of a machine, and the
-    namespaces of processes and networks; or what ARK_HOST says.
+    """An identifier shared by processes that can share memory: the machine's boot and the
+    namespaces of processes and networks, or the value of ARK_HOST.
     """
     named = os.environ.get(NAME)
     if named:
@@ -25,7 +27,7 @@ def here() -> str:
 
 
 def numbered(names: Iterable[str]) -> tuple[int, ...]:
-    """A number for each rank, equal on one host. names: what `here` says on each."""
+    """A number for each rank, equal for ranks on one host. names: `here` of each rank."""
     said = list(names)
     known = list(dict.fromkeys(said))
     return tuple(known.index(name) for name in said)

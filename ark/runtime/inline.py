@@ -1,6 +1,6 @@
-"""Many small launches of one kernel, each on the thread of whoever waits for it: to wake another
-thread, and to be woken by it, takes longer than a small collective. Called by
-ark.distributed.calls and ark.interop.
+"""Many small launches of one kernel, each run on the thread that waits for it: waking another
+thread and being woken by it takes longer than a small collective. Called by ark.distributed.calls
+and ark.interop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ SHORT_MS = 5.0
 
 
 def inline_runs(executor: Runner) -> InlineRuns | None:
-    """Those of a lone process's kernel whose launches can be such; None for others."""
+    """Inline launches of a single process's kernel; None if its device cannot run launches
+    inline.
+    """
     if not isinstance(executor, Executor) or executor.ranks is not None:
         return None
     if not isinstance(executor.device, InlineDevice) or not counts_on(executor.plan):
@@ -29,14 +31,18 @@ def inline_runs(executor: Runner) -> InlineRuns | None:
 
 
 class InlineRuns:
-    """Launches of an executor that go on from one another (`Executor.resume`), one iteration each,
-    waited for. Between them the executor may be launched in other ways.
+    """Launches of an executor that continue from one another (`Executor.resume`), one iteration
+    each, waited for. In between, the executor may be launched in other ways.
     """
 
     def __init__(self, executor: Executor) -> None:
-        """InvalidUsageError where launches cannot go on, or the device runs none so."""
+        """Raises InvalidUsageError if launches cannot continue or the device cannot run them
+        inline.
+        """
         if not isinstance(executor.device, InlineDevice):
-            raise InvalidUsageError("the device runs no launch on a caller's thread")
+            raise InvalidUsageError(
+                "the device cannot run a launch on the caller's thread; use Executor.resume"
+            )
         self._executor = executor
         self._launch: InlineLaunch | None = None
         self._params: np.ndarray | None = None
@@ -47,13 +53,13 @@ class InlineRuns:
         self._done: Any = None
 
     def __call__(self) -> None:
-        """Runs one iteration more. Raises GpuError if a wait gave up, a rank has failed, or, where
-        there are several ranks, a call before was interrupted; a lone one begins anew then.
+        """Runs one more iteration. Raises GpuError if a wait gave up, a rank has failed, or, with
+        several ranks, an earlier call was interrupted; a single rank starts again instead.
         """
         if self._broken:
             raise GpuError(
-                f"a call before this one did not end ({self._broken}), so that the ranks are no "
-                "longer in step; start the job again"
+                f"an earlier call did not end ({self._broken}), so the ranks are at different "
+                "iterations; start the job again"
             )
         executor, run = self._executor, self._run
         if run is None or executor.latest is not run or executor.resumed is None:
@@ -78,14 +84,14 @@ class InlineRuns:
             live.drop(run)
 
     def short(self) -> bool:
-        """Was the executor's last launch, of whatever kind, so short that Ctrl-C may wait for the
-        end of another one? False before the first.
+        """True if the executor's last launch was so short that Ctrl-C may wait for the end of
+        another one. False before the first.
         """
         latest = self._executor.latest
         return latest is not None and latest.elapsed_ms() < SHORT_MS
 
     def _begin(self) -> Run:
-        """The first launch, or the first one behind launches of another kind."""
+        """The first launch, also after launches of another kind."""
         executor, device = self._executor, self._executor.device
         assert isinstance(device, InlineDevice)
         executor.wait_idle()

@@ -1,8 +1,8 @@
-"""How a rank gets to rank 0, and rank 0 to the port at which the others look for it.
+"""How a rank finds rank 0, and how rank 0 takes the port at which the others look for it.
 
-A job may have several ports to choose from, and other programs, other jobs and other users may
-answer at them: whoever does not know the job's words is passed over. Called by
-ark.runtime.bootstrap before anything else is said.
+A job may choose from several ports, at which other programs, jobs and users may answer: a server
+that does not prove knowledge of the job's secret is skipped. Called by ark.runtime.bootstrap before
+any other message.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ark.runtime import rendezvous as rdv
 from ark.runtime.rank_info import SECRET, RankInfo
 
 LISTEN = "ARK_LISTEN_ADDR"
-_PROBE_S = 2.0  # how long whoever holds a port may take to show that it is rank 0
+_PROBE_S = 2.0  # how long the server at a port may take to prove that it is rank 0
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where rank 0 is looked for: at one of so many consecutive ports of an address."""
+    """The address of rank 0 and the consecutive ports that it may use."""
 
     address: str
     port: int
@@ -41,8 +41,8 @@ class Place:
 
 
 def words(rank_info: RankInfo) -> str:
-    """What the ranks of one job know and nobody else: the launcher's secret, or the user's own key
-    with the job's address and number.
+    """The secret of one job's ranks: the launcher's, or else the user's own key with the job's
+    address and number.
     """
     if rank_info.secret or rank_info.world_size == 1:
         return rank_info.job
@@ -50,15 +50,15 @@ def words(rank_info: RankInfo) -> str:
         own = cache.secret().hex()
     except (OSError, RuntimeError) as error:
         raise InvalidUsageError(
-            f"the ranks have no secret by which they know each other: {error}; set {SECRET} to one "
-            "random word on all ranks"
+            f"the ranks have no common secret to authenticate each other: {error}; set {SECRET} "
+            "to the same random word on all ranks"
         ) from error
     return f"{own} {rank_info.address}:{rank_info.port} {rank_info.job}"
 
 
 def listen(place: Place) -> socket.socket:
-    """A listening socket on the first free port of the address; of no other, unless the user says
-    in ARK_LISTEN_ADDR that this one is not the machine's own (0.0.0.0: all).
+    """A socket that listens on the first free port of the place. It listens at that address only,
+    unless ARK_LISTEN_ADDR names another local one (0.0.0.0: all).
     """
     taken = ""
     for candidate in place.candidates:
@@ -70,7 +70,7 @@ def listen(place: Place) -> socket.socket:
         except OSError as error:
             taken = error.strerror or str(error)
             if error.errno == errno.EADDRNOTAVAIL:
-                taken += f" (where others reach this machine by another address, set {LISTEN})"
+                taken += f" (if this machine has another local address, set {LISTEN})"
                 break
     raise SystemError(
         f"rank 0 cannot serve the other ranks at {place}: {taken}; "
@@ -81,8 +81,8 @@ def listen(place: Place) -> socket.socket:
 def join(
     place: Place, rank: int, world_size: int, job: str, timeout_s: float, deadline: float
 ) -> tuple[rdv.Link, tuple[int, bytes]]:
-    """Tries the ports in turn until rank 0 answers, or SystemError when the deadline has passed;
-    the connection, and the first message that came over it. timeout_s: for the error's words.
+    """Tries the ports in turn until rank 0 answers. Returns the connection and the first message;
+    raises SystemError when the deadline has passed. timeout_s: for the error message.
     """
     about = {"rank": rank, "world_size": world_size, "host": socket.gethostname()}
     hello = json.dumps({**about, "pid": os.getpid()}).encode()
@@ -100,25 +100,26 @@ def join(
                 return link, _introduce(link, job, hello, deadline)
             except OSError:
                 link.close()
-                stranger = f"; another program answers at port {candidate}, or another job or user"
+                stranger = f"; another program, job or user answers at port {candidate}"
         if time.monotonic() > deadline:
             raise SystemError(
-                f"rank {rank} looked for rank 0 at {place}, for "
-                f"{timeout_s:g} s and did not find it ({reason}{stranger}); check that rank 0 "
-                f"runs, that MASTER_ADDR and MASTER_PORT are the same on all ranks, that no "
-                f"firewall stands between, and, on machines without a shared home folder, that "
-                f"{SECRET} is one random word on all ranks"
+                f"rank {rank} did not find rank 0 at {place} within {timeout_s:g} s "
+                f"({reason}{stranger}); check that rank 0 runs, that MASTER_ADDR and "
+                "MASTER_PORT are the same on all ranks, that no firewall blocks the port, and, "
+                f"on machines without a shared home folder, that {SECRET} is the same random "
+                "word on all ranks"
             )
         time.sleep(0.05)
 
 
 def _introduce(link: rdv.Link, job: str, hello: bytes, deadline: float) -> tuple[int, bytes]:
-    """What rank 0 says first; OSError if it is not rank 0 of this job that answers."""
-    greeting = rdv.read_exactly(link.sock, len(rdv.MAGIC) + rdv.NONCE)
+    """The first message of rank 0; raises OSError if the server is not rank 0 of this job."""
+    greeting = rdv.read_exactly(link.sock, len(rdv.MAGIC) + rdv.NONCE_BYTES)
     if not greeting.startswith(rdv.MAGIC):
         raise ConnectionError("not an ark rendezvous")
     link.sock.settimeout(max(deadline - time.monotonic(), _PROBE_S))
-    # Whoever knows other words is hung up on, on either side; a member hears something at once.
+    # Both sides close a connection whose peer has another secret; a member receives a message at
+    # once.
     if not rdv.prove(link, job, greeting[len(rdv.MAGIC) :], hello):
         raise ConnectionError("not of this job")
     return link.receive()

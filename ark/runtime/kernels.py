@@ -1,8 +1,7 @@
-"""The kernels of a plan on a device, and a launch that runs one behind the other.
+"""The kernels of a plan on a device, and a launch that runs them in order.
 
-Phases under different variants are different kernels, one behind the other in the device's queue:
-counters, packets and positions go on from where the one before has left them. Called by the
-executor.
+Phases of different variants are different kernels that follow each other in the device's queue;
+counters, packets and positions continue from the previous kernel. Called by the executor.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from ark.runtime.program import Program, load
 
 @dataclass
 class Kernel:
-    """The loop kernel of some phases, loaded. loaded: what Device.load returned."""
+    """The loop kernel of some phases, loaded. loaded: the result of Device.load."""
 
     phases: range
     machine: Machine
@@ -35,50 +34,54 @@ class Kernel:
 
     @cached_property
     def _grids(self) -> dict[int, Grid]:
-        """Those that were asked for, by processors: a launch of microseconds asks each time."""
+        """Launch grids by number of processors, cached because launches of microseconds look them
+        up each time.
+        """
         return {}
 
     def grid(self, processors: int) -> Grid:
-        """Its launch on so many processors. Where these have one thread, who moves is one more."""
+        """The launch grid for a number of processors. On machines of one thread per block, moving
+        warps are further blocks.
+        """
         if processors not in self._grids:
             machine, shared_bytes = self.machine, self.program.emitted.scratch_bytes
             blocks = processors
             if machine.movers_apart:
                 blocks = machine.with_processors(processors).lists
-            made = Grid(blocks, machine.threads, shared_bytes + machine.ring_bytes)
-            self._grids[processors] = made
+            grid = Grid(blocks, machine.threads, shared_bytes + machine.ring_bytes)
+            self._grids[processors] = grid
         return self._grids[processors]
 
 
 def load_kernels(plan: Plan, backend: KernelBackend, device: KernelDevice) -> list[Kernel]:
-    """All kernels of a plan, in the order of its phases; none stays loaded where one fails."""
+    """Loads all kernels of a plan, in the order of its phases; if one fails, none stays loaded."""
     toolchain.admit(backend, device)
-    found: list[Kernel] = []
+    kernels: list[Kernel] = []
     try:
         for phases in plan.kernels:
             machine = machine_of(plan, phases[0])
-            found.append(Kernel(phases, machine, *load(plan, machine, backend, device, phases)))
+            kernels.append(Kernel(phases, machine, *load(plan, machine, backend, device, phases)))
     except BaseException:
-        for kernel in found:
+        for kernel in kernels:
             device.unload(kernel.loaded)
         raise
-    return found
+    return kernels
 
 
 def opcodes(kernels: Sequence[Kernel]) -> list[int]:
-    """By op, the number of its body in its kernel."""
+    """For each op, the number of its body in its kernel."""
     each = zip(*(k.program.emitted.opcode for k in kernels), strict=True)
     return [max(codes) for codes in each]
 
 
 def box_maps(kernels: Sequence[Kernel]) -> list[tuple[BoxMap, ...]]:
-    """By op, its box maps."""
-    found: list[tuple[BoxMap, ...]] = [()] * len(kernels[0].program.emitted.opcode)
+    """For each op, its box maps."""
+    maps_of: list[tuple[BoxMap, ...]] = [()] * len(kernels[0].program.emitted.opcode)
     for emitted in (k.program.emitted for k in kernels):
         for op, code in enumerate(emitted.opcode):
             if code >= 0 and emitted.maps:
-                found[op] = emitted.maps[code]
-    return found
+                maps_of[op] = emitted.maps[code]
+    return maps_of
 
 
 def map_images(
@@ -88,8 +91,8 @@ def map_images(
     tensor_address: Callable[[PlanTensor], int],
     known: dict[int, tuple[int, bytes]],
 ) -> np.ndarray:
-    """All box maps in the hardware's form, one op's behind the other's. known: by number, those
-    that were made before, each with its matrix's address; what is made is added.
+    """All box maps in the hardware's form, op by op. known: maps that exist already, by number,
+    each with its matrix's address; new ones are added.
     """
     wanted = [(op, box) for op, boxes in zip(plan.ops, maps, strict=True) for box in boxes]
     for number, (op, box) in enumerate(wanted):
@@ -109,10 +112,10 @@ def launch_all(
     trace_bytes: int,
     stream: int | None,
 ) -> Launch:
-    """Launches the kernels that have something to do, the last one if none has.
+    """Launches the kernels that have iterations to run, or the last one if none has.
 
-    params: ArkParams of the first. ends: of the phases, in iterations. trace_bytes: how far apart
-    the kernels' traces lie.
+    params: ArkParams of the first. ends: the last iteration + 1 of each phase. trace_bytes: the
+    distance between the kernels' traces.
     """
     if len(kernels) == 1:
         return _launch(kernels[0], device, params, stream)
@@ -138,13 +141,13 @@ def _launch(kernel: Kernel, device: KernelDevice, params: np.ndarray, stream: in
 
 
 class Launches:
-    """Kernels that follow each other in the device's queue, seen as one launch."""
+    """Kernels that follow each other in the device's queue, as one launch."""
 
     def __init__(self, each: Sequence[Launch]) -> None:
         self._each = each
 
     def done(self) -> bool:
-        """True once all have left the device."""
+        """True once all kernels have left the device."""
         return all(launch.done() for launch in self._each)
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -156,5 +159,5 @@ class Launches:
         return True
 
     def elapsed_ms(self) -> float:
-        """Milliseconds on the device, without what lies between two kernels."""
+        """Milliseconds on the device, without the gaps between kernels."""
         return sum(launch.elapsed_ms() for launch in self._each)

@@ -1,9 +1,9 @@
 """Starts the ranks of a job on this machine: `ark.launch(n, function)` and `--ranks n`.
 
-Any other launcher (torchrun, mpirun, srun) does as well; this one needs nothing installed. It sets
-the variables that ark.runtime.rank_info reads, shows what ranks print (of a command rank 0 alone),
-says which rank failed first and why (once for all that say the same), and leaves no process behind,
-whatever ends it.
+Other launchers (torchrun, mpirun, srun) work as well; this one needs no installation. It sets the
+variables that ark.runtime.rank_info reads, shows the ranks' output (of a command, rank 0's only),
+reports which rank failed first and why (once for all ranks with the same reason), and ends all
+processes however it ends itself.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ark.ir.values import whole
 from ark.runtime.watchdog import LAST_WORDS, tie_to
 
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
-_GRACE_S = 2.0  # what ranks may take to end by themselves after the first has failed
-_TAIL = 16384
+_GRACE_S = 2.0  # the time in which ranks may end by themselves after the first has failed
+_MAX_TAIL_BYTES = 16384
 
 
 class _Rank(Protocol):
@@ -42,27 +42,27 @@ class _Rank(Protocol):
     def poll(self) -> int | None: ...
 
     def complaint(self) -> str:
-        """Its last paragraph of errors; empty if it has shown them itself."""
+        """Its last paragraph of errors; empty if it has printed them itself."""
         ...
 
 
 def launch(ranks: int, function: Callable[..., Any], *args: Any) -> int:
     """Runs function(*args) in `ranks` new processes, each with its rank in the environment.
 
-    The function must be importable (not a lambda), as multiprocessing asks. What it prints appears,
-    on every rank; print on rank 0 alone what all would say. Returns 0, or the exit
-    code of the rank that failed first after printing its error: 2 for an error of ark, else 1.
+    The function must be importable (not a lambda), as multiprocessing requires. Every rank's output
+    appears. Returns 0, or the exit code of the rank that failed first after printing its error: 2
+    for an error of ark, else 1.
     """
     _check(ranks)
-    import multiprocessing  # not by all who import ark
+    import multiprocessing  # imported here, because few users of ark need it
     from multiprocessing import reduction
 
     try:
         reduction.ForkingPickler.dumps(function)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise InvalidUsageError(
-            f"launch: new processes cannot be given {function!r:.80}: {error}; "
-            "name a function of a module (no lambda, none within another)"
+            f"launch: {function!r:.80} cannot be pickled: {error}; pass a function defined at "
+            "the top level of a module (not a lambda or a nested function)"
         ) from error
     context = multiprocessing.get_context("spawn")
     started: list[_Rank] = []
@@ -89,7 +89,9 @@ def launch_command(ranks: int, argv: Sequence[str], *, stdin: bool = False) -> i
     started: list[_Rank] = []
     try:
         for rank, environment in enumerate(_environments(ranks)):
-            ours, theirs = os.pipe()  # for errors; rank 0's are the user's but for the last words
+            ours, theirs = (
+                os.pipe()
+            )  # of errors; rank 0 writes its own to the terminal, except for the last paragraph
             try:
                 process = subprocess.Popen(
                     [sys.executable, "-S", "-E", str(_WATCHDOG), str(os.getpid()), *argv],
@@ -112,10 +114,10 @@ def launch_command(ranks: int, argv: Sequence[str], *, stdin: bool = False) -> i
         raise SystemError(
             f"the system refused to start {ranks} processes; raise the limit on them (`ulimit -u`)"
         ) from error
-    except (OSError, ValueError) as error:  # a NUL in a word, or too many of them
+    except (OSError, ValueError) as error:  # a NUL in an argument, or too many arguments
         raise InvalidUsageError(
-            f"the ranks cannot be started with these words: {error}; give a prompt that no command "
-            "line can hold through standard input (--prompt -)"
+            f"the ranks cannot be started with these arguments: {error}; pass a long prompt "
+            "through standard input (--prompt -)"
         ) from error
     finally:
         _end(started)
@@ -147,7 +149,7 @@ def _call(
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    """A rank's process: calls the function and reports an exception to the launcher."""
+    """The process of a rank: calls the function and reports an exception to the launcher."""
     os.setsid()
     tie_to(parent)
     os.environ.update(environment)
@@ -156,9 +158,9 @@ def _call(
     except BaseException as error:
         known = isinstance(error, BaseError)
         frames = error.__traceback__
-        with contextlib.suppress(OSError, ValueError):  # a reader that has gone, a closed stream
+        with contextlib.suppress(OSError, ValueError):  # a reader that has ended, a closed stream
             sys.stdout.flush()
-        own = error.with_traceback(frames and frames.tb_next)  # not this function's
+        own = error.with_traceback(frames and frames.tb_next)  # not in the function
         report.send(str(error) if known else "".join(traceback.format_exception(own)).strip())
         os._exit(2 if known else 1)
 
@@ -191,7 +193,7 @@ class _CommandRank:
     def _read(self) -> None:
         with open(self._errors, "rb", buffering=0) as errors:
             while piece := errors.read(4096):
-                self._tail = (self._tail + piece)[-_TAIL:]
+                self._tail = (self._tail + piece)[-_MAX_TAIL_BYTES:]
 
     def poll(self) -> int | None:
         return self._process.poll()
@@ -199,12 +201,12 @@ class _CommandRank:
     def complaint(self) -> str:
         self._reader.join(1.0)
         text = self._tail.decode(errors="replace").strip().rsplit("\n\n", 1)[-1]
-        # The command line's own paragraphs are wrapped; they will be wrapped anew.
+        # The command line's own paragraphs are wrapped and will be wrapped again.
         return " ".join(text.removeprefix("ark: ").split()) if text.startswith("ark: ") else text
 
 
 def _supervise(ranks: Sequence[_Rank]) -> int:
-    """Waits until all have ended, or one has failed and the others had their grace."""
+    """Waits until all have ended, or until one has failed and the others' grace period is over."""
     failed = -1
     deadline = 0.0
     while True:
@@ -225,7 +227,7 @@ def _supervise(ranks: Sequence[_Rank]) -> int:
             f"ended by signal {-code} ({signal.Signals(-code).name}"
             + (", which the system sends where memory runs out" if code == -signal.SIGKILL else "")
             + "); the other ranks were stopped"
-            + (f". Its last words: {complaint}" if complaint else "")
+            + (f". Its last output: {complaint}" if complaint else "")
         )
     if complaint:
         same = [
@@ -239,7 +241,7 @@ def _supervise(ranks: Sequence[_Rank]) -> int:
 
 
 def _named(ranks: Sequence[int]) -> str:
-    """Three or more in a row by the first and the last: `ranks 0 to 3 and 6`."""
+    """Ranks as text, three or more in a row by the first and the last: `ranks 0 to 3 and 6`."""
     rows: list[list[int]] = []
     for rank in ranks:
         if rows and rows[-1][-1] == rank - 1:
@@ -255,11 +257,11 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _end(ranks: Sequence[_Rank]) -> None:
-    """Ends every process group that is left, politely first."""
+    """Ends all remaining process groups, first by SIGTERM."""
     for stop in (signal.SIGTERM, signal.SIGKILL):
         for rank in ranks:
             alive = rank.poll() is None
-            # A rank leads its group, in which it may have left children of its own.
+            # A rank leads a process group, which may hold children of its own.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if alive or stop == signal.SIGKILL:
                     os.killpg(rank.pid, stop)

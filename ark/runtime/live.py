@@ -1,7 +1,7 @@
-"""The launches that are on a device now, so that none outlives the memory that it walks.
+"""The launches that run on a device now, so that none outlives the memory that it uses.
 
-`Executor.start` adds a launch, whoever sees it end drops it. When the interpreter ends, those still
-there are told to leave; what a device that does not come back may still use is kept for ever.
+`Executor.start` adds a launch; the code that sees it end removes it. When the interpreter exits,
+remaining launches are aborted; memory that a hung device may still use is never freed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from ark import log
 
 
 class Launched(Protocol):
-    """What this needs of ark.runtime.run.Run. forked: it runs in the process that forked this."""
+    """The part of ark.runtime.run.Run that this module needs. forked: the launch runs in the parent
+    process of this fork.
+    """
 
     forked: bool
 
@@ -27,24 +29,24 @@ _runs: set[Launched] = set()
 
 
 def add(run: Launched) -> None:
-    """A launch has begun."""
+    """Adds a launch that has begun."""
     _runs.add(run)
 
 
 def drop(run: Launched) -> None:
-    """A launch has ended."""
+    """Removes a launch that has ended."""
     _runs.discard(run)
 
 
 def keep(why: str, *objects: Any) -> None:
-    """Never frees these objects, not even when the interpreter ends, and says so."""
+    """Never frees these objects, not even when the interpreter exits, and logs that."""
     for each in objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
-    log.warn(f"{why}; its memory is kept until this process ends")
+    log.warn(f"{why}; its memory is freed only when this process ends")
 
 
 def _forget() -> None:
-    """A forked process has none of the launches, and must not stop those of the other."""
+    """Clears the launches in a forked process, which must not stop those of its parent."""
     for run in _runs:
         run.forked = True
     _runs.clear()
@@ -56,9 +58,9 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register
 def stop_all() -> None:
-    """Tells every kernel to leave, and waits within a bound."""
+    """Aborts every kernel and waits a limited time."""
     for run in list(_runs):
         run.abort()
     for run in list(_runs):
         if not run.stop():
-            keep("a kernel did not leave its device when the process ended", run)
+            keep("a kernel did not leave its device at the end of the process", run)

@@ -1,6 +1,6 @@
-"""One rank's plan on a device, ready to be launched: kernels, memory, counters, tables and peers.
+"""One rank's plan on a device, ready to launch: kernels, memory, counters, tables and peers.
 
-Launches are ark.runtime.executor's.
+ark.runtime.executor launches it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class LoadedPlan(PlanMemory):
     ) -> None:
         if plan.world_size > 1 and ranks is None:
             raise InvalidUsageError(
-                f"the plan is for {plan.world_size} ranks, but this process is alone; start it "
-                f"with `--ranks {plan.world_size}`, ark.launch or torchrun"
+                f"the plan is for {plan.world_size} ranks, but this process is a single rank; "
+                f"start it with `--ranks {plan.world_size}`, ark.launch or torchrun"
             )
         chosen = registry.with_kernels(backend)
         assert isinstance(device, KernelDevice)
@@ -77,7 +77,7 @@ class LoadedPlan(PlanMemory):
         self._shared = self._alloc(symmetric + counter_bytes(plan, self.machine), kind)
         shared = self._shared.address + symmetric
         self.counters = Counters(plan, self.machine, self.device, shared, self._alloc)
-        # Receive buffers of packets: what a launch before has left there is none of this one's.
+        # Clears receive buffers of packets, which may hold packets of an earlier launch.
         received = {t.buffer for t in plan.tensors if t.packet}
         own = (b for b in plan.buffers if b.arena == "symmetric" and b.rank == plan.rank)
         ends = (b.offset + b.nbytes for b in own if b.id in received)
@@ -91,7 +91,8 @@ class LoadedPlan(PlanMemory):
             self._proxy = self._peers.proxy(self.device, variants, self._host)
         self._connect(symmetric)
         self._allow()
-        # The tables ask through a weak reference: an executor that nobody holds is freed at once.
+        # The tables hold a weak reference, so that an executor without other references is freed at
+        # once.
         own = weakref.proxy(self)
         self._tables = DeviceTables(
             plan,
@@ -110,7 +111,7 @@ class LoadedPlan(PlanMemory):
         self._trace = self._alloc(traced) if traced else None
 
     def _allow(self) -> None:
-        """Tells the proxy all memory that triggers may name."""
+        """Registers with the proxy all memory that triggers may name."""
         if self._proxy is None:
             return
         for memory in (*self._arenas.values(), self._shared, *self._peers.near):
@@ -124,7 +125,7 @@ class LoadedPlan(PlanMemory):
         return self._tables.host
 
     def _connect(self, symmetric: int) -> None:
-        """Learns where peers' buffers and counters lie."""
+        """Gets the addresses of peers' buffers and counters."""
         if self.ranks is not None and self.plan.world_size > 1:
             counters = {
                 c.name: symmetric + c.id * self.machine.line_bytes
@@ -152,14 +153,16 @@ class LoadedPlan(PlanMemory):
     def trace(self) -> list[np.ndarray]:
         """The records of the last run, one array per processor."""
         if self._trace is None:
-            raise InvalidUsageError("tracing is off; make the executor with trace_records > 0")
+            raise InvalidUsageError("tracing is off; create the executor with trace_records > 0")
         kind = layout.dtype("ArkTrace")
         data = self.device.read(self._trace.address, self._trace.nbytes).view(kind)
         rows = data.reshape(len(self.kernels), self.plan.lists, self._trace_records)
         return [row[row["end"] != 0] for row in np.concatenate(rows, axis=1)]
 
     def _clear(self, ends: Sequence[int]) -> None:
-        """Sets memory back to before the first iteration. ends: of the phases, in iterations."""
+        """Resets memory to the state before the first iteration. ends: the last iteration + 1 of
+        each phase.
+        """
         for address, nbytes in self.counters.ranges():
             self.device.zero(address, nbytes)
         packets = self._arenas.get("packet")
@@ -178,9 +181,9 @@ class LoadedPlan(PlanMemory):
         if self._queue is not None:
             self._queue.restart()
 
-    def _meet(self, what: str) -> None:
+    def _meet(self, awaited: str) -> None:
         if self.ranks is not None and self.plan.world_size > 1:
-            self.ranks.barrier(what)
+            self.ranks.barrier(awaited)
 
     def _release(self, together: bool) -> None:
         """Frees everything; together: see Executor.close."""

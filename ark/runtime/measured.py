@@ -1,7 +1,7 @@
-"""Files of the cache that hold what was measured on a device model: `ark tune` fills them.
+"""Files of the cache that hold measurements of a device model, written by `ark tune`.
 
 One file for each device model and kind of choice, JSON that is checked against a schema. Called by
-ark.runtime.tuned (products) and ark.runtime.tuned_collectives (collectives).
+ark.runtime.tuned (matmuls) and ark.runtime.tuned_collectives (collectives).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from ark import log
 from ark.machine import Machine
 from ark.runtime import cache
 
-FORMAT = 1
+FORMAT_VERSION = 1
 Time = Annotated[float, Meta(ge=0.0, le=1e9)]  # us
 Choices = TypeVar("Choices", bound=dict[Any, Any])
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What such a file begins with; a kind adds `choices`."""
+    """The common fields of such a file; a kind adds `choices`."""
 
-    format: Annotated[int, Meta(ge=FORMAT, le=FORMAT)]
+    format: Annotated[int, Meta(ge=FORMAT_VERSION, le=FORMAT_VERSION)]
     machine: Annotated[str, Meta(max_length=200)]
 
 
 def label(machine: Machine) -> str:
-    """The device model that figures were measured on."""
+    """A name of the device model on which figures were measured."""
     return f"{machine.backend} {machine.name} {machine.arch} {machine.processors}"
 
 
@@ -42,28 +42,30 @@ class Kept(Generic[Choices]):
     command: str
 
     def encoded(self, machine: Machine, choices: Choices) -> bytes:
-        """Choices as they are kept, and as ranks tell them each other."""
+        """Choices as bytes, as they are stored and sent between ranks."""
         kept = dict(sorted(choices.items()))
-        return msgspec.json.encode(self.schema(FORMAT, label(machine), kept))
+        return msgspec.json.encode(self.schema(FORMAT_VERSION, label(machine), kept))
 
     def decoded(self, data: bytes, where: str) -> Choices:
-        """The choices of some bytes; none, with a warning, if they are none. where: whose."""
+        """The choices in these bytes; none, with a warning, if the bytes are not valid. where: the
+        origin, for the warning.
+        """
         try:
             return msgspec.json.decode(data, type=self.schema).choices
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeError) as error:
             log.warn(
-                f"what `{self.command}` kept for {where} is not used: {error}; measure again, or "
-                f"remove it with `{self.command} --forget`"
+                f"the results of `{self.command}` for {where} are not used: {error}; measure "
+                f"again, or remove it with `{self.command} --forget`"
             )
             return {}  # type: ignore[return-value]
 
     def load(self, machine: Machine) -> Choices:
-        """The machine's choices, none where nothing was measured or the file cannot be used."""
+        """The machine's choices; none if nothing was measured or the file cannot be used."""
         data = cache.load(cache.TUNED, self.key(machine))
         return {} if data is None else self.decoded(data, machine.name)  # type: ignore[return-value]
 
     def store(self, machine: Machine, choices: Choices) -> None:
-        """Keeps choices instead of all that were there."""
+        """Replaces the stored choices."""
         cache.store(cache.TUNED, self.key(machine), self.encoded(machine, choices))
 
     def forget(self, machine: Machine) -> None:
@@ -72,4 +74,4 @@ class Kept(Generic[Choices]):
 
     def key(self, machine: Machine) -> str:
         """The name of the machine's file in the cache."""
-        return cache.key(self.name, str(FORMAT), label(machine))
+        return cache.key(self.name, str(FORMAT_VERSION), label(machine))

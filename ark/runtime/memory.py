@@ -1,7 +1,6 @@
 """Memory of a plan on a device: its arenas, and tensors in them by name.
 
-The part of running a plan that every backend shares, whatever its processors are. Called by the
-executor of loop kernels and by backends that run plans themselves.
+Used by the executor of loop kernels and by backends that execute plans themselves.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ class PlanMemory:
         self._externals = dict(externals or {})
 
     def _alloc(self, nbytes: int, kind: Any = "device") -> Memory:
-        made = self.device.alloc(max(nbytes, 256), kind)
-        self._memory.append(made)
-        return made
+        memory = self.device.alloc(max(nbytes, 256), kind)
+        self._memory.append(memory)
+        return memory
 
     def _allocate_arenas(self, elsewhere: Sequence[str] = ()) -> None:
-        """elsewhere: arenas that lie in memory of another kind."""
+        """elsewhere: arenas that are allocated as another kind of memory."""
         for arena, nbytes in sorted(self.plan.arenas.items()):
             if nbytes and arena not in elsewhere:
                 self._arenas[arena] = self._alloc(nbytes, "host" if arena == "host" else "device")
@@ -49,7 +48,7 @@ class PlanMemory:
             if buffer_id not in self._externals:
                 raise InvalidUsageError(
                     f"the external buffer {buffer.name!r} has no memory; pass its tensor in "
-                    "tensor_mappings or give the placeholder data"
+                    "tensor_mappings or create the placeholder with data"
                 )
             return self._externals[buffer_id]
         return self._arenas[buffer.arena].address + buffer.offset
@@ -59,9 +58,9 @@ class PlanMemory:
         return self.buffer_address(tensor.buffer) + tensor.first_byte
 
     def find(self, name: str, elements: int = 0) -> PlanTensor:
-        """The plan's tensor of that name: one in memory that lasts before others; where several
-        have it, the first of just so many elements, or else the largest; where it has only parts of
-        what holds so many, all of their buffer.
+        """The plan's tensor of that name. Tensors in arenas that survive an iteration come first.
+        Among several, the first with this number of elements, or else the largest. If the plan only
+        has parts of a buffer with this many elements, a tensor over the whole buffer.
         """
         named = [t for t in self.plan.tensors if t.name == name]
         named = [t for t in named if self.plan.buffers[t.buffer].initial] or named
@@ -80,8 +79,8 @@ class PlanMemory:
         return largest
 
     def write(self, name: str, values: np.ndarray) -> None:
-        """Writes a dense tensor of the plan by name; values are cast to its type where it can hold
-        them.
+        """Writes a dense tensor of the plan by name. Values are cast to its type if the type can
+        hold them.
         """
         array = np.asarray(values)
         tensor = self.find(name, array.size)
@@ -121,17 +120,17 @@ class PlanMemory:
                 self.device.free(memory)
 
     def phase_iterations(self, iterations: int | Sequence[int]) -> list[int]:
-        """By phase, the iterations of a launch; a number alone is the last phase's."""
+        """For each phase the iterations of a launch; a single number is for the last phase."""
         phases = len(self.plan.phases)
         each = [*[0] * (phases - 1), iterations] if isinstance(iterations, int) else [*iterations]
         if len(each) != phases or min(each) < 0:
             raise InvalidUsageError(
-                f"iterations of {len(each)} phases were asked for ({each}); the plan has {phases}, "
-                "each of which runs none or some"
+                f"iterations={each} has {len(each)} entries; expected one number of at least 0 "
+                f"for each of the {phases} phases"
             )
         return each
 
 
 def tolerated(strict: bool) -> tuple[type[BaseException], ...]:
-    """Errors that do not stop memory from being given back."""
+    """Errors that do not stop the freeing of memory."""
     return () if strict else (BaseError,)

@@ -1,5 +1,5 @@
-"""What a rank knows of its peers' memory: mapped on this host, reached by the proxy on others.
-Made by the executor when a plan is loaded.
+"""The addresses of peers' memory: mapped on this host, reached through the proxy on others. Created
+by the executor when a plan is loaded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Peers:
 
     @classmethod
     def of(cls, plan: Plan) -> Peers:
-        """None known yet."""
+        """Peers of a plan, not connected yet."""
         hosts = plan.meta.get("hosts") or [0] * plan.world_size
         return cls(plan, frozenset(r for r, h in enumerate(hosts) if h != hosts[plan.rank]))
 
@@ -41,9 +41,9 @@ class Peers:
         return [memory for rank, (memory, _) in self._entries.items() if rank not in self.far]
 
     def proxy(self, device: KernelDevice, variants: Set[str], host: Memory) -> Proxy | None:
-        """The proxy, where tasks ask the host to copy or peers are on other hosts.
+        """The proxy, if tasks ask the host to copy or peers are on other hosts.
 
-        variants: of the plan's kernels. host: where the ArkHost lies.
+        variants: of the plan's kernels. host: the memory of the ArkHost.
         """
         if not self.far and not any(op.kind == "transfer" for op in self.plan.ops):
             return None
@@ -66,7 +66,7 @@ class Peers:
     ) -> None:
         """Exchanges memory handles and the names by which peers refer to buffers and counters.
 
-        counters: by name, bytes from the start of `shared`.
+        counters: for each name the offset in bytes from `shared`.
         """
         plan = self.plan
         mine = {
@@ -103,8 +103,8 @@ class Peers:
         device: KernelDevice,
         proxy: Proxy | None,
     ) -> Memory:
-        """A peer's memory. SystemError names the rank, and says that it has ended if it has, which
-        may be known a moment later.
+        """A peer's memory. Raises SystemError with the rank, and with its end if the rank has
+        ended, which may become known a moment later.
         """
         try:
             if rank in self.far and proxy is not None:
@@ -120,17 +120,17 @@ class Peers:
             raise SystemError(f"the memory of rank {rank} is out of reach: {error}") from error
 
     def address(self, rank: int, table: str, name: str) -> int:
-        """Where a peer's buffer or counter of that name lies; table: "buffers" or "counters"."""
+        """The address of a peer's buffer or counter; table: "buffers" or "counters"."""
         memory, entry = self._entries[rank]
         if name not in entry[table]:
             raise SystemError(
                 f"rank {self.plan.rank} refers to {name!r} on rank {rank}, but that rank's plan "
-                "has no such entry; all ranks must run plans that were made together"
+                "has no such entry; all ranks must load plans of the same planner run"
             )
         return memory.address + int(entry[table][name])
 
     def clear(self) -> list[Memory]:
-        """Forgets them; what was mapped of them here."""
+        """Forgets all peers; returns the memory that was mapped here."""
         mapped = self.near
         self._entries.clear()
         return mapped

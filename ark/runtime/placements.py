@@ -1,9 +1,9 @@
 """Copies of a kernel's task table on the device, one for each set of addresses that its external
 buffers have had.
 
-A table holds addresses. Callers who give new memory at every call come back to the same few, as
-allocators hand freed memory out again; so the last tables stay, a call only says which one holds,
-and a launch that still runs keeps its own. Called by the executor.
+A table holds addresses. Callers that pass new memory at every call return to the same few
+addresses, because allocators reuse freed memory. So recent tables are kept: a call only selects
+one, and a launch that still runs keeps its own. Called by the executor.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import numpy as np
 
 from ark.backend.devices import Memory
 
-MOST = 16
-MOST_BYTES = 16 << 20  # of all copies, but two are always kept
+MAX_TABLES = 16
+MOST_BYTES = 16 << 20  # of all copies; two are always kept
 Places = tuple[int, ...]  # addresses of the external buffers, always in the same order
 
 
 class Placements:
-    """first: the table that there is, at `places`; others take as much memory. alloc: gives memory
-    that the executor frees.
+    """first: the initial table, valid for `places`; later ones have the same size. alloc: returns
+    memory that the executor frees.
     """
 
     def __init__(self, places: Places, first: Memory, alloc: Callable[[int], Memory]) -> None:
         self._copies = {places: first}
         self._free: list[Memory] = []
         self._alloc = alloc
-        self.replaced = 0  # how often a table was overwritten
+        self.replaced = 0  # how many times a table was overwritten
         self._nbytes = first.nbytes
-        self._most = max(2, min(MOST, MOST_BYTES // first.nbytes))
+        self._most = max(2, min(MAX_TABLES, MOST_BYTES // first.nbytes))
 
     def find(self, places: Places) -> Memory | None:
-        """The table of these addresses."""
+        """The table for these addresses."""
         return self._copies.get(places)
 
     def add(
@@ -43,8 +43,8 @@ class Placements:
         write: Callable[[int, np.ndarray], None],
         idle: Callable[[], None],
     ) -> Memory:
-        """Writes another table. table: what is to lie at an address. idle: waits for what runs,
-        before the oldest one is replaced.
+        """Adds a table. table: its contents for a given address. idle: waits for running launches
+        before the oldest table is replaced.
         """
         if self._free:
             memory = self._free.pop()
@@ -59,7 +59,7 @@ class Placements:
         return memory
 
     def only(self, places: Places, memory: Memory) -> None:
-        """The table in `memory` is the one of these addresses, and no other holds any more."""
+        """Makes the table in `memory` the one for these addresses and invalidates all others."""
         self.replaced += 1
         self._free += [m for m in self._copies.values() if m != memory]
         self._copies = {places: memory}

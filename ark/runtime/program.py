@@ -21,7 +21,7 @@ from ark.tasks.custom_form import complaints
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled loop kernel and what fills its task records. name: its entry in the cache."""
+    """A compiled loop kernel and the data for its task records. name: its entry in the cache."""
 
     emitted: Emitted
     binary: Binary
@@ -36,9 +36,9 @@ def load(
     device: KernelDevice,
     phases: range | None = None,
 ) -> tuple[Program, object]:
-    """Builds the loop kernel and loads it; one from the cache that cannot be loaded is made again.
+    """Builds the loop kernel and loads it; a cached one that cannot be loaded is compiled again.
 
-    phases: those that it runs, by default all. The second is what Device.load returned.
+    phases: those that it runs, by default all. Also returns the result of Device.load.
     """
     program = build(plan, machine, backend, device.arch, phases)
     try:
@@ -51,13 +51,15 @@ def load(
     return program, device.load(program.binary)
 
 
-Made = tuple[Binary, bool]  # and whether it was in the cache
-_begun: dict[str, Future[Made]] = {}  # by name in the cache, until somebody builds that
+Compiled = tuple[Binary, bool]  # and whether it was in the cache
+_begun: dict[
+    str, Future[Compiled]
+] = {}  # compiling now, by name in the cache, until `build` takes it
 
 
 def begin(plan: Plan, backend: Backend, arch: str) -> None:
-    """Starts compiling beside the caller all kernels that `build` will want; a plan's draft will
-    do. What fails here fails again there, where somebody asks for it.
+    """Starts to compile, in other threads, all kernels that `build` will need; a plan's draft is
+    enough. An error here is raised again by `build`.
     """
     if not isinstance(backend, KernelBackend):
         return
@@ -74,43 +76,45 @@ def _begin(plan: Plan, backend: KernelBackend, arch: str, phases: range) -> None
     if name in _begun or _kept(name) is not None:
         return
     worker = ThreadPoolExecutor(1, "ark-compile")
-    _begun[name] = worker.submit(_made, name, emitted, target, backend)
+    _begun[name] = worker.submit(_compiled, name, emitted, target, backend)
     worker.shutdown(wait=False)
 
 
 def build(
     plan: Plan, machine: Machine, backend: KernelBackend, arch: str, phases: range | None = None
 ) -> Program:
-    """Emits and compiles; the key is the source, the compiler with its flags, and the target."""
+    """Emits and compiles. The key is the source, the compiler with its flags, and the target."""
     emitted, target, name = _emitted(plan, machine, backend, arch, phases)
     begun = _begun.pop(name, None)
     try:
-        binary, cached = begun.result() if begun else _made(name, emitted, target, backend)
+        binary, cached = begun.result() if begun else _compiled(name, emitted, target, backend)
     except SystemError as error:
         raise _of_user(error, plan, arch) or error from None
     return Program(emitted, binary, cached, name)
 
 
 def _of_user(error: SystemError, plan: Plan, arch: str) -> ModelError | None:
-    """What the compiler has against the text of a custom op, if that is why it refused."""
+    """The compiler's errors in the text of a custom op, if the text is the reason why compilation
+    failed.
+    """
     ops = [op.params for op in plan.ops if op.kind == CUSTOM]
     said = complaints(str(error), ((str(p["name"]), str(p["digest"])) for p in ops))
     if not said:
         return None
     names = ", ".join(dict.fromkeys(str(p["name"]) for p in ops))
-    return ModelError(f"the text of a custom op ({names}) does not compile for {arch}:\n{said}")
+    return ModelError(f"the source of a custom op ({names}) does not compile for {arch}:\n{said}")
 
 
-def _made(name: str, emitted: Emitted, target: Target, backend: KernelBackend) -> Made:
+def _compiled(name: str, emitted: Emitted, target: Target, backend: KernelBackend) -> Compiled:
     """The binary, from the cache if it is there. Ranks of one host compile the same source once."""
-    found = _kept(name)
-    if found is not None:
-        log.debug(f"the kernel for {target.arch} is in the cache: {len(found.data):,} bytes")
-        return found, True
+    cached = _kept(name)
+    if cached is not None:
+        log.debug(f"the kernel for {target.arch} is in the cache: {len(cached.data):,} bytes")
+        return cached, True
     with cache.making(cache.PROGRAMS, name):
-        found = _kept(name)
-        if found is not None:
-            return found, True
+        cached = _kept(name)
+        if cached is not None:
+            return cached, True
         compiler = backend.compiler()
         with (
             log.slow(
@@ -135,7 +139,7 @@ def _kept(name: str) -> Binary | None:
 def _emitted(
     plan: Plan, machine: Machine, backend: KernelBackend, arch: str, phases: range | None
 ) -> tuple[Emitted, Target, str]:
-    """The source, what it is for, and its name in the cache."""
+    """The source, its target, and its name in the cache."""
     emitted = write(plan, machine, backend.dialect(arch), phases)
     target = Target(arch, machine.threads)
     flags = backend.compiler().key(target)

@@ -1,10 +1,10 @@
-"""Where this process stands among the ranks, read from the environment that its launcher left.
+"""The rank of this process and the job's size, read from the environment that its launcher set.
 
 Understands torchrun (and ark.launch, which sets the same variables), Open MPI, PMI (MPICH, Intel
-MPI) and Slurm, in this order; where there is none, the processes that a script has started by
-multiprocessing and told their ranks itself. Jobs must not meet: ARK_JOB_SECRET tells them apart,
-which ark.launch sets; without it the launcher's own number of the job, or the port that was named
-for it, and a key of the user's (ark.runtime.bootstrap). Opens no connection.
+MPI) and Slurm, in this order; without a launcher, processes that a script has started by
+multiprocessing and that were given their ranks (ark.set_rank). Jobs are told apart by
+ARK_JOB_SECRET, which ark.launch sets; without it by the launcher's number of the job or the port
+that was set for it, with a key of the user (ark.runtime.bootstrap). Opens no connection.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _LAUNCHERS = (
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     ("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    # The size of the step, not of the allocation: a batch script is no rank.
+    # The size of the step, not of the allocation, because a batch script is not a rank.
     ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
 )
-# By what each launcher's ranks of one job, and no others, are told. Under mpirun within Slurm the
-# steps of the ranks differ, so only Slurm's own ranks go by them.
+# Variables that the ranks of one job share, and no other ranks, by launcher. Under mpirun within
+# Slurm the ranks' steps differ, so Slurm's variable serves only Slurm's own ranks.
 _JOB_IDS = {
     "torchrun": ("TORCHELASTIC_RUN_ID",),
     "Open MPI": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
@@ -48,12 +48,12 @@ PORT_BASE = "ARK_IPC_LISTEN_PORT_BASE"
 
 @dataclass(frozen=True)
 class RankInfo:
-    """What one rank knows of its job before it connects.
+    """The facts that a rank has before it connects.
 
-    local_rank: its number on this machine. address, port: where rank 0 serves; other programs may
-    hold the port (torchrun's own store does), so `ports` consecutive ones are tried. job: words
-    that the processes of one job share and others do not; secret: nobody else can know them.
-    join_s: for how many seconds the ranks wait for one another at the start.
+    local_rank: its number on this machine. address, port: of rank 0; another program may hold the
+    port (torchrun's own store does), so `ports` consecutive ones are tried. job: words that only
+    the processes of one job share; secret: True if no other user can know them. join_s: seconds
+    that ranks wait for one another at the start.
     """
 
     rank: int = 0
@@ -68,9 +68,9 @@ class RankInfo:
 
 
 def rank_from_environment(environ: Mapping[str, str] | None = None) -> RankInfo:
-    """What the launcher's variables say; one rank of one if there is no launcher.
+    """The rank that the launcher's variables describe; rank 0 of 1 without a launcher.
 
-    Raises InvalidUsageError where variables are missing or contradict each other.
+    Raises InvalidUsageError if variables are missing or contradict each other.
     """
     env = os.environ if environ is None else environ
     for launcher, rank_name, size_name, local_name, local_size_name in _LAUNCHERS:
@@ -80,8 +80,8 @@ def rank_from_environment(environ: Mapping[str, str] | None = None) -> RankInfo:
         size = _number(env, size_name)
         if size < 1 or not 0 <= rank < size:
             raise InvalidUsageError(
-                f"{launcher} says {rank_name}={rank} and {size_name}={size}; a rank is at least 0 "
-                f"and below the world size: correct the two variables"
+                f"{launcher} says {rank_name}={rank} and {size_name}={size}; a rank must be at "
+                "least 0 and below the world size: correct the two variables"
             )
         local = _number(env, local_name) if env.get(local_name) else rank
         if size == 1:
@@ -90,10 +90,10 @@ def rank_from_environment(environ: Mapping[str, str] | None = None) -> RankInfo:
         secret = env.get(SECRET, "")
         if not (secret or job or env.get("MASTER_PORT")):
             raise InvalidUsageError(
-                f"{launcher} tells its ranks no number of their job, so they could meet those of "
-                f"another job on this machine; set {SECRET} to one random word on all ranks, for "
-                f"example `mpiexec -genv {SECRET} $(openssl rand -hex 16) ...`, or MASTER_PORT to "
-                "a port that no other job uses"
+                f"{launcher} does not give its ranks a job number, so they could connect to "
+                f"another job on this machine; set {SECRET} to the same random word on all "
+                f"ranks, for example `mpiexec -genv {SECRET} $(openssl rand -hex 16) ...`, or "
+                "MASTER_PORT to a port that no other job uses"
             )
         everyone_here = (
             env.get(local_size_name) == env[size_name] or env.get("SLURM_STEP_NUM_NODES") == "1"
@@ -114,11 +114,11 @@ def rank_from_environment(environ: Mapping[str, str] | None = None) -> RankInfo:
 def rank_among_siblings(
     rank: int, world_size: int, environ: Mapping[str, str] | None = None
 ) -> RankInfo | None:
-    """The rank of a process whose script named it (ark.set_rank), where it can find the others on
-    this machine; None where it cannot.
+    """The rank of a process that was given one by its script (ark.set_rank), if it can find the
+    others on this machine; else None.
 
-    They are the other processes that its parent has started by multiprocessing, who share the
-    parent's random key with it, or all for whom ARK_IPC_LISTEN_PORT_BASE is the same port.
+    The others are the processes that its parent has started by multiprocessing, which share the
+    parent's random key, or all processes with the same ARK_IPC_LISTEN_PORT_BASE.
     """
     env = os.environ if environ is None else environ
     secret = env.get(SECRET, "")
@@ -144,7 +144,7 @@ def rank_among_siblings(
 
 
 def _job(env: Mapping[str, str], launcher: str) -> str:
-    """The launcher's own name of the job; empty if it has none ("none" is torchrun's for that)."""
+    """The launcher's own name of the job; empty if it has none (torchrun writes "none")."""
     job = next((env[name] for name in _JOB_IDS[launcher] if env.get(name)), "")
     if launcher == "Slurm" and job and env.get("SLURM_STEP_ID"):
         job += f".{env['SLURM_STEP_ID']}"
@@ -171,8 +171,9 @@ def _join_s(env: Mapping[str, str]) -> float:
         seconds = math.nan
     if not 0 < seconds <= 86400:
         raise InvalidUsageError(
-            f"the environment has {JOIN_TIMEOUT}={text!r}; it is the seconds that ranks wait for "
-            f"one another at the start, above 0 and at most 86400: correct or unset it"
+            f"the environment has {JOIN_TIMEOUT}={text!r}; it is the number of seconds that "
+            "ranks wait for one another at the start, above 0 and at most 86400: correct or "
+            "unset it"
         )
     return seconds
 
@@ -200,7 +201,7 @@ def _port(env: Mapping[str, str], name: str) -> int:
 
 
 def _free_for_all(job: str) -> int:
-    """A port at which a job's ranks look for rank 0 where nobody has named one."""
+    """The port at which a job's ranks look for rank 0 if none was set."""
     return 20000 + zlib.crc32(job.encode()) % 10000
 
 

@@ -1,13 +1,14 @@
-"""Rank 0's side of the bootstrap: a small TCP server through which all ranks of a job talk.
+"""Rank 0's side of the bootstrap: a small TCP server through which all ranks of a job communicate.
 
-Every rank, rank 0 too, holds one connection to it. It lets in whoever proves to know the job's
-words, collects one message per rank and gives all of them to everyone, and tells everyone at once
-when a rank is lost or reports an error. Used by ark.runtime.bootstrap alone.
+Every rank, rank 0 too, has one connection to it. The server accepts ranks that prove knowledge of
+the job's secret, collects one message per rank, sends all of them to every rank, and reports at
+once to every rank when one is lost or fails. Used by ark.runtime.bootstrap alone.
 
 Wire format: frames of (kind u8, length u32, body), little-endian; bodies are JSON or raw bytes. The
-server speaks first (MAGIC and a nonce), so that a foreign program on either end is recognised. The
-rank answers with its own nonce and a proof (HMAC-SHA256) over both that it knows the job's words,
-the server with its proof: neither side listens to one who does not know them.
+server sends first (MAGIC and a nonce), so that a foreign program on either end is recognised. The
+rank answers with its own nonce and a proof (HMAC-SHA256) over both nonces that it knows the job's
+secret, and the server with its proof; each side closes the connection if the other's proof is
+wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ark.backend import threads
 from ark.errors import SystemError
 
 MAGIC = b"ark-rdv2"
-NONCE = 16
+NONCE_BYTES = 16
 MAX_FRAME = 256 << 20
 HANDSHAKE_S = 10.0
 
@@ -47,26 +48,28 @@ class Link:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, kind: int, body: bytes = b"") -> None:
-        """Sends one frame; OSError if the other side is gone."""
+        """Sends one frame; raises OSError if the other side has closed."""
         with self._lock:
             self.sock.sendall(_HEADER.pack(kind, len(body)) + body)
 
     def receive(self, limit: int = MAX_FRAME) -> tuple[int, bytes]:
-        """The next frame; ConnectionError if the stream ends or is no stream of frames."""
+        """The next frame; raises ConnectionError if the stream ends or does not consist of
+        frames.
+        """
         kind, length = _HEADER.unpack(read_exactly(self.sock, _HEADER.size))
         if not HELLO <= kind <= POST or length > limit:
             raise ConnectionError("not a frame")
         return kind, read_exactly(self.sock, length)
 
     def close(self) -> None:
-        """Shuts the connection down, so that a waiting `receive` ends."""
+        """Shuts the connection down, which ends a waiting `receive`."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
 
 def read_exactly(sock: socket.socket, count: int) -> bytes:
-    """So many bytes; ConnectionError if the stream ends before."""
+    """Exactly `count` bytes; raises ConnectionError if the stream ends earlier."""
     data = bytearray()
     while len(data) < count:
         piece = sock.recv(min(count - len(data), 1 << 20))
@@ -77,16 +80,16 @@ def read_exactly(sock: socket.socket, count: int) -> bytes:
 
 
 def proof(job: str, side: bytes, nonces: bytes, hello: bytes) -> bytes:
-    """What either side shows: it knows the job's words and answers these very nonces.
+    """The proof of one side that it knows the job's secret, for these nonces.
 
-    side: b"rank" or b"server", so that nobody can send another's proof back.
+    side: b"rank" or b"server", so that a proof cannot be sent back to its author.
     """
     return hmac.new(job.encode(), side + nonces + hello, hashlib.sha256).digest()
 
 
 def prove(link: Link, job: str, nonce: bytes, hello: bytes) -> bool:
-    """A rank's side of the handshake; False if the server does not know the job's words."""
-    mine = secrets.token_bytes(NONCE)
+    """A rank's side of the handshake; False if the server does not know the job's secret."""
+    mine = secrets.token_bytes(NONCE_BYTES)
     nonces = nonce + mine
     link.send(HELLO, hello + mine + proof(job, b"rank", nonces, hello))
     kind, shown = link.receive(limit=4096)
@@ -106,7 +109,7 @@ def unpack_gather(body: bytes) -> tuple[str, bytes]:
 
 
 def pack_post(rank: int, label: str, payload: bytes) -> bytes:
-    """A message to one rank; from the server it names the sender instead."""
+    """A message to one rank; in messages from the server, `rank` is the sender."""
     return struct.pack("<I", rank) + pack_gather(label, payload)
 
 
@@ -146,25 +149,28 @@ class Server:
         threads.start(target, *args, name="ark-rendezvous")
 
     def missing(self) -> list[int]:
-        """Ranks that have not come."""
+        """Ranks that have not joined."""
         with self._lock:
             return [r for r in range(self._world_size) if r not in self._members]
 
     def fail(self, message: str, spare: int = -1) -> None:
-        """Tells every rank but `spare` why the job has failed; the first reason stays."""
+        """Sends every rank but `spare` the reason why the job has failed; the first reason is
+        kept.
+        """
         with self._lock:
             if self._failure:
                 return
             self._failure = message
-            # Rank 0 last: told of it, this process may end before the others are told.
-            found = sorted(self._members.items(), reverse=True)
-            members = [m for r, m in found if r != spare and not m.left]
+            # Rank 0 last: its process may end as soon as it knows, before the others have been
+            # told.
+            last_to_first = sorted(self._members.items(), reverse=True)
+            members = [m for r, m in last_to_first if r != spare and not m.left]
         for member in members:
             with contextlib.suppress(OSError):
                 member.link.send(FAILURE, message.encode())
 
     def close(self, wait_s: float) -> None:
-        """Waits for the other ranks to leave, then drops whoever is still there."""
+        """Waits for the other ranks to leave, then closes the remaining connections."""
         with self._lock:
             self._lock.wait_for(lambda: all(m.left for m in self._members.values()), wait_s)
             self._closing = True
@@ -185,7 +191,7 @@ class Server:
                 return
             try:
                 self._spawn(self._serve, sock, f"{address[0]}:{address[1]}")
-            except SystemError:  # too many at once; a rank tries again
+            except SystemError:  # too many open files; the rank tries again
                 sock.close()
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
@@ -210,19 +216,17 @@ class Server:
                     return
         except (OSError, ValueError, struct.error) as error:
             silent = isinstance(error, TimeoutError)
-            how = f"was silent for {self._silence_s:g} s" if silent else "ended without a word"
-            self.fail(
-                f"rank {rank} ({member.who}) {how}; look at that rank's own output for why", rank
-            )
+            how = f"sent nothing for {self._silence_s:g} s" if silent else "ended without a message"
+            self.fail(f"rank {rank} ({member.who}) {how}; that rank's output has the reason", rank)
             self._leave(rank, member)
         finally:
             member.link.close()
 
     def _let_in(self, link: Link, peer: str) -> tuple[int, _Member]:
-        nonce = secrets.token_bytes(NONCE)
+        nonce = secrets.token_bytes(NONCE_BYTES)
         link.sock.sendall(MAGIC + nonce)
         kind, body = link.receive(limit=4096)
-        hello, theirs, shown = body[: -32 - NONCE], body[-32 - NONCE : -32], body[-32:]
+        hello, theirs, shown = body[: -32 - NONCE_BYTES], body[-32 - NONCE_BYTES : -32], body[-32:]
         nonces = nonce + theirs
         expected = proof(self._job, b"rank", nonces, hello)
         if kind != HELLO or not hmac.compare_digest(shown, expected):
@@ -239,11 +243,14 @@ class Server:
                     f"start all ranks with the same world size"
                 )
             elif not 0 <= rank < size:
-                refusal = f"there is no rank {rank} among {size} ranks; correct the rank"
+                refusal = (
+                    f"rank {rank} is out of range for {size} ranks; it must be at least 0 and "
+                    "below the world size"
+                )
             elif rank in self._members:
                 refusal = (
-                    f"rank {rank} is there twice: {self._members[rank].who} and {member.who}; "
-                    f"give every process a rank of its own"
+                    f"rank {rank} was started twice: {self._members[rank].who} and "
+                    f"{member.who}; give every process its own rank"
                 )
             else:
                 self._members[rank] = member
@@ -273,7 +280,7 @@ class Server:
                     trouble = f"rank {other} has left, but rank {rank} waits for it at {label!r}"
                 elif len(theirs.given) >= position and theirs.given[position - 1][0] != label:
                     trouble = (
-                        f"rank {rank} waits at {label!r}, but rank {other} at "
+                        f"rank {rank} waits at {label!r}, rank {other} at "
                         f"{theirs.given[position - 1][0]!r}; all ranks must run the same program"
                     )
             if not trouble and all(m.given for m in self._members.values()):
@@ -293,7 +300,7 @@ class Server:
         if other is None or other.left:
             self.fail(f"rank {target} has left, but rank {rank} sends it {label!r}")
             return
-        with contextlib.suppress(OSError):  # its own thread says that it is gone
+        with contextlib.suppress(OSError):  # the member's own thread reports that it is gone
             other.link.send(POST, pack_post(rank, label, payload))
 
     def _leave(self, rank: int, member: _Member) -> None:

@@ -1,6 +1,6 @@
 """A launch in progress: watched, released iteration by iteration, aborted, explained.
 
-Made by `Executor.start`. Called by ark.api.runtime, ark.models.generate and ark.bench.
+Created by `Executor.start`. Called by ark.api.runtime, ark.models.generate and ark.bench.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ark.runtime import live
 
 
 class Ranks(Protocol):
-    """What a launch needs of the bootstrap: see ark.runtime.bootstrap."""
+    """The part of ark.runtime.bootstrap.Bootstrap that a launch uses."""
 
     def all_gather(self, data: bytes) -> list[bytes]: ...
 
@@ -31,16 +31,18 @@ class Ranks(Protocol):
     def abort(self, message: str) -> None: ...
 
 
-# How long a kernel that was told to leave may take. It asks once an iteration and in every wait.
+# How long a kernel may take to leave after it was told to. It checks once per iteration and in
+# every wait.
 STOP_S = 10.0
 
 
 class Run:
     """A launch in progress.
 
-    host: the ArkHost that it tells, an array of one. iterations: what it was launched for. ranks:
-    the job's ranks, for several. budget_s: a device-side wait's budget. explain: makes the error's
-    text from the host block's record. trouble: what stopped the proxy, if anything did.
+    host: its ArkHost, as an array of one element. iterations: the number that was launched. ranks:
+    the ranks of the job, if several. budget_s: the budget of a wait on the device. explain: makes
+    the error message from the host block's record. trouble: the error that stopped the proxy, or
+    empty.
     """
 
     def __init__(
@@ -67,8 +69,8 @@ class Run:
         live.add(self)
 
     def detach(self) -> None:
-        """Keeps what the host block says: the launch has ended and its memory will be freed."""
-        said = bytearray(self.host.tobytes())  # an array's own copy goes field by field
+        """Copies the host block: the launch has ended and its memory will be freed."""
+        said = bytearray(self.host.tobytes())  # numpy's own copy of a record copies field by field
         self.host = np.frombuffer(said, self.host.dtype)
         self.detached = True
         live.drop(self)
@@ -95,23 +97,25 @@ class Run:
         self.host["target"] = target
 
     def quit(self) -> None:
-        """Persistent mode: lets the loop end once it is idle."""
+        """Persistent mode: ends the loop once it is idle."""
         self._asked_to_quit = True
         if not self.forked:
             self.host["quit"] = 1
 
     @property
     def left_idle(self) -> bool:
-        """Persistent mode: has the kernel left by itself because the host was silent?"""
+        """Persistent mode: True if the kernel has left because the host released no iterations for
+        a while.
+        """
         return not self.running() and int(self.host["quit"][0]) == 1 and not self._asked_to_quit
 
     def abort(self) -> None:
-        """Raises the abort word: the kernel leaves at the next iteration or wait."""
+        """Sets the abort word: the kernel leaves at the next iteration or wait."""
         if not self.forked:
             self.host["abort"] = 1
 
     def check(self) -> None:
-        """Passes on a peer's failure; raises GpuError if a wait has given up."""
+        """Raises the error of a failed peer, or GpuError if a wait has given up."""
         ranks = self._ranks
         if ranks is not None and not self._failed:
             message = ranks.failure()
@@ -128,7 +132,7 @@ class Run:
             self._give_up("")
 
     def _give_up(self, text: str) -> None:
-        """Waits for the kernel to leave and tells the other ranks; raises GpuError."""
+        """Waits for the kernel to leave and reports to the other ranks; raises GpuError."""
         self._failed = True
         self._launch.wait(self._budget_s + 5.0)
         text = text or self._explain(self.host[0])
@@ -138,7 +142,7 @@ class Run:
         raise GpuError(text)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits for the kernel to end; False if the time ran out first. Raises GpuError."""
+        """Waits for the kernel to end; False if the time is up first. Raises GpuError."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while not (self.forked or self._launch.wait(0.05)):
             self.check()
@@ -149,7 +153,7 @@ class Run:
         return True
 
     def wait_done(self, iterations: int, timeout_s: float | None = None) -> bool:
-        """Waits until so many iterations are done (or the kernel has ended). Raises GpuError."""
+        """Waits until a number of iterations is done or the kernel has ended. Raises GpuError."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         pause = 1e-5
         while self.iterations_done < iterations and self.running():
@@ -162,16 +166,18 @@ class Run:
         return self.iterations_done >= iterations
 
     def check_complete(self) -> None:
-        """Raises GpuError if the kernel has ended before the iterations that it was started for."""
+        """Raises GpuError if the kernel has ended before its requested iterations."""
         if self.iterations_done < self.iterations:
             raise GpuError(
                 f"the kernel ended after {self.iterations_done} of {self.iterations} iterations "
-                "and gave no reason; launch again, and report it if it ends early again"
+                "without an error; launch again, and report it if it happens again"
             )
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Tells the kernel to leave and waits, by default STOP_S; False if it is still there."""
-        with contextlib.suppress(BaseError):  # a device that faulted runs nothing any more
+        """Aborts the kernel and waits for it, by default STOP_S; False if it has not left by
+        then.
+        """
+        with contextlib.suppress(BaseError):  # a faulted device runs nothing any more
             if self.running():
                 self.abort()
                 self._launch.wait(STOP_S if timeout_s is None else timeout_s)

@@ -1,7 +1,6 @@
-"""A plan that is loaded and can be run, whoever runs it: a loop kernel, or a backend by itself.
-
-`load` is what everybody calls who has a plan and a backend: ark.api.runtime, ark.models.generate,
-ark.interop and ark.bench.
+"""Loads plans: `load` turns a plan and a backend into a Runner, which launches it, as a loop kernel
+or by the backend's own means. Called by ark.api.runtime, ark.models.generate, ark.interop and
+ark.bench.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from ark.runtime.run import Ranks, Run
 
 
 class Runner(Protocol):
-    """A loaded plan. Each method does what that of ark.runtime.executor.Executor does, whose
-    docstrings say it.
+    """A loaded plan. Its methods are those of ark.runtime.executor.Executor, which documents
+    them.
     """
 
     plan: Plan
@@ -55,8 +54,9 @@ class Runner(Protocol):
 
 @runtime_checkable
 class PlanBackend(Backend, Protocol):
-    """A vendor that runs plans without a loop kernel, because its processors share no memory: it
-    takes ops, what their tasks touch, and which processor runs them, and orders the rest itself.
+    """A vendor that executes plans without a loop kernel, because its processors share no memory.
+    It takes ops, the accesses of their tasks, and the processor of each task, and orders everything
+    else itself.
     """
 
     def executor(
@@ -84,7 +84,7 @@ def load(
     trace_records: int = 0,
     budget_s: float = BUDGET_S,
 ) -> Runner:
-    """Loads a plan once it is admitted (ark.runtime.admission); arguments and errors as those of
+    """Checks a plan (ark.runtime.admission) and loads it. Arguments and errors are those of
     ark.runtime.executor.Executor. All ranks of a plan call this together.
     """
     admit_rank(plan, device, ranks)

@@ -1,5 +1,6 @@
-"""Many small launches of one kernel on a caller's streams: what does not change from one to the
-next is found once, so that a launch costs the host little. Called by ark.interop.torch.
+"""Many small launches of one kernel on a caller's streams. Whatever does not change between
+launches is computed once, so that a launch takes little time on the host. Called by
+ark.interop.torch.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from ark.runtime.run import Run
 
 
 class Streamed:
-    """Launches of an executor that go on from one another (`Executor.resume`), on streams. Those on
-    another stream lie behind those before.
+    """Launches of an executor that continue from one another (`Executor.resume`), on streams. A
+    launch on another stream waits for the earlier ones.
     """
 
     def __init__(self, executor: Executor) -> None:
-        """InvalidUsageError where launches cannot go on, or the device has no streams."""
+        """Raises InvalidUsageError if launches cannot continue or the device has no streams."""
         if not isinstance(executor.device, StreamDevice):
-            raise InvalidUsageError("the device has no streams of a caller's")
+            raise InvalidUsageError(
+                "the device cannot launch on a caller's stream; use Executor.resume without a "
+                "stream"
+            )
         self._executor = executor
         self._again: Again | None = None
         self._params: np.ndarray | None = None
@@ -33,7 +37,7 @@ class Streamed:
         self._end: Any = None
 
     def __call__(self, stream: int, iterations: int = 1) -> None:
-        """Launches so many iterations more. Raises GpuError if a launch before gave up."""
+        """Launches a number of further iterations. Raises GpuError if an earlier launch gave up."""
         executor = self._executor
         run = self._run
         if run is None or executor.latest is not run or executor.resumed is None:
@@ -47,7 +51,7 @@ class Streamed:
         live.add(run)
 
     def _begin(self) -> Run:
-        """The first launch, or the first one behind launches of another kind."""
+        """The first launch, also after launches of another kind."""
         executor, device = self._executor, self._executor.device
         assert isinstance(device, StreamDevice)
         executor.wait_idle()

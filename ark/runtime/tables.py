@@ -1,7 +1,7 @@
-"""Fills the arrays that the loop kernel walks: tasks, counter operations, fetches, with addresses
-in place.
+"""Fills the arrays that the loop kernel reads: tasks, counter operations and fetches, with
+addresses.
 
-Called by the executor once memory is allocated and peers are known.
+Called by the executor after memory is allocated and peers are connected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ark.plan.serialize import machine_of
 from ark.plan.types import Fetch, Growth, Plan, Task
 from ark.runtime.flows import flows
 
-BOX_LINE = 128  # bytes of each row that lie together in a stage that is a box
+BOX_LINE = 128  # contiguous bytes of each row in a stage that is a box
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Tables:
     fetches: np.ndarray
     growths: np.ndarray
     ranges: np.ndarray
-    lists: np.ndarray  # addresses of operands that records have no room for
+    lists: np.ndarray  # addresses of operands that do not fit into records
     listing: tuple[tuple[int, int, Task], ...]  # (phase, processor, task) by task index
 
 
@@ -47,10 +47,10 @@ def build(
     list_address: int = 0,
     own_count: Callable[[int], int] | None = None,
 ) -> Tables:
-    """opcode and box_maps: by op, in its kernel. buffer_address and counter_address give device
-    addresses by id in the plan, own_count that of a word in which this rank counts what it signals
-    to a peer's counter, map_address that of an op's box map by the op's id and the map's
-    place. list_address: where `lists` will lie.
+    """opcode and box_maps: for each op, in its kernel. buffer_address and counter_address return
+    device addresses by id, own_count that of the word in which this rank counts its signals to a
+    peer's counter, map_address that of an op's box map by op id and index of the map. list_address:
+    the future address of `lists`.
     """
     operands, limits = _operands(plan, buffer_address)
     counters = [counter_address(c.id) for c in plan.counters]
@@ -59,12 +59,12 @@ def build(
     cut = stream_boxes(plan)
     own = [[] if op.id in cut else maps[op.id] for op in plan.ops]
     own = [
-        found if op.claims is None else [*found, counters[op.claims]]
-        for op, found in zip(plan.ops, own, strict=True)
+        addresses if op.claims is None else [*addresses, counters[op.claims]]
+        for op, addresses in zip(plan.ops, own, strict=True)
     ]
     rows, lists = _rows(operands, own, list_address)
     numbers = [kinds.get(op.kind).own(kinds.signature(plan, op))[::-1] for op in plan.ops]
-    early = {op: what for op, what in _early(plan, box_maps).items() if op not in cut}
+    early = {op: flags for op, flags in _early(plan, box_maps).items() if op not in cut}
     flowing = _flow_words(plan, opcode)
     listing: list[tuple[int, int, Task]] = []
     records: list[tuple[object, ...]] = []
@@ -87,8 +87,8 @@ def build(
                         room = min(room, limits[task.op][fetch.growth.beside])
                     if fetch.offset < 0 or fetch.offset + fetch.nbytes > room:
                         raise PlanError(
-                            f"op {plan.ops[task.op].name!r} fetches past the end of its operand; "
-                            "the plan is damaged"
+                            f"op {plan.ops[task.op].name!r} fetches past the end of its "
+                            "operand; the plan is not valid, plan again"
                         )
                     starts, sizes, forms = _stages(fetch)
                     starts += np.uint64(operand + fetch.offset)
@@ -97,7 +97,7 @@ def build(
                     if fetch.growth is not None:
                         growths.append(_growth(fetch, fetch.growth, operands[task.op]))
                         growing = len(growths)
-                        # One record, whatever it grows to.
+                        # One record, however many bytes it grows to.
                         starts, sizes, forms = starts[:1], sizes[:1], np.full(1, growing)
                     fetch_addresses.append(starts)
                     fetch_sizes.append(sizes)
@@ -146,22 +146,23 @@ def build(
     )
 
 
-ALL, RIGHT = 1, 2  # what a record says of the boxes that may be loaded before a task begins
+ALL, RIGHT = 1, 2  # flags of a record: the boxes that may be loaded before a task begins
 
 
 def _flow_words(plan: Plan, opcode: Sequence[int]) -> dict[int, int]:
-    """What records say of the runs of tasks between which warps do not meet, by task index."""
+    """The flow words of records, by task index."""
     ops = [task.op for phase in plan.phases for tasks in phase.processors for task in tasks]
-    found: dict[int, int] = {}
+    word_of: dict[int, int] = {}
     for first, flow in flows(plan).items():
         words = flow.words([opcode[op] for op in ops[first : first + len(flow)]])
-        found |= dict(enumerate(words, first))
-    return found
+        word_of |= dict(enumerate(words, first))
+    return word_of
 
 
 def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> dict[int, int]:
-    """Ops whose box maps are of memory that nothing writes during a launch, so that they may be
-    loaded before their tasks begin: of all operands, or of a product's right side alone.
+    """Ops whose box maps cover memory that is not written during a launch, so that their boxes may
+    be loaded before their tasks begin: boxes of all operands, or only of a matmul's right-hand
+    side.
     """
     mapped = {
         op.id: [op.operands[m.operand] for m in maps]
@@ -178,24 +179,24 @@ def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> dict[int, int]:
     for op in plan.ops:
         boxes = templates.boxes(kinds.signature(plan, op), tuple(coords.get(op.id, ())))
         written |= {plan.tensors[op.operands[b.operand]].buffer for b in boxes if b.write}
-    given = any(plan.buffers[b].arena == "external" for b in written)  # which may be any memory
+    given = any(plan.buffers[b].arena == "external" for b in written)  # which may alias any memory
     kept = ("parameter", "state") if given else ("parameter", "state", "external")
 
-    def still(tensor: int) -> bool:
+    def unwritten(tensor: int) -> bool:
         buffer = plan.buffers[plan.tensors[tensor].buffer]
         return buffer.id not in written and buffer.arena in kept and buffer.rank == plan.rank
 
-    found: dict[int, int] = {}
+    flags: dict[int, int] = {}
     for number, tensors in mapped.items():
-        if all(map(still, tensors)):
-            found[number] = ALL
-        elif plan.ops[number].kind == "matmul" and still(tensors[1]):
-            found[number] = RIGHT
-    return found
+        if all(map(unwritten, tensors)):
+            flags[number] = ALL
+        elif plan.ops[number].kind == "matmul" and unwritten(tensors[1]):
+            flags[number] = RIGHT
+    return flags
 
 
 def _stages(fetch: Fetch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each stage the first byte, the bytes of one piece and the form, as of ArkFetch."""
+    """For each stage its first byte, the bytes of one piece, and the form, as in ArkFetch."""
     if fetch.parts == 1:
         starts = np.arange(0, fetch.nbytes, fetch.stage, dtype=np.uint64)
         sizes = np.minimum(fetch.stage, fetch.nbytes - starts.astype(np.int64))
@@ -210,7 +211,7 @@ def _stages(fetch: Fetch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _boxes(fetch: Fetch, address: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same of stages that are boxes of the map at this address, one line a place."""
+    """The same for stages that are boxes of the map at this address."""
     row, lines = fetch.piece * fetch.parts, fetch.piece // BOX_LINE
     first, part = np.divmod(
         np.arange(-(-fetch.nbytes // (fetch.rows * row)) * fetch.parts), fetch.parts
@@ -221,14 +222,14 @@ def _boxes(fetch: Fetch, address: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def stream_boxes(plan: Plan) -> frozenset[int]:
-    """Ops whose fetches are of parts of rows: the stream needs their box maps, not their tasks."""
+    """Ops that fetch parts of rows: the operand stream needs their box maps, their tasks do not."""
     phases = (phase.processors for phase in plan.phases)
     tasks = (task for processors in phases for tasks in processors for task in tasks)
     return frozenset(t.op for t in tasks if any(f.parts > 1 for f in t.fetches))
 
 
 def _growth(fetch: Fetch, growth: Growth, operands: list[int]) -> tuple[int, ...]:
-    """An ArkGrowth. operands: the addresses of the op's."""
+    """An ArkGrowth. operands: the addresses of the op's operands."""
     row, rows, step = growth.row, fetch.nbytes // growth.row, fetch.stage // growth.row
     first, beside = (operands[i] + fetch.offset for i in (fetch.operand, growth.beside))
     return (first, beside, operands[growth.length], row, rows, step, growth.part, growth.parts, 0)
@@ -237,21 +238,21 @@ def _growth(fetch: Fetch, growth: Growth, operands: list[int]) -> tuple[int, ...
 def _map_addresses(
     plan: Plan, box_maps: Sequence[Sequence[BoxMap]], map_address: Callable[[int, int], int] | None
 ) -> list[list[int]]:
-    """By op: the addresses of its box maps."""
-    found: list[list[int]] = []
+    """For each op the addresses of its box maps."""
+    addresses: list[list[int]] = []
     for op in plan.ops:
         count = len(box_maps[op.id]) if box_maps and map_address else 0
         if count and len(op.operands) + count > layout.RECORD_OPERANDS:
             raise PlanError(
-                f"op {op.name!r} has {len(op.operands)} operands and {count} maps; a task record "
-                f"holds {layout.RECORD_OPERANDS}"
+                f"op {op.name!r} has {len(op.operands)} operands and {count} maps; a task "
+                f"record holds {layout.RECORD_OPERANDS} of them; split the op"
             )
-        found.append([map_address(op.id, i) for i in range(count)] if map_address else [])
-    return found
+        addresses.append([map_address(op.id, i) for i in range(count)] if map_address else [])
+    return addresses
 
 
 def listed(plan: Plan) -> int:
-    """How many addresses `lists` holds."""
+    """The number of addresses in `lists`."""
     room = layout.RECORD_OPERANDS
     return sum(len(op.operands) - room + 1 for op in plan.ops if len(op.operands) > room)
 
@@ -259,7 +260,9 @@ def listed(plan: Plan) -> int:
 def _rows(
     operands: list[list[int]], maps: list[list[int]], list_address: int
 ) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """By op what its tasks' records hold of operands and maps; and the lists of what is left."""
+    """For each op the operand and map addresses in its tasks' records, and the addresses that
+    overflow into lists.
+    """
     rows: list[tuple[int, ...]] = []
     lists: list[int] = []
     room = layout.RECORD_OPERANDS
@@ -287,7 +290,9 @@ def _counter_op(
 def _by_store(
     plan: Plan, op: tuple[int, int, int, int, int], own_count: int
 ) -> tuple[int, int, int, int, int]:
-    """The signal in this rank's word of the counter; of a peer's, the stored one (ArkCounterOp)."""
+    """The signal to this rank's word of the counter and, if it is a peer's, the stored one
+    (ArkCounterOp).
+    """
     address, value, step, counter, flags = op
     if not flags & layout.COUNTER_OP_SYSTEM:
         return op
@@ -301,7 +306,7 @@ def _by_store(
 def _operands(
     plan: Plan, buffer_address: Callable[[int], int]
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """By op: operand addresses, and bytes from there to the end of the buffer."""
+    """For each op: operand addresses, and bytes from there to the end of the buffer."""
     addresses: list[list[int]] = []
     limits: list[list[int]] = []
     for op in plan.ops:

@@ -1,10 +1,10 @@
-"""The first use of a compiler on a device: known results are computed and compared, once.
+"""Checks a compiler when it is first used on a device: known results are computed and compared.
 
-Compilers that are installed apart from ark come in many versions, and one that makes wrong code
-gives wrong numbers without an error. So each version of a `CheckedBackend`'s compiler is examined
-on a device before it runs anything else there; the verdict is kept in the cache, by all that the
-results depend on. Called by ark.runtime.kernels. What is computed is in ark.api.known, which
-lies above the planner and puts itself into `examiners`.
+Compilers that are installed separately from ark come in many versions, and a miscompilation gives
+wrong numbers without an error. So each version of a `CheckedBackend`'s compiler is checked on a
+device before it compiles anything else there; the verdict is cached under everything that the
+results depend on. Called by ark.runtime.kernels. The known results are in ark.api.known, which is
+above the planner and registers itself in `examiners`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ark.errors import GpuError, SystemError
 from ark.runtime import cache
 
 Examiner = Callable[[KernelBackend, KernelDevice], str]
-"""Computes known results; the reason why they are wrong, empty if all are right."""
+"""Computes known results; returns why they are wrong, empty if all are right."""
 examiners: list[Examiner] = []
 _RIGHT = b"right"
 _admitted: set[str] = set()
@@ -31,15 +31,15 @@ _checking = False
 
 
 def admit(backend: KernelBackend, device: KernelDevice) -> None:
-    """Sees to it that the backend's compiler makes right code for the device.
+    """Checks that the backend's compiler makes correct code for the device.
 
-    Raises SystemError, naming the compiler and what to install, if it does not. A check that could
-    not be made (too little memory, a kernel that failed) raises what stopped it, and is not kept.
+    Raises SystemError with the compiler and the remedy if it does not. If the check itself fails
+    (too little memory, a failed kernel), that error is raised and no verdict is stored.
     """
-    found = toolchain(backend, device)
-    if found is None:
+    compiler = toolchain(backend, device)
+    if compiler is None:
         return
-    name = _name(found, backend, device)
+    name = _name(compiler, backend, device)
     with _held:
         if _checking or name in _admitted:
             return
@@ -48,20 +48,22 @@ def admit(backend: KernelBackend, device: KernelDevice) -> None:
             with cache.making(cache.CHECKS, name):
                 verdict = cache.load(cache.CHECKS, name)
                 if verdict is None:
-                    verdict = _examined(found, backend, device)
+                    verdict = _examined(compiler, backend, device)
                     cache.store(cache.CHECKS, name, verdict)
         if verdict != _RIGHT:
-            raise SystemError(refusal(found, device.arch, verdict.decode()))
+            raise SystemError(refusal(compiler, device.arch, verdict.decode()))
         _admitted.add(name)
 
 
 def toolchain(backend: KernelBackend, device: KernelDevice) -> Toolchain | None:
-    """What is to be examined before it makes code for the device; None if nothing is."""
+    """The compiler to check before it makes code for the device; None if none."""
     return backend.toolchain(device.arch) if isinstance(backend, CheckedBackend) else None
 
 
 def examine(backend: KernelBackend, device: KernelDevice) -> str:
-    """Computes the known results now, whatever is in the cache; why they are wrong, or empty."""
+    """Computes the known results now, without the cache; the reason why they are wrong, or
+    empty.
+    """
     global _checking
     with _held:
         before, _checking = _checking, True
@@ -71,31 +73,35 @@ def examine(backend: KernelBackend, device: KernelDevice) -> str:
             _checking = before
 
 
-def refusal(found: Toolchain, arch: str, reason: str) -> str:
-    """What people are told of a compiler that failed."""
+def refusal(compiler: Toolchain, arch: str, reason: str) -> str:
+    """The error message for a compiler that failed the check."""
     return (
-        f"{found.name} makes wrong code for {arch} and is not used: {reason}. For another "
-        f"version, {found.remedy}; `ark doctor` repeats the check, and `ark cache clear` forgets "
-        "its result"
+        f"{compiler.name} makes wrong code for {arch} and is not used: {reason}. For another "
+        f"version, {compiler.remedy}; `ark doctor` repeats the check, and `ark cache clear` "
+        "forgets its result"
     )
 
 
-def _examined(found: Toolchain, backend: KernelBackend, device: KernelDevice) -> bytes:
-    log.info(f"first use of {found.name} on this kind of device: comparing known results")
+def _examined(compiler: Toolchain, backend: KernelBackend, device: KernelDevice) -> bytes:
+    log.info(f"first use of {compiler.name} on this kind of device: comparing known results")
     try:
-        with log.slow(f"comparing known results of {found.name}, once for this kind of device"):
+        with log.slow(f"comparing known results of {compiler.name}, once for this kind of device"):
             return examine(backend, device).encode() or _RIGHT
     except GpuError as error:
-        raise GpuError(f"known results could not be computed with {found.name}: {error}") from error
+        raise GpuError(
+            f"known results could not be computed with {compiler.name}: {error}"
+        ) from error
 
 
-def _name(found: Toolchain, backend: KernelBackend, device: KernelDevice) -> str:
+def _name(compiler: Toolchain, backend: KernelBackend, device: KernelDevice) -> str:
     text = _texts(Path(__file__).resolve().parent.parent)
-    return cache.key(__version__, backend.name, found.key, device.arch, cache.code_digest(), text)
+    return cache.key(
+        __version__, backend.name, compiler.key, device.arch, cache.code_digest(), text
+    )
 
 
 @once
 def _texts(root: Path) -> str:
-    """A hash of all device text under a folder."""
-    found = sorted(p for p in root.rglob("*") if p.suffix in (".h", ".cpp"))
-    return cache.key(*(part for p in found for part in (p.name, p.read_bytes())))
+    """A hash of all device source under a folder."""
+    paths = sorted(p for p in root.rglob("*") if p.suffix in (".h", ".cpp"))
+    return cache.key(*(part for p in paths for part in (p.name, p.read_bytes())))

@@ -1,7 +1,7 @@
-"""What `ark tune` found on a machine: how products are cut, by their shapes.
+"""The cuts of matmuls, by shape, that `ark tune` measured as fastest on a machine.
 
-Planning for that device reads it; so plans stay the same as long as the file does. Called by all
-who plan for the device at hand, and by ark.bench.tune.
+Planning for that device uses them, so plans stay the same as long as the file does. Called by all
+code that plans for the local device, and by ark.bench.tune.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Key = Annotated[str, Meta(pattern=r"^[0-9]{1,12}(x[0-9]{1,12}){5}$", max_length=
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """cut: rows and columns of tiles, parts of k. us: what it took. usual_us: what the cut took
-    that is taken without measuring.
+    """cut: rows and columns of tiles, parts of k. us: the measured time. usual_us: the time of the
+    cut that is used without measurements.
     """
 
     cut: tuple[Size, Size, Size]
@@ -29,7 +29,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tuned(Header, frozen=True, forbid_unknown_fields=True):
-    """Choices by what they are good for (ark.lower.cuts.key)."""
+    """Choices by the matmuls that they apply to (ark.lower.cuts.key)."""
 
     choices: Annotated[dict[Key, Choice], Meta(max_length=100_000)]
 
@@ -38,6 +38,6 @@ KEPT: Kept[dict[str, Choice]] = Kept("tuned", Tuned, "ark tune")
 
 
 def options(machine: Machine) -> dict[str, Any]:
-    """What the planner is told of them: its option `cuts`, or nothing."""
-    found = {key: list(choice.cut) for key, choice in KEPT.load(machine).items()}
-    return {"cuts": found} if found else {}
+    """The planner's option `cuts` with these choices, or nothing."""
+    cuts = {key: list(choice.cut) for key, choice in KEPT.load(machine).items()}
+    return {"cuts": cuts} if cuts else {}

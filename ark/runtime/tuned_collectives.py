@@ -1,9 +1,10 @@
-"""What `ark tune --collectives` found on a machine: by collective, ranks and size, the algorithm
-and the engine that took least.
+"""The fastest algorithm and engine that `ark tune --collectives` measured on a machine, by
+collective, ranks and size.
 
-Ranks take rank 0's, so that all choose alike. Calls on arrays take algorithm and engine; models,
-whose algorithm decides the bits, the engine alone, as the planner's option `engines`. Called by
-ark.distributed.group, by all who plan for the ranks at hand, and by ark.bench.tune_comm.
+All ranks use rank 0's table, so that they choose alike. Calls on arrays use algorithm and engine;
+models use the engine alone, as the planner's option `engines`, because the algorithm would change
+results. Called by ark.distributed.group, by all code that plans for the ranks at hand, and by
+ark.bench.tune_comm.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ Key = Annotated[str, Meta(pattern=r"^[a-z_]{1,40}\.[0-9]{1,4}$")]
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """nbytes: of a rank's larger side. us: what it took. usual_us: what is taken unmeasured.
+    """nbytes: of a rank's larger side. us: the measured time. usual_us: the time of the default
+    choice.
 
-    engines: by algorithm the fastest engine that it was run by.
+    engines: for each algorithm the fastest engine that was measured.
     """
 
     nbytes: Annotated[int, Meta(ge=1, le=1 << 40)]
@@ -49,35 +51,36 @@ KEPT: Kept[Table] = Kept("tuned collectives", Tuned, "ark tune --collectives")
 
 
 def key(collective: str, world: int) -> str:
-    """What entries of so many ranks are kept under."""
+    """The key of entries for this number of ranks."""
     return f"{collective}.{world}"
 
 
 def pick(table: Table, collective: str, world: int, nbytes: int) -> Entry | None:
-    """The entry of the nearest size that was measured; None if none is near."""
+    """The entry of the nearest measured size; None if none is near."""
     entries = table.get(key(collective, world), [])
     place = nearest([e.nbytes for e in entries], nbytes)
     return None if place is None else entries[place]
 
 
 def of_rank_0(machine: Machine, ranks: Ranks) -> Table:
-    """Rank 0's table, on all ranks, who must all ask. machine: the rank's own."""
+    """Rank 0's table, on all ranks, which must all call this. machine: the rank's own."""
     mine = KEPT.encoded(machine, KEPT.load(machine))
     return KEPT.decoded(ranks.all_gather(mine)[0], "rank 0")
 
 
 def options(machine: Machine, world: int, ranks: Ranks | None = None) -> dict[str, Any]:
-    """What the planner is told for so many ranks: its option `engines`; nothing for one.
+    """The planner's option `engines` for this number of ranks; nothing for one.
 
-    ranks: those who plan now, all of them, and take rank 0's table; else it is the machine's own.
+    ranks: all ranks that plan now, which use rank 0's table; without them the machine's own is
+    used.
     """
     if world == 1:
         return {}
     table = KEPT.load(machine) if ranks is None else of_rank_0(machine, ranks)
-    found: dict[str, Any] = {}
+    engines: dict[str, Any] = {}
     for name, entries in sorted(table.items()):
         collective, _, count = name.rpartition(".")
         sizes = [[e.nbytes, dict(sorted(e.engines.items()))] for e in entries if e.engines]
         if sizes and int(count) == world:
-            found[collective] = sizes
-    return {"engines": found}
+            engines[collective] = sizes
+    return {"engines": engines}

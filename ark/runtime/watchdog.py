@@ -1,5 +1,5 @@
-"""The parent-death watchdog: ties a rank's life to its launcher's. Run as a script, it asks the
-kernel for that, then becomes the rank's program; as a script, so starting a rank imports no ark.
+"""Ends a rank when its launcher ends. Run as a script, it requests that of the operating system,
+then becomes the rank's program; it is a script so that starting a rank does not import ark.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import os
 import signal
 import sys
 
-# The variable that gives rank 0 a pipe for the paragraph that it ends with, which its launcher says
-# once for all ranks that end with the same.
+# The variable that gives rank 0 a pipe for its last paragraph, which the launcher prints once for
+# all ranks with the same one.
 LAST_WORDS = "ARK_LAST_WORDS"
 _PR_SET_PDEATHSIG = 1
 

@@ -24,7 +24,7 @@ from ark.backend import registry
 from ark.lower.ranks import plan_ranks
 from ark.machine import Machine
 from ark.parallel import parallelize, pipelined, place_of, shape, spread, tessel
-from ark.parallel.pipeline.named import CHUNKS, PASSES, PIPELINES
+from ark.parallel.pipeline.named import FORWARD_PASSES, PIPELINES, STAGES_PER_DEVICE
 from ark.parallel.transform import RankGraphs, part_of
 from ark.plan.verify import verify
 from ark.runtime.bootstrap import Bootstrap
@@ -47,8 +47,8 @@ def shape_of(plan: str, ranks: int, layers: int = 1) -> Shape:
         return Shape(stages=layers, again=True)
     if plan not in PIPED:
         return Shape(gathered=plan == "zero3")
-    stages = ranks * CHUNKS if plan == "interleaved" else ranks
-    passes = PASSES if plan == "3f1b" else 1
+    stages = ranks * STAGES_PER_DEVICE if plan == "interleaved" else ranks
+    passes = FORWARD_PASSES if plan == "3f1b" else 1
     return Shape(MICRO_BATCHES, stages, plan == "interlaced", passes)
 
 

@@ -143,7 +143,7 @@ def test_prompts_that_are_none(generator: Generator, prompts: list, most: int, w
     ("asked", "words"),
     [
         ({"world_size": 2}, "on one rank only"),
-        ({"chunk": 4}, "leave the chunk away"),
+        ({"chunk": 4}, "omit the chunk"),
         ({"batch": 65}, "from 1 to 64"),
         ({"batch": 0}, "from 1 to 64"),
     ],

@@ -21,7 +21,7 @@ from ark.plan.serialize import machine_of
 from ark.plan.types import PlanTensor
 from ark.runtime.device_tables import DeviceTables
 from ark.runtime.kernels import Kernel
-from ark.runtime.placements import MOST
+from ark.runtime.placements import MAX_TABLES
 
 
 class Kept:
@@ -90,17 +90,17 @@ def test_each_table_has_its_own_box_maps() -> None:
     before, first = device.mapped, tables.arrays["tasks"].address
     was, waited = wanted(), []
     kept = {}
-    for number in range(1, MOST + 4):
+    for number in range(1, MAX_TABLES + 4):
         tables.move(places, {left: (4 << 32) + number * 4096}, lambda: waited.append(1))
         now = tables.arrays["tasks"].address
         assert looked_at(now) == wanted()
         kept[now] = wanted()
-        if number < MOST:
+        if number < MAX_TABLES:
             assert looked_at(first) == was and not waited
     assert waited == [1] * 4  # one for each table that another took the place of
-    assert device.mapped == before + MOST + 3  # of the matrix that moved
+    assert device.mapped == before + MAX_TABLES + 3  # of the matrix that moved
     for table, what in kept.items():
         assert looked_at(table) == what
     tables.move(places, {out: 5 << 32}, lambda: None)
     assert looked_at(tables.arrays["tasks"].address) == wanted()
-    assert device.mapped == before + MOST + 3
+    assert device.mapped == before + MAX_TABLES + 3

@@ -108,7 +108,7 @@ def test_which_nodes_stay_in_torch_by_their_device(monkeypatch: pytest.MonkeyPat
         node(torch.ones(3), aten.mul.Tensor, constant, number),
     )
     assert [compile._elsewhere(n) for n in taken] == [None, None]
-    why = "a tensor lies on cpu, but ark runs on meta"
+    why = "a tensor is on cpu, but ark runs on meta"
     assert [compile._elsewhere(n) for n in stay] == [why] * 3
 
 

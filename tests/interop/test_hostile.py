@@ -58,7 +58,7 @@ def test_calls_with_what_the_kernel_is_not_made_for(make: Callable[[Any], Any]) 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no module": (lambda: ark.from_torch(3, (X,)), "a torch.nn.Module is expected, got int"),
     "no example": (lambda: ark.from_torch(module(), ()), "cannot follow the module"),
-    "a tensor for an example": (lambda: ark.from_torch(module(), X), "give a tuple"),
+    "a tensor for an example": (lambda: ark.from_torch(module(), X), "pass a tuple"),
     "words": (lambda: ark.from_torch(module(), ("a",)), "cannot follow the module"),
     "sizes that do not fit": (
         lambda: ark.from_torch(module(), (torch.ones(3, 9),)),
@@ -71,7 +71,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: ark.from_torch(torch.nn.Linear(8, 4, device="meta"), (X,)),
         "cannot follow the module",
     ),
-    "no module to iterate": (lambda: ark.inference_model(3), "a torch.nn.Module is expected"),
+    "no module to iterate": (lambda: ark.inference_model(3), "expected a torch.nn.Module"),
     "no options": (lambda: ark.inference_model(module(), 3), "the options are int"),
     "no optimizer": (
         lambda: ark.training_model(module(), Options(), None),

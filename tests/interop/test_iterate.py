@@ -248,13 +248,13 @@ def test_what_is_refused() -> None:
     with pytest.raises(InvalidUsageError, match=r"\[12\] rows; .* a multiple of 5"):
         model(torch.randn(12, 6))
     model(torch.randn(10, 6))
-    with pytest.raises(InvalidUsageError, match="make another one for other sizes"):
+    with pytest.raises(InvalidUsageError, match="create another one for these sizes"):
         model(torch.randn(20, 6))
-    with pytest.raises(UnsupportedError, match="RMSprop is not built"):
+    with pytest.raises(UnsupportedError, match="RMSprop is not supported"):
         ark.training_model(net, None, torch.optim.RMSprop(net.parameters()))
     with pytest.raises(InvalidUsageError, match="must be the loss"):
         ark.training_model(net, None, torch.optim.SGD(net.parameters(), 0.1))(torch.randn(2, 6))
-    with pytest.raises(InvalidUsageError, match="training_model alone"):
+    with pytest.raises(InvalidUsageError, match="requires training_model"):
         ark.inference_model(net, ark.torch.Options(gradient_accumulation=2))
     with pytest.raises(InvalidUsageError, match="a pipeline stage is -1"):
         ark.torch.block(net, -1)

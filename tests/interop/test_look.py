@@ -134,9 +134,9 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "dimensions": (lambda x: x[None], r"\[1, 2, 4\]; the kernel is made for"),
     "one more behind": (lambda x: x[..., None], r"\[2, 4, 1\]; the kernel is made for"),
     "dtype": (lambda x: x.int(), r"torch.int32 \[2, 4\]; the kernel is made for"),
-    "device": (lambda x: x.to("meta"), "lies on meta, but ark runs on cpu"),
+    "device": (lambda x: x.to("meta"), "is on meta, but ark runs on cpu"),
     "sparse": (lambda x: x.to_sparse(), "call to_dense"),
-    "no tensor": (lambda x: x.numpy(), "tensors are expected, got ndarray"),
+    "no tensor": (lambda x: x.numpy(), "expected tensors, got ndarray"),
     "a number": (lambda x: 3, "tensors are expected, got int"),
 }
 

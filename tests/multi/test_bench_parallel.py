@@ -48,9 +48,9 @@ def test_stages_of_two_ranks() -> None:
     ("extra", "says"),
     [
         ((), "for several ranks"),
-        (("--ranks", "2", "--plan", "chimera"), "is not measured"),
-        (("--ranks", "4", "--plan", "1f1b+megatron"), "is no mesh"),
-        (("--ranks", "4", "--width", "2", "--plan", "chimera+megatron"), "is not measured"),
+        (("--ranks", "2", "--plan", "chimera"), "cannot be measured"),
+        (("--ranks", "4", "--plan", "1f1b+megatron"), "does not form a mesh"),
+        (("--ranks", "4", "--width", "2", "--plan", "chimera+megatron"), "cannot be measured"),
     ],
 )
 def test_what_is_not_measured_is_said(

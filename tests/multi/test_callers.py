@@ -169,5 +169,5 @@ def test_devices_that_have_no_thread_of_a_callers() -> None:
         device = object()
 
     assert isinstance(registry.get("cpu").open(0), InlineDevice)
-    with pytest.raises(InvalidUsageError, match="no launch on a caller's thread"):
+    with pytest.raises(InvalidUsageError, match="cannot run a launch on the caller's thread"):
         InlineRuns(Other())  # type: ignore[arg-type]

@@ -73,7 +73,7 @@ def short_requests(monkeypatch: pytest.MonkeyPatch) -> None:
         return plain(name).replace("ARK_REQUEST_MOST = 1u << 22", "ARK_REQUEST_MOST = 256u")
 
     monkeypatch.setattr(dialect, "_text", shortened)
-    monkeypatch.setattr(copy_queue, "SLOTS", 64)
+    monkeypatch.setattr(copy_queue, "RING_SLOTS", 64)
 
 
 @pytest.fixture

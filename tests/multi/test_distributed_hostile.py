@@ -62,7 +62,7 @@ def meet_late(timeout_s: float, late_s: float) -> None:
     ark.init(backend="cpu")
     ark.comm.group(timeout_s=timeout_s)
     assert ark.comm.group(timeout_s) is ark.comm.group()
-    with pytest.raises(ark.InvalidUsageError, match="already; ask for"):
+    with pytest.raises(ark.InvalidUsageError, match=r"is already .* s; pass"):
         ark.comm.group(timeout_s + 1.0)
     ark.comm.all_reduce(np.ones(8, np.float32))
     if ark.Model.get_rank() == 1:

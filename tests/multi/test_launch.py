@@ -345,8 +345,8 @@ def test_another_users_ranks_are_turned_away(tmp_path: Path) -> None:
     place["MASTER_PORT"] = str(30000 + (os.getpid() + 11) % 20000)
     mine = member("mine", 3.0, RANK="0", **place)
     other = member("other", 1.0, RANK="1", ARK_CACHE_DIR=str(tmp_path / "other"), **place)
-    assert "another job or user" in other.communicate(timeout=60)[1]
-    assert "rank 1 did not come" in mine.communicate(timeout=60)[1]
+    assert "another program, job or user" in other.communicate(timeout=60)[1]
+    assert "rank 1 did not join" in mine.communicate(timeout=60)[1]
 
 
 def test_no_secret_and_no_folder_for_one() -> None:
@@ -363,7 +363,7 @@ def test_no_secret_and_no_folder_for_one() -> None:
     ],
 )
 def test_a_job_that_nothing_tells_from_another_is_refused(environ: dict[str, str]) -> None:
-    with pytest.raises(InvalidUsageError, match=r"no number of their job.*ARK_JOB_SECRET"):
+    with pytest.raises(InvalidUsageError, match=r"not give its ranks a job number.*ARK_JOB_SECRET"):
         rank_from_environment(environ)
     assert rank_from_environment({**environ, "ARK_JOB_SECRET": "x"}).secret
 

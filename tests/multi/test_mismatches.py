@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 import ark
-from ark.distributed.board import CHAIN_BITS, SLOTS, Board, chained, fingerprint, word_of
+from ark.distributed.board import CHAIN_BITS, WORDS_PER_RANK, Board, chained, fingerprint, word_of
 from ark.distributed.lane import Frame, Talk
-from ark.distributed.statements import Elsewhere, Made, Statement, agreed, error, fails
+from ark.distributed.statements import Elsewhere, StatedCall, Statement, agreed, error, fails
 from tests.slow import examples, slow
 
 Call = tuple[str, Callable[[], Any]]
@@ -176,14 +176,14 @@ def unanswered() -> None:
             assert time.monotonic() - began < LIMIT_S
             said = str(caught.value)
             assert f"rank {rank} called {name}(fp32[{count}], peer={1 - rank})" in said
-            assert f"rank {1 - rank} did not make its part" in said
+            assert f"rank {1 - rank} did not take part" in said
             assert list(comm.all_reduce(x)) == [2.0] * count
     named = dict(collectives())
     for text in ("barrier()", "all_reduce(fp32[8], op='sum')", "broadcast(fp32[8], root=0)"):
         call = named[text]
         began = time.monotonic()
         if rank == 0:
-            with pytest.raises(ark.SystemError, match=r"rank 1 did not make its part") as caught:
+            with pytest.raises(ark.SystemError, match=r"rank 1 did not take part") as caught:
                 call()
             assert f"rank 0 called {text} and waited for 1.5 s" in str(caught.value)
         else:
@@ -205,9 +205,9 @@ def test_a_board_tells_calls_apart_by_all_that_were_made() -> None:
     one.map(other.handle)
     other.map(one.handle)
     chains = [0, 0]
-    for number in range(1, 2 * SLOTS + 3):
+    for number in range(1, 2 * WORDS_PER_RANK + 3):
         for each, board in enumerate((one, other)):
-            text = "max" if (each, number) == (1, 2 * SLOTS) else "sum"
+            text = "max" if (each, number) == (1, 2 * WORDS_PER_RANK) else "sum"
             chains[each] = chained(chains[each], fingerprint(text))
             board.post(number, word_of(number, chains[each]))
             mine = word_of(number, chains[each])
@@ -234,7 +234,7 @@ def stated(*texts: str, inside: bool = True, **more: Any) -> Statement:
     chain, made = 0, []
     for number, text in enumerate(texts, 1):
         chain = chained(chain, fingerprint(text))
-        made.append(Made(number, chain, text))
+        made.append(StatedCall(number, chain, text))
     return Statement(
         made, inside, more.get("away", []), more.get("before", ""), more.get("why", "")
     )
@@ -246,10 +246,10 @@ def test_what_statements_say_of_a_call() -> None:
     assert "rank 0 calls b; rank 1 calls c" in str(error(both, [0, 1], 3.0))
     ahead = {0: stated("a", "b"), 1: stated("a", inside=False)}
     assert agreed(ahead) == 1 and fails(ahead, 0) and fails(ahead, 1)
-    assert "rank 1 did not make its part (its last call was a)" in str(error(ahead, [0, 1], 3.0))
+    assert "rank 1 did not take part (its last call was a)" in str(error(ahead, [0, 1], 3.0))
     away = {0: stated("a"), 1: stated(inside=False, away=[Elsewhere("recv", [0, 1])])}
     assert fails(away, 0) and not fails(away, 1)  # it waits for rank 0, so its own call ends too
-    assert "rank 1 did not make its part, and is in recv" in str(error(away, [0, 1], 3.0))
+    assert "rank 1 did not take part, and is in recv" in str(error(away, [0, 1], 3.0))
     beside = {0: stated("a"), 1: stated(inside=False, away=[Elsewhere("recv", [1, 2])])}
     assert fails(beside, 1)
     silent = {0: stated("a"), 2: stated("a")}

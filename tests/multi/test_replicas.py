@@ -83,7 +83,7 @@ def refuse() -> None:
     ark.init(backend="cpu")
     torch.manual_seed(0)
     three = ark.torch.Options(replication=3)
-    with pytest.raises(ark.InvalidUsageError, match="3, which the 2 ranks of the job cannot share"):
+    with pytest.raises(ark.InvalidUsageError, match="3 is not divisible by the 2 ranks of the job"):
         ark.inference_model(torch.nn.Linear(2, 2), three)(torch.ones(6, 2))
     two = ark.torch.Options(replication=2)
     made = ark.inference_model(torch.nn.Linear(2, 2), two)  # a replica on each, which are alone

@@ -11,7 +11,7 @@ import pytest
 import ark
 from ark.bench import decode, results
 from ark.bench.comm_peer import Peer
-from ark.bench.fidelity import STEPS, TOLERANCE, compare, greedy
+from ark.bench.fidelity import GREEDY_STEPS, TOLERANCE, compare, greedy
 from ark.cli import bench, main
 from tests.slow import slow
 
@@ -93,7 +93,7 @@ def test_every_row_is_beside_torch(capsys: pytest.CaptureFixture[str]) -> None:
     made = figures(capsys, "--context", "12", "--tokens", "4", "--vs", "torch")
     (row,) = made["contexts"]
     found = row["fidelity"]["ark"]
-    assert found["rows"] == found["agreed"] == STEPS
+    assert found["rows"] == found["agreed"] == GREEDY_STEPS
     assert 0 < found["mean"] < found["most"] < 0.1 and found["distance"] < 5e-3
     assert row["peer_s"]["eager"] > 0 and made["read_bandwidth"] > 0
 
@@ -103,7 +103,7 @@ def test_every_sequence_of_a_batch_is_beside_torch(capsys: pytest.CaptureFixture
     made = figures(capsys, "--context", "12", "--tokens", "4", "--batch", "3", "--vs", "torch")
     (row,) = made["contexts"]
     found = row["fidelity"]["ark"]
-    assert found["rows"] == found["agreed"] == 3 * STEPS
+    assert found["rows"] == found["agreed"] == 3 * GREEDY_STEPS
     assert 0 < found["mean"] < found["most"] < 0.1 and found["distance"] < 5e-3
     assert row["peer_s"]["eager"] > 0 and made["read_bandwidth"] > 0
 
@@ -139,7 +139,7 @@ def test_each_step_reads_the_best_of_the_one_before() -> None:
         return np.eye(64)[[(token + position) % 64 for token in tokens]]
 
     read, rows = greedy(step, [5, 7], 10)
-    assert read[:3] == [[5, 7], [15, 17], [26, 28]] and rows.shape == (2 * STEPS, 64)
+    assert read[:3] == [[5, 7], [15, 17], [26, 28]] and rows.shape == (2 * GREEDY_STEPS, 64)
     assert rows[:-2].argmax(1).tolist() == [token for tokens in read[1:] for token in tokens]
 
 

@@ -176,7 +176,7 @@ def test_the_tokens_on_an_emulated_device_are_those_of_generate(tmp_path: Path) 
     [
         (["--backend", "rocm", "--arch", "sm_90a"], "no machine model of 'rocm' is 'sm_90a'"),
         (["--backend", "cuda", "--machine", "a100", "--arch", "sm_90a"], "is sm_80, not sm_90a"),
-        (["--backend", "mesh"], "has no way to run an exported model"),
+        (["--backend", "mesh"], "cannot run exported models"),
     ],
 )
 def test_what_cannot_be_exported(

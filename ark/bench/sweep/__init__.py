@@ -1,1 +1,1 @@
-"""What a torch user meets, op by op, in many shapes: the cases of `ark bench ops "sweep-*"`."""
+"""Common torch ops in many shapes: the cases of `ark bench ops "sweep-*"`."""

@@ -1,5 +1,5 @@
-"""Cases of `ark bench ops` that go over what a torch user meets: each is a function of torch's, and
-ark's side is what the torch front end makes of the same function. Called by ark.bench.cases.
+"""Builds the sweep's cases of `ark bench ops`: each is a function of torch's, and ark's side is the
+result of the torch front end for the same function. Called by ark.bench.cases.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from ark.bench.case import OpCase
 from ark.bench.peer import import_torch
 from ark.ir.dtype import DataType, bf16, fp32, int64
 
-SWEEP = "sweep-"  # begins the cases' names
+SWEEP = "sweep-"  # prefix of the cases' names
 Shape = tuple[int, ...]
-Function = Callable[..., Any]  # of torch's module, then of tensors
+Function = Callable[..., Any]  # of torch's module and tensors
 
 
 def case(
@@ -24,11 +24,11 @@ def case(
     dtype: DataType = fp32,
     indices: Mapping[int, int] | None = None,
 ) -> OpCase:
-    """A case whose bytes are those of its inputs. indices: by number, inputs of int64 numbers from
-    0 up to below that.
+    """A case whose bytes are those of its inputs. indices: for each input of int64 indices, by
+    number, their upper bound (exclusive).
     """
-    found = dict(indices or {})
-    widths = [(int64 if i in found else dtype).itemsize for i in range(len(shapes))]
+    bounds = dict(indices or {})
+    widths = [(int64 if i in bounds else dtype).itemsize for i in range(len(shapes))]
     nbytes = sum(math.prod(s) * w for s, w in zip(shapes, widths, strict=True))
     first = "x".join(str(n) for n in shapes[0])
 
@@ -42,7 +42,7 @@ def case(
         *(f"{SWEEP}{name}-{first}-{dtype.name}", dtype, tuple(shapes), build, peer),
         *(0.0, float(nbytes)),
         on_cpu=False,
-        indices=found,
+        indices=bounds,
         index_type=int64,
     )
 
@@ -53,7 +53,7 @@ def both(name: str, function: Function, *shapes: Shape) -> list[OpCase]:
 
 
 def _lowered(function: Function, inputs: tuple[Any, ...]) -> Any:
-    """The result in ark's graph of a function over torch's tensors."""
+    """The result, in ark's graph, of a function over torch's tensors."""
     torch = import_torch()
     from torch._subclasses.fake_tensor import FakeTensorMode
 

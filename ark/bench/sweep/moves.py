@@ -1,5 +1,5 @@
-"""The sweep's ops that move elements: rows looked up, parts put together and taken, windows, and
-small products.
+"""The sweep's ops that move elements: row lookups, concatenation, slicing, windows, and small
+matmuls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def lookups() -> list[OpCase]:
     def embedding(t: Any, table: Any, at: Any) -> Any:
         return t.nn.functional.embedding(at, table)
 
-    found = []
+    listed = []
     for rows, width, count in (
         (100000, 16, 65536),
         (32000, 4096, 512),
@@ -25,13 +25,13 @@ def lookups() -> list[OpCase]:
         (1000, 33, 65536),
     ):
         for dtype in (None, bf16):
-            made = {} if dtype is None else {"dtype": dtype}
-            found.append(
-                case("embedding", embedding, (rows, width), (count,), indices={1: rows}, **made)
+            options = {} if dtype is None else {"dtype": dtype}
+            listed.append(
+                case("embedding", embedding, (rows, width), (count,), indices={1: rows}, **options)
             )
     table, at = (4096, 4096), {1: 4096}
     return [
-        *found,
+        *listed,
         case("index-select-1", lambda t, x, i: x.index_select(1, i), table, (2048,), indices=at),
         case(
             "index-select-0",
@@ -184,11 +184,11 @@ def _convolved(stride: int, around: int) -> Function:
 
 
 def products() -> list[OpCase]:
-    found = []
+    table = []
     for batch, n in ((4096, 16), (4096, 32), (256, 64)):
-        found += both("bmm", lambda t, a, b: t.bmm(a, b), (batch, n, n), (batch, n, n))
+        table += both("bmm", lambda t, a, b: t.bmm(a, b), (batch, n, n), (batch, n, n))
     return [
-        *found,
+        *table,
         *both("matrix-vector", lambda t, a, x: a @ x, (4096, 4096), (4096,)),
         *both("vector-matrix", lambda t, a, x: x @ a, (4096, 4096), (4096,)),
         *both("linear-1", lambda t, x, w: x @ w.t(), (1, 4096), (4096, 4096)),

@@ -63,17 +63,17 @@ def _to(name: str) -> Callable[..., Any]:
 
 
 def pointwise() -> list[OpCase]:
-    found = []
+    table = []
     for shape in (TINY, ODD):
-        found += [case("exp", _one("exp"), shape), *both("gelu", _activation("gelu"), shape)]
-    found += [case(name, _two(name), LARGE, LARGE) for name in PAIRS]
-    found += both("add", _two("add"), ODD, ODD)
-    found += both("add", _two("add"), TINY, TINY)
+        table += [case("exp", _one("exp"), shape), *both("gelu", _activation("gelu"), shape)]
+    table += [case(name, _two(name), LARGE, LARGE) for name in PAIRS]
+    table += both("add", _two("add"), ODD, ODD)
+    table += both("add", _two("add"), TINY, TINY)
     for dtype in (int32, int64):
-        found += [case(name, _integers(name), LARGE, LARGE, dtype=dtype) for name in INTEGERS]
-    found += [*_broadcast(), *_chosen(), *_casts()]
-    found += [case(name, _activation(name), LARGE, dtype=bf16) for name in ACTIVATIONS]
-    return found + [case(name, _one(name), LARGE, dtype=bf16) for name in PLAIN]
+        table += [case(name, _integers(name), LARGE, LARGE, dtype=dtype) for name in INTEGERS]
+    table += [*_broadcast(), *_chosen(), *_casts()]
+    table += [case(name, _activation(name), LARGE, dtype=bf16) for name in ACTIVATIONS]
+    return table + [case(name, _one(name), LARGE, dtype=bf16) for name in PLAIN]
 
 
 def _broadcast() -> list[OpCase]:

@@ -1,5 +1,5 @@
-"""The sweep's ops that look along a dimension: sums, extremes, moments, softmax, norms, losses,
-running sums, the largest.
+"""The sweep's ops along a dimension: sums, extremes, moments, softmax, norms, losses, scans,
+top-k.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ def _reduce(name: str, dim: Any) -> Function:
 
 
 def reductions() -> list[OpCase]:
-    found = []
+    table = []
     for dim in (0, 1, 2, (0, 2), (0, 1), None):
         word = (
             "all"
             if dim is None
             else "".join(str(d) for d in (dim if isinstance(dim, tuple) else (dim,)))
         )
-        found += both(f"sum-{word}", _reduce("sum", dim), CUBE)
+        table += both(f"sum-{word}", _reduce("sum", dim), CUBE)
     for shape in (TINY, MIDDLE, LONG, MANY):
         for dim in (0, 1):
-            found.append(case(f"sum-{dim}", _reduce("sum", dim), shape))
-    found += both("mean-23", _reduce("mean", (2, 3)), IMAGES)
-    found += both("sum-023", _reduce("sum", (0, 2, 3)), IMAGES)
+            table.append(case(f"sum-{dim}", _reduce("sum", dim), shape))
+    table += both("mean-23", _reduce("mean", (2, 3)), IMAGES)
+    table += both("sum-023", _reduce("sum", (0, 2, 3)), IMAGES)
     for name in ("amax", "prod", "var", "std", "logsumexp"):
         for dim in (0, 1):
-            found.append(case(f"{name}-{dim}", _reduce(name, dim), (2048, 4097)))
+            table.append(case(f"{name}-{dim}", _reduce(name, dim), (2048, 4097)))
     for name in ("argmax", "argmin", "any"):
         for dim in (0, 1):
-            found.append(case(f"{name}-{dim}", _reduce(name, dim), (2048, 4097), dtype=bf16))
+            table.append(case(f"{name}-{dim}", _reduce(name, dim), (2048, 4097), dtype=bf16))
     for dim in (0, 1, 2):
-        found.append(case(f"argmax-{dim}", _reduce("argmax", dim), CUBE))
+        table.append(case(f"argmax-{dim}", _reduce("argmax", dim), CUBE))
     return [
-        *found,
+        *table,
         *both("var-1", _reduce("var", 1), (8192, 4096)),
         case("var-all", _reduce("var", None), (8192, 2048)),
         case("argmax-all", _reduce("argmax", None), (8192, 2048)),
@@ -86,12 +86,12 @@ def _cross(t: Any, x: Any, at: Any) -> Any:
 
 
 def norms() -> list[OpCase]:
-    found = []
+    table = []
     for shape in ((65536, 8), (65536, 33), (1 << 20, 16), (64, 128256), (4096, 4097), (1, 1000)):
-        found += both("softmax", _softmax(-1), shape)
+        table += both("softmax", _softmax(-1), shape)
     for sizes, dim in (((1024, 4096), 0), ((4, 21, 256, 256), 1), ((16, 1000, 128), 1)):
-        found += both(f"softmax-{dim}", _softmax(dim), sizes)
-    found += both("log-softmax", lambda t, x: t.log_softmax(x, -1), (2048, 32000))
+        table += both(f"softmax-{dim}", _softmax(dim), sizes)
+    table += both("log-softmax", lambda t, x: t.log_softmax(x, -1), (2048, 32000))
 
     def layer(t: Any, x: Any, w: Any, b: Any) -> Any:
         return t.nn.functional.layer_norm(x, w.shape, w, b)
@@ -100,9 +100,9 @@ def norms() -> list[OpCase]:
         return t.nn.functional.rms_norm(x, w.shape, w, 1e-6)
 
     for shape in ((65536, 8), (65536, 96), (8192, 1000), (8192, 4096), (16, 1 << 20), (4, 768)):
-        found += both("layer-norm", layer, shape, shape[1:], shape[1:])
+        table += both("layer-norm", layer, shape, shape[1:], shape[1:])
     for shape in ((65536, 64), (8192, 1000), (8192, 4096), (1, 4096)):
-        found += both("rms-norm", rms, shape, shape[1:])
+        table += both("rms-norm", rms, shape, shape[1:])
 
     def group(t: Any, x: Any, w: Any, b: Any) -> Any:
         return t.nn.functional.group_norm(x, 32, w, b)
@@ -119,12 +119,12 @@ def norms() -> list[OpCase]:
         return run
 
     for image in ((8, 320, 64, 64), (16, 64, 57, 57), (2, 1280, 8, 8)):
-        found += both("group-norm", group, image, image[1:2], image[1:2])
-    found += both("instance-norm", lambda t, x: t.nn.functional.instance_norm(x), (16, 64, 57, 57))
-    found += both("batch-norm", batch(False), IMAGES, (64,), (64,))
-    found += both("batch-norm-training", batch(True), IMAGES, (64,), (64,))
+        table += both("group-norm", group, image, image[1:2], image[1:2])
+    table += both("instance-norm", lambda t, x: t.nn.functional.instance_norm(x), (16, 64, 57, 57))
+    table += both("batch-norm", batch(False), IMAGES, (64,), (64,))
+    table += both("batch-norm-training", batch(True), IMAGES, (64,), (64,))
     for shape in ((8192, 1000), (2048, 32000), (128, 10)):
-        found += [
+        table += [
             case("cross-entropy", _cross, shape, shape[:1], dtype=d, indices={1: shape[1]})
             for d in (bf16,)
         ]
@@ -132,11 +132,11 @@ def norms() -> list[OpCase]:
     def loss(name: str) -> Function:
         return lambda t, a, b: getattr(t.nn.functional, name)(a, b)
 
-    found += [
+    table += [
         case(n.replace("_", "-"), loss(n), (4096, 1000), (4096, 1000))
         for n in ("mse_loss", "l1_loss", "smooth_l1_loss", "kl_div")
     ]
-    found.append(
+    table.append(
         case(
             "bce",
             lambda t, a, b: t.nn.functional.binary_cross_entropy_with_logits(a, b.abs()),
@@ -144,4 +144,4 @@ def norms() -> list[OpCase]:
             (4096, 1000),
         )
     )
-    return found
+    return table

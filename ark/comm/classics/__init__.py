@@ -1,7 +1,8 @@
 """The well-known collective algorithms, as programs to compare synthesised ones with.
 
-`build` makes any of them for any number of ranks; `supported` lists what fits. They know nothing of
-the network: puts name no route, and only the hierarchical forms ask which ranks share a box.
+`build` makes any of them for any number of ranks; `supported` lists the applicable ones. They do
+not use the network: puts name no route, and only the hierarchical forms read which ranks share a
+box.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ Writer = Callable[[ProgramBuilder, list[list[int]]], None]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """How an algorithm writes each collective, and what it needs.
+    """How an algorithm writes each collective, and its requirements.
 
-    `cut` is the number of parts that each rank's share (or the whole, where nothing is dealt) must
-    have; `dealt` says that an all-reduce deals its chunks to the ranks; `ring_per_place` that boxes
-    multiply `cut` by their size, because every place in a box starts a ring, or trees, of its own.
+    `cut` is the number of parts that each rank's share (or the whole, if it is not divided) must
+    have; `dealt`: an all-reduce divides its chunks among the ranks; `ring_per_place`: boxes
+    multiply `cut` by their size, because every local rank number starts its own ring or trees.
     """
 
     name: str
@@ -58,7 +59,7 @@ def _line(b: ProgramBuilder, boxes: list[list[int]]) -> list[int]:
 
 
 def _rings(b: ProgramBuilder, boxes: list[list[int]]) -> list[list[int]]:
-    """A ring for every place in a box, so that each crosses between boxes on links of its own."""
+    """A ring for every local rank number, so that each crosses between boxes on its own links."""
     if len(boxes) == 1:
         return [_line(b, boxes)]
     places = range(len(boxes[0]))
@@ -303,7 +304,7 @@ def _misfit(
     boxes: Boxes | None,
     reduction: str | None,
 ) -> str | None:
-    """Why the algorithm does not fit, as a sentence, or None."""
+    """The reason why the algorithm does not apply, as a sentence, or None."""
     if collective.reduces and reduction not in algorithm.reductions:
         known = "" if reduction in REDUCTIONS else " (no such reduction)"
         return f"it reduces by {', '.join(algorithm.reductions)}, not by {reduction}{known}."

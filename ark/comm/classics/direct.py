@@ -1,7 +1,7 @@
-"""One-shot and two-shot collectives: every rank talks to every other at once.
+"""One-shot and two-shot collectives: every rank communicates with every other at once.
 
-Least latency inside a box whose switch or mesh joins all pairs. `ark.comm.classics.build` calls
-these.
+They have the least latency inside a box whose switch or mesh joins all pairs. Called by
+`ark.comm.classics.build`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def reduce_direct(b: ProgramBuilder, root: int) -> None:
 
 
 def all_to_all_direct(b: ProgramBuilder) -> None:
-    """Every rank puts to every other what is meant for it."""
+    """Every rank puts to every other that rank's part."""
     for rank in range(b.ranks):
         for peer in (rank, *others(b, rank)):
             here, there = b.exchanged(rank, peer)

@@ -20,7 +20,7 @@ def rails(boxes: Boxes) -> list[list[int]]:
 
 
 def gather_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
-    """Each shard goes round its rail, and every rank hands what it gets to its box."""
+    """Each shard goes around its rail, and every rank forwards what it receives to its box."""
     box_of = {rank: box for box in boxes for rank in box}
 
     def spread(rank: int, owner: int) -> None:

@@ -1,7 +1,7 @@
 """The order of ranks in a ring: the circuit whose narrowest link is widest.
 
-Rings are only as fast as their slowest hop, so a baseline ring on ranks that are wired to each
-other goes where the wires are. `ark.comm.synthesize` asks for it where no boxes are known.
+A ring is as fast as its slowest hop, so a baseline ring on directly wired ranks follows the wires.
+Called by `ark.comm.synthesize` if no boxes are known.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _MOST_RANKS = 64
 def widest_ring(topology: Topology) -> list[int]:
     """Returns all rank numbers in the order of a ring, rank 0 first.
 
-    The order of numbers where no ranks are wired to each other, where there are more than 64, or
-    where no better circuit is found. An exact search (a Hamiltonian circuit by CP-SAT), one width
-    after another, with a bound on its effort that does not depend on the machine.
+    Returns the numeric order if no ranks are wired to each other, if there are more than 64, or if
+    no better circuit is found. An exact search (a Hamiltonian circuit by CP-SAT), one width after
+    another, with a bound on its effort that does not depend on the machine.
     """
     ranks = topology.ranks
     plain = list(range(len(ranks)))
@@ -38,9 +38,9 @@ def widest_ring(topology: Topology) -> list[int]:
             hops = itertools.pairwise(route)
             width[number[one], number[other]] = min(capacity[hop] for hop in hops)
     for least in sorted(set(width.values()), reverse=True):
-        found = _circuit([pair for pair, wide in width.items() if wide >= least], len(ranks))
-        if found is not None:
-            return found
+        circuit = _circuit([pair for pair, wide in width.items() if wide >= least], len(ranks))
+        if circuit is not None:
+            return circuit
     return plain
 
 
@@ -52,7 +52,8 @@ def _circuit(pairs: list[tuple[int, int]], ranks: int) -> list[int] | None:
     model = cp_model.CpModel()
     taken = {pair: model.new_bool_var("") for pair in pairs}
     model.add_circuit([(src, dst, var) for (src, dst), var in taken.items()])
-    # Of all circuits one that keeps neighbouring numbers together, so that the answer is stable.
+    # Among circuits prefers one that keeps neighbouring numbers together, so that the answer is
+    # stable.
     model.minimize(sum(((dst - src) % ranks) * var for (src, dst), var in taken.items()))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1

@@ -89,19 +89,19 @@ def broadcast_down(
 
 
 def chained_trees(boxes: Sequence[Sequence[int]]) -> list[dict[int, int | None]]:
-    """Two trees for every place in a box: {rank: parent}.
+    """Two trees for every local rank number: {rank: parent}.
 
-    The ranks at the place are joined by the trees; the rest of a box, in turn, hangs behind its
-    rank there in a chain. A single box has two trees over all its ranks.
+    The trees join the ranks of that number in all boxes; the other ranks of a box follow their rank
+    in a chain. A single box has two trees over all its ranks.
     """
     if len(boxes) == 1:
         return two_trees(list(boxes[0]))
-    found = []
+    trees = []
     for place in range(len(boxes[0])):
         chains = [[*box[place:], *box[:place]] for box in boxes]
         behind = {rank: before for chain in chains for before, rank in itertools.pairwise(chain)}
-        found += [{**tree, **behind} for tree in two_trees([chain[0] for chain in chains])]
-    return found
+        trees += [{**tree, **behind} for tree in two_trees([chain[0] for chain in chains])]
+    return trees
 
 
 def all_reduce_trees(b: ProgramBuilder, boxes: Sequence[Sequence[int]]) -> None:

@@ -1,8 +1,8 @@
-"""Programs for reductions that look at whole tensors: Adasum and the model combiner.
+"""Programs for reductions that need whole tensors: Adasum and the model combiner.
 
-Adasum comes as a tree (whole tensors meet in pairs) and in the vector-halving form of Maleki et al.
-(MLSys 2021, section 4), in which ranks keep slices and add up three partial dot products. The
-combiner folds in rank order. `ark.comm.classics.build` calls these.
+Adasum exists as a tree (whole tensors are combined in pairs) and in the vector-halving form of
+Maleki et al. (MLSys 2021, section 4), in which ranks keep slices and add up three partial dot
+products. The combiner folds in rank order. Called by `ark.comm.classics.build`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from ark.collective import IN, OUT, ProgramBuilder, Span
 
 
 def adasum_tree(b: ProgramBuilder) -> None:
-    """Whole tensors meet in pairs up a binomial tree to rank 0, which sends the result down."""
+    """Whole tensors are combined in pairs up a binomial tree to rank 0, which sends the result
+    down.
+    """
     levels = b.ranks.bit_length() - 1
     received = b.scratch(levels * b.chunks, "receive")
     whole = Span(OUT, 0, b.chunks)
@@ -58,7 +60,7 @@ def adasum_halving(b: ProgramBuilder) -> None:
 
 
 def _share_dots(b: ProgramBuilder, pairs: list[tuple[Span, Span]], slots: Span, group: int) -> Span:
-    """Adds up the dot products of all pairs in every group of ranks; returns where the sum is."""
+    """Adds up the dot products of all pairs in every group of ranks; returns the sum's span."""
     received, partial, total = slots.start, slots.start + b.ranks, slots.start + b.ranks + 1
     for rank, (first, second) in enumerate(pairs):
         b.dot(rank, first, second, Span(slots.buffer, partial))

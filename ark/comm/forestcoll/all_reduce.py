@@ -54,7 +54,7 @@ def optimal_all_reduce(topology: Topology, in_network: bool = False) -> AllReduc
     """Returns the best rate of an all-reduce by trees, and the proof that none is better.
 
     With `in_network` switches multicast and sum where they can: no trees do better than `bound`;
-    whether some reach the rate, `ark.comm.forestcoll.forest` finds out by drawing them.
+    `ark.comm.forestcoll.forest` tries to reach the rate by drawing trees.
     """
     net = network(topology)
     reverse = topology.reverse()

@@ -1,4 +1,5 @@
-"""The test that every step of ForestColl uses: each cut has the capacity for what must leave it.
+"""The test used by every step of ForestColl: each cut has the capacity for the data that must leave
+it.
 
 Ranks hold demands d_v, the trees still to be rooted at v. A node set S that lacks some rank is
 violated when the capacity leaving S is below the demand inside it. With a source s and arcs s -> v
@@ -88,7 +89,7 @@ class RootedCuts:
         solver.set_arcs_capacity(
             self._arcs, np.concatenate([capacity, demand, np.full(self._members, endless)])
         )
-        found = []
+        broken = []
         for orbit in [[rank] for rank in range(self._ranks)] if orbits is None else orbits:
             if solver.solve(self._source, orbit[0]) != solver.OPTIMAL:
                 raise InternalError(f"the maximum-flow solver failed towards node {orbit[0]}.")
@@ -96,13 +97,13 @@ class RootedCuts:
             if flow < total:
                 side = np.zeros(self._source + 1 + len(demand), dtype=bool)
                 side[solver.get_source_side_min_cut()] = True
-                found.append(Violation(total - flow, side[: self._count]))
+                broken.append(Violation(total - flow, side[: self._count]))
                 if first_only:
                     break
-            # Cuts without these ranks are done; what remains has them on the source's side.
+            # Cuts without these ranks are done; the remaining cuts have them on the source's side.
             for rank in orbit:
                 solver.set_arc_capacity(self._first_source_arc + rank, endless)
-        return found
+        return broken
 
 
 def violated_in(

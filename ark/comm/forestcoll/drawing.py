@@ -59,9 +59,9 @@ class Pool:
 class Drawing:
     """A tree being drawn from its root towards all ranks, with its images.
 
-    `rest` is the capacity that the drawing has left, `open` the edges that may still be taken. Of
-    the open edges from the ranks nearest to the root, one with most spare capacity is taken: what
-    its sender does not need for its own trees, and `taste` on top.
+    `rest` is the remaining capacity, `open` the edges that may still be taken. Of the open edges
+    from the ranks nearest to the root, the one with the most spare capacity is taken: capacity that
+    its sender does not need for its own trees, plus `taste`.
     """
 
     def __init__(self, residual: Ints, pending: Ints, pool: Pool, root: int, taste: Ints) -> None:
@@ -100,7 +100,7 @@ class Drawing:
                 level += 1
 
     def most_copies(self) -> int:
-        """Returns how many copies of the complete drawing all capacities and cuts have room for."""
+        """Returns how many copies of the complete drawing fit into all capacities and cuts."""
         used = self.residual - self.rest
         by_capacity = int((self.residual[used > 0] // used[used > 0]).min())
         return min(by_capacity, self.pool.most_copies(self.root, tuple(self.edges)))
@@ -128,7 +128,7 @@ class Drawing:
         self._close(np.any(crossed | leaves, axis=1))
 
     def _close(self, changed: Mask) -> None:
-        """Closes the edges that would cross a cut, of those that changed, beyond its slack."""
+        """Closes changed edges that would exceed the slack of a cut."""
         most = self.crossings + self.left.sum(axis=1)
         for cut in np.nonzero(changed & (self.pool.slack < most))[0]:
             inside = self.pool.inside[cut].astype(np.float32)

@@ -1,7 +1,7 @@
-"""The trees of a collective on a topology, checked: what users of ForestColl ask for.
+"""The trees of a collective on a topology, checked: the interface of ForestColl.
 
 `forest` runs the steps (optimum, then isomorphic trees or packing) and returns a `Forest`; `trees`
-returns the trees alone. `ark.comm.forestcoll.lower` and the command line call them. Every forest is
+returns only the trees. `ark.comm.forestcoll.lower` and the command line call them. Every forest is
 checked against the topology before it is returned.
 """
 
@@ -38,9 +38,9 @@ _MOST_TREES = 1 << 14
 class Forest:
     """The trees of one collective: `reducing` run first (towards roots), then `gathering`.
 
-    Every tree carries `count` equal units of the data. `optimum` is that of one phase, where a unit
-    is 1/k of what one root sends or receives, or that of an all-reduce whose roots carry unequal
-    shares and whose two phases run at once, on a part of every link each.
+    Every tree carries `count` equal units of the data. `optimum` is that of one phase, in which a
+    unit is 1/k of the data that one root sends or receives, or that of an all-reduce whose roots
+    carry unequal shares and whose two phases run at once, each on a part of every link.
     """
 
     topology: Topology
@@ -85,11 +85,12 @@ def forest(
     k: int | None = None,
     root: str | None = None,
 ) -> Forest:
-    """Returns trees that run the collective at the optimal rate or, with k trees a root, the best.
+    """Returns trees that run the collective at the optimal rate or, with k trees per root, the
+    best.
 
-    `root`, a rank's id, is for broadcast and reduce only. Raises TopologyError for a topology at
-    fault, UnsupportedError for one so large that its trees would not fit memory, or that is too
-    large to pack (2^21 ranks times links) and has too little symmetry to do without.
+    `root`, a rank's id, is for broadcast and reduce only. Raises TopologyError for an invalid
+    topology, UnsupportedError for one that is so large that its trees would not fit memory, or that
+    is too large to pack (2^21 ranks times links) and not symmetric enough to avoid packing.
     """
     if collective not in COLLECTIVES:
         raise InvalidUsageError(
@@ -108,10 +109,10 @@ def forest(
     if collective in ("reduce_scatter", "reduce"):
         optimum, outward = _gathering(reverse, k, roots)
         return Forest(topology, collective, optimum, reducing=_reversed(outward))
-    made = None
+    result = None
     if k is None:
-        made = _joint(topology) or _weighted(topology)
-    return made or _in_two_phases(topology, k)
+        result = _joint(topology) or _weighted(topology)
+    return result or _in_two_phases(topology, k)
 
 
 def _in_two_phases(topology: Topology, k: int | None) -> Forest:
@@ -128,19 +129,19 @@ def _in_two_phases(topology: Topology, k: int | None) -> Forest:
 
 
 def _joint(topology: Topology) -> Forest | None:
-    """Returns an all-reduce for switches that multicast or sum; None where they do not help."""
+    """Returns an all-reduce for switches that multicast or sum; None if they do not help."""
     if not (topology.multicast or topology.reduces):
         return None
     drawn = draw_joint(topology)
     if drawn is None or drawn[0] <= optimal_all_reduce(topology).rate:
         return None
-    rate, bound, found = drawn
+    rate, bound, drawn_trees = drawn
     net = network(topology)
-    k = sum(tree.count for tree in found) // net.ranks
-    check(net, net.ranks * k / rate, net.demand * k, found, topology.multicast)
+    k = sum(tree.count for tree in drawn_trees) // net.ranks
+    check(net, net.ranks * k / rate, net.demand * k, drawn_trees, topology.multicast)
     even = (rate / net.ranks,) * net.ranks
     optimum = AllReduceOptimum(rate, bound, even, (), (), True)
-    return Forest(topology, "all_reduce", optimum, _reversed(found), found)
+    return Forest(topology, "all_reduce", optimum, _reversed(drawn_trees), drawn_trees)
 
 
 def _finer(trees: tuple[Tree, ...], times: int) -> tuple[Tree, ...]:
@@ -159,8 +160,8 @@ def _finer(trees: tuple[Tree, ...], times: int) -> tuple[Tree, ...]:
 
 
 def _weighted(topology: Topology) -> Forest | None:
-    """Returns an all-reduce with unequal roots; None where equal ones are as good, or are all that
-    can be had: exchanging all capacity through switches needs links that balance at every node.
+    """Returns an all-reduce with unequal roots; None if equal ones are as fast, or are the only
+    ones possible: exchanging all capacity through switches needs links that balance at every node.
     """
     best = optimal_all_reduce(topology)
     if best.uniform or len(topology.ranks) * len(topology.links) > _MOST_PACKED:
@@ -179,11 +180,11 @@ def _weighted(topology: Topology) -> Forest | None:
     for each, shares in ((net, best.gather), (reverse, best.reduce)):
         part = replace(each, bandwidth=shares)
         try:
-            found = _pack(part, part.capacity(scale), demand)
+            packed = _pack(part, part.capacity(scale), demand)
         except InternalError:
             return None
-        check(part, scale, demand, found)
-        outcome.append(found)
+        check(part, scale, demand, packed)
+        outcome.append(packed)
     return Forest(topology, "all_reduce", best, _reversed(outcome[1]), outcome[0])
 
 
@@ -277,11 +278,11 @@ def check(
     gathering: Sequence[Tree],
     multicast: Sequence[str] = (),
 ) -> None:
-    """Raises InternalError unless the trees do what is claimed of them.
+    """Raises InternalError unless the trees satisfy their claims.
 
     Each tree spans all ranks from its root, the trees of a root sum to its demand, and the trees on
-    every physical link are at most `scale` times its bandwidth; a switch in `multicast` sends on
-    what a tree sends it.
+    every physical link are at most `scale` times its bandwidth; a switch in `multicast` forwards a
+    tree's data.
     """
     ranks, switches = net.topology.ranks, set(net.topology.switches)
     rooted: Counter[int] = Counter()

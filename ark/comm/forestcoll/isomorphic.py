@@ -1,9 +1,9 @@
 """Draws the trees of one root so that those of all roots are their images under a symmetry.
 
-In networks of equal boxes this gives the shallowest trees, and needs no maximum flow: a link's load
-over all images is the drawn trees' use of its orbit, so only uses have to be counted. It may fail
-where trees must intertwine; then the trees are packed one by one. `ark.comm.forestcoll.forest`
-tries it first, and has nothing else for a thousand ranks.
+In networks of equal boxes this gives the shallowest trees without a maximum flow: a link's load
+over all images is the drawn trees' use of its orbit, so only uses are counted. It may fail if trees
+must intertwine; then the trees are packed one by one. `ark.comm.forestcoll.forest` tries it first,
+and relies on it for a thousand ranks.
 
 Where a switch multicasts, ways of one sender that part there use the links before it once.
 """
@@ -59,7 +59,9 @@ def draw(
 
 
 def _neighbours(net: Network) -> list[list[int]]:
-    """Returns the ranks in groups that hang on the same nodes: those below one leaf switch."""
+    """Returns the ranks in groups that are attached to the same nodes, such as those below one leaf
+    switch.
+    """
     sends: list[list[int]] = [[] for _ in range(net.ranks)]
     for tail, head in zip(map(int, net.tails), map(int, net.heads), strict=True):
         if tail < net.ranks:
@@ -135,7 +137,7 @@ class _Budget:
         return True
 
     def take_copies(self, most: int) -> int:
-        """Uses all links of the tree again, as often as fits and at most `most` times."""
+        """Uses all links of the tree again, as often as they fit and at most `most` times."""
         copies = min([most, *(self._left[orbit] // n for orbit, n in self._used.items())])
         for orbit, count in self._used.items():
             self._left[orbit] -= count * copies
@@ -151,7 +153,7 @@ class _Budget:
 
 
 def _grow(net: Network, budget: _Budget, boxes: list[list[int]], root: int) -> list[_Way] | None:
-    """Returns a tree's edges, drawn breadth first: each box is entered once if that can be."""
+    """Returns a tree's edges, drawn breadth first; each box is entered once if possible."""
     box = {rank: number for number, group in enumerate(boxes) for rank in group}
     reached, entered = {root}, {box[root]}
     ways: list[_Way] = []
@@ -175,14 +177,14 @@ def _grow(net: Network, budget: _Budget, boxes: list[list[int]], root: int) -> l
 def _grow_evenly(
     net: Network, budget: _Budget, boxes: list[list[int]], root: int
 ) -> list[_Way] | None:
-    """Returns a tree's edges, drawn level by level over the ways with most left."""
+    """Returns a tree's edges, drawn level by level over the ways with the most capacity left."""
     reached = {root}
     level = [root]
     ways: list[_Way] = []
     while level and len(reached) < net.ranks:
-        found = [way for rank in level for way in _ways(budget, net.ranks, rank)]
+        candidates = [way for rank in level for way in _ways(budget, net.ranks, rank)]
         level = []
-        for way in sorted(found, key=budget.left, reverse=True):
+        for way in sorted(candidates, key=budget.left, reverse=True):
             if way[-1] not in reached and budget.take(way):
                 reached.add(way[-1])
                 level.append(way[-1])

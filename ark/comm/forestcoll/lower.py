@@ -2,7 +2,7 @@
 
 `ark.comm.synthesize`, the command line and the planner call it. A root's data is cut into as many
 chunks as its trees need; a tree for several chunks moves them with one put. Operations are issued
-level by level over all trees, which is the order in which they can run.
+level by level over all trees, in an order in which they can run.
 """
 
 from __future__ import annotations
@@ -161,7 +161,8 @@ class _Writer:
 
 
 def _in_rounds(trees: tuple[Tree, ...]) -> list[tuple[int, Edge]]:
-    """Returns (tree number, edge) in rounds over all trees: each sender has what it sends by then.
+    """Returns (tree number, edge) in rounds over all trees, in which each sender has received the
+    data that it sends.
 
     Gathering starts at the roots, reducing at the ranks farthest from them.
     """

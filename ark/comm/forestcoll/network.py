@@ -1,4 +1,4 @@
-"""A topology as arrays, which is how every step of ForestColl takes it."""
+"""A topology as arrays, the input of every step of ForestColl."""
 
 from __future__ import annotations
 

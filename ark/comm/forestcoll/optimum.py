@@ -1,6 +1,6 @@
-"""How fast a collective can be on a network: the optimum 1/x*, and what k trees a rank can reach.
+"""The best rate of a collective on a network: the optimum 1/x*, and the rate of k trees per rank.
 
-All-gather of M bytes over N ranks takes at least (M/N)(1/x*) where 1/x* is the largest ratio, over
+All-gather of M bytes over N ranks takes at least (M/N)(1/x*), where 1/x* is the largest ratio, over
 node sets S that lack some rank, of the ranks in S to the bandwidth leaving S; trees attain it
 (ForestColl, section 4). Broadcast from one root is the same with that root counted alone. The
 search is a discrete Newton iteration on exact integers; each round's cut is the next proof.
@@ -59,7 +59,7 @@ def optimal(
 ) -> Optimum:
     """Returns 1/x* with its proof and least number of trees or, for a given k, the best with k.
 
-    `roots` maps rank ids to how much each sends (all ranks 1 by default: all-gather).
+    `roots` maps rank ids to the amount that each sends (all ranks 1 by default: all-gather).
     """
     net = network(topology, roots)
     if k is not None and not 1 <= k <= MOST_TREES:
@@ -76,8 +76,8 @@ def optimal(
 def cut_optimum(topology: Topology, roots: Mapping[str, int] | None = None) -> Optimum:
     """Returns the optimum that cuts alone prove, whatever switches can do.
 
-    Better than that of `optimal` only where switches receive more than they send on, or the other
-    way round; trees that reach it must then be multicast.
+    It differs from that of `optimal` only if switches receive more than they send, or the reverse;
+    trees that reach it must then be multicast.
     """
     return _newton(network(topology, roots))
 
@@ -94,8 +94,8 @@ def unbalanced(net: Network) -> bool:
 def balanced(net: Network) -> Network:
     """Returns the network with as much of every link as trees can use at the best rate.
 
-    A switch cannot multicast, so trees never need more of its links than enters or leaves it. Where
-    all switches balance that is all of every link; ranks need not balance.
+    A switch cannot multicast, so trees never need more of its links than enters or leaves it. If
+    all switches balance, that is all of every link; ranks need not balance.
     """
     return replace(net, bandwidth=_balance(net).shares[0]) if unbalanced(net) else net
 
@@ -139,7 +139,7 @@ def _newton(net: Network) -> Optimum:
 def _ratio(net: Network, capacity: Ints, side: Mask) -> Fraction:
     demand = int(net.demand[side[: net.ranks]].sum())
     if not demand:
-        return Fraction(0)  # all but the one root, which nothing need reach
+        return Fraction(0)  # all but the one root, which needs no data
     return Fraction(demand, int(capacity[side[net.tails] & ~side[net.heads]].sum()))
 
 
@@ -170,9 +170,9 @@ def _fixed(net: Network, best: Optimum, k: int) -> Optimum:
 
 
 def whole_units(net: Network, capacity: Ints) -> Ints:
-    """Returns the capacities less as few units as make what enters every switch leave it.
+    """Returns the capacities, less as few units as make each switch's inflow equal its outflow.
 
-    Rounding down unbalances a switch only where a link and its reverse differ. What is dropped is a
+    Rounding down unbalances a switch only if a link and its reverse differ. The dropped units are a
     least-cost flow from the switches that send too much to those that receive too much, or through
     the ranks, which need not balance.
     """
@@ -186,10 +186,10 @@ def whole_units(net: Network, capacity: Ints) -> Ints:
     arcs = solver.add_arcs_with_capacity_and_unit_cost(
         net.tails, net.heads, capacity, np.ones(len(capacity), dtype=np.int64)
     )
-    every, anywhere = np.arange(ranks), np.full(ranks, nodes)
+    every, unlimited = np.arange(ranks), np.full(ranks, nodes)
     endless, free = np.full(ranks, int(capacity.sum())), np.zeros(ranks, dtype=np.int64)
-    solver.add_arcs_with_capacity_and_unit_cost(every, anywhere, endless, free)
-    solver.add_arcs_with_capacity_and_unit_cost(anywhere, every, endless, free)
+    solver.add_arcs_with_capacity_and_unit_cost(every, unlimited, endless, free)
+    solver.add_arcs_with_capacity_and_unit_cost(unlimited, every, endless, free)
     supplies = np.append(surplus, -surplus.sum())
     solver.set_nodes_supplies(np.arange(nodes + 1), supplies)
     if solver.solve() != solver.OPTIMAL:

@@ -1,14 +1,14 @@
 """Packs spanning trees into a network of ranks: the third step of ForestColl, shallow trees first.
 
 Edmonds (1973): if every cut keeps its demand, the trees exist. The papers' algorithm (Berczi and
-Frank 2010) adds one edge after another, each with a maximum flow that says how many trees may take
-it. Here a whole tree is drawn at once, breadth first, past a pool of the cuts known so far
-(`ark.comm.forestcoll.drawing`); one check then accepts it or adds the cuts that it broke to the
-pool, and it is drawn again. Every accepted state keeps every cut, so packing never has to go back.
+Frank 2010) adds one edge after another, each with a maximum flow that gives the number of trees
+that may take it. Here a whole tree is drawn at once, breadth first, within a pool of the known cuts
+(`ark.comm.forestcoll.drawing`); a check then accepts it or adds the cuts that it broke to the pool,
+and it is drawn again. Every accepted state keeps every cut, so packing never backtracks.
 
-Where the network has symmetries, a tree is drawn together with its images under them: equal roots
-get equal trees. What cannot be packed so is packed under a smaller group, in the end under none.
-`ark.comm.forestcoll.forest` calls `pack`.
+If the network has symmetries, a tree is drawn together with its images under them, so equal roots
+get equal trees. What cannot be packed in this way is packed under a smaller group, finally under
+none. `ark.comm.forestcoll.forest` calls `pack`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _MOST_RANKS_REPACKED = 64
 
 @dataclass(frozen=True)
 class Branching:
-    """A spanning tree of rank numbers: its edges, parents before children, and how many like it."""
+    """A spanning tree of rank numbers: its edges, parents before children, and the number of
+    copies.
+    """
 
     root: int
     edges: tuple[tuple[int, int], ...]
@@ -51,8 +53,8 @@ Family = list[Branching]  # a tree and its images
 def pack(matrix: Ints, demand: Ints) -> list[Branching]:
     """Returns trees, demand[v] of them rooted at v, that use matrix[x, y] units of (x, y) at most.
 
-    Every cut must be enough for `demand`. The tallest trees and a random part of the others are
-    then taken out and packed again, a fixed number of times; what is lower is kept.
+    Every cut must suffice for `demand`. The tallest trees and a random part of the others are then
+    removed and packed again, a fixed number of times; the lower result is kept.
     """
     families = _pack(matrix, demand, np.zeros_like(matrix))
     least = _eccentricity(matrix, demand)
@@ -95,7 +97,7 @@ def _eccentricity(matrix: Ints, demand: Ints) -> int:
 
 
 def _pack(matrix: Ints, demand: Ints, taste: Ints) -> list[Family]:
-    """Returns the trees; roots take turns, so that none is left with the worst.
+    """Returns the trees; roots take turns, so that no root gets only bad trees.
 
     `taste` is added to an edge's spare capacity when edges are chosen.
     """
@@ -127,7 +129,9 @@ def _images(tree: Branching, group: Group) -> Family:
 
 
 def _without(residual: Ints, pending: Ints, tree: Branching, group: Group) -> tuple[Ints, Ints]:
-    """Returns what is left after the tree and its images; may be negative for a rejected tree."""
+    """Returns the capacities and demands after the tree and its images; may be negative for a
+    rejected tree.
+    """
     residual, pending = residual.copy(), pending.copy()
     for x, y in tree.edges:
         residual[group.images[:, x], group.images[:, y]] -= tree.count
@@ -136,10 +140,10 @@ def _without(residual: Ints, pending: Ints, tree: Branching, group: Group) -> tu
 
 
 def _grow(residual: Ints, pending: Ints, pool: Pool, root: int, taste: Ints) -> Branching | None:
-    """Returns a tree that, with its images, leaves every cut enough for what is then still pending.
+    """Returns a tree that, with its images, leaves every cut enough for the pending demands.
 
-    As many copies are taken as the capacities and cuts allow. Returns None where there is no tree
-    with images under the pool's group; without images there always is one (Berczi and Frank 2010).
+    As many copies are taken as the capacities and cuts allow. Returns None if no tree with images
+    under the pool's group exists; without images there always is one (Berczi and Frank 2010).
     """
     while True:
         drawing = Drawing(residual, pending, pool, root, taste)

@@ -82,7 +82,7 @@ class Programme:
         able = (net.topology.multicast, net.topology.reduces) if in_network else ((), ())
         copying = [{number[node] for node in nodes_able} for nodes_able in able]
         switch_roots = sorted(copying[0] & copying[1])
-        # What root v sends is coefficients[v, i] of variable i, summed.
+        # Root v sends coefficients[v, i] of variable i, summed.
         self._roots: Ints = np.array([*range(net.ranks), *switch_roots], dtype=np.int64)
         self._coefficients = (
             np.eye(len(self._roots), dtype=np.int64) if demand is None else demand[:, None]
@@ -143,7 +143,7 @@ class Programme:
         return True
 
     def solve(self, known: Point) -> Point:
-        """Returns the best point found, or `known` with its bound where it is not bettered."""
+        """Returns the best point found, or `known` with its bound if it is not improved."""
         for _ in range(_MOST_ROUNDS):
             if self._solver.Solve() != self._solver.OPTIMAL:
                 break
@@ -225,10 +225,10 @@ class Programme:
         return True
 
     def _bound(self, hoped: Fraction) -> Fraction:
-        """Returns what the solver's multipliers, as fractions, prove to be an upper bound.
+        """Returns the upper bound that the solver's multipliers, as fractions, prove.
 
-        Any multipliers of cuts that count every rate at least once in all give one; denominators
-        are raised until the proof meets the rate that is hoped for.
+        Any multipliers of cuts that count every rate at least once in total give one; denominators
+        are raised until the proof meets the expected rate.
         """
         proofs = []
         for largest in _DENOMINATORS:

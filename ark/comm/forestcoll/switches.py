@@ -1,11 +1,11 @@
-"""Takes the switches out of a network, the second step of ForestColl, and keeps every cut enough.
+"""Removes the switches from a network, the second step of ForestColl, preserving every cut.
 
 A switch cannot multicast, so trees are packed between ranks only. Removing switch w replaces
 capacity on (u, w) and (w, t) by capacity on (u, t), as much as leaves every cut its demand;
 Eulerian networks always allow a complete exchange (ForestColl, section 5.3; Jackson 1988). Instead
-of one exchange at a time, a whole even distribution is proposed and checked at once; where it
-breaks a cut, that cut rules out pairs and the rest is proposed anew. `ark.comm.forestcoll.forest`
-calls `remove_switches`.
+of one exchange at a time, a whole even distribution is proposed and checked at once; if it breaks a
+cut, that cut rules out pairs and the rest is proposed again. `ark.comm.forestcoll.forest` calls
+`remove_switches`.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _remove(matrix: Ints, switch: int, demand: Ints) -> Ints:
 def _exchange_some(matrix: Ints, switch: int, exchange: Ints, demand: Ints, dead: Mask) -> Ints:
     """Makes one exchange as far as cuts allow and marks the pairs that its tight cut rules out.
 
-    Every cut that an exchange touches loses just what is exchanged, so the largest deficit after
-    the whole exchange is what has to be given back.
+    Every cut that an exchange touches loses exactly the exchanged units, so the largest deficit
+    after the whole exchange is the amount to undo.
     """
     violations = violated_in(_exchange(matrix, switch, exchange[None]), demand)
     worst: Violation = max(violations, key=lambda violation: violation.deficit)
@@ -145,7 +145,7 @@ def _fill(into: Ints, out: Ints, levels: list[tuple[Ints, Ints]], rows: list[Int
 
 
 def _parts_without(matrix: Ints, switch: int) -> Ints:
-    """Returns the number of the connected part that each node is in once `switch` is gone."""
+    """Returns, for each node, the number of its connected part after `switch` is removed."""
     linked = (matrix + matrix.T) > 0
     linked[switch, :] = linked[:, switch] = False
     parts = np.full(len(matrix), -1, dtype=np.int64)
@@ -180,7 +180,7 @@ def _join(paths: Paths, before: Ints, after: Ints, switch: int) -> None:
 
 
 def _without_loops(path: Path) -> Path:
-    """Returns the path with the rounds cut out that lead back to a node it passed."""
+    """Returns the path without cycles through a node that it already passed."""
     short: list[int] = []
     for node in path:
         if node in short:

@@ -1,9 +1,9 @@
-"""Finds permutations of ranks, and of all nodes, that leave a network as it is.
+"""Finds permutations of ranks, and of all nodes, under which a network is invariant.
 
 Ranks of boxes, rails, grids and cubes are numbered so that shifts of digits of the rank number are
 symmetries. Such groups are proposed, largest first, and tested on every capacity; nothing is
-assumed. No element but the identity leaves any rank in place, so all orbits of ranks have the
-group's size. The packing draws isomorphic trees at once with a group of ranks (`groups_of`);
+assumed. No element but the identity fixes any rank, so all orbits of ranks have the group's size.
+The packing draws isomorphic trees at once with a group of ranks (`groups_of`);
 `ark.comm.forestcoll.isomorphic` expands one root's trees to all with one of nodes.
 """
 
@@ -42,15 +42,15 @@ def candidates(ranks: int) -> list[tuple[Shape, tuple[int, ...]]]:
     shapes = [shape for shape in _factorings(ranks, _MOST_DIGITS) if shape]
     if ranks & (ranks - 1) == 0:
         shapes.append((2,) * (ranks.bit_length() - 1))
-    found: list[tuple[Shape, tuple[int, ...]]] = []
+    systems: list[tuple[Shape, tuple[int, ...]]] = []
     for shape in dict.fromkeys(shapes):
         if len(shape) == 2:
-            found.append((shape, (-1,)))
+            systems.append((shape, (-1,)))
         for count in range(1, len(shape) + 1):
-            found += [
+            systems += [
                 (shape, moving) for moving in itertools.combinations(range(len(shape)), count)
             ]
-    return sorted(found, key=lambda each: -_size(*each))
+    return sorted(systems, key=lambda each: -_size(*each))
 
 
 def _size(shape: Shape, moving: tuple[int, ...]) -> int:
@@ -69,9 +69,10 @@ def _factorings(number: int, most: int) -> Iterator[Shape]:
 
 
 def shift(shape: Shape, axis: int) -> Ints:
-    """Returns where each rank goes when a digit of its number goes up by one, the last to zero.
+    """Returns the image of each rank when a digit of its number is incremented, the last digit
+    value wrapping to zero.
 
-    With axis -1, and two digits, all ranks turn by one in the order of the second digit first.
+    With axis -1, and two digits, all ranks rotate by one in the order of the second digit first.
     """
     ranks = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
     if axis >= 0:
@@ -87,9 +88,9 @@ def _keeps(image: Ints, matrix: Ints, demand: Ints) -> bool:
 
 
 def _group(points: int, generators: Sequence[Ints], ranks: int | None = None) -> Group:
-    made = generated(points, generators, ranks)
-    assert made is not None
-    return made
+    group = generated(points, generators, ranks)
+    assert group is not None
+    return group
 
 
 def find_symmetry(net: Network) -> Group:
@@ -116,15 +117,15 @@ def find_symmetry(net: Network) -> Group:
 
 
 def unmoved(net: Network) -> Group:
-    """Returns the group that moves nothing."""
+    """Returns the trivial group."""
     return _group(len(net.topology.nodes), [])
 
 
 def _extend(image: Ints, capacities: dict[tuple[int, int], Fraction], net: Network) -> Ints | None:
     """Returns the permutation of all nodes that moves ranks by `image`; None if links forbid it.
 
-    A switch is known by its links to nodes already mapped; isomorphic switches keep their order, so
-    that shifts that come back to the start for all ranks do so for all switches.
+    A switch is identified by its links to nodes already mapped; isomorphic switches keep their
+    order, so that shifts that are the identity on all ranks are so on all switches.
     """
     nodes = len(net.topology.nodes)
     moved = {rank: int(image[rank]) for rank in range(net.ranks)}

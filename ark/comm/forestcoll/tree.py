@@ -1,4 +1,4 @@
-"""A spanning tree on the physical network: what ForestColl makes and what programs follow."""
+"""A spanning tree on the physical network: the result of ForestColl and the input of programs."""
 
 from __future__ import annotations
 

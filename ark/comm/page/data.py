@@ -1,4 +1,4 @@
-"""What the page draws, as plain JSON data: nodes with places, links, runs with their puts.
+"""The page's content as plain JSON data: nodes with positions, links, runs with their puts.
 
 `ark.comm.page` embeds the result in the page; the scripts under `assets` read it.
 """
@@ -19,8 +19,8 @@ from ark.comm.page.layout import layout
 from ark.comm.simulate import Routes, SimulationResult
 from ark.comm.topology import Topology
 
-MOST_EVENTS = 40000  # of all runs together, but for the first piece of every chunk
-TICKS = 100_000  # of a run: the grain of the times on the page
+MOST_EVENTS = 40000  # puts of all runs together, except those of the first piece of every chunk
+TICKS_PER_RUN = 100_000  # per run: the resolution of times on the page
 
 Carried = dict[OpRef, tuple[int, int, bool]]
 
@@ -109,7 +109,7 @@ def _run(
     puts = [e for e in result.events if e.route and e.ref in cargo]
     shown = program.pieces
     if len(puts) > most:
-        # All ranks, but of every chunk as many pieces as fit; trees need the first.
+        # All ranks, but only as many pieces of every chunk as fit; trees need the first.
         counts = Counter(e.piece for e in puts)
         total = list(itertools.accumulate(counts[piece] for piece in range(program.pieces)))
         shown = max(1, bisect.bisect_right(total, most))
@@ -125,7 +125,7 @@ def _run(
             chunk, source, reduced = cargo[event.ref]
             rank, where = event.ref.rank, step[event.ref]
             ops.append([rank, op.peer, route, chunk, source, int(reduced), where, op.dst.count])
-    tick = result.time_us / TICKS or 1.0
+    tick = result.time_us / TICKS_PER_RUN or 1.0
     times = [
         [numbers[e.ref], e.piece, round(e.start_us / tick), round((e.left_us - e.start_us) / tick)]
         for e in puts
@@ -146,7 +146,7 @@ def _run(
         "latency": [
             round(sum(latency[hop] for hop in itertools.pairwise(route)), 3) for route in routes
         ],
-        "ticks": TICKS,
+        "ticks": TICKS_PER_RUN,
         "packed": pack([ops, times]),
         "shown": shown,
     }

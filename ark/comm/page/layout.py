@@ -1,5 +1,5 @@
-"""Where the page draws each node: boxes as rings of ranks round their switch, grids as grids,
-fat trees in tiers, everything else by distances.
+"""Positions of nodes on the page: boxes as rings of ranks around their switch, grids as grids, fat
+trees in tiers, everything else by distances.
 
 Coordinates are in units in which neighbouring nodes are about one apart; the page scales them.
 """
@@ -19,7 +19,7 @@ _ELLIPSE_WIDTH_TO_HEIGHT = 1.35  # of the ellipse that boxes stand on: the page 
 
 
 def layout(topology: Topology) -> dict[str, Place]:
-    """Returns a place for every node, rounded so that it is the same on every machine."""
+    """Returns a position for every node, rounded so that it is the same on every machine."""
     boxes = topology.equal_boxes()
     if boxes:
         places = _in_boxes(topology, boxes)
@@ -87,9 +87,10 @@ def _on_grid(topology: Topology, shape: tuple[int, ...]) -> dict[str, complex]:
 
 
 def _tiers(topology: Topology) -> list[list[str]] | None:
-    """Returns the ranks and the switches by their hops from a rank, two tiers of switches or more.
+    """Returns the ranks and the switches by their hops from a rank, with two tiers of switches or
+    more.
 
-    None where a link stays within a tier, as in a network that is no tree of switches.
+    None if a link stays within a tier, as in a network that is not a tree of switches.
     """
     near = _neighbours(topology)
     tier = dict.fromkeys(topology.ranks, 0)
@@ -104,7 +105,7 @@ def _tiers(topology: Topology) -> list[list[str]] | None:
 
 
 def _in_tiers(topology: Topology, tiers: list[list[str]]) -> dict[str, complex]:
-    """Ranks at the bottom, below their leaves; above them every switch in the middle of its own."""
+    """Ranks at the bottom, below their leaves; every switch above the middle of its own."""
     near = _neighbours(topology)
     up = {rank: sorted(near[rank]) for rank in tiers[0]}
     row = sorted(tiers[0], key=lambda rank: (up[rank], topology.ranks.index(rank)))

@@ -1,7 +1,7 @@
-"""Predicts how long a collective program takes on a topology: fluid flows with fair sharing.
+"""Predicts the time of a collective program on a topology: fluid flows with fair sharing.
 
-`simulate` is what the command line, the page and TACCL's users call; `tune_pieces` picks how finely
-to cut chunks. What a time compares with is in `ark.comm.bounds`.
+`simulate` is called by the command line, the page and TACCL's users; `tune_pieces` selects how
+finely chunks are cut. Lower bounds are in `ark.comm.bounds`.
 """
 
 from ark.comm.simulate.engine import simulate, tune_pieces

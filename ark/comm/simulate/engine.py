@@ -1,12 +1,11 @@
-"""The event loop of the simulator: which puts flow, how fast, and what they set free.
+"""The event loop of the simulator: which puts flow, at what rate, and what they release.
 
 Alpha-beta with congestion. A put crosses all links of its route at once, as a fluid: its rate is
 its max-min fair share of the links (and node ports, if limited); its data are visible at the peer
-one route latency after its last byte left. Puts of one sender to one receiver over one route go one
-after the other, earlier pieces of the data first and then in the order in which they became ready;
-everything else flows at the same time. Puts that a switch can make one (`in_network`) wait for each
-other and flow as one.
-Local operations take no time unless the cost model says so.
+one route latency after its last byte left. Puts of one sender to one receiver over one route run
+one after the other, earlier pieces of the data first and then in the order in which they became
+ready; everything else flows at the same time. Puts that a switch can merge (`in_network`) wait for
+each other and flow as one. Local operations take no time unless the cost model says so.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ark.errors import InvalidUsageError, PlanError
 
 DOTS_BYTES = 24.0
 MOST_INSTANCES = 1 << 22
-_MAX_ROUNDING_FRACTION = 1e-9  # of a put's bytes: what rounding may leave over
+_MAX_ROUNDING_FRACTION = 1e-9  # of a put's bytes: tolerated rounding error
 
 
 def simulate(
@@ -71,8 +70,8 @@ def tune_pieces(
 ) -> tuple[CollectiveProgram, SimulationResult]:
     """Returns the program with the best of 1, 2, 4, ... 256 pieces, and its simulation.
 
-    Cutting stops where it saves less than 0.5% or would make more than `most_operations`; what
-    reduces whole tensors is not cut.
+    Cutting stops when it saves less than 0.5% or would exceed `most_operations`; programs that
+    reduce whole tensors are not cut.
     """
     best = (program, simulate(program, topology, size_bytes, model))
     if program.reduction is not None and not REDUCTIONS[program.reduction].elementwise:
@@ -174,9 +173,11 @@ class _Engine:
         self.stale = False
 
     def _flows(self) -> dict[int, dict[Hop, int]]:
-        """Joins the puts that switches make one; by their leaders, the links of their flows."""
+        """Merges puts that switches can combine; returns, for each leader, the links of its
+        flow.
+        """
         number = {ref: i for i, ref in enumerate(self.refs)}
-        found = {}
+        flows = {}
         for group in joined(self.program, self.topology):
             members = [number[ref] for ref in group]
             copying = len({ref.rank for ref in group}) == 1
@@ -184,11 +185,11 @@ class _Engine:
             routes = [self.route_of[i] for i in members]
             flow = crossings(routes, copying, frozenset(capable))
             if sum(flow.values()) < sum(len(route) - 1 for route in routes):
-                found[members[0]] = flow
+                flows[members[0]] = flow
                 self.members[members[0]] = members
                 for i in members:
                     self.leader[i] = members[0]
-        return found
+        return flows
 
     def _protocol(self, i: int) -> Protocol:
         narrowest = min(self.routes.capacity[hop] for hop in itertools.pairwise(self.route_of[i]))
@@ -328,7 +329,7 @@ class _Engine:
             for pair, bytes_ in carried.items()
         }
         count = len(self.ops)
-        piece, place = np.divmod(np.arange(len(self.end)), max(count, 1))  # refs ascend by place
+        piece, place = np.divmod(np.arange(len(self.end)), max(count, 1))  # refs ascend by position
         order = np.lexsort((piece, place, np.array(self.start)))
         events = [
             Event(

@@ -1,8 +1,8 @@
-"""Puts that a switch makes one: copies of the same data, and parts of the same sum.
+"""Puts that a switch can merge: copies of the same data, and parts of the same sum.
 
-Where a switch multicasts (NVLS, InfiniBand), puts of one source to several ranks cross the links
-before it once; where it reduces (NVLS, SHARP), puts whose data are summed on arrival cross the
-links behind it once. Programs need not say so: the simulator finds such puts and sends one flow.
+If a switch multicasts (NVLS, InfiniBand), puts of one source to several ranks cross the links
+before it once; if it reduces (NVLS, SHARP), puts whose data are summed on arrival cross the links
+behind it once. Programs need not mark them: the simulator finds such puts and sends one flow.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Hop = tuple[str, str]
 
 
 def joined(program: CollectiveProgram, topology: Topology) -> list[list[OpRef]]:
-    """Returns the groups of puts, two or more each, that switches may turn into one flow.
+    """Returns the groups of puts, two or more each, that switches may merge into one flow.
 
-    As the switches' loads and stores ask, they have one place in the buffers of all their ranks.
-    Members of a group are equally many dependencies deep, so that none waits for another.
+    As switches' loads and stores require, they use the same offset in the buffers of all their
+    ranks. Members of a group have the same dependency depth, so that none waits for another.
     """
     groups: defaultdict[object, list[OpRef]] = defaultdict(list)
     step = steps(program) if topology.multicast or topology.reduces else {}
@@ -48,8 +48,8 @@ def crossings(
 ) -> dict[Hop, int]:
     """Returns how often a group's flow crosses each link.
 
-    Where the routes part (copying) or meet (sums), a switch in `capable` makes one flow of them;
-    any other node passes on each on its own.
+    Where the routes part (copying) or meet (sums), a switch in `capable` merges them into one flow;
+    any other node forwards each separately.
     """
     ways = [route if copying else route[::-1] for route in routes]
     children: defaultdict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)

@@ -1,4 +1,4 @@
-"""What a simulation returns.
+"""The result of a simulation.
 
 The command line prints it, the page draws it.
 """
@@ -27,10 +27,10 @@ class Event:
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """How long a program takes on a topology, and what every link carried.
+    """The time of a program on a topology, and the load of every link.
 
-    `link_bytes` has an entry for every link of the topology, also the idle ones; `link_busy` is
-    the share of the whole time, 0 to 1, that the link would be busy at full bandwidth.
+    `link_bytes` has an entry for every link of the topology, also the idle ones; `link_busy` is the
+    fraction of the time, 0 to 1, that the link would be busy at full bandwidth.
     """
 
     program: str

@@ -1,4 +1,4 @@
-"""Ways through a topology: the default route of a put, checks of named ones, and boxes of ranks.
+"""Routes through a topology: the default route of a put, checks of named ones, and boxes of ranks.
 
 The simulator loads the links of these routes; TACCL takes its paths from them too.
 """
@@ -41,7 +41,7 @@ class Routes:
         self._trees: dict[str, dict[str, str]] = {}
 
     def default(self, src: str, dst: str) -> tuple[str, ...]:
-        """The node ids from `src` to `dst`; ModelError if there is no way."""
+        """The node ids from `src` to `dst`; raises ModelError if there is no path."""
         if src not in self._trees:
             self._trees[src] = self._shortest(src)
         parent = self._trees[src]

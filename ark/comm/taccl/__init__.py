@@ -45,12 +45,12 @@ DEFAULT_SIZE = 1 << 20
 
 @dataclass(frozen=True)
 class Synthesis:
-    """A program and how good TACCL's own alpha-beta model finds it.
+    """A program and its time in TACCL's own alpha-beta model.
 
     `time_us` is the ordered schedule's time; `routing_us` the relaxed time of the routes, at most
-    `gap` (0 to 1) above the least possible; `optimal` says that the gap is closed. Least possible
-    is meant under the sketch, over the `paths` that its model has, and before ordering; what the
-    network itself allows says `ark.comm.bounds.least_us`.
+    `gap` (0 to 1) above the least possible; `optimal`: the gap is closed. Least possible is meant
+    under the sketch, over the `paths` of its model, and before ordering; `ark.comm.bounds.least_us`
+    has the network's own bound.
     """
 
     program: CollectiveProgram
@@ -72,25 +72,21 @@ def synthesize_taccl(
 ) -> Synthesis:
     """Synthesises one collective.
 
-    Args:
-        topology: the network.
-        sketch: what to search; `default_sketch(topology)` if not given.
-        collective: all_gather, reduce_scatter, all_reduce or all_to_all.
-        time_limit_s: the most seconds of search, all stages and phases together; what was found by
-            then is returned with its gap. Writing the models and a first schedule are not search.
-        size_bytes: M as in `ark.comm.simulate.simulate`; the sketch's input_size (bytes of one
-            rank's share) or 1 MiB if not given.
-        reduction: sum (default), max, min or mean, where the collective reduces.
-        pieces: see `ark.collective.types`.
+    Args: topology: the network. sketch: the search space; `default_sketch(topology)` if not given.
+    collective: all_gather, reduce_scatter, all_reduce or all_to_all. time_limit_s: the limit of the
+    search, all stages and phases together; the best result so far is returned with its gap. Writing
+    the models and a first schedule do not count. size_bytes: M as in `ark.comm.simulate.simulate`;
+    by default the sketch's input_size (bytes of one rank's share) or 1 MiB. reduction: sum
+    (default), max, min or mean, if the collective reduces. pieces: see `ark.collective.types`.
 
-    Raises:
-        ModelError: the sketch does not fit or forbids every route of a demand.
-        InvalidUsageError: the collective is none of the four, or a number makes no sense.
+    Raises: ModelError: the sketch does not fit or forbids every route of a demand.
+    InvalidUsageError: another collective, or a number out of range.
     """
     wanted = Collective(collective)
     if wanted not in COLLECTIVES:
         raise InvalidUsageError(
-            f"TACCL cannot do {wanted.value}; it does {', '.join(c.value for c in COLLECTIVES)}."
+            f"TACCL does not support {wanted.value}; it supports "
+            f"{', '.join(c.value for c in COLLECTIVES)}."
         )
     ranks = len(topology.ranks)
     if ranks < 2 or not time_limit_s > 0 or (size_bytes is not None and size_bytes < 1):
@@ -109,7 +105,9 @@ def synthesize_taccl(
         size_bytes = sketch.input_size * ranks if sketch.input_size else DEFAULT_SIZE
     chunk = size_bytes / ranks / sketch.input_chunkup
     gathering = reducing = None
-    middle = deadline  # an all-reduce has two phases, and the second takes what the first leaves
+    middle = (
+        deadline  # an all-reduce has two phases, and the second gets the time that the first leaves
+    )
     if wanted is Collective.ALL_REDUCE:
         middle = (time.monotonic() + deadline) / 2
     if wanted is not Collective.REDUCE_SCATTER:
@@ -131,7 +129,9 @@ def synthesize_taccl(
 
 
 def _plan(graph: Logical, all_to_all: bool, chunk_bytes: float, deadline: float) -> Plan:
-    """Routes in two thirds of the time until `deadline` of time.monotonic(), then orders."""
+    """Searches routes in two thirds of the time until `deadline` of time.monotonic(), then
+    orders.
+    """
     limit = (deadline - time.monotonic()) * 2 / 3
     routing = route(graph, all_to_all, chunk_bytes, limit)
     return graph, routing, order(graph, routing, chunk_bytes, deadline)

@@ -1,7 +1,7 @@
-"""What stage 1 of TACCL chooses from: which chunk may cross which logical link.
+"""The choices of stage 1 of TACCL: which chunk may cross which logical link.
 
 Chunks that a symmetry of the sketch maps to each other share their variables, so only one chunk of
-every orbit, its leader, has variables of its own. `ark.comm.taccl.routing` makes a model of it.
+every orbit, its leader, has its own. `ark.comm.taccl.routing` builds a model of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WIDE_MODEL = 6000  # variables up to which chunks may stray one link from their
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk `index` of what rank `owner` starts with, and the rank that wants it, or -1: all."""
+    """Chunk `index` of the data of rank `owner`, and the rank that needs it, or -1: all."""
 
     owner: int
     wanted_by: int
@@ -72,7 +72,9 @@ class Choices:
         self._fill_table({})
 
     def allow(self, ways: dict[int, list[int]]) -> list[bool]:
-        """Lets leaders also take these ways, lists of links, however long; the solution of them."""
+        """Also allows leaders these ways, lists of links, of any length; returns them as a
+        solution.
+        """
         self._fill_table(ways)
         used = [False] * self.variables
         for number, links in ways.items():
@@ -81,7 +83,7 @@ class Choices:
         return used
 
     def allow_none(self) -> None:
-        """Takes back what `allow` let them."""
+        """Reverts `allow`."""
         self._fill_table({})
 
     def _distances(self, start: int, ways: list[list[int]]) -> list[float]:
@@ -121,7 +123,9 @@ class Choices:
         return self.graph.sketch.leaves_through(chunk.owner % size, edge.sender)
 
     def _allowed(self, number: int, slack: int) -> np.ndarray:
-        """Which links a chunk may cross: permitted ones on paths at most `slack` too long."""
+        """The links that a chunk may cross: permitted ones on paths at most `slack` longer than the
+        shortest.
+        """
         chunk = self.chunks[number]
         usable = [i for i, e in enumerate(self.edges) if self.permitted(chunk, e)]
         ways_out: list[list[int]] = [[] for _ in range(self.graph.ranks)]

@@ -1,8 +1,8 @@
-"""Ways for TACCL's chunks past full links: longer than the shortest, where those lack capacity.
+"""Ways of TACCL's chunks around full links: longer than the shortest, where those lack capacity.
 
-Where the shortest paths of a sketch all cross one thin link, no choice among them is fast. Each
-chunk's way is grown here link by link, always by the one that ends soonest under the loads of what
-was chosen before. The model may choose from these too (`ark.comm.taccl.routing`).
+If the shortest paths of a sketch all cross one thin link, no choice among them is fast. Each
+chunk's way is grown here link by link, always by the one that ends soonest under the loads of
+earlier choices. The model may choose from these too (`ark.comm.taccl.routing`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from ark.comm.taccl.choices import Choices
 
 
 def add_detours(choices: Choices, deadline: float) -> list[bool] | None:
-    """Lets every leader also take the way that the links' loads suggest, however long.
+    """Also allows every leader the way that the links' loads suggest, of any length.
 
-    Returns the solution of these ways; None, with nothing changed, in a model small enough to stray
-    from shortest paths anyway, where symmetries leave chunks in place, or where `deadline` of
-    time.monotonic() passes.
+    Returns the solution of these ways; None, with nothing changed, for a model that is small enough
+    to allow detours anyway, if symmetries fix chunks, or if `deadline` of time.monotonic() passes.
     """
     if choices.slack or any(choices.stabilisers.values()):
         return None
@@ -32,21 +31,21 @@ def add_detours(choices: Choices, deadline: float) -> list[bool] | None:
 def _least_loaded(choices: Choices, deadline: float) -> dict[int, list[int]] | None:
     """Returns the links that every leader's chunk crosses, parents first.
 
-    None where some chunk finds no way, or at `deadline` of time.monotonic(). The symmetries must
-    leave no chunk in place.
+    None if some chunk finds no way, or at `deadline` of time.monotonic(). No chunk may be fixed by
+    a symmetry.
     """
     loads = _Loads(choices)
     ways: dict[int, list[int]] = {}
     for number in choices.leaders:
-        found = _grow(choices, loads, number)
-        if found is None or time.monotonic() > deadline:
+        links = _grow(choices, loads, number)
+        if links is None or time.monotonic() > deadline:
             return None
-        ways[number] = found
+        ways[number] = links
     return ways
 
 
 class _Loads:
-    """Ticks that every physical link is held by what was chosen so far, with all images."""
+    """Ticks for which earlier choices, with all images, hold every physical link."""
 
     def __init__(self, choices: Choices) -> None:
         capacity = choices.graph.topology.capacities()

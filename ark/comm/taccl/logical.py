@@ -1,7 +1,7 @@
-"""The logical links that a sketch leaves, their costs, and the symmetries that hold on them.
+"""The logical links that a sketch allows, their costs, and their symmetries.
 
 A logical link joins two ranks and has one route through the topology. The routing model chooses
-among these; `default_sketch` is here because it tries which symmetries hold.
+among these; `default_sketch` is here because it tests which symmetries hold.
 """
 
 from __future__ import annotations
@@ -153,13 +153,15 @@ def shift(ranks: int, offset: int, group: int) -> Permutation:
 
 
 def broken_symmetry(graph: Logical, permutation: Permutation) -> str | None:
-    """Why the permutation is no symmetry of the logical links, as a clause, or None if it is."""
+    """The reason why the permutation is not a symmetry of the logical links, as a clause, or
+    None.
+    """
     known = {(e.src, e.dst): (e.alpha_us, e.gbps, e.sender is None) for e in graph.edges}
     for (src, dst), cost in sorted(known.items()):
         image = (permutation[src], permutation[dst])
         if known.get(image) != cost:
-            what = "is missing" if image not in known else "costs something else"
-            return f"the image {image[0]} > {image[1]} of the link {src} > {dst} {what}"
+            fault = "is missing" if image not in known else "has another cost"
+            return f"the image {image[0]} > {image[1]} of the link {src} > {dst} {fault}"
     sketch, size = graph.sketch, graph.per_box
     if sketch.senders or sketch.relay_map:
         for owner in range(graph.ranks):
@@ -186,23 +188,23 @@ def symmetries(graph: Logical) -> list[Permutation]:
         if why := broken_symmetry(graph, permutation):
             raise ModelError(f"The sketch's symmetry [{offset}, {group}] does not hold: {why}.")
         generators.append(permutation)
-    made = generated(ranks, [np.array(each) for each in generators], most=_MOST_SYMMETRIES)
-    if made is None:
+    permutations = generated(ranks, [np.array(each) for each in generators], most=_MOST_SYMMETRIES)
+    if permutations is None:
         raise ModelError(
             f"The sketch's symmetries generate more than {_MOST_SYMMETRIES} permutations; "
             "use fewer or larger offsets."
         )
-    return [tuple(map(int, image)) for image in made.images]
+    return [tuple(map(int, image)) for image in permutations.images]
 
 
 def default_sketch(topology: Topology, chunkup: int | None = None) -> Sketch:
     """A sketch from the topology alone: its boxes, every connection inside, rank i to i between.
 
-    Inside a box, direct links where they join all its ranks, else every pair whose way passes no
-    other rank. Where boxes cannot be joined rank to rank, or are not known, all ranks are one box.
-    Takes the symmetries among moving boxes, and moving ranks inside boxes, that hold. `chunkup` is
-    the sketch's input_chunkup; by default 2, or 1 for networks of more than 32 ranks. ModelError
-    where none of these joins all ranks.
+    Inside a box, direct links if they join all its ranks, else every pair whose route passes no
+    other rank. If boxes cannot be joined rank to rank, or are not known, all ranks are one box.
+    Takes the symmetries that hold among moves of boxes and of ranks inside boxes. `chunkup` is the
+    sketch's input_chunkup; by default 2, or 1 for networks of more than 32 ranks. Raises ModelError
+    if none of these joins all ranks.
     """
     ranks = len(topology.ranks)
     if chunkup is None:
@@ -221,7 +223,7 @@ def default_sketch(topology: Topology, chunkup: int | None = None) -> Sketch:
 
 
 def _proposed(topology: Topology, nnodes: int, inside: str, chunkup: int) -> Sketch | None:
-    """The sketch with that way to talk inside boxes; None where it says nothing new."""
+    """The sketch with that kind of connection inside boxes; None if it adds nothing."""
     per_box = len(topology.ranks) // nnodes
     names = set(topology.ranks[:per_box])
     direct = any(link.src in names and link.dst in names for link in topology.links)

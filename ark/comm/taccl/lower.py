@@ -44,9 +44,9 @@ def lower(
 
 
 class _Writer:
-    """Keeps, for each rank, where every chunk lies and how many scratch slots are in use.
+    """For each rank the slots of every chunk and the number of scratch slots in use.
 
-    The scratch buffer's length is known only at the end, so the builder gets it then.
+    The scratch buffer's length is known only at the end, when it is added to the builder.
     """
 
     def __init__(self, b: ProgramBuilder, parts: int) -> None:
@@ -77,7 +77,7 @@ class _Writer:
             self.send(graph.edges[send.edge], send.chunks, targets)
 
     def exchange(self, graph: Logical, routing: Routing, schedule: Schedule) -> None:
-        """Every chunk ends in the slot of its source in `out` on the rank that wants it."""
+        """Every chunk ends in the slot of its source in `out` on its receiver."""
         for rank in range(self.b.ranks):
             own = rank * self.parts
             self.b.copy(rank, Span(IN, own, self.parts), Span(OUT, own, self.parts))
@@ -147,7 +147,7 @@ class _Writer:
                     self.sum(routing.chunks[c], edge.dst, arrived[key], sums.get(key))
 
     def own(self, chunk: Chunk) -> Span:
-        """Where every rank has its own contribution to a chunk."""
+        """The slots of every rank's own contribution to a chunk."""
         return Span(IN, chunk.owner * self.parts + chunk.index)
 
     def sum(self, chunk: Chunk, rank: int, arrived: list[Span], target: Span | None) -> None:

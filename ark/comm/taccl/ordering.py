@@ -1,9 +1,9 @@
-"""Stages 2 and 3 of TACCL: the order of sends on every link, and which of them travel together.
+"""Stages 2 and 3 of TACCL: the order of sends on every link, and which of them are merged.
 
-Stage 2 is a greedy list schedule: when a link is free it takes, of the chunks that wait for it, the
-one with the longest way still to go, then the one that has come the least far. Stage 3 sends up to
-six neighbours in that order on a link between boxes as one message, which costs one alpha, and
-keeps the number that ends first. Shah et al. (NSDI 2023), sections 5.2 and 5.3.
+Stage 2 is a greedy list schedule: a free link takes, of the chunks that wait for it, the one with
+the longest remaining path, then the one with the shortest path so far. Stage 3 sends up to six
+neighbours in that order on a link between boxes as one message, which costs one alpha, and keeps
+the number that ends first. Shah et al. (NSDI 2023), sections 5.2 and 5.3.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class _Scheduler:
         return Schedule(tuple(sends), max((s.end_us for s in sends), default=0.0))
 
     def _rank(self, chunks: tuple[int, ...], e: int) -> tuple[int, int, int, int]:
-        """What the greedy choice sorts by, smallest first; no two messages are equal."""
+        """The key of the greedy choice, smallest first; no two messages are equal."""
         if self.graph.sketch.enforce_ordering and self.graph.edges[e].sender is not None:
             return 0, 0, chunks[0], e
         far = max(self.ahead[c, e] for c in chunks)

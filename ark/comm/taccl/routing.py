@@ -24,11 +24,11 @@ _MOST_PAIRS = 60_000_000  # of chunk and logical link: a quarter of a gigabyte o
 
 @dataclass(frozen=True)
 class Routing:
-    """What stage 1 returns: for each chunk the logical links it crosses, parents first.
+    """The result of stage 1: for each chunk the logical links it crosses, parents first.
 
     `time_us` is the model's relaxed time, `bound_us` the least that the solver could not rule out,
-    `gap` = 1 - bound/time; `optimal` says that the gap is closed. All three are relative to the
-    sketch and to the `paths` that the model had; other sketches and paths may do better.
+    `gap` = 1 - bound/time; `optimal`: the gap is closed. All three are relative to the sketch and
+    to the `paths` of the model; other sketches and paths may do better.
     """
 
     chunks: tuple[Chunk, ...]
@@ -77,8 +77,9 @@ class _Model:
         return self.choices.table
 
     def _start(self, deadline: float) -> tuple[list[bool], str]:
-        """Returns a first solution, by shortest paths or else past the links that they fill, and
-        says which paths the model has."""
+        """Returns a first solution, by shortest paths or else around the links that they fill, and
+        names the paths of the model.
+        """
         paths = f"paths at most {self.choices.slack} longer than the shortest"
         shortest = self.choices.greedy()
         relaxed = self._result(shortest, 0, False, paths).time_us
@@ -163,7 +164,7 @@ class _Model:
         return 0
 
     def _arrivals(self, model: Any, sent: list, number: int, total: Any, most: int) -> None:
-        """A leader arrives once where it is wanted, after it was where it came from."""
+        """A leader arrives once where it is needed, after it has reached its previous rank."""
         chunk, row = self.chunks[number], self.table[number]
         reach = {chunk.owner} | {self.edges[i].dst for i in np.flatnonzero(row >= 0)}
         at = {
@@ -188,7 +189,7 @@ class _Model:
         self._entries(model, sent, chunk, row)
 
     def _entries(self, model: Any, sent: list, chunk: Chunk, row: np.ndarray) -> None:
-        """Says what the rest implies, for the solver's bound: a chunk enters every box it must."""
+        """An implied constraint for the solver's bound: a chunk enters every box that needs it."""
         size = self.graph.per_box
         for box in range(self.graph.sketch.nnodes):
             if box == chunk.owner // size or chunk.wanted_by // size not in (-1, box):

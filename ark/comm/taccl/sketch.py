@@ -8,7 +8,7 @@ one from the topology alone. `ark.comm.taccl.logical` turns a sketch into logica
     intranode_sketch    strategy "none": the direct links inside a box. "switch": the ranks of each
                         list in `switches` reach each other; switch_hyperedge_strategy, one a list,
                         "uc-min" or "uc-max", wants few or many connections among the optimal ones.
-                        "relay": `intranode_conn` {"i": [j, ...]}, who may send to whom
+                        "relay": `intranode_conn` {"i": [j, ...]}, the allowed sends
     internode_sketch    strategy "relay": `internode_conn` {"i": [j, ...]}, local ranks i that send
                         to local ranks j of other boxes, or "direct-map" (i to i), or
                         "fully-connected". `gpus_to_sender_rev_map` {"i": [g, ...]}: data of local
@@ -72,7 +72,7 @@ class Sketch:
 
     @classmethod
     def from_json(cls, source: str | Mapping[str, Any]) -> Sketch:
-        """Reads a sketch from JSON text or the object it holds; ModelError names what is wrong."""
+        """Reads a sketch from JSON text or its parsed object; raises ModelError with the fault."""
         return _sketch(read(source, _File, "the sketch"))
 
 
@@ -146,5 +146,5 @@ def parse_size(size: int | str) -> int:
         return size
     match = re.fullmatch(r"(\d{1,15})([KMG]?)B?", size) if isinstance(size, str) else None
     if match is None or int(match[1]) == 0:
-        raise ModelError(f'The size {size!r:.40} is not understood; write bytes, or "1K", "32M".')
+        raise ModelError(f'The size {size!r:.40} is not valid; write bytes, or "1K", "32M".')
     return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]

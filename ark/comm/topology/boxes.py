@@ -91,13 +91,13 @@ def nvlink_boxes(
     fabric: str = "flat",
     oversubscription: Fraction | int = 1,
 ) -> Topology:
-    """Returns `boxes` boxes of one kind in BOXES, joined as `topology_of_boxes` says.
+    """Returns `boxes` boxes of one kind in BOXES, joined as in `topology_of_boxes`.
 
-    What is given replaces the kind's own figures; `gpus` can change only where a switch joins them.
+    Arguments replace the kind's own figures; `gpus` can change only if a switch joins them.
     """
     box = customise(box_of_kind(kind), gpus=gpus, link=link, nics=nics, nic=nic)
     if boxes < 1:
-        raise InvalidUsageError(f"{kind}: {boxes} boxes were asked for; the least is 1.")
+        raise InvalidUsageError(f"{kind}: boxes={boxes} must be at least 1.")
     return topology_of_boxes([box] * boxes, fabric, oversubscription)
 
 
@@ -148,10 +148,10 @@ def topology_of_boxes(
     """Returns the boxes, of any mix of kinds, on one fabric; a single box has none.
 
     Fabrics: "flat", one switch "net" that every NIC reaches; "rail", a switch "rail<i>" that joins
-    NIC i of all boxes; "leafspine", a switch "leaf<b>" a box whose uplink to "spine" carries the
+    NIC i of all boxes; "leafspine", a switch "leaf<b>" per box whose uplink to "spine" carries the
     sum of the box's NICs divided by `oversubscription`.
 
-    inside, between: what the switches of boxes, and those of the fabric, do with data: "plain",
+    inside, between: the abilities of the switches of boxes, and of the fabric: "plain",
     "multicast", or "reducing", which multicast and sum (NVLS inside, SHARP between).
     """
     if not boxes:

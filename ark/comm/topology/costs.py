@@ -1,7 +1,7 @@
-"""What a put and a reduction cost beside the links: the part of small messages that latency hides.
+"""Costs of a put and of a reduction besides the links, which dominate small messages.
 
 A measured topology carries its own `CostModel` (`ark topo measure`); `TYPICAL` is for the others.
-The simulator applies it; without one, nothing but links takes time.
+The simulator applies it; without one, only links take time.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from fractions import Fraction
 class Protocol:
     """How a put's data and its signal travel.
 
-    Attributes:
-        name: a word, for tables.
-        share: of the bytes on the wire, those that are data, above 0 and at most 1.
-        latency_us: what fences, the signal and the wait add to a put, microseconds.
+    Attributes: name: for tables. share: the fraction of the bytes on the wire that are data, above
+    0 and at most 1. latency_us: added to a put by fences, the signal and the wait, microseconds.
     """
 
     name: str
@@ -28,14 +26,12 @@ class Protocol:
 
 @dataclass(frozen=True)
 class CostModel:
-    """What the links do not say.
+    """Costs that links do not include.
 
-    Attributes:
-        put_overhead_us: time that every put holds its channel before its first byte, microseconds.
-        local_gbps: GB/s at which a rank copies and reduces, counting bytes read and written; None
-            for no time at all.
-        protocols: every put takes the one that is soonest through on links of its own.
-        ports: per node id, the most GB/s that may enter it, and that may leave it.
+    Attributes: put_overhead_us: time for which every put occupies its channel before its first
+    byte, microseconds. local_gbps: GB/s at which a rank copies and reduces, counting bytes read and
+    written; None for no time at all. protocols: every put takes the fastest one on its links.
+    ports: for each node id, the most GB/s that may enter it, and that may leave it.
     """
 
     put_overhead_us: float = 0.0
@@ -48,10 +44,10 @@ class CostModel:
         return min(self.protocols, key=lambda p: p.latency_us + nbytes / p.share / gbps / 1e3)
 
 
-# Data with their flags in 8-byte words, in 128-byte lines, and data with a signal behind a fence.
-# Shares follow from the forms. Latencies are the differences between the three in the tuning tables
-# of NCCL 2 for a hop of a ring on NVLink (0.6, 1.9 and 3.4 us); the links have the first already.
-# A put's overhead and the speed of sums (two reads and a write of memory, on a part of the
+# Data with flags in 8-byte words, in 128-byte lines, and data with a signal after a fence. Shares
+# follow from the formats. Latencies are the differences between the three in the tuning tables of
+# NCCL 2 for a hop of a ring on NVLink (0.6, 1.9 and 3.4 us); the links include the first already. A
+# put's overhead and the speed of sums (two reads and a write of memory, on a part of the
 # processors) are round figures for present accelerators, not measured here.
 TYPICAL = CostModel(
     put_overhead_us=0.1,

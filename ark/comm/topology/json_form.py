@@ -60,14 +60,14 @@ class _Network(Closed, frozen=True):
     costs: _Costs | None = None
 
 
-# Faults that a place says more about than its type.
+# Faults for which the location's sentence says more than the type.
 _FAULTS = {"kind": "unknown kind", "bandwidth": "bad bandwidth", "latency_us": "bad latency"}
 
 
 def from_json(source: str | dict[str, Any], name: str = "topology") -> Topology:
-    """Returns the topology in JSON text or in a parsed object; TopologyError says what is wrong.
+    """Returns the topology in JSON text or in a parsed object; raises TopologyError with the fault.
 
-    name: its name where the JSON gives none.
+    name: its name if the JSON has none.
     """
     try:
         form = read(source, _Network, "the topology")
@@ -94,9 +94,9 @@ def from_json(source: str | dict[str, Any], name: str = "topology") -> Topology:
 
 
 def to_json(topology: Topology) -> str:
-    """Returns the JSON text, of which `from_json` makes an equal topology.
+    """Returns the JSON text, from which `from_json` makes an equal topology.
 
-    One node or link a line; a link and its equal reverse share one.
+    One node or link per line; a link and its equal reverse share one.
     """
     nodes: list[dict[str, Any]] = [{"id": node, "kind": "rank"} for node in topology.ranks]
     for node in topology.switches:
@@ -146,7 +146,7 @@ def _links(entry: _Link) -> list[Link]:
 
 
 def parse_bandwidth(value: int | float | str, where: str) -> Fraction:
-    """Returns the bandwidth, GB/s, of an integer or "a/b"; `where` opens the error's sentence."""
+    """Returns the bandwidth, GB/s, of an integer or "a/b"; `where` begins the error's sentence."""
     if not isinstance(value, str):
         return exact_bandwidth(value, where)
     try:

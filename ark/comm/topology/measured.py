@@ -1,7 +1,7 @@
-"""Topologies as measured: what puts between pairs of ranks took, written into the links.
+"""Measured topologies: the times of puts between pairs of ranks, fitted to the links.
 
-`ark topo measure` takes the times; `fit` makes a latency and a bandwidth of them, and `measured`
-gives every link what the pairs whose way passes it show.
+`ark topo measure` measures the times; `fit` turns them into a latency and a bandwidth, and
+`measured` gives every link the figures of the pairs whose routes pass it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from ark.comm.topology.costs import CostModel, Protocol
 from ark.comm.topology.model import Link, Topology
 
 _LEAST_GBPS = Fraction(1, 1000)
-_MAX_EQUAL_RATIO = (
-    1.15  # links whose figures differ by a smaller factor count as equal: so do repeats
-)
+_MAX_EQUAL_RATIO = 1.15  # links with figures closer than this count as equal
 
 
 @dataclass(frozen=True)
@@ -33,10 +31,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Pair:
-    """What was measured between ranks number `one` and `other`, each way at once.
+    """The measurement between ranks number `one` and `other`, in both directions at once.
 
-    lines: per protocol. put_overhead_us: what one more put costs. local_gbps: bytes read and
-    written for a sum, per time; None where a sum was too quick to tell.
+    lines: per protocol. put_overhead_us: the cost of one more put. local_gbps: bytes read and
+    written for a sum, per time; None if a sum was too quick to measure.
     """
 
     one: int
@@ -49,9 +47,9 @@ class Pair:
 def fit(sizes: Sequence[int], times_us: Sequence[float]) -> Line:
     """Returns the line with the least sum of squared relative errors, neither part below zero.
 
-    sizes: bytes, two or more different ones. times_us: microseconds, above 0. Times that are not
-    those of a line, because other programs held the ranks up, show no bandwidth above twice what
-    any of them attained.
+    sizes: bytes, two or more different ones. times_us: microseconds, above 0. If the times do not
+    fit a line, because other programs delayed the ranks, the bandwidth is at most twice the largest
+    that any of them attained.
     """
     n, t = np.array(sizes, float), np.array(times_us, float)
     rows = np.stack([1 / t, n / t], axis=1)

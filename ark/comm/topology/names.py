@@ -69,7 +69,7 @@ def load(source: str) -> Topology:
 
 
 def named(name: str) -> Topology:
-    """Returns the topology that GRAMMAR calls `name`; InvalidUsageError where it calls none so."""
+    """Returns the topology with that name in GRAMMAR; raises InvalidUsageError for other names."""
     body, _, tail = name.partition(":")
     if body == "detect" and not tail:
         return detect()
@@ -123,16 +123,18 @@ def _boxes(name: str, body: str, options: dict[str, str]) -> Topology:
                 name, key, "fabric, oversubscription, gpus, nics, link, nic, inside and between"
             )
     for word in body.split("+"):
-        found = re.fullmatch(rf"({'|'.join(BOXES)})(?:x(\d{{1,6}}))?", word)
-        if not found:
+        match = re.fullmatch(rf"({'|'.join(BOXES)})(?:x(\d{{1,6}}))?", word)
+        if not match:
             raise InvalidUsageError(
                 f"{name!r} is neither a file nor the name of a topology; `ark topo --help` "
                 "lists the names, for example h100x4, mi300x, ring8, torus4x4."
             )
-        box = customise(box_of_kind(found[1]), **changes)
-        count = int(found[2] or 1)
+        box = customise(box_of_kind(match[1]), **changes)
+        count = int(match[2] or 1)
         if count < 1:
-            raise InvalidUsageError(f"{name}: {count} boxes were asked for; the least is 1.")
+            raise InvalidUsageError(
+                f"{name}: the number of boxes is {count}; it must be at least 1."
+            )
         _check_size(name, count * box.gpus)
         boxes += [box] * count
     return topology_of_boxes(boxes, fabric, oversubscription, **able)

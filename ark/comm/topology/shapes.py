@@ -126,7 +126,7 @@ def _grid(
     return _from_pairs(name, math.prod(shape), pairs, bandwidth, latency_us)
 
 
-def _at_least(what: str, value: int, least: int) -> int:
+def _at_least(subject: str, value: int, least: int) -> int:
     if value < least:
-        raise InvalidUsageError(f"{what}: {value} is too small; the least is {least}.")
+        raise InvalidUsageError(f"{subject}: {value} is too small; the least is {least}.")
     return value

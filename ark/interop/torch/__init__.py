@@ -1,8 +1,8 @@
-"""torch's modules and graphs as kernels of ark; docs/torch.md.
+"""torch's modules and graphs as kernels of ark; see docs/torch.md.
 
-compile holds what users call; graph walks a torch graph, program runs a kernel on torch's tensors.
-iterate runs several iterations a call. The operators are a table (values) that elementwise,
-movement, lookup, reductions, products and attention fill.
+`compile` has the public functions; `graph` converts a torch graph, `program` runs a kernel on
+torch's tensors, `iterate` runs several iterations per call. The operators are a table (`values`)
+that elementwise, movement, lookup, reductions, products and attention fill.
 """
 
 from ark.interop.torch.compile import backend

@@ -1,4 +1,4 @@
-"""ATen operators that are attention, or layers with attention that torch has as one operator."""
+"""ATen operators for attention, and for layers with attention that torch has as one operator."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ark.interop.torch.values import Call, Value, cast, operator, refuse
 def _attention(
     query: Value, key: Value, value: Value, mask: Any, is_causal: bool, scale: float | None
 ) -> Any:
-    """Scaled dot-product attention by its definition; lowering makes one op of it where matrix
-    units take that (ark.lower.rewrite.fuse_attention).
+    """Scaled dot-product attention by its definition; where matrix units support it, lowering makes
+    one op of it (ark.lower.rewrite.fuse_attention).
     """
     q, k, v = query.tensor, key.tensor, value.tensor
     if q.ir.shape[:-2] != k.ir.shape[:-2]:
         raise refuse("attention whose queries and keys differ in heads")
     scale = q.ir.shape[-1] ** -0.5 if scale is None else scale
-    if q.ir.dtype == ark.fp32:  # where the product itself can scale what it stores
-        made = ark.matmul(q, k, transpose_other=True, tf32=products_as_tf32(query))
-        scores = ark.mul(made, float(scale))
+    if q.ir.dtype == ark.fp32:  # if the matmul itself can scale its result
+        product = ark.matmul(q, k, transpose_other=True, tf32=products_as_tf32(query))
+        scores = ark.mul(product, float(scale))
     else:
         scores = ark.matmul(ark.mul(q, float(scale)), k, transpose_other=True)
     if is_causal:
@@ -111,7 +111,7 @@ def _alone(
     causal: bool,
     scale: float | None,
 ) -> list[Any]:
-    """Attention whose other results, which training needs, nobody reads."""
+    """Attention whose other results, which only training needs, are not used."""
     others = len(call.used) - 1
     if dropout or any(call.wants(1 + place) for place in range(others)):
         raise refuse("attention with dropout or its logsumexp")
@@ -152,15 +152,15 @@ def _kept(
 def _layer(x: ark.Tensor, weight: Value, bias: Value | None) -> ark.Tensor:
     """A linear layer of rows (batch, length, columns)."""
     *lead, columns = x.ir.shape
-    made = ark.linear(ark.reshape(x, [-1, columns]), weight.tensor, tf32=products_as_tf32(weight))
+    output = ark.linear(ark.reshape(x, [-1, columns]), weight.tensor, tf32=products_as_tf32(weight))
     if bias is not None:
-        made = ark.add(made, bias.tensor)
-    return ark.reshape(made, [*lead, weight.shape[0]])
+        output = ark.add(output, bias.tensor)
+    return ark.reshape(output, [*lead, weight.shape[0]])
 
 
 def _hidden(mask: Value, kind: int | None, batch: int) -> ark.Tensor:
-    """Which scores (batch, heads, rows, keys) are masked, as torch has it: kind 0 is by row and
-    key, 1 by batch and key, 2 by all. Numbers mask where they are not zero.
+    """The mask of scores (batch, heads, rows, keys), by torch's kinds: 0 is by row and key, 1 by
+    batch and key, 2 by all. Numbers mask if they are not zero.
     """
     given = mask.tensor if mask.dtype == torch.bool else ark.not_equal(mask.tensor, 0.0)
     shapes = {0: [1, 1, *mask.shape[-2:]], 1: [batch, 1, 1, mask.shape[-1]], 2: [*mask.shape]}
@@ -172,7 +172,7 @@ def _hidden(mask: Value, kind: int | None, batch: int) -> ark.Tensor:
 def _heads(
     given: list[ark.Tensor], heads: int, mask: Value | None, kind: int | None, tf32: bool
 ) -> tuple[ark.Tensor, ark.Tensor]:
-    """Attention of heads that lie side by side in rows, and its weights (batch, heads, ...)."""
+    """Attention of heads that are adjacent in rows, and its weights (batch, heads, ...)."""
     batch, rows, columns = given[0].ir.shape
     width = columns // heads
     q, k, v = (
@@ -183,8 +183,8 @@ def _heads(
     if mask is not None:
         scores = ark.where(_hidden(mask, kind, batch), float("-inf"), scores)
     weights = ark.softmax(scores)
-    made = ark.transpose(ark.matmul(weights, v, tf32=tf32), [0, 2, 1, 3])
-    return ark.reshape(made, [batch, rows, columns]), weights
+    output = ark.transpose(ark.matmul(weights, v, tf32=tf32), [0, 2, 1, 3])
+    return ark.reshape(output, [batch, rows, columns]), weights
 
 
 def _parts(x: ark.Tensor, count: int) -> list[ark.Tensor]:
@@ -222,14 +222,14 @@ def _multi_head(
             if qkv_bias is not None:
                 added = Value((embed_dim,), qkv_bias.dtype, qkv_bias.tensor[part])
             given.append(_layer(x.tensor, own, added))
-    made, weights = _heads(given, heads, mask, mask_type, products_as_tf32(query))
+    output, weights = _heads(given, heads, mask, mask_type, products_as_tf32(query))
     if call.wants(1) and need_weights:
         shown = (
             ark.reshape(ark.reduce_mean(weights, 1), call.expected[1][0]) if average else weights
         )
     else:
         shown = None
-    return [_layer(made, weight, bias), shown]
+    return [_layer(output, weight, bias), shown]
 
 
 @operator("_transformer_encoder_layer_fwd.default")
@@ -262,8 +262,8 @@ def _encoder_layer(
 
     def attend(x: ark.Tensor) -> ark.Tensor:
         parts = _parts(_layer(x, qkv_weight, qkv_bias), 3)
-        made, _ = _heads(parts, heads, mask, mask_type, products_as_tf32(src))
-        return _layer(made, proj_weight, proj_bias)
+        output, _ = _heads(parts, heads, mask, mask_type, products_as_tf32(src))
+        return _layer(output, proj_weight, proj_bias)
 
     def feed(x: ark.Tensor) -> ark.Tensor:
         inner = _layer(x, ffn_weight_1, ffn_bias_1)
@@ -273,8 +273,8 @@ def _encoder_layer(
     def norm(x: ark.Tensor, weight: Value, bias: Value) -> ark.Tensor:
         rows = ark.reshape(x, [-1, embed_dim])
         scaled = ark.mul(ark.layernorm(rows, eps), ark.reshape(weight.tensor, [1, embed_dim]))
-        made = ark.add(scaled, ark.reshape(bias.tensor, [1, embed_dim]))
-        return ark.reshape(made, list(src.shape))
+        output = ark.add(scaled, ark.reshape(bias.tensor, [1, embed_dim]))
+        return ark.reshape(output, list(src.shape))
 
     x = src.tensor
     if norm_first:

@@ -1,9 +1,9 @@
-"""Calls of scaled_dot_product_attention as single operators in the graphs of torch.compile.
+"""Keeps calls of scaled_dot_product_attention as single operators in the graphs of torch.compile.
 
-torch takes such a call apart before a backend sees its graph. What it makes depends on the device
-and on torch's settings; the form without a fused kernel multiplies in fp32 also where the tensors
-have 16 bits. An operator of ark's own has the call's meaning and is not taken apart; where ark does
-not take it, it is torch's call again. Called by compile.py.
+torch decomposes such a call before a backend sees its graph. The result depends on the device and
+on torch's settings; the form without a fused kernel multiplies in fp32 even for 16-bit tensors. An
+operator of ark with the same meaning is not decomposed; where ark does not support it, it becomes
+torch's call again. Called by compile.py.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def _attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> torch.Tensor:
-    made: torch.Tensor = attend(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
-    return made
+    output: torch.Tensor = attend(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
+    return output
 
 
 OPERATOR = torch.library.custom_op(
@@ -45,8 +45,8 @@ _CALL = inspect.Signature(
 
 
 def keep_attention(module: fx.GraphModule, examples: Sequence[Any]) -> None:
-    """Makes one operator of each such call in a graph of Dynamo's, but for training, which needs
-    what torch's own operators keep for their gradients.
+    """Replaces each such call in a Dynamo graph by one operator, except in training, which needs
+    the values that torch's own operators keep for their gradients.
     """
     tensors = [t for t in (*examples, *module.parameters()) if isinstance(t, torch.Tensor)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
@@ -60,7 +60,7 @@ def keep_attention(module: fx.GraphModule, examples: Sequence[Any]) -> None:
 
 
 def _keep(node: fx.Node) -> None:
-    """The call as ark's operator, unless it drops weights or shares heads."""
+    """Replaces the call by ark's operator, unless it has dropout or grouped heads."""
     given = _CALL.bind(*node.args, **node.kwargs).arguments
     if given.pop("dropout_p", 0.0) or given.pop("enable_gqa", False):
         return

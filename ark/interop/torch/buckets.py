@@ -1,9 +1,10 @@
-"""Sizes that vary, rounded up: which dimensions of a torch graph may be padded, and how.
+"""Varying sizes, rounded up: which dimensions of a torch graph may be padded, and how.
 
-A size may be rounded up where nothing that the caller sees depends on what the added elements hold:
-each operator either works along that dimension element by element, or leaves it alone. `paddable`
-says so of a graph, operator by operator; the table PERMITTED has what each operator permits, and an
-operator that is not in it permits nothing. Called by ark.interop.torch.compile.
+A size may be rounded up if no result that the caller sees depends on the added elements: each
+operator either works along that dimension element by element, or does not change it. `paddable`
+decides this for a graph, operator by operator; the table PERMITTED has the dimensions that each
+operator permits, and an operator without an entry permits none. Called by
+ark.interop.torch.compile.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ def multiple(size: Any, symbol: Any) -> int | None:
 
 
 class _Node:
-    """A node's operands, by place and by name, and the symbol that is asked about."""
+    """A node's operands, by position and by name, and the symbol in question."""
 
     def __init__(self, node: fx.Node, symbol: Any) -> None:
         self.node, self.symbol = node, symbol
 
     def value(self, place: int) -> Any:
-        found = self.node.args[place] if place < len(self.node.args) else None
-        return found.meta.get("val") if isinstance(found, fx.Node) else found
+        argument = self.node.args[place] if place < len(self.node.args) else None
+        return argument.meta.get("val") if isinstance(argument, fx.Node) else argument
 
     def given(self, place: int, name: str, default: Any = None) -> Any:
         if place < len(self.node.args):
@@ -65,13 +66,13 @@ class _Node:
         return holding(self.value(place), self.symbol)
 
     def rank(self, place: int = 0) -> int:
-        found = self.value(place)
-        return found.dim() if isinstance(found, torch.Tensor) else 0
+        operand = self.value(place)
+        return operand.dim() if isinstance(operand, torch.Tensor) else 0
 
-    def axes(self, found: Any) -> set[int]:
-        """Non-negative axes of the first operand; none or an empty list: all."""
+    def axes(self, given_axes: Any) -> set[int]:
+        """Non-negative axes of the first operand; None or an empty list: all."""
         rank = max(self.rank(), 1)
-        listed = [found] if isinstance(found, int) else list(found or range(rank))
+        listed = [given_axes] if isinstance(given_axes, int) else list(given_axes or range(rank))
         return {a % rank for a in listed}
 
 
@@ -83,12 +84,12 @@ def _anything(n: _Node) -> bool:
 
 
 def _along(place: int, name: str) -> Rule:
-    """Works along the axes that an argument names, which must not be padded."""
+    """Works along the axes in an argument, which must not be padded."""
     return lambda n: not n.dims() & n.axes(n.given(place, name, None))
 
 
 def _first(*leading: int) -> Rule:
-    """The first operand may be padded in these dimensions, no other one anywhere."""
+    """The first operand may be padded in these dimensions, other operands not at all."""
 
     def rule(n: _Node) -> bool:
         others = range(1, len(n.node.args))
@@ -108,7 +109,9 @@ def _product(left: int, right: int) -> Rule:
 
 
 def _attention(n: _Node) -> bool:
-    """Padded batches and heads; padded rows together with keys where keys lie before their rows."""
+    """Padded batches and heads; padded rows together with keys if each row only attends to keys
+    before it.
+    """
     rank = n.rank()
     apart = all(n.dims(i) <= set(range(rank - 2)) for i in range(3))
     names = [argument.name for argument in n.node.target._schema.arguments]  # type: ignore[union-attr]
@@ -200,35 +203,36 @@ Around = dict[int, Any]  # by dimension with the symbol: how many runs of the si
 
 
 def _around(node: fx.Node, symbol: Any, known: dict[fx.Node, Around]) -> Around | None:
-    """Of a node's result. A dimension of 2 * s from one of s and one of 2 before it has two runs of
-    the size, each padded at its own end; from one of 2 behind it, one. None where that is unclear.
+    """For a node's result. A dimension of 2 * s that joins one of s and a preceding one of 2 has
+    two runs of the size, each padded at its own end; with the 2 following, it has one. None if that
+    is undecided.
     """
     value = node.meta.get("val")
     parts = value if isinstance(value, (list, tuple)) else [value]
     dims = set().union(*(holding(v, symbol) for v in parts))
     sources = [n for n in node.all_input_nodes if known.get(n)]
     if name_of(node.target) not in _RESHAPES or not sources:
-        found = {runs for n in sources for runs in known[n].values()}
-        if found <= {1}:
+        runs_of = {runs for n in sources for runs in known[n].values()}
+        if runs_of <= {1}:
             return dict.fromkeys(dims, 1)
         tensors = [*parts, *(n.meta.get("val") for n in sources)]
         sizes = {_expression(t.shape[d]) for t in tensors for d in holding(t, symbol)}
-        return dict.fromkeys(dims, found.pop()) if len(found) == len(sizes) == 1 else None
+        return dict.fromkeys(dims, runs_of.pop()) if len(runs_of) == len(sizes) == 1 else None
     assert isinstance(value, torch.Tensor)
     before, after = sources[0].meta["val"].shape, value.shape
-    made: Around = {}
+    result: Around = {}
     for d, runs in known[sources[0]].items():
         ahead = runs * _count(before[:d])
-        for other in sorted(dims - made.keys()):
+        for other in sorted(dims - result.keys()):
             now = sympy.cancel(ahead / _count(after[:other]))
             rest = sympy.cancel(_expression(after[other]) / (now * symbol))
             whole = all(x.as_numer_denom()[1] == 1 and x.is_positive for x in (now, rest))
             if whole and symbol not in now.free_symbols:
-                made[other] = now
+                result[other] = now
                 break
         else:
             return None
-    return made if made.keys() == dims else None
+    return result if result.keys() == dims else None
 
 
 def _count(sizes: Sequence[Any]) -> Any:
@@ -241,7 +245,7 @@ def _expression(size: Any) -> Any:
 
 
 def paddable(module: fx.GraphModule, symbol: Any) -> str | None:
-    """Why a graph's size must not be rounded up; None where it may be."""
+    """The reason why a graph's size must not be rounded up; None if it may be."""
     around: dict[fx.Node, Around] = {}
     for node in module.graph.nodes:
         value = node.meta.get("val")
@@ -265,7 +269,7 @@ def paddable(module: fx.GraphModule, symbol: Any) -> str | None:
         if node.target is operator.getitem:
             continue
         if isinstance(value, torch.SymInt) or name.startswith("sym_size"):
-            continue  # sizes: of shapes alone, or the next check finds who computes with them
+            continue  # sizes: of shapes only; the next check finds arithmetic on them
         rule = PERMITTED.get(name)
         if rule is None:
             return f"{name or node.target} does not permit it"
@@ -281,11 +285,11 @@ def _touches(node: fx.Node, symbol: Any) -> bool:
 
 
 def _computes_with_sizes(node: fx.Node, name: str) -> bool:
-    """Is a size an operand like a number, not a part of a shape?"""
+    """True if a size is a numeric operand, not a part of a shape."""
     numbers = node.args[2:] if name.startswith("new_") else node.args[1:]
     numbers = numbers if name in _FILLED else node.args
-    found = (n.meta.get("val") for n in numbers if isinstance(n, fx.Node))
-    return name in ELEMENTWISE and any(isinstance(v, torch.SymInt) for v in found)
+    operands = (n.meta.get("val") for n in numbers if isinstance(n, fx.Node))
+    return name in ELEMENTWISE and any(isinstance(v, torch.SymInt) for v in operands)
 
 
 def _ends(node: fx.Node) -> list[Any]:
@@ -294,14 +298,14 @@ def _ends(node: fx.Node) -> list[Any]:
 
 
 class Padding:
-    """How a call's arguments are rounded up, and its results cut back."""
+    """Rounds up a call's arguments, and cuts its results back."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         places = [n for n in module.graph.nodes if n.op == "placeholder"]
         values = [n.meta.get("val") for n in places]
         (output,) = (n for n in module.graph.nodes if n.op == "output")
-        found = set().union(*(symbols(v) for v in values)) if values else set()
-        self.reasons = {s: paddable(module, s) for s in sorted(found, key=str)}
+        present = set().union(*(symbols(v) for v in values)) if values else set()
+        self.reasons = {s: paddable(module, s) for s in sorted(present, key=str)}
         self.padded = [s for s, why in self.reasons.items() if why is None]
         self._values = values
         self._strides = [
@@ -311,7 +315,7 @@ class Padding:
         sizes = [n for v in values for n in (v.shape if isinstance(v, torch.Tensor) else [v])]
         solved = {s for n in sizes for s in symbols(n) if multiple(n, s) is not None}
         if any(e.free_symbols - solved for strides in self._strides for e in strides):
-            self.padded = []  # how the results lie is not known from the arguments
+            self.padded = []  # the strides of the results do not follow from the arguments
         self._bounds = {s: _upper(values, s) for s in self.padded}
         self._inputs = [self._sizes(v) for v in values]
         self._outputs = [self._sizes(v) for v in _ends(output)]
@@ -324,7 +328,7 @@ class Padding:
         return [(d, s, c) for d, s, c in each if c is not None]
 
     def strides(self, given: Sequence[Any]) -> list[list[int]]:
-        """Of each result for these arguments, as torch's shape propagation has them."""
+        """The strides of each result for these arguments, by torch's shape propagation."""
         known: dict[Any, int] = {}
         for value, now in zip(self._values, given, strict=True):
             tensor = isinstance(now, torch.Tensor)
@@ -335,7 +339,7 @@ class Padding:
         return [[int(e.subs(known)) for e in strides] for strides in self._strides]
 
     def sizes(self, given: Sequence[Any]) -> tuple[dict[Any, int], dict[Any, int]]:
-        """By symbol: the size in this call, and the one it is rounded up to."""
+        """For each symbol the size in this call, and the rounded size."""
         now: dict[Any, int] = {}
         for value, places in zip(given, self._inputs, strict=True):
             for d, symbol, c in places:
@@ -344,7 +348,7 @@ class Padding:
 
     def pad(self, given: Sequence[Any], now: dict[Any, int], up: dict[Any, int]) -> list[Any]:
         """The arguments with rounded sizes; added elements are 0."""
-        made: list[Any] = []
+        padded: list[Any] = []
         for value, places in zip(given, self._inputs, strict=True):
             places = [p for p in places if now[p[1]] != up[p[1]]]
             if places and isinstance(value, torch.Tensor):
@@ -356,24 +360,24 @@ class Padding:
                 value = wide
             elif places:
                 value = places[0][2] * up[places[0][1]]
-            made.append(value)
-        return made
+            padded.append(value)
+        return padded
 
-    def cut(self, made: Any, now: dict[Any, int], strides: Sequence[Sequence[int]]) -> Any:
-        """The results without what was added, with these strides."""
-        found = []
-        for value, places, steps in zip(made, self._outputs, strides, strict=True):
+    def cut(self, results: Any, now: dict[Any, int], strides: Sequence[Sequence[int]]) -> Any:
+        """The results without the added elements, with these strides."""
+        cropped = []
+        for value, places, steps in zip(results, self._outputs, strides, strict=True):
             for d, symbol, c in places:
                 if isinstance(value, torch.Tensor):
                     value = value.narrow(d, 0, c * now[symbol])
                 else:
                     value = c * now[symbol]
-            found.append(laid_out(value, steps) if isinstance(value, torch.Tensor) else value)
-        return found
+            cropped.append(laid_out(value, steps) if isinstance(value, torch.Tensor) else value)
+        return cropped
 
 
 def _upper(values: Sequence[Any], symbol: Any) -> int | None:
-    """The bound that torch knows of a size."""
+    """The upper bound of a size that torch knows."""
     for value in values:
         for size in value.shape if isinstance(value, torch.Tensor) else [value]:
             if isinstance(size, torch.SymInt) and symbol in symbols(size):

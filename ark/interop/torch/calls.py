@@ -1,9 +1,9 @@
-"""What a call of a kernel looks at and makes, in as few steps of the host as can be: whether its
-tensors are what the plan is for, whether those that stay still lie where they lay (look.py asks
-both in one step, where it can), and memory for the results. Called by program.py.
+"""The per-call work of a kernel, in as few host steps as possible: checks whether its tensors fit
+the plan and whether fixed ones are at the same addresses (look.py does both in one step, if it is
+available), and allocates results. Called by program.py.
 
-torch's own compiler has a function in C++ for that memory; where a build of torch lacks it, a
-public one does the same.
+torch's own compiler has a C++ function for that allocation; in builds of torch without it, a public
+one is used.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ark.interop.torch.strides import Memory, contiguous
 
 
 class Fixed:
-    """The inputs that are the same tensors in nearly every call. which: their places."""
+    """The inputs that are the same tensors in nearly every call. which: their indices."""
 
     def __init__(self, which: Sequence[int]) -> None:
         self.which = sorted(which)
-        self.addresses: dict[int, int] = {}  # by place, where they lay when they were looked at
+        self.addresses: dict[int, int] = {}  # by index, their addresses at the last check
         self._pick = itemgetter(*self.which) if len(self.which) > 1 else None
 
     def learn(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Looks where they lie."""
+        """Records their addresses."""
         self.addresses = {i: inputs[i].data_ptr() for i in self.which}
 
     def lie(self, inputs: list[torch.Tensor]) -> bool:
-        """Do they still lie there, and are their bytes still their values?"""
+        """True if they are at the same addresses and their bytes are still their values."""
         if not self.which:
             return True
         picked = [inputs[i] for i in self.which] if self._pick is None else self._pick(inputs)
@@ -42,13 +42,15 @@ class Fixed:
 
 
 def kinds(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Of each: what the kernel is made for. AttributeError for what is no tensor."""
+    """The properties of each tensor for which the kernel was compiled. Raises AttributeError for
+    other objects.
+    """
     return [(type(t), t.shape, t.dtype, t.device, t.layout) for t in tensors]
 
 
 def maker(memory: Memory, dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
-    """A function that gives a new tensor whose contents are any: of that memory, or contiguous
-    where a kernel cannot fill it.
+    """A function that returns a new uninitialised tensor: with these strides, or contiguous if a
+    kernel cannot fill them.
     """
     if memory.order is None:
         memory = contiguous(memory.shape)
@@ -60,5 +62,5 @@ def maker(memory: Memory, dtype: torch.dtype, device: torch.device) -> Callable[
 
 
 def _several(device: torch.device) -> bool:
-    """Are there others of the kind? The quick way takes the one that is current."""
+    """True if there are several devices of the kind; the quick function uses the current one."""
     return device.type != "cpu" and torch.get_device_module(device).device_count() > 1

@@ -1,8 +1,9 @@
-"""torch.compile(model, backend="ark"), and torch graphs as functions for who has one already.
+"""torch.compile(model, backend="ark"), and torch graphs as functions for callers that have one
+already.
 
-Graphs come from torch (Dynamo and AOTAutograd, or torch.export: module.py), decomposed into what
-ark has. Runs of operators that ark has become kernels; the others stay in torch, and one line says
-which and why.
+Graphs come from torch (Dynamo and AOTAutograd, or torch.export: module.py), decomposed into
+operators that ark has. Runs of supported operators become kernels; the others stay in torch, and
+one log line lists them with the reasons.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from ark.interop.torch.strides import read_by_strides
 
 
 class _Support(OperatorSupportBase):
-    """Tells the partitioner what ark has, but for nodes that stay in torch anyway; keeps why."""
+    """Tells the partitioner which nodes ark supports, except those that stay in torch for another
+    reason; keeps the reasons.
+    """
 
     def __init__(self, stay: Iterable[fx.Node]) -> None:
         self.reasons: dict[fx.Node, str | None] = dict.fromkeys(stay, "its strides are read")
@@ -43,27 +46,27 @@ class _Support(OperatorSupportBase):
 
 
 def _elsewhere(node: fx.Node) -> str | None:
-    """Why a node stays in torch whose tensors are not on ark's device. Constants are moved there
-    once, and tensors of no dimension in every call, as torch itself does.
+    """The reason why a node whose tensors are not on ark's device stays in torch, or None.
+    Constants are moved there once, and tensors of no dimension in every call, as torch itself does.
     """
     moved = [n for n in node.all_input_nodes if n.op == "get_attr"]
     read = [v for n in node.all_input_nodes if n not in moved for v in results_of(n)]
     tensors = [v for v in read if isinstance(v, torch.Tensor) and v.dim()]
     tensors += [v for v in results_of(node) if isinstance(v, torch.Tensor)]
     strange = sorted({str(t.device) for t in tensors if t.device != torch_device()})
-    return f"a tensor lies on {strange[0]}, but ark runs on {torch_device()}" if strange else None
+    return f"a tensor is on {strange[0]}, but ark runs on {torch_device()}" if strange else None
 
 
 class _Kernel(torch.nn.Module):
-    """A kernel in the place of a part of a torch graph."""
+    """A kernel in place of a part of a torch graph."""
 
     def __init__(self, program: Program, single: bool) -> None:
         super().__init__()
         self.program, self.single = program, single
 
     def forward(self, *given: Any) -> Any:
-        made = self.program(*given)
-        return made[0] if self.single else tuple(made)
+        results = self.program(*given)
+        return results[0] if self.single else tuple(results)
 
 
 def compile_graph(
@@ -71,27 +74,29 @@ def compile_graph(
     examples: Sequence[Any],
     fixed: Sequence[int] = (),
     guarded: bool = False,
-    made: bool = False,
+    by_torch: bool = False,
     visible: int | None = None,
 ) -> Callable[..., Any]:
-    """A function of the graph's inputs that gives its results, in a list or as the graph does.
-    fixed: places of inputs that are the same tensors in nearly every call. guarded: who calls it
-    sees to it that the inputs are like the first call's. made: torch's operators make them, as they
-    do what lies between the parts of a graph (both: Program). visible: how many of the results a
-    caller sees (default all); those behind are for the backward graph alone.
+    """A function of the graph's inputs that returns its results, as a list or as the graph does.
+    fixed: indices of inputs that are the same tensors in nearly every call. guarded: the caller
+    ensures that the inputs are like the first call's. by_torch: the inputs come from torch's
+    operators, as do those between the parts of a graph (both: Program). visible: how many of the
+    results a caller sees (default all); the others are for the backward graph only.
 
-    A graph of sizes that vary is compiled for the sizes of each call, once for each. One that stays
-    in torch in part is called part by part.
+    A graph with varying sizes is compiled once for the sizes of each call. A graph that stays in
+    torch partly is called part by part.
     """
     if any(varies(e) for e in examples) or any(varies(v) for v in values(module)):
-        return _Sized(module, fixed, made)
+        return _Sized(module, fixed, by_torch)
     drop_checks(module)
     support = _Support(read_by_strides(module))
     calls = [n for n in module.graph.nodes if n.op == "call_function"]
     missing = [n for n in calls if not support.is_node_supported({}, n)]
     _tell(missing, support, len(calls))
     if not missing and calls:
-        whole = Program.of(module, examples, fixed, guarded=guarded, made=made, visible=visible)
+        whole = Program.of(
+            module, examples, fixed, guarded=guarded, by_torch=by_torch, visible=visible
+        )
         return _listed(module, whole)
     module = _copied(module, support)
     places = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -106,13 +111,15 @@ def compile_graph(
             kept = [i for i, n in enumerate(caller.args) if n in parameters]
             (ends,) = next(n for n in part.graph.nodes if n.op == "output").args
             single = not isinstance(ends, (list, tuple))
-            setattr(fused, name, _Kernel(Program.of(part, inner, kept, made=True), single))
+            setattr(fused, name, _Kernel(Program.of(part, inner, kept, by_torch=True), single))
     fused.recompile()
     return fused
 
 
 def _copied(module: fx.GraphModule, support: _Support) -> fx.GraphModule:
-    """A copy for the partitioner, which changes it; the support's nodes are the copy's then."""
+    """A copy for the partitioner, which changes it, with the support's nodes replaced by the
+    copy's.
+    """
     graph = fx.Graph()
     places: dict[fx.Node, fx.Node] = {}
     output = graph.graph_copy(module.graph, places)
@@ -127,15 +134,17 @@ def _listed(module: fx.GraphModule, program: Program) -> Callable[..., Any]:
 
 
 def _tell(missing: Sequence[fx.Node], support: _Support, count: int) -> None:
-    """One line on what stays in torch."""
+    """Logs one line on the operators that stay in torch."""
     if not missing:
         return
-    found = Counter(
+    counts = Counter(
         f"{name_of(n.target) or getattr(n.target, '__name__', n.target)}: "
         f"{(support.reasons[n] or '').splitlines()[0]}"
         for n in missing
     )
-    said = "; ".join(f"{what} ({times}x)" if times > 1 else what for what, times in found.items())
+    said = "; ".join(
+        f"{reason} ({times}x)" if times > 1 else reason for reason, times in counts.items()
+    )
     log.warn(f"{len(missing)} of {count} operators stay in torch: {said}")
 
 
@@ -144,19 +153,19 @@ def values(module: fx.GraphModule) -> list[Any]:
 
 
 def varies(value: Any) -> bool:
-    """Is it a size that is known at a call only, or a tensor of one?"""
+    """True for a size that is known only at a call, or a tensor with such a size."""
     if isinstance(value, torch.Tensor):
         return any(not isinstance(n, int) for n in value.shape)
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 class _Sized:
-    """A graph of sizes that vary: a kernel for each combination that is called, of sizes that are
-    rounded up where the graph permits it (buckets.py).
+    """A graph of varying sizes: one kernel for each combination of sizes that is called; sizes are
+    rounded up if the graph permits it (buckets.py).
     """
 
-    def __init__(self, module: fx.GraphModule, fixed: Sequence[int], made: bool) -> None:
-        self._module, self._fixed, self._made_by_torch = module, set(fixed), made
+    def __init__(self, module: fx.GraphModule, fixed: Sequence[int], by_torch: bool) -> None:
+        self._module, self._fixed, self._by_torch = module, set(fixed), by_torch
         self._padding = Padding(module)
         self._varying = [i for i, v in enumerate(values(module)) if varies(v)]
         self._kernels: Kernels[Callable[..., Any]] = Kernels(_end)
@@ -168,8 +177,8 @@ class _Sized:
         now, up = self._padding.sizes(given)
         if now == up:
             return self._exactly(*given)
-        made = self._exactly(*self._padding.pad(given, now, up))
-        return self._padding.cut(made, now, self._padding.strides(given))
+        padded_results = self._exactly(*self._padding.pad(given, now, up))
+        return self._padding.cut(padded_results, now, self._padding.strides(given))
 
     def _exactly(self, *given: Any) -> Any:
         sizes = (given[i] for i in self._varying)
@@ -177,7 +186,7 @@ class _Sized:
         return self._kernels.get(key, lambda: self._compile(given))(*given)
 
     def _compile(self, given: Sequence[Any]) -> Callable[..., Any]:
-        """The graph for these sizes; the compiled one takes no sizes any more."""
+        """The graph for these sizes; the compiled one has no size arguments."""
         with TRACING:
             traced = make_fx(self._module, tracing_mode="fake")(*given)
         traced.graph.eliminate_dead_code()
@@ -189,7 +198,7 @@ class _Sized:
         fixed = [place for place, i in enumerate(tensors) if i in self._fixed]
         try:
             inner = compile_graph(
-                traced, [given[i] for i in tensors], fixed, made=self._made_by_torch
+                traced, [given[i] for i in tensors], fixed, by_torch=self._by_torch
             )
         except BaseError:
             raise
@@ -201,7 +210,7 @@ class _Sized:
 
 
 class _OfTensors:
-    """A compiled graph, called with the sizes that it takes no more."""
+    """A compiled graph, called without its former size arguments."""
 
     def __init__(self, run: Callable[..., Any], tensors: Sequence[int]) -> None:
         self.run, self._tensors = run, tensors
@@ -211,7 +220,7 @@ class _OfTensors:
 
 
 def _end(compiled: Callable[..., Any]) -> None:
-    """Gives the memory of a graph's kernels back, when their last launch has ended."""
+    """Frees the memory of a graph's kernels after their last launch has ended."""
     compiled = compiled.run if isinstance(compiled, _OfTensors) else compiled
     parts = compiled.modules() if isinstance(compiled, torch.nn.Module) else []
     programs = [p.program for p in parts if isinstance(p, _Kernel)]
@@ -221,7 +230,7 @@ def _end(compiled: Callable[..., Any]) -> None:
 
 
 def _compile_traced(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-    """What AOTAutograd calls."""
+    """The compiler that AOTAutograd calls for forward graphs."""
     context = torch._guards.TracingContext.try_get()
     known = context.fw_metadata if context is not None else None
     fixed = known.static_input_indices if known is not None else ()
@@ -233,20 +242,21 @@ def _compile_traced(module: fx.GraphModule, examples: Sequence[Any]) -> Callable
 
 
 def _compile_backward(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-    """The same for gradients, whose inputs are what the forward graph has kept."""
-    return or_torch(module, lambda: compile_graph(module, examples, made=True))
+    """The same for gradients, whose inputs are the values that the forward graph has kept."""
+    return or_torch(module, lambda: compile_graph(module, examples, by_torch=True))
 
 
 def backend(module: fx.GraphModule, examples: Sequence[Any], **given: Any) -> Callable[..., Any]:
-    """The backend "ark" of torch.compile; forward, and backward where gradients are asked for.
+    """The backend "ark" of torch.compile; forward, and backward if gradients are requested.
 
-    InvalidUsageError where torch.compile is given a mode or options: it has none.
+    Raises InvalidUsageError if torch.compile is given a mode or options, which this backend does
+    not have.
     """
     if given:
         said = ", ".join(f"{name}={value!r:.60}" for name, value in given.items())
         raise InvalidUsageError(
-            f"torch.compile was given {said}; the backend ark has no modes and no options: leave "
-            "that out"
+            f"torch.compile was given {said}; the backend ark has no modes and no options: omit "
+            "them"
         )
     keep_attention(module, examples)
     compiled = aot_autograd(
@@ -259,11 +269,11 @@ def backend(module: fx.GraphModule, examples: Sequence[Any], **given: Any) -> Ca
 
 
 def refuse_missing(graph: fx.GraphModule) -> None:
-    """UnsupportedError that lists every operator of a graph that ark lacks."""
+    """Raises UnsupportedError with every operator of a graph that ark lacks."""
     refused = [
         f"{n.name} ({n.target}): {reason}"
         for n in graph.graph.nodes
         if n.op == "call_function" and (reason := why_not(n)) is not None
     ]
     if refused:
-        raise UnsupportedError(f"{len(refused)} operators are not built: {'; '.join(refused)}")
+        raise UnsupportedError(f"{len(refused)} operators are not supported: {'; '.join(refused)}")

@@ -1,4 +1,4 @@
-"""ATen operators whose elements are copies of others, one number, or their own indices."""
+"""ATen operators whose elements are copies of others, a constant, or their own indices."""
 
 from __future__ import annotations
 

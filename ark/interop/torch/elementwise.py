@@ -1,5 +1,6 @@
-"""ATen operators that work element by element: functions and arithmetic. What compares and chooses
-is in comparisons, what fills and copies in creation."""
+"""Elementwise ATen operators: functions and arithmetic. Comparisons and selections are in
+`comparisons`, fills and copies in `creation`.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ from ark.interop.torch.values import (
 
 
 def _trunc(tensor: Any) -> Any:
-    """Without what is behind the point."""
+    """Truncates toward zero."""
     return ark.mul(ark.sign(tensor), ark.floor(ark.abs(tensor)))
 
 
 def _sign(tensor: Any) -> Any:
-    """0 of what is no number."""
+    """The sign; 0 for NaN."""
     return ark.where(ark.isnan(tensor), 0.0, ark.sign(tensor))
 
 
@@ -191,12 +192,12 @@ def _div(call: Call, x: Value, y: Any, rounding_mode: str | None = None) -> Any:
     a, b = cast(x, kind), cast(number(y, kind), kind)
     if whole and rounding_mode == "floor":
         return ark.div(ark.sub(a, ark.mod(a, b)), b)
-    made = ark.div(a, b)
+    quotient = ark.div(a, b)
     if rounding_mode == "floor":
-        return ark.floor(made)
+        return ark.floor(quotient)
     if rounding_mode == "trunc" and not whole:
-        return _trunc(made)
-    return made
+        return _trunc(quotient)
+    return quotient
 
 
 @operator("floor_divide.default")
@@ -221,9 +222,9 @@ def _hardtanh(call: Call, x: Value, low: float = -1, high: float = 1) -> Any:
 
 @operator("clamp.Tensor")
 def _clamp_tensor(call: Call, x: Value, low: Any = None, high: Any = None) -> Any:
-    made = cast(x, call.dtype)
-    made = made if low is None else ark.maximum(made, cast(low, call.dtype))
-    return made if high is None else ark.minimum(made, cast(high, call.dtype))
+    clamped = cast(x, call.dtype)
+    clamped = clamped if low is None else ark.maximum(clamped, cast(low, call.dtype))
+    return clamped if high is None else ark.minimum(clamped, cast(high, call.dtype))
 
 
 @operator("addcmul.default")
@@ -249,7 +250,7 @@ def _hypot(call: Call, x: Value, y: Value) -> Any:
     return ark.hypot(x.tensor, y.tensor)
 
 
-# Operators whose results depend, element by element, on operands that are broadcast together.
+# Operators that depend elementwise on operands that are broadcast together.
 _MODULES = (__name__, comparisons.__name__, creation.__name__)
 _INDICES = ("arange.start_step", "arange.default", "arange.start")
 ELEMENTWISE = frozenset(n for n, f in TABLE.items() if f.__module__ in _MODULES) - {*_INDICES}

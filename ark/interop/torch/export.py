@@ -1,4 +1,4 @@
-"""torch.export as ark uses it: one module at a time, and what it cannot follow is said in words.
+"""torch.export for ark: one module at a time, with a clear error for modules that it cannot follow.
 
 Called by ark.interop.torch.compile and ark.interop.torch.iterate.
 """
@@ -17,29 +17,29 @@ from ark.errors import BaseError, InvalidUsageError
 from ark.interop.torch.graph import name_of
 from ark.interop.torch.values import TABLE
 
-# torch has one state of tracing a process, whatever thread is in it.
+# torch has one tracing state per process, shared by all threads.
 TRACING = threading.RLock()
 
 
 def decompositions() -> dict[Any, Any]:
-    """torch's decompositions into core ATen operators, of those that ark does not have itself."""
+    """torch's decompositions into core ATen operators, except for operators that ark has itself."""
     return dict(_found())
 
 
 @cache
 def _found() -> dict[Any, Any]:
-    """The same, which takes torch half a second."""
-    found = {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in TABLE}
+    """The same without the cache; takes torch half a second."""
+    table = {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in TABLE}
     aten = torch.ops.aten
     others = [aten._native_batch_norm_legit_functional, aten.linalg_vector_norm]
-    return {**found, **get_decompositions(others)}
+    return {**table, **get_decompositions(others)}
 
 
 def check_module(module: Any) -> torch.nn.Module:
-    """The module itself; InvalidUsageError for what is none."""
+    """Returns the module; raises InvalidUsageError for other objects."""
     if not isinstance(module, torch.nn.Module):
         raise InvalidUsageError(
-            f"a torch.nn.Module is expected, got {type(module).__name__}; wrap a function in one"
+            f"expected a torch.nn.Module, got {type(module).__name__}; wrap a function in one"
         )
     return module
 
@@ -47,27 +47,27 @@ def check_module(module: Any) -> torch.nn.Module:
 def export(
     module: torch.nn.Module, example: Sequence[Any], training: bool, dynamic_shapes: Any = None
 ) -> Any:
-    """The module exported for `example` and decomposed, in the mode that is asked for.
+    """The module exported for `example` and decomposed, in the requested mode.
 
-    Its own mode is as before afterwards. InvalidUsageError where torch cannot follow the module for
-    these inputs, with torch's words.
+    Its own mode is restored afterwards. Raises InvalidUsageError with torch's message if torch
+    cannot follow the module for these inputs.
     """
     check_module(module)
     if not isinstance(example, (tuple, list)):
         raise InvalidUsageError(
-            f"the example is {type(example).__name__}; give a tuple of what the module is called "
-            "with, (x,) for one tensor"
+            f"the example is a {type(example).__name__}; pass a tuple of the module's "
+            "arguments, (x,) for one tensor"
         )
     with TRACING, torch.set_grad_enabled(training):
         was = module.training
         try:
-            made = torch.export.export(
+            exported = torch.export.export(
                 module.train(training), tuple(example), dynamic_shapes=dynamic_shapes
             )
-            return made.run_decompositions(decompositions())
+            return exported.run_decompositions(decompositions())
         except BaseError:
             raise
-        except Exception as error:  # whatever torch and the module's own code raise
+        except Exception as error:  # any error of torch and of the module's own code
             words = str(error).strip().split("\n")[0][:300]
             raise InvalidUsageError(
                 "torch.export cannot follow the module for these inputs: "

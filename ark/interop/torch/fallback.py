@@ -1,5 +1,5 @@
-"""Graphs of torch.compile that torch runs where ark cannot: an error of ark's, when a graph is
-compiled or called, is one warning and never the end of torch.compile. Called by compile.py.
+"""Runs graphs of torch.compile in torch where ark fails: an error of ark, when a graph is compiled
+or called, gives one warning and never ends torch.compile. Called by compile.py.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Run = Callable[..., Any]
 
 
 def or_torch(module: fx.GraphModule, compiled: Callable[[], Run]) -> Run:
-    """The graph as `compiled` makes it, which leaves the module as it is; from ark's first error
-    on, the graph as torch runs it.
+    """The graph as `compiled` builds it, without changing the module; after ark's first error, the
+    graph as torch runs it.
 
-    A function of a list of the graph's arguments, which is how AOTAutograd calls what has
-    _boxed_call. GpuError is raised, since a device that failed may have spoilt results before.
+    A function of a list of the graph's arguments, the form in which AOTAutograd calls objects with
+    _boxed_call. GpuError is raised, because a failed device may have corrupted earlier results.
     """
     graph = _Graph(module, compiled)
 
@@ -40,7 +40,7 @@ class _Graph:
             self._run = compiled()
         except GpuError:
             raise
-        except Exception as error:  # whatever ark's planner, lowering and compilers raise
+        except Exception as error:  # any error of ark's planner, lowering and compilers
             self._leave(error)
 
     def __call__(self, given: list[Any]) -> Any:

@@ -1,7 +1,8 @@
-"""From a torch graph of ATen operators to a graph of ark; which nodes can, and why others cannot.
+"""Converts a torch graph of ATen operators to a graph of ark, and determines which nodes cannot be
+converted and why.
 
-A node is tried on its own, on tensors of the shapes that torch says, before anything is built; so
-the reason why one stays in torch is the error that building it gives.
+A node is tried on its own, on tensors with torch's shapes, before anything is built; the reason why
+one stays in torch is the error of that trial.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from ark.interop.torch.values import TABLE, Call, Value, fitted, input_of
 
 
 def drop_checks(module: fx.GraphModule) -> None:
-    """Takes out nodes that only assert what torch's shape propagation has found already, and views
-    by strides that the tensor has anyway, as pools of whole images make.
+    """Removes nodes that only assert facts known from torch's shape propagation, and views by
+    strides that the tensor has anyway, such as pools of whole images make.
     """
     for node in list(module.graph.nodes):
         if _same_view(node):
@@ -41,8 +42,8 @@ def drop_checks(module: fx.GraphModule) -> None:
 
 
 def _same_view(node: fx.Node) -> bool:
-    """Is it a view by strides of the very elements of its tensor, in order? Not of a result, whose
-    strides along dimensions of one element a caller may ask for.
+    """True for a view by strides that covers exactly the elements of its tensor, in order. False
+    for a result, because a caller may need its strides along dimensions of one element.
     """
     if name_of(node.target) != "as_strided.default" or any(n.op == "output" for n in node.users):
         return False
@@ -60,8 +61,8 @@ def _same_view(node: fx.Node) -> bool:
 
 
 def name_of(target: Any) -> str:
-    """An overload's name as the table has it ("add.Tensor" for ATen's, "ark.attention.default" for
-    ark's own); empty for anything else.
+    """An overload's name in the table ("add.Tensor" for ATen's, "ark.attention.default" for ark's
+    own); empty for anything else.
     """
     if isinstance(target, torch._ops.OpOverload) and target.namespace in ("aten", "ark"):
         return str(target).removeprefix("aten.")
@@ -69,13 +70,13 @@ def name_of(target: Any) -> str:
 
 
 def results_of(node: fx.Node) -> list[Any]:
-    """What torch's shape propagation says of a node's results."""
+    """The results of a node by torch's shape propagation."""
     value: Any = node.meta.get("val")
     return list(value) if _several(node) else [value]
 
 
 def _several(node: fx.Node) -> bool:
-    """Does the node give a list?"""
+    """True if the node returns a list."""
     return isinstance(node.meta.get("val"), (list, tuple))
 
 
@@ -84,14 +85,14 @@ def _known(value: Any) -> tuple[tuple[int, ...], torch.dtype]:
     if value is None:
         return (), torch.float32
     if not isinstance(value, torch.Tensor):
-        raise UnsupportedError(f"a result of the type {type(value).__name__} is not built")
+        raise UnsupportedError(f"a result of the type {type(value).__name__} is not supported")
     if any(not isinstance(n, int) for n in value.shape):
-        raise UnsupportedError(f"a result of unknown shape {list(value.shape)} is not built")
+        raise UnsupportedError(f"a result of unknown shape {list(value.shape)} is not supported")
     return tuple(value.shape), value.dtype
 
 
 def _used(node: fx.Node) -> list[bool]:
-    """Which of a node's results somebody reads."""
+    """For each of a node's results whether it is used."""
     results = results_of(node)
     if not _several(node):
         return [True]
@@ -112,45 +113,45 @@ def call_node(node: fx.Node, arguments: Mapping[fx.Node, Any]) -> Any:
         return given[0][given[1]]
     name = name_of(node.target)
     if name not in TABLE:
-        raise UnsupportedError(f"{name or node.target} is not built")
+        raise UnsupportedError(f"{name or node.target} is not supported")
     used = _used(node)
     expected = [
         _known(v) if u else ((), torch.float32) for v, u in zip(results_of(node), used, strict=True)
     ]
-    made = TABLE[name](Call(expected, used), *given, **named)
+    results = TABLE[name](Call(expected, used), *given, **named)
     if not _several(node):
-        return fitted(made, *expected[0])
+        return fitted(results, *expected[0])
     return [
         fitted(t, *e) if t is not None and u else None
-        for t, e, u in zip(made, expected, used, strict=True)
+        for t, e, u in zip(results, expected, used, strict=True)
     ]
 
 
 def why_not(node: fx.Node) -> str | None:
-    """Why a node cannot be one of ark's; None if it can."""
+    """The reason why a node cannot be converted; None if it can."""
     if node.op != "call_function":
-        return f"{node.op} is not built"
+        return f"{node.op} is not supported"
     try:
         with ark.use_model(ark.Model(0, 1)):
             arguments: dict[fx.Node, Any] = {}
             for source in node.all_input_nodes:
-                found = [
+                examples = [
                     input_of(*_known(v)) if u else None
                     for v, u in zip(results_of(source), _used(source), strict=True)
                 ]
-                arguments[source] = found if _several(source) else found[0]
+                arguments[source] = examples if _several(source) else examples[0]
             call_node(node, arguments)
     except BaseError as error:
         return str(error)
     except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
-        return f"its arguments are of a form that is not built ({error})"
+        return f"its arguments have a form that is not supported ({error})"
     return None
 
 
 @dataclass
 class Built:
-    """A graph: its inputs, in the torch graph's order, and what it gives: values, or what is known
-    beforehand (None, numbers).
+    """A converted graph: its inputs, in the torch graph's order, and its results: values, or
+    constants known beforehand (None, numbers).
     """
 
     model: ark.Model
@@ -164,9 +165,9 @@ def build(
     into: ark.Model | None = None,
     ends: Sequence[Any] | None = None,
 ) -> Built:
-    """The graph of a module all of whose nodes are ark's. examples: tensors, or fake ones; tensors
-    that the module holds are inputs too, behind the others, in the order of `held`. ends: the nodes
-    that are its outputs; default the module's results.
+    """The graph of a module all of whose nodes ark supports. examples: tensors, or fake ones;
+    tensors that the module holds are inputs too, after the others, in the order of `held`. ends:
+    the nodes that are its outputs; by default the module's results.
     """
     with ark.use_model(into or ark.Model(0, 1)) as model:
         values: dict[fx.Node, Any] = {}
@@ -188,8 +189,8 @@ def apply(
     given: Sequence[Value],
     within: Callable[[fx.Node], AbstractContextManager[Any]] = nullcontext,
 ) -> list[Any]:
-    """What a module that holds no tensors gives for values of the current model. within: what each
-    node is built in.
+    """The results of a module without tensors of its own, for values of the current model. within:
+    the context in which each node is built.
     """
     places = [node for node in module.graph.nodes if node.op == "placeholder"]
     return _walk(module, dict(zip(places, given, strict=True)), within)
@@ -212,12 +213,12 @@ def _walk(
 
 
 def held(module: fx.GraphModule) -> list[tuple[fx.Node, torch.Tensor]]:
-    """The tensors that a module holds, by the node that names one."""
-    found = []
+    """The tensors that a module holds, each with the node that names it."""
+    tensors = []
     for node in module.graph.nodes:
         if node.op == "get_attr":
             owner: Any = module
             for part in str(node.target).split("."):
                 owner = getattr(owner, part)
-            found.append((node, owner))
-    return found
+            tensors.append((node, owner))
+    return tensors

@@ -2,11 +2,11 @@
 launch, with PopTorch's options (deviceIterations, replication, gradient accumulation, output modes,
 pipeline blocks).
 
-Iterations, replicas and accumulated gradients take consecutive rows of what a call is given. An
-iteration takes its rows by a counter on the device, so the host has no part in it; replicas and
-accumulated batches are copies of the graph within an iteration, which share parameters. Replicas
-are dealt to the ranks of a job; a rank is called with the rows of its own, and adds its gradients
-to the other ranks' within the kernel.
+Iterations, replicas and accumulated gradients use consecutive rows of a call's inputs. An iteration
+selects its rows by a counter on the device, without the host; replicas and accumulated batches are
+copies of the graph within an iteration, which share parameters. Replicas are divided among the
+ranks of a job; a rank is called with the rows of its own, and reduces its gradients with the other
+ranks' within the kernel.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ MODES = ("all", "final", "sum", "every")
 
 @dataclass(frozen=True)
 class Options:
-    """How a call is run; PopTorch's names in brackets.
+    """Options of a call; PopTorch's names in brackets.
 
     device_iterations [deviceIterations]: iterations of one launch. replication [replicationFactor]:
-    copies of the model that take rows of their own; their gradients are averaged. In a job of
-    several ranks they are dealt to the ranks in equal numbers, each of which is called with the
-    rows of its own replicas; with replication 1 a rank knows nothing of the others.
-    gradient_accumulation [Training.gradientAccumulation]: batches whose gradients are averaged for
-    one update. output_mode [outputMode]: of which iterations results are given: "all", the "final"
-    one, their "sum", or of "every" `every`-th one; default all, or the final one in training.
+    copies of the model, each with its own rows; their gradients are averaged. In a job of several
+    ranks they are divided equally among the ranks, each of which is called with the rows of its own
+    replicas; with replication 1 ranks are independent. gradient_accumulation
+    [Training.gradientAccumulation]: batches whose gradients are averaged for one update.
+    output_mode [outputMode]: the iterations whose results are returned: "all", the "final" one,
+    their "sum", or with "every" each `every`-th one; by default all, or in training the final one.
     """
 
     device_iterations: int = 1
@@ -60,29 +60,28 @@ class Options:
         for name in ("device_iterations", "replication", "gradient_accumulation", "every"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
-                raise InvalidUsageError(f"{name} is {value!r}; it must be a number from 1")
+                raise InvalidUsageError(f"{name}={value!r} must be an integer of at least 1")
         if self.output_mode not in (None, *MODES):
             raise InvalidUsageError(
                 f"output_mode is {self.output_mode!r}; it must be one of {', '.join(MODES)}"
             )
         if self.every > 1 and self.output_mode != "every":
-            raise InvalidUsageError('every is for output_mode="every" alone')
+            raise InvalidUsageError('every requires output_mode="every"')
         if self.device_iterations % self.every:
             raise InvalidUsageError(
-                f"results of every {self.every} iterations were asked for, which must divide "
-                f"device_iterations, {self.device_iterations}"
+                f"every={self.every} must divide device_iterations={self.device_iterations}"
             )
 
     @property
     def ranks(self) -> int:
-        """Ranks of the job that share the replicas. InvalidUsageError if they cannot."""
+        """Ranks of the job that share the replicas. Raises InvalidUsageError if they cannot."""
         world = ark.Model.get_world_size()
         if self.replication == 1:
             return 1
         if self.replication % world:
             raise InvalidUsageError(
-                f"replication is {self.replication}, which the {world} ranks of the job cannot "
-                "share equally; give a multiple of their number, or 1 for ranks of their own"
+                f"replication={self.replication} is not divisible by the {world} ranks of the "
+                "job; use a multiple, or 1 for independent ranks"
             )
         return world
 
@@ -93,12 +92,12 @@ class Options:
 
 
 class Executor:
-    """A module that is called as the module is, with the rows of all iterations, replicas and
-    batches behind each other in every input's first dimension. Compiled at the first call; calls
-    must have the same shapes. Results have their rows in the same order.
+    """A module that is called like the original, with the rows of all iterations, replicas and
+    batches concatenated in every input's first dimension. It is compiled at the first call; later
+    calls must have the same shapes. Results have their rows in the same order.
 
     optimizer: for training; then the last result of the module must be the loss, and a call updates
-    the module's parameters in place, once an iteration.
+    the module's parameters in place, once per iteration.
     """
 
     def __init__(
@@ -110,12 +109,12 @@ class Executor:
         self.options = Options() if options is None else options
         if not isinstance(self.options, Options):
             raise InvalidUsageError(
-                f"the options are {type(options).__name__}; make them with ark.torch.Options"
+                f"options is a {type(options).__name__}; expected ark.torch.Options"
             )
         self.module = check_module(module)
         self._rates = Rates(optimizer) if optimizer is not None else None
         if self._rates is None and self.options.gradient_accumulation != 1:
-            raise InvalidUsageError("gradient_accumulation is for training_model alone")
+            raise InvalidUsageError("gradient_accumulation requires training_model")
         self._turn = threading.RLock()  # threads take turns
         self._closed = False
         self._program: Program | None = None
@@ -131,14 +130,14 @@ class Executor:
         return self.options.output_mode or ("final" if self._training else "all")
 
     def __call__(self, *given: torch.Tensor) -> Any:
-        """Runs all iterations in one launch. InvalidUsageError for other shapes and types than
-        those of the first call; UnsupportedError that lists every operator that ark lacks.
+        """Runs all iterations in one launch. Raises InvalidUsageError for shapes and types other
+        than those of the first call, UnsupportedError with every operator that ark lacks.
         """
         for value in given:
             if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
                 layout = getattr(value, "layout", "")
                 raise InvalidUsageError(
-                    f"a dense tensor is expected, got {type(value).__name__} {layout}".rstrip()
+                    f"expected a dense tensor, got {type(value).__name__} {layout}".rstrip()
                 )
         with self._turn:
             return self._call(given)
@@ -146,7 +145,7 @@ class Executor:
     def _call(self, given: Sequence[torch.Tensor]) -> Any:
         if self._closed:
             raise InvalidUsageError(
-                "the model was closed, and what its optimizer knew went with it; make another one"
+                "the model was closed, and its optimizer's state was freed; create another one"
             )
         shapes = [(tuple(t.shape), t.dtype) for t in given]
         if self._program is None:
@@ -154,16 +153,16 @@ class Executor:
             self._shapes = shapes
         elif shapes != self._shapes:
             raise InvalidUsageError(
-                f"the model was compiled for {self._shapes}, but was called with {shapes}; make "
-                "another one for other sizes"
+                f"the model was compiled for {self._shapes}, but was called with {shapes}; "
+                "create another one for these sizes"
             )
         count = self.options.device_iterations
         whole = [t.reshape(count, -1, *t.shape[1:]) for t in given]
         rates = self._rates.now(given[0].device) if self._rates is not None else []
-        made = self._program(*whole, *rates, iterations=count)
+        results = self._program(*whole, *rates, iterations=count)
         for tensor in self._written:
             written(tensor)
-        return torch.utils._pytree.tree_unflatten(made, self._structure)
+        return torch.utils._pytree.tree_unflatten(results, self._structure)
 
     def _compile(self, given: Sequence[torch.Tensor]) -> Program:
         examples = self._examples(given)
@@ -179,7 +178,9 @@ class Executor:
             return _Builder(self, exported, given).build(model, members)
 
     def _targets(self, buffers: Iterable[str]) -> list[torch.Tensor]:
-        """The module's tensors that a call writes: these buffers, and what the optimizer trains."""
+        """The module's tensors that a call writes: these buffers, and the tensors that the
+        optimizer trains.
+        """
         held = dict(self.module.named_buffers())
         trained = self._rates.parameters() if self._rates is not None else []
         return [*(held[name] for name in buffers if name in held), *trained]
@@ -198,7 +199,7 @@ class Executor:
         return tuple(t[:each].clone() for t in given)
 
     def close(self) -> None:
-        """Gives the kernel's memory back, for good."""
+        """Frees the kernel's memory; the model cannot be called afterwards."""
         with self._turn:
             self._closed = True
             if self._program is not None:
@@ -207,7 +208,7 @@ class Executor:
 
 
 class _Builder:
-    """One iteration as a graph of ark."""
+    """Builds one iteration as a graph of ark."""
 
     def __init__(self, executor: Executor, exported: Any, given: Sequence[torch.Tensor]) -> None:
         self.options, self.mode = executor.options, executor._mode
@@ -245,13 +246,15 @@ class _Builder:
         for spec in self.exported.graph_signature.input_specs:
             if spec.kind == InputKind.USER_INPUT:
                 continue
-            found = held.get(spec.target)
-            tensor = found if found is not None else self.exported.constants[spec.target]
+            kept_tensor = held.get(spec.target)
+            tensor = (
+                kept_tensor if kept_tensor is not None else self.exported.constants[spec.target]
+            )
             try:
                 address_of(tensor)
             except InvalidUsageError as error:
                 raise UnsupportedError(
-                    f"{spec.target!r} of the module is used in place: {error}"
+                    f"{spec.target!r} of the module cannot be used in place: {error}"
                 ) from error
             kept[spec.arg.name] = input_of(tuple(tensor.shape), tensor.dtype)
             tensors.append(tensor.detach())
@@ -268,29 +271,29 @@ class _Builder:
         return Value(tuple(shape), value.dtype, ark.reshape(rows, shape))
 
     def _share(self, rows: Sequence[Value], kept: dict[str, Value]) -> list[Value]:
-        """The module's results for one batch; what it writes to its buffers is written."""
+        """The module's results for one batch; its writes to buffers are added to the graph."""
         given = iter(rows)
         signature = self.exported.graph_signature
         values = [
             next(given) if spec.kind == InputKind.USER_INPUT else kept[spec.arg.name]
             for spec in signature.input_specs
         ]
-        made = apply(self.exported.graph_module, values, self.stages.of_node)
+        outputs = apply(self.exported.graph_module, values, self.stages.of_node)
         results = []
         names = {spec.target: spec.arg.name for spec in signature.input_specs}
-        for spec, value in zip(signature.output_specs, made, strict=True):
+        for spec, value in zip(signature.output_specs, outputs, strict=True):
             if spec.kind == OutputKind.USER_OUTPUT and isinstance(value, Value):
                 results.append(value)
             elif spec.kind == OutputKind.BUFFER_MUTATION:
                 ark.copy(value.tensor, kept[names[spec.target]].tensor)
             else:
                 raise UnsupportedError(
-                    f"a result of the kind {spec.kind.name} is not built; return tensors alone"
+                    f"a result of the kind {spec.kind.name} is not supported; return only tensors"
                 )
         return results
 
     def _train(self, results: Sequence[Sequence[Value]], kept: dict[str, Value]) -> list[Value]:
-        """Gradients of the mean loss, and the update; the learning rates' values."""
+        """Gradients of the mean loss, and the update; returns the learning rates' values."""
         assert self.rates is not None
         losses = [r[-1] for r in results]
         if math.prod(losses[0].shape) != 1:
@@ -315,7 +318,7 @@ class _Builder:
         return self.rates.step(total, count, values, self.stages)
 
     def _result(self, parts: Sequence[Value]) -> Value:
-        """What a call gives of a result, on memory of its own. parts: by batch."""
+        """The returned form of a result, in its own memory. parts: by batch."""
         count, every = self.options.device_iterations, self.options.every
         first = parts[0]
         shape = first.shape or (1,)
@@ -323,8 +326,8 @@ class _Builder:
         each = tensors[0] if len(tensors) == 1 else ark.concat(tensors, 0)
         rows, size = shape[0] * len(parts), math.prod(shape) * len(parts)
         groups = {"all": count, "every": count // every}.get(self.mode, 1)
-        made = input_of((groups * rows, *shape[1:]), first.dtype)
-        target = ark.reshape(made.tensor, [groups, size])
+        returned = input_of((groups * rows, *shape[1:]), first.dtype)
+        target = ark.reshape(returned.tensor, [groups, size])
         flat = ark.reshape(each, [1, size])
         if self.mode == "sum" and self.at is not None:
             ark.where(ark.equal(self.at, 0), flat, ark.add(target, flat), output=target)
@@ -335,12 +338,12 @@ class _Builder:
             end = ark.add(begin, count // groups)
             here = ark.logical_and(ark.greater_equal(self.at, begin), ark.less(self.at, end))
             ark.where(here, flat, target, output=target)
-        return made
+        return returned
 
 
 def replicas(module: torch.nn.Module) -> Ranks | None:
-    """The job's ranks. SystemError unless all have equal parameters when they begin, as their
-    replicas would be of different models.
+    """The job's ranks. Raises SystemError unless all start with equal parameters, since their
+    replicas would otherwise be different models.
     """
     members = session.ranks()
     digest = hashlib.sha256()
@@ -353,7 +356,7 @@ def replicas(module: torch.nn.Module) -> Ranks | None:
 
 
 def _part(batch: Value, share: int, shares: int) -> Value:
-    """The rows of one batch of an iteration's."""
+    """The rows of one batch of an iteration."""
     rows = batch.shape[0] // shares
     shape = (rows, *batch.shape[1:])
     if shares == 1:
@@ -369,12 +372,13 @@ def inference_model(module: torch.nn.Module, options: Options | None = None) -> 
 def training_model(
     module: torch.nn.Module, options: Options | None, optimizer: torch.optim.Optimizer
 ) -> Executor:
-    """The module in training mode, whose last result is the loss; an iteration of a call is a step
-    of the optimizer (SGD, Adam or AdamW of torch, whose learning rates are read at every call).
+    """The module in training mode, whose last result is the loss; each iteration of a call is a
+    step of the optimizer (SGD, Adam or AdamW of torch, whose learning rates are read at every
+    call).
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidUsageError(
-            f"the optimizer is {type(optimizer).__name__}; give one of torch's over the module's "
-            "parameters"
+            f"the optimizer is a {type(optimizer).__name__}; expected a torch optimizer over "
+            "the module's parameters"
         )
     return Executor(module, options, optimizer)

@@ -1,10 +1,10 @@
-"""A look at the tensors of a call of a kernel, in one step of the interpreter: do those that stay
-still lie where they lay, are the others of the shapes and types that the kernel is for, and where
-do they lie? Called by program.py.
+"""Checks the tensors of a kernel's call in one step of the interpreter: fixed ones are at the same
+addresses, the others have the kernel's shapes and types; returns the others' addresses. Called by
+program.py.
 
-torch's C interface answers, through a function that is compiled once (look.cpp): of 122 tensors in
-a quarter of the time that calls of torch's Python functions take. Where there is no compiler, or
-torch lacks that interface, those do the same (calls.py).
+It uses torch's C interface, through a function that is compiled once (look.cpp): 122 tensors take a
+quarter of the time of torch's Python functions. Without a compiler, or if torch lacks that
+interface, those are used (calls.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ark.runtime.extension import optional
 
 Look = Callable[[list[torch.Tensor]], "tuple[int, ...] | None"]
 
-# Of torch's aoti_torch/c/shim.h, in the order of look.cpp's Functions.
+# From torch's aoti_torch/c/shim.h, in the order of look.cpp's Functions.
 FUNCTIONS = tuple(
     f"aoti_torch_get_{name}"
     for name in (
@@ -31,20 +31,20 @@ FUNCTIONS = tuple(
         "storage_size", "storage_offset",
     )
 )  # fmt: skip
-# Of torch's C++ interface, which the C interface lacks: at::native::is_neg(const at::Tensor&). No
-# type that a kernel reads has a conjugate bit.
+# From torch's C++ interface, since the C interface lacks it: at::native::is_neg(const at::Tensor&).
+# None of the types that a kernel reads has a conjugate bit.
 IS_NEGATIVE = "_ZN2at6native6is_negERKNS_6TensorE"
-WORDS = range(2, 4)  # of an object, behind its head, where the handle may lie
+WORDS = range(2, 4)  # of an object, after its header, where the handle may lie
 
 
 def nothing(tensors: list[torch.Tensor]) -> None:
-    """A look that knows nothing."""
+    """A check that always fails."""
 
 
 def looker(tensors: Sequence[torch.Tensor], moving: Sequence[int]) -> Look:
-    """A function of a call's tensors that gives the addresses of those that move, or None if
-    anything is not as it is now: type, shape, strides, dtype, device or layout of one that moves,
-    the address of another; or if the bytes of one are not its values. moving: their places.
+    """A function of a call's tensors that returns the addresses of the moving ones, or None if
+    anything has changed: type, shape, strides, dtype, device or layout of a moving one, or the
+    address of another; or if the bytes of one are not its values. moving: their indices.
     """
     if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in tensors):
         return nothing
@@ -56,12 +56,14 @@ def looker(tensors: Sequence[torch.Tensor], moving: Sequence[int]) -> Look:
     places = set(moving)
     examples = [dense(t) if i in places else t for i, t in enumerate(tensors)]
     sizes = [t.nbytes if i in places else -1 for i, t in enumerate(examples)]
-    made: Look = module.looker(known, offsets.pop(), examples, sizes)
-    return made
+    look: Look = module.looker(known, offsets.pop(), examples, sizes)
+    return look
 
 
 def _offset(tensor: torch.Tensor) -> int | None:
-    """Where a tensor's object holds its handle, whose one word is the address of what it holds."""
+    """The offset of the handle in a tensor's object; the handle is one word, the address of the
+    implementation.
+    """
     words = (ctypes.c_void_p * WORDS.stop).from_address(id(tensor))
     at = next((i for i in WORDS if words[i] == tensor._cdata), None)
     return None if at is None else at * ctypes.sizeof(ctypes.c_void_p)
@@ -73,11 +75,11 @@ def _functions() -> tuple[int, ...] | None:
     names = (*FUNCTIONS, IS_NEGATIVE)
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        found = [ctypes.cast(getattr(library, name), ctypes.c_void_p) for name in names]
+        pointers = [ctypes.cast(getattr(library, name), ctypes.c_void_p) for name in names]
     except (OSError, AttributeError) as error:
-        log.info(f"torch's C interface is not there, calls take longer: {error}")
+        log.info(f"torch's C interface is not available, so calls take longer: {error}")
         return None
-    return tuple(int(f.value or 0) for f in found)
+    return tuple(int(f.value or 0) for f in pointers)
 
 
 @cache

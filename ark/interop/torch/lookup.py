@@ -1,5 +1,5 @@
-"""ATen operators that look elements up or replace them, by indices that are known as they run or
-before.
+"""ATen operators that look up or replace elements, by indices that are computed at run time or
+known before.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ def _index(call: Call, x: Value, indices: Sequence[Value | None]) -> Any:
 
 
 def _as_one_index(x: Value, indices: Sequence[Value | None]) -> tuple[ark.Tensor, ark.Tensor, int]:
-    """Indices of neighbouring dimensions, broadcast together, as one index of them together: the
-    tensor with these as one dimension, the index, and which dimension it is.
+    """Indices of neighbouring dimensions, broadcast together, as a single index: the tensor with
+    these dimensions joined, the index, and the joined dimension's number.
     """
     places = [d for d, i in enumerate(indices) if i is not None]
-    found = [i for i in indices if i is not None]
-    if any(i.dtype.is_floating_point or i.tensor.ir.dtype == ark.bool for i in found):
+    indexed = [i for i in indices if i is not None]
+    if any(i.dtype.is_floating_point or i.tensor.ir.dtype == ark.bool for i in indexed):
         raise refuse("an index of bool")
     first, last = places[0], places[-1]
     if places != list(range(first, last + 1)):
         raise refuse("an index of dimensions that are not neighbours")
     total: Any = None
-    for place, value in zip(places, found, strict=True):
+    for place, value in zip(places, indexed, strict=True):
         n = x.shape[place]
         at = cast(value, ark.int64)
         at = ark.where(ark.less(at, 0), ark.add(at, n), at)
@@ -64,7 +64,9 @@ def _index_put(
     values: Value,
     accumulate: bool = False,
 ) -> Any:
-    """What index_add and the gradient of an embedding become: rows are added in their order."""
+    """The operator that index_add and the gradient of an embedding become: rows are added in
+    order.
+    """
     table, at, axis = _as_one_index(x, indices)
     before, after = table.ir.shape[:axis], table.ir.shape[axis + 1 :]
     wide = [*before, *at.ir.shape, *after]

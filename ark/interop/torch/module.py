@@ -1,8 +1,8 @@
 """ark.from_torch and ark.torch.Module: a torch module that computes in one kernel.
 
-The graph comes from torch.export, once; a call hands the module's parameters and what it was called
-with to the kernel, and does little else, because a kernel of a small network takes tens of
-microseconds. Called by users, through ark.interop.
+torch.export makes the graph once; a call passes the module's parameters and the arguments to the
+kernel, with little other work, because a kernel of a small network takes tens of microseconds.
+Called by users, through ark.interop.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 
 
 class Module(torch.nn.Module):
-    """A torch module that computes in one kernel; it keeps the module's parameters in place.
+    """A torch module that computes in one kernel and uses the module's parameters in place.
 
-    module: exported for `example`, a tuple of tensors, with torch.export. Called as the module is;
-    inference only. dynamic_shapes: sizes that may vary, with their bounds, as torch.export takes
-    them; there is a kernel for each size that is called. The kernel reads the module's parameters
-    where they lie: what is written into them is seen, and so is other memory of theirs (`to`,
-    `weight.data = ...`); another parameter in the place of one (`load_state_dict(assign=True)`) is
-    not.
-    InvalidUsageError for other shapes and types than those, and where torch.export cannot follow
-    the module. UnsupportedError lists every operator that ark lacks, with its reason.
+    module: exported for `example`, a tuple of tensors, with torch.export. Called like the module;
+    inference only. dynamic_shapes: sizes that may vary, with their bounds, in torch.export's form;
+    there is one kernel for each size that is called. The kernel reads the module's parameters in
+    place: it sees later writes to them, and their moves to other memory (`to`, `weight.data =
+    ...`), but not the replacement of a parameter by another one (`load_state_dict(assign=True)`).
+    Raises InvalidUsageError for other shapes and types than those, and if torch.export cannot
+    follow the module; UnsupportedError with every operator that ark lacks and the reasons.
     """
 
     def __init__(
@@ -72,39 +71,43 @@ class Module(torch.nn.Module):
         self._made = exported.call_spec.out_spec
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module computes."""
+        """The module's results."""
         known = len(args) == self._plain and not kwargs and not self._sized
         given = args if known else self._flat(args, kwargs)
         if self._program is None:
-            made = self._run(*self._kept, *given)
+            results = self._run(*self._kept, *given)
         else:
             if self._look(self._here) is None and not self._fixed.lie(self._here):
                 with self._moving:
                     self._moved(self._program)
-            made = self._program.run([*self._loose, *given])
+            results = self._program.run([*self._loose, *given])
         if self._writes:
             written = [*self._kept, *given]
-            for place, value in zip(self._writes, made, strict=False):
+            for place, value in zip(self._writes, results, strict=False):
                 written[place].copy_(value)
-            made = made[len(self._writes) :]
-        return made[0] if self._made.is_leaf() else pytree.tree_unflatten(made, self._made)
+            results = results[len(self._writes) :]
+        return results[0] if self._made.is_leaf() else pytree.tree_unflatten(results, self._made)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Asked by pickle and copy: a kernel is this process's, on memory of this device."""
+        """Called by pickle and copy, which are refused: a kernel belongs to this process and
+        device.
+        """
         raise InvalidUsageError(
-            "an ark.torch.Module is neither copied nor pickled; copy or save the torch module that "
-            "it was made of (its attribute `module`), and call ark.from_torch on that"
+            "an ark.torch.Module cannot be copied or pickled; copy or save its torch module "
+            "(the attribute `module`), and call ark.from_torch on that"
         )
 
     def _learn(self) -> None:
-        """Where the parameters lie that the kernel holds."""
+        """Records the addresses of the kernel's parameters."""
         self._here = [self._kept[i] for i in self._bound]
         self._fixed = Fixed(range(len(self._here)))
         self._fixed.learn(self._here)
         self._look = looker(self._here, [])
 
     def _moved(self, program: Program) -> None:
-        """Parameters lie elsewhere, as after the module was moved or converted."""
+        """Handles parameters at other addresses, such as after the module was moved or
+        converted.
+        """
         now = [t.detach() for t in self._here]
         if not all(map(_in_place, now)):
             raise InvalidUsageError(
@@ -115,7 +118,7 @@ class Module(torch.nn.Module):
         self._learn()
 
     def _flat(self, args: Any, kwargs: Any) -> list[Any]:
-        """The tensors of a call of any form, in the graph's order."""
+        """The tensors of a call, with positional or keyword arguments, in the graph's order."""
         try:
             flat = self._exported._graph_module_flat_inputs(args, kwargs)[len(self._kept) :]
         except (RuntimeError, ValueError) as error:
@@ -126,20 +129,20 @@ class Module(torch.nn.Module):
 
 
 def _in_place(tensor: torch.Tensor) -> bool:
-    """Can a kernel read it where it lies?"""
+    """True if a kernel can read it in place."""
     return tensor.is_contiguous() and is_literal(tensor)
 
 
 def _kept(module: torch.nn.Module, exported: Any) -> list[torch.Tensor]:
-    """The module's parameters, buffers and constants, as the graph takes them."""
+    """The module's parameters, buffers and constants, in the graph's order."""
     held: dict[str, Any] = dict(module.named_parameters(remove_duplicate=False))
     held |= dict(module.named_buffers(remove_duplicate=False))
     held = {**exported.constants, **held}
     specs = [s for s in exported.graph_signature.input_specs if s.kind != InputKind.USER_INPUT]
     strange = [s.kind.name for s in specs if s.target not in held]
     if strange:
-        raise UnsupportedError(f"an input of the kind {strange[0]} is not built")
-    where = torch_device()  # of constants, which tracing makes on the CPU
+        raise UnsupportedError(f"an input of the kind {strange[0]} is not supported")
+    where = torch_device()  # of constants, which tracing creates on the CPU
     return [
         held[s.target].to(where) if s.kind == InputKind.CONSTANT_TENSOR else held[s.target]
         for s in specs
@@ -147,40 +150,40 @@ def _kept(module: torch.nn.Module, exported: Any) -> list[torch.Tensor]:
 
 
 def _constants(signature: Any) -> list[int]:
-    """Which of what the module is called with are no tensors: torch.export has put their values
-    into the graph, and refuses others.
+    """Indices of arguments that are not tensors: torch.export has put their values into the graph,
+    and refuses others.
     """
     users = [s.arg for s in signature.input_specs if s.kind == InputKind.USER_INPUT]
     return [i for i, a in enumerate(users) if isinstance(a, ConstantArgument)]
 
 
 def _without(graph: fx.GraphModule, constants: Sequence[int], first: int) -> fx.GraphModule:
-    """The graph without those inputs. torch.export checks calls by its own graph, which is left as
-    it is.
+    """The graph without those inputs, as a copy, because torch.export checks calls against its own
+    graph.
     """
     if not constants:
         return graph
-    made = fx.GraphModule(graph, copy.deepcopy(graph.graph))
-    places = [n for n in made.graph.nodes if n.op == "placeholder"]
+    copied = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    places = [n for n in copied.graph.nodes if n.op == "placeholder"]
     for place in constants:
-        made.graph.erase_node(places[first + place])
-    made.recompile()
-    return made
+        copied.graph.erase_node(places[first + place])
+    copied.recompile()
+    return copied
 
 
 def _writes(signature: Any) -> list[int]:
-    """The places of the inputs that the module writes, in the order of the first results."""
+    """Indices of the inputs that the module writes, in the order of the first results."""
     names = {spec.target: i for i, spec in enumerate(signature.input_specs)}
     places = {spec.arg.name: i for i, spec in enumerate(signature.input_specs)}
-    found = []
+    written = []
     for spec in signature.output_specs:
         if spec.kind in WRITES:
-            found.append((places if spec.kind == WRITES[1] else names)[spec.target])
+            written.append((places if spec.kind == WRITES[1] else names)[spec.target])
         elif spec.kind != OutputKind.USER_OUTPUT:
             raise UnsupportedError(
-                f"a result of the kind {spec.kind.name} is not built; return tensors alone"
+                f"a result of the kind {spec.kind.name} is not supported; return only tensors"
             )
-    return found
+    return written
 
 
 def from_torch(

@@ -31,7 +31,7 @@ _VIEWS = (
     "flatten.using_ints",
 )
 def _view(call: Call, x: Value, *_: Any, **__: Any) -> Any:
-    """The driver converts the tensor to the shape that torch says."""
+    """The caller converts the tensor to torch's shape."""
     return x.tensor
 
 
@@ -43,7 +43,7 @@ def _permute(call: Call, x: Value, order: Sequence[int]) -> Any:
 
 
 def _turned(x: Value, order: Sequence[int]) -> Any:
-    """A transposition; where only dimensions of 1 change places, nothing moves."""
+    """A transposition; if only dimensions of 1 change places, no data move."""
     moved = [d for d in order if x.shape[d] > 1]
     if moved == sorted(moved):
         return ark.reshape(x.tensor, [x.shape[d] for d in order])
@@ -66,7 +66,7 @@ def _transpose(call: Call, x: Value, a: int, b: int) -> Any:
 
 @operator("expand.default", "expand_copy.default")
 def _expand(call: Call, x: Value, sizes: Sequence[int], implicit: bool = False) -> Any:
-    if math.prod(call.shape) == math.prod(x.shape):  # what take_along_dim asks of its input
+    if math.prod(call.shape) == math.prod(x.shape):  # requirements of take_along_dim on its input
         return x.tensor
     return ark.expand(x.tensor, list(call.shape) or [1])
 
@@ -112,11 +112,11 @@ def _split(call: Call, x: Value, sizes: Any, dim: int = 0) -> list[Any]:
     length = x.shape[axis]
     if isinstance(sizes, int):
         sizes = [min(sizes, length - begin) for begin in range(0, length, max(sizes, 1))]
-    found = []
-    for place, size in enumerate(sizes):  # a part that nobody reads has no expected shape
-        found.append(part(x.tensor, axis, at, size) if call.wants(place) else None)
+    pieces = []
+    for place, size in enumerate(sizes):  # an unused part has no expected shape
+        pieces.append(part(x.tensor, axis, at, size) if call.wants(place) else None)
         at += size
-    return found
+    return pieces
 
 
 @operator("unbind.int", "unbind_copy.int")
@@ -140,10 +140,10 @@ def _stack(call: Call, values: Sequence[Value], dim: int = 0) -> Any:
 
 def _pairs(pads: Sequence[int], rank: int) -> list[tuple[int, int]]:
     """torch's pads, the last dimension first, as pairs by dimension."""
-    found = [(0, 0)] * rank
+    pairs = [(0, 0)] * rank
     for place in range(len(pads) // 2):
-        found[rank - 1 - place] = (pads[2 * place], pads[2 * place + 1])
-    return found
+        pairs[rank - 1 - place] = (pads[2 * place], pads[2 * place + 1])
+    return pairs
 
 
 @operator("constant_pad_nd.default")
@@ -188,7 +188,7 @@ def _roll(call: Call, x: Value, shifts: Any, dims: Any = ()) -> Any:
 
 @operator("unfold.default")
 def _unfold(call: Call, x: Value, dimension: int, size: int, step: int) -> Any:
-    """Windows along a dimension, whose elements are the result's last one."""
+    """Windows along a dimension; their elements form the result's last dimension."""
     if not x.shape:
         raise refuse("windows of a number")
     axis, rank = axis_of(dimension, len(x.shape)), len(x.shape)

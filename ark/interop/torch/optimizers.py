@@ -15,7 +15,7 @@ from ark.interop.torch.values import Value, input_of
 
 class Rates:
     """An optimizer of torch, whose learning rates a kernel reads at every call; its state (moments)
-    lives with the kernel, not in the optimizer.
+    is kept by the kernel, not by the optimizer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -23,15 +23,15 @@ class Rates:
         self._name = type(optimizer).__name__
         if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
             raise UnsupportedError(
-                f"the optimizer {self._name} is not built; use torch's SGD, Adam or AdamW"
+                f"the optimizer {self._name} is not supported; use torch's SGD, Adam or AdamW"
             )
         for group in optimizer.param_groups:
             for setting in ("dampening", "amsgrad", "maximize"):
                 if group.get(setting):
-                    raise UnsupportedError(f"{self._name} with {setting} is not built")
+                    raise UnsupportedError(f"{self._name} with {setting} is not supported")
 
     def parameters(self) -> list[torch.Tensor]:
-        """What it trains."""
+        """The tensors that it trains."""
         groups = self._optimizer.param_groups
         return [p for group in groups for p in group["params"] if p.requires_grad]
 
@@ -49,11 +49,10 @@ class Rates:
         values: Mapping[torch.Tensor, ark.Tensor],
         stages: Stages,
     ) -> list[Value]:
-        """Adds gradients and update to the current model; gives the learning rates' values.
+        """Adds gradients and update to the current model; returns the learning rates' values.
 
         total: the sum of this rank's losses; gradients are those of the mean of the `count` losses
-        of all ranks. stages: of the module; a parameter's update is placed on its stage's
-        processors.
+        of all ranks. stages: of the module; a parameter's update runs on its stage's processors.
         """
         groups = [
             [p for p in group["params"] if p in values and p.requires_grad]
@@ -61,11 +60,11 @@ class Rates:
         ]
         if not any(groups):
             raise InvalidUsageError("the optimizer has none of the module's parameters")
-        found = ark.grad(ark.mul(total, 1.0 / count), [values[p] for g in groups for p in g])
+        reduced = ark.grad(ark.mul(total, 1.0 / count), [values[p] for g in groups for p in g])
         graph = ark.Model.get_model().graph
         if graph.world_size > 1:
-            found = [ark.all_reduce(g, graph.rank, graph.world_size) for g in found]
-        gradients = iter(found)
+            reduced = [ark.all_reduce(g, graph.rank, graph.world_size) for g in reduced]
+        gradients = iter(reduced)
         rates, stage_of = [], stages.of_parameters()
         for group, parameters in zip(self._optimizer.param_groups, groups, strict=True):
             rates.append(input_of((1,), torch.float32))
@@ -75,8 +74,8 @@ class Rates:
                 by_stage.setdefault(stage_of.get(parameter), []).append(pair)
             for stage, pairs in by_stage.items():
                 with stages.within(stage):
-                    made = self._made([p for p, _ in pairs], rates[-1].tensor, group)
-                    made.step([g for _, g in pairs])
+                    optimizer = self._made([p for p, _ in pairs], rates[-1].tensor, group)
+                    optimizer.step([g for _, g in pairs])
         return rates
 
     def _made(self, parameters: list[ark.Tensor], rate: ark.Tensor, group: dict[str, Any]) -> Any:

@@ -24,9 +24,9 @@ def planned(
     members: Ranks | None = None,
     boxes: bool = True,
 ) -> Plan:
-    """The plan for a machine. A lone rank's is verified here, those of several when they are
-    loaded. places: inputs and results, which are the caller's. boxes: these lie where box copies
-    can load them.
+    """The plan for a machine. A single rank's plan is verified here, those of several ranks when
+    they are loaded. places: inputs and results, which belong to the caller. boxes: whether these
+    are aligned for box copies.
     """
     external = sorted({v.tensor.ir.buffer.id for v in places})
     options = {"external": external, **tuned.options(machine)}
@@ -43,8 +43,8 @@ def planned(
 
 
 def _counting_on(machine: Machine, boxes: bool) -> Machine:
-    """The machine with the variants whose launches go on from one another: those without a stream
-    of operands, `block`, which reads them in place, and `matrix`, which loads boxes of them.
+    """The machine with the variants whose launches can continue from one another: those without an
+    operand stream, `block`, which reads operands in place, and `matrix`, which loads boxes of them.
     """
     first = block(machine.variants[0].role(COMPUTE))
     loads = [v for v in machine.variants if v.role(LOAD) and not v.stages and not v.role(MOVE)]

@@ -1,4 +1,4 @@
-"""ATen operators that are matrix products, convolutions, pools or resizings."""
+"""ATen operators for matmuls, convolutions, pools and resizing."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import ark
 from ark.interop.torch.values import Call, Value, operator, refuse
 
 TF32 = "tf32"
-# Since torch 2.9 precisions have names; its older switches are set and read through these, and
-# refuse to be read where the names say what they cannot.
+# Since torch 2.9 precisions have names; its older switches are read and written through these, and
+# reading fails for names that they cannot express.
 NAMED = hasattr(torch.backends.cudnn, "conv")
 
 
 def products_as_tf32(like: Value) -> bool:
-    """Does torch multiply matrices of fp32 as tf32, as its switches stand?"""
+    """True if torch multiplies fp32 matrices as tf32, by its switches."""
     matmul = torch.backends.cuda.matmul
     allowed = matmul.fp32_precision == TF32 if NAMED else matmul.allow_tf32
     return like.dtype == torch.float32 and bool(allowed)
 
 
 def convolutions_as_tf32(like: Value) -> bool:
-    """The same of convolutions, which torch computes so unless told otherwise."""
+    """The same for convolutions, which torch computes as tf32 by default."""
     cudnn: Any = torch.backends.cudnn  # typed without the parts that have precisions of their own
     allowed = cudnn.conv.fp32_precision == TF32 if NAMED else cudnn.allow_tf32
     return like.dtype == torch.float32 and bool(allowed)
@@ -61,20 +61,20 @@ def _matmul(call: Call, a: Value, b: Value) -> Any:
 def _addmm(call: Call, x: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Any:
     if not x.dtype.is_floating_point:
         raise refuse("a product of integers")
-    made = _mv(call, a, b) if len(b.shape) == 1 else _mm(call, a, b)
-    made = ark.reshape(made, list(call.shape))
-    made = made if alpha == 1 else ark.mul(made, float(alpha))
+    product = _mv(call, a, b) if len(b.shape) == 1 else _mm(call, a, b)
+    product = ark.reshape(product, list(call.shape))
+    product = product if alpha == 1 else ark.mul(product, float(alpha))
     if beta == 0:
-        return made
-    return ark.add(made, x.tensor if beta == 1 else ark.mul(x.tensor, float(beta)))
+        return product
+    return ark.add(product, x.tensor if beta == 1 else ark.mul(x.tensor, float(beta)))
 
 
 @operator("linear.default")
 def _linear(call: Call, x: Value, weight: Value, bias: Value | None = None) -> Any:
     rows = ark.reshape(x.tensor, [-1, x.tensor.ir.shape[-1]])
     table = ark.reshape(weight.tensor, [-1, rows.ir.shape[1]])
-    made = ark.linear(rows, table, tf32=products_as_tf32(x))
-    return made if bias is None else ark.add(made, bias.tensor)
+    output = ark.linear(rows, table, tf32=products_as_tf32(x))
+    return output if bias is None else ark.add(output, bias.tensor)
 
 
 @operator("convolution.default")
@@ -175,17 +175,19 @@ def _avg_pool(
 @operator("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")
 def _adaptive_avg_pool(call: Call, x: Value, sizes: Sequence[int]) -> Any:
     count = len(sizes)
-    found = x.shape[-count:]
-    if any(n % m for n, m in zip(found, sizes, strict=True)):
-        raise refuse(f"an adaptive pool from {list(found)} to {list(sizes)}")
-    return ark.avg_pool(_images(x, count), [n // m for n, m in zip(found, sizes, strict=True)])
+    sizes_before = x.shape[-count:]
+    if any(n % m for n, m in zip(sizes_before, sizes, strict=True)):
+        raise refuse(f"an adaptive pool from {list(sizes_before)} to {list(sizes)}")
+    return ark.avg_pool(
+        _images(x, count), [n // m for n, m in zip(sizes_before, sizes, strict=True)]
+    )
 
 
 @operator("upsample_nearest2d.vec", "upsample_nearest2d.default", "upsample_nearest1d.vec")
 def _nearest(call: Call, x: Value, *_: Any) -> Any:
     sizes = call.shape[2:]
     if any(m % n for n, m in zip(x.shape[2:], sizes, strict=True)):
-        raise refuse("nearest resizing by no whole number")
+        raise refuse("nearest resizing by a factor that is not an integer")
     return ark.resize(x.tensor, sizes, "nearest", "half_pixel")
 
 
@@ -194,7 +196,7 @@ def _bilinear(call: Call, x: Value, size: Any, align_corners: bool, scales: Any)
     if size is None and any(
         math.floor(n * s) != n * s for n, s in zip(x.shape[2:], scales, strict=True)
     ):
-        raise refuse("linear resizing by scales that leave a rest")
+        raise refuse("linear resizing to a size that is not an integer multiple")
     return ark.resize(
         x.tensor, call.shape[2:], "linear", "align_corners" if align_corners else "half_pixel"
     )

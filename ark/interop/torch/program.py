@@ -1,8 +1,8 @@
-"""A kernel that works on torch's tensors in place: inputs and results are read and written where
-torch has them (as DLPack would hand them over, without a copy).
+"""A kernel that works on torch's tensors in place: inputs and results are read and written in
+torch's memory (as DLPack would pass them, without a copy).
 
-Tables are made once. Where a tensor lies elsewhere than in the call before, the addresses in them
-are moved; launches go on from one another, so that a call costs little more than a kernel.
+Tables are made once. If a tensor is at another address than in the previous call, the addresses in
+them are updated; launches continue from one another, so a call costs little more than a kernel.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from ark.runtime.runner import Runner, load
 from ark.runtime.streams import Streamed
 from ark.variant import LOAD
 
-HOST = 1  # DLPack's number for the host's memory
+DLPACK_HOST = 1  # DLPack's number for the host's memory
 DENSE = torch.contiguous_format
-BOX_BYTES = 16  # of which a matrix's address is a multiple where boxes of it are loaded
-PROGRAMS: WeakSet[Program] = WeakSet()  # all that live, for who measures them
+BOX_BYTES = 16  # alignment of a matrix's address for box copies
+PROGRAMS: WeakSet[Program] = WeakSet()  # all live programs, for measurements
 
 
 class Program:
-    """A graph as a kernel on torch's tensors of fixed shapes. It is planned when it is made and
+    """A graph as a kernel on torch's tensors of fixed shapes. It is planned when it is created and
     compiled at the first call.
 
-    inputs: values on the caller's memory. outputs: values, or what is known beforehand. held:
-    tensors for the last inputs, the same ones in every call. fixed: places of inputs that are the
-    same tensors in nearly every call (parameters); that they still are costs little to see.
-    members: the job's ranks, for a model of several, which make and call theirs together. guarded:
-    the caller sees in every call that shapes, types and devices are those of the first one, as
-    Dynamo's guards do. made: torch's operators make the inputs, whose types its own shape
-    propagation may have wrong (statistics of norms of 16 bits on a CPU); these are converted.
-    results: how the outputs lie, and what a call gives of them; default contiguous, all of them.
+    inputs: values on the caller's memory. outputs: values, or constants known beforehand. held:
+    tensors for the last inputs, the same ones in every call. fixed: indices of inputs that are the
+    same tensors in nearly every call (parameters), which is cheap to check. members: the job's
+    ranks, for a model of several, which create and call theirs together. guarded: the caller
+    ensures in every call that shapes, types and devices are those of the first one, as Dynamo's
+    guards do. by_torch: the inputs come from torch's operators, for whose types its shape
+    propagation may be wrong (statistics of 16-bit norms on a CPU); these are converted. results:
+    the strides of the outputs, and the results of a call; by default contiguous, all of them.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Program:
         fixed: Sequence[int] = (),
         members: Ranks | None = None,
         guarded: bool = False,
-        made: bool = False,
+        by_torch: bool = False,
         results: Results | None = None,
     ) -> None:
         self._members = members
-        self._guarded, self._made = guarded, made
+        self._guarded, self._by_torch = guarded, by_torch
         self._held = list(held)
         self._given = len(inputs) - len(held)
         self._fixed = Fixed(fixed)
@@ -83,20 +83,22 @@ class Program:
         whole = all(t.data_ptr() % BOX_BYTES == 0 for t in self._held)
         self._plan = planned(model, places, self._device.machine, members, boxes=whole)
         loads = machine_of(self._plan).variant.role(LOAD)
-        self._step = BOX_BYTES if loads else 1  # addresses of inputs are its multiples
+        self._step = BOX_BYTES if loads else 1  # required alignment of inputs' addresses
         by_name = {b.name: b.id for b in self._plan.buffers if b.arena == "external"}
         self._ids = [by_name.get(b.name) for b in self._buffers]
-        self._addresses: tuple[int, ...] = ()  # in the last call, of what moves
-        self._loose: list[int | None] = []  # the plan's buffers of what moves
+        self._addresses: tuple[int, ...] = ()  # in the last call, of moving tensors
+        self._loose: list[int | None] = []  # the plan's buffers of moving tensors
         self._tables: dict[tuple[int, ...], int] = {}  # of such addresses before
         self._replaced = 0
         self._captured: list[Executor] = []
         self._executor: Runner | None = None
         self._streamed: Streamed | None = None
         self._inline: InlineRuns | None = None
-        self._kinds: list[tuple[Any, ...]] | None = None  # of what moved in the call before
+        self._kinds: list[tuple[Any, ...]] | None = None  # of moving tensors in the previous call
         self._look: Look = nothing
-        self._converted: dict[int, torch.dtype] = {}  # inputs by place, to the type that is read
+        self._converted: dict[
+            int, torch.dtype
+        ] = {}  # inputs by index, and the types in which they are read
         self._where = torch_device()
         self._results = None if results is None or results.plain else results
         memory = [None] * len(self._outputs) if results is None else results.memory
@@ -117,12 +119,12 @@ class Program:
         fixed: Sequence[int] = (),
         bound: Mapping[int, torch.Tensor] | None = None,
         guarded: bool = False,
-        made: bool = False,
+        by_torch: bool = False,
         visible: int | None = None,
     ) -> Program:
         """A torch graph of ark's operators. examples: tensors like its inputs, or fake ones. bound:
-        inputs by place that are held for ever; calls have the others. visible: how many results a
-        caller sees; default all.
+        inputs by index that are held permanently; calls pass the others. visible: how many results
+        a caller sees; default all.
         """
         bound = bound or {}
         results = Results(module, visible)
@@ -133,45 +135,47 @@ class Program:
                 own(_in_order(v, m), taken) if isinstance(v, Value) else v
                 for v, m in zip(built.outputs, results.memory, strict=True)
             ]
-        with unset_fake_temporarily():  # constants of the graph are real, whoever traces it
+        with (
+            unset_fake_temporarily()
+        ):  # constants of the graph are real tensors, also during tracing
             kept = [dense(t.detach()).to(torch_device()) for _, t in held(module)]
         last = [built.inputs[i] for i in bound]
         inputs = [v for i, v in enumerate(built.inputs[: len(examples)]) if i not in bound]
         inputs += [*last, *built.inputs[len(examples) :]]
         held_now = [*bound.values(), *kept]
-        return cls(built.model, inputs, outputs, held_now, fixed, None, guarded, made, results)
+        return cls(built.model, inputs, outputs, held_now, fixed, None, guarded, by_torch, results)
 
     def hold(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Others in the place of the first ones that are held."""
+        """Replaces the first of the held tensors."""
         with self._turn:
             self._held[: len(tensors)] = tensors
             self._kinds, self._look = None, nothing
 
     def __call__(self, *given: Any, iterations: int = 1) -> list[Any]:
-        """The graph's results as new tensors, behind one launch of so many iterations."""
+        """The graph's results as new tensors, after one launch with a number of iterations."""
         return self.run(list(given), iterations)
 
     def run(self, inputs: list[Any], iterations: int = 1) -> list[Any]:
-        """The same for a list, as AOTAutograd calls. Threads wait for each other."""
+        """The same for a list, the form in which AOTAutograd calls. Threads wait for each other."""
         with self._turn:
             return self._run(inputs, iterations)
 
     def _run(self, inputs: list[Any], iterations: int) -> list[Any]:
-        found = self._look(inputs)
-        if found is None or (self._step > 1 and any(a % self._step for a in found)):
+        where = self._look(inputs)
+        if where is None or (self._step > 1 and any(a % self._step for a in where)):
             moving = self._seen(inputs)  # held until the launch: there may be copies among them
-            found = tuple([t.data_ptr() for t in moving])
-        made = [make() for make in self._makers]
-        addresses = (*found, *[made[i].data_ptr() for i in self._new])
-        if self._device.dlpack[0] == HOST:
+            where = tuple([t.data_ptr() for t in moving])
+        outputs = [make() for make in self._makers]
+        addresses = (*where, *[outputs[i].data_ptr() for i in self._new])
+        if self._device.dlpack[0] == DLPACK_HOST:
             self._here(self._placed(addresses), iterations)
         else:
             self._on_stream(addresses, iterations)
-        return made if self._results is None else self._results.of(made)
+        return outputs if self._results is None else self._results.of(outputs)
 
     def _here(self, executor: Runner, iterations: int) -> None:
-        """A launch that is waited for; on this very thread if the launch before was short, because
-        Ctrl-C waits for its end then.
+        """A launch that is waited for; on the calling thread if the previous launch was short,
+        because Ctrl-C then waits for its end.
         """
         inline = self._inline
         if inline is not None and iterations == 1 and inline.short():
@@ -180,11 +184,11 @@ class Program:
             executor.resume(iterations).wait()
 
     def _seen(self, inputs: list[Any]) -> list[torch.Tensor]:
-        """Those that move, or copies that the kernel can read, where something is not as in the
-        call before.
+        """The moving tensors, or copies that the kernel can read, when anything differs from the
+        previous call.
         """
         if len(inputs) != self._given:
-            raise InvalidUsageError(f"{len(inputs)} tensors were given; expected {self._given}")
+            raise InvalidUsageError(f"expected {self._given} tensors, got {len(inputs)}")
         moving = [inputs[i] for i in self._moving]
         same = self._kinds is not None and (self._guarded or self._same_kinds(moving))
         if not same or not self._fixed.lie(inputs):
@@ -202,41 +206,45 @@ class Program:
         return [t if self._fits(t) else t.clone(memory_format=DENSE) for t in moving]
 
     def _fits(self, tensor: torch.Tensor) -> bool:
-        """Can the kernel read it where it lies?"""
+        """True if the kernel can read it in place."""
         aligned = tensor.is_contiguous() and tensor.data_ptr() % self._step == 0
         return aligned and is_literal(tensor)
 
     def _same_kinds(self, moving: Sequence[Any]) -> bool:
-        """Have these tensors the shapes, types and devices of those in the call before?"""
+        """True if these tensors have the shapes, types and devices of those in the previous
+        call.
+        """
         try:
             return kinds(moving) == self._kinds
         except AttributeError as error:
             names = ", ".join(type(t).__name__ for t in moving)
-            raise InvalidUsageError(f"tensors are expected, got {names}") from error
+            raise InvalidUsageError(f"expected tensors, got {names}") from error
 
     def _check(self, inputs: Sequence[torch.Tensor]) -> None:
-        """The tensors' device is ark's, and shapes and types are those of the plan. Learns where
-        the fixed ones lie.
+        """Checks that the tensors are on ark's device and have the plan's shapes and types. Records
+        the addresses of the fixed ones.
         """
         self._converted = {}
         for i, (tensor, value) in enumerate(zip((*inputs, *self._held), self._inputs, strict=True)):
             if not isinstance(tensor, torch.Tensor):
-                raise InvalidUsageError(f"a tensor is expected, got {type(tensor).__name__}")
+                raise InvalidUsageError(f"expected a tensor, got {type(tensor).__name__}")
             number = tensor.dim() == 0 and tensor.device.type == "cpu" and i < self._given
-            if number and tensor.device != self._where:  # torch takes it beside any device's
+            if (
+                number and tensor.device != self._where
+            ):  # torch combines it with tensors of any device
                 self._converted[i] = value.dtype
             elif tensor.device != self._where:
                 raise InvalidUsageError(
-                    f"a tensor lies on {tensor.device}, but ark runs on {backend().name}; move the "
-                    "module and its inputs there, or call ark.init(backend=...)"
+                    f"a tensor is on {tensor.device}, but ark runs on {backend().name}; move "
+                    "the module and its inputs there, or call ark.init(backend=...)"
                 )
             check_memory(tensor)
-            if self._made and i < self._given and tensor.dtype != value.dtype:
+            if self._by_torch and i < self._given and tensor.dtype != value.dtype:
                 self._converted[i] = value.dtype
             elif tensor.dtype != value.dtype or tuple(tensor.shape) != value.shape:
                 raise InvalidUsageError(
-                    f"a tensor is {tensor.dtype} {list(tensor.shape)}; the kernel is made for "
-                    f"{value.dtype} {list(value.shape)}"
+                    f"a tensor is {tensor.dtype} {list(tensor.shape)}; the kernel was compiled "
+                    f"for {value.dtype} {list(value.shape)}"
                 )
         copied = [i for i in self._fixed.which if i in self._converted or not self._fits(inputs[i])]
         if copied:  # in every call
@@ -246,8 +254,8 @@ class Program:
         self._addresses = ()
 
     def _places(self, addresses: Sequence[int]) -> dict[int, int]:
-        """By external buffer of the plan: where it lies in this call. addresses: of the inputs that
-        move and of the results.
+        """For each external buffer of the plan its address in this call. addresses: of the moving
+        inputs and of the results.
         """
         count = len(self._moving)
         lie = dict(zip(self._moving, addresses[:count], strict=True))
@@ -257,7 +265,7 @@ class Program:
         return {i: a for i, a in zip(self._ids, each, strict=True) if i is not None}
 
     def _placed(self, addresses: tuple[int, ...]) -> Runner:
-        """The kernel, which knows where the tensors of this call lie."""
+        """The kernel, with the addresses of this call's tensors."""
         if self._executor is None:
             places = self._places(addresses)
             self._executor = load(
@@ -277,7 +285,7 @@ class Program:
         return self._executor
 
     def _moved(self, addresses: tuple[int, ...]) -> None:
-        """Addresses of a call before have a table already."""
+        """Addresses of an earlier call have a table already."""
         executor = self._executor
         each = zip(self._loose, addresses, strict=True)
         if not isinstance(executor, Executor):
@@ -296,8 +304,8 @@ class Program:
         self._tables[addresses] = table
 
     def _on_stream(self, addresses: tuple[int, ...], iterations: int) -> None:
-        """Behind what the caller has queued, as DLPack's stream rule asks; or into the graph that
-        the caller is capturing, which has a kernel with tables of its own.
+        """Launches after the work that the caller has queued, as DLPack's stream rule requires; or
+        adds to the graph that the caller is capturing, which has a kernel with its own tables.
         """
         stream = torch._C._cuda_getCurrentRawStream(self._where.index)
         if torch._C._cuda_isCurrentStreamCapturing():
@@ -315,8 +323,8 @@ class Program:
         self._streamed(stream, iterations)
 
     def iteration_seconds(self, iterations: int = 200) -> float:
-        """What an iteration of the kernel takes, of many in one launch, on the last call's tensors,
-        which must still be there.
+        """Seconds per iteration of the kernel, for many in one launch, on the last call's tensors,
+        which must still exist.
         """
         assert self._executor is not None
         if isinstance(self._executor, Executor):
@@ -326,8 +334,8 @@ class Program:
         return run.elapsed_ms() / 1e3 / iterations
 
     def retire(self) -> None:
-        """Gives the kernel's memory back when its last launch has ended; a call loads it again.
-        Nothing for a kernel in captured graphs, which may be replayed.
+        """Frees the kernel's memory after its last launch has ended; a call loads it again. Does
+        nothing for a kernel in captured graphs, which may be replayed.
         """
         with self._turn:
             if self._captured or self._executor is None:
@@ -337,7 +345,7 @@ class Program:
             self._close()
 
     def close(self) -> None:
-        """Gives the kernel's memory back; graphs that were captured must not be replayed then."""
+        """Frees the kernel's memory; captured graphs must not be replayed afterwards."""
         with self._turn:
             for executor in self._captured:
                 executor.close()
@@ -353,18 +361,18 @@ class Program:
 
 
 def torch_device() -> torch.device:
-    """ark's device as torch names it."""
+    """ark's device in torch's notation."""
     kind, index = device().dlpack
-    return torch.device("cpu") if kind == HOST else torch.device("cuda", index)
+    return torch.device("cpu") if kind == DLPACK_HOST else torch.device("cuda", index)
 
 
 def _same(value: Any) -> Any:
-    """What is known beforehand."""
+    """A constant that is known beforehand."""
     return value
 
 
 def _in_order(value: Value, memory: Memory | None) -> Value:
-    """The value with its dimensions in the order in which they lie in memory."""
+    """The value with its dimensions in memory order."""
     order = None if memory is None else memory.order
     if order is None or order == tuple(range(len(order))):
         return value
@@ -372,8 +380,8 @@ def _in_order(value: Value, memory: Memory | None) -> Value:
 
 
 def own(value: Value, taken: set[int]) -> Value:
-    """A result on memory of its own: a copy where it is an input, a view, or there twice. taken:
-    buffers of the results before.
+    """A result in its own memory: a copy if it is an input, a view, or a duplicate. taken: buffers
+    of earlier results.
     """
     tensor = value.tensor.ir
     alone = tensor.buffer.arena == "activation" and tensor.nbytes == tensor.buffer.nbytes

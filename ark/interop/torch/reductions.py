@@ -1,4 +1,4 @@
-"""ATen operators that reduce dimensions, run along an axis, or normalise."""
+"""ATen operators that reduce dimensions, scan along an axis, or normalise."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import ark
 from ark.interop.torch.movement import part
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, floating, operator, refuse
 
-LONGEST_SORTED = 8192  # elements of which the largest are found at once
+LONGEST_SORTED = 8192  # elements whose largest are found at once
 LEAST_SORTED = 5  # of the largest; fewer are found one by one
 MOST_PARTS = 1024  # of rows
-LONG_LINE = 1 << 19  # elements of lines that parts are made of
+LONG_LINE = 1 << 19  # elements of lines that are divided into parts
 PARTS, LEAST_PARTS = 512, 8  # of all lines, and of one
 
 
@@ -71,7 +71,7 @@ operator("argmin.default")(_arg(ark.argmin))
 
 
 def _moments(x: Value, axes: Sequence[int], correction: Any) -> tuple[Any, Any]:
-    """(variance, mean) over axes, which stay as 1."""
+    """(variance, mean) over axes, which remain as dimensions of 1."""
     tensor = floating(x)
     count = math.prod(tensor.ir.shape[a] for a in axes)
     mean = ark.reduce_mean(tensor, axes)
@@ -112,12 +112,12 @@ def _cumsum(call: Call, x: Value, dim: int, **_: Any) -> Any:
     parts = next((p for p in range(most, most // 2, -1) if n % p == 0), 1)
     if axis != len(shape) - 1 or total < LONG_LINE or most < LEAST_PARTS or parts == 1:
         return ark.cumsum(tensor, axis)
-    # Few long lines: running sums of each part, whose last one is what lies before the next part.
+    # Few long lines: sums of each part, to which the total of the preceding parts is added.
     narrow = call.dtype in (ark.fp16, ark.bf16)
     lines = ark.reshape(tensor, [total // n, parts, n // parts])
-    made = ark.cumsum(ark.cast(lines, ark.fp32) if narrow else lines, 2)
-    made = ark.add(made, ark.cumsum(part(made, 2, n // parts - 1, 1), 1, exclusive=True))
-    return ark.reshape(ark.cast(made, call.dtype) if narrow else made, list(shape))
+    sums = ark.cumsum(ark.cast(lines, ark.fp32) if narrow else lines, 2)
+    sums = ark.add(sums, ark.cumsum(part(sums, 2, n // parts - 1, 1), 1, exclusive=True))
+    return ark.reshape(ark.cast(sums, call.dtype) if narrow else sums, list(shape))
 
 
 @operator("cumprod.default")
@@ -126,8 +126,8 @@ def _cumprod(call: Call, x: Value, dim: int, **_: Any) -> Any:
 
 
 def _largest(rows: ark.Tensor, k: int, placed: bool, largest: bool) -> tuple[Any, Any]:
-    """ark.topk of rows; of few long ones first of parts, so that all processors have some. placed:
-    are the places asked for?
+    """ark.topk of rows; few long ones are divided into parts first, so that all processors have
+    work. placed: whether indices are requested.
     """
     many, n = rows.shape()
     parts = -(-n // LONGEST_SORTED)
@@ -167,8 +167,8 @@ def _scaled(tensor: Any, weight: Value | None, bias: Value | None, shape: Sequen
 
 
 def _in_one_type(x: Value, *others: Value | None) -> Any:
-    """x's tensor, in fp32 where others are of another type: autocast leaves norms of 16 bits their
-    parameters of 32.
+    """x's tensor, in fp32 if others have another type: autocast leaves the parameters of 16-bit
+    norms in 32 bits.
     """
     mixed = any(v is not None and v.dtype != x.dtype for v in others)
     return cast(x, ark.fp32) if mixed else x.tensor
@@ -252,7 +252,9 @@ def _norm_of_batch(
     momentum: float,
     eps: float,
 ) -> list[Any]:
-    """Channels normalised over the batch; over the places of a single image, as instance_norm's."""
+    """Channels normalised over the batch; for a single image over its positions, as in
+    instance_norm.
+    """
     if call.wants(1) or call.wants(2):
         raise refuse("a batch norm's statistics")
     shape = list(x.shape)

@@ -8,7 +8,7 @@ from typing import Any
 import ark
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, floating, operator
 
-LONG, FEW = 32768, 64  # elements of a row, and rows, that do not busy a device row by row
+LONG, FEW = 32768, 64  # elements of a row, and rows, too few to occupy a device row by row
 
 
 @operator("_softmax.default", "softmax.int")
@@ -18,7 +18,7 @@ def _softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
 
 @operator("_safe_softmax.default")
 def _safe_softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
-    """0 where all are -inf, as of attention whose mask leaves a row nothing."""
+    """0 if all are -inf, as in attention whose mask excludes all keys of a row."""
     tensor, axis = cast(x, call.dtype), axis_of(dim, len(x.shape))
     if axis == len(tensor.ir.shape) - 1:
         return ark.safe_softmax(tensor)
@@ -38,8 +38,8 @@ def _logsumexp(call: Call, x: Value, dims: Any, keepdim: bool = False) -> Any:
 
 
 def _along(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
-    """Softmax over an axis, or its logarithm. Rows of neighbours are one op's; other lines, and few
-    long rows, are a largest element, a sum and what follows from both.
+    """Softmax over an axis, or its logarithm. Contiguous rows are one op; other lines, and few long
+    rows, are computed from a maximum and a sum.
     """
     shape = tensor.shape()
     if math.prod(shape[axis + 1 :]) > 1 or (shape[axis] >= LONG and math.prod(shape[:axis]) <= FEW):
@@ -49,7 +49,9 @@ def _along(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
 
 
 def _apart(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
-    """In fp32 between; what is exponentiated is computed where it is read, and not written."""
+    """Intermediate values are fp32; exponentials are computed where they are read, and not
+    stored.
+    """
     dtype = tensor.ir.dtype
     most = _wide(ark.detach(ark.reduce_max(tensor, axis)))
 
@@ -57,8 +59,8 @@ def _apart(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
         return ark.sub(_wide(tensor), most)
 
     total = ark.reduce_sum(ark.exp(below()), axis)
-    made = ark.sub(below(), ark.ln(total)) if logarithm else ark.div(ark.exp(below()), total)
-    return made if dtype == ark.fp32 else ark.cast(made, dtype)
+    result = ark.sub(below(), ark.ln(total)) if logarithm else ark.div(ark.exp(below()), total)
+    return result if dtype == ark.fp32 else ark.cast(result, dtype)
 
 
 def _wide(tensor: ark.Tensor) -> ark.Tensor:

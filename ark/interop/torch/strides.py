@@ -1,8 +1,8 @@
-"""How the results of a kernel lie in memory: with the strides that torch's own shape propagation
-says, so that whatever reads strides behind the kernel (as_strided, in this graph or behind a graph
-break) reads the elements that it would read without ark.
+"""Strides of a kernel's results: those of torch's own shape propagation, so that code that reads
+strides after the kernel (as_strided, in this graph or after a graph break) reads the same elements
+as without ark.
 
-A result that is a view of another tensor of the graph is given as that view of the whole tensor.
+A result that is a view of another tensor of the graph is returned as that view of the whole tensor.
 Called by compile.py and program.py.
 """
 
@@ -21,8 +21,8 @@ READERS = ("aten::as_strided", "aten::as_strided_scatter")
 
 @dataclass(frozen=True)
 class Memory:
-    """A new tensor that a kernel fills. order: its dimensions in the order in which they lie in
-    memory; None where elements lie apart or upon each other, which are copied there afterwards.
+    """A new tensor that a kernel fills. order: its dimensions in memory order; None if elements
+    have gaps or overlap: then they are copied there afterwards.
     """
 
     shape: tuple[int, ...]
@@ -32,8 +32,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Result:
-    """One of a graph's: number `of` of the kernel's, or a view of it. view: shape, strides and
-    offset, of what lies otherwise than the kernel's.
+    """A result of a graph: number `of` of the kernel's, or a view of it. view: shape, strides and
+    offset, if they differ from the kernel's.
     """
 
     of: int
@@ -47,7 +47,7 @@ def contiguous(shape: Sequence[int]) -> Memory:
 
 
 def memory_of(shape: Sequence[int], strides: Sequence[int]) -> Memory:
-    """Memory of these strides."""
+    """Memory with these strides."""
     order = sorted(range(len(shape)), key=lambda d: (-strides[d] if shape[d] > 1 else 0, d))
     step = 1
     for d in reversed(order):
@@ -62,38 +62,38 @@ def memory_of(shape: Sequence[int], strides: Sequence[int]) -> Memory:
 
 
 def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """The tensor, or a copy of it that has these strides."""
+    """The tensor, or a copy of it with these strides."""
     if tensor.stride() == tuple(strides):
         return tensor
-    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-    elements, source = made, tensor
+    copied = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    elements, source = copied, tensor
     for d, step in enumerate(strides):
         if step == 0 and tensor.shape[d] > 1:  # all of them are one
             elements, source = elements.narrow(d, 0, 1), source.narrow(d, 0, 1)
     elements.copy_(source)
-    return made
+    return copied
 
 
 class Results:
-    """What a kernel gives for a graph. ends: the graph's nodes (or what is known beforehand) that
-    it computes; memory: of each that is a tensor; given: the graph's results.
+    """A graph's results from a kernel's. ends: the graph's nodes (or constants) that the kernel
+    computes; memory: of each that is a tensor; given: the graph's results.
     """
 
     def __init__(self, module: fx.GraphModule, visible: int | None = None) -> None:
-        """visible: how many of the results a caller sees; those behind may share memory."""
+        """visible: how many of the results a caller sees; the others may share memory."""
         (output,) = (n for n in module.graph.nodes if n.op == "output")
         listed = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
         self.ends: list[Any] = []
         self.memory: list[Memory | None] = []
         self.given: list[Result] = []
-        known: dict[fx.Node, int] = {}  # numbers of the kernel's results that may be shared
+        known: dict[fx.Node, int] = {}  # indices of the kernel's results that may be shared
         for place, end in enumerate(listed):
             value = end.meta.get("val") if isinstance(end, fx.Node) else None
             if not isinstance(value, torch.Tensor):
                 self.given.append(self._new(end, None))
                 continue
             base = base_of(end)
-            if base.op != "call_function":  # a view of an input; the kernel gives a copy
+            if base.op != "call_function":  # a view of an input; the kernel returns a copy
                 base = end
             shape, strides = tuple(value.shape), tuple(value.stride())
             offset = int(value.storage_offset())
@@ -122,16 +122,16 @@ class Results:
 
     @property
     def plain(self) -> bool:
-        """Are the graph's results the kernel's, as they are?"""
+        """True if the graph's results are the kernel's, unchanged."""
         copied = any(m is not None and m.order is None for m in self.memory)
         return not copied and self.given == [Result(i) for i in range(len(self.ends))]
 
-    def of(self, made: Sequence[Any]) -> list[Any]:
-        """The graph's results. made: the kernel's."""
-        lie = list(made)
+    def of(self, outputs: Sequence[Any]) -> list[Any]:
+        """The graph's results. outputs: the kernel's."""
+        lie = list(outputs)
         for i, memory in enumerate(self.memory):
             if memory is not None and memory.order is None:
-                lie[i] = laid_out(made[i], memory.strides)
+                lie[i] = laid_out(outputs[i], memory.strides)
         return [
             lie[r.of] if r.view is None else torch.as_strided(lie[r.of], *r.view)
             for r in self.given
@@ -139,7 +139,7 @@ class Results:
 
 
 def base_of(node: fx.Node) -> fx.Node:
-    """The node of which a node is a view, as torch has it: itself, if of none."""
+    """The node of which a node is a view, as in torch: itself, if it is not a view."""
     base = node
     while base.op == "call_function" and base.args and isinstance(base.args[0], fx.Node):
         source = base.args[0]
@@ -152,7 +152,7 @@ def base_of(node: fx.Node) -> fx.Node:
 
 
 def _shares(view: fx.Node, node: fx.Node) -> bool:
-    """Are both torch's tensors of one type on the same memory?"""
+    """True if both are tensors of one type on the same memory in torch."""
     a, b = view.meta.get("val"), node.meta.get("val")
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.dtype != b.dtype:
         return False
@@ -160,8 +160,8 @@ def _shares(view: fx.Node, node: fx.Node) -> bool:
 
 
 def read_by_strides(module: fx.GraphModule) -> set[fx.Node]:
-    """The operators that read a tensor's memory and not its elements, and the views that they read.
-    They stay in torch; the tensor under the views is a kernel's result.
+    """The operators that read a tensor's memory instead of its elements, and the views that they
+    read. They stay in torch; the tensor under the views is a kernel's result.
     """
     stay: set[fx.Node] = set()
     for reader in module.graph.nodes:

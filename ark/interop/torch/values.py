@@ -1,9 +1,9 @@
-"""What flows through the conversion of a torch graph: values, calls, and the table of operators.
+"""Types for the conversion of a torch graph: values, calls, and the table of operators.
 
-ark's tensors have at least one dimension, torch's may have none; so a value has torch's shape
-beside its tensor. An entry of the table takes a `Call` and the operator's arguments as its schema
-has them, values for tensors; what it returns is converted to the shapes and types that torch's own
-shape propagation gave.
+ark's tensors have at least one dimension, torch's may have none; so a value has torch's shape in
+addition to its tensor. An entry of the table takes a `Call` and the operator's arguments in its
+schema's order, values for tensors; its result is converted to the shapes and types of torch's own
+shape propagation.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Call:
         return data_type(self.expected[0][1])
 
     def wants(self, place: int) -> bool:
-        """Is that result used?"""
+        """True if that result is used."""
         return self.used[place]
 
 
@@ -56,7 +56,7 @@ TABLE: dict[str, Operator] = {}
 
 
 def operator(*names: str) -> Callable[[Operator], Operator]:
-    """Enters a function under names of ATen overloads ("add.Tensor")."""
+    """A decorator that registers a function under names of ATen overloads ("add.Tensor")."""
 
     def enter(function: Operator) -> Operator:
         for name in names:
@@ -66,9 +66,9 @@ def operator(*names: str) -> Callable[[Operator], Operator]:
     return enter
 
 
-def refuse(what: str) -> UnsupportedError:
-    """The error for a form of an operator that is not built."""
-    return UnsupportedError(f"{what} is not built")
+def refuse(form: str) -> UnsupportedError:
+    """The error for a form of an operator that is not supported."""
+    return UnsupportedError(f"{form} is not supported")
 
 
 def data_type(dtype: torch.dtype) -> DataType:
@@ -76,11 +76,13 @@ def data_type(dtype: torch.dtype) -> DataType:
     try:
         return DataType.from_torch(dtype)
     except InvalidUsageError as error:
-        raise UnsupportedError(f"the type {dtype} is not built") from error
+        raise UnsupportedError(f"the type {dtype} is not supported") from error
 
 
 def input_of(shape: Sequence[int], dtype: torch.dtype) -> Value:
-    """A value on memory that the caller owns; UnsupportedError for what ark has no tensor for."""
+    """A value on memory that the caller owns; raises UnsupportedError for tensors that ark cannot
+    represent.
+    """
     sizes = tuple(int(n) for n in shape)
     if math.prod(sizes) == 0:
         raise refuse(f"a tensor without elements, of shape {list(sizes)},")
@@ -101,14 +103,14 @@ def fitted(tensor: ark.Tensor, shape: Sequence[int], dtype: torch.dtype) -> Valu
 
 
 def cast(value: Any, dtype: DataType) -> Any:
-    """A value's tensor in a type; numbers as they are."""
+    """A value's tensor in a type; numbers unchanged."""
     if not isinstance(value, Value):
         return value
     return value.tensor if value.tensor.ir.dtype == dtype else ark.cast(value.tensor, dtype)
 
 
 def floating(value: Value) -> ark.Tensor:
-    """A value's tensor, in fp32 where it is no floating-point type."""
+    """A value's tensor, in fp32 if its type is not floating point."""
     return value.tensor if value.dtype.is_floating_point else ark.cast(value.tensor, ark.fp32)
 
 
@@ -143,13 +145,13 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def axes_of(axes: Any, rank: int) -> list[int]:
-    """Non-negative axes; none or no list: all of them."""
+    """Non-negative axes; None or an empty list: all of them."""
     listed = [axes] if isinstance(axes, int) else list(axes or [])
     return sorted({axis_of(a, rank) for a in listed}) or list(range(max(rank, 1)))
 
 
 def number(value: Any, dtype: ark.DataType) -> Any:
-    """A number that stands beside a tensor, a float beside floating point."""
+    """A number combined with a tensor, a float for floating point."""
     if isinstance(value, Value):
         return value
     return float(value) if dtype in (ark.fp32, ark.fp16, ark.bf16) else value

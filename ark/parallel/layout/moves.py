@@ -1,9 +1,9 @@
-"""One change of a layout: c parts of one kind become c parts of another, by one collective.
+"""One conversion of a layout: c parts of one kind become c parts of another, by one collective.
 
 A move takes the fastest-varying factor of an axis of the layout (replicas, values or a dimension)
-and makes it the fastest-varying factor of another. What a block is stays a box of the tensor that
-way, whatever was moved before. ark.parallel.layout.paths searches over moves; the tests
-carry them out on arrays.
+and makes it the fastest-varying factor of another axis. Each device's block thereby stays a box of
+the tensor after any sequence of moves. ark.parallel.layout.paths searches over moves; the tests
+execute them on arrays.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ R, V, D = 0, 1, 2  # axes of a layout: replicas, values, and dimension d as D + 
 
 @dataclass(frozen=True)
 class Step:
-    """A collective, run by all `groups` at once.
+    """A collective, executed by all `groups` at once.
 
-    op: all_reduce, all_gather, reduce_scatter, all_to_all, or one of those that move nothing,
-    slice and value_split. source, target: axes of the layout whose factor `ranks` moves.
-    elements: what each device sends, by the ring volumes of the papers. groups: devices that
-    communicate with each other, in the order of the parts.
+    op: all_reduce, all_gather, reduce_scatter, all_to_all, or slice or value_split, which move
+    nothing. source, target: axes of the layout between which a factor of `ranks` moves. elements:
+    sent by each device, by the ring volumes of the papers. groups: devices that communicate with
+    each other, in the order of the parts.
     """
 
     op: str
@@ -39,7 +39,7 @@ class Step:
 
 
 def operation(source: int, target: int) -> str | None:
-    """The collective that turns parts along one axis into parts along another, if one does."""
+    """The collective that turns parts along one axis into parts along another, or None."""
     if source == target:
         return None
     if source == V:
@@ -52,10 +52,11 @@ def operation(source: int, target: int) -> str | None:
 
 
 def ring_volume(op: str, ranks: int, elements: int) -> int:
-    """`ranks` times what each device sends of blocks of `elements` elements before the step.
+    """`ranks` times the elements that each device sends, for blocks of `elements` elements before
+    the step.
 
-    Times `ranks`, so that it is a whole number. The formulas are those of rings: an all-gather
-    passes on c - 1 blocks, a reduce-scatter and an all-to-all c - 1 parts of a block.
+    The factor `ranks` makes it a whole number. The formulas are those of rings: an all-gather
+    forwards c - 1 blocks, a reduce-scatter and an all-to-all c - 1 parts of a block.
     """
     passed_on = {
         "all_gather": ranks * (ranks - 1),
@@ -67,30 +68,30 @@ def ring_volume(op: str, ranks: int, elements: int) -> int:
 
 
 def moves(layout: Layout) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
-    """All moves from a layout: source and target axis, factor, and the counts that come out."""
+    """All moves from a layout: source and target axis, factor, and the resulting counts."""
     counts = layout.counts
     for source, count in enumerate(counts):
         for factor in divisors(count)[1:]:
             for target in range(len(counts)):
                 if operation(source, target) is not None:
-                    made = list(counts)
-                    made[source] //= factor
-                    made[target] *= factor
-                    yield source, target, factor, tuple(made)
+                    result = list(counts)
+                    result[source] //= factor
+                    result[target] *= factor
+                    yield source, target, factor, tuple(result)
 
 
 def moved(coordinates: np.ndarray, source: int, target: int, factor: int) -> np.ndarray:
     """The devices' coordinates (see `Layout.coordinates`) after a move."""
-    made = coordinates.copy()
-    made[:, source] //= factor
-    made[:, target] = made[:, target] * factor + coordinates[:, source] % factor
-    return made
+    result = coordinates.copy()
+    result[:, source] //= factor
+    result[:, target] = result[:, target] * factor + coordinates[:, source] % factor
+    return result
 
 
 def groups(coordinates: np.ndarray, source: int, factor: int) -> tuple[tuple[int, ...], ...]:
-    """Devices whose coordinates differ in the moved factor alone, in its order."""
+    """Groups of devices whose coordinates differ only in the moved factor, in its order."""
     key = coordinates.copy()
     key[:, source] //= factor
     order = np.lexsort((coordinates[:, source] % factor, *key.T[::-1]))
-    found = [tuple(row) for row in order.reshape(-1, factor).tolist()]
-    return tuple(sorted(found))
+    rows = [tuple(row) for row in order.reshape(-1, factor).tolist()]
+    return tuple(sorted(rows))

@@ -1,7 +1,7 @@
 """The cheapest collectives from one layout to another, and the costs between all layouts.
 
-A shortest path over the moves of ark.parallel.layout.moves, by Bellman and Ford on arrays: all
-moves of all layouts are relaxed at once, for one source or for all, and no path is long.
+A shortest path over the moves of ark.parallel.layout.moves, by Bellman-Ford on arrays: all moves of
+all layouts are relaxed at once, for one source or for all, since paths are short.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from ark.parallel.layout.moves import Step, groups, moved, moves, operation, rin
 from ark.parallel.layout.types import Layout, layouts
 
 MOST_LAYOUTS = 20_000
-AT_A_TIME = 16  # sources: what is relaxed at once stays in the cache
+AT_A_TIME = 16  # sources: the arrays relaxed at once stay in the cache
 FAR = np.int64(1) << 62
-SCALE = 64  # to a unit of volume; a step costs 1 more: of equal volumes the shorter path wins
+COST_PER_VOLUME = 64  # per unit of volume; a step costs 1 more, so the shorter of equal paths wins
 
 
 @dataclass(frozen=True)
 class Table:
-    """The costs between all layouts of a tensor over so many devices.
+    """The costs between all layouts of a tensor over a number of devices.
 
-    elements[i, j]: what each device sends from layouts[i] to layouts[j], by ring volumes; float64.
+    elements[i, j]: elements that each device sends from layouts[i] to layouts[j], by ring volumes;
+    float64.
     """
 
     layouts: tuple[Layout, ...]
@@ -36,7 +37,9 @@ class Table:
 
 
 class _Moves:
-    """All layouts and the moves between them as arrays, sorted by where a move ends."""
+    """All layouts and the moves between them as arrays, sorted by the layout in which a move
+    ends.
+    """
 
     def __init__(self, shape: Sequence[int], devices: int) -> None:
         self.layouts: list[Layout] = []
@@ -45,12 +48,13 @@ class _Moves:
             if len(self.layouts) > MOST_LAYOUTS:
                 raise UnsupportedError(
                     f"a tensor of shape {list(shape)} has more than {MOST_LAYOUTS} layouts over "
-                    f"{devices} devices, which are not searched; use fewer devices or dimensions"
+                    f"{devices} devices, the limit of the search; use fewer devices or "
+                    "dimensions"
                 )
-        # A unit of volume is this many elements: then all volumes are whole numbers.
+        # The unit of volume, in elements, that makes all volumes whole numbers.
         self.unit = Fraction(math.prod(shape), devices * devices)
         self.number = {layout.counts: i for i, layout in enumerate(self.layouts)}
-        found = []
+        all_moves = []
         for i, layout in enumerate(self.layouts):
             local = devices // math.prod(layout.dims)
             for source, target, factor, counts in moves(layout):
@@ -58,9 +62,9 @@ class _Moves:
                 if end is not None:
                     op = operation(source, target) or ""
                     volume = ring_volume(op, factor, local) * (devices // factor)
-                    found.append((end, i, volume * SCALE + 1, source, target, factor))
-        found.sort()
-        rows = np.array(found, np.int64).reshape(-1, 6)
+                    all_moves.append((end, i, volume * COST_PER_VOLUME + 1, source, target, factor))
+        all_moves.sort()
+        rows = np.array(all_moves, np.int64).reshape(-1, 6)
         self.ends, self.starts, self.costs = rows[:, 0], rows[:, 1], rows[:, 2]
         self.kinds = rows[:, 3:]
         self.reached, self.first = np.unique(self.ends, return_index=True)
@@ -82,29 +86,28 @@ class _Moves:
 def table(shape: Sequence[int], devices: int) -> Table:
     """The costs between all layouts of a tensor of `shape` over `devices` devices.
 
-    UnsupportedError if there are more than MOST_LAYOUTS of them.
+    Raises UnsupportedError if there are more than MOST_LAYOUTS of them.
     """
     graph = _Moves(shape, devices)
     count = len(graph.layouts)
     parts = [range(at, min(at + AT_A_TIME, count)) for at in range(0, count, AT_A_TIME)]
     distances = np.concatenate([graph.distances(part) for part in parts], axis=1)
-    return Table(tuple(graph.layouts), distances.T // SCALE * float(graph.unit))
+    return Table(tuple(graph.layouts), distances.T // COST_PER_VOLUME * float(graph.unit))
 
 
 def change(shape: Sequence[int], before: Layout, after: Layout) -> list[Step]:
-    """The steps of the least ring volume from one layout to the other, the fewest of these.
+    """The steps of the least ring volume from one layout to the other; of several, the fewest.
 
-    The devices begin in the order of `before`; the steps' groups say who communicates, and so which
-    block each device holds at the end.
+    Devices start in the order of `before`; the groups of the steps determine which block each
+    device has at the end.
 
-    Raises:
-        InvalidUsageError: the layouts are of different numbers of devices or do not divide the
-        shape. UnsupportedError: there are too many layouts to search.
+    Raises: InvalidUsageError: the layouts have different numbers of devices or do not divide the
+    shape. UnsupportedError: there are too many layouts to search.
     """
     if before.devices != after.devices:
         raise InvalidUsageError(
             f"{before} is a layout over {before.devices} devices and {after} over "
-            f"{after.devices}; both must be of the same devices"
+            f"{after.devices}; both must have the same number of devices"
         )
     before.block(shape)
     after.block(shape)

@@ -1,8 +1,8 @@
-"""Changes of layout on a real network: the least time by the simulator of collectives.
+"""Conversions of a layout on a real network: the least time by the simulator of collectives.
 
-What a step costs depends on who communicates with whom, so the search is over layouts with the
-devices in their places (Dijkstra), and every step is simulated with all of its groups at once:
-rings, and puts to every peer for an all-to-all. `ark layout --topology` calls it.
+The time of a step depends on which devices communicate, so the search is over layouts with devices
+at their positions (Dijkstra), and every step is simulated with all its groups at once: rings, and
+puts to every peer for an all-to-all. Called by `ark layout --topology`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 class StepTimes:
-    """The times of steps on a topology, in microseconds."""
+    """Times of steps on a topology, in microseconds."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self._known: dict[tuple[str, Groups, int], float] = {}
 
     def us(self, op: str, together: Groups, block_bytes: int) -> float:
-        """All groups run the collective at once; block_bytes: what a device holds before it."""
+        """The time when all groups run the collective at once; block_bytes: of a device before
+        it.
+        """
         if op in ("slice", "value_split"):
             return 0.0
         key = (op, together, block_bytes)
         if key not in self._known:
             if len(self._known) == MOST_SIMULATIONS:
                 raise UnsupportedError(
-                    f"more than {MOST_SIMULATIONS} steps on {self.topology.name} were simulated "
-                    "without an end; leave --topology away, or use fewer devices"
+                    f"the search on {self.topology.name} needs more than {MOST_SIMULATIONS} "
+                    "simulated steps; omit --topology, or use fewer devices"
                 )
             self._known[key] = self._simulate(op, together, block_bytes)
         return self._known[key]
@@ -71,15 +73,14 @@ def change_on(
 
     itemsize: bytes of an element. Rank i of the topology is device i of `before`.
 
-    Raises:
-        InvalidUsageError: layouts of other numbers of devices than the topology has ranks, or that
-        do not divide the shape. UnsupportedError: too much to simulate.
+    Raises: InvalidUsageError: the layouts have another number of devices than the topology has
+    ranks, or do not divide the shape. UnsupportedError: too many steps to simulate.
     """
     ranks = len(topology.ranks)
     if not before.devices == after.devices == ranks:
         raise InvalidUsageError(
             f"{before} is a layout over {before.devices} devices, {after} over {after.devices}, "
-            f"and {topology.name} has {ranks} ranks; all must be the same"
+            f"and {topology.name} has {ranks} ranks; the three numbers must be equal"
         )
     before.block(shape)
     after.block(shape)
@@ -99,16 +100,16 @@ def change_on(
         done.add(key)
         held = layout.elements(shape)
         for source, target, factor, counts in moves(layout):
-            made = Layout(counts[0], counts[1], tuple(counts[2:]))
-            if any(n % parts for n, parts in zip(shape, made.dims, strict=True)):
+            neighbour = Layout(counts[0], counts[1], tuple(counts[2:]))
+            if any(n % parts for n, parts in zip(shape, neighbour.dims, strict=True)):
                 continue
             op = operation(source, target) or ""
             together = groups(coordinates, source, factor)
             time = times.us(op, together, held * itemsize)
             volume = ring_volume(op, factor, held) / factor
-            step = Step(op, source, target, factor, volume, layout, made, together)
+            step = Step(op, source, target, factor, volume, layout, neighbour, together)
             place = moved(coordinates, source, target, factor)
             further = (*path, (step, time))
-            entry = (us + time, len(further), next(order), made, place, further)
+            entry = (us + time, len(further), next(order), neighbour, place, further)
             heapq.heappush(queue, entry)
-    raise AssertionError("every layout leads to every other")
+    raise AssertionError("unreachable: every layout leads to every other")

@@ -1,8 +1,9 @@
-"""RVD layouts: how many replicas, value splits and splits by dimension a tensor has over devices.
+"""RVD layouts: how many replicas, value splits and splits of each dimension a tensor has over
+devices.
 
-The representation of Lin et al., "SuperScaler / nnScaler" (OSDI 2024): of the product of these
-numbers of devices each holds one block, and with V value splits the tensor is the sum of V partial
-ones. Made by callers and `Layout.parse`; ark.parallel.layout.paths searches over them.
+The representation of Lin et al., "SuperScaler / nnScaler" (OSDI 2024): each of the devices, as many
+as the product of these numbers, holds one block, and with V value splits the tensor is the sum of V
+partial ones. Created by callers and `Layout.parse`; ark.parallel.layout.paths searches over them.
 """
 
 from __future__ import annotations
@@ -36,25 +37,25 @@ class Layout:
     def __post_init__(self) -> None:
         if min(self.counts) < 1 or len(self.dims) > MOST_DIMENSIONS or not self.dims:
             raise InvalidUsageError(
-                f"the layout {self} is none: all of its numbers must be at least 1, for 1 to "
+                f"the layout {self} is not valid: all numbers must be at least 1, for 1 to "
                 f"{MOST_DIMENSIONS} dimensions"
             )
         if self.devices > MOST_DEVICES:
             raise InvalidUsageError(
-                f"the layout {self} is one of {self.devices} devices; at most {MOST_DEVICES} are "
-                "planned for"
+                f"the layout {self} has {self.devices} devices; at most {MOST_DEVICES} are "
+                "supported"
             )
 
     @classmethod
     def parse(cls, text: str) -> Layout:
         """Reads "R1V4D1,1"; InvalidUsageError for anything else."""
-        found = _FORM.fullmatch(text)
-        if not found:
+        match = _FORM.fullmatch(text)
+        if not match:
             raise InvalidUsageError(
-                f"{text[:60]!r} is no layout; write replicas, value splits and the splits of each "
-                "dimension, as in R1V4D1,1"
+                f"{text[:60]!r} is not a layout; write replicas, value splits and the splits of "
+                "each dimension, as in R1V4D1,1"
             )
-        replicas, values, dims = found.groups()
+        replicas, values, dims = match.groups()
         return cls(int(replicas), int(values), tuple(int(n) for n in dims.split(",")))
 
     def __str__(self) -> str:
@@ -72,18 +73,18 @@ class Layout:
     def block(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of one device's block of a tensor of `shape`.
 
-        InvalidUsageError if a dimension cannot be cut into so many equal parts.
+        Raises InvalidUsageError if a dimension is not divisible by its number of parts.
         """
         if len(shape) != len(self.dims):
             raise InvalidUsageError(
-                f"the layout {self} is one of {len(self.dims)} dimensions, but the tensor has "
-                f"{len(shape)}: {list(shape)}; give one split a dimension"
+                f"the layout {self} has {len(self.dims)} dimensions, but the tensor has "
+                f"{len(shape)}: {list(shape)}; give one split per dimension"
             )
         for d, (size, parts) in enumerate(zip(shape, self.dims, strict=True)):
             if size % parts:
                 raise InvalidUsageError(
-                    f"the layout {self} cuts dimension {d} into {parts} equal parts, which a size "
-                    f"of {size} cannot be; use a divisor of {size}"
+                    f"the layout {self} cuts dimension {d} into {parts} parts, but its size "
+                    f"{size} is not divisible by {parts}; use a divisor of {size}"
                 )
         return tuple(size // parts for size, parts in zip(shape, self.dims, strict=True))
 
@@ -92,12 +93,12 @@ class Layout:
         return math.prod(self.block(shape))
 
     def coordinates(self) -> np.ndarray:
-        """Which block each device holds: one row of (replica, value, *dims) a device."""
+        """The block that each device holds: one row of (replica, value, *dims) per device."""
         return np.stack(np.unravel_index(np.arange(self.devices), self.counts), axis=1)
 
 
 def layouts(shape: Sequence[int], devices: int) -> Iterator[Layout]:
-    """All layouts of a tensor over so many devices, in order of their numbers."""
+    """All layouts of a tensor over a number of devices, in lexicographic order."""
 
     def factors(left: int, sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         if not sizes:
@@ -114,6 +115,6 @@ def layouts(shape: Sequence[int], devices: int) -> Iterator[Layout]:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, 1 and the number included, ascending."""
+    """All divisors in ascending order, with 1 and the number itself."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return small + [number // n for n in reversed(small) if n * n != number]

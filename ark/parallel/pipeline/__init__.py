@@ -1,4 +1,4 @@
-"""Schedules of pipelines: which device runs which block of which micro-batch when."""
+"""Schedules of pipelines: the device and start time of every block of every micro-batch."""
 
 from ark.parallel.pipeline.placement import Block, Placement
 from ark.parallel.pipeline.schedule import Entry, Schedule, tessel, verify

@@ -1,7 +1,7 @@
-"""Pipeline schedules that have names, made block by block as their papers describe them.
+"""Named pipeline schedules, built block by block as their papers describe them.
 
-A name is a placement, what its devices hold, and which ready block goes first; `list_schedule`
-does the rest, in time with the blocks. `tessel` searches for what these prescribe. Called by
+A name stands for a placement, the memory of its devices, and priorities of ready blocks;
+`list_schedule` does the rest. `tessel` searches for schedules instead. Called by
 ark.parallel.plans.
 
 GPipe (Huang et al. 2019), 1F1B (PipeDream-flush, Narayanan et al. 2021), interleaved 1F1B
@@ -23,14 +23,14 @@ from ark.parallel.pipeline.schedule import MOST_ENTRIES, Entry, Schedule
 from ark.parallel.pipeline.unroll import makespan_bound
 
 Priority = Callable[[str, int], tuple[int, ...]]
-"""From a block's name and its micro-batch to a number; of what is ready, the least goes first."""
-CHUNKS = 2  # stages of a device in an interleaved pipeline
-PASSES = 3  # forward passes of 3F1B
+"""From block name and micro-batch to a number; the ready block with the least runs first."""
+STAGES_PER_DEVICE = 2  # stages of a device in an interleaved pipeline
+FORWARD_PASSES = 3  # forward passes of 3F1B
 
 
 @dataclass(frozen=True)
 class Named:
-    """A placement, what each device may hold (None: everything), and the priorities of blocks."""
+    """A placement, the memory of each device (None: unlimited), and the priorities of blocks."""
 
     placement: Placement
     memory: tuple[int | None, ...]
@@ -39,7 +39,9 @@ class Named:
 
 @dataclass(frozen=True)
 class Spans:
-    """Times of a stage: forward, backward, and the part of backward that is weights' gradients."""
+    """Times of a stage: forward, backward, and the part of backward that computes weights'
+    gradients.
+    """
 
     forward: int = 1
     backward: int = 2
@@ -48,14 +50,16 @@ class Spans:
 
 
 def _both(stages: Sequence[tuple[str, tuple[int, ...]]], spans: Spans) -> list[Block]:
-    """Forward through the stages, each holding a unit, and back, each giving it back."""
-    made: list[Block] = []
+    """Forward through the stages, each of which takes a unit of memory, and back, which frees
+    it.
+    """
+    blocks: list[Block] = []
     last: tuple[str, ...] = ()
     for way, span, held in (("f", spans.forward, 1), ("b", spans.backward, -1)):
         for name, devices in stages if way == "f" else stages[::-1]:
-            made.append(Block(way + name, span, held, devices, last))
+            blocks.append(Block(way + name, span, held, devices, last))
             last = (way + name,)
-    return made
+    return blocks
 
 
 def _v(devices: int, spans: Spans) -> list[Block]:
@@ -76,41 +80,46 @@ def _gpipe(devices: int, spans: Spans) -> Named:
 
 
 def _1f1b(devices: int, spans: Spans) -> Named:
-    """Backward as soon as it can be; a stage holds as many micro-batches as stages follow it."""
+    """Backward as early as possible; a stage holds as many micro-batches as there are stages from
+    it to the end.
+    """
     held = tuple(devices - d for d in range(devices))
     return Named(Placement(devices, tuple(_v(devices, spans))), held, _backward_first)
 
 
 def _interleaved(devices: int, spans: Spans) -> Named:
-    """Each device has several stages, every so many devices one; 1F1B through all of them."""
-    count = devices * CHUNKS
+    """Each device has several stages, a pipeline's length apart; 1F1B through all of them."""
+    count = devices * STAGES_PER_DEVICE
     blocks = _both([(str(i), (i % devices,)) for i in range(count)], spans)
 
     def priority(name: str, batch: int) -> tuple[int, ...]:
         chunk, device = divmod(int(name[1:]), devices)
         group, rest = divmod(batch, devices)
         if name[0] == "b":
-            chunk = CHUNKS - 1 - chunk
-        index = (group * CHUNKS + chunk) * devices + rest
-        ahead = 2 * (devices - device - 1) + (CHUNKS - 1) * devices
+            chunk = STAGES_PER_DEVICE - 1 - chunk
+        index = (group * STAGES_PER_DEVICE + chunk) * devices + rest
+        ahead = 2 * (devices - device - 1) + (STAGES_PER_DEVICE - 1) * devices
         return (2 * index + 1 if name[0] == "b" else 2 * max(0, index - ahead), index)
 
-    held = tuple(2 * (devices - d - 1) + (CHUNKS - 1) * devices + 1 for d in range(devices))
+    held = tuple(
+        2 * (devices - d - 1) + (STAGES_PER_DEVICE - 1) * devices + 1 for d in range(devices)
+    )
     return Named(Placement(devices, tuple(blocks)), held, priority)
 
 
 def _zero_bubble(devices: int, spans: Spans) -> Named:
-    """1F1B whose backward is two blocks: what the stage before waits for, and the weights' part,
-    which fills what would be idle (ZB-H1: no more memory than 1F1B)."""
-    made = []
+    """1F1B with backward in two blocks: the part that the previous stage waits for, and the
+    weights' part, which fills idle time (ZB-H1: no more memory than 1F1B).
+    """
+    blocks = []
     for block in _v(devices, spans):
         if block.name[0] == "f":
-            made.append(block)
+            blocks.append(block)
             continue
         inner = max(1, spans.backward - spans.weights)
-        made.append(Block(block.name, inner, 0, block.devices, block.after))
+        blocks.append(Block(block.name, inner, 0, block.devices, block.after))
         weights = "w" + block.name[1:]
-        made.append(Block(weights, spans.weights, -1, block.devices, (block.name,)))
+        blocks.append(Block(weights, spans.weights, -1, block.devices, (block.name,)))
 
     def priority(name: str, batch: int) -> tuple[int, ...]:
         if name[0] == "w":
@@ -118,11 +127,11 @@ def _zero_bubble(devices: int, spans: Spans) -> Named:
         ahead = devices - int(name[1:]) - 1
         return (0, 2 * batch + 1 if name[0] == "b" else 2 * max(0, batch - ahead), batch)
 
-    return Named(Placement(devices, tuple(made)), (devices,) * devices, priority)
+    return Named(Placement(devices, tuple(blocks)), (devices,) * devices, priority)
 
 
 def _chimera(devices: int, spans: Spans) -> Named:
-    """Two pipelines, one from either end; each device has a stage of both."""
+    """Two pipelines in opposite directions; each device has a stage of both."""
     down = [(f"{d}.down", (d,)) for d in range(devices)]
     up = [(f"{d}.up", (d,)) for d in reversed(range(devices))]
     blocks = [*_both(down, spans), *_both(up, spans)]
@@ -137,33 +146,33 @@ def _chimera(devices: int, spans: Spans) -> Named:
 
 
 def _interlaced(devices: int, spans: Spans) -> Named:
-    """A first layer on all devices (a large embedding), in between 1F1B of the others."""
+    """A first layer on all devices (a large embedding), and 1F1B of the others."""
     every = tuple(range(devices))
     blocks = _both([("in", every), *((str(d), (d,)) for d in range(devices))], spans)
-    made = [
+    placed = [
         Block(b.name, spans.shared, 0, b.devices, b.after) if b.name[1:] == "in" else b
         for b in blocks
     ]
     held = tuple(devices - d for d in range(devices))
-    return Named(Placement(devices, tuple(made)), held, _backward_first)
+    return Named(Placement(devices, tuple(placed)), held, _backward_first)
 
 
 def _3f1b(devices: int, spans: Spans) -> Named:
-    """Three forward passes, of which the last is gone back through (recycling, as AlphaFold2)."""
-    made: list[Block] = []
+    """Three forward passes, with backward through the last (recycling, as in AlphaFold2)."""
+    all_blocks: list[Block] = []
     last: tuple[str, ...] = ()
-    for number in range(PASSES - 1):
+    for number in range(FORWARD_PASSES - 1):
         for d in range(devices):
-            made.append(Block(f"{'ghij'[number]}{d}", spans.forward, 0, (d,), last))
-            last = (made[-1].name,)
+            all_blocks.append(Block(f"{'ghij'[number]}{d}", spans.forward, 0, (d,), last))
+            last = (all_blocks[-1].name,)
     blocks = _v(devices, spans)
-    made += [Block(b.name, b.span, b.memory, b.devices, b.after or last) for b in blocks]
+    all_blocks += [Block(b.name, b.span, b.memory, b.devices, b.after or last) for b in blocks]
 
     def priority(name: str, batch: int) -> tuple[int, ...]:
         return ("bfhg".index(name[0]), batch)
 
     return Named(
-        Placement(devices, tuple(made)), tuple(devices - d for d in range(devices)), priority
+        Placement(devices, tuple(all_blocks)), tuple(devices - d for d in range(devices)), priority
     )
 
 
@@ -179,35 +188,38 @@ PIPELINES: dict[str, Callable[[int, Spans], Named]] = {
 
 
 def named(name: str, devices: int, spans: Spans | None = None, inference: bool = False) -> Named:
-    """The pipeline of that name; InvalidUsageError for names and sizes that there are not.
+    """The pipeline of that name; raises InvalidUsageError for unknown names and unsupported sizes.
 
-    inference: nothing goes back, and nothing is held.
+    inference: no backward blocks, and no memory is held.
     """
     if name not in PIPELINES:
-        raise InvalidUsageError(f"there is no pipeline {name!r}; there are {', '.join(PIPELINES)}")
+        raise InvalidUsageError(
+            f"the pipeline {name!r} does not exist; use one of {', '.join(PIPELINES)}"
+        )
     if not 1 <= devices <= MOST_DEVICES // 4:
         raise InvalidUsageError(
-            f"the pipeline {name} was asked for {devices} devices; use 1 to {MOST_DEVICES // 4}"
+            f"the pipeline {name} does not support {devices} devices; use 1 to {MOST_DEVICES // 4}"
         )
-    made = PIPELINES[name](devices, spans or Spans())
+    pipeline = PIPELINES[name](devices, spans or Spans())
     if not inference:
-        return made
-    kept = [replace(b, memory=0) for b in made.placement.blocks if b.name[0] not in "bw"]
-    return Named(Placement(devices, tuple(kept)), made.memory, made.priority)
+        return pipeline
+    kept = [replace(b, memory=0) for b in pipeline.placement.blocks if b.name[0] not in "bw"]
+    return Named(Placement(devices, tuple(kept)), pipeline.memory, pipeline.priority)
 
 
 def list_schedule(plan: Named, micro_batches: int) -> Schedule:
-    """Each device runs, whenever it is free, the ready block of the least priority that fits.
+    """Each device, whenever it is idle, runs the ready block of the lowest priority number that
+    fits.
 
-    Deterministic. The period is what each further micro-batch takes of the busiest device.
-    PlanError if nothing that is ready fits; InvalidUsageError for a number out of range.
+    Deterministic. The period is the busiest device's time per micro-batch. Raises PlanError if no
+    ready block fits, InvalidUsageError for a number out of range.
     """
     placement = plan.placement.checked()
     blocks = placement.blocks
     if not 1 <= micro_batches <= MOST_ENTRIES // len(blocks):
         raise InvalidUsageError(
-            f"{micro_batches} micro-batches were asked for; give 1 to "
-            f"{MOST_ENTRIES // len(blocks)} for this pipeline"
+            f"micro_batches={micro_batches} is out of range; this pipeline supports 1 to "
+            f"{MOST_ENTRIES // len(blocks)}"
         )
     followers: list[list[int]] = [[] for _ in blocks]
     for a, b in placement.edges():
@@ -223,7 +235,7 @@ def list_schedule(plan: Named, micro_batches: int) -> Schedule:
 
     for i, block in enumerate(blocks):
         if not block.after:
-            offer(i, 0)  # the next micro-batch's when this one has started
+            offer(i, 0)  # the next micro-batch's block is ready when this one has started
     free = [0] * placement.devices
     held = [0] * placement.devices
     started: dict[tuple[int, int], int] = {}
@@ -254,7 +266,7 @@ def list_schedule(plan: Named, micro_batches: int) -> Schedule:
                     break
         if not ending:
             raise PlanError(
-                "the pipeline stands still: nothing that is ready fits into what devices may hold; "
+                "the pipeline cannot continue: no ready block fits into the devices' memory; "
                 "give more memory"
             )
         now = ending[0][0]
@@ -273,15 +285,15 @@ def list_schedule(plan: Named, micro_batches: int) -> Schedule:
     return _schedule(placement, micro_batches, entries)
 
 
-def replay(made: Schedule, placement: Placement, micro_batches: int) -> Schedule:
-    """The same order on every device with other spans: those of `placement`, whose blocks are the
-    schedule's. Each block starts as soon as what it waits for and its devices are done.
+def replay(schedule: Schedule, placement: Placement, micro_batches: int) -> Schedule:
+    """The same order on every device with the spans of `placement`, whose blocks are the
+    schedule's. Each block starts as soon as its predecessors have ended and its devices are idle.
     """
     blocks = {b.name: b for b in placement.blocks}
     free = [0] * placement.devices
     ends: dict[tuple[str, int], int] = {}
     entries = []
-    for e in made.entries:
+    for e in schedule.entries:
         block = blocks[e.block]
         start = max(
             *(free[d] for d in e.devices), 0, *(ends[name, e.micro_batch] for name in block.after)

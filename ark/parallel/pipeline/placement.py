@@ -1,7 +1,7 @@
-"""Placements: the blocks of one micro-batch, where they run and what they hold; read from JSON.
+"""Placements: the blocks of one micro-batch, their devices and memory; read from JSON.
 
 The input of the search for pipeline schedules (ark.parallel.pipeline.tessel). Files are checked
-here against a schema; the shapes that have names are in ark.parallel.pipeline.shapes.
+here against a schema; named shapes are in ark.parallel.pipeline.shapes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Device = Annotated[int, Meta(ge=0, lt=MOST_DEVICES)]
 
 
 class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A piece of a micro-batch's work that runs without a break on all of its devices at once.
+    """A part of a micro-batch's work that runs without interruption on all of its devices at once.
 
-    span: its time, in any unit. memory: what it takes when it starts, of every one of its devices;
-    less than 0: what it gives back. after: blocks of the same micro-batch that must have ended.
+    span: its time, in any unit. memory: the units it allocates at its start on every one of its
+    devices; negative: frees. after: blocks of the same micro-batch that must have ended.
     """
 
     name: Name
@@ -40,26 +40,26 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The blocks of a micro-batch on numbered devices. `checked` says whether they make sense."""
+    """The blocks of a micro-batch on numbered devices. `checked` validates them."""
 
     devices: Annotated[int, Meta(ge=1, le=MOST_DEVICES)]
     blocks: Annotated[tuple[Block, ...], Meta(min_length=1, max_length=MOST_BLOCKS)]
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Placement:
-        """Reads a placement; ModelError says what is wrong with it."""
+        """Reads a placement; raises ModelError with the reason if it is not valid."""
         try:
-            made = msgspec.json.decode(text, type=cls, strict=True)
+            placement = msgspec.json.decode(text, type=cls, strict=True)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise ModelError(
                 f"the placement is damaged: {error}; expected "
                 '{"devices": 4, "blocks": [{"name", "span", "memory", "devices", "after"}, ...]}'
             ) from error
-        return made.checked()
+        return placement.checked()
 
     def checked(self) -> Placement:
-        """Itself; ModelError if names, devices or the order of blocks contradict themselves, or a
-        number is out of range.
+        """Returns itself; raises ModelError if names, devices or dependencies contradict each
+        other, or a number is out of range.
         """
         try:
             msgspec.convert(msgspec.to_builtins(self), Placement)
@@ -68,7 +68,7 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         names = [block.name for block in self.blocks]
         for name in names:
             if names.count(name) > 1:
-                raise ModelError(f"two blocks are called {name!r}; give each a name of its own")
+                raise ModelError(f"two blocks have the name {name!r}; give each block its own name")
         for block in self.blocks:
             for device in block.devices:
                 if device >= self.devices or block.devices.count(device) > 1:
@@ -79,21 +79,23 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for name in block.after:
                 if name not in names:
                     raise ModelError(
-                        f"block {block.name!r} comes after {name!r}, which is no block; there are "
-                        f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+                        f"block {block.name!r} comes after {name!r}, which does not exist; the "
+                        f"blocks are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
                     )
         self.order()
         return self
 
     def order(self) -> list[int]:
-        """The blocks' numbers so that each comes after those it waits for."""
+        """The blocks' numbers in an order in which each follows those it waits for."""
         number = {block.name: i for i, block in enumerate(self.blocks)}
         before = {i: [number[n] for n in b.after] for i, b in enumerate(self.blocks)}
         try:
             return list(TopologicalSorter(before).static_order())
         except CycleError as error:
             cycle = " after ".join(self.blocks[i].name for i in error.args[1])
-            raise ModelError(f"the blocks wait for each other: {cycle}; break the circle") from None
+            raise ModelError(
+                f"the blocks wait for each other: {cycle}; remove a dependency of this cycle"
+            ) from None
 
     def edges(self) -> list[tuple[int, int]]:
         """(before, after) by number."""
@@ -105,7 +107,7 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [i for i, block in enumerate(self.blocks) if device in block.devices]
 
     def load(self, device: int) -> int:
-        """Time that a micro-batch takes of a device."""
+        """The time of a device that a micro-batch takes."""
         return sum(self.blocks[i].span for i in self.on(device))
 
     def latency(self) -> int:
@@ -120,13 +122,15 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def limits(placement: Placement, memory: int | Sequence[int]) -> tuple[int, ...]:
-    """The memory of each device; InvalidUsageError for anything but one number, or one a device."""
+    """The memory of each device; raises InvalidUsageError unless given one number, or one per
+    device.
+    """
     given = [memory] * placement.devices if isinstance(memory, int) else list(memory)
     if len(given) != placement.devices or any(
         not isinstance(m, int) or not 0 <= m <= MOST_MEMORY for m in given
     ):
         raise InvalidUsageError(
-            f"the memory is {memory!r:.80}; give a whole number of at least 0 and at most "
+            f"memory={memory!r:.80} is not valid; give a whole number of at least 0 and at most "
             f"{MOST_MEMORY}, or one for each of the {placement.devices} devices"
         )
     return tuple(given)

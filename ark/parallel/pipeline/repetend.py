@@ -1,10 +1,12 @@
-"""The repeating core of a pipeline: the shortest period at which micro-batches can follow.
+"""The repeating core of a pipeline: the shortest period at which micro-batches can follow each
+other.
 
-As a modulo schedule: block b of micro-batch m starts at (m + q) * period + r with 0 <= r < period.
-Blocks of a device must not overlap modulo the period, and whenever a block takes memory, what all
-micro-batches hold by then must fit. CP-SAT decides whether a period is possible; a period that is
-possible stays so when it grows, so that bisection finds the least and its proof is that the one
-below is impossible. After Lin et al., "Tessel" (HPCA 2024), which enumerates q instead.
+It is a modulo schedule: block b of micro-batch m starts at (m + q) * period + r with 0 <= r <
+period. Blocks of a device must not overlap modulo the period, and whenever a block allocates
+memory, the memory held by all micro-batches must fit. CP-SAT decides whether a period is possible;
+every longer period is then possible too, so bisection finds the least, and the proof of its
+optimality is that the period one shorter is impossible. After Lin et al., "Tessel" (HPCA 2024),
+which enumerates q instead.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ from ark.comm.packages import require
 from ark.errors import PlanError
 from ark.parallel.pipeline.placement import Placement
 
-MOST_PAIRS = 200  # of dependent blocks of a device: more are left to the solver
+MOST_PAIRS = 200  # of dependent blocks of a device: larger numbers are left to the solver
 LATENCY_EFFORT = 0.3  # CP-SAT's deterministic time, about seconds, for the shortest latency
 
 
 @dataclass(frozen=True)
 class Repetend:
-    """starts: when each block of micro-batch 0 starts. bound: no period below it is possible."""
+    """starts: start times of the blocks of micro-batch 0. bound: no period below it is possible."""
 
     period: int
     bound: int
@@ -33,23 +35,25 @@ class Repetend:
 
 
 def distances(placement: Placement) -> list[list[int | None]]:
-    """[a][b]: the least time from the start of block a to that of b; None where b needs no a."""
+    """[a][b]: the least time from the start of block a to that of b; None if b does not depend on
+    a.
+    """
     count = len(placement.blocks)
     after: list[list[int]] = [[] for _ in range(count)]
     for a, b in placement.edges():
         after[a].append(b)
-    found: list[list[int | None]] = [[None] * count for _ in range(count)]
+    least: list[list[int | None]] = [[None] * count for _ in range(count)]
     for a in reversed(placement.order()):
-        found[a][a] = 0
+        least[a][a] = 0
         for b, end in itertools.product(after[a], range(count)):
-            rest = found[b][end]
+            rest = least[b][end]
             if rest is not None:
-                found[a][end] = max(found[a][end] or 0, placement.blocks[a].span + rest)
-    return found
+                least[a][end] = max(least[a][end] or 0, placement.blocks[a].span + rest)
+    return least
 
 
 class _Model:
-    """One CP-SAT model: is this period possible?"""
+    """A CP-SAT model that decides whether a period is possible."""
 
     def __init__(
         self,
@@ -77,7 +81,9 @@ class _Model:
         self._residues()
 
     def _device(self, on: list[int], limit: int) -> None:
-        """Nothing overlaps modulo the period; at each start that takes memory, all fits."""
+        """Blocks do not overlap modulo the period, and memory suffices at every start that
+        allocates.
+        """
         intervals = [
             self.model.new_fixed_size_interval_var(self.r[i] + late, self.blocks[i].span, "")
             for i in on
@@ -95,7 +101,7 @@ class _Model:
             )
 
     def _not_after(self, j: int, i: int) -> Any:
-        """1 where block j starts no later than block i of its device, modulo the period."""
+        """1 if block j starts no later than block i of its device, modulo the period."""
         if i == j:
             return 1
         if (j, i) not in self.before:
@@ -109,10 +115,10 @@ class _Model:
         return self.before[j, i]
 
     def _residues(self) -> None:
-        """Implied: how far apart two blocks of a device are that depend on each other.
+        """Implied constraints: the distance between two dependent blocks of a device.
 
-        That time, modulo the period, leaves room for both blocks; and it contains the time of the
-        pair that lies next inside. Rounding up along the pairs often settles the matter at once.
+        That distance, modulo the period, leaves room for both blocks, and it contains the distance
+        of the nearest pair inside. Rounding up along such pairs often decides the question at once.
         """
         pairs: dict[tuple[int, int], Any] = {}
         together = [
@@ -145,12 +151,12 @@ class _Model:
                 self.model.add(pairs[outer] >= pairs[inner] + lead)
 
     def solve(self, seconds: float, effort: float | None = None) -> tuple[str, list[int]]:
-        """("found" and the starts) or ("impossible" or "unknown" and none)."""
+        """("found", starts), or "impossible" or "unknown" with an empty list."""
         solver = self.cp.CpSolver()
         solver.parameters.num_workers = 1
-        solver.parameters.cp_model_presolve = False  # takes longer than what it saves here
+        solver.parameters.cp_model_presolve = False  # takes longer than it saves here
         solver.parameters.use_strong_propagation_in_disjunctive = True
-        # Linear relaxations prove nothing of a period, but lead to short latencies.
+        # Linear relaxations prove nothing about a period, but lead to short latencies.
         solver.parameters.linearization_level = 0 if effort is None else 2
         solver.parameters.random_seed = 1
         solver.parameters.max_time_in_seconds = max(seconds, 0.01)
@@ -162,7 +168,7 @@ class _Model:
         return "impossible" if status == self.cp.INFEASIBLE else "unknown", []
 
     def shortest(self, known: Sequence[int], seconds: float) -> list[int]:
-        """Starts of the least latency that is found from the known ones on."""
+        """Starts of the least latency that the search reaches from known ones."""
         ends = [s + b.span for s, b in zip(self.starts, self.blocks, strict=True)]
         latency = self.model.new_int_var(0, (self.most + 2) * self.period, "")
         for end in ends:
@@ -176,10 +182,10 @@ class _Model:
 
 
 def search(placement: Placement, memory: Sequence[int], seconds: float) -> Repetend:
-    """The repetend of the least period, of these one of low latency.
+    """The repetend of the least period; of several, one of low latency.
 
-    memory: what each device has of it. Where `seconds` do not suffice, `bound` is less than
-    `period`. PlanError if a single micro-batch needs more memory than there is.
+    memory: of each device. If `seconds` do not suffice, `bound` is less than `period`. Raises
+    PlanError if a single micro-batch does not fit into memory.
     """
     end = time.monotonic() + seconds
     apart = distances(placement)
@@ -194,18 +200,20 @@ def search(placement: Placement, memory: Sequence[int], seconds: float) -> Repet
         answer, starts = ask(most)
         if answer == "impossible":
             raise PlanError(
-                f"no order of the blocks fits into memory of {_said(memory)}: even one micro-batch "
-                "alone takes more; give more memory, or blocks that take less"
+                f"no order of the blocks fits into memory of {_said(memory)}: a single "
+                "micro-batch needs more; give more memory, or blocks that need less"
             )
         if answer == "unknown":
-            raise PlanError(f"nothing was found in {seconds:g} s; give more time or fewer blocks")
+            raise PlanError(
+                f"no schedule was found within {seconds:g} s; allow more time or use fewer blocks"
+            )
     low, step = bound, 1
     while low < period and time.monotonic() < end:
-        # Close to the bound first: that is where the answer usually lies.
+        # Close to the bound first, where the least period usually is.
         middle = min(low + step - 1, (low + period) // 2)
-        answer, found = ask(middle, 0.3)
+        answer, starts_at = ask(middle, 0.3)
         if answer == "found":
-            period, starts, step = middle, found, 1
+            period, starts, step = middle, starts_at, 1
         else:
             low, step = middle + 1, 2 * step
             bound = low if answer == "impossible" else bound
@@ -216,7 +224,9 @@ def search(placement: Placement, memory: Sequence[int], seconds: float) -> Repet
 
 
 def _one_by_one(placement: Placement, memory: Sequence[int]) -> list[int]:
-    """Starts of the blocks one by one, such first as take the least memory; none if too much."""
+    """Starts of the blocks run one by one, those that need the least memory first; empty if they do
+    not fit.
+    """
     before = [set(b.after) for b in placement.blocks]
     starts, held, now = [-1] * len(before), [0] * placement.devices, 0
     done: set[str] = set()

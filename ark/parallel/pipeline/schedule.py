@@ -32,10 +32,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Schedule:
-    """When every block runs, by start.
+    """Every block's start time, sorted.
 
-    period: what each further micro-batch takes. optimal: no schedule that repeats has a shorter
-    one. period_bound, makespan_bound: what no schedule can be below.
+    period: time per further micro-batch. optimal: no repeating schedule has a shorter period.
+    period_bound, makespan_bound: lower bounds for every schedule.
     """
 
     period: int
@@ -54,26 +54,23 @@ def tessel(
 ) -> Schedule:
     """The schedule of the shortest period for many micro-batches of a placement.
 
-    Args:
-        placement: the blocks of one micro-batch, see `Placement` and `shape`.
-        memory: what each device has for what blocks take, one number or one a device.
-        micro_batches: how many there are.
-        time_limit_s: seconds for the search of the period. When they do not suffice, `optimal` is
-            false and the bounds say how far it may be from it.
+    Args: placement: the blocks of one micro-batch, see `Placement` and `shape`. memory: of each
+    device, one number or one per device. micro_batches: their number. time_limit_s: seconds for the
+    search of the period. If they do not suffice, `optimal` is false and the bounds limit the
+    distance from the optimum.
 
-    Raises:
-        PlanError: one micro-batch does not fit into the memory, or nothing was found in time.
-        ModelError: the placement contradicts itself. InvalidUsageError: arguments out of range.
-        SystemError: OR-tools is not installed.
+    Raises: PlanError: one micro-batch does not fit into the memory, or no schedule was found in
+    time. ModelError: the placement is not valid. InvalidUsageError: arguments out of range.
+    SystemError: OR-tools is not installed.
     """
     placement = placement.checked()
     most = MOST_ENTRIES // len(placement.blocks)
     if not 1 <= micro_batches <= most:
         raise InvalidUsageError(
-            f"{micro_batches} micro-batches were asked for; give 1 to {most} for this placement"
+            f"micro_batches={micro_batches} is out of range; this placement supports 1 to {most}"
         )
     if not 0 < time_limit_s < math.inf:
-        raise InvalidUsageError(f"the time limit is {time_limit_s} s; give more than 0")
+        raise InvalidUsageError(f"time_limit_s={time_limit_s} must be above 0")
     given = limits(placement, memory)
     unit = math.gcd(*(block.span for block in placement.blocks))
     scaled = msgspec.structs.replace(
@@ -84,8 +81,9 @@ def tessel(
     if min(steady) < 0:
         device = steady.index(min(steady))
         raise PlanError(
-            f"device {device} keeps {given[device] - steady[device]} of memory of micro-batches "
-            f"that have ended, and has {given[device]}; give it back, or give more memory"
+            f"blocks leave {given[device] - steady[device]} of the {given[device]} units of "
+            f"memory of device {device} allocated when their micro-batch has ended; let blocks "
+            "free it, or give more memory"
         )
     core = search(scaled, steady, time_limit_s)
     times, ahead = unroll(scaled, given, core, micro_batches)
@@ -97,7 +95,7 @@ def tessel(
         block = placement.blocks[b]
         entries.append(Entry(block.name, m, start * unit, block.span, block.devices, phase))
     entries.sort(key=lambda e: (e.start, e.devices, e.micro_batch))
-    made = Schedule(
+    result = Schedule(
         period=core.period * unit,
         makespan=max(e.start + e.span for e in entries),
         optimal=core.bound == core.period,
@@ -105,17 +103,19 @@ def tessel(
         period_bound=core.bound * unit,
         makespan_bound=makespan_bound(placement, micro_batches),
     )
-    wrong = verify(placement, given, micro_batches, made.entries)
+    wrong = verify(placement, given, micro_batches, result.entries)
     if wrong:
-        raise InternalError(f"the schedule is wrong: {wrong}; please report the placement")
-    return made
+        raise InternalError(
+            f"the resulting schedule is not valid: {wrong}; please report this placement"
+        )
+    return result
 
 
 def _kept(placement: Placement, device: int, micro_batches: int) -> int:
-    """What all micro-batches before the last leave behind on a device.
+    """The memory of a device that all micro-batches before the last leave allocated.
 
-    ModelError where a device could give memory back before it was taken: what micro-batches hold
-    would not grow with their number.
+    Raises ModelError if a device could free memory before it is allocated, since micro-batches
+    would then not need more memory with their number.
     """
     on = placement.on(device)
     if any(placement.blocks[i].memory < 0 for i in on):
@@ -131,8 +131,8 @@ def _kept(placement: Placement, device: int, micro_batches: int) -> int:
         if solver.objective_value < 0:
             chosen = [i for i in on if solver.value(started[i]) and placement.blocks[i].memory < 0]
             raise ModelError(
-                f"block {placement.blocks[chosen[0]].name!r} may give memory of device {device} "
-                "back before it was taken; let it come after the blocks that take it"
+                f"block {placement.blocks[chosen[0]].name!r} may free memory of device {device} "
+                "before it was allocated; make it depend on the blocks that allocate it"
             )
     return sum(placement.blocks[i].memory for i in on) * (micro_batches - 1)
 
@@ -140,7 +140,9 @@ def _kept(placement: Placement, device: int, micro_batches: int) -> int:
 def verify(
     placement: Placement, memory: Sequence[int], micro_batches: int, entries: Sequence[Entry]
 ) -> str | None:
-    """What is wrong with a schedule, or None: completeness, order, overlap and memory."""
+    """The first error of a schedule, or None: completeness, order, overlap and memory are
+    checked.
+    """
     blocks = {block.name: block for block in placement.blocks}
     starts = {(e.block, e.micro_batch): e.start for e in entries}
     if len(starts) != len(entries) or len(starts) != len(blocks) * micro_batches:
@@ -157,7 +159,9 @@ def verify(
         held, free = 0, 0
         for start, name, m in listed:
             if start < free:
-                return f"{name} of micro-batch {m} starts at {start} on the busy device {device}"
+                return (
+                    f"{name} of micro-batch {m} starts at {start} on device {device}, which is busy"
+                )
             free = start + blocks[name].span
             held += blocks[name].memory
             if held > memory[device]:

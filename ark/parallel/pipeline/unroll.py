@@ -1,8 +1,8 @@
 """From a repetend to the schedule of N micro-batches: warm-up, copies of the core, cool-down.
 
-What a window of one period holds of all micro-batches is a copy of the core where all of them
-exist. The blocks of windows before and after those are placed anew, each as close to the core as
-they can be, by CP-SAT. Where there are too few micro-batches for one copy, all blocks are.
+A window of one period in which all micro-batches of the core exist is a copy of the core. The
+blocks of windows before and after are placed again by CP-SAT, each as close to the core as
+possible. If there are too few micro-batches for one copy, all blocks are placed again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from ark.comm.packages import require
 from ark.parallel.pipeline.placement import Placement
 from ark.parallel.pipeline.repetend import Repetend
 
-EFFORT = 0.25  # CP-SAT's deterministic time, about seconds, for the warm-up and for the cool-down
-COPIES = 2  # of the core that the blocks around it see
+SOLVER_TIME = (
+    0.25  # CP-SAT's deterministic time, about seconds, for the warm-up and for the cool-down
+)
+NEARBY_COPIES = 2  # copies of the core that the placement of the blocks around it considers
 
 Times = dict[tuple[int, int], int]
 """Starts by (micro-batch, block)."""
@@ -32,16 +34,16 @@ def unroll(
     window = {key: start // core.period for key, start in regular.items()}
     ahead = max(start // core.period for start in core.starts)
     if count <= ahead:
-        made = _place(placement, memory, regular, set(regular), {}, early=True)
-        return _from_zero(made), count
+        placed = _place(placement, memory, regular, set(regular), {}, early=True)
+        return _from_zero(placed), count
     first, last = ahead * core.period, count * core.period
     warm = {k for k in regular if window[k] < ahead}
-    seen = {k for k in regular if ahead <= window[k] < min(ahead + COPIES, count)}
+    seen = {k for k in regular if ahead <= window[k] < min(ahead + NEARBY_COPIES, count)}
     warm_up = _place(
         placement, memory, {k: regular[k] - first for k in warm | seen}, warm, {}, early=False
     )
     cool = {k for k in regular if window[k] >= count}
-    seen = {k for k in regular if max(ahead, count - COPIES) <= window[k] < count}
+    seen = {k for k in regular if max(ahead, count - NEARBY_COPIES) <= window[k] < count}
     held: dict[int, int] = {}
     for key in regular.keys() - cool - seen:
         for device in placement.blocks[key[1]].devices:
@@ -49,10 +51,10 @@ def unroll(
     cool_down = _place(
         placement, memory, {k: regular[k] - last for k in cool | seen}, cool, held, early=True
     )
-    made = dict(regular)
-    made.update({k: warm_up[k] + first for k in warm})
-    made.update({k: cool_down[k] + last for k in cool})
-    return _from_zero(made), ahead
+    placed = dict(regular)
+    placed.update({k: warm_up[k] + first for k in warm})
+    placed.update({k: cool_down[k] + last for k in cool})
+    return _from_zero(placed), ahead
 
 
 def _from_zero(times: Times) -> Times:
@@ -61,30 +63,30 @@ def _from_zero(times: Times) -> Times:
 
 
 def _pushed(placement: Placement, known: Times, free: set[tuple[int, int]], early: bool) -> Times:
-    """The free blocks in their order on each device, as early (late) as that order lets them: what
-    devices hold when a block starts stays what it was.
+    """The free blocks in their order on each device, as early (late) as that order allows; the
+    memory of devices at each block's start does not change.
     """
     blocks, edges = placement.blocks, placement.edges()
-    made: Times = {}
-    at: dict[int, int] = {}  # by device: the end (start) of what was placed last
+    pushed: Times = {}
+    at: dict[int, int] = {}  # by device: the end (start) of the block placed last
     for m, b in sorted(known, key=lambda key: (known[key], key), reverse=not early):
         if (m, b) not in free:
-            made[m, b] = known[m, b]
+            pushed[m, b] = known[m, b]
         else:
             span = blocks[b].span
             if early:
                 beside = [(m, a) for a, after in edges if after == b] + [(m - 1, b)]
-                times = [made[k] + blocks[k[1]].span for k in beside if k in made]
+                times = [pushed[k] + blocks[k[1]].span for k in beside if k in pushed]
                 times += [at[d] for d in blocks[b].devices if d in at]
-                made[m, b] = max(times, default=min(known.values()))
+                pushed[m, b] = max(times, default=min(known.values()))
             else:
                 beside = [(m, after) for a, after in edges if a == b] + [(m + 1, b)]
-                times = [made[k] for k in beside if k in made]
+                times = [pushed[k] for k in beside if k in pushed]
                 times += [at[d] for d in blocks[b].devices if d in at]
-                made[m, b] = min(times, default=max(known.values())) - span
+                pushed[m, b] = min(times, default=max(known.values())) - span
         for device in blocks[b].devices:
-            at[device] = made[m, b] + (blocks[b].span if early else 0)
-    return made
+            at[device] = pushed[m, b] + (blocks[b].span if early else 0)
+    return pushed
 
 
 def _place(
@@ -95,10 +97,10 @@ def _place(
     held: Mapping[int, int],
     early: bool,
 ) -> Times:
-    """Places the free blocks anew among the others of `known`, which is a schedule.
+    """Places the free blocks again among the others of `known`, which is a schedule.
 
-    early: so that the last one ends as early as possible; otherwise, that the first one starts as
-    late as possible. held: memory that devices hold before.
+    early: the last one ends as early as possible; otherwise the first one starts as late as
+    possible. held: memory of devices in use before.
     """
     if not free:
         return known
@@ -138,18 +140,18 @@ def _place(
     solver = cp.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 1
-    # More of a presolve takes longer than what it saves.
+    # A longer presolve takes more time than it saves.
     solver.parameters.max_presolve_iterations = 1
     solver.parameters.cp_model_probing_level = 0
     solver.parameters.symmetry_level = 0
-    solver.parameters.max_deterministic_time = EFFORT
+    solver.parameters.max_deterministic_time = SOLVER_TIME
     if solver.solve(model) not in (cp.OPTIMAL, cp.FEASIBLE):
         return known
     return {key: known[key] if key not in free else solver.value(starts[key]) for key in known}
 
 
 def makespan_bound(placement: Placement, count: int) -> int:
-    """No schedule of `count` micro-batches is shorter: device by device, and chain by chain."""
+    """A lower bound on the makespan of `count` micro-batches: by device, and by chain."""
     order, blocks = placement.order(), placement.blocks
     heads, tails = [0] * len(blocks), [0] * len(blocks)
     edges = placement.edges()

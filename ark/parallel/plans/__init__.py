@@ -1,4 +1,4 @@
-"""Plans that have names, plans of the user's, and the search for the best: `parallelize`."""
+"""Named plans, plans of the user, and the search for the fastest: `parallelize`."""
 
 from ark.parallel.plans.by_name import place_of
 from ark.parallel.plans.coconet import autotune

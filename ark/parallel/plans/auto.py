@@ -1,8 +1,8 @@
-"""The best plan over so many ranks: all ways to share them between a pipeline, copies of the model
-and splits of its ops, the fastest that fits.
+"""The fastest plan over a number of ranks that fits into memory: tries all ways to divide the ranks
+into a pipeline, copies of the model and splits of its ops.
 
-Ranks that split ops are neighbours, pipelines reach farthest. What no order of its blocks could
-make fast enough is not scheduled. Called by `ark parallelize --plan auto`.
+Ranks that split ops are neighbours; the stages of a pipeline are farthest apart. Candidates whose
+lower bound is too slow are not scheduled. Called by `ark parallelize --plan auto`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ark.parallel.plans.splits import Splits
 SCHEDULES = ("1f1b", "interleaved", "zero-bubble", "gpipe", "chimera", "interlaced")
 COPIED = ("data", "zero1", "zero2", "zero3")
 SPLIT = ("sequence", "megatron", "auto")
-DEEPEST = 16  # stages of a pipeline that are tried
-NEAR = 4  # of the best, that are tried with free choices
+MAX_STAGES = 16  # stages of a pipeline that are tried
+REFINED_CANDIDATES = 4  # of the best named plans, that are tried with free choices
 Candidate = tuple[tuple[int, ...], tuple[str, ...], Work]
 
 
 def candidates(ranks: int, work: Work, mesh: Sequence[int] | None = None) -> Iterator[Candidate]:
-    """Every mesh and names that are tried, cheapest to judge first.
+    """Every mesh and names to try, those that are evaluated fastest first.
 
-    mesh: keep to it; its axes are then a pipeline, copies, or splits.
+    mesh: use this one only; its axes are then a pipeline, copies, or splits.
     """
     again = (False, True) if work.training and not work.recompute else (work.recompute,)
     copied = COPIED if work.training else ("data", "zero3")
@@ -43,7 +43,7 @@ def candidates(ranks: int, work: Work, mesh: Sequence[int] | None = None) -> Ite
         for split in _divisors(ranks):
             for copies in _divisors(ranks // split):
                 depth = ranks // split // copies
-                if depth > DEEPEST:
+                if depth > MAX_STAGES:
                     continue
                 for schedule in SCHEDULES if depth > 1 else SCHEDULES[:1]:
                     for kind in copied if copies > 1 else copied[:1]:
@@ -63,9 +63,9 @@ def best(
     memory_bytes: int | None = None,
     mesh: Sequence[int] | None = None,
 ) -> tuple[Prediction, list[Prediction]]:
-    """The fastest plan that fits, and all that were predicted on the way to it, by time.
+    """The fastest plan that fits, and all predictions on the way to it, by time.
 
-    PlanError if nothing fits, with the reason of the last that did not.
+    Raises PlanError if none fits, with the reason of the last one.
     """
     limit = math.inf if memory_bytes is None else memory_bytes
     todo: list[tuple[float, int, Candidate]] = []
@@ -78,27 +78,30 @@ def best(
             continue
         if held <= limit:
             todo.append((us, number, candidate))
-    found: list[Prediction] = []
+    predictions: list[Prediction] = []
 
     def attempt(candidate: Candidate, refit: bool) -> None:
         nonlocal reason
         shape, names, how = candidate
         try:
-            found.append(predict(splits, shape, names, target, how, memory_bytes, refit))
+            predictions.append(predict(splits, shape, names, target, how, memory_bytes, refit))
         except REFUSALS as error:
             reason = error
 
     for us, _, candidate in sorted(todo, key=lambda entry: entry[:2]):
-        if us >= min((p.us for p in found), default=math.inf):
+        if us >= min((p.us for p in predictions), default=math.inf):
             break
         attempt(candidate, False)
-    # Free choices within the memory: beside the best that have names, and where none of them fits.
-    near = [(p.mesh, p.names, p.work) for p in sorted(found, key=lambda p: p.us)[:NEAR]]
-    for shape, names, how in near or list(candidates(ranks, work, mesh))[:NEAR]:
+    # Free choices within the memory: for the best named plans, and for all if none of them fits.
+    near = [
+        (p.mesh, p.names, p.work)
+        for p in sorted(predictions, key=lambda p: p.us)[:REFINED_CANDIDATES]
+    ]
+    for shape, names, how in near or list(candidates(ranks, work, mesh))[:REFINED_CANDIDATES]:
         freed = tuple("auto" if name in SPLIT else name for name in names)
         if freed != names or not near:
             attempt((shape, freed, how), True)
-    if not found:
+    if not predictions:
         raise PlanError(f"no plan over {ranks} ranks fits: {reason or 'too little memory'}")
-    found.sort(key=lambda p: (p.us, p.peak, p.names))
-    return found[0], found
+    predictions.sort(key=lambda p: (p.us, p.peak, p.names))
+    return predictions[0], predictions

@@ -1,7 +1,8 @@
-"""A graph as a row of blocks (a model's layers and what is around them), and which are isomorphic.
+"""A graph as a sequence of blocks (a model's layers and the parts around them), and which are
+isomorphic.
 
 Blocks follow the scopes of names: all ops whose names agree up to the first number are one block.
-Blocks of the same ops are split the same way by the search, which then is as large as one layer.
+The search splits blocks of the same ops in the same way, so its size is that of one layer.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ class ModelBlock:
 
 def blocks_of(nodes: Sequence[Node]) -> list[ModelBlock]:
     """The blocks in program order."""
-    made: list[tuple[str, bool, list[Node]]] = []
+    groups: list[tuple[str, bool, list[Node]]] = []
     for node in nodes:
         parts = node.name.split(".")
         digits = [i for i, part in enumerate(parts) if part.isdecimal()]
         name = ".".join(parts[: digits[0] + 1]) if digits else node.name
-        if not made or made[-1][0] != name:
-            made.append((name, bool(digits), []))
-        made[-1][2].append(node)
-    return [ModelBlock(name, tuple(own), numbered) for name, numbered, own in made]
+        if not groups or groups[-1][0] != name:
+            groups.append((name, bool(digits), []))
+        groups[-1][2].append(node)
+    return [ModelBlock(name, tuple(own), numbered) for name, numbered, own in groups]
 
 
 def isomorphic(blocks: Sequence[ModelBlock]) -> dict[int, int]:
-    """By node id, the id of the first node that is its like: the same op of an equal block."""
+    """For each node the id of the first node equal to it: the same op of an isomorphic block."""
     first: dict[tuple[object, ...], ModelBlock] = {}
     same: dict[int, int] = {}
     for block in blocks:
@@ -46,13 +47,13 @@ def isomorphic(blocks: Sequence[ModelBlock]) -> dict[int, int]:
 
 
 def _signature(block: ModelBlock) -> tuple[object, ...]:
-    """What equal blocks have in common: their ops, sizes, and who reads whom."""
+    """The properties that isomorphic blocks share: ops, sizes, and dependencies."""
     place = {node.outputs[0].buffer.id: i for i, node in enumerate(block.nodes) if node.outputs}
-    found: list[object] = []
+    parts: list[object] = []
     for node in block.nodes:
         reads = tuple(
             (t.shape, t.dtype.name, t.buffer.arena, place.get(t.buffer.id, -1)) for t in node.inputs
         )
         writes = tuple((t.shape, t.dtype.name, t.buffer.arena) for t in node.outputs)
-        found.append((node.type, tuple(sorted(node.attrs.items(), key=str)), reads, writes))
-    return tuple(map(repr, found))
+        parts.append((node.type, tuple(sorted(node.attrs.items(), key=str)), reads, writes))
+    return tuple(map(repr, parts))

@@ -1,9 +1,9 @@
-"""What a plan may choose for each op, and what that costs: by which letter an axis of the mesh
-splits it, or that all ranks of the axis compute the same.
+"""The choices of a plan for each op and their costs: the letter along which an axis of the mesh
+splits it, or none if all ranks of the axis compute the same.
 
-The cost model of ark.parallel.plans: what an op takes (ark.parallel.plans.times), and what changes
-of layout move, by ring volumes. In training each op's gradient costs twice the op, and gradients
-change layout the other way round.
+This is the cost model of ark.parallel.plans: the time of an op (ark.parallel.plans.times), and the
+ring volume of layout conversions. In training each op's gradient costs twice the op, and gradients
+convert in the reverse direction.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ark.parallel.plans.times import Rates, Times
 from ark.parallel.transform import Annotation, annotate
 from ark.parallel.transform.carried import VALUE, Carried
 
-NEVER_US = 1e9  # a value that is whole is not taken apart into shares of it
+NEVER_US = 1e9  # a whole value is not split into partial sums
 Choice = tuple[str | None, ...]
-"""A letter for each axis of the mesh, or None: its ranks all compute the same."""
+"""A letter for each axis of the mesh, or None if its ranks all compute the same."""
 State = tuple[str, ...]
-"""How a tensor lies along each axis: "R", "V", or the number of the dimension that is cut."""
+"""The layout of a tensor along each axis: "R", "V", or the number of the dimension that is cut."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """A node under a choice: what its operands must be like, what its output is, what it costs.
+    """A node under a choice: the layouts of its operands and output, and the cost.
 
-    grads: how the operands' gradients lie. us: forward; saved: bytes of its output on a rank.
+    grads: layouts of the operands' gradients. us: forward; saved: bytes of its output on a rank.
     """
 
     choice: Choice
@@ -45,7 +45,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Move:
-    """A collective among the ranks of one axis. bytes: what each of them sends."""
+    """A collective among the ranks of one axis. bytes: sent by each of them."""
 
     op: str
     axis: int
@@ -54,10 +54,10 @@ class Move:
 
 
 class Costs:
-    """Options of nodes on a mesh, and what changes between their states cost.
+    """Options of nodes on a mesh, and the cost of conversions between their states.
 
-    links: bytes a microsecond along each axis, where they differ. training: gradients are counted.
-    nodes: the graph's, where what stands beside an op decides what it takes.
+    links: bytes per microsecond along each axis, if they differ. training: count gradients. nodes:
+    the graph's; the time of an op can depend on its neighbours.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class Costs:
         self.links = tuple(links or (rates.link_bytes_per_us,) * len(self.mesh))
 
     def options(self, node: Node, through: Carried | None = None) -> list[Option]:
-        """Every way to split a node; one that splits nothing is always among them.
+        """Every way to split a node, always including the one that splits nothing.
 
-        through: operands that may come in shares (ark.parallel.transform.carried).
+        through: operands that may be partial sums (ark.parallel.transform.carried).
         """
         try:
             annotation = annotate(node)
@@ -88,12 +88,12 @@ class Costs:
         sizes = annotation.sizes([t.shape for t in (*node.inputs, *node.outputs)])
         through = through or {}
         free = sorted((set(sizes) | set(through)) - annotation.frozen - {"1"})
-        made = []
+        options = []
         for choice in itertools.product((None, *free), repeat=len(self.mesh)):
             parts = self._parts(choice)
             if all(sizes.get(letter, 0) % count == 0 for letter, count in parts.items()):
-                made.append(self._option(node, annotation, choice, parts, through))
-        return made
+                options.append(self._option(node, annotation, choice, parts, through))
+        return options
 
     def _parts(self, choice: Choice) -> dict[str, int]:
         parts: dict[str, int] = {}
@@ -133,7 +133,7 @@ class Costs:
             "V" if letter == VALUE or letter in annotation.summed else state
             for letter, state in zip(choice, inputs[-1], strict=True)
         )
-        # Shares of a value are as large as the value.
+        # Partial sums of a value are as large as the value.
         work = _flops(node) / math.prod(n for letter, n in parts.items() if letter != VALUE)
         moved = sum(
             touched * self.local(tensor, state) / tensor.elements
@@ -158,22 +158,22 @@ class Costs:
         return self.times.us(node, flops, moved, rows, columns, depth)
 
     def _cuts(self, state: State, dimension: int) -> int:
-        """Into how many parts a state cuts a dimension."""
+        """The number of parts into which a state cuts a dimension."""
         return math.prod(
             n for n, kind in zip(self.mesh, state, strict=True) if kind == str(dimension)
         )
 
     def local(self, tensor: Tensor, state: State) -> int:
-        """Elements that a rank holds of a tensor in a state."""
+        """Elements of a tensor that a rank holds in a state."""
         cuts = [n for n, kind in zip(self.mesh, state, strict=True) if kind not in ("R", "V")]
         return tensor.elements // math.prod(cuts)
 
     def moves(self, tensor: Tensor, have: State, want: State) -> list[Move]:
-        """The collectives that take a tensor from one state to another, axis by axis."""
-        made, held = [], float(self.local(tensor, have))
+        """The collectives that convert a tensor from one state to another, axis by axis."""
+        moves, held = [], float(self.local(tensor, have))
         for axis, (count, before, after) in enumerate(zip(self.mesh, have, want, strict=True)):
             if before == "R" and after == "V" and count > 1:
-                made.append(Move("value_split", axis, 0.0, NEVER_US))
+                moves.append(Move("value_split", axis, 0.0, NEVER_US))
                 continue
             if before == after or before == "R" or count == 1:
                 held /= count if before == "R" != after else 1
@@ -187,23 +187,23 @@ class Costs:
             us = self.rates.step_us + sent / self.links[axis]
             if before == "V":
                 us += self.times.added_us(held / count, tensor.dtype.itemsize, count)
-            made.append(Move(op, axis, sent, us))
+            moves.append(Move(op, axis, sent, us))
             held *= count if op == "all_gather" else 1
             held /= count if op == "reduce_scatter" else 1
-        return made
+        return moves
 
     def change_us(self, tensor: Tensor, have: State, want: State) -> float:
-        """What it costs to take a tensor from one state to another."""
+        """The time to convert a tensor from one state to another."""
         return sum(move.us for move in self.moves(tensor, have, want))
 
 
 def of_gradient(state: State) -> State:
-    """The state of a value's gradient: of partial sums replicated, otherwise that of the value."""
+    """The state of a value's gradient: replicated for partial sums, otherwise that of the value."""
     return tuple("R" if kind == "V" else kind for kind in state)
 
 
 def _flops(node: Node) -> float:
-    """Arithmetic of a node; causal attention does half of all pairs."""
+    """Arithmetic of a node; causal attention computes half of all pairs."""
     out = node.outputs[0] if node.outputs else node.inputs[0]
     if node.type == "matmul":
         return 2.0 * out.elements * node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
@@ -217,9 +217,9 @@ def _flops(node: Node) -> float:
 def _touched(node: Node) -> list[float]:
     """Bytes of each operand and result that a node reads or writes."""
     tensors = [*node.inputs, *node.outputs]
-    found = [float(t.nbytes) for t in tensors]
+    nbytes = [float(t.nbytes) for t in tensors]
     if node.type == "embed":
-        found[1] = found[-1]
+        nbytes[1] = nbytes[-1]
     if node.type == "kv_append":
-        found[-1] = found[2] = found[0]
-    return found
+        nbytes[-1] = nbytes[2] = nbytes[0]
+    return nbytes

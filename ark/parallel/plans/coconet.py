@@ -1,9 +1,9 @@
 """Transforms of computation and communication, after CoCoNet (Jangda et al., ASPLOS 2022).
 
-Functions on a `ParallelGraph` of ranks in one row. A value is Local where each rank has a partial
-sum of it, Replicated where each has all of it, Sliced(d) where each has a part along dimension d;
-who reads a Local value reads its sum, so an all-reduce is a read. Each transform checks its side
-conditions and leaves the result as it was; `autotune` takes the fastest of several.
+Functions on a `ParallelGraph` of ranks along one axis. A value is Local if each rank has a partial
+sum of it, Replicated if each has all of it, Sliced(d) if each has a part along dimension d. Reading
+a Local value yields its sum, so a read is an all-reduce. Each transform checks its conditions and
+preserves the result; `autotune` selects the fastest of several.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ LOCAL, REPLICATED, OTHER = "local", "replicated", "other"
 
 
 def layout(plan: ParallelGraph, node: Node) -> str | int:
-    """How a node's result lies: LOCAL, REPLICATED, the dimension that is sliced, or OTHER."""
+    """The layout of a node's result: LOCAL, REPLICATED, the dimension that is sliced, or OTHER."""
     pieces = plan.pieces(node)
     ranks = [plan.ranks_of(piece) for piece in pieces]
     whole = tuple((0, n) for n in node.outputs[0].extents)
-    everybody = list(range(plan.ranks))
-    if len(pieces) == 1 and sorted(ranks[0]) == everybody and pieces[0].output.share == (0, 1):
+    all_ranks = list(range(plan.ranks))
+    if len(pieces) == 1 and sorted(ranks[0]) == all_ranks and pieces[0].output.share == (0, 1):
         return REPLICATED
-    if sorted(ranks) != [[rank] for rank in everybody]:
+    if sorted(ranks) != [[rank] for rank in all_ranks]:
         return OTHER
     if all(p.output.box == whole for p in pieces):
         return LOCAL
@@ -37,23 +37,23 @@ def layout(plan: ParallelGraph, node: Node) -> str | int:
 
 
 def split(plan: ParallelGraph, node: Node, dimension: int = 0) -> Node:
-    """AllReduce into ReduceScatter and AllGather: the sum of a Local value is made in parts along a
-    dimension, and its readers collect them. Returns the node of the parts.
+    """AllReduce into ReduceScatter and AllGather: the sum of a Local value is computed in parts
+    along a dimension, and its readers gather them. Returns the node of the parts.
 
-    ModelError unless the value is Local and the ranks divide the dimension.
+    Raises ModelError unless the value is Local and the dimension is divisible by the ranks.
     """
     if layout(plan, node) != LOCAL:
         raise ModelError(
             f"{node.name} has no all-reduce to split: its result is {layout(plan, node)}; split "
             "the op along a letter that is summed over"
         )
-    made = plan.op_copy(node)
-    _slice(plan, made, dimension)
-    return made
+    copy = plan.op_copy(node)
+    _slice(plan, copy, dimension)
+    return copy
 
 
 def _slice(plan: ParallelGraph, node: Node, dimension: int) -> None:
-    """Each rank an equal part of a node's result."""
+    """Gives each rank an equal part of a node's result."""
     (whole,) = plan.pieces(node)
     letter = annotate(node).operands[-1][dimension]
     for rank, piece in enumerate(plan.op_trans(whole, letter, plan.ranks)):
@@ -61,22 +61,25 @@ def _slice(plan: ParallelGraph, node: Node, dimension: int) -> None:
 
 
 def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -> None:
-    """Computations before the AllGather: what reads a Sliced value's collected parts, and what
-    reads that, is computed by each rank for its part; who reads the results collects them.
+    """Moves computations before the AllGather: each rank computes the ops that read the gathered
+    parts of a Sliced value, directly or indirectly, for its own part; readers of their results
+    gather these.
 
-    ModelError where a computation is not Replicated, does not read what is sliced, needs all of it
-    at once, or has a Local operand.
+    Raises ModelError if a computation is not Replicated, does not read the sliced value, needs all
+    of it at once, or has a Local operand.
     """
     dimension = layout(plan, gathered)
     if not isinstance(dimension, int):
-        raise ModelError(f"{gathered.name} is {dimension}, and not sliced; split it first")
+        raise ModelError(f"{gathered.name} is {dimension}, not sliced; split it first")
     cut = {gathered.outputs[0].buffer.id: dimension}
     inside = {n.id for n in computations}
     writers = {n.outputs[0].buffer.id: n for n in plan.nodes}
     chosen: list[tuple[Piece, str]] = []
     for node in (n for n in plan.nodes if n.id in inside):
         if layout(plan, node) != REPLICATED:
-            raise ModelError(f"{node.name} is not replicated on all ranks; leave it as it is")
+            raise ModelError(
+                f"{node.name} is not replicated on all ranks; remove it from the computations"
+            )
         annotation = annotate(node)
         letters = set()
         for tensor, names in zip(node.inputs, annotation.operands, strict=False):
@@ -90,8 +93,8 @@ def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -
                 letters.add(names[cut[tensor.buffer.id]])
         if len(letters) != 1 or letters & (annotation.frozen | {"1"}):
             raise ModelError(
-                f"{node.name} ({annotation}) does not read the sliced value by one letter that can "
-                "be cut; leave it behind the gather"
+                f"{node.name} ({annotation}) does not read the sliced value along one letter "
+                "that can be cut; remove it from the computations"
             )
         (letter,) = letters
         chosen.append((plan.pieces(node)[0], letter))
@@ -103,10 +106,11 @@ def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -
 
 
 def as_slice(plan: ParallelGraph, name: str, dimension: int = 0) -> int:
-    """Shards a Replicated state: each rank keeps its slice; returns the elements of one.
+    """Shards a Replicated state: each rank keeps its slice; returns the number of elements of a
+    slice.
 
-    What all ranks compute of the replicated state is computed for the slice too. Ranks keep what
-    they read, so nothing else is to be done. ModelError names who still reads more than the slice.
+    Computations on the replicated state are done for the slice. Raises ModelError with the reader
+    if an op reads more than the slice.
     """
     kept = 0
     for node in plan.nodes:
@@ -128,15 +132,15 @@ def as_slice(plan: ParallelGraph, name: str, dimension: int = 0) -> int:
                         )
             kept = max(kept, part * tensor.elements // tensor.shape[dimension])
     if not kept:
-        raise ModelError(f"nothing that the graph reads is called {name!r}")
+        raise ModelError(f"the graph reads no tensor named {name!r}")
     return kept
 
 
 def fuse(plan: ParallelGraph, nodes: Sequence[Node]) -> None:
-    """One run of tasks: on each rank nothing else comes between the nodes' pieces.
+    """Makes one sequence of tasks: on each rank no other op comes between the nodes' pieces.
 
     A loop kernel is one kernel anyway; elementwise neighbours become one op when the graph is
-    lowered. ModelError where something else stands between them (a circle).
+    lowered. Raises ModelError if another op must come between them (a cycle).
     """
     inside = {n.id for n in nodes}
     readers: dict[int, list[Node]] = {}
@@ -169,13 +173,16 @@ def fuse(plan: ParallelGraph, nodes: Sequence[Node]) -> None:
 def overlap(
     plan: ParallelGraph, producer: Node, consumer: Node, dimension: int, parts: int
 ) -> None:
-    """In chunks along a dimension of the producer's result: a chunk leaves when it is made.
+    """Splits producer and consumer into chunks along a dimension of the producer's result: a chunk
+    is sent as soon as it is computed.
 
-    ModelError unless the consumer reads the producer, and gives for a chunk a chunk.
+    Raises ModelError unless the consumer reads the producer, and computes a chunk from a chunk.
     """
     at = [i for i, t in enumerate(consumer.inputs) if t.buffer.id == producer.outputs[0].buffer.id]
     if len(at) != 1:
-        raise ModelError(f"{consumer.name} does not read {producer.name} once; nothing overlaps")
+        raise ModelError(
+            f"{consumer.name} must read {producer.name} exactly once to overlap with it"
+        )
     first, then = annotate(producer), annotate(consumer)
     letters = first.operands[-1][dimension], then.operands[at[0]][dimension]
     if letters[0] in first.frozen | {"1"} or letters[1] not in then.operands[-1]:
@@ -194,7 +201,7 @@ def overlap(
 
 @dataclass(frozen=True)
 class Tuned:
-    """The fastest of several ways. us: by name, predicted. refused: by name, why not."""
+    """The fastest of several variants. us: predicted, by name. refused: the reasons, by name."""
 
     name: str
     ranks: RankGraphs
@@ -202,12 +209,12 @@ class Tuned:
     refused: dict[str, str]
 
 
-def cost_us(made: RankGraphs, rates: Rates) -> float:
-    """Predicted microseconds of the slowest rank: traffic of memory and arithmetic of its ops one
-    after the other, rings for all-reduces, and what it sends.
+def cost_us(graphs: RankGraphs, rates: Rates) -> float:
+    """Predicted microseconds of the slowest rank: memory traffic and arithmetic of its ops in
+    sequence, rings for all-reduces, and its sends.
     """
-    ranks, slowest = len(made.graphs), 0.0
-    for graph in made.graphs:
+    ranks, slowest = len(graphs.graphs), 0.0
+    for graph in graphs.graphs:
         total = 0.0
         for node in graph.nodes:
             moved = sum(t.nbytes for t in (*node.inputs, *node.outputs))
@@ -230,22 +237,22 @@ def autotune(
     ways: Mapping[str, Callable[[ParallelGraph], None]],
     rates: Rates,
 ) -> Tuned:
-    """The fastest of several sequences of transforms, each applied to a plan of its own.
+    """The fastest of several sequences of transforms, each applied to its own plan.
 
-    start: makes the plan. ways: by name, what transforms it. PlanError if all are refused.
+    start: creates the plan. ways: transforms, by name. Raises PlanError if all are refused.
     """
-    found: dict[str, tuple[float, RankGraphs]] = {}
+    costs: dict[str, tuple[float, RankGraphs]] = {}
     refused: dict[str, str] = {}
     for name, transform in ways.items():
         plan = start()
         try:
             transform(plan)
-            made = materialise(plan)
+            graphs = materialise(plan)
         except REFUSALS as error:
             refused[name] = str(error)
             continue
-        found[name] = (cost_us(made, rates), made)
-    if not found:
-        raise PlanError(f"every way was refused: {refused}")
-    best = min(found, key=lambda name: found[name][0])
-    return Tuned(best, found[best][1], {n: us for n, (us, _) in found.items()}, refused)
+        costs[name] = (cost_us(graphs, rates), graphs)
+    if not costs:
+        raise PlanError(f"every variant was refused: {refused}")
+    best = min(costs, key=lambda name: costs[name][0])
+    return Tuned(best, costs[best][1], {n: us for n, (us, _) in costs.items()}, refused)

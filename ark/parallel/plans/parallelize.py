@@ -1,7 +1,7 @@
-"""`parallelize`: one model in, its graphs on the ranks of a mesh out.
+"""`parallelize`: turns one model into graphs for the ranks of a mesh.
 
-A named plan says by which letters some ops are split (ark.parallel.transform.annotations); what it
-leaves open, and all of "auto", is searched for the least predicted time.
+A named plan fixes the letters along which some ops are split (ark.parallel.transform.annotations);
+the remaining choices, and all choices of "auto", are searched for the least predicted time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ark.parallel.plans.blocks import blocks_of, isomorphic
 from ark.parallel.plans.by_name import NAMED, copies_plan, pipeline_plan
 from ark.parallel.plans.choices import Choice, Costs, Option
 from ark.parallel.plans.rules import PLANS, allowed
-from ark.parallel.plans.search import Found, Kept, Memory, search
+from ark.parallel.plans.search import Kept, Memory, Solution, search
 from ark.parallel.plans.times import Rates, rates_of
 from ark.parallel.transform import ParallelGraph, Piece, RankGraphs, materialise
 from ark.parallel.transform.materialise import IN_PLACE
@@ -35,15 +35,16 @@ UserPlan = Callable[[ParallelGraph], None]
 
 @dataclass(frozen=True)
 class Parallelized:
-    """A model on ranks. ranks: their graphs, and what each holds of what the caller fills.
+    """A model on ranks. ranks: their graphs, and the part of each external tensor that a rank
+    holds.
 
-    found: the choices, their predicted time and the parameters' bytes of a rank; None for a plan of
-    the user's.
+    solution: the choices, their predicted time and the parameters' bytes of a rank; None for a plan
+    of the user.
     """
 
     plan: ParallelGraph
     ranks: RankGraphs
-    found: Found | None
+    solution: Solution | None
 
 
 def parallelize(
@@ -71,7 +72,7 @@ def parallelize(
         link_gbps: GB/s at which a rank sends, for the prediction.
         memory_bytes: what a rank has for parameters; None: enough.
         cuts: for copies of the model what differs from example to example, by the name of its
-            buffer the dimension of examples; for `interlaced` what is cut of the shared layer.
+            buffer the dimension of examples; for `interlaced` the cut of the shared layer.
 
     Raises:
         InvalidUsageError: no such plan, or a mesh of no ranks. UnsupportedError: a graph that
@@ -79,48 +80,49 @@ def parallelize(
     """
     axes = (mesh,) if isinstance(mesh, int) else tuple(mesh)
     if not axes or any(not isinstance(n, int) or n < 1 for n in axes) or len(axes) > 3:
-        raise InvalidUsageError(f"the mesh is {mesh!r}; give 1 to 3 numbers of at least 1")
+        raise InvalidUsageError(f"mesh={mesh!r} is not valid; give 1 to 3 numbers of at least 1")
     graph = model.graph if isinstance(model, Model) else model
     if not 0 < link_gbps < math.inf:
-        raise InvalidUsageError(f"link_gbps is {link_gbps}; give more than 0")
-    made = ParallelGraph(graph, math.prod(axes))
+        raise InvalidUsageError(f"link_gbps={link_gbps} must be above 0")
+    split = ParallelGraph(graph, math.prod(axes))
     names = [] if callable(plan) else [plan] * len(axes) if isinstance(plan, str) else list(plan)
     rates = rates_of(machine, link_gbps) if machine else Rates(1e5, 1e4, link_gbps * 1e3)
-    costs = Costs(axes, rates, nodes=made.nodes)
+    costs = Costs(axes, rates, nodes=split.nodes)
     if len(names) == 1 and names[0] in NAMED and (cuts or names[0] not in PLANS):
-        plan = _by_name(names[0], graph, made.ranks, cuts or {}, costs)
+        plan = _by_name(names[0], graph, split.ranks, cuts or {}, costs)
     elif cuts:
         raise InvalidUsageError(
-            f"cuts are for copies of a model and pipelines along one axis, not for {plan!r}; leave "
-            "them out, or give them to ark.parallel.spread"
+            f"cuts are for copies of a model and pipelines along one axis, not for {plan!r}; "
+            "omit them, or pass them to ark.parallel.spread"
         )
     if callable(plan):
-        plan(made)
-        return Parallelized(made, materialise(made), None)
+        plan(split)
+        return Parallelized(split, materialise(split), None)
     staged = len(names) == len(axes) == 2 and names[0] in STAGED and names[1] in PLANS
-    if staged:  # the ops are split over a stage's ranks alone
+    if staged:  # the ops are split over a stage's ranks only
         first, names, axes = names[0], names[1:], axes[1:]
-        costs = Costs(axes, rates, nodes=made.nodes)
+        costs = Costs(axes, rates, nodes=split.nodes)
     unknown = [name for name in names if name not in PLANS]
     if unknown or len(names) != len(axes):
         raise InvalidUsageError(
-            f"the plan {plan!r} is none for {len(axes)} axes; give one of {', '.join(PLANS)}, one "
-            f"for each axis, along one axis {', '.join(sorted(NAMED - set(PLANS)))}, or a function"
+            f"the plan {plan!r} does not fit {len(axes)} axes; use one of {', '.join(PLANS)}, "
+            f"one for each axis, along one axis {', '.join(sorted(NAMED - set(PLANS)))}, or a "
+            "function"
         )
-    options = {n.id: costs.options(n, made.carried.get(n.id)) for n in made.nodes}
-    able = {node.id: allowed(node, options[node.id], names) for node in made.nodes}
-    kept = _kept(made)
+    options = {n.id: costs.options(n, split.carried.get(n.id)) for n in split.nodes}
+    able = {node.id: allowed(node, options[node.id], names) for node in split.nodes}
+    kept = _kept(split)
     _agree(kept, able, options)
     memory = None if memory_bytes is None else Memory(memory_bytes)
-    like = isomorphic(blocks_of(made.nodes))
-    found = search(made.nodes, able, costs, memory, like, kept)
-    for node in made.nodes:
-        pieces = _split(made, node, found.choices[node.id], axes)
+    like = isomorphic(blocks_of(split.nodes))
+    solution = search(split.nodes, able, costs, memory, like, kept)
+    for node in split.nodes:
+        pieces = _split(split, node, solution.choices[node.id], axes)
         for at, piece in () if staged else pieces:
-            made.op_assign(piece, *_ranks_at(at, axes))
+            split.op_assign(piece, *_ranks_at(at, axes))
     if staged:
-        pipeline_plan(first, {}, lambda n: min(o.us for o in costs.options(n)), axes[0])(made)
-    return Parallelized(made, materialise(made), found)
+        pipeline_plan(first, {}, lambda n: min(o.us for o in costs.options(n)), axes[0])(split)
+    return Parallelized(split, materialise(split), solution)
 
 
 def _by_name(
@@ -133,7 +135,7 @@ def _by_name(
 
 
 def _kept(plan: ParallelGraph) -> list[Kept]:
-    """Memory that ops write into in place, in all entry points: who reads and writes it."""
+    """Memory that ops update in place, in all entry points, with its readers and writers."""
     users: dict[int, list[tuple[int, int | None]]] = {}
     for node in plan.nodes:
         uses = [*enumerate(node.inputs), *((None, t) for t in node.outputs)]
@@ -143,13 +145,13 @@ def _kept(plan: ParallelGraph) -> list[Kept]:
             if twin in plan.twins:
                 users.setdefault(twin, []).append((node.id, at))
     ops = {node.id: node.type for node in plan.nodes}
-    return [found for found in users.values() if any(ops[i] in IN_PLACE for i, _ in found)]
+    return [one for one in users.values() if any(ops[i] in IN_PLACE for i, _ in one)]
 
 
 def _agree(
     kept: Sequence[Kept], able: dict[int, list[Option]], options: Mapping[int, Sequence[Option]]
 ) -> None:
-    """Leaves memory whole on all ranks that the plan would split differently for its users."""
+    """Leaves memory whole on all ranks if the plan would split it differently for its users."""
     for users in kept:
         states = [
             {o.output if at is None else o.inputs[at] for o in able[node]} for node, at in users
@@ -160,7 +162,7 @@ def _agree(
 
 
 Place = tuple[int | None, ...]
-"""A piece's coordinate along each axis of the mesh; None: it is on all ranks along it."""
+"""A piece's coordinate along each axis of the mesh; None: on all ranks of the axis."""
 
 
 def _split(

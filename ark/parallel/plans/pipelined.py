@@ -1,7 +1,7 @@
 """From a pipeline's schedule to a plan: blocks on their devices, in the schedule's order.
 
-The graph has all micro-batches; several are in flight inside one launch, because what one rank
-computes of a micro-batch waits for its data alone, and on a rank the schedule's order is kept.
+The graph has all micro-batches. Several are in flight inside one launch, because a rank's work on a
+micro-batch waits only for its data, and each rank keeps the schedule's order.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ark.parallel.transform import ParallelGraph, Piece
 def pipelined(
     schedule: Schedule, block_of: Callable[[Node], tuple[str, int] | Sequence[int]]
 ) -> Callable[[ParallelGraph], None]:
-    """A plan for `parallelize`: each node runs where and when its block does.
+    """A plan for `parallelize`: each node runs on the device and in the order of its block.
 
     schedule: of as many devices as there are ranks (`ark.parallel.tessel`). block_of: the block's
-    name and the micro-batch that a node belongs to, or the ranks of a node that belongs to none
-    (the update of a stage's parameters). A block on several devices is computed by each; what has
-    been split for them into as many pieces, a piece by each.
+    name and the micro-batch of a node, or the ranks of a node that belongs to none (the update of a
+    stage's parameters). A block on several devices is computed by each; a node that has been split
+    into as many pieces, a piece by each.
 
-    The plan raises ModelError for a node whose block the schedule has not, and where the order of
+    The plan raises ModelError for a node whose block is not in the schedule, and if the order of
     the schedule contradicts the graph's data.
     """
     entries = {(e.block, e.micro_batch): e for e in schedule.entries}
@@ -40,8 +40,9 @@ def pipelined(
                 continue
             if key not in entries:
                 raise ModelError(
-                    f"{node.name} belongs to block {key[0]!r} of micro-batch {key[1]}, which the "
-                    "schedule has not; make it for the graph's blocks and micro-batches"
+                    f"{node.name} belongs to block {key[0]!r} of micro-batch {key[1]}, which is "
+                    "not in the schedule; make the schedule for the graph's blocks and "
+                    "micro-batches"
                 )
             devices, own = entries[key].devices, graph.pieces(node)
             for number, piece in enumerate(own):
@@ -53,7 +54,7 @@ def pipelined(
                 (e for e in entries.values() if device in e.devices), key=lambda e: e.start
             )
             busy = [pieces[e.block, e.micro_batch] for e in here]
-            busy = [found for found in busy if found]
+            busy = [group for group in busy if group]
             for before, after in itertools.pairwise(busy):
                 for first in ends(before, True):
                     for then in ends(after, False):
@@ -63,7 +64,9 @@ def pipelined(
 
 
 def ends(pieces: list[Piece], last: bool) -> list[Piece]:
-    """Those of a block's pieces that none of it waits for (last), or that wait for none of it."""
+    """The pieces of a block that no other piece of it waits for (last), or that wait for no
+    other.
+    """
     writers: dict[int, list[Piece]] = {}
     for piece in pieces:
         for written in piece.written:

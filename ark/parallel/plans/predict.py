@@ -1,11 +1,11 @@
-"""What a plan over a whole mesh takes: a pipeline, copies of the model on other data, and splits of
-its ops, together. Time, memory of every rank, what moves, and a timeline; nothing is run.
+"""Predicts a plan over a whole mesh, with a pipeline, copies of the model on other data, and splits
+of its ops together: time, memory of every rank, communication and timeline. Nothing is run.
 
-A micro-batch is what the graph computes. Along an axis with a pipeline's name each rank has some
-of the blocks; along one of `COPIES` each works on other micro-batches; along the others ops are
-split (ark.parallel.plans.rules). Costs are those of ark.parallel.plans.choices; sends count to the
-block that sends, gradients are summed after the last backward, nothing overlaps. Called by
-`ark parallelize` and ark.parallel.plans.auto.
+The graph computes one micro-batch. Along an axis with a pipeline's name each rank has some of the
+blocks; along one of `COPIES` each works on other micro-batches; along the others ops are split
+(ark.parallel.plans.rules). Costs are those of ark.parallel.plans.choices; sends count to the block
+that sends, gradients are summed after the last backward, nothing overlaps. Called by `ark
+parallelize` and ark.parallel.plans.auto.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import msgspec
 from ark.errors import InvalidUsageError, PlanError
 from ark.parallel.layout.moves import ring_volume
 from ark.parallel.pipeline.named import (
-    CHUNKS,
     PIPELINES,
+    STAGES_PER_DEVICE,
     replay,
 )
 from ark.parallel.pipeline.placement import Placement
@@ -31,29 +31,31 @@ from ark.parallel.plans.search import Memory
 from ark.parallel.plans.splits import Splits
 from ark.parallel.plans.times import rates_of
 
-PARTS = 2  # in which co-shard runs a block's ops, one after the other on the same rank
+CO_SHARD_PARTS = (
+    2  # into which co-shard divides a block's ops, computed one after the other on the same rank
+)
 IDLE = {"1f1b": 1.0, "gpipe": 1.0, "interleaved": 0.5, "zero-bubble": 0.25}
-"""At the ends of a step, micro-batches' time for each stage after the first."""
-MOST = 0.8  # of an equal share: stages are equal in time, nearly so in what they keep
-TICKS = 50_000  # of the longest block: the grain of a schedule's times
+"""in the longest block: the resolution of schedules"""
+MIN_STAGE_MEMORY_SHARE = 0.8  # of an equal share: stages are equal in time, nearly so in memory
+TICKS_PER_BLOCK = 50_000  # in the longest block: the resolution of a schedule's times
 NAMES = tuple(dict.fromkeys((*PLANS, *COPIES, *PIPELINES)))
 
 
 def link_rates(mesh: Sequence[int], target: Target) -> list[float]:
-    """Bytes a microsecond along each axis: of the network where a group leaves its host."""
-    made = []
+    """Bytes per microsecond along each axis: the network's where a group spans hosts."""
+    rates = []
     for axis, count in enumerate(mesh):
         span = math.prod(mesh[axis + 1 :]) * count
         inside = span <= target.host_ranks
-        made.append((target.link_gbps if inside else target.network_gbps) * 1e3)
-    return made
+        rates.append((target.link_gbps if inside else target.network_gbps) * 1e3)
+    return rates
 
 
 def state_factors(work: Work, itemsize: int, copies: str, ranks: int) -> tuple[float, float, float]:
     """Bytes of parameters, gradients and optimizer for each byte of a parameter.
 
-    In training gradients have the parameters' type; Adam keeps two fp32 moments and, of parameters
-    of a smaller type, an fp32 copy.
+    In training gradients have the parameters' type; Adam stores two fp32 moments and, for
+    parameters of a smaller type, an fp32 copy.
     """
     if not work.training:
         return 1.0, 0.0, 0.0
@@ -71,37 +73,37 @@ def predict(
     memory_bytes: int | None = None,
     refit: bool = True,
 ) -> Prediction:
-    """What the plan `names`, one an axis, takes.
+    """The prediction of the plan `names`, one name per axis.
 
-    refit: where "auto" does not fit into the memory, look for splits of ops that do.
+    refit: if "auto" does not fit into memory, search for splits that fit.
 
-    Raises:
-        InvalidUsageError: names or numbers that do not go together. PlanError: it does not fit
-        into memory_bytes of a rank.
+    Raises: InvalidUsageError: names or numbers that do not fit together. PlanError: a rank needs
+    more than memory_bytes.
     """
     mesh, names = tuple(mesh), tuple(names)
     shape = _Shape(splits, mesh, names, target, work)
-    made = shape.attempt(None)
-    if memory_bytes is None or made.peak <= memory_bytes:
-        return made
+    prediction = shape.attempt(None)
+    if memory_bytes is None or prediction.peak <= memory_bytes:
+        return prediction
     if refit and "auto" in shape.rules:
-        made = shape.attempt(shape.memory(memory_bytes))
-        if made.peak <= memory_bytes:
-            return made
+        prediction = shape.attempt(shape.memory(memory_bytes))
+        if prediction.peak <= memory_bytes:
+            return prediction
     raise PlanError(
-        f"the plan {','.join(names)} over {'x'.join(map(str, mesh))} takes {made.peak / 1e9:.1f} "
-        f"GB of a rank that has {memory_bytes / 1e9:.1f}; use more ranks, give more memory, or "
-        "another plan (zero3, more stages, recomputation)"
+        f"the plan {','.join(names)} over {'x'.join(map(str, mesh))} needs "
+        f"{prediction.peak / 1e9:.1f} GB per rank, but a rank has {memory_bytes / 1e9:.1f}; use "
+        "more ranks, give more memory, or another plan (zero3, more stages, recomputation)"
     )
 
 
 def bounds(
     splits: Splits, mesh: Sequence[int], names: Sequence[str], target: Target, work: Work
 ) -> tuple[float, float]:
-    """Microseconds and bytes of a rank below which a plan cannot be; InvalidUsageError as predict.
+    """Lower bounds of a plan in microseconds and in bytes of a rank; raises InvalidUsageError as
+    predict.
 
-    The time of a step's blocks, shared equally, with the idle ends that the pipeline must have; the
-    state of parameters and most of what the first stage keeps.
+    The time of a step's blocks, divided equally, with the pipeline's unavoidable idle time; the
+    parameters' state and most of the memory of the first stage.
     """
     shape = _Shape(splits, tuple(mesh), tuple(names), target, work)
     _, blocks, _ = splits.find(shape.costs, shape.rules, work)
@@ -112,12 +114,14 @@ def bounds(
     held = own * sum(shape.factors)
     if work.training:
         kept = sum(b.output_bytes if shape.work.recompute else b.saved_bytes for b in blocks)
-        held += MOST * min(shape.count, shape.depth) * kept / shape.depth
+        held += MIN_STAGE_MEMORY_SHARE * min(shape.count, shape.depth) * kept / shape.depth
     return (shape.count * chunks + idle) * whole, held
 
 
 class _Shape:
-    """A plan taken apart: which axis does what, how many copies, stages and micro-batches."""
+    """A plan in its parts: the purpose of each axis, and the numbers of copies, stages and
+    micro-batches.
+    """
 
     def __init__(
         self,
@@ -139,13 +143,13 @@ class _Shape:
         self.copied = names[copy] if copy is not None else "data"
         recompute = work.training and (work.recompute or self.copied == "co-shard")
         self.work = Work(work.training, work.batch, recompute)
-        self.stages = self.depth * (CHUNKS if self.pipeline == "interleaved" else 1)
+        self.stages = self.depth * (STAGES_PER_DEVICE if self.pipeline == "interleaved" else 1)
         shared = self.copies * (2 if self.pipeline == "chimera" else 1)
         self.count = work.batch // shared
         if work.batch % shared:
             pairs = ", two pipelines each" if self.pipeline == "chimera" else ""
             raise InvalidUsageError(
-                f"{work.batch} micro-batches cannot be shared by {self.copies} copies of the "
+                f"{work.batch} micro-batches are not divisible by {self.copies} copies of the "
                 f"model{pairs}; use a multiple of {shared}"
             )
         machine = target.machine
@@ -159,14 +163,14 @@ class _Shape:
         self.copy_rate = rates[copy] if copy is not None else 1.0
 
     def memory(self, limit: int) -> Memory:
-        """What the search is told of the fullest stage."""
+        """The memory limit for the search, of the fullest stage."""
         twice = 2 if self.pipeline == "chimera" else 1
         flying = min(self.count, self.depth) if self.work.training else 0
         kept = 0 if self.work.recompute else flying * twice / self.depth
         return Memory(limit, sum(self.factors) * twice / self.depth, kept)
 
     def attempt(self, memory: Memory | None) -> Prediction:
-        """The plan with its ops split as is fastest within that memory."""
+        """The plan with the fastest splits within that memory."""
         work, own = self.work, self.own
         chosen, blocks, optimal = self.splits.find(self.costs, self.rules, work, memory)
         shared = [self.pipeline == "interlaced" and not b.block.numbered for b in blocks]
@@ -176,7 +180,7 @@ class _Shape:
         send_bytes = max((b.output_bytes for b, s, t in pairs if s != t), default=0)
         send_us = own.step_us + send_bytes / self.pipe_rate if self.depth > 1 else 0.0
         forward, backward, shared_us = self._stage_times(blocks, stage_of, send_us)
-        tick = max(*forward, *backward, shared_us) / TICKS or 1.0
+        tick = max(*forward, *backward, shared_us) / TICKS_PER_BLOCK or 1.0
         order = self.splits.order(self.pipeline, self.depth, self.count, not work.training)
         placement = _timed(order[0].placement, forward, backward, shared_us, tick)
         schedule = replay(order[1], placement, self.count)
@@ -212,7 +216,7 @@ class _Shape:
     def _stage_times(
         self, blocks: Sequence[BlockCost], stage_of: Sequence[int], send_us: float
     ) -> tuple[list[float], list[float], float]:
-        """Forward and backward of each stage, and of what all ranks share."""
+        """Forward and backward of each stage, and of the blocks that all ranks share."""
         start = send_us + self._gather_us(blocks) / self.stages
         forward, backward, shared = [start] * self.stages, [start] * self.stages, 0.0
         for block, stage in zip(blocks, stage_of, strict=True):
@@ -225,7 +229,7 @@ class _Shape:
         return forward, backward, shared
 
     def _gather_us(self, blocks: Sequence[BlockCost]) -> float:
-        """ZeRO 3 collects the parameters for each use of them."""
+        """The time in which ZeRO 3 gathers parameters for each use."""
         if self.copied != "zero3" or self.copies == 1:
             return 0.0
         whole = sum(b.parameter_bytes for b in blocks)
@@ -235,7 +239,7 @@ class _Shape:
     def _memory(
         self, blocks: Sequence[BlockCost], stage_of: Sequence[int], schedule: Schedule
     ) -> tuple[RankMemory, ...]:
-        """Of each rank of the pipeline, what its stages keep at the schedule's fullest moment."""
+        """The memory of each rank of the pipeline at the schedule's peak."""
         work = self.work
         held, saved = [0.0] * self.stages, [0.0] * self.stages
         widest, shared = [0.0] * self.depth, 0.0
@@ -245,10 +249,10 @@ class _Shape:
                 continue
             held[stage] += block.parameter_bytes
             saved[stage] += block.output_bytes if work.recompute else block.saved_bytes
-            whole = block.saved_bytes / (PARTS if self.copied == "co-shard" else 1)
+            whole = block.saved_bytes / (CO_SHARD_PARTS if self.copied == "co-shard" else 1)
             widest[stage % self.depth] = max(widest[stage % self.depth], whole)
         ends = "w" if self.pipeline == "zero-bubble" else "b"
-        made = []
+        memory = []
         for rank in range(self.depth):
             parameters = shared + sum(held[rank :: self.depth])
             if self.pipeline == "chimera":
@@ -262,8 +266,8 @@ class _Shape:
             if work.recompute or not work.training:
                 peak += widest[rank]
             state = [round(parameters * f) for f in self.factors]
-            made.append(RankMemory(state[0], state[1], state[2], round(peak)))
-        return tuple(made)
+            memory.append(RankMemory(state[0], state[1], state[2], round(peak)))
+        return tuple(memory)
 
 
 def _stage(block: str, depth: int) -> int:
@@ -276,18 +280,20 @@ def _check(mesh: tuple[int, ...], names: tuple[str, ...], work: Work) -> None:
     unknown = [name for name in names if name not in NAMES]
     if unknown or len(names) != len(mesh):
         raise InvalidUsageError(
-            f"the plan {','.join(names)} is none for a mesh of {len(mesh)} axes; give one of "
+            f"the plan {','.join(names)} does not fit a mesh of {len(mesh)} axes; give one of "
             f"{', '.join(NAMES)} for each"
         )
-    for kind, what in ((PIPELINES, "pipelines"), (COPIES, "kinds of copies")):
+    for kind, plural in ((PIPELINES, "pipelines"), (COPIES, "kinds of copies")):
         if sum(name in kind for name in names) > 1:
-            raise InvalidUsageError(f"the plan {','.join(names)} has two {what}; one axis has one")
+            raise InvalidUsageError(
+                f"the plan {','.join(names)} has two {plural}; at most one axis may have one"
+            )
     if not 1 <= work.batch <= 1 << 16:
-        raise InvalidUsageError(f"the batch is {work.batch} micro-batches; give 1 to {1 << 16}")
-    if not work.training and any(name in ("zero1", "zero2", "co-shard", "3f1b") for name in names):
         raise InvalidUsageError(
-            f"the plan {','.join(names)} is one for training; leave --inference away"
+            f"batch={work.batch} is out of range; give 1 to {1 << 16} micro-batches"
         )
+    if not work.training and any(name in ("zero1", "zero2", "co-shard", "3f1b") for name in names):
+        raise InvalidUsageError(f"the plan {','.join(names)} is for training; omit --inference")
 
 
 def _timed(
@@ -299,7 +305,7 @@ def _timed(
 ) -> Placement:
     """The placement with the stages' own times, in ticks."""
     halves = any(b.name[0] == "w" for b in placement.blocks)
-    made = []
+    blocks = []
     for block in placement.blocks:
         back = block.name[0] in "bw"
         if block.name[1:] == "in":
@@ -307,5 +313,5 @@ def _timed(
         else:
             us = (backward if back else forward)[_stage(block.name, placement.devices)]
             us = us / 2 if back and halves else us
-        made.append(msgspec.structs.replace(block, span=max(1, round(us / tick))))
-    return msgspec.structs.replace(placement, blocks=tuple(made))
+        blocks.append(msgspec.structs.replace(block, span=max(1, round(us / tick))))
+    return msgspec.structs.replace(placement, blocks=tuple(blocks))

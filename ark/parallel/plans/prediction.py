@@ -1,6 +1,6 @@
-"""What a prediction is asked for and what it says: ranks, work, costs of blocks, memory, the whole.
+"""Inputs and outputs of a prediction: ranks, work, costs of blocks, memory, the whole.
 
-Made by ark.parallel.plans.predict, drawn by ark.parallel.page.
+Created by ark.parallel.plans.predict, drawn by ark.parallel.page.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ several pieces one after the other on the same rank, and again for their gradien
 
 @dataclass(frozen=True)
 class Target:
-    """Ranks and what joins them. link_gbps: GB/s of a rank within a host; network_gbps: between
-    hosts of `host_ranks` ranks. Ranks are numbered row by row over the mesh.
+    """Ranks and their links. link_gbps: GB/s of a rank within a host; network_gbps: between hosts
+    of `host_ranks` ranks. Ranks are numbered row by row over the mesh.
     """
 
     machine: Machine
@@ -41,8 +41,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Work:
-    """What is done with the model. batch: micro-batches of a step, over all ranks. recompute: keep
-    only what enters a block, and compute the rest of it again for its gradients.
+    """The work on the model. batch: micro-batches of a step, over all ranks. recompute: store only
+    the inputs of a block, and recompute the rest for its gradients.
     """
 
     training: bool = False
@@ -52,7 +52,7 @@ class Work:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of a rank, by what they hold."""
+    """Bytes of a rank, by content."""
 
     parameters: int
     gradients: int
@@ -66,7 +66,7 @@ class RankMemory:
 
 @dataclass(frozen=True)
 class BlockCost:
-    """A block under a plan: microseconds of a micro-batch, what is kept of it, what moves."""
+    """A block under a plan: microseconds of a micro-batch, stored bytes, communication."""
 
     block: ModelBlock
     forward_us: float
@@ -79,11 +79,11 @@ class BlockCost:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A plan and what it takes.
+    """A plan's prediction.
 
-    us: of a step. bound_us: what no order of its blocks can be below. stage_of: by block, the
-    pipeline's stage (-1: all ranks share it). memory: by stage's rank. schedule and tick_us: the
-    timeline of the pipeline's ranks. synced_bytes, synced_us: gradients that a rank sends.
+    us: of a step. bound_us: a lower bound for every order of its blocks. stage_of: for each block
+    the pipeline's stage (-1: all ranks share it). memory: by stage's rank. schedule and tick_us:
+    the timeline of the pipeline's ranks. synced_bytes, synced_us: gradients that a rank sends.
     """
 
     mesh: tuple[int, ...]
@@ -116,5 +116,5 @@ class Prediction:
 
     @property
     def peak(self) -> int:
-        """Bytes of the rank that has most."""
+        """Bytes of the rank with the most."""
         return max(m.total for m in self.memory)

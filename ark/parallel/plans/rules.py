@@ -1,6 +1,6 @@
-"""Named plans within a graph: how a node's result may lie along an axis of the mesh.
+"""Named plans within a graph: the allowed layouts of a node's result along an axis of the mesh.
 
-A rule leaves open what it does not name; the search decides that (ark.parallel.plans.search).
+A rule does not restrict choices that it does not name; ark.parallel.plans.search decides those.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from ark.parallel.plans.choices import Option
 from ark.parallel.transform.carried import EXPERT, VALUE
 
 Rule = Callable[[Node, str, str | None], bool]
-"""From an op, how its result lies and by which letter that is, to whether it may."""
-RESULTS = ("state", "external")  # arenas of what a caller reads
+"""From an op, its result's state and the letter that gives it, to whether the plan allows it."""
+RESULTS = ("state", "external")  # arenas that a caller reads
 
 
 def _weights(node: Node) -> bool:
-    """Is it a product with a parameter?"""
+    """True for a matmul with a parameter."""
     return node.type == "matmul" and any(t.buffer.arena == "parameter" for t in node.inputs)
 
 
@@ -32,25 +32,25 @@ def _replicated(node: Node, state: str, letter: str | None) -> bool:
 
 
 def _data(node: Node, state: str, letter: str | None) -> bool:
-    """Each rank some rows of every result."""
+    """Each rank has some rows of every result."""
     return state == "0"
 
 
 def _column(node: Node, state: str, letter: str | None) -> bool:
-    """Products with parameters by the columns of their result."""
+    """Matmuls with parameters by the columns of their result."""
     return state == _last(node) if _weights(node) else True
 
 
 def _row(node: Node, state: str, letter: str | None) -> bool:
-    """Products with parameters by what they sum over: partial sums."""
+    """Matmuls with parameters along the summed dimension: partial sums."""
     return state == "V" if _weights(node) else True
 
 
 def _megatron(node: Node, state: str, letter: str | None) -> bool:
-    """Products with parameters by columns or as partial sums, the rest whole or by columns; sums
-    of what is cut as partial sums too, as those of logits by vocabulary.
+    """Matmuls with parameters by columns or as partial sums, the rest whole or by columns;
+    reductions over cut dimensions as partial sums too, such as those of logits over the vocabulary.
 
-    What the caller reads is whole on every rank.
+    Results that the caller reads are whole on every rank.
     """
     if node.outputs[0].buffer.arena in RESULTS and node.type != "kv_append":
         return state == "R"
@@ -61,14 +61,15 @@ def _megatron(node: Node, state: str, letter: str | None) -> bool:
 
 
 def _sequence(node: Node, state: str, letter: str | None) -> bool:
-    """As megatron, but the rest is split too: what it would replicate on all ranks, by rows."""
+    """Like megatron, but ops that it would replicate on all ranks are split by rows."""
     return state in ("V", _last(node)) if _weights(node) else state not in ("R", "V")
 
 
 def _expert(node: Node, state: str, letter: str | None) -> bool:
-    """Each rank some of the experts: of products with a parameter a matrix an expert; of the rest
-    what has experts along its first dimension, sums over them as partial sums. Where rows go to
-    experts of their own, what comes of these is a share until somebody adds it to something."""
+    """Each rank has some of the experts: of matmuls with a parameter a matrix per expert; of other
+    ops the experts along their first dimension, and sums over these as partial sums. Where rows are
+    routed to experts, results stay partial sums until they are added to another value.
+    """
     if node.type == "expert_linear" or letter == VALUE:
         return letter in (EXPERT, VALUE)
     experts = [t for t in node.inputs if t.buffer.arena == "parameter" and len(t.shape) == 3]
@@ -78,7 +79,7 @@ def _expert(node: Node, state: str, letter: str | None) -> bool:
 
 
 def _auto(node: Node, state: str, letter: str | None) -> bool:
-    """Whatever is fastest."""
+    """Any choice; the fastest is searched."""
     return True
 
 
@@ -92,11 +93,11 @@ PLANS: dict[str, Rule] = {
     "expert": _expert,
     "auto": _auto,
 }
-"""By name: may a node's result lie so along an axis of the mesh?"""
+"""By name: True if a node's result may have that state along an axis of the mesh."""
 
 
 def allowed(node: Node, options: Sequence[Option], names: Sequence[str]) -> list[Option]:
-    """The options that each axis' plan allows; where it allows none, the axis splits nothing."""
+    """The options that each axis's plan allows; an axis for which it allows none splits nothing."""
     kept = list(options)
     for axis, name in enumerate(names):
         able = [o for o in kept if PLANS[name](node, o.output[axis], o.choice[axis])]

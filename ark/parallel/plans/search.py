@@ -1,8 +1,8 @@
-"""The best choices for all ops of a graph together, under rules that named plans set, by CP-SAT.
+"""The best choices for all ops of a graph together, under the rules of named plans, by CP-SAT.
 
-One choice a node, or one for all isomorphic nodes (layers of a model); a value that is wanted
-in a state it is not in costs its change once for each such state, and so does its gradient. The
-sum is the least there is where the solver proves it.
+One choice per node, or one for all isomorphic nodes (layers of a model). A value that is read in a
+state other than its own costs one conversion per such state, and so does its gradient. The sum is
+minimal if the solver proves it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.parallel.plans.choices import Choice, Costs, Move, Option, State, of_gradient
 
-SCALE = 1000  # the solver counts in nanoseconds
+NS_PER_US = 1000  # the solver counts in nanoseconds
 Kept = Sequence[tuple[int, int | None]]
-"""Of memory that lasts, who uses it: by node id and operand, or None for the result."""
-EFFORT = 30.0  # CP-SAT's deterministic time, about seconds
+"""Users of memory that survives an iteration: node id and operand, or None for the result."""
+SOLVER_TIME = 30.0  # CP-SAT's deterministic time, about seconds
 
 
 @dataclass(frozen=True)
-class Found:
+class Solution:
     """choices: by node id. us: predicted. bytes: of parameters that a rank holds."""
 
     choices: dict[int, Choice]
@@ -36,7 +36,9 @@ class Found:
 
 @dataclass(frozen=True)
 class Change:
-    """A value that moves between two ops. reader: the first that wants it so. us: of all moves."""
+    """A value that is converted between two ops. reader: the first that needs that state. us: of
+    all moves.
+    """
 
     tensor: Tensor
     writer: int
@@ -53,7 +55,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a rank has in bytes, and what a byte of parameters and of saved results takes of it."""
+    """Bytes of a rank, and how many of them a byte of parameters and of saved results takes."""
 
     bytes: int
     parameters: float = 1.0
@@ -61,9 +63,9 @@ class Memory:
 
 
 def changes(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) -> list[Change]:
-    """What moves under given choices, in the order of the readers."""
+    """The conversions under given choices, in the order of the readers."""
     writers = {t.buffer.id: (node, t) for node in nodes for t in node.outputs}
-    made: dict[tuple[int, State, bool], Change] = {}
+    by_value: dict[tuple[int, State, bool], Change] = {}
     for node in nodes:
         option = chosen[node.id]
         for at, tensor in enumerate(node.inputs):
@@ -74,17 +76,17 @@ def changes(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) -
             want = option.inputs[at]
             moves = tuple(costs.moves(out, have, want))
             key = (out.buffer.id, want, False)
-            made.setdefault(key, Change(out, writer.id, node.id, have, want, False, moves))
+            by_value.setdefault(key, Change(out, writer.id, node.id, have, want, False, moves))
             if costs.training:
                 grad, target = option.grads[at], of_gradient(have)
                 moves = tuple(costs.moves(out, grad, target))
                 key = (out.buffer.id, grad, True)
-                made.setdefault(key, Change(out, writer.id, node.id, grad, target, True, moves))
-    return [change for change in made.values() if change.moves]
+                by_value.setdefault(key, Change(out, writer.id, node.id, grad, target, True, moves))
+    return [change for change in by_value.values() if change.moves]
 
 
-def evaluate(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) -> Found:
-    """What given choices cost; `search` minimises the same."""
+def evaluate(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) -> Solution:
+    """The cost of given choices; `search` minimises it."""
     parameters: dict[tuple[int, State], int] = {}
     for node in nodes:
         for tensor, want in zip(node.inputs, chosen[node.id].inputs, strict=True):
@@ -93,11 +95,11 @@ def evaluate(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) 
     us = passes(costs) * sum(chosen[node.id].us for node in nodes)
     us += sum(change.us for change in changes(nodes, chosen, costs))
     held = sum(parameters.values())
-    return Found({n.id: chosen[n.id].choice for n in nodes}, us, held, False)
+    return Solution({n.id: chosen[n.id].choice for n in nodes}, us, held, False)
 
 
 def passes(costs: Costs) -> float:
-    """How often an op's time counts: with its gradients, which cost twice as much, three times."""
+    """The factor of an op's time: with gradients, which cost twice as much, it is three."""
     return 3.0 if costs.training else 1.0
 
 
@@ -112,11 +114,11 @@ def search(
     memory: Memory | None = None,
     shared: Mapping[int, int] | None = None,
     kept: Sequence[Kept] = (),
-) -> Found:
-    """The cheapest of the allowed options; PlanError if none fits into the memory.
+) -> Solution:
+    """The cheapest of the allowed options; raises PlanError if none fits into memory.
 
-    shared: by node id, the node of whose choice it shares; none: each has its own. kept: for memory
-    that ops write in place, who reads and writes it; all are to have it in one state.
+    shared: for each node id the node whose choice it takes; empty: each has its own. kept: readers
+    and writers of memory that ops update in place; all must use it in one state.
     """
     same = {n.id: (shared or {}).get(n.id, n.id) for n in nodes}
     count = Counter(same.values())
@@ -127,7 +129,7 @@ def search(
     for i, number in count.items():
         model.add_exactly_one(pick[i])
         for option, x in zip(allowed[i], pick[i], strict=True):
-            terms.append(round(option.us * passes(costs) * SCALE) * number * x)
+            terms.append(round(option.us * passes(costs) * NS_PER_US) * number * x)
             if memory and memory.saved:
                 held.append(round(option.saved * memory.saved) * number * x)
     for (wants, writer), (tensor, number) in _values(nodes, same).items():
@@ -160,27 +162,28 @@ def search(
     solver = cp.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 1
-    # With all cuts the relaxation all but says which options are taken; few of them prove it late.
+    # With all cuts the relaxation nearly determines the options; with few of them the proof takes
+    # long.
     solver.parameters.linearization_level = 2
-    solver.parameters.max_deterministic_time = EFFORT
+    solver.parameters.max_deterministic_time = SOLVER_TIME
     status = solver.solve(model)
     if status not in (cp.OPTIMAL, cp.FEASIBLE):
         mesh = "x".join(map(str, costs.mesh))
         if memory is None:
             raise PlanError(
-                f"the plan splits memory that lasts over a mesh of {mesh} ranks in one way where "
-                "it is written and in another where it is read; choose another plan"
+                "the plan splits memory that survives an iteration differently for its writer "
+                f"and its reader, over a mesh of {mesh} ranks; choose another plan"
             )
         raise PlanError(
             f"no split of the model over a mesh of {mesh} ranks keeps parameters below "
             f"{memory.bytes} bytes a rank; use more ranks or give more memory"
         )
-    found = {
+    chosen = {
         i: next(o for o, x in zip(allowed[i], pick[i], strict=True) if solver.boolean_value(x))
         for i in count
     }
-    made = evaluate(nodes, {n.id: found[same[n.id]] for n in nodes}, costs)
-    return Found(made.choices, made.us, made.parameter_bytes, status == cp.OPTIMAL)
+    result = evaluate(nodes, {n.id: chosen[same[n.id]] for n in nodes}, costs)
+    return Solution(result.choices, result.us, result.parameter_bytes, status == cp.OPTIMAL)
 
 
 def _in_one_state(
@@ -189,21 +192,21 @@ def _in_one_state(
     allowed: Mapping[int, Sequence[Option]],
     pick: Mapping[int, Sequence[Any]],
 ) -> None:
-    """Whoever reads or writes it has it in the same state."""
+    """All readers and writers use it in the same state."""
     by_state: list[dict[State, list[Any]]] = []
     for node, at in users:
-        found: dict[State, list[Any]] = {}
+        of_state: dict[State, list[Any]] = {}
         for option, literal in zip(allowed[node], pick[node], strict=True):
             state = option.output if at is None else option.inputs[at]
-            found.setdefault(state, []).append(literal)
-        by_state.append(found)
+            of_state.setdefault(state, []).append(literal)
+        by_state.append(of_state)
     for state in sorted(set().union(*by_state)):
-        for found in by_state[1:]:
-            model.add(sum(by_state[0].get(state, ())) == sum(found.get(state, ())))
+        for of_state in by_state[1:]:
+            model.add(sum(by_state[0].get(state, ())) == sum(of_state.get(state, ())))
 
 
 def _any(model: Any, users: Sequence[Sequence[Any]]) -> Any:
-    """A literal that is true if any reader's option is taken."""
+    """A literal that is true if the option of any reader is chosen."""
     wanted = model.new_bool_var("")
     for literals in users:
         model.add(sum(literals) <= wanted)
@@ -213,8 +216,8 @@ def _any(model: Any, users: Sequence[Sequence[Any]]) -> Any:
 def _price(
     model: Any, prices: Sequence[float], pick: Sequence[Any], wanted: Any, number: int
 ) -> list[Any]:
-    """What a change costs if it is wanted, by the writer's option."""
-    whole = [round(p * SCALE) for p in prices]
+    """The cost of a conversion if it is needed, by the writer's option."""
+    whole = [round(p * NS_PER_US) for p in prices]
     if not any(whole):
         return []
     price = model.new_int_var(0, max(whole), "")
@@ -229,8 +232,8 @@ Wants = tuple[tuple[int, int], ...]
 def _values(
     nodes: Sequence[Node], same: Mapping[int, int]
 ) -> dict[tuple[Wants, int | None], tuple[Tensor, int]]:
-    """By who reads (class and operand) and who writes a value: a tensor of it, and how many there
-    are of the kind.
+    """Values by their reader (class and operand) and writer: a tensor of that kind, and how many
+    there are.
     """
     writers = {t.buffer.id: (node, t) for node in nodes for t in node.outputs}
     readers: dict[int, tuple[Tensor, Node | None, list[tuple[int, int]]]] = {}
@@ -238,15 +241,15 @@ def _values(
         for at, tensor in enumerate(node.inputs):
             writer, shown = writers.get(tensor.buffer.id, (None, tensor))
             if writer is not None and writer.id >= node.id:
-                # What it reads is from the iteration before, or its own memory.
+                # It reads its own memory or that of the previous iteration.
                 writer, shown = None, tensor
             entry = readers.setdefault(tensor.buffer.id, (shown, writer, []))
             entry[2].append((same[node.id], at))
-    found: dict[tuple[Wants, int | None], tuple[Tensor, int]] = {}
+    values: dict[tuple[Wants, int | None], tuple[Tensor, int]] = {}
     for tensor, writer, wants in readers.values():
         key = (tuple(dict.fromkeys(wants)), None if writer is None else same[writer.id])
-        found[key] = (tensor, found.get(key, (tensor, 0))[1] + 1)
-    return found
+        values[key] = (tensor, values.get(key, (tensor, 0))[1] + 1)
+    return values
 
 
 def _wanted(option: Option, at: int) -> State:
@@ -263,12 +266,12 @@ def _states(
     pick: Mapping[int, Sequence[Any]],
     state_of: Callable[[Option, int], State],
 ) -> dict[State, list[list[Any]]]:
-    """The states in which readers want a value: for each reader, the literals that ask for it."""
-    found: dict[State, list[list[Any]]] = {}
+    """The states in which readers need a value: for each reader the literals that request it."""
+    wanted: dict[State, list[list[Any]]] = {}
     for i, at in wants:
         by_state: dict[State, list[Any]] = {}
         for option, literal in zip(allowed[i], pick[i], strict=True):
             by_state.setdefault(state_of(option, at), []).append(literal)
         for state, literals in by_state.items():
-            found.setdefault(state, []).append(literals)
-    return found
+            wanted.setdefault(state, []).append(literals)
+    return wanted

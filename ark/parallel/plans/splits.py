@@ -1,5 +1,5 @@
-"""What the predictions of many plans of one graph share: its ops' splits, what blocks then take,
-and the orders of pipelines. Called by ark.parallel.plans.predict.
+"""Results that predictions of many plans of one graph share: splits of its ops, costs of blocks,
+and orders of pipelines. Called by ark.parallel.plans.predict.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ark.parallel.plans.stages import partition
 
 
 class Splits:
-    """How a graph's ops are split over some axes; found once for each question.
+    """The splits of a graph's ops over some axes, cached by request.
 
-    itemsize: bytes of an element of the largest parameter; 4 where there is none.
+    itemsize: bytes of an element of the largest parameter; 4 without parameters.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -42,17 +42,17 @@ class Splits:
     def find(
         self, costs: Costs, names: Sequence[str], work: Work, memory: Memory | None = None
     ) -> tuple[dict[int, Option], list[BlockCost], bool]:
-        """The option of each node, what blocks take, and whether there is nothing faster."""
+        """The option of each node, the costs of blocks, and whether they are proven fastest."""
         key = (costs.mesh, costs.links, costs.training, tuple(names), memory)
         if key not in self._found:
             first = [n for n in self.nodes if self.same[n.id] == n.id]
             able = {n.id: allowed(n, costs.options(n), names) for n in first}
-            found = search(self.nodes, able, costs, memory, self.same)
+            result = search(self.nodes, able, costs, memory, self.same)
             chosen = {
-                n.id: next(o for o in able[self.same[n.id]] if o.choice == found.choices[n.id])
+                n.id: next(o for o in able[self.same[n.id]] if o.choice == result.choices[n.id])
                 for n in self.nodes
             }
-            self._found[key] = (chosen, changes(self.nodes, chosen, costs), found.optimal)
+            self._found[key] = (chosen, changes(self.nodes, chosen, costs), result.optimal)
         chosen, moved, optimal = self._found[key]
         how = (*key, work.recompute)
         if how not in self._costs:
@@ -62,7 +62,7 @@ class Splits:
     def order(
         self, pipeline: str, depth: int, count: int, inference: bool
     ) -> tuple[Named, Schedule]:
-        """A pipeline with equal stages, whose order on each device is kept with other times."""
+        """A pipeline with equal stages, whose order on each device is kept for other times."""
         key = (pipeline, depth, count, inference)
         if key not in self._orders:
             plan = named(pipeline, depth, inference=inference)
@@ -84,12 +84,14 @@ def block_costs(
     costs: Costs,
     work: Work,
 ) -> list[BlockCost]:
-    """Each block under the options of its nodes; what moves counts to the block that reads."""
+    """The cost of each block under the options of its nodes; a conversion counts to the block that
+    reads.
+    """
     by_reader: dict[int, list[Change]] = {}
     for change in changed:
         by_reader.setdefault(change.reader, []).append(change)
     seen: set[tuple[int, object]] = set()
-    made = []
+    blocks = []
     for block in splits.blocks:
         moved = tuple(c for n in block.nodes for c in by_reader.get(n.id, ()))
         computed = sum(chosen[n.id].us for n in block.nodes)
@@ -107,5 +109,5 @@ def block_costs(
                     held += costs.local(tensor, want) * tensor.dtype.itemsize
         saved = sum(chosen[n.id].saved for n in block.nodes)
         last = chosen[block.nodes[-1].id].saved
-        made.append(BlockCost(block, forward, backward, held, saved, last, moved))
-    return made
+        blocks.append(BlockCost(block, forward, backward, held, saved, last, moved))
+    return blocks

@@ -1,8 +1,8 @@
-"""Plans that follow from how a few tensors are cut: data and tensor parallelism, ZeRO, experts.
+"""Plans that follow from the cuts of a few tensors: data and tensor parallelism, ZeRO, experts.
 
-Each op is cut along the letter by which an operand comes in cut, and hands its result on so (the
-sharding propagation of GSPMD, Xu et al. 2021, on op_trans). Where the letter is one that is summed
-over the result is partial sums, and who reads it next reads the sum.
+Each op is cut along the letter along which an operand arrives cut, and passes its result on in that
+form (the sharding propagation of GSPMD, Xu et al. 2021, on op_trans). If the letter is summed over,
+the result is partial sums, and its next reader reads the sum.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ def spread(
     parts: int = 1,
     among: Callable[[Node], bool] = lambda node: True,
 ) -> Callable[[ParallelGraph], None]:
-    """A plan for `parallelize`: all ranks in one row, `cuts` says what comes in cut over them.
+    """A plan for `parallelize`: all ranks along one axis, `cuts` lists the tensors that are cut
+    over them.
 
-    cuts: by the name of a buffer (`tensor.ir.buffer.name`) the dimension along which it is cut.
-    data: what differs from example to example, by its batch; tensor: parameters, and what an
-    optimizer keeps of them; ZeRO 1 and 2: the batch, and what the optimizer keeps (gradients are
-    then added up in parts); ZeRO 3: parameters too, where the model reads them by `ark.copy`.
-    parts: pieces of a rank, of which it computes one after the other through a layer (co-shard).
-    among: the nodes that the plan is for; others are left as they are.
+    cuts: for each buffer name (`tensor.ir.buffer.name`) the dimension along which it is cut. Data
+    parallelism: the tensors that differ between examples, along the batch. Tensor parallelism:
+    parameters, and the optimizer's state for them. ZeRO 1 and 2: the batch, and the optimizer's
+    state (gradients are then reduced in parts). ZeRO 3: also the parameters, where the model reads
+    them by `ark.copy`. parts: pieces of a rank, which it computes one after the other through a
+    layer (co-shard). among: the nodes of the plan; others are left unchanged.
 
     The plan raises InvalidUsageError for names that the graph does not read, and dimensions that
-    are not divided by the number of ranks.
+    are not divisible by the number of ranks.
     """
 
     def plan(graph: ParallelGraph) -> None:
         cut = _seeds(graph, cuts)
         pieces: dict[tuple[str, int], dict[int, list[Piece]]] = {}
-        everybody, count = range(graph.ranks), graph.ranks * parts
+        all_ranks, count = range(graph.ranks), graph.ranks * parts
         for node in filter(among, graph.nodes):
             (whole,) = graph.pieces(node)
             letter = _letter(node, cut, count) or _letter(node, cut, graph.ranks)
             if letter is None:
-                graph.op_assign(whole, *everybody)
+                graph.op_assign(whole, *all_ranks)
                 continue
             fine = count if _letter(node, cut, count) == letter else graph.ranks
             for number, piece in enumerate(graph.op_trans(whole, letter, fine)):
@@ -70,27 +71,27 @@ def _layer(node: Node) -> str:
 
 
 def _seeds(graph: ParallelGraph, cuts: Mapping[str, int]) -> dict[int, int]:
-    """The dimension by buffer; InvalidUsageError for what cannot be cut so."""
+    """The dimension by buffer; raises InvalidUsageError for tensors that cannot be cut along it."""
     written = {n.outputs[0].buffer.id for n in graph.nodes}
     read = {t.buffer.id: t for n in graph.nodes for t in n.inputs if t.buffer.id not in written}
-    found = {}
+    dimension_of = {}
     for name, dimension in cuts.items():
         named = [t for t in read.values() if t.buffer.name == name]
         if not named:
-            raise InvalidUsageError(f"nothing that the graph is given is called {name!r}")
+            raise InvalidUsageError(f"the graph has no input named {name!r}")
         for tensor in named:
             extents = tensor.extents
             if not 0 <= dimension < len(extents) or extents[dimension] % graph.ranks:
                 raise InvalidUsageError(
                     f"{name} of shape {list(extents)} cannot be cut along dimension {dimension} "
-                    f"over {graph.ranks} ranks; use one whose size they divide"
+                    f"over {graph.ranks} ranks; use a dimension divisible by {graph.ranks}"
                 )
-            found[tensor.buffer.id] = dimension
-    return found
+            dimension_of[tensor.buffer.id] = dimension
+    return dimension_of
 
 
 def _letter(node: Node, cut: Mapping[int, int], ranks: int) -> str | None:
-    """The letter by which most elements of a node's operands come in cut, or None."""
+    """The letter along which most elements of a node's operands arrive cut, or None."""
     try:
         annotation = annotate(node)
     except UnsupportedError:

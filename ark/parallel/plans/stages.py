@@ -1,4 +1,5 @@
-"""Which blocks are a stage of a pipeline: consecutive ones, the slowest stage as fast as can be.
+"""Divides blocks into the stages of a pipeline: consecutive blocks, with the least time of the
+slowest stage.
 
 Dynamic programming over blocks; exact. Called by ark.parallel.plans.splits and
 ark.parallel.plans.by_name.
@@ -16,12 +17,12 @@ from ark.errors import InvalidUsageError
 def partition(loads: Sequence[float], stages: int, shared: Sequence[bool]) -> list[int]:
     """The stage of each block; -1 for those that all ranks share.
 
-    loads: time of each block. InvalidUsageError where there are fewer blocks than stages.
+    loads: time of each block. Raises InvalidUsageError if there are fewer blocks than stages.
     """
     own = [i for i, all_ranks in enumerate(shared) if not all_ranks]
     if len(own) < stages:
         raise InvalidUsageError(
-            f"a pipeline of {stages} stages was asked for, and the model has {len(own)} blocks; "
+            f"a pipeline of {stages} stages needs as many blocks, but the model has {len(own)}; "
             "use fewer stages"
         )
     sums = [0.0, *itertools.accumulate(loads[i] for i in own)]
@@ -36,11 +37,11 @@ def partition(loads: Sequence[float], stages: int, shared: Sequence[bool]) -> li
                 if slowest < after[end]:
                     after[end], cut[end] = slowest, begin
         best, cuts = after, [*cuts, cut]
-    found = [-1] * len(loads)
+    stage_of = [-1] * len(loads)
     end = count
     for stage in reversed(range(stages)):
         begin = cuts[stage][end]
         for i in own[begin:end]:
-            found[i] = stage
+            stage_of[i] = stage
         end = begin
-    return found
+    return stage_of

@@ -1,9 +1,9 @@
-"""How long an op takes on a rank: arithmetic or memory traffic, whichever is longer.
+"""The time of an op on a rank: arithmetic or memory traffic, whichever is longer.
 
-On machines whose kernels load boxes of matrices, products of 16-bit weights take what their cut
-into tiles is predicted to take (ark.lower.cuts), products of one input are one, as the lowering
-makes them, what is done to a product element by element costs nothing, and every other op and
-product has a beginning and an end in which processors wait. Called by ark.parallel.plans.choices.
+On machines whose kernels load boxes of matrices, a matmul with 16-bit weights takes the predicted
+time of its cut into tiles (ark.lower.cuts), matmuls of one input are one, as lowering makes them,
+elementwise ops on a matmul's result are free, and every other op and matmul has a start and an end
+in which processors wait. Called by ark.parallel.plans.choices.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ark.machine import Machine
 from ark.variant import LOAD
 
 ENDS_US = 4.0  # of an op: its last tile's results, and the wait for them
-TILE_US = 1.5  # of a product's tile: its first load, and its store
-FREE = ("kv_append",)  # part of the op before
+TILE_US = 1.5  # of a matmul's tile: its first load, and its store
+FREE = ("kv_append",)  # a part of the previous op
 JOINED = ("add", "mul", "sub", "swiglu", "gelu", "silu", "relu", "sigmoid")
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a rank does in a microsecond. step_us: what every collective takes beside its bytes.
-    tiled: the machine, under the variant that loads boxes of matrices, if it has one.
+    """A rank's work per microsecond. step_us: the fixed time of every collective. tiled: the
+    machine in the variant that loads boxes of matrices, if it has one.
     """
 
     flops_per_us: float
@@ -39,7 +39,7 @@ class Rates:
 
 
 def rates_of(machine: Machine, link_gbps: float) -> Rates:
-    """A machine's; link_gbps: GB/s at which a rank sends."""
+    """The rates of a machine; link_gbps: GB/s at which a rank sends."""
     boxed = next((v for v in machine.variants if v.role(LOAD) and not v.stages), None)
     tiled = dataclasses.replace(machine, variants=(boxed,)) if boxed else None
     bandwidth = machine.bandwidth_gbps * 1e3
@@ -47,7 +47,7 @@ def rates_of(machine: Machine, link_gbps: float) -> Rates:
 
 
 class Times:
-    """What the nodes of a graph take, alone or next to each other."""
+    """Times of the nodes of a graph, alone or next to each other."""
 
     def __init__(self, rates: Rates, nodes: Sequence[Node] = ()) -> None:
         self.rates = rates
@@ -63,16 +63,16 @@ class Times:
                 columns[node.inputs[0].id] += node.outputs[0].shape[-1]
                 products.add(node.outputs[0].buffer.id)
             elif node.type in JOINED:
-                made = (t.buffer.id for t in node.inputs)
-                if any(b in products and uses[b] == 1 for b in made):
+                written = (t.buffer.id for t in node.inputs)
+                if any(b in products and uses[b] == 1 for b in written):
                     self.joined.add(node.id)
         for node in nodes:
             if _boxes(node):
                 self.widths[node.id] = columns[node.inputs[0].id] / node.outputs[0].shape[-1]
 
     def added_us(self, elements: float, itemsize: int, shares: int) -> float:
-        """What it takes a rank to add up the shares of its part of a tensor: it reads all, and
-        writes the sum; an op, with an end like any other.
+        """The time in which a rank adds up the partial sums of its part of a tensor: it reads all
+        and writes the sum, in an op with the usual end.
         """
         moved = elements * itemsize * (shares + 1) / self.rates.memory_bytes_per_us
         return moved + (ENDS_US if self.rates.tiled is not None else 0.0)
@@ -80,9 +80,9 @@ class Times:
     def us(
         self, node: Node, flops: float, moved: float, rows: float, columns: float, depth: float
     ) -> float:
-        """Microseconds of a node's share that does so much arithmetic and touches so many bytes.
+        """Microseconds of a node's share with this arithmetic and these bytes of memory traffic.
 
-        rows, columns, depth: of the share, if it is a product.
+        rows, columns, depth: of the share, if it is a matmul.
         """
         rates = self.rates
         plain = max(flops / rates.flops_per_us, moved / rates.memory_bytes_per_us)
@@ -105,7 +105,7 @@ class Times:
 
 
 def _boxes(node: Node) -> bool:
-    """Is it a product of rows with a matrix of a 16-bit type?"""
+    """True for a matmul of rows with a matrix of a 16-bit type."""
     return (
         node.type == "matmul"
         and node.inputs[1].dtype.itemsize == 2

@@ -1,4 +1,6 @@
-"""Splits a graph over ranks by op_trans, op_assign and op_order; graphs of ranks come out."""
+"""Splits a graph over ranks by op_trans, op_assign and op_order, and builds the graphs of the
+ranks.
+"""
 
 from ark.parallel.transform.annotations import Annotation, annotate
 from ark.parallel.transform.materialise import RankGraphs, materialise, part_of, whole_of

@@ -1,10 +1,10 @@
-"""How each op may be split: its dimensions by letters, in the style of einops.
+"""How each op may be split: its dimensions as letters, in the style of einops.
 
-"m k+, n k+ -> m n" says that a matrix product can be cut along m and n, which gives parts of the
-result, and along k, which gives partial sums of all of it. A letter with ^ is not cut: every
-element along it is needed at once. h/64 is cut between groups of 64 elements only (a head's); its
-other operands may count the groups. A 1 is a dimension of one element that others broadcast over.
-After nnScaler (Lin et al., OSDI 2024). Asked by ark.parallel.transform.pieces.
+"m k+, n k+ -> m n": a matmul can be cut along m and n, which gives parts of the result, and along
+k, which gives partial sums of all of it. A letter with ^ is not cut: every element along it is
+needed at once. h/64 is cut between groups of 64 elements only (a head); other operands may count
+the groups. A 1 is a dimension of one element that is broadcast. After nnScaler (Lin et al., OSDI
+2024). Used by ark.parallel.transform.pieces.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ WORD = re.compile(r"([a-z1])(\+|\^|/[1-9][0-9]{0,8})?")
 
 @dataclass(frozen=True)
 class Annotation:
-    """operands: for each input, and last the output, a letter a dimension ("1": broadcast).
+    """operands: for each input, and last the output, one letter per dimension ("1": broadcast).
 
-    summed: letters along which parts are partial sums. frozen: letters that are not cut.
-    groups: elements that stay together, for each letter of the operands.
+    summed: letters along which parts are partial sums. frozen: letters that are not cut. groups:
+    elements that stay together, for each letter of the operands.
     """
 
     operands: tuple[tuple[str, ...], ...]
@@ -41,13 +41,15 @@ class Annotation:
 
     @classmethod
     def parse(cls, text: str) -> Annotation:
-        """Reads "m k+, n k+ -> m n"; ModelError for anything else."""
+        """Reads "m k+, n k+ -> m n"; raises ModelError for anything else."""
         left, arrow, right = text.partition("->")
         parts = [part.split() for part in (*left.split(","), right)]
-        found = [[WORD.fullmatch(w) for w in part] for part in parts]
-        if not arrow or not all(m for part in found for m in part):
-            raise ModelError(f"{text!r} is no annotation; write letters as in 'm k+, n k+ -> m n'")
-        words = [[(m[1], m[2] or "") for m in part if m] for part in found]
+        matches = [[WORD.fullmatch(w) for w in part] for part in parts]
+        if not arrow or not all(m for part in matches for m in part):
+            raise ModelError(
+                f"{text!r} is not an annotation; write letters as in 'm k+, n k+ -> m n'"
+            )
+        words = [[(m[1], m[2] or "") for m in part if m] for part in matches]
         marked = {word for part in words for word in part}
         return cls(
             tuple(tuple(letter for letter, _ in part) for part in words),
@@ -57,13 +59,15 @@ class Annotation:
         )
 
     def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
-        """By letter, what its operands of these shapes can be cut into: elements, or groups."""
-        found: dict[str, int] = {}
+        """For each letter the number of elements, or of groups, into which operands of these shapes
+        can be cut.
+        """
+        size_of: dict[str, int] = {}
         for letters, groups, shape in zip(self.operands, self.groups, shapes, strict=True):
             for letter, group, size in zip(letters, groups, shape, strict=True):
                 units = size // group if size % group == 0 else 1
-                found[letter] = math.gcd(found.get(letter, units), units)
-        return found
+                size_of[letter] = math.gcd(size_of.get(letter, units), units)
+        return size_of
 
     def __str__(self) -> str:
         def word(letter: str, group: int) -> str:
@@ -78,32 +82,31 @@ class Annotation:
 
 
 def annotate(node: Node) -> Annotation:
-    """The annotation of a node; UnsupportedError for ops that have none."""
+    """The annotation of a node; raises UnsupportedError for ops that have none."""
     rule = RULES.get(node.type, _pointwise if node.type in FUNCTIONS else None)
     whole = "shape" in node.attrs and "expr" not in node.attrs
     indexed = _reads_index(node.attrs.get("expr", []))
     if rule is None or whole or indexed or len(node.outputs) != 1:
         raise UnsupportedError(
-            f"{node.name} is a {node.type}, of which it is not known how to split it; such an op "
-            "runs whole, on as many ranks as it is assigned to"
+            f"{node.name} is a {node.type}, which cannot be split; assign the whole op to ranks"
         )
-    made = Annotation.parse(rule(node))
+    annotation = Annotation.parse(rule(node))
     assert all(
         len(letters) == len(t.shape)
-        for letters, t in zip(made.operands, (*node.inputs, *node.outputs), strict=True)
+        for letters, t in zip(annotation.operands, (*node.inputs, *node.outputs), strict=True)
     )
-    return made
+    return annotation
 
 
 def _reads_index(tree: Sequence[Any]) -> bool:
-    """Does an expression (ark.tasks.expression) depend on where its element is?"""
+    """True if an expression (ark.tasks.expression) depends on the index of its element."""
     return bool(tree) and (
         tree[0] == "index" or any(_reads_index(t) for t in tree[1:] if isinstance(t, (list, tuple)))
     )
 
 
 def _pointwise(node: Node) -> str:
-    """Dimensions are matched from the last one, as NumPy broadcasts."""
+    """Dimensions match from the last one, as in NumPy's broadcasting."""
     out = node.outputs[0].shape
     names = LETTERS[: len(out)]
 
@@ -129,7 +132,7 @@ def _matmul(node: Node) -> str:
 
 
 def _rows(node: Node) -> str:
-    """What needs whole rows: norms and softmax."""
+    """Ops that need whole rows: norms and softmax."""
     names = LETTERS[: len(node.outputs[0].shape)]
     row = " ".join([*names[:-1], names[-1] + "^"])
     scales = "".join(f", {names[-1]}^" for _ in node.inputs[1:])
@@ -155,7 +158,9 @@ def _transpose(node: Node) -> str:
 
 
 def _heads(node: Node) -> str:
-    """Rows of heads, which are rotated by position: rows stay whole, since they count from it."""
+    """Rows of heads, rotated by position: rows stay whole, because positions count from the
+    first.
+    """
     return f"x^ h/{node.attrs['head_dim']}, 1, d^ -> x^ h/{node.attrs['head_dim']}"
 
 
@@ -165,7 +170,7 @@ def _attention(node: Node) -> str:
 
 
 def _expert_linear(node: Node) -> str:
-    """By experts: each part has zeros for the rows that went to others."""
+    """By experts: each part has zeros for the rows of other experts."""
     rows = "r s k+" if len(node.inputs[0].shape) == 3 else "r k+"
     return f"{rows}, {EXPERT}+ n k+, r s -> r s n"
 
@@ -175,12 +180,12 @@ def _append(node: Node) -> str:
 
 
 def _embed(node: Node) -> str:
-    """Looks up rows by tokens from a position on."""
+    """Looks up rows by tokens, from a position on."""
     return "t^, v^ y, 1 -> x^ y"
 
 
 def local_attrs(node: Node, inputs: Sequence[View], output: Sequence[int]) -> Mapping[str, Any]:
-    """A node's attributes for a piece of it that reads these views and makes this shape."""
+    """A node's attributes for a piece of it that reads these views and writes this shape."""
     if node.type == "expert_linear":
         experts = node.inputs[1].shape[0]
         first, last = inputs[1].box[0]
@@ -192,7 +197,9 @@ def local_attrs(node: Node, inputs: Sequence[View], output: Sequence[int]) -> Ma
 
 
 def _reshape(node: Node) -> str:
-    """Dimensions in runs of equal products; a run may be cut along the first of either side."""
+    """Dimensions in runs of equal products; a run may be cut along the first dimension of either
+    side.
+    """
     sides = [list(node.inputs[0].shape), list(node.outputs[0].shape)]
     words: list[list[str]] = [[], []]
     names = iter(LETTERS)
@@ -208,8 +215,8 @@ def _reshape(node: Node) -> str:
                 begun[k] |= first
                 words[k].append(shared if first else "1" if size == 1 else next(names) + "^")
     shapes = (node.inputs[0].shape, node.outputs[0].shape)
-    made = [" ".join(w[: len(shape)]) for w, shape in zip(words, shapes, strict=True)]
-    return " -> ".join(made)
+    joined = [" ".join(w[: len(shape)]) for w, shape in zip(words, shapes, strict=True)]
+    return " -> ".join(joined)
 
 
 def _embedding(node: Node) -> str:

@@ -1,10 +1,10 @@
-"""Shares that pass through ops: which operands of an op may be shares of a value, so that its
-result is the same share.
+"""Partial sums that pass through ops: which operands of an op may be partial sums, so that its
+result is the same kind of partial sum.
 
-Each expert's products are zeros for the rows that went to others. What rank has some of the experts
-has a share of the result, and a gated perceptron of it is a share too, because it makes zeros of
-zeros. What is linear goes on so: weighting, and adding up what the chosen experts made. So one sum
-over the ranks ends a mixture of experts. Asked by ark.parallel.transform.pieces.
+Each expert's matmul gives zeros for the rows of other experts. So a rank with some of the experts
+has a partial sum of the result, and a gated perceptron of it is a partial sum too, because it maps
+zeros to zeros. Linear ops continue this: weighting, and adding the results of the chosen experts.
+One sum over the ranks therefore ends a mixture of experts. Used by ark.parallel.transform.pieces.
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ from collections.abc import Mapping, Sequence
 from ark.ir.graph import Node
 
 VALUE = "+"
-"""The letter by which an op is split into shares of its operands' values."""
+"""The letter along which an op is split into partial sums of its operands' values."""
 EXPERT = "e"
 """The letter of `expert_linear` that counts experts."""
 ZEROS = frozenset(("mul", "swiglu", "geglu", "silu", "gelu", "relu", "add", "sub", "neg", "copy"))
-"""Elementwise functions that make zero of zeros."""
+"""Elementwise functions that map zeros to zero."""
 LINEAR = frozenset(("copy", "reduce_sum", "reshape", "transpose", "expand", "neg"))
-"""Ops of one operand of which a sum's result is the sum of the results."""
+"""Unary ops for which the result of a sum is the sum of the results."""
 Carried = Mapping[str, frozenset[int]]
-"""By letter, the operands that are shares where an op is split along it."""
+"""For each letter, the operands that are partial sums when an op is split along it."""
 
 
 def carried(nodes: Sequence[Node]) -> dict[int, Carried]:
-    """By node id; nodes to which no share comes are left out."""
+    """By node id; nodes without such operands are omitted."""
     rows: dict[int, int] = {}  # by buffer: whose experts' rows are its share
-    shares: set[int] = set()  # buffers that come in shares
-    found: dict[int, Carried] = {}
+    shares: set[int] = set()  # buffers that arrive as partial sums
+    operands_of: dict[int, Carried] = {}
     for node in nodes:
         read = [t.buffer.id for t in node.inputs]
         if node.type == "expert_linear":
             rows[node.outputs[0].buffer.id] = read[2]
             shares.add(node.outputs[0].buffer.id)
             if rows.get(read[0]) == read[2]:
-                found[node.id] = {EXPERT: frozenset((0,))}
+                operands_of[node.id] = {EXPERT: frozenset((0,))}
             continue
         able = _able(node, read, rows, shares)
         if not able:
             continue
-        found[node.id] = {VALUE: able}
+        operands_of[node.id] = {VALUE: able}
         shares.add(node.outputs[0].buffer.id)
         of = {rows[read[i]] for i in able if read[i] in rows}
         if node.type in ZEROS and len(of) == 1 and all(read[i] in rows for i in able):
             rows[node.outputs[0].buffer.id] = of.pop()
-    return found
+    return operands_of
 
 
 def _able(
     node: Node, read: Sequence[int], rows: Mapping[int, int], shares: set[int]
 ) -> frozenset[int]:
-    """The operands that may be shares together; none where it cannot be."""
+    """The operands that may be partial sums together; empty if none."""
     several = frozenset(i for i, buffer in enumerate(read) if buffer in shares)
     if not several or len(node.outputs) != 1 or "expr" in node.attrs:
         return frozenset()

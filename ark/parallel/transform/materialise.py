@@ -1,9 +1,10 @@
-"""From pieces on ranks to one graph a rank: tensors of the pieces' sizes, and what moves between.
+"""From pieces on ranks to one graph per rank: tensors of the pieces' sizes, and the communication
+between them.
 
-Where an operand's view meets views that pieces of other ranks wrote, the rank receives them, adds
-what are shares of a value and puts boxes together. All ranks' graphs are written in one order, so
-sends and receives pair up and cannot wait for each other. A value of which every rank has a share
-and every rank wants all becomes one all_reduce.
+Where an operand's view overlaps views that pieces of other ranks wrote, the rank receives them,
+adds partial sums and assembles boxes. All ranks' graphs are written in one order, so sends and
+receives pair up and cannot deadlock. A value of which every rank has a partial sum and every rank
+needs the whole becomes one all_reduce.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from ark.parallel.transform.views import Box, View, meeting
 ENDS = ("sample", "sample_adjusted", "sample_each")
 IN_PLACE = ("kv_append", "kv_cache_slot", "paged_append", *ENDS)
 """Ops that write into a part of an operand."""
-TAG = 0
+MESSAGE_TAG = 0
 Written = tuple[Piece, View]
-"""A piece, and what it writes of a buffer."""
+"""A piece, and its view of the buffer that it writes."""
 Chosen = tuple[int, Piece, View]
 """The same on a rank."""
 
 
 @dataclass
 class RankGraphs:
-    """One graph a rank. held: for each rank, by the name of a buffer that the caller fills or
-    reads, which view of the one-device graph's buffer it is; names are those of that graph.
+    """One graph per rank. held: for each rank and each buffer that the caller fills or reads, by
+    its name in the one-device graph, the view of that buffer that the rank holds.
     """
 
     graphs: list[Graph]
@@ -46,26 +47,28 @@ class RankGraphs:
 
 
 def materialise(plan: ParallelGraph) -> RankGraphs:
-    """The ranks' graphs of a plan; ModelError where it has a circle or leaves a piece out."""
+    """The ranks' graphs of a plan; raises ModelError if it has a cycle or omits a piece."""
     return _Writer(plan).write()
 
 
 class _Writer:
     def __init__(self, plan: ParallelGraph) -> None:
         self.plan = plan
-        self.made = RankGraphs(
+        self.result = RankGraphs(
             [Graph(rank, plan.ranks) for rank in range(plan.ranks)], [{} for _ in range(plan.ranks)]
         )
         self.lasting_names = {b.name for b in plan.graph.buffers if b.arena in LASTING}
         self.order = plan.in_order()
-        self.source: dict[int, Tensor] = {}  # by buffer: a tensor that is all of it
+        self.source: dict[int, Tensor] = {}  # by buffer: a tensor over all of it
         for node in plan.nodes:
             for tensor in (*node.inputs, *node.outputs):
                 self.source.setdefault(tensor.buffer.id, tensor)
         self.producers: dict[int, list[Written]] = {}
         self.wanted: dict[View, set[int]] = {}
-        self.around: dict[tuple[int, int], Box] = {}  # all that a rank reads of a buffer
-        for graph in self.made.graphs:
+        self.around: dict[
+            tuple[int, int], Box
+        ] = {}  # the box around all that a rank reads of a buffer
+        for graph in self.result.graphs:
             graph.phases = plan.graph.phases
         for piece in self.order:
             for view in piece.written:
@@ -85,7 +88,7 @@ class _Writer:
         self.given: dict[tuple[int, int], tuple[Tensor, Box]] = {}
 
     def _want(self, view: View, ranks: Iterable[int]) -> None:
-        """Ranks read a view."""
+        """Records that ranks read a view."""
         wanting = self.wanted.setdefault(view, set())
         for rank in ranks:
             wanting.add(rank)
@@ -95,7 +98,7 @@ class _Writer:
 
     def write(self) -> RankGraphs:
         for phase, pieces in itertools.groupby(self.order, key=lambda piece: piece.node.phase):
-            for graph in self.made.graphs:
+            for graph in self.result.graphs:
                 graph.phase = phase
             for piece in pieces:
                 for rank in self.plan.ranks_of(piece):
@@ -104,25 +107,27 @@ class _Writer:
             for (rank, twin), box in sorted(self.lasting.items()):
                 if (twin, phase) in self.versions:
                     self._refresh(rank, twin, View(self.versions[twin, phase], box))
-            for graph in self.made.graphs:
+            for graph in self.result.graphs:
                 if not any(node.phase == phase for node in graph.nodes):
                     _idle(graph)
-        return self.made
+        return self.result
 
     def _refresh(self, rank: int, twin: int, written: View) -> None:
-        """What a rank keeps of memory that others have written, or it has written elsewhere."""
+        """Updates a rank's copy of memory that other ranks have written, or that it has written
+        elsewhere.
+        """
         new = self._operand(rank, written)
         kept = self._given(rank, View(twin, written.box))
         if new.buffer.id != kept.buffer.id:
-            graph = self.made.graphs[rank]
+            graph = self.result.graphs[rank]
             graph.add("copy", [new], [graph.rewrite(kept)], {}, "keep")
 
     def _emit(self, rank: int, piece: Piece, inputs: Sequence[Tensor]) -> None:
-        graph = self.made.graphs[rank]
+        graph = self.result.graphs[rank]
         if piece.node.type in ENDS and len(self.plan.ranks_of(piece)) < self.plan.ranks:
             raise UnsupportedError(
-                f"{piece.node.name} may end the run, and then all ranks must end it; op_assign it "
-                "to all of them"
+                f"{piece.node.name} may end the run, which all ranks must do together; "
+                "op_assign it to all of them"
             )
         outs = [self._place(rank, piece, view) for view in piece.written]
         earlier = [
@@ -140,28 +145,30 @@ class _Writer:
             graph.add(piece.node.type, inputs, outs, attrs, piece.node.name)
 
     def _place(self, rank: int, piece: Piece, view: View) -> Tensor:
-        """A tensor for what a piece writes on a rank: in what it keeps, where it is all of that."""
-        graph, source = self.made.graphs[rank], self.source[view.buffer]
+        """A tensor for the output of a piece on a rank: in the rank's own memory if the output
+        covers that.
+        """
+        graph, source = self.result.graphs[rank], self.source[view.buffer]
         twin, _ = self.plan.versions.get(view.buffer, (None, 0))
         if twin is not None and view.share == (0, 1) and self.lasting.get((rank, twin)) == view.box:
             return graph.rewrite(self._given(rank, View(twin, view.box)))
         if piece.node.type in IN_PLACE:
             raise UnsupportedError(
-                f"{piece.node.name} writes into memory in place, so the ranks that hold it must "
-                "compute it in the parts that they hold; split what reads it alike"
+                f"{piece.node.name} writes into memory in place, so each rank must compute the "
+                "part that it holds; split the readers of that memory in the same way"
             )
         if source.buffer.arena not in LASTING or twin is not None:
             return self._temporary(rank, view.shape, source)
         name = self._name(rank, source.buffer)
-        self.made.held[rank][name] = view
+        self.result.held[rank][name] = view
         arena = source.buffer.arena
         return graph.tensor(view.shape, source.dtype, arena=arena, name=name)
 
     def _reshaped(self, rank: int, tensor: Tensor, shaped: Tensor) -> Tensor:
-        """The tensor in another shape: seen so, or copied where it is no row of elements or where
-        its memory is written over later.
+        """The tensor in another shape: a view, or a copy if it is not contiguous or its memory is
+        overwritten later.
         """
-        graph = self.made.graphs[rank]
+        graph = self.result.graphs[rank]
         lasting = any(tensor.buffer.id == t.buffer.id for t, _ in self.given.values())
         layout = None if lasting else dense_view(tensor, shaped.shape)
         if layout is None:
@@ -170,7 +177,7 @@ class _Writer:
             tensor, layout = dense, dense_view(dense, shaped.shape)
             assert layout is not None
         extents, offsets = layout
-        made = graph.tensor(
+        copy = graph.tensor(
             shaped.shape,
             tensor.dtype,
             buffer=tensor.buffer,
@@ -178,63 +185,65 @@ class _Writer:
             offsets=offsets,
             name=tensor.name,
         )
-        graph.depend(made, graph.depends(tensor))
-        return made
+        graph.depend(copy, graph.depends(tensor))
+        return copy
 
     def _temporary(self, rank: int, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Memory for a value of this iteration. What lasts is found by its name, so a copy of it
-        has another one.
+        """Memory for a value of this iteration. Memory that survives is identified by its name, so
+        a copy gets another name.
         """
         name = f"{like.name}.copy" if like.name in self.lasting_names else like.name
-        return self.made.graphs[rank].tensor(shape, like.dtype, name=name)
+        return self.result.graphs[rank].tensor(shape, like.dtype, name=name)
 
     def _name(self, rank: int, buffer: Buffer) -> str:
-        """The buffer's name; with a number where a rank holds several parts of it."""
+        """The buffer's name, with a number if a rank holds several parts of it."""
         for count in itertools.count():
             name = f"{buffer.name}.{count}" if count else buffer.name
-            if name not in self.made.held[rank]:
+            if name not in self.result.held[rank]:
                 return name
         raise AssertionError
 
     def _operand(self, rank: int, view: View) -> Tensor:
-        """The tensor on a rank that holds a view, made of what others hold if need be."""
+        """The tensor on a rank that holds a view, received from other ranks if necessary."""
         if (rank, view) not in self.fetched:
             if view.buffer in self.producers:
                 self._fetch(rank, view)
             elif view.share != (0, 1):
                 raise ModelError(
-                    "the plan reads a share of what the caller fills, which is whole; split the "
-                    "op along a dimension"
+                    "the plan reads a partial sum of a tensor that the caller fills, which is "
+                    "whole; split the op along a dimension"
                 )
             else:
                 self.fetched[rank, view] = self._given(rank, view)
         return self.fetched[rank, view]
 
     def _given(self, rank: int, view: View) -> Tensor:
-        """A part of what the caller fills: each rank has the box around all that it reads of it."""
+        """A part of a tensor that the caller fills: each rank has the box around all that it reads
+        of it.
+        """
         key = (rank, view.buffer)
         if key not in self.given:
             box = self.around[key]
             source = self.source[view.buffer]
             shape = tuple(end - begin for begin, end in box)
             name = source.buffer.name
-            made = self.made.graphs[rank].tensor(
+            tensor_of_rank = self.result.graphs[rank].tensor(
                 shape, source.dtype, arena=source.buffer.arena, name=name
             )
-            self.made.held[rank][name] = View(self.plan.twins.get(view.buffer, view.buffer), box)
-            self.given[key] = (made, box)
+            self.result.held[rank][name] = View(self.plan.twins.get(view.buffer, view.buffer), box)
+            self.given[key] = (tensor_of_rank, box)
         whole, box = self.given[key]
         part = self._part(rank, whole, box, view.box)
-        if part is not whole:  # a plan knows what is an operand; by the whole's name it is filled
-            self.made.graphs[rank].depend(part, [whole])
+        if part is not whole:  # a plan records operands; it is filled by the name of the whole
+            self.result.graphs[rank].depend(part, [whole])
         return part
 
     def _part(self, rank: int, whole: Tensor, box: Box, wanted: Box) -> Tensor:
         """The box `wanted` of a tensor that holds `box`."""
         if box == wanted:
             return whole
-        graph = self.made.graphs[rank]
-        made = graph.tensor(
+        graph = self.result.graphs[rank]
+        part = graph.tensor(
             [end - begin for begin, end in wanted],
             whole.dtype,
             buffer=whole.buffer,
@@ -242,19 +251,19 @@ class _Writer:
             offsets=[o + w[0] - b[0] for o, w, b in zip(whole.offsets, wanted, box, strict=True)],
             name=whole.name and f"{whole.name}.part",
         )
-        graph.depend(made, graph.depends(whole))
-        return made
+        graph.depend(part, graph.depends(whole))
+        return part
 
     def _fetch(self, rank: int, view: View) -> None:
         sources = [(p, w) for p, w in self.producers[view.buffer] if w.meets(view)]
         for piece, written in sources:
-            made = self.local.get((rank, piece, view.buffer))
+            written_here = self.local.get((rank, piece, view.buffer))
             inside = meeting(written.box, view.box) == view.box
-            if made is not None and inside and written.share == view.share:
-                self.fetched[rank, view] = self._part(rank, made, written.box, view.box)
+            if written_here is not None and inside and written.share == view.share:
+                self.fetched[rank, view] = self._part(rank, written_here, written.box, view.box)
                 return
         if self._reduced_everywhere(view, sources):
-            for other, graph in enumerate(self.made.graphs):
+            for other, graph in enumerate(self.result.graphs):
                 own = [
                     self.local[other, piece, view.buffer]
                     for piece, _ in sources
@@ -285,7 +294,7 @@ class _Writer:
         self.fetched[rank, view] = whole
 
     def _reduced_everywhere(self, view: View, sources: Sequence[Written]) -> bool:
-        """Does each rank have shares of exactly this box, and want all of it?"""
+        """True if each rank has partial sums of exactly this box and needs the whole."""
         ranks = {tuple(self.plan.ranks_of(piece)) for piece, _ in sources}
         return (
             self.plan.ranks > 1
@@ -304,8 +313,8 @@ class _Writer:
         interval: tuple[Fraction, Fraction],
         sources: Sequence[Written],
     ) -> list[Chosen]:
-        """(rank, piece) whose shares add up to that interval of the cell's value, the rank's own
-        where it can be.
+        """(rank, piece) pairs whose partial sums add up to that interval of the cell's value, the
+        rank's own where possible.
         """
         able = [
             ((other - rank) % self.plan.ranks, other, piece, written)
@@ -325,28 +334,28 @@ class _Writer:
                         return [(other, piece, written), *later]
             return None
 
-        found = rest(interval[0])
-        if found is None:
+        others = rest(interval[0])
+        if others is None:
             raise ModelError(
-                f"nothing that the plan computes adds up to the part {list(cell)} that rank {rank} "
-                "needs; split the op that writes it into parts of one kind"
+                f"no pieces of the plan add up to the part {list(cell)} that rank {rank} needs; "
+                "split the op that writes it into parts of one kind"
             )
-        return found
+        return others
 
     def _load(self, rank: int, owner: int, piece: Piece, written: View, cell: Box) -> Tensor:
-        """The cell of what a piece wrote on `owner`, on `rank`."""
-        made = self.local[owner, piece, written.buffer]
-        part = self._part(owner, made, written.box, cell)
+        """The cell of a piece's output on `owner`, as a tensor on `rank`."""
+        output = self.local[owner, piece, written.buffer]
+        part = self._part(owner, output, written.box, cell)
         if owner == rank:
             return part
-        here, there = self.made.graphs[rank], self.made.graphs[owner]
-        there.add("send", [part], [], {"remote_rank": rank, "tag": TAG}, "send")
+        here, there = self.result.graphs[rank], self.result.graphs[owner]
+        there.add("send", [part], [], {"remote_rank": rank, "tag": MESSAGE_TAG}, "send")
         received = self._temporary(rank, part.shape, part)
-        here.add("recv", [], [received], {"remote_rank": owner, "tag": TAG}, "recv")
+        here.add("recv", [], [received], {"remote_rank": owner, "tag": MESSAGE_TAG}, "recv")
         return received
 
     def _add_up(self, rank: int, parts: Sequence[Tensor], target: Tensor) -> None:
-        graph = self.made.graphs[rank]
+        graph = self.result.graphs[rank]
         if len(parts) == 1:
             graph.add("copy", parts, [target], {}, "copy")
             return
@@ -358,13 +367,13 @@ class _Writer:
 
 
 def _idle(graph: Graph) -> None:
-    """An op for a rank that a plan gives nothing to do, since an entry point has at least one."""
+    """Adds an op for a rank without work, because an entry point needs at least one."""
     begin, end = (graph.tensor((1,), fp32, arena="state") for _ in range(2))
     graph.add("copy", [begin], [end], {}, "idle")
 
 
 def _cells(box: Box, others: Sequence[Box]) -> Iterable[Box]:
-    """The box cut wherever one of the others begins or ends."""
+    """The box, cut wherever one of the others begins or ends."""
     sides = []
     for d, (begin, end) in enumerate(box):
         cuts = {begin, end}
@@ -374,20 +383,20 @@ def _cells(box: Box, others: Sequence[Box]) -> Iterable[Box]:
 
 
 def whole_of(graph: Graph, views: Sequence[tuple[View, np.ndarray]]) -> np.ndarray:
-    """A buffer of the one-device graph from parts that ranks hold, shares of values added up.
+    """A buffer of the one-device graph from the ranks' parts, with partial sums added up.
 
     Equal parts of several ranks count once.
     """
     buffer = views[0][0].buffer
     tensor = next(t for t in graph.tensors if t.buffer.id == buffer)
-    found = np.zeros(tensor.extents, views[0][1].dtype)
+    whole = np.zeros(tensor.extents, views[0][1].dtype)
     different = dict(views)
     for view, array in sorted(different.items(), key=lambda item: item[0].share == (0, 1)):
         box = tuple(slice(*side) for side in view.box)
-        found[box] = array if view.share == (0, 1) else found[box] + array
-    return found
+        whole[box] = array if view.share == (0, 1) else whole[box] + array
+    return whole
 
 
 def part_of(whole: np.ndarray, view: View) -> np.ndarray:
-    """What a rank holds of an array that is a buffer of the one-device graph."""
+    """A rank's part of an array that is a buffer of the one-device graph."""
     return whole[tuple(slice(*side) for side in view.box)]

@@ -1,10 +1,10 @@
-"""A graph in the form that is split: every operand in one shape, and what lasts apart from what
-this iteration writes.
+"""A graph in the form for splitting: every operand in one shape, and memory that survives an
+iteration separate from the memory that this iteration writes.
 
-Views make no node, and optimizers write parameters in place. Here a view of another shape becomes
-a node `reshape` on a tensor of its own, and a read of memory that the iteration writes later reads
-a twin: what the iteration before left. Each entry point that writes such memory has a version of
-its own. ark.parallel.transform.materialise updates twins.
+In a graph views are not nodes, and optimizers write parameters in place. Here a view of another
+shape becomes a node `reshape` with its own tensor, and a read of memory that the iteration writes
+later reads a twin, which holds the previous iteration's value. Each entry point that writes such
+memory has its own version. ark.parallel.transform.materialise updates twins.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ RESHAPE = "reshape"
 
 @dataclass(frozen=True)
 class Normal:
-    """graph: with the buffers of the one it was made of. twins: by a twin's buffer, the buffer of
-    that graph. versions: by a buffer that an iteration of a phase writes, (twin, phase).
+    """graph: with the buffers of the original graph. twins: for each twin's buffer the buffer of
+    that graph. versions: for each buffer that an iteration of a phase writes, (twin, phase).
     """
 
     graph: Graph
@@ -32,9 +32,9 @@ class Normal:
 
 
 def normal(graph: Graph) -> Normal:
-    """The graph in normal form; UnsupportedError where what lasts is written in parts.
+    """The graph in normal form; raises UnsupportedError if surviving memory is written in parts.
 
-    What cannot be split for another reason is refused by ParallelGraph.
+    ParallelGraph refuses everything else that cannot be split.
     """
     return _Normal(graph).run()
 
@@ -42,9 +42,9 @@ def normal(graph: Graph) -> Normal:
 class _Normal:
     def __init__(self, graph: Graph) -> None:
         self.nodes = [n for n in graph.nodes if not n.virtual]
-        self.made = Graph(graph.rank, graph.world_size)
-        self.made.buffers, self.made.tensors = list(graph.buffers), list(graph.tensors)
-        self.made.phases = graph.phases
+        self.result = Graph(graph.rank, graph.world_size)
+        self.result.buffers, self.result.tensors = list(graph.buffers), list(graph.tensors)
+        self.result.phases = graph.phases
         self.first: dict[tuple[int, int], int] = {}  # by phase and buffer
         self.writes: dict[tuple[int, int], list[Tensor]] = {}  # likewise
         self.phases: dict[int, set[int]] = {}  # that write a buffer
@@ -58,7 +58,7 @@ class _Normal:
     def run(self) -> Normal:
         for (
             tensor
-        ) in self.made.tensors:  # the first one on memory that lasts has the caller's shape
+        ) in self.result.tensors:  # the first one on surviving memory has the caller's shape
             if tensor.buffer.arena in LASTING:
                 self.extents.setdefault(tensor.buffer.id, tensor.extents)
         for number, node in enumerate(self.nodes):
@@ -77,19 +77,19 @@ class _Normal:
         for number, node in enumerate(self.nodes):
             inputs = tuple(self._input(number, node, t) for t in node.inputs)
             outputs = tuple(self._on(t, self._version(node, t.buffer)) for t in node.outputs)
-            self.made.nodes.append(
-                dataclasses.replace(node, id=len(self.made.nodes), inputs=inputs, outputs=outputs)
+            self.result.nodes.append(
+                dataclasses.replace(node, id=len(self.result.nodes), inputs=inputs, outputs=outputs)
             )
-        return Normal(self.made, self.twins, self.versions)
+        return Normal(self.result, self.twins, self.versions)
 
     def _reads_before(self, number: int, node: Node, buffer: Buffer) -> bool:
-        """Does the node read what an iteration before has left of memory that is written?"""
+        """True if the node reads a value of the previous iteration in memory that is written."""
         if buffer.arena not in LASTING or buffer.id not in self.phases:
             return False
         return number <= self.first.get((node.phase, buffer.id), len(self.nodes))
 
     def _twin(self, node: Node, tensor: Tensor) -> None:
-        """Sees to it that a buffer has a twin, and a version for each phase that writes it."""
+        """Ensures that a buffer has a twin, and a version for each phase that writes it."""
         buffer = tensor.buffer
         if buffer.id in self.twin_of:
             return
@@ -97,9 +97,10 @@ class _Normal:
             writes = self.writes[phase, buffer.id]
             if len(writes) != 1 or writes[0].shape != writes[0].extents:
                 raise UnsupportedError(
-                    f"{node.name} reads {tensor.name or 'memory'} that is later written in parts "
-                    "or more than once; in a graph that is split every op writes to memory of its "
-                    "own, and one op all of what lasts"
+                    f"{node.name} reads {tensor.name or 'memory'} that is later written in "
+                    "parts or more than once; in a graph that is split every op writes to its "
+                    "own memory, and memory that survives an iteration is written whole by one "
+                    "op"
                 )
         twin = self._another(buffer)
         self.twin_of[buffer.id] = twin.id
@@ -110,18 +111,18 @@ class _Normal:
             self.version_of[buffer.id, phase] = version
 
     def _another(self, buffer: Buffer) -> Buffer:
-        made = self.made.buffer(buffer.arena, buffer.nbytes, name=buffer.name)
-        self.extents[made.id] = self.extents[buffer.id]
-        return made
+        copy = self.result.buffer(buffer.arena, buffer.nbytes, name=buffer.name)
+        self.extents[copy.id] = self.extents[buffer.id]
+        return copy
 
     def _version(self, node: Node, buffer: Buffer) -> Buffer:
-        """What the node's phase writes of a buffer. UnsupportedError where several phases write
-        memory of which nobody reads what was there.
+        """The buffer for the phase's writes of a buffer. Raises UnsupportedError if several phases
+        write memory whose previous value is not read.
         """
         if len(self.phases.get(buffer.id, ())) > 1 and buffer.id not in self.twin_of:
             raise UnsupportedError(
-                f"{node.name} writes memory that another entry writes too and none reads; in a "
-                "graph that is split an entry writes to memory of its own"
+                f"{node.name} writes memory that another entry point writes too and none reads; "
+                "in a graph that is split each entry point writes to its own memory"
             )
         return self.version_of.get((buffer.id, node.phase), buffer)
 
@@ -133,7 +134,7 @@ class _Normal:
     def _input(self, number: int, node: Node, tensor: Tensor) -> Tensor:
         buffer = tensor.buffer
         if self._reads_before(number, node, buffer):
-            tensor = self._on(tensor, self.made.buffers[self.twin_of[buffer.id]])
+            tensor = self._on(tensor, self.result.buffers[self.twin_of[buffer.id]])
         elif buffer.id in self.phases:
             tensor = self._on(tensor, self._version(node, buffer))
         if tensor.extents != self.extents[tensor.buffer.id]:
@@ -151,22 +152,22 @@ class _Normal:
                     tensor, shape=extents, extents=extents, offsets=zeros, padded=extents
                 )
             )
-            made = self.made.tensor(tensor.extents, tensor.dtype, name=tensor.name)
+            reshaped = self.result.tensor(tensor.extents, tensor.dtype, name=tensor.name)
             scope = node.name.rpartition(".")[0]
-            self.made.nodes.append(
+            self.result.nodes.append(
                 Node(
-                    len(self.made.nodes),
+                    len(self.result.nodes),
                     RESHAPE,
                     f"{scope}.{RESHAPE}" if scope else RESHAPE,
                     (whole,),
-                    (made,),
+                    (reshaped,),
                     phase=node.phase,
                 )
             )
-            self.shaped[key] = made
+            self.shaped[key] = reshaped
         return self._add(dataclasses.replace(tensor, buffer=self.shaped[key].buffer))
 
     def _add(self, tensor: Tensor) -> Tensor:
-        made = dataclasses.replace(tensor, id=len(self.made.tensors))
-        self.made.tensors.append(made)
-        return made
+        copy = dataclasses.replace(tensor, id=len(self.result.tensors))
+        self.result.tensors.append(copy)
+        return copy

@@ -1,5 +1,5 @@
-"""The primitives of parallel plans: op_trans splits an op, op_assign says where it runs, op_order
-what comes first. What moves between ranks follows (ark.parallel.transform.materialise).
+"""The primitives of parallel plans: op_trans splits an op, op_assign sets its ranks, op_order its
+order. Communication follows from these (ark.parallel.transform.materialise).
 
 After nnScaler (Lin et al., OSDI 2024). A piece is an op, or a part of one, with views of the
 logical tensors that it reads and writes; every plan is legal by construction or refused here.
@@ -23,9 +23,9 @@ from ark.parallel.transform.views import View, meeting
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A part of a node: which views it reads, and which it writes. Pieces are known by identity.
+    """A part of a node: the views that it reads and writes. Pieces are compared by identity.
 
-    others: what an op of several outputs, which is not split, writes beside the first.
+    others: outputs after the first, of an op that is not split.
     """
 
     node: Node
@@ -41,7 +41,7 @@ class Piece:
 
 
 def view_of(tensor: Tensor) -> View:
-    """The part of its buffer that a tensor is."""
+    """The view of its buffer that a tensor covers."""
     ends = zip(tensor.offsets, tensor.shape, strict=True)
     return View(tensor.buffer.id, tuple((begin, begin + size) for begin, size in ends))
 
@@ -49,19 +49,19 @@ def view_of(tensor: Tensor) -> View:
 class ParallelGraph:
     """A one-device graph on its way to several ranks, in normal form (`graph`).
 
-    Pieces are made of nodes by `op_trans`, replicated and given to ranks by `op_assign`, put in
-    order by `op_order`. `ranks` is how many there are.
+    `op_trans` splits nodes into pieces, `op_assign` assigns them to ranks, one or several each,
+    `op_order` orders them. `ranks` is the number of ranks.
     """
 
     def __init__(self, graph: Graph, ranks: int) -> None:
         if ranks < 1:
-            raise InvalidUsageError(f"a plan for {ranks} ranks was asked for; give at least 1")
+            raise InvalidUsageError(f"ranks={ranks} must be at least 1")
         if graph.world_size != 1:
             raise InvalidUsageError(
-                f"the graph is one of {graph.world_size} ranks; write the model for one device"
+                f"the graph is for {graph.world_size} ranks; write the model for one device"
             )
-        made = normal(graph)
-        self.graph, self.twins, self.versions = made.graph, made.twins, made.versions
+        form = normal(graph)
+        self.graph, self.twins, self.versions = form.graph, form.twins, form.versions
         self.ranks, self.carried = ranks, carried(self.nodes)
         self._pieces: dict[int, list[Piece]] = {}
         self._at: dict[Piece, list[int]] = {}
@@ -71,22 +71,23 @@ class ParallelGraph:
         for node in self.nodes:
             if not node.outputs:
                 raise UnsupportedError(
-                    f"{node.name} has no output; a graph that is split has ops that make something"
+                    f"{node.name} has no output; in a graph that is split every op has one"
                 )
             for tensor in (*node.inputs, *node.outputs):
                 if extents.setdefault(tensor.buffer.id, tensor.extents) != tensor.extents:
                     raise UnsupportedError(
-                        f"{node.name} sees {tensor.name or 'a tensor'} in the shape "
-                        f"{list(tensor.extents)}, another op in {list(extents[tensor.buffer.id])}; "
-                        "a tensor that is split is seen in one shape, so copy it"
+                        f"{node.name} reads {tensor.name or 'a tensor'} in the shape "
+                        f"{list(tensor.extents)}, another op in "
+                        f"{list(extents[tensor.buffer.id])}; a tensor that is split has one "
+                        "shape, so copy it"
                     )
             written_views = tuple(view_of(t) for t in node.outputs)
             for view in written_views:
                 for other, earlier in written.get(view.buffer, []):
                     if earlier.meets(view):
                         raise UnsupportedError(
-                            f"{node.name} writes to the memory of {other.name}; in a graph that is "
-                            "split every op writes to memory of its own"
+                            f"{node.name} writes to the memory of {other.name}; in a graph that "
+                            "is split every op writes to its own memory"
                         )
                 written.setdefault(view.buffer, []).append((node, view))
             views = tuple(view_of(t) for t in node.inputs)
@@ -104,15 +105,16 @@ class ParallelGraph:
         return [node for node in self.graph.nodes if not node.virtual]
 
     def pieces(self, node: Node) -> list[Piece]:
-        """What a node has been split into: one piece at first."""
+        """The pieces of a node: one piece at first."""
         return list(self._pieces[node.id])
 
     def op_trans(self, piece: Piece, letter: str, parts: int) -> list[Piece]:
         """Splits a piece along a letter of its annotation; the parts take its place.
 
-        InvalidUsageError with the reason where it cannot be: no such letter, one that must stay
-        whole, or a size that `parts` does not divide. UnsupportedError for ops without annotation.
-        Along "+" an op is split into shares of what comes to it in shares (carried.py).
+        Raises InvalidUsageError with the reason if it cannot be split: no such letter, one that
+        must stay whole, or a size that is not divisible by `parts`. UnsupportedError for ops
+        without annotation. Along "+" an op is split into partial sums of operands that are partial
+        sums (carried.py).
         """
         self._known(piece)
         through = self.carried.get(piece.node.id, {}).get(letter, frozenset())
@@ -128,10 +130,10 @@ class ParallelGraph:
             raise InvalidUsageError(f"{where} needs all elements along {letter} at once")
         if parts < 1 or sizes[letter] % parts:
             raise InvalidUsageError(
-                f"{where} cannot be split into {parts} equal parts along {letter}, which has "
-                f"{sizes[letter]} elements; use a divisor"
+                f"{where} has {sizes[letter]} elements along {letter}, which is not divisible "
+                f"by {parts}; use a divisor"
             )
-        made = []
+        split = []
         for index in range(parts):
             cut = [
                 view.cut(letters.index(letter), index, parts) if letter in letters else view
@@ -142,72 +144,73 @@ class ParallelGraph:
             if letter in annotation.summed or letter == VALUE:
                 cut[-1] = cut[-1].partial(index, parts)
             inputs = tuple(cut[:-1])
-            made.append(dataclasses.replace(piece, inputs=inputs, output=cut[-1]))
+            split.append(dataclasses.replace(piece, inputs=inputs, output=cut[-1]))
         kept = self._pieces[piece.node.id]
         at = kept.index(piece)
-        self._pieces[piece.node.id] = [*kept[:at], *made, *kept[at + 1 :]]
+        self._pieces[piece.node.id] = [*kept[:at], *split, *kept[at + 1 :]]
         self._at.pop(piece, None)
-        return made
+        return split
 
     def op_assign(self, piece: Piece, *ranks: int) -> None:
-        """The ranks that compute a piece, each all of it."""
+        """Sets the ranks that compute a piece, each all of it."""
         self._known(piece)
         if not ranks or len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(self.ranks)):
             raise InvalidUsageError(
-                f"{piece.node.name} is given to the ranks {list(ranks)}; name some of 0 to "
-                f"{self.ranks - 1}, each once"
+                f"{piece.node.name} cannot be assigned to ranks {list(ranks)}; name some of 0 "
+                f"to {self.ranks - 1}, each once"
             )
         self._at[piece] = list(ranks)
 
     def op_order(self, first: Piece, then: Piece) -> None:
-        """`first` comes before `then` on the ranks that compute both.
+        """`first` runs before `then` on the ranks that compute both.
 
-        InvalidUsageError where they belong to different entry points, which do not meet.
+        Raises InvalidUsageError if they belong to different entry points, which are never ordered.
         """
         self._known(first)
         self._known(then)
         if first.node.phase != then.node.phase:
             raise InvalidUsageError(
-                f"{first.node.name} and {then.node.name} belong to different entry points, which "
-                "run one after the other; put pieces of one entry in order"
+                f"{first.node.name} and {then.node.name} belong to different entry points, "
+                "which run one after the other; order pieces of one entry point"
             )
         self._orders.setdefault(then, []).append(first)
 
     def op_copy(self, node: Node) -> Node:
-        """A copy of a node's result, which everybody who reads that reads instead.
+        """A copy of a node's result, which all its readers read instead.
 
-        It is one piece, on no rank yet. UnsupportedError for results that last.
+        It is one piece without ranks. Raises UnsupportedError for results that survive an
+        iteration.
         """
         out = node.outputs[0]
         if out.buffer.arena != "activation":
             raise UnsupportedError(
-                f"the result of {node.name} lasts, and what lasts is written by one op; copy "
-                "something before it"
+                f"the result of {node.name} survives an iteration, and such memory is written "
+                "by one op; copy an operand of it instead"
             )
-        made = self.graph.tensor(out.extents, out.dtype, name=out.name)
+        copied = self.graph.tensor(out.extents, out.dtype, name=out.name)
         zeros = (0,) * len(out.extents)
         whole = dataclasses.replace(
             out, shape=out.extents, offsets=zeros, padded=out.extents, id=len(self.graph.tensors)
         )
         self.graph.tensors.append(whole)
         number = 1 + max(n.id for n in self.graph.nodes)
-        copy = Node(number, "copy", f"{node.name}.copy", (whole,), (made,), phase=node.phase)
+        copy = Node(number, "copy", f"{node.name}.copy", (whole,), (copied,), phase=node.phase)
         pieces: dict[int, list[Piece]] = {}
         nodes: list[Node] = []
         for other in self.graph.nodes:
-            moved = self._reading(other, out.buffer, made.buffer)
+            moved = self._reading(other, out.buffer, copied.buffer)
             nodes.append(moved)
             if other.id in self._pieces:
                 pieces[other.id] = self._pieces[other.id]
             if other.id == node.id:
                 nodes.append(copy)
                 views = (view_of(whole),)
-                pieces[number] = [Piece(copy, views, view_of(made), annotate(copy))]
+                pieces[number] = [Piece(copy, views, view_of(copied), annotate(copy))]
         self.graph.nodes, self._pieces = nodes, pieces
         return copy
 
     def _reading(self, node: Node, old: Buffer, new: Buffer) -> Node:
-        """The node, and its pieces, reading another buffer instead of one."""
+        """The node, and its pieces, with one buffer replaced by another in their reads."""
         if all(t.buffer.id != old.id for t in node.inputs):
             return node
         inputs = tuple(
@@ -230,16 +233,16 @@ class ParallelGraph:
         return moved
 
     def ranks_of(self, piece: Piece) -> list[int]:
-        """Where a piece runs; ModelError if nobody has said it."""
+        """The ranks of a piece; raises ModelError if none are set."""
         if piece not in self._at:
             raise ModelError(
-                f"{piece.node.name} has a piece {list(piece.output.box)} that no rank computes; "
+                f"{piece.node.name} has a piece {list(piece.output.box)} without ranks; "
                 "op_assign it"
             )
         return self._at[piece]
 
     def producers(self, view: View) -> list[Piece]:
-        """The pieces that write what a view reads."""
+        """The pieces that write a part of the view."""
         return [
             p
             for pieces in self._pieces.values()
@@ -248,15 +251,16 @@ class ParallelGraph:
         ]
 
     def earlier(self, piece: Piece) -> list[Piece]:
-        """What a piece was put after by op_order."""
+        """The pieces that op_order put before this one."""
         return list(self._orders.get(piece, ()))
 
     def in_order(self) -> list[Piece]:
-        """All pieces, each after what it reads and what was put before it; program order otherwise.
+        """All pieces, each after its producers and the pieces ordered before it; otherwise in
+        program order.
 
-        ModelError naming the circle if they wait for each other.
+        Raises ModelError with the cycle if they wait for each other.
         """
-        pieces = [piece for found in self._pieces.values() for piece in found]
+        pieces = [piece for pieces_of in self._pieces.values() for piece in pieces_of]
         number = {piece: i for i, piece in enumerate(pieces)}
         writes: dict[int, list[tuple[View, int]]] = {}
         readers: dict[tuple[int, int], list[tuple[View, int]]] = {}
@@ -268,21 +272,21 @@ class ParallelGraph:
                     readers.setdefault((view.buffer, piece.node.phase), []).append((view, i))
         before: dict[int, set[int]] = {}
         for i, piece in enumerate(pieces):
-            found = {n for v in piece.inputs for w, n in writes.get(v.buffer, ()) if w.meets(v)}
-            found |= {number[p] for p in self.earlier(piece)}
-            for view in piece.written:  # readers of what was there, which this one writes over
+            pieces_of = {n for v in piece.inputs for w, n in writes.get(v.buffer, ()) if w.meets(v)}
+            pieces_of |= {number[p] for p in self.earlier(piece)}
+            for view in piece.written:  # readers of the previous value, which this one overwrites
                 for read, n in readers.get(self.versions.get(view.buffer, (-1, 0)), ()):
                     if meeting(read.box, view.box):
-                        found.add(n)
-            before[i] = found - {i}
+                        pieces_of.add(n)
+            before[i] = pieces_of - {i}
         sorter = TopologicalSorter(before)
         try:
             sorter.prepare()
         except CycleError as error:
             names = " before ".join(pieces[i].node.name for i in error.args[1])
             raise ModelError(
-                f"the plan goes round in a circle: {names}; data already orders some of these, so "
-                "leave an op_order away"
+                f"the plan has a cycle: {names}; data already orders some of these, so omit an "
+                "op_order"
             ) from None
         order: list[Piece] = []
         ready = list(sorter.get_ready())
@@ -298,6 +302,6 @@ class ParallelGraph:
     def _known(self, piece: Piece) -> None:
         if all(piece is not p for p in self._pieces.get(piece.node.id, ())):
             raise InvalidUsageError(
-                f"the piece of {piece.node.name} is none of this plan any more: it was split, or "
-                "is another plan's"
+                f"the piece of {piece.node.name} is not in this plan: it was split, or belongs "
+                "to another plan"
             )

@@ -1,7 +1,7 @@
-"""Views: which part of a logical tensor an operand is, as a box and as a share of its value.
+"""Views: the part of a logical tensor that an operand is, as a box and as a share of its value.
 
 A share (index, count) is one of `count` partial tensors that add up to the whole. Two views of a
-tensor depend on each other where their boxes and the intervals of their shares both meet.
+tensor conflict if their boxes overlap and the intervals of their shares overlap.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class View:
         )
 
     def meets(self, other: View) -> bool:
-        """Do they depend on each other?"""
+        """True if the views overlap in box and share."""
         if self.buffer != other.buffer:
             return False
         (index, count), (place, parts) = self.share, other.share  # intervals, without fractions
@@ -57,11 +57,11 @@ class View:
 
 
 def meeting(a: Box, b: Box) -> Box | None:
-    """The box that two boxes share, or None."""
-    made = []
+    """The intersection of two boxes, or None."""
+    bounds = []
     for (p, q), (r, s) in zip(a, b, strict=True):
         begin, end = max(p, r), min(q, s)
         if begin >= end:
             return None
-        made.append((begin, end))
-    return tuple(made)
+        bounds.append((begin, end))
+    return tuple(bounds)

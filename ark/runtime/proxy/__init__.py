@@ -1,9 +1,8 @@
-"""The proxy: a native thread of the host that serves a device's FIFO (proxy.h says how).
+"""The proxy: a native thread of the host that serves a device's FIFO (see proxy.h).
 
-It is compiled with the host's C++ compiler, once for each kind of device; the Python module around
-it once for all. An executor holds one.
+It is compiled with the host's C++ compiler, once for each kind of device. An executor owns one.
 
-It needs pybind11 and a compiler; without them everything but the engines `dma` and `nic` works.
+It needs pybind11 and a compiler; without them only the engines `dma` and `nic` are unavailable.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from ark.runtime.extension import extension, module_object
 
 MODULE = ("module.cpp", "bound.h")
 FILES = ("bound.cpp", "bound.h", "proxy.h", "driver_copies.h", "ucx.h")
-REMEDY = "or leave the engines `dma` and `nic` out"
+REMEDY = "or plan without the engines `dma` and `nic`"
 
 
 @cache
 def has_ucx(command: tuple[str, ...]) -> bool:
-    """Can the compiler make programs with UCX (its headers and libucp)?"""
+    """True if the compiler can build programs with UCX (its headers and libucp)."""
     text = "#include <ucp/api/ucp.h>\nint main() { ucp_get_version_string(); }\n"
     try:
         native.shared_library(command, {"ucx.cpp": text}, ("-fPIC", "-lucp", "-lucs"), "a probe")
@@ -47,7 +46,9 @@ _building = threading.Lock()
 
 
 def _module(header: str) -> ModuleType:
-    """The compiled module with a vendor's copies.h; SystemError with what is missing."""
+    """The compiled module with a vendor's copies.h. Raises SystemError with the missing
+    component.
+    """
     with _building:  # ranks may be threads
         return _built(header)
 
@@ -69,10 +70,10 @@ def _built(header: str) -> ModuleType:
     folder = resources.files("ark.runtime.proxy")
     texts = {name: folder.joinpath(name).read_text() for name in {*MODULE, *FILES}}
     network = ("-DARK_UCX", "-lucp", "-lucs") if has_ucx(command) else ()
-    # Python loads a module of one name once: each vendor's has its own.
+    # Python loads a module of one name once, so each vendor's has its own name.
     name = f"ark_proxy_{hashlib.sha256(header.encode()).hexdigest()[:12]}"
     options = ("-pthread", f"-DARK_MODULE={name}", *network, "-ldl")
-    # UCX would write on standard output, which is the user's; its errors are raised here.
+    # UCX would write to standard output, which belongs to the user; its errors are raised here.
     os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
     try:
         binding = module_object(
@@ -89,14 +90,16 @@ def _built(header: str) -> ModuleType:
 
 
 class Proxy:
-    """The proxy of one executor, and its FIFO. Close it before what it copies is freed."""
+    """The proxy of one executor, and its FIFO. Close it before the memory it copies is freed."""
 
     def __init__(self, device: Device, abort: int) -> None:
-        """abort: host address of the word that makes the kernel leave. SystemError if it cannot."""
+        """abort: host address of the word that makes the kernel leave. Raises SystemError on
+        failure.
+        """
         if not isinstance(device, ProxiedDevice):
             raise SystemError(
-                f"the device {device.arch} has no copies that a proxy could start; plan with "
-                "another engine than `dma`"
+                f"devices of {device.arch} do not let the host start copies; plan with another "
+                "engine than `dma`"
             )
         copies: Copies = device.copies()
         module = _module(copies.header)
@@ -111,18 +114,20 @@ class Proxy:
             )
         except RuntimeError as error:
             device.free(self.fifo)
-            raise SystemError(f"the proxy cannot be made: {error}") from error
+            raise SystemError(f"the proxy cannot be started: {error}") from error
 
     def allow(self, address: int, nbytes: int) -> None:
-        """Memory that triggers may name: all else makes the launch fail."""
+        """Registers memory that triggers may name; any other address makes the launch fail."""
         self._proxy.allow(address, nbytes, -1, 0)
 
     def network(self, memory: Memory) -> dict[str, Any]:
-        """Registers memory for peers on other hosts: what they need to reach it, as JSON."""
+        """Registers memory for peers on other hosts; returns, as JSON, the data they need to reach
+        it.
+        """
         if not self._proxy.has_network():
             raise SystemError(
-                "ranks on other hosts are reached by UCX, whose headers and libraries were not "
-                "found; install them (`apt install libucx-dev`) on every host"
+                "ranks on other hosts need UCX, whose headers and libraries were not found; "
+                "install them (`apt install libucx-dev`) on every host"
             )
         try:
             address, key = self._proxy.network(memory.address, memory.nbytes)
@@ -136,11 +141,18 @@ class Proxy:
         }
 
     def connect(self, rank: int, peer: dict[str, Any] | None) -> Memory:
-        """Reaches a peer's memory: addresses that stand for it, which only the proxy may use."""
+        """Connects to a peer's memory. Returns a range of addresses that stands for it, which only
+        the proxy may use.
+        """
         if peer is None:
-            raise SystemError(f"rank {rank} is on another host and offers no way to its memory")
+            raise SystemError(
+                f"rank {rank} is on another host and did not register its memory with UCX; "
+                "install UCX on every host"
+            )
         nbytes = int(peer["nbytes"])
-        place = mmap.mmap(-1, nbytes, prot=mmap.PROT_READ)  # taken, so that nothing else lies there
+        place = mmap.mmap(
+            -1, nbytes, prot=mmap.PROT_READ
+        )  # reserved, so that no other memory gets these addresses
         view = np.frombuffer(place, np.uint8)
         self._places.append(view)
         address = int(view.ctypes.data)
@@ -150,21 +162,23 @@ class Proxy:
         except RuntimeError as error:
             raise SystemError(
                 f"rank {rank} cannot be reached: {error}; `ucx_info -d` lists the transports of "
-                "each host, of which UCX_TLS and UCX_NET_DEVICES must leave both one in common; "
-                "UCX_LOG_LEVEL=error says more"
+                "each host, UCX_TLS and UCX_NET_DEVICES must allow one that both have; "
+                "UCX_LOG_LEVEL=error prints details"
             ) from error
         self._proxy.allow(address, nbytes, rank, int(peer["begin"]))
         return Memory(address, nbytes, "symmetric", None, owned=False)
 
     def drain(self, count: int, timeout_s: float) -> None:
-        """Waits until so many triggers have been served, or it has failed, or the time is up."""
+        """Waits until the given number of triggers has been served, it has failed, or the time is
+        up.
+        """
         end = time.monotonic() + timeout_s
         while self.served() != count and not self.error() and time.monotonic() < end:
             self._proxy.wake()
             time.sleep(1e-4)
 
     def restart(self) -> None:
-        """Begins anew with an empty FIFO; nothing may be running on the device."""
+        """Starts again with an empty FIFO; nothing may run on the device."""
         self._proxy.stop()
         assert self.fifo.host is not None
         self.fifo.host[:] = 0
@@ -177,19 +191,19 @@ class Proxy:
             ) from error
 
     def wake(self) -> None:
-        """A launch begins: looks at once, and often."""
+        """A launch begins: poll at once, and often."""
         self._proxy.wake()
 
     def error(self) -> str:
-        """What stopped it, if anything did."""
+        """The error that stopped it, or empty."""
         return str(self._proxy.error())
 
     def served(self) -> int:
-        """Triggers served since it began."""
+        """Triggers served since it started."""
         return int(self._proxy.served())
 
     def rests(self) -> int:
-        """How often it slept because there was nothing to do."""
+        """How many times it slept because there was nothing to do."""
         return int(self._proxy.rests())
 
     def close(self) -> None:

@@ -353,9 +353,9 @@ def test_a_named_backend_without_devices_says_why() -> None:
 
 def test_models_are_models() -> None:
     for wrong in ("x", 3, object()):
-        with pytest.raises(ark.InvalidUsageError, match="model is expected"):
+        with pytest.raises(ark.InvalidUsageError, match="expected a model"):
             ark.set_model(wrong)
-        with pytest.raises(ark.InvalidUsageError, match="model is expected"), ark.use_model(wrong):
+        with pytest.raises(ark.InvalidUsageError, match="expected a model"), ark.use_model(wrong):
             pass
     outer = ark.current_model()
     with ark.use_model(None) as inner:

@@ -38,8 +38,8 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "a device that is no number": ("the device", lambda: ark.Runtime().launch(device_id="0")),
     "an empty plan": ("the plan is {}", lambda: ark.Runtime().launch(plan={})),  # type: ignore
     "a plan's text": ("the plan is", lambda: ark.Runtime().launch(plan="{}")),  # type: ignore
-    "a stream that is a word": ("the stream is 'x'", lambda: ark.Runtime().launch(stream="x")),
-    "a stream that is a number": ("the stream is 7", lambda: ark.Runtime().launch(stream=7)),
+    "a stream that is a word": ("stream='x'", lambda: ark.Runtime().launch(stream="x")),
+    "a stream that is a number": ("stream=7", lambda: ark.Runtime().launch(stream=7)),
 }
 
 
@@ -55,7 +55,7 @@ def test_launches_with_what_is_not_there(name: str) -> None:
 def test_a_stream_is_an_object_that_can_be_waited_for(call: str) -> None:
     runtime, x, _ = launched([4])
     data = [] if call in ("to_numpy", "eval") else [np.zeros(4, np.float32)]
-    with runtime, pytest.raises(InvalidUsageError, match="the stream is 'x'"):
+    with runtime, pytest.raises(InvalidUsageError, match="stream='x'"):
         getattr(x, call)(*data, stream="x")
 
     class Stream:

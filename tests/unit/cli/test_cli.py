@@ -135,8 +135,8 @@ def test_a_prompt_in_a_locale_that_is_not_utf8s() -> None:
     ("script", "words"),
     [
         ("echo 'loop.cpp:3: this machine has no C++' >&2; exit 1", "this machine has no C++"),
-        ("exit 3", "ended with code 3 and made nothing"),
-        ("exit 0", "ended with code 0 and made nothing"),
+        ("exit 3", "exited with code 3, without output or result"),
+        ("exit 0", "exited with code 0, without output or result"),
         ("kill -9 $$", "signal 9 (SIGKILL)"),
     ],
 )
@@ -257,7 +257,7 @@ def test_emit_refuses_a_plan_of_another_vendor(
     argv = ["emit", str(plan_file), "--backend", backend, *extra, "-o", str(tmp_path / "out")]
     assert main([*argv, "--binary"]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "the plan was made for cpu-2" in said and "make it again by `ark plan --machine`" in said
+    assert "the plan was made for cpu-2" in said and "plan again with `ark plan --machine`" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -347,7 +347,7 @@ def test_cache_clear(
     [
         (["generate", "/nowhere", "--prompt", "x"], "/nowhere does not exist"),
         (["generate", NOAH, "--prompt", "", "--backend", "cpu"], ""),
-        (["generate", NOAH, "--prompt", "x", "--backend", "tpu"], "no backend is called 'tpu'"),
+        (["generate", NOAH, "--prompt", "x", "--backend", "tpu"], "backend 'tpu' is not installed"),
         (["generate", NOAH, "--prompt", "x", "--temperature", "-1"], "temperature is -1.0"),
         (["generate", NOAH, "--prompt", "x", "--temperature", "nan"], "temperature is nan"),
         (["generate", NOAH, "--prompt", "x", "--context", "9999"], "allows 1 to 512"),
@@ -357,7 +357,7 @@ def test_cache_clear(
         (["generate", NOAH, "--prompt", "x", "--device", "7"], "no CPU device 7"),
         (["generate", NOAH, "--prompt", "x", "--budget", "0"], "budget is 0"),
         (["plan", NOAH], "--machine"),
-        (["plan", NOAH, "--machine", "abacus"], "no machine model is called 'abacus'"),
+        (["plan", NOAH, "--machine", "abacus"], "the machine model 'abacus' does not exist"),
         (["plan", "/nowhere/at/all", "--machine", "cpu-1"], "/nowhere/at/all does not exist"),
         (["plan", "gpt-9", "--machine", "cpu-1"], "gpt-9"),
         (["emit", "/nowhere.json", "--backend", "cpu", "-o", "/tmp/x"], "cannot be read"),
@@ -405,7 +405,7 @@ def test_a_backend_without_a_device_says_why(capsys: pytest.CaptureFixture[str])
             continue
         text = refused(capsys, "generate", NOAH, "--prompt", "x", "--backend", name)
         assert f"the backend {name!r} has no usable device: " in text
-        assert "to mend it: " in text
+        assert "to fix it: " in text
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_a_plan_of_another_model_is_refused(
     other = make_checkpoint(tmp_path / "other")
     capsys.readouterr()
     argv = ["generate", str(other), "--backend", "cpu", "--prompt", "x", "--plan", str(plan_file)]
-    assert "the plan is not one of this checkpoint" in refused(capsys, *argv)
+    assert "the plan does not match this checkpoint" in refused(capsys, *argv)
 
 
 def test_debug_shows_the_traceback() -> None:

@@ -105,7 +105,7 @@ def test_refuses_what_is_out_of_range():
         ({"divide": 0}, "divides"),
         ({"divide": 3}, "combines a value that is already divided|must hold|divided"),
         ({"srcs": (Span("in", 0),)}, "does not fit"),
-        ({"route": ("g0", "g1")}, "only puts travel"),
+        ({"route": ("g0", "g1")}, "only puts have one"),
     ):
         refuse(with_ops(program, edit(0, reduce, **fields)), says)
 
@@ -117,7 +117,7 @@ def test_refuses_headers_that_contradict():
         ({"ranks": 4}, "lists 3 ranks"),
         ({"pieces": 0}, "at least 1"),
         ({"root": 0}, "cannot have the root"),
-        ({"reduction": "median"}, "no reduction"),
+        ({"reduction": "median"}, "does not exist"),
         ({"buffers": buffers[:1]}, "no buffer out|does not exist"),
         ({"buffers": (*buffers, buffers[2])}, "same name"),
         ({"buffers": (Buffer("in", Role.IN, 9), *buffers[1:])}, "does not fit"),

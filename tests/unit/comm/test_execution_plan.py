@@ -205,7 +205,7 @@ def test_what_exceeds_the_executor_is_refused() -> None:
     for i in range(1999):
         b.copy(0, Span("scratch", i), Span("scratch", i + 1))
     b.copy(0, Span("scratch", 1999), Span(OUT, 0))
-    with pytest.raises(UnsupportedError, match="msccl\\+\\+ allows"):
+    with pytest.raises(UnsupportedError, match="MSCCL\\+\\+ allows"):
         to_execution_plan(b.build())
 
 

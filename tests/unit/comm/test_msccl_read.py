@@ -99,7 +99,7 @@ BAD = {
     "no such step": (ring(2).replace('type="s"', 'type="jump"'), "jump"),
     "a receive without a send": (ring(2).replace('type="s"', 'type="nop"'), "never ends"),
     "waits for itself": (ring(2).replace('depid="-1" deps="-1"', 'depid="0" deps="0"'), "never"),
-    "waits for nobody": (ring(2).replace('depid="-1"', 'depid="7"'), "no thread block 7"),
+    "waits for nobody": (ring(2).replace('depid="-1"', 'depid="7"'), "block 7, which does not"),
     "lengths differ": (ring(2).replace('type="s" srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" '
                                        'cnt="1"', 'type="s" srcbuf="i" srcoff="0" dstbuf="i" '
                                        'dstoff="0" cnt="2"'), "were sent"),

@@ -360,7 +360,7 @@ BAD_SKETCHES = {
     ),
     "symmetry": ({"symmetry_offsets": [[4, 2]]}, "0 < offset < group"),
     "chunkup": ({"hyperparameters": {"input_chunkup": 10**9}}, "chunkup: Expected .int. <= 1024"),
-    "size": ({"hyperparameters": {"input_size": "1X"}}, "not understood"),
+    "size": ({"hyperparameters": {"input_size": "1X"}}, "not valid"),
 }
 
 
@@ -412,7 +412,7 @@ def test_bad_calls_give_one_sentence():
     topology = load("ring4")
     for arguments, says in (
         ({"collective": "broadcast"}, "cannot do broadcast"),
-        ({"collective": "sum"}, "no collective is called 'sum'"),
+        ({"collective": "sum"}, "the collective 'sum' does not exist"),
         ({"time_limit_s": 0}, "time limit"),
         ({"size_bytes": 0}, "size"),
         ({"reduction": "adasum", "collective": "all_reduce"}, "not by adasum"),

@@ -239,7 +239,7 @@ def test_experts_have_two_names() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"layer_types": ["full_attention"]}, "3 layers and says of 1"),
+        ({"layer_types": ["full_attention"]}, "3 layers, but attention windows for 1"),
         ({"layer_types": ["linear_attention"] * 3}, "layer_types should be a list"),
         ({"layer_types": "full_attention"}, "layer_types should be a list"),
         ({"use_sliding_window": False}, "give no window"),

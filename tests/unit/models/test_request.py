@@ -65,7 +65,7 @@ def test_a_chunk_beyond_the_context_is_said(capsys: pytest.CaptureFixture[str]) 
     assert (choose_chunk(None, 8, 16), choose_chunk(8, 8, 16)) == (8, 8)
     assert not capsys.readouterr().err
     assert choose_chunk(9, 8, 16) == 8
-    assert "9 prompt tokens is more than the context of 8" in capsys.readouterr().err
+    assert "chunk=9 exceeds the context of 8" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

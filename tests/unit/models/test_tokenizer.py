@@ -164,7 +164,10 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"\n")
     with pytest.raises(UnsupportedError, match=r"tokenizer\.model"):
         Tokenizer.open(tmp_path)
-    for content, words in (("{", "not valid JSON"), ('{"version": "9"}', "not a tokenizer")):
+    for content, words in (
+        ("{", "not valid JSON"),
+        ('{"version": "9"}', "cannot be read by the tokenizers package"),
+    ):
         (tmp_path / "tokenizer.json").write_text(content)
         with pytest.raises(ModelError, match=words):
             Tokenizer.open(tmp_path)

@@ -386,7 +386,7 @@ def test_gradients_are_refused_by_name_or_another_custom_op() -> None:
     )
     ark.init(backend="cpu")
     x, w = ark.tensor([7, 12]), ark.tensor([12])
-    words = r"custom op 'scale' .* has no gradient: give custom_op another op by backward="
+    words = r"custom op 'scale' .* has no gradient: pass its gradient op as custom_op\(backward="
     with pytest.raises(UnsupportedError, match=words):
         ark.grad(ark.reduce_sum(custom.scale()(x, w), 0), [x], ark.tensor([1, 12]))
     ark.init(backend="cpu")

@@ -161,7 +161,7 @@ def test_optimizer_memory_is_divided() -> None:
     np.testing.assert_allclose(result(plan)["w"], result(started("adam"))["w"], rtol=1e-12)
     with pytest.raises(ModelError, match="cannot be kept in slices"):
         coconet.as_slice(product(), "x.0", 0)
-    with pytest.raises(ModelError, match="nothing that the graph reads"):
+    with pytest.raises(ModelError, match="the graph reads no tensor"):
         coconet.as_slice(plan, "nobody")
 
 

@@ -142,8 +142,8 @@ def test_layouts_print_as_they_are_read() -> None:
     [
         ((64, 64), "R1V4D1,1", "R1V2D1,1", InvalidUsageError, "over 4 devices"),
         ((64, 6), "R1V4D1,1", "R1V1D1,4", InvalidUsageError, "use a divisor of 6"),
-        ((64,), "R1V4D1,1", "R1V1D1,4", InvalidUsageError, "one split a dimension"),
-        ((1 << 16,) * 8, "R65536V1D1,1,1,1,1,1,1,1", "", UnsupportedError, "not searched"),
+        ((64,), "R1V4D1,1", "R1V1D1,4", InvalidUsageError, "one split per dimension"),
+        ((1 << 16,) * 8, "R65536V1D1,1,1,1,1,1,1,1", "", UnsupportedError, "limit of the search"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -174,10 +174,10 @@ def test_the_command_counts_parts_of_elements(capsys: pytest.CaptureFixture[str]
     [
         ("64x", "R1V4D1,1", "is no shape"),
         ("0x64", "R1V4D1,1", "between 1 and 2^40"),
-        ("64x64", "R1V4", "is no layout"),
+        ("64x64", "R1V4", "is not a layout"),
         ("64x64", "R0V4D1,1", "at least 1"),
         ("64x64", "R1V99999999D1,1", "at most 65536"),
-        ("64x64", "R1V٤D1,1", "is no layout"),
+        ("64x64", "R1V٤D1,1", "is not a layout"),
     ],
 )
 def test_bad_words_are_one_paragraph(

@@ -9,8 +9,8 @@ import pytest
 from ark.errors import InvalidUsageError, PlanError
 from ark.parallel.pipeline import Schedule, shape, tessel, verify
 from ark.parallel.pipeline.named import (
-    CHUNKS,
     PIPELINES,
+    STAGES_PER_DEVICE,
     Named,
     Spans,
     list_schedule,
@@ -49,7 +49,7 @@ def test_makespans_are_the_published_ones(devices: int, spans: Spans, count: int
         "zero-bubble": (devices - 1) * (both - 2 * weights),
     }
     for name, ends in idle.items():
-        chunks = CHUNKS if name == "interleaved" else 1
+        chunks = STAGES_PER_DEVICE if name == "interleaved" else 1
         made = list_schedule(named(name, devices, spans), count)
         assert made.makespan == count * chunks * both + ends
 
@@ -90,12 +90,12 @@ def test_an_order_is_kept_with_other_times() -> None:
 
 
 def test_refused_with_a_reason() -> None:
-    with pytest.raises(InvalidUsageError, match="there is no pipeline"):
+    with pytest.raises(InvalidUsageError, match="does not exist"):
         named("2f2b", 4)
     with pytest.raises(InvalidUsageError, match="65 devices"):
         named("1f1b", 65)
     with pytest.raises(InvalidUsageError, match="0 micro-batches"):
         list_schedule(named("1f1b", 4), 0)
     plan = named("1f1b", 2)
-    with pytest.raises(PlanError, match="stands still"):
+    with pytest.raises(PlanError, match="cannot continue"):
         list_schedule(Named(plan.placement, (0, 0), plan.priority), 2)

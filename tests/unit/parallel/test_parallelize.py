@@ -64,11 +64,11 @@ MODELS = {"two blocks": traced(two_blocks), "mixing": traced(mixing)}
 def test_plans_give_the_one_device_result(name: str, mesh: tuple[int, ...]) -> None:
     graph = MODELS[name]
     inputs = inputs_of(graph, 11)
-    want, best = one_device(graph, inputs), parallelize(graph, mesh, "auto").found
+    want, best = one_device(graph, inputs), parallelize(graph, mesh, "auto").solution
     for plan in PLANS:
         made = parallelize(graph, mesh, plan)
         np.testing.assert_array_equal(on_ranks_in_numpy(made.plan, inputs), want)
-        assert made.found and best and best.us <= made.found.us * (1 + 1e-6)
+        assert made.solution and best and best.us <= made.solution.us * (1 + 1e-6)
 
 
 def kinds(graph: Graph) -> list[str]:
@@ -78,20 +78,20 @@ def kinds(graph: Graph) -> list[str]:
 def test_megatron_is_one_all_reduce_a_block() -> None:
     whole = 2 * 2 * INNER * WIDTH * 4
     made = parallelize(MODELS["two blocks"], 4, "megatron")
-    assert made.found and made.found.parameter_bytes == whole // 4
+    assert made.solution and made.solution.parameter_bytes == whole // 4
     assert [kinds(graph) for graph in made.ranks.graphs] == [["all_reduce"] * 2] * 4
 
 
 def test_data_moves_nothing_and_has_all_parameters() -> None:
     made = parallelize(MODELS["two blocks"], 4, "data")
-    assert made.found and made.found.parameter_bytes == 2 * 2 * INNER * WIDTH * 4
+    assert made.solution and made.solution.parameter_bytes == 2 * 2 * INNER * WIDTH * 4
     assert not any(kinds(graph) for graph in made.ranks.graphs)
 
 
 def test_sequence_leaves_no_op_to_all_ranks() -> None:
     made = parallelize(MODELS["two blocks"], 4, "sequence")
-    assert made.found and all(made.found.choices[n.id] != (None,) for n in made.plan.nodes)
-    assert made.found.parameter_bytes == 2 * 2 * INNER * WIDTH
+    assert made.solution and all(made.solution.choices[n.id] != (None,) for n in made.plan.nodes)
+    assert made.solution.parameter_bytes == 2 * 2 * INNER * WIDTH
 
 
 @pytest.mark.parametrize("plan", [p for p in PIPELINES if p != "chimera"])
@@ -185,12 +185,12 @@ def scoped(first: str, second: str) -> Graph:
 @pytest.mark.parametrize(
     ("graph", "plan", "cuts", "error", "says"),
     [
-        (MODELS["mixing"], "zero1", None, InvalidUsageError, "say which tensors hold it"),
+        (MODELS["mixing"], "zero1", None, InvalidUsageError, "name the tensors that hold it"),
         (MODELS["mixing"], "megatron", {"x": 0}, InvalidUsageError, "cuts are for copies"),
         (MODELS["mixing"], "chimera", None, InvalidUsageError, "use an even number"),
         (MODELS["mixing"], "zero1", {"nobody": 0}, InvalidUsageError, "is called 'nobody'"),
-        (scoped("f0-0", "head"), "1f1b", None, ModelError, "stands in no block"),
-        (scoped("f0-0", "f7-0"), "1f1b", None, ModelError, "which the schedule has not"),
+        (scoped("f0-0", "head"), "1f1b", None, ModelError, "has no pipeline scope"),
+        (scoped("f0-0", "f7-0"), "1f1b", None, ModelError, "not in the schedule"),
     ],
 )
 def test_named_plans_that_do_not_go_with_a_graph_are_refused(
@@ -203,7 +203,7 @@ def test_named_plans_that_do_not_go_with_a_graph_are_refused(
 def test_data_along_one_axis_and_tensors_along_the_other() -> None:
     graph = MODELS["two blocks"]
     made = parallelize(graph, (2, 2), ("data", "megatron"))
-    assert made.found and made.found.parameter_bytes == 2 * INNER * WIDTH * 4
+    assert made.solution and made.solution.parameter_bytes == 2 * INNER * WIDTH * 4
     inputs = inputs_of(graph, 2)
     np.testing.assert_array_equal(on_ranks_in_numpy(made.plan, inputs), one_device(graph, inputs))
 
@@ -218,8 +218,8 @@ def test_too_little_memory_splits_parameters_or_is_refused() -> None:
         link_gbps=1e-3,
         memory_bytes=whole // 4,
     )
-    assert free.found and tight.found and tight.found.parameter_bytes == whole // 4
-    assert free.found.us < tight.found.us and free.found.parameter_bytes > whole // 4
+    assert free.solution and tight.solution and tight.solution.parameter_bytes == whole // 4
+    assert free.solution.us < tight.solution.us and free.solution.parameter_bytes > whole // 4
     with pytest.raises(PlanError, match="use more ranks"):
         parallelize(MODELS["two blocks"], 4, memory_bytes=whole // 4 - 1)
 
@@ -252,7 +252,7 @@ def test_a_plan_of_the_users() -> None:
     made = parallelize(graph, 4, rows_in_turn)
     inputs = inputs_of(graph, 9)
     np.testing.assert_array_equal(on_ranks_in_numpy(made.plan, inputs), one_device(graph, inputs))
-    assert made.found is None
+    assert made.solution is None
 
 
 @pytest.mark.parametrize(

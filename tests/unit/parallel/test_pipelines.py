@@ -133,7 +133,7 @@ SMALL = {
 def test_brute_force_finds_no_shorter_period(name: str, memory: int) -> None:
     placement = SMALL[name]
     if max(b.memory for b in placement.blocks) > memory:
-        with pytest.raises(PlanError, match="even one micro-batch"):
+        with pytest.raises(PlanError, match="a single micro-batch"):
             tessel(placement, memory, 4)
         return
     assert tessel(placement, memory, 4).period == brute_force(placement, memory)
@@ -182,7 +182,7 @@ def test_the_verifier_sees_what_is_wrong() -> None:
         dataclasses.replace(e, start=late[0].start) if e.block == "f0" and e.micro_batch else e
         for e in late
     )
-    assert "busy device" in (verify(placement, [9] * 4, 4, moved) or "")
+    assert "which is busy" in (verify(placement, [9] * 4, 4, moved) or "")
 
 
 def test_too_little_time_states_a_gap() -> None:
@@ -214,11 +214,11 @@ FREE = {"name": "b", "span": 1, "memory": -9, "devices": [0], "after": ["a"]}
         ({"devices": 1, "blocks": [{"name": "a"}]}, "missing required field `span`"),
         ({"devices": 1, "blocks": [{**BLOCK, "devices": [1]}]}, "be one of 0 to 0"),
         ({"devices": 1, "blocks": [{**BLOCK, "devices": [0, 0]}]}, "listed once"),
-        ({"devices": 1, "blocks": [{**BLOCK, "after": ["b"]}]}, "which is no block"),
+        ({"devices": 1, "blocks": [{**BLOCK, "after": ["b"]}]}, "which does not exist"),
         ({"devices": 1, "blocks": [{**BLOCK, "after": ["a"]}]}, "wait for each other"),
-        ({"devices": 1, "blocks": [BLOCK, BLOCK]}, "two blocks are called 'a'"),
-        ({"devices": 1, "blocks": [{**BLOCK, "memory": 9}, FREE]}, "even one micro-batch"),
-        ({"devices": 1, "blocks": [{**BLOCK, "memory": -1}]}, "before it was taken"),
+        ({"devices": 1, "blocks": [BLOCK, BLOCK]}, "two blocks have the name 'a'"),
+        ({"devices": 1, "blocks": [{**BLOCK, "memory": 9}, FREE]}, "a single micro-batch"),
+        ({"devices": 1, "blocks": [{**BLOCK, "memory": -1}]}, "before it was allocated"),
         ({"devices": 1, "blocks": [BLOCK]}, "keeps 7 of memory"),
         ([], "Expected `object`"),
     ],

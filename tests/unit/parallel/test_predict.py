@@ -151,7 +151,7 @@ def test_refused_with_a_reason(
 
 
 def test_too_little_memory_is_refused(splits: Splits, target: Target) -> None:
-    with pytest.raises(PlanError, match=r"GB of a rank that has 1\.0"):
+    with pytest.raises(PlanError, match=r"GB per rank, but a rank has 1\.0"):
         predict(splits, (4,), ("data",), target, Work(True, 8), 10**9)
     with pytest.raises(PlanError, match="no plan over 2 ranks fits"):
         best(splits, 2, target, Work(True, 4), 10**9)

@@ -240,7 +240,7 @@ def test_co_shard_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cuts_that_are_none_are_refused() -> None:
     step = example.Builder(CONFIG, example.Shape(), STEPS).build()
     for cuts, says in (
-        ({"nobody": 0}, "nothing that the graph is given"),
+        ({"nobody": 0}, "the graph has no input"),
         ({step.names["layers.0.query"]: 2}, "cannot be cut along dimension 2"),
         ({step.names["tokens0"]: 1}, "over 2 ranks"),
     ):

@@ -99,7 +99,7 @@ def test_a_folder_that_others_may_write(
     cache.store(cache.PLANS, OTHER, b"more")
     assert not (place / "plans" / OTHER).exists()
     (line,) = capsys.readouterr().err.splitlines()
-    assert "can be written by others" in line and f"chmod -R go-w {place}" in line
+    assert "is writable by other users" in line and f"chmod -R go-w {place}" in line
     place.chmod(0o700)
     assert cache.load(cache.PLANS, NAME) == b"content"
 
@@ -191,7 +191,7 @@ def test_no_disk_for_the_cache() -> None:
     done = generate(ARK_CACHE_DIR="/dev/null/cache")
     assert done.returncode == 0 and len(json.loads(done.stdout)["tokens"]) == 4
     (line,) = [line for line in done.stderr.splitlines() if "cache" in line]
-    assert "going on without the cache" in line and "Traceback" not in done.stderr
+    assert "continuing without the cache" in line and "Traceback" not in done.stderr
 
 
 def full_disk(folder: Path, size: str) -> list[str]:
@@ -219,7 +219,7 @@ def test_a_full_disk_under_the_cache(tmp_path: Path) -> None:
     wrapper[4] = wrapper[4].replace('exec "$@"', f'"$@"; c=$?; ls -RA {disk} >&2; exit $c')
     done = generate(*wrapper, ARK_CACHE_DIR=str(disk / "cache"))
     assert done.returncode == 0 and len(json.loads(done.stdout)["tokens"]) == 4
-    assert done.stderr.count("going on without the cache: [Errno 28] No space left") == 1
+    assert done.stderr.count("continuing without the cache: [Errno 28] No space left") == 1
     assert ".partial" not in done.stderr
 
 
@@ -235,7 +235,7 @@ def test_a_cache_that_can_only_be_read(tmp_path: Path) -> None:
     assert "cache" not in again.stderr
     other = generate(*wrapper, ARK_CACHE_DIR=str(folder), ARK_CPU_FLAGS="-DANOTHER")
     assert (other.returncode, other.stdout) == (0, first.stdout)
-    assert other.stderr.count("going on without the cache: [Errno 30] Read-only") == 1
+    assert other.stderr.count("continuing without the cache: [Errno 30] Read-only") == 1
     clear = [*wrapper, sys.executable, "-m", "ark", "cache", "clear"]
     done = subprocess.run(
         clear,

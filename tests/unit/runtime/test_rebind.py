@@ -8,7 +8,7 @@ import ark
 from ark.api.session import backend, device
 from ark.plan.types import Plan
 from ark.runtime.executor import Executor
-from ark.runtime.placements import MOST
+from ark.runtime.placements import MAX_TABLES
 
 
 def test_moved_tables_are_those_that_would_be_built() -> None:
@@ -90,6 +90,6 @@ def test_tables_of_the_last_addresses_are_kept() -> None:
             executor.rebind({ids[1]: target.ctypes.data})
             executor.resume().wait()
             assert (target == call + 1).all()
-        assert len(executor._tables._placements._copies) == MOST
-        assert executor.device_bytes() == held + (MOST - 3) * 256  # the least that is allocated
+        assert len(executor._tables._placements._copies) == MAX_TABLES
+        assert executor.device_bytes() == held + (MAX_TABLES - 3) * 256
         executor.device.write = write  # type: ignore[method-assign]
