@@ -167,7 +167,7 @@ class Scheduler:
             progress = self.waiting[0]
             pages, names = self.pool.match(progress.tokens[: progress.last], [])
             more = -(-len(progress.tokens) // size) - len(pages)
-            if more + len(self.running) > self.pool.available and self.running:
+            if more + len(self.running) > self.pool.available:
                 self.pool.release(pages)
                 return
             self.waiting.popleft()
