@@ -6,7 +6,6 @@ Called by `ark.LLM` and the server. docs/serving.md describes a step.
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from ark import log
 from ark.backend import registry, threads
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend
-from ark.errors import GpuError, InvalidUsageError, UnsupportedError
+from ark.errors import BaseError, GpuError, InvalidUsageError, UnsupportedError
 from ark.ir.dtype import DataType
 from ark.ir.values import whole
 from ark.models.build import Pages, Shape
@@ -26,7 +25,6 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.load import weights
 from ark.models.plans import choose_chunk, choose_context, plans, usual_chunk
 from ark.models.request import no_room
-from ark.models.sampling import SamplingParams
 from ark.runtime.executor import BUDGET_S, Executor
 from ark.runtime.runner import load
 from ark.serving.pages import PagePool
@@ -39,9 +37,8 @@ OnEvent = Callable[[Event], None]
 Progressed = Callable[[str, int, int], None]
 PAGE_POSITIONS = 16
 """Positions of a page."""
-USUAL = SamplingParams()
-SERVED = ("temperature", "top_k", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos")
-"""Fields of SamplingParams that the engine, or the caller who makes texts of tokens, follows."""
+SERVED = ("temperature", "top_k")
+"""Fields of SamplingParams that rows follow."""
 
 
 def forms_of(slots: int) -> tuple[int, ...]:
@@ -162,9 +159,7 @@ class Engine:
     def submit(self, request: Request, on_event: OnEvent) -> None:
         """Queues a request; see ark.serving.types.EngineLike."""
         self._check(request)
-        if request.sampling.seed is None:
-            sampling = replace(request.sampling, seed=secrets.randbits(63))
-            request = replace(request, sampling=sampling)
+        request = replace(request, sampling=request.sampling.seeded())
         with self._news:
             if self._failure:
                 raise GpuError(self._failure)
@@ -191,19 +186,14 @@ class Engine:
             )
         if len(prompt) >= self._context:
             raise no_room(f"the prompt has {len(prompt):,}", self._context, self._context)
-        if sampling.max_tokens is not None and sampling.max_tokens < 1:
+        if sampling.n != 1:
             raise InvalidUsageError(
-                f"{sampling.max_tokens} new tokens were asked for; ask for at least 1"
+                f"{sampling.n} samples were asked for; submit a request for each"
             )
-        beyond = [
-            name
-            for name, usual in vars(USUAL).items()
-            if name not in SERVED and getattr(sampling, name) != usual
-        ]
-        if beyond:
+        if others := sampling.beyond(SERVED):
             raise InvalidUsageError(
-                f"the sampling asks for {', '.join(beyond)}, which the engine does not follow; "
-                f"leave them out (it follows {', '.join(SERVED)})"
+                f"{', '.join(others)} of the sampling cannot be followed by the engine; leave "
+                "these fields at their defaults"
             )
 
     def cancel(self, request_id: str) -> None:
@@ -289,11 +279,15 @@ class Engine:
 
     def _fail(self, error: BaseException) -> None:
         """Every request ends with the error; later ones are refused with it."""
+        reason = str(error) if isinstance(error, BaseError) else repr(error)
         with self._news:
-            self._failure = f"the engine has failed: {error}"
+            self._failure = f"the engine has failed, open another one: {reason}"
             ids = list(self._listeners)
+            self._arrived.clear()
         for request_id in ids:
+            self._scheduler.cancel(request_id)
             self._tell(Event(request_id, finish=FinishReason.ERROR, error=self._failure))
+        self._stats = self._count()
 
     def _count(self) -> Stats:
         scheduler = self._scheduler

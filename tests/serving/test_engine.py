@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from ark.backend import registry
+from ark.errors import GpuError, InvalidUsageError
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
-from ark.models.request import Sampling
 from ark.models.sampling import SamplingParams
 from ark.serving.engine import Engine, forms_of
+from ark.serving.rows import DeviceRows
 from ark.serving.types import Event, FinishReason, Request
 from tests.checkpoints import make_checkpoint
 
@@ -84,8 +85,8 @@ def alone(checkpoint: Checkpoint, given: Sequence[Request]) -> dict[str, list[in
     ):
         for request in given:
             sampling = request.sampling
-            assert sampling.seed is not None and sampling.max_tokens is not None
-            how = Sampling(sampling.temperature, sampling.top_k, sampling.seed)
+            assert sampling.max_tokens is not None
+            how = replace(sampling, max_tokens=None)
             text: list[int] = []
             for token in generator.stream(request.prompt, sampling.max_tokens, how, ()):
                 text.append(token)
@@ -139,6 +140,164 @@ def test_requests_give_the_ids_of_their_solo_runs(
     assert stats.prompt_tokens == sum(len(request.prompt) for request in given)
     assert stats.slot_ids == ("",) * stats.slots
     assert (stats.preemptions > 0) == (stats.pages == 9)
+
+
+@pytest.fixture(scope="module")
+def shared(small: Checkpoint) -> Iterator[Engine]:
+    """One engine of two slots for tests that leave it idle."""
+    with Engine.open(small, "cpu", slots=2, context=CONTEXT, page=8, chunk=8) as opened:
+        yield opened
+
+
+def greedy(most: int | None) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=most)
+
+
+def long(request_id: str, first: int = 3) -> Request:
+    """A request that fills the context."""
+    return Request(request_id, (first, 4, 5), greedy(None))
+
+
+def test_requests_are_cancelled_in_each_state(shared: Engine, small: Checkpoint) -> None:
+    """While decoding, while waiting, and on arrival; those that stay are served as ever."""
+    listener = Listener()
+    wanted = alone(
+        small, [replace(long("b"), sampling=SamplingParams(temperature=0.0, max_tokens=64))]
+    )["b"]
+    for _ in range(5):
+        listener = Listener()
+        for name in ("a", "b", "waits", "arrives"):
+            shared.submit(long(name), listener)
+            if name == "b":
+                listener.wait("a", tokens=1)
+        for name in ("waits", "a", "arrives", "unknown"):
+            shared.cancel(name)
+        listener.wait("a", "b", "waits", "arrives")
+        assert listener.finish.pop("b") == FinishReason.LENGTH
+        assert set(listener.finish.values()) == {FinishReason.CANCELLED}
+        assert listener.tokens["b"] == wanted
+        assert listener.tokens["a"] == wanted[: len(listener.tokens["a"])]
+        assert listener.tokens["waits"] == []
+    stats = shared.stats()
+    assert (stats.running, stats.waiting, stats.free_pages) == (0, 0, stats.pages)
+
+
+def test_a_known_beginning_is_not_computed_again(shared: Engine) -> None:
+    listener, before = Listener(), shared.stats().cached_prompt_tokens
+    prompt = tuple(range(100, 140))
+    for name in ("first", "second"):
+        shared.submit(Request(name, (*prompt, 7), greedy(4)), listener)
+        listener.wait(name)
+    assert shared.stats().cached_prompt_tokens - before == 40
+    assert listener.tokens["first"] == listener.tokens["second"]
+
+
+def test_threads_submit_together(shared: Engine, wanted: dict[str, list[int]]) -> None:
+    listener = Listener()
+    threads = [
+        threading.Thread(target=shared.submit, args=(request, listener)) for request in requests(24)
+    ]
+    for thread in threads:
+        thread.start()
+    listener.wait(*wanted)
+    assert listener.tokens == wanted
+
+
+def test_a_listener_that_raises_ends_its_request_alone(
+    shared: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listener = Listener()
+
+    def raises(event: Event) -> None:
+        listener(event)
+        if event.finish is None:
+            raise RuntimeError("no disk")
+
+    shared.submit(long("raises"), raises)
+    shared.submit(long("goes on", first=8), listener)
+    listener.wait("raises", "goes on")
+    assert listener.finish["raises"] == FinishReason.CANCELLED
+    assert listener.finish["goes on"] == FinishReason.LENGTH
+    assert "'raises' raised RuntimeError('no disk')" in capsys.readouterr().err
+
+
+REFUSED = [
+    ((), {}, "the prompt has no tokens"),
+    ((1, 320), {}, "the token 320, but the vocabulary has 320"),
+    (tuple(range(CONTEXT)), {}, "the prompt has 64 tokens, but the context holds 64"),
+    ((1.5,), {}, "1.5 is not a whole number"),
+    ((1,), {"n": 2}, "2 samples were asked for; submit a request for each"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "sampling", "words"), REFUSED)
+def test_requests_that_cannot_be_served_are_refused(
+    shared: Engine, prompt: tuple, sampling: dict, words: str
+) -> None:
+    with pytest.raises(InvalidUsageError, match=words):
+        shared.submit(Request("refused", prompt, SamplingParams(**sampling)), print)
+
+
+def test_an_id_is_served_once_at_a_time(shared: Engine) -> None:
+    listener = Listener()
+    shared.submit(long("twice"), listener)
+    with pytest.raises(InvalidUsageError, match="'twice' is being served"):
+        shared.submit(long("twice"), listener)
+    shared.cancel("twice")
+    listener.wait("twice")
+    shared.submit(long("twice"), Listener())
+    shared.cancel("twice")
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_close_ends_requests(small: Checkpoint, drain: bool) -> None:
+    listener = Listener()
+    engine = Engine.open(small, "cpu", slots=2, context=CONTEXT, page=8, chunk=8)
+    for number in range(5):
+        engine.submit(long(str(number)), listener)
+    engine.close(drain)
+    engine.close()
+    wanted = FinishReason.LENGTH if drain else FinishReason.CANCELLED
+    assert set(listener.finish.values()) == {wanted} and len(listener.finish) == 5
+    with pytest.raises(InvalidUsageError, match="this engine was closed"):
+        engine.submit(long("late"), listener)
+
+
+def test_a_failing_device_ends_every_request(
+    small: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel meets a page beyond the pool; every request ends with its sentence."""
+    listener = Listener()
+    with Engine.open(small, "cpu", slots=2, context=CONTEXT, page=8, chunk=8) as engine:
+        write = DeviceRows._write
+
+        def broken(rows: DeviceRows, name: str, values: np.ndarray) -> None:
+            write(rows, name, values + 1000 if name == "pages" else values)
+
+        for name in ("a", "b", "waits"):
+            engine.submit(long(name), listener)
+        listener.wait("a", tokens=2)
+        monkeypatch.setattr(DeviceRows, "_write", broken)
+        listener.wait("a", "b", "waits")
+        assert set(listener.finish.values()) == {FinishReason.ERROR}
+        assert all("out of range" in error for error in listener.errors.values())
+        with pytest.raises(GpuError, match=r"the engine has failed.*out of range"):
+            engine.submit(long("late"), listener)
+        assert engine.stats().running == engine.stats().waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"slots": 0}, "an engine of 0 slots was asked for; it has from 1 to 64"),
+        ({"page": 0}, "a page of 0 positions"),
+        ({"context": 64, "page": 8, "pages": 7}, "one request of 64 positions needs 8"),
+        ({"context": 10**6}, "the checkpoint allows 1 to 128"),
+    ],
+)
+def test_engines_that_cannot_be_are_refused(small: Checkpoint, asked: dict, words: str) -> None:
+    with pytest.raises(InvalidUsageError, match=words):
+        Engine.open(small, "cpu", **asked)
 
 
 def test_forms_are_powers_of_two_and_all_slots() -> None:
