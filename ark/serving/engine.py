@@ -7,9 +7,11 @@ Called by `ark.LLM` and the server. docs/serving.md describes a step.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 
@@ -37,6 +39,9 @@ OnEvent = Callable[[Event], None]
 Progressed = Callable[[str, int, int], None]
 PAGE_POSITIONS = 16
 """Positions of a page."""
+STEP_S = 0.01
+"""Seconds that rows decode in a step where no prompt waits to be computed."""
+MAX_STEP_ITERATIONS = 64
 SERVED = ("temperature", "top_k")
 """Fields of SamplingParams that rows follow."""
 
@@ -50,13 +55,19 @@ class Engine:
     """Serves requests on a device. A context manager; made by `Engine.open`."""
 
     def __init__(
-        self, executor: Executor, shape: Shape, vocabulary: int, close: Callable[[], object]
+        self,
+        executor: Executor,
+        shape: Shape,
+        vocabulary: int,
+        step_s: float,
+        close: Callable[[], object],
     ) -> None:
-        """executor: of a plan of `shape`, which has pages. close: frees it and what it needs."""
+        """executor: of a plan of `shape`, which has pages. close: frees it and its device."""
         assert shape.pages is not None
         self._rows = DeviceRows(executor, shape)
         self._vocabulary = vocabulary
         self._close_device = close
+        self._step_s, self._iteration_s = step_s, float("inf")
         reserved = self._rows.reserved
         self._pool = PagePool(reserved, shape.pages.pool - reserved, shape.pages.size)
         self._scheduler = Scheduler(shape.batch, shape.chunk, shape.context, self._pool)
@@ -83,6 +94,7 @@ class Engine:
         chunk: int | None = None,
         pages: int | None = None,
         page: int = PAGE_POSITIONS,
+        step_s: float = STEP_S,
         budget_s: float = BUDGET_S,
         progress: Progressed | None = None,
     ) -> Engine:
@@ -92,10 +104,13 @@ class Engine:
         stays open, or an index. slots: requests that run at once. context: positions of each,
         prompt included. chunk: prompt tokens that an iteration takes, 0 to read prompts token by
         token beside what decodes. pages: of `page` positions each, in all; by default enough for
-        all slots. progress: as of ark.models.generate.Generator.
+        all slots. step_s: how long rows decode before the host looks for new requests and tells
+        tokens; at least one iteration. progress: as of ark.models.generate.Generator.
 
         Raises ark.errors with a paragraph for a person before anything runs.
         """
+        if not (isinstance(step_s, Real) and 0 <= step_s < float("inf")):
+            raise InvalidUsageError(f"a step of {step_s!r:.60} s was asked for; give 0 s or more")
         if not 1 <= whole("the number of slots", slots) <= MAX_BATCH:
             raise InvalidUsageError(
                 f"an engine of {slots} slots was asked for; it has from 1 to {MAX_BATCH}"
@@ -142,7 +157,7 @@ class Engine:
                     if opened is not None:
                         opened.close()
 
-                return cls(runner, shape, checkpoint.config.vocab_size, close)
+                return cls(runner, shape, checkpoint.config.vocab_size, step_s, close)
             except BaseException:
                 runner.close(together=False)
                 raise
@@ -227,8 +242,14 @@ class Engine:
         """The engine's thread."""
         try:
             while self._hear():
-                step = self._scheduler.plan()
+                if self._scheduler.idle:
+                    continue
+                few = int(min(self._step_s / self._iteration_s, MAX_STEP_ITERATIONS))
+                step = self._scheduler.plan(max(1, few))
+                begin = time.perf_counter()
                 tokens = self._rows.run(step)
+                if step.chunks is None:
+                    self._iteration_s = (time.perf_counter() - begin) / step.iterations
                 self._iterations += step.iterations
                 for outcome in self._scheduler.record(step, tokens):
                     self._generated += len(outcome.tokens)
