@@ -6,11 +6,12 @@ Called by `ark.LLM` and the server. docs/serving.md describes a step.
 
 from __future__ import annotations
 
-import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 
@@ -18,7 +19,7 @@ from ark import log
 from ark.backend import registry, threads
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend
-from ark.errors import GpuError, InvalidUsageError, UnsupportedError
+from ark.errors import BaseError, GpuError, InvalidUsageError, UnsupportedError
 from ark.ir.dtype import DataType
 from ark.ir.values import whole
 from ark.models.build import Pages, Shape
@@ -26,7 +27,6 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.load import weights
 from ark.models.plans import choose_chunk, choose_context, plans, usual_chunk
 from ark.models.request import no_room
-from ark.models.sampling import SamplingParams
 from ark.runtime.executor import BUDGET_S, Executor
 from ark.runtime.runner import load
 from ark.serving.pages import PagePool
@@ -39,9 +39,11 @@ OnEvent = Callable[[Event], None]
 Progressed = Callable[[str, int, int], None]
 PAGE_POSITIONS = 16
 """Positions of a page."""
-USUAL = SamplingParams()
-SERVED = ("temperature", "top_k", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos")
-"""Fields of SamplingParams that the engine, or the caller who makes texts of tokens, follows."""
+STEP_S = 0.01
+"""Seconds that rows decode in a step where no prompt waits to be computed."""
+MAX_STEP_ITERATIONS = 64
+SERVED = ("temperature", "top_k")
+"""Fields of SamplingParams that rows follow."""
 
 
 def forms_of(slots: int) -> tuple[int, ...]:
@@ -53,13 +55,19 @@ class Engine:
     """Serves requests on a device. A context manager; made by `Engine.open`."""
 
     def __init__(
-        self, executor: Executor, shape: Shape, vocabulary: int, close: Callable[[], object]
+        self,
+        executor: Executor,
+        shape: Shape,
+        vocabulary: int,
+        step_s: float,
+        close: Callable[[], object],
     ) -> None:
-        """executor: of a plan of `shape`, which has pages. close: frees it and what it needs."""
+        """executor: of a plan of `shape`, which has pages. close: frees it and its device."""
         assert shape.pages is not None
         self._rows = DeviceRows(executor, shape)
         self._vocabulary = vocabulary
         self._close_device = close
+        self._step_s, self._iteration_s = step_s, float("inf")
         reserved = self._rows.reserved
         self._pool = PagePool(reserved, shape.pages.pool - reserved, shape.pages.size)
         self._scheduler = Scheduler(shape.batch, shape.chunk, shape.context, self._pool)
@@ -86,6 +94,7 @@ class Engine:
         chunk: int | None = None,
         pages: int | None = None,
         page: int = PAGE_POSITIONS,
+        step_s: float = STEP_S,
         budget_s: float = BUDGET_S,
         progress: Progressed | None = None,
     ) -> Engine:
@@ -95,10 +104,13 @@ class Engine:
         stays open, or an index. slots: requests that run at once. context: positions of each,
         prompt included. chunk: prompt tokens that an iteration takes, 0 to read prompts token by
         token beside what decodes. pages: of `page` positions each, in all; by default enough for
-        all slots. progress: as of ark.models.generate.Generator.
+        all slots. step_s: how long rows decode before the host looks for new requests and tells
+        tokens; at least one iteration. progress: as of ark.models.generate.Generator.
 
         Raises ark.errors with a paragraph for a person before anything runs.
         """
+        if not (isinstance(step_s, Real) and 0 <= step_s < float("inf")):
+            raise InvalidUsageError(f"a step of {step_s!r:.60} s was asked for; give 0 s or more")
         if not 1 <= whole("the number of slots", slots) <= MAX_BATCH:
             raise InvalidUsageError(
                 f"an engine of {slots} slots was asked for; it has from 1 to {MAX_BATCH}"
@@ -145,7 +157,7 @@ class Engine:
                     if opened is not None:
                         opened.close()
 
-                return cls(runner, shape, checkpoint.config.vocab_size, close)
+                return cls(runner, shape, checkpoint.config.vocab_size, step_s, close)
             except BaseException:
                 runner.close(together=False)
                 raise
@@ -162,9 +174,7 @@ class Engine:
     def submit(self, request: Request, on_event: OnEvent) -> None:
         """Queues a request; see ark.serving.types.EngineLike."""
         self._check(request)
-        if request.sampling.seed is None:
-            sampling = replace(request.sampling, seed=secrets.randbits(63))
-            request = replace(request, sampling=sampling)
+        request = replace(request, sampling=request.sampling.seeded())
         with self._news:
             if self._failure:
                 raise GpuError(self._failure)
@@ -191,19 +201,14 @@ class Engine:
             )
         if len(prompt) >= self._context:
             raise no_room(f"the prompt has {len(prompt):,}", self._context, self._context)
-        if sampling.max_tokens is not None and sampling.max_tokens < 1:
+        if sampling.n != 1:
             raise InvalidUsageError(
-                f"{sampling.max_tokens} new tokens were asked for; ask for at least 1"
+                f"{sampling.n} samples were asked for; submit a request for each"
             )
-        beyond = [
-            name
-            for name, usual in vars(USUAL).items()
-            if name not in SERVED and getattr(sampling, name) != usual
-        ]
-        if beyond:
+        if others := sampling.beyond(SERVED):
             raise InvalidUsageError(
-                f"the sampling asks for {', '.join(beyond)}, which the engine does not follow; "
-                f"leave them out (it follows {', '.join(SERVED)})"
+                f"{', '.join(others)} of the sampling cannot be followed by the engine; leave "
+                "these fields at their defaults"
             )
 
     def cancel(self, request_id: str) -> None:
@@ -237,8 +242,14 @@ class Engine:
         """The engine's thread."""
         try:
             while self._hear():
-                step = self._scheduler.plan()
+                if self._scheduler.idle:
+                    continue
+                few = int(min(self._step_s / self._iteration_s, MAX_STEP_ITERATIONS))
+                step = self._scheduler.plan(max(1, few))
+                begin = time.perf_counter()
                 tokens = self._rows.run(step)
+                if step.chunks is None:
+                    self._iteration_s = (time.perf_counter() - begin) / step.iterations
                 self._iterations += step.iterations
                 for outcome in self._scheduler.record(step, tokens):
                     self._generated += len(outcome.tokens)
@@ -289,11 +300,15 @@ class Engine:
 
     def _fail(self, error: BaseException) -> None:
         """Every request ends with the error; later ones are refused with it."""
+        reason = str(error) if isinstance(error, BaseError) else repr(error)
         with self._news:
-            self._failure = f"the engine has failed: {error}"
+            self._failure = f"the engine has failed, open another one: {reason}"
             ids = list(self._listeners)
+            self._arrived.clear()
         for request_id in ids:
+            self._scheduler.cancel(request_id)
             self._tell(Event(request_id, finish=FinishReason.ERROR, error=self._failure))
+        self._stats = self._count()
 
     def _count(self) -> Stats:
         scheduler = self._scheduler

@@ -117,7 +117,9 @@ class Scheduler:
         return False
 
     def plan(self, iterations: int = 1) -> Step:
-        """The next step, in which rows decode at most so many iterations. `record` must follow."""
+        """The next step, in which rows decode at most so many iterations, one beside chunks.
+        `record` must follow.
+        """
         self._admit()
         for progress in list(self.running):
             if progress in self.running and progress.computed == progress.last:
@@ -125,7 +127,7 @@ class Scheduler:
         chunks = self._chunks()
         ready = [p for p in self.running if not self.chunk or p.computed == p.last]
         self._place(ready)
-        return Step(chunks, tuple(self.rows), self._iterations(iterations))
+        return Step(chunks, tuple(self.rows), self._iterations(1 if chunks else iterations))
 
     def record(self, step: Step, tokens: Sequence[Sequence[int]]) -> list[Outcome]:
         """The device has done a step. tokens: by row, as many as
@@ -167,7 +169,7 @@ class Scheduler:
             progress = self.waiting[0]
             pages, names = self.pool.match(progress.tokens[: progress.last], [])
             more = -(-len(progress.tokens) // size) - len(pages)
-            if more + len(self.running) > self.pool.available and self.running:
+            if more + len(self.running) > self.pool.available:
                 self.pool.release(pages)
                 return
             self.waiting.popleft()

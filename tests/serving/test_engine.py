@@ -3,52 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from ark.backend import registry
+from ark.errors import GpuError, InvalidUsageError
 from ark.models.checkpoint import Checkpoint
-from ark.models.generate import Generator
-from ark.models.request import Sampling
 from ark.models.sampling import SamplingParams
 from ark.serving.engine import Engine, forms_of
+from ark.serving.rows import DeviceRows
 from ark.serving.types import Event, FinishReason, Request
 from tests.checkpoints import make_checkpoint
-
-CONTEXT, WAIT_S = 64, 120.0
-
-
-@dataclass
-class Listener:
-    """Collects the events of requests."""
-
-    tokens: dict[str, list[int]] = field(default_factory=dict)
-    finish: dict[str, FinishReason] = field(default_factory=dict)
-    errors: dict[str, str] = field(default_factory=dict)
-    news: threading.Condition = field(default_factory=threading.Condition)
-
-    def __call__(self, event: Event) -> None:
-        with self.news:
-            assert event.id not in self.finish
-            self.tokens.setdefault(event.id, []).extend(event.tokens)
-            if event.finish is not None:
-                self.finish[event.id] = event.finish
-                self.errors[event.id] = event.error
-            self.news.notify_all()
-
-    def wait(self, *ids: str, tokens: int | None = None) -> None:
-        """Until these requests have ended, or have made so many tokens."""
-
-        def there(request: str) -> bool:
-            enough = tokens is not None and len(self.tokens.get(request, ())) >= tokens
-            return request in self.finish or enough
-
-        with self.news:
-            assert self.news.wait_for(lambda: all(map(there, ids)), WAIT_S), "no event in time"
+from tests.serving.requests import MAX_POSITIONS, Listener, random_requests, solo_texts
 
 
 @pytest.fixture(scope="module")
@@ -57,47 +25,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return Checkpoint.open(make_checkpoint(directory, layers=2, hidden=32, intermediate=48))
 
 
-def requests(count: int, seed: int = 0, most: int = 50) -> list[Request]:
-    """Prompts of all lengths, half of them sampled, some of which stop early."""
-    rng = np.random.default_rng(seed)
-    given = []
-    for number in range(count):
-        prompt = tuple(map(int, rng.integers(0, 320, rng.integers(1, most))))
-        how = SamplingParams(
-            temperature=0.8 * (number % 2),
-            top_k=40 * (number % 4 == 3),
-            seed=number,
-            max_tokens=int(rng.integers(1, 30)),
-        )
-        stops = frozenset(map(int, rng.integers(0, 320, number % 20)))
-        given.append(Request(f"request {number}", prompt, how, stops))
-    return given
-
-
-def alone(checkpoint: Checkpoint, given: Sequence[Request]) -> dict[str, list[int]]:
-    """By request, what a Generator makes of it."""
-    chosen, _ = registry.choose("cpu")
-    texts = {}
-    with (
-        closing(chosen.open(0)) as device,
-        Generator(checkpoint, chosen, device, context=CONTEXT, chunk=16) as generator,
-    ):
-        for request in given:
-            sampling = request.sampling
-            assert sampling.seed is not None and sampling.max_tokens is not None
-            how = Sampling(sampling.temperature, sampling.top_k, sampling.seed)
-            text: list[int] = []
-            for token in generator.stream(request.prompt, sampling.max_tokens, how, ()):
-                text.append(token)
-                if token in request.stop_token_ids:
-                    break
-            texts[request.id] = text
-    return texts
-
-
 @pytest.fixture(scope="module")
 def wanted(small: Checkpoint) -> dict[str, list[int]]:
-    return alone(small, requests(24))
+    return solo_texts(small, random_requests(24))
 
 
 WAYS = {
@@ -106,12 +36,13 @@ WAYS = {
     "pages that run out": {"pages": 9},
     "chunks that are not whole pages": {"chunk": 5, "page": 4},
     "one slot": {"slots": 1},
+    "an iteration a step": {"step_s": 0.0, "pages": 9},
 }
 
 
 @pytest.fixture(params=WAYS)
 def engine(request: pytest.FixtureRequest, small: Checkpoint) -> Iterator[Engine]:
-    asked = {"slots": 4, "context": CONTEXT, "page": 8, **WAYS[request.param]}
+    asked = {"slots": 4, "context": MAX_POSITIONS, "page": 8, **WAYS[request.param]}
     with Engine.open(small, "cpu", budget_s=20.0, **asked) as opened:
         yield opened
 
@@ -121,7 +52,7 @@ def test_requests_give_the_ids_of_their_solo_runs(
 ) -> None:
     """Requests arrive one after the other while others run; slots and pages are free at the end."""
     listener = Listener()
-    given = requests(24)
+    given = random_requests(24)
     for number, request in enumerate(given):
         engine.submit(request, listener)
         if number % 5 == 4:
@@ -138,7 +69,166 @@ def test_requests_give_the_ids_of_their_solo_runs(
     assert stats.generated_tokens == sum(map(len, wanted.values()))
     assert stats.prompt_tokens == sum(len(request.prompt) for request in given)
     assert stats.slot_ids == ("",) * stats.slots
-    assert (stats.preemptions > 0) == (stats.pages == 9)
+    assert stats.pages != 9 or stats.preemptions > 0
+
+
+@pytest.fixture(scope="module")
+def shared(small: Checkpoint) -> Iterator[Engine]:
+    """One engine of two slots for tests that leave it idle."""
+    asked = {"slots": 2, "context": MAX_POSITIONS, "page": 8, "chunk": 8, "step_s": 0.0}
+    with Engine.open(small, "cpu", **asked) as opened:  # type: ignore[arg-type]
+        yield opened
+
+
+def greedy(most: int | None) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=most)
+
+
+def long(request_id: str, first: int = 3) -> Request:
+    """A request that fills the context."""
+    return Request(request_id, (first, 4, 5), greedy(None))
+
+
+def test_requests_are_cancelled_in_each_state(shared: Engine, small: Checkpoint) -> None:
+    """While decoding, while waiting, and on arrival; those that stay are served as ever."""
+    wanted = solo_texts(small, [replace(long("b"), sampling=greedy(64))])["b"]
+    for _ in range(5):
+        listener = Listener()
+        for name in ("a", "b", "waits", "arrives"):
+            shared.submit(long(name), listener)
+            if name == "b":
+                listener.wait("a", tokens=1)
+        for name in ("waits", "a", "arrives", "unknown"):
+            shared.cancel(name)
+        listener.wait("a", "b", "waits", "arrives")
+        assert listener.finish.pop("b") == FinishReason.LENGTH
+        assert set(listener.finish.values()) == {FinishReason.CANCELLED}
+        assert listener.tokens["b"] == wanted
+        assert listener.tokens["a"] == wanted[: len(listener.tokens["a"])]
+        assert listener.tokens["waits"] == []
+    stats = shared.stats()
+    assert (stats.running, stats.waiting, stats.free_pages) == (0, 0, stats.pages)
+
+
+def test_a_known_beginning_is_not_computed_again(shared: Engine) -> None:
+    listener, before = Listener(), shared.stats().cached_prompt_tokens
+    prompt = tuple(range(100, 140))
+    for name in ("first", "second"):
+        shared.submit(Request(name, (*prompt, 7), greedy(4)), listener)
+        listener.wait(name)
+    assert shared.stats().cached_prompt_tokens - before == 40
+    assert listener.tokens["first"] == listener.tokens["second"]
+
+
+def test_threads_submit_together(shared: Engine, wanted: dict[str, list[int]]) -> None:
+    listener = Listener()
+    threads = [
+        threading.Thread(target=shared.submit, args=(request, listener))
+        for request in random_requests(24)
+    ]
+    for thread in threads:
+        thread.start()
+    listener.wait(*wanted)
+    assert listener.tokens == wanted
+
+
+def test_a_listener_that_raises_ends_its_request_alone(
+    shared: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listener = Listener()
+
+    def raises(event: Event) -> None:
+        listener(event)
+        if event.finish is None:
+            raise RuntimeError("no disk")
+
+    shared.submit(long("raises"), raises)
+    shared.submit(long("goes on", first=8), listener)
+    listener.wait("raises", "goes on")
+    assert listener.finish["raises"] == FinishReason.CANCELLED
+    assert listener.finish["goes on"] == FinishReason.LENGTH
+    assert "'raises' raised RuntimeError('no disk')" in capsys.readouterr().err
+
+
+REFUSED = [
+    ((), {}, "the prompt has no tokens"),
+    ((1, 320), {}, "the token 320, but the vocabulary has 320"),
+    (tuple(range(MAX_POSITIONS)), {}, "the prompt has 64 tokens, but the context holds 64"),
+    ((1.5,), {}, "1.5 is not a whole number"),
+    ((1,), {"n": 2}, "2 samples were asked for; submit a request for each"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "sampling", "words"), REFUSED)
+def test_requests_that_cannot_be_served_are_refused(
+    shared: Engine, prompt: tuple, sampling: dict, words: str
+) -> None:
+    with pytest.raises(InvalidUsageError, match=words):
+        shared.submit(Request("refused", prompt, SamplingParams(**sampling)), print)
+
+
+def test_an_id_is_served_once_at_a_time(shared: Engine) -> None:
+    listener = Listener()
+    shared.submit(long("twice"), listener)
+    with pytest.raises(InvalidUsageError, match="'twice' is being served"):
+        shared.submit(long("twice"), listener)
+    shared.cancel("twice")
+    listener.wait("twice")
+    shared.submit(long("twice"), Listener())
+    shared.cancel("twice")
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_close_ends_requests(small: Checkpoint, drain: bool) -> None:
+    listener = Listener()
+    engine = Engine.open(small, "cpu", slots=2, context=MAX_POSITIONS, page=8, chunk=8, step_s=0.0)
+    for number in range(5):
+        engine.submit(long(str(number)), listener)
+    engine.close(drain)
+    engine.close()
+    wanted = FinishReason.LENGTH if drain else FinishReason.CANCELLED
+    assert set(listener.finish.values()) == {wanted} and len(listener.finish) == 5
+    with pytest.raises(InvalidUsageError, match="this engine was closed"):
+        engine.submit(long("late"), listener)
+
+
+def test_a_failing_device_ends_every_request(
+    small: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel meets a page beyond the pool; every request ends with its sentence."""
+    listener = Listener()
+    asked = {"slots": 2, "context": MAX_POSITIONS, "page": 8, "chunk": 8, "step_s": 0.0}
+    with Engine.open(small, "cpu", **asked) as engine:  # type: ignore[arg-type]
+        write = DeviceRows._write
+
+        def broken(rows: DeviceRows, name: str, values: np.ndarray) -> None:
+            write(rows, name, values + 1000 if name == "pages" else values)
+
+        for name in ("a", "b", "waits"):
+            engine.submit(long(name), listener)
+        listener.wait("a", tokens=2)
+        monkeypatch.setattr(DeviceRows, "_write", broken)
+        listener.wait("a", "b", "waits")
+        assert set(listener.finish.values()) == {FinishReason.ERROR}
+        assert all("out of range" in error for error in listener.errors.values())
+        with pytest.raises(GpuError, match=r"the engine has failed.*out of range"):
+            engine.submit(long("late"), listener)
+        assert engine.stats().running == engine.stats().waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"slots": 0}, "an engine of 0 slots was asked for; it has from 1 to 64"),
+        ({"step_s": -1.0}, r"a step of -1.0 s"),
+        ({"page": 0}, "a page of 0 positions"),
+        ({"context": 64, "page": 8, "pages": 7}, "one request of 64 positions needs 8"),
+        ({"context": 10**6}, "the checkpoint allows 1 to 128"),
+    ],
+)
+def test_engines_that_cannot_be_are_refused(small: Checkpoint, asked: dict, words: str) -> None:
+    with pytest.raises(InvalidUsageError, match=words):
+        Engine.open(small, "cpu", **asked)
 
 
 def test_forms_are_powers_of_two_and_all_slots() -> None:

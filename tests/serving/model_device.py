@@ -1,0 +1,80 @@
+"""A device in plain Python on which a scheduler's steps run: pages hold, for each position, a hash
+of the text up to it, and the next token is a function of that hash. A page that another request has
+overwritten, or that was shared wrongly, shows as a hash of another text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.serving.scheduler import Progress, Step
+from ark.serving.types import FinishReason, Request
+
+VOCABULARY_TOKENS = 5
+
+
+def chained(tokens: Sequence[int]) -> list[int]:
+    """By place, a hash of the text up to it."""
+    chain, before = [], 0
+    for token in tokens:
+        before = hash((before, token))
+        chain.append(before)
+    return chain
+
+
+def next_token(chain: int) -> int:
+    return chain % 1009 % VOCABULARY_TOKENS
+
+
+def solo(request: Request, context: int) -> tuple[list[int], FinishReason]:
+    """The new tokens of a request that is served alone, and why it ends."""
+    tokens = list(request.prompt)
+    most = request.sampling.max_tokens
+    total = context if most is None else min(context, len(tokens) + most)
+    while len(tokens) < total:
+        tokens.append(next_token(chained(tokens)[-1]))
+        if tokens[-1] in request.stop_token_ids:
+            return tokens[len(request.prompt) :], FinishReason.STOP
+    return tokens[len(request.prompt) :], FinishReason.LENGTH
+
+
+class ModelDevice:
+    """Runs steps. chunk: tokens of a chunk. size: positions of a page."""
+
+    def __init__(self, chunk: int, size: int) -> None:
+        self.chunk, self.size = chunk, size
+        self._cells: dict[tuple[int, int], int] = {}
+
+    def run(self, step: Step) -> list[list[int]]:
+        """By row, the tokens that the step makes."""
+        if step.chunks is not None:
+            progress, start = step.chunks.progress, step.chunks.start
+            end = min(start + step.chunks.count * self.chunk, progress.last)
+            assert step.chunks.count * self.chunk < end - start + self.chunk, "an empty chunk"
+            for place in range(start, end):
+                self._compute(progress.tokens, place, progress.pages)
+        return [self._decode(progress, step.iterations) for progress in step.rows]
+
+    def _compute(self, tokens: Sequence[int], place: int, pages: Sequence[int]) -> int:
+        """Computes a position, which sees all before it; its hash."""
+        chain = chained(tokens[: place + 1])
+        self._cells[pages[place // self.size], place % self.size] = chain[place]
+        for before in range(place):
+            seen = self._cells.get((pages[before // self.size], before % self.size))
+            assert seen == chain[before], f"position {before} holds another text"
+        return chain[place]
+
+    def _decode(self, progress: Progress, iterations: int) -> list[int]:
+        """As ark_choose_each: a row within its text moves on, one at its limit stays."""
+        tokens, at = list(progress.tokens), progress.computed
+        limit = progress.end(self.size)
+        for _ in range(iterations):
+            if at > progress.last and at + 1 >= limit:
+                break
+            chain = self._compute(tokens, at, progress.pages)
+            if at >= progress.last:
+                if at + 1 >= limit:
+                    break
+                tokens.append(next_token(chain))
+            at += 1
+        return tokens[len(progress.tokens) :]

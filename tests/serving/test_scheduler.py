@@ -1,0 +1,153 @@
+"""The engine's decisions without a device: for random schedules each request's text is that of its
+solo run, no page is lost or shared wrongly, and all requests end.
+"""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from ark.models.sampling import SamplingParams
+from ark.serving.pages import PagePool
+from ark.serving.scheduler import Outcome, Scheduler
+from ark.serving.types import FinishReason, Request
+from tests.serving.model_device import VOCABULARY_TOKENS, ModelDevice, solo
+from tests.slow import examples
+
+MAX_POSITIONS = 24
+TOKEN = st.integers(0, VOCABULARY_TOKENS - 1)
+
+
+class Schedules(RuleBasedStateMachine):
+    """Requests arrive, are cancelled, and steps are done, in any order."""
+
+    @initialize(
+        slots=st.integers(1, 5),
+        chunk=st.sampled_from([0, 1, 3, 4, 16]),
+        size=st.sampled_from([1, 3, 4, 8]),
+        spare=st.integers(0, 12),
+        share=st.booleans(),
+    )
+    def open(self, slots: int, chunk: int, size: int, spare: int, share: bool) -> None:
+        self.pool = PagePool(7, -(-MAX_POSITIONS // size) + spare, size, share)
+        self.scheduler = Scheduler(slots, chunk, MAX_POSITIONS, self.pool)
+        self.device = ModelDevice(chunk, size)
+        self.requests: dict[str, Request] = {}
+        self.texts: dict[str, list[int]] = {}
+        self.ends: dict[str, FinishReason] = {}
+
+    @rule(
+        beginning=st.sampled_from([(), (1, 2, 3, 4, 0, 1, 2, 3), (1, 2, 3, 4, 4, 4, 4, 4, 4)]),
+        rest=st.lists(TOKEN, min_size=1, max_size=12),
+        most=st.one_of(st.none(), st.integers(1, 12)),
+        stops=st.frozensets(TOKEN, max_size=1),
+    )
+    def add(
+        self, beginning: tuple[int, ...], rest: list[int], most: int | None, stops: frozenset[int]
+    ) -> None:
+        number = str(len(self.requests))
+        request = Request(number, (*beginning, *rest), SamplingParams(max_tokens=most), stops)
+        self.requests[number], self.texts[number] = request, []
+        self.scheduler.add(request)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(list(self.requests)))
+        assert self.scheduler.cancel(number) == (number not in self.ends)
+        self.ends.setdefault(number, FinishReason.CANCELLED)
+
+    @precondition(lambda self: not self.scheduler.idle)
+    @rule(iterations=st.integers(1, 5))
+    def step(self, iterations: int) -> None:
+        scheduler = self.scheduler
+        step = scheduler.plan(iterations)
+        assert step.rows or step.chunks, "a step without work"
+        assert (step.iterations > 0) == bool(step.rows) and step.iterations <= iterations
+        assert set(step.rows) <= set(scheduler.running)
+        for outcome in scheduler.record(step, self.device.run(step)):
+            self._hear(outcome)
+
+    def _hear(self, outcome: Outcome) -> None:
+        number = outcome.progress.request.id
+        assert number not in self.ends and (outcome.tokens or outcome.finish)
+        self.texts[number] += outcome.tokens
+        if outcome.finish is not None:
+            self.ends[number] = outcome.finish
+
+    @invariant()
+    def pages_add_up(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        self.pool.check([progress.pages for progress in self.scheduler.running])
+        assert all(not progress.pages for progress in self.scheduler.waiting)
+
+    @invariant()
+    def requests_are_served_in_order(self) -> None:
+        """Those that wait arrived after those that run."""
+        if not hasattr(self, "scheduler"):
+            return
+        scheduler = self.scheduler
+        assert len(scheduler.running) <= scheduler.slots
+        order = [int(p.request.id) for p in (*scheduler.running, *scheduler.waiting)]
+        assert order == sorted(order)
+
+    @invariant()
+    def texts_are_those_of_solo_runs(self) -> None:
+        for number, text in getattr(self, "texts", {}).items():
+            wanted, reason = solo(self.requests[number], MAX_POSITIONS)
+            assert text == wanted[: len(text)]
+            end = self.ends.get(number)
+            assert end in (None, FinishReason.CANCELLED) or (text, end) == (wanted, reason)
+
+    def teardown(self) -> None:
+        """Everything that is left ends within as many steps as tokens could need."""
+        if not hasattr(self, "scheduler"):
+            return
+        steps = 0
+        while not self.scheduler.idle:
+            self.step(1)
+            self.pages_add_up()
+            steps += 1
+            assert steps <= 2 * MAX_POSITIONS * len(self.requests), "requests do not end"
+        self.texts_are_those_of_solo_runs()
+        assert set(self.ends) == set(self.requests)
+        assert self.pool.available == self.pool.count
+
+
+TestSchedules = Schedules.TestCase
+TestSchedules.settings = settings(max_examples=examples(400), stateful_step_count=30, deadline=None)
+
+
+def test_a_cached_prompt_computes_its_last_token_again() -> None:
+    """All pages of the prompt are known, but a row needs its last token to make a new one."""
+    pool = PagePool(0, 8, 4)
+    scheduler, device = Scheduler(2, 4, MAX_POSITIONS, pool), ModelDevice(4, 4)
+    for number in ("0", "1"):
+        request = Request(number, (1, 2, 3, 4) * 2, SamplingParams(max_tokens=2))
+        scheduler.add(request)
+        text: list[int] = []
+        while not scheduler.idle:
+            step = scheduler.plan()
+            for outcome in scheduler.record(step, device.run(step)):
+                text += outcome.tokens
+        assert (text, FinishReason.LENGTH) == solo(request, MAX_POSITIONS)
+    assert scheduler.cached_tokens == 4
+
+
+def test_requests_that_arrive_together_compute_their_beginning_once() -> None:
+    pool = PagePool(0, 40, 4)
+    scheduler, device = Scheduler(4, 4, MAX_POSITIONS, pool), ModelDevice(4, 4)
+    for number in range(4):
+        scheduler.add(Request(str(number), (1, 2, 3, 4, 0, 1, 2, 3, number), SamplingParams()))
+    while not scheduler.idle:
+        step = scheduler.plan()
+        scheduler.record(step, device.run(step))
+    assert scheduler.cached_tokens == 3 * 8
