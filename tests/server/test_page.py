@@ -18,9 +18,9 @@ from tests.server.running import Running, until
 from tests.server.stand_in import CountingEngine
 from tests.slow import slow
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next((found for name in NAMES if (found := shutil.which(name))), None)
-WIDTH = 390
+BROWSER_NAMES = ("chromium", "chromium-browser", "google-chrome")
+BROWSER_PROGRAM = next(filter(None, map(shutil.which, BROWSER_NAMES)), None)
+PHONE_WIDTH_PX = 390
 
 
 def test_the_page_needs_nothing_else(server: Running) -> None:
@@ -64,7 +64,7 @@ class Browser:
         self._session = attached["sessionId"]
         self.call(
             "Emulation.setDeviceMetricsOverride",
-            width=WIDTH,
+            width=PHONE_WIDTH_PX,
             height=844,
             deviceScaleFactor=1,
             mobile=True,
@@ -90,7 +90,7 @@ class Browser:
 @contextlib.contextmanager
 def chromium(folder: str) -> Iterator[Browser]:
     """A browser without a window."""
-    assert CHROMIUM
+    assert BROWSER_PROGRAM
     read_commands, send = os.pipe()
     receive, write_answers = os.pipe()
 
@@ -101,7 +101,7 @@ def chromium(folder: str) -> Iterator[Browser]:
 
     words = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
     process = subprocess.Popen(
-        [CHROMIUM, *words, f"--user-data-dir={folder}"],
+        [BROWSER_PROGRAM, *words, f"--user-data-dir={folder}"],
         preexec_fn=take_places,
         close_fds=False,
         stdout=subprocess.DEVNULL,
@@ -117,7 +117,7 @@ def chromium(folder: str) -> Iterator[Browser]:
 
 
 @slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.skipif(BROWSER_PROGRAM is None, reason="no Chromium on this machine")
 def test_a_chat_by_keyboard_on_a_phone(
     server: Running, engine: CountingEngine, tmp_path: Any
 ) -> None:
@@ -125,7 +125,7 @@ def test_a_chat_by_keyboard_on_a_phone(
     with chromium(str(tmp_path)) as browser:
         browser.open(server.url)
         until(lambda: browser.value("document.title") == "noah", "the page has the model's name")
-        assert browser.value("document.documentElement.scrollWidth") <= WIDTH
+        assert browser.value("document.documentElement.scrollWidth") <= PHONE_WIDTH_PX
         assert browser.value("document.activeElement.id") == "message"
         browser.call("Input.insertText", text="Who <b>is</b> it?")
         browser.press("Enter", "\r")
