@@ -15,13 +15,10 @@ from rich.table import Table
 
 from ark.bench.results import Figure, Place, figure, results_at
 from ark.bench.serve import Summary, Target, asks, first_model, load, summary
-from ark.cli.common import errors, positive, visible, write_results
+from ark.cli.common import errors, visible, write_results
+from ark.cli.parser import add_figures, positive
 from ark.errors import InvalidUsageError
 
-EXAMPLE = """example:
-  ark serve examples/noah --port 8000 &
-  ark bench serve --url http://127.0.0.1:8000 --rate 2,8,inf --requests 32 --tokens 32
-"""
 MEASURED = {
     "first": "first_s",
     "between": "between_s",
@@ -40,42 +37,49 @@ def register(kinds: argparse._SubParsersAction) -> None:
     p = kinds.add_parser(
         "serve",
         help="time to first token and between tokens of a server over HTTP",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Sends requests to a server at random times and shows what each has waited.",
     )
     p.add_argument(
-        "--url",
-        default="http://127.0.0.1:8000",
-        help="any server with OpenAI's routes (http://127.0.0.1:8000)",
+        "--url", default="http://127.0.0.1:8000", help="address of a server with OpenAI's routes"
     )
-    p.add_argument("--model", metavar="NAME", help="the server's first one by default")
-    p.add_argument("--api-key", metavar="KEY", help="default: ARK_API_KEY")
+    p.add_argument("--model", metavar="NAME", help="the model's name (default: the server's first)")
+    p.add_argument("--api-key", metavar="KEY", help="key of the server (default: ARK_API_KEY)")
     p.add_argument(
         "--rate",
         type=rates,
         default=[math.inf],
         metavar="R,...",
-        help="requests a second, at random times; inf is all at once (inf)",
-    )
-    p.add_argument("--requests", type=positive, default=64, metavar="N", help="at each rate (64)")
-    p.add_argument(
-        "--prompt", type=positive, default=128, metavar="N", help="words of a prompt, mean (128)"
+        help="requests a second, at random times (default: inf, all at once)",
     )
     p.add_argument(
-        "--tokens", type=positive, default=64, metavar="N", help="tokens of an answer, mean (64)"
+        "--requests", type=positive, default=64, metavar="N", help="number of requests at each rate"
     )
-    p.add_argument("--seed", type=int, default=0, help="of lengths, words and times (0)")
+    p.add_argument(
+        "--prompt", type=positive, default=128, metavar="N", help="mean words of a prompt"
+    )
+    p.add_argument(
+        "--tokens", type=positive, default=64, metavar="N", help="mean tokens of an answer"
+    )
+    p.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of lengths, words and times"
+    )
     p.add_argument("--chat", action="store_true", help="use /v1/chat/completions")
     p.add_argument(
         "--ignore-eos", action="store_true", help="no answer ends early (ark and vLLM know it)"
     )
     p.add_argument(
-        "--first-goal", type=milliseconds, metavar="MS", help="goodput: most to the first token"
+        "--first-goal",
+        type=milliseconds,
+        metavar="MS",
+        help="goodput: most milliseconds to the first token (default: none)",
     )
     p.add_argument(
-        "--token-goal", type=milliseconds, metavar="MS", help="goodput: most a further token, mean"
+        "--token-goal",
+        type=milliseconds,
+        metavar="MS",
+        help="goodput: most milliseconds a further token, mean (default: none)",
     )
-    p.add_argument("--json", metavar="FILE", help="write the figures; - is the standard output")
+    add_figures(p)
     p.set_defaults(func=run)
 
 
