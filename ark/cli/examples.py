@@ -40,7 +40,7 @@ EXAMPLES = {
     "bench comm": ("ark bench comm all_reduce --ranks 2 --sizes 1K:1M --vs gloo",),
     "bench fidelity": ("ark bench fidelity --backend cuda --json fidelity.json",),
     "bench parallel": ("ark bench parallel --config llama-3.1-8b --ranks 2 --layers 8",),
-    "bench serve": ("ark bench serve --url http://127.0.0.1:8000 --rate 2,8,inf --tokens 32",),
+    "bench serve": ("ark bench serve --rate 2,8,inf --prompt 40 --tokens 32",),
     "bench torch": ("ark bench torch resnet --vs inductor",),
     "cache": ("ark cache", "ark cache clear"),
     "completion": ("ark completion bash > ~/.local/share/bash-completion/completions/ark",),

@@ -112,7 +112,7 @@ def test_lines_that_go_on() -> None:
     assert message(ask("a\\", "b\\", "c", "d")) == "a\nb\nc"
 
 
-def test_the_command_says_what_transformers_says(
+def test_the_command_answers_as_transformers_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import io
