@@ -118,10 +118,20 @@ def results(
     """The results of a run of `ark words...`. name: replaces the device's own."""
     device = name or probe.devices[index].name
     place = Place(device, machine.arch, machine.backend, machine.processors, devices)
+    return results_at(place, words, figures, probe.versions)
+
+
+def results_at(
+    place: Place,
+    words: Sequence[str],
+    figures: Sequence[Figure],
+    more_versions: Mapping[str, object] | None = None,
+) -> Results:
+    """The results of a run of `ark words...` at a place. more_versions: of drivers and the like."""
     return checked(
         Results(
             place,
-            {**versions(), **{k: str(v) for k, v in sorted(probe.versions.items())}},
+            {**versions(), **{k: str(v) for k, v in sorted((more_versions or {}).items())}},
             commit(),
             code_digest()[:16],
             datetime.date.today().isoformat(),

@@ -28,6 +28,7 @@ COMMANDS = {
     "info": "show backends, devices and versions, or require some",
     "doctor": "check what the loop kernel needs of a device",
     "generate": "generate text from a checkpoint directory",
+    "chat": "talk with a checkpoint in the terminal",
     "serve": "serve a checkpoint over HTTP, as OpenAI's clients expect",
     "run": "run an ONNX model on NumPy arrays",
     "plan": "make, read and check a plan without any device",

@@ -19,7 +19,7 @@ from ark.bench.decode import ContextFigures, Figures, PromptFigures, decode
 from ark.bench.fidelity import GREEDY_STEPS, TOLERANCE
 from ark.bench.results import Figure, figure, results
 from ark.bench.scaled import scaled
-from ark.cli import bench_comm, bench_fidelity, bench_ops, bench_parallel, bench_torch
+from ark.cli import bench_comm, bench_fidelity, bench_ops, bench_parallel, bench_serve, bench_torch
 from ark.cli.common import device_index, errors, share, to_be_started, write_results
 from ark.cli.parser import CHUNK, add_backend, add_device, add_figures, add_repeats, positive
 from ark.errors import InvalidUsageError
@@ -53,6 +53,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     bench_comm.register(kinds)
     bench_parallel.register(kinds)
     bench_torch.register(kinds)
+    bench_serve.register(kinds)
     d = kinds.add_parser("decode", help="time per token of one launch")
     d.add_argument(
         "--config",

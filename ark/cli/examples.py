@@ -11,6 +11,10 @@ EXAMPLES = {
         'ark generate examples/noah --prompt "The king said" --max-new-tokens 20',
         'ark generate examples/noah --prompt "The king" --temperature 0.8 --top-k 40 --seed 1',
     ),
+    "chat": (
+        'ark chat model --system "Be brief."',
+        "ark chat examples/noah --chat-template template.jinja --temperature 0.8",
+    ),
     "serve": (
         "ark serve examples/noah --port 8000",
         "ark serve examples/noah --slots 4 --api-key secret",
@@ -36,6 +40,7 @@ EXAMPLES = {
     "bench comm": ("ark bench comm all_reduce --ranks 2 --sizes 1K:1M --vs gloo",),
     "bench fidelity": ("ark bench fidelity --backend cuda --json fidelity.json",),
     "bench parallel": ("ark bench parallel --config llama-3.1-8b --ranks 2 --layers 8",),
+    "bench serve": ("ark bench serve --rate 2,8,inf --prompt 40 --tokens 32",),
     "bench torch": ("ark bench torch resnet --vs inductor",),
     "cache": ("ark cache", "ark cache clear"),
     "completion": ("ark completion bash > ~/.local/share/bash-completion/completions/ark",),

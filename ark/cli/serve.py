@@ -5,22 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
-import math
 import os
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import closing
 
-from ark.backend import registry
-from ark.cli.common import errors, progress, read_file, visible
+from ark.cli.common import visible
+from ark.cli.engines import chat_templates, open_engine
 from ark.cli.parser import CHUNK, add_backend, add_device, positive
 from ark.errors import InvalidUsageError, SystemError
-from ark.machine import Machine
-from ark.models.chat import DEFAULT, ChatTemplates
 from ark.models.checkpoint import Checkpoint
-from ark.models.plans import choose_context
 from ark.models.tokenizer import Tokenizer
 
-PACKAGES = ("jinja2", "prometheus_client", "starlette", "uvicorn")
+PACKAGES = ("prometheus_client", "starlette", "uvicorn")
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -131,7 +126,6 @@ def run(args: argparse.Namespace) -> int:
     from ark.server.app import Limits
     from ark.server.model import ServedModel
     from ark.server.run import Options, bound, serve, url_of
-    from ark.serving.engine import Engine
 
     keys = args.api_key or [key for key in [os.environ.get("ARK_API_KEY")] if key]
     if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
@@ -139,33 +133,11 @@ def run(args: argparse.Namespace) -> int:
     checkpoint = Checkpoint.open(args.directory)
     config = checkpoint.config
     tokenizer = Tokenizer.open(args.directory, vocab_size=config.vocab_size)
-    templates = ChatTemplates.open(args.directory, tokenizer.special_tokens)
-    if args.chat_template:
-        text = read_file(args.chat_template, "a chat template")
-        templates = replace(templates, source=args.chat_template, texts={DEFAULT: text})
-    backend, probe = registry.choose(args.backend)
-    if args.backend is None and backend.name == registry.FALLBACK:
-        errors.print(f"no accelerator found; running on {probe.devices[0].name}", style="dim")
-    for note in probe.notes:
-        errors.print(note, style="yellow")
-    with ExitStack() as stack:
-        listener = bound(args.host, args.port)
-        stack.callback(listener.close)
-        device = backend.open(args.device)
-        stack.callback(device.close)
-        check_memory(checkpoint, device.machine, args.slots, args.context)
-        with progress(False) as tell:
-            engine = Engine.open(
-                checkpoint,
-                backend,
-                device,
-                slots=args.slots,
-                context=args.context,
-                chunk=args.chunk,
-                pages=args.pages,
-                progress=tell,
-            )
-        stack.callback(engine.close)
+    templates = chat_templates(args.directory, tokenizer, args.chat_template)
+    with (
+        closing(bound(args.host, args.port)) as listener,
+        open_engine(args, checkpoint, args.slots, args.pages) as engine,
+    ):
         name = args.served_model_name or checkpoint.directory.resolve().name
         ends = frozenset(config.eos_token_ids)
         model = ServedModel(name, tokenizer, templates, engine.context, config.vocab_size, ends)
@@ -178,25 +150,3 @@ def run(args: argparse.Namespace) -> int:
 
         asyncio.run(serve(engine, model, options, listener, ready))
     return 0
-
-
-def check_memory(checkpoint: Checkpoint, machine: Machine, slots: int, context: int | None) -> None:
-    """Says before anything is loaded what weights, keys and values take; SystemError where the
-    device does not have as much memory.
-    """
-    config, item = checkpoint.config, checkpoint.dtype.itemsize
-    length = choose_context(checkpoint, context)
-    stored = {weight.stored_name: math.prod(weight.shape) for weight in checkpoint.weights.values()}
-    weights = item * sum(stored.values())
-    position = 2 * item * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    cache = position * length * slots
-    said = (
-        f"weights take {weights / 1e9:.2f} GB, keys and values of {slots} slots of {length} "
-        f"positions {cache / 1e9:.2f} GB"
-    )
-    room = machine.memory_bytes
-    if room and weights + cache > room:
-        most = (room - weights) // (position * slots)
-        help_ = f"--context {most}" if most > 0 else "fewer --slots or a smaller model"
-        raise SystemError(f"{said}, but {machine.name} has {room / 1e9:.2f} GB; use {help_}")
-    errors.print(f"{said}" + (f", of {room / 1e9:.2f} GB" if room else ""), style="dim")

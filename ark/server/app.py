@@ -40,6 +40,13 @@ from ark.serving.types import EngineLike
 PAGE = Path(__file__).parent / "page.html"
 CLOSED_BY_CLIENT = 499
 EVENT_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data:; connect-src 'self'; frame-ancestors 'none'; "
+    "base-uri 'none'; form-action 'none'",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",
+}
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -136,11 +143,12 @@ class Service:
         """GET /stats: the engine's state and recent rates, for the page."""
         now = msgspec.to_builtins(self.engine.stats())
         now["slot_ids"] = [bool(name) for name in now["slot_ids"]]
-        return _json({"model": self.model.name, **now, **self.metrics.recent()})
+        own = {"model": self.model.name, "chat": bool(self.model.templates.texts)}
+        return _json({**own, **now, **self.metrics.recent()})
 
     async def page(self, request: Request) -> Response:
         """GET /: the page."""
-        return Response(PAGE.read_bytes(), media_type="text/html; charset=utf-8")
+        return Response(PAGE.read_bytes(), 200, PAGE_HEADERS, "text/html; charset=utf-8")
 
     def _card(self) -> dict[str, Any]:
         return {

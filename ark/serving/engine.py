@@ -1,7 +1,7 @@
 """The engine: many requests on one device, each as if it were alone. A thread plans a step, has the
 device do it, and tells what was made; all other threads leave messages for it.
 
-Called by `ark.LLM` and the server. docs/serving.md describes a step.
+Used by `ark.LLM` and the server. docs/serving.md describes a step.
 """
 
 from __future__ import annotations

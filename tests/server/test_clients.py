@@ -35,9 +35,9 @@ NEW_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = make_checkpoint(tmp_path_factory.mktemp("served"), context=256)
-    (made / "chat_template.jinja").write_text(TEMPLATE)
-    return made
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("served"), context=256)
+    (checkpoint / "chat_template.jinja").write_text(TEMPLATE)
+    return checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def server(directory: Path) -> Iterator[Running]:
 def client(server: Running) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(
         base_url=f"{server.url}/v1", api_key="secret", max_retries=0, timeout=60
-    ) as made:
-        yield made
+    ) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -196,8 +196,8 @@ def test_a_stream_that_is_closed_frees_its_slot(server: Running, client: openai.
         extra_body={"ignore_eos": True},
     )
     next(iter(stream))
-    made = engine.stats().generated_tokens
+    before = engine.stats().generated_tokens
     stream.close()
     until(lambda: engine.stats().running == 0, "the slot is free")
-    assert engine.stats().generated_tokens < made + 250
+    assert engine.stats().generated_tokens < before + 250
     until(lambda: engine.stats().free_pages == engine.stats().pages, "the pages are free")

@@ -41,9 +41,9 @@ class Process:
         timer.start()
         line = self.process.stdout.readline()
         timer.cancel()
-        found = re.search(r"http://\S+", line)
-        assert found, (line, self.process.communicate()[1])
-        self.url = found.group()
+        address = re.search(r"http://\S+", line)
+        assert address, (line, self.process.communicate()[1])
+        self.url = address.group()
 
     def __enter__(self) -> Process:
         return self
@@ -63,8 +63,8 @@ def listening(pid: int) -> list[str]:
     """The local addresses on which a process listens."""
     inodes = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
-        found = re.fullmatch(r"socket:\[(\d+)\]", str(entry.readlink()))
-        inodes |= {found.group(1)} if found else set()
+        match = re.fullmatch(r"socket:\[(\d+)\]", str(entry.readlink()))
+        inodes |= {match.group(1)} if match else set()
     rows = [
         line.split()
         for name in ("tcp", "tcp6", "udp", "udp6")

@@ -31,7 +31,7 @@ LEAVES = {
 UNITS = re.compile(
     r"\b(tokens?|positions?|ranks?|devices?|processors?|layers?|sequences?|micro-batches|seconds|"
     r"GB/s|bytes|memory|span|index|seed|launches|repeat|measurements|trees|pieces|puts|ratio|"
-    r"logits|units|rank|requests|MiB|port)\b"
+    r"logits|units|words|milliseconds|rank|requests|MiB|port)\b"
 )
 
 

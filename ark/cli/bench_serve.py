@@ -1,0 +1,164 @@
+"""`ark bench serve`: what requests wait for at a server with OpenAI's routes, at given rates."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import os
+import platform
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ark.bench.results import Figure, Place, figure, results_at
+from ark.bench.serve import Summary, Target, asks, first_model, load, summary
+from ark.cli.common import errors, visible, write_results
+from ark.cli.parser import add_figures, positive
+from ark.errors import InvalidUsageError
+
+MEASURED = {
+    "first": "first_s",
+    "between": "between_s",
+    "per-token": "per_token_s",
+    "whole": "whole_s",
+}
+SHOWN = {
+    "first token": "first_s",
+    "between pieces": "between_s",
+    "a token, mean of a request": "per_token_s",
+    "whole answer": "whole_s",
+}
+
+
+def register(kinds: argparse._SubParsersAction) -> None:
+    p = kinds.add_parser(
+        "serve",
+        help="time to first token and between tokens of a server over HTTP",
+        description="Sends requests to a server at random times and shows what each has waited.",
+    )
+    p.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="address of a server with OpenAI's routes"
+    )
+    p.add_argument("--model", metavar="NAME", help="the model's name (default: the server's first)")
+    p.add_argument("--api-key", metavar="KEY", help="key of the server (default: ARK_API_KEY)")
+    p.add_argument(
+        "--rate",
+        type=rates,
+        default=[math.inf],
+        metavar="R,...",
+        help="requests a second, at random times (default: inf, all at once)",
+    )
+    p.add_argument(
+        "--requests", type=positive, default=64, metavar="N", help="number of requests at each rate"
+    )
+    p.add_argument(
+        "--prompt", type=positive, default=128, metavar="N", help="mean words of a prompt"
+    )
+    p.add_argument(
+        "--tokens", type=positive, default=64, metavar="N", help="mean tokens of an answer"
+    )
+    p.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of lengths, words and times"
+    )
+    p.add_argument("--chat", action="store_true", help="use /v1/chat/completions")
+    p.add_argument(
+        "--ignore-eos", action="store_true", help="no answer ends early (ark and vLLM know it)"
+    )
+    p.add_argument(
+        "--first-goal",
+        type=milliseconds,
+        metavar="MS",
+        help="goodput: most milliseconds to the first token (default: none)",
+    )
+    p.add_argument(
+        "--token-goal",
+        type=milliseconds,
+        metavar="MS",
+        help="goodput: most milliseconds a further token, mean (default: none)",
+    )
+    add_figures(p)
+    p.set_defaults(func=run)
+
+
+def rates(text: str) -> list[float]:
+    """An argparse type: requests a second, with commas between."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = [0.0]
+    if not all(value > 0 for value in values):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of rates above 0, as 2,8,inf")
+    return values
+
+
+def milliseconds(text: str) -> float:
+    """An argparse type: milliseconds above 0, as seconds."""
+    try:
+        value = float(text) / 1e3
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds above 0")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    key = args.api_key or os.environ.get("ARK_API_KEY", "")
+    if not (key.isascii() and (key.isprintable() or not key)):
+        raise InvalidUsageError("the API key has characters that HTTP headers cannot carry")
+    target = Target(args.url, args.model or "", key, args.chat)
+    target = dataclasses.replace(target, model=args.model or first_model(target))
+    extra: dict[str, Any] = {"ignore_eos": True} if args.ignore_eos else {}
+    measured = []
+    for rate in args.rate:
+        listed = asks(args.requests, rate, args.prompt, args.tokens, args.seed)
+        outcomes = load(target, listed, extra)
+        measured.append(summary(rate, listed, outcomes, args.first_goal, args.token_goal))
+    if args.json:
+        place = Place(
+            f"server at {args.url}"[:200], platform.machine(), "http", os.cpu_count() or 1
+        )
+        figures = [row for one in measured for row in figures_of(one, target.model)]
+        write_results(args.json, results_at(place, args.words, figures))
+    if args.json != "-":
+        show(measured, target)
+    failed = sum(one.failed for one in measured)
+    for said in sorted({said for one in measured for said in one.errors}):
+        errors.print(visible(f"failed: {said}"), style="red", soft_wrap=True)
+    return 1 if failed else 0
+
+
+def figures_of(one: Summary, model: str) -> Iterable[Figure]:
+    """A figure for each percentile of each time; where all requests failed, one that says so."""
+    name = f"serve/{''.join(c if c.isalnum() or c in '._-' else '-' for c in model)[:80]}"
+    name += f"-rate-{one.rate:g}"
+    detail = dataclasses.asdict(one)
+    if one.failed == one.requests:
+        yield figure(name, None, error=f"all requests failed: {one.errors[0]}", detail=detail)
+        return
+    for label, times in MEASURED.items():
+        for share, seconds in getattr(one, times).items():
+            yield figure(f"{name}-{label}-{share}", max(seconds, 1e-9), detail=detail)
+            detail = {}
+
+
+def show(measured: Iterable[Summary], target: Target) -> None:
+    """Prints a table for each rate."""
+    console = Console(markup=False)
+    for one in measured:
+        arrive = "all at once" if math.isinf(one.rate) else f"{one.rate:g} a second"
+        title = visible(f"{target.model} at {target.url}: {one.requests} requests, {arrive}")
+        table = Table("", "p50", "p90", "p99", title=title)
+        for label, times in SHOWN.items():
+            values = getattr(one, times)
+            table.add_row(label, *(f"{values[p] * 1e3:.1f} ms" if values else "-" for p in values))
+        console.print(table)
+        good = "" if one.goodput is None else f", {one.goodput:.2f} requests/s kept the goals"
+        console.print(
+            f"{one.requests_per_s:.2f} requests/s, {one.tokens_per_s:.1f} tokens/s ({one.tokens} "
+            f"of {one.prompt_tokens} prompt tokens in {one.seconds:.2f} s){good}"
+            + (f"; {one.failed} failed" if one.failed else "")
+        )

@@ -1,0 +1,238 @@
+"""`ark chat DIR`: a conversation with a checkpoint in the terminal.
+
+The engine keeps keys and values of the conversation so far in its prefix cache, so that each answer
+begins after the new message alone was read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import queue
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from ark.cli.common import errors, visible
+from ark.cli.engines import chat_templates, open_engine
+from ark.cli.parser import CHUNK, CONTEXT, add_backend, add_device, positive
+from ark.errors import BaseError, GpuError, InvalidUsageError
+from ark.models.chat import ChatTemplates
+from ark.models.checkpoint import Checkpoint
+from ark.models.sampling import SamplingParams
+from ark.models.tokenizer import Tokenizer
+from ark.serving.types import EngineLike, Event, FinishReason, Request
+
+HELP = """\
+/reset         forget the conversation
+/system TEXT   begin anew with this system message; without TEXT, with none
+/help          show this
+/exit          end, as Ctrl-D does
+A line that ends with a backslash goes on in the next line. Ctrl-C stops an answer."""
+CONTINUED = "\\"
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    p = subparsers.add_parser(
+        "chat",
+        help="talk with a checkpoint in the terminal",
+        description="Talks with a checkpoint in the terminal.\n\n" + HELP,
+    )
+    p.add_argument(
+        "directory", help="a folder with config.json, safetensors files and tokenizer.json"
+    )
+    p.add_argument("--system", metavar="TEXT", help="the system message (default: none)")
+    p.add_argument(
+        "--chat-template", metavar="FILE", help="a Jinja template (default: the checkpoint's)"
+    )
+    p.add_argument(
+        "--max-new-tokens",
+        type=positive,
+        metavar="N",
+        help="tokens of an answer, at most (default: what the context holds)",
+    )
+    p.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="divides the logits before sampling; 0 takes the likeliest token",
+    )
+    p.add_argument(
+        "--top-k",
+        type=int,
+        default=0,
+        metavar="K",
+        help="sample of the K likeliest tokens; 0 of all",
+    )
+    p.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="seed of the sampler's random numbers (default: random)",
+    )
+    p.add_argument("--context", type=positive, metavar="N", help=CONTEXT)
+    p.add_argument("--chunk", type=positive, metavar="N", help=CHUNK)
+    add_backend(p)
+    add_device(p)
+    p.set_defaults(func=run)
+
+
+@dataclass
+class Talk:
+    """A conversation with an engine. say: prints text as it comes."""
+
+    engine: EngineLike
+    tokenizer: Tokenizer
+    templates: ChatTemplates
+    sampling: SamplingParams
+    stop_token_ids: frozenset[int]
+    say: Callable[[str], None]
+    system: str | None = None
+    messages: list[dict[str, str]] = field(default_factory=list)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def reset(self, system: str | None = None) -> None:
+        """Forgets the conversation."""
+        self.messages.clear()
+        self.system = system
+
+    def answer(self, text: str) -> str:
+        """The answer to a message; both are part of the conversation from now on. An interrupt
+        stops the answer, of which the part that was made stays. Returns why it ended, as
+        FinishReason says it.
+
+        Raises InvalidUsageError, and forgets the message, where it cannot be answered.
+        """
+        begin = [] if self.system is None else [{"role": "system", "content": self.system}]
+        asked = {"role": "user", "content": text}
+        rendered = self.templates.render([*begin, *self.messages, asked])
+        prompt = self.tokenizer.encode(rendered, framed=False)
+        request = Request(
+            f"chat-{next(self._numbers)}", tuple(prompt), self.sampling, self.stop_token_ids
+        )
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.engine.submit(request, events.put)
+        stream = self.tokenizer.stream(prompt)
+        pieces: list[str] = []
+
+        def show(piece: str) -> None:
+            pieces.append(piece)
+            self.say(piece)
+
+        event = Event(request.id)
+        with _interrupts(lambda: self.engine.cancel(request.id)):
+            while event.finish is None:
+                event = events.get()
+                stopped = event.finish is FinishReason.STOP
+                for token in event.tokens[:-1] if stopped else event.tokens:
+                    show(stream.push(token))
+            show(stream.finish())
+        if event.finish is FinishReason.ERROR:
+            raise GpuError(event.error)
+        self.messages += [asked, {"role": "assistant", "content": "".join(pieces)}]
+        return event.finish.value
+
+
+@contextlib.contextmanager
+def _interrupts(then: Callable[[], None]) -> Iterator[None]:
+    """Within the block an interrupt calls a function, so that no event is lost by an exception."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: then())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def run(args: argparse.Namespace) -> int:
+    sampling = SamplingParams(
+        temperature=args.temperature,
+        top_k=args.top_k,
+        seed=args.seed,
+        max_tokens=args.max_new_tokens,
+    )
+    checkpoint = Checkpoint.open(args.directory)
+    tokenizer = Tokenizer.open(args.directory, vocab_size=checkpoint.config.vocab_size)
+    templates = chat_templates(args.directory, tokenizer, args.chat_template)
+    templates.render([{"role": "user", "content": "Hello"}])  # refused before anything is loaded
+    with open_engine(args, checkpoint, slots=1) as engine:
+        ends = frozenset(checkpoint.config.eos_token_ids)
+        talk = Talk(engine, tokenizer, templates, sampling, ends, _print, args.system)
+        return converse(talk, ask_of(sys.stdin.isatty()))
+
+
+def ask_of(terminal: bool) -> Callable[[str], str]:
+    """The function that reads a line, or raises EOFError. On a terminal it shows what it is given
+    and has the lines before at hand.
+    """
+    if not terminal:
+
+        def read(prompt: str) -> str:
+            line = sys.stdin.readline()
+            if not line:
+                raise EOFError
+            return line.rstrip("\n")
+
+        return read
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  input() has history and editing with it
+    errors.print("/help shows the commands; Ctrl-D ends", style="dim")
+    return input
+
+
+def converse(talk: Talk, ask: Callable[[str], str]) -> int:
+    """Reads messages and commands until the end of input; returns the exit code."""
+    while True:
+        try:
+            text = message(ask)
+        except EOFError:
+            return 0
+        except KeyboardInterrupt:
+            print()
+            continue
+        word, _, rest = text.strip().partition(" ")
+        if not text.strip():
+            continue
+        if word == "/exit":
+            return 0
+        if word in ("/reset", "/system"):
+            talk.reset((rest.strip() or None) if word == "/system" else talk.system)
+        elif word == "/help":
+            print(HELP)
+        elif word.startswith("/"):
+            errors.print(f"{visible(word)} is not a command; /help shows them", style="yellow")
+        else:
+            _answer(talk, text)
+
+
+def message(ask: Callable[[str], str]) -> str:
+    """The next message: a line, and those after it while a backslash ends them."""
+    lines = [ask("> ")]
+    while lines[-1].endswith(CONTINUED):
+        lines[-1] = lines[-1][: -len(CONTINUED)]
+        lines.append(ask(". "))
+    return "\n".join(lines)
+
+
+def _answer(talk: Talk, text: str) -> None:
+    try:
+        finish = talk.answer(text)
+    except InvalidUsageError as error:
+        errors.print(visible(f"{error}; /reset forgets the conversation"), soft_wrap=True)
+        return
+    except BaseError:
+        print()
+        raise
+    print(flush=True)
+    if finish == FinishReason.LENGTH.value:
+        errors.print(
+            "(the answer has reached its most tokens, or the context is full)", style="dim"
+        )
+    elif finish == FinishReason.CANCELLED.value:
+        errors.print("(stopped)", style="dim")
+
+
+def _print(text: str) -> None:
+    print(visible(text), end="", flush=True)

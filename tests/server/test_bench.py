@@ -1,0 +1,89 @@
+"""`ark bench serve` against a server whose engine makes a token each 5 ms."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ark.bench import results
+from ark.bench.serve import Ask, Target, asks, first_model, load, percentiles, summary
+from ark.cli import main
+from ark.errors import BaseError
+from ark.server.run import Options
+from tests.server.running import Running, noah_model, running
+from tests.server.stand_in import CountingEngine
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1))
+def test_percentiles_are_numpys(values: list[float]) -> None:
+    expected = np.percentile(values, [50, 90, 99], method="inverted_cdf")
+    assert list(percentiles(values).values()) == expected.tolist()
+
+
+def test_requests_arrive_at_the_rate_and_have_the_lengths_asked_for() -> None:
+    listed = asks(4000, 8.0, 100, 50, seed=3)
+    gaps = np.diff([ask.at_s for ask in listed])
+    assert gaps.mean() == pytest.approx(1 / 8, rel=0.1)
+    assert np.mean([len(ask.prompt.split()) for ask in listed]) == pytest.approx(100, rel=0.1)
+    assert np.mean([ask.max_tokens for ask in listed]) == pytest.approx(50, rel=0.1)
+    assert listed == asks(4000, 8.0, 100, 50, seed=3) != asks(4000, 8.0, 100, 50, seed=4)
+    assert {ask.at_s for ask in asks(5, math.inf, 10, 10, seed=0)} == {0.0}
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_load(server: Running, engine: CountingEngine, chat: bool) -> None:
+    engine.step_s = 0.005
+    target = Target(server.url, "noah", chat=chat)
+    assert first_model(target) == "noah"
+    listed = [Ask(0.0, "the king", count) for count in (1, 8, 30, 40, 5000)]
+    outcomes = load(target, listed, {"temperature": 0})
+    assert [one.tokens for one in outcomes] == [1, 8, 30, 40, 0]
+    assert "5,000 more were asked for" in outcomes[4].error
+    for ask, one in zip(listed[:4], outcomes, strict=False):
+        # The engine takes 5 ms a token at least, and pieces may be joined.
+        assert one.first_s > 0 and len(one.gaps_s) < ask.max_tokens
+        assert one.whole_s >= one.first_s + sum(one.gaps_s) - 1e-6
+        assert one.whole_s >= 0.005 * (ask.max_tokens - 1)
+    whole = summary(math.inf, listed, outcomes, first_goal_s=1e-9)
+    assert (whole.requests, whole.failed, whole.tokens, whole.goodput) == (5, 1, 79, 0)
+    assert whole.prompt_tokens == sum(one.prompt_tokens for one in outcomes) > 0
+    assert whole.tokens_per_s == pytest.approx(79 / whole.seconds)
+
+
+def test_the_command(
+    engine: CountingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(engine, noah_model(128), Options(keys=("key",))) as server:
+        words = ["bench", "serve", "--url", f"{server.url}/v1", "--requests", "6"]
+        words += ["--prompt", "5", "--tokens", "5", "--rate", "100,inf"]
+        assert main([*words, "--api-key", "key", "--json", str(tmp_path / "out.json")]) == 0
+        written = results.read(tmp_path / "out.json")
+        names = [row.figure for row in written.figures]
+        assert "serve/noah-rate-100-first-p50" in names and len(names) == len(set(names)) == 24
+        assert written.figures[0].detail["requests"] == 6
+        assert "6 requests" in capsys.readouterr().out
+        assert main([*words, "--api-key", "other"]) == 2
+        assert "401" in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serve", "--url", "http://127.0.0.1:9"]) == 2
+    assert "does not answer" in capsys.readouterr().err
+    with pytest.raises(BaseError, match="URL"):
+        first_model(Target("ftp://x", "m"))
+
+
+def test_another_server_without_usage_is_counted_by_pieces(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ark.server.choices import Answer
+
+    monkeypatch.setattr(Answer, "usage", lambda self: None)
+    (one,) = load(Target(server.url, "noah"), [Ask(0.0, "the king", 8)], {})
+    assert not one.error and 1 <= one.tokens <= 8 and json.dumps(one.gaps_s)

@@ -1,0 +1,154 @@
+"""`ark chat`: conversations on an engine without a model and on the shipped checkpoint."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ark.backend import registry
+from ark.cli import main
+from ark.cli.chat import Talk, converse, message
+from ark.cli.engines import check_memory
+from ark.errors import InvalidUsageError, SystemError
+from ark.models.chat import ChatTemplates
+from ark.models.checkpoint import Checkpoint
+from ark.models.sampling import SamplingParams
+from ark.models.tokenizer import Tokenizer
+from tests.server.running import NOAH, TEMPLATE
+from tests.server.stand_in import CountingEngine
+
+
+def talk_with(engine: CountingEngine, say: Callable[[str], None], **sampling: Any) -> Talk:
+    tokenizer = Tokenizer.open(NOAH, vocab_size=2048)
+    templates = ChatTemplates("the test", {"default": TEMPLATE}, {})
+    return Talk(engine, tokenizer, templates, SamplingParams(**sampling), frozenset([1]), say)
+
+
+def ask(*lines: str) -> Callable[[str], str]:
+    """A terminal at which these lines are typed."""
+    rest = iter(lines)
+
+    def read(prompt: str) -> str:
+        line = next(rest, None)
+        if line is None:
+            raise EOFError
+        if line == "^C":
+            raise KeyboardInterrupt
+        return line
+
+    return read
+
+
+def test_a_conversation_is_rendered_whole_each_time(engine: CountingEngine) -> None:
+    said: list[str] = []
+    talk = talk_with(engine, said.append, max_tokens=3, temperature=0)
+    talk.system = "Be brief."
+    assert talk.answer("One") == "length" and talk.answer("Two") == "length"
+    first, second = ("".join(said)[:3], "".join(said)[3:])
+    decode = talk.tokenizer.decode
+    assert decode(engine.submitted[1].prompt) == (
+        f"system: Be brief.\nuser: One\nassistant: {first}\nuser: Two\nassistant:"
+    )
+    assert [m["content"] for m in talk.messages] == ["One", first, "Two", second]
+    talk.reset("New")
+    talk.answer("Three")
+    assert decode(engine.submitted[2].prompt) == "system: New\nuser: Three\nassistant:"
+
+
+def test_an_interrupt_stops_the_answer_and_keeps_its_part(engine: CountingEngine) -> None:
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if len(said) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    engine.step_s = 0.02
+    talk = talk_with(engine, say, max_tokens=100)
+    assert talk.answer("One") == "cancelled"
+    assert talk.messages[1]["content"] == "".join(said) and 3 <= len("".join(said)) < 60
+    assert engine.cancelled == ["chat-0"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert talk.answer("Two") == "length" or len(talk.messages) == 4
+
+
+def test_a_message_that_does_not_fit_is_forgotten(engine: CountingEngine) -> None:
+    from ark.serving.types import Request
+
+    def submit(request: Request, on_event: Any) -> None:
+        raise InvalidUsageError("the prompt has 900 tokens, but the context holds 128")
+
+    engine.submit = submit  # type: ignore[method-assign]
+    talk = talk_with(engine, print, max_tokens=3)
+    with pytest.raises(InvalidUsageError, match="900"):
+        talk.answer("One")
+    assert talk.messages == []
+
+
+def test_commands(engine: CountingEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    talk = talk_with(engine, lambda text: print(text, end=""), max_tokens=2)
+    lines = ["", "One\\", "Two", "^C", "/help", "/nonsense", "/system Be brief.", "Three"]
+    assert converse(talk, ask(*lines, "/exit", "Four")) == 0
+    assert [m["content"] for m in talk.messages][::2] == ["Three"] and talk.system == "Be brief."
+    decode = talk.tokenizer.decode
+    assert decode(engine.submitted[0].prompt) == "user: One\nTwo\nassistant:"
+    assert len(engine.submitted) == 2
+    printed = capsys.readouterr()
+    assert "/reset" in printed.out and "/nonsense is not a command" in printed.err
+    converse(talk, ask("/reset"))
+    assert talk.messages == [] and talk.system == "Be brief."
+    converse(talk, ask("/system"))
+    assert talk.system is None
+
+
+def test_lines_that_go_on() -> None:
+    assert message(ask("a\\", "b\\", "c", "d")) == "a\nb\nc"
+
+
+def test_the_command_answers_as_transformers_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import io
+
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    monkeypatch.setattr("sys.stdin", io.StringIO("Who are you?\nAnd he?\n"))
+    words = ["chat", str(NOAH), "--chat-template", str(template), "--backend", "cpu"]
+    assert main([*words, "--max-new-tokens", "8"]) == 0
+    tokenizer = AutoTokenizer.from_pretrained(NOAH)
+    model = AutoModelForCausalLM.from_pretrained(NOAH, dtype=torch.float32)
+    messages, expected = [], ""
+    for text in ("Who are you?", "And he?"):
+        messages.append({"role": "user", "content": text})
+        rendered = tokenizer.apply_chat_template(
+            messages, chat_template=TEMPLATE, add_generation_prompt=True, tokenize=False
+        )
+        ids = tokenizer(rendered, add_special_tokens=False, return_tensors="pt").input_ids
+        generated = model.generate(ids, max_new_tokens=8, do_sample=False)
+        answer = tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
+        messages.append({"role": "assistant", "content": answer})
+        expected += answer + "\n"
+    assert capsys.readouterr().out == expected
+
+
+def test_without_a_template(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", str(NOAH)]) == 2
+    assert "has no chat template" in capsys.readouterr().err
+
+
+def test_the_verdict_on_memory() -> None:
+    checkpoint = Checkpoint.open(NOAH)
+    room = 10_000_000
+    machine = replace(registry.machine("cpu-2"), memory_bytes=room)
+    # 3,771,648 parameters of 2 bytes; 6 layers of 2 heads of 32, keys and values, of 2 bytes.
+    fits = (room - 2 * 3_771_648) // (6 * 2 * 32 * 2 * 2)
+    assert "of 0.01 GB" in check_memory(checkpoint, machine, fits)
+    with pytest.raises(SystemError, match=f"room for {fits:,} positions"):
+        check_memory(checkpoint, machine, fits + 1)
