@@ -23,7 +23,6 @@ from ark.ir.values import whole
 from ark.machine import Machine
 from ark.models.build import FULL, Shape
 from ark.models.checkpoint import Checkpoint
-from ark.models.generation import warn_of_ignored
 from ark.models.load import check_plan, weights
 from ark.models.plans import (
     choose_chunk,
@@ -129,8 +128,6 @@ class Generator:
         dtype = DataType.from_numpy(checkpoint.dtype)
         usual = usual_chunk(target, dtype) if batch == 1 else 0
         self.context = choose_context(checkpoint, context)
-        if rank == 0:
-            warn_of_ignored(checkpoint.directory)
         self.shape = Shape(
             checkpoint.config,
             dtype,

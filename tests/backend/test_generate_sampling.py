@@ -21,7 +21,7 @@ from tests.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.emulated("slow")
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6]]
-COUNT = 10
+NEW_TOKENS = 10
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def theirs(small: Path, prompt: list[int], **how: Any) -> list[int]:
         text = model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt)),
-            max_new_tokens=COUNT,
+            max_new_tokens=NEW_TOKENS,
             **options,
         )
     return text[0].tolist()[len(prompt) :]
@@ -56,7 +56,7 @@ def theirs(small: Path, prompt: list[int], **how: Any) -> list[int]:
 def ours(generator: Generator, how: SamplingParams, stops: tuple[int, ...] = ()) -> list[list[int]]:
     prompts = PROMPTS[: generator.shape.batch]
     rows: list[list[int]] = [[] for _ in prompts]
-    for sequence, token in generator.stream_batch(prompts, COUNT, how, stops):
+    for sequence, token in generator.stream_batch(prompts, NEW_TOKENS, how, stops):
         rows[sequence].append(token)
     return rows
 

@@ -29,7 +29,7 @@ DEFAULTS = {
     "min_tokens": 0,
     "logprobs": 0,
 }
-LAST = 1  # place of the prompt's last token
+LAST_PLACE = 1  # place of the prompt's last token
 
 
 @dataclass
@@ -65,13 +65,13 @@ def draw(
 ) -> Drawn:
     """Draws `steps` tokens of each row of logits, which stay the same."""
     batch, vocabulary = logits.shape
-    context = LAST + steps + 2
+    context = LAST_PLACE + steps + 2
     state = TokenState.make(context, batch, vocabulary=vocabulary, logprobs=top)
     assert state.sampling is not None
     rows = ark.tensor(logits.shape)
     ark.sample(rows, state)
     bits = int(np.float32(temperature).view(np.int32))
-    lasts = last or (LAST,) * batch
+    lasts = last or (LAST_PLACE,) * batch
     settings = []
     for b in range(batch):
         low, high = key_halves(noise_key(seed, b))
@@ -83,7 +83,7 @@ def draw(
         added[:, token] = value
     values = {
         "settings": np.array(settings, np.int32).ravel(),
-        "position": np.full(batch, LAST),
+        "position": np.full(batch, LAST_PLACE),
         "tokens": np.zeros(batch * context),
         "output": np.full(batch * context, -1),
         "stops": np.array([*stops, *[-1] * (MAX_STOPS - len(stops))]),
@@ -100,7 +100,7 @@ def draw(
             tensor.from_numpy(array.astype(tensor.dtype().numpy))
         runtime.run(steps)
         after = Drawn(
-            state.tokens.to_numpy().reshape(batch, context)[:, LAST + 1 :],
+            state.tokens.to_numpy().reshape(batch, context)[:, LAST_PLACE + 1 :],
             state.sampling.logprobs.to_numpy().reshape(batch, context, 1 + 2 * top),
             state.sampling.counts.to_numpy(),
             {**values, "logits": logits},
@@ -120,7 +120,7 @@ def referenced(drawn: Drawn, steps: int) -> np.ndarray:
     inputs[3] = inputs[3].astype(np.int64)
     for _ in range(steps):
         inputs[2], inputs[3], inputs[4], inputs[8], inputs[9] = define(inputs, {})
-    return inputs[3].reshape(len(own["logits"]), -1)[:, LAST + 1 :]
+    return inputs[3].reshape(len(own["logits"]), -1)[:, LAST_PLACE + 1 :]
 
 
 def warped(scores: np.ndarray, temperature: float, **options: Any) -> np.ndarray:
@@ -229,21 +229,21 @@ def test_log_probabilities_are_torchs(backend: str) -> None:
     for b in range(2):
         best = torch.sort(log[b], descending=True, stable=True)
         for step in range(4):
-            place = drawn.logprobs[b, LAST + 1 + step]
+            place = drawn.logprobs[b, LAST_PLACE + 1 + step]
             values = place.view(np.float32)
             token = int(drawn.tokens[b, step])
             assert values[0] == pytest.approx(float(log[b, token]), abs=1e-5)
             assert place[1:9:2].tolist() == best.indices[:4].tolist()
             np.testing.assert_allclose(values[2:10:2], best.values[:4], atol=1e-5)
             assert place[9:].tolist() == [-1, -1]  # the fifth was not asked for
-    assert (drawn.logprobs[:, : LAST + 1] == -1).all()
+    assert (drawn.logprobs[:, : LAST_PLACE + 1] == -1).all()
 
 
 @pytest.mark.emulated("slow")
 def test_nothing_is_reported_where_nothing_is_asked(backend: str) -> None:
     assert (draw(SPREAD[None], 2, top=3).logprobs == -1).all()
     alone = draw(SPREAD[None], 2, top=3, logprobs=1).logprobs[0]
-    assert (alone[LAST + 1 : LAST + 3, 0] != -1).all()
+    assert (alone[LAST_PLACE + 1 : LAST_PLACE + 3, 0] != -1).all()
     assert (alone[:, 1:] == -1).all()
 
 
@@ -257,12 +257,14 @@ def test_suppressed_tokens_and_stops_before_the_minimum_never_come(backend: str)
 
 
 def test_a_sequence_within_its_prompt_draws_and_counts_nothing(backend: str) -> None:
-    drawn = draw(np.stack([SPREAD, SPREAD]), 4, last=(LAST, LAST + 3), top=1, logprobs=2)
+    drawn = draw(
+        np.stack([SPREAD, SPREAD]), 4, last=(LAST_PLACE, LAST_PLACE + 3), top=1, logprobs=2
+    )
     best = int(SPREAD.argmax())
     assert drawn.tokens[0, :4].tolist() == [best] * 4
     assert drawn.tokens[1, 2:4].tolist() == [0, best]
     assert drawn.counts[:, best].tolist() == [4, 1]
-    assert (drawn.logprobs[1, : LAST + 4] == -1).all()
+    assert (drawn.logprobs[1, : LAST_PLACE + 4] == -1).all()
 
 
 @pytest.mark.emulated("slow")
