@@ -82,7 +82,7 @@ def test_which_are_named(tmp_path: Path, fields: dict[str, Any], names: list[str
         {"stop_strings": ["a", "b"], "do_sample": True},
     ],
 )
-def test_what_is_followed_is_transformers(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_fields_are_read_as_transformers_reads_them(fields: dict[str, Any], tmp_path: Path) -> None:
     """What transformers' generate makes of the file, field by field."""
     theirs = GenerationConfig.from_pretrained(write(tmp_path, fields))
     theirs.update(**GenerationConfig._get_default_generation_params(), defaults_only=True)
@@ -100,7 +100,7 @@ def test_what_is_followed_is_transformers(fields: dict[str, Any], tmp_path: Path
     assert ours.stop == ((stop,) if isinstance(stop, str) else tuple(stop))
 
 
-def test_only_what_is_ignored_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_warning_names_ignored_fields_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, {"do_sample": True, "temperature": 0.6, "no_repeat_ngram_size": 3})
     sampling_fields(tmp_path, warn=False)
     assert not capsys.readouterr().err
