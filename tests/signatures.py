@@ -225,6 +225,8 @@ def _llama(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]
             found.append((name, llama_plans(shape, machine, {"fuse": fused})[0]))
         batch = Shape(config, dtype, 192, 0, batch=2)
         found.append((f"llama-{dtype.name}-batch", llama_plans(batch, machine)[0]))
+        full = Shape(config, dtype, 192, 16, sampling="full", logprobs=3)
+        found.append((f"llama-{dtype.name}-sampling", llama_plans(full, machine)[0]))
         pair = Shape(config, dtype, 192, 16, 0, 2)
         found += [(f"llama-{dtype.name}-rank{p.rank}", p) for p in llama_plans(pair, machine)]
     return found

@@ -8,17 +8,21 @@ import os
 import sys
 import time
 from contextlib import ExitStack, closing
+from typing import Any
 
 from ark.backend import registry
 from ark.cli.common import device_index, errors, progress, read_plan, share, to_be_started, visible
 from ark.cli.parser import CHUNK, CONTEXT, add_backend, add_device, positive
 from ark.errors import InvalidUsageError
+from ark.models.build import FULL
 from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
+from ark.models.generation import sampling_fields
 from ark.models.plans import choose_context
 from ark.models.request import no_room
 from ark.models.sampling import SamplingParams
+from ark.models.stops import StoppedText
 from ark.models.tokenizer import Tokenizer
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S, MOST_BUDGET_S
@@ -28,6 +32,28 @@ from ark.runtime.rank_info import rank_from_environment
 HEAD = 16  # characters for each place of the context: several times what a token has
 
 
+OPTIONS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+)
+"""Options that are fields of SamplingParams."""
+NUMBERS = (
+    ("--temperature", "X", "divides the logits before sampling; 0 takes the likeliest token"),
+    ("--top-k", "K", "sample of the K likeliest tokens; 0 of all"),
+    ("--top-p", "P", "sample of the likeliest tokens of probability P in sum; 1 of all"),
+    ("--min-p", "P", "sample of tokens of at least P times the likeliest one's probability"),
+    ("--typical-p", "P", "sample of the most typical tokens of probability P in sum; 1 of all"),
+    ("--repetition-penalty", "X", "divides or multiplies logits of tokens that were there; 1: off"),
+    ("--presence-penalty", "X", "subtracted from logits of tokens that were sampled"),
+    ("--frequency-penalty", "X", "the same for each time that they were sampled"),
+)
 FEWEST_OF_A_RATE = 16
 """Fewer tokens are not called a rate."""
 
@@ -55,23 +81,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument(
         "--system", metavar="TEXT", help="with --chat: a system message before it (default: none)"
     )
-    p.add_argument(
-        "--max-new-tokens", type=positive, default=128, metavar="N", help="tokens to make, at most"
-    )
-    p.add_argument(
-        "--temperature",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="divides the logits before sampling; 0 takes the likeliest token",
-    )
-    p.add_argument(
-        "--top-k",
-        type=int,
-        default=0,
-        metavar="K",
-        help="sample of the K likeliest tokens; 0 of all",
-    )
+    add_sampling(p)
     p.add_argument(
         "--seed", type=int, default=0, metavar="N", help="seed of the sampler's random numbers"
     )
@@ -113,6 +123,26 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.set_defaults(func=run)
 
 
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Options that come before generation_config.json."""
+    parser.add_argument(
+        "--max-new-tokens",
+        type=positive,
+        metavar="N",
+        help="tokens to make, at most (default: generation_config.json's, else 128)",
+    )
+    for name, metavar, meaning in NUMBERS:
+        kind = int if name == "--top-k" else float
+        told = f"{meaning} (default: generation_config.json's)"
+        parser.add_argument(name, type=kind, metavar=metavar, help=told)
+    parser.add_argument(
+        "--stop",
+        action="append",
+        metavar="TEXT",
+        help="end the text before this one; may be given several times (default: none)",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     rank_info = rank_from_environment()
     if to_be_started(args.ranks, rank_info):
@@ -129,11 +159,13 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidUsageError(
             f"the budget is {args.budget} s; it must be above 0 and at most {MOST_BUDGET_S:g}"
         )
-    sampling = SamplingParams(temperature=args.temperature, top_k=args.top_k, seed=args.seed)
+    given = given_sampling(args)
     checkpoint = Checkpoint.open(args.directory)
     tokenizer = Tokenizer.open(args.directory, vocab_size=checkpoint.config.vocab_size)
     backend, probe = registry.choose(args.backend)
     leader = rank_info.rank == 0
+    fields = sampling_fields(checkpoint.directory, warn=leader)
+    sampling = SamplingParams(**{"max_tokens": 128, **fields, **given})
     if args.backend is None and backend.name == registry.FALLBACK and leader:
         errors.print(f"no accelerator found; running on {probe.devices[0].name}", style="dim")
     for note in probe.notes if leader else ():
@@ -162,6 +194,7 @@ def run(args: argparse.Namespace) -> int:
                     chunk=args.chunk,
                     batch=len(prompts),
                     split=args.split or "",
+                    sampling=FULL if sampling.beyond(("temperature", "top_k")) else "",
                     ranks=ranks,
                     rank=rank_info.rank,
                     world_size=rank_info.world_size,
@@ -176,6 +209,15 @@ def run(args: argparse.Namespace) -> int:
                 return answer(args, generator, tokenizer, prompts[0], sampling, leader)
         finally:
             device.close()
+
+
+def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of SamplingParams that options set, checked."""
+    fields = {name: getattr(args, name) for name in OPTIONS}
+    fields |= {"max_tokens": args.max_new_tokens, "seed": args.seed}
+    given = {name: value for name, value in fields.items() if value is not None}
+    SamplingParams(**given)
+    return given
 
 
 def rendered(
@@ -248,21 +290,26 @@ def answer(
     What was made before an interrupt or an error is printed as well.
     """
     tokens: list[int] = []
-    text = tokenizer.stream(prompt)
+    text = StoppedText(tokenizer.stream(prompt), sampling.stop)
+    most = sampling.max_tokens or generator.context
     pieces: list[str] = []
     show = leader and not args.json
     finish = "error"
     begin = first = time.monotonic()
     try:
         # Whatever leaves this block stops the device first.
-        with closing(generator.stream(prompt, args.max_new_tokens, sampling)) as stream:
+        with closing(generator.stream(prompt, most, sampling)) as stream:
             for token in stream:
                 first = first if tokens else time.monotonic()
                 tokens.append(token)
                 pieces.append(text.push(token))
                 if show:
                     print(visible(pieces[-1]), end="", flush=True)
-        finish = generator.finish_reason(len(prompt), tokens)
+                if text.stopped is not None:
+                    break
+        finish = "stop"
+        if text.stopped is None:
+            finish = generator.finish_reason(len(prompt), tokens)
     except BrokenPipeError:
         show = leader = False
         raise
@@ -304,16 +351,22 @@ def answer_batch(
     was made before an interrupt or an error as well.
     """
     made: list[list[int]] = [[] for _ in prompts]
+    texts = [StoppedText(tokenizer.stream(prompt), sampling.stop) for prompt in prompts]
+    pieces: list[list[str]] = [[] for _ in prompts]
+    most = sampling.max_tokens or generator.context
     begin = time.monotonic()
     try:
-        with closing(generator.stream_batch(prompts, args.max_new_tokens, sampling)) as stream:
+        with closing(generator.stream_batch(prompts, most, sampling)) as stream:
             for sequence, token in stream:
-                made[sequence].append(token)
+                if texts[sequence].stopped is None:
+                    made[sequence].append(token)
+                    pieces[sequence].append(texts[sequence].push(token))
+                if all(text.stopped is not None for text in texts):
+                    break
     finally:
         seconds = time.monotonic() - begin
-        for number, (prompt, tokens) in enumerate(zip(prompts, made, strict=True), 1):
-            pieces = tokenizer.stream(prompt)
-            text = "".join([*(pieces.push(token) for token in tokens), pieces.finish()])
+        for number, tokens in enumerate(made, 1):
+            text = "".join([*pieces[number - 1], texts[number - 1].finish()])
             if args.json and any(made):
                 print(json.dumps({"text": text, "tokens": tokens}), flush=True)
             elif any(made):

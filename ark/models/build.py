@@ -20,11 +20,13 @@ from ark.models.config import LlamaConfig
 from ark.models.llama import Llama
 from ark.models.shard import Share, check_ranks, split
 from ark.ops.tokens import TokenState
+from ark.tasks.adjusted import MAX_TOP
 from ark.tasks.sequences import MAX_BATCH
 
 MIN_BEGIN_CHUNK_TOKENS = (
     128  # tokens of a chunk from which the last chunk also samples the first token
 )
+FULL = "full"  # of Shape.sampling
 LASTING = ("parameter", "state", "host")  # arenas that survive a launch
 
 
@@ -51,7 +53,9 @@ class Shape:
     prompts are read by the decoding phase, one token per iteration, so chunk is 0. split: how the
     ranks share the model: empty for ark.models.shard, or a name of ark.parallel.plans.PLANS. pages:
     keys and values are in pages; then a phase `chunk` reads chunks of one prompt, beside phases
-    that decode some of the batch's sequences each.
+    that decode some of the batch's sequences each. sampling: FULL for a plan that follows all of
+    ark.SamplingParams and reports up to `logprobs` of the highest log probabilities; empty for
+    greedy and top-k sampling alone.
 
     A chunk of at least MIN_BEGIN_CHUNK_TOKENS takes less time than two tokens one by one: then the
     prompt's last chunk is a separate entry point, which also samples the first token.
@@ -66,6 +70,8 @@ class Shape:
     batch: int = 1
     split: str = ""
     pages: Pages | None = None
+    sampling: str = ""
+    logprobs: int = 0
 
     @property
     def begins(self) -> bool:
@@ -91,6 +97,11 @@ class Shape:
             raise InvalidUsageError(
                 f"batch={self.batch} is out of range; 1 to {MAX_BATCH} sequences can be decoded "
                 "together"
+            )
+        if self.sampling not in ("", FULL) or not 0 <= self.logprobs <= MAX_TOP:
+            raise InvalidUsageError(
+                f"sampling={self.sampling!r} with {self.logprobs} log probabilities was asked for; "
+                f"give {FULL!r} or an empty text, and 0 to {MAX_TOP} log probabilities"
             )
         if self.batch > 1 and self.chunk and self.pages is None:
             raise InvalidUsageError(
@@ -140,7 +151,7 @@ def _trace(model: Model, decoder: Llama, shape: Shape) -> None:
     """The entry points of a decoder whose sequences have caches of their own."""
     decoder.setup(shape.context, shape.batch)
     decoder.name_tensors()
-    state = TokenState.make(shape.context, shape.batch)
+    state = TokenState.make(shape.context, shape.batch, **_sampling(shape))
     if shape.chunk:
         with model.graph.entry("prompt"):
             decoder.prompt(state, shape.chunk)
@@ -151,6 +162,12 @@ def _trace(model: Model, decoder: Llama, shape: Shape) -> None:
         decoder.decode(state)
 
 
+def _sampling(shape: Shape) -> dict[str, int]:
+    """What TokenState.make is given for the shape's sampling."""
+    vocabulary = shape.config.vocab_size if shape.sampling else 0
+    return {"vocabulary": vocabulary, "logprobs": shape.logprobs}
+
+
 def _trace_paged(model: Model, decoder: Llama, shape: Shape, pages: Pages) -> None:
     """The entry points of a decoder whose sequences share pages: chunks of a prompt, which has a
     state of its own, and decoding by each number of rows.
@@ -158,7 +175,7 @@ def _trace_paged(model: Model, decoder: Llama, shape: Shape, pages: Pages) -> No
     decoder.setup_pages(shape.context, pages.pool, pages.size)
     decoder.name_tensors()
     most = pages.most(shape.context)
-    state = TokenState.make(shape.context, shape.batch, most)
+    state = TokenState.make(shape.context, shape.batch, most, **_sampling(shape))
     if shape.chunk:
         prompt = TokenState.make(shape.context, 1, most, prefix="prompt_")
         with model.graph.entry("chunk"):

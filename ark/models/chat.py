@@ -185,14 +185,14 @@ def _environment() -> ImmutableSandboxedEnvironment:
             sort_keys=sort_keys,
         )
 
-    made = ImmutableSandboxedEnvironment(
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
-    made.filters["tojson"] = tojson
-    made.globals["raise_exception"] = raise_exception
-    made.globals["namespace"] = namespace
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return made
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["namespace"] = namespace
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
 
 
 def _read(path: Path) -> str:
@@ -232,7 +232,7 @@ def _listed(messages: Any) -> Sequence[Any]:
             f"the messages are {messages!r:.60}; give a list of objects with role and content"
         )
     if not messages:
-        raise InvalidUsageError("there are no messages; give at least one")
+        raise InvalidUsageError("a list of no messages was given; give at least one")
     return messages
 
 

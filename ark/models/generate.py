@@ -22,9 +22,8 @@ from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType
 from ark.ir.values import whole
 from ark.machine import Machine
-from ark.models.build import Shape
+from ark.models.build import FULL, Shape
 from ark.models.checkpoint import Checkpoint
-from ark.models.generation import warn_of_ignored
 from ark.models.load import check_plan, weights
 from ark.models.plans import (
     choose_chunk,
@@ -33,13 +32,14 @@ from ark.models.plans import (
     plan_batch,
     plan_chunk,
     plan_context,
+    plan_sampling,
     plans,
     usual_chunk,
 )
 from ark.models.request import check_arguments, check_stops, no_room
 from ark.models.same import check_same_model
 from ark.models.sampling import GREEDY, SamplingParams, seeded_alike
-from ark.models.sequences import read_tokens, write_sequences
+from ark.models.sequences import read_logprobs, read_tokens, write_sequences
 from ark.ops.tokens import MAX_STOPS
 from ark.plan.rotated import on_rank
 from ark.plan.serialize import machine_of
@@ -73,6 +73,8 @@ class Generator:
         chunk: int | None = None,
         batch: int = 1,
         split: str = "",
+        sampling: str = "",
+        max_logprobs: int = 0,
         ranks: Ranks | None = None,
         rank: int = 0,
         world_size: int = 1,
@@ -84,7 +86,8 @@ class Generator:
     ) -> None:
         """chunk: prompt tokens per iteration, by default usual_chunk's. batch: sequences decoded
         together, for `stream_batch`; their prompts are read one token per iteration, without
-        chunks. split: how ranks share the model, as in ark.models.build.Shape.
+        chunks. split: how ranks share the model; sampling, max_logprobs: how the plan samples and
+        what it reports (`sampling`, `logprobs`); all as in ark.models.build.Shape.
 
         progress(step, done, total) is called while weights are loaded (bytes) and once per step of
         unknown length (total 0).
@@ -101,6 +104,7 @@ class Generator:
             backend=backend,
             device=device,
             split=split,
+            sampling=sampling,
             ranks=ranks,
             machine=machine,
             plan=plan,
@@ -115,17 +119,16 @@ class Generator:
         self.checkpoint = checkpoint
         self._streaming = threading.Lock()
         self._closed = False
+        self._reported: int | None = None
         self._ranks = ranks
         if plan is not None:
             limit = checkpoint.config.max_position_embeddings
-            batch = plan_batch(plan)
+            batch, (sampling, max_logprobs) = plan_batch(plan), plan_sampling(plan)
             context, chunk = context or min(plan_context(plan), limit), plan_chunk(plan)
         target = machine or device.machine
         dtype = DataType.from_numpy(checkpoint.dtype)
         usual = usual_chunk(target, dtype) if batch == 1 else 0
         self.context = choose_context(checkpoint, context)
-        if rank == 0:
-            warn_of_ignored(checkpoint.directory)
         self.shape = Shape(
             checkpoint.config,
             dtype,
@@ -135,6 +138,8 @@ class Generator:
             world_size,
             batch,
             split,
+            sampling,
+            whole("the number of log probabilities", max_logprobs),
         )
         tell("planning", 0, 0)
         if plan is None:
@@ -266,6 +271,11 @@ class Generator:
         stops = check_stops(
             self.checkpoint.config.eos_token_ids if stop_tokens is None else stop_tokens
         )
+        if how.min_tokens and len(stops) > MAX_STOPS:
+            raise InvalidUsageError(
+                f"min_tokens is {how.min_tokens} and there are {len(stops)} stop tokens, but the "
+                f"device holds back at most {MAX_STOPS}; give fewer, or leave min_tokens at 0"
+            )
         if self._closed:
             raise InvalidUsageError("this Generator was closed; create another one")
         if not self._streaming.acquire(blocking=False):
@@ -284,10 +294,16 @@ class Generator:
             raise InvalidUsageError(
                 f"the sampling is {sampling!r:.60}; make it with ark.SamplingParams"
             )
-        if others := sampling.beyond(("temperature", "top_k")):
+        others = () if self.shape.sampling else sampling.beyond(("temperature", "top_k"))
+        if others:
             raise InvalidUsageError(
-                f"{', '.join(others)} of the sampling cannot be followed by this Generator; leave "
-                "these fields at their defaults"
+                f"{', '.join(others)} of the sampling cannot be followed by this Generator; make "
+                f"it with sampling={FULL!r}"
+            )
+        if (sampling.logprobs or 0) > self.shape.logprobs:
+            raise InvalidUsageError(
+                f"{sampling.logprobs} log probabilities were asked for, but this Generator reports "
+                f"at most {self.shape.logprobs}; make it with max_logprobs={sampling.logprobs}"
             )
         return seeded_alike(sampling, self._ranks if self.shape.world_size > 1 else None)
 
@@ -310,6 +326,9 @@ class Generator:
         write_sequences(self.executor, self.shape, prompts, totals, how, stops)
         output = self.executor.host_view("output")
         output[:] = -1
+        if self.shape.sampling:
+            self.executor.host_view("logprobs")[:] = -1
+        self._reported = how.logprobs
         starts = [len(prompt) for prompt in prompts]
         total, start = max(zip(totals, starts, strict=True))
         run = self.executor.start(self.shape.iterations(start, total - start))
@@ -325,6 +344,17 @@ class Generator:
                 run.check_complete()
         finally:
             run.stop()
+
+    def logprobs(self, place: int, sequence: int = 0) -> tuple[float, dict[int, float]]:
+        """The log probability of the token at a place of the text (its prompt's first token is at
+        0), and the highest ones by id, as many as the last stream's sampling asked for.
+        """
+        if self._reported is None:
+            raise InvalidUsageError("the sampling asked for no log probabilities; set its logprobs")
+        each = 1 + 2 * self.shape.logprobs
+        first = (sequence * self.context + place) * each
+        words = self.executor.host_view("logprobs")[first : first + each]
+        return read_logprobs(words, self._reported)
 
     def finish_reason(self, prompt: int, tokens: Sequence[int]) -> str:
         """The reason why a stream ended: "stop" (an end token), "context" (it is full) or

@@ -1,4 +1,6 @@
-"""What generation_config.json asks for and ark does not do. Called by ark.models.generate."""
+"""How generation_config.json has a checkpoint sampled, as transformers read it. Called by the
+command line, `ark.LLM` and the server, whose own settings come before it.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from ark import log
+from ark.errors import InvalidUsageError, ModelError
 from ark.models.fields import Fields
+from ark.models.sampling import SamplingParams
 
 FILE = "generation_config.json"
-READ = ("eos_token_id",)
+RENAMED = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "repetition_penalty": "repetition_penalty",
+    "stop_strings": "stop",
+    "suppress_tokens": "suppress_tokens",
+}
+"""Fields of SamplingParams by the names that the file has for them."""
+SAMPLED_DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+"""What transformers sample by where `do_sample` is true and the file says nothing else."""
+READ = ("eos_token_id", "do_sample", *RENAMED, *SAMPLED_DEFAULTS)
 WITHOUT_EFFECT = (
     "_from_model_config",
     "bos_token_id",
@@ -27,27 +41,11 @@ WITHOUT_EFFECT = (
     "use_cache",
 )
 """Fields that change no token of a single sequence."""
-SAMPLED = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "top_h",
-    "typical_p",
-    "epsilon_cutoff",
-    "eta_cutoff",
-)
+SAMPLED = (*SAMPLED_DEFAULTS, "top_h", "epsilon_cutoff", "eta_cutoff")
 """Fields that transformers reads only where `do_sample` is true."""
 NEUTRAL: dict[str, Any] = {
-    "do_sample": False,
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
     "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0,
-    "repetition_penalty": 1.0,
     "encoder_repetition_penalty": 1.0,
     "diversity_penalty": 0.0,
     "length_penalty": 1.0,
@@ -66,6 +64,33 @@ NEUTRAL: dict[str, Any] = {
 """Values that change nothing (max_length: that of a file that says none)."""
 BEAMS = ("early_stopping", "length_penalty", "diversity_penalty")
 ASSISTED = ("assistant_", "num_assistant_", "target_lookbehind", "prompt_lookup_")
+
+
+def sampling_fields(directory: Path, warn: bool = True) -> dict[str, Any]:
+    """The fields of SamplingParams that the file sets: greedy unless `do_sample` is true.
+
+    warn: a warning names the fields that would change the text and are not followed. ModelError
+    for a damaged file or a value that is out of its range.
+    """
+    path = directory / FILE
+    fields = Fields.read(path) if path.exists() else Fields(str(path), {})
+    sampled = fields.flag("do_sample", False)
+    values: dict[str, Any] = {"temperature": 0.0}
+    if sampled:
+        values = {
+            name: usual if fields.get(name) is None else fields.get(name)
+            for name, usual in SAMPLED_DEFAULTS.items()
+        }
+    for name, own in RENAMED.items():
+        if fields.get(name) is not None:
+            values[own] = fields.get(name)
+    try:
+        SamplingParams(**{"max_tokens": None, **values})
+    except InvalidUsageError as error:
+        raise ModelError(f"{path}: {error}. Correct the field, or remove it.") from None
+    if warn:
+        warn_of_ignored(directory)
+    return values
 
 
 def ignored(directory: Path) -> dict[str, Any]:
@@ -95,6 +120,6 @@ def warn_of_ignored(directory: Path) -> None:
     if found:
         said = ", ".join(f"{name} {json.dumps(value):.60}" for name, value in found.items())
         log.warn(
-            f"{directory / FILE} asks for {said}, which ark does not follow: tokens are drawn as "
-            "--temperature, --top-k and --max-new-tokens (Sampling) say, greedily without them"
+            f"{directory / FILE} asks for {said}, which ark does not follow; the text may differ "
+            "from that of transformers"
         )

@@ -23,7 +23,7 @@ from ark.ir.values import whole
 from ark.lower import registry as ops
 from ark.lower.ranks import plan_ranks
 from ark.machine import Machine
-from ark.models.build import Shape, build
+from ark.models.build import FULL, Shape, build
 from ark.models.checkpoint import Checkpoint
 from ark.plan import kind as kinds
 from ark.plan.rotated import Rotated, mark_verified
@@ -124,7 +124,8 @@ def _meta(shape: Shape) -> dict[str, Any]:
     meta = {"model": shape.config.architecture, "context": shape.context, "chunk": shape.chunk}
     if shape.pages is not None:
         meta |= {"pages": shape.pages.pool, "page": shape.pages.size}
-    return meta | ({"batch": shape.batch} if shape.batch > 1 else {})
+    meta |= {"batch": shape.batch} if shape.batch > 1 else {}
+    return meta | ({"sampling": shape.sampling} if shape.sampling else {})
 
 
 def _texts(rank_plans: Sequence[Plan]) -> list[str]:
@@ -202,6 +203,12 @@ def plan_context(plan: Plan) -> int:
 def plan_batch(plan: Plan) -> int:
     """The sequences that a decoder's plan decodes together."""
     return next((t.shape[0] for t in plan.tensors if t.name == "position"), 1)
+
+
+def plan_sampling(plan: Plan) -> tuple[str, int]:
+    """A decoder's `sampling` and `logprobs`, as of ark.models.build.Shape."""
+    tops = [int(op.params["top"]) for op in plan.ops if op.kind == "sample_adjusted"]
+    return (FULL, tops[0]) if tops else ("", 0)
 
 
 def plan_chunk(plan: Plan) -> int:

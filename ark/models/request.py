@@ -70,6 +70,7 @@ _OTHERS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "checkpoint": (lambda v: isinstance(v, Checkpoint), "one that Checkpoint.open(directory) made"),
     "backend": (lambda v: hasattr(v, "probe"), "one that ark.backend.registry.get(name) gives"),
     "device": (lambda v: hasattr(v, "alloc"), "one that backend.open(index) gives"),
+    "sampling": (lambda v: isinstance(v, str), "'full', or nothing"),
     "split": (lambda v: isinstance(v, str), "the name of a parallel plan, or nothing"),
     "machine": (
         lambda v: v is None or isinstance(v, Machine),

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ark.errors import InvalidUsageError
+from ark.errors import GpuError, InvalidUsageError
 from ark.models.build import Shape
 from ark.models.sampling import SamplingParams
 from ark.ops.tokens import MAX_STOPS
 from ark.runtime.run import Run
 from ark.runtime.runner import Runner
+from ark.tasks.adjusted import IN_PROMPT, OPTIONS
 from ark.tasks.tokens import SETTINGS, key_halves, noise_key
 
 
@@ -39,17 +40,64 @@ def write_sequences(
     tokens = np.zeros((shape.batch, shape.context), np.int32)
     settings = np.zeros((shape.batch, len(SETTINGS)), np.int32)
     settings[:, SETTINGS.index("last")] = -1
+    if shape.sampling:
+        write_options(runner, shape, prompts, sampling)
     known = list(stops[:MAX_STOPS])
     temperature = int(np.float32(sampling.temperature).view(np.int32))
     for b, (prompt, total) in enumerate(zip(prompts, totals, strict=True)):
         tokens[b, : len(prompt)] = prompt
         low, high = key_halves(noise_key(sampling.seed or 0, b))
         last = len(prompt) - 1
-        settings[b] = [temperature, sampling.top_k, low, last, total, len(known), high]
+        top_k = 0 if shape.sampling else sampling.top_k  # else among the options
+        settings[b] = [temperature, top_k, low, last, total, len(known), high]
     runner.write("tokens", tokens.ravel())
     runner.write("position", np.full(shape.batch, position, np.int32))
     runner.write("settings", settings.ravel())
     runner.write("stops", np.array([*known, *([-1] * (MAX_STOPS - len(known)))], np.int32))
+
+
+def write_options(
+    runner: Runner, shape: Shape, prompts: Sequence[Sequence[int]], sampling: SamplingParams
+) -> None:
+    """Sets the state of ark.ops.sampling_state.SamplingState, the same for each sequence."""
+    bias = np.zeros((shape.batch, shape.config.vocab_size), np.float32)
+    counts = np.zeros(bias.shape, np.int32)
+    for token, value in sampling.logit_bias.items():
+        bias[:, _known(token, shape)] = value
+    for token in sampling.suppress_tokens:
+        bias[:, _known(token, shape)] = -np.inf
+    for b, prompt in enumerate(prompts):
+        counts[b, list(prompt)] = IN_PROMPT
+    reported = 0 if sampling.logprobs is None else sampling.logprobs + 1
+    values = {name: getattr(sampling, name) for name in OPTIONS} | {"logprobs": reported}
+    options = [
+        int(np.float32(v).view(np.int32)) if isinstance(v, float) else v for v in values.values()
+    ]
+    runner.write("options", np.tile(np.array(options, np.int32), shape.batch))
+    runner.write("bias", bias)
+    runner.write("counts", counts)
+
+
+def _known(token: int, shape: Shape) -> int:
+    if token >= shape.config.vocab_size:
+        raise InvalidUsageError(
+            f"the sampling names the token {token}, but the vocabulary has "
+            f"{shape.config.vocab_size} tokens"
+        )
+    return token
+
+
+def read_logprobs(words: np.ndarray, asked: int) -> tuple[float, dict[int, float]]:
+    """A sampled token's log probability, and those of the `asked` highest by id, of the words that
+    the device writes (ark.tasks.adjusted) before the token or soon after it.
+    """
+    end = time.monotonic() + 10
+    while (words[: 1 + 2 * asked] == -1).any():
+        if time.monotonic() > end:
+            raise GpuError("the device made a token, but not its log probabilities; report it")
+    values = words.view(np.float32)
+    best = {int(words[1 + 2 * n]): float(values[2 + 2 * n]) for n in range(asked)}
+    return float(values[0]), best
 
 
 def read_tokens(

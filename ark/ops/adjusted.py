@@ -51,15 +51,15 @@ def filtered(scores: np.ndarray, temperature: float, options: Mapping[str, float
     if options["top_p"] < 1:
         order = np.sort(scaled)[::-1]
         before = np.cumsum(_probabilities(order)) - _probabilities(order)
-        scaled[scaled < order[before < options["top_p"]][-1]] = -np.inf
+        scaled[scaled < order[np.flatnonzero(before < options["top_p"])[-1]]] = -np.inf
     scaled[np.exp(scaled - scaled.max()) < options["min_p"]] = -np.inf
     if options["typical_p"] < 1:
         p = _probabilities(scaled)
         log = np.log(np.where(p > 0, p, 1))
         away = np.where(p > 0, np.abs(log - (p * log).sum()), np.inf)
-        order = np.argsort(away, kind="stable")
-        last = np.searchsorted(np.cumsum(p[order]), options["typical_p"])
-        scaled[away > away[order[min(last, len(order) - 1)]]] = -np.inf
+        nearest = np.argsort(away, kind="stable")
+        last = int(np.searchsorted(np.cumsum(p[nearest]), options["typical_p"]))
+        scaled[away > away[nearest[min(last, len(nearest) - 1)]]] = -np.inf
     return scaled
 
 

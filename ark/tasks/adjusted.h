@@ -167,13 +167,14 @@ ARK_DEVICE void ark_sample_filtered(const ArkOptions& o, ArkSampler& sampler, D 
   const auto kept = [&](int i) {
     return key(i) >= bound && scores.p[i] > -ark_inf() && ark_exp(scaled(i)) >= o.min_p;
   };
-  float entropy = 0.0f, total = 0.0f;
+  float entropy = 0.0f, total = 1.0f;
   ark_u32 furthest = 0xffffffffu;
-  // How far the information of a token is from the entropy, as a key that falls with it.
-  const auto nearness = [&](int i) {
-    const float away = entropy + scaled(i) - ark_log(total);
-    return ~ark_float_bits(away < 0.0f ? -away : away);
+  // How far a token's information is from the entropy, and a key that falls with it.
+  const auto away = [&](int i) {
+    const float difference = entropy + scaled(i) - ark_log(total);
+    return difference < 0.0f ? -difference : difference;
   };
+  const auto nearness = [&](int i) { return ~ark_float_bits(away(i)); };
   if (o.typical_p < 1.0f) {
     float sum = 0.0f, products = 0.0f;
     for (int i = ark_tid(); i < VOCABULARY; i += ARK_THREADS) {
@@ -188,10 +189,12 @@ ARK_DEVICE void ark_sample_filtered(const ArkOptions& o, ArkSampler& sampler, D 
         nearness, [&](int i) { return kept(i) ? ark_exp(scaled(i)) : 0.0f; }, 0.0f, o.typical_p,
         red);
   }
+  // The same expression may be rounded differently here than where the limit was found.
+  const float limit = ark_bits_float(~furthest);
+  const float within = limit + 1e-6f * (1.0f + limit + entropy + ark_log(total));
+  const auto typical = [&](int i) { return nearness(i) >= furthest || away(i) <= within; };
   for (int i = ark_tid(); i < VOCABULARY; i += ARK_THREADS) {
-    if (kept(i) && (o.typical_p >= 1.0f || nearness(i) >= furthest)) {
-      ark_sample(sampler, scores.p[i], i);
-    }
+    if (kept(i) && (o.typical_p >= 1.0f || typical(i))) ark_sample(sampler, scores.p[i], i);
   }
 }
 
@@ -255,6 +258,7 @@ ARK_DEVICE void ark_sample_adjusted(ArkCtx& c, const ArkTask&, L logits, O optio
     }
   }
   ark_best(sampler.best, sampler.token, red);
+  if (sampler.token >= static_cast<ark_u32>(VOCABULARY)) sampler.token = 0u;  // all were NaN
   if (ark_tid() == 0) {
     drawn.p[0] = sampler.best;
     drawn.p[1] = ark_bits_float(sampler.token);

@@ -45,7 +45,7 @@ OPTIONS = (
 """int32 each, floats as their bits. logprobs: 0 reports nothing, else one more than the number."""
 IN_PROMPT = 1 << 30
 MAX_TOP = 64
-BINS = 16
+DIGIT_VALUES = 16
 ADJUST_WRITTEN, SAMPLE_WRITTEN = (8, 9, 10), (9, 10, 11)
 _HEADERS = (*HEADERS, text.header("sequences.h"), text.header("adjusted.h"))
 
@@ -144,7 +144,7 @@ class SampleAdjusted(TaskKind):
         ]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        return 4 * BINS * machine.warps
+        return 4 * DIGIT_VALUES * machine.warps
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         return 0.0, 8.0 * sig.read(SampleAdjustedParams).tiles

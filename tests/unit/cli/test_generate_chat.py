@@ -57,3 +57,20 @@ def test_a_checkpoint_without_a_template(capsys: pytest.CaptureFixture[str]) -> 
     assert "has no chat template" in capsys.readouterr().err
     assert main(["generate", noah, "--backend", "cpu", "--prompt", "x", "--system", "y"]) == 2
     assert "add --chat" in capsys.readouterr().err
+
+
+def test_stop_strings_end_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of one prompt and of each of several: the text before it, streamed or as JSON."""
+    noah = str(Path(__file__).parents[3] / "examples" / "noah")
+    argv = ["generate", noah, "--backend", "cpu", "--prompt", "David", "--max-new-tokens", "24"]
+    assert main([*argv, "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    stop = whole["text"][20:24]
+    assert main([*argv, "--json", "--stop", "\x01", "--stop", stop]) == 0
+    ended = json.loads(capsys.readouterr().out)
+    assert ended["text"] == whole["text"][: whole["text"].index(stop)]
+    assert ended["tokens"] == whole["tokens"][: len(ended["tokens"])] != whole["tokens"]
+    assert main([*argv, "--stop", stop]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == ended["text"].rstrip("\n")
+    assert main([*argv, "--prompt", "David", "--json", "--stop", stop]) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [ended, ended]

@@ -194,7 +194,7 @@ def test_a_faulty_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("messages", "how", "words"),
     [
-        ([], {}, "there are no messages"),
+        ([], {}, "a list of no messages"),
         ("hello", {}, "give a list of objects"),
         ([{"content": "x"}], {}, "message 0 is .* expected an object with a role"),
         ([{"role": "user", "content": object()}], {}, "JSON values only"),

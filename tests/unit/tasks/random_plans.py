@@ -340,7 +340,9 @@ def decoder_plan(seed: int) -> Plan:
 
 
 def batch_plan(seed: int) -> Plan:
-    """A small random decoder's plan for several sequences; odd seeds are not fused."""
+    """A small random decoder's plan for several sequences; odd seeds are not fused, even ones
+    follow all of SamplingParams.
+    """
     draw = Draw(seed)
     heads = draw.int(1, 3)
     config = LlamaConfig(
@@ -355,5 +357,7 @@ def batch_plan(seed: int) -> Plan:
         eos_token_ids=(3,),
     )
     shape = Shape(config, draw.one(FLOATS), (9, 300)[seed // 2 % 2], 0, batch=draw.int(2, 4))
+    if seed % 2 == 0:
+        shape = dataclasses.replace(shape, sampling="full", logprobs=seed % 4)
     machine = target(draw.int(2, 7), packets=seed % 4 < 2)
     return make_plans(shape, machine, {"fuse": seed % 2 == 0})[0]

@@ -22,6 +22,7 @@ from ark.lower.rewrite import overlap_collectives
 from ark.plan import kind as kinds
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
+from ark.tasks.adjusted import OPTIONS
 from tests.projection import Projection, with_matrix
 from tests.slow import slow
 from tests.touch import READ, WRITTEN, Bench, Touched
@@ -43,6 +44,7 @@ from tests.unit.tasks.random_plans import (
 
 # Kinds whose tasks may touch less than they declare; all others touch exactly that.
 LARGER = {
+    "adjust_logits": "a sequence within its prompt, or one that has ended, draws nothing",
     "advance": "it reads two of the settings",
     "argmax": "of a single column nothing need be read",
     "arrival": "what it declares to write peers have written when it runs",
@@ -62,6 +64,7 @@ LARGER = {
     "remap": "steps leave elements out, and what is outside of the input is not read",
     "scatter": "the indices say which elements, and a plain update reads none",
     "scan": "an exclusive one does not need the last element",
+    "sample_adjusted": "as adjust_logits; one token is counted, and the options say what is read",
     "sample": "it reads some of the settings, and no position without a temperature",
 }
 
@@ -170,6 +173,16 @@ def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:
         settings[:, 5] = rng.integers(0, shapes[6][0] + 1)
         bench.operand(op, 2)[...] = rng.integers(0, context, shapes[2])
         return None
+    if entry.kind in ("adjust_logits", "sample_adjusted"):
+        context = shapes[4][0]
+        bench.operand(op, 1).reshape(-1, len(OPTIONS))[...] = _options(rng)
+        settings = bench.operand(op, 2).reshape(-1, 7).T  # of each sequence
+        settings[0] = np.float32(rng.choice([0.0, 0.7])).view(np.int32)
+        settings[3] = rng.integers(-1, context)
+        settings[4] = rng.integers(-1, context)
+        settings[5] = rng.integers(0, shapes[5][0] + 1)
+        bench.operand(op, 3)[...] = rng.integers(0, context)
+        return None
     if entry.kind in ("paged_append", "paged_attention") or entry.params.get("paged"):
         cache, table, at = (3, 1, 2) if entry.kind == "paged_append" else (1, 3, 4)
         table = 5 if entry.kind == "attention_tiles" else table
@@ -185,6 +198,28 @@ def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:
             found = max(0, found)
             bench.operand(op, i)[...] = found  # of all sequences
     return found
+
+
+def _options(rng: np.random.Generator) -> np.ndarray:
+    """Any of the options of sampling, some of them off."""
+    values = {
+        "top_k": int(rng.choice([0, 3])),
+        "top_p": float(rng.choice([1.0, 0.7])),
+        "min_p": float(rng.choice([0.0, 0.1])),
+        "typical_p": float(rng.choice([1.0, 0.8])),
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.1,
+        "min_tokens": int(rng.choice([0, 4])),
+        "logprobs": int(rng.integers(0, 5)),
+    }
+    return np.array(
+        [
+            np.float32(v).view(np.int32) if isinstance(v, float) else v
+            for v in (values[name] for name in OPTIONS)
+        ],
+        np.int32,
+    )
 
 
 def check(plan: Plan, seed: int = 0, runs: int = 1) -> dict[str, list[int]]:

@@ -1,0 +1,52 @@
+"""Stop strings: text as it is made, up to the first of them. Used by `ark generate`, `ark.LLM` and
+the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.models.tokenizer import TextStream
+
+
+class StoppedText:
+    """The text of tokens that come one at a time, which ends before the first stop string.
+
+    A string may begin in one token and end in another: an end of the text that may be its beginning
+    is held back until it is known. stopped: the string that ended the text, or None.
+    """
+
+    def __init__(self, text: TextStream, stops: Sequence[str] = ()) -> None:
+        self.stopped: str | None = None
+        self._text = text
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, token: int) -> str:
+        """The text that `token` completes; empty after the stop string."""
+        return "" if self.stopped is not None else self._advance(self._text.push(token))
+
+    def finish(self) -> str:
+        """What was held back at the end of all tokens."""
+        if self.stopped is not None:
+            return ""
+        last = self._advance(self._text.finish())
+        rest, self._held = self._held, ""
+        return last + ("" if self.stopped is not None else rest)
+
+    def _advance(self, piece: str) -> str:
+        text = self._held + piece
+        places = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if places:
+            end, self.stopped = min(places)
+            self._held = ""
+            return text[:end]
+        shown = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[shown:]
+        return text[:shown]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest beginning of `stop` that ends `text`."""
+    lengths = range(min(len(text), len(stop) - 1), 0, -1)
+    return next((n for n in lengths if text.endswith(stop[:n])), 0)
