@@ -279,7 +279,11 @@ class Lane:
         """
         stated = self._statements.get(self._generation, {})
         others = [said for rank, said in list(stated.items()) if rank != self._job.rank]
-        passed = self._inside and others and all(said.is_past(self._made, self._chain) for said in others)
+        passed = (
+            self._inside
+            and others
+            and all(said.is_past(self._made, self._chain) for said in others)
+        )
         return bool(stated) and not passed
 
     def abort(self, message: str) -> None:

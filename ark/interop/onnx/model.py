@@ -18,7 +18,7 @@ from ark.interop.kernels import Kernels
 from ark.interop.onnx import load
 from ark.interop.onnx.buckets import Shapes, padded, rounded
 from ark.interop.onnx.convert import Built, build
-from ark.interop.onnx.values import TABLE, NeedsContents, Shape, narrowed
+from ark.interop.onnx.values import TABLE, NeedsContents, Shape, Value, narrowed
 from ark.plan.cost import busied
 from ark.plan.serialize import machine_of
 from ark.runtime.inline import InlineRuns, inline_runs
@@ -139,9 +139,7 @@ class OnnxModel:
 
     def read(self, built: Built) -> list[np.ndarray]:
         """The outputs of a graph that has run."""
-        arrays = [_contents(built, port.name) for port in self.outputs]
-        wide = [p.dtype == np.float64 for p in self.outputs]
-        return [a.astype(np.float64) if w else a for a, w in zip(arrays, wide, strict=True)]
+        return [_contents(built.results[p.name]).astype(p.dtype, copy=False) for p in self.outputs]
 
     def close(self) -> None:
         """Gives the kernels' memory back, for good."""
@@ -273,8 +271,7 @@ def fill(built: Built) -> None:
         tensor.from_numpy(array)
 
 
-def _contents(built: Built, name: str) -> np.ndarray:
-    value = built.results[name]
+def _contents(value: Value) -> np.ndarray:
     if value.array is not None:
         return value.array.copy()
     assert value.tensor is not None
@@ -283,10 +280,10 @@ def _contents(built: Built, name: str) -> np.ndarray:
 
 def from_onnx(path: Any, dims: Mapping[str, int] | None = None) -> OnnxModel:
     """An ONNX file as a model; see ark.from_onnx."""
-    return OnnxModel(load.read(path, dims, TABLE), Path(path).name)
+    return OnnxModel(load.read(path, dims), Path(path).name)
 
 
 def from_proto(proto: onnx.ModelProto, name: str = "the model") -> OnnxModel:
     """A model that is in memory already."""
     proto = load.checked(proto, name, None)
-    return OnnxModel(load.expanded(proto, name, TABLE), name)
+    return OnnxModel(load.expanded(proto, name), name)
