@@ -30,6 +30,8 @@ from ark.interop.onnx import quantize as quantize
 from ark.interop.onnx import recurrent as recurrent
 from ark.interop.onnx import reductions as reductions
 from ark.interop.onnx import resize as resize
+from ark.interop.onnx import sampling as sampling
+from ark.interop.onnx import spectral as spectral
 from ark.interop.onnx.fold import fold, foldable
 from ark.interop.onnx.load import OPSETS
 from ark.interop.onnx.values import (
