@@ -21,6 +21,7 @@ from ark.interop.onnx import control as control
 from ark.interop.onnx import einsum as einsum
 from ark.interop.onnx import elementwise as elementwise
 from ark.interop.onnx import functions
+from ark.interop.onnx import host as host
 from ark.interop.onnx import lookup as lookup
 from ark.interop.onnx import movement as movement
 from ark.interop.onnx import norms as norms
@@ -111,7 +112,10 @@ class _Builder:
             label = node.name or f"number {place}"
             try:
                 self._node(node, values, opsets)
-            except (NeedsContents, MemoryError, RecursionError):
+            except NeedsContents as error:
+                error.place = place  # of the outermost graph in the end
+                raise
+            except (MemoryError, RecursionError):
                 raise
             except BaseError as error:
                 kind = UnsupportedError if isinstance(error, UnsupportedError) else ModelError

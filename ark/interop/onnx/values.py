@@ -56,11 +56,14 @@ class Value:
 
 
 class NeedsContents(Exception):
-    """An operator asks for the contents of what is known only when the model runs."""
+    """An operator asks for the contents of what is known only when the model runs.
+
+    place: of its node (or of the one that it is within) in the graph.
+    """
 
     def __init__(self, inputs: frozenset[str]) -> None:
         super().__init__()
-        self.inputs = inputs
+        self.inputs, self.place = inputs, 0
 
 
 # Types that ark does not compute with, and those that carry their values exactly. The bits of a
