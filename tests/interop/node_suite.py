@@ -20,15 +20,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
+from onnx import TensorProto
 from onnx.backend.test.case import node
 from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
+from onnx.reference import ReferenceEvaluator
 
 import ark
 from ark.errors import BaseError, UnsupportedError
 from ark.interop.onnx.model import OnnxModel, fill, from_proto
+from ark.interop.onnx.stages import InStages
 from ci import evidence
 
 # One test of each of 40 operators, for backends on which the whole suite takes long.
@@ -136,16 +140,82 @@ def compare(case: TestCase, results: Sequence[Any], wanted: Sequence[Any]) -> No
         )
 
 
+def in_float64(case: TestCase, arrays: Sequence[Any]) -> list[np.ndarray]:
+    """What onnx's reference evaluator makes of the model of a test in float64 throughout: every
+    float type of its inputs, weights and casts is replaced.
+    """
+    floats = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
+    model = onnx.ModelProto.FromString(case.model.SerializeToString())
+
+    def widen(tensor: Any) -> None:
+        if tensor.data_type in floats:
+            wide = onnx.numpy_helper.to_array(tensor).astype(np.float64)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(wide, tensor.name))
+
+    def widen_graph(graph: Any) -> None:
+        for tensor in graph.initializer:
+            widen(tensor)
+        for info in (*graph.input, *graph.output, *graph.value_info):
+            if info.type.tensor_type.elem_type in floats:
+                info.type.tensor_type.elem_type = TensorProto.DOUBLE
+        for one in graph.node:
+            for attribute in one.attribute:
+                widen(attribute.t)
+                if attribute.name == "to" and attribute.i in floats:
+                    attribute.i = TensorProto.DOUBLE
+                if attribute.type == onnx.AttributeProto.GRAPH:
+                    widen_graph(attribute.g)
+
+    widen_graph(model.graph)
+    names = [info.name for info in model.graph.input]
+    given = [a.astype(np.float64) if a.dtype in SHORT else a for a in map(plain, arrays)]
+    return list(ReferenceEvaluator(model).run(None, dict(zip(names, given, strict=True))))
+
+
+SHORT = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+def nearer(case: TestCase, results: Sequence[Any], number: int = 0) -> bool:
+    """Is every result at least as near to the one in float64 as what the test expects, by the
+    largest and the mean distance? What a test expects is rounded too, step by step.
+    """
+    arrays, wanted = case.data_sets[number]
+    try:
+        exact = in_float64(case, arrays)
+    except Exception:  # the model has no form in float64
+        return False
+    for got, want, true in zip(results, map(plain, wanted), exact, strict=True):
+        if got.shape != want.shape or got.dtype != want.dtype or got.dtype not in SHORT:
+            return False
+        own, other = (np.abs(a.astype(np.float64) - true) for a in (got, want))
+        if not (own.max() <= other.max() and own.mean() <= other.mean()):
+            return False
+    return True
+
+
 class Suite:
     """Runs tests in groups and counts what comes of them."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
+        self.nearer: list[str] = []  # not within the tolerance, but nearer to float64's results
 
     def run(self, cases: Sequence[TestCase]) -> None:
         """One kernel for the first data set of all cases that ark takes."""
-        taken = [case for case in cases if self._tried(case, lambda c: self._graph(c, None))]
+        taken, staged = list[TestCase](), list[TestCase]()
+
+        def graph(case: TestCase) -> None:
+            try:
+                self._graph(case, None)
+                taken.append(case)
+            except InStages:
+                staged.append(case)
+
+        for case in cases:
+            self._tried(case, graph)
+        for case in staged:
+            self.counts["passed"] += self._tried(case, run_case)
         try:
             with ark.use_model(ark.Model(0, 1)) as shared, ark.Runtime() as runtime:
                 graphs = [self._graph(case, shared) for case in taken]
@@ -161,8 +231,19 @@ class Suite:
                 self.counts["passed"] += self._tried(case, run_case)
             return
         for case, found in zip(taken, results, strict=True):
-            checked = self._tried(case, lambda c, f=found: compare(c, f, c.data_sets[0][1]))
+            checked = self._tried(case, lambda c, f=found: self._judged(c, f))
             self.counts["passed"] += checked
+
+    def _judged(self, case: TestCase, results: Sequence[Any]) -> None:
+        """AssertionError if the results are not the expected ones, nor nearer to those in
+        float64.
+        """
+        try:
+            compare(case, results, case.data_sets[0][1])
+        except AssertionError:
+            if not nearer(case, results):
+                raise
+            self.nearer.append(case.name)
 
     def _graph(self, case: TestCase, into: ark.Model | None) -> Any:
         model = from_proto(case.model, case.name)
@@ -215,6 +296,8 @@ def main() -> int:
         suite.run(cases[at : at + args.group])
     for reason, count in suite.reasons.most_common():
         print(f"{count:5d} {reason}")
+    for name in suite.nearer:
+        print(f"{name} is nearer to the result in float64 than what it expects")
     counts = suite.counts
     print(f"{len(every())} tests, {counts.total()} run: {dict(counts)}")
     if args.write:

@@ -134,9 +134,19 @@ def test_older_opsets_are_converted() -> None:
         want = (x.sum(1, keepdims=True) + e / e.sum(1, keepdims=True))[:, None]
         np.testing.assert_allclose(model(x)[0], want, rtol=1e-5, atol=1e-6)
         model.close()
-    relu = [n("Relu", ["x"], ["y"])]
-    with pytest.raises(UnsupportedError, match="opset 6; expected 7 to 28"):
-        from_proto(network(relu, {"x": (FLOAT, (2, 3))}, {"y": (FLOAT, (2, 3))}, 6))
+    added = [n("Add", ["x", "b"], ["s"], broadcast=1, axis=0), n("Relu", ["s"], ["y"])]
+    b = np.array([1, -1], np.float32)
+    proto = network(added, {"x": (FLOAT, (2, 3))}, {"y": (FLOAT, (2, 3))}, 6, b=b)
+    proto.graph.input.append(helper.make_tensor_value_info("b", FLOAT, (2,)))
+    model = from_proto(proto)
+    np.testing.assert_array_equal(model(x)[0], np.maximum(x + b[:, None], 0))
+    model.close()
+    turn = helper.make_graph([n("Relu", ["e"], ["o"])], "g", [], [])
+    turn.input.append(helper.make_tensor_value_info("e", FLOAT, (3,)))
+    turn.output.append(helper.make_tensor_value_info("o", FLOAT, (3,)))
+    scan = [n("Scan", ["", "x"], ["y"], body=turn, num_scan_inputs=1)]
+    with pytest.raises(UnsupportedError, match="opset 8, which onnx's version converter cannot"):
+        from_proto(network(scan, {"x": (FLOAT, (1, 2, 3))}, {"y": (FLOAT, (1, 2, 3))}, 8))
 
 
 def choice(condition: list[Any], inputs: dict[str, Any], **weights: Any) -> onnx.ModelProto:
@@ -170,7 +180,8 @@ def test_branches() -> None:
 
 def test_a_branch_that_is_not_taken_may_hold_anything() -> None:
     out = helper.make_tensor_value_info("o", INT64, (2, "n"))
-    other = helper.make_graph([n("NonZero", ["x"], ["o"])], "else", [], [out])
+    nodes = [n("RandomNormalLike", ["x"], ["r"]), n("NonZero", ["r"], ["o"])]
+    other = helper.make_graph(nodes, "else", [], [out])
     shape = helper.make_tensor_value_info("o", INT64, (2, 2))
     then = helper.make_graph([n("Cast", ["x"], ["o"], to=INT64)], "then", [], [shape])
     branch = n("If", ["c"], ["y"], name="choice", then_branch=then, else_branch=other)
@@ -181,7 +192,7 @@ def test_a_branch_that_is_not_taken_may_hold_anything() -> None:
         )
 
     np.testing.assert_array_equal(from_proto(made(True))(np.ones((2, 2), np.float32))[0], 1)
-    with pytest.raises(UnsupportedError, match="NonZero"):
+    with pytest.raises(UnsupportedError, match="RandomNormalLike"):
         from_proto(made(False))
 
 

@@ -110,7 +110,7 @@ def _normed(p: _Pair) -> bool:
 
 def _reshaped(p: _Pair) -> bool:
     """The dimension stays the outermost factor of one: all that is ahead of it is the same."""
-    results = [s.results[0].shape for s in (p.exact, p.wide)]
+    results = [s.results[0].shape for s in (p.exact, p.wide) if s.results[0] is not None]
     before, after = p.dims(), differing(*results)
     if len(before) != 1 or len(after) != 1:
         return not before and not after
@@ -217,7 +217,10 @@ def refusal(exact: Built, wide: Built) -> str | None:
     for one, other in zip(exact.steps, wide.steps, strict=True):
         if other.call.op in _KEEPS_ZEROS and id(other.call.inputs[0]) in zeros:
             zeros |= {id(value) for value in other.results}
-        results = list(zip(one.results, other.results, strict=True))
+        every = (*one.results, *other.results, *one.call.inputs)
+        if any(v is not None and v.items is not None for v in every):
+            return "a sequence may depend on it"
+        results = [(a, b) for a, b in zip(one.results, other.results, strict=True) if a and b]
         if all(a.array is not None and b.array is not None for a, b in results):
             continue  # known in both: compared where it is used
         sizes = _SIZES.get(one.call.op, set())

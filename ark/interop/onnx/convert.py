@@ -1,38 +1,52 @@
 """From a checked ONNX model to a graph of ark: node by node, what is known beforehand computed.
 
 Arithmetic on shapes and other small values that are known while the graph is built is done by
-ONNX's own reference evaluator and leaves no node.
+ONNX's own reference evaluator and leaves no node. Graphs within nodes, and functions that the
+standard defines operators by, become parts of the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx.reference import ReferenceEvaluator
 
 import ark
 from ark.errors import BaseError, ModelError, UnsupportedError
+from ark.interop.onnx import carried as carried
+from ark.interop.onnx import control as control
 from ark.interop.onnx import einsum as einsum
 from ark.interop.onnx import elementwise as elementwise
+from ark.interop.onnx import functions
+from ark.interop.onnx import host as host
+from ark.interop.onnx import lookup as lookup
 from ark.interop.onnx import movement as movement
 from ark.interop.onnx import norms as norms
+from ark.interop.onnx import pooling as pooling
 from ark.interop.onnx import products as products
 from ark.interop.onnx import quantize as quantize
 from ark.interop.onnx import recurrent as recurrent
 from ark.interop.onnx import reductions as reductions
 from ark.interop.onnx import resize as resize
+from ark.interop.onnx import sampling as sampling
+from ark.interop.onnx import spectral as spectral
+from ark.interop.onnx.fold import fold, foldable
 from ark.interop.onnx.load import OPSETS
-from ark.interop.onnx.values import TABLE, Call, NeedsContents, Step, Value, data_type
+from ark.interop.onnx.values import (
+    TABLE,
+    Body,
+    Call,
+    NeedsContents,
+    Step,
+    Value,
+    data_type,
+    kind_of,
+)
 
-MOST_FOLDED = 4096  # elements of all inputs of a node that is computed beforehand
-MOST_MADE = 1 << 24  # elements of what it may make
-_ALWAYS_FOLDED = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-_GROWS = ("ConstantOfShape", "Expand", "Range", "Tile", "Pad", "Resize", "OneHot", "EyeLike")
-_OWN = ("Constant", "Shape", "Size", "Dropout")
+Values = dict[str, Value | None]
 
 
 @dataclass
@@ -59,55 +73,127 @@ def build(
     NeedsContents where an operator must know what an input holds. UnsupportedError and ModelError
     name operator and node.
     """
-    found = [o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")]
-    version = found[0] if found else OPSETS[0]
     with ark.use_model(into or ark.Model(0, 1)) as model:
-        values: dict[str, Value] = {}
-        for tensor in proto.graph.initializer:
-            values[tensor.name] = _weight(tensor)
+        values: Values = {tensor.name: _weight(tensor) for tensor in proto.graph.initializer}
         made = Built(model, {}, {})
         for name, (shape, dtype) in inputs.items():
             if name in known or 0 in shape:
                 values[name] = Value(shape, array=known.get(name, np.zeros(shape, dtype)))
                 continue
             made.inputs[name] = values[name] = _input(name, shape, dtype)
-        _nodes(proto.graph, values, version, made)
+        whole = frozenset(n for n, (_, t) in inputs.items() if np.dtype(t).kind in "iub")
+        _Builder(made, whole).nodes(proto.graph.node, values, _opsets(proto.opset_import))
         for output in proto.graph.output:
-            made.results[output.name] = values[output.name]
+            value = values[output.name]
+            if value is None:
+                raise UnsupportedError(f"the output {output.name!r} is an optional without a value")
+            made.results[output.name] = value
     return made
 
 
-def _nodes(graph: onnx.GraphProto, values: dict[str, Value], version: int, made: Built) -> None:
-    """Builds a graph's nodes; values: by name, which those of the nodes join."""
-    for place, node in enumerate(graph.node):
-        label = node.name or f"number {place}"
-        try:
-            if node.op_type == "If" and not node.domain:
-                _branch(node, values, version, made)
-            else:
-                _node(node, values, version, made)
-        except (NeedsContents, MemoryError):
-            raise
-        except BaseError as error:
-            kind = UnsupportedError if isinstance(error, UnsupportedError) else ModelError
-            raise kind(f"{node.op_type} (node {label}): {error}") from error
-        except (ValueError, TypeError, IndexError, KeyError, ArithmeticError) as error:
-            raise ModelError(f"{node.op_type} (node {label}) is malformed: {error}") from error
+def _opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    """Versions by domain."""
+    given = {"" if i.domain == "ai.onnx" else i.domain: i.version for i in imports}
+    return {"": OPSETS[0], **given}
 
 
-def _branch(node: onnx.NodeProto, values: dict[str, Value], version: int, made: Built) -> None:
-    """The nodes of the branch that an If takes; its condition must be known beforehand."""
-    condition = values[node.input[0]]
-    if condition.array is None:
-        raise NeedsContents(condition.inputs)
-    name = "then_branch" if bool(condition.array.item()) else "else_branch"
-    (graph,) = (a.g for a in node.attribute if a.name == name)
-    inner = dict(values)
-    for tensor in graph.initializer:
-        inner[tensor.name] = _weight(tensor)
-    _nodes(graph, inner, version, made)
-    for outer, result in zip(node.output, graph.output, strict=True):
-        values[outer] = inner[result.name]
+@dataclass(frozen=True)
+class _Builder:
+    """Builds nodes into a graph. whole: the model's inputs of whole numbers."""
+
+    made: Built
+    whole: frozenset[str]
+
+    def nodes(
+        self, nodes: Iterable[onnx.NodeProto], values: Values, opsets: Mapping[str, int]
+    ) -> None:
+        """Builds nodes in their order; values: by name, which those of the nodes join."""
+        for place, node in enumerate(nodes):
+            label = node.name or f"number {place}"
+            try:
+                self._node(node, values, opsets)
+            except NeedsContents as error:
+                error.place = place  # of the outermost graph in the end
+                raise
+            except (MemoryError, RecursionError):
+                raise
+            except BaseError as error:
+                kind = UnsupportedError if isinstance(error, UnsupportedError) else ModelError
+                raise kind(f"{node.op_type} (node {label}): {error}") from error
+            except (ValueError, TypeError, IndexError, KeyError, ArithmeticError) as error:
+                raise ModelError(f"{node.op_type} (node {label}) is malformed: {error}") from error
+
+    def _node(self, node: onnx.NodeProto, values: Values, opsets: Mapping[str, int]) -> None:
+        given = [values[name] if name else None for name in node.input]
+        while given and given[-1] is None:
+            given.pop()
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        version = opsets.get(domain, 1)
+        operator = TABLE.get(node.op_type) if not domain else None
+        if operator is None and functions.has_body(node, version):
+            results = self._function(node, given, version)
+        elif operator is None:
+            raise UnsupportedError("the operator is not built")  # of a graph within a graph
+        else:
+            results = self._operator(operator, node, given, values, opsets)
+        if len(results) < max((i for i, name in enumerate(node.output, 1) if name), default=0):
+            raise UnsupportedError(f"{len(node.output)} results of it are not built")
+        seen = frozenset[str]().union(*(v.inputs for v in given if v is not None))
+        for name, value in zip(node.output, results, strict=False):
+            if value is not None:
+                value.inputs |= seen
+            values[name] = value
+
+    def _operator(
+        self,
+        operator: Any,
+        node: onnx.NodeProto,
+        given: list[Value | None],
+        values: Values,
+        opsets: Mapping[str, int],
+    ) -> list[Value | None]:
+        schema = functions.schema_of(node, opsets[""])
+        call = Call(
+            node.op_type,
+            given,
+            _attributes(node),
+            list(node.output),
+            schema.since_version,
+            self.made.constants,
+            self._bodies(node, values, opsets),
+            self.whole,
+        )
+        if not call.bodies and foldable(node.op_type, given):
+            results: Any = fold(node, given, opsets[""])
+        else:
+            results = carried.run(call, operator, schema)
+        results = [results] if results is None or isinstance(results, Value) else list(results)
+        if not call.bodies:
+            self.made.steps.append(Step(call, results))
+        return list(results)
+
+    def _function(
+        self, node: onnx.NodeProto, given: list[Value | None], version: int
+    ) -> list[Value | None]:
+        body = functions.body_of(node, version, given)
+        inner: Values = dict.fromkeys(body.input)
+        inner.update(zip(body.input, given, strict=False))
+        self.nodes(body.node, inner, _opsets(body.opset_import))
+        wanted = zip(body.output, node.output, strict=False)
+        return [inner[name] if outer else None for name, outer in wanted]
+
+    def _bodies(
+        self, node: onnx.NodeProto, values: Values, opsets: Mapping[str, int]
+    ) -> dict[str, Body]:
+        def build(graph: onnx.GraphProto, given: Sequence[Value | None]) -> list[Value | None]:
+            inner = dict(values)
+            inner.update({tensor.name: _weight(tensor) for tensor in graph.initializer})
+            inner.update({i.name: v for i, v in zip(graph.input, given, strict=True)})
+            self.nodes(graph.node, inner, opsets)
+            return [inner[output.name] for output in graph.output]
+
+        graphs = (a for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
+        return {a.name: Body(a.g, build) for a in graphs}
 
 
 def _weight(tensor: onnx.TensorProto) -> Value:
@@ -120,29 +206,7 @@ def _weight(tensor: onnx.TensorProto) -> Value:
 
 def _input(name: str, shape: tuple[int, ...], dtype: Any) -> Value:
     tensor = ark.tensor(list(shape) or [1], data_type(dtype))
-    return Value(tuple(shape), tensor, inputs=frozenset([name]))
-
-
-def _node(node: onnx.NodeProto, values: dict[str, Value], version: int, made: Built) -> None:
-    given = [values[name] if name else None for name in node.input]
-    while given and given[-1] is None:
-        given.pop()
-    if node.domain not in ("", "ai.onnx") or node.op_type not in TABLE:
-        raise UnsupportedError("the operator is not built")  # of a graph within a graph
-    since = onnx.defs.get_schema(node.op_type, version).since_version
-    call = Call(node.op_type, given, _attributes(node), list(node.output), since, made.constants)
-    seen = frozenset().union(*(v.inputs for v in given if v is not None))
-    if _foldable(node.op_type, given):
-        results: Any = _fold(node, given, version)
-    else:
-        results = TABLE[node.op_type](call)
-    results = [results] if isinstance(results, Value) else list(results)
-    if len(results) < sum(map(bool, node.output)):
-        raise UnsupportedError(f"{len(node.output)} results of it are not built")
-    for name, value in zip(node.output, results, strict=False):
-        value.inputs = seen
-        values[name] = value
-    made.steps.append(Step(call, results))
+    return Value(tuple(shape), tensor, inputs=frozenset([name]), kind=kind_of(dtype))
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
@@ -155,54 +219,3 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
             value = onnx.numpy_helper.to_array(value)
         found[attribute.name] = value
     return found
-
-
-def _foldable(op: str, given: list[Value | None]) -> bool:
-    """Is everything known that the node needs, and little enough?"""
-    present = [v for v in given if v is not None]
-    arrays = [v.array for v in present if v.array is not None]
-    if op in _OWN or not given or len(arrays) < len(present):
-        return False
-    if op in _ALWAYS_FOLDED:
-        return True
-    if any(a.size == 0 for a in arrays):
-        return True  # tensors have elements
-    if sum(a.size for a in arrays) > MOST_FOLDED:
-        return False
-    return op not in _GROWS or _made_elements(op, arrays) <= MOST_MADE
-
-
-def _made_elements(op: str, arrays: list[Any]) -> float:
-    """About how many elements a node makes whose inputs say how many; floats do not overflow."""
-    if op == "Range":
-        start, limit, delta = (float(a.item()) for a in arrays)
-        return abs(limit - start) / abs(delta) if delta else 0.0
-    if op == "ConstantOfShape":
-        return float(np.prod(arrays[0].astype(np.float64)))
-    if op == "Expand":
-        return float(np.prod(np.maximum(arrays[1], 1).astype(np.float64))) * arrays[0].size
-    if op == "Tile":
-        return float(np.prod(np.maximum(arrays[1], 1).astype(np.float64))) * arrays[0].size
-    return float("inf")
-
-
-def _fold(node: onnx.NodeProto, given: list[Value | None], version: int) -> list[Value]:
-    """What ONNX's reference evaluator makes of one node."""
-    feeds = {n: v.array for n, v in zip(node.input, given, strict=False) if n and v is not None}
-    graph = onnx.helper.make_graph(
-        [node],
-        "one",
-        [onnx.helper.make_empty_tensor_value_info(n) for n in feeds],
-        [onnx.helper.make_empty_tensor_value_info(n) for n in node.output if n],
-    )
-    opset = onnx.helper.make_opsetid("", version)
-    try:
-        single = onnx.helper.make_model(graph, opset_imports=[opset])
-        found = iter(ReferenceEvaluator(single).run(None, feeds))
-    except Exception as error:  # whatever the library's code makes of odd values
-        raise UnsupportedError(f"it cannot be computed: {error}") from error
-    results = []
-    for name in node.output:
-        array = np.asarray(next(found)) if name else np.zeros(0)
-        results.append(Value(array.shape, array=array))
-    return results

@@ -7,12 +7,21 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 
 import ark
-from ark.interop.onnx.values import TABLE, Call, Value, data_type, made, operator, refuse
+from ark.interop.onnx import carried
+from ark.interop.onnx.values import (
+    TABLE,
+    Call,
+    Value,
+    data_type,
+    kind_of,
+    made,
+    operator,
+    refuse,
+)
 from ark.ir.dtype import FLOATS, SMALL_FLOATS
 
 _SAME = {
@@ -90,7 +99,12 @@ def _float_relu(tensor: Any) -> Any:
 
 
 operator("Relu")(_unary(_float_relu))
-operator("Identity")(_unary(lambda t: t))
+
+
+@operator("Identity")
+def _identity(call: Call) -> Value:
+    value = call.value(0)
+    return value if value.items is not None else made(call.tensor(0), value.shape)
 
 
 @operator("Mod")
@@ -155,27 +169,27 @@ def _clip(call: Call) -> Value:
 
 @operator("Cast")
 def _cast(call: Call) -> Value:
-    dtype = data_type(onnx.helper.tensor_dtype_to_np_dtype(call.attribute("to")))
-    return made(_cast_to(call, dtype), call.shape(0))
+    return _cast_to(call, onnx.helper.tensor_dtype_to_np_dtype(call.attribute("to")))
 
 
-def _cast_to(call: Call, dtype: Any) -> Any:
+def _cast_to(call: Call, wanted: Any) -> Value:
     """Floats of 8 bits saturate by default: what is too large becomes the largest value."""
-    tensor = call.tensor(0)
-    if dtype in SMALL_FLOATS and tensor.ir.dtype != dtype and call.attribute("saturate", 1):
-        most = float(ml_dtypes.finfo(dtype.numpy).max)
-        tensor = _as(tensor, ark.fp32)
-        tensor = ark.where(ark.greater(tensor, most), most, tensor)
-        tensor = ark.where(ark.less(tensor, -most), -most, tensor)
-    return _as(tensor, dtype)
+    tensor, source, dtype = call.tensor(0), call.value(0).kind, data_type(wanted)
+    saturate, kind = bool(call.attribute("saturate", 1)), kind_of(wanted)
+    if kind is not None:
+        tensor = carried.cast(tensor, source, kind, saturate, call.attribute("round_mode", "up"))
+    elif source == carried.UINT64 and dtype in (*FLOATS, *SMALL_FLOATS):
+        tensor = carried.unsigned_float(tensor)
+    if dtype in SMALL_FLOATS and tensor.ir.dtype != dtype:
+        tensor = carried.to_float(_as(tensor, ark.fp32), np.dtype(wanted), saturate)
+    value = made(_as(tensor, dtype), call.shape(0))
+    value.kind = kind
+    return value
 
 
 @operator("CastLike")
 def _cast_like(call: Call) -> Value:
-    known, dtype = call.value(0).array, call.dtype(1)
-    if known is not None:
-        return Value(known.shape, array=known.astype(dtype.numpy))
-    return made(_cast_to(call, dtype), call.shape(0))
+    return _cast_to(call, call.value(1).dtype)
 
 
 @operator("IsInf")

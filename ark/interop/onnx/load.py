@@ -13,19 +13,15 @@ from onnx import checker, inliner, shape_inference, version_converter
 from onnx.external_data_helper import load_external_data_for_model
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.interop.onnx.functions import has_body, schema_of
 
 OPSETS = (13, 28)  # of these definitions are the operators' functions
-OLDEST = 7  # from here on onnx's version converter makes the oldest of OPSETS
 MOST_BYTES = 1 << 31  # of one protobuf message
-CONTROL_FLOW = ("Loop", "Scan", "SequenceMap")
 _FAILURES = (DecodeError, RuntimeError, ValueError, TypeError, KeyError, IndexError, OverflowError)
 
 
-def read(path: Any, dims: Mapping[str, int] | None, known: Iterable[str]) -> onnx.ModelProto:
-    """The checked model: functions that ark has no operator for are replaced by their bodies.
-
-    known: the operators that ark has.
-    """
+def read(path: Any, dims: Mapping[str, int] | None) -> onnx.ModelProto:
+    """The checked model, functions of the file replaced by their bodies."""
     file = Path(path)
     try:
         size = file.stat().st_size
@@ -39,7 +35,7 @@ def read(path: Any, dims: Mapping[str, int] | None, known: Iterable[str]) -> onn
     except _FAILURES as error:
         raise ModelError(f"{file} is no ONNX model: {error}; export it again") from error
     model = checked(model, str(file), file.parent)
-    model = expanded(model, str(file), known)
+    model = expanded(model, str(file))
     bind(model, dims or {}, str(file))
     return model
 
@@ -60,7 +56,7 @@ def checked(model: onnx.ModelProto, name: str, folder: Path | None) -> onnx.Mode
                 load_external_data_for_model(model, str(folder))
         checker.check_model(model)
         model = _converted(model, name)
-        shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+        shape_inference.infer_shapes(model, check_type=True)  # build() checks the shapes
     except (checker.ValidationError, shape_inference.InferenceError, OSError) as error:
         raise ModelError(f"{name} is no valid ONNX model: {_first(error)}") from error
     except _FAILURES as error:
@@ -73,18 +69,31 @@ def _converted(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     version = opset(model, name)
     if version >= OPSETS[0]:
         return model
-    if version < OLDEST:
-        raise UnsupportedError(
-            f"{name} uses opset {version}; expected {OLDEST} to {OPSETS[1]}. Convert it with "
-            "onnx.version_converter, or export it again"
-        )
+    if all(_unchanged(node, version) for node in nodes(model.graph)):
+        for entry in model.opset_import:
+            if entry.domain in ("", "ai.onnx"):
+                entry.version = OPSETS[0]
+        return model
     try:
-        return version_converter.convert_version(model, OPSETS[0])
+        converted = version_converter.convert_version(model, OPSETS[0])
+        ports = [
+            [(v.name, v.type.SerializeToString()) for v in (*m.graph.input, *m.graph.output)]
+            for m in (model, converted)
+        ]
+        if ports[0] != ports[1]:  # as it does to graphs with a Scan of opset 8
+            raise ValueError("it would change the types of inputs and outputs")
+        return converted
     except _FAILURES as error:
         raise UnsupportedError(
             f"{name} uses opset {version}, which onnx's version converter cannot bring to "
             f"{OPSETS[0]}: {_first(error)}; export it again"
         ) from error
+
+
+def _unchanged(node: onnx.NodeProto, version: int) -> bool:
+    """Is the operator the same in the oldest of OPSETS?"""
+    old, new = schema_of(node, version), schema_of(node, OPSETS[0])
+    return not (old is None or new is None) and old.since_version == new.since_version
 
 
 def _check_places(model: onnx.ModelProto, name: str) -> None:
@@ -103,22 +112,12 @@ def _first(error: Exception) -> str:
     return " ".join(str(error).split())[:600] or type(error).__name__
 
 
-def expanded(model: onnx.ModelProto, name: str, known: Iterable[str]) -> onnx.ModelProto:
-    """The model with functions of the file and of the standard replaced where ark lacks them."""
-    known = {*known, *CONTROL_FLOW}
-    version = opset(model, name)
+def expanded(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """The model with functions of the file replaced by their bodies."""
     try:
-        model = inliner.inline_local_functions(model) if model.functions else model
+        return inliner.inline_local_functions(model) if model.functions else model
     except _FAILURES as error:
         raise ModelError(f"{name}: its functions cannot be expanded: {_first(error)}") from error
-    lacking = sorted({n.op_type for n in nodes(model.graph) if not n.domain} - known)
-    wanted = [("", op) for op in lacking if _has_body(op, version)]
-    if not wanted:
-        return model
-    try:
-        return inliner.inline_selected_functions(model, wanted, inline_schema_functions=True)
-    except _FAILURES:  # not every body can be expanded: `missing` lists these operators
-        return model
 
 
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
@@ -130,13 +129,6 @@ def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
                 yield from nodes(attribute.g)
 
 
-def _has_body(op: str, version: int) -> bool:
-    if not onnx.defs.has(op):
-        return False
-    schema: Any = onnx.defs.get_schema(op, version)
-    return bool(schema.has_function or schema.has_context_dependent_function)
-
-
 def opset(model: onnx.ModelProto, name: str) -> int:
     """The version of the standard's operators; UnsupportedError for one that is not covered."""
     found = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
@@ -145,7 +137,7 @@ def opset(model: onnx.ModelProto, name: str) -> int:
     if not 1 <= found[0] <= onnx.defs.onnx_opset_version():
         raise UnsupportedError(
             f"{name} uses opset {found[0]}, which the installed onnx does not know; expected "
-            f"{OLDEST} to {OPSETS[1]}"
+            f"1 to {OPSETS[1]}"
         )
     return found[0]
 
@@ -166,17 +158,23 @@ def in_range(op: str, version: int) -> bool:
 
 
 def missing(model: onnx.ModelProto, name: str, known: Iterable[str]) -> None:
-    """UnsupportedError that lists every operator that ark lacks, with its nodes."""
-    known, version = set(known), opset(model, name)
+    """UnsupportedError that lists every operator that ark lacks, with its nodes. Those within a
+    branch that a condition may leave out are told when it is taken.
+    """
+    known = set(known)
+    versions = {i.domain: i.version for i in model.opset_import}
+    versions[""] = opset(model, name)
     lacking: dict[str, list[str]] = {}
     for place, node in enumerate(model.graph.node):
-        op = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
-        if op in CONTROL_FLOW:
-            op += " (control flow)"
-        elif op == "If" or (op in known and in_range(op, version)):
-            continue
-        elif op in known:
+        standard = node.domain in ("", "ai.onnx")
+        op = node.op_type if standard else f"{node.domain}::{node.op_type}"
+        version = versions["" if standard else node.domain]
+        if standard and op in known:
+            if in_range(op, version):
+                continue
             op += f" (as opset {version} defines it; {OPSETS[0]} to {OPSETS[1]} are built)"
+        elif has_body(node, version):
+            continue
         lacking.setdefault(op, []).append(node.name or f"number {place}")
     if lacking:
         listed = "; ".join(

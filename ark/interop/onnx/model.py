@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,53 +13,18 @@ import numpy as np
 import onnx
 
 import ark
-from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.errors import InvalidUsageError, UnsupportedError
 from ark.frontend.foreign import as_array
 from ark.interop.kernels import Kernels
-from ark.interop.onnx import load
+from ark.interop.onnx import host, load
 from ark.interop.onnx.buckets import Shapes, padded, rounded
 from ark.interop.onnx.convert import Built, build
-from ark.interop.onnx.values import TABLE, NeedsContents, Shape, narrowed
+from ark.interop.onnx.port import Port
+from ark.interop.onnx.stages import InStages, Stages
+from ark.interop.onnx.values import TABLE, NeedsContents, Shape, Value, narrowed
 from ark.plan.cost import busied
 from ark.plan.serialize import machine_of
 from ark.runtime.inline import InlineRuns, inline_runs
-
-
-class Port:
-    """An input or output: its name, NumPy type, and sizes (texts for symbolic dimensions)."""
-
-    def __init__(self, info: onnx.ValueInfoProto, what: str) -> None:
-        self.name = info.name
-        kind = info.type.WhichOneof("value")
-        if kind != "tensor_type":
-            raise UnsupportedError(
-                f"the {what} {info.name!r} is a {kind or 'thing without a type'}; only tensors "
-                "are built"
-            )
-        tensor = info.type.tensor_type
-        try:
-            self.dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-        except KeyError as error:
-            raise ModelError(
-                f"the {what} {info.name!r} has the element type {tensor.elem_type}, which ONNX "
-                "does not have; export the model again"
-            ) from error
-        self.shape: tuple[int | str, ...] | None = None
-        if tensor.HasField("shape"):
-            self.shape = tuple(
-                d.dim_value if d.HasField("dim_value") else (d.dim_param or "?")
-                for d in tensor.shape.dim
-            )
-
-    @property
-    def sizes(self) -> tuple[int, ...] | None:
-        """The shape where the file says all of it."""
-        known = tuple(n for n in self.shape or () if isinstance(n, int))
-        return known if self.shape is not None and len(known) == len(self.shape) else None
-
-    def __repr__(self) -> str:
-        return f"{self.name}: {self.dtype} {list(self.shape) if self.shape is not None else '?'}"
-
 
 MOST_SIZES = 4096  # for which a model remembers how they are rounded up
 
@@ -72,7 +38,8 @@ class OnnxModel:
     kernel is made for: another value makes another kernel.
     """
 
-    def __init__(self, proto: onnx.ModelProto, name: str) -> None:
+    def __init__(self, proto: onnx.ModelProto, name: str, depth: int = 0) -> None:
+        """depth: how many stages of a larger model are ahead of this one."""
         load.missing(proto, name, TABLE)
         weights = {t.name for t in proto.graph.initializer}
         self.name = name
@@ -86,12 +53,12 @@ class OnnxModel:
         self._rounded: Kernels[tuple[Shapes, Shapes]] = Kernels(lambda sizes: None, MOST_SIZES)
         self._turn = threading.RLock()  # a kernel has one set of inputs at a time
         self._closed = False
+        self._stages: Stages | None = None
+        self._depth = depth
         sizes = {p.name: (p.sizes, p.dtype) for p in self.inputs if p.sizes is not None}
         if len(sizes) == len(self.inputs):
-            try:
+            with suppress(NeedsContents):  # which the first run knows
                 build(proto, sizes, {})  # errors are told when the file is loaded
-            except NeedsContents as error:
-                self._known |= error.inputs
 
     def __call__(self, *arrays: Any, **named: Any) -> list[np.ndarray]:
         """Runs once; arrays in the order of `inputs`, or by name."""
@@ -108,7 +75,11 @@ class OnnxModel:
         with self._turn:
             if self._closed:
                 raise InvalidUsageError(f"{self.name} was closed; load it again with ark.from_onnx")
-            launched, results = self._launched(arrays)
+            kernel = self._launched(arrays)
+            if kernel is None:
+                assert self._stages is not None
+                return self._typed(self._stages.run(arrays))
+            launched, results = kernel
             self.write(launched.built, arrays)
             if launched.inline is not None and launched.inline.short():
                 launched.inline()
@@ -124,12 +95,13 @@ class OnnxModel:
         After the launch: `write` for what goes in, `read` for what came out.
         """
         arrays = self.checked(inputs)
-        while True:
+        while self._stages is None:
             try:
                 self._built(arrays, {n: arrays[n] for n in self._known})
                 return self._built(arrays, {n: arrays[n] for n in self._known}, into)
             except NeedsContents as error:
-                self._learn(error)
+                self._learn(error, arrays)
+        raise InStages(f"{self.name} runs in stages, so that it is no part of another model")
 
     def write(self, built: Built, inputs: Mapping[str, Any]) -> None:
         """Fills the tensors of the inputs of a launched graph; behind smaller arrays are zeros."""
@@ -139,15 +111,20 @@ class OnnxModel:
 
     def read(self, built: Built) -> list[np.ndarray]:
         """The outputs of a graph that has run."""
-        arrays = [_contents(built, port.name) for port in self.outputs]
-        wide = [p.dtype == np.float64 for p in self.outputs]
-        return [a.astype(np.float64) if w else a for a, w in zip(arrays, wide, strict=True)]
+        return self._typed([_contents(built.results[p.name]) for p in self.outputs])
+
+    def _typed(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """The outputs in the types that the model says they have."""
+        pairs = zip(arrays, self.outputs, strict=True)
+        return [a if p.dtype is None else a.astype(p.dtype, copy=False) for a, p in pairs]
 
     def close(self) -> None:
         """Gives the kernels' memory back, for good."""
         with self._turn:
             self._closed = True
             self._kernels.close()
+            if self._stages is not None:
+                self._stages.close()
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The arrays, of the inputs' types; InvalidUsageError where they do not fit."""
@@ -174,15 +151,17 @@ class OnnxModel:
             arrays[port.name] = array
         return arrays
 
-    def _launched(self, arrays: Mapping[str, np.ndarray]) -> tuple[Launched, Shapes]:
+    def _launched(self, arrays: Mapping[str, np.ndarray]) -> tuple[Launched, Shapes] | None:
         """The kernel for these sizes, rounded up where that is permitted, and known contents;
-        planned and compiled if it is not there. With it the shapes of the results.
+        planned and compiled if it is not there. With it the shapes of the results. None where the
+        model runs in stages.
         """
-        while True:
+        while self._stages is None:
             try:
                 return self._kernel(arrays, {n: arrays[n] for n in sorted(self._known)})
             except NeedsContents as error:
-                self._learn(error)
+                self._learn(error, arrays)
+        return None
 
     def _kernel(
         self, arrays: Mapping[str, np.ndarray], known: Mapping[str, np.ndarray]
@@ -219,15 +198,24 @@ class OnnxModel:
         sizes = {n: (a.shape, a.dtype) for n, a in arrays.items()}
         return build(self._proto, sizes, known, into)
 
-    def _learn(self, error: NeedsContents) -> None:
-        """Which inputs' contents decide about the graph; UnsupportedError where none do."""
-        if not error.inputs - self._known:
-            raise UnsupportedError(
-                f"{self.name}: a shape depends on values that only a run knows"
-            ) from error
-        self._known |= error.inputs
+    def _learn(self, error: NeedsContents, arrays: Mapping[str, np.ndarray]) -> None:
+        """Few numbers that decide about the graph become part of what a kernel is made for; else
+        the model runs in stages from now on.
+        """
+        on_host = self._proto.graph.node[error.place].op_type in host.OPERATORS
+        new = {n: arrays[n] for n in error.inputs - self._known}
+        most = {n: MOST_DECIDING if a.dtype.kind in "iub" else 8 for n, a in new.items()}
+        if new and not on_host and all(a.size <= most[n] for n, a in new.items()):
+            self._known |= new.keys()
+            return
+
+        def part(proto: onnx.ModelProto, depth: int) -> OnnxModel:
+            return OnnxModel(proto, self.name, depth)
+
+        self._stages = Stages(self._proto, error.place, on_host, self._depth, part)
 
 
+MOST_DECIDING = 64  # whole numbers of an input whose contents a kernel may be made for
 DEVICE = threading.RLock()  # one kernel is launched at a time; short ones run on their callers
 
 
@@ -273,20 +261,20 @@ def fill(built: Built) -> None:
         tensor.from_numpy(array)
 
 
-def _contents(built: Built, name: str) -> np.ndarray:
-    value = built.results[name]
+def _contents(value: Value) -> np.ndarray:
     if value.array is not None:
         return value.array.copy()
-    assert value.tensor is not None
-    return value.tensor.to_numpy().reshape(value.shape)
+    if value.tensor is None:
+        raise UnsupportedError("a sequence is a result")
+    return value.tensor.to_numpy().reshape(value.shape).astype(value.dtype, copy=False)
 
 
 def from_onnx(path: Any, dims: Mapping[str, int] | None = None) -> OnnxModel:
     """An ONNX file as a model; see ark.from_onnx."""
-    return OnnxModel(load.read(path, dims, TABLE), Path(path).name)
+    return OnnxModel(load.read(path, dims), Path(path).name)
 
 
 def from_proto(proto: onnx.ModelProto, name: str = "the model") -> OnnxModel:
     """A model that is in memory already."""
     proto = load.checked(proto, name, None)
-    return OnnxModel(load.expanded(proto, name, TABLE), name)
+    return OnnxModel(load.expanded(proto, name), name)

@@ -1,4 +1,4 @@
-"""Operators that move elements: shapes, slices, concatenation, gathering and scattering."""
+"""Operators that move elements: shapes, slices, concatenation, padding."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ import onnx
 
 import ark
 from ark.errors import ModelError
-from ark.interop.onnx.values import Call, Value, axis_of, data_type, made, operator, refuse
-
-_REDUCTIONS = {"none": "set", "add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}
+from ark.interop.onnx.carried import INTEGERS, cut
+from ark.interop.onnx.values import (
+    Call,
+    Value,
+    axis_of,
+    data_type,
+    join,
+    kind_of,
+    made,
+    operator,
+    refuse,
+)
 
 
 @operator("Shape")
@@ -99,11 +108,8 @@ def _transpose(call: Call) -> Value:
 
 @operator("Concat")
 def _concat(call: Call) -> Value:
-    places = [i for i in range(len(call.inputs)) if math.prod(call.shape(i))]
-    shape = list(call.shape(places[0] if places else 0))
-    axis = axis_of(call.attribute("axis"), len(shape))
-    shape[axis] = sum(call.shape(i)[axis] for i in places)
-    return made(ark.concat([call.tensor(i) for i in places], axis), shape)
+    values = [call.value(i) for i in range(len(call.inputs))]
+    return join(call, values, axis_of(call.attribute("axis"), len(values[0].shape)))
 
 
 @operator("Split")
@@ -116,11 +122,23 @@ def _split(call: Call) -> list[Value]:
         each = -(-shape[axis] // len(call.outputs))
         sizes = [each] * (len(call.outputs) - 1)
         sizes.append(shape[axis] - sum(sizes))
-    parts = iter(ark.split(call.tensor(0), [n for n in sizes if n], axis))
-    dtype, results = call.dtype(0).numpy, []
+    return pieces(call, call.value(0), sizes, axis)
+
+
+def pieces(call: Call, value: Value, sizes: list[int], axis: int) -> list[Value]:
+    """A value cut along an axis into parts of these sizes."""
+    shape, results = value.shape, []
+    if sum(sizes) != shape[axis] or min(sizes, default=0) < 0:
+        raise ModelError(f"the sizes {sizes} are not those of the parts of {shape[axis]}")
+    if value.array is not None:
+        cuts = np.split(value.array, np.cumsum(sizes)[:-1], axis)
+        return [Value(cut.shape, array=cut) for cut in cuts[: len(sizes)]]
+    parts = iter(ark.split(call.on(value), [n for n in sizes if n], axis))
     for n in sizes:
         one = (*shape[:axis], n, *shape[axis + 1 :])
-        results.append(made(next(parts), one) if n else Value(one, array=np.zeros(one, dtype)))
+        part = made(next(parts), one) if n else Value(one, array=np.zeros(one, value.dtype))
+        part.inputs, part.kind = value.inputs, value.kind
+        results.append(part)
     return results
 
 
@@ -143,42 +161,6 @@ def _slice(call: Call) -> Value:
         box = tuple(slice(b, b + n) for b, n in zip(begins, sizes, strict=True))
         return made(call.tensor(0)[box], sizes)
     return made(ark.strided_slice(call.tensor(0), begins, sizes, by), sizes)
-
-
-@operator("Gather")
-def _gather(call: Call) -> Value:
-    shape, wanted = call.shape(0), call.shape(1)
-    axis = axis_of(call.attribute("axis", 0), len(shape))
-    result = (*shape[:axis], *wanted, *shape[axis + 1 :])
-    return made(ark.gather(call.tensor(0), call.tensor(1), axis), result)
-
-
-@operator("GatherElements")
-def _gather_elements(call: Call) -> Value:
-    axis = axis_of(call.attribute("axis", 0), len(call.shape(0)))
-    return made(ark.gather_elements(call.tensor(0), call.tensor(1), axis), call.shape(1))
-
-
-@operator("GatherND")
-def _gather_nd(call: Call) -> Value:
-    shape, wanted, batch = call.shape(0), call.shape(1), call.attribute("batch_dims", 0)
-    result = (*wanted[:-1], *shape[batch + wanted[-1] :])
-    return made(ark.gather_nd(call.tensor(0), call.tensor(1), batch), result)
-
-
-@operator("ScatterElements")
-def _scatter_elements(call: Call) -> Value:
-    axis = axis_of(call.attribute("axis", 0), len(call.shape(0)))
-    how = _REDUCTIONS[call.attribute("reduction", "none")]
-    x, places, new = (call.tensor(i) for i in range(3))
-    return made(ark.scatter_elements(x, places, new, axis, how), call.shape(0))
-
-
-@operator("ScatterND")
-def _scatter_nd(call: Call) -> Value:
-    how = _REDUCTIONS[call.attribute("reduction", "none")]
-    x, places, new = (call.tensor(i) for i in range(3))
-    return made(ark.scatter_nd(x, places, new, how), call.shape(0))
 
 
 @operator("Pad")
@@ -266,26 +248,15 @@ def _space_to_depth(call: Call) -> Value:
     return made(transposed, (n, c * size**2, h // size, w // size))
 
 
-@operator("OneHot")
-def _one_hot(call: Call) -> Value:
-    depth = int(call.array(1).item())
-    off, on = call.array(2).tolist()
-    shape = list(call.shape(0))
-    axis = axis_of(call.attribute("axis", -1), len(shape) + 1)
-    ids = call.tensor(0)
-    if ids.ir.dtype in (ark.fp32, ark.fp16, ark.bf16):
-        ids = ark.cast(ids, ark.int64)
-    tensor = ark.one_hot(ids, depth, data_type(call.array(2).dtype), axis, off, on)
-    return made(tensor, [*shape[:axis], depth, *shape[axis:]])
-
-
-@operator("ReverseSequence")
-def _reverse_sequence(call: Call) -> Value:
-    """Each row's first elements backwards: as many as its length says."""
-    shape, tensor = call.shape(0), call.tensor(0)
-    batch, time = call.attribute("batch_axis", 1), call.attribute("time_axis", 0)
-    lengths = ark.reshape(call.tensor(1), [n if d == batch else 1 for d, n in enumerate(shape)])
-    place = ark.iota(list(shape), time, ark.int64)
-    back = ark.sub(ark.sub(ark.expand(lengths, list(shape)), place), 1)
-    places = ark.where(ark.greater_equal(back, 0), back, place)
-    return made(ark.gather_elements(tensor, places, time), shape)
+@operator("BitCast")
+def _bit_cast(call: Call) -> Value:
+    """Integers as those of as many bits."""
+    source = np.dtype(call.value(0).dtype)
+    wanted = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(call.attribute("to")))
+    if {source.kind, wanted.kind} - set("iub") or source.itemsize != wanted.itemsize:
+        raise refuse(f"the bits of {source} as {wanted}")
+    kind, tensor = kind_of(wanted), call.tensor(0)
+    tensor = cut(tensor, kind) if kind in INTEGERS else ark.cast(tensor, data_type(wanted))
+    value = made(tensor, call.shape(0))
+    value.kind = kind
+    return value

@@ -17,16 +17,21 @@ Pairs = list[tuple[int, int]]
 
 @operator("MatMul")
 def _matmul(call: Call) -> Value:
-    a, b = call.tensor(0), call.tensor(1)
     left, right = call.shape(0), call.shape(1)
     if not left or not right:
         raise ModelError("a matrix product needs at least one dimension")
-    a = ark.reshape(a, [1, *left]) if len(left) == 1 else a
-    b = ark.reshape(b, [*right, 1]) if len(right) == 1 else b
     batch = np.broadcast_shapes(left[:-2], right[:-2])
     rows = () if len(left) == 1 else left[-2:-1]
     columns = () if len(right) == 1 else right[-1:]
-    return made(ark.matmul(a, b), (*batch, *rows, *columns))
+    return made(multiplied(call.tensor(0), call.tensor(1)), (*batch, *rows, *columns))
+
+
+def multiplied(a: Any, b: Any) -> Any:
+    """A matrix product of tensors, a vector as one row or column."""
+    left, right = a.ir.shape, b.ir.shape
+    a = ark.reshape(a, [1, *left]) if len(left) == 1 else a
+    b = ark.reshape(b, [*right, 1]) if len(right) == 1 else b
+    return ark.matmul(a, b)
 
 
 @operator("Gemm")
@@ -44,7 +49,7 @@ def _gemm(call: Call) -> Value:
     return made(product, (a[1] if left else a[0], b[0] if right else b[1]))
 
 
-def _pads(call: Call, sizes: tuple[int, ...], kernel: list[int]) -> Pairs:
+def pads_of(call: Call, sizes: tuple[int, ...], kernel: list[int]) -> Pairs:
     """(before, behind) each spatial dimension, as attribute or by the rule of auto_pad."""
     rule, rank = call.attribute("auto_pad", "NOTSET"), len(sizes)
     strides = call.attribute("strides", [1] * rank)
@@ -62,19 +67,24 @@ def _pads(call: Call, sizes: tuple[int, ...], kernel: list[int]) -> Pairs:
 
 @operator("Conv")
 def _conv(call: Call) -> Value:
-    shape, weight = call.shape(0), call.shape(1)
+    bias = call.tensor(2) if call.has(2) else None
+    tensor = convolved(call, call.tensor(0), call.tensor(1), bias)
+    return made(tensor, tensor.ir.shape)
+
+
+def convolved(call: Call, x: Any, weight: Any, bias: Any) -> Any:
+    """A convolution with the attributes of the call."""
+    shape = x.ir.shape
     rank = len(shape) - 2
-    kernel = list(weight[2:])
-    tensor = ark.conv(
-        call.tensor(0),
-        call.tensor(1),
-        call.tensor(2) if call.has(2) else None,
+    return ark.conv(
+        x,
+        weight,
+        bias,
         stride=list(call.attribute("strides", [1] * rank)),
-        padding=_pads(call, shape[2:], kernel),
+        padding=pads_of(call, shape[2:], list(weight.ir.shape[2:])),
         dilation=list(call.attribute("dilations", [1] * rank)),
         groups=call.attribute("group", 1),
     )
-    return made(tensor, tensor.ir.shape)
 
 
 @operator("ConvTranspose")
@@ -110,14 +120,14 @@ def _conv_transpose(call: Call) -> Value:
     return made(tensor, tensor.ir.shape)
 
 
-def _pool(function: Callable[..., Any], mean: bool) -> Callable[[Call], Value]:
+def pool(function: Callable[..., Any], mean: bool) -> Callable[[Call], Value]:
+    """A pool with the attributes of the call."""
+
     def run(call: Call) -> Value:
-        if len(call.outputs) > 1:
-            raise refuse("a pool that gives the places of what it found")
         shape, kernel = call.shape(0), list(call.attribute("kernel_shape"))
         words: dict[str, Any] = {
             "stride": list(call.attribute("strides", [1] * len(kernel))),
-            "padding": _pads(call, shape[2:], kernel),
+            "padding": pads_of(call, shape[2:], kernel),
             "dilation": list(call.attribute("dilations", [1] * len(kernel))),
             "ceil": bool(call.attribute("ceil_mode", 0)),
         }
@@ -133,8 +143,7 @@ def _pool(function: Callable[..., Any], mean: bool) -> Callable[[Call], Value]:
     return run
 
 
-operator("MaxPool")(_pool(ark.max_pool, mean=False))
-operator("AveragePool")(_pool(ark.avg_pool, mean=True))
+operator("AveragePool")(pool(ark.avg_pool, mean=True))
 
 
 def _global(function: Callable[..., Any]) -> Callable[[Call], Value]:

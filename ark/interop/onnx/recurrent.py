@@ -1,4 +1,4 @@
-"""Recurrent layers, step by step: RNN, GRU and LSTM with their default activations.
+"""Recurrent layers, step by step: RNN, GRU and LSTM.
 
 One product makes the inputs' part of all steps; each step adds that of the hidden state.
 """
@@ -6,6 +6,7 @@ One product makes the inputs' part of all steps; each step adds that of the hidd
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ark
@@ -17,63 +18,99 @@ _DEFAULTS = {
     "LSTM": ["Sigmoid", "Tanh", "Tanh"],
 }
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "relu": ark.relu,
+    "sigmoid": ark.sigmoid,
+    "softplus": lambda t: ark.neg(ark.log_sigmoid(ark.neg(t))),
+    "softsign": ark.softsign,
+    "tanh": ark.tanh,
+}
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One direction. weights: of the hidden state; peepholes: of the cell (input, output, forget).
+
+    activations: of the gates, in ONNX's order, each after the clip.
+    """
+
+    weights: Any
+    bias: Any
+    peepholes: Any
+    activations: list[Callable[[Any], Any]]
+    reset_last: bool  # GRU: the reset gate multiplies what the hidden state's product made
 
 
 def _gate(tensor: ark.Tensor, number: int, width: int) -> ark.Tensor:
     return tensor[:, number * width : (number + 1) * width]
 
 
-def _rnn(x: Any, h: Any, _: Any, r: Any, bias: Any, call: Call) -> tuple[Any, Any]:
-    return ark.tanh(ark.add(x, ark.add(ark.linear(h, r), bias))), None
+def _rnn(x: Any, h: Any, _: Any, layer: _Layer) -> tuple[Any, Any]:
+    (f,) = layer.activations
+    return f(ark.add(x, ark.add(ark.linear(h, layer.weights), layer.bias))), None
 
 
-def _gru(x: Any, h: Any, _: Any, r: Any, bias: Any, call: Call) -> tuple[Any, Any]:
+def _gru(x: Any, h: Any, _: Any, layer: _Layer) -> tuple[Any, Any]:
     """Gates: update, reset, new."""
-    n = h.ir.shape[1]
-    if call.attribute("linear_before_reset", 0):
+    n, r, bias = h.ir.shape[1], layer.weights, layer.bias
+    f, g = layer.activations
+    if layer.reset_last:
         back = ark.add(ark.linear(h, r), bias)
-        update = ark.sigmoid(ark.add(_gate(x, 0, n), _gate(back, 0, n)))
-        reset = ark.sigmoid(ark.add(_gate(x, 1, n), _gate(back, 1, n)))
+        update = f(ark.add(_gate(x, 0, n), _gate(back, 0, n)))
+        reset = f(ark.add(_gate(x, 1, n), _gate(back, 1, n)))
         last = ark.mul(reset, _gate(back, 2, n))
     else:
         back = ark.add(ark.linear(h, r[0 : 2 * n]), bias[:, 0 : 2 * n])
-        update = ark.sigmoid(ark.add(_gate(x, 0, n), _gate(back, 0, n)))
-        reset = ark.sigmoid(ark.add(_gate(x, 1, n), _gate(back, 1, n)))
+        update = f(ark.add(_gate(x, 0, n), _gate(back, 0, n)))
+        reset = f(ark.add(_gate(x, 1, n), _gate(back, 1, n)))
         last = ark.add(ark.linear(ark.mul(reset, h), r[2 * n : 3 * n]), bias[:, 2 * n : 3 * n])
-    new = ark.tanh(ark.add(_gate(x, 2, n), last))
+    new = g(ark.add(_gate(x, 2, n), last))
     return ark.add(new, ark.mul(update, ark.sub(h, new))), None
 
 
-def _lstm(x: Any, h: Any, c: Any, r: Any, bias: Any, call: Call) -> tuple[Any, Any]:
+def _lstm(x: Any, h: Any, c: Any, layer: _Layer) -> tuple[Any, Any]:
     """Gates: input, output, forget, cell."""
     n = h.ir.shape[1]
-    gates = ark.add(x, ark.add(ark.linear(h, r), bias))
-    enter, leave, keep = (ark.sigmoid(_gate(gates, i, n)) for i in range(3))
-    cell = ark.add(ark.mul(keep, c), ark.mul(enter, ark.tanh(_gate(gates, 3, n))))
-    return ark.mul(leave, ark.tanh(cell)), cell
+    f, g, last = layer.activations
+    gates = ark.add(x, ark.add(ark.linear(h, layer.weights), layer.bias))
+
+    def gate(number: int, cell: Any) -> Any:
+        part = _gate(gates, number, n)
+        if layer.peepholes is not None:
+            part = ark.add(part, ark.mul(_gate(layer.peepholes, number, n), cell))
+        return f(part)
+
+    enter, keep = gate(0, c), gate(2, c)
+    cell = ark.add(ark.mul(keep, c), ark.mul(enter, g(_gate(gates, 3, n))))
+    return ark.mul(gate(1, cell), last(cell)), cell
 
 
 _STEPS: dict[str, Callable[..., tuple[Any, Any]]] = {"RNN": _rnn, "GRU": _gru, "LSTM": _lstm}
 
 
-def _refused(call: Call) -> None:
-    """UnsupportedError for forms that are not built."""
-    directions = 2 if call.attribute("direction", "forward") == "bidirectional" else 1
-    wanted = _DEFAULTS[call.op] * directions
-    if call.attribute("activations", wanted) not in (wanted, [w.encode() for w in wanted]):
-        raise refuse("a recurrent layer with activations of its own")
-    if call.attribute("clip") is not None or call.attribute("input_forget", 0):
-        raise refuse("a recurrent layer that clips or couples its gates")
-    if call.has(4):
-        raise refuse("a recurrent layer with lengths by sequence")
-    if call.has(7):
-        raise refuse("an LSTM with peepholes")
+def _activations(call: Call, direction: int) -> list[Callable[[Any], Any]]:
+    """Those of one direction; UnsupportedError for one that is not built."""
+    wanted = _DEFAULTS[call.op]
+    given = [
+        a.decode() if isinstance(a, bytes) else a for a in call.attribute("activations", wanted * 2)
+    ]
+    names = given[direction * len(wanted) : (direction + 1) * len(wanted)]
+    odd = [name for name in names if name.lower() not in _ACTIVATIONS]
+    if odd or len(names) < len(wanted) or call.attribute("input_forget", 0):
+        raise refuse(f"a recurrent layer with the activations {given}, or coupled gates")
+    clip = call.attribute("clip")
+
+    def clipped(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        if clip is None:
+            return function
+        return lambda t: function(ark.minimum(ark.maximum(t, -float(clip)), float(clip)))
+
+    return [clipped(_ACTIVATIONS[name.lower()]) for name in names]
 
 
 @operator("RNN", "GRU", "LSTM")
 def _recurrent(call: Call) -> list[Value]:
     """X (steps, batch, inputs), or (batch, steps, inputs) with layout 1; results Y, Y_h, Y_c."""
-    _refused(call)
     first = bool(call.attribute("layout", 0))
     x = call.tensor(0)
     if first:
@@ -82,6 +119,7 @@ def _recurrent(call: Call) -> list[Value]:
     directions, width = call.shape(1)[0], call.shape(2)[2]
     gates = _GATES[call.op] * width
     rows = ark.reshape(x, [steps * batch, inputs])
+    lengths = ark.reshape(call.tensor(4), [batch, 1]) if call.has(4) else None
     outputs: list[list[Any]] = [[] for _ in range(steps)]
     ends: list[tuple[Any, Any]] = []
     for d in range(directions):
@@ -92,11 +130,22 @@ def _recurrent(call: Call) -> list[Value]:
             both = call.tensor(3)[d : d + 1]
             parts, bias = ark.add(parts, both[:, 0:gates]), ark.copy(both[:, gates : 2 * gates])
         h, c = (_start(call, place, d, batch, width, first, x) for place in (5, 6))
+        peepholes = ark.copy(call.tensor(7)[d : d + 1]) if call.has(7) else None
+        reset_last = bool(call.attribute("linear_before_reset", 0))
+        layer = _Layer(back, bias, peepholes, _activations(call, d), reset_last)
         backwards = d == 1 or call.attribute("direction", "forward") == "reverse"
         for step in reversed(range(steps)) if backwards else range(steps):
             part = parts[step * batch : (step + 1) * batch]
-            h, c = _STEPS[call.op](part, h, c, back, bias, call)
-            outputs[step].append(ark.reshape(h, [1, 1, batch, width]))
+            new, cell = _STEPS[call.op](part, h, c, layer)
+            if lengths is None:
+                h, c = new, cell
+                shown = h
+            else:  # past its length a sequence keeps its state and gives zeros
+                runs = ark.greater(lengths, step)
+                h = ark.where(runs, new, h)
+                c = ark.where(runs, cell, c) if cell is not None else None
+                shown = ark.where(runs, new, 0.0)
+            outputs[step].append(ark.reshape(shown, [1, 1, batch, width]))
         ends.append((h, c))
     whole = ark.concat([ark.concat(o, 1) if len(o) > 1 else o[0] for o in outputs], 0)
     made_of = [_ends([h for h, _ in ends], batch, width, first)]

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 import ark
 from ark.interop.onnx.values import Call, Value, axis_of, made, operator, refuse
+from ark.ir.dtype import FLOATS
+
+MOST_RANKED = 2048  # integers of a row, all of which are compared with all
 
 _REDUCE: dict[str, Callable[[Any, list[int]], Any]] = {
     "ReduceSum": ark.reduce_sum,
@@ -108,19 +113,40 @@ operator("CumSum")(_running(ark.cumsum))
 operator("CumProd")(_running(ark.cumprod))
 
 
+def _ranked(rows: Any, k: int, largest: bool, unsigned: bool) -> tuple[Any, Any]:
+    """topk of integers: the place of each is how many of its row are ahead of it."""
+    count, n = rows.ir.shape
+    if n > MOST_RANKED:
+        raise refuse(f"TopK of {n} integers")
+    keys = ark.cast(rows, ark.int64)
+    keys = ark.bitwise_xor(keys, -(2**63)) if unsigned else keys
+    own, other = ark.reshape(keys, [count, n, 1]), ark.reshape(keys, [count, 1, n])
+    ahead = ark.greater(other, own) if largest else ark.less(other, own)
+    row, column = (ark.iota([1, n, n], d, ark.int32) for d in (1, 2))
+    ties = ark.logical_and(ark.equal(other, own), ark.less(column, row))
+    rank = ark.reduce_sum(ark.cast(ark.logical_or(ahead, ties), ark.int32), [2])
+    rank = ark.reshape(rank, [count, n])
+    places = ark.scatter_elements(
+        ark.zeros([count, n], ark.int32), rank, ark.iota([count, n], 1, ark.int32), 1, "set"
+    )[:, 0:k]
+    places = ark.copy(places)
+    return ark.gather_elements(rows, places, 1), places
+
+
 @operator("TopK")
 def _top_k(call: Call) -> list[Value]:
     shape, tensor, k = call.shape(0), call.tensor(0), int(call.array(1).item())
     axis = axis_of(call.attribute("axis", -1), len(shape))
-    if tensor.ir.dtype not in (ark.fp32, ark.fp16, ark.bf16):
-        raise refuse(f"TopK of {tensor.ir.dtype.name}")
     largest = bool(call.attribute("largest", 1))
     order = [d for d in range(len(shape)) if d != axis] + [axis]
     back = [order.index(d) for d in range(len(shape))]
     if axis != len(shape) - 1:
         tensor = ark.transpose(tensor, order)
     rows = ark.reshape(tensor, [-1, shape[axis]])
-    values, places = ark.topk(rows, k, largest=largest)
+    if tensor.ir.dtype in FLOATS:
+        values, places = ark.topk(rows, k, largest=largest)
+    else:
+        values, places = _ranked(rows, k, largest, call.value(0).kind == np.dtype(np.uint64))
     result = [*shape[:axis], k, *shape[axis + 1 :]]
     transposed = []
     for one in (values, ark.cast(places, ark.int64)):

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import onnx
 
 import ark
 from ark.errors import ModelError, UnsupportedError
@@ -24,27 +26,73 @@ Shape = tuple[int, ...]
 
 @dataclass
 class Value:
-    """A tensor, or an array that is known beforehand. inputs: the model's inputs it comes from."""
+    """A tensor, an array that is known beforehand, or a sequence of values (items).
+
+    inputs: the model's inputs it comes from. kind: its type where ark has none and another one
+    carries it.
+    """
 
     shape: Shape
     tensor: ark.Tensor | None = None
     array: np.ndarray | None = None
     inputs: frozenset[str] = frozenset()
+    items: tuple[Value, ...] | None = None
+    kind: Any = None
+
+    def __post_init__(self) -> None:
+        if self.array is not None:
+            self.kind = kind_of(self.array.dtype)
+
+    @property
+    def dtype(self) -> Any:
+        """The NumPy type of its elements, as ONNX has it."""
+        if self.kind is not None:
+            return self.kind
+        if self.array is not None:
+            return self.array.dtype
+        if self.tensor is None:
+            raise ModelError("a tensor is expected where a sequence is given")
+        return np.dtype(self.tensor.ir.dtype.numpy)
 
 
 class NeedsContents(Exception):
-    """An operator asks for the contents of what is known only when the model runs."""
+    """An operator asks for the contents of what is known only when the model runs.
+
+    place: of its node (or of the one that it is within) in the graph.
+    """
 
     def __init__(self, inputs: frozenset[str]) -> None:
         super().__init__()
-        self.inputs = inputs
+        self.inputs, self.place = inputs, 0
+
+
+# Types that ark does not compute with, and those that carry their values exactly. The bits of a
+# uint64 are those of its int64.
+CARRIERS = {
+    **{np.dtype(t): ark.int32 for t in (np.int16, np.uint16)},
+    **{np.dtype(getattr(ml_dtypes, n)): ark.int32 for n in ("int4", "uint4", "int2", "uint2")},
+    np.dtype(np.uint64): ark.int64,
+    **{
+        np.dtype(getattr(ml_dtypes, name)): ark.fp32
+        for name in ("float4_e2m1fn", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+    },
+}
+
+
+def kind_of(dtype: Any) -> Any:
+    """The NumPy type itself if another one carries it, else None."""
+    return np.dtype(dtype) if np.dtype(dtype) in CARRIERS else None
 
 
 def data_type(dtype: Any) -> DataType:
-    """ark's type of a NumPy type, fp32 for float64; UnsupportedError if it has none."""
+    """ark's type of a NumPy type, or the one that carries it: fp32 for float64, which loses
+    digits. UnsupportedError if there is none.
+    """
     if np.dtype(dtype) == np.float64:
         _warn_of_float64()
         return ark.fp32
+    if np.dtype(dtype) in CARRIERS:
+        return CARRIERS[np.dtype(dtype)]
     for one in (*ark_types(), ark.bool):
         if np.dtype(one.numpy) == np.dtype(dtype):
             return one
@@ -61,9 +109,12 @@ def _warn_of_float64() -> None:
 
 
 def narrowed(array: np.ndarray, name: str) -> np.ndarray:
-    """A float64 array as float32; UnsupportedError if a value is too large for it."""
+    """The array in a type that ark has, float64 as float32; UnsupportedError if a value is too
+    large for it.
+    """
     if array.dtype != np.float64:
-        return array
+        carrier = CARRIERS.get(array.dtype)
+        return array if carrier is None else array.astype(carrier.numpy)
     with np.errstate(over="ignore"):
         narrow = array.astype(np.float32)
     if np.any(np.isinf(narrow) & np.isfinite(array)):
@@ -91,7 +142,10 @@ def ark_types() -> tuple[DataType, ...]:
 
 @dataclass
 class Call:
-    """One node: its inputs, attributes and the version of its operator's definition."""
+    """One node: its inputs, attributes and the version of its operator's definition.
+
+    bodies: the graphs within it. whole_inputs: the model's inputs of whole numbers.
+    """
 
     op: str
     inputs: list[Value | None]
@@ -99,6 +153,8 @@ class Call:
     outputs: list[str]
     version: int
     constants: list[tuple[ark.Tensor, np.ndarray]] = field(default_factory=list)
+    bodies: dict[str, Body] = field(default_factory=dict)
+    whole_inputs: frozenset[str] = frozenset()
 
     def has(self, place: int) -> bool:
         """Was this optional input given?"""
@@ -117,9 +173,13 @@ class Call:
 
     def tensor(self, place: int) -> ark.Tensor:
         """The input as a tensor of the graph."""
-        value = self.value(place)
+        return self.on(self.value(place))
+
+    def on(self, value: Value) -> ark.Tensor:
+        """A value as a tensor of the graph."""
         if value.tensor is None:
-            assert value.array is not None
+            if value.array is None:
+                raise ModelError("a tensor is expected where a sequence is given")
             if not value.array.size:  # what it makes is computed beforehand
                 raise NeedsContents(
                     frozenset().union(*(v.inputs for v in self.inputs if v and v.array is None))
@@ -140,19 +200,25 @@ class Call:
         return tensor
 
     def dtype(self, place: int) -> DataType:
-        """The input's type; UnsupportedError if ark has none."""
+        """The input's type, or what carries it; UnsupportedError if ark has none."""
         value = self.value(place)
-        if value.tensor is not None:
-            return value.tensor.ir.dtype
-        assert value.array is not None
-        return data_type(value.array.dtype)
+        return data_type(value.dtype) if value.tensor is None else value.tensor.ir.dtype
 
     def array(self, place: int) -> np.ndarray:
         """The input's contents, which must be known while the graph is built."""
-        value = self.value(place)
+        return self.known(self.value(place))
+
+    def known(self, value: Value | None) -> np.ndarray:
+        """A value's contents, which must be known while the graph is built."""
+        if value is None or value.items is not None:
+            raise ModelError("a tensor is expected where a sequence or nothing is given")
         if value.array is None:
             raise NeedsContents(value.inputs)
         return value.array
+
+    def decides(self, place: int) -> bool:
+        """Does the input come of the model's inputs of whole numbers alone?"""
+        return self.value(place).inputs <= self.whole_inputs
 
     def integers(self, place: int) -> list[int]:
         """The contents of an input of integers."""
@@ -168,10 +234,31 @@ class Step:
     """A node of a graph that was built: what went in, and what came out."""
 
     call: Call
-    results: list[Value]
+    results: list[Value | None]
 
 
-Made = Value | Sequence[Value]
+@dataclass(frozen=True)
+class Body:
+    """A graph within a node: called with its inputs, it joins the graph that is built."""
+
+    graph: onnx.GraphProto
+    build: Callable[[onnx.GraphProto, Sequence[Value | None]], list[Value | None]]
+
+    def __call__(self, given: Sequence[Value | None]) -> list[Value | None]:
+        """What the graph makes of these values."""
+        return self.build(self.graph, given)
+
+    @property
+    def operators(self) -> set[str]:
+        """Of its nodes."""
+        return {node.op_type for node in self.graph.node}
+
+    def result_type(self, place: int) -> Any:
+        """The NumPy type of a result, as the graph says it."""
+        elements = self.graph.output[place].type.tensor_type.elem_type
+        return onnx.helper.tensor_dtype_to_np_dtype(elements)
+
+
 Operator = Callable[[Call], Any]
 TABLE: dict[str, Operator] = {}
 
@@ -196,6 +283,20 @@ def made(tensor: Any, shape: Sequence[int]) -> Value:
     if tensor.ir.shape != wanted:
         tensor = ark.reshape(tensor, list(wanted))
     return Value(shape, tensor)
+
+
+def join(call: Call, values: Sequence[Value], axis: int) -> Value:
+    """Values one behind the other along an axis."""
+    full = [v for v in values if 0 not in v.shape]
+    if all(v.array is not None for v in values):
+        array = np.concatenate([v.array for v in values if v.array is not None], axis)
+        return Value(array.shape, array=array)
+    shape = list(full[0].shape)
+    shape[axis] = sum(v.shape[axis] for v in full)
+    joined = made(ark.concat([call.on(v) for v in full], axis), shape)
+    joined.inputs = frozenset[str]().union(*(v.inputs for v in values))
+    joined.kind = full[0].kind
+    return joined
 
 
 def axis_of(axis: int, rank: int) -> int:

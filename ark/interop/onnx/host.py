@@ -1,0 +1,98 @@
+"""Operators whose results have sizes that only a run knows: the host computes them in NumPy,
+between the kernels of what is ahead of them and what is behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ark.errors import ModelError
+from ark.interop.onnx.fold import fold
+from ark.interop.onnx.values import Call, NeedsContents, Value, operator
+
+Arrays = list[np.ndarray | None]
+
+
+OPERATORS = ("NonMaxSuppression", "NonZero", "Unique")
+
+
+@operator(*OPERATORS)
+def _on_the_host(call: Call) -> Value:
+    seen = (v.inputs for v in call.inputs if v is not None)
+    raise NeedsContents(frozenset[str]().union(*seen))
+
+
+def computed(node: onnx.NodeProto, given: Arrays, version: int) -> list[np.ndarray]:
+    """The results of a node for its inputs."""
+    if node.op_type in FAST:
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        return [FAST[node.op_type](given, attributes)]
+    values = [None if a is None else Value(a.shape, array=a) for a in given]
+    return [v.array for v in fold(node, values, version) if v.array is not None]
+
+
+def _non_zero(given: Arrays, attributes: Any) -> np.ndarray:
+    (x,) = given
+    assert x is not None
+    return np.stack(np.nonzero(np.atleast_1d(x))).astype(np.int64)[: max(x.ndim, 0)]
+
+
+def _corners(boxes: np.ndarray, centred: bool) -> np.ndarray:
+    """(boxes, 4): the lower ends of both dimensions and the upper ones."""
+    if centred:
+        middle, half = boxes[:, :2], boxes[:, 2:] / 2
+        return np.concatenate([middle - half, middle + half], 1)
+    return np.concatenate(
+        [np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])], 1
+    )
+
+
+def _overlaps(one: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Intersection over union of a box and others; 0 where one of them has no area."""
+    inner = np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2])
+    shared = np.prod(np.maximum(inner, 0), axis=1)
+    areas = np.prod(others[:, 2:] - others[:, :2], axis=1)
+    own = np.prod(one[2:] - one[:2])
+    union = own + areas - shared
+    there = (shared > 0) & (areas > 0) & (own > 0) & (union > 0)
+    return np.where(there, shared / np.where(there, union, 1), 0)
+
+
+def _scalar(given: Arrays, place: int, default: Any) -> Any:
+    array = given[place] if place < len(given) else None
+    return default if array is None or not array.size else array.reshape(-1)[0]
+
+
+def _suppressed(given: Arrays, attributes: Any) -> np.ndarray:
+    """Of each class the best boxes, without those that overlap a better one by more than the
+    threshold: rows of batch, class, box.
+    """
+    boxes, scores = given[0], given[1]
+    if boxes is None or scores is None or boxes.ndim != 3 or scores.ndim != 3:
+        raise ModelError("NonMaxSuppression needs boxes and scores of three dimensions")
+    most = int(_scalar(given, 2, 0))
+    overlap, least = _scalar(given, 3, 0.0), _scalar(given, 4, None)
+    rows = []
+    for batch, classes in enumerate(scores):
+        ends = _corners(boxes[batch], bool(attributes.get("center_point_box", 0)))
+        for number, score in enumerate(classes):
+            left = np.argsort(-score, kind="stable")
+            if least is not None:
+                left = left[score[left] > least]
+            taken = 0
+            while len(left) and taken < most:
+                best, left = left[0], left[1:]
+                rows.append((batch, number, best))
+                taken += 1
+                left = left[_overlaps(ends[best], ends[left]) <= overlap]
+    return np.array(rows, np.int64).reshape(-1, 3)
+
+
+FAST: dict[str, Callable[[Arrays, Any], np.ndarray]] = {
+    "NonMaxSuppression": _suppressed,
+    "NonZero": _non_zero,
+}
