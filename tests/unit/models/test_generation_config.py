@@ -100,7 +100,9 @@ def test_fields_are_read_as_transformers_reads_them(fields: dict[str, Any], tmp_
     assert ours.stop == ((stop,) if isinstance(stop, str) else tuple(stop))
 
 
-def test_the_warning_names_ignored_fields_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_warning_names_ignored_fields_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path, {"do_sample": True, "temperature": 0.6, "no_repeat_ngram_size": 3})
     sampling_fields(tmp_path, warn=False)
     assert not capsys.readouterr().err
