@@ -1,4 +1,5 @@
-"""The README as the package index shows it: links to files of the repository become their text.
+"""The README as the package index shows it: links to files and pictures of the
+repository become their text.
 
 Called by hatchling (pyproject.toml) when it makes the metadata of a wheel or an sdist. The index
 has none of these files, and the project has no public address that links could lead to.
@@ -12,7 +13,7 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-LINK = re.compile(r"\[([^\]]+)\]\((?!https?://)[^)\s]+\)")
+LINK = re.compile(r"!?\[([^\]]+)\]\((?!https?://)[^)\s]+\)")
 
 
 def readme(text: str) -> str:

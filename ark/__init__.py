@@ -58,7 +58,12 @@ from ark.runtime.launch import launch
 
 
 def version() -> str:
-    """The version of ark."""
+    """The version of ark.
+
+    Example:
+        >>> len(ark.version().split("."))
+        3
+    """
     return __version__
 
 

@@ -27,6 +27,7 @@ class _StandardError(logging.Handler):
     """Writes to the standard error of the moment, which tests and launchers exchange."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Prints `ark LEVEL: message`."""
         name = NAMES[_LEVELS.index(record.levelno)] if record.levelno in _LEVELS else ""
         print(f"ark {(name or record.levelname).lower()}: {record.getMessage()}", file=sys.stderr)
 
@@ -40,6 +41,7 @@ class Level(int):
     """A level; calling it writes a message of that level, as ARK's scripts do."""
 
     def __call__(self, *words: object) -> None:
+        """Writes the words, with spaces between, as a message of this level."""
         log(self, " ".join(str(word) for word in words))
 
 
@@ -70,7 +72,7 @@ def log(level: int, message: str) -> None:
 
 
 def debug(message: str) -> None:
-    """One line for those who look for a cause."""
+    """One line, for looking for a cause."""
     log(DEBUG, message)
 
 
@@ -80,22 +82,22 @@ def info(message: str) -> None:
 
 
 def warn(message: str) -> None:
-    """One line on what may not be wanted."""
+    """One line on a thing that may not be wanted."""
     log(WARN, message)
 
 
 @contextmanager
-def timed(what: str) -> Iterator[None]:
-    """At DEBUG, how long the block took: `what: N ms`."""
+def timed(step: str) -> Iterator[None]:
+    """At DEBUG, how long the block took: `step: N ms`."""
     begin = monotonic()
     yield
-    debug(f"{what}: {1e3 * (monotonic() - begin):.1f} ms")
+    debug(f"{step}: {1e3 * (monotonic() - begin):.1f} ms")
 
 
 @contextmanager
-def slow(what: str) -> Iterator[None]:
-    """Where the block takes longer than a few seconds, says that it goes on: `what` and why."""
-    timer = Timer(PATIENCE_S, warn, (f"{what}; this goes on",))
+def slow(step: str) -> Iterator[None]:
+    """Where the block takes longer than a few seconds, says that it goes on."""
+    timer = Timer(PATIENCE_S, warn, (f"{step}; this goes on",))
     timer.daemon = True
     timer.start()
     try:

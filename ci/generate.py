@@ -1,5 +1,5 @@
-"""Writes the workflow files, the coverage table, docs/performance.md and docs/reference from
-ci/matrix.toml, ci/results and the code.
+"""Writes the workflow files, the coverage table, docs/performance.md, docs/reference and the
+README's picture from ci/matrix.toml, ci/results, docs/pictures and the code.
 
 `python ci/generate.py` writes them, `python ci/generate.py --check` fails where one is out of date.
 The lint session runs the check; tests/unit/test_ci.py too.
@@ -7,6 +7,7 @@ The lint session runs the check; tests/unit/test_ci.py too.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ else:
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from evidence import RESULTS, SUITES, Result, SuiteResult, read, read_suite
 from performance_page import page
+from picture import DATA, PICTURE, picture
 from reference_pages import api, commands, ops
 from workflows import changes, devices, package
 
@@ -137,6 +139,7 @@ def outputs() -> dict[Path, str]:
         WORKFLOWS / "package.yml": package(),
         ROOT / "ci/coverage.md": coverage(matrix) + suites(),
         ROOT / "docs/performance.md": page(matrix),
+        PICTURE: picture(json.loads(DATA.read_text())),
         ROOT / "docs/reference/api.md": api(),
         ROOT / "docs/reference/ops.md": ops(),
         ROOT / "docs/reference/commands.md": commands(),

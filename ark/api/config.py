@@ -46,8 +46,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="pa
 
 
 def check_config(value: Any, what: str) -> dict[str, Any]:
-    """The configuration; InvalidUsageError for what it must not say, UnsupportedError for what
-    changes results.
+    """The configuration.
+
+    InvalidUsageError for what it must not say, UnsupportedError for what changes results.
     """
     if not isinstance(value, Mapping):
         raise InvalidUsageError(f"{what} is {value!r:.80}; it must be a dictionary")

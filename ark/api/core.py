@@ -29,6 +29,7 @@ class Dims(tuple[int, ...]):
     """A shape: Dims(2, 3) or Dims([2, 3])."""
 
     def __new__(cls, *sizes: object) -> Dims:
+        """Sizes, one by one or as one sequence; InvalidUsageError for others."""
         values = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
         dims = tuple(whole("Dims", n) for n in values)  # type: ignore[attr-defined]
         return super().__new__(cls, dims)

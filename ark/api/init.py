@@ -20,6 +20,9 @@ def init(
     launch if never named (the only vendor with devices, else the CPU). arch: what the device must
     be. rank, world_size: default as the launcher's environment says, else 0 of 1. Raises
     SystemError with the probe's reason if the named backend has no device.
+
+    Example:
+        >>> ark.init(backend="cpu")
     """
     Runtime.stop_all()
     Model.reset()
@@ -35,6 +38,12 @@ def set_rank(rank: int) -> None:
 
     Where nobody has named the number of ranks, it becomes the launcher's, or 1: a process of
     whatever rank then runs by itself.
+
+    Example:
+        >>> ark.set_world_size(4)
+        >>> ark.set_rank(3)
+        >>> ark.Model.get_rank()
+        3
     """
     Model.set_rank(rank)
     if not Model.has_world_size():
@@ -46,5 +55,10 @@ def set_world_size(world_size: int) -> None:
 
     Launching a model of several ranks needs a launcher (ark.launch, torchrun, mpirun, srun), which
     tells them how to meet; building and planning one does not.
+
+    Example:
+        >>> ark.set_world_size(4)
+        >>> ark.Model.get_world_size()
+        4
     """
     Model.set_world_size(world_size)

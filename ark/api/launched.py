@@ -1,5 +1,6 @@
-"""ARK's view of what was launched last: Executor.get().plan(). The real one is
-ark.runtime.executor.
+"""ARK's view of what was launched last: Executor.get().plan().
+
+The real one is ark.runtime.executor.
 """
 
 from __future__ import annotations

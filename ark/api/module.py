@@ -120,9 +120,11 @@ class Module:
         raise UnsupportedError(f"{type(self).__name__} has no forward; write one")
 
     def backward(self, *grad_outputs: Any) -> Any:
-        """Adds the gradients of the module's last call: by its parameters with requires_grad, which
-        keep theirs (Parameter.update_gradient), and by the tensors of fp32, fp16 or bf16 that it
-        was called with, which are returned (None, one tensor, or a tuple).
+        """Adds the gradients of the module's last call.
+
+        By its parameters with requires_grad, which keep theirs (Parameter.update_gradient), and by
+        the tensors of fp32, fp16 or bf16 that it was called with, which are returned (None, one
+        tensor, or a tuple).
 
         grad_outputs: a gradient for each tensor that the call returned; None for an output of one
         element. Subclasses may write their own, as they write forward. Errors as of ark.grad.
@@ -144,6 +146,7 @@ class Module:
         return tuple(made) if len(made) > 1 else made[0] if made else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls `forward`, and the hooks that are registered for it."""
         graph = Model.get_model().graph
         with graph.scope(self._name) if graph.scopes and self._name else nullcontext():
             made = self.forward(*args, **kwargs)

@@ -133,6 +133,7 @@ class Plan:
     @property
     def processor_groups(self) -> list[dict[str, Any]]:
         """Consecutive ops of one PlannerContext, or of none; their ranges are resource groups.
+
         Nothing waits at the borders of groups.
         """
         plan = self.inner

@@ -52,8 +52,10 @@ class Planner:
         self._rules: list[Callable[..., Any]] = []
 
     def install_config_rule(self, rule: Callable[..., Any]) -> None:
-        """Adds a rule: a function of (op as JSON, architecture) that returns a configuration as
-        JSON, or "" for none. Rules are asked, in the order in which they were added, for each op
+        """Adds a rule that gives configurations of ops.
+
+        rule: a function of (op as JSON, architecture) that returns a configuration as JSON, or ""
+        for none. Rules are asked, in the order in which they were added, for each op
         that no PlannerContext configures; the first answer counts. What it says is checked and
         followed as a PlannerContext's config is. A rule that raises is left out, with a warning.
         """
@@ -122,8 +124,9 @@ def capture(plan: Plan | None) -> None:
 
 
 class ScriptError(BaseError):
-    """A script ended with an error of its own, which is the cause: its traceback has the frames
-    from the script on, not those of who ran it.
+    """A script ended with an error of its own, which is the cause.
+
+    Its traceback has the frames from the script on, not those of who ran it.
     """
 
 
@@ -140,8 +143,10 @@ def _own_error(path: str, error: Exception) -> ScriptError | None:
 
 
 def _run(path: str) -> dict[str, Any]:
-    """Runs a script and returns its names. One that ends by `sys.exit()` or with code 0, as
-    `sys.exit(main())` does, has built what it builds; another code or text is an error of its own.
+    """Runs a script and returns its names.
+
+    One that ends by `sys.exit()` or with code 0, as `sys.exit(main())` does, has built what it
+    builds; another code or text is an error of its own.
     """
     try:
         return runpy.run_path(path, run_name="__main__")

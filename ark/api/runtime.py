@@ -35,8 +35,10 @@ TRACE_RECORDS = 1 << 16
 
 
 class Runtime:
-    """One launch at a time. A context manager that stops at its end. Threads may call it, and take
-    turns; tensors that they write and read around a run are theirs to guard.
+    """One launch at a time.
+
+    A context manager that stops at its end. Threads may call it, and take turns; tensors that they
+    write and read around a run are theirs to guard.
 
     ranks: the job's ranks, for several; default what ark.init joins.
     """
@@ -146,10 +148,11 @@ class Runtime:
         self._plan = Runtime.last_plan = chosen
 
     def _place(self, device: Device) -> None:
-        """Gives the held tensors memory, but those that the plan places. Where a running kernel
-        sees what the host writes in memory of one kind only, inputs of a loop lie there; weights
-        do not, whose reads it would slow down, nor does what was placed before: writing such a
-        tensor settles the kernel first.
+        """Gives the held tensors memory, but those that the plan places.
+
+        Where a running kernel sees what the host writes in memory of one kind only, inputs of a
+        loop lie there; weights do not, whose reads it would slow down, nor does what was placed
+        before: writing such a tensor settles the kernel first.
         """
         for storage in self._held:
             storage.busy = WeakMethod(self.wait)
@@ -164,8 +167,10 @@ class Runtime:
 
     @in_turn
     def _settle(self) -> None:
-        """Before a tensor is written of which a running kernel may hold old values: ends the loop,
-        which the next run starts anew. InvalidUsageError for several ranks, as all would have to.
+        """Before a tensor is written of which a running kernel may hold old values.
+
+        Ends the loop, which the next run starts anew. InvalidUsageError for several ranks, as all
+        would have to.
         """
         if self._run is None or self._target == 0 or not self._run.running():
             return  # the kernel has read nothing since it began

@@ -156,8 +156,9 @@ def ranks() -> Bootstrap | None:
 
 
 def _at_the_end(leave: Callable[[], None]) -> None:
-    """Has `leave` called when the process ends: those that multiprocessing has forked end by its
-    own finalizers alone.
+    """Has `leave` called when the process ends.
+
+    Those that multiprocessing has forked end by its own finalizers alone.
     """
     atexit.register(leave)
     if "multiprocessing.util" in sys.modules:

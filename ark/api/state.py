@@ -51,6 +51,13 @@ def save(state_dict: Mapping[str, Any], state_dict_file_path: str | Path) -> Non
 
     Warns where it is given something else, which must then be plain JSON-able values. Raises
     InvalidUsageError for what neither is, and where the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> path = f"{tempfile.mkdtemp()}/state.safetensors"
+        >>> ark.save({"w": torch.ones(2).numpy()}, path)
+        >>> ark.load(path)
+        {'w': array([1., 1.], dtype=float32)}
     """
     path = state_dict_file_path
     arrays: dict[str, np.ndarray] = {}
@@ -113,6 +120,13 @@ def load(state_dict_file_path: str | Path) -> Any:
     """Reads what `save` wrote, and any other safetensors file as names to NumPy arrays.
 
     InvalidUsageError if the file is missing, damaged or of another format (a pickle, say).
+
+    Example:
+        >>> import tempfile
+        >>> path = f"{tempfile.mkdtemp()}/state.safetensors"
+        >>> ark.save({"w": torch.ones(2).numpy()}, path)
+        >>> ark.load(path)
+        {'w': array([1., 1.], dtype=float32)}
     """
     path = state_dict_file_path
     try:

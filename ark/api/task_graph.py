@@ -34,8 +34,10 @@ class Place:
 
 
 class TaskGraph:
-    """Adds a plan's ops to a new model. buffers: by the plan's number, of this rank. held: names of
-    buffers that the user's model has. messages: what the ops added so far send and receive.
+    """Adds a plan's ops to a new model.
+
+    buffers: by the plan's number, of this rank. held: names of buffers that the user's model has.
+    messages: what the ops added so far send and receive.
     """
 
     def __init__(self, model: Model, plan: TaskPlan, shared: Mapping[int, ir.Buffer]) -> None:
@@ -107,8 +109,9 @@ class TaskGraph:
             self._written.add(own.buffer.id)
 
     def _all_reduce(self, op: OpEntry, messages: Sequence[task_messages.Message]) -> None:
-        """Sends its own to all, and adds up what all have in the order of their ranks, so that the
-        sum has the same bits everywhere.
+        """Sends its own share to all, and adds the shares of all.
+
+        They are added in the order of ranks, so that the sum has the same bits everywhere.
         """
         source, target = op.read_tensors[0], op.write_tensors[0]
         self._check_known(op, source)

@@ -74,8 +74,10 @@ def is_far(buffer: BufferEntry, rank: int) -> bool:
 
 
 def messages(op: OpEntry, plan: TaskPlan, before: int) -> list[Message]:
-    """What an op of TYPES receives, then what it sends, by peer; PlanError where it does not name
-    one peer and one tag for each. before: fused all-reduces that the plan runs before.
+    """What an op of TYPES receives, then what it sends, by peer.
+
+    PlanError where it does not name one peer and one tag for each. before: fused all-reduces that
+    the plan runs before.
     """
     found = _messages(op, plan, before)
     above = [m.tag for m in found if m.tag >= FUSED_TAGS]
@@ -128,6 +130,7 @@ def _check_same(op: OpEntry) -> None:
 
 def _all_to_all(op: OpEntry, plan: TaskPlan, args: Arguments, tag: int) -> list[Message]:
     """Of a fused all-reduce: what every other rank has comes here, and what is here goes to all.
+
     Besides its input and its output it names bytes for packets, here and on every peer, or none.
     """
     what = f"op {op.name!r} of type {op.type}"
@@ -278,8 +281,9 @@ def _type(entry: TensorEntry | Message) -> str:
 def tell(
     plan: TaskPlan, messages: Sequence[Message], refused: BaseError | None, ranks: Ranks
 ) -> None:
-    """Exchanges messages, in the order in which the ranks' ops run, and compares them. Every rank
-    raises PlanError if one refuses its plan, or if messages do not fit.
+    """Exchanges messages, in the order in which the ranks' ops run, and compares them.
+
+    Every rank raises PlanError if one refuses its plan, or if messages do not fit.
 
     refused: why this rank cannot run its own plan.
     """

@@ -1,5 +1,6 @@
-"""The types of ops that a plan in ARK's own layout (ark.api.task_schema) may have, and how each is
-called: with what it reads, what it writes, its arguments and its name. Called by
+"""The types of ops that a plan in ARK's own layout (ark.api.task_schema) may have.
+
+Each is called with what it reads, what it writes, its arguments and its name. Called by
 ark.api.task_graph.
 """
 

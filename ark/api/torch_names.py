@@ -1,5 +1,6 @@
-"""What ARK's module `ark.torch` offers: torch itself where it is installed, and whether it is not;
-and ark's own: `Module`, a torch module that computes in one of ark's kernels, `Options` and `block`
+"""What ARK's module `ark.torch` offers: torch itself where it is installed, and whether it is not.
+
+And ark's own: `Module`, a torch module that computes in one of ark's kernels, `Options` and `block`
 of ark.inference_model and ark.training_model.
 
 torch is imported when one of its names is asked for, not before.

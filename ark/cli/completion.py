@@ -28,6 +28,7 @@ complete -o filenames -F _ark ark
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
+    """Adds `ark completion`."""
     p = subparsers.add_parser(
         "completion",
         help="print a script by which a shell completes commands",
@@ -39,6 +40,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Prints the script."""
     print(script(args.shell), end="")
     return 0
 

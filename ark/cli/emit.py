@@ -26,7 +26,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument(
         "--arch",
         metavar="NAME",
-        help="architecture, for example sm_90a (default: that of the plan's machine)",
+        help="architecture (default: that of the plan's machine)",
     )
     p.add_argument("-o", "--output", required=True, metavar="DIR", help="folder for the source")
     p.add_argument("--binary", action="store_true", help="compile the source too")

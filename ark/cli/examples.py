@@ -5,7 +5,7 @@ need no device but the CPU and end soon.
 """
 
 EXAMPLES = {
-    "info": ("ark info", "ark info --require cuda:1"),
+    "info": ("ark info", "ark info --require cpu:1"),
     "doctor": ("ark doctor --backend cpu",),
     "generate": (
         'ark generate examples/noah --prompt "The king said" --max-new-tokens 20',
@@ -24,7 +24,7 @@ EXAMPLES = {
         "ark plan examples/noah --machine cpu-2",
         "ark plan llama-3.2-1b --machine h100 --context 1024 -o plan.json",
     ),
-    "emit": ("ark emit plan.json --backend rocm --arch gfx942 -o out",),
+    "emit": ("ark emit plan.json --backend cpu -o out",),
     "export": ("ark export examples/noah --backend cpu --context 64 -o out",),
     "tune": ("ark tune matmul-512x512x512-nt-bf16 --backend cpu", "ark tune --show"),
     "trace": ("ark trace examples/noah --backend cpu -o trace.json",),
@@ -35,10 +35,10 @@ EXAMPLES = {
     "bench ops": (
         "ark bench ops --list",
         'ark bench ops "adds-*" --vs torch',
-        'ark bench ops "matmul-4096x4096x4096-*-bf16" --isa gfx942',
+        'ark bench ops "matmul-4096x4096x4096-*-bf16" --isa ARCH',
     ),
     "bench comm": ("ark bench comm all_reduce --ranks 2 --sizes 1K:1M --vs gloo",),
-    "bench fidelity": ("ark bench fidelity --backend cuda --json fidelity.json",),
+    "bench fidelity": ("ark bench fidelity --backend cpu --json fidelity.json",),
     "bench parallel": ("ark bench parallel --config llama-3.1-8b --ranks 2 --layers 8",),
     "bench serve": ("ark bench serve --rate 2,8,inf --prompt 40 --tokens 32",),
     "bench torch": ("ark bench torch resnet --vs inductor",),

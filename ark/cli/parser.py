@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from ark.cli.examples import EXAMPLES, NEEDS
 
-BACKEND = "NAME of a backend, for example cpu or cuda"
+BACKEND = "NAME of a backend, as `ark info` lists them"
 DEVICE = "index of the device, from 0"
 CONTEXT = "positions of prompt and new tokens to reserve (default: the model's, or what fits)"
 CHUNK = "prompt tokens of an iteration (default: the machine's)"

@@ -1,5 +1,6 @@
-"""Collectives for any network: synthesis of checked programs of puts and reduces from topologies;
-and collectives on NumPy arrays and torch tensors, outside of a model.
+"""Collectives for any network: synthesis of checked programs of puts and reduces from topologies.
+
+And collectives on NumPy arrays and torch tensors, outside of a model.
 
 Users import `topology` and `synthesize` from here; `ark topo` is the same on the command line. The
 package does not depend on plans, and the planner accepts its programs like any other collective.

@@ -190,6 +190,9 @@ def set_model(model: Model | None) -> None:
 
     Inside a with block of use_model this holds until the block's end, elsewhere for the whole
     process.
+
+    Example:
+        >>> ark.set_model(ark.Model(0, 1))
     """
     checked = _checked(model)
     if Model._within.get() is not None:
@@ -207,7 +210,12 @@ def _checked(model: Model | None) -> Model | None:
 
 
 def current_model() -> Model:
-    """The model that op calls add to."""
+    """The model that op calls add to.
+
+    Example:
+        >>> isinstance(ark.current_model(), ark.Model)
+        True
+    """
     return Model.get_model()
 
 
@@ -217,6 +225,13 @@ def use_model(model: Model | None = None) -> Iterator[Model]:
 
     It is current in this thread only. Threads that build models at the same time each need such a
     block, because a model takes the ops of one thread at a time.
+
+    Example:
+        >>> with ark.use_model() as model:
+        ...     x = ark.relu(ark.tensor([4]))
+        ...
+        >>> len(model.graph.nodes) > 0
+        True
     """
     before, inner = Model._within.get(), _checked(model) or Model()
     Model._within.set(inner)

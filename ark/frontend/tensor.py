@@ -9,7 +9,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,11 @@ from ark.ir import values as ir
 from ark.ir.dtype import DataType, fp32
 from ark.ir.packed import alike, cast
 
+if TYPE_CHECKING:
+    import torch
+
+# What ops take for an operand: a tensor of a model, or torch's, which is read where it lies.
+TensorLike: TypeAlias = "Tensor | torch.Tensor"
 NullTensor: Any = None
 
 # Functions that a tensor calls and that layers above define; these register them when they are
@@ -50,8 +55,9 @@ def _unary(name: str) -> Any:
 
 
 class _FromTorch:
-    """Tensor.from_torch(t) is a tensor on t's memory; on an instance, tensor.from_torch(t) writes
-    t's values to it, as from_numpy does.
+    """Tensor.from_torch(t) is a tensor on t's memory.
+
+    On a tensor, tensor.from_torch(t) writes t's values to it, as from_numpy does.
     """
 
     def __get__(self, tensor: Tensor | None, owner: type) -> Callable[..., Tensor]:
@@ -59,8 +65,9 @@ class _FromTorch:
 
 
 class Tensor:
-    """A value of a model. Holding one keeps its memory; `initializer` returns its first
-    contents.
+    """A value of a model.
+
+    Holding one keeps its memory; `initializer` returns its first contents.
     """
 
     requires_grad = False
@@ -171,9 +178,10 @@ class Tensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A DLPack 0.8 capsule for another library. Raises BufferError, as the protocol requires,
-        for a device that is neither the tensor's nor the host, or one that needs a copy with
-        copy=False.
+        """A DLPack 0.8 capsule for another library.
+
+        Raises BufferError, as the protocol requires, for a device that is neither the tensor's nor
+        the host, or one that needs a copy with copy=False.
         """
         return dlpack.export(self.ir, self.storage, dl_device, copy)
 
@@ -204,9 +212,10 @@ class Tensor:
         return self if self.initializer is None else self.copy(self.initializer())
 
     def eval(self, stream: Any = None) -> Any:
-        """Runs the tensor's model once; returns the contents as a torch tensor, or a NumPy array
-        without torch. The model is the one in which the tensor was created, regardless of the
-        current one.
+        """Runs the tensor's model once and returns the contents.
+
+        A torch tensor, or a NumPy array without torch. The model is the one in which the tensor was
+        created, regardless of the current one.
 
         stream: an object with synchronize(), waited for first.
         """
@@ -215,8 +224,9 @@ class Tensor:
         return self.to_torch() if _has_torch() else self.to_numpy()
 
     def __getitem__(self, index: Any) -> Tensor:
-        """A view: integers keep a dimension of 1, slices have step 1, remaining dimensions are
-        taken whole.
+        """A view.
+
+        Integers keep a dimension of 1, slices have step 1, remaining dimensions are taken whole.
         """
         parts = index if isinstance(index, tuple) else (index,)
         shape = self.ir.shape
@@ -320,10 +330,9 @@ def _check_torch(value: Any) -> None:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """A tensor of the current model: the argument itself, or one on the memory of another model's
-    tensor or of a torch tensor.
+    """A tensor of the current model.
 
-    Raises InvalidUsageError for anything else.
+    The argument itself, or one on the memory of another model's tensor or of a torch tensor. Raises InvalidUsageError for anything else.
     """
     if isinstance(value, Tensor):
         model = Model.get_model()

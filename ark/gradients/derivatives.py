@@ -195,8 +195,9 @@ def derivative(tree: Tree, operand: int) -> Tree:
 
 
 def _through(slope: Tree, inner: Tree) -> Tree:
-    """slope * inner; a slope that a condition makes 1 or 0 selects instead, so that 0 * inf is
-    0.
+    """slope * inner.
+
+    A slope that a condition makes 1 or 0 selects instead, so that 0 * inf is 0.
     """
     if slope[0] == "where" and slope[2:] == [ONE, ZERO] and inner != ZERO:
         return ["where", slope[1], inner, ZERO]

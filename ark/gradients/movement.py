@@ -1,20 +1,24 @@
-"""Rules of ops that move elements: gradients move back, and are summed where one element was read
-more than once.
+"""Rules of ops that move elements.
+
+Gradients move back, and are summed where one element was read more than once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from ark.frontend.tensor import Tensor
 from ark.gradients.pointwise import computed, unbroadcast
 from ark.gradients.table import Call, Gradients, refuse, rule
 from ark.ir.dtype import DataType, fp32, int64
 from ark.ops.elementwise import add, cast, div, mul, sub, zeros
-from ark.ops.logic import clip, iota, mod
-from ark.ops.lookup import cumprod, cumsum, gather, gather_elements, scatter_elements
+from ark.ops.logic import mod
+from ark.ops.lookup import gather, gather_elements, scatter_elements
 from ark.ops.movement import rope, transpose
+from ark.ops.scans import cumprod, cumsum
+from ark.ops.selection import clip, iota
 from ark.ops.views import reshape
 from ark.tasks.expression import Tree, index, leaf, number
 
@@ -82,9 +86,7 @@ def _gather_elements(call: Call) -> Gradients:
 
 @rule("scatter_elements")
 def _scatter_elements(call: Call) -> Gradients:
-    """Of several updates of one element, each receives the gradient of the one that remained, as in
-    torch.
-    """
+    """Each of several updates of an element receives the gradient of the last, as in torch."""
     axis, function = call.attrs["axis"], call.attrs["function"]
     if function not in ("set", "add"):
         raise refuse(call, f"a reduction {function!r}")
@@ -103,10 +105,9 @@ def _scatter_elements(call: Call) -> Gradients:
 
 @rule("scan")
 def _scan(call: Call) -> Gradients:
-    """Sums from the other end; for products, the same of gradient times result, divided by the
-    input.
+    """Sums from the other end.
 
-    That is the slope before the first 0 of a line. At that 0, it is the sum of gradients times the
+    For products, the same of gradient times result, divided by the input. That is the slope before the first 0 of a line. At that 0, it is the sum of gradients times the
     products of all other elements, which are those of the line with a 1 in its place; after it, the
     slope is 0.
     """
@@ -132,8 +133,9 @@ def _scan(call: Call) -> Gradients:
 
 @rule("rope")
 def _rope(call: Call) -> Gradients:
-    """The op multiplies complex numbers, so each gradient is the conjugate of the other operand
-    times the given gradient.
+    """The conjugate of the other operand times the gradient.
+
+    The op multiplies complex numbers.
     """
     gradients: list[Tensor | None] = []
     for place in (0, 1):
@@ -156,8 +158,10 @@ def _topk(call: Call) -> Gradients:
 
 
 def places_of(count: int, start: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-    """The indices start, start + 1, ... as (count,) int64, those beyond a limit clamped to the last
-    one; and a mask (fp32): 1 within the limit, else 0.
+    """The indices start, start + 1, ... and which of them are within a limit.
+
+    (count,) int64, those beyond the limit clamped to the last one; and a mask (fp32): 1 within the
+    limit, else 0.
     """
     at = add(iota([count], 0, int64), cast(start, int64))
     within: Tree = [
@@ -219,12 +223,10 @@ def _kv_cache_slot(call: Call) -> Gradients:
     return [token, None, before]
 
 
-def along(rule_of_axis: Sequence[object], size: int, limit: int) -> tuple[Tensor, Tensor]:
-    """The source index of each element of a remapped axis, (size,) int64, and a mask: 1 if it has a
-    source.
-    """
+def along(rule_of_axis: Sequence[Any], size: int, limit: int) -> tuple[Tensor, Tensor]:
+    """The source index of each element of a remapped axis, (size,) int64, and a mask of sources."""
     terms, shift, divide, edge = rule_of_axis
-    factor = terms[0][1] if terms else 0  # type: ignore[index]
+    factor = terms[0][1] if terms else 0
     at = add(mul(iota([size], 0, int64), factor), shift)
     rest = mod(at, divide)
     at = div(sub(at, rest), divide)

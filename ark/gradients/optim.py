@@ -1,5 +1,7 @@
-"""Optimizers as graphs: `step` adds the nodes that update parameters in place, so that forward,
-gradients and update are one iteration of one kernel.
+"""Optimizers as graphs.
+
+`step` adds the nodes that update parameters in place, so that forward, gradients and update are one
+iteration of one kernel.
 
 State stays on the device between iterations; it starts as zeros. The formulas are those of
 torch.optim.
@@ -15,17 +17,21 @@ from ark.errors import InvalidUsageError
 from ark.frontend.tensor import Tensor, as_tensor
 from ark.gradients.products import wide
 from ark.ir.dtype import fp32
-from ark.ops.elementwise import add, cast, copy, div, exp, mul, sqrt, sub
-from ark.ops.logic import clip, greater, where
+from ark.ops.activations import exp, sqrt
+from ark.ops.elementwise import add, cast, copy, div, mul, sub
+from ark.ops.logic import greater
 from ark.ops.reductions import reduce_sum
+from ark.ops.selection import clip, where
 from ark.ops.views import reshape, tensor
 
 Rate = float | Tensor
 
 
 class Optimizer:
-    """The common part of the optimizers. parameters: tensors, or a module's params_dict(), of which
-    those with requires_grad are used; duplicates are used once.
+    """The common part of the optimizers.
+
+    parameters: tensors, or a module's params_dict(), of which those with requires_grad are used;
+    duplicates are used once.
 
     lr: the learning rate, a number, or a tensor of one fp32 that the host or the graph changes.
     """
@@ -41,8 +47,10 @@ class Optimizer:
         self.lr = lr
 
     def step(self, gradients: Sequence[Tensor] | None = None) -> None:
-        """Adds the update of every parameter. gradients: in the parameters' order, as ark.grad
-        returns them; by default those that Module.backward has set.
+        """Adds the update of every parameter.
+
+        gradients: in the parameters' order, as ark.grad returns them; by default those that
+        Module.backward has set.
         """
         present = gradients
         if present is None:
@@ -167,8 +175,10 @@ class AdamW(Adam):
 
 
 class LAMB(AdamW):
-    """Adam's step with decoupled weight decay, scaled to the parameter's own 2-norm times the rate
-    (You et al. 2020, algorithm 2, phi(x) = x); unscaled if one of the two norms is 0.
+    """LAMB: Adam's step, scaled to the parameter's own 2-norm times the rate.
+
+    You et al. 2020, algorithm 2, phi(x) = x, with decoupled weight decay; unscaled if one of the
+    two norms is 0.
     """
 
     def _updated(self, place: int, value: Tensor, gradient: Tensor) -> Tensor:
@@ -182,8 +192,10 @@ class LAMB(AdamW):
 
 
 def clip_grad_norm(gradients: Sequence[Tensor], max_norm: float) -> tuple[list[Tensor], Tensor]:
-    """The gradients scaled so that their common 2-norm is at most `max_norm`, and that norm (1,)
-    before, as torch.nn.utils.clip_grad_norm_ (Pascanu et al. 2013).
+    """The gradients scaled so that their common 2-norm is at most `max_norm`, and that norm.
+
+    The norm, of shape (1,), is the one before, as of torch.nn.utils.clip_grad_norm_ (Pascanu et al.
+    2013).
     """
     total: Any = None
     for gradient in gradients:

@@ -1,5 +1,7 @@
-"""Rules of collectives, as in torch.distributed.nn: the gradient is that of the sum of the outputs
-of all ranks. Every rank must request the same gradients in the same order.
+"""Rules of collectives, as in torch.distributed.nn.
+
+The gradient is that of the sum of the outputs of all ranks. Every rank must request the same
+gradients in the same order.
 """
 
 from __future__ import annotations

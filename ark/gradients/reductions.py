@@ -5,11 +5,12 @@ from __future__ import annotations
 from ark.frontend.tensor import Tensor
 from ark.gradients.products import wide
 from ark.gradients.table import Call, Gradients, constant, rule
-from ark.ops.elementwise import add, cast, div, exp, mul, rsqrt, sub
+from ark.ops.activations import exp, rsqrt
+from ark.ops.elementwise import add, cast, div, mul, sub
 from ark.ops.indexing import expand
 from ark.ops.logic import equal
-from ark.ops.lookup import cumprod
 from ark.ops.reductions import reduce_mean, reduce_sum
+from ark.ops.scans import cumprod
 from ark.ops.views import reshape
 
 constant("argmax", "sample", "sample_adjusted", "sample_each", "advance", "noop")

@@ -141,8 +141,9 @@ class Regions:
 
 
 def _sum(parts: Sequence[_Part], box: Box) -> Tensor | None:
-    """The sum of parts within a box: parts of equal boxes are added, then concatenated or padded
-    with zeros.
+    """The sum of parts within a box.
+
+    Parts of equal boxes are added, then concatenated or padded with zeros.
     """
     groups: dict[Box, Tensor] = {}
     for part in parts:
@@ -159,8 +160,9 @@ def _sum(parts: Sequence[_Part], box: Box) -> Tensor | None:
 
 
 def _row(boxes: Sequence[Box], whole: Box) -> int | None:
-    """The axis along which the boxes, concatenated in order, form the whole box; None if they do
-    not, or there is only one.
+    """The axis along which the boxes, concatenated in order, form the whole box.
+
+    None if they do not, or there is only one.
     """
     for axis in range(len(whole)):
         ends = sorted(box[axis] for box in boxes)

@@ -1,6 +1,8 @@
-"""Reverse-mode differentiation: walks a graph's nodes from the last to the first and adds, by the
-ops' rules, the nodes that compute gradients. The result is a graph like any other, so a training
-step is one loop kernel (Griewank and Walther 2008, chapter 3).
+"""Reverse-mode differentiation.
+
+Walks a graph's nodes from the last to the first and adds, by the ops' rules, the nodes that compute
+gradients. The result is a graph like any other, so a training step is one loop kernel (Griewank and
+Walther 2008, chapter 3).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from ark.ops.elementwise import cast, ones, zeros
 def grad(
     outputs: Tensor | Sequence[Tensor],
     inputs: Tensor | Sequence[Tensor],
-    grad_outputs: Any = None,
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
     allow_unused: bool = False,
 ) -> Any:
     """Gradients of the sum of `outputs` with respect to each of `inputs`, as torch.autograd.grad.
@@ -34,6 +36,11 @@ def grad(
 
     Raises UnsupportedError for an op that has no gradient, ModelError if an op has overwritten in
     place a value that its gradient needs.
+
+    Example:
+        >>> x = ark.placeholder([3], data=torch.tensor([1.0, 2.0, 3.0]))
+        >>> ark.grad(ark.reduce_sum(x * x, axis=0), x).eval()
+        tensor([2., 4., 6.])
     """
     ends = [as_tensor(t) for t in _listed(outputs)]
     wanted = [as_tensor(t) for t in _listed(inputs)]
@@ -101,8 +108,9 @@ class _Reverse:
         self.births = [self._birth(t) for t in wanted]
 
     def _birth(self, tensor: ir.Tensor) -> int:
-        """The index of the node that last wrote a tensor's memory before the tensor was created; -1
-        if none did.
+        """The index of the node that last wrote a tensor's memory before the tensor was created.
+
+        -1 if none did.
         """
         places = [
             place
@@ -155,8 +163,9 @@ class _Reverse:
         return active
 
     def _undo(self, place: int, uses: Sequence[bool]) -> None:
-        """From the gradients of a node's outputs to those of its inputs. The new nodes stay on the
-        processors that were requested for this one.
+        """From the gradients of a node's outputs to those of its inputs.
+
+        The new nodes stay on the processors that were requested for this one.
         """
         node = self.nodes[place]
         given = [self.regions.take(out) for out in reversed(node.outputs)][::-1]

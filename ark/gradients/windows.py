@@ -18,8 +18,8 @@ from ark.ops.base import result
 from ark.ops.elementwise import cast, div, mul, ones
 from ark.ops.indexing import Rule, remap, same
 from ark.ops.logic import equal
-from ark.ops.lookup import cumsum
 from ark.ops.reductions import reduce_sum
+from ark.ops.scans import cumsum
 from ark.ops.views import reshape
 from ark.tasks.expression import leaf, number
 

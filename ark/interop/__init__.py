@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ark.comm.packages import require
 
 if TYPE_CHECKING:
+    from os import PathLike
+
+    import torch
+
     from ark.interop.onnx.model import OnnxModel
-    from ark.interop.torch import Module
+    from ark.interop.torch import Module, Options
+    from ark.interop.torch.iterate import Executor
 
 
-def from_onnx(path: Any, dims: Mapping[str, int] | None = None) -> OnnxModel:
+def from_onnx(path: str | PathLike[str], dims: Mapping[str, int] | None = None) -> OnnxModel:
     """An ONNX file (opset 7 to 28) as a model that runs on NumPy arrays.
 
     dims: sizes of the file's symbolic dimensions; those left open take the sizes of the arrays of a
     run. ModelError for a file that is no valid model, UnsupportedError that lists every operator
     that ark lacks, SystemError where the package onnx is missing.
+
+    Example:
+        >>> from onnx import TensorProto, helper
+        >>> x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in "xy")
+        >>> graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+        >>> opset = helper.make_opsetid("", 20)
+        >>> model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
+        >>> import tempfile
+        >>> path = f"{tempfile.mkdtemp()}/model.onnx"
+        >>> with open(path, "wb") as file:
+        ...     _ = file.write(model.SerializeToString())
+        >>> relu = ark.from_onnx(path)
+        >>> relu(torch.tensor([-1.0, 2.0]).numpy())
+        [array([0., 2.], dtype=float32)]
+        >>> relu.close()
     """
     require("onnx", "onnx")
     from ark.interop.onnx.model import from_onnx as load
@@ -25,13 +45,23 @@ def from_onnx(path: Any, dims: Mapping[str, int] | None = None) -> OnnxModel:
     return load(path, dims)
 
 
-def from_torch(module: Any, example: Sequence[Any], dynamic_shapes: Any = None) -> Module:
+def from_torch(
+    module: torch.nn.Module,
+    example: Sequence[torch.Tensor],
+    dynamic_shapes: Mapping[str, object] | Sequence[object] | None = None,
+) -> Module:
     """A torch module as a torch module that computes in one kernel, by torch.export; inference.
 
     example: a tuple of tensors of the shapes and types that it will be called with.
     dynamic_shapes: sizes that may vary and their bounds, as torch.export takes them. Parameters are
     shared, not copied. UnsupportedError that lists every operator that ark lacks, SystemError where
     torch is missing.
+
+    Example:
+        >>> layer = torch.nn.ReLU()
+        >>> kernel = ark.from_torch(layer, (torch.ones(2),))
+        >>> kernel(torch.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
     """
     require("torch", "torch")
     from ark.interop.torch import from_torch as load
@@ -39,10 +69,17 @@ def from_torch(module: Any, example: Sequence[Any], dynamic_shapes: Any = None) 
     return load(module, example, dynamic_shapes)
 
 
-def inference_model(module: Any, options: Any = None) -> Any:
+def inference_model(module: torch.nn.Module, options: Options | None = None) -> Executor:
     """A torch module of which a call runs options.device_iterations iterations in one launch.
 
     options: an ark.torch.Options. SystemError where torch is missing.
+
+    Example:
+        >>> options = ark.torch.Options(device_iterations=2, output_mode="all")
+        >>> model = ark.inference_model(torch.nn.ReLU(), options)
+        >>> model(torch.tensor([[-1.0], [2.0]]))  # a row for each iteration
+        tensor([[0.],
+                [2.]])
     """
     require("torch", "torch")
     from ark.interop.torch import inference_model as make
@@ -50,11 +87,27 @@ def inference_model(module: Any, options: Any = None) -> Any:
     return make(module, options)
 
 
-def training_model(module: Any, options: Any, optimizer: Any) -> Any:
+def training_model(
+    module: torch.nn.Module, options: Options | None, optimizer: torch.optim.Optimizer
+) -> Executor:
     """A torch module of which a call trains for options.device_iterations steps in one launch.
 
     Its last result is the loss. optimizer: torch's SGD, Adam or AdamW over its parameters. options:
     an ark.torch.Options. SystemError where torch is missing.
+
+    Example:
+        >>> class Loss(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.w = torch.nn.Parameter(torch.ones(1))
+        ...     def forward(self, x):
+        ...         return (self.w * x).mean()
+        >>> loss = Loss()
+        >>> sgd = torch.optim.SGD(loss.parameters(), lr=0.5)
+        >>> step = ark.training_model(loss, ark.torch.Options(device_iterations=2), sgd)
+        >>> _ = step(torch.ones(2, 1))  # two steps in one launch
+        >>> loss.w.data
+        tensor([0.])
     """
     require("torch", "torch")
     from ark.interop.torch import training_model as make

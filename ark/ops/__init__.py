@@ -1,5 +1,7 @@
-"""The ops that users call. Each family's module has, for every op, its shape rule, its NumPy
-reference and how it becomes tile tasks; importing this package registers them all.
+"""The ops that users call.
+
+Each family's module has, for every op, its shape rule, its NumPy reference and how it becomes tile
+tasks; importing this package registers them all.
 
 A docstring names shapes and types. What does not fit them is a ModelError; an argument that is
 nothing of what is asked for (no tensor, no such axis, a size below 1) is an InvalidUsageError.
@@ -14,7 +16,16 @@ from ark.ops import decoder as decoder
 from ark.ops import fusion as fusion
 from ark.ops import sequences as sequences
 from ark.ops import views
+from ark.ops.activations import exp, gelu, relu, rsqrt, sigmoid, silu, sqrt, swiglu
 from ark.ops.attention import attention
+from ark.ops.bitwise import (
+    bitwise_and,
+    bitwise_not,
+    bitwise_or,
+    bitwise_xor,
+    shift_left,
+    shift_right,
+)
 from ark.ops.caches import kv_append, kv_cache_slot
 from ark.ops.checked import checked
 from ark.ops.communication import channels as channels
@@ -23,11 +34,10 @@ from ark.ops.communication import overlapped as overlapped
 from ark.ops.communication import overlapped_gather as overlapped_gather
 from ark.ops.communication import programs as programs
 from ark.ops.communication import switched as switched
+from ark.ops.communication.ark_names import all_reduce_packet, all_reduce_prefill
 from ark.ops.communication.collectives import (
     all_gather,
     all_reduce,
-    all_reduce_packet,
-    all_reduce_prefill,
     all_to_all,
     broadcast,
     reduce_scatter,
@@ -35,25 +45,7 @@ from ark.ops.communication.collectives import (
 from ark.ops.communication.messages import recv, send, send_done
 from ark.ops.custom import custom_op
 from ark.ops.decoder import last_row, rope_kv, rotary_embedding
-from ark.ops.elementwise import (
-    add,
-    cast,
-    constant,
-    copy,
-    div,
-    exp,
-    gelu,
-    mul,
-    ones,
-    relu,
-    rsqrt,
-    sigmoid,
-    silu,
-    sqrt,
-    sub,
-    swiglu,
-    zeros,
-)
+from ark.ops.elementwise import add, cast, constant, copy, div, mul, ones, sub, zeros
 from ark.ops.experts import expert_linear, topk
 from ark.ops.extremes import argmax, argmin
 from ark.ops.images import batch_norm, group_norm, instance_norm, resize
@@ -61,17 +53,11 @@ from ark.ops.indexing import concat, expand, flip, pad, split, strided_slice, ti
 from ark.ops.linear_algebra import linear, matmul
 from ark.ops.logic import (
     atan2,
-    bitwise_and,
-    bitwise_not,
-    bitwise_or,
-    bitwise_xor,
-    clip,
     equal,
     fmod,
     greater,
     greater_equal,
     hypot,
-    iota,
     less,
     less_equal,
     logical_and,
@@ -82,24 +68,10 @@ from ark.ops.logic import (
     minimum,
     mod,
     not_equal,
-    one_hot,
     pow,
-    shift_left,
-    shift_right,
-    tril,
-    triu,
-    where,
 )
 from ark.ops.logsumexp import logsumexp
-from ark.ops.lookup import (
-    cumprod,
-    cumsum,
-    gather,
-    gather_elements,
-    gather_nd,
-    scatter_elements,
-    scatter_nd,
-)
+from ark.ops.lookup import gather, gather_elements, gather_nd, scatter_elements, scatter_nd
 from ark.ops.losses import cross_entropy
 from ark.ops.math import (
     abs,
@@ -155,6 +127,8 @@ from ark.ops.reductions import (
     reduce_prod,
     reduce_sum,
 )
+from ark.ops.scans import cumprod, cumsum
+from ark.ops.selection import clip, iota, one_hot, tril, triu, where
 from ark.ops.tokens import TokenState, advance, embed, sample
 from ark.ops.views import detach, identity, noop, parameter, placeholder, reshape, sharding, tensor
 from ark.ops.windows import conv, conv_transpose

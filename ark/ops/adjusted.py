@@ -1,5 +1,7 @@
-"""Sampling that follows all of ark.SamplingParams, as `ark.sample` adds it for a state that has
-`sampling` (ark.tasks.adjusted): its NumPy reference and how it becomes tasks.
+"""Sampling that follows all of ark.SamplingParams.
+
+`ark.sample` adds it for a state that has `sampling` (ark.tasks.adjusted). Here are its NumPy
+reference and its lowering.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ark.errors import ModelError
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import fp32
 from ark.lower.registry import register
 from ark.ops.attention_lowering import PLAIN, lower_attention
@@ -17,18 +17,18 @@ from ark.ops.tokens import by_sequence, check_position
 
 
 def attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    position: Any = None,
+    query: TensorLike,
+    key: TensorLike,
+    value: TensorLike,
+    position: TensorLike | None = None,
     scale: float | None = None,
-    output: Any = NullTensor,
+    output: TensorLike | None = NullTensor,
     name: str = "",
     *,
     causal: bool = True,
     window: int = 0,
     softcap: float = 0.0,
-    sinks: Any = None,
+    sinks: TensorLike | None = None,
 ) -> Tensor:
     """Grouped-query attention (Vaswani et al. 2017, Ainslie et al. 2023).
 
@@ -42,6 +42,14 @@ def attention(
     positions as rows, each row is a sequence's with keys and values of its own, whose heads lie one
     behind the other's (rows * kv_heads, context, width). Result of the query's shape and type,
     fp32, fp16 or bf16; sums and exponentials are in fp32. ModelError for what does not fit.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(3, 2)  # three rows, one head of two
+        >>> keys = torch.arange(6.0).reshape(1, 3, 2)
+        >>> ark.attention(x, keys, keys).eval()
+        tensor([[0.0000, 1.0000],
+                [1.9983, 2.9983],
+                [4.0000, 5.0000]])
     """
     q, k, v = (as_tensor(t) for t in (query, key, value))
     dtype = float_dtype("attention", q)
@@ -86,8 +94,9 @@ def attention(
 
 
 def masked(what: str, window: int, softcap: float, causal: bool = True) -> dict[str, Any]:
-    """A node's attributes that say so, where they are not the usual ones; ModelError for what is no
-    mask.
+    """A node's attributes that say so, where they are not the usual ones.
+
+    ModelError for what is no mask.
     """
     if window < 0 or softcap < 0 or (window and not causal):
         raise ModelError(

@@ -1,5 +1,7 @@
-"""How attention becomes tasks: one row of a cache by splits of its positions, all else by tiles of
-queries. Called through ark.lower.registry.
+"""How attention becomes tasks.
+
+One row of a cache by splits of its positions, all else by tiles of queries. Called through
+ark.lower.registry.
 """
 
 from __future__ import annotations
@@ -45,9 +47,11 @@ L2_SHARE = 16 << 20  # bytes of keys and values that are read together
 
 
 def lower_tiles(lowering: Lowering, node: Node) -> None:
-    """Tiles of queries; where loads run ahead, or matrix units take them in any variant, a
-    processor has all its tiles as one task. With the attribute `paged`, keys and values lie in
-    pages whose numbers are in the input behind the position.
+    """Tiles of queries.
+
+    Where loads run ahead, or matrix units take them in any variant, a processor has all its tiles
+    as one task. With the attribute `paged`, keys and values lie in pages whose numbers are in the
+    input behind the position.
     """
     q, key, value, *rest = node.inputs
     out, machine = node.outputs[0], lowering.machine
@@ -97,8 +101,9 @@ def attention_splits(
 
 
 def _older(lowering: Lowering, node: Node) -> bool:
-    """Is what the stream would take older than the iteration: caches that are only appended to, up
-    to a position that is not written before?
+    """Is what the stream would take older than the iteration.
+
+    Caches that are only appended to, up to a position that is not written before?
     """
     _, key, value, position, *_ = (t.buffer.id for t in node.inputs)
     phase = [n for n in lowering.graph.nodes if n.phase == node.phase]
@@ -108,8 +113,9 @@ def _older(lowering: Lowering, node: Node) -> bool:
 
 
 def _streamed(cache: ir.Tensor, group: int, machine: Machine) -> int:
-    """Positions whose keys and values fill a stage of the operand stream; 0 where bodies read the
-    caches in place.
+    """Positions whose keys and values fill a stage of the operand stream.
+
+    0 where bodies read the caches in place.
     """
     width, row = cache.shape[-1], cache.dtype.nbytes(cache.shape[-1])
     if cache.dtype.name not in ("bf16", "fp16") or width not in (32, 64, 128):
@@ -143,8 +149,9 @@ def lower_attention(lowering: Lowering, node: Node) -> None:
 
 
 def merge_group(heads: int, most: int, size: int, machine: Machine) -> int:
-    """Heads, of so many, that a task merges: enough that processors have one task each. most: of a
-    row. size: bytes of a head's parts, all of which are in shared memory.
+    """Heads, of so many, that a task merges: enough that processors have one task each.
+
+    most: of a row. size: bytes of a head's parts, all of which are in shared memory.
     """
     room = (machine.shared_bytes - machine.ring_bytes) // size
     wanted = min(-(-heads // machine.processors), room)

@@ -1,6 +1,7 @@
 """Key/value caches: writing rows to one, and the slots of a cache of any shape.
 
-What reads them is ark.ops.attention; ark.ops.decoder writes them in the fused ops of a decoder."""
+What reads them is ark.ops.attention; ark.ops.decoder writes them in the fused ops of a decoder.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import numpy as np
 from ark.errors import ModelError
 from ark.frontend.foreign import is_torch
 from ark.frontend.model import Model
-from ark.frontend.tensor import Tensor, as_tensor
+from ark.frontend.tensor import Tensor, TensorLike, as_tensor
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
@@ -35,8 +36,10 @@ def check_rows(op: str, rows: Tensor, columns: int) -> None:
 
 
 def check_cache(what: str, cache: Tensor, position: Tensor, rows: int = 1) -> tuple[int, int, int]:
-    """A cache's sizes (heads, context, width) for each sequence; ModelError if it or the position
-    is none. rows: with as many positions each is of a sequence of its own.
+    """A cache's sizes (heads, context, width) for each sequence.
+
+    ModelError if it or the position is none. rows: with as many positions each is of a sequence of
+    its own.
     """
     float_dtype(what, cache)
     shape = cache.ir.shape
@@ -50,12 +53,19 @@ def check_cache(what: str, cache: Tensor, position: Tensor, rows: int = 1) -> tu
     return shape[0] // sequences, shape[1], shape[2]
 
 
-def kv_append(cache: Any, input: Any, position: Any, name: str = "") -> Tensor:
+def kv_append(cache: TensorLike, input: TensorLike, position: TensorLike, name: str = "") -> Tensor:
     """Writes rows into a cache from `position` on; returns the new tensor on the cache's memory.
 
     cache (heads, context, width), input (rows, heads * width), position (1,) int32. Rows past the
     context are dropped. With as many positions as rows each row is a sequence's, whose heads lie
     one behind the other's in the cache, (rows * heads, context, width).
+
+    Example:
+        >>> cache, position = ark.tensor([1, 3, 2]), torch.tensor([1], dtype=torch.int32)
+        >>> ark.kv_append(cache, torch.ones(1, 2), position).eval()
+        tensor([[[0., 0.],
+                 [1., 1.],
+                 [0., 0.]]])
     """
     target, rows, at = as_tensor(cache), as_tensor(input), as_tensor(position)
     heads, _, width = check_cache("kv_append", target, at, rows.ir.shape[0])
@@ -88,15 +98,22 @@ def _append(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
     return [made]
 
 
-def kv_cache_slot(cache: Any, token: Any, position: Any, name: str = "") -> Tensor:
+def kv_cache_slot(
+    cache: TensorLike, token: TensorLike, position: TensorLike, name: str = ""
+) -> Tensor:
     """Writes a token into one slot of a cache in place; returns what was written, of its shape.
 
     cache (max_seq, *slot), contiguous, a tensor of the model or a torch tensor; token (slot) of the
     cache's type, fp32, fp16 or bf16; position (1,) int32, read when the kernel runs. A position
     outside of the cache writes nothing. ModelError where shapes, types or contiguity do not fit.
     Calls on one cache run in program order.
+
+    Example:
+        >>> cache, position = ark.tensor([3, 2]), torch.tensor([1], dtype=torch.int32)
+        >>> ark.kv_cache_slot(cache, torch.ones(2), position).eval()
+        tensor([1., 1.])
     """
-    if is_torch(cache) and not cache.is_contiguous():
+    if not isinstance(cache, Tensor) and is_torch(cache) and not cache.is_contiguous():
         raise ModelError("kv_cache_slot: the cache is not contiguous; pass cache.contiguous()")
     target, row, at = as_tensor(cache), as_tensor(token), as_tensor(position)
     float_dtype("kv_cache_slot", target)

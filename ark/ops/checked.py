@@ -1,6 +1,7 @@
-"""Arguments of public ops are what their signatures say, before the op looks at them: a word where
-a number belongs is said in words, whichever op it is. Called by ark.ops, which wraps what it gives
-to users.
+"""Arguments of public ops are what their signatures say, before the op looks at them.
+
+A word where a number belongs is said in words, whichever op it is. Called by ark.ops, which wraps
+what it gives to users.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Copies of whole tensors as tile tasks, in a rank's memory or to a peer's. Called by the lowerings
-of ops that move a tensor as it is, and by those that communicate.
+"""Copies of whole tensors as tile tasks, in a rank's memory or to a peer's.
+
+Called by the lowerings of ops that move a tensor as it is, and by those that communicate.
 """
 
 from __future__ import annotations

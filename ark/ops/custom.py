@@ -12,6 +12,7 @@ signature says (ark.tasks.custom_form), and the planner and the verifier believe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ark.errors import InvalidUsageError
@@ -79,6 +80,7 @@ class CustomOp:
         name: str = "",
         **named: Any,
     ) -> Any:
+        """Adds the op to the current model; returns its result, or a tuple of them."""
         form = self._form
         read = [o for o in form.operands if o.read]
         if len(inputs) != len(read):
@@ -215,7 +217,7 @@ def _channels(name: str, given: Any) -> tuple[Channel, ...]:
 
 def custom_op(
     name: str,
-    source: Any,
+    source: str | Path,
     signature: str,
     tile: Mapping[str, int | None] | None = None,
     dtypes: Mapping[str, Types] | None = None,
@@ -244,6 +246,17 @@ def custom_op(
     gradients of the inputs and the results' gradients. packets: operands that the text touches by
     ark_load and ark_store alone, so that they may come as packets: small ones do, and symmetric
     memory does. InvalidUsageError says what does not fit.
+
+    Example:
+        >>> text = '''
+        ... template <class Task, class X, class Y>
+        ... ARK_DEVICE void twice(ArkCtx& c, const Task& task, X x, Y y) {
+        ...   for (int i = task.i.begin + ark_tid(); i < task.i.end; i += ARK_THREADS)
+        ...     ark_store(c, y, 2.0f * ark_load(c, x, i), i);
+        ... }'''
+        >>> twice = ark.custom_op("twice", text, "x[i] -> y[i]", tile={"i": 64})
+        >>> twice(torch.tensor([1.0, 2.0])).eval()
+        tensor([2., 4.])
     """
     file, text = text_of(name, source)
     kinds, defaults = {}, {}

@@ -1,6 +1,7 @@
-"""What stands around attention in a decoder: rotary embedding, the row that the next token comes
-from, and the forms in which the compiler joins such ops with the product before them
-(ark.lower.rewrite.pack_weights): rope_kv and swiglu_pairs.
+"""What stands around attention in a decoder.
+
+Rotary embedding, the row that the next token comes from, and the forms in which the compiler joins
+such ops with the product before them (ark.lower.rewrite.pack_weights): rope_kv and swiglu_pairs.
 
 In a joined form the two elements that meet are neighbours in memory, so that one thread has both.
 """
@@ -14,7 +15,7 @@ import numpy as np
 
 from ark.errors import ModelError
 from ark.frontend.model import Model
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -32,11 +33,11 @@ from ark.tasks.tokens import SETTINGS
 
 
 def rotary_embedding(
-    input: Any,
-    position: Any,
-    frequencies: Any,
+    input: TensorLike,
+    position: TensorLike,
+    frequencies: TensorLike,
     interleaved: bool = False,
-    output: Any = NullTensor,
+    output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
     """Rotates pairs of each head's elements by an angle that grows with the position.
@@ -48,6 +49,11 @@ def rotary_embedding(
     elements i and i + width / 2 of a head, as in Hugging Face's models, or 2i and 2i + 1 where
     interleaved. With as many positions as rows each row has its own. Result of the input's shape
     and type.
+
+    Example:
+        >>> position = torch.tensor([1], dtype=torch.int32)
+        >>> ark.rotary_embedding(torch.ones(1, 2), position, torch.ones(1)).eval()
+        tensor([[-0.3012,  1.3818]])
     """
     x, at, freqs = as_tensor(input), as_tensor(position), as_tensor(frequencies)
     dtype = float_dtype("rotary_embedding", x)
@@ -63,7 +69,12 @@ def rotary_embedding(
 
 
 def rope_kv(
-    input: Any, position: Any, frequencies: Any, keys: Any, values: Any, name: str = ""
+    input: TensorLike,
+    position: TensorLike,
+    frequencies: TensorLike,
+    keys: TensorLike,
+    values: TensorLike,
+    name: str = "",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rotates queries and keys, appends keys and values to their caches; all three in one row.
 
@@ -71,6 +82,13 @@ def rope_kv(
     neighbours. position and frequencies as for rotary_embedding (interleaved), keys and values
     caches (kv_heads, context, width); with as many positions as rows, of as many sequences.
     Results: queries (rows, heads * width) fp32, both caches. ModelError for what does not fit.
+
+    Example:
+        >>> rows, caches = torch.ones(1, 6), [ark.tensor([1, 4, 2]) for _ in range(2)]
+        >>> position = torch.tensor([1], dtype=torch.int32)
+        >>> query, keys, values = ark.rope_kv(rows, position, torch.ones(1), *caches)
+        >>> query.eval()
+        tensor([[-0.3012,  1.3818]])
     """
     tensors = [as_tensor(t) for t in (input, position, frequencies, keys, values)]
     x, at, freqs, key, value = tensors
@@ -97,9 +115,16 @@ def rope_kv(
     return tuple(Tensor(t, model) for t in made)  # type: ignore[return-value]
 
 
-def last_row(rows: Any, state: TokenState, name: str = "") -> Tensor:
-    """The row (1, width) of the text's last token among rows (n, width) of those from the position
-    on; of the last of these if it is further on. Types of 8 bits or more.
+def last_row(rows: TensorLike, state: TokenState, name: str = "") -> Tensor:
+    """The row (1, width) of the text's last token.
+
+    rows: (n, width), of the tokens from the position on; if the last token is further on, the
+    result is their last row. Types of 8 bits or more.
+
+    Example:
+        >>> state = ark.TokenState.make(8)
+        >>> ark.last_row(ark.tensor([4, 2]), state).shape()
+        [1, 2]
     """
     tensor = as_tensor(rows)
     last = as_tensor(state.settings)[SETTINGS.index("last") : SETTINGS.index("last") + 1]

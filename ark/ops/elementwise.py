@@ -1,5 +1,6 @@
-"""Elementwise ops: exp, sqrt, rsqrt, relu, gelu, sigmoid, silu, swiglu, add, sub, mul, div,
-copy, cast, constants. The functions themselves are in ark.tasks.functions; broadcasting is NumPy's.
+"""Elementwise ops: arithmetic, activations, copy, cast and constants.
+
+The functions themselves are in ark.tasks.functions; broadcasting is NumPy's.
 `output` names a tensor to write into; what returns is a new tensor on its memory.
 """
 
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import FLOATS, INTEGERS, DataType, byte, fp32
 from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
@@ -110,46 +111,10 @@ def _unary(name: str, input: Any, output: Any, label: str) -> Tensor:
     return unary(name, input, output, label)
 
 
-def exp(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """e to the input, elementwise; any shape, fp32/fp16/bf16."""
-    return _unary("exp", input, output, name)
-
-
-def sqrt(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """Square root, elementwise; any shape, fp32/fp16/bf16."""
-    return _unary("sqrt", input, output, name)
-
-
-def rsqrt(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """One over the square root, elementwise; any shape, fp32/fp16/bf16."""
-    return _unary("rsqrt", input, output, name)
-
-
-def relu(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """max(input, 0), elementwise; any shape, fp32/fp16/bf16."""
-    return _unary("relu", input, output, name)
-
-
-def gelu(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """GELU in its tanh approximation (Hendrycks and Gimpel 2016), elementwise; any
-    shape; fp32, fp16, bf16.
-    """
-    return _unary("gelu", input, output, name)
-
-
-def sigmoid(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """1 / (1 + exp(-input)), elementwise; any shape, fp32/fp16/bf16."""
-    return _unary("sigmoid", input, output, name)
-
-
-def silu(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """input * sigmoid(input), elementwise; any shape, fp32/fp16/bf16."""
-    return _unary("silu", input, output, name)
-
-
 def scalar(what: str, value: float, dtype: DataType) -> float:
-    """A number beside tensors of a type: an int where they are integers; ModelError if it cannot
-    be one of them.
+    """A number beside tensors of a type: an int where they are integers.
+
+    ModelError if it cannot be one of them.
     """
     try:
         float(value)
@@ -198,8 +163,10 @@ def binary(
     dtype: DataType | None = None,
     swapped: str = "",
 ) -> Any:
-    """The op of two tensors, or a tensor and a number. dtype: of the result, where it is not the
-    inputs'. swapped: the op with its arguments exchanged, for a number on the left.
+    """The op of two tensors, or a tensor and a number.
+
+    dtype: of the result, where it is not the inputs'. swapped: the op with its arguments exchanged,
+    for a number on the left.
     """
     if isinstance(input, Number) and isinstance(other, Number):
         value = FUNCTIONS[name].reference(np.float64(input), np.float64(other)).item()
@@ -249,46 +216,81 @@ def _binary(name: str, input: Any, other: Any, output: Any, label: str) -> Any:
 _SWAPPED = {"add": "add", "mul": "mul", "sub": "rsub", "div": "rdiv"}
 
 
-def add(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
+def add(
+    input: TensorLike | float,
+    other: TensorLike | float,
+    output: TensorLike | None = NullTensor,
+    name: str = "",
+) -> Tensor:
     """input + other with broadcasting; either may be a number; two numbers give a number.
 
     Floating point, or integers, which wrap. ModelError if shapes do not broadcast or types differ.
+
+    Example:
+        >>> ark.add(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
+        tensor([ 8., -2.,  4.])
     """
     return _binary("add", input, other, output, name)
 
 
-def sub(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
-    """input - other with broadcasting; either may be a number. As add otherwise."""
+def sub(
+    input: TensorLike | float,
+    other: TensorLike | float,
+    output: TensorLike | None = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """input - other with broadcasting; either may be a number. As add otherwise.
+
+    Example:
+        >>> ark.sub(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
+        tensor([ 2., -8.,  0.])
+    """
     return _binary("sub", input, other, output, name)
 
 
-def mul(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
-    """input * other with broadcasting; either may be a number. As add otherwise."""
+def mul(
+    input: TensorLike | float,
+    other: TensorLike | float,
+    output: TensorLike | None = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """input * other with broadcasting; either may be a number. As add otherwise.
+
+    Example:
+        >>> ark.mul(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
+        tensor([ 15., -15.,   4.])
+    """
     return _binary("mul", input, other, output, name)
 
 
-def div(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
+def div(
+    input: TensorLike | float,
+    other: TensorLike | float,
+    output: TensorLike | None = NullTensor,
+    name: str = "",
+) -> Tensor:
     """input / other with broadcasting; either may be a number. As add otherwise.
 
     Integers divide towards zero, and by zero to 0.
+
+    Example:
+        >>> ark.div(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
+        tensor([ 1.6667, -1.6667,  1.0000])
     """
     return _binary("div", input, other, output, name)
 
 
-def swiglu(gate: Any, up: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """silu(gate) * up, the gated activation of Shazeer 2020; fp32, fp16, bf16, broadcasting."""
-    left, right = as_tensor(gate), as_tensor(up)
-    float_dtype("swiglu", left)
-    dtype = same_dtype("swiglu", left, right)
-    shape = broadcast(left.ir.shape, right.ir.shape, "swiglu")
-    return result("swiglu", [left, right], shape, dtype, output, name=name)
-
-
-def cast(input: Any, dtype: DataType, output: Any = NullTensor, name: str = "") -> Tensor:
+def cast(
+    input: TensorLike, dtype: DataType, output: TensorLike | None = NullTensor, name: str = ""
+) -> Tensor:
     """Converts to `dtype`, round to nearest even; to integers towards zero; to bool: is it not 0?
 
     Integers that are too large wrap; fp4 takes the nearest of its values. To or from `byte`, the
     bytes themselves are the result, without an output as a view of the input's memory.
+
+    Example:
+        >>> ark.cast(torch.tensor([1.7, -1.7]), ark.int32).eval()
+        tensor([ 1, -1], dtype=torch.int32)
     """
     tensor = as_tensor(input)
     if not isinstance(dtype, DataType):
@@ -299,9 +301,16 @@ def cast(input: Any, dtype: DataType, output: Any = NullTensor, name: str = "") 
     return result("cast", [tensor], tensor.ir.shape, dtype, output, name=name)
 
 
-def copy(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """Copies a tensor, broadcast to `output` where that is larger, or fills `output` with a number
-    (a new fp32 tensor of shape [1] if none).
+def copy(
+    input: TensorLike | float, output: TensorLike | None = NullTensor, name: str = ""
+) -> Tensor:
+    """Copies a tensor, broadcast to `output` where that is larger.
+
+    A number as input fills `output`, or a new fp32 tensor of shape [1]. Any type.
+
+    Example:
+        >>> ark.copy(torch.tensor([-1.0, 0.0, 2.0])).eval()
+        tensor([-1.,  0.,  2.])
     """
     if isinstance(input, Number):
         target = None if output is NullTensor or output is None else as_tensor(output)
@@ -324,15 +333,33 @@ def _fill(
 
 
 def constant(value: float, shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
-    """A tensor filled with `value` in every iteration; any type."""
+    """A tensor filled with `value` in every iteration; any type.
+
+    Example:
+        >>> ark.constant(2.5, [2, 2]).eval()
+        tensor([[2.5000, 2.5000],
+                [2.5000, 2.5000]])
+    """
     return _fill("constant", value, shape, dtype, NullTensor, name)
 
 
 def ones(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
-    """A tensor of ones in every iteration; up to 8 dimensions, any type."""
+    """A tensor of ones in every iteration; up to 8 dimensions, any type.
+
+    Example:
+        >>> ark.ones([2, 3]).eval()
+        tensor([[1., 1., 1.],
+                [1., 1., 1.]])
+    """
     return constant(1.0, shape, dtype, name)
 
 
 def zeros(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
-    """A tensor of zeros in every iteration; up to 8 dimensions, any type."""
+    """A tensor of zeros in every iteration; up to 8 dimensions, any type.
+
+    Example:
+        >>> ark.zeros([2, 3]).eval()
+        tensor([[0., 0., 0.],
+                [0., 0., 0.]])
+    """
     return constant(0.0, shape, dtype, name)

@@ -1,5 +1,7 @@
-"""A mixture of experts as ops: topk picks each row's experts, expert_linear multiplies each row
-with the weights of the experts that it was given (Shazeer et al. 2017).
+"""A mixture of experts as ops.
+
+Topk picks each row's experts, expert_linear multiplies each row with the weights of the experts
+that it was given (Shazeer et al. 2017).
 
 The weights of an expert that nobody picked are not read.
 """
@@ -13,7 +15,7 @@ import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.model import Model
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Node
 from ark.ir.values import whole
@@ -24,12 +26,19 @@ from ark.ops.base import float_dtype, result
 from ark.tasks.experts import ExpertLinearParams, TopKParams
 
 
-def topk(input: Any, k: int, name: str = "", *, largest: bool = True) -> tuple[Tensor, Tensor]:
+def topk(
+    input: TensorLike, k: int, name: str = "", *, largest: bool = True
+) -> tuple[Tensor, Tensor]:
     """The k largest elements of each row, largest first, and their indices; or the smallest.
 
     input (rows, n) of fp32, fp16 or bf16; results (rows, k) of its type and int32. Of equals the
     first comes first; NaN is larger than all others, as in torch. InvalidUsageError
     unless 1 <= k <= n.
+
+    Example:
+        >>> values, indices = ark.topk(torch.tensor([[1.0, 9.0, 5.0]]), k=2)
+        >>> values.eval(), indices.to_torch()
+        (tensor([[9., 5.]]), tensor([[1, 2]], dtype=torch.int32))
     """
     tensor = as_tensor(input)
     dtype = float_dtype("topk", tensor)
@@ -49,10 +58,10 @@ def topk(input: Any, k: int, name: str = "", *, largest: bool = True) -> tuple[T
 
 
 def expert_linear(
-    input: Any,
-    weight: Any,
-    experts: Any,
-    output: Any = NullTensor,
+    input: TensorLike,
+    weight: TensorLike,
+    experts: TensorLike,
+    output: TensorLike | None = NullTensor,
     name: str = "",
     first: int = 0,
     of: int | None = None,
@@ -64,6 +73,12 @@ def expert_linear(
     experts[r, s]] input[r]. The weight is of the input's type, or of any floating-point type where
     the input is fp32. An expert that there is not ends the run with a GpuError that names it.
     first, of: the weight has the experts from `first` on, of so many; the results of others are 0.
+
+    Example:
+        >>> x, experts = torch.ones(1, 2), torch.tensor([[1]], dtype=torch.int32)
+        >>> weight = torch.arange(4.0).reshape(2, 1, 2)  # two experts
+        >>> ark.expert_linear(x, weight, experts).eval()
+        tensor([[[5.]]])
     """
     x, w, chosen = as_tensor(input), as_tensor(weight), as_tensor(experts)
     dtype = float_dtype("expert_linear", x)

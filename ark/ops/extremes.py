@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import FLOATS, DataType, int32
 from ark.lower.registry import register
 from ark.ops.base import index_type, positive_axis, result
@@ -59,8 +59,8 @@ def _arg(
 
 
 def argmax(
-    input: Any,
-    output: Any = NullTensor,
+    input: TensorLike,
+    output: TensorLike | None = NullTensor,
     name: str = "",
     *,
     axis: int = -1,
@@ -70,18 +70,30 @@ def argmax(
     """Index of the largest element along `axis`, the first (or last) of equals; 1 index remains.
 
     Floating point, where NaN is the largest, or integers; the result is int32 or int64.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.argmax(x).eval()
+        tensor([[2],
+                [2]], dtype=torch.int32)
     """
     return _arg("max", input, output, name, axis, dtype, last)
 
 
 def argmin(
-    input: Any,
-    output: Any = NullTensor,
+    input: TensorLike,
+    output: TensorLike | None = NullTensor,
     name: str = "",
     *,
     axis: int = -1,
     dtype: DataType = int32,
     last: bool = False,
 ) -> Tensor:
-    """Index of the smallest element along `axis`, NaN the smallest; as argmax otherwise."""
+    """Index of the smallest element along `axis`, NaN the smallest; as argmax otherwise.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.argmin(x, axis=0).eval()
+        tensor([[0, 0, 0]], dtype=torch.int32)
+    """
     return _arg("min", input, output, name, axis, dtype, last)

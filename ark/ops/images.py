@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 from ark.errors import InvalidUsageError, ModelError
-from ark.frontend.tensor import Tensor, as_tensor
+from ark.frontend.tensor import Tensor, TensorLike, as_tensor
 from ark.ops.base import float_dtype, result
 from ark.ops.elementwise import add, composed, mul
 from ark.ops.indexing import Rule, remap, same
@@ -21,7 +20,7 @@ COORDINATES = ("half_pixel", "asymmetric", "align_corners")
 
 
 def resize(
-    input: Any,
+    input: TensorLike,
     sizes: Sequence[int],
     mode: str = "nearest",
     coordinates: str = "half_pixel",
@@ -32,6 +31,11 @@ def resize(
     mode: nearest (halves rounded down) or linear. coordinates: how a place of the result is one of
     the input: half_pixel, (i + 0.5) * scale - 0.5; asymmetric, i * scale; align_corners, ends on
     ends. Places outside of the input take its nearest element. Types of 8 bits or more.
+
+    Example:
+        >>> x = torch.arange(3.0).reshape(1, 1, 3)
+        >>> ark.resize(x, [6]).eval()
+        tensor([[[0., 0., 1., 1., 2., 2.]]])
     """
     tensor = as_tensor(input)
     count = spatial("resize", tensor)
@@ -61,8 +65,9 @@ def _all(tensor: Tensor) -> list[Rule]:
 
 
 def _line(n: int, size: int, coordinates: str) -> tuple[Fraction, Fraction]:
-    """Slope and shift: the place i * slope + shift of n elements is element i of `size`. Fractions,
-    so that indices are exact.
+    """Slope and shift: the place i * slope + shift of n elements is element i of `size`.
+
+    Fractions, so that indices are exact.
     """
     slope, shift = Fraction(n, size), Fraction(0)
     if coordinates == "half_pixel":
@@ -106,16 +111,25 @@ def _blended(tensor: Tensor, axis: int, size: int, coordinates: str) -> Tensor:
 
 
 def batch_norm(
-    input: Any,
-    scale: Any,
-    shift: Any,
-    mean: Any,
-    variance: Any,
+    input: TensorLike,
+    scale: TensorLike,
+    shift: TensorLike,
+    mean: TensorLike,
+    variance: TensorLike,
     eps: float = 1e-5,
     name: str = "",
 ) -> Tensor:
-    """(x - mean) / sqrt(variance + eps) * scale + shift by channel, with given statistics (Ioffe
-    and Szegedy 2015, inference). input (n, channels, ...), the others (channels,), of one type.
+    """(x - mean) / sqrt(variance + eps) * scale + shift by channel, with given statistics.
+
+    Ioffe and Szegedy 2015, as in inference. input (n, channels, ...), the others (channels,), of
+    one type.
+
+    Example:
+        >>> x = torch.arange(4.0).reshape(2, 2)
+        >>> one, zero = torch.ones(2), torch.zeros(2)
+        >>> ark.batch_norm(x, one, zero, mean=one, variance=one).eval()
+        tensor([[-1.0000,  0.0000],
+                [ 1.0000,  2.0000]])
     """
     x = as_tensor(input)
     dtype = float_dtype("batch_norm", x)
@@ -133,10 +147,10 @@ def batch_norm(
 
 
 def group_norm(
-    input: Any,
+    input: TensorLike,
     groups: int,
-    scale: Any = None,
-    shift: Any = None,
+    scale: TensorLike | None = None,
+    shift: TensorLike | None = None,
     eps: float = 1e-5,
     name: str = "",
 ) -> Tensor:
@@ -144,6 +158,14 @@ def group_norm(
 
     input (n, channels, spatial...); scale and shift (channels,). One group a channel is an instance
     norm (Ulyanov et al. 2016). fp32, fp16, bf16.
+
+    Example:
+        >>> x = torch.arange(8.0).reshape(1, 4, 2)
+        >>> ark.group_norm(x, groups=2).eval()
+        tensor([[[-1.3416, -0.4472],
+                 [ 0.4472,  1.3416],
+                 [-1.3416, -0.4472],
+                 [ 0.4472,  1.3416]]])
     """
     x = as_tensor(input)
     float_dtype("group_norm", x)
@@ -159,9 +181,20 @@ def group_norm(
 
 
 def instance_norm(
-    input: Any, scale: Any = None, shift: Any = None, eps: float = 1e-5, name: str = ""
+    input: TensorLike,
+    scale: TensorLike | None = None,
+    shift: TensorLike | None = None,
+    eps: float = 1e-5,
+    name: str = "",
 ) -> Tensor:
-    """group_norm with a group for every channel; shapes and types as for it."""
+    """group_norm with a group for every channel; shapes and types as for it.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(1, 2, 3)
+        >>> ark.instance_norm(x).eval()
+        tensor([[[-1.2247,  0.0000,  1.2247],
+                 [-1.2247,  0.0000,  1.2247]]])
+    """
     return group_norm(input, as_tensor(input).ir.shape[1], scale, shift, eps, name)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.graph import Node
 from ark.ir.values import whole
 from ark.lower.context import Lowering
@@ -78,17 +78,21 @@ def _remap(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.nd
 
 
 def pad(
-    input: Any,
+    input: TensorLike,
     pads: Sequence[tuple[int, int]],
     mode: str = "constant",
     value: float = 0.0,
-    output: Any = NullTensor,
+    output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
     """Elements before and behind every dimension, as numpy.pad counts them.
 
     mode: constant (`value`), edge (the last element again), reflect (mirrored, without the last),
     wrap. Negative numbers take elements away.
+
+    Example:
+        >>> ark.pad(torch.ones(2), [(1, 2)]).eval()
+        tensor([0., 1., 1., 0., 0.])
     """
     tensor = as_tensor(input)
     shape = tensor.ir.shape
@@ -105,8 +109,15 @@ def pad(
     return remap("pad", tensor, dims, rules, fill, output, name)
 
 
-def flip(input: Any, axis: int | Sequence[int], name: str = "") -> Tensor:
-    """The elements in reverse order along one axis or several; types of 8 bits or more."""
+def flip(input: TensorLike, axis: int | Sequence[int], name: str = "") -> Tensor:
+    """The elements in reverse order along one axis or several; types of 8 bits or more.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.flip(x, axis=1).eval()
+        tensor([[2., 1., 0.],
+                [5., 4., 3.]])
+    """
     tensor = as_tensor(input)
     shape = tensor.ir.shape
     axes = [axis] if isinstance(axis, int) else list(axis)
@@ -118,14 +129,19 @@ def flip(input: Any, axis: int | Sequence[int], name: str = "") -> Tensor:
 
 
 def strided_slice(
-    input: Any,
+    input: TensorLike,
     begins: Sequence[int],
     sizes: Sequence[int],
     steps: Sequence[int],
     name: str = "",
 ) -> Tensor:
-    """`sizes` elements of each dimension, from `begins` on, `steps` apart (negative: backwards);
-    types of 8 bits or more. InvalidUsageError for what is outside of the input.
+    """`sizes` elements of each dimension, from `begins` on, `steps` apart (negative: backwards).
+
+    Types of 8 bits or more. InvalidUsageError for what is outside of the input.
+
+    Example:
+        >>> ark.strided_slice(torch.arange(6.0), begins=[5], sizes=[3], steps=[-2]).eval()
+        tensor([5., 3., 1.])
     """
     tensor = as_tensor(input)
     shape = tensor.ir.shape
@@ -140,8 +156,14 @@ def strided_slice(
     return remap("strided_slice", tensor, sizes, rules, name=name)
 
 
-def tile(input: Any, repeats: Sequence[int], name: str = "") -> Tensor:
-    """The tensor repeated along every dimension, as numpy.tile."""
+def tile(input: TensorLike, repeats: Sequence[int], name: str = "") -> Tensor:
+    """The tensor repeated along every dimension, as numpy.tile.
+
+    Example:
+        >>> ark.tile(torch.tensor([[1.0, 2.0]]), [2, 2]).eval()
+        tensor([[1., 2., 1., 2.],
+                [1., 2., 1., 2.]])
+    """
     tensor = as_tensor(input)
     shape = tensor.ir.shape
     if len(repeats) != len(shape) or any(r < 1 for r in repeats):
@@ -150,10 +172,17 @@ def tile(input: Any, repeats: Sequence[int], name: str = "") -> Tensor:
     return remap("tile", tensor, dims, [same(d, "wrap") for d in range(len(dims))], name=name)
 
 
-def expand(input: Any, shape: Sequence[int], output: Any = NullTensor, name: str = "") -> Tensor:
+def expand(
+    input: TensorLike, shape: Sequence[int], output: TensorLike | None = NullTensor, name: str = ""
+) -> Tensor:
     """The tensor broadcast together with a shape, as a tensor of its own; any type.
 
     ModelError if the shapes do not broadcast.
+
+    Example:
+        >>> ark.expand(torch.tensor([1.0, 2.0]), [2, 2]).eval()
+        tensor([[1., 2.],
+                [1., 2.]])
     """
     tensor = as_tensor(input)
     dims = broadcast(tensor.ir.shape, check_dims("expand", shape), "expand")
@@ -161,10 +190,18 @@ def expand(input: Any, shape: Sequence[int], output: Any = NullTensor, name: str
     return result("expand", [tensor], dims, tensor.ir.dtype, output, attrs, name)
 
 
-def concat(inputs: Sequence[Any], axis: int, output: Any = NullTensor, name: str = "") -> Tensor:
+def concat(
+    inputs: Sequence[Any], axis: int, output: TensorLike | None = NullTensor, name: str = ""
+) -> Tensor:
     """The tensors one behind the other along `axis`; one type, any number of them.
 
     Of 4-bit types along the last axis, all but the last tensor must have an even size there.
+
+    Example:
+        >>> x = torch.ones(1, 2)
+        >>> ark.concat([x, x], axis=0).eval()
+        tensor([[1., 1.],
+                [1., 1.]])
     """
     tensors = [as_tensor(t) for t in inputs]
     if not tensors:
@@ -201,10 +238,15 @@ def _concat(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
     return [np.concatenate(inputs, attrs["axis"])]
 
 
-def split(input: Any, sizes: Sequence[int], axis: int, name: str = "") -> list[Tensor]:
+def split(input: TensorLike, sizes: Sequence[int], axis: int, name: str = "") -> list[Tensor]:
     """Views of consecutive parts along `axis`, of these sizes, which together are all of it.
 
     Any type. InvalidUsageError if the sizes do not add up, or there is no such axis.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> [part.shape() for part in ark.split(ark.placeholder([2, 3], data=x), [1, 2], axis=1)]
+        [[2, 1], [2, 2]]
     """
     tensor = as_tensor(input)
     shape = tensor.ir.shape

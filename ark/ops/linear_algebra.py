@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ark.errors import ModelError
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, DataType, bf16, fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -31,9 +31,9 @@ EPILOGUES = {"add": "add", "swiglu": "swiglu_pairs", "rope_kv": "rope_kv"}
 
 
 def matmul(
-    input: Any,
-    other: Any,
-    output: Any = NullTensor,
+    input: TensorLike,
+    other: TensorLike,
+    output: TensorLike | None = NullTensor,
     transpose_input: bool = False,
     transpose_other: bool = False,
     name: str = "",
@@ -52,6 +52,12 @@ def matmul(
     to the result, which costs nothing.
     tf32: of fp32 inputs the matrix units may read 10 bits of mantissa only, where they do so; the
     default is exact fp32.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.matmul(x, torch.ones(3, 2)).eval()
+        tensor([[ 3.,  3.],
+                [12., 12.]])
     """
     a, b = as_tensor(input), as_tensor(other)
     dtype = _result_type(a, b, dtype, tf32)
@@ -99,13 +105,23 @@ def _result_type(a: Tensor, b: Tensor, asked: DataType | None, tf32: bool) -> Da
 
 
 def linear(
-    input: Any, weight: Any, output: Any = NullTensor, name: str = "", tf32: bool = False
+    input: TensorLike,
+    weight: TensorLike,
+    output: TensorLike | None = NullTensor,
+    name: str = "",
+    tf32: bool = False,
 ) -> Tensor:
     """input weight^T: (rows, k) and (n, k) to (rows, n), of the input's type, accumulated in fp32.
 
     The weight is of the input's type, or of any floating-point type where the input is fp32.
     Without a name it is called as its weight is. tf32: as of matmul, for an input and a weight of
     fp32.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.linear(x, torch.ones(2, 3)).eval()
+        tensor([[ 3.,  3.],
+                [12., 12.]])
     """
     x, w = as_tensor(input), as_tensor(weight)
     dtype = float_dtype("linear", x)

@@ -1,6 +1,8 @@
-"""Who makes logits and finds the best of its own: one rank's output layer, or that of each rank
-that makes a share of them. Called by the lowerings of what draws tokens (ark.ops.tokens,
-ark.ops.sequences) and of the gather of shares (ark.ops.communication.direct).
+"""Who makes logits and finds the best of its own.
+
+One rank's output layer, or that of each rank that makes a share of them. Called by the lowerings of
+what draws tokens (ark.ops.tokens, ark.ops.sequences) and of the gather of shares
+(ark.ops.communication.direct).
 """
 
 from __future__ import annotations
@@ -43,8 +45,10 @@ class Drawing:
 
 
 def makes_logits(lowering: Lowering, node: Node) -> Group | None:
-    """The last group if it is the linear layer whose plain result are the node's logits, and may
-    find the best of its own. Who makes logits asks for the position before it waits.
+    """The last group if it is the linear layer that makes the node's logits, else None.
+
+    It may find the best of its own. A layer that makes logits asks for the position before
+    it waits.
     """
     moved = any(g.kind == "advance" and g.phase == node.phase for g in lowering.groups)
     product = lowering.groups[-1] if lowering.groups else None
@@ -71,8 +75,9 @@ def _makes(product: Group, node: Node) -> bool:
 
 
 def gives_logits(lowering: Lowering, node: Node) -> bool:
-    """May the linear layer that makes a share of logits, for the gather that is the node, find the
-    best of its own and give both to every rank by itself?
+    """True where the layer that makes a share of logits may give them to every rank by itself.
+
+    node: the gather of the shares. The layer also finds the best of its own.
 
     It can where no other host takes part, all begin iterations together and the drawing comes next;
     a record has room for the places of few peers.
@@ -96,8 +101,9 @@ def gives_logits(lowering: Lowering, node: Node) -> bool:
 
 
 def give_logits(lowering: Lowering, share: ir.Tensor, drawing: Drawing) -> None:
-    """The layer that makes a share of the logits gives each rank its logits and candidates, and
-    says so by a counter there; one task chooses. Both begin with the rank's own.
+    """The layer that makes a share of the logits gives each rank its logits and candidates.
+
+    A counter there says so; one task chooses. Both begin with the rank's own.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
     product = lowering.groups[-1]

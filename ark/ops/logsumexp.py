@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import fp32
+from ark.ops.activations import exp
 from ark.ops.base import float_dtype, positive_axis
-from ark.ops.elementwise import add, cast, copy, exp, sub
-from ark.ops.logic import where
+from ark.ops.elementwise import add, cast, copy, sub
 from ark.ops.math import isinf, ln
 from ark.ops.reductions import reduce_max, reduce_sum
+from ark.ops.selection import where
 from ark.ops.views import detach, reshape
 
 
 def logsumexp(
-    input: Any,
+    input: TensorLike,
     axis: int | Sequence[int],
     keepdims: bool = True,
-    output: Any = NullTensor,
+    output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
     """log(sum(e^input)) over `axis`, or several, in fp32 between; fp32, fp16, bf16.
 
     Shifted by the largest element, so that nothing overflows; by nothing where that is infinite, so
     that the result is -inf where all elements are, and inf where one is.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.logsumexp(x, axis=1).eval()
+        tensor([[2.4076],
+                [5.4076]])
     """
     tensor = as_tensor(input)
     dtype = float_dtype("logsumexp", tensor)

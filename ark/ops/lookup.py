@@ -13,9 +13,8 @@ import numpy as np
 
 from ark.capability import Capability
 from ark.errors import ModelError
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import int64
-from ark.ir.fold import fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
@@ -24,11 +23,12 @@ from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import check_dims, index_dtype, positive_axis, result, same_dtype
 from ark.ops.copies import copy_box
-from ark.ops.elementwise import add, arithmetic, cast, mul
-from ark.ops.logic import greater_equal, iota, less, logical_or, where
+from ark.ops.elementwise import add, cast, mul
+from ark.ops.logic import greater_equal, less, logical_or
 from ark.ops.movement import move, whole_view
+from ark.ops.selection import iota, where
 from ark.ops.views import reshape
-from ark.tasks.along import ScanParams, lines
+from ark.tasks.along import lines
 from ark.tasks.remap import GatherParams
 from ark.tasks.scatter import ScatterParams, same_places
 
@@ -38,12 +38,21 @@ LEAST_UPDATES = 8  # for each span of a table's places that a task writes to
 
 
 def gather(
-    input: Any, indices: Any, axis: int = 0, output: Any = NullTensor, name: str = ""
+    input: TensorLike,
+    indices: TensorLike,
+    axis: int = 0,
+    output: TensorLike | None = NullTensor,
+    name: str = "",
 ) -> Tensor:
     """The elements of `axis` at the indices: (..., n, ...) and (i...) to (..., i..., ...).
 
     indices: int32 or int64, below 0 counted from the end; one out of range ends the run with a
     GpuError that names it.
+
+    Example:
+        >>> ark.gather(torch.arange(6.0).reshape(2, 3), torch.tensor([2, 0]), axis=1).eval()
+        tensor([[2., 0.],
+                [5., 3.]])
     """
     tensor, ids = as_tensor(input), as_tensor(indices)
     index_dtype("gather", ids)
@@ -91,11 +100,21 @@ def _gather(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
 
 
 def gather_elements(
-    input: Any, indices: Any, axis: int = 0, output: Any = NullTensor, name: str = ""
+    input: TensorLike,
+    indices: TensorLike,
+    axis: int = 0,
+    output: TensorLike | None = NullTensor,
+    name: str = "",
 ) -> Tensor:
     """result[i, j, ...] = input[i, indices[i, j, ...], ...] (for axis 1); the indices' shape.
 
     indices: of as many dimensions as the input and, beside the axis, not larger; else as gather.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.gather_elements(x, torch.tensor([[0], [2]]), axis=1).eval()
+        tensor([[0.],
+                [5.]])
     """
     tensor, ids = as_tensor(input), as_tensor(indices)
     index_dtype("gather_elements", ids)
@@ -125,8 +144,9 @@ def _gather_elements(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
 
 
 def _linear(what: str, ids: Tensor, shape: Sequence[int]) -> Tensor:
-    """Tuples of indices (last dimension) as one index of the dimensions together, int64. Where one
-    of a tuple is out of its dimension's range the result is out of all ranges.
+    """Tuples of indices (last dimension) as one index of the dimensions together, int64.
+
+    Where one of a tuple is out of its dimension's range the result is out of all ranges.
     """
     total: Any = None
     outside: Any = None
@@ -144,10 +164,17 @@ def _linear(what: str, ids: Tensor, shape: Sequence[int]) -> Tensor:
     return reshape(total, [math.prod(ids.ir.shape[:-1])])
 
 
-def gather_nd(input: Any, indices: Any, batch_dims: int = 0, name: str = "") -> Tensor:
+def gather_nd(
+    input: TensorLike, indices: TensorLike, batch_dims: int = 0, name: str = ""
+) -> Tensor:
     """Parts of the input at tuples of indices: (..., r) to (..., rest), as ONNX's GatherND.
 
     batch_dims: leading dimensions that both have and that are walked through together.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.gather_nd(x, torch.tensor([[0, 2], [1, 0]])).eval()
+        tensor([2., 3.])
     """
     tensor, ids = as_tensor(input), as_tensor(indices)
     index_dtype("gather_nd", ids)
@@ -173,12 +200,12 @@ def gather_nd(input: Any, indices: Any, batch_dims: int = 0, name: str = "") -> 
 
 
 def scatter_elements(
-    input: Any,
-    indices: Any,
-    updates: Any,
+    input: TensorLike,
+    indices: TensorLike,
+    updates: TensorLike,
     axis: int = 0,
     reduction: str = "set",
-    output: Any = NullTensor,
+    output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
     """The input with result[i, indices[i, j, ...], ...] = updates[i, j, ...] (for axis 1).
@@ -187,6 +214,11 @@ def scatter_elements(
     axis the updates are applied in order. updates: of the indices' shape and the input's type; the
     indices may be one wide where the updates are wider. output: the input itself is updated in
     place.
+
+    Example:
+        >>> x, indices = torch.zeros(1, 3), torch.tensor([[2, 2]])
+        >>> ark.scatter_elements(x, indices, torch.tensor([[1.0, 5.0]]), 1, "add").eval()
+        tensor([[0., 0., 6.]])
     """
     tensor, ids, new = as_tensor(input), as_tensor(indices), as_tensor(updates)
     index_dtype("scatter_elements", ids)
@@ -213,8 +245,9 @@ def scatter_elements(
 
 
 def _lower_scatter(lowering: Lowering, node: Node) -> None:
-    """A copy of the input, unless the output is there, then the updates into the part of it that
-    they can reach.
+    """A copy of the input, unless the output is there, then the updates.
+
+    These go into the part of it that they can reach.
     """
     source, ids, updates = node.inputs
     out, axis = node.outputs[0], node.attrs["axis"]
@@ -284,10 +317,19 @@ def _scatter(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.
 
 
 def scatter_nd(
-    input: Any, indices: Any, updates: Any, reduction: str = "set", name: str = ""
+    input: TensorLike,
+    indices: TensorLike,
+    updates: TensorLike,
+    reduction: str = "set",
+    name: str = "",
 ) -> Tensor:
-    """The input with parts at tuples of indices (..., r) replaced by updates (..., rest), as ONNX's
-    ScatterND; reduction as scatter_elements.
+    """The input with parts at tuples of indices replaced by updates, as ONNX's ScatterND.
+
+    indices (..., r), updates (..., rest); types and reduction as scatter_elements.
+
+    Example:
+        >>> ark.scatter_nd(torch.zeros(3), torch.tensor([[1]]), torch.tensor([5.0])).eval()
+        tensor([0., 5., 0.])
     """
     tensor, ids, new = as_tensor(input), as_tensor(indices), as_tensor(updates)
     index_dtype("scatter_nd", ids)
@@ -307,83 +349,6 @@ def scatter_nd(
     return reshape(made, shape)
 
 
-def cumsum(
-    input: Any,
-    axis: int,
-    exclusive: bool = False,
-    reverse: bool = False,
-    output: Any = NullTensor,
-    name: str = "",
-) -> Tensor:
-    """Sums of the elements up to each along `axis`; fp32, fp16, bf16, integers.
-
-    exclusive: without the element itself. reverse: from the end. Accumulated in fp32.
-    """
-    return _scan("add", input, axis, exclusive, reverse, output, name)
-
-
-def cumprod(
-    input: Any,
-    axis: int,
-    exclusive: bool = False,
-    reverse: bool = False,
-    output: Any = NullTensor,
-    name: str = "",
-) -> Tensor:
-    """Products of the elements up to each along `axis`; as cumsum otherwise."""
-    return _scan("mul", input, axis, exclusive, reverse, output, name)
-
-
-def _scan(
-    function: str,
-    input: Any,
-    axis: int,
-    exclusive: bool,
-    reverse: bool,
-    output: Any,
-    name: str,
-) -> Tensor:
-    tensor = as_tensor(input)
-    dtype = arithmetic("cumsum", tensor)
-    shape = tensor.ir.shape
-    axis = positive_axis("cumsum", axis, len(shape))
-    attrs = {
-        "axis": axis,
-        "function": function,
-        "exclusive": bool(exclusive),
-        "reverse": bool(reverse),
-    }
-    return result("scan", [tensor], shape, dtype, output, attrs, name)
-
-
-def _lower_scan(lowering: Lowering, node: Node) -> None:
-    out, axis = node.outputs[0], node.attrs["axis"]
-    frame = lines(out.shape, axis)
-    machine = lowering.machine
-    tile = box_tile(frame, machine, out.shape[axis])
-    tasks = math.prod(-(-n // t) for n, t in zip(fold(frame), tile, strict=True))
-    if tasks < machine.processors and not machine.has(Capability.SINGLE_THREAD):
-        tile[3] = min(tile[3], machine.lanes)  # neighbours that a block goes along together
-    lowering.emit(
-        "scan",
-        ScanParams(tile=tuple(tile), **node.attrs),
-        [*node.inputs, out],
-        box_coords(frame, tile),
-    )
-
-
-def _scan_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    axis = attrs["axis"]
-    x = np.flip(inputs[0], axis) if attrs["reverse"] else inputs[0]
-    apply, start = (np.cumprod, 1) if attrs["function"] == "mul" else (np.cumsum, 0)
-    if attrs["exclusive"]:
-        first = np.full(lines(x.shape, axis), start, x.dtype)
-        x = np.concatenate([first, np.delete(x, -1, axis)], axis)
-    made = apply(x, axis)
-    return [np.flip(made, axis) if attrs["reverse"] else made]
-
-
 register("gather", _gather, _lower_gather, aliasing="none")
 register("gather_elements", _gather_elements, _lower_gather_elements, aliasing="none")
 register("scatter_elements", _scatter, _lower_scatter, aliasing="first")
-register("scan", _scan_reference, _lower_scan, aliasing="none")

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ark.errors import ModelError
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import fp32
 from ark.ops.base import float_dtype, index_dtype
 from ark.ops.elementwise import cast, div, mul
-from ark.ops.logic import equal, not_equal, where
+from ark.ops.logic import equal, not_equal
 from ark.ops.lookup import gather_elements
 from ark.ops.math import neg
 from ark.ops.norms import log_softmax
 from ark.ops.reductions import reduce_sum
+from ark.ops.selection import where
 from ark.ops.views import reshape
 
 
 def cross_entropy(
-    input: Any, target: Any, ignore_index: int = -100, output: Any = NullTensor, name: str = ""
+    input: TensorLike,
+    target: TensorLike,
+    ignore_index: int = -100,
+    output: TensorLike | None = NullTensor,
+    name: str = "",
 ) -> Tensor:
     """Mean of -log softmax(input)[target] over rows, in fp32, as torch.nn.functional.cross_entropy.
 
     input (rows, classes) of fp32, fp16 or bf16; target (rows,) int32 or int64. Rows whose target is
     `ignore_index` do not count; where none counts, the result is no number. A target that is no
     class ends the run with a GpuError that names it. Result (1,) fp32.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
+        >>> ark.cross_entropy(logits, torch.tensor([0, 0])).eval()
+        tensor([1.1269])
     """
     logits, ids = as_tensor(input), as_tensor(target)
     float_dtype("cross_entropy", logits)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import bool_
 from ark.ops.base import float_dtype, result
 from ark.ops.elementwise import composed, unary
@@ -19,46 +19,108 @@ from ark.tasks.expression import Tree, leaf, number
 X = leaf(0)
 
 
-def _op(name: str, meaning: str, integers: bool = False, predicate: bool = False) -> Any:
-    """The user's function of an entry of ark.tasks.functions."""
+def _op(
+    name: str,
+    meaning: str,
+    example: tuple[str, str],
+    integers: bool = False,
+    predicate: bool = False,
+    called: str = "",
+) -> Any:
+    """The user's function of an entry of ark.tasks.functions.
+
+    example: elements of a tensor, and those of the result. called: the function's name, where it is
+    not the entry's.
+    """
 
     def apply(input: Any, output: Any = NullTensor, label: str = "") -> Tensor:
         return unary(name, input, output, label, integers, bool_ if predicate else None)
 
-    def op(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    def op(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
         return apply(input, output, name)
 
     types = "fp32, fp16, bf16, integers" if integers else "fp32, fp16, bf16"
-    op.__doc__ = f"{meaning}, elementwise; any shape; {types}{', to bool' if predicate else ''}."
-    op.__name__ = op.__qualname__ = name
+    op.__name__ = op.__qualname__ = called or name
+    op.__doc__ = f"""{meaning}, elementwise; any shape; {types}{", to bool" if predicate else ""}.
+
+    Example:
+        >>> ark.{op.__name__}(torch.tensor({example[0]})).eval()
+        tensor({example[1]})
+    """
     return op
 
 
-ln = _op("log", "Natural logarithm")
-expm1 = _op("expm1", "e^input - 1, exact where input is small")
-log1p = _op("log1p", "Natural logarithm of 1 + input, exact where input is small")
-reciprocal = _op("reciprocal", "1 / input")
-neg = _op("neg", "-input; integers wrap", integers=True)
-abs = _op("abs", "Magnitude; the least integer stays itself", integers=True)
-sign = _op("sign", "-1, 0 or 1", integers=True)
-floor = _op("floor", "Largest whole number that is not larger", integers=True)
-ceil = _op("ceil", "Smallest whole number that is not smaller", integers=True)
-round = _op("round", "Nearest whole number, of two the even one", integers=True)
-tanh = _op("tanh", "Hyperbolic tangent")
-erf = _op("erf", "Gauss error function (Abramowitz and Stegun 1964, 7.1.26)")
-sin = _op("sin", "Sine of radians")
-cos = _op("cos", "Cosine of radians")
-tan = _op("tan", "Tangent of radians")
-asin = _op("asin", "Inverse sine, in radians")
-acos = _op("acos", "Inverse cosine, in radians")
-atan = _op("atan", "Inverse tangent, in radians")
-sinh = _op("sinh", "Hyperbolic sine")
-cosh = _op("cosh", "Hyperbolic cosine")
-asinh = _op("asinh", "Inverse hyperbolic sine")
-acosh = _op("acosh", "Inverse hyperbolic cosine")
-atanh = _op("atanh", "Inverse hyperbolic tangent")
-isnan = _op("isnan", "Is it no number?", predicate=True)
-isinf = _op("isinf", "Is it infinite?", predicate=True)
+ln = _op("log", "Natural logarithm", ("[1.0, 2.0, 4.0]", "[0.0000, 0.6931, 1.3863]"), called="ln")
+expm1 = _op(
+    "expm1",
+    "e^input - 1, exact where input is small",
+    ("[-1.0, 0.0, 2.0]", "[-0.6321,  0.0000,  6.3891]"),
+)
+log1p = _op(
+    "log1p",
+    "Natural logarithm of 1 + input, exact where input is small",
+    ("[1.0, 2.0, 4.0]", "[0.6931, 1.0986, 1.6094]"),
+)
+reciprocal = _op("reciprocal", "1 / input", ("[1.0, 2.0, 4.0]", "[1.0000, 0.5000, 0.2500]"))
+neg = _op("neg", "-input; integers wrap", ("[-1.0, 0.0, 2.0]", "[ 1., -0., -2.]"), integers=True)
+abs = _op(
+    "abs",
+    "Magnitude; the least integer stays itself",
+    ("[-1.0, 0.0, 2.0]", "[1., 0., 2.]"),
+    integers=True,
+)
+sign = _op("sign", "-1, 0 or 1", ("[-1.0, 0.0, 2.0]", "[-1.,  0.,  1.]"), integers=True)
+floor = _op(
+    "floor",
+    "Largest whole number that is not larger",
+    ("[-1.5, 0.4, 2.5]", "[-2.,  0.,  2.]"),
+    integers=True,
+)
+ceil = _op(
+    "ceil",
+    "Smallest whole number that is not smaller",
+    ("[-1.5, 0.4, 2.5]", "[-1.,  1.,  3.]"),
+    integers=True,
+)
+round = _op(
+    "round",
+    "Nearest whole number, of two the even one",
+    ("[-1.5, 0.4, 2.5]", "[-2.,  0.,  2.]"),
+    integers=True,
+)
+tanh = _op("tanh", "Hyperbolic tangent", ("[-1.0, 0.0, 2.0]", "[-0.7616,  0.0000,  0.9640]"))
+erf = _op(
+    "erf",
+    "Gauss error function (Abramowitz and Stegun 1964, 7.1.26)",
+    ("[-1.0, 0.0, 2.0]", "[-0.8427,  0.0000,  0.9953]"),
+)
+sin = _op("sin", "Sine of radians", ("[-1.0, 0.0, 2.0]", "[-0.8415,  0.0000,  0.9093]"))
+cos = _op("cos", "Cosine of radians", ("[-1.0, 0.0, 2.0]", "[ 0.5403,  1.0000, -0.4161]"))
+tan = _op("tan", "Tangent of radians", ("[-1.0, 0.0, 2.0]", "[-1.5574,  0.0000, -2.1850]"))
+asin = _op("asin", "Inverse sine, in radians", ("[-0.5, 0.0, 0.5]", "[-0.5236,  0.0000,  0.5236]"))
+acos = _op("acos", "Inverse cosine, in radians", ("[-0.5, 0.0, 0.5]", "[2.0944, 1.5708, 1.0472]"))
+atan = _op(
+    "atan", "Inverse tangent, in radians", ("[-1.0, 0.0, 2.0]", "[-0.7854,  0.0000,  1.1071]")
+)
+sinh = _op("sinh", "Hyperbolic sine", ("[-1.0, 0.0, 2.0]", "[-1.1752,  0.0000,  3.6269]"))
+cosh = _op("cosh", "Hyperbolic cosine", ("[-1.0, 0.0, 2.0]", "[1.5431, 1.0000, 3.7622]"))
+asinh = _op("asinh", "Inverse hyperbolic sine", ("[-1.0, 0.0, 2.0]", "[-0.8814,  0.0000,  1.4436]"))
+acosh = _op("acosh", "Inverse hyperbolic cosine", ("[1.0, 2.0, 4.0]", "[0.0000, 1.3170, 2.0634]"))
+atanh = _op(
+    "atanh", "Inverse hyperbolic tangent", ("[-0.5, 0.0, 0.5]", "[-0.5493,  0.0000,  0.5493]")
+)
+isnan = _op(
+    "isnan",
+    "True where the element is NaN",
+    ('[1.0, float("nan"), float("inf")]', "[False,  True, False]"),
+    predicate=True,
+)
+isinf = _op(
+    "isinf",
+    "True where the element is infinite",
+    ('[1.0, float("nan"), float("inf")]', "[False, False,  True]"),
+    predicate=True,
+)
 
 
 def activation(name: str, input: Any, output: Any, label: str, tree: Tree) -> Tensor:
@@ -72,15 +134,29 @@ def _positive(tree: Tree) -> Tree:
     return ["greater", tree, number(0.0)]
 
 
-def leaky_relu(input: Any, slope: float = 0.01, output: Any = NullTensor, name: str = "") -> Tensor:
-    """input where it is positive, else slope * input; any shape; fp32, fp16, bf16."""
+def leaky_relu(
+    input: TensorLike, slope: float = 0.01, output: TensorLike | None = NullTensor, name: str = ""
+) -> Tensor:
+    """input where it is positive, else slope * input; any shape; fp32, fp16, bf16.
+
+    Example:
+        >>> ark.leaky_relu(torch.tensor([-1.0, 0.0, 2.0])).eval()
+        tensor([-0.0100,  0.0000,  2.0000])
+    """
     tree = ["where", _positive(X), X, ["mul", X, number(float(slope))]]
     return activation("leaky_relu", input, output, name, tree)
 
 
-def elu(input: Any, alpha: float = 1.0, output: Any = NullTensor, name: str = "") -> Tensor:
-    """input where it is positive, else alpha (e^input - 1) (Clevert et al. 2015);
-    any shape; fp32, fp16, bf16.
+def elu(
+    input: TensorLike, alpha: float = 1.0, output: TensorLike | None = NullTensor, name: str = ""
+) -> Tensor:
+    """input where it is positive, else alpha (e^input - 1) (Clevert et al. 2015); any shape.
+
+    Types: fp32, fp16, bf16.
+
+    Example:
+        >>> ark.elu(torch.tensor([-1.0, 0.0, 2.0])).eval()
+        tensor([-0.6321,  0.0000,  2.0000])
     """
     return activation("elu", input, output, name, _elu(float(alpha), 1.0))
 
@@ -92,22 +168,34 @@ def _elu(alpha: float, gamma: float) -> Tree:
 
 
 def selu(
-    input: Any,
+    input: TensorLike,
     alpha: float = 1.6732632423543772,
     gamma: float = 1.0507009873554805,
-    output: Any = NullTensor,
+    output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """gamma times elu with `alpha` (Klambauer et al. 2017); any shape; fp32, fp16,
-    bf16.
+    """gamma times elu with `alpha` (Klambauer et al. 2017); any shape; fp32, fp16, bf16.
+
+    Example:
+        >>> ark.selu(torch.tensor([-1.0, 0.0, 2.0])).eval()
+        tensor([-1.1113,  0.0000,  2.1014])
     """
     return activation("selu", input, output, name, _elu(float(alpha), float(gamma)))
 
 
 def hard_sigmoid(
-    input: Any, alpha: float = 0.2, beta: float = 0.5, output: Any = NullTensor, name: str = ""
+    input: TensorLike,
+    alpha: float = 0.2,
+    beta: float = 0.5,
+    output: TensorLike | None = NullTensor,
+    name: str = "",
 ) -> Tensor:
-    """alpha * input + beta, between 0 and 1; fp32, fp16, bf16."""
+    """alpha * input + beta, between 0 and 1; fp32, fp16, bf16.
+
+    Example:
+        >>> ark.hard_sigmoid(torch.tensor([-1.0, 0.0, 2.0])).eval()
+        tensor([0.3000, 0.5000, 0.9000])
+    """
     return activation("hard_sigmoid", input, output, name, _hard(float(alpha), float(beta)))
 
 
@@ -116,9 +204,12 @@ def _hard(alpha: float, beta: float) -> Tree:
     return ["minimum", ["maximum", line, number(0.0)], number(1.0)]
 
 
-def hard_swish(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """input * hard_sigmoid(input, 1/6, 1/2) (Howard et al. 2019); any shape; fp32, fp16,
-    bf16.
+def hard_swish(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+    """input * hard_sigmoid(input, 1/6, 1/2) (Howard et al. 2019); any shape; fp32, fp16, bf16.
+
+    Example:
+        >>> ark.hard_swish(torch.tensor([-1.0, 0.0, 2.0])).eval()
+        tensor([-0.3333,  0.0000,  1.6667])
     """
     return activation("hard_swish", input, output, name, ["mul", X, _hard(1.0 / 6.0, 0.5)])
 
@@ -128,25 +219,47 @@ def _log1p_exp(x: Tree) -> Tree:
     return ["add", ["maximum", x, number(0.0)], ["log1p", ["exp", ["neg", ["abs", x]]]]]
 
 
-def log_sigmoid(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """log(sigmoid(input)), elementwise; any shape; fp32, fp16, bf16."""
+def log_sigmoid(
+    input: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
+) -> Tensor:
+    """log(sigmoid(input)), elementwise; any shape; fp32, fp16, bf16.
+
+    Example:
+        >>> ark.log_sigmoid(torch.tensor([-1.0, 0.0, 2.0])).eval()
+        tensor([-1.3133, -0.6931, -0.1269])
+    """
     return activation("log_sigmoid", input, output, name, ["neg", _log1p_exp(["neg", X])])
 
 
-def mish(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """input * tanh(log(1 + e^input)) (Misra 2019); any shape; fp32, fp16, bf16."""
+def mish(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+    """input * tanh(log(1 + e^input)) (Misra 2019); any shape; fp32, fp16, bf16.
+
+    Example:
+        >>> ark.mish(torch.tensor([-1.0, 0.0, 2.0])).eval()
+        tensor([-0.3034,  0.0000,  1.9440])
+    """
     return activation("mish", input, output, name, ["mul", X, ["tanh", _log1p_exp(X)]])
 
 
-def softsign(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """input / (1 + |input|); fp32, fp16, bf16."""
+def softsign(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+    """input / (1 + |input|); fp32, fp16, bf16.
+
+    Example:
+        >>> ark.softsign(torch.tensor([-1.0, 0.0, 2.0])).eval()
+        tensor([-0.5000,  0.0000,  0.6667])
+    """
     tree = ["div", X, ["add", ["abs", X], number(1.0)]]
     return activation("softsign", input, output, name, tree)
 
 
-def gelu_erf(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """GELU by its definition, input times the normal distribution (Hendrycks and Gimpel
-    2016); any shape; fp32, fp16, bf16.
+def gelu_erf(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+    """GELU by its definition, input times the normal distribution (Hendrycks and Gimpel 2016).
+
+    Any shape; fp32, fp16, bf16.
+
+    Example:
+        >>> ark.gelu_erf(torch.tensor([-1.0, 0.0, 2.0])).eval()
+        tensor([-0.1587,  0.0000,  1.9545])
     """
     normal = ["add", ["erf", ["mul", X, number(math.sqrt(0.5))]], number(1.0)]
     return activation("gelu_erf", input, output, name, ["mul", ["mul", X, number(0.5)], normal])

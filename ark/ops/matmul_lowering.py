@@ -101,8 +101,10 @@ def _usual_cut(
 
 
 def _loads_boxes(node: Node, tensors: Sequence[IrTensor], shape: Sequence[int]) -> bool:
-    """Can warpgroups take the product: is it as wide as their tiles, of types of theirs, and do the
-    rows of both sides begin where boxes may? Others have the common bodies beside them.
+    """Can warpgroups take the product.
+
+    Is it as wide as their tiles, of types of theirs, and do the rows of both sides begin where
+    boxes may? Others have the common bodies beside them.
     """
     if any(node.attrs.get(name) for name in ("windows", "gated", "rope_kv")):
         return True
@@ -203,8 +205,9 @@ def _lower_large(
 
 
 def _travels(lowering: Lowering, node: Node) -> bool:
-    """Does a peer wait for what it makes, or it for a peer? Its tiles are tasks of their own then:
-    each leaves when it is done.
+    """Does a peer wait for what it makes, or it for a peer?
+
+    Its tiles are tasks of their own then: each leaves when it is done.
     """
     if lowering.graph.world_size == 1:
         return False
@@ -247,8 +250,9 @@ def _add_parts(
     out: IrTensor,
     cut: Cut,
 ) -> None:
-    """Adds the parts of a product up, in order, and does what follows it. A tile's parts are added
-    by as many tasks as made them.
+    """Adds the parts of a product up, in order, and does what follows it.
+
+    A tile's parts are added by as many tasks as made them.
     """
     parts, m, n = sums.shape
     views = [part(sums, 0, i, 1) for i in range(parts)]

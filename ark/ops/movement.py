@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.ir.values import MAX_DIMS, dense_view, whole
@@ -26,10 +26,19 @@ from ark.tasks.tokens import EmbeddingParams
 MANY_ROWS = 4  # a processor: from then on the rows that are looked up are tiles, not a task each
 
 
-def transpose(input: Any, perm: Sequence[int], output: Any = NullTensor, name: str = "") -> Tensor:
+def transpose(
+    input: TensorLike, perm: Sequence[int], output: TensorLike | None = NullTensor, name: str = ""
+) -> Tensor:
     """Permutes dimensions: result dimension i is input dimension perm[i]; any type.
 
     InvalidUsageError if perm does not name each dimension once.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.transpose(x, [1, 0]).eval()
+        tensor([[0., 3.],
+                [1., 4.],
+                [2., 5.]])
     """
     tensor = as_tensor(input)
     shape = tensor.ir.shape
@@ -78,10 +87,17 @@ def _transpose(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
     return [inputs[0].transpose(attrs["perm"])]
 
 
-def embedding(input: Any, weight: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+def embedding(
+    input: TensorLike, weight: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
+) -> Tensor:
     """Rows of `weight` (rows, dim) by int32 or int64 index: (...) to (..., dim).
 
     An index that is out of range ends the run with a GpuError that names it.
+
+    Example:
+        >>> ark.embedding(torch.tensor([2, 0]), torch.arange(6.0).reshape(3, 2)).eval()
+        tensor([[4., 5.],
+                [0., 1.]])
     """
     ids, table = as_tensor(input), as_tensor(weight)
     index_dtype("embedding", ids)
@@ -126,8 +142,9 @@ def _lower_embedding(lowering: Lowering, node: Node) -> None:
 
 
 def _emit_rows(lowering: Lowering, operands: list[IrTensor], columns: int) -> None:
-    """A task a row, or a part of a row where rows are fewer than processors; columns: of a part, or
-    0.
+    """A task a row, or a part of a row where rows are fewer than processors; columns.
+
+    Of a part, or 0.
     """
     rows, width = operands[2].shape
     parts = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
@@ -149,11 +166,17 @@ def _embedding(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
     return [inputs[1][inputs[0].astype(np.int64)]]
 
 
-def rope(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+def rope(
+    input: TensorLike, other: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
+) -> Tensor:
     """Multiplies neighbours (2i, 2i+1) of the last dimension as complex numbers.
 
     `other` holds (cos, sin) pairs for a rotary embedding (Su et al. 2021); leading dimensions
     broadcast, the last must be equal and even. fp32, fp16, bf16.
+
+    Example:
+        >>> ark.rope(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]])).eval()
+        tensor([[-2.,  1.]])
     """
     left, right = as_tensor(input), as_tensor(other)
     float_dtype("rope", left)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ark.capability import Capability
 from ark.errors import ModelError, PlanError
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.fold import fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
@@ -65,10 +65,11 @@ def lower_rows(lowering: Lowering, node: Node) -> None:
 
 
 def _dealt(source: IrTensor, out: IrTensor, machine: Machine) -> int:
-    """Processors that many rows of a large matrix are dealt to one by one, so that all go through
-    memory together; 0 where they are not, where rows are claimed instead, or where too many
-    processors would have no rows. Rows of wider elements, which some backends bring several ahead,
-    are faster as they lie.
+    """Processors that many rows of a large matrix are dealt to one by one; 0 for none.
+
+    So all go through memory together. 0 where they are not, where rows are claimed instead, or
+    where too many processors would have no rows. Rows of wider elements, which some backends bring
+    several ahead, are faster as they lie.
     """
     rows = out.shape[0]
     large = out.dtype.nbytes(out.elements) >= LEAST_DEALT and out.dtype.itemsize <= NARROW
@@ -153,33 +154,67 @@ register("layernorm", _layernorm, lower_rows, aliasing="exact")
 register("rmsnorm", _rmsnorm, lower_rows, aliasing="exact")
 
 
-def softmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """Softmax over the last dimension; fp32, fp16, bf16."""
+def softmax(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+    """Softmax over the last dimension; fp32, fp16, bf16.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.softmax(x).eval()
+        tensor([[0.0900, 0.2447, 0.6652],
+                [0.0900, 0.2447, 0.6652]])
+    """
     tensor = as_tensor(input)
     dtype = float_dtype("softmax", tensor)
     return result("softmax", [tensor], tensor.ir.shape, dtype, output, name=name)
 
 
-def safe_softmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """Softmax over the last dimension, zeros where all elements are -inf, as attention has it of a
-    row whose keys are all masked; fp32, fp16, bf16.
+def safe_softmax(
+    input: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
+) -> Tensor:
+    """Softmax over the last dimension, zeros where all elements are -inf; fp32, fp16, bf16.
+
+    Attention has it of a row whose keys are all masked.
+
+    Example:
+        >>> x = torch.tensor([[0.0, 1.0], [float("-inf"), float("-inf")]])
+        >>> ark.safe_softmax(x).eval()
+        tensor([[0.2689, 0.7311],
+                [0.0000, 0.0000]])
     """
     tensor = as_tensor(input)
     dtype = float_dtype("safe_softmax", tensor)
     return result("safe_softmax", [tensor], tensor.ir.shape, dtype, output, name=name)
 
 
-def log_softmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """Logarithm of the softmax over the last dimension; any shape; fp32, fp16, bf16."""
+def log_softmax(
+    input: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
+) -> Tensor:
+    """Logarithm of the softmax over the last dimension; any shape; fp32, fp16, bf16.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.log_softmax(x).eval()
+        tensor([[-2.4076, -1.4076, -0.4076],
+                [-2.4076, -1.4076, -0.4076]])
+    """
     tensor = as_tensor(input)
     dtype = float_dtype("log_softmax", tensor)
     return result("log_softmax", [tensor], tensor.ir.shape, dtype, output, name=name)
 
 
-def layernorm(input: Any, eps: float = 1e-6, output: Any = NullTensor, name: str = "") -> Tensor:
+def layernorm(
+    input: TensorLike, eps: float = 1e-6, output: TensorLike | None = NullTensor, name: str = ""
+) -> Tensor:
     """(x - mean) / sqrt(variance + eps) over the last dimension; any shape; fp32, fp16, bf16.
 
-    Layer normalisation (Ba et al. 2016), without weight and bias."""
+    Layer normalisation (Ba et al. 2016), without weight and bias.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.layernorm(x).eval()
+        tensor([[-1.2247,  0.0000,  1.2247],
+                [-1.2247,  0.0000,  1.2247]])
+    """
     tensor = as_tensor(input)
     dtype = float_dtype("layernorm", tensor)
     attrs = {"eps": float(eps)}
@@ -187,11 +222,21 @@ def layernorm(input: Any, eps: float = 1e-6, output: Any = NullTensor, name: str
 
 
 def rmsnorm(
-    input: Any, weight: Any, eps: float = 1e-6, output: Any = NullTensor, name: str = ""
+    input: TensorLike,
+    weight: TensorLike,
+    eps: float = 1e-6,
+    output: TensorLike | None = NullTensor,
+    name: str = "",
 ) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019).
 
     weight: (columns,), of the input's type or fp32.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.rmsnorm(x, torch.ones(3)).eval()
+        tensor([[0.0000, 0.7746, 1.5492],
+                [0.7348, 0.9798, 1.2247]])
     """
     tensor, scale = as_tensor(input), as_tensor(weight)
     dtype = float_dtype("rmsnorm", tensor)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ark.errors import ModelError
 from ark.frontend.model import Model
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -57,7 +57,9 @@ def _check(what: str, cache: Tensor, pages: Tensor, position: Tensor, rows: int)
     return shape[1], shape[3]
 
 
-def paged_append(cache: Any, input: Any, pages: Any, position: Any, name: str = "") -> Tensor:
+def paged_append(
+    cache: TensorLike, input: TensorLike, pages: TensorLike, position: TensorLike, name: str = ""
+) -> Tensor:
     """Writes rows into a cache in pages; returns the new tensor on the cache's memory.
 
     cache (pages, heads, page, width); input (rows, heads * width); pages (sequences, most) int32,
@@ -66,6 +68,12 @@ def paged_append(cache: Any, input: Any, pages: Any, position: Any, name: str = 
     outside of the table ends the run with an error; rows of one sequence past it, and those
     whose page has no number of the pool's, are dropped. Sequences must not share a written page.
     ModelError for what does not fit.
+
+    Example:
+        >>> cache, position = ark.tensor([2, 1, 16, 8]), torch.tensor([0], dtype=torch.int32)
+        >>> pages = torch.tensor([[1]], dtype=torch.int32)
+        >>> ark.paged_append(cache, torch.ones(1, 8), pages, position).eval().sum(dim=(1, 2, 3))
+        tensor([0., 8.])
     """
     target, rows, table, at = (as_tensor(t) for t in (cache, input, pages, position))
     heads, width = _check("paged_append", target, table, at, rows.ir.shape[0])
@@ -99,21 +107,22 @@ def _append(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
 
 
 def paged_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    pages: Any,
-    position: Any,
+    query: TensorLike,
+    key: TensorLike,
+    value: TensorLike,
+    pages: TensorLike,
+    position: TensorLike,
     scale: float | None = None,
-    output: Any = NullTensor,
+    output: TensorLike | None = NullTensor,
     name: str = "",
     *,
     window: int = 0,
     softcap: float = 0.0,
-    sinks: Any = None,
+    sinks: TensorLike | None = None,
 ) -> Tensor:
-    """Causal grouped-query attention over keys and values in pages (PagedAttention, Kwon et al.
-    2023).
+    """Causal grouped-query attention over keys and values in pages.
+
+    PagedAttention, Kwon et al. 2023.
 
     query (rows, heads * width); key and value (pages, kv_heads, page, width), alike; heads must be
     a multiple of kv_heads. pages (sequences, most) int32: the numbers of each sequence's pages in
@@ -123,6 +132,12 @@ def paged_attention(
     r. scale: of scores, by default width ** -0.5. window, softcap, sinks: as of ark.attention; of
     pages wholly before a window no row sees anything. Result of the query's shape and type, fp32,
     fp16 or bf16; sums and exponentials are in fp32. ModelError for what does not fit.
+
+    Example:
+        >>> keys, position = torch.ones(2, 1, 16, 8), torch.tensor([3], dtype=torch.int32)
+        >>> pages = torch.tensor([[1]], dtype=torch.int32)
+        >>> ark.paged_attention(torch.ones(1, 8), keys, keys, pages, position).eval()
+        tensor([[1., 1., 1., 1., 1., 1., 1., 1.]])
     """
     q, k, v, table, at = (as_tensor(t) for t in (query, key, value, pages, position))
     dtype = float_dtype("paged_attention", q)
@@ -158,8 +173,9 @@ def paged_attention(
 
 
 def _lower_attention(lowering: Lowering, node: Node) -> None:
-    """Few rows by splits of their positions, so that most processors have a part; many, and what
-    is masked otherwise, by tiles.
+    """Few rows by splits of their positions, so that most processors have a part.
+
+    Many, and others that are masked, by tiles.
     """
     sequences = node.inputs[3].shape[0]
     rows = node.inputs[0].shape[0] // sequences

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ark.errors import ModelError
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
@@ -17,7 +17,7 @@ from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import float_dtype, result
 from ark.ops.indexing import pad
 from ark.ops.reductions import reduce_max, reduce_mean
-from ark.ops.windows import Numbers, numbers, padding_pairs, spatial
+from ark.ops.windows import Numbers, Padding, numbers, padding_pairs, spatial
 from ark.tasks.windows import PoolParams
 
 
@@ -73,10 +73,10 @@ def _pool(
 
 
 def max_pool(
-    input: Any,
+    input: TensorLike,
     kernel: Numbers,
     stride: Numbers | None = None,
-    padding: Any = 0,
+    padding: Padding = 0,
     dilation: Numbers = 1,
     ceil: bool = False,
     name: str = "",
@@ -85,37 +85,63 @@ def max_pool(
 
     stride: default the kernel. padding: as conv; what lies outside does not take part. ceil: a last
     window that is not whole counts.
+
+    Example:
+        >>> x = torch.arange(16.0).reshape(1, 1, 4, 4)
+        >>> ark.max_pool(x, kernel=2).eval()
+        tensor([[[[ 5.,  7.],
+                  [13., 15.]]]])
     """
     return _pool("max", input, kernel, stride, padding, dilation, ceil, False, name)
 
 
 def avg_pool(
-    input: Any,
+    input: TensorLike,
     kernel: Numbers,
     stride: Numbers | None = None,
-    padding: Any = 0,
+    padding: Padding = 0,
     dilation: Numbers = 1,
     ceil: bool = False,
     count_include_pad: bool = True,
     name: str = "",
 ) -> Tensor:
-    """Mean of a window; as max_pool. count_include_pad: padding takes part, as zeros; what
-    lies past it in a last window that is not whole does not, as in torch.
+    """Mean of a window; as max_pool.
+
+    count_include_pad: padding takes part, as zeros; what lies past it in a last window that is not
+    whole does not, as in torch.
+
+    Example:
+        >>> x = torch.arange(16.0).reshape(1, 1, 4, 4)
+        >>> ark.avg_pool(x, kernel=2).eval()
+        tensor([[[[ 2.5000,  4.5000],
+                  [10.5000, 12.5000]]]])
     """
     return _pool("mean", input, kernel, stride, padding, dilation, ceil, count_include_pad, name)
 
 
-def global_max_pool(input: Any, name: str = "") -> Tensor:
-    """Largest element of every channel: (n, channels, spatial...) to (n, channels,
-    1...); floating point or integers.
+def global_max_pool(input: TensorLike, name: str = "") -> Tensor:
+    """Largest element of every channel: (n, channels, spatial...) to (n, channels, 1...).
+
+    Floating point or integers.
+
+    Example:
+        >>> x = torch.arange(8.0).reshape(1, 2, 4)
+        >>> ark.global_max_pool(x).eval()
+        tensor([[[3.],
+                 [7.]]])
     """
     tensor = as_tensor(input)
     return reduce_max(tensor, range(2, len(tensor.ir.shape)), name=name)
 
 
-def global_avg_pool(input: Any, name: str = "") -> Tensor:
-    """Mean of every channel: (n, channels, spatial...) to (n, channels, 1...);
-    fp32, fp16, bf16.
+def global_avg_pool(input: TensorLike, name: str = "") -> Tensor:
+    """Mean of every channel: (n, channels, spatial...) to (n, channels, 1...); fp32, fp16, bf16.
+
+    Example:
+        >>> x = torch.arange(8.0).reshape(1, 2, 4)
+        >>> ark.global_avg_pool(x).eval()
+        tensor([[[1.5000],
+                 [5.5000]]])
     """
     tensor = as_tensor(input)
     return reduce_mean(tensor, range(2, len(tensor.ir.shape)), name=name)

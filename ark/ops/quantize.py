@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ark.errors import ModelError
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import PACKED, DataType, fp32, int4, int8, uint8
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -22,10 +22,11 @@ from ark.lower.tiling import split
 from ark.ops.base import float_dtype, result
 from ark.ops.elementwise import cast, composed, div
 from ark.ops.linear_algebra import matmul
-from ark.ops.logic import clip, maximum
+from ark.ops.logic import maximum
 from ark.ops.math import abs as magnitude
 from ark.ops.math import round as nearest
 from ark.ops.reductions import reduce_max
+from ark.ops.selection import clip
 from ark.ops.views import reshape
 from ark.tasks.expression import Tree, leaf
 from ark.tasks.quantized import MOST_ROWS, STEP, QuantizedParams, most_rows
@@ -48,11 +49,11 @@ def _groups(what: str, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> 
 
 
 def dequantize(
-    weight: Any,
-    scales: Any,
-    zeros: Any = None,
+    weight: TensorLike,
+    scales: TensorLike,
+    zeros: TensorLike | None = None,
     dtype: DataType = fp32,
-    output: Any = NullTensor,
+    output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
     """scale * (element - zero) for every element: (..., k) with scales (..., k / group).
@@ -60,6 +61,11 @@ def dequantize(
     weight: int4, uint4, fp4, int8 or uint8; zeros of the scales' shape, floating point; the result
     of `dtype`, fp32, fp16 or bf16. A group is an even number of elements.
     ModelError for other types, or scales that do not fit.
+
+    Example:
+        >>> weight = torch.tensor([[2, -4]], dtype=torch.int8)
+        >>> ark.dequantize(weight, torch.tensor([[0.5]])).eval()
+        tensor([[ 1., -2.]])
     """
     w, s = as_tensor(weight), as_tensor(scales)
     z = None if zeros is None else as_tensor(zeros)
@@ -78,11 +84,16 @@ def dequantize(
 
 
 def quantize(
-    input: Any, group: int, dtype: DataType = int4, name: str = ""
+    input: TensorLike, group: int, dtype: DataType = int4, name: str = ""
 ) -> tuple[Tensor, Tensor]:
     """(elements of `dtype`, scales): a group's largest magnitude becomes the type's largest value.
 
     dtype: int4, int8 or fp4; rounded to nearest even. Scales are of the input's type.
+
+    Example:
+        >>> elements, scales = ark.quantize(torch.tensor([[7.0, -3.5, 1.0, 0.0]]), group=4)
+        >>> scales.eval()
+        tensor([[1.]])
     """
     most = {"int4": 7.0, "int8": 127.0, "fp4": 6.0}.get(dtype.name)
     x = as_tensor(input)
@@ -103,17 +114,22 @@ def quantize(
 
 
 def quantized_linear(
-    input: Any,
-    weight: Any,
-    scales: Any,
-    zeros: Any = None,
-    output: Any = NullTensor,
+    input: TensorLike,
+    weight: TensorLike,
+    scales: TensorLike,
+    zeros: TensorLike | None = None,
+    output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
     """input dequantize(weight)^T: (rows, k) and (n, k) to (rows, n), accumulated in fp32.
 
     Up to eight rows read the weight's bits alone; more dequantise it first. Types as dequantize;
     the result is of the input's type. ModelError for shapes or types that do not fit.
+
+    Example:
+        >>> weight = torch.tensor([[2, -4]], dtype=torch.int8)
+        >>> ark.quantized_linear(torch.ones(1, 2), weight, torch.tensor([[0.5]])).eval()
+        tensor([[-1.]])
     """
     x, w, s = as_tensor(input), as_tensor(weight), as_tensor(scales)
     z = None if zeros is None else as_tensor(zeros)

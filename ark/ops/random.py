@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ark.errors import InvalidUsageError, ModelError
-from ark.frontend.tensor import Tensor, as_tensor
+from ark.frontend.tensor import Tensor, TensorLike, as_tensor
 from ark.ir.dtype import FLOATS, INTEGERS, DataType, fp32, uint32
 from ark.ops.base import check_dims, float_dtype, result
 from ark.ops.elementwise import composed, mul, scalar
@@ -81,11 +81,19 @@ def _floating(what: str, dtype: DataType) -> None:
         raise ModelError(f"{what}: the type is {dtype.name}; expected floating point")
 
 
-def random_bits(shape: Sequence[int], seed: Any, step: Any = 0, name: str = "") -> Tensor:
-    """uint32 of 32 random bits: element i is word i % 4 of the Philox block whose counter is i // 4
-    (low half) and the step (high half), under the seed as key.
+def random_bits(
+    shape: Sequence[int], seed: TensorLike | int, step: TensorLike | int = 0, name: str = ""
+) -> Tensor:
+    """uint32 of 32 random bits.
+
+    Element i is word i % 4 of the Philox block whose counter is i // 4 (low half) and the step
+    (high half), under the seed as key.
 
     seed, step: ints of 64 bits, or integer tensors of shape [1].
+
+    Example:
+        >>> ark.random_bits([2], seed=1).eval()
+        tensor([3823634032, 3842641596], dtype=torch.uint32)
     """
     numbers = _Numbers("random_bits", shape, seed, step)
     tree: Tree = ["cast", "uint32", numbers.word()]
@@ -94,8 +102,8 @@ def random_bits(shape: Sequence[int], seed: Any, step: Any = 0, name: str = "") 
 
 def random_uniform(
     shape: Sequence[int],
-    seed: Any,
-    step: Any = 0,
+    seed: TensorLike | int,
+    step: TensorLike | int = 0,
     low: float = 0.0,
     high: float = 1.0,
     dtype: DataType = fp32,
@@ -104,6 +112,10 @@ def random_uniform(
     """Uniform numbers of [low, high): the upper 24 of each element's random_bits.
 
     Rounding to a type of fewer bits may give `high` itself.
+
+    Example:
+        >>> ark.random_uniform([4], seed=1).eval()
+        tensor([0.8903, 0.8947, 0.5857, 0.7113])
     """
     _floating("random_uniform", dtype)
     low, high = (scalar("random_uniform", v, dtype) for v in (low, high))
@@ -114,15 +126,20 @@ def random_uniform(
 
 def random_normal(
     shape: Sequence[int],
-    seed: Any,
-    step: Any = 0,
+    seed: TensorLike | int,
+    step: TensorLike | int = 0,
     mean: float = 0.0,
     std: float = 1.0,
     dtype: DataType = fp32,
     name: str = "",
 ) -> Tensor:
     """Normal numbers by Box and Muller's method, each of two words of its own; |z| < 5.8.
+
     Shape, type, seed and step as for random_uniform.
+
+    Example:
+        >>> ark.random_normal([4], seed=1).eval()
+        tensor([ 1.6585, -0.3199,  1.0499, -0.6321])
     """
     _floating("random_normal", dtype)
     mean, std = (scalar("random_normal", v, dtype) for v in (mean, std))
@@ -134,9 +151,20 @@ def random_normal(
     return numbers.tensor("random_normal", tree, dtype, name)
 
 
-def dropout(input: Any, rate: float, seed: Any, step: Any = 0, name: str = "") -> Tensor:
-    """Each element with probability `rate` 0, else divided by 1 - rate. Which ones, says the same
-    random_uniform in the gradient. Any shape; fp32, fp16, bf16.
+def dropout(
+    input: TensorLike,
+    rate: float,
+    seed: TensorLike | int,
+    step: TensorLike | int = 0,
+    name: str = "",
+) -> Tensor:
+    """Each element with probability `rate` 0, else divided by 1 - rate.
+
+    Which ones, says the same random_uniform in the gradient. Any shape; fp32, fp16, bf16.
+
+    Example:
+        >>> ark.dropout(torch.ones(6), rate=0.5, seed=3).eval()
+        tensor([2., 0., 2., 2., 0., 2.])
     """
     tensor = as_tensor(input)
     float_dtype("dropout", tensor)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ark.capability import Capability
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import FLOATS, INTEGERS, DataType, fp32
 from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
@@ -50,8 +50,9 @@ def _insert(tensor: IrTensor, axis: int) -> IrTensor:
 
 
 def _lower_reduce(lowering: Lowering, node: Node) -> None:
-    """One task reduces whole rows or columns; where they are few and long, tasks reduce parts of
-    them into a temporary first (split-k).
+    """One task reduces whole rows or columns.
+
+    Where they are few and long, tasks reduce parts of them into a temporary first (split-k).
     """
     source, out = node.inputs[0], node.outputs[0]
     axis, function = node.attrs["axis"], node.attrs["function"]
@@ -87,8 +88,9 @@ def _lower_reduce(lowering: Lowering, node: Node) -> None:
 
 
 def _views(lowering: Lowering, node: Node, parts: Sequence[int]) -> list[IrTensor] | None:
-    """The inputs with the axis, and what lies before and behind it, in parts: those that have one
-    index along it have one in the parts; None where one cannot be seen so.
+    """The inputs with the axis, and what lies before and behind it, in parts.
+
+    Those that have one index along it have one in the parts; None where one cannot be seen so.
     """
     shape, axis = node.inputs[0].shape, node.attrs["axis"]
     groups = (shape[:axis], shape[axis : axis + 1], shape[axis + 1 :])
@@ -108,8 +110,9 @@ def _views(lowering: Lowering, node: Node, parts: Sequence[int]) -> list[IrTenso
 
 
 def _across(count: int, source: IrTensor, machine: Machine) -> int:
-    """Neighbouring sums into which one long line of a 16-bit type is folded by blocks that go
-    through memory side by side; 0 where there are none: few elements, or one thread a processor.
+    """Neighbouring sums into which one long line of a 16-bit type is folded; 0 for none.
+
+    Blocks go through memory side by side. 0 of few elements, or with one thread a processor.
 
     Parts that lie far apart, one a processor, took 80 us of 64M bf16 on an H100 where columns of
     the same bytes took 48.
@@ -132,8 +135,9 @@ def _counted(term: expression.Tree, part: int, inner: int) -> expression.Tree:
 
 
 def _lower_swept(lowering: Lowering, node: Node, inputs: Sequence[IrTensor], across: int) -> None:
-    """A line is folded into `across` neighbouring results, and these into one. inputs: the node's,
-    by neighbours in the last but one of four dimensions.
+    """A line is folded into `across` neighbouring results, and these into one.
+
+    inputs: the node's, by neighbours in the last but one of four dimensions.
     """
     out, function, count = node.outputs[0], node.attrs["function"], node.inputs[0].elements
     dtype = fp32 if out.dtype in FLOATS else out.dtype
@@ -270,57 +274,95 @@ def _reduce_axes(
 
 
 def reduce_sum(
-    input: Any,
+    input: TensorLike,
     axis: int | Sequence[int],
     keepdims: bool = True,
-    output: Any = NullTensor,
+    output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Sum over `axis`, or several; fp32, fp16, bf16, integers, which wrap."""
+    """Sum over `axis`, or several; fp32, fp16, bf16, integers, which wrap.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.reduce_sum(x, axis=1).eval()
+        tensor([[ 3.],
+                [12.]])
+    """
     return reduce_by("sum", input, axis, keepdims, output, name)
 
 
 def reduce_mean(
-    input: Any,
+    input: TensorLike,
     axis: int | Sequence[int],
     keepdims: bool = True,
-    output: Any = NullTensor,
+    output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Mean over `axis`, or several; fp32, fp16, bf16."""
+    """Mean over `axis`, or several; fp32, fp16, bf16.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.reduce_mean(x, axis=1).eval()
+        tensor([[1.],
+                [4.]])
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.mean(x, 1).eval()
+        tensor([[1.],
+                [4.]])
+    """
     return reduce_by("mean", input, axis, keepdims, output, name)
 
 
 def reduce_max(
-    input: Any,
+    input: TensorLike,
     axis: int | Sequence[int],
     keepdims: bool = True,
-    output: Any = NullTensor,
+    output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Largest element over `axis`, or several; fp32, fp16, bf16, integers."""
+    """Largest element over `axis`, or several; fp32, fp16, bf16, integers.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.reduce_max(x, axis=[0, 1]).eval()
+        tensor([[5.]])
+    """
     return reduce_by("max", input, axis, keepdims, output, name)
 
 
 def reduce_min(
-    input: Any,
+    input: TensorLike,
     axis: int | Sequence[int],
     keepdims: bool = True,
-    output: Any = NullTensor,
+    output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Smallest element over `axis`, or several; fp32, fp16, bf16, integers."""
+    """Smallest element over `axis`, or several; fp32, fp16, bf16, integers.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.reduce_min(x, axis=1, keepdims=False).eval()
+        tensor([0., 3.])
+    """
     return reduce_by("min", input, axis, keepdims, output, name)
 
 
 def reduce_prod(
-    input: Any,
+    input: TensorLike,
     axis: int | Sequence[int],
     keepdims: bool = True,
-    output: Any = NullTensor,
+    output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Product over `axis`, or several; fp32, fp16, bf16, integers, which wrap."""
+    """Product over `axis`, or several; fp32, fp16, bf16, integers, which wrap.
+
+    Example:
+        >>> x = torch.arange(6.0).reshape(2, 3)
+        >>> ark.reduce_prod(x, axis=0).eval()
+        tensor([[ 0.,  4., 10.]])
+    """
     return reduce_by("prod", input, axis, keepdims, output, name)
 
 

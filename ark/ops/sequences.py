@@ -64,8 +64,9 @@ def _takes(product: Group, machine: Machine) -> bool:
 
 
 def _lower_sample_each(lowering: Lowering, node: Node) -> None:
-    """Each tile finds its best token of each sequence, one task chooses among these for all. In a
-    variant whose bodies take few rows at once, who makes logits finds the best of its own.
+    """Each tile finds its best token of each sequence, one task chooses among these for all.
+
+    In a variant whose bodies take few rows at once, who makes logits finds the best of its own.
     """
     logits, settings, position, tokens, output, stops = node.inputs
     batch, vocabulary = logits.shape

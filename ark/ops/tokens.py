@@ -1,5 +1,7 @@
-"""The token loop as ops: the state that it keeps on the device, the embedding at a position,
-drawing the next token, and moving on by a chunk of the prompt.
+"""The token loop as ops.
+
+The state that it keeps on the device, the embedding at a position, drawing the next token, and
+moving on by a chunk of the prompt.
 
 A decoder's entry points (docs/models.md) begin with `embed` and end with `sample` or `advance`, so
 that no host takes part between the first token and the last.
@@ -16,7 +18,7 @@ import numpy as np
 
 from ark.errors import ModelError
 from ark.frontend.model import Model
-from ark.frontend.tensor import Tensor, as_tensor
+from ark.frontend.tensor import Tensor, TensorLike, as_tensor
 from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -93,7 +95,6 @@ class TokenState:
 
     def of(self, sequence: int) -> TokenState:
         """The state of one of the sequences."""
-
         return self._rows(lambda tensor: share(tensor, self.batch, sequence))
 
     def first(self, sequences: int) -> TokenState:
@@ -129,8 +130,10 @@ def share(tensor: Tensor, batch: int, sequence: int) -> Tensor:
 
 
 def check_position(what: str, position: Tensor, rows: int = 1) -> int:
-    """How many positions there are: one, or one for each of `rows` rows, which are then those of
-    as many sequences. ModelError for anything else, or no int32.
+    """How many positions there are.
+
+    One, or one for each of `rows` rows, which are then those of as many sequences. ModelError for
+    anything else, or no int32.
     """
     count = position.ir.shape[0]
     if position.ir.shape not in ((1,), (rows,)) or position.ir.dtype != int32:
@@ -150,7 +153,9 @@ def by_sequence(
     return [list(each) for each in zip(*parts, strict=True)]
 
 
-def embed(tokens: Any, weight: Any, position: Any, rows: int = 1, name: str = "") -> Tensor:
+def embed(
+    tokens: TensorLike, weight: TensorLike, position: TensorLike, rows: int = 1, name: str = ""
+) -> Tensor:
     """Rows of `weight` for `rows` tokens of a text from `position` on.
 
     tokens (context,) int32, weight (vocabulary, dim) of fp32, fp16 or bf16, position (1,) int32;
@@ -159,6 +164,12 @@ def embed(tokens: Any, weight: Any, position: Any, rows: int = 1, name: str = ""
 
     Of several texts tokens (batch * context,) lie one behind the other, each has its position,
     (batch,), and a row of the result, (batch, dim).
+
+    Example:
+        >>> text = torch.tensor([2, 0], dtype=torch.int32)
+        >>> position = torch.tensor([0], dtype=torch.int32)
+        >>> ark.embed(text, torch.arange(6.0).reshape(3, 2), position).eval()
+        tensor([[4., 5.]])
     """
     ids, table, at = as_tensor(tokens), as_tensor(weight), as_tensor(position)
     float_dtype("embed", table)
@@ -176,8 +187,13 @@ def embed(tokens: Any, weight: Any, position: Any, rows: int = 1, name: str = ""
 
 
 def advance(state: TokenState, rows: int, name: str = "") -> None:
-    """Moves the position on by `rows`, a chunk of the prompt; at most to its last token. ModelError
-    if they are fewer than one.
+    """Moves the position on by `rows`, a chunk of the prompt; at most to its last token.
+
+    ModelError if they are fewer than one.
+
+    Example:
+        >>> state = ark.TokenState.make(8)
+        >>> ark.advance(state, 4)
     """
     if rows < 1:
         raise ModelError(f"advance: {rows} rows; expected at least one")
@@ -187,7 +203,7 @@ def advance(state: TokenState, rows: int, name: str = "") -> None:
     model.graph.add("advance", inputs, [position], {"rows": int(rows)}, name)
 
 
-def sample(logits: Any, state: TokenState, name: str = "") -> None:
+def sample(logits: TensorLike, state: TokenState, name: str = "") -> None:
     """Draws the next token from logits (1, vocabulary), appends it and moves the position on.
 
     Temperature 0 takes the best (the first of equals). Else it is a sample of softmax(logits /
@@ -201,6 +217,10 @@ def sample(logits: Any, state: TokenState, name: str = "") -> None:
     it is, and the run ends when all have ended. With the state's `sampling` the token follows all
     of ark.SamplingParams (ark.tasks.adjusted). fp32, fp16 or bf16; ModelError for
     other types or shapes.
+
+    Example:
+        >>> state = ark.TokenState.make(8)
+        >>> ark.sample(ark.tensor([1, 100]), state)
     """
     tensor = as_tensor(logits)
     float_dtype("sample", tensor)
@@ -293,8 +313,9 @@ def _lower_advance(lowering: Lowering, node: Node) -> None:
 
 
 def _lower_sample(lowering: Lowering, node: Node) -> None:
-    """Each tile finds its best token, one task chooses among these. shares: of the logits, which
-    begin with the rank's own (ark.lower.rewrite.rotate_logits).
+    """Each tile finds its best token, one task chooses among these.
+
+    shares: of the logits, which begin with the rank's own (ark.lower.rewrite.rotate_logits).
     """
     shares = node.attrs.get("shares", 1)
     first = lowering.graph.rank if shares > 1 else 0

@@ -1,5 +1,6 @@
-"""Ops that name memory or view it and make no task: tensor, parameter, placeholder, slices,
-reshape, identity, sharding, noop.
+"""Ops that name memory or view it and make no task.
+
+Tensor, parameter, placeholder, slices, reshape, identity, sharding, noop.
 
 A view is a tensor on the same buffer. Only where memory cannot be seen in another shape, reshape
 copies.
@@ -9,16 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.model import Model
-from ark.frontend.tensor import Parameter, Tensor, as_tensor
+from ark.frontend.tensor import Parameter, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import DataType, byte, fp32
 from ark.ir.graph import Node
 from ark.ir.values import MAX_DIMS, dense_view, whole
+
+if TYPE_CHECKING:
+    import torch
 from ark.lower.context import Lowering
 from ark.lower.registry import get, register
 from ark.lower.unpack import convert, unpacked
@@ -69,6 +73,10 @@ def tensor(
 
     shape: at most 8 dimensions of at least 1; any type. strides: the buffer's size per dimension,
     default padded_shape. ModelError where a view does not fit its buffer.
+
+    Example:
+        >>> ark.tensor([2, 3], ark.bf16).shape()
+        [2, 3]
     """
     if rank not in (-1, Model.get_rank()):
         raise UnsupportedError(
@@ -86,7 +94,12 @@ def parameter(
     padded_shape: Sequence[int] = (),
     name: str = "",
 ) -> Parameter:
-    """A tensor that ark.Module collects and that matmuls may stream; otherwise as ark.tensor."""
+    """A tensor that ark.Module collects and that matmuls may stream; otherwise as ark.tensor.
+
+    Example:
+        >>> ark.parameter([2, 3]).shape()
+        [2, 3]
+    """
     made = new_tensor("parameter", "parameter", shape, dtype, strides, offsets, padded_shape, name)
     return Parameter(made)
 
@@ -98,13 +111,18 @@ def placeholder(
     offsets: Sequence[int] = (),
     padded_shape: Sequence[int] = (),
     rank: int = -1,
-    data: Any = 0,
+    data: torch.Tensor | int = 0,
     name: str = "",
 ) -> Tensor:
     """A tensor on memory that the caller owns: a torch tensor, a device address, or 0 for later.
 
     Bind later with tensor_mappings of Runtime.launch or Runtime.run. Shape, type, strides and
     errors as for tensor.
+
+    Example:
+        >>> x = ark.placeholder([2], data=torch.ones(2))
+        >>> (x + x).eval()
+        tensor([2., 2.])
     """
     made = new_tensor("placeholder", "external", shape, dtype, strides, offsets, padded_shape, name)
     made.bind(data)
@@ -144,8 +162,10 @@ def as_bytes(base: Tensor, nbytes: int) -> Tensor:
 
 
 def reinterpret(base: Tensor, dtype: DataType, name: str = "") -> Tensor:
-    """A view of the same bytes as elements of another type, of which one is `byte`; the last
-    dimension is so much shorter or longer. ModelError where it does not hold whole elements.
+    """A view of the same bytes as elements of another type, of which one is `byte`.
+
+    The last dimension is so much shorter or longer. ModelError where it does not hold whole
+    elements.
     """
     source, graph = base.ir, base.model.graph
     size, old = dtype.itemsize, source.dtype.itemsize
@@ -169,11 +189,20 @@ def reinterpret(base: Tensor, dtype: DataType, name: str = "") -> Tensor:
     return Tensor(made, base.model)
 
 
-def reshape(input: Any, shape: Sequence[int], allowzero: bool = False, name: str = "") -> Tensor:
+def reshape(
+    input: TensorLike, shape: Sequence[int], allowzero: bool = False, name: str = ""
+) -> Tensor:
     """The same elements in another shape. One size may be -1; 0 keeps the input's size there.
 
     allowzero: a 0 means no elements, which is refused. A view where memory allows, else a copy; any
     type. ModelError if the shapes hold different numbers of elements.
+
+    Example:
+        >>> x = ark.iota([2, 3], axis=1, dtype=ark.int32)
+        >>> ark.reshape(x, [3, -1]).eval()
+        tensor([[0, 1],
+                [2, 0],
+                [1, 2]], dtype=torch.int32)
     """
     base = as_tensor(input)
     if not isinstance(shape, Sequence) or isinstance(shape, str):
@@ -215,9 +244,13 @@ def reshape(input: Any, shape: Sequence[int], allowzero: bool = False, name: str
     return Tensor(made, base.model)
 
 
-def identity(input: Any, deps: Sequence[Any] = (), name: str = "") -> Tensor:
-    """The same tensor, whose users also come after `deps` have been written; any shape and
-    type.
+def identity(input: TensorLike, deps: Sequence[Any] = (), name: str = "") -> Tensor:
+    """The same tensor, whose users also come after `deps` have been written; any shape and type.
+
+    Example:
+        >>> x = torch.tensor([-1.0, 2.0])
+        >>> ark.identity(ark.relu(x)).eval()
+        tensor([0., 2.])
     """
     base = as_tensor(input)
     made = refer(base, base.ir.shape, [0] * len(base.ir.shape), name)
@@ -225,17 +258,28 @@ def identity(input: Any, deps: Sequence[Any] = (), name: str = "") -> Tensor:
     return made
 
 
-def detach(input: Any, name: str = "") -> Tensor:
-    """The same tensor, through which no gradient passes; any shape and type."""
+def detach(input: TensorLike, name: str = "") -> Tensor:
+    """The same tensor, through which no gradient passes; any shape and type.
+
+    Example:
+        >>> x = torch.tensor([-1.0, 2.0])
+        >>> ark.detach(ark.relu(x)).eval()
+        tensor([0., 2.])
+    """
     base = as_tensor(input)
     made = refer(base, base.ir.shape, [0] * len(base.ir.shape), name)
     base.model.graph.detached.add(made.ir.id)
     return made
 
 
-def sharding(input: Any, axis: int, dim_per_shard: int, name: str = "") -> list[Tensor]:
-    """Views that cut `axis` into pieces of `dim_per_shard`; any type. ModelError
-    if it does not divide.
+def sharding(input: TensorLike, axis: int, dim_per_shard: int, name: str = "") -> list[Tensor]:
+    """Views that cut `axis` into pieces of `dim_per_shard`; any type.
+
+    ModelError if it does not divide.
+
+    Example:
+        >>> [part.shape() for part in ark.sharding(ark.tensor([4, 6]), axis=1, dim_per_shard=2)]
+        [[4, 2], [4, 2], [4, 2]]
     """
     base = as_tensor(input)
     shape = base.ir.shape
@@ -252,8 +296,12 @@ def sharding(input: Any, axis: int, dim_per_shard: int, name: str = "") -> list[
     ]
 
 
-def noop(input: Any, name: str = "") -> None:
-    """Mentions a tensor, of any shape and type, in the model; does nothing."""
+def noop(input: TensorLike, name: str = "") -> None:
+    """Mentions a tensor, of any shape and type, in the model; does nothing.
+
+    Example:
+        >>> ark.noop(torch.tensor([1.0]))
+    """
     base = as_tensor(input)
     base.model.graph.add("noop", [base.ir], [], {}, name, virtual=True)
 

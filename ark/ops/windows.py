@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError
-from ark.frontend.tensor import Tensor, as_tensor
+from ark.frontend.tensor import Tensor, TensorLike, as_tensor
 from ark.ir.graph import Node
 from ark.ir.values import whole
 from ark.lower.context import Lowering
@@ -29,6 +29,7 @@ from ark.tasks import expression
 from ark.tasks.convolution import ConvolutionParams
 
 Numbers = int | Sequence[int]
+Padding = int | Sequence[int | tuple[int, int]]
 LEAST_WORK = 1 << 13  # multiplications of a convolution that are worth a hand-over
 PACK = 8  # channels from which on neighbours of a window are loaded together
 LINE = 32  # neighbouring places of a tile, which warps read together
@@ -110,8 +111,9 @@ def _multiplied(
 def _patches(
     x: Tensor, weight: Tensor, bias: Any, sizes: Sequence[int], name: str, tf32: bool
 ) -> Tensor:
-    """A convolution whose windows lie side by side and are all of the image: each is a row of a
-    product, as a vision transformer embeds patches.
+    """A convolution whose windows lie side by side and are all of the image.
+
+    Each is a row of a product, as a vision transformer embeds patches.
     """
     n, channels = x.ir.shape[:2]
     outputs, kernel = weight.ir.shape[0], weight.ir.shape[2:]
@@ -136,11 +138,11 @@ def _patches(
 
 
 def conv(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
+    input: TensorLike,
+    weight: TensorLike,
+    bias: TensorLike | None = None,
     stride: Numbers = 1,
-    padding: Any = 0,
+    padding: Padding = 0,
     dilation: Numbers = 1,
     groups: int = 1,
     name: str = "",
@@ -154,6 +156,12 @@ def conv(
     for shapes or types that do not meet, InvalidUsageError for other strides than 1 or more.
     tf32: of fp32 the matrix units may read 10 bits of mantissa only, where they do so, as torch's
     convolutions do unless told otherwise; the default is exact fp32.
+
+    Example:
+        >>> x = torch.arange(9.0).reshape(1, 1, 3, 3)
+        >>> ark.conv(x, torch.ones(1, 1, 2, 2)).eval()
+        tensor([[[[ 8., 12.],
+                  [20., 24.]]]])
     """
     x, w = as_tensor(input), as_tensor(weight)
     float_dtype("conv", x)
@@ -194,11 +202,11 @@ def conv(
 
 
 def conv_transpose(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
+    input: TensorLike,
+    weight: TensorLike,
+    bias: TensorLike | None = None,
     stride: Numbers = 1,
-    padding: Any = 0,
+    padding: Padding = 0,
     output_padding: Numbers = 0,
     dilation: Numbers = 1,
     groups: int = 1,
@@ -209,6 +217,11 @@ def conv_transpose(
 
     weight (channels, outputs / groups, kernel...); output_padding: added behind each dimension.
     tf32: as of conv.
+
+    Example:
+        >>> x = torch.ones(1, 1, 2)
+        >>> ark.conv_transpose(x, torch.ones(1, 1, 2)).eval()
+        tensor([[[1., 2., 1.]]])
     """
     x, w = as_tensor(input), as_tensor(weight)
     float_dtype("conv_transpose", x)

@@ -52,6 +52,10 @@ def launch(ranks: int, function: Callable[..., Any], *args: Any) -> int:
     The function must be importable (not a lambda), as multiprocessing requires. Every rank's output
     appears. Returns 0, or the exit code of the rank that failed first after printing its error: 2
     for an error of ark, else 1.
+
+    Example:
+        >>> ark.launch(1, print, "a rank")
+        0
     """
     _check(ranks)
     import multiprocessing  # imported here, because few users of ark need it

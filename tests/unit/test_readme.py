@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import json
 import re
 import shlex
 from pathlib import Path
@@ -17,7 +19,7 @@ import ark
 from ark.cli import main
 from ark.models.registry import MODEL_TYPES
 from tests.pages import python_blocks
-from tests.unit.test_ci import generate
+from tests.unit.test_ci import generate, load
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "README.md").read_text()
@@ -64,7 +66,8 @@ def test_continuous_integration_is_the_command_for_tests() -> None:
 
 def test_the_first_program_equals_numpy(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
-    exec(BLOCKS["python"][0].replace("ark.init()", 'ark.init(backend="cpu")'), names)
+    ark.init(backend="cpu")
+    exec(BLOCKS["python"][0], names)
     right = np.maximum(np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64), 0)
     assert capsys.readouterr().out == f"{right}\n"
     ark.init()
@@ -115,11 +118,35 @@ def test_each_number_stands_in_the_section_that_it_links_to() -> None:
             assert re.search(rf"(?<![\d.]){number}(?![\d])", text), (number, cells)
 
 
+def test_the_picture_is_of_a_trace_and_of_the_log() -> None:
+    picture = load("picture")
+    spans = json.loads(picture.DATA.read_text())["spans"]
+    assert len(spans) > 60 and {row[2] for row in spans} == {0, 1}
+    by_processor = [sorted(row[3:] for row in spans if row[2] == p) for p in (0, 1)]
+    for lane in by_processor:  # a processor does one task after the other
+        assert all(a[1] <= b[0] + 0.01 for a, b in itertools.pairwise(lane))
+    log = picture.LOG.read_text()
+    (row,) = re.findall(r"^\| H100 80GB HBM3 \| llama-3\.2-1b \|.*$", log, re.M)
+    assert f"**{picture.LOOP_KERNEL_US} us**" in row and f"{picture.CUDA_GRAPH_US} us" in row
+    text = picture.PICTURE.read_text()
+    assert text.count("<rect") == len(spans) + 1 + 2 + 2 + len({row[1] for row in spans})
+    assert 'role="img"' in text and "aria-label=" in text
+
+
+def test_the_first_screen_has_sentences_picture_and_commands() -> None:
+    head = PAGE.split("## Run it")[0]
+    assert "](docs/pictures/token.svg)" in head
+    intro = head.split("# ark\n")[1].split("![")[0]
+    assert intro.count(". ") + intro.count(".\n") == 3
+    assert len(PAGE.splitlines()) <= 100
+
+
 def test_the_package_index_gets_a_page_without_dead_links() -> None:
     shown = hook().readme(PAGE)
     assert "](docs/" in PAGE
     assert not [to for to in re.findall(r"\]\(([^)]+)\)", shown) if "://" not in to]
     html = MarkdownIt("commonmark").enable("table").render(shown)
+    assert "<img" not in html and "one loop kernel on two processors" in html
     assert html.count("<table>") == 3 and html.count("<h1>") == 1
     assert "[" not in re.sub(r"<pre>.*?</pre>|<code>.*?</code>", "", html, flags=re.S)
 

@@ -108,6 +108,6 @@ def _nll_loss(call: Call) -> Value:
     total = ark.reduce_sum(lost, every)
     if how == "mean" and weight is None:
         total = ark.div(total, float(math.prod(call.shape(1))))
-    elif how == "mean":
+    elif how == "mean" and weight is not None:
         total = ark.div(total, ark.reduce_sum(weight, every))
     return made(total, ())

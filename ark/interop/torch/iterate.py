@@ -331,7 +331,7 @@ class _Builder:
         flat = ark.reshape(each, [1, size])
         if self.mode == "sum" and self.at is not None:
             ark.where(ark.equal(self.at, 0), flat, ark.add(target, flat), output=target)
-        elif groups == 1:
+        elif groups == 1 or self.at is None:
             ark.copy(flat, target)
         else:
             begin = ark.mul(ark.iota([groups, 1], 0, ark.int32), count // groups)

@@ -185,7 +185,7 @@ def _layer_norm(
     out = _scaled(ark.layernorm(rows, eps), weight, bias, [1, columns])
     mean = ark.reduce_mean(rows, 1) if call.wants(1) or call.wants(2) else None
     scale = None
-    if call.wants(2):
+    if call.wants(2) and mean is not None:
         centred = ark.sub(rows, mean)
         scale = ark.rsqrt(ark.add(ark.reduce_mean(ark.mul(centred, centred), 1), eps))
     return [out, mean, scale]

@@ -1,5 +1,7 @@
-"""Products whose rows are dealt to ranks in bands: how their tiles are cut, who multiplies, and who
-adds and sends meanwhile (ark.ops.communication.overlapped).
+"""Products whose rows are dealt to ranks in bands.
+
+How their tiles are cut, who multiplies, and who adds and sends meanwhile
+(ark.ops.communication.overlapped).
 
 Where the tiles leave processors idle, because they do not divide among all, these add and send;
 where they leave none, all do between two tiles.
@@ -91,8 +93,9 @@ class Product:
         return made
 
     def begin_round(self, count: int, shift: int) -> None:
-        """The next so many tiles are a round, of which the processors take turns in beginning: who
-        stored to a peer in the last one, which takes longer, stores here now.
+        """The next so many tiles are a round, of which the processors take turns in beginning.
+
+        Who stored to a peer in the last one, which takes longer, stores here now.
         """
         self._round = self._dealt, count, shift
 
@@ -108,8 +111,10 @@ class Product:
         return -(-self.columns // self.wide)
 
     def others(self, count: int, nbytes: int, everyone: bool) -> list[int]:
-        """Processors for tasks that combine or send so many bytes each: those that multiply
-        nothing, as far as they keep up with a round of products, then the others.
+        """Processors for tasks that combine or send so many bytes each.
+
+        Those that multiply nothing, as far as they keep up with a round of products, then the
+        others.
         """
         free = [] if everyone else [*self.idle[len(self.copiers) :]]
         rate = 1e6 * self.lowering.machine.tflops / self.lowering.machine.processors

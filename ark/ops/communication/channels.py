@@ -1,5 +1,7 @@
-"""Channels between two ranks, named in a model: put, get, reduce, signal, wait, flush on memory
-that both see, and whole messages. What a collective does with tasks of its own, for any pattern.
+"""Channels between two ranks, named in a model.
+
+Put, get, reduce, signal, wait, flush on memory that both see, and whole messages. What a collective
+does with tasks of its own, for any pattern.
 
     received = ark.comm.symmetric([1024])      # every rank has one, and peers see it
     to = ark.comm.channel(peer=1)
@@ -100,8 +102,9 @@ class Channel:
             self.signal()
 
     def get(self, source: Any, target: Any = NullTensor) -> Tensor:
-        """Copies the peer's `source`, a symmetric tensor or a part of one, into `target` or a new
-        tensor, which is returned. The peer must have signalled that it is there.
+        """Copies the peer's `source` into `target` or a new tensor, which is returned.
+
+        source: a symmetric tensor or a part of one. The peer must have signalled that it is there.
         """
         place = self._symmetric("get", source)
         there = self._at_peer(place)
@@ -124,8 +127,9 @@ class Channel:
         self._moved += (there,)
 
     def there(self, target: Any) -> Tensor:
-        """The peer's `target`, a symmetric tensor or a part of one, as custom ops take it: as a
-        result (a put), updated in place (a reduction) or as an input (a get).
+        """The peer's `target`, a symmetric tensor or a part of one, as custom ops take it.
+
+        As a result (a put), updated in place (a reduction) or as an input (a get).
 
         Signals and flushes of the channel come after what such ops have moved, as after puts.
         """

@@ -1,6 +1,8 @@
-"""Collectives by any algorithm of ark.comm: all_reduce, all_gather, reduce_scatter, broadcast,
-all_to_all. A call chooses a program and checks it; ark.ops.communication.programs makes tasks of
-it. The synthesis of programs (ark.comm) is imported by the first call that needs one.
+"""Collectives by any algorithm of ark.comm.
+
+All_reduce, all_gather, reduce_scatter, broadcast, all_to_all. A call chooses a program and checks
+it; ark.ops.communication.programs makes tasks of it. The synthesis of programs (ark.comm) is
+imported by the first call that needs one.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from ark.collective.routed import routed
 from ark.collective.types import no_algorithm
 from ark.collective.values import coarsened
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import FLOATS, INTEGERS, SMALL_FLOATS, DataType, byte, fp16
 from ark.lower.engines import AUTO, ONE_SHOT, SWITCH
 from ark.ops.base import result
@@ -89,7 +91,7 @@ def choose_program(
     return coarsened(routed(program))
 
 
-def _placed(what: str, input: Any, rank: int, world_size: int) -> Tensor:
+def placed(what: str, input: Any, rank: int, world_size: int) -> Tensor:
     """The input of a collective that is called as the model's rank."""
     tensor = as_tensor(input)
     graph = tensor.model.graph
@@ -102,7 +104,8 @@ def _placed(what: str, input: Any, rank: int, world_size: int) -> Tensor:
     return tensor
 
 
-def _summable(what: str, tensor: Tensor) -> DataType:
+def summable(what: str, tensor: Tensor) -> DataType:
+    """The tensor's type; ModelError for one that ranks do not sum."""
     if tensor.ir.dtype not in SUMMABLE:
         raise ModelError(
             f"{what} needs one of {', '.join(t.name for t in SUMMABLE)}, but the input is "
@@ -148,10 +151,10 @@ def _collective(
 
 
 def all_reduce(
-    input: Any,
+    input: TensorLike,
     rank: int,
     world_size: int,
-    output: Any = NullTensor,
+    output: TensorLike | None = NullTensor,
     name: str = "",
     *,
     algorithm: str | CollectiveProgram = ONE_SHOT,
@@ -159,18 +162,22 @@ def all_reduce(
     reduction: str = "sum",
     engine: str = AUTO,
 ) -> Tensor:
-    """The sum of `input` over all ranks, the same bits on each; of floats from 8 to 32 bits, and of
-    integers from 8 to 64, which wrap.
+    """The sum of `input` over all ranks, the same bits on each.
+
+    Of floats from 8 to 32 bits, and of integers from 8 to 64, which wrap.
 
     All ranks must call it in the same order, with equal arguments. By default every rank adds all
     shares in rank order, floats in fp32 and rounded once; other algorithms pass on sums in the
     tensor's own type.
 
     Args:
+        input: this rank's tensor, of the same shape and type on all ranks.
         rank: that of the model.
         world_size: that of the model.
         algorithm: a name of `ark.comm.algorithms(topology, "all_reduce")`, or a program.
         topology: a network of as many ranks, a name or a file of one; a full mesh by default.
+        output: a tensor that the result is written to; by default a new one.
+        name: of the op, as plans and errors have it.
         reduction: sum, product, max, min, or mean of floats; by one_shot also adasum and combiner,
             of floats, which look at whole tensors and combine them in fp32.
         engine: how bytes travel (docs/channels.md): packet, threads, or auto. `switch` adds in an
@@ -180,17 +187,21 @@ def all_reduce(
         ModelError: rank or world_size contradict the model's, or the type cannot be added.
         InvalidUsageError: no such algorithm, or a topology or program of other ranks.
         SystemError: ForestColl or TACCL are asked for without the packages that they need.
+
+    Example:
+        >>> ark.all_reduce(torch.ones(2), rank=0, world_size=1).eval()
+        tensor([1., 1.])
     """
-    tensor = _placed("all_reduce", input, rank, world_size)
-    _summable("all_reduce", tensor)
+    tensor = placed("all_reduce", input, rank, world_size)
+    summable("all_reduce", tensor)
     if algorithm == ONE_SHOT and reduction in WHOLE:
         check_whole(tensor, reduction)
         whole = reshape(tensor, [1, tensor.ir.elements])
         every = all_gather(whole, rank, world_size, engine=engine)
         return combine(every, tensor, reduction, output, name)
     if algorithm == ONE_SHOT and reduction == "sum" and engine == AUTO:
-        route = _arks_route(tensor, world_size)
-        return _one_shot(tensor, output, name or route, bool(route))
+        route = arks_route(tensor, world_size)
+        return one_shot(tensor, output, name or route, bool(route))
     if (algorithm, reduction, engine) == (ONE_SHOT, "sum", SWITCH):
         dims, dtype = tensor.ir.shape, tensor.ir.dtype
         return result("all_reduce_switch", [tensor], dims, dtype, output, {}, name)
@@ -207,35 +218,7 @@ def all_reduce(
     )
 
 
-def all_reduce_packet(
-    input: Any, rank: int, world_size: int, output: Any = NullTensor, name: str = ""
-) -> Tensor:
-    """The same sum as all_reduce; how shares travel is the plan's choice, not the caller's.
-
-    Arguments, types and errors as for all_reduce.
-    """
-    tensor = _placed("all_reduce_packet", input, rank, world_size)
-    _summable("all_reduce_packet", tensor)
-    return _one_shot(tensor, output, name or "all_reduce_packet", packet=True)
-
-
-def all_reduce_prefill(
-    input: Any, rank: int, world_size: int, output: Any = NullTensor, name: str = ""
-) -> Tensor:
-    """The same sum as all_reduce, of a prompt's 2048 x 4096 fp16 elements on 2 to 8 ranks.
-
-    `output` may be the input. ModelError for any other size, type or number of ranks, as in ARK.
-    """
-    tensor = _placed("all_reduce_prefill", input, rank, world_size)
-    if _arks_route(tensor, world_size) != "all_reduce_prefill":
-        raise ModelError(
-            f"all_reduce_prefill needs {PREFILL_ELEMENTS} fp16 elements on 2 to 8 ranks, but got "
-            f"{tensor.ir.elements} of {tensor.ir.dtype.name} on {world_size}; use ark.all_reduce"
-        )
-    return _one_shot(tensor, output, name or "all_reduce_prefill", packet=True)
-
-
-def _arks_route(tensor: Tensor, world: int) -> str:
+def arks_route(tensor: Tensor, world: int) -> str:
     """The name of the one node in which ARK reduces such a tensor; empty if it takes a ring."""
     count = tensor.ir.elements
     if tensor.ir.dtype != fp16 or not 2 <= world <= 8 or count % (4 * world):
@@ -244,17 +227,17 @@ def _arks_route(tensor: Tensor, world: int) -> str:
     return names.get(count, "")
 
 
-def _one_shot(tensor: Tensor, output: Any, name: str, packet: bool) -> Tensor:
+def one_shot(tensor: Tensor, output: Any, name: str, packet: bool) -> Tensor:
     """packet: a serialised graph has ARK's single node for it (ark.ir.export)."""
     shape, dtype = tensor.ir.shape, tensor.ir.dtype
     return result("all_reduce", [tensor], shape, dtype, output, {"packet": packet}, name)
 
 
 def all_gather(
-    input: Any,
+    input: TensorLike,
     rank: int,
     world_size: int,
-    output: Any = NullTensor,
+    output: TensorLike | None = NullTensor,
     name: str = "",
     *,
     algorithm: str | CollectiveProgram = ONE_SHOT,
@@ -264,8 +247,15 @@ def all_gather(
     """The ranks' tensors one behind the other along the first dimension; any type.
 
     Shape [n, ...] becomes [world_size * n, ...]. Arguments and errors as for all_reduce.
+
+    Example:
+        >>> with ark.use_model(ark.Model(0, 4)):
+        ...     shape = ark.all_gather(ark.tensor([2, 3]), rank=0, world_size=4).shape()
+        ...
+        >>> shape
+        [8, 3]
     """
-    tensor = _placed("all_gather", input, rank, world_size)
+    tensor = placed("all_gather", input, rank, world_size)
     shape = (world_size * tensor.ir.shape[0], *tensor.ir.shape[1:])
     return _collective(
         "all_gather", tensor, shape, output, name, algorithm, topology, engine=engine
@@ -273,10 +263,10 @@ def all_gather(
 
 
 def reduce_scatter(
-    input: Any,
+    input: TensorLike,
     rank: int,
     world_size: int,
-    output: Any = NullTensor,
+    output: TensorLike | None = NullTensor,
     name: str = "",
     *,
     algorithm: str | CollectiveProgram = ONE_SHOT,
@@ -288,9 +278,16 @@ def reduce_scatter(
 
     Shape [world_size * n, ...] becomes [n, ...]; ModelError if it cannot. Types, arguments and
     errors as for all_reduce.
+
+    Example:
+        >>> with ark.use_model(ark.Model(0, 4)):
+        ...     shape = ark.reduce_scatter(ark.tensor([8, 3]), rank=0, world_size=4).shape()
+        ...
+        >>> shape
+        [2, 3]
     """
-    tensor = _placed("reduce_scatter", input, rank, world_size)
-    _summable("reduce_scatter", tensor)
+    tensor = placed("reduce_scatter", input, rank, world_size)
+    summable("reduce_scatter", tensor)
     shape = _dealt("reduce_scatter", tensor, world_size)
     return _collective(
         "reduce_scatter",
@@ -306,10 +303,10 @@ def reduce_scatter(
 
 
 def broadcast(
-    input: Any,
+    input: TensorLike,
     rank: int,
     world_size: int,
-    output: Any = NullTensor,
+    output: TensorLike | None = NullTensor,
     name: str = "",
     *,
     root: int = 0,
@@ -320,8 +317,15 @@ def broadcast(
     """The tensor of the rank `root`, on all ranks; any type. The others' input gives the shape.
 
     Arguments and errors as for all_reduce.
+
+    Example:
+        >>> with ark.use_model(ark.Model(0, 4)):
+        ...     shape = ark.broadcast(ark.tensor([8, 3]), rank=0, world_size=4).shape()
+        ...
+        >>> shape
+        [8, 3]
     """
-    tensor = _placed("broadcast", input, rank, world_size)
+    tensor = placed("broadcast", input, rank, world_size)
     if not 0 <= root < world_size:
         raise InvalidUsageError(
             f"broadcast: the root is {root}, but there are {world_size} ranks, numbered from 0"
@@ -333,10 +337,10 @@ def broadcast(
 
 
 def all_to_all(
-    input: Any,
+    input: TensorLike,
     rank: int,
     world_size: int,
-    output: Any = NullTensor,
+    output: TensorLike | None = NullTensor,
     name: str = "",
     *,
     algorithm: str | CollectiveProgram = ONE_SHOT,
@@ -347,8 +351,15 @@ def all_to_all(
 
     The first dimension must be a multiple of world_size (ModelError); any type. Arguments and
     errors as for all_reduce.
+
+    Example:
+        >>> with ark.use_model(ark.Model(0, 4)):
+        ...     shape = ark.all_to_all(ark.tensor([8, 3]), rank=0, world_size=4).shape()
+        ...
+        >>> shape
+        [8, 3]
     """
-    tensor = _placed("all_to_all", input, rank, world_size)
+    tensor = placed("all_to_all", input, rank, world_size)
     _dealt("all_to_all", tensor, world_size)
     shape = tensor.ir.shape
     return _collective(

@@ -1,5 +1,7 @@
-"""Communication between ranks as tile tasks over symmetric memory: the collectives whose shares go
-straight to every peer. ark.ops.communication.collectives has the algorithms that pass shares on.
+"""Communication between ranks as tile tasks over symmetric memory.
+
+The collectives whose shares go straight to every peer. ark.ops.communication.collectives has the
+algorithms that pass shares on.
 
 A put is a copy whose output lies on a peer; the counter that it signals there has the same name on
 both ranks, tile by tile, so a tile is used as soon as it has arrived. Receive buffers belong to one
@@ -33,9 +35,10 @@ from ark.tasks.combine_norm import CombineNormParams
 
 @dataclass(frozen=True)
 class _Exchanged:
-    """All ranks' shares, the rank's own first, then the next rank's and so on round; the tiles that
-    they are worked on in, `joined` of which came as one put; the buffers that hold packets, for
-    which no counter is waited.
+    """All ranks' shares, the rank's own first, then the next rank's and so on round.
+
+    The tiles that they are worked on in, `joined` of which came as one put; the buffers that hold
+    packets, for which no counter is waited.
     """
 
     shares: list[IrTensor]
@@ -58,9 +61,10 @@ def _exchange(
     row: int = 0,
     collective: str = "all_reduce",
 ) -> _Exchanged:
-    """Every rank puts its dense share into a receive buffer on each peer. counter(step, i): what
-    put i to the peer `step` ranks on signals. row: elements that a tile holds whole rows of.
-    collective: what it is part of, as `ark tune --collectives` calls it.
+    """Every rank puts its dense share into a receive buffer on each peer.
+
+    counter(step, i): what put i to the peer `step` ranks on signals. row: elements that a tile
+    holds whole rows of. collective: what it is part of, as `ark tune --collectives` calls it.
 
     Peers are counted from the rank itself, in names too (`from+1` is the next rank's share): all
     ranks' tasks are the same but for that, and no receiver is everybody's first.
@@ -103,8 +107,9 @@ def _exchange(
 
 
 def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
-    """Every rank puts its share into a receive buffer on each peer and adds all shares in rank
-    order, and then the second input, a residual, if fusion gave it one.
+    """Every rank puts its share into a receive buffer on each peer and adds all shares.
+
+    They are added in rank order, and then the second input, a residual, if fusion gave it one.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
     if world + 1 > MAX_OPERANDS:
@@ -134,8 +139,9 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
 
 
 def _lower_sum_and_norm(lowering: Lowering, node: Node) -> None:
-    """The same, and whoever adds a row norms it: share, residual if there is one, weight; the sum
-    and the normed rows.
+    """The same, and whoever adds a row norms it: share, residual if there is one, weight.
+
+    The sum and the normed rows.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
     if world + 4 > MAX_OPERANDS:

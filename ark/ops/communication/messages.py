@@ -8,11 +8,11 @@ before; elsewhere the barrier between iterations sees to it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ark.errors import InvalidUsageError, ModelError, PlanError
 from ark.frontend.model import Model
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import byte
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
@@ -26,6 +26,9 @@ from ark.ops.copies import copy_box, dense, move
 from ark.ops.views import as_bytes, identity
 from ark.plan.groups import Group
 from ark.tasks.combine import tiles
+
+# Of a rank or a message; the functions check it themselves, for either form of a call.
+Number: TypeAlias = "int | None"
 
 
 def _channel(lowering: Lowering, source: int, target: int, tag: int) -> str:
@@ -84,9 +87,9 @@ register("send", None, _lower_send, names_ranks=True)
 register("recv", None, _lower_recv, names_ranks=True)
 
 
-def _peer(what: str, tensor: Tensor, remote_rank: int) -> int:
+def _peer(what: str, tensor: Tensor, remote_rank: Number) -> int:
     world = tensor.model.graph.world_size
-    if not 0 <= remote_rank < world:
+    if remote_rank is None or not 0 <= remote_rank < world:
         raise InvalidUsageError(
             f"{what}: the remote rank is {remote_rank}, but there are {world} ranks, numbered from "
             "0; call ark.set_world_size before, and after ark.init"
@@ -95,12 +98,12 @@ def _peer(what: str, tensor: Tensor, remote_rank: int) -> int:
 
 
 def send(
-    input: Any,
-    remote_rank: Any = None,
-    tag: Any = None,
-    output: Any = NullTensor,
+    input: TensorLike,
+    remote_rank: Number = None,
+    tag: Number = None,
+    output: TensorLike | None = NullTensor,
     name: str = "",
-    **named: Any,
+    **named: int | TensorLike,
 ) -> Tensor:
     """Sends `input` to the recv of the same tag on `remote_rank`; returns the sent tensor.
 
@@ -108,6 +111,13 @@ def send(
     type. `output` may name the tensor whose memory the result shares; it is not written here.
     ARK 0.5's send(input, id, dst_rank, bytes) is taken too: with a number of bytes (0: all of them)
     or its names, the tensor travels as bytes to a recv of that form.
+
+    Example:
+        >>> with ark.use_model(ark.Model(0, 2)):
+        ...     shape = ark.send(ark.tensor([4]), remote_rank=1, tag=0).shape()
+        ...
+        >>> shape
+        [4]
     """
     tensor = as_tensor(input)
     if named or isinstance(output, int):
@@ -120,11 +130,23 @@ def send(
 
 
 def send_done(
-    input: Any, name: Any = "", dst_rank: Any = None, *, id: Any = None, sid: Any = None
+    input: TensorLike,
+    name: str | Number = "",
+    dst_rank: Number = None,
+    *,
+    id: Number = None,
+    sid: Number = None,
 ) -> Tensor:
     """Marks the end of a send. A put has ended with its task: nothing is left to wait for.
 
     ARK 0.5's send_done(input, id, dst_rank) is taken too.
+
+    Example:
+        >>> with ark.use_model(ark.Model(0, 2)):
+        ...     shape = ark.send_done(ark.send(ark.tensor([4]), remote_rank=1, tag=0)).shape()
+        ...
+        >>> shape
+        [4]
     """
     numbers = (id, sid, dst_rank, None if isinstance(name, str) else name)
     for number in (n for n in numbers if n is not None):
@@ -133,17 +155,24 @@ def send_done(
 
 
 def recv(
-    output: Any = NullTensor,
-    remote_rank: Any = None,
-    tag: Any = None,
-    name: Any = "",
-    **named: Any,
+    output: TensorLike | None = NullTensor,
+    remote_rank: Number = None,
+    tag: Number = None,
+    name: str | Number = "",
+    **named: int | TensorLike,
 ) -> Tensor:
     """Receives into `output` what `remote_rank` sends under `tag`; returns the new tensor on it.
 
     Shape and type, any, are those of what is sent. ARK 0.5's recv(id, src_rank, bytes, output) is
     taken too, for a send of that form: without an output the result is a new tensor of so many
     bytes, which ark.cast takes for elements of another type.
+
+    Example:
+        >>> with ark.use_model(ark.Model(1, 2)):
+        ...     shape = ark.recv(ark.tensor([4]), remote_rank=0, tag=0).shape()
+        ...
+        >>> shape
+        [4]
     """
     if named or isinstance(output, int):
         target = named.pop("output", NullTensor)
@@ -162,7 +191,7 @@ def recv(
         return _message_of("recv", as_tensor(target), rank, tag, nbytes)
     tensor = as_tensor(output)
     attrs = {"remote_rank": _peer("recv", tensor, remote_rank), "tag": _whole("recv", tag)}
-    return result("recv", [], tensor.ir.shape, tensor.ir.dtype, tensor, attrs, name)
+    return result("recv", [], tensor.ir.shape, tensor.ir.dtype, tensor, attrs, str(name))
 
 
 def _whole(what: str, value: Any) -> int:

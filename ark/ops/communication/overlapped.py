@@ -1,7 +1,8 @@
-"""Products and the collectives that they meet as one op, tile by tile; the pass
-ark.lower.rewrite.overlap_collectives makes the nodes. A tile of a product leaves for its owner's
-memory as it is stored, the owner adds what has arrived while further tiles are multiplied, and
-the sum goes on to all ranks, or stays.
+"""Products and the collectives that they meet as one op, tile by tile.
+
+The pass ark.lower.rewrite.overlap_collectives makes the nodes. A tile of a product leaves for its
+owner's memory as it is stored, the owner adds what has arrived while further tiles are multiplied,
+and the sum goes on to all ranks, or stays.
 
 Each rank owns a share of the result's rows. All ranks multiply in rounds: of each round the next
 rank's band of rows first, then the one after that, their own last. So at any time each rank's links
@@ -131,8 +132,10 @@ class _Sum(Product):
         return made
 
     def _made(self, shape: tuple[int, int], begin: int, name: str) -> IrTensor:
-        """Where a band's products are stored here. Those that are sent while others are multiplied
-        are parts of one tensor, or the later would wait for the memory of the earlier.
+        """Where a band's products are stored here.
+
+        Those that are sent while others are multiplied are parts of one tensor, or the later would
+        wait for the memory of the earlier.
         """
         if not self.movers:
             return self.lowering.temp(shape, self.dtype, f"{self.name}.{name}")

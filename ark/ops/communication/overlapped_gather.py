@@ -1,4 +1,5 @@
 """A product of rows that ranks gather, as one op, made by ark.lower.rewrite.overlap_collectives.
+
 Own rows are multiplied first, then peers' bands as they arrive. Called by the lowering.
 """
 

@@ -1,5 +1,6 @@
-"""Collective programs as tile tasks: the lowering of the nodes that
-ark.ops.communication.collectives makes.
+"""Collective programs as tile tasks.
+
+The lowering of the nodes that ark.ops.communication.collectives makes.
 
 A put is a tile combined of one share whose result lies on a peer; a reduction combines several; a
 copy is nothing at all. Every put has a receive buffer of its own, so within an iteration nothing

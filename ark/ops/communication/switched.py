@@ -1,5 +1,7 @@
-"""The all-reduce that a switch adds (engine `switch`): each rank owns a part, asks for the sum of
-all ranks' shares of it, and has it stored at all of them. Lowered only where it is named.
+"""The all-reduce that a switch adds (engine `switch`).
+
+Each rank owns a part, asks for the sum of all ranks' shares of it, and has it stored at all of
+them. Lowered only where it is named.
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
     nbytes = tile_bytes(engine, machine, share.nbytes)
 
     def owned(owner: int) -> list[tuple[str, int, list[tuple[int, int]]]]:
-        """What adds a rank's part: by the switch, and what is no whole chunk by loads; from where
-        on, and in which tiles.
+        """What adds a rank's part: by the switch, and what is no whole chunk by loads.
+
+        From where on, and in which tiles.
         """
         whole = elements * size // CHUNK * CHUNK // size
         lines = -(-whole * size // 128)

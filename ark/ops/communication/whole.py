@@ -15,8 +15,9 @@ from ark.errors import ModelError
 from ark.frontend.tensor import Tensor
 from ark.ir.dtype import FLOATS, fp32
 from ark.ops.elementwise import add, cast, div, mul, sub
-from ark.ops.logic import greater, where
+from ark.ops.logic import greater
 from ark.ops.reductions import reduce_sum
+from ark.ops.selection import where
 from ark.ops.views import reshape
 
 
@@ -31,8 +32,8 @@ def _along(dot: Tensor, norm: Tensor) -> Tensor:
 
 def _adasum(a: Tensor, b: Tensor) -> Tensor:
     dot = mul(_product(a, b), 0.5)
-    kept = (mul(x, sub(1.0, _along(dot, _product(x, x)))) for x in (a, b))
-    return add(*kept)
+    first, second = (mul(x, sub(1.0, _along(dot, _product(x, x)))) for x in (a, b))
+    return add(first, second)
 
 
 def _combiner(a: Tensor, b: Tensor) -> Tensor:

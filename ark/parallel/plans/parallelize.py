@@ -35,9 +35,9 @@ UserPlan = Callable[[ParallelGraph], None]
 
 @dataclass(frozen=True)
 class Parallelized:
-    """A model on ranks. ranks: their graphs, and the part of each external tensor that a rank
-    holds.
+    """A model on ranks.
 
+    ranks: their graphs, and the part of each external tensor that a rank holds.
     solution: the choices, their predicted time and the parameters' bytes of a rank; None for a plan
     of the user.
     """
@@ -77,6 +77,13 @@ def parallelize(
     Raises:
         InvalidUsageError: no such plan, or a mesh of no ranks. UnsupportedError: a graph that
         cannot be split. PlanError: nothing fits into the memory.
+
+    Example:
+        >>> with ark.use_model(ark.Model(0, 1)) as model:
+        ...     x, up, down = ark.tensor([8, 16]), ark.tensor([32, 16]), ark.tensor([16, 32])
+        ...     y = ark.linear(ark.relu(ark.linear(x, up)), down)
+        >>> len(ark.parallelize(model, 2, "megatron").ranks.graphs)
+        2
     """
     axes = (mesh,) if isinstance(mesh, int) else tuple(mesh)
     if not axes or any(not isinstance(n, int) or n < 1 for n in axes) or len(axes) > 3:

@@ -166,7 +166,7 @@ def level(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("place", [0, 99])
-def test_debug_says_what_was_planned_and_verified(
+def test_debug_reports_planning_and_verifying(
     place: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["plan", str(ROOT / "examples/noah"), "--machine", "cpu-2", "--passes", "/dev/null/x"]

@@ -1,0 +1,95 @@
+"""Exponential, roots and activations, elementwise."""
+
+from __future__ import annotations
+
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ops.base import broadcast, float_dtype, result, same_dtype
+from ark.ops.elementwise import unary
+
+
+def exp(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+    """e to the input, elementwise; any shape, fp32/fp16/bf16.
+
+    Example:
+        >>> ark.exp(torch.tensor([-1.0, 0.0, 2.0])).eval()
+        tensor([0.3679, 1.0000, 7.3891])
+    """
+    return unary("exp", input, output, name)
+
+
+def sqrt(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+    """Square root, elementwise; any shape, fp32/fp16/bf16.
+
+    Example:
+        >>> ark.sqrt(torch.tensor([1.0, 2.0, 4.0])).eval()
+        tensor([1.0000, 1.4142, 2.0000])
+    """
+    return unary("sqrt", input, output, name)
+
+
+def rsqrt(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+    """One over the square root, elementwise; any shape, fp32/fp16/bf16.
+
+    Example:
+        >>> ark.rsqrt(torch.tensor([1.0, 2.0, 4.0])).eval()
+        tensor([1.0000, 0.7071, 0.5000])
+    """
+    return unary("rsqrt", input, output, name)
+
+
+def relu(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+    """max(input, 0), elementwise; any shape, fp32/fp16/bf16.
+
+    Example:
+        >>> ark.relu(torch.tensor([-1.0, 0.0, 2.0])).eval()
+        tensor([0., 0., 2.])
+    """
+    return unary("relu", input, output, name)
+
+
+def gelu(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+    """GELU in its tanh approximation (Hendrycks and Gimpel 2016), elementwise; any shape.
+
+    Types: fp32, fp16, bf16.
+
+    Example:
+        >>> ark.gelu(torch.tensor([-1.0, 0.0, 2.0])).eval()
+        tensor([-0.1588,  0.0000,  1.9546])
+    """
+    return unary("gelu", input, output, name)
+
+
+def sigmoid(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+    """1 / (1 + exp(-input)), elementwise; any shape, fp32/fp16/bf16.
+
+    Example:
+        >>> ark.sigmoid(torch.tensor([-1.0, 0.0, 2.0])).eval()
+        tensor([0.2689, 0.5000, 0.8808])
+    """
+    return unary("sigmoid", input, output, name)
+
+
+def silu(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+    """input * sigmoid(input), elementwise; any shape, fp32/fp16/bf16.
+
+    Example:
+        >>> ark.silu(torch.tensor([-1.0, 0.0, 2.0])).eval()
+        tensor([-0.2689,  0.0000,  1.7616])
+    """
+    return unary("silu", input, output, name)
+
+
+def swiglu(
+    gate: TensorLike, up: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
+) -> Tensor:
+    """silu(gate) * up, the gated activation of Shazeer 2020; fp32, fp16, bf16, broadcasting.
+
+    Example:
+        >>> ark.swiglu(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])).eval()
+        tensor([2.1932, 7.0464])
+    """
+    left, right = as_tensor(gate), as_tensor(up)
+    float_dtype("swiglu", left)
+    dtype = same_dtype("swiglu", left, right)
+    shape = broadcast(left.ir.shape, right.ir.shape, "swiglu")
+    return result("swiglu", [left, right], shape, dtype, output, name=name)

@@ -1,0 +1,64 @@
+"""ARK's further names of all_reduce."""
+
+from __future__ import annotations
+
+from ark.errors import ModelError
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike
+from ark.ops.communication.collectives import (
+    PREFILL_ELEMENTS,
+    arks_route,
+    one_shot,
+    placed,
+    summable,
+)
+
+
+def all_reduce_packet(
+    input: TensorLike,
+    rank: int,
+    world_size: int,
+    output: TensorLike | None = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """The same sum as all_reduce; how shares travel is the plan's choice, not the caller's.
+
+    Arguments, types and errors as for all_reduce.
+
+    Example:
+        >>> with ark.use_model(ark.Model(0, 2)):
+        ...     shape = ark.all_reduce_packet(ark.tensor([8, 3]), rank=0, world_size=2).shape()
+        ...
+        >>> shape
+        [8, 3]
+    """
+    tensor = placed("all_reduce_packet", input, rank, world_size)
+    summable("all_reduce_packet", tensor)
+    return one_shot(tensor, output, name or "all_reduce_packet", packet=True)
+
+
+def all_reduce_prefill(
+    input: TensorLike,
+    rank: int,
+    world_size: int,
+    output: TensorLike | None = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """The same sum as all_reduce, of a prompt's 2048 x 4096 fp16 elements on 2 to 8 ranks.
+
+    `output` may be the input. ModelError for any other size, type or number of ranks, as in ARK.
+
+    Example:
+        >>> with ark.use_model(ark.Model(0, 2)):
+        ...     x = ark.tensor([2048, 4096], ark.fp16)
+        ...     shape = ark.all_reduce_prefill(x, rank=0, world_size=2).shape()
+        ...
+        >>> shape
+        [2048, 4096]
+    """
+    tensor = placed("all_reduce_prefill", input, rank, world_size)
+    if arks_route(tensor, world_size) != "all_reduce_prefill":
+        raise ModelError(
+            f"all_reduce_prefill needs {PREFILL_ELEMENTS} fp16 elements on 2 to 8 ranks, but got "
+            f"{tensor.ir.elements} of {tensor.ir.dtype.name} on {world_size}; use ark.all_reduce"
+        )
+    return one_shot(tensor, output, name or "all_reduce_prefill", packet=True)

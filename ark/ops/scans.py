@@ -1,0 +1,108 @@
+"""Running sums and products along a dimension."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.capability import Capability
+from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.fold import fold
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.lower.tiling import box_coords, box_tile
+from ark.ops.base import positive_axis, result
+from ark.ops.elementwise import arithmetic
+from ark.tasks.along import ScanParams, lines
+
+
+def cumsum(
+    input: TensorLike,
+    axis: int,
+    exclusive: bool = False,
+    reverse: bool = False,
+    output: TensorLike | None = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """Sums of the elements up to each along `axis`; fp32, fp16, bf16, integers.
+
+    exclusive: without the element itself. reverse: from the end. Accumulated in fp32.
+
+    Example:
+        >>> ark.cumsum(torch.arange(4.0), axis=0).eval()
+        tensor([0., 1., 3., 6.])
+    """
+    return _scan("add", input, axis, exclusive, reverse, output, name)
+
+
+def cumprod(
+    input: TensorLike,
+    axis: int,
+    exclusive: bool = False,
+    reverse: bool = False,
+    output: TensorLike | None = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """Products of the elements up to each along `axis`; as cumsum otherwise.
+
+    Example:
+        >>> ark.cumprod(torch.tensor([1.0, 2.0, 3.0]), axis=0).eval()
+        tensor([1., 2., 6.])
+    """
+    return _scan("mul", input, axis, exclusive, reverse, output, name)
+
+
+def _scan(
+    function: str,
+    input: Any,
+    axis: int,
+    exclusive: bool,
+    reverse: bool,
+    output: Any,
+    name: str,
+) -> Tensor:
+    tensor = as_tensor(input)
+    dtype = arithmetic("cumsum", tensor)
+    shape = tensor.ir.shape
+    axis = positive_axis("cumsum", axis, len(shape))
+    attrs = {
+        "axis": axis,
+        "function": function,
+        "exclusive": bool(exclusive),
+        "reverse": bool(reverse),
+    }
+    return result("scan", [tensor], shape, dtype, output, attrs, name)
+
+
+def _lower_scan(lowering: Lowering, node: Node) -> None:
+    out, axis = node.outputs[0], node.attrs["axis"]
+    frame = lines(out.shape, axis)
+    machine = lowering.machine
+    tile = box_tile(frame, machine, out.shape[axis])
+    tasks = math.prod(-(-n // t) for n, t in zip(fold(frame), tile, strict=True))
+    if tasks < machine.processors and not machine.has(Capability.SINGLE_THREAD):
+        tile[3] = min(tile[3], machine.lanes)  # neighbours that a block goes along together
+    lowering.emit(
+        "scan",
+        ScanParams(tile=tuple(tile), **node.attrs),
+        [*node.inputs, out],
+        box_coords(frame, tile),
+    )
+
+
+def _scan_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    axis = attrs["axis"]
+    x = np.flip(inputs[0], axis) if attrs["reverse"] else inputs[0]
+    apply, start = (np.cumprod, 1) if attrs["function"] == "mul" else (np.cumsum, 0)
+    if attrs["exclusive"]:
+        first = np.full(lines(x.shape, axis), start, x.dtype)
+        x = np.concatenate([first, np.delete(x, -1, axis)], axis)
+    scanned = apply(x, axis)
+    return [np.flip(scanned, axis) if attrs["reverse"] else scanned]
+
+
+register("scan", _scan_reference, _lower_scan, aliasing="none")

@@ -1,0 +1,72 @@
+"""Every public function has an example in its docstring, which runs on the CPU and prints what it
+says; docstrings have one style, and signatures say types.
+"""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import ark
+
+LATER = ("from_onnx", "from_torch", "inference_model", "training_model", "parallelize")
+FUNCTIONS = sorted(
+    name
+    for name in {*ark.__all__, *ark.ops.__all__, *LATER}
+    if inspect.isfunction(getattr(ark, name))
+)
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+# load: whatever was saved. grad: a tensor or a list of them, as `inputs` was.
+RETURNS_ANY = {"load", "grad"}
+FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    ark.init(backend="cpu", rank=0, world_size=1)
+    yield
+    ark.init(rank=0, world_size=1)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_example_of_a_function_runs(name: str) -> None:
+    space = {"ark": ark, "torch": torch}
+    parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(optionflags=FLAGS)
+    text = inspect.getdoc(getattr(ark, name)) or ""
+    case = parser.get_doctest(text, space, name, None, 0)
+    assert case.examples, f"ark.{name} has no example"
+    said: list[str] = []
+    runner.run(case, out=said.append)
+    assert runner.failures == 0, "".join(said)
+
+
+def test_an_example_that_says_something_else_fails() -> None:
+    parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(optionflags=FLAGS)
+    case = parser.get_doctest(
+        ">>> ark.relu(torch.tensor([-1.0])).eval()\ntensor([1.])\n",
+        {"ark": ark, "torch": torch},
+        "wrong",
+        None,
+        0,
+    )
+    runner.run(case, out=lambda said: None)
+    assert runner.failures == 1
+
+
+def test_signatures_of_ops_say_types() -> None:
+    untyped = [
+        f"{name}({parameter.name})"
+        for name in FUNCTIONS
+        for parameter in inspect.signature(getattr(ark, name)).parameters.values()
+        if str(parameter.annotation) == "Any" and parameter.kind not in VARIADIC
+    ]
+    untyped += [
+        f"{name} ->"
+        for name in set(FUNCTIONS) - RETURNS_ANY
+        if "Any" in str(inspect.signature(getattr(ark, name)).return_annotation)
+    ]
+    assert not untyped, untyped
