@@ -332,7 +332,8 @@ def _check_torch(value: Any) -> None:
 def as_tensor(value: Any) -> Tensor:
     """A tensor of the current model.
 
-    The argument itself, or one on the memory of another model's tensor or of a torch tensor. Raises InvalidUsageError for anything else.
+    The argument itself, or one on the memory of another model's tensor or of a torch tensor. Raises
+    InvalidUsageError for anything else.
     """
     if isinstance(value, Tensor):
         model = Model.get_model()

@@ -107,9 +107,9 @@ def _scatter_elements(call: Call) -> Gradients:
 def _scan(call: Call) -> Gradients:
     """Sums from the other end.
 
-    For products, the same of gradient times result, divided by the input. That is the slope before the first 0 of a line. At that 0, it is the sum of gradients times the
-    products of all other elements, which are those of the line with a 1 in its place; after it, the
-    slope is 0.
+    For products, the same of gradient times result, divided by the input. That is the slope before
+    the first 0 of a line. At that 0, it is the sum of gradients times the products of all other
+    elements, which are those of the line with a 1 in its place; after it, the slope is 0.
     """
     axis, given = call.attrs["axis"], call.gradient()
     exclusive, backward = call.attrs["exclusive"], call.attrs["reverse"]
