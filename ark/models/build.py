@@ -78,6 +78,11 @@ class Shape:
         """True if there is an entry point for the prompt's last chunk."""
         return self.chunk >= MIN_BEGIN_CHUNK_TOKENS
 
+    @property
+    def vocabulary(self) -> int:
+        """As of TokenState.make: the number of tokens where sampling is FULL, else 0."""
+        return self.config.vocab_size if self.sampling else 0
+
     def iterations(self, prompt: int, new: int) -> list[int]:
         """The iterations of each phase for a prompt and a number of new tokens."""
         if self.batch > 1:
@@ -151,7 +156,9 @@ def _trace(model: Model, decoder: Llama, shape: Shape) -> None:
     """The entry points of a decoder whose sequences have caches of their own."""
     decoder.setup(shape.context, shape.batch)
     decoder.name_tensors()
-    state = TokenState.make(shape.context, shape.batch, **_sampling(shape))
+    state = TokenState.make(
+        shape.context, shape.batch, vocabulary=shape.vocabulary, logprobs=shape.logprobs
+    )
     if shape.chunk:
         with model.graph.entry("prompt"):
             decoder.prompt(state, shape.chunk)
@@ -162,12 +169,6 @@ def _trace(model: Model, decoder: Llama, shape: Shape) -> None:
         decoder.decode(state)
 
 
-def _sampling(shape: Shape) -> dict[str, int]:
-    """What TokenState.make is given for the shape's sampling."""
-    vocabulary = shape.config.vocab_size if shape.sampling else 0
-    return {"vocabulary": vocabulary, "logprobs": shape.logprobs}
-
-
 def _trace_paged(model: Model, decoder: Llama, shape: Shape, pages: Pages) -> None:
     """The entry points of a decoder whose sequences share pages: chunks of a prompt, which has a
     state of its own, and decoding by each number of rows.
@@ -175,7 +176,9 @@ def _trace_paged(model: Model, decoder: Llama, shape: Shape, pages: Pages) -> No
     decoder.setup_pages(shape.context, pages.pool, pages.size)
     decoder.name_tensors()
     most = pages.most(shape.context)
-    state = TokenState.make(shape.context, shape.batch, most, **_sampling(shape))
+    state = TokenState.make(
+        shape.context, shape.batch, most, vocabulary=shape.vocabulary, logprobs=shape.logprobs
+    )
     if shape.chunk:
         prompt = TokenState.make(shape.context, 1, most, prefix="prompt_")
         with model.graph.entry("chunk"):

@@ -138,8 +138,8 @@ class Generator:
             world_size,
             batch,
             split,
-            sampling,
-            whole("the number of log probabilities", max_logprobs),
+            sampling=sampling,
+            logprobs=whole("the number of log probabilities", max_logprobs),
         )
         tell("planning", 0, 0)
         if plan is None:

@@ -119,7 +119,8 @@ def _sampled(
     around = [_weights(p, mode) for p in bounded]
     total: Any = None
     for corner in itertools.product(*around):
-        index, share = None, None
+        index: Any = None
+        share: Any = None
         for (i, weight), n in zip(corner, sizes, strict=True):
             at, inside = outside.neighbour(i, n)
             index = at if index is None else ark.add(ark.mul(index, float(n)), at)
