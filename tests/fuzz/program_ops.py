@@ -4,6 +4,7 @@ the result is by NumPy or torch in float64 and int64.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -31,13 +32,15 @@ class Undefined(Exception):
 class Op:
     """draw: (values taken, parameters, results) or None. build: tensors and parameters to results.
     reference: the same of arrays, with the operands' types. smooth: small changes of operands
-    change results little.
+    change results little. terms: of an operand how large the terms are whose sum the result is,
+    where they may cancel; each is rounded.
     """
 
     draw: Callable[[random.Random, Sequence[Value]], Drawn | None]
     build: Callable[[list[Any], dict[str, Any]], list[Any]]
     reference: Callable[[list[np.ndarray], dict[str, Any], list[str]], list[Any]]
     smooth: bool = True
+    terms: Callable[[np.ndarray], np.ndarray] | None = None
 
 
 def pick(
@@ -100,7 +103,8 @@ def binary(name: str, apply: Any, types: Sequence[str], out: str = "", smooth: b
 
     def reference(a: list[np.ndarray], p: dict[str, Any], types: list[str]) -> list[Any]:
         kind = a[0].dtype
-        return [apply(*(np.asarray(v, kind) for v in sides(a, p)))]
+        narrow = np.float32 if kind.kind == "f" else kind  # as numbers are kept
+        return [apply(*(np.asarray(v, narrow if np.isscalar(v) else kind) for v in sides(a, p)))]
 
     return Op(draw, lambda t, p: [getattr(ark, name)(*sides(t, p))], reference, smooth)
 
@@ -322,8 +326,10 @@ TORCHS = {
     "log_sigmoid": F.logsigmoid,
     "gelu": lambda t: F.gelu(t, approximate="tanh"),
 }
+OPS_OF_TORCH = {n: unary(n, from_torch(f), FLOATS) for n, f in TORCHS.items()}
 OPS: dict[str, Op] = {
-    **{n: unary(n, from_torch(f), FLOATS) for n, f in TORCHS.items()},
+    **OPS_OF_TORCH,
+    "gelu_erf": dataclasses.replace(OPS_OF_TORCH["gelu_erf"], terms=np.abs),
     **{n: unary(n, getattr(np, n), FLOATS, smooth=False) for n in ("floor", "ceil", "round")},
     **{n: unary(n, getattr(np, n), FLOATS, "bool", False) for n in ("isnan", "isinf")},
     **{n: unary(n, f, (*FLOATS, *SIGNED)) for n, f in (("neg", np.negative), ("abs", np.abs))},
@@ -368,7 +374,10 @@ OPS: dict[str, Op] = {
     "argmax": along("argmax", lambda a, d: np.argmax(a, d, keepdims=True), ALL, "int32", False),
     "argmin": along("argmin", lambda a, d: np.argmin(a, d, keepdims=True), ALL, "int32", False),
     "softmax": unary("softmax", from_torch(lambda t: torch.softmax(t, -1)), FLOATS),
-    "log_softmax": unary("log_softmax", from_torch(lambda t: torch.log_softmax(t, -1)), FLOATS),
+    "log_softmax": dataclasses.replace(
+        unary("log_softmax", from_torch(lambda t: torch.log_softmax(t, -1)), FLOATS),
+        terms=lambda a: 1.0 + a.max(-1, keepdims=True) - a,
+    ),
     "safe_softmax": unary(
         "safe_softmax", from_torch(lambda t: torch.ops.aten._safe_softmax(t, -1)), FLOATS
     ),
@@ -415,7 +424,9 @@ OPS: dict[str, Op] = {
         lambda t, p: t[tuple(slice(b, e) for b, e in p["box"])],
         lambda a, p: a[tuple(slice(b, e) for b, e in p["box"])],
         EVERY,
-        lambda rng, s: {"box": [[b := rng.randrange(n), rng.randint(b + 1, n)] for n in s]},
+        lambda rng, s: {
+            "box": [[b := rng.randint(0, max(n - 1, 0)), rng.randint(min(b + 1, n), n)] for n in s]
+        },
         lambda s, p: [e - b for b, e in p["box"]],
     ),
     "tril": same(
