@@ -312,6 +312,12 @@ def _variance(a: np.ndarray) -> np.ndarray:
     return centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + 1e-6)
 
 
+def _range(rng: random.Random, size: int) -> list[int]:
+    """Begin and end of some of the indices, which are none of a dimension of size 0 alone."""
+    begin = rng.randrange(max(size, 1))
+    return [begin, rng.randint(min(begin + 1, size), size)]
+
+
 ALL = (*FLOATS, *INTEGERS)
 EVERY = (*ALL, "bool")
 SIGNED = ("int64", "int32", "int8")
