@@ -26,7 +26,7 @@ from tests.fuzz import mutate
 MACHINE = "cpu-2"
 
 
-def decoder(batch: int = 1, fuse: bool = True) -> Plan:
+def decoder(batch: int = 1, fuse: bool = True, sampling: str = "") -> Plan:
     """Two layers; a prompt of chunks of two tokens, where there is one sequence."""
     config = LlamaConfig(
         hidden_size=16,
@@ -41,7 +41,7 @@ def decoder(batch: int = 1, fuse: bool = True) -> Plan:
         tie_word_embeddings=True,
     )
     chunk = 2 if batch == 1 else 0
-    shape = Shape(config, by_name("fp32"), 16, chunk, 0, 1, batch)
+    shape = Shape(config, by_name("fp32"), 16, chunk, 0, 1, batch, sampling=sampling, logprobs=2)
     return make_plans(shape, registry.machine(MACHINE), {"fuse": fuse})[0]
 
 
@@ -180,6 +180,7 @@ _DECODERS: dict[str, Callable[[], Plan]] = {
     "decoder": decoder,
     "unfused": lambda: decoder(fuse=False),
     "batch": lambda: decoder(2),
+    "sampling": lambda: decoder(sampling="full"),
 }
 NAMES = (*_DECODERS, *_BUILT)
 
