@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"ci/{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-compilers, evidence, generate, wheels = map(load, ("compilers", "evidence", "generate", "wheels"))
+from tests.cases.ci import compilers, evidence, generate, wheels
 
 RESULT: dict[str, Any] = {
     "row": "cuda-h100",

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from ark.bench.results import Figure, Place, Results
+from tests.cases.ci import generate, load
 from tests.slow import slow
-from tests.unit.test_ci import generate, load
 
 figure_file, figure_pieces, figures, page = (
     load(name) for name in ("figure_file", "figure_pieces", "figures", "performance_page")

@@ -9,7 +9,7 @@ import pytest
 
 from ark.backend import registry
 from ark.lower import thin_cuts
-from tests.unit.test_ci import load
+from tests.cases.ci import load
 
 plan_programs, plans = load("plan_programs"), load("plans")
 PROGRAMS = {program.name: program for program in plan_programs.programs()}

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from tests.unit.test_ci import load
+from tests.cases.ci import load
 
 words = load("words")
 

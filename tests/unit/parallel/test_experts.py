@@ -12,13 +12,7 @@ from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.model import Model, use_model
 from ark.parallel import ParallelGraph, materialise, parallelize
 from ark.parallel.transform import annotate
-from tests.unit.parallel.test_transform import (
-    inputs_of,
-    on_cpu_ranks,
-    on_ranks_in_numpy,
-    one_device,
-    traced,
-)
+from tests.cases.transform import inputs_of, on_cpu_ranks, on_ranks_in_numpy, one_device, traced
 
 ROWS, HIDDEN, INNER, EXPERTS, CHOSEN = 6, 8, 12, 4, 2
 

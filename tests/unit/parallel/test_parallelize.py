@@ -20,8 +20,7 @@ from ark.parallel.plans.choices import Costs
 from ark.parallel.plans.search import evaluate, search
 from ark.parallel.plans.times import Rates
 from ark.parallel.transform import whole_of
-from tests.slow import slow
-from tests.unit.parallel.test_transform import (
+from tests.cases.transform import (
     inputs_of,
     on_cpu_ranks,
     on_ranks_in_numpy,
@@ -29,6 +28,7 @@ from tests.unit.parallel.test_transform import (
     perceptron,
     traced,
 )
+from tests.slow import slow
 
 ROWS, WIDTH, INNER = 8, 16, 32
 
