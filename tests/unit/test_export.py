@@ -247,7 +247,7 @@ def test_a_plan_of_external_tensors_computes_what_numpy_does(tmp_path: Path) -> 
     ("words", "said"),
     [
         (["--name", "1x"], "must begin with a-z"),
-        (["--name", "layout"], "none of ark"),
+        (["--name", "layout"], "not be one of ark"),
         (["--arch", "a b;c"], "-march"),
         (["--machine", "h100"], "made for"),
     ],

@@ -103,7 +103,7 @@ def test_a_share_of_what_is_whole_is_refused() -> None:
                 plan.op_assign(part, rank)
         else:
             plan.op_assign(piece, 0, 1)
-    with pytest.raises(ModelError, match="adds up"):
+    with pytest.raises(ModelError, match="add up"):
         materialise(plan)
     add = plan.nodes[-2]
     with pytest.raises(InvalidUsageError, match="no dimension"):

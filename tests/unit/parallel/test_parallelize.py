@@ -188,7 +188,7 @@ def scoped(first: str, second: str) -> Graph:
         (MODELS["mixing"], "zero1", None, InvalidUsageError, "name the tensors that hold it"),
         (MODELS["mixing"], "megatron", {"x": 0}, InvalidUsageError, "cuts are for copies"),
         (MODELS["mixing"], "chimera", None, InvalidUsageError, "use an even number"),
-        (MODELS["mixing"], "zero1", {"nobody": 0}, InvalidUsageError, "is called 'nobody'"),
+        (MODELS["mixing"], "zero1", {"nobody": 0}, InvalidUsageError, "no input named 'nobody'"),
         (scoped("f0-0", "head"), "1f1b", None, ModelError, "has no pipeline scope"),
         (scoped("f0-0", "f7-0"), "1f1b", None, ModelError, "not in the schedule"),
     ],
@@ -260,8 +260,8 @@ def test_a_plan_of_the_users() -> None:
     [
         (0, "data", "mesh"),
         ((2, 2, 2, 2), "data", "mesh"),
-        (2, "pipeline", "is none"),
-        ((2, 2), ("data",), "is none"),
+        (2, "pipeline", "does not fit"),
+        ((2, 2), ("data",), "does not fit"),
     ],
 )
 def test_bad_arguments_are_refused(mesh: Any, plan: Any, says: str) -> None:

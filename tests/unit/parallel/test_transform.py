@@ -132,7 +132,7 @@ def test_a_missing_share_is_seen() -> None:
     want = one_device(graph, inputs)
     np.testing.assert_array_equal(on_ranks_in_numpy(plan, inputs), want)
     plan._pieces[product.id].remove(second)
-    with pytest.raises(ModelError, match="adds up"):
+    with pytest.raises(ModelError, match="add up"):
         materialise(plan)
 
 
