@@ -1,4 +1,4 @@
-"""The pages of docs/reference, made of what the code says. Called by ci/generate.py."""
+"""The pages of docs/reference, generated from the code. Called by ci/generate.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import ark
 from ark.cli import COMMANDS, build_parser
 
-# What ark loads on first use.
+# Modules that ark imports on first use.
 LATER = (
     *("ark.interop.from_onnx", "ark.interop.from_torch", "ark.interop.inference_model"),
     *("ark.interop.training_model", "ark.parallel.parallelize"),
@@ -33,7 +33,7 @@ This page is for users of the command line: every command with its options. {SOU
 
 
 def api() -> str:
-    """Classes and functions that are no ops."""
+    """Classes and functions other than ops."""
     names = [
         name
         for name in sorted({*ark.__all__, "SystemError"} - {*ark.ops.__all__})
