@@ -189,8 +189,8 @@ class Bootstrap:
         digests = [part.decode() for part in self.all_gather(digest.encode(), f"check of {label}")]
         if len(set(digests)) > 1:
             raise SystemError(
-                f"the ranks disagree on {label}: {_by_value(digests)}; start every rank with the same "
-                f"model, options, machine and version of ark"
+                f"the ranks disagree on {label}: {_by_value(digests)}; start every rank with "
+                "the same model, options, machine and version of ark"
             )
 
     def failure(self) -> str | None:

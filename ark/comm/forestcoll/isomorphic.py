@@ -31,9 +31,9 @@ def draw(
 ) -> tuple[Tree, ...] | None:
     """Returns k trees per unit of demand, copies counted, of each orbit's least rank, or None.
 
-    With all their images they load no link with more than scale times its bandwidth. As many
-    copies of each tree are taken as fit; where that leaves no room for the rest, one of each.
-    Where there are no switches, ways with most left go first. With `reversed_too` there is room for the
+    With all their images they load no link with more than scale times its bandwidth. As many copies
+    of each tree are taken as fit; where that leaves no room for the rest, one of each. Where there
+    are no switches, ways with most left go first. With `reversed_too` there is room for the
     reversed trees too, over the reverse links, along which an all-reduce sums.
     """
     boxes = net.topology.equal_boxes() or _neighbours(net)
