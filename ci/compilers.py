@@ -3,7 +3,7 @@
 `python ci/compilers.py FOLDER [--tests tests/codegen/test_cuda_bodies.py ...]`: FOLDER has one
 folder a version, with libnvrtc.so.* and libnvrtc-builtins.so.* somewhere in it (an unpacked wheel
 nvidia-cuda-nvrtc). Each version runs in processes of its own, into which its libraries are loaded
-before any other. What is shown: whether the models of ark.api.known compile, alone and in parts,
+before any other. The line shows whether the models of ark.api.known compile, alone and in parts,
 with shared memory aligned in the ELF file (ark_cuda.alignment); on a GPU, whether their results are
 right; and the counts of the pytest files that were named. Exit code 1 if a version fails. The last
 line stands also where the run is interrupted (`timeout -s INT 9m`).
@@ -25,18 +25,18 @@ ARCH = "sm_90a"  # where there is no GPU
 
 
 def forced(folder: Path) -> dict[str, str]:
-    """The environment in which a process uses that NVRTC; ValueError if there is none."""
-    found = sorted(folder.rglob("libnvrtc.so.*"))
+    """The environment in which a process uses that NVRTC; raises ValueError if there is none."""
+    candidates = sorted(folder.rglob("libnvrtc.so.*"))
     builtins = sorted(folder.rglob("libnvrtc-builtins.so.*"))
-    if not found or not builtins:
+    if not candidates or not builtins:
         raise ValueError(f"{folder} lacks libnvrtc.so.* or libnvrtc-builtins.so.*")
-    libraries = [str(path.resolve()) for path in (*builtins[:1], *found[:1])]
-    path = ":".join([str(found[0].resolve().parent), os.environ.get("LD_LIBRARY_PATH", "")])
+    libraries = [str(path.resolve()) for path in (*builtins[:1], *candidates[:1])]
+    path = ":".join([str(candidates[0].resolve().parent), os.environ.get("LD_LIBRARY_PATH", "")])
     return {**os.environ, "LD_PRELOAD": ":".join(libraries), "LD_LIBRARY_PATH": path.strip(":")}
 
 
 def examine() -> dict[str, str]:
-    """What this process' NVRTC makes of the models. The keys are the table's columns."""
+    """The results of this process's NVRTC for the models. The keys are the table's columns."""
     from ark_cuda import backend, machines
     from ark_cuda.compiler import NvrtcCompiler
 
@@ -50,25 +50,25 @@ def examine() -> dict[str, str]:
     from ark.runtime import toolchain
 
     compiler = NvrtcCompiler()
-    said = {"nvrtc": compiler.key(Target(ARCH, 0)).split(f" {ARCH}")[0]}
+    verdicts = {"nvrtc": compiler.key(Target(ARCH, 0)).split(f" {ARCH}")[0]}
     device = backend.open(0) if backend.probe().devices else None
     machine = device.machine if device else machines.MODELS["h200"]
     try:
         for build in known.MODELS:
             with use_model(Model()) as model:
                 build(known.Known())
-            made = plan(model.graph, machine)
-            source = write(made, machine_of(made), backend.dialect(machine.arch)).source
-            compiler.compile(source, Target(machine.arch, machine_of(made).threads))
+            planned = plan(model.graph, machine)
+            source = write(planned, machine_of(planned), backend.dialect(machine.arch)).source
+            compiler.compile(source, Target(machine.arch, machine_of(planned).threads))
     except BaseError as error:
-        return {**said, "compiled": str(error).splitlines()[0]}
-    said["compiled"] = "aligned"
+        return {**verdicts, "compiled": str(error).splitlines()[0]}
+    verdicts["compiled"] = "aligned"
     if device is None:
-        return {**said, "results": "no GPU"}
+        return {**verdicts, "results": "no GPU"}
     try:
-        return {**said, "results": toolchain.examine(backend, device) or "right"}
+        return {**verdicts, "results": toolchain.examine(backend, device) or "right"}
     except BaseError as error:
-        return {**said, "results": str(error).splitlines()[0]}
+        return {**verdicts, "results": str(error).splitlines()[0]}
 
 
 def tested(paths: list[str], environment: dict[str, str]) -> str:
@@ -76,22 +76,22 @@ def tested(paths: list[str], environment: dict[str, str]) -> str:
     words = [sys.executable, "-m", "pytest", "-q", "-k", "cuda", *paths]
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    last = (done.stdout.strip().splitlines() or ["nothing was said"])[-1]
+    last = (done.stdout.strip().splitlines() or ["no output"])[-1]
     return " ".join([last.strip("= "), *failed])
 
 
 def run(folder: Path, paths: list[str]) -> tuple[str, bool]:
-    """A version's line, and whether all that was asked of it went well."""
+    """A version's line, and whether all requested checks passed."""
     environment, begin = forced(folder), time.perf_counter()
     words = [sys.executable, str(Path(__file__).resolve()), "--one"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     lines = done.stdout.strip().splitlines()
     try:
-        said = json.loads(lines[-1])
+        verdicts = json.loads(lines[-1])
     except (ValueError, IndexError):
         return f"crashed ({done.returncode}): {done.stderr.strip()[-300:]}", False
-    good = said["compiled"] == "aligned" and said["results"] in ("right", "no GPU")
-    text = "; ".join(f"{name}: {value}" for name, value in said.items())
+    good = verdicts["compiled"] == "aligned" and verdicts["results"] in ("right", "no GPU")
+    text = "; ".join(f"{name}: {value}" for name, value in verdicts.items())
     if paths:
         counts = tested(paths, environment)
         text, good = f"{text}; tests: {counts}", good and not re.search("failed|error", counts)

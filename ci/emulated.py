@@ -1,8 +1,8 @@
 """Runs ark's backend tests on emulated AMD devices, two runs side by side: `nox` calls it.
 
 The first argument is a JSON list of runs as in ci/matrix.toml under [[emulated]]. A run is one
-pytest process; its output is printed whole when all is done. Words behind it are a command that
-runs meanwhile. The exit code is 1 if anything failed.
+pytest process; its output is printed whole at the end. Further arguments are a command that runs at
+the same time. The exit code is 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-# Files that the default run takes with all checks, and so not without them.
+# Files that the default run includes with all checks, and therefore not without them.
 CHECKED = ("tests/backend/test_faults.py", "tests/backend/test_programs.py")
-# Files all of whose tests are the slow session's (tests/emulated.py) are not even imported.
+# Files whose tests all belong to the slow session (tests/emulated.py) are not imported.
 SLOW = 'pytestmark = pytest.mark.emulated("slow")\n'
 ELSEWHERE = sorted(str(f) for f in Path("tests/backend").glob("test_*.py") if SLOW in f.read_text())
 # The words of ci/matrix.toml for tests on emulated devices, the longest first.
@@ -33,8 +33,8 @@ SIDE_BY_SIDE = 2
 
 
 def command(run: dict[str, Any]) -> list[str]:
-    """What runs the tests of one entry."""
-    # Each keeps its own notes of the last run.
+    """The command that runs the tests of one entry."""
+    # Each has its own cache of the last run.
     cache = f"cache_dir=.pytest_cache/{run['arch']}-{run['seed']}-{run['tests']}"
     words = TESTS[run["tests"]]
     return [sys.executable, "-m", "pytest", "-q", "-o", cache, "-k", "rocm", *words]
@@ -47,9 +47,9 @@ def environment(run: dict[str, Any]) -> dict[str, str]:
         "ARK_ROCM_DEVICE": f"emulated:{run['arch']}",
         "ARK_ROCM_EMULATOR_SEED": str(run["seed"]),
         "ARK_ROCM_EMULATOR_CHECKS": str(int(run["checks"])),
-        "ARK_ROCM_EMULATOR_IMPLICIT_SYNC": "0",  # what is freed under a kernel fails the test
+        "ARK_ROCM_EMULATOR_IMPLICIT_SYNC": "0",  # a test that frees memory under a kernel fails
         "ARK_REQUIRE": "rocm:1",
-        # The default run takes a part of them, which tests/backend/conftest.py selects by marks.
+        # The default run includes a part of them, which tests/backend/conftest.py selects by marks.
         "ARK_EMULATED_PART": "" if "session" in run else run["arch"],
     }
 
@@ -75,8 +75,10 @@ def main(runs: list[dict[str, Any]], other: list[str]) -> int:
         if other and subprocess.run(other, check=False).returncode:
             failed.append(other)
         for future in as_completed(started):
-            run, code, said, seconds = future.result()
-            print(f"\n--- {json.dumps(run)}: {seconds:.0f} s, exit code {code}\n{said}", flush=True)
+            run, code, output, seconds = future.result()
+            print(
+                f"\n--- {json.dumps(run)}: {seconds:.0f} s, exit code {code}\n{output}", flush=True
+            )
             failed += [run] if code else []
     for run in failed:
         print(f"failed: {json.dumps(run)}", flush=True)

@@ -1,15 +1,17 @@
-"""Runs a row's tests on the row's machine and writes down what happened, for ci/coverage.md.
+"""Runs a row's tests on the row's machine and writes the outcome, for ci/coverage.md.
 
 `python ci/evidence.py cuda-h100` (or `nox -s cuda-h100`) runs the tests of that row of
 ci/matrix.toml and writes ci/results/cuda-h100.json: the devices, the versions of drivers and
-packages, the date, and the counts of pytest's own report. A run in which a test failed, or none ran
-on a device of the row, writes nothing. ci/generate.py reads the files back through the same schema.
+packages, the date, and the counts of pytest's own report. A run in which a test failed, or no test
+ran on a device of the row, writes nothing. ci/generate.py reads the files back through the same
+schema.
 
-A machine that is lent for minutes runs a row in parts, each with pytest's own options: `--reports
-FOLDER` keeps each part's report there, and the result counts all reports of the same source. A run
-that is interrupted (`timeout -s INT 9m python ci/evidence.py ...`) says what it has seen so far.
+A machine that is available for minutes at a time runs a row in parts, each with pytest's own
+options: `--reports FOLDER` keeps each part's report there, and the result counts all reports of the
+same source. An interrupted run (`timeout -s INT 9m python ci/evidence.py ...`) reports the outcome
+so far.
 
-A suite that others wrote (onnx's node tests) has a runner of its own, which hands its counts to
+A suite of another project (onnx's node tests) has its own runner, which passes its counts to
 `write_suite`; such files are in ci/results/suites.
 """
 
@@ -40,7 +42,7 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "ci/results"
 SUITES = RESULTS / "suites"
-# Whose versions decide what a run shows.
+# Packages whose versions affect a run's outcome.
 PACKAGES = (
     "cuda-bindings",
     "cuda-core",
@@ -72,7 +74,7 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One run. source: the hash of ark's own source. on_device: tests passed on the row's backend.
-    versions: what the backend's probe says of drivers and compilers. files: counts by test file.
+    versions: of drivers and compilers, from the backend's probe. files: counts by test file.
     """
 
     row: Word
@@ -91,8 +93,8 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SuiteCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What came of a suite's tests. refused: by name, as nothing that ark has; refused_otherwise:
-    with another error for people.
+    """Outcomes of a suite's tests. refused: with an error that names an unsupported operator, type
+    or opset; refused_otherwise: with another error of ark.
     """
 
     passed: Count
@@ -103,7 +105,7 @@ class SuiteCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SuiteResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One run of a suite. tests: how many it has. selection: which of them were run."""
+    """One run of a suite. tests: their number. selection: which of them were run."""
 
     suite: Word
     version: Word
@@ -121,28 +123,30 @@ class SuiteResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_suite(path: Path) -> SuiteResult:
-    """A suite's result file; ValueError, naming the file, if it is none or does not add up."""
+    """A suite's result file; raises ValueError with the file name if it is not valid."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=SuiteResult)
+        result = msgspec.json.decode(path.read_bytes(), type=SuiteResult)
     except (msgspec.DecodeError, OSError) as error:
-        raise ValueError(f"{path.name} is no suite's result file: {error}") from error
-    done = sum(msgspec.structs.astuple(found.counts))
-    if not 0 < done <= found.tests or (found.selection == "all") != (done == found.tests):
+        raise ValueError(f"{path.name} is not a suite's result file: {error}") from error
+    done = sum(msgspec.structs.astuple(result.counts))
+    if not 0 < done <= result.tests or (result.selection == "all") != (done == result.tests):
         raise ValueError(f"{path.name}: the counts do not add up; run the suite again")
-    if found.counts.crashed:
-        raise ValueError(f"{path.name}: {found.counts.crashed} tests crashed; that is no evidence")
-    return found
+    if result.counts.crashed:
+        raise ValueError(
+            f"{path.name}: {result.counts.crashed} tests crashed; a run with a crash proves nothing"
+        )
+    return result
 
 
 def write_suite(
     path: Path, suite: str, backend: str, tests: int, selection: str, counts: SuiteCounts
 ) -> None:
-    """Writes what came of a run on a backend, the suite being the package of that name."""
+    """Writes the outcome of a run on a backend; the suite is the package of that name."""
     from ark.backend import registry
     from ark.runtime.cache import code_digest
 
     probe = registry.probe(backend)
-    made = SuiteResult(
+    result = SuiteResult(
         suite=f"{suite}: backend node tests",
         version=metadata.version(suite),
         backend=backend,
@@ -158,7 +162,7 @@ def write_suite(
         counts=counts,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n")
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     try:
         read_suite(path)
     except ValueError:
@@ -167,16 +171,20 @@ def write_suite(
 
 
 def read(path: Path) -> Result:
-    """A result file; ValueError, naming the file, if it is none or does not add up."""
+    """A result file; raises ValueError with the file name if it is not valid."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Result)
+        result = msgspec.json.decode(path.read_bytes(), type=Result)
     except (msgspec.DecodeError, OSError) as error:
-        raise ValueError(f"{path.name} is no result file: {error}; run ci/evidence.py") from error
-    if add(found.files.values()) != found.total or found.on_device > found.total.passed:
+        raise ValueError(
+            f"{path.name} is not a result file: {error}; run ci/evidence.py"
+        ) from error
+    if add(result.files.values()) != result.total or result.on_device > result.total.passed:
         raise ValueError(f"{path.name}: the counts do not add up; run ci/evidence.py again")
-    if found.total.failed:
-        raise ValueError(f"{path.name}: {found.total.failed} tests failed; that is no evidence")
-    return found
+    if result.total.failed:
+        raise ValueError(
+            f"{path.name}: {result.total.failed} tests failed; a run with a failure proves nothing"
+        )
+    return result
 
 
 def add(counts: Any) -> Counts:
@@ -186,10 +194,10 @@ def add(counts: Any) -> Counts:
 
 
 def count(reports: Sequence[Path], backend: str) -> tuple[dict[str, Counts], int]:
-    """Counts by file from JUnit reports, and how many tests passed on `backend`. A test that is in
-    several counts as in the last one.
+    """Counts by file from JUnit reports, and the number of tests passed on `backend`. A test in
+    several reports counts as in the last one.
 
-    Such a test says so in its parameters or its file's name.
+    A test's backend is in its parameters or its file's name.
     """
     files: dict[str, Counts] = {}
     on_device = 0
@@ -216,18 +224,18 @@ def _canonical(package: str | None) -> str:
 
 
 def _word(text: object) -> str:
-    """What a driver or package says of itself, as far as a result file may hold it."""
+    """The version text of a driver or package, shortened for a result file."""
     return re.sub(r"[^\w .,:;()+/@~#-]", "-", str(text))[:120] or "unknown"
 
 
 def tree_digest(*folders: str) -> str:
     """A hash of the source files in ark/, backends/ and further folders of the tree."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for folder in ("ark", "backends", *folders):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".py", ".h", ".c", ".cpp"):
-                found.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
-    return found.hexdigest()[:16]
+                digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def installed() -> dict[str, str]:
@@ -236,7 +244,7 @@ def installed() -> dict[str, str]:
 
 
 def describe(row: dict[str, Any], reports: Sequence[Path]) -> Result:
-    """What the runs with these reports show; ValueError if they show nothing."""
+    """The result of the runs with these reports; raises ValueError if they prove nothing."""
     from ark.backend import registry
     from ark.runtime.cache import code_digest
 
@@ -273,17 +281,19 @@ def describe(row: dict[str, Any], reports: Sequence[Path]) -> Result:
 
 
 def _reports(folder: Path) -> list[Path]:
-    """The reports there of ark's present source, and the next one, which is to be written."""
+    """The reports of ark's present source, and the path of the next one."""
     from ark.runtime.cache import code_digest
 
     own = folder / code_digest()[:16]
     own.mkdir(parents=True, exist_ok=True)
-    found = sorted(own.glob("*.xml"))
-    return [*found, own / f"{len(found):03}.xml"]
+    reports = sorted(own.glob("*.xml"))
+    return [*reports, own / f"{len(reports):03}.xml"]
 
 
 def _run(row: dict[str, Any], report: Path, rest: list[str]) -> int:
-    """Runs the row's tests; pytest's exit code, also after an interrupt, which pytest gets too."""
+    """Runs the row's tests; returns pytest's exit code, also after an interrupt, which pytest
+    receives too.
+    """
     environment = {**os.environ, "ARK_REQUIRE": row["require"], **row.get("environment", {})}
     words = [sys.executable, "-m", "pytest", *row["tests"], f"--junitxml={report}", *rest]
     with subprocess.Popen(words, cwd=ROOT, env=environment) as running:
@@ -294,7 +304,7 @@ def _run(row: dict[str, Any], report: Path, rest: list[str]) -> int:
 
 
 def _summary(report: Path, code: int) -> str:
-    """What a run that ended with such a code has seen."""
+    """The summary of a run that ended with this exit code."""
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     bad = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
     names = "".join(f"\n  {c.get('classname')}::{c.get('name')}" for c in bad)
@@ -319,8 +329,8 @@ def main(argv: list[str]) -> int:
         try:
             if code:
                 raise ValueError(_summary(reports[-1], code))
-            made = describe(row, reports)
-            checked = msgspec.json.decode(msgspec.json.encode(made), type=Result)
+            result = describe(row, reports)
+            checked = msgspec.json.decode(msgspec.json.encode(result), type=Result)
         except (ValueError, OSError, ElementTree.ParseError) as error:
             if known.reports:  # the same part may be run again
                 reports[-1].unlink(missing_ok=True)

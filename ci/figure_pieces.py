@@ -18,10 +18,10 @@ SIZES = (16 << 10, 1 << 20, 64 << 20)
 
 @dataclass(frozen=True)
 class Piece:
-    """One call of `ark bench`. words: its words; those of `names` follow that have no figure yet.
-    figures: how the names of its figures begin, one for each of `names` where there are any. peer:
-    what --vs takes. kept: the peer takes so long that its times are kept, by versions, and measured
-    again only where these change. seconds: the most that it may take.
+    """One call of `ark bench`. words: its arguments, followed by those of `names` that have no
+    figure yet. figures: prefixes of the names of its figures, one for each of `names` if there are
+    any. peer: the argument of --vs. kept: the peer is slow, so its times are kept with its
+    versions, and measured again only if these change. seconds: the time limit.
     """
 
     name: str
@@ -67,18 +67,18 @@ def _models(seconds: float) -> list[Piece]:
 
 
 def _comm(ranks: int, sizes: tuple[int, ...], peer: str, seconds: float) -> list[Piece]:
-    made = []
+    pieces_of = []
     for name in COLLECTIVES:
         for size in sizes:
             words = ("comm", name, "--ranks", str(ranks), "--sizes", str(size), "--type", "bf16")
             words += ("--repeats", "3")
             figure = f"comm/{name}-{size}-bf16-{ranks}-ranks"
-            made.append(Piece(f"{name} of {size} bytes", words, (figure,), peer, seconds))
-    return made
+            pieces_of.append(Piece(f"{name} of {size} bytes", words, (figure,), peer, seconds))
+    return pieces_of
 
 
 def on_accelerator(devices: int) -> list[Piece]:
-    """The set of a GPU, or of several of one host: what is watched most comes first."""
+    """The set of a GPU, or of several of one host, the most important first."""
     if devices > 1:
         shapes = [_decode(c, 100, ranks=devices) for c in ("llama-3.2-1b", "llama-3.1-8b")]
         return [*shapes, *_comm(devices, SIZES, "nccl", 60)]
@@ -95,7 +95,7 @@ def on_accelerator(devices: int) -> list[Piece]:
 
 
 def on_cpu(tiny: bool) -> list[Piece]:
-    """The set of a CPU. tiny: a figure of each kind, to try the way they go."""
+    """The set of a CPU. tiny: one figure of each kind, to test this script."""
     table = tuple(c.name for c in cases() if c.on_cpu and not c.name.startswith(SWEEP))
     names = ("adds-64x4096-fp32", "matmul-512x512x512-nt-bf16")
     small = tuple(n for n in table if "64m" not in n and "8192" not in n and "16384" not in n)

@@ -1,11 +1,11 @@
 """Measures the standard set of figures on a row's machine and writes them as data.
 
-`python ci/figures.py cuda-h200` runs the benches of ci/figure_pieces.py, each in a process of its
-own, and writes ci/results/figures/cuda-h200.json, from which ci/generate.py makes the tables of
-docs/performance.md. It prints what is worse by 3% than the file before. It stops after --budget
-seconds; what was measured is kept in --work, and the next run goes on from there while ark's source
-is the same. Rows that were not measured again keep what the file had. The exit code is 1 where a
-figure is missing or worse.
+`python ci/figures.py cuda-h200` runs the benches of ci/figure_pieces.py, each in its own process,
+and writes ci/results/figures/cuda-h200.json, from which ci/generate.py makes the tables of
+docs/performance.md. It prints the figures that are worse by 3% than the previous file's. It stops
+after --budget seconds; results so far are kept in --work, and the next run continues from there if
+ark's source is the same. Rows that were not measured again keep the previous figures. The exit code
+is 1 if a figure is missing or worse.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from ark.bench.results import Figure, Results, read
 
 ROOT = Path(__file__).resolve().parent.parent
 BACKENDS = {"cpu": "ark_cpu", "cuda": "ark_cuda", "rocm": "ark_rocm", "mesh": "ark_mesh"}
-WORSE = 1.03
+MAX_TIME_RATIO = 1.03
 CUT = "no end in"
-LEAST = 15.0  # seconds that must be left for another piece to begin
+MIN_PIECE_SECONDS = 15.0  # seconds that must be left for another piece to begin
 
 
 def say(text: str) -> None:
-    """Prints at once: a run may be cut."""
+    """Prints at once, because a run may be interrupted."""
     print(text, flush=True)
 
 
@@ -68,8 +68,8 @@ def environment(row: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 
 @dataclass
 class Run:
-    """A run of a row. runs: what was measured since it began, resumed ones among them. failed: by
-    figure, how its process ended.
+    """A run of a row. runs: all measurements, including those of a resumed run. failed: for each
+    figure how its process ended.
     """
 
     row: dict[str, Any]
@@ -84,7 +84,7 @@ class Run:
         return {f.figure for run in self.runs for f in run.figures}
 
     def missing(self, piece: Piece) -> list[str]:
-        """The beginnings of figures that are not there."""
+        """The prefixes of figures that are missing."""
         done = self.done
         left = (f for f in piece.figures if f not in self.failed)
         return [f for f in left if not any(_is(name, f) for name in done)]
@@ -94,38 +94,38 @@ class Run:
         return self.ends - time.monotonic()
 
     def keep(self, run: Results) -> None:
-        """Adds figures, and keeps all for a run that goes on."""
+        """Adds figures, and stores all for a run that continues."""
         self.runs.append(run)
         write_figures(self.work, Figures(self.row["name"], self.before.noisy, self.runs))
 
 
 def _is(name: str, begins: str) -> bool:
-    """Does a figure's name begin so? A collective's goes on with how it was done."""
+    """True if a figure's name has this prefix. A collective's name continues with its algorithm."""
     goes_on = begins.startswith("comm/") and name.startswith(f"{begins}-")
     return name == begins or goes_on
 
 
 def measure(run: Run, piece: Piece, variables: dict[str, str]) -> None:
-    """Runs a piece until it has all figures, or may take no longer."""
+    """Runs a piece until it has all figures, or its time is up."""
     began = time.monotonic()
     while missing := run.missing(piece):
         seconds = min(began + piece.seconds - time.monotonic(), run.left())
-        if seconds < LEAST:
-            say(f"  {piece.name}: {len(missing)} figures are not there in its time")
+        if seconds < MIN_PIECE_SECONDS:
+            say(f"  {piece.name}: {len(missing)} figures are missing after its time limit")
             return
         how = call(run, piece, missing, seconds, variables)
-        still = run.missing(piece)
-        cut = how.startswith(CUT) and len(still) < len(missing)
-        if still and not cut and run.left() >= LEAST:
-            # Of several, the first that is not there ended the process; others may be measured.
-            for name in still[:1] if piece.names else still:
+        remaining = run.missing(piece)
+        cut = how.startswith(CUT) and len(remaining) < len(missing)
+        if remaining and not cut and run.left() >= MIN_PIECE_SECONDS:
+            # Of several, the first missing one ended the process; others may still be measured.
+            for name in remaining[:1] if piece.names else remaining:
                 run.failed[name] = how or "the bench gave another figure"
 
 
 def call(
     run: Run, piece: Piece, missing: Sequence[str], seconds: float, variables: dict[str, str]
 ) -> str:
-    """Runs a piece for missing figures and keeps what it gives; how it failed, or nothing."""
+    """Runs a piece for missing figures and stores the results; returns how it failed, or empty."""
     listed = zip(piece.names, piece.figures, strict=True) if piece.names else ()
     names = [name for name, begins in listed if begins in missing]
     peers = known_peers(run.before, run.runs) if piece.kept else {}
@@ -139,17 +139,19 @@ def call(
         if not file.is_file():
             return how or "it wrote no figures"
         try:
-            made = read(file)
+            results = read(file)
         except ValueError as error:
             return how or str(error)
-    if made.figures and (piece.names or not how):  # with a code, one figure may be wrong
-        versions = {**installed(), **made.versions}
-        run.keep(beside(msgspec.structs.replace(made, versions=versions), peers))
+    if results.figures and (piece.names or not how):  # with an exit code, one figure may be wrong
+        versions = {**installed(), **results.versions}
+        run.keep(beside(msgspec.structs.replace(results, versions=versions), peers))
     return how
 
 
 def ended(words: Sequence[str], seconds: float, variables: dict[str, str]) -> str:
-    """Runs a command with its own children for so many seconds; how it failed, or nothing."""
+    """Runs a command and its children for at most this many seconds; returns how it failed, or
+    empty.
+    """
     process = subprocess.Popen(
         words, cwd=ROOT, env=variables, stdout=subprocess.DEVNULL, start_new_session=True
     )
@@ -176,13 +178,13 @@ def known_peers(before: Figures, runs: Iterable[Results]) -> dict[str, tuple[Fig
     }
 
 
-def beside(made: Results, peers: Mapping[str, tuple[Figure, Results]]) -> Results:
-    """The run with kept times of peers where it has none, of the same machine and torch."""
+def beside(results: Results, peers: Mapping[str, tuple[Figure, Results]]) -> Results:
+    """The run, completed by kept times of peers on the same machine and torch."""
     figures = []
-    for row in made.figures:
+    for row in results.figures:
         old, run = peers.get(row.figure, (None, None))
-        same = run and run.machine == made.machine
-        same = same and run.versions.get("torch") == made.versions.get("torch")
+        same = run and run.machine == results.machine
+        same = same and run.versions.get("torch") == results.versions.get("torch")
         if same and old and row.us and not row.peer_us:
             ratio = old.peer_us / row.us
             detail = {**row.detail, "peer_of": run.date}
@@ -190,32 +192,32 @@ def beside(made: Results, peers: Mapping[str, tuple[Figure, Results]]) -> Result
                 row, peer=old.peer, peer_us=old.peer_us, ratio=ratio, detail=detail
             )
         figures.append(row)
-    return made.holding(figures)
+    return results.holding(figures)
 
 
 def worse(before: Figures, runs: Sequence[Results], noisy: bool) -> list[tuple[Figure, Figure]]:
-    """Figures that are worse by 3% than before, on the same machine: their times, or where the
-    machine is noisy the ratios to peers of the same run.
+    """Figures that are worse by 3% than before, on the same machine: their times or, on a noisy
+    machine, the ratios to peers of the same run.
     """
     old = {(f.figure, f.peer): (f, r.machine.name) for r in before.runs for f in r.figures}
-    found = []
+    slower = []
     for run in runs:
         for row in run.figures:
             was, name = old.get((row.figure, row.peer), (None, ""))
             if was is None or not was.us or not row.us or name != run.machine.name:
                 continue
             if noisy:
-                slow = bool(row.ratio and was.ratio and row.ratio * WORSE < was.ratio)
+                slow = bool(row.ratio and was.ratio and row.ratio * MAX_TIME_RATIO < was.ratio)
             else:
-                slow = row.us > was.us * WORSE
+                slow = row.us > was.us * MAX_TIME_RATIO
             if slow:
-                found.append((row, was))
-    return found
+                slower.append((row, was))
+    return slower
 
 
 def report(run: Run, asked: Sequence[Piece], noisy: bool) -> int:
-    """Prints a short table; the exit code."""
-    rows = [row for made in run.runs for row in made.figures]
+    """Prints a short table; returns the exit code."""
+    rows = [row for results in run.runs for row in results.figures]
     groups: dict[str, list[float]] = {}
     for row in rows:
         if row.ratio:
@@ -239,13 +241,13 @@ def report(run: Run, asked: Sequence[Piece], noisy: bool) -> int:
 
 
 def resumed(path: Path, row: str) -> list[Results]:
-    """What a run of the same source measured before it was cut."""
+    """The measurements of an interrupted run of the same source."""
     stamp, source = path.with_suffix(".source"), tree_digest()
     if path.is_file() and stamp.is_file() and stamp.read_text() == source:
         try:
             return read_figures(path, row).runs
         except ValueError as error:
-            say(f"what was measured before is not used: {error}")
+            say(f"the earlier measurements are not used: {error}")
     path.unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     stamp.write_text(source)
@@ -287,16 +289,16 @@ def main(argv: Sequence[str]) -> int:
         for number, piece in enumerate(asked, 1):
             if not run.missing(piece):
                 continue
-            if run.left() < LEAST:
+            if run.left() < MIN_PIECE_SECONDS:
                 say(f"the budget of {args.budget:.0f} s is spent before {piece.name}")
                 break
             say(f"[{number}/{len(asked)}] {piece.name}, {run.left():.0f} s left")
             measure(run, piece, variables)
     code = report(run, asked, noisy)
-    made = merged(before, run.runs, noisy, args.commit)
+    figures = merged(before, run.runs, noisy, args.commit)
     args.output.mkdir(parents=True, exist_ok=True)
     path = args.output / f"{args.row}.json"
-    write_figures(path, made)
+    write_figures(path, figures)
     say(f"wrote {path}; `python ci/generate.py` makes the tables of docs/performance.md from it")
     if not any(run.missing(piece) for piece in asked):
         work.unlink(missing_ok=True)

@@ -40,17 +40,17 @@ def rows(folder: Path = RESULTS) -> list[dict[str, Any]]:
     data = tomllib.loads((ROOT / "ci/matrix.toml").read_text())
     results = {path.stem: read(path) for path in sorted(folder.glob("*.json"))}
     for row in data["row"]:
-        found = results.pop(row["name"], None)
-        row["proof"], row["evidence"] = prove(row, found, data["emulated"])
+        result = results.pop(row["name"], None)
+        row["proof"], row["evidence"] = prove(row, result, data["emulated"])
     if results:
-        raise ValueError(f"ci/results has {sorted(results)}, which ci/matrix.toml does not know")
+        raise ValueError(f"ci/results has {sorted(results)}, which are not in ci/matrix.toml")
     return list(data["row"])
 
 
 def prove(
     row: dict[str, Any], result: Result | None, emulated: list[dict[str, Any]]
 ) -> tuple[str, str]:
-    """How far a row was taken, and by what."""
+    """The level of proof of a row, and its evidence."""
     if result is not None:
         for key in ("name", "backend", "arch"):
             if getattr(result, "row" if key == "name" else key) != row[key]:
@@ -58,7 +58,7 @@ def prove(
         if not all(row.get("device", "") in name for name in result.devices):
             raise ValueError(f"ci/results/{row['name']}.json is about {result.devices}")
         counts = f"{result.total.passed} passed, {result.total.skipped} skipped"
-        # What ran: a package may be installed beside the library that was loaded.
+        # The versions in use: another version of a package may be installed.
         versions = {**result.packages, **result.versions}
         return "executed", (
             f"{result.date}: {counts}, {result.on_device} of them on {', '.join(result.devices)}; "
@@ -102,7 +102,7 @@ def coverage(matrix: list[dict[str, Any]]) -> str:
 
 
 def suites(folder: Path = SUITES) -> str:
-    """The table of what others' test suites gave, from their runners' files."""
+    """The table of results of other projects' test suites, from their runners' files."""
     lines = [
         "",
         "## Suites of others",
@@ -114,18 +114,18 @@ def suites(folder: Path = SUITES) -> str:
         "| suite | backend | proof | date | run of | passed | refused | wrong |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for found in (read_suite(path) for path in sorted(folder.glob("*.json"))):
-        lines.append(_suite(found))
+    for result in (read_suite(path) for path in sorted(folder.glob("*.json"))):
+        lines.append(_suite(result))
     return "\n".join(lines) + "\n"
 
 
-def _suite(found: SuiteResult) -> str:
-    counts = found.counts
+def _suite(result: SuiteResult) -> str:
+    counts = result.counts
     done = counts.passed + counts.refused + counts.refused_otherwise + counts.wrong
     return (
-        f"| {found.suite} {found.version} | {found.backend}, {found.device}, "
-        f"Python {found.python} | **{'emulated' if found.emulated else 'executed'}** | "
-        f"{found.date} | {done:,} of {found.tests:,} | {counts.passed:,} | "
+        f"| {result.suite} {result.version} | {result.backend}, {result.device}, "
+        f"Python {result.python} | **{'emulated' if result.emulated else 'executed'}** | "
+        f"{result.date} | {done:,} of {result.tests:,} | {counts.passed:,} | "
         f"{counts.refused + counts.refused_otherwise:,} | {counts.wrong:,} |"
     )
 

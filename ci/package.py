@@ -1,8 +1,8 @@
 """Tests a built wheel or sdist outside of the repository. Called by the session `package`.
 
 `python ci/package.py FILE` installs FILE with the extra `cpu` into a new environment, changes to an
-empty folder, and there runs what a new user does: the command line, the README's first program and
-text from examples/noah, which is copied there. Exit code 1 says what failed.
+empty folder, and there runs a new user's first steps: the command line, the README's first program
+and text from examples/noah, which is copied there. Exit code 1 says what failed.
 """
 
 from __future__ import annotations

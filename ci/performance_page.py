@@ -1,4 +1,4 @@
-"""The page docs/performance.md, made of the files of figures. Called by ci/generate.py."""
+"""The page docs/performance.md, generated from the files of figures. Called by ci/generate.py."""
 
 from __future__ import annotations
 
@@ -37,37 +37,37 @@ NOISY = (
 
 
 def page(matrix: Sequence[dict[str, Any]], folder: Path = FOLDER) -> str:
-    """The whole page; ValueError for a file that is none, or of no row."""
+    """The whole page; raises ValueError for an invalid file, or one of an unknown row."""
     names = [row["name"] for row in matrix]
     files = {path.stem: path for path in sorted(folder.glob("*.json"))}
     strange = sorted(set(files) - set(names))
     if strange:
-        raise ValueError(f"{folder.name} has {strange}, which ci/matrix.toml does not know")
-    found = [
+        raise ValueError(f"{folder.name} has {strange}, which is not in ci/matrix.toml")
+    named = [
         (row, read_figures(files[row["name"]], row["name"]))
         for row in matrix
         if row["name"] in files
     ]
-    for row, made in found:
-        for run in made.runs:
+    for row, figures in named:
+        for run in figures.runs:
             if (run.machine.backend, row.get("device", "") in run.machine.name) != (
                 row["backend"],
                 True,
             ):
                 raise ValueError(f"{row['name']}.json is about {run.machine.name}")
-    parts = [HEAD, *("\n".join(_section(row, made)) + "\n" for row, made in found)]
+    parts = [HEAD, *("\n".join(_section(row, figures)) + "\n" for row, figures in named)]
     return "\n".join(parts)
 
 
-def _section(row: dict[str, Any], made: Figures) -> Iterator[str]:
+def _section(row: dict[str, Any], figures: Figures) -> Iterator[str]:
     yield f"## {row['machine']} (`{row['name']}`)"
-    if made.noisy:
+    if figures.noisy:
         yield f"\n{NOISY}"
     yield ""
-    for run in {_where(run): run for run in made.runs}.values():
+    for run in {_where(run): run for run in figures.runs}.values():
         yield f"- {_where(run)}"
     for kind, title in KINDS.items():
-        rows = [f for run in made.runs for f in run.figures if f.figure.split("/")[0] == kind]
+        rows = [f for run in figures.runs for f in run.figures if f.figure.split("/")[0] == kind]
         if rows:
             yield f"\n### {title}\n"
             yield "| figure | ark us | peer | peer us | ratio |\n|---|---|---|---|---|"
@@ -93,5 +93,5 @@ def _line(row: Figure) -> str:
 
 
 def _cell(text: str) -> str:
-    """The first words of an error, as a cell of a table holds them."""
+    """The beginning of an error, for a table cell."""
     return " ".join(text.split())[:120].replace("|", "/")

@@ -29,8 +29,8 @@ SMALL = 1 << 24  # bytes of a collective's largest message
 
 @dataclass(frozen=True)
 class Program:
-    """graphs: one a rank, for a machine. options: of the planner. on_cpu: small enough for the few
-    processors of a CPU.
+    """graphs: one per rank, for a machine. options: of the planner. on_cpu: small enough for the
+    few processors of a CPU.
     """
 
     name: str
@@ -63,7 +63,7 @@ def _op(case: OpCase) -> Program:
     return Program(case.name, graph, {"fuse": case.fuse}, case.on_cpu)
 
 
-# Published shapes, with fewer layers where more would only repeat the same tasks.
+# Published shapes, with fewer layers if more would only repeat the same tasks.
 QWEN3_8B = LlamaConfig(
     *(4096, 12288, 4, 32, 8, 128, 151936, 40960),
     rope=Rope(1000000.0),
@@ -121,11 +121,11 @@ def _weight(*shape: int, dtype: ark.DataType = ark.bf16) -> Tensor:
 
 
 def _convolved(x: Tensor, out: int, kernel: int, stride: int = 1, groups: int = 1) -> Tensor:
-    """A convolution and the normalisation of a batch that training has seen."""
+    """A convolution and a batch normalisation with fixed statistics."""
     kind = x.dtype()
     weight = _weight(out, x.shape()[1] // groups, kernel, kernel, dtype=kind)
-    made = ark.conv(x, weight, None, stride, kernel // 2, groups=groups, tf32=kind == ark.fp32)
-    return ark.batch_norm(made, *(_weight(out, dtype=kind) for _ in range(4)))
+    output = ark.conv(x, weight, None, stride, kernel // 2, groups=groups, tf32=kind == ark.fp32)
+    return ark.batch_norm(output, *(_weight(out, dtype=kind) for _ in range(4)))
 
 
 def _resnet(images: int, dtype: ark.DataType) -> Tensor:
@@ -149,8 +149,8 @@ def _mobilenet(images: int) -> Tensor:
         wide = 6 * x.shape()[1]
         inner = ark.clip(_convolved(x, wide, 1), 0.0, 6.0)
         inner = ark.clip(_convolved(inner, wide, 3, stride, wide), 0.0, 6.0)
-        made = _convolved(inner, width, 1)
-        x = x + made if stride == 1 and x.shape()[1] == width else made
+        output = _convolved(inner, width, 1)
+        x = x + output if stride == 1 and x.shape()[1] == width else output
     return x
 
 
@@ -166,7 +166,7 @@ def _dense(x: Tensor, out: int) -> Tensor:
 
 
 def _convnext(images: int) -> Tensor:
-    """Two blocks of ConvNeXt (Liu et al. 2022): depthwise 7x7, a norm and two products."""
+    """Two blocks of ConvNeXt (Liu et al. 2022): depthwise 7x7, a norm and two matmuls."""
     x = ark.tensor([images, 28, 28, 96], ark.bf16)
     for _ in range(2):
         planes = ark.transpose(x, [0, 3, 1, 2])
@@ -206,8 +206,8 @@ def _unet(images: int) -> Tensor:
     """A step down and one up, joined (Ronneberger et al. 2015), with group norms."""
 
     def block(x: Tensor, out: int) -> Tensor:
-        made = ark.conv(x, _weight(out, x.shape()[1], 3, 3), None, 1, 1)
-        return ark.silu(ark.group_norm(made, 8, _weight(out), _weight(out)))
+        output = ark.conv(x, _weight(out, x.shape()[1], 3, 3), None, 1, 1)
+        return ark.silu(ark.group_norm(output, 8, _weight(out), _weight(out)))
 
     x = block(ark.tensor([images, 4, 64, 64], ark.bf16), 64)
     low = block(block(ark.max_pool(x, 2), 128), 128)
@@ -265,7 +265,7 @@ def _learning_convnet() -> None:
 
 
 def _learning_decoder() -> None:
-    """A Llama of two layers that learns 64 tokens a step."""
+    """A Llama of two layers that trains on 64 tokens per step."""
     from ark.models.llama import Llama
 
     config = LlamaConfig(256, 1024, 2, 4, 4, 64, 1024, 64)
@@ -287,13 +287,13 @@ def _training() -> list[Program]:
 
 def _ranks(name: str, world: int, make: Callable[[int, int], Any]) -> Program:
     def graphs(machine: Machine) -> list[Graph]:
-        made = []
+        graphs = []
         for rank in range(world):
             model = Model(rank, world)
             with use_model(model):
                 make(rank, world)
-            made.append(model.graph)
-        return made
+            graphs.append(model.graph)
+        return graphs
 
     return Program(name, graphs, {"together": True}, False)
 

@@ -1,4 +1,4 @@
-"""The pages of docs/reference, made of what the code says. Called by ci/generate.py."""
+"""The pages of docs/reference, generated from the code. Called by ci/generate.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ark
 from ark.cli import COMMANDS, build_parser
 from ark.cli.examples import EXAMPLES, NEEDS
 
-# What ark loads on first use.
+# Modules that ark imports on first use.
 LATER = (
     *("ark.interop.from_onnx", "ark.interop.from_torch", "ark.interop.inference_model"),
     *("ark.interop.training_model", "ark.parallel.parallelize"),
@@ -35,7 +35,7 @@ tracebacks, `--log-level DEBUG` what ark does meanwhile; both may stand anywhere
 
 
 def api() -> str:
-    """Classes and functions that are no ops."""
+    """Classes and functions other than ops."""
     names = [
         name
         for name in sorted({*ark.__all__, "SystemError"} - {*ark.ops.__all__})

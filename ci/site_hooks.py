@@ -1,4 +1,4 @@
-"""What mkdocs does with pages besides: links to files that the site has not become their text.
+"""A hook of mkdocs: links to files outside of the site are replaced by their text.
 
 Called by mkdocs (mkdocs.yml). Pages of docs/ link to code, examples and results, which readers of
 the repository follow; tests/unit/test_docs.py checks that these exist.
@@ -14,7 +14,7 @@ LINK = re.compile(r"\[([^\]]+)\]\((?!https?://|#)([^)\s]+)\)")
 
 
 def outside(link: str, page: str) -> bool:
-    """True where a relative link of this page, both as under docs/, leaves docs/."""
+    """True if a relative link of this page, both as under docs/, leads out of docs/."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), link)).startswith("..")
 
 

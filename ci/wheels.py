@@ -2,8 +2,8 @@
 
 `python ci/wheels.py --extra cuda --extra test --without torch --without transformers FOLDER`
 resolves the dependencies and those extras for another machine's Python and platform; there,
-`python3 -m pip install --no-index --find-links FOLDER ...` installs them. What is left out is what
-the other machine must have; ci/evidence.py writes down the versions that a run really had.
+`python3 -m pip install --no-index --find-links FOLDER ...` installs them. Packages that are left
+out must be installed there already; ci/evidence.py writes down the versions that a run really had.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
-# pip takes a platform literally: a wheel for an older C library needs its own word.
+# pip matches a platform literally: a wheel for an older C library needs its own tag.
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux2014", "linux")
 
 
 def requirements(extras: list[str], without: list[str]) -> list[str]:
-    """Requirements of the project and of its extras, those of the project itself resolved."""
+    """Requirements of the project and of its extras; requirements on the project itself are
+    expanded.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     table = project["optional-dependencies"]
     unknown = [e for e in extras if e not in table]
     if unknown:
         raise ValueError(f"no extra {unknown[0]!r}; there are {', '.join(sorted(table))}")
-    found: list[str] = []
+    listed: list[str] = []
     queue = [*project["dependencies"], *(r for e in extras for r in table[e])]
     for word in queue:
         name = re.split(r"[\[<>=!~; ]", word, maxsplit=1)[0]
@@ -39,9 +41,9 @@ def requirements(extras: list[str], without: list[str]) -> list[str]:
             inner = re.search(r"\[([^\]]*)\]", word)
             for extra in inner.group(1).split(",") if inner else ():
                 queue.extend(table[extra.strip()])
-        elif name not in without and word not in found:
-            found.append(word)
-    return found
+        elif name not in without and word not in listed:
+            listed.append(word)
+    return listed
 
 
 def main(argv: list[str]) -> int:

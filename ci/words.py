@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import json
 import re
 import sys
@@ -21,18 +22,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BASELINE = ROOT / "ci/words.json"
 FOLDERS = ("ark", "backends", "bench", "ci", "examples", "tests")
-# What this check itself and its test must spell out.
+# Files that must contain the words themselves.
 EXEMPT = ("ci/words.py", "tests/unit/test_ci_words.py")
 
+# Calls whose arguments are messages for users, by the end of their names.
+MESSAGE_CALLS = ("Error", "Warning", "fault", "refuse", "refusal", "warning", "warn", "fail")
 PROSE = ("comment", "docstring", "error")
 NAME_PARTS = "what|whoever|nobody|somebody|everybody|anybody|anywhere|midst"
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A use of words that is to vanish. scopes: the kinds of text in which it counts: `comment`,
+    """Words that are to disappear. scopes: the kinds of text in which they count: `comment`,
     `docstring`, `error` (a message), `name` (that is assigned or defined), `constant` (a module's
-    name for a number). hint: what to write instead.
+    name for a number). hint: the replacement.
     """
 
     name: str
@@ -42,8 +45,14 @@ class Pattern:
 
 
 PATTERNS = (
-    Pattern("question", r"\?(?=\s|$)", ("docstring",), 'state it: "True where ..."'),
+    Pattern("question", r"\?(?=\s|$)", ("comment", "docstring"), 'state it: "True where ..."'),
     Pattern("found-made", r"^(found|made)$", ("name",), "name what it holds: candidates, plan"),
+    Pattern(
+        "participle-name",
+        r"^(said|told|both|still|came|gone|took|again)$",
+        ("name",),
+        "name what it holds: message, seconds, remaining",
+    ),
     Pattern("riddle-name", rf"(^|_)({NAME_PARTS})(_|$)", ("name",), "name the condition itself"),
     Pattern(
         "bare-constant",
@@ -69,6 +78,18 @@ PATTERNS = (
     Pattern("torn", r"\btorn apart\b", PROSE, "must be even, got {n}"),
     Pattern("is-no", r"\b(is|are) no\b", ("error",), "is not a ...: the reason"),
     Pattern("cut-so", r"\bcannot be \w+ so\b", ("error",), "k={k} is not divisible by {n}"),
+    Pattern("no-such-name", r"\bno \w+( \w+)? is called\b", ("error",), "{name!r} does not exist"),
+    Pattern(
+        "asked-for",
+        r"\b(was|were) (asked for|named)\b",
+        ("error",),
+        "name={value} is out of range; expected",
+    ),
+    Pattern("make-again", r"\bmake it again\b", ("error",), "plan again, create another one"),
+    Pattern("is-there", r"\bthere is nothing\b|\bis there twice\b", ("error",), "is missing"),
+    Pattern("by-itself", r"\bby themselves alone\b|\bon its own alone\b", PROSE, "only"),
+    Pattern("behind-order", r"\bone behind the other\b|\bbehind each other\b", PROSE, "one after"),
+    Pattern("and-none", r"\bfor what (is|are) none\b|\band none (is|are)\b", PROSE, "state it"),
     Pattern("so-many", r"\bso (many|much|few)\b", ("error",), "give the number"),
 )
 COMPILED = {p.name: (p, re.compile(p.regex, re.IGNORECASE)) for p in PATTERNS}
@@ -112,7 +133,7 @@ def _number(node: ast.expr | None) -> bool:
 
 
 def texts(source: str) -> Iterator[tuple[str, int, str]]:
-    """Scope, line and text of everything in a Python file that the patterns look at."""
+    """Scope, line and text of everything in a Python file that the patterns examine."""
     for number, line in enumerate(source.splitlines(), 1):
         if line.lstrip().startswith("# "):
             yield "comment", number, line.strip()
@@ -129,13 +150,25 @@ def texts(source: str) -> Iterator[tuple[str, int, str]]:
             text = ast.get_docstring(node, clean=False)
             if text:
                 yield "docstring", node.body[0].lineno, text
+            yield from _descriptions(node)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield "name", node.lineno, node.id
         elif isinstance(node, ast.arg):
             yield "name", node.lineno, node.arg
-        elif isinstance(node, ast.Call) and _called(node.func).endswith(("Error", "Warning")):
+        elif isinstance(node, ast.Call) and _called(node.func).endswith(MESSAGE_CALLS):
             for argument in node.args:
                 yield "error", argument.lineno, _message(argument)
+
+
+def _descriptions(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef,
+) -> Iterator[tuple[str, int, str]]:
+    """String statements after an assignment, which document the assigned name."""
+    for before, statement in itertools.pairwise(node.body):
+        value = statement.value if isinstance(statement, ast.Expr) else None
+        described = isinstance(before, (ast.Assign, ast.AnnAssign))
+        if described and isinstance(value, ast.Constant) and isinstance(value.value, str):
+            yield "docstring", statement.lineno, value.value
 
 
 def uses(path: str, source: str) -> list[Use]:
@@ -205,9 +238,10 @@ def lowered(present: Counts, recorded: Counts) -> Counts:
 
 
 def moved(present: Counts, recorded: Counts, old: str, new: list[str]) -> Counts:
-    """The records after a file's were handed on to new files, in their order, as far as they reach.
+    """The records after a file's were moved to new files, in their order, as far as they are
+    needed.
 
-    The sum over all files of no pattern grows.
+    The sum over all files does not grow for any pattern.
     """
     result = {path: dict(of_file) for path, of_file in recorded.items()}
     left = dict(result.get(old, {}))

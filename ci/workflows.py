@@ -32,7 +32,7 @@ def hosted(row: dict[str, Any]) -> bool:
 
 
 def changes(matrix: list[dict[str, Any]]) -> str:
-    """What every change runs: tests on each Python, and the rows of hosted runners."""
+    """The jobs of every change: tests on each Python, and the rows of hosted runners."""
     pythons = ", ".join(f'"{p}"' for p in PYTHONS)
     default = (
         "  default:\n    runs-on: ubuntu-24.04\n    timeout-minutes: 90\n"
@@ -47,8 +47,8 @@ def changes(matrix: list[dict[str, Any]]) -> str:
 
 
 def devices(matrix: list[dict[str, Any]]) -> str:
-    """A row that needs a runner with GPUs, begun by hand where there is such a runner: a job
-    without one would wait in the queue.
+    """A row that needs a runner with GPUs, started by hand if there is such a runner: a job without
+    one would wait in the queue.
     """
     rows = [row for row in matrix if not hosted(row)]
     names = "".join(f"          - {row['name']}\n" for row in rows)

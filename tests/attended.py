@@ -16,8 +16,8 @@ from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.plan.types import Plan, PlanOp
 from ark.plan.verify import verify
-from tests.backend import test_paged as paged
-from tests.backend.test_attention import Shape, case
+from tests.cases import paged
+from tests.cases.attention import Shape, case
 from tests.opcheck import Case, rounded
 
 # Tiles of 128 rows, several of one task: whole blocks of keys, ragged ends, every way that slabs,

@@ -10,6 +10,8 @@ import pytest
 
 from ark.errors import SystemError
 
+pytest.register_assert_rewrite("tests.cases")
+
 # Objects that are made, less those that are gone, before Python's cyclic collector looks again, and
 # how often it has looked before it looks at older ones. It took an eighth of the processor time of
 # tests of plans and programs with its own 700, 10 and 10.

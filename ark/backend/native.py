@@ -43,10 +43,10 @@ def _named(text: str) -> tuple[str, ...]:
         words = shlex.split(text)
     except ValueError as error:
         raise SystemError(f"CXX={text!r} is not a valid command: {error}; {remedy}") from error
-    found = shutil.which(words[0]) if words else None
-    if found is None:
+    command = shutil.which(words[0]) if words else None
+    if command is None:
         raise SystemError(f"CXX={text!r}: the command does not exist; {remedy}")
-    return (found, *words[1:])
+    return (command, *words[1:])
 
 
 @cache
@@ -62,9 +62,9 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
     """The reason why a compiler failed: the beginning of its output, or its exit status if it
     printed nothing.
     """
-    said = done.stderr.strip() or done.stdout.strip()
-    if said:
-        return f"its output: {said[:2000]}"
+    output = done.stderr.strip() or done.stdout.strip()
+    if output:
+        return f"its output: {output[:2000]}"
     if done.returncode < 0:
         return (
             f"it was ended by signal {-done.returncode} "

@@ -117,8 +117,10 @@ def measure(
         seconds, got = _alone(case, key, values[rank], job, backend, device)
     wrong = wrong_elements(case.collective, values, rank, got, key.reduction)
     other = peer.seconds(case, elements) if peer is not None else None
-    said = [json.loads(s) for s in job.all_gather(json.dumps([seconds, wrong, other]).encode())]
-    slowest = max(s[0] for s in said)
+    figures_of = [
+        json.loads(s) for s in job.all_gather(json.dumps([seconds, wrong, other]).encode())
+    ]
+    slowest = max(s[0] for s in figures_of)
     moved = max(key.nbytes, key.out_bytes(world))
     rate = moved / slowest / 1e9
     return CommFigures(
@@ -133,8 +135,8 @@ def measure(
         slowest,
         rate,
         rate * bus_factor(case.collective, world),
-        sum(s[1] for s in said),
-        None if other is None else max(s[2] for s in said),
+        sum(s[1] for s in figures_of),
+        None if other is None else max(s[2] for s in figures_of),
         _predicted(case, key, world, moved),
     )
 

@@ -47,11 +47,13 @@ def measure_pairs(job: Bootstrap, backend: Backend, device: Device, repeats: int
     plans = _made_together(job, device, repeats)
     pairs: list[Pair] = []
     for pair in itertools.combinations(range(job.world_size), 2):
-        said = b""
+        encoded = b""
         if job.rank in pair:
             members = Members(job, pair, "a pair that is measured")
-            said = msgspec.json.encode(_measured(pair, members, backend, device, repeats, plans))
-        pairs.append(read(job.all_gather(said, f"pair {pair}")[pair[0]], Pair, "a measured pair"))
+            encoded = msgspec.json.encode(_measured(pair, members, backend, device, repeats, plans))
+        pairs.append(
+            read(job.all_gather(encoded, f"pair {pair}")[pair[0]], Pair, "a measured pair")
+        )
     return pairs
 
 
@@ -74,8 +76,8 @@ def _made_together(job: Bootstrap, device: Device, repeats: int) -> Mapping[Aske
             continue  # not with this engine, or not this many bytes at once
         own[number] = [to_json(p) for p in pair_plans]
     plans_of: dict[Asked, list[Plan]] = {}
-    for said in job.all_gather(json.dumps(own).encode(), "the plans of pairs"):
-        for number, texts in read(said, dict[int, list[str]], "plans").items():
+    for part in job.all_gather(json.dumps(own).encode(), "the plans of pairs"):
+        for number, texts in read(part, dict[int, list[str]], "plans").items():
             plans_of[every[number]] = [from_json(t) for t in texts]
     return plans_of
 
@@ -93,16 +95,16 @@ def _measured(
         return 1e6 * measure(case, members, backend, device, None, plans[asked]).seconds
 
     lines: dict[str, Line] = {}
-    took: dict[Asked, float] = {}
+    us_of: dict[Asked, float] = {}
     for engine in _ENGINES:
         sizes = [n for n in SIZES if _PUTS[engine, n] in plans]
-        took |= {_PUTS[engine, n]: us(_PUTS[engine, n]) for n in sizes}
+        us_of |= {_PUTS[engine, n]: us(_PUTS[engine, n]) for n in sizes}
         if len(sizes) > 1:
-            lines[engine] = fit(sizes, [took[_PUTS[engine, n]] for n in sizes])
+            lines[engine] = fit(sizes, [us_of[_PUTS[engine, n]] for n in sizes])
     if not lines:
         raise UnsupportedError("no engine can move data between these ranks; see `ark info`")
     quick = min(lines, key=lambda name: lines[name].alpha_us)
-    more = us(_MANY_PUTS[quick]) - took[_PUTS[quick, _SMALL]]
+    more = us(_MANY_PUTS[quick]) - us_of[_PUTS[quick, _SMALL]]
     wide = max(lines, key=lambda name: lines[name].gbps)
     moved = lines[wide].alpha_us + _LARGE / lines[wide].gbps / 1e3
     sums = us(_SUMS[wide]) - moved

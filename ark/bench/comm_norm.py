@@ -139,7 +139,7 @@ def measure_norm(
         for form in FORMS
     ]  # fmt: skip
     mine = [*(seconds for seconds, _ in runs), _wrong(shape, dtype, world, runs[2][1])]
-    said = [json.loads(s) for s in job.all_gather(json.dumps(mine).encode())]
-    alone, apart, one = (max(s[i] for s in said) for i in range(3))
-    wrong = sum(s[3] for s in said)
+    figures_of = [json.loads(s) for s in job.all_gather(json.dumps(mine).encode())]
+    alone, apart, one = (max(s[i] for s in figures_of) for i in range(3))
+    wrong = sum(s[3] for s in figures_of)
     return NormFigures(*shape, dtype.name, world, alone, apart, one, wrong)

@@ -214,8 +214,8 @@ def measure_overlap(
     wrong = int((runs[3][1] != runs[2][1]).sum())
     wrong += _wrong(case, job.rank, world, runs[3][1])
     mine = [*(seconds for seconds, _ in runs), wrong]
-    said = [json.loads(s) for s in job.all_gather(json.dumps(mine).encode())]
-    product, collective, apart, fused = (max(s[i] for s in said) for i in range(4))
+    figures_of = [json.loads(s) for s in job.all_gather(json.dumps(mine).encode())]
+    product, collective, apart, fused = (max(s[i] for s in figures_of) for i in range(4))
     hidden = 1 - (fused - product) / collective
     return OverlapFigures(
         case.collective,
@@ -228,5 +228,5 @@ def measure_overlap(
         apart,
         fused,
         hidden,
-        sum(s[4] for s in said),
+        sum(s[4] for s in figures_of),
     )

@@ -221,7 +221,9 @@ def _measure(
     peer_errors: dict[str, str] = {}
     for name, call in (("", case.peer), *case.others) if peer else ():
         try:
-            took, answer = _torch(case, call, arrays, machine, repeats, backend.name != FALLBACK)
+            peer_seconds, answer = _torch(
+                case, call, arrays, machine, repeats, backend.name != FALLBACK
+            )
         except BaseError:
             raise
         except Exception as error:  # any error of a peer that cannot compute the case
@@ -231,9 +233,9 @@ def _measure(
         want = answer.reshape(ours.shape)
         apart = float(np.linalg.norm(ours - want) / max(1e-30, np.linalg.norm(want)))
         if name:
-            others[name] = took, apart
+            others[name] = peer_seconds, apart
         else:
-            theirs, distance = took, apart
+            theirs, distance = peer_seconds, apart
     moves = peer and not case.flops and case.nbytes >= LEAST_COPY
     return OpFigures(
         case.name,

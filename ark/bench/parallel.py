@@ -174,8 +174,8 @@ def measure(
             run.wait(600.0)
             own.append(run.elapsed_ms() * 1e3)
         del own[0]
-        said = [json.loads(s) for s in job.all_gather(json.dumps(own).encode())]
-    runs = tuple(max(times) for times in zip(*said, strict=True))
+        times_of = [json.loads(s) for s in job.all_gather(json.dumps(own).encode())]
+    runs = tuple(max(times) for times in zip(*times_of, strict=True))
     median = float(np.median(runs))
     return ParallelFigures(
         case.plan, job.world_size, case.sequence, case.batch, prediction.us, median, runs

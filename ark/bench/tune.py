@@ -168,16 +168,16 @@ def tune(
     backend: Backend,
     device: Device,
     repeats: int = 5,
-    tell: Callable[[Cut, float | None], None] = lambda cut, took: None,
+    tell: Callable[[Cut, float | None], None] = lambda cut, elapsed: None,
 ) -> Choice | None:
     """The fastest cut; None if none can be run. tell: called with each cut and its seconds."""
     times: list[tuple[float, Cut]] = []
     listed = candidates(product, device.machine.using(product.variant))
     for cut in listed:
-        took = seconds(product, cut, backend, device, repeats)
-        tell(cut, took)
-        if took is not None:
-            times.append((took, cut))
+        elapsed = seconds(product, cut, backend, device, repeats)
+        tell(cut, elapsed)
+        if elapsed is not None:
+            times.append((elapsed, cut))
     return chosen(times, listed[0])
 
 

@@ -59,13 +59,13 @@ def tune(
     best = ("auto", AUTO, usual)
     by_algorithm: dict[str, str] = {}
     for algorithm in (a for a in known if a not in SEARCHED):
-        tried = {e: took for e in engines if (took := seconds(algorithm, e)) is not None}
+        tried = {e: elapsed for e in engines if (elapsed := seconds(algorithm, e)) is not None}
         if not tried:
             continue
         engine = by_algorithm[algorithm] = min(tried, key=tried.__getitem__)
         if best[2] is None or tried[engine] < best[2]:
             best = (algorithm, engine, tried[engine])
-    algorithm, engine, took = best
-    if took is None:
+    algorithm, engine, elapsed = best
+    if elapsed is None:
         raise UnsupportedError(f"no algorithm of {collective} runs on {machine.name}")
-    return Entry(nbytes, algorithm, engine, took * 1e6, (usual or took) * 1e6, by_algorithm)
+    return Entry(nbytes, algorithm, engine, elapsed * 1e6, (usual or elapsed) * 1e6, by_algorithm)

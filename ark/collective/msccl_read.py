@@ -235,9 +235,9 @@ class _Reader:
         if step.kind == "nop":
             return True
         b, count = self.builder, step.count
-        came = queue.popleft() if step.kind in _RECEIVES else None
-        if came is not None and came.count != count:
-            raise ModelError(f"rank {rank} receives {count} chunks, but {came.count} were sent")
+        received = queue.popleft() if step.kind in _RECEIVES else None
+        if received is not None and received.count != count:
+            raise ModelError(f"rank {rank} receives {count} chunks, but {received.count} were sent")
         source = None
         if step.kind in ("s", "cpy", "re", "rrc", "rrs", "rrcs"):
             source = self._span(rank, step.src, count)
@@ -251,10 +251,10 @@ class _Reader:
             b.copy(rank, source, target)
         elif step.kind == "re" and source is not None:
             b.reduce(rank, [target, source], target)
-        elif came is not None and source is not None:
-            b.reduce(rank, [source, came], target)
-        elif came is not None:
-            b.copy(rank, came, target)
+        elif received is not None and source is not None:
+            b.reduce(rank, [source, received], target)
+        elif received is not None:
+            b.copy(rank, received, target)
         if step.kind in _SENDS:
             if block.send < 0:
                 raise ModelError(f"a thread block of rank {rank} sends without naming a peer")

@@ -52,8 +52,8 @@ def dump(program: CollectiveProgram) -> str:
             line = f"  {index:4d}  step {step[ref]:3d}  {show(op)}"
             line += f"  after {' '.join(after)}" if after else ""
             line += f"  wait {' '.join(waits)}" if waits else ""
-            told = sorted(signals.get(ref, set()))
-            line += f"  signal {' '.join(f'r{r}' for r in told)}" if told else ""
+            signalled = sorted(signals.get(ref, set()))
+            line += f"  signal {' '.join(f'r{r}' for r in signalled)}" if signalled else ""
             line += f"  via {'>'.join(op.route)}" if op.route else ""
             lines.append(line)
     return "\n".join(lines) + "\n"

@@ -17,12 +17,12 @@ three fp64 numbers instead of a chunk (see DOT). With R ranks and C chunks, K = 
     all_to_all      C slots, slot sK+j for s      C slots, slot sK+j from s
 
 An all-to-all may have parts of unequal length: `counts[r][s]` chunks go from rank r to rank s. C is
-then the most that a rank sends. `in` holds the parts for rank 0, 1, ... one behind the other, `out`
+then the most that a rank sends. `in` holds the parts for rank 0, 1, ... one after the other, `out`
 those from rank 0, 1, ..., with as many slots as the rank that sends, or gets, most; what a rank's
 own parts do not reach stays free.
 
-Operations. Each rank has an ordered list. An operation waits for its dependencies, reads `srcs`
-on its own rank, writes `dst`, and is then complete. In terms of put, signal and wait:
+Operations. Each rank has an ordered list. An operation waits for its dependencies, reads `srcs` on
+its own rank, writes `dst`, and is then complete. In terms of put, signal and wait:
 
     PUT      `put` of srcs[0] into `dst` on rank `peer`, then `signal` the peer: complete once the
              data is visible there. `route` names the nodes that it passes, if that is decided.

@@ -83,7 +83,7 @@ class Arrivals:
     def _tell(self, peer: int) -> None:
         self._job.post(peer, BEGUN, COUNT.pack(self._sent[peer]))
 
-    def _hear_asker(self, rank: int, said: bytes) -> None:
+    def _hear_asker(self, rank: int, body: bytes) -> None:
         with self._lock:
             self._askers.add(rank)
             with contextlib.suppress(
@@ -91,27 +91,27 @@ class Arrivals:
             ):  # the job has failed: each waiting receive reports it
                 self._tell(rank)
 
-    def _hear_begun(self, rank: int, said: bytes) -> None:
+    def _hear_begun(self, rank: int, body: bytes) -> None:
         with self._lock:
-            self._begun[rank] = max(self._begun[rank], *COUNT.unpack(said))
+            self._begun[rank] = max(self._begun[rank], *COUNT.unpack(body))
             self._match()
 
     def _match(self) -> None:
         """Begins the receives whose message is known. A named receive needs no announcement unless
         a receive from any sender precedes it.
         """
-        still: list[Waiting] = []
+        remaining: list[Waiting] = []
         for each in self._waiting:
             left = {rank: self._begun[rank] - self._taken[rank] for rank in self._others}
             source = each.source
             if source is None:
                 most = max(self._others, key=left.__getitem__)
                 source = most if left[most] > 0 else None
-            elif left[source] <= 0 and any(before.source is None for before in still):
+            elif left[source] <= 0 and any(before.source is None for before in remaining):
                 source = None
             if source is None:
-                still.append(each)
+                remaining.append(each)
             else:
                 self._taken[source] += 1
                 each.begin(source)
-        self._waiting = still
+        self._waiting = remaining

@@ -86,11 +86,11 @@ class Talk:
     def post(self, rank: int, frame: Frame) -> None:
         self.job.post(rank, self.label, msgspec.msgpack.encode(frame))
 
-    def _hear(self, rank: int, said: bytes) -> None:
+    def _hear(self, rank: int, body: bytes) -> None:
         with contextlib.suppress(
             msgspec.DecodeError, BaseError
         ):  # the failure of the job is reported below
-            frame = msgspec.msgpack.decode(said, type=Frame, strict=True)
+            frame = msgspec.msgpack.decode(body, type=Frame, strict=True)
             if rank in frame.ranks and self.job.rank in frame.ranks:
                 self.lane(frame.lane, frame.ranks).hear(rank, frame)
 
@@ -180,8 +180,8 @@ class Lane:
         """Synchronises with the others before a new call, or the first one of a generation."""
         own = Arrival(self._number, here(), self._board.handle, list(kept), more)
         left = max(0.0, self._deadline - time.monotonic())
-        said = self._gather("arrival", msgspec.msgpack.encode(own), left)
-        arrivals = [msgspec.msgpack.decode(each, type=Arrival, strict=True) for each in said]
+        encoded = self._gather("arrival", msgspec.msgpack.encode(own), left)
+        arrivals = [msgspec.msgpack.decode(each, type=Arrival, strict=True) for each in encoded]
         self._arrived = True
         if self.fresh:
             if not self._mapped:
@@ -202,8 +202,8 @@ class Lane:
         if self._job.failure() is not None:
             return raised
         stuck = bool(self._statements.get(self._generation))
-        said = str(raised) or type(raised).__name__
-        self._state("" if stuck else f"rank {self._job.rank} reports: {said}")
+        message = str(raised) or type(raised).__name__
+        self._state("" if stuck else f"rank {self._job.rank} reports: {message}")
         waits = isinstance(raised, Exception)  # not Ctrl-C
         failed = self._settle(ANSWER_S if waits else 0.0)
         if stuck and self._job.failure() is not None:
@@ -280,18 +280,18 @@ class Lane:
         from this call, each has done its part: the call can complete, and the next one raises.
         """
         stated = self._statements.get(self._generation, {})
-        others = [said for rank, said in list(stated.items()) if rank != self._job.rank]
+        others = [statement for rank, statement in list(stated.items()) if rank != self._job.rank]
         passed = (
             self._inside
             and others
-            and all(said.is_past(self._made, self._chain) for said in others)
+            and all(statement.is_past(self._made, self._chain) for statement in others)
         )
         return bool(stated) and not passed
 
     def abort(self, message: str) -> None:
         """Reports that a wait on this rank's device has given up, or that its device failed."""
-        came = not self._word or self._board.complete(self._number, self._word)
-        self._state(message if came else "")
+        complete = not self._word or self._board.complete(self._number, self._word)
+        self._state(message if complete else "")
 
     def barrier(self, label: str = "barrier") -> None:
         """Returns when every rank of the lane has called it."""
@@ -373,8 +373,8 @@ class Lane:
             elif frame.kind == "all":
                 self._results[at] = msgspec.msgpack.decode(frame.data, type=list[bytes])
             else:
-                said = msgspec.msgpack.decode(frame.data, type=Statement, strict=True)
-                self._statements[frame.generation][rank] = said
+                statement = msgspec.msgpack.decode(frame.data, type=Statement, strict=True)
+                self._statements[frame.generation][rank] = statement
                 if frame.generation == self._generation:
                     self._state()
             self._changed.notify_all()

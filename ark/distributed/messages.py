@@ -91,8 +91,8 @@ class Messages:
             others = [rank for rank in range(group.world_size) if rank != group.rank]
 
             def next_message() -> Message:
-                source, said = self._job.collect_any(others, TAGGED, self._timeout_s)
-                tag, nbytes = TAG_AND_SIZE.unpack(said)
+                source, body = self._job.collect_any(others, TAGGED, self._timeout_s)
+                tag, nbytes = TAG_AND_SIZE.unpack(body)
                 content = torch.empty(nbytes, dtype=torch.uint8)
                 group.recv(content, source, TAGGED)
                 return Message(source, tag, content)

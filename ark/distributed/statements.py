@@ -67,7 +67,7 @@ def fails(statements: Mapping[int, Statement], rank: int) -> bool:
     is in a call of another lane that waits for a rank that waits here: that call ends instead.
     """
     own = statements[rank]
-    waiting = {each for each, said in statements.items() if said.inside}
+    waiting = {each for each, statement in statements.items() if statement.inside}
     stuck = any(waiting.intersection(other.ranks) for other in own.elsewhere)
     return own.inside or own.last > agreed(statements) or not stuck
 
@@ -115,12 +115,12 @@ def _by_text(texts: Mapping[int, str]) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, text in sorted(texts.items()):
         ranks.setdefault(text, []).append(rank)
-    said = []
+    joined = []
     for text, each in ranks.items():
         *first, last = map(str, each)
         names = f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"
-        said.append(f"{names} {_plural(text) if first else text}")
-    return "; ".join(said)
+        joined.append(f"{names} {_plural(text) if first else text}")
+    return "; ".join(joined)
 
 
 def _plural(text: str) -> str:

@@ -306,14 +306,14 @@ def _join(store: Any, rank: int, size: int, timeout_s: float) -> Bootstrap:
             probe.bind(("", 0))
             port = probe.getsockname()[1]
         store.set("ark", f"{address} {port} {secrets.token_hex(16)}")
-    said = store.get("ark").decode().split(" ")
-    if len(said) != 3 or not said[1].isdigit():
+    fields = store.get("ark").decode().split(" ")
+    if len(fields) != 3 or not fields[1].isdigit():
         raise InvalidUsageError(
-            f"torch's store holds {said} under ark's key, where rank 0's address was "
+            f"torch's store holds {fields} under ark's key, where rank 0's address was "
             "expected; use another key in your program"
         )
     return Bootstrap.connect(
-        rank, size, said[0], int(said[1]), min(timeout_s, 600.0), job=said[2], ports=8
+        rank, size, fields[0], int(fields[1]), min(timeout_s, 600.0), job=fields[2], ports=8
     )
 
 

@@ -223,14 +223,14 @@ def peers(bench: Bench) -> Finding:
     )
     bench.finish(bench.start("add", words=words.address, rounds=rounds, system=True))
     try:
-        said, complaint = child.communicate(timeout=6 * BUDGET_S)
+        output, complaint = child.communicate(timeout=6 * BUDGET_S)
     except subprocess.TimeoutExpired:
         child.kill()
         return Finding("peers", "fail", "the other process did not end")
     if child.returncode:
         last = complaint.strip().splitlines()[-1:] or ["it printed nothing"]
         return Finding("peers", "fail", f"another process cannot map exported memory: {last[0]}")
-    wanted = rounds * bench.processors * bench.machine.threads + int(said)
+    wanted = rounds * bench.processors * bench.machine.threads + int(output)
     got = int(bench.device.read(words.address, 4).view(np.uint32)[0])
     if got != wanted:
         return Finding("peers", "fail", f"{got} of {wanted} additions of two processes arrived")
@@ -245,13 +245,13 @@ def freeing(bench: Bench) -> Finding:
     launch = bench.start("clock", data.address, words.address, rounds=1, lasts_s=lasts)
     begin = time.perf_counter()
     bench.device.free(memory)
-    took = time.perf_counter() - begin
-    waited = launch.done() and took > lasts / 2
+    elapsed = time.perf_counter() - begin
+    waited = launch.done() and elapsed > lasts / 2
     bench.finish(launch)
     if waited:
-        text = f"freeing memory waits for running kernels ({took * 1e3:.0f} ms)"
+        text = f"freeing memory waits for running kernels ({elapsed * 1e3:.0f} ms)"
         return Finding("freeing", "fail", text)
-    return Finding("freeing", "pass", f"memory freed under a kernel ({took * 1e3:.1f} ms)")
+    return Finding("freeing", "pass", f"memory freed under a kernel ({elapsed * 1e3:.1f} ms)")
 
 
 def compiler(bench: Bench) -> Finding:
@@ -265,8 +265,10 @@ def compiler(bench: Bench) -> Finding:
     reason = toolchain.examine(bench.backend, bench.device)
     if reason:
         return Finding("compiler", "fail", toolchain.refusal(compiler, bench.device.arch, reason))
-    took = time.perf_counter() - begin
-    return Finding("compiler", "pass", f"{compiler.name}: known results are right ({took:.1f} s)")
+    elapsed = time.perf_counter() - begin
+    return Finding(
+        "compiler", "pass", f"{compiler.name}: known results are right ({elapsed:.1f} s)"
+    )
 
 
 ALL: tuple[Callable[[Bench], Finding], ...] = (

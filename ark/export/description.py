@@ -187,7 +187,7 @@ def describe(
     """
     segments, stride = _Segments(plan), machine_of(plan).line_bytes
     counters, lists, mapped = (len(segments.rows) + n << SEGMENT_SHIFT for n in (1, 2, 3))
-    first = [0, *itertools.accumulate(len(found) for found in maps)]
+    first = [0, *itertools.accumulate(len(op_maps) for op_maps in maps)]
     built = tables.build(
         plan,
         opcode,

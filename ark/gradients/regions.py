@@ -36,8 +36,8 @@ def _box(tensor: ir.Tensor) -> Box:
 
 def _meet(a: Box, b: Box) -> Box | None:
     """The intersection of two boxes."""
-    both = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
-    return both if all(x < y for x, y in both) else None
+    overlap = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
+    return overlap if all(x < y for x, y in overlap) else None
 
 
 def _cut(part: _Part, box: Box) -> _Part:

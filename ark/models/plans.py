@@ -214,10 +214,10 @@ def plan_sampling(plan: Plan) -> tuple[str, int]:
 def plan_chunk(plan: Plan) -> int:
     """The prompt tokens per iteration of a decoder's plan; 0 if it has no prompt phase."""
     chunks = {AdvanceParams.from_plan(op.params).rows for op in plan.ops if op.kind == "advance"}
-    said = plan.meta.get("chunk")
-    if len(chunks) > 1 or chunks != ({said} if said else set()):
+    recorded = plan.meta.get("chunk")
+    if len(chunks) > 1 or chunks != ({recorded} if recorded else set()):
         raise InvalidUsageError(
-            f"the plan says that it reads {said} prompt tokens per iteration, but its tasks "
+            f"the plan says that it reads {recorded} prompt tokens per iteration, but its tasks "
             f"advance by {sorted(chunks) or 'none'}; plan again with `ark plan DIR --chunk N`"
         )
     return chunks.pop() if chunks else 0

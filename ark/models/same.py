@@ -82,11 +82,11 @@ def _files(checkpoint: Checkpoint) -> str:
     files; unique to this process if that cannot be determined.
     """
     try:
-        said = [BOOT.read_text()]
+        lines = [BOOT.read_text()]
         for path in sorted({tensor.path for _, tensor in checkpoint.distinct()}):
             s = path.stat()
-            said.append(f"{path.name} {s.st_dev} {s.st_ino} {s.st_size} {s.st_mtime_ns}")
+            lines.append(f"{path.name} {s.st_dev} {s.st_ino} {s.st_size} {s.st_mtime_ns}")
     except OSError:
         return os.urandom(16).hex()
-    said += [f"{name} {t.path.name} {t.offset}" for name, t in sorted(checkpoint.distinct())]
-    return hashlib.sha256("\n".join(said).encode()).hexdigest()
+    lines += [f"{name} {t.path.name} {t.offset}" for name, t in sorted(checkpoint.distinct())]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -22,13 +22,13 @@ Share = tuple[slice, ...]
 def check_ranks(config: LlamaConfig, world_size: int) -> None:
     """Raises InvalidUsageError if this number of ranks cannot share a model of that shape."""
     for subject, size in (
-        ("key/value heads", config.num_key_value_heads),
+        ("number of key/value heads", config.num_key_value_heads),
         ("intermediate size", config.inner_size),
     ):
         if size % world_size:
             raise InvalidUsageError(
-                f"the model has {subject} {size}, which is not divisible by {world_size} ranks; "
-                "use a divisor of it"
+                f"the model's {subject} {size} is not divisible by {world_size} ranks; "
+                f"use a number of ranks that divides {size}"
             )
 
 

@@ -64,13 +64,13 @@ class SmolLm3(Llama):
         `layer_types` slide, by default those that do not rotate.
         """
         common = read_common(fields)
-        count, said = common.num_hidden_layers, fields.get("no_rope_layers")
-        if said is None:
+        count, flags = common.num_hidden_layers, fields.get("no_rope_layers")
+        if flags is None:
             interval = fields.size("no_rope_layer_interval")
-            said = [int((n + 1) % interval != 0) for n in range(count)]
-        if not isinstance(said, list) or len(said) < count or not all(r in (0, 1) for r in said):
+            flags = [int((n + 1) % interval != 0) for n in range(count)]
+        if not isinstance(flags, list) or len(flags) < count or not all(r in (0, 1) for r in flags):
             raise fields.wrong("no_rope_layers", f"a list of {count} times 0 or 1")
-        rotating = tuple(map(bool, said[:count]))
+        rotating = tuple(map(bool, flags[:count]))
         config = SmolLm3Config(**vars(common), rotating=rotating)
         window = asked_window(fields)
         return sliding_layers(config, fields, window, [not r and bool(window) for r in rotating])

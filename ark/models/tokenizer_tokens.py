@@ -106,28 +106,28 @@ def _older(
     later: Any = []  # special tokens that added_tokens.json does not list yet
     path = folder / "special_tokens_map.json"
     if path.exists():
-        said = Fields.read(path)
-        more = said.values.get(EXTRA[0])
+        fields = Fields.read(path)
+        more = fields.values.get(EXTRA[0])
         if isinstance(more, list) and isinstance(extra, list):
             extra = [*extra, *(token for token in more if token not in extra)]
         elif more is not None:
             extra = more
         elif not set(EXTRA) & set(settings.values):
-            later = said.values.get(EXTRA[1]) or []
-        for name, entry in said.values.items():
+            later = fields.values.get(EXTRA[1]) or []
+        for name, entry in fields.values.items():
             if name.endswith("_token"):
                 whole = {**entry, "special": True} if isinstance(entry, dict) else entry
-                values[name] = _given(said, name, whole) if whole else None
+                values[name] = _given(fields, name, whole) if whole else None
     path = folder / "added_tokens.json"
     if path.exists():
-        said = Fields.read(path)
+        fields = Fields.read(path)
         listed = extra if isinstance(extra, list) else []
         # Except those that tokenizer_config.json writes as objects, as in transformers.
         named = [*listed, *(values.get(name) for name in NAMED)]
         special = {_content(token) for token in named if isinstance(token, Token)}
-        for content, number in said.values.items():
+        for content, number in fields.values.items():
             if type(number) is not int or number < 0:
-                raise said.wrong(content, "a token's id")
+                raise fields.wrong(content, "a token's id")
             known = content in special
             result.numbered[number] = AddedToken(content, normalized=not known, special=known)
     return extra or later

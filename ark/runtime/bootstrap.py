@@ -149,12 +149,12 @@ class Bootstrap:
     ) -> tuple[int, bytes]:
         """The next message with that label from any of these ranks, and its sender."""
 
-        def said() -> list[int]:
+        def senders() -> list[int]:
             return [rank for rank in ranks if self._posts.get((rank, label))]
 
-        self._wait(lambda: bool(said()), time.monotonic() + timeout_s, repr(label))
+        self._wait(lambda: bool(senders()), time.monotonic() + timeout_s, repr(label))
         with self._changed:
-            first = said()[0]
+            first = senders()[0]
             return first, self._posts[first, label].pop(0)
 
     def hear(self, label: str, heard: Callable[[int, bytes], None]) -> None:
@@ -164,9 +164,9 @@ class Bootstrap:
         with self._changed:
             self._hears[label] = heard
             before = [key for key in self._posts if key[1] == label]
-            early = [(key[0], said) for key in before for said in self._posts.pop(key)]
-        for rank, said in early:
-            heard(rank, said)
+            early = [(key[0], body) for key in before for body in self._posts.pop(key)]
+        for rank, body in early:
+            heard(rank, body)
 
     def count(self, name: str) -> int:
         """How many times this rank has called it with that name: a number for what all ranks create
@@ -186,11 +186,11 @@ class Bootstrap:
         """Raises SystemError on every rank, with the values, unless all ranks pass the same
         digest.
         """
-        said = [part.decode() for part in self.all_gather(digest.encode(), f"check of {label}")]
-        if len(set(said)) > 1:
+        digests = [part.decode() for part in self.all_gather(digest.encode(), f"check of {label}")]
+        if len(set(digests)) > 1:
             raise SystemError(
-                f"the ranks disagree on {label}: {_by_value(said)}; start every rank with the same "
-                f"model, options, machine and version of ark"
+                f"the ranks disagree on {label}: {_by_value(digests)}; start every rank with "
+                "the same model, options, machine and version of ark"
             )
 
     def failure(self) -> str | None:
@@ -332,8 +332,8 @@ class Bootstrap:
             self._link.close()
 
 
-def _by_value(said: Sequence[str]) -> str:
+def _by_value(values: Sequence[str]) -> str:
     ranks: dict[str, list[str]] = {}
-    for rank, value in enumerate(said):
+    for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(str(rank))
     return "; ".join(f"rank {', '.join(rs)} has {value!r}" for value, rs in ranks.items())

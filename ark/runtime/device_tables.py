@@ -121,18 +121,18 @@ class DeviceTables:
             self._map_cells = map_cells(self._plan, self.host, self._box_maps)
             first = self.arrays["tasks"]
             self._placements = Placements(tuple(externals.values()), first, self._alloc)
-        words, of_buffer, again = self.host.tasks.view(np.int64), self._cells, False
+        words, of_buffer, rebuild = self.host.tasks.view(np.int64), self._cells, False
         for number, address in moved.items():
             distance = address - externals[number]
             externals[number] = address
             places = of_buffer.get(number, ())
             if places is None:
-                again = True
+                rebuild = True
             elif len(places):
                 words[places] += distance
         where = tuple(externals.values())
         assert self._placements is not None
-        if again:  # tables that exist once hold addresses too
+        if rebuild:  # tables that exist once hold addresses too
             wait_idle()
             self.host = self.build()
             for name, memory in self.arrays.items():

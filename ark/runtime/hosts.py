@@ -28,6 +28,6 @@ def here() -> str:
 
 def numbered(names: Iterable[str]) -> tuple[int, ...]:
     """A number for each rank, equal for ranks on one host. names: `here` of each rank."""
-    said = list(names)
-    known = list(dict.fromkeys(said))
-    return tuple(known.index(name) for name in said)
+    listed = list(names)
+    known = list(dict.fromkeys(listed))
+    return tuple(known.index(name) for name in listed)

@@ -98,11 +98,13 @@ def _of_user(error: SystemError, plan: Plan, arch: str) -> ModelError | None:
     failed.
     """
     ops = [op.params for op in plan.ops if op.kind == CUSTOM]
-    said = complaints(str(error), ((str(p["name"]), str(p["digest"])) for p in ops))
-    if not said:
+    complaint = complaints(str(error), ((str(p["name"]), str(p["digest"])) for p in ops))
+    if not complaint:
         return None
     names = ", ".join(dict.fromkeys(str(p["name"]) for p in ops))
-    return ModelError(f"the source of a custom op ({names}) does not compile for {arch}:\n{said}")
+    return ModelError(
+        f"the source of a custom op ({names}) does not compile for {arch}:\n{complaint}"
+    )
 
 
 def _compiled(name: str, emitted: Emitted, target: Target, backend: KernelBackend) -> Compiled:

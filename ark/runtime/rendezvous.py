@@ -232,9 +232,9 @@ class Server:
         if kind != HELLO or not hmac.compare_digest(shown, expected):
             raise ConnectionError("not of this job")
         link.send(PROVEN, proof(self._job, b"server", nonces, hello))
-        said = json.loads(hello)
-        rank, size = int(said["rank"]), int(said["world_size"])
-        member = _Member(link, f"process {int(said['pid'])} on {said['host']!s:.64}")
+        greeting = json.loads(hello)
+        rank, size = int(greeting["rank"]), int(greeting["world_size"])
+        member = _Member(link, f"process {int(greeting['pid'])} on {greeting['host']!s:.64}")
         refusal = ""
         with self._lock:
             if size != self._world_size:

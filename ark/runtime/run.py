@@ -70,8 +70,10 @@ class Run:
 
     def detach(self) -> None:
         """Copies the host block: the launch has ended and its memory will be freed."""
-        said = bytearray(self.host.tobytes())  # numpy's own copy of a record copies field by field
-        self.host = np.frombuffer(said, self.host.dtype)
+        copied = bytearray(
+            self.host.tobytes()
+        )  # numpy's own copy of a record copies field by field
+        self.host = np.frombuffer(copied, self.host.dtype)
         self.detached = True
         live.drop(self)
 

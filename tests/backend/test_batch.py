@@ -119,14 +119,14 @@ def test_sequences_in_16_bits_give_what_each_gives_alone(backend: str, tmp_path:
 
 def test_too_many_prompts_are_refused(generator: Generator) -> None:
     for prompts in ([], [[1]] * 4):
-        with pytest.raises(InvalidUsageError, match=r"batch=3; give at least one"):
+        with pytest.raises(InvalidUsageError, match=r"batch=3; give 1 to 3"):
             together(generator, prompts, 1)
 
 
 @pytest.mark.parametrize(
     ("prompts", "most", "words"),
     [
-        ([1, 2], 4, "the prompt is 1; give a list of tokens"),
+        ([1, 2], 4, "the prompt is 1; give a list of token ids"),
         (["a", "b"], 4, "the prompt is 'a'; give a list"),
         ([[1.5], [2]], 4, "a token of the prompt: 1.5 is not a whole number"),
         ([[1], [10**9]], 4, "has the token 1000000000"),

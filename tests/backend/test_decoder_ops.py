@@ -12,18 +12,13 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import ark
 from ark.lower import registry
-from ark.ops.base import result
 from ark.ops.tokens import MAX_STOPS
 from ark.tasks.tokens import key_halves, noise_key
+from tests.cases.decoder_ops import FLOATS, check_swiglu_and_linear_are_torchs, values
 from tests.emulated import few_emulated
-from tests.opcheck import TOLERANCE, Case, check, rounded
+from tests.opcheck import TOLERANCE, Case, rounded
 
-FLOATS = (ark.fp32, ark.fp16, ark.bf16)
 FREQUENCIES = 10000.0 ** -np.linspace(0.0, 0.9, 8)
-
-
-def values(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def rotated(x: np.ndarray, position: int, interleaved: bool) -> np.ndarray:
@@ -98,30 +93,7 @@ def run(cases: list[Case]) -> None:
 
 
 def test_swiglu_and_linear_are_torchs(backend: str) -> None:
-    def gated(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return (torch.nn.functional.silu(torch.tensor(a)) * torch.tensor(b)).numpy()
-
-    def pairs(x: np.ndarray) -> np.ndarray:
-        return gated(x[:, 0::2], x[:, 1::2])
-
-    def product(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-        return torch.nn.functional.linear(torch.tensor(x), torch.tensor(w)).numpy()
-
-    cases = []
-    for dtype in FLOATS:
-        two = [(values(3, 40, seed=1), dtype), (values(3, 40, seed=2), dtype)]
-        cases.append(Case(f"swiglu {dtype}", two, ark.swiglu, gated))
-        mixed = [(values(5, 64, seed=3), ark.fp32), (values(24, 64, seed=4) / 8, dtype)]
-        cases.append(Case(f"linear {dtype}", mixed, ark.linear, product))
-    cases.append(
-        Case(
-            "swiglu_pairs",
-            [(values(3, 80), ark.fp32)],
-            lambda x: result("swiglu_pairs", [x], (3, 40), ark.fp32),
-            pairs,
-        )
-    )
-    check(cases)
+    check_swiglu_and_linear_are_torchs(backend)
 
 
 @pytest.mark.parametrize("dtype", few_emulated(FLOATS, ark.fp32), ids=str)

@@ -9,8 +9,8 @@ import pytest
 
 from examples.adasum import adasum
 from examples.word2vec import word2vec
-from tests.multi import test_adasum as ranks_of_adasum
-from tests.multi import test_word2vec as ranks_of_word2vec
+from tests.cases import adasum as ranks_of_adasum
+from tests.cases import word2vec as ranks_of_word2vec
 from tests.slow import slow
 
 pytestmark = pytest.mark.emulated("slow")

@@ -7,7 +7,6 @@ import gc
 import time
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ark.backend import registry
@@ -20,8 +19,8 @@ from ark.models.plans import plans
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
-from tests.unit.plan.oracle import tasks
-from tests.unit.plan.shapes import CONFIG, replace_task
+from tests.cases.faults import decoder, prepare, small_machine, without_a_signal
+from tests.unit.plan.shapes import CONFIG
 
 
 @pytest.fixture
@@ -31,41 +30,11 @@ def device(backend: str) -> Any:
     opened.close()
 
 
-def small_machine(machine: Machine, *capabilities: Capability) -> Machine:
-    """The device with few processors, and packets only if asked for."""
-    few = machine.with_processors(min(3, machine.processors + 1))
-    return few.without_capabilities(Capability.PACKETS).with_capabilities(*capabilities)
-
-
-def decoder(machine: Machine, **options: object) -> Plan:
-    return plans(Shape(CONFIG, by_name("fp32"), 64, 0), machine, options)[0]
-
-
 def decoders(machine: Machine) -> list[Plan]:
     """The decoder under every kernel variant that the device offers, and one of three sequences."""
     names = dict.fromkeys(variant.name for variant in machine.variants)
     batch = plans(Shape(CONFIG, by_name("bf16"), 64, 0, batch=3), machine)
     return [*(decoder(machine, variant=name) for name in names), *batch]
-
-
-def prepare(executor: Executor) -> None:
-    rng = np.random.default_rng(0)
-    for tensor in executor.plan.tensors:
-        if executor.plan.buffers[tensor.buffer].arena == "parameter":
-            executor.write(tensor.name, rng.standard_normal(tensor.shape) * 0.1)
-    sizes = {t.name: t.shape[0] for t in executor.plan.tensors if t.name in ("tokens", "position")}
-    executor.write("tokens", np.full(sizes["tokens"], 3, np.int32))
-    executor.write("position", np.zeros(sizes["position"], np.int32))
-    settings = [0, 0, 0, 0, 60, 0, 0] * sizes["position"]
-    executor.write("settings", np.array(settings, np.int32))
-
-
-def without_a_signal(plan: Plan) -> tuple[Plan, int]:
-    """The plan with one signal of a linear task taken away, and the counter that misses it."""
-    for place, task in tasks(plan).items():
-        if plan.ops[task.op].kind == "linear" and task.signals and task.signals[0] != 0:
-            return replace_task(plan, place, signals=task.signals[1:]), task.signals[0]
-    raise AssertionError("no linear task signals anything")
 
 
 def test_a_missing_signal_ends_in_an_error_that_names_everything(backend: str, device: Any) -> None:

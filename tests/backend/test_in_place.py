@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ark
-from tests.backend.test_ops import FLOATS, UNARY, integers, values
+from tests.cases.ops import FLOATS, UNARY, integers, values
 from tests.opcheck import TOLERANCE, Case, check
 
 

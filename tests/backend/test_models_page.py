@@ -16,7 +16,7 @@ from ark.ir.dtype import fp32
 from ark.models import registry
 from ark.models.build import Shape, build
 from ark.models.checkpoint import Checkpoint
-from tests.backend import test_decoders
+from tests.cases import decoders
 from tests.checkpoints import make_checkpoint
 
 OWN = dict(registry.ARCHITECTURES)
@@ -30,7 +30,7 @@ def test_the_page_has_every_architecture_with_its_file() -> None:
     )
     files = {name: f"{str(made).split(':')[0].split('.')[-1]}.py" for name, made in OWN.items()}
     assert dict(table) == files and len(table) == len(files)
-    kinds = {case["kind"] for case in test_decoders.CASES.values()}
+    kinds = {case["kind"] for case in decoders.CASES.values()}
     tested = {registry.MODEL_TYPES[kind] for kind in kinds} | {"MistralForCausalLM"}
     assert tested | {"LlamaForCausalLM"} == set(files)  # tests/backend/test_generate.py has Llama
 
@@ -41,7 +41,7 @@ def test_the_decoder_of_the_page_is_the_one_that_ark_has() -> None:
     name, _, text = file.partition("\n")
     assert (PAGE.parents[1] / name.removeprefix("# ")).read_text() == text
     assert ast.literal_eval("{" + architecture + "}").items() <= OWN.items()
-    assert ast.literal_eval("{" + line + "}").items() <= test_decoders.CASES.items()
+    assert ast.literal_eval("{" + line + "}").items() <= decoders.CASES.items()
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def test_the_decoder_of_the_page_computes_transformers_tokens(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(test_decoders.CASES, *case)
-    test_decoders.test_tokens_and_logits_are_those_of_transformers(backend, case[0], tmp_path)
+    monkeypatch.setitem(decoders.CASES, *case)
+    decoders.check_tokens_and_logits_are_those_of_transformers(backend, case[0], tmp_path)
 
 
 def test_over_ranks_it_is_refused(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:

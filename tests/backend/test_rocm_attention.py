@@ -22,7 +22,7 @@ from ark.plan import kind as kinds
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
-from tests.codegen.test_rocm_compile import machine_for
+from tests.cases.rocm_compile import machine_for
 from tests.slow import in_turns
 
 emulator = pytest.importorskip("ark_rocm_emulator")

@@ -26,9 +26,9 @@ from ark.plan.types import Plan, PlanOp
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.attended import PAGES, WIDE, expected, given, planned
-from tests.backend.test_attend import COLUMNS, FORMS, attention, by_torch
-from tests.backend.test_attention import SHAPES, TILES, Shape
-from tests.codegen.test_rocm_compile import assembly, fact, machine_for
+from tests.cases.attend import COLUMNS, FORMS, attention, by_torch
+from tests.cases.attention import SHAPES, TILES, Shape
+from tests.cases.rocm_compile import assembly, fact, machine_for
 from tests.opcheck import compare
 from tests.slow import in_turns, slow
 

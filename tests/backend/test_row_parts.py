@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 import ark
-from tests.backend.test_ops import integers, values
+from tests.cases.ops import integers, values
 from tests.opcheck import TOLERANCE, Case, check
 
 

@@ -14,8 +14,7 @@ import pytest
 
 from ark.codegen import writer
 from ark.codegen.bodies import Bodies
-from tests.backend import test_decoder_ops, test_ops
-from tests.backend import test_decoders as test_decoders_of_models
+from tests.cases import decoder_ops, decoders, ops
 
 pytestmark = pytest.mark.emulated("slow")
 
@@ -51,27 +50,25 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def rows(backend: str) -> None:
-    for shapes in test_ops.ROWS.values():
-        test_ops.test_rows(backend, shapes)
+    for shapes in ops.ROWS.values():
+        ops.check_rows(backend, shapes)
 
 
 OPS = (
-    test_ops.test_matmul,
-    test_ops.test_reductions,
+    ops.check_matmul,
+    ops.check_reductions,
     rows,
-    test_ops.test_movement,
-    test_ops.test_attention,
-    test_decoder_ops.test_swiglu_and_linear_are_torchs,
+    ops.check_movement,
+    ops.check_attention,
+    decoder_ops.check_swiglu_and_linear_are_torchs,
 )
 
 
-@pytest.mark.parametrize("test", OPS, ids=lambda t: t.__name__.removeprefix("test_"))
+@pytest.mark.parametrize("test", OPS, ids=lambda t: t.__name__.removeprefix("check_"))
 def test_kinds(backend: str, poisoned: None, test: Callable[[str], None]) -> None:
     test(backend)
 
 
 @pytest.mark.parametrize("case", ["qwen3", "mixtral"])
 def test_decoders(backend: str, poisoned: None, case: str, tmp_path: Path) -> None:
-    test_decoders_of_models.test_tokens_and_logits_are_those_of_transformers(
-        backend, case, tmp_path
-    )
+    decoders.check_tokens_and_logits_are_those_of_transformers(backend, case, tmp_path)

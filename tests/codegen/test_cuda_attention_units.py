@@ -27,9 +27,9 @@ from ark.plan.types import Plan, PlanOp
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.attended import PAGES, WIDE, expected, given, planned
-from tests.backend.test_attend import COLUMNS, FORMS, attention
-from tests.backend.test_attention import SHAPES, TILES, Shape
 from tests.block_on_host import Block
+from tests.cases.attend import COLUMNS, FORMS, attention
+from tests.cases.attention import SHAPES, TILES, Shape
 from tests.opcheck import Case, compare
 from tests.slow import slow
 

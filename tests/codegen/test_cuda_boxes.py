@@ -15,20 +15,10 @@ pytest.importorskip("ark_cuda")
 
 from ark_cuda.tasks import inline
 
+from tests.cases.cuda_boxes import HOST, to_bf16
+
 LINE = 64  # elements of a row that lie together
 
-WARP = Path(__file__).parents[1] / "warp_on_host.h"
-HOST = (
-    WARP.read_text()
-    + r"""
-#define ARK_DEVICE_MEMBER inline
-static uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
-static void ark_multiply_tile(const Half*, float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                              uint32_t a3, uint32_t b0, uint32_t b1) {
-  multiply_tile(d, {a0, a1, a2, a3, b0, b1});
-}
-"""
-)
 
 CALLS = r"""
 // x: M rows of BLOCKS * 64 elements. out: of each lane a tile's sums.
@@ -78,10 +68,6 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
     subprocess.run([*command, "-Wno-unknown-pragmas", source, "-o", library], check=True)
     return ctypes.CDLL(str(library))
-
-
-def to_bf16(values: np.ndarray) -> np.ndarray:
-    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
 def boxed(weights: np.ndarray) -> np.ndarray:

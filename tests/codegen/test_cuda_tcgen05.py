@@ -15,8 +15,8 @@ from ark.codegen.writer import write
 from ark.ir.dtype import bf16, fp16
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
+from tests.cases.cuda_matrix import CASES, FEW_BITS, few_bits, product
 from tests.codegen.machine_code import section
-from tests.codegen.test_cuda_matrix import CASES, FEW_BITS, few_bits, product
 from tests.slow import slow
 
 pytest.importorskip("cuda.bindings.nvrtc")

@@ -15,7 +15,7 @@ from ark.lower.pipeline import plan
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.program import build
-from tests.backend import test_types
+from tests.cases import types as cases
 from tests.opcheck import Case
 from tests.slow import examples, slow
 
@@ -45,7 +45,7 @@ def compiled(drawn: list[Case]) -> Plan:
     return made
 
 
-@given(drawn=test_types.movements())
+@given(drawn=cases.movements())
 @DRAWN
 def test_movements_compile(drawn: list[Case]) -> None:
     types = {t.dtype for t in compiled(drawn).tensors}
@@ -64,14 +64,14 @@ def test_squares_of_wide_elements_fit_into_shared_memory() -> None:
 
 
 @slow
-@given(drawn=test_types.elementwise())
+@given(drawn=cases.elementwise())
 @DRAWN
 def test_elementwise_ops_compile(drawn: list[Case]) -> None:
     assert max(len(op.operands) for op in compiled(drawn).ops) > layout.RECORD_OPERANDS
 
 
 @slow
-@given(drawn=test_types.reductions())
+@given(drawn=cases.reductions())
 @DRAWN
 def test_reductions_compile(drawn: list[Case]) -> None:
     compiled(drawn)

@@ -16,8 +16,8 @@ pytest.importorskip("ark_cuda")
 from ark_cuda.tasks import inline
 
 from ark.tasks import text
-from tests.codegen.test_cuda_boxes import HOST, to_bf16
-from tests.codegen.test_cuda_tiles import HEAD
+from tests.cases.cuda_boxes import HOST, to_bf16
+from tests.cases.cuda_tiles import HEAD
 
 SIZES = [(4, 256), (4, 2048), (2, 512), (2, 4096), (1, 512), (1, 7168)]
 PAIRS = [256, 2048]  # of four rows of weights with two of the input, how long they are

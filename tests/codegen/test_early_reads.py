@@ -18,10 +18,10 @@ from ark.models.plans import make_plans
 from ark.plan import kind as kinds
 from ark.plan.types import Plan
 from tests import cuda_on_host
+from tests.cases.accesses import masks
 from tests.slow import slow
 from tests.touch import READ, Bench
 from tests.unit.plan.shapes import CONFIG
-from tests.unit.tasks.test_accesses import masks
 
 POSITION = 40  # of 64: there are old rows in the caches, and room for a new one
 

@@ -6,7 +6,7 @@ import dataclasses
 import re
 
 import pytest
-from ark_rocm import backend, compiler, machines
+from ark_rocm import backend, compiler
 
 from ark.backend.devices import Binary
 from ark.backend.protocol import Target
@@ -17,16 +17,8 @@ from ark.errors import SystemError, UnsupportedError
 from ark.machine import Machine
 from ark.plan.types import Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 from tests import signatures
+from tests.cases.rocm_compile import ARCHS, assembly, fact, machine_for, target
 from tests.slow import in_turns, slow
-
-ARCHS = backend.archs()
-MACHINES = {model.arch: name for name, model in machines.MODELS.items()}
-
-
-def machine_for(arch: str) -> Machine:
-    machine = backend.machine(MACHINES[arch])
-    assert machine is not None and machine.arch == arch
-    return machine
 
 
 def plan_of(
@@ -42,16 +34,6 @@ def emit(arch: str, plan: Plan | None = None) -> Emitted:
     return write(plan or plan_of(machine), machine, backend.dialect(arch))
 
 
-def target(arch: str) -> Target:
-    return Target(arch, machine_for(arch).threads)
-
-
-def assembly(source: Source, arch: str) -> str:
-    """The source as assembly; what was compiled before comes from the cache."""
-    key = repr((backend.compiler().key(target(arch)), source.text))
-    return signatures.compiled(lambda: compiler.assembly(source, target(arch)), key)
-
-
 @pytest.fixture(autouse=True)
 def _plain_clang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "_hiprtc_version", lambda: "")
@@ -61,12 +43,6 @@ def _plain_clang(monkeypatch: pytest.MonkeyPatch) -> None:
 def listing() -> dict[str, str]:
     """Assembly of an empty plan's loop, by architecture."""
     return {arch: assembly(emit(arch).source, arch) for arch in ARCHS}
-
-
-def fact(text: str, name: str) -> int:
-    found = re.search(rf"\.{name}:\s+(\d+)", text)
-    assert found, name
-    return int(found.group(1))
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -17,9 +17,9 @@ from ark.ir.dtype import bf16
 from ark.machine import Machine
 from ark.plan.types import Plan
 from tests import signatures
-from tests.codegen.test_rocm_compile import ARCHS, assembly, machine_for
-from tests.multi.test_collectives import build
-from tests.multi.test_proxy import put_and_send
+from tests.cases.collectives import build
+from tests.cases.proxy import put_and_send
+from tests.cases.rocm_compile import ARCHS, assembly, machine_for
 from tests.slow import slow
 
 pytest.importorskip("ark_rocm_emulator")

@@ -19,7 +19,7 @@ from ark.codegen.writer import write
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import bf16, int32
 from ark.lower.pipeline import plan
-from tests.codegen.test_rocm_compile import ARCHS, assembly, machine_for
+from tests.cases.rocm_compile import ARCHS, assembly, machine_for
 
 pytest.importorskip("ark_rocm_emulator")
 from ark_rocm_emulator.lint import TARGETS, Expectations, lint

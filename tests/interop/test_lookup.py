@@ -7,19 +7,8 @@ from typing import Any
 import pytest
 
 import ark
-
-torch = pytest.importorskip("torch")
-from ark.interop.torch import backend  # noqa: E402
-
-
-def same(function: Any, inputs: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    """Whole in ark, and torch's values."""
-    ark.init(backend="cpu")
-    torch._dynamo.reset()
-    want = function(*[x.clone() for x in inputs])
-    got = torch.compile(function, backend=backend)(*[x.clone() for x in inputs])
-    torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
-    assert "stay in torch" not in capsys.readouterr().err
+from ark.interop.torch import backend
+from tests.cases.lookup import same, torch
 
 
 def test_sums_over_the_edges_of_a_graph(capsys: pytest.CaptureFixture[str]) -> None:

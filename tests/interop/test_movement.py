@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.test_lookup import same
+from tests.cases.lookup import same
 
 torch = pytest.importorskip("torch")
 

@@ -17,7 +17,7 @@ from ark.machine import Machine
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
-from tests.multi.test_collectives import build, devices, keep
+from tests.cases.collectives import build, devices, keep
 from tests.ranks import ThreadRanks, run_ranks
 from tests.slow import slow
 from tests.unit.plan.shapes import machine

@@ -10,7 +10,7 @@ import pytest
 
 from ark.bench.results import Results, checked
 from ark.cli import main
-from tests.multi.test_generate_ranks import NOAH
+from tests.cases.generate_ranks import NOAH
 from tests.slow import slow
 
 WORDS = ("bench", "parallel", "--backend", "cpu", "--config", str(NOAH), "--layers", "2")

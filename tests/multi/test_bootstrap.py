@@ -325,7 +325,7 @@ def test_strangers_do_not_disturb(job: Job) -> None:
 
 
 def test_a_rank_must_be_below_the_world_size() -> None:
-    with pytest.raises(InvalidUsageError, match="no rank 2 among 2"):
+    with pytest.raises(InvalidUsageError, match="rank 2 is out of range for 2"):
         Bootstrap.connect(2, 2, "127.0.0.1", 1, 1.0)
 
 

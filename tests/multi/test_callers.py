@@ -47,7 +47,7 @@ def interrupted(elements: int) -> None:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             ark.comm.all_reduce(x)
-        (call,) = functions.group()._calls[functions.group()._everybody].values()
+        (call,) = functions.group()._calls[functions.group()._all_ranks].values()
         assert int(call.executor._told["error"][0]) == 0  # it did not end because its time was up
     else:
         time.sleep(0.6)

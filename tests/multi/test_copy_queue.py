@@ -22,9 +22,9 @@ from ark.runtime import copy_queue
 from ark.runtime import proxy as proxies
 from ark.runtime.copy_queue import CopyQueue
 from ark.tasks import transfer
-from tests.multi import test_channels as channels
-from tests.multi.test_collectives import build, devices
-from tests.multi.test_proxy import fetch, put_and_send
+from tests.cases import channels
+from tests.cases.collectives import build, devices
+from tests.cases.proxy import fetch, put_and_send
 
 emulator = pytest.importorskip("ark_rocm_emulator")
 pytest.importorskip("hip")

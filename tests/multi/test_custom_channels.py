@@ -23,8 +23,8 @@ from ark.plan.serialize import from_json, to_json
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from examples.ring import ring
-from tests.multi.test_channels import ITERATIONS, Body, N, add_up, counting, run, wanted
-from tests.multi.test_collectives import CPU_2, build, devices
+from tests.cases.channels import ITERATIONS, Body, N, add_up, counting, run, wanted
+from tests.cases.collectives import CPU_2, build, devices
 from tests.ranks import ThreadRanks, run_ranks
 from tests.slow import SLOW, few, slow
 

@@ -139,7 +139,9 @@ def with_tags(rank: int) -> None:
     for work, each, number in zip(waiting, late, (0, 1), strict=True):
         work.wait()
         assert torch.equal(each, made[3, number])
-    with pytest.raises(ark.InvalidUsageError, match="sent 12 bytes with the tag 9, where 16"):
+    with pytest.raises(
+        ark.InvalidUsageError, match="sent 12 bytes with the tag 9, but the receiving tensor has 16"
+    ):
         dist.recv(torch.zeros(4), 0, tag=9)
 
 

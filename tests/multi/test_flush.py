@@ -14,9 +14,10 @@ from ark.errors import PlanError
 from ark.ir.dtype import int32
 from ark.machine import Machine
 from ark.plan.verify import verify
-from tests.multi import test_channels as channels
-from tests.multi.test_collectives import build, devices, tasks
+from tests.cases import channels
+from tests.cases.collectives import build, devices
 from tests.slow import slow
+from tests.unit.plan.oracle import tasks
 from tests.unit.plan.shapes import replace_task
 
 N = channels.N

@@ -14,19 +14,16 @@ from pathlib import Path
 import pytest
 
 from ark.backend import registry
-from ark.models.checkpoint import Checkpoint
-from ark.models.generate import Generator
 from ark.models.tokenizer import Tokenizer
-from tests.backend.test_decoders import CASES as DECODERS
+from tests.cases.decoders import CASES as DECODERS
+from tests.cases.generate_ranks import NOAH, PROMPT, alone, answer, start
 from tests.checkpoints import make_checkpoint
 from tests.slow import SLOW, slow
 
-NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
 SHARED = (
     "qwen3-tied-wide-heads", "qwen3-moe", "smollm3", "granite", "phi3", "phi4-mini", "gemma2",
     "gemma3", "glm", "glm4",
 )  # fmt: skip
-PROMPT = "The king said to his servants,"
 
 
 def usable(name: str, ranks: int) -> bool:
@@ -38,36 +35,6 @@ BACKENDS = [
     pytest.param(n, marks=pytest.mark.skipif(not usable(n, 2), reason=f"{n} has no 2 devices"))
     for n in ("cpu", "cuda")
 ]
-
-
-def start(directory: Path, *extra: str, **environment: str) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "ark", "generate", str(directory), *extra]
-    if "--prompt" not in extra:
-        argv += ["--prompt", PROMPT]
-    return subprocess.Popen(
-        argv,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    )
-
-
-def answer(directory: Path, *extra: str) -> dict:
-    process = start(directory, "--json", *extra)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1])
-
-
-def alone(directory: Path, count: int, prompt: str = PROMPT, backend: str = "cpu") -> list[int]:
-    """The tokens of one rank, in this process."""
-    chosen = registry.get(backend)
-    device = chosen.open(0)
-    with Generator(Checkpoint.open(directory), chosen, device) as generator:
-        tokens = list(generator.stream(Tokenizer.open(directory).encode(prompt), count))
-    device.close()
-    return tokens
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

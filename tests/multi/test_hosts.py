@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -31,58 +30,12 @@ from ark.plan.verify import verify
 from ark.runtime.faults import explain
 from ark.runtime.hosts import NAME, here, numbered
 from ark.runtime.proxy import has_ucx
-from tests.multi import test_channels as channels
-from tests.multi.hosts import Hosts, two_hosts, why_not
-from tests.multi.test_collectives import CPU_2, devices
+from tests.cases import channels
+from tests.cases.collectives import CPU_2, devices
+from tests.cases.hosts import ENDLESS, WORK, reason, start, sums
+from tests.multi.hosts import Hosts, two_hosts
 from tests.ranks import run_ranks
 from tests.slow import slow
-
-WORK = """
-import json, sys
-import numpy as np
-import ark
-ark.init(backend="cpu")
-ark.comm.group(timeout_s=120.0)  # no call hangs: on a busy machine ranks wait for processors
-rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
-right = 0
-for n in (1, 3, 4099, 200_000):
-    for dtype in (np.float32, np.float16, np.int64):
-        shares = [(np.arange(n) % 11 + r).astype(dtype) for r in range(world)]
-        mine = shares[rank]
-        right += bool((ark.comm.all_reduce(mine) == sum(shares)).all())
-        right += bool((ark.comm.all_reduce(mine, "max") == shares[-1]).all())
-        right += bool((ark.comm.all_gather(mine) == np.concatenate(shares)).all())
-        right += bool((ark.comm.broadcast(mine, world - 1) == shares[-1]).all())
-    parts = [np.arange(world * n) + 1000 * r for r in range(world)]
-    swapped = np.concatenate([p[rank * n : (rank + 1) * n] for p in parts])
-    right += bool((ark.comm.all_to_all(parts[rank]) == swapped).all())
-    summed = sum(parts)[rank * n : (rank + 1) * n]
-    right += bool((ark.comm.reduce_scatter(parts[rank]) == summed).all())
-    if rank == 0:
-        ark.comm.send(mine, world - 1)
-    elif rank == world - 1:
-        right += bool((ark.comm.recv(np.empty_like(mine), 0) == shares[0]).all())
-ark.comm.barrier()
-print(right)
-"""
-ENDLESS = """
-import numpy as np
-import ark
-ark.init(backend="cpu")
-x = np.ones(5000, np.float32)
-ark.comm.all_reduce(x)
-print("running", flush=True)
-while True:
-    ark.comm.all_reduce(x)
-"""
-
-
-@cache
-def reason() -> str:
-    command = native.find_compiler()
-    if command is None or not has_ucx(command):
-        return "needs UCX"
-    return why_not()
 
 
 @pytest.fixture
@@ -91,25 +44,6 @@ def hosts() -> Iterator[Hosts]:
         pytest.skip(reason())
     with two_hosts() as made:
         yield made
-
-
-def start(hosts: Hosts, code: str, ranks: int = 2, **more: str) -> list[subprocess.Popen[str]]:
-    """Ranks dealt to the hosts in halves."""
-    common = {
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": hosts.addresses[0],
-        "MASTER_PORT": "23456",
-        "ARK_JOB_SECRET": "a secret of this test",
-        "ARK_LISTEN_ADDR": hosts.addresses[0],
-    }
-    return [
-        hosts.start(
-            rank * 2 // ranks,
-            ["-c", code],
-            {**common, "RANK": str(rank), "LOCAL_RANK": str(rank % max(1, ranks // 2)), **more},
-        )
-        for rank in range(ranks)
-    ]
 
 
 @slow
@@ -219,12 +153,6 @@ def test_channels_between_hosts(monkeypatch: pytest.MonkeyPatch, body: channels.
     np.testing.assert_array_equal(got, channels.wanted(len(got)))
 
 
-def sums(rank: int) -> None:
-    """Both put in the same, so that the sum less its own is what rank 1 adds up."""
-    x = channels.counting()
-    channels.add_up(ark.sub(ark.all_reduce(x, rank, 2, algorithm="ring"), x))
-
-
 @pytest.mark.parametrize("kinds", [("cpu", "rocm"), ("rocm", "cpu")], ids="-".join)
 def test_a_cpu_and_an_emulated_device(
     monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, str]
@@ -254,8 +182,9 @@ from ark.frontend.model import Model, use_model
 from ark.lower.pipeline import plan as make_plan
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
-from tests.multi import test_channels as channels
-from tests.multi.test_hosts import CPU_2, sums
+from tests.cases import channels
+from tests.cases.collectives import CPU_2
+from tests.cases.hosts import sums
 
 rank = int(os.environ["RANK"])
 with Bootstrap.from_environment() as job:

@@ -11,7 +11,7 @@ from functools import cache
 
 import pytest
 
-from tests.multi import test_hosts
+from tests.cases import hosts as jobs
 from tests.multi.hosts import Hosts, two_hosts, why_not
 from tests.multi.relay import Cable
 from tests.slow import slow
@@ -54,7 +54,7 @@ print("stopped")
 
 @cache
 def reason() -> str:
-    return test_hosts.reason() or why_not(relayed=True)
+    return jobs.reason() or why_not(relayed=True)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def hosts() -> Iterator[Hosts]:
 
 
 def running(hosts: Hosts, code: str) -> list[subprocess.Popen[str]]:
-    started = test_hosts.start(hosts, code)
+    started = jobs.start(hosts, code)
     for process in started:
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n", process.communicate(timeout=60)
@@ -75,7 +75,7 @@ def running(hosts: Hosts, code: str) -> list[subprocess.Popen[str]]:
 
 def test_a_far_host_behind_a_link_that_loses_frames(hosts: Hosts) -> None:
     hosts.change(FAR)
-    started = test_hosts.start(hosts, SMALL)
+    started = jobs.start(hosts, SMALL)
     said = [p.communicate(timeout=300) for p in started]
     assert [(p.returncode, out) for p, (out, _) in zip(started, said, strict=True)] == [
         (0, "right\n")
@@ -86,7 +86,7 @@ def test_a_far_host_behind_a_link_that_loses_frames(hosts: Hosts) -> None:
 @slow
 def test_every_collective_over_a_late_link(hosts: Hosts) -> None:
     hosts.change(FAR)
-    started = test_hosts.start(hosts, test_hosts.WORK)
+    started = jobs.start(hosts, jobs.WORK)
     said = [p.communicate(timeout=600) for p in started]
     assert [p.returncode for p in started] == [0, 0], said
     assert [int(out) for out, _ in said] == [56, 60]
@@ -95,7 +95,7 @@ def test_every_collective_over_a_late_link(hosts: Hosts) -> None:
 @slow
 def test_four_ranks_over_a_late_link(hosts: Hosts) -> None:
     hosts.change(FAR)
-    started = test_hosts.start(hosts, SMALL, 4)
+    started = jobs.start(hosts, SMALL, 4)
     said = [p.communicate(timeout=600) for p in started]
     assert [p.returncode for p in started] == [0] * 4, said
 
@@ -121,7 +121,7 @@ def test_a_link_that_comes_back_after_three_seconds(hosts: Hosts) -> None:
 def test_a_link_that_is_dead_ends_both(hosts: Hosts) -> None:
     """In a collective: no frame passes any more, and no device is told so."""
     hosts.change(FAR)
-    started = running(hosts, test_hosts.ENDLESS)
+    started = running(hosts, jobs.ENDLESS)
     hosts.change(Cable(lost=1.0))
     said = [p.communicate(timeout=120)[1] for p in started]
     assert all(p.returncode not in (0, None) for p in started)

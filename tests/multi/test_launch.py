@@ -352,7 +352,7 @@ def test_another_users_ranks_are_turned_away(tmp_path: Path) -> None:
 def test_no_secret_and_no_folder_for_one() -> None:
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     process = member("mine", RANK="0", ARK_CACHE_DIR="/dev/null/x", **place)
-    assert "set ARK_JOB_SECRET to one random word" in process.communicate(timeout=60)[1]
+    assert "set ARK_JOB_SECRET to the same random word" in process.communicate(timeout=60)[1]
 
 
 @pytest.mark.parametrize(

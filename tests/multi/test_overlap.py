@@ -24,7 +24,7 @@ from ark.plan.types import Plan, Task
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from ark.variant import MOVE, Role
-from tests.multi.test_collectives import build, devices, keep
+from tests.cases.collectives import build, devices, keep
 from tests.ranks import ThreadRanks, run_ranks
 from tests.slow import slow
 from tests.unit.plan.shapes import machine, replace_task

@@ -8,63 +8,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import ark
 from ark.errors import PlanError
-from ark.frontend.model import Model, use_model
 from ark.plan.types import ITERATION_BARRIER, Plan
 from ark.plan.verify import verify
-from tests.multi.test_pipeline import planned, run
+from tests.cases.phases_of_ranks import EACH, WIDTH, Body, build, messages, sums
+from tests.cases.pipeline import run
 from tests.slow import slow
 
-WIDTH, EACH = 3000, (4, 7)
-LATE = 1000  # of a slow rank's product: far longer than a thread waits for a core
 WANTED = float(sum(range(1, 5)) + sum(4 + 1000 * i for i in range(1, 8)))
-
-
-def messages(model: Model, rank: int, world: int, slow: int) -> None:
-    """Rank 0 counts, in the first phase by 1 and in the second by 1000, and sends what it has; each
-    rank adds up what comes and passes it on. Rank `slow` has more to do.
-    """
-    batch, total = ark.tensor([WIDTH], name="batch"), ark.tensor([WIDTH], name="total")
-    for number, step in enumerate((1.0, 1000.0)):
-        with model.graph.entry(f"phase{number}"):
-            if rank == 0:
-                ark.add(batch, step, output=batch)
-                here = batch
-            else:
-                here = ark.recv(batch, rank - 1, tag=number)
-            ark.add(total, _late(here) if rank == slow else here, output=total)
-            if rank + 1 < world:
-                ark.send(here, rank + 1, tag=number)
-
-
-def sums(model: Model, rank: int, world: int, slow: int) -> None:
-    """Every rank counts alike and adds up the mean of what all have."""
-    batch, total = ark.tensor([WIDTH], name="batch"), ark.tensor([WIDTH], name="total")
-    for number, step in enumerate((1.0, 1000.0)):
-        with model.graph.entry(f"phase{number}"):
-            ark.add(batch, step, output=batch)
-            here = ark.mul(ark.all_reduce(ark.copy(batch), rank, world), 1.0 / world)
-            ark.add(total, _late(here) if rank == slow else here, output=total)
-
-
-def _late(x: ark.Tensor) -> ark.Tensor:
-    product = ark.mul(ark.matmul(ark.tensor([LATE, LATE]), ark.tensor([LATE, LATE])), 0.0)
-    row = ark.reduce_sum(ark.reduce_sum(product, axis=0), axis=1)
-    return ark.add(x, ark.reshape(row, (1,)))
-
-
-Body = Callable[[Model, int, int, int], None]
-
-
-def build(body: Body, world: int, slow: int, machine: object = "cpu-2") -> list[Plan]:
-    graphs = []
-    for rank in range(world):
-        model = Model(rank, world)
-        with use_model(model):
-            body(model, rank, world, slow)
-        graphs.append(model.graph)
-    return planned(graphs, machine)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -6,30 +6,26 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 import ark
 from ark.backend import registry
-from ark.backend.devices import Device
 from ark.codegen.writer import write
 from ark.errors import PlanError
 from ark.frontend.model import Model, use_model
-from ark.ir.graph import Graph
 from ark.lower.ranks import plan_ranks
 from ark.machine import Machine
 from ark.plan.types import ITERATION_BARRIER, Plan, Task
 from ark.plan.verify import verify
-from ark.runtime.executor import Executor
-from tests.multi.test_collectives import devices
-from tests.ranks import ThreadRanks, run_ranks
+from tests.cases.collectives import devices
+from tests.cases.pipeline import ITERATIONS, WIDTH, planned, run
 from tests.slow import slow
 from tests.unit.plan.oracle import tasks
 from tests.unit.plan.shapes import replace_task
 
-WIDTH, ITERATIONS = 3000, 40
 LATE = 1000  # of a slow rank's product: far longer than a thread waits for a core
 Place = tuple[int, int, int]
 
@@ -64,38 +60,6 @@ def build(world: int, slow: int, machine: Machine | str = "cpu-1", work: int = 3
             stage(rank, slow, world, work)
         graphs.append(model.graph)
     return planned(graphs, machine)
-
-
-def planned(graphs: list[Graph], machine: Machine | str, together: bool = False) -> list[Plan]:
-    made = registry.machine(machine) if isinstance(machine, str) else machine
-    return list(plan_ranks(graphs, made, {"together": together}))
-
-
-def run(
-    plans: list[Plan],
-    iterations: int,
-    trace: int = 0,
-    width: int = WIDTH,
-    name: str = "cpu",
-    opened: Sequence[Device] = (),
-) -> list[tuple[np.ndarray, list]]:
-    """What is added up on each rank, and its trace. opened: a device for each rank."""
-    backend, _ = registry.choose(name)
-
-    def work(ranks: ThreadRanks) -> tuple[np.ndarray, list]:
-        plan = plans[ranks.rank]
-        device = opened[ranks.rank] if opened else backend.open(0)
-        with Executor(
-            plan, backend, device, ranks=ranks, budget_s=30.0, trace_records=trace
-        ) as executor:
-            for name in ("batch", "total"):
-                executor.write(name, np.zeros(width, np.float32))
-            executor.start(iterations).wait(120.0)
-            found = executor.read("total"), executor.trace() if trace else []
-            ranks.barrier()
-            return found
-
-    return run_ranks(len(plans), work)
 
 
 @pytest.mark.parametrize("slow", [0, 1, 2])

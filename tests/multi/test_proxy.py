@@ -21,35 +21,13 @@ from ark.plan.verify import verify
 from ark.runtime import proxy as proxies
 from ark.runtime.executor import Executor
 from ark.runtime.proxy import Proxy
-from tests.multi import test_channels as channels
-from tests.multi.test_collectives import build, devices
+from tests.cases import channels
+from tests.cases.collectives import build, devices
+from tests.cases.proxy import fetch, put_and_send
 from tests.ranks import ThreadRanks, run_ranks
 from tests.slow import few
 
 MANY = 3 * layout.FIFO_SLOTS // 2  # triggers: the slots are used a second time
-
-
-def put_and_send(rank: int) -> None:
-    """A part of a symmetric memory, a get, and a message, all by the proxy."""
-    x, inbox = channels.counting(), ark.comm.symmetric([channels.N + 5], int32)
-    channel = ark.comm.channel(1 - rank, engine="dma")
-    if rank == 0:
-        channel.put(x, inbox[5:], signal=True)
-        channel.send(x)
-    else:
-        (arrived,) = channel.wait(inbox)
-        message = channel.recv(ark.tensor([channels.N], int32))
-        channels.add_up(ark.sub(ark.mul(message, 2), arrived[5:]))
-
-
-def fetch(rank: int) -> None:
-    x, shared = channels.counting(), ark.comm.symmetric([channels.N], int32)
-    channel = ark.comm.channel(1 - rank, engine="dma")
-    if rank == 0:
-        channel.signal(after=[ark.copy(x, output=shared)])
-    else:
-        channel.wait()
-        channels.add_up(channel.get(shared))
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "rocm"])

@@ -18,44 +18,10 @@ from ark.models.config import LlamaConfig
 from ark.models.plans import plans as llama_plans
 from ark.plan.types import Plan, Task
 from ark.plan.verify import verify
-from ark.runtime.executor import Executor
-from tests.ranks import ThreadRanks, run_ranks
+from tests.cases.rank_plans import build, execute
 from tests.slow import slow
 
 SHAPE = (3, 700)
-
-
-def build(world: int, body: Callable[[int], None], machine: str = "cpu-2") -> list[Plan]:
-    """The plans of all ranks of a model that `body` builds for a rank."""
-    made = []
-    for rank in range(world):
-        model = Model(rank, world)
-        with use_model(model):
-            body(rank)
-        made.append(make_plan(model.graph, registry.machine(machine)))
-    return made
-
-
-def execute(
-    plans: list[Plan],
-    inputs: list[dict[str, np.ndarray]],
-    outputs: list[list[str]],
-    iterations: int = 2,
-) -> list[dict[str, np.ndarray]]:
-    """Runs iterations on all ranks at once; what each read of its outputs."""
-    backend, _ = registry.choose("cpu")
-
-    def work(ranks: ThreadRanks) -> dict[str, np.ndarray]:
-        plan = plans[ranks.rank]
-        with Executor(plan, backend, backend.open(0), ranks=ranks, budget_s=20.0) as executor:
-            for name, array in inputs[ranks.rank].items():
-                executor.write(name, array)
-            executor.start(iterations).wait(60.0)
-            found = {name: executor.read(name) for name in outputs[ranks.rank]}
-            ranks.barrier()
-            return found
-
-    return run_ranks(len(plans), work)
 
 
 def reduce_body(world: int, dtype: ark.DataType, whole: bool) -> Callable[[int], None]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.backend.test_decoders import CASES as DECODERS
+from tests.cases.decoders import CASES as DECODERS
+from tests.cases.generate_ranks import NOAH, answer
 from tests.checkpoints import make_checkpoint
-from tests.multi.test_generate_ranks import NOAH, answer
 from tests.slow import slow
 
 CASES = {**DECODERS, "mixtral-of-four": {**DECODERS["mixtral"], "num_local_experts": 4}}

@@ -29,7 +29,7 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from ark.tasks.linear import epilogue
-from tests.multi.test_rank_plans import build
+from tests.cases.rank_plans import build
 from tests.ranks import ThreadRanks, run_ranks
 from tests.unit.plan.shapes import CONFIG, decoder_plans, machine
 

@@ -25,9 +25,9 @@ from ark.doctor.bench import Bench
 from ark.errors import GpuError, PlanError
 from ark.machine import Machine
 from ark.runtime.admission import admit
-from tests.multi.test_channels import BY_STORES, PROGRAMS, put_then_signal, run, wanted
-from tests.multi.test_collectives import build, check_collectives, short_suite
-from tests.multi.test_generate_ranks import NOAH, alone, start
+from tests.cases.channels import BY_STORES, PROGRAMS, put_then_signal, run, wanted
+from tests.cases.collectives import build, check_collectives, short_suite
+from tests.cases.generate_ranks import NOAH, alone, start
 from tests.slow import SLOW, slow
 
 emulator = pytest.importorskip("ark_rocm_emulator")

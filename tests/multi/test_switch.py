@@ -19,7 +19,7 @@ from ark.machine import Machine
 from ark.plan.serialize import machine_of
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
-from tests.multi.test_collectives import build, devices
+from tests.cases.collectives import build, devices
 from tests.ranks import ThreadRanks, run_ranks
 from tests.slow import few
 

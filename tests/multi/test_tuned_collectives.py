@@ -83,7 +83,7 @@ def _sums_by_tables(root: str) -> None:
         total = ark.comm.all_reduce(np.full(count, ranks.rank + 1, np.float32))
         assert (total == 3.0).all()
     group = functions.group()
-    for call in group._calls[group._everybody].values():
+    for call in group._calls[group._all_ranks].values():
         chosen = call.key
         wanted = plans_for(chosen, 2, group._device.machine)[ranks.rank]
         assert call.executor.plan.ops == wanted.ops

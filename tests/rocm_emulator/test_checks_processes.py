@@ -7,8 +7,8 @@ from __future__ import annotations
 import kernel_cases
 import pytest
 from ark_rocm_emulator import ErrorKind
+from defects import DEVICE_DEFECTS, Defect, broken
 from hip_runner import code_object
-from test_defects import DEVICE_DEFECTS, Defect, broken
 from two_processes import exchange
 
 from tests.slow import slow

@@ -18,7 +18,7 @@ from ark.errors import GpuError
 from ark.machine import Machine
 from ark.plan.types import Plan
 from ark.runtime.executor import Executor
-from tests.backend.test_faults import decoder, prepare, small_machine, without_a_signal
+from tests.cases.faults import decoder, prepare, small_machine, without_a_signal
 
 
 def missing_signal(machine: Machine) -> Plan:

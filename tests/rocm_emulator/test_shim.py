@@ -13,6 +13,8 @@ import pytest
 from ark_rocm_emulator.compile import CompileError
 from ark_rocm_emulator.shim import compile_ptx
 
+from tests.cases.shim import fences
+
 pytest.importorskip("cuda.bindings.nvrtc")
 
 
@@ -26,11 +28,6 @@ def atomic(statement: str) -> list[str]:
     }}"""
     ptx = compile_ptx(source)
     return re.findall(r"\b(?:(?:ld|st|atom|red)\.\S*(?:sys|gpu|cta)\S*|fence\.\S+)", ptx)
-
-
-def fences(wanted: str) -> set[str]:
-    """The fence, and the stronger ones that older compilers write in its place."""
-    return {re.sub("acquire|release", name, wanted) for name in (r"\g<0>", "acq_rel", "sc")}
 
 
 CASES = [

@@ -22,7 +22,7 @@ from ark.codegen import layout
 from ark.codegen.dialect import Source
 from ark.doctor.bench import source
 from ark.variant import COMPUTE, block
-from tests.rocm_emulator.test_shim import fences
+from tests.cases.shim import fences
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

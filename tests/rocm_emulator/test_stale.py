@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import defects as planted
 import kernel_cases
 import numpy as np
 import pytest
-import test_defects as planted
 from ark_rocm_emulator import emulated
 from hip import hip
 from hip_runner import (

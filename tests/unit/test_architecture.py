@@ -4,6 +4,7 @@ import-linter checks (the contracts are in pyproject.toml).
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -103,3 +104,37 @@ def test_files_are_short(folder: str, most: int) -> None:
     lengths = {p: len(p.read_text().splitlines()) for p in (ROOT / folder).rglob("*.py")}
     assert lengths
     assert not {str(p.relative_to(ROOT)): n for p, n in lengths.items() if n > most}
+
+
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+
+def _test_modules_imported_by(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    names = {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] != "onnx":
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+            names.add(node.module or "")
+    parts = {name: name.split(".") for name in names}
+    return {
+        name
+        for name, words in parts.items()
+        if any(
+            w.startswith("test_") and _is_test_file(path, words[: i + 1])
+            for i, w in enumerate(words)
+        )
+    }
+
+
+def _is_test_file(importer: Path, words: list[str]) -> bool:
+    """True if the dotted name is a test file, from the root or beside the importer."""
+    return any(
+        (root.joinpath(*words)).with_suffix(".py").exists() for root in (ROOT, importer.parent)
+    )
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_file_imports_from_a_test_file(path: Path) -> None:
+    """Shared cases are in tests/cases, so that a test file can be changed for itself."""
+    assert not _test_modules_imported_by(path)

@@ -9,7 +9,7 @@ import pytest
 
 from ark.backend import registry
 from ark.lower import thin_cuts
-from tests.unit.test_ci import load
+from tests.cases.ci import load
 
 plan_programs, plans = load("plan_programs"), load("plans")
 PROGRAMS = {program.name: program for program in plan_programs.programs()}
@@ -152,7 +152,7 @@ def test_texts_of_the_same_source_are_made_once(
 ) -> None:
     """A run that was refused is followed by one with a reason."""
     made = []
-    monkeypatch.setattr(plans, "MADE", tmp_path / "made")
+    monkeypatch.setattr(plans, "UNWRITTEN", tmp_path / "made")
     monkeypatch.setattr(plans, "tree_digest", lambda folder: "one")
     texts = {"h200": TEXT}
     monkeypatch.setattr(plans, "describe_all", lambda machines: made.append(machines) or texts)

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from tests.unit.test_ci import load
+from tests.cases.ci import load
 
 words = load("words")
 
@@ -32,6 +32,11 @@ def patterns(source: str) -> list[tuple[int, str]]:
         ('raise UsageError("leave the chunk away")\n', [(1, "leave-away")]),
         ("FEW = 1024\n", [(1, "bare-constant")]),
         ("x = 1\n# Whoever reads it\n", [(2, "whoever")]),
+        ("said = 1\n", [(1, "participle-name")]),
+        ("# Is it aligned?\n", [(1, "question")]),
+        ('Rule = int\n"""May it split?"""\n', [(2, "question")]),
+        ('raise UsageError(f"there is no plan {n}")\n', [(1, "is-no")]),
+        ('fault(f"{n} ranks were asked for")\n', [(1, "asked-for")]),
         ('"""Rows that begin anywhere.\n\nWhat is read."""\n', [(1, "anywhere"), (3, "what-is")]),
     ],
 )

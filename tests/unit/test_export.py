@@ -11,8 +11,7 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,27 +21,12 @@ from ark.backend import registry
 from ark.cli import main
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
+from tests.cases.export import ADDRESSES, Library, compile_c
 from tests.slow import slow
 
 NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
-PARTS = ("ark.c", "device.c", "safetensors.c", "decoder.c")
-STRICT = ("-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-O1")
-ADDRESSES = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 # As c/ark.h numbers them.
 BAD_ARGUMENT, BAD_FILE, NO_TENSOR, BAD_SIZE, NOT_LOADED, NOT_BOUND = 1, 3, 4, 5, 6, 7
-
-
-def compile_c(folder: Path, name: str, out: str, *options: str) -> Path:
-    """Compiles a folder's C files, linked with the loop kernel that was compiled at export."""
-    system = shutil.which("gcc")
-    command = [system] if system else [sys.executable, "-m", "ziglang", "cc"]
-    if not system:  # its wheel has no runtime of the address sanitizer
-        options = tuple("-fsanitize=undefined" if o == ADDRESSES[0] else o for o in options)
-    library = str(folder / f"lib{name}_loop.so")
-    words = [*command, *STRICT, *options, *PARTS, f"{name}.c", library, "-pthread", "-o", out]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return folder / out
 
 
 @pytest.fixture(scope="module")
@@ -210,28 +194,6 @@ def test_a_header_with_any_byte_changed_is_read_or_refused(
         assert run(program, tmp_path / "bad", 1, 0).returncode in (0, 1)
 
 
-class Library:
-    """The functions of a compiled export, on one instance."""
-
-    def __init__(self, path: Path, name: str) -> None:
-        self.c = ctypes.CDLL(str(path))
-        self.c.ark_error.restype = self.c.ark_status_text.restype = ctypes.c_char_p
-        self.instance = ctypes.c_void_p()
-        model = ctypes.byref(ctypes.c_char.in_dll(self.c, f"{name}_model"))
-        assert self.c.ark_create(model, ctypes.byref(self.instance)) == 0
-
-    def __call__(self, function: str, *arguments: object) -> int:
-        return int(getattr(self.c, function)(self.instance, *arguments))
-
-    def execute(self, iterations: Sequence[int]) -> int:
-        each = (ctypes.c_uint32 * len(iterations))(*iterations)
-        return self("ark_execute", each, ctypes.c_size_t(len(iterations)), None)
-
-    def array(self, function: str, name: str, values: np.ndarray) -> int:
-        memory = ctypes.c_void_p(values.ctypes.data)
-        return self(function, name.encode(), memory, ctypes.c_size_t(values.nbytes))
-
-
 def test_wrong_calls_get_codes_and_texts(exported: Path) -> None:
     library = Library(compile_c(exported, "noah", "noah.so", "-fPIC", "-shared"), "noah")
     assert library.execute([1, 1]) == NOT_LOADED
@@ -285,7 +247,7 @@ def test_a_plan_of_external_tensors_computes_what_numpy_does(tmp_path: Path) -> 
     ("words", "said"),
     [
         (["--name", "1x"], "must begin with a-z"),
-        (["--name", "layout"], "none of ark"),
+        (["--name", "layout"], "not be one of ark"),
         (["--arch", "a b;c"], "-march"),
         (["--machine", "h100"], "made for"),
     ],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ark.cli import main
-from tests.unit.test_export import ADDRESSES, Library, compile_c
+from tests.cases.export import ADDRESSES, Library, compile_c
 
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")

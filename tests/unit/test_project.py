@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 import ark
-from tests.unit.test_ci import generate
+from tests.cases.ci import generate
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -18,8 +18,8 @@ from markdown_it import MarkdownIt
 import ark
 from ark.cli import main
 from ark.models.registry import MODEL_TYPES
+from tests.cases.ci import generate
 from tests.pages import python_blocks
-from tests.unit.test_ci import generate, load
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "README.md").read_text()

@@ -81,14 +81,14 @@ def _gathering(gather: Writer) -> Writer:
 def _in_two_shots(scatter: Writer, gather: Writer) -> dict[Collective, Writer]:
     """An all-gather, a reduce-scatter, and the all-reduce that is one after the other."""
 
-    def both(b: ProgramBuilder, boxes: list[list[int]]) -> None:
+    def write_both(b: ProgramBuilder, boxes: list[list[int]]) -> None:
         scatter(b, boxes)
         gather(b, boxes)
 
     return {
         Collective.ALL_GATHER: _gathering(gather),
         Collective.REDUCE_SCATTER: scatter,
-        Collective.ALL_REDUCE: both,
+        Collective.ALL_REDUCE: write_both,
     }
 
 

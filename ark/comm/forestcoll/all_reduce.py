@@ -72,7 +72,7 @@ def optimal_all_reduce(topology: Topology, in_network: bool = False) -> AllReduc
             tuple((1 - share) * each for each in balanced(network(reverse)).bandwidth),
         ),
     )
-    programme = Programme(net, both=True, in_network=in_network)
+    programme = Programme(net, two_way=True, in_network=in_network)
     symmetry = find_symmetry(net)
     for optimum, reducing in ((equal, False), (backward, True)):
         side = np.array([node in optimum.cut for node in topology.nodes])

@@ -57,7 +57,7 @@ def draw_joint(topology: Topology) -> tuple[Fraction, Fraction, tuple[Tree, ...]
     bound = optimal_all_reduce(topology, in_network=True).bound
     for slack in _SLACK:
         for k in range(1, _MOST_TREES + 1):
-            base = draw(net, symmetry, slack * net.ranks * k / bound, k, both=True)
+            base = draw(net, symmetry, slack * net.ranks * k / bound, k, reversed_too=True)
             if base is None:
                 continue
             trees = tuple(

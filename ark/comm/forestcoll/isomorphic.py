@@ -27,19 +27,19 @@ _Way = tuple[int, ...]  # node numbers from a rank through switches to a rank
 
 
 def draw(
-    net: Network, symmetry: Group, scale: Fraction, k: int, both: bool = False
+    net: Network, symmetry: Group, scale: Fraction, k: int, reversed_too: bool = False
 ) -> tuple[Tree, ...] | None:
     """Returns k trees per unit of demand, copies counted, of each orbit's least rank, or None.
 
-    With all their images they load no link with more than scale times its bandwidth. As many
-    copies of each tree are taken as fit; where that leaves no room for the rest, one of each.
-    Where there are no switches, ways with most left go first. With `both` there is room for the
+    With all their images they load no link with more than scale times its bandwidth. As many copies
+    of each tree are taken as fit; where that leaves no room for the rest, one of each. Where there
+    are no switches, ways with most left go first. With `reversed_too` there is room for the
     reversed trees too, over the reverse links, along which an all-reduce sums.
     """
     boxes = net.topology.equal_boxes() or _neighbours(net)
     grow = _grow if net.topology.switches else _grow_evenly
     for copies in (True, False):
-        budget = _Budget(net, symmetry, scale, both)
+        budget = _Budget(net, symmetry, scale, reversed_too)
         trees: list[Tree] = []
         for root in map(int, np.unique(symmetry.least[: net.ranks])):
             missing = k * int(net.demand[root])
@@ -87,10 +87,12 @@ class _Budget:
     size over the orbit's.
     """
 
-    def __init__(self, net: Network, symmetry: Group, scale: Fraction, both: bool) -> None:
+    def __init__(self, net: Network, symmetry: Group, scale: Fraction, reversed_too: bool) -> None:
         able = net.topology.multicast, net.topology.reduces
         number = {node: index for index, node in enumerate(net.topology.nodes)}
-        self._able = [frozenset(number[node] for node in nodes) for nodes in able[: 1 + both]]
+        self._able = [
+            frozenset(number[node] for node in nodes) for nodes in able[: 1 + reversed_too]
+        ]
         pairs = list(zip(map(int, net.tails), map(int, net.heads), strict=True))
         capacity = dict(zip(pairs, net.bandwidth, strict=True))
         self._orbit: dict[tuple[int, int], int] = {}

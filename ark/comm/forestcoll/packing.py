@@ -71,9 +71,9 @@ def pack(matrix: Ints, demand: Ints) -> list[Branching]:
             for edge in tree.edges:
                 residual[edge] -= tree.count
         taste = random.integers(0, 2, matrix.shape)
-        again = kept + _pack(residual, pending, taste)
-        if _heights(again) < best:
-            families = again
+        repacked = kept + _pack(residual, pending, taste)
+        if _heights(repacked) < best:
+            families = repacked
     return list(itertools.chain(*families))
 
 

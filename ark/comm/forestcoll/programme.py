@@ -60,7 +60,7 @@ class Programme:
     """The programme with the cuts found so far; links are numbered as in the network.
 
     With `demand` the roots' weights are a rate times it, and the rate is maximised; without, they
-    are free and their sum is. With `both` every link is shared by gathering and reducing trees.
+    are free and their sum is. With `two_way` every link is shared by gathering and reducing trees.
     With `in_network` switches do what they can: one that multicasts may send gathering trees' data
     on more often than it gets them, one that reduces may get the others' more often, and one that
     does both may be a root. The rate is then a bound; trees that reach it are drawn elsewhere.
@@ -70,14 +70,14 @@ class Programme:
         self,
         net: Network,
         demand: Ints | None = None,
-        both: bool = False,
+        two_way: bool = False,
         in_network: bool = False,
     ) -> None:
         self._net = net
         self._unit = max(net.bandwidth)
         self._tails, self._heads = net.tails, net.heads
         nodes = len(net.topology.nodes)
-        ways = ((net.tails, net.heads), (net.heads, net.tails))[: 1 + both]
+        ways = ((net.tails, net.heads), (net.heads, net.tails))[: 1 + two_way]
         number = {node: index for index, node in enumerate(net.topology.nodes)}
         able = (net.topology.multicast, net.topology.reduces) if in_network else ((), ())
         copying = [{number[node] for node in nodes_able} for nodes_able in able]

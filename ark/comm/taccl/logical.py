@@ -94,15 +94,15 @@ def logical(topology: Topology, sketch: Sketch) -> Logical:
 
 
 def _mentioned(sketch: Sketch) -> list[tuple[str, list[int]]]:
-    def both(table: object) -> list[int]:
+    def local_ranks(table: object) -> list[int]:
         rows = table if isinstance(table, tuple) else ()
         return [x for i, js in rows for x in (i, *js)]
 
     return [
         ("switches", [x for row in sketch.switches for x in row]),
-        ("intranode_conn", both(sketch.intranode_conn)),
-        ("internode_conn", both(sketch.internode_conn)),
-        ("gpus_to_sender_rev_map", both(sketch.senders)),
+        ("intranode_conn", local_ranks(sketch.intranode_conn)),
+        ("internode_conn", local_ranks(sketch.internode_conn)),
+        ("gpus_to_sender_rev_map", local_ranks(sketch.senders)),
         ("beta_split", [i for i, _ in sketch.beta_split]),
     ]
 

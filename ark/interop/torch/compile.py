@@ -142,10 +142,10 @@ def _tell(missing: Sequence[fx.Node], support: _Support, count: int) -> None:
         f"{(support.reasons[n] or '').splitlines()[0]}"
         for n in missing
     )
-    said = "; ".join(
+    summary = "; ".join(
         f"{reason} ({times}x)" if times > 1 else reason for reason, times in counts.items()
     )
-    log.warn(f"{len(missing)} of {count} operators stay in torch: {said}")
+    log.warn(f"{len(missing)} of {count} operators stay in torch: {summary}")
 
 
 def values(module: fx.GraphModule) -> list[Any]:
@@ -253,9 +253,9 @@ def backend(module: fx.GraphModule, examples: Sequence[Any], **given: Any) -> Ca
     not have.
     """
     if given:
-        said = ", ".join(f"{name}={value!r:.60}" for name, value in given.items())
+        listed = ", ".join(f"{name}={value!r:.60}" for name, value in given.items())
         raise InvalidUsageError(
-            f"torch.compile was given {said}; the backend ark has no modes and no options: omit "
+            f"torch.compile was given {listed}; the backend ark has no modes and no options: omit "
             "them"
         )
     keep_attention(module, examples)

@@ -36,12 +36,12 @@ def page_data(prediction: Prediction, title: str) -> dict[str, Any]:
     ranks = int(np.prod(prediction.mesh))
     places = np.unravel_index(np.arange(ranks), prediction.mesh)
     place_of = [0] * ranks if axis is None else [int(p) for p in places[axis]]
-    both = "chimera" in prediction.names
+    two_directions = "chimera" in prediction.names
     runs = [
         [
             s
             for s, at in enumerate(prediction.rank_of)
-            if at == p or (both and prediction.depth - 1 - at == p)
+            if at == p or (two_directions and prediction.depth - 1 - at == p)
         ]
         for p in range(prediction.depth)
     ]

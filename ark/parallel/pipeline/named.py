@@ -242,9 +242,9 @@ def list_schedule(plan: Named, micro_batches: int) -> Schedule:
     ending: list[tuple[int, int, int]] = []
     now = 0
     while len(started) < len(missing):
-        again = True
-        while again:
-            again = False
+        changed = True
+        while changed:
+            changed = False
             for d in range(placement.devices):
                 if free[d] > now or not ready[d]:
                     continue
@@ -262,7 +262,7 @@ def list_schedule(plan: Named, micro_batches: int) -> Schedule:
                         heapq.heapify(ready[e])
                     if not block.after and m + 1 < micro_batches:
                         offer(i, m + 1)
-                    again = True
+                    changed = True
                     break
         if not ending:
             raise PlanError(

@@ -29,9 +29,9 @@ def candidates(ranks: int, work: Work, mesh: Sequence[int] | None = None) -> Ite
 
     mesh: use this one only; its axes are then a pipeline, copies, or splits.
     """
-    again = (False, True) if work.training and not work.recompute else (work.recompute,)
+    recompute_choices = (False, True) if work.training and not work.recompute else (work.recompute,)
     copied = COPIED if work.training else ("data", "zero3")
-    for recompute in again:
+    for recompute in recompute_choices:
         todo = Work(work.training, work.batch, recompute)
         if mesh is not None:
             kinds = (SCHEDULES, copied, SPLIT)

@@ -221,8 +221,8 @@ class _Shape:
         forward, backward, shared = [start] * self.stages, [start] * self.stages, 0.0
         for block, stage in zip(blocks, stage_of, strict=True):
             if stage < 0:
-                both = block.forward_us + block.backward_us
-                shared += both / self.depth / (1 + self.work.training)
+                block_us = block.forward_us + block.backward_us
+                shared += block_us / self.depth / (1 + self.work.training)
                 continue
             forward[stage] += block.forward_us
             backward[stage] += block.backward_us

@@ -22,9 +22,7 @@ COPIES: dict[str, tuple[int, int, int]] = {
     "zero3": (1, 1, 1),
     "co-shard": (0, 0, 0),
 }
-"""Of parameters, gradients and the optimizer's state: does each rank of the axis keep but a part?
-ZeRO's stages (Rajbhandari et al. 2020). co-shard (nnScaler): as data, and a block's ops run in
-several pieces one after the other on the same rank, and again for their gradients."""
+"""For parameters, gradients and optimizer: True if each rank of the axis keeps only a part."""
 
 
 @dataclass(frozen=True)

@@ -351,7 +351,7 @@ def test_cache_clear(
         (["generate", NOAH, "--prompt", "x", "--temperature", "-1"], "temperature is -1.0"),
         (["generate", NOAH, "--prompt", "x", "--temperature", "nan"], "temperature is nan"),
         (["generate", NOAH, "--prompt", "x", "--context", "9999"], "allows 1 to 512"),
-        (["generate", NOAH, "--prompt", "x", "--ranks", "3"], "3 ranks cannot share"),
+        (["generate", NOAH, "--prompt", "x", "--ranks", "3"], "not divisible by 3 ranks"),
         (["generate", NOAH, "--prompt", "x", "--prompt", "y", "--ranks", "2"], "on one rank only"),
         (["generate", NOAH, "--prompt", "-", "--prompt", "-"], "standard input is one text"),
         (["generate", NOAH, "--prompt", "x", "--device", "7"], "no CPU device 7"),
@@ -363,7 +363,7 @@ def test_cache_clear(
         (["emit", "/nowhere.json", "--backend", "cpu", "-o", "/tmp/x"], "cannot be read"),
         (["info", "--json", "--require", "cpu:x"], "no requirement"),
         (["bench", "decode", "--set", "name=3", "--backend", "cpu"], "--set name=3"),
-        (["bench", "decode", "--config", NOAH, "--ranks", "3"], "3 ranks cannot share"),
+        (["bench", "decode", "--config", NOAH, "--ranks", "3"], "not divisible by 3 ranks"),
         (["bench", "decode", "--ranks", "2", "--vs", "torch"], "leave it or the ranks away"),
     ],
 )

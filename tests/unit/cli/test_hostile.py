@@ -40,7 +40,7 @@ SPREAD = ["parallelize", "llama-3.1-8b", "--mesh", "2x2", "--machine", "h100"]
         ([*GENERATE, "--plan", "/dev/zero"], "cannot be read as a plan"),
         (
             [*GENERATE, "--machine", "h100"],
-            "the machine h100 is a cuda sm_90a, but the model is to",
+            "machine=h100 is a cuda sm_90a, but the model runs",
         ),
         (
             ["export", NOAH, "--backend", "cuda", "-o", "x"],

@@ -26,7 +26,7 @@ from ark.collective import (
 from ark.comm import algorithms, classics, synthesize
 from ark.comm.topology import named
 from ark.errors import ModelError, PlanError, UnsupportedError
-from tests.unit.comm.test_msccl_read import ROUNDS
+from tests.cases.msccl_read import ROUNDS
 
 MOST_OPS, MOST_CHANNELS, MOST_PER_OP, MOST_SEMAPHORES = 64, 16, 8, 16
 

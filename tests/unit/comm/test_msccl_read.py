@@ -6,22 +6,15 @@ import numpy as np
 import pytest
 
 import ark
-from ark.collective import Collective, CollectiveProgram, check, execute, from_xml, to_xml
+from ark.collective import CollectiveProgram, check, execute, from_xml, to_xml
 from ark.collective.types import io_slots
-from ark.comm import algorithms, synthesize, topology
+from ark.comm import synthesize, topology
 from ark.errors import ModelError, PlanError
 from ark.frontend.model import Model, use_model
 from ark.lower.pipeline import plan
 from ark.plan.verify import verify
+from tests.cases.msccl_read import ROUNDS
 from tests.unit.plan.shapes import machine
-
-ROUNDS = [
-    (world, collective.value, algorithm)
-    for world in (2, 3, 4)
-    for collective in Collective
-    for algorithm in algorithms(topology.full_mesh(world), collective.value)
-    if algorithm not in ("taccl", "flow")
-]
 
 
 def results(program: CollectiveProgram) -> list[np.ndarray]:

@@ -12,8 +12,8 @@ from ark.comm.bounds import least_us
 from ark.comm.page import render_page
 from ark.comm.simulate import simulate
 from ark.comm.topology import load
+from tests.cases.page_in_browser import CHROMIUM, THEMES, browse, read_png
 from tests.slow import slow
-from tests.unit.parallel.test_page_in_browser import CHROMIUM, THEMES, browse, read_png
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 SIZE = 1 << 28

@@ -6,12 +6,11 @@ import json
 import random
 import time
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ark.collective import Kind, check, execute, from_json, reference_result, to_json, to_xml
+from ark.collective import Kind, from_json, to_json, to_xml
 from ark.comm import taccl
 from ark.comm.bounds import least_us
 from ark.comm.simulate import simulate
@@ -27,6 +26,7 @@ from ark.comm.taccl import (
 from ark.comm.taccl.ordering import MOST_TOGETHER
 from ark.comm.topology import Link, Topology, load
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from tests.cases.taccl import prove
 from tests.slow import examples, slow
 
 MB = 1 << 20
@@ -54,21 +54,6 @@ NDV2X2 = {
     "symmetry_offsets": [[8, 16]],
     "hyperparameters": {"input_chunkup": 1},
 }
-
-
-def prove(program, topology, seed=0):
-    """The checker accepts it and integers come out as NumPy says."""
-    check(program)
-    rng = np.random.default_rng(seed)
-    inputs = [rng.integers(-99, 99, 6 * program.ranks) for _ in range(program.ranks)]
-    wanted = reference_result(program.collective, inputs, program.reduction or "sum")
-    for got, want in zip(execute(program, inputs, seed=seed), wanted, strict=True):
-        np.testing.assert_array_equal(got, want)
-    for rank, ops in enumerate(program.operations):
-        for op in ops:
-            if op.kind is Kind.PUT:
-                assert op.route[0] == topology.ranks[rank]
-                assert op.route[-1] == topology.ranks[op.peer]
 
 
 def random_topology(seed):

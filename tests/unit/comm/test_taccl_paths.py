@@ -7,9 +7,9 @@ from ark.comm.bounds import least_us
 from ark.comm.simulate import tune_pieces
 from ark.comm.taccl import Sketch, synthesize_taccl
 from ark.comm.topology import named
+from tests.cases.taccl import prove
 from tests.slow import slow
 from tests.unit.comm.networks import random_eulerian
-from tests.unit.comm.test_taccl import prove
 
 MB = 1 << 20
 

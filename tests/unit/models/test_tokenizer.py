@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.models.tokenizer import Tokenizer
+from tests.cases.tokenizer import byte_fallback_tokenizer
 from tests.checkpoints import BOS, EOS, make_tokenizer
 from tests.slow import examples
 
@@ -27,29 +27,6 @@ TEXTS = (
     f"{BOS}framed{EOS}",
 )
 SIZE = 320
-
-
-def byte_fallback_tokenizer() -> Backend:
-    """A vocabulary as Llama 2 has it: words that begin with U+2581, and bytes for the rest."""
-    pieces = ["<unk>", BOS, EOS, *(f"<0x{i:02X}>" for i in range(256))]
-    pieces += ["▁", "a", "b", "é", "▁a", "ab", "▁ab", "日"]
-    merges = [("▁", "a"), ("a", "b"), ("▁a", "b")]
-    vocab = {piece: i for i, piece in enumerate(pieces)}
-    backend = Backend(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(content=" ", left=1),
-        ]
-    )
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", special_tokens=[(BOS, 1)]
-    )
-    backend.add_special_tokens([AddedToken(t, special=True) for t in ("<unk>", BOS, EOS)])
-    return backend
 
 
 BACKENDS = {"bytes": make_tokenizer(SIZE), "fallback": byte_fallback_tokenizer()}

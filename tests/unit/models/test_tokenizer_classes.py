@@ -28,9 +28,9 @@ from ark.models.registry import MODEL_TYPES
 from ark.models.tokenizer import Tokenizer
 from ark.models.tokenizer_classes import CLASSES, CORRECTED, OTHERS, REGISTERED
 from ark.models.tokenizer_tokens import FLAGS
+from tests.cases.tokenizer import byte_fallback_tokenizer
 from tests.checkpoints import BOS, EOS, make_tokenizer
 from tests.slow import examples, few
-from tests.unit.models.test_tokenizer import byte_fallback_tokenizer
 
 NEW = ("<|im_start|>", "<|im_end|>", "<pad>", "<extra_0>", "word")
 LLAMA3_SPLIT = (

@@ -12,13 +12,7 @@ from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.model import Model, use_model
 from ark.parallel import ParallelGraph, materialise, parallelize
 from ark.parallel.transform import annotate
-from tests.unit.parallel.test_transform import (
-    inputs_of,
-    on_cpu_ranks,
-    on_ranks_in_numpy,
-    one_device,
-    traced,
-)
+from tests.cases.transform import inputs_of, on_cpu_ranks, on_ranks_in_numpy, one_device, traced
 
 ROWS, HIDDEN, INNER, EXPERTS, CHOSEN = 6, 8, 12, 4, 2
 
@@ -109,7 +103,7 @@ def test_a_share_of_what_is_whole_is_refused() -> None:
                 plan.op_assign(part, rank)
         else:
             plan.op_assign(piece, 0, 1)
-    with pytest.raises(ModelError, match="adds up"):
+    with pytest.raises(ModelError, match="add up"):
         materialise(plan)
     add = plan.nodes[-2]
     with pytest.raises(InvalidUsageError, match="no dimension"):

@@ -18,9 +18,9 @@ from ark.parallel import ParallelGraph, autotune, materialise
 from ark.parallel.plans import coconet
 from ark.parallel.plans.times import Rates
 from ark.plan.types import Plan
+from tests.cases import coconet as coco
+from tests.cases.transform import on_cpu_ranks
 from tests.interpreter import Interpreter
-from tests.unit.parallel import test_coconet as coco
-from tests.unit.parallel.test_transform import on_cpu_ranks
 
 SLOW_MEMORY = Rates(1e6, 1.0, 1e9, 0.0)
 WHOLE = 16 * coco.WIDTH * 4  # bytes of a moment

@@ -94,7 +94,7 @@ def test_refused_with_a_reason() -> None:
         named("2f2b", 4)
     with pytest.raises(InvalidUsageError, match="65 devices"):
         named("1f1b", 65)
-    with pytest.raises(InvalidUsageError, match="0 micro-batches"):
+    with pytest.raises(InvalidUsageError, match="micro_batches=0"):
         list_schedule(named("1f1b", 4), 0)
     plan = named("1f1b", 2)
     with pytest.raises(PlanError, match="cannot continue"):

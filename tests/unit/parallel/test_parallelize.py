@@ -20,8 +20,7 @@ from ark.parallel.plans.choices import Costs
 from ark.parallel.plans.search import evaluate, search
 from ark.parallel.plans.times import Rates
 from ark.parallel.transform import whole_of
-from tests.slow import slow
-from tests.unit.parallel.test_transform import (
+from tests.cases.transform import (
     inputs_of,
     on_cpu_ranks,
     on_ranks_in_numpy,
@@ -29,6 +28,7 @@ from tests.unit.parallel.test_transform import (
     perceptron,
     traced,
 )
+from tests.slow import slow
 
 ROWS, WIDTH, INNER = 8, 16, 32
 
@@ -188,7 +188,7 @@ def scoped(first: str, second: str) -> Graph:
         (MODELS["mixing"], "zero1", None, InvalidUsageError, "name the tensors that hold it"),
         (MODELS["mixing"], "megatron", {"x": 0}, InvalidUsageError, "cuts are for copies"),
         (MODELS["mixing"], "chimera", None, InvalidUsageError, "use an even number"),
-        (MODELS["mixing"], "zero1", {"nobody": 0}, InvalidUsageError, "is called 'nobody'"),
+        (MODELS["mixing"], "zero1", {"nobody": 0}, InvalidUsageError, "no input named 'nobody'"),
         (scoped("f0-0", "head"), "1f1b", None, ModelError, "has no pipeline scope"),
         (scoped("f0-0", "f7-0"), "1f1b", None, ModelError, "not in the schedule"),
     ],
@@ -260,8 +260,8 @@ def test_a_plan_of_the_users() -> None:
     [
         (0, "data", "mesh"),
         ((2, 2, 2, 2), "data", "mesh"),
-        (2, "pipeline", "is none"),
-        ((2, 2), ("data",), "is none"),
+        (2, "pipeline", "does not fit"),
+        ((2, 2), ("data",), "does not fit"),
     ],
 )
 def test_bad_arguments_are_refused(mesh: Any, plan: Any, says: str) -> None:

@@ -13,8 +13,8 @@ from ark.frontend.model import Model, use_model
 from ark.ir.graph import Graph, Node
 from ark.parallel import parallelize, pipelined, shape, tessel
 from ark.parallel.transform import whole_of
+from tests.cases.transform import inputs_of, on_cpu_ranks
 from tests.interpreter import Interpreter
-from tests.unit.parallel.test_transform import inputs_of, on_cpu_ranks
 
 ROWS, WIDTH, MICRO_BATCHES = 4, 12, 4
 

@@ -219,7 +219,7 @@ FREE = {"name": "b", "span": 1, "memory": -9, "devices": [0], "after": ["a"]}
         ({"devices": 1, "blocks": [BLOCK, BLOCK]}, "two blocks have the name 'a'"),
         ({"devices": 1, "blocks": [{**BLOCK, "memory": 9}, FREE]}, "a single micro-batch"),
         ({"devices": 1, "blocks": [{**BLOCK, "memory": -1}]}, "before it was allocated"),
-        ({"devices": 1, "blocks": [BLOCK]}, "keeps 7 of memory"),
+        ({"devices": 1, "blocks": [BLOCK]}, "leave 7 of the 4 units of memory"),
         ([], "Expected `object`"),
     ],
 )

@@ -134,8 +134,8 @@ def test_stages_are_the_best_there_are() -> None:
 @pytest.mark.parametrize(
     ("mesh", "names", "work", "says"),
     [
-        ((4,), ("what",), Work(True, 8), "is none"),
-        ((4, 2), ("1f1b",), Work(True, 8), "is none"),
+        ((4,), ("what",), Work(True, 8), "does not fit a mesh"),
+        ((4, 2), ("1f1b",), Work(True, 8), "does not fit a mesh"),
         ((2, 2), ("1f1b", "gpipe"), Work(True, 8), "two pipelines"),
         ((4,), ("zero1",), Work(True, 6), "multiple of 4"),
         ((4,), ("zero1",), Work(False, 8), "for training"),

@@ -14,8 +14,7 @@ import ark
 from ark.ir.graph import Graph, Node
 from ark.parallel import Layout, ParallelGraph, materialise, table
 from ark.parallel.transform import whole_of
-from tests.slow import SLOW
-from tests.unit.parallel.test_transform import (
+from tests.cases.transform import (
     inputs_of,
     on_cpu_ranks,
     on_ranks_in_numpy,
@@ -24,6 +23,7 @@ from tests.unit.parallel.test_transform import (
     random_plan,
     traced,
 )
+from tests.slow import SLOW
 
 EXAMPLES = 25 if SLOW else 2
 FEW = settings(

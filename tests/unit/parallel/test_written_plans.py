@@ -11,13 +11,7 @@ import numpy as np
 import ark
 from ark.parallel import parallelize
 from ark.parallel.transform import View, whole_of
-from tests.unit.parallel.test_transform import (
-    inputs_of,
-    on_cpu_ranks,
-    on_ranks_in_numpy,
-    one_device,
-    traced,
-)
+from tests.cases.transform import inputs_of, on_cpu_ranks, on_ranks_in_numpy, one_device, traced
 
 PAGE = Path(__file__).parents[3] / "docs" / "parallel.md"
 

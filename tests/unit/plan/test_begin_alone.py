@@ -12,7 +12,7 @@ from ark.plan.types import ITERATION_BARRIER, Plan
 from ark.plan.verify import check, verify
 from ark.plan.verify.rank_set import RankSet
 from ark.plan.verify.symmetry import Symmetry, alone, symmetry_of
-from tests.multi.test_phases_of_ranks import build, messages, sums
+from tests.cases.phases_of_ranks import build, messages, sums
 from tests.unit.plan.oracle import meetings, tasks
 from tests.unit.plan.shapes import decoder_graphs, machine, replace_task
 

@@ -19,10 +19,10 @@ from ark.lower import tiling
 from ark.lower.pipeline import plan as make_plan
 from ark.plan.types import Plan
 from ark.plan.verify import verify
+from tests.cases.verify import MORE
 from tests.programs import build
 from tests.unit.plan.oracle import faults, tasks
 from tests.unit.plan.shapes import decoder_plans, machine, replace_task
-from tests.unit.plan.test_verify import MORE
 
 relaxed = settings(
     max_examples=60 * MORE,

@@ -21,7 +21,7 @@ from ark.plan import kind as kinds
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
-from tests.unit.tasks.test_accesses import check
+from tests.cases.accesses import check
 from tests.windows import in_place
 
 Shape = tuple[int, ...]

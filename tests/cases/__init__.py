@@ -1,0 +1,1 @@
+"""Cases and helpers that several test files share; no file here has tests of its own."""

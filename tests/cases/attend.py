@@ -1,0 +1,122 @@
+"""Cases and helpers of tests/backend/test_attend.py, which other tests use too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import ark
+from ark.ir.dtype import bf16, fp32
+
+BATCH, HEADS, ROWS, WIDTH = 2, 3, 130, 24
+
+
+@dataclass(frozen=True)
+class Form:
+    """How queries, keys and values lie in what is given, how scores are made, how results lie.
+
+    shape: of the given tensor or tensors. split: to three of (batch, heads, rows, width).
+    """
+
+    shape: tuple[int, ...]
+    split: Callable[[Any], list[Any]]
+    scores: str = "plain"
+    mask: str = ""
+    back: tuple[int, ...] | None = (0, 2, 1, 3)
+    copies: int = 0  # transposes that are left
+
+
+def by_columns(x: Any) -> list[Any]:
+    """Of (batch, rows, 3 heads width): parts side by side, as one projection makes them."""
+    size = HEADS * WIDTH
+    parts = [x[:, :, i * size : (i + 1) * size] for i in range(3)]
+    split = [ark.reshape(p, [BATCH, ROWS, HEADS, WIDTH]) for p in parts]
+    return [ark.transpose(p, [0, 2, 1, 3]) for p in split]
+
+
+def by_permutation(x: Any) -> list[Any]:
+    """The same by one permutation of five dimensions."""
+    split = ark.transpose(ark.reshape(x, [BATCH, ROWS, 3, HEADS, WIDTH]), [2, 0, 3, 1, 4])
+    return [ark.reshape(split[i : i + 1], [BATCH, HEADS, ROWS, WIDTH]) for i in range(3)]
+
+
+def rows_first(x: Any) -> list[Any]:
+    """Of (rows, batch, 3 heads width), as nn.MultiheadAttention has it."""
+    split = ark.reshape(x, [1, ROWS, BATCH, 3, HEADS * WIDTH])
+    whole = ark.transpose(split, [3, 1, 2, 0, 4])
+    parts = [ark.reshape(whole[i : i + 1], [ROWS, BATCH * HEADS, WIDTH]) for i in range(3)]
+    turned = [ark.transpose(p, [1, 0, 2]) for p in parts]
+    return [ark.reshape(p, [BATCH, HEADS, ROWS, WIDTH]) for p in turned]
+
+
+def apart(x: Any) -> list[Any]:
+    """Of (3, batch, heads, rows, width): dense by heads."""
+    return [ark.reshape(x[i : i + 1], [BATCH, HEADS, ROWS, WIDTH]) for i in range(3)]
+
+
+def lower_left(kind: str, dtype: Any = bf16) -> Any:
+    """A causal mask, computed."""
+    rows, columns = (ark.iota((ROWS, ROWS), d, ark.int32) for d in (0, 1))
+    if kind == "where":
+        return ark.less_equal(columns, rows)
+    hidden = ark.greater(columns, rows)
+    if kind == "hidden":
+        return hidden
+    return ark.reshape(
+        ark.where(hidden, float("-inf"), ark.cast(ark.mul(rows, 0), dtype)), [1, 1, ROWS, ROWS]
+    )
+
+
+def attention(form: Form, x: Any) -> Any:
+    """As a user writes it."""
+    q, k, v = form.split(x)
+    scale = WIDTH**-0.5
+    if form.scores == "scaled queries":
+        scores = ark.matmul(ark.mul(q, scale), k, transpose_other=True)
+    elif form.scores == "turned keys":
+        scores = ark.div(ark.matmul(q, ark.transpose(k, [0, 1, 3, 2])), WIDTH**0.5)
+    else:
+        scores = ark.mul(ark.matmul(q, k, transpose_other=True), scale)
+    if form.mask == "where":
+        scores = ark.where(lower_left("where"), scores, float("-inf"))
+    elif form.mask == "hidden":
+        scores = ark.where(lower_left("hidden"), float("-inf"), scores)
+    elif form.mask == "add":
+        scores = ark.add(scores, lower_left("add", scores.dtype()))
+    if form.scores == "wide":
+        made = ark.matmul(ark.cast(ark.softmax(ark.cast(scores, fp32)), x.dtype()), v)
+    else:
+        made = ark.matmul(ark.softmax(scores), v)
+    return made if form.back is None else ark.transpose(made, list(form.back))
+
+
+COLUMNS = (BATCH, ROWS, 3 * HEADS * WIDTH)
+FORMS = {
+    "columns": Form(COLUMNS, by_columns),
+    "columns, causal": Form(COLUMNS, by_columns, "scaled queries", "where"),
+    "columns, keys turned": Form(COLUMNS, by_columns, "turned keys", "hidden"),
+    "columns, fp32 weights": Form(COLUMNS, by_columns, "wide", "add"),
+    "columns, by heads": Form(COLUMNS, by_columns, back=None, copies=1),
+    "permutation": Form(COLUMNS, by_permutation, "scaled queries"),
+    "rows first": Form((ROWS, BATCH, COLUMNS[2]), rows_first, back=(2, 0, 1, 3), copies=1),
+    "apart": Form((3, BATCH, HEADS, ROWS, WIDTH), apart, mask="where", back=None),
+    "apart, turned back": Form((3, BATCH, HEADS, ROWS, WIDTH), apart, copies=1),
+}
+
+
+def by_torch(form: Form, x: np.ndarray) -> np.ndarray:
+    """In float64, from where the form's parts lie."""
+    given = torch.tensor(x.astype(np.float64))
+    if form.split is apart:
+        q, k, v = given
+    elif form.split is rows_first:
+        parts = given.reshape(ROWS, BATCH, 3, HEADS, WIDTH).permute(2, 1, 3, 0, 4)
+        q, k, v = parts
+    else:
+        q, k, v = given.reshape(BATCH, ROWS, 3, HEADS, WIDTH).permute(2, 0, 3, 1, 4)
+    made = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(form.mask))
+    return (made if form.back is None else made.permute(*form.back)).numpy()

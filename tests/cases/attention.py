@@ -1,0 +1,115 @@
+"""Cases and helpers of tests/backend/test_attention.py, which other tests use too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import ark
+from ark.ir.dtype import DataType
+from tests.opcheck import Case
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A call. position: None for none. batch: 0 for none."""
+
+    rows: int
+    context: int
+    heads: int
+    kv_heads: int
+    width: int
+    position: int | None = None
+    batch: int = 0
+    causal: bool = True
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    scale: float | None = None
+
+
+SHAPES = (
+    Shape(9, 40, 4, 2, 16, position=13),
+    Shape(40, 40, 4, 1, 24),
+    Shape(33, 70, 2, 2, 64, position=3, window=9),
+    Shape(20, 20, 6, 3, 8, batch=2, sinks=True),
+    Shape(17, 50, 2, 1, 32, causal=False, softcap=3.0),
+    Shape(1, 30, 2, 1, 16, position=29, window=12, sinks=True, scale=0.3),
+    Shape(12, 16, 2, 1, 16, position=9),  # rows past the end of the cache
+)
+TILES = (
+    Shape(200, 333, 4, 2, 64, position=100),
+    Shape(130, 130, 2, 1, 128, batch=2, window=50),
+    Shape(150, 260, 2, 1, 96, causal=False, softcap=5.0),
+    Shape(129, 300, 2, 2, 256, position=0, sinks=True),
+    Shape(140, 140, 1, 1, 192),
+)
+TOLERANCE = {"fp32": 2e-5, "fp16": 4e-3, "bf16": 3e-2}
+
+
+def by_torch(s: Shape, q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: Any) -> np.ndarray:
+    """(batch, rows, heads * width), with what a row sees as a mask."""
+    extra = list(rest)
+    position = int(extra.pop(0)[0]) if s.position is not None else 0
+    batch = max(1, s.batch)
+    queries = torch.tensor(q).reshape(batch, s.rows, s.heads, s.width).transpose(1, 2)
+    shape = (batch, s.kv_heads, s.context, s.width)
+    keys, values = (
+        torch.tensor(a).reshape(shape).repeat_interleave(s.heads // s.kv_heads, 1) for a in (k, v)
+    )
+    rows = position + torch.arange(s.rows)[:, None]
+    columns = torch.arange(s.context)[None]
+    seen = (columns <= rows) | torch.tensor(not s.causal)
+    if s.window:
+        seen = seen & (columns > rows - s.window)
+    if s.softcap or s.sinks:
+        scale = s.width**-0.5 if s.scale is None else s.scale
+        scores = queries @ keys.transpose(-1, -2) * scale
+        if s.softcap:
+            scores = s.softcap * torch.tanh(scores / s.softcap)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if s.sinks:
+            sink = torch.tensor(extra[0]).reshape(1, -1, 1, 1).expand(batch, -1, s.rows, 1)
+            scores = torch.cat((scores, sink), -1)
+        made = torch.softmax(scores, -1)[..., : s.context] @ values
+    else:
+        made = torch.nn.functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=seen, scale=s.scale
+        )
+    return made.transpose(1, 2).reshape(q.shape).numpy()
+
+
+def case(s: Shape, dtype: DataType, seed: int, cached: DataType | None = None) -> Case:
+    """cached: the type of keys and values, if not the queries'."""
+    rng = np.random.default_rng(seed)
+    lead = (s.batch,) if s.batch else ()
+    cache = (*lead, s.kv_heads, s.context, s.width)
+    inputs = [
+        (rng.standard_normal((*lead, s.rows, s.heads * s.width)), dtype),
+        *((rng.standard_normal(cache), cached or dtype) for _ in range(2)),
+    ]
+    if s.position is not None:
+        inputs.append((np.array([s.position]), ark.int32))
+    if s.sinks:
+        inputs.append((rng.standard_normal(s.heads), ark.fp32))
+
+    def build(q: Any, k: Any, v: Any, *rest: Any) -> Any:
+        return ark.attention(
+            q,
+            k,
+            v,
+            rest[0] if s.position is not None else None,
+            s.scale,
+            causal=s.causal,
+            window=s.window,
+            softcap=s.softcap,
+            sinks=rest[-1] if s.sinks else None,
+        )
+
+    def want(*arrays: Any) -> np.ndarray:
+        return by_torch(s, *arrays)
+
+    return Case(f"{s} {dtype}", inputs, build, want, TOLERANCE[dtype.name])

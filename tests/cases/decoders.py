@@ -1,0 +1,132 @@
+"""Cases and helpers of tests/backend/test_decoders.py, which other tests use too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ark.backend import registry
+from ark.models.checkpoint import Checkpoint
+from ark.models.generate import Generator
+from tests.checkpoints import make_checkpoint, reference
+
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.2, 1.3, 1.5, 2.0, 2.5, 3.0, 5.0],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 9.0, 12.0, 20.0],
+    "factor": 8.0,
+}
+PART = {
+    "partial_rotary_factor": 0.75,
+    **{name: LONG[name][:6] for name in ("short_factor", "long_factor")},  # type: ignore[index]
+}
+HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+GEMMA = {"query_pre_attn_scalar": 24}
+EXPERTS = {"num_experts_per_tok": 2, "kv_heads": 2}
+CASES: dict[str, dict[str, Any]] = {
+    "qwen2": {"kind": "qwen2"},
+    "qwen2-yarn": {
+        "kind": "qwen2",
+        "rope": {
+            "rope_type": "yarn",
+            "rope_theta": 1000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "smollm3": {"kind": "smollm3", "layers": 3, "no_rope_layer_interval": 2},
+    "olmo2": {"kind": "olmo2"},
+    "granite": {
+        "kind": "granite",
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 2.5,
+    },
+    "phi3": {"kind": "phi3", "head_dim": None, "rope": LONG},
+    "phi4-mini": {"kind": "phi3", "head_dim": None, "rope": {**LONG, **PART}, "tie": True},
+    "phi4-mini-beyond-its-first-context": {
+        "kind": "phi3",
+        "head_dim": None,
+        "rope": {**LONG, **PART},
+        "original_max_position_embeddings": 20,
+        "sliding_window": 18,
+    },
+    "gemma2": {"kind": "gemma2", "tie": True, "sliding_window": 7, **GEMMA},
+    "gemma3": {
+        "kind": "gemma3_text",
+        "layers": 3,
+        "sliding_window": 7,
+        "sliding_window_pattern": 2,
+        "final_logit_softcapping": 9.0,
+        "rope": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 5000.0},
+        },
+        **GEMMA,
+    },
+    "glm": {"kind": "glm", "rope": HALF, "attention_bias": True},
+    "glm4": {"kind": "glm4", "rope": HALF, "attention_bias": True},
+    "qwen3": {"kind": "qwen3", "attention_bias": False},
+    "qwen3-tied-wide-heads": {"kind": "qwen3", "tie": True, "head_dim": 32, "shards": 2},
+    "mixtral": {"kind": "mixtral", "num_local_experts": 5, **EXPERTS},
+    "qwen3-moe": {
+        "kind": "qwen3_moe",
+        "num_experts": 6,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+        **EXPERTS,
+    },
+    "qwen3-moe-plain-scores": {
+        "kind": "qwen3_moe",
+        "num_experts": 4,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": False,
+        **EXPERTS,
+    },
+}
+
+
+NEW = 20
+
+
+def check_tokens_and_logits_are_those_of_transformers(
+    backend: str, case: str, tmp_path: Path
+) -> None:
+    directory = make_checkpoint(tmp_path / case, **CASES[case])
+    ours = check_logits(directory, backend)
+    assert len(set(ours)) > NEW // 3  # a model that repeats itself would prove little
+
+
+def check_logits(directory: Path, backend: str, room: float = 1e-4, best: bool = True) -> list[int]:
+    """The tokens after a prompt; if `best`, they are transformers', and the logits of the last one
+    are within `room`.
+    """
+    prompt = [int(t) for t in np.random.default_rng(5).integers(0, 258, 21)]
+    chosen, _ = registry.choose(backend)
+    device = chosen.open(0)
+    try:
+        with Generator(Checkpoint.open(directory), chosen, device, chunk=8) as generator:
+            ours = list(generator.stream(prompt, NEW, stop_tokens=()))
+            last = generator.executor.read("decode.head.logits").ravel()
+    finally:
+        device.close()
+    model = reference(directory)
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + ours[:-1]])).logits[0].numpy()
+    assert not best or ours == logits[len(prompt) - 1 :].argmax(-1).tolist()
+    np.testing.assert_allclose(last, logits[-1], rtol=room, atol=room)
+    return ours
+
+
+def best(directory: Path, prompt: list[int], ours: list[int]) -> list[int]:
+    """transformers' best token at each place of ours, with our own as history."""
+    model = reference(directory)
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + ours[:-1]])).logits[0].numpy()
+    found: list[int] = logits[len(prompt) - 1 :].argmax(-1).tolist()
+    return found

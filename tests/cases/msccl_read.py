@@ -1,0 +1,14 @@
+"""Cases and helpers of tests/unit/comm/test_msccl_read.py, which other tests use too."""
+
+from __future__ import annotations
+
+from ark.collective import Collective
+from ark.comm import algorithms, topology
+
+ROUNDS = [
+    (world, collective.value, algorithm)
+    for world in (2, 3, 4)
+    for collective in Collective
+    for algorithm in algorithms(topology.full_mesh(world), collective.value)
+    if algorithm not in ("taccl", "flow")
+]

@@ -1,0 +1,37 @@
+"""Cases and helpers of tests/codegen/test_rocm_compile.py, which other tests use too."""
+
+from __future__ import annotations
+
+import re
+
+from ark_rocm import backend, compiler, machines
+
+from ark.backend.protocol import Target
+from ark.codegen.dialect import Source
+from ark.machine import Machine
+from tests import signatures
+
+ARCHS = backend.archs()
+MACHINES = {model.arch: name for name, model in machines.MODELS.items()}
+
+
+def machine_for(arch: str) -> Machine:
+    machine = backend.machine(MACHINES[arch])
+    assert machine is not None and machine.arch == arch
+    return machine
+
+
+def target(arch: str) -> Target:
+    return Target(arch, machine_for(arch).threads)
+
+
+def assembly(source: Source, arch: str) -> str:
+    """The source as assembly; what was compiled before comes from the cache."""
+    key = repr((backend.compiler().key(target(arch)), source.text))
+    return signatures.compiled(lambda: compiler.assembly(source, target(arch)), key)
+
+
+def fact(text: str, name: str) -> int:
+    found = re.search(rf"\.{name}:\s+(\d+)", text)
+    assert found, name
+    return int(found.group(1))

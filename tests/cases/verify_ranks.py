@@ -1,0 +1,111 @@
+"""Cases and helpers of tests/unit/plan/test_verify_ranks.py, which other tests use too."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+from ark.plan.types import Plan, Task
+from tests.unit.plan.oracle import tasks
+from tests.unit.plan.shapes import replace_task
+
+Place = tuple[int, int, int]
+
+
+def remote(plan: Plan, tensor: int) -> bool:
+    return plan.buffers[plan.tensors[tensor].buffer].rank != plan.rank
+
+
+def puts(plan: Plan) -> list[tuple[Place, Task]]:
+    """The tasks that write to a peer."""
+    return [(k, t) for k, t in tasks(plan).items() if remote(plan, plan.ops[t.op].operands[-1])]
+
+
+def signalled(plan: Plan) -> list[tuple[Place, Task]]:
+    """The puts that a counter tells of; packets need none."""
+    return [
+        (k, t) for k, t in puts(plan) if any(plan.counters[c].rank != plan.rank for c in t.signals)
+    ]
+
+
+def with_target(plan: Plan, op: int, tensor: int) -> Plan:
+    """The plan with another output of an op."""
+    ops = list(plan.ops)
+    ops[op] = dataclasses.replace(ops[op], operands=(*ops[op].operands[:-1], tensor))
+    return dataclasses.replace(plan, ops=tuple(ops))
+
+
+def put_to_a_wrong_rank(plan: Plan, rng: random.Random) -> Plan:
+    """The put's receive buffer keeps its name, but is looked for on the rank that puts."""
+    _, task = rng.choice(puts(plan))
+    tensor = plan.tensors[plan.ops[task.op].operands[-1]]
+    buffers = list(plan.buffers)
+    buffers[tensor.buffer] = dataclasses.replace(buffers[tensor.buffer], rank=plan.rank)
+    return dataclasses.replace(plan, buffers=tuple(buffers))
+
+
+def put_into_its_own_buffer(plan: Plan, rng: random.Random) -> Plan:
+    """The put writes a receive buffer of as many elements on its own rank: memory that exists. One
+    of the same name only if there is no other: where all ranks do so, it is theirs alone, and safe.
+    """
+    _, task = rng.choice(puts(plan))
+    wanted = plan.tensors[plan.ops[task.op].operands[-1]]
+    own = [
+        t
+        for t in plan.tensors
+        if (t.shape, t.dtype) == (wanted.shape, wanted.dtype)
+        and plan.buffers[t.buffer].arena == "symmetric"
+        and not remote(plan, t.id)
+    ]
+    others = [t for t in own if t.name != wanted.name]
+    return with_target(plan, task.op, rng.choice(others or own).id)
+
+
+def put_into_another_buffer(plan: Plan, rng: random.Random) -> Plan:
+    """The put writes the peer's receive buffer of another put."""
+    received = {(k[0], plan.ops[t.op].operands[-1]) for k, t in puts(plan)}
+    choices = []
+    for place, task in puts(plan):
+        used = plan.ops[task.op].operands[-1]
+        fits = plan.tensors[used].shape
+        others = {t for phase, t in received if phase == place[0]} - {used}
+        choices += [(task.op, t) for t in sorted(others) if plan.tensors[t].shape == fits]
+    return with_target(plan, *rng.choice(choices))
+
+
+def signal_own_rank(plan: Plan, rng: random.Random) -> Plan:
+    """A put's signal stays on the rank that puts."""
+    place, task = rng.choice(signalled(plan))
+    own = next(
+        c.id
+        for c in plan.counters
+        if c.system and c.rank == plan.rank and c.name != "iteration barrier"
+    )
+    signals = tuple(own if plan.counters[c].rank != plan.rank else c for c in task.signals)
+    return replace_task(plan, place, signals=signals)
+
+
+def drop_signal(plan: Plan, rng: random.Random) -> Plan:
+    place, task = rng.choice(signalled(plan))
+    kept = tuple(c for c in task.signals if plan.counters[c].rank == plan.rank)
+    return replace_task(plan, place, signals=kept)
+
+
+def drop_mail_wait(plan: Plan, rng: random.Random) -> Plan:
+    waiting = [
+        (k, t) for k, t in tasks(plan).items() if any(plan.counters[c].system for c, _ in t.waits)
+    ]
+    place, task = rng.choice(waiting)
+    kept = tuple((c, n) for c, n in task.waits if not plan.counters[c].system)
+    return replace_task(plan, place, waits=kept)
+
+
+MUTATIONS: list[Callable[[Plan, random.Random], Plan]] = [
+    put_to_a_wrong_rank,
+    put_into_its_own_buffer,
+    put_into_another_buffer,
+    signal_own_rank,
+    drop_signal,
+    drop_mail_wait,
+]
