@@ -27,6 +27,7 @@ from ark.errors import BaseError, InvalidUsageError
 from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
 from ark.ir import values as ir
+from ark.ir.attributes import AttentionAttributes
 from ark.ir.dtype import INTEGERS, DataType, by_name
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan as make_plan
@@ -144,8 +145,8 @@ def _run_rows(sig: kinds.Signature, depth: int, backend: Backend, device: Device
     shapes = {"q": (params.rows, width), "k": (1, depth, width), "v": (1, depth, width)}
     q, k, v = (graph.tensor(s, kind, arena="state", name=name) for name, s in shapes.items())
     out = graph.tensor(q.shape, kind, arena="state", name="out")
-    attrs = {"heads": 1, "head_dim": width, "scale": 1.0, "causal": False, "placed": False}
-    graph.add("attention", [q, k, v], [out], attrs, "attention")
+    attrs = AttentionAttributes(heads=1, head_dim=width, scale=1.0, causal=False, placed=False)
+    graph.add("attention", [q, k, v], [out], attrs.to_node(), "attention")
     _run_once(graph, device.machine.with_processors(1), (q, k, v), backend, device)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from ark.frontend.tensor import Tensor
 from ark.gradients.pointwise import computed, unbroadcast
 from ark.gradients.table import Call, Gradients, refuse, rule
+from ark.ir.attributes import AxisAttributes, RowsAttributes, ScanAttributes, ScatterAttributes
 from ark.ir.dtype import DataType, fp32, int64
 from ark.ops.elementwise import add, cast, div, mul, sub, zeros
 from ark.ops.logic import mod
@@ -69,7 +70,7 @@ def rows_added(shape: Sequence[int], ids: Tensor, updates: Tensor, dtype: DataTy
 
 @rule("gather")
 def _gather(call: Call) -> Gradients:
-    shape, axis, ids = call.shape(0), call.attrs["axis"], call.input(1)
+    shape, axis, ids = call.shape(0), call.node.read(AxisAttributes).axis, call.input(1)
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     many = ids.ir.elements
     flat = reshape(call.gradient(), [outer, many, inner])
@@ -80,14 +81,15 @@ def _gather(call: Call) -> Gradients:
 
 @rule("gather_elements")
 def _gather_elements(call: Call) -> Gradients:
-    source, axis = call.node.inputs[0], call.attrs["axis"]
+    source, axis = call.node.inputs[0], call.node.read(AxisAttributes).axis
     return [scattered(source.shape, call.input(1), call.gradient(), axis, source.dtype), None]
 
 
 @rule("scatter_elements")
 def _scatter_elements(call: Call) -> Gradients:
     """Each of several updates of an element receives the gradient of the last, as in torch."""
-    axis, function = call.attrs["axis"], call.attrs["function"]
+    how = call.node.read(ScatterAttributes)
+    axis, function = how.axis, how.function
     if function not in ("set", "add"):
         raise refuse(call, f"a reduction {function!r}")
     given, ids = call.gradient(), call.input(1)
@@ -111,9 +113,9 @@ def _scan(call: Call) -> Gradients:
     the first 0 of a line. At that 0, it is the sum of gradients times the products of all other
     elements, which are those of the line with a 1 in its place; after it, the slope is 0.
     """
-    axis, given = call.attrs["axis"], call.gradient()
-    exclusive, backward = call.attrs["exclusive"], call.attrs["reverse"]
-    if call.attrs["function"] == "add":
+    how, given = call.node.read(ScanAttributes), call.gradient()
+    axis, exclusive, backward = how.axis, how.exclusive, how.reverse
+    if how.function == "add":
         return [cumsum(given, axis, exclusive, not backward)]
     source = call.input(0)
     shape, dtype = source.ir.shape, source.ir.dtype
@@ -175,7 +177,7 @@ def places_of(count: int, start: Tensor, limit: int) -> tuple[Tensor, Tensor]:
 @rule("embed")
 def _embed(call: Call) -> Gradients:
     """Past the end of the text it reads token 0's row."""
-    table, rows, text = call.node.inputs[1], call.attrs["rows"], call.input(0)
+    table, rows, text = call.node.inputs[1], call.node.read(RowsAttributes).rows, call.input(0)
     at, within = places_of(rows, call.input(2), text.ir.shape[0])
     ids = gather(text, at)
     chosen = computed(

@@ -7,6 +7,7 @@ import math
 from ark.frontend.tensor import Tensor
 from ark.gradients.pointwise import computed, unbroadcast
 from ark.gradients.table import Call, Gradients, refuse, rule
+from ark.ir.attributes import AttentionAttributes, RotaryAttributes
 from ark.ir.dtype import fp32
 from ark.ops.decoder import rotary_embedding
 from ark.ops.elementwise import cast, mul, sub
@@ -58,7 +59,10 @@ def _rotary(call: Call) -> Gradients:
         raise refuse(call, "the frequencies")
     back = neg(call.input(2))
     rotated = rotary_embedding(
-        call.gradient(), call.input(1), back, interleaved=call.attrs["interleaved"]
+        call.gradient(),
+        call.input(1),
+        back,
+        interleaved=call.node.read(RotaryAttributes).interleaved,
     )
     return [rotated, None, None]
 
@@ -66,7 +70,8 @@ def _rotary(call: Call) -> Gradients:
 @rule("attention")
 def _attention(call: Call) -> Gradients:
     """The attention weights are recomputed; then as in Dao et al. 2022, appendix B.2, in fp32."""
-    heads, width, scale = call.attrs["heads"], call.attrs["head_dim"], call.attrs["scale"]
+    how = call.node.read(AttentionAttributes)
+    heads, width, scale = how.heads, how.head_dim, how.scale
     kv_heads = call.shape(1)[0]
     rows, group = call.shape(0)[0], heads // kv_heads
 

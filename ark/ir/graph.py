@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ark.errors import ModelError
+from ark.ir.attributes import Form, FormType
 from ark.ir.dtype import DataType
 from ark.ir.hints import Hints
 from ark.ir.packing import Packing
@@ -41,6 +42,10 @@ class Node:
     processors: tuple[int, int] | None = None
     hints: Hints | None = None
     context: int | None = None
+
+    def read(self, form: FormType[Form]) -> Form:
+        """The attributes by name; `form` is the op's struct of them."""
+        return form.from_node(self.attrs)
 
     @property
     def placement(self) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from ark.capability import Capability
 from ark.errors import PlanError
+from ark.ir.attributes import AttentionAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
@@ -170,7 +171,7 @@ def _decodes(nodes: list[Node], machine: Machine) -> bool:
 
 def _one_each(node: Node, rows: int) -> bool:
     """Is it attention of one row of each of so many sequences?"""
-    sequences = node.inputs[3].shape[0] if node.attrs.get("placed", True) else 1
+    sequences = node.inputs[3].shape[0] if node.read(AttentionAttributes).placed else 1
     return node.outputs[0].shape[0] == rows == sequences
 
 

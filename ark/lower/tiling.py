@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 from ark.errors import PlanError
+from ark.ir.attributes import AttentionAttributes
 from ark.ir.fold import FOLDED, LINE, block, fold, tile_of
 from ark.ir.graph import Node
 from ark.ir.hints import Hints
@@ -268,6 +269,7 @@ def attends_in_units(node: Node, parts: bool = False) -> bool:
     """Attention of one 16-bit type whose heads and rows begin at multiples of 16 bytes; parts: or
     of fp32 over bf16.
     """
+    given = node.read(AttentionAttributes)
     types = {t.dtype.name for t in (*node.inputs[:3], node.outputs[0])}
     query, key, value = (t.dtype.name for t in node.inputs[:3])
     if parts and (query, key) == (node.outputs[0].dtype.name, value) == ("fp32", "bf16"):
@@ -275,12 +277,12 @@ def attends_in_units(node: Node, parts: bool = False) -> bool:
     return (
         len(types) == 1
         and types <= {"bf16", "fp16"}
-        and node.attrs["head_dim"] % 8 == 0
-        and node.attrs["head_dim"] <= 256
+        and given.head_dim % 8 == 0
+        and given.head_dim <= 256
         and all(
             s % 8 == 0
             for t in (
-                *(node.inputs[:3] if node.attrs.get("by_rows") else node.inputs[:1]),
+                *(node.inputs[:3] if given.by_rows else node.inputs[:1]),
                 node.outputs[0],
             )
             for s in (*t.strides[:-1], start_of(t))

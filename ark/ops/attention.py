@@ -9,9 +9,10 @@ import numpy as np
 
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import AttentionAttributes
 from ark.ir.dtype import fp32
 from ark.lower.registry import register
-from ark.ops.attention_lowering import PLAIN, lower_attention
+from ark.ops.attention_lowering import lower_attention
 from ark.ops.base import float_dtype, result
 from ark.ops.tokens import by_sequence, check_position
 
@@ -76,35 +77,32 @@ def attention(
             f"with heads a multiple of {kv_heads}"
         )
     heads = columns // width
-    attrs: dict[str, Any] = {
-        "heads": heads,
-        "head_dim": width,
-        "scale": float(width**-0.5 if scale is None else scale),
-    }
-    attrs |= masked("attention", window, softcap, causal)
+    check_mask("attention", window, softcap, causal)
     inputs = [q, k, v]
     if at is not None:
         inputs.append(at)
-    else:
-        attrs["placed"] = False
     if sinks is not None:
         inputs.append(check_sinks("attention", sinks, heads))
-        attrs["sinks"] = True
-    return result("attention", inputs, q.ir.shape, dtype, output, attrs, name)
+    attrs = AttentionAttributes(
+        heads=heads,
+        head_dim=width,
+        scale=float(width**-0.5 if scale is None else scale),
+        causal=bool(causal),
+        window=int(window),
+        softcap=float(softcap),
+        placed=at is not None,
+        sinks=sinks is not None,
+    )
+    return result("attention", inputs, q.ir.shape, dtype, output, attrs.to_node(), name)
 
 
-def masked(what: str, window: int, softcap: float, causal: bool = True) -> dict[str, Any]:
-    """A node's attributes that say so, where they are not the usual ones.
-
-    ModelError for what is no mask.
-    """
+def check_mask(what: str, window: int, softcap: float, causal: bool = True) -> None:
+    """ModelError unless these are a mask."""
     if window < 0 or softcap < 0 or (window and not causal):
         raise ModelError(
             f"{what}: the window is {window}, the soft cap {softcap}, causal {causal}; both are "
             "at least 0, and a window is of the past: it needs causal=True"
         )
-    more = {"causal": bool(causal), "window": int(window), "softcap": float(softcap)}
-    return {k: v for k, v in more.items() if v != PLAIN[k]}
 
 
 def check_sinks(what: str, sinks: Any, heads: int) -> Tensor:
@@ -126,20 +124,19 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
     ark.lower.rewrite.fuse_attention makes them.
     """
     q, key, value, *rest = inputs
-    how = {name: attrs.get(name, plain) for name, plain in PLAIN.items()}
-    if how["by_rows"]:
+    how = AttentionAttributes.from_node(attrs)
+    if how.by_rows:
         parted = (
-            np.moveaxis(c.reshape(*c.shape[:-1], -1, attrs["head_dim"]), -2, -3)
-            for c in (key, value)
+            np.moveaxis(c.reshape(*c.shape[:-1], -1, how.head_dim), -2, -3) for c in (key, value)
         )
         return attention_reference([q, *parted, *rest], {**attrs, "by_rows": False})
-    if how["placed"] and len(rest[0]) > 1:
-        each = by_sequence(inputs, len(rest[0]), (4,) if how["sinks"] else ())
+    if how.placed and len(rest[0]) > 1:
+        each = by_sequence(inputs, len(rest[0]), (4,) if how.sinks else ())
         return [np.concatenate([attention_reference(one, attrs)[0] for one in each])]
-    position = int(rest.pop(0)[0]) if how["placed"] else 0
-    sinks = rest.pop(0) if how["sinks"] else None
+    position = int(rest.pop(0)[0]) if how.placed else 0
+    sinks = rest.pop(0) if how.sinks else None
     if rest:  # the newest row, which the caches need not have yet
-        newest = np.split(rest[0].reshape(-1, attrs["head_dim"]), 2)
+        newest = np.split(rest[0].reshape(-1, how.head_dim), 2)
         key, value = (c.copy() for c in (key, value))
         for cache, row in zip((key, value), newest, strict=True):
             cache[:, position] = row
@@ -148,17 +145,17 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
         extra = [np.array([position]), *([] if sinks is None else [sinks])]
         rows = zip(q, key, value, strict=True)
         return [np.stack([attention_reference([*row, *extra], options)[0] for row in rows])]
-    heads, width, context = attrs["heads"], attrs["head_dim"], key.shape[1]
+    heads, width, context = how.heads, how.head_dim, key.shape[1]
     group = heads // key.shape[0]
     out = np.zeros(q.shape)
     for r in range(len(q)):
-        end = min(position + r + 1, context) if how["causal"] else context
-        begin = max(0, position + r + 1 - how["window"]) if how["window"] else 0
+        end = min(position + r + 1, context) if how.causal else context
+        begin = max(0, position + r + 1 - how.window) if how.window else 0
         for h in range(heads):
             part = slice(h * width, (h + 1) * width)
-            scores = key[h // group, begin:end] @ q[r, part] * attrs["scale"]
-            if how["softcap"]:
-                scores = how["softcap"] * np.tanh(scores / how["softcap"])
+            scores = key[h // group, begin:end] @ q[r, part] * how.scale
+            if how.softcap:
+                scores = how.softcap * np.tanh(scores / how.softcap)
             if sinks is not None:
                 scores = np.append(scores, sinks[h])
             if not len(scores):

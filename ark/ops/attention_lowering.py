@@ -7,12 +7,12 @@ ark.lower.registry.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from msgspec import structs
 
 from ark.capability import Capability
 from ark.ir import values as ir
+from ark.ir.attributes import AttentionAttributes
 from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -22,17 +22,6 @@ from ark.machine import Machine
 from ark.tasks.attention import AttentionMergeParams, AttentionParams, staged_bytes
 from ark.tasks.attention_tiles import AttentionTilesParams, balanced_group
 from ark.variant import COMMUNICATE
-
-PLAIN: dict[str, Any] = {
-    "causal": True,
-    "window": 0,
-    "softcap": 0.0,
-    "placed": True,
-    "sinks": False,
-    "by_rows": False,
-}
-"""What a node's attributes are where it does not say; only such a one decodes by splits."""
-
 
 STREAMED, MOST_STREAMED = 8, 64  # positions that matrix units take at once, and a warp holds
 
@@ -55,10 +44,10 @@ def lower_tiles(lowering: Lowering, node: Node) -> None:
     """
     q, key, value, *rest = node.inputs
     out, machine = node.outputs[0], lowering.machine
-    how = {name: node.attrs.get(name, plain) for name, plain in PLAIN.items()}
-    width, length, paged = node.attrs["head_dim"], q.shape[-2], node.attrs.get("paged", False)
+    given = node.read(AttentionAttributes)
+    width, length, paged = given.head_dim, q.shape[-2], given.paged
     context = key.shape[-2] * (rest[1].shape[-1] if paged else 1)
-    heads, batch = node.attrs["heads"], q.shape[0] if len(q.shape) == 3 else 1
+    heads, batch = given.heads, q.shape[0] if len(q.shape) == 3 else 1
     boxed = machine.variant.name == "matrix" and machine.has(Capability.WGMMA) and not paged
     units = machine.has(Capability.ATTENTION_UNITS)
     units = units and attends_in_units(node, machine.has(Capability.ATTENTION_PARTS))
@@ -67,8 +56,21 @@ def lower_tiles(lowering: Lowering, node: Node) -> None:
     while not boxed and rows > 32 and batch * heads * -(-length // rows) < machine.processors:
         rows //= 2
     rows = min(rows, length)
-    kv_heads = key.shape[-1] // width if how["by_rows"] else key.shape[-3]
-    params = AttentionTilesParams(**{**node.attrs, **how}, kv_heads=kv_heads, rows=rows)
+    kv_heads = key.shape[-1] // width if given.by_rows else key.shape[-3]
+    params = AttentionTilesParams(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=width,
+        rows=rows,
+        scale=given.scale,
+        causal=given.causal,
+        window=given.window,
+        softcap=given.softcap,
+        placed=given.placed,
+        sinks=given.sinks,
+        by_rows=given.by_rows,
+        paged=paged,
+    )
     tiles = batch * heads * -(-length // rows)
     each = 2 * context * width * key.dtype.itemsize * kv_heads / heads
     # Heads together: what L2 holds, and enough for tiles of all lengths to be dealt at once.
@@ -77,8 +79,8 @@ def lower_tiles(lowering: Lowering, node: Node) -> None:
     if (machine.variant.name == "matrix" or units) and lowering.graph.world_size == 1:
         tasks = min(tiles, machine.processors)
         blocks = -(-length // rows)
-        window = -(-how["window"] // rows) + 1 if how["window"] else blocks
-        seen = min(blocks, window) if how["causal"] else 1
+        window = -(-given.window // rows) + 1 if given.window else blocks
+        seen = min(blocks, window) if given.causal else 1
         group = balanced_group(batch * heads, blocks, tasks, seen, most)
         params = structs.replace(params, tasks=tasks, group=group)
         coords: list[tuple[int, ...]] = [(t,) for t in range(tasks)]
@@ -130,9 +132,10 @@ def _streamed(cache: ir.Tensor, group: int, machine: Machine) -> int:
 
 def lower_attention(lowering: Lowering, node: Node) -> None:
     """One row of a cache by splits of its positions, all else by tiles of queries."""
-    placed = node.attrs.get("placed", True)
+    given = node.read(AttentionAttributes)
+    placed = given.placed
     batch = node.inputs[3].shape[0] if placed else 1
-    sinks = node.inputs[3 + placed] if node.attrs.get("sinks") else None
+    sinks = node.inputs[3 + placed] if given.sinks else None
     merges = []
     for b in range(batch):
         inputs = [t if t is sinks else lowering.part(t, batch, b) for t in node.inputs]
@@ -143,7 +146,7 @@ def lower_attention(lowering: Lowering, node: Node) -> None:
     for partial, one in (m for m in merges if m is not None):
         rows, heads, splits, width = partial.shape
         group = merge_group(batch * rows * heads, heads, 4 * splits * width, lowering.machine)
-        merge = AttentionMergeParams(heads, node.attrs["head_dim"], splits, group)
+        merge = AttentionMergeParams(heads, given.head_dim, splits, group)
         coords = [(r, h) for r in range(rows) for h in range(0, heads, group)]
         lowering.emit("attention_merge", merge, [partial, one.outputs[0]], coords, ".merge")
 
@@ -160,8 +163,8 @@ def merge_group(heads: int, most: int, size: int, machine: Machine) -> int:
 
 def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tensor, Node] | None:
     """Attention of one of `batch` sequences; its parts, if there are several, and the node."""
-    plain = all(node.attrs.get(name, usual) == usual for name, usual in PLAIN.items())
-    if not plain or len(node.inputs[0].shape) == 3 or node.inputs[0].shape[0] >= TILED_ROWS:
+    given = node.read(AttentionAttributes)
+    if not given.plain or len(node.inputs[0].shape) == 3 or node.inputs[0].shape[0] >= TILED_ROWS:
         lower_tiles(lowering, node)
         return None
     q, key, value, position, *fresh = node.inputs
@@ -171,11 +174,11 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
     machine = lowering.machine
     streamed = 0
     if fresh and _older(lowering, node):
-        streamed = _streamed(key, node.attrs["heads"] // kv_heads, machine)
+        streamed = _streamed(key, given.heads // kv_heads, machine)
     # A processor of which the ring takes keys and values has a stage of them at least.
     least = max(32, streamed) if machine.variant.role(COMMUNICATE) else 64
     least *= 2 if streamed and batch > 1 and machine.ring_bytes else 1
-    part = 4 * (node.attrs["head_dim"] + 2)  # bytes
+    part = 4 * (given.head_dim + 2)  # bytes
     if machine.has(
         Capability.PACKET_GATE
     ):  # a join polls all parts: the cube root of all positions
@@ -184,25 +187,25 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
     if machine.has(
         Capability.PACKET_GATE
     ):  # parts that are no packets cost their join a counter more
-        splits = max(1, min(splits, PACKET_LIMIT // (rows * node.attrs["heads"] * part)))
+        splits = max(1, min(splits, PACKET_LIMIT // (rows * given.heads * part)))
     # Halves of what the ring holds are not worth the exchange that merges them.
     if splits == 2 and batch > 1 and context <= streamed * machine.variant.stages:
         splits = 1
     # All parts of a head are in shared memory when they are merged.
     splits = max(1, min(splits, (machine.shared_bytes - machine.ring_bytes) // part))
     params = AttentionParams(
-        heads=node.attrs["heads"],
+        heads=given.heads,
         kv_heads=kv_heads,
-        head_dim=node.attrs["head_dim"],
+        head_dim=given.head_dim,
         splits=splits,
-        scale=node.attrs["scale"],
+        scale=given.scale,
         streamed=streamed,
     )
     coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in range(kv_heads)]
     if splits == 1:
         lowering.emit("attention", params, [q, key, value, position, out, *fresh], coords)
         return None
-    heads, width = node.attrs["heads"], node.attrs["head_dim"]
+    heads, width = given.heads, given.head_dim
     partial = lowering.temp((rows, heads, splits, width + 2), fp32, f"{node.name}.partial")
     operands = [q, key, value, position, partial, *fresh]
     lowering.emit("attention", params, operands, coords)

@@ -16,6 +16,7 @@ import numpy as np
 from ark.errors import ModelError
 from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import ProjectionAttributes, RotaryAttributes
 from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -64,7 +65,7 @@ def rotary_embedding(
             f"rotary_embedding: the input has shape {list(x.ir.shape)}; expected (rows, heads * "
             f"{width}), as there are {width // 2} frequencies"
         )
-    attrs = {"head_dim": width, "interleaved": bool(interleaved)}
+    attrs = RotaryAttributes(head_dim=width, interleaved=bool(interleaved)).to_node()
     return result("rotary_embedding", [x, at, freqs], x.ir.shape, dtype, output, attrs, name)
 
 
@@ -108,7 +109,7 @@ def rope_kv(
             f"{2 * kv_heads}) * {width}) with heads a multiple of {kv_heads}"
         )
     model = Model.get_model()
-    attrs = {"heads": heads, "kv_heads": kv_heads, "head_dim": width}
+    attrs = ProjectionAttributes(heads=heads, kv_heads=kv_heads, head_dim=width).to_node()
     query = model.new_tensor((x.ir.shape[0], heads * width), fp32, name=name)
     model.graph.add("rope_kv", [t.ir for t in tensors], [query], attrs, name)
     made = (query, *(model.graph.rewrite(t.ir) for t in (key, value)))
@@ -159,7 +160,9 @@ def _rotary(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
     if len(position) > 1:
         each = by_sequence(inputs, len(position), (2,))
         return [np.concatenate([_rotary(one, attrs)[0] for one in each])]
-    return [_rotated(x, int(position[0]), frequencies, attrs["interleaved"])]
+    return [
+        _rotated(x, int(position[0]), frequencies, RotaryAttributes.from_node(attrs).interleaved)
+    ]
 
 
 def rope_kv_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -168,8 +171,9 @@ def rope_kv_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
     if len(position) > 1:
         each = [rope_kv_reference(i, attrs) for i in by_sequence(inputs, len(position), (2,))]
         return [np.concatenate(parts) for parts in zip(*each, strict=True)]
-    at, width = int(position[0]), attrs["head_dim"]
-    ends = np.cumsum([attrs["heads"] * width, attrs["kv_heads"] * width])
+    heads = ProjectionAttributes.from_node(attrs)
+    at, width = int(position[0]), heads.head_dim
+    ends = np.cumsum([heads.heads * width, heads.kv_heads * width])
     query, key, value = np.split(x, ends, axis=1)
     query, key = (_rotated(part, at, frequencies, True) for part in (query, key))
     caches = []
@@ -190,14 +194,18 @@ def _pairs(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.nd
 def _lower_rotary(lowering: Lowering, node: Node) -> None:
     """A task for some heads of a row."""
     rows, columns = node.outputs[0].shape
-    parts = split(columns // node.attrs["head_dim"], -(-lowering.machine.processors // rows))
+    given = node.read(RotaryAttributes)
+    parts = split(columns // given.head_dim, -(-lowering.machine.processors // rows))
     x, position, frequencies = node.inputs
     batch = position.shape[0]
     coords = [(r, a, b) for r in range(rows // batch) for a, b in parts]
     for b in range(batch):
         own = [lowering.part(t, batch, b) for t in (x, node.outputs[0], position)]
         lowering.emit(
-            "rotary_embedding", RotaryEmbeddingParams(**node.attrs), [*own, frequencies], coords
+            "rotary_embedding",
+            RotaryEmbeddingParams(given.head_dim, given.interleaved),
+            [*own, frequencies],
+            coords,
         )
 
 
@@ -206,11 +214,11 @@ def _lower_rope_kv(lowering: Lowering, node: Node) -> None:
     x = node.inputs[0]
     operands = [x, node.outputs[0], *node.inputs[1:], *node.outputs[1:]]
     # Of many rows whole packs: columns that one access moves stay together.
-    step = PACK if x.shape[0] > 1 and node.attrs["head_dim"] % PACK == 0 else 2
+    given = node.read(ProjectionAttributes)
+    step = PACK if x.shape[0] > 1 and given.head_dim % PACK == 0 else 2
+    params = RopeKvParams(given.heads, given.kv_heads, given.head_dim)
     parts = split(x.shape[1] // step, lowering.machine.processors)
-    lowering.emit(
-        "rope_kv", RopeKvParams(**node.attrs), operands, [(a * step, b * step) for a, b in parts]
-    )
+    lowering.emit("rope_kv", params, operands, [(a * step, b * step) for a, b in parts])
 
 
 def _lower_pairs(lowering: Lowering, node: Node) -> None:

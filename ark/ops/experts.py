@@ -16,6 +16,7 @@ import numpy as np
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import ExpertLinearAttributes, TopKAttributes
 from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Node
 from ark.ir.values import whole
@@ -52,7 +53,7 @@ def topk(
     label = model.graph.scoped(name or "topk") if model.graph.scopes else name
     values = model.new_tensor((rows, k), dtype, name=label)
     indices = model.new_tensor((rows, k), int32, name=label and f"{label}.indices")
-    attrs = {"k": k} if largest else {"k": k, "least": True}
+    attrs = TopKAttributes(k=k, least=not largest).to_node()
     model.graph.add("topk", [tensor.ir], [values, indices], attrs, name)
     return Tensor(values, model), Tensor(indices, model)
 
@@ -117,9 +118,10 @@ def expert_linear(
 def _topk(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     x = inputs[0]
     odd = np.isnan(x)
-    least = attrs.get("least", False)
+    given = TopKAttributes.from_node(attrs)
+    least = given.least
     keys = np.where(odd, 0.0, x if least else -x), odd if least else ~odd
-    order = np.lexsort(keys, axis=-1)[:, : attrs["k"]]
+    order = np.lexsort(keys, axis=-1)[:, : given.k]
     return [np.take_along_axis(x, order, -1), order]
 
 
@@ -127,9 +129,10 @@ def _expert_linear(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> li
     x, weight, experts = inputs
     if x.ndim == 2:
         x = np.broadcast_to(x[:, None], (*experts.shape, x.shape[-1]))
-    own = experts.astype(np.int64) - attrs.get("first", 0)
+    given = ExpertLinearAttributes.from_node(attrs)
+    own = experts.astype(np.int64) - given.first
     held = (own >= 0) & (own < len(weight))
-    if "of" not in attrs:
+    if not given.of:
         held |= True  # an expert that there is not is an IndexError
     made = np.einsum("rsk,rsnk->rsn", x, weight[np.where(held, own, 0)])
     return [np.where(held[..., None], made, 0)]
@@ -139,7 +142,8 @@ def _lower_topk(lowering: Lowering, node: Node) -> None:
     rows = node.inputs[0].shape[0]
     each = -(-rows // lowering.machine.processors)
     coords = [(r,) for r in range(0, rows, each)]
-    params = TopKParams(k=node.attrs["k"], least=node.attrs.get("least", False), rows=each)
+    given = node.read(TopKAttributes)
+    params = TopKParams(k=given.k, least=given.least, rows=each)
     lowering.emit("topk", params, [*node.inputs, *node.outputs], coords)
 
 
@@ -148,8 +152,12 @@ def _lower_expert_linear(lowering: Lowering, node: Node) -> None:
     rows, slots, n = node.outputs[0].shape
     parts = split(n, -(-lowering.machine.processors // (rows * slots)))
     coords = [(r, s, a, b) for r in range(rows) for s in range(slots) for a, b in parts]
+    given = node.read(ExpertLinearAttributes)
     lowering.emit(
-        "expert_linear", ExpertLinearParams(**node.attrs), [*node.inputs, *node.outputs], coords
+        "expert_linear",
+        ExpertLinearParams(given.first, given.of),
+        [*node.inputs, *node.outputs],
+        coords,
     )
 
 

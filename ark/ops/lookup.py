@@ -14,6 +14,7 @@ import numpy as np
 from ark.capability import Capability
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import AxisAttributes, ScatterAttributes
 from ark.ir.dtype import int64
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
@@ -60,7 +61,7 @@ def gather(
     shape = tensor.ir.shape
     axis = positive_axis("gather", axis, len(shape))
     dims = check_dims("gather", (*shape[:axis], *ids.ir.shape, *shape[axis + 1 :]))
-    attrs = {"axis": axis}
+    attrs = AxisAttributes(axis=axis).to_node()
     return result("gather", [tensor, ids], dims, tensor.ir.dtype, output, attrs, name)
 
 
@@ -71,7 +72,7 @@ def _whole(what: str, tensor: Tensor) -> None:
 
 def _lower_gather(lowering: Lowering, node: Node) -> None:
     source, ids = node.inputs
-    out, axis = node.outputs[0], node.attrs["axis"]
+    out, axis = node.outputs[0], node.read(AxisAttributes).axis
     outer, inner = math.prod(source.shape[:axis]), math.prod(source.shape[axis + 1 :])
     many = ids.elements
     table = whole_view(lowering, source, (outer, source.shape[axis], inner), fill=True)
@@ -96,7 +97,7 @@ def _emit_gather(
 
 
 def _gather(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    return [np.take(inputs[0], inputs[1].astype(np.int64), attrs["axis"])]
+    return [np.take(inputs[0], inputs[1].astype(np.int64), AxisAttributes.from_node(attrs).axis)]
 
 
 def gather_elements(
@@ -128,17 +129,17 @@ def gather_elements(
             f"gather_elements: indices of shape {list(wanted)} do not fit {list(shape)}; expected "
             f"as many dimensions, none larger but dimension {axis}"
         )
-    attrs = {"axis": axis}
+    attrs = AxisAttributes(axis=axis).to_node()
     return result("gather_elements", [tensor, ids], wanted, tensor.ir.dtype, output, attrs, name)
 
 
 def _lower_gather_elements(lowering: Lowering, node: Node) -> None:
-    _emit_gather(lowering, [*node.inputs, *node.outputs], node.attrs["axis"], True)
+    _emit_gather(lowering, [*node.inputs, *node.outputs], node.read(AxisAttributes).axis, True)
 
 
 def _gather_elements(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     source, ids = inputs
-    axis = attrs["axis"]
+    axis = AxisAttributes.from_node(attrs).axis
     box = tuple(slice(None) if d == axis else slice(n) for d, n in enumerate(ids.shape))
     return [np.take_along_axis(source[box], ids.astype(np.int64), axis)]
 
@@ -240,7 +241,8 @@ def scatter_elements(
             f"scatter_elements: updates of shape {list(wanted)} at indices of shape "
             f"{list(ids.ir.shape)} with reduction {reduction!r} do not fit {list(shape)}"
         )
-    attrs = {"axis": axis, "function": reduction}
+    checked: Any = reduction
+    attrs = ScatterAttributes(axis=axis, function=checked).to_node()
     return result("scatter_elements", [tensor, ids, new], shape, dtype, output, attrs, name)
 
 
@@ -250,12 +252,13 @@ def _lower_scatter(lowering: Lowering, node: Node) -> None:
     These go into the part of it that they can reach.
     """
     source, ids, updates = node.inputs
-    out, axis = node.outputs[0], node.attrs["axis"]
+    out, given = node.outputs[0], node.read(ScatterAttributes)
+    axis = given.axis
     if _by_rows(lowering, node):
         frame = lines(out.shape, axis)
         tile = box_tile(frame, lowering.machine, max(updates.shape[axis], out.shape[axis]))
         params = ScatterParams(
-            axis=axis, function=node.attrs["function"], tile=tuple(tile), span=out.shape[axis]
+            axis=axis, function=given.function, tile=tuple(tile), span=out.shape[axis]
         )
         coords = [(*coord, 0) for coord in box_coords(frame, tile)]
         operands = [ids, updates, source, out]
@@ -279,7 +282,7 @@ def _lower_scatter(lowering: Lowering, node: Node) -> None:
         tasks = len(box_coords(frame, tile))
         spans = max(1, min(lowering.machine.processors // tasks, count // LEAST_UPDATES))
     span = -(-size // spans)
-    params = ScatterParams(axis=axis, function=node.attrs["function"], tile=tuple(tile), span=span)
+    params = ScatterParams(axis=axis, function=given.function, tile=tuple(tile), span=span)
     places = range(0, size, span)
     coords = [(*coord, place) for place in places for coord in box_coords(frame, tile)]
     lowering.emit("scatter", params, [ids, updates, out], coords)
@@ -288,7 +291,7 @@ def _lower_scatter(lowering: Lowering, node: Node) -> None:
 def _by_rows(lowering: Lowering, node: Node) -> bool:
     """Are there many rows, each with updates of its own, that are copied with them?"""
     source, ids, updates = node.inputs
-    out, axis, machine = node.outputs[0], node.attrs["axis"], lowering.machine
+    out, axis, machine = node.outputs[0], node.read(ScatterAttributes).axis, lowering.machine
     rows = math.prod(lines(out.shape, axis))
     enough = machine.has(Capability.SINGLE_THREAD) or rows >= ROWS_EACH * machine.processors
     return (
@@ -303,16 +306,17 @@ def _by_rows(lowering: Lowering, node: Node) -> bool:
 
 def _scatter(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     source, ids, updates = inputs
-    made, axis = source.copy(), attrs["axis"]
+    given = ScatterAttributes.from_node(attrs)
+    made, axis = source.copy(), given.axis
     joins = {"add": np.add, "mul": np.multiply, "maximum": np.maximum, "minimum": np.minimum}
     grid: list[np.ndarray] = list(np.indices(updates.shape))
     at = np.broadcast_to(ids, updates.shape).astype(np.int64)
     grid[axis] = np.where(at < 0, at + source.shape[axis], at)
-    if attrs["function"] == "set":
+    if given.function == "set":
         for place in np.ndindex(*updates.shape):
             made[tuple(g[place] for g in grid)] = updates[place]
     else:
-        joins[attrs["function"]].at(made, tuple(grid), updates)
+        joins[given.function].at(made, tuple(grid), updates)
     return [made]
 
 

@@ -11,13 +11,13 @@ import numpy as np
 from ark.errors import ModelError
 from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import AttentionAttributes
 from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
-from ark.ops.attention import attention_reference, check_sinks, masked
+from ark.ops.attention import attention_reference, check_mask, check_sinks
 from ark.ops.attention_lowering import (
-    PLAIN,
     TILED_ROWS,
     attention_splits,
     lower_tiles,
@@ -159,17 +159,19 @@ def paged_attention(
             f"{width}) with heads a multiple of {kv_heads}"
         )
     heads = columns // width
-    attrs: dict[str, Any] = {
-        "heads": heads,
-        "head_dim": width,
-        "scale": float(width**-0.5 if scale is None else scale),
-        **masked("paged_attention", window, softcap),
-    }
+    check_mask("paged_attention", window, softcap)
     inputs = [q, k, v, table, at]
     if sinks is not None:
         inputs.append(check_sinks("paged_attention", sinks, heads))
-        attrs["sinks"] = True
-    return result("paged_attention", inputs, q.ir.shape, dtype, output, attrs, name)
+    attrs = AttentionAttributes(
+        heads=heads,
+        head_dim=width,
+        scale=float(width**-0.5 if scale is None else scale),
+        window=int(window),
+        softcap=float(softcap),
+        sinks=sinks is not None,
+    )
+    return result("paged_attention", inputs, q.ir.shape, dtype, output, attrs.to_node(), name)
 
 
 def _lower_attention(lowering: Lowering, node: Node) -> None:
@@ -179,8 +181,7 @@ def _lower_attention(lowering: Lowering, node: Node) -> None:
     """
     sequences = node.inputs[3].shape[0]
     rows = node.inputs[0].shape[0] // sequences
-    plain = all(node.attrs.get(name, usual) == usual for name, usual in PLAIN.items())
-    if not plain or rows >= TILED_ROWS:
+    if not node.read(AttentionAttributes).plain or rows >= TILED_ROWS:
         for b in range(sequences):
             q, row, at, out = (
                 lowering.part(t, sequences, b)
@@ -196,14 +197,15 @@ def _lower_attention(lowering: Lowering, node: Node) -> None:
 def _lower_splits(lowering: Lowering, node: Node) -> None:
     q, key, value, table, position = node.inputs
     machine, sequences = lowering.machine, table.shape[0]
-    heads, width = node.attrs["heads"], node.attrs["head_dim"]
+    given = node.read(AttentionAttributes)
+    heads, width = given.heads, given.head_dim
     kv_heads, page = key.shape[1:3]
     splits = attention_splits(q.shape[0], kv_heads, page * table.shape[1], machine.processors)
     # All parts of a head are in shared memory when they are merged.
     room = (machine.shared_bytes - machine.ring_bytes) // (4 * (width + 2))
     splits = max(1, min(splits, room))
     params = PagedAttentionParams(
-        heads=heads, kv_heads=kv_heads, head_dim=width, splits=splits, scale=node.attrs["scale"]
+        heads=heads, kv_heads=kv_heads, head_dim=width, splits=splits, scale=given.scale
     )
     merges = []
     for b in range(sequences):

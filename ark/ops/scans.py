@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ark.capability import Capability
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import ScanAttributes
 from ark.ir.fold import fold
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -57,29 +58,27 @@ def cumprod(
 
 
 def _scan(
-    function: str,
-    input: Any,
+    function: Literal["add", "mul"],
+    input: TensorLike,
     axis: int,
     exclusive: bool,
     reverse: bool,
-    output: Any,
+    output: TensorLike | None,
     name: str,
 ) -> Tensor:
     tensor = as_tensor(input)
     dtype = arithmetic("cumsum", tensor)
     shape = tensor.ir.shape
     axis = positive_axis("cumsum", axis, len(shape))
-    attrs = {
-        "axis": axis,
-        "function": function,
-        "exclusive": bool(exclusive),
-        "reverse": bool(reverse),
-    }
-    return result("scan", [tensor], shape, dtype, output, attrs, name)
+    attrs = ScanAttributes(
+        axis=axis, function=function, exclusive=bool(exclusive), reverse=bool(reverse)
+    )
+    return result("scan", [tensor], shape, dtype, output, attrs.to_node(), name)
 
 
 def _lower_scan(lowering: Lowering, node: Node) -> None:
-    out, axis = node.outputs[0], node.attrs["axis"]
+    out, given = node.outputs[0], node.read(ScanAttributes)
+    axis = given.axis
     frame = lines(out.shape, axis)
     machine = lowering.machine
     tile = box_tile(frame, machine, out.shape[axis])
@@ -88,21 +87,28 @@ def _lower_scan(lowering: Lowering, node: Node) -> None:
         tile[3] = min(tile[3], machine.lanes)  # neighbours that a block goes along together
     lowering.emit(
         "scan",
-        ScanParams(tile=tuple(tile), **node.attrs),
+        ScanParams(
+            axis=axis,
+            function=given.function,
+            exclusive=given.exclusive,
+            reverse=given.reverse,
+            tile=tuple(tile),
+        ),
         [*node.inputs, out],
         box_coords(frame, tile),
     )
 
 
 def _scan_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    axis = attrs["axis"]
-    x = np.flip(inputs[0], axis) if attrs["reverse"] else inputs[0]
-    apply, start = (np.cumprod, 1) if attrs["function"] == "mul" else (np.cumsum, 0)
-    if attrs["exclusive"]:
+    given = ScanAttributes.from_node(attrs)
+    axis = given.axis
+    x = np.flip(inputs[0], axis) if given.reverse else inputs[0]
+    apply, start = (np.cumprod, 1) if given.function == "mul" else (np.cumsum, 0)
+    if given.exclusive:
         first = np.full(lines(x.shape, axis), start, x.dtype)
         x = np.concatenate([first, np.delete(x, -1, axis)], axis)
-    scanned = apply(x, axis)
-    return [np.flip(scanned, axis) if attrs["reverse"] else scanned]
+    sums = apply(x, axis)
+    return [np.flip(sums, axis) if given.reverse else sums]
 
 
 register("scan", _scan_reference, _lower_scan, aliasing="none")

@@ -19,6 +19,7 @@ import numpy as np
 from ark.errors import ModelError
 from ark.frontend.model import Model
 from ark.frontend.tensor import Tensor, TensorLike, as_tensor
+from ark.ir.attributes import RowsAttributes, SampleAttributes
 from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -183,7 +184,9 @@ def embed(
             "a table (vocabulary, dim)"
         )
     shape = (batch * rows, table.ir.shape[1])
-    return result("embed", [ids, table, at], shape, fp32, attrs={"rows": rows}, name=name)
+    return result(
+        "embed", [ids, table, at], shape, fp32, attrs=RowsAttributes(rows=rows).to_node(), name=name
+    )
 
 
 def advance(state: TokenState, rows: int, name: str = "") -> None:
@@ -247,14 +250,18 @@ def _embed(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.nd
     if len(position) > 1:
         each = by_sequence(inputs, len(position), (1,))
         return [np.concatenate([_embed(one, attrs)[0] for one in each])]
-    places = int(position[0]) + np.arange(attrs["rows"])
+    places = int(position[0]) + np.arange(RowsAttributes.from_node(attrs).rows)
     tokens = np.where(places < len(ids), ids[np.minimum(places, len(ids) - 1)], 0)
     return [table[tokens.astype(np.int64)]]
 
 
 def _advance(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     settings, position = inputs
-    return [np.minimum(position + attrs["rows"], settings[SETTINGS.index("last")])]
+    return [
+        np.minimum(
+            position + RowsAttributes.from_node(attrs).rows, settings[SETTINGS.index("last")]
+        )
+    ]
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
@@ -309,7 +316,9 @@ def _lower_embed(lowering: Lowering, node: Node) -> None:
 
 
 def _lower_advance(lowering: Lowering, node: Node) -> None:
-    lowering.emit("advance", AdvanceParams(node.attrs["rows"]), list(node.inputs), [(0,)])
+    lowering.emit(
+        "advance", AdvanceParams(node.read(RowsAttributes).rows), list(node.inputs), [(0,)]
+    )
 
 
 def _lower_sample(lowering: Lowering, node: Node) -> None:
@@ -317,7 +326,7 @@ def _lower_sample(lowering: Lowering, node: Node) -> None:
 
     shares: of the logits, which begin with the rank's own (ark.lower.rewrite.rotate_logits).
     """
-    shares = node.attrs.get("shares", 1)
+    shares = node.read(SampleAttributes).shares
     first = lowering.graph.rank if shares > 1 else 0
     logits, settings, position, tokens, output, stops = node.inputs
     drawing = Drawing(settings, position, tokens, output, stops)

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ark.errors import PlanError
+from ark.ir.attributes import without_defaults
 from ark.ir.dtype import FLOATS, INTEGERS
 from ark.ir.fold import fold, is_block
 from ark.ir.values import MAX_DIMS
@@ -37,14 +38,14 @@ Epsilon = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 Tile = Annotated[tuple[Size, ...], msgspec.Meta(min_length=4, max_length=4)]
 
 
-class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Static parameters of a task kind; this one has none. `Signature.read` gives them by name."""
 
     def to_plan(self) -> dict[str, Any]:
         """The parameters as a plan holds them and as its text gives them back: lists for tuples,
         and none that has its default.
         """
-        values: dict[str, Any] = listed(msgspec.to_builtins(self))
+        values: dict[str, Any] = listed(without_defaults(self))
         return values
 
     @classmethod

@@ -103,13 +103,6 @@ def test_random_shapes(backend: str, case: str, seed: int, tmp_path: Path) -> No
     check_logits(directory, backend)
 
 
-@pytest.fixture
-def device(backend: str) -> Iterator[tuple[Backend, Device]]:
-    chosen, _ = registry.choose(backend)
-    with closing(chosen.open(0)) as opened:
-        yield chosen, opened
-
-
 @pytest.mark.parametrize(
     "case", [c if c in DEFAULT_WINDOWS else pytest.param(c, marks=slow) for c in sorted(WINDOWS)]
 )

@@ -18,7 +18,7 @@ from markdown_it import MarkdownIt
 import ark
 from ark.cli import main
 from ark.models.registry import MODEL_TYPES
-from tests.cases.ci import generate
+from tests.cases.ci import generate, load
 from tests.pages import python_blocks
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,8 +14,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
+from ark.ir.attributes import AttentionAttributes
 from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -208,8 +208,14 @@ class _Finder:
     ) -> list[Node] | None:
         out, width = product.outputs[0], product.outputs[0].shape[-1]
         query = operands[0]
-        attrs: dict[str, Any] = {"heads": heads, "head_dim": width, "scale": found.scale}
-        attrs |= {"placed": False, "by_rows": True} | ({} if found.causal else {"causal": False})
+        attrs = AttentionAttributes(
+            heads=heads,
+            head_dim=width,
+            scale=found.scale,
+            causal=found.causal,
+            placed=False,
+            by_rows=True,
+        )
         batch, rows = query.shape[:2]
         if not whole(out):
             return None
@@ -241,7 +247,7 @@ class _Finder:
             name="attention",
             inputs=tuple(operands),
             outputs=(result,),
-            attrs=attrs,
+            attrs=attrs.to_node(),
         )
         return [made, *behind] if attends(made) else None
 

@@ -21,6 +21,7 @@ import dataclasses
 
 from ark.capability import Capability
 from ark.codegen.layout import RECORD_OPERANDS
+from ark.ir.attributes import ProjectionAttributes
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, bf16, fp16, fp32
 from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
@@ -160,7 +161,7 @@ def _rotates(product: Node, node: Node, matrix: bool) -> bool:
         and len(product.inputs[0].shape) == len(product.inputs[1].shape) == 2
         and all(t.dtype in (bf16, fp16) for t in caches)
         and all(t.dtype == query.dtype or (query.dtype == fp32 and not matrix) for t in caches)
-        and node.attrs["head_dim"] % TOGETHER == 0
+        and node.read(ProjectionAttributes).head_dim % TOGETHER == 0
         and not {query.buffer.id, *(t.buffer.id for t in caches)}
         & {t.buffer.id for t in product.inputs}
     )

@@ -14,6 +14,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
+from ark.ir.attributes import AttentionAttributes, ProjectionAttributes, RotaryAttributes
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.packing import Packing, Part
@@ -99,7 +102,7 @@ class _Finder:
 
     def attention(self, node: Node) -> _Match | None:
         """attention over caches to which rotated keys, and values, have just been appended."""
-        usual = set(node.attrs) - {"window"} == {"heads", "head_dim", "scale"}
+        usual = structs.replace(node.read(AttentionAttributes), window=0).plain
         if len(node.inputs) != 4 or node.inputs[0].dtype != fp32 or not usual:
             return None
         query, keys, values, position = node.inputs
@@ -117,19 +120,20 @@ class _Finder:
         if products is None or not same or len(places) > 1:
             return None
         frequencies, caches = first.inputs[2], (key.inputs[2], value.inputs[2])
-        width = node.attrs["head_dim"]
-        if first.attrs["head_dim"] != width or caches[0].buffer.id == caches[1].buffer.id:
+        attention, rotation = node.read(AttentionAttributes), first.read(RotaryAttributes)
+        width = attention.head_dim
+        if rotation.head_dim != width or caches[0].buffer.id == caches[1].buffer.id:
             return None
         rows = query.shape[0]
 
         def rewrite(product: Tensor) -> dict[int, Node]:
             sequences = position.shape[0]
             kv_heads = keys.shape[0] // sequences
-            sizes = {"heads": node.attrs["heads"], "kv_heads": kv_heads, "head_dim": width}
+            sizes = ProjectionAttributes(heads=attention.heads, kv_heads=kv_heads, head_dim=width)
             end = max((first, second, key, value), key=lambda n: n.id)
             outputs, inputs = [query], [query, *caches, position]
             # A row of all positions need not wait for the caches.
-            if rows == sequences and not node.attrs.get("window"):
+            if rows == sequences and not attention.window:
                 name = f"{node.name}.newest"
                 newest = self.graph.tensor((rows, 2 * kv_heads * width), fp32, name=name)
                 outputs.append(newest)
@@ -140,12 +144,12 @@ class _Finder:
                 name=_joined([node.name])[0] + "rope_kv",
                 inputs=(product, position, frequencies, *caches),
                 outputs=tuple(outputs),
-                attrs=sizes,
+                attrs=sizes.to_node(),
                 after=_after([first, second, key, value]),
             )
             return {end.id: joined, node.id: dataclasses.replace(node, inputs=tuple(inputs))}
 
-        pairs = 0 if first.attrs["interleaved"] else width
+        pairs = 0 if rotation.interleaved else width
         match = _Match(products, [first, second, key, value], (pairs, pairs, 0), False, rewrite)
         return self.movable(match)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ark.errors import ModelError, UnsupportedError
+from ark.ir.attributes import AttentionAttributes
 from ark.ir.graph import Node
 from ark.parallel.transform.carried import EXPERT
 from ark.parallel.transform.views import View
@@ -192,7 +193,7 @@ def local_attrs(node: Node, inputs: Sequence[View], output: Sequence[int]) -> Ma
         own = {"first": first, "of": experts} if last - first < experts else {}
         return {**node.attrs, **own}
     if node.type == "attention":
-        return {**node.attrs, "heads": output[-1] // node.attrs["head_dim"]}
+        return {**node.attrs, "heads": output[-1] // node.read(AttentionAttributes).head_dim}
     return {**node.attrs, "shape": tuple(output)} if "expr" in node.attrs else node.attrs
 
 

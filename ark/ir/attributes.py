@@ -1,0 +1,147 @@
+"""The attributes of ops by name: a frozen struct for each kind of node that has one.
+
+A node holds its attributes as plain values, which print and compare; `Node.read` gives them as the
+op's struct, so that a misspelt name fails in mypy. The user's function makes the struct and hands
+its `to_node()` to the graph. ATTRIBUTES lists which op has which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+Form = TypeVar("Form", bound="Attributes")
+FormType = type[Form]  # for classes in whose body `type` is another name
+
+
+@cache
+def _defaults(form: type[msgspec.Struct]) -> dict[str, Any]:
+    return {f.name: f.default for f in msgspec.structs.fields(form) if not f.required}
+
+
+def without_defaults(struct: msgspec.Struct) -> dict[str, Any]:
+    """The fields by name as plain values, but for those that equal their default. (msgspec's own
+    omit_defaults compares identity, so that a computed 0.0 would stay.)
+    """
+    values: dict[str, Any] = msgspec.to_builtins(struct)
+    defaults = _defaults(type(struct))
+    return {k: v for k, v in values.items() if k not in defaults or v != defaults[k]}
+
+
+class Attributes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Attributes of an op."""
+
+    def to_node(self) -> dict[str, Any]:
+        """The attributes as a node holds them, without those that have their default."""
+        return without_defaults(self)
+
+    @classmethod
+    def from_node(cls: type[Form], values: Mapping[str, Any]) -> Form:
+        """The attributes that a node holds; msgspec.ValidationError where they are not the op's."""
+        read: Form = msgspec.convert(dict(values), cls, strict=True)
+        return read
+
+
+class AxisAttributes(Attributes, frozen=True):
+    """axis: the dimension along which indices point."""
+
+    axis: int
+
+
+class ScatterAttributes(AxisAttributes, frozen=True):
+    """function: how an update joins the element that is there."""
+
+    function: Literal["set", "add", "mul", "maximum", "minimum"]
+
+
+class ScanAttributes(AxisAttributes, frozen=True):
+    """exclusive: an element is not in its own sum. reverse: sums begin at the end."""
+
+    function: Literal["add", "mul"]
+    exclusive: bool
+    reverse: bool
+
+
+class RotaryAttributes(Attributes, frozen=True):
+    """interleaved: pairs are neighbours, else the halves of a head."""
+
+    head_dim: int
+    interleaved: bool
+
+
+class ProjectionAttributes(Attributes, frozen=True):
+    """Columns of a projection: heads of queries, then kv_heads of keys and as many of values."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+class AttentionAttributes(Attributes, frozen=True):
+    """placed: an input is the position. sinks: an input holds a score a head. by_rows: keys and
+    values have a row for each position, with all heads. paged: they lie in pages. The others are
+    described at ark.attention.
+    """
+
+    heads: int
+    head_dim: int
+    scale: float
+    causal: bool = True
+    window: int = 0
+    softcap: float = 0.0
+    placed: bool = True
+    sinks: bool = False
+    by_rows: bool = False
+    paged: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """True where mask, scores and layout are a decoder's; such attention decodes by splits."""
+        usual = AttentionAttributes(heads=self.heads, head_dim=self.head_dim, scale=self.scale)
+        return self == usual
+
+
+class TopKAttributes(Attributes, frozen=True):
+    """least: the smallest are chosen."""
+
+    k: int
+    least: bool = False
+
+
+class ExpertLinearAttributes(Attributes, frozen=True):
+    """The weight has the experts from `first` on, of `of`; 0: all there are."""
+
+    first: int = 0
+    of: int = 0
+
+
+class RowsAttributes(Attributes, frozen=True):
+    """rows: tokens of an iteration."""
+
+    rows: int
+
+
+class SampleAttributes(Attributes, frozen=True):
+    """shares: equal parts of the logits that ranks make."""
+
+    shares: int = 1
+
+
+ATTRIBUTES: Mapping[str, type[Attributes]] = {
+    "gather": AxisAttributes,
+    "gather_elements": AxisAttributes,
+    "scatter_elements": ScatterAttributes,
+    "scan": ScanAttributes,
+    "rotary_embedding": RotaryAttributes,
+    "rope_kv": ProjectionAttributes,
+    "attention": AttentionAttributes,
+    "paged_attention": AttentionAttributes,
+    "topk": TopKAttributes,
+    "expert_linear": ExpertLinearAttributes,
+    "embed": RowsAttributes,
+    "advance": RowsAttributes,
+    "sample": SampleAttributes,
+}
