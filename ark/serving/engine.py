@@ -144,6 +144,11 @@ class Engine:
                 batch=slots,
                 pages=_pages(slots, length, page, pages),
             )
+            if draft and shape.sampling:
+                raise InvalidUsageError(
+                    "drafts are read by rows that sample by temperature and top-k alone; open the "
+                    "engine with draft=0, or without sampling"
+                )
             tell("planning", 0, 0)
             plan = plans(shape, target.machine)[0]
             tell("compiling", 0, 0)
