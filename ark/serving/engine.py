@@ -60,6 +60,7 @@ class Engine:
         shape: Shape,
         vocabulary: int,
         step_s: float,
+        draft: int,
         close: Callable[[], object],
     ) -> None:
         """executor: of a plan of `shape`, which has pages. close: frees it and its device."""
@@ -70,7 +71,7 @@ class Engine:
         self._step_s, self._iteration_s = step_s, float("inf")
         reserved = self._rows.reserved
         self._pool = PagePool(reserved, shape.pages.pool - reserved, shape.pages.size)
-        self._scheduler = Scheduler(shape.batch, shape.chunk, shape.context, self._pool)
+        self._scheduler = Scheduler(shape.batch, shape.chunk, shape.context, self._pool, draft)
         self._context = shape.context
         self._news = threading.Condition()
         self._arrived: deque[Request] = deque()
@@ -95,6 +96,7 @@ class Engine:
         pages: int | None = None,
         page: int = PAGE_POSITIONS,
         step_s: float = STEP_S,
+        draft: int = 0,
         budget_s: float = BUDGET_S,
         progress: Progressed | None = None,
     ) -> Engine:
@@ -105,12 +107,18 @@ class Engine:
         prompt included. chunk: prompt tokens that an iteration takes, 0 to read prompts token by
         token beside what decodes. pages: of `page` positions each, in all; by default enough for
         all slots. step_s: how long rows decode before the host looks for new requests and tells
-        tokens; at least one iteration. progress: as of ark.models.generate.Generator.
+        tokens; at least one iteration. draft: tokens of a request that free rows try beyond the
+        next one, where its text repeats itself; the text stays the same. progress: as of
+        ark.models.generate.Generator.
 
         Raises ark.errors with a paragraph for a person before anything runs.
         """
         if not (isinstance(step_s, Real) and 0 <= step_s < float("inf")):
             raise InvalidUsageError(f"a step of {step_s!r:.60} s was asked for; give 0 s or more")
+        if not 0 <= whole("the draft", draft) < MAX_BATCH:
+            raise InvalidUsageError(
+                f"drafts of {draft} tokens were asked for; use 0 (none) to {MAX_BATCH - 1}"
+            )
         if not 1 <= whole("the number of slots", slots) <= MAX_BATCH:
             raise InvalidUsageError(
                 f"an engine of {slots} slots was asked for; it has from 1 to {MAX_BATCH}"
@@ -136,6 +144,11 @@ class Engine:
                 batch=slots,
                 pages=_pages(slots, length, page, pages),
             )
+            if draft and shape.sampling:
+                raise InvalidUsageError(
+                    "drafts are read by rows that sample by temperature and top-k alone; open the "
+                    "engine with draft=0, or without sampling"
+                )
             tell("planning", 0, 0)
             plan = plans(shape, target.machine)[0]
             tell("compiling", 0, 0)
@@ -157,7 +170,7 @@ class Engine:
                     if opened is not None:
                         opened.close()
 
-                return cls(runner, shape, checkpoint.config.vocab_size, step_s, close)
+                return cls(runner, shape, checkpoint.config.vocab_size, step_s, draft, close)
             except BaseException:
                 runner.close(together=False)
                 raise

@@ -39,6 +39,15 @@ def settings_of(sampling: SamplingParams, last: int) -> list[int]:
 IDLE = [-1 if name == "last" else 0 for name in SETTINGS]
 
 
+def _drafted(step: Step) -> list[tuple[int, int, int]]:
+    """Rows that read drafts, behind those of requests: of which row, place and token of each."""
+    return [
+        (row, step.rows[row].last + number, token)
+        for row, draft in enumerate(step.drafts)
+        for number, token in enumerate(draft, 1)
+    ]
+
+
 class DeviceRows:
     """The memory of a loaded plan of pages (ark.models.build.Shape.pages) that requests fill.
 
@@ -56,6 +65,7 @@ class DeviceRows:
         self._positions = np.zeros(shape.batch, np.int32)
         self._written: dict[str, np.ndarray] = {}
         self._rows: list[tuple[Progress, int] | None] = [None] * shape.batch
+        self._known = [0] * shape.batch  # tokens of the row's text that the device has
         self._output = executor.host_view("output").reshape(shape.batch, shape.context)
         self._phases = [phase.name for phase in executor.plan.phases]
 
@@ -67,20 +77,24 @@ class DeviceRows:
     def run(self, step: Step) -> list[list[int]]:
         """Does a step: by row the tokens that it made. Raises GpuError."""
         iterations = [0] * len(self._phases)
+        drafted = _drafted(step)
         if step.chunks is not None:
             self._write_chunks(step.chunks)
             iterations[self._phases.index("chunk")] = step.chunks.count
         counts = [p.new_tokens(step.iterations, self.pages.size) for p in step.rows]
         if step.rows:
-            self._write_rows(step.rows, step.iterations)
-            form = next(n for n in self.pages.forms if n >= len(step.rows))
+            self._write_rows(step)
+            form = next(n for n in self.pages.forms if n >= len(step.rows) + len(drafted))
             iterations[self._phases.index(f"decode{form}")] = step.iterations
         run = self.executor.start(iterations)
         try:
             run.wait()
         finally:
             run.stop()
-        return [self._read(row, p, counts[row]) for row, p in enumerate(step.rows)]
+        tokens = [self._read(row, p, counts[row]) for row, p in enumerate(step.rows)]
+        for row, (of, place, _) in enumerate(drafted, len(step.rows)):
+            tokens[of] += self._read(row, step.rows[of], 1, place + 1)
+        return tokens
 
     def _write(self, name: str, values: np.ndarray) -> None:
         """Writes a tensor of the plan, unless the device holds these values."""
@@ -103,8 +117,10 @@ class DeviceRows:
         self._write("prompt_settings", settings)
         self._write("prompt_pages", table)
 
-    def _write_rows(self, rows: Sequence[Progress], count: int) -> None:
+    def _write_rows(self, step: Step) -> None:
+        rows, count, drafted = step.rows, step.iterations, _drafted(step)
         positions, settings, limit = self._positions, self._settings, SETTINGS.index("limit")
+        size = self.pages.size
         for row in range(self.shape.batch):
             progress = rows[row] if row < len(rows) else None
             own = None if progress is None else (progress, progress.admissions)
@@ -115,10 +131,18 @@ class DeviceRows:
                 if own != self._rows[row]:
                     settings[row] = settings_of(progress.request.sampling, progress.last)
                     self._write_text(row, progress)
+                elif self._known[row] < len(progress.tokens):  # made by rows of its draft
+                    self._write_tokens(row, self._known[row], progress.tokens[self._known[row] :])
+                self._known[row] = len(progress.tokens) + progress.new_tokens(count, size)
                 settings[row, limit] = progress.end(self.pages.size)
                 self._tables[row, : len(progress.pages)] = progress.pages
                 positions[row] = progress.computed
             self._rows[row] = own
+        for row, (of, place, token) in enumerate(drafted, len(rows)):
+            self._tables[row], settings[row] = self._tables[of], settings[of]
+            settings[row, SETTINGS.index("last")] = positions[row] = place
+            self._write_tokens(row, place, [token])
+            self._output[row, place + 1] = NO_TOKEN
         self._write("pages", self._tables)
         self._write("settings", settings)
         self._write("position", positions)
@@ -126,17 +150,25 @@ class DeviceRows:
             reads = progress.last - progress.computed
             moved = min(count, reads + progress.new_tokens(count, self.pages.size))
             self._written["position"][row] += moved
+        self._written["position"][len(rows) : len(rows) + len(drafted)] += count
+
+    def _write_tokens(self, row: int, begin: int, tokens: Sequence[int]) -> None:
+        """Tokens of a row's text, from place `begin` on."""
+        executor, context = self.executor, self.shape.context
+        address = executor.tensor_address(executor.find("tokens", self.shape.batch * context))
+        words = np.array(tokens, np.int32)
+        executor.device.write(address + 4 * (row * context + begin), words.view(np.uint8))
 
     def _write_text(self, row: int, progress: Progress) -> None:
         """A row gets another request: its tokens, and no output yet."""
-        executor, context = self.executor, self.shape.context
-        address = executor.tensor_address(executor.find("tokens", self.shape.batch * context))
-        tokens = np.array(progress.tokens, np.int32)
-        executor.device.write(address + 4 * row * context, tokens.view(np.uint8))
+        self._write_tokens(row, 0, progress.tokens)
         self._output[row] = NO_TOKEN
 
-    def _read(self, row: int, progress: Progress, count: int) -> list[int]:
-        begin = len(progress.tokens)
+    def _read(
+        self, row: int, progress: Progress, count: int, begin: int | None = None
+    ) -> list[int]:
+        """Tokens that a row has made, from place `begin` on, by default behind the text."""
+        begin = len(progress.tokens) if begin is None else begin
         tokens = [int(token) for token in self._output[row, begin : begin + count]]
         if NO_TOKEN in tokens:
             raise GpuError(

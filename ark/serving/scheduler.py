@@ -7,6 +7,10 @@ chunks (or token by token in a row), and decodes in a row. Rows that decode are 
 that a form of few rows serves few requests. When pages run out, the request that was admitted last
 gives its pages back and is computed again later: its text stays, so that no token is lost or made
 twice.
+
+Where rows are free, a request may have more of them: these read a draft of its next tokens, and the
+tokens that they make count as far as the draft was right. A row's noise depends on the seed and the
+position alone, so that the text is the same as without drafts.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ark.serving.drafts import Drafts
 from ark.serving.pages import PagePool, page_name
 from ark.serving.types import FinishReason, Request
 
@@ -23,7 +28,7 @@ from ark.serving.types import FinishReason, Request
 class Progress:
     """A request and how far it is. tokens: its prompt and what was made. total: tokens that it has
     at most in the end. computed: tokens whose keys and values lie in pages. names: of its full
-    pages. admissions: how often it was given pages anew.
+    pages. admissions: how often it was given pages anew. drafts: of its next tokens.
     """
 
     request: Request
@@ -33,11 +38,17 @@ class Progress:
     pages: list[int] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
     admissions: int = 0
+    drafts: Drafts = field(default_factory=Drafts)
 
     @property
     def last(self) -> int:
         """The place of its last known token, which a row reads to make the next one."""
         return len(self.tokens) - 1
+
+    @property
+    def new(self) -> int:
+        """Tokens that were made."""
+        return len(self.tokens) - len(self.request.prompt)
 
     def end(self, size: int) -> int:
         """Tokens that it may have with the pages that it has, of `size` positions."""
@@ -62,11 +73,15 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Step:
-    """What the device does next: chunks of a text, then iterations of the first rows."""
+    """What the device does next: chunks of a text, then iterations of the first rows. drafts: by
+    row, the tokens that further rows read behind the last one of its request, at the places that
+    follow; the iteration is a single one then.
+    """
 
     chunks: Chunks | None
     rows: tuple[Progress, ...]
     iterations: int
+    drafts: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,12 +97,16 @@ class Scheduler:
     """The state of all requests of an engine.
 
     slots: requests that run at once. chunk: tokens of a chunk, 0 where rows read prompts. context:
-    positions of a request; the pool has pages for one of so many.
+    positions of a request; the pool has pages for one of so many. draft: most tokens of a draft.
     """
 
-    def __init__(self, slots: int, chunk: int, context: int, pool: PagePool) -> None:
+    def __init__(
+        self, slots: int, chunk: int, context: int, pool: PagePool, draft: int = 0
+    ) -> None:
         assert pool.count * pool.size >= context
         self.slots, self.chunk, self.context, self.pool = slots, chunk, context, pool
+        self.draft = draft
+        self.drafted_tokens = self.accepted_tokens = 0
         self.waiting: deque[Progress] = deque()
         self.running: list[Progress] = []  # in order of admission
         self.rows: list[Progress] = []
@@ -127,15 +146,22 @@ class Scheduler:
         chunks = self._chunks()
         ready = [p for p in self.running if not self.chunk or p.computed == p.last]
         self._place(ready)
-        return Step(chunks, tuple(self.rows), self._iterations(1 if chunks else iterations))
+        drafts = self._draft()
+        few = min(iterations, self.draft + 1) if self.draft else iterations  # then draft again
+        count = self._iterations(1 if chunks or any(drafts) else few)
+        return Step(chunks, tuple(self.rows), count, drafts)
 
     def record(self, step: Step, tokens: Sequence[Sequence[int]]) -> list[Outcome]:
-        """The device has done a step. tokens: by row, as many as
-        `Progress.new_tokens` counts."""
+        """The device has done a step. tokens: by row, as many as `Progress.new_tokens` counts, and
+        behind them those of the rows that read its draft.
+        """
         outcomes = []
-        for progress, given in zip(step.rows, tokens, strict=True):
+        drafts = step.drafts or ((),) * len(step.rows)
+        for progress, raw, draft in zip(step.rows, tokens, drafts, strict=True):
+            given = self._right(progress, raw, draft) if draft else raw
             accepted, finish = self._accept(progress, given)
-            moved = min(step.iterations, progress.last - progress.computed + len(given))
+            reads = progress.last - progress.computed
+            moved = len(given) if draft else min(step.iterations, reads + len(given))
             progress.tokens += accepted
             progress.computed = min(progress.computed + moved, progress.last)
             self._publish(progress)
@@ -146,6 +172,18 @@ class Scheduler:
         if step.chunks is not None:
             self._publish(step.chunks.progress)
         return outcomes
+
+    def _right(
+        self, progress: Progress, tokens: Sequence[int], draft: Sequence[int]
+    ) -> Sequence[int]:
+        """The tokens behind a right beginning of the draft."""
+        right = 0
+        while right < len(draft) and draft[right] == tokens[right]:
+            right += 1
+        progress.drafts.learn(right)
+        self.drafted_tokens += len(draft)
+        self.accepted_tokens += right
+        return tokens[: right + 1]
 
     def _accept(
         self, progress: Progress, tokens: Sequence[int]
@@ -248,19 +286,41 @@ class Scheduler:
                 placed[number] = placed.pop()
         self.rows = [p for p in placed[: len(ready)] if p is not None]
 
+    def _draft(self) -> tuple[tuple[int, ...], ...]:
+        """By row, a draft that further rows read: at most so many in all as there are slots. Each
+        place that is read has a page.
+        """
+        room = self.slots - len(self.rows) if self.draft else 0
+        drafts: list[tuple[int, ...]] = []
+        for progress in self.rows:
+            most = min(self.draft, room, progress.total - len(progress.tokens) - 1)
+            draft: tuple[int, ...] = ()
+            if most > 0 and progress.computed == progress.last:
+                draft = progress.drafts.propose(progress.tokens, most)
+            self._take_ahead(progress, len(progress.tokens) + len(draft))
+            draft = draft[: len(progress.pages) * self.pool.size - len(progress.tokens)]
+            drafts.append(draft)
+            room -= len(draft)
+        return tuple(drafts)
+
     def _iterations(self, most: int) -> int:
         """How many iterations rows decode, with pages ahead where some are free. While requests
-        wait, none beyond the end of the first that is known to end.
+        wait, none beyond the end of the first that is known to end; and none beyond the first token
+        from which on a request may stop.
         """
         if not self.rows:
             return 0
         left = [p.total - p.computed - 1 for p in self.rows]
-        count = min(most, min(left) if self.waiting else max(left))
+        early = [p.request.sampling.min_tokens - p.new for p in self.rows]
+        count = min(most, min(left) if self.waiting else max(left), *(n for n in early if n > 0))
         for progress in self.rows:
-            end = min(progress.total - 1, progress.computed + count)
-            while len(progress.pages) * self.pool.size < end and self._take(progress):
-                pass
+            self._take_ahead(progress, min(progress.total - 1, progress.computed + count))
         return count
+
+    def _take_ahead(self, progress: Progress, end: int) -> None:
+        """Pages for the places up to `end`, as far as some are free."""
+        while len(progress.pages) * self.pool.size < end and self._take(progress):
+            pass
 
     def _publish(self, progress: Progress) -> None:
         """Names the pages that a request has filled."""

@@ -53,7 +53,15 @@ class ModelDevice:
             assert step.chunks.count * self.chunk < end - start + self.chunk, "an empty chunk"
             for place in range(start, end):
                 self._compute(progress.tokens, place, progress.pages)
-        return [self._decode(progress, step.iterations) for progress in step.rows]
+        tokens = [self._decode(progress, step.iterations) for progress in step.rows]
+        assert step.iterations == 1 or not any(step.drafts)
+        for row, draft in enumerate(step.drafts):
+            progress = step.rows[row]
+            for end in range(1, len(draft) + 1):
+                text = [*progress.tokens, *draft[:end]]
+                chain = self._compute(text, len(text) - 1, progress.pages)
+                tokens[row].append(next_token(chain))
+        return tokens
 
     def _compute(self, tokens: Sequence[int], place: int, pages: Sequence[int]) -> int:
         """Computes a position, which sees all before it; its hash."""

@@ -36,6 +36,7 @@ WAYS = {
     "pages that run out": {"pages": 9},
     "chunks that are not whole pages": {"chunk": 5, "page": 4},
     "one slot": {"slots": 1},
+    "drafts": {"draft": 3, "pages": 12},
     "an iteration a step": {"step_s": 0.0, "pages": 9},
 }
 
@@ -150,6 +151,22 @@ def test_a_listener_that_raises_ends_its_request_alone(
     assert "'raises' raised RuntimeError('no disk')" in capsys.readouterr().err
 
 
+def test_drafts_of_a_text_that_repeats_itself_save_iterations(small: Checkpoint) -> None:
+    """Greedy texts, parts of which repeat themselves, and a sampled one."""
+    sampled = SamplingParams(temperature=0.5, seed=3, max_tokens=50)
+    given = [Request(f"greedy {n}", (3, 4, 5 + n), greedy(60)) for n in range(3)]
+    given.append(Request("sampled", (3, 4, 5), sampled))
+    texts, listener = solo_texts(small, given), Listener()
+    asked = {"slots": 4, "context": MAX_POSITIONS, "page": 8, "draft": 3}
+    with Engine.open(small, "cpu", **asked) as engine:  # type: ignore[arg-type]
+        for request in given:
+            engine.submit(request, listener)
+            listener.wait(request.id)
+        stats = engine.stats()
+    assert listener.tokens == texts
+    assert stats.iterations < 0.9 * stats.generated_tokens
+
+
 REFUSED = [
     ((), {}, "the prompt has no tokens"),
     ((1, 320), {}, "the token 320, but the vocabulary has 320"),
@@ -221,6 +238,7 @@ def test_a_failing_device_ends_every_request(
     [
         ({"slots": 0}, "an engine of 0 slots was asked for; it has from 1 to 64"),
         ({"step_s": -1.0}, r"a step of -1.0 s"),
+        ({"draft": 64}, "drafts of 64 tokens were asked for; use 0"),
         ({"page": 0}, "a page of 0 positions"),
         ({"context": 64, "page": 8, "pages": 7}, "one request of 64 positions needs 8"),
         ({"context": 10**6}, "the checkpoint allows 1 to 128"),

@@ -34,10 +34,11 @@ class Schedules(RuleBasedStateMachine):
         size=st.sampled_from([1, 3, 4, 8]),
         spare=st.integers(0, 12),
         share=st.booleans(),
+        draft=st.sampled_from([0, 1, 3]),
     )
-    def open(self, slots: int, chunk: int, size: int, spare: int, share: bool) -> None:
+    def open(self, slots: int, chunk: int, size: int, spare: int, share: bool, draft: int) -> None:
         self.pool = PagePool(7, -(-MAX_POSITIONS // size) + spare, size, share)
-        self.scheduler = Scheduler(slots, chunk, MAX_POSITIONS, self.pool)
+        self.scheduler = Scheduler(slots, chunk, MAX_POSITIONS, self.pool, draft)
         self.device = ModelDevice(chunk, size)
         self.requests: dict[str, Request] = {}
         self.texts: dict[str, list[int]] = {}
@@ -72,6 +73,7 @@ class Schedules(RuleBasedStateMachine):
         assert step.rows or step.chunks, "a step without work"
         assert (step.iterations > 0) == bool(step.rows) and step.iterations <= iterations
         assert set(step.rows) <= set(scheduler.running)
+        assert len(step.rows) + sum(map(len, step.drafts)) <= scheduler.slots
         for outcome in scheduler.record(step, self.device.run(step)):
             self._hear(outcome)
 

@@ -25,14 +25,14 @@ def peak_kib() -> int:
 
 @slow
 def test_ten_thousand_requests(tmp_path: Path) -> None:
-    """Requests arrive in bursts over 24 slots, on pages for a third of them; a tenth is cancelled
+    """Requests arrive in bursts over 24 slots, on few pages; a tenth is cancelled
     at any time.
     """
     small = Checkpoint.open(make_checkpoint(tmp_path / "small", layers=1, hidden=32))
     kinds = random_requests(100, most=40)
     wanted = solo_texts(small, kinds)
     rng = np.random.default_rng(1)
-    asked = {"slots": 24, "context": MAX_POSITIONS, "page": 8, "pages": 64}
+    asked = {"slots": 24, "context": MAX_POSITIONS, "page": 8, "pages": 20}
     with Engine.open(small, "cpu", **asked) as engine:  # type: ignore[arg-type]
         before = 0
         for number in range(100):
