@@ -132,6 +132,14 @@ def test_stop_strings_seeds_and_choices(server: Running, engine: CountingEngine)
     until(lambda: engine.stats().running == 0, "the slots are free")
 
 
+def test_a_stop_token_ends_the_text_before_it(server: Running) -> None:
+    asked = {"prompt": [2], "max_tokens": 50, "stop_token_ids": [9]}
+    answer = post(server, "/v1/completions", asked).json()
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("$%&'", "stop")
+    assert answer["usage"]["completion_tokens"] == 5
+
+
 def test_several_prompts_and_echo(server: Running) -> None:
     asked = {"prompt": ["one", "two"], "max_tokens": 2, "echo": True, "n": 2}
     choices = post(server, "/v1/completions", asked).json()["choices"]
