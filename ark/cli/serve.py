@@ -75,7 +75,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument(
         "--body-limit",
         type=positive,
-        default=32,
+        default=16,
         metavar="MIB",
         help="largest body of a request, in MiB",
     )
