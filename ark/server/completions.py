@@ -42,10 +42,10 @@ class Completion:
         check_common(asked, model)
         _check(asked)
         prompts, texts = await _prompts(model, dispatcher, asked)
-        max_tokens = DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
+        max_tokens = asked.max_tokens or model.defaults.get("max_tokens") or DEFAULT_MAX_TOKENS
         for prompt in prompts:
             model.check_length(len(prompt), asked.max_tokens, "prompt")
-        sampling = sampling_of(asked, max_tokens, asked.logprobs)
+        sampling = sampling_of(asked, model.defaults, max_tokens, asked.logprobs)
         answer = Answer(dispatcher, model, prompts, sampling, timeout_s, "cmpl")
         completion = cls(model, asked, answer)
         if asked.echo:

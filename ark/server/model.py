@@ -28,7 +28,8 @@ Result = TypeVar("Result")
 @dataclass(frozen=True)
 class ServedModel:
     """name: as clients ask for it. context: positions of a request, its answer included.
-    stop_token_ids: the checkpoint's end tokens.
+    stop_token_ids: the checkpoint's end tokens. defaults: fields of SamplingParams where a request
+    omits them.
     """
 
     name: str
@@ -37,6 +38,7 @@ class ServedModel:
     context: int
     vocab_size: int
     stop_token_ids: frozenset[int]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_name(self, asked: str | None) -> None:

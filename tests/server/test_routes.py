@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -197,6 +198,18 @@ def test_origins(engine: CountingEngine) -> None:
         assert allowed.headers["access-control-allow-origin"] == "https://here.test"
         other = httpx.options(url, headers={**ask, "origin": "https://there.test"})
         assert "access-control-allow-origin" not in other.headers
+
+
+def test_defaults_of_the_checkpoint(engine: CountingEngine) -> None:
+    model = replace(noah_model(128), defaults={"temperature": 0.25, "top_k": 9, "max_tokens": 7})
+    with running(engine, model) as server:
+        post(server, "/v1/completions", {"prompt": "a"})
+        post(server, "/v1/completions", {"prompt": "a", "temperature": 2, "max_tokens": 3})
+        post(server, "/v1/chat/completions", {**TALK, "top_k": -1})
+    fields = [
+        (r.sampling.temperature, r.sampling.top_k, r.sampling.max_tokens) for r in engine.submitted
+    ]
+    assert fields == [(0.25, 9, 7), (2, 9, 3), (0.25, 0, 7)]
 
 
 def test_a_full_queue(engine: CountingEngine) -> None:
