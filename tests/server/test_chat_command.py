@@ -146,7 +146,7 @@ def test_without_a_template(capsys: pytest.CaptureFixture[str]) -> None:
     assert "has no chat template" in capsys.readouterr().err
 
 
-def test_what_the_engine_does_not_follow_of_the_checkpoint_is_named(
+def test_fields_that_the_engine_does_not_follow_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = make_checkpoint(tmp_path / "served")
