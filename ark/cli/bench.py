@@ -48,12 +48,9 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "bench", help="measure decoding, collectives and single ops beside a peer"
     )
     kinds = p.add_subparsers(dest="what", metavar="WHAT", required=True)
-    bench_ops.register(kinds)
-    bench_fidelity.register(kinds)
-    bench_comm.register(kinds)
-    bench_parallel.register(kinds)
-    bench_torch.register(kinds)
-    bench_serve.register(kinds)
+    modules = (bench_ops, bench_fidelity, bench_comm, bench_parallel, bench_torch, bench_serve)
+    for module in modules:
+        module.register(kinds)
     d = kinds.add_parser("decode", help="time per token of one launch")
     d.add_argument(
         "--config",

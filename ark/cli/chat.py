@@ -16,13 +16,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ark.cli.common import errors, visible
-from ark.cli.engines import chat_templates, open_engine
+from ark.cli.engines import chat_templates, default_sampling, open_engine
+from ark.cli.generate import add_sampling, given_sampling
 from ark.cli.parser import CHUNK, CONTEXT, add_backend, add_device, positive
 from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
 from ark.models.sampling import SamplingParams
+from ark.models.stops import StoppedText
 from ark.models.tokenizer import Tokenizer
+from ark.serving.engine import SERVED
 from ark.serving.types import EngineLike, Event, FinishReason, Request
 
 HELP = """\
@@ -47,26 +50,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument(
         "--chat-template", metavar="FILE", help="a Jinja template (default: the checkpoint's)"
     )
-    p.add_argument(
-        "--max-new-tokens",
-        type=positive,
-        metavar="N",
-        help="tokens of an answer, at most (default: what the context holds)",
-    )
-    p.add_argument(
-        "--temperature",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="divides the logits before sampling; 0 takes the likeliest token",
-    )
-    p.add_argument(
-        "--top-k",
-        type=int,
-        default=0,
-        metavar="K",
-        help="sample of the K likeliest tokens; 0 of all",
-    )
+    add_sampling(p)
     p.add_argument(
         "--seed",
         type=int,
@@ -115,7 +99,7 @@ class Talk:
         )
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.engine.submit(request, events.put)
-        stream = self.tokenizer.stream(prompt)
+        stream = StoppedText(self.tokenizer.stream(prompt), self.sampling.stop)
         pieces: list[str] = []
 
         def show(piece: str) -> None:
@@ -129,11 +113,13 @@ class Talk:
                 stopped = event.finish is FinishReason.STOP
                 for token in event.tokens[:-1] if stopped else event.tokens:
                     show(stream.push(token))
+                if stream.stopped is not None and event.finish is None:
+                    self.engine.cancel(request.id)
             show(stream.finish())
         if event.finish is FinishReason.ERROR:
             raise GpuError(event.error)
         self.messages += [asked, {"role": "assistant", "content": "".join(pieces)}]
-        return event.finish.value
+        return FinishReason.STOP.value if stream.stopped is not None else event.finish.value
 
 
 @contextlib.contextmanager
@@ -147,16 +133,16 @@ def _interrupts(then: Callable[[], None]) -> Iterator[None]:
 
 
 def run(args: argparse.Namespace) -> int:
-    sampling = SamplingParams(
-        temperature=args.temperature,
-        top_k=args.top_k,
-        seed=args.seed,
-        max_tokens=args.max_new_tokens,
-    )
+    given = given_sampling(args)
     checkpoint = Checkpoint.open(args.directory)
     tokenizer = Tokenizer.open(args.directory, vocab_size=checkpoint.config.vocab_size)
     templates = chat_templates(args.directory, tokenizer, args.chat_template)
     templates.render([{"role": "user", "content": "Hello"}])  # refused before anything is loaded
+    sampling = SamplingParams(**{"max_tokens": None, **default_sampling(checkpoint), **given})
+    if beyond := sampling.beyond(SERVED):
+        raise InvalidUsageError(
+            f"the engine does not follow {', '.join(beyond)}; omit the option, or use ark generate"
+        )
     with open_engine(args, checkpoint, slots=1) as engine:
         ends = frozenset(checkpoint.config.eos_token_ids)
         talk = Talk(engine, tokenizer, templates, sampling, ends, _print, args.system)

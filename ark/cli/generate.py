@@ -129,7 +129,8 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "--max-new-tokens",
         type=positive,
         metavar="N",
-        help="tokens to make, at most (default: generation_config.json's, else 128)",
+        help="tokens to make, at most (default: generation_config.json's, else 128, in a chat what "
+        "the context holds)",
     )
     for name, metavar, meaning in NUMBERS:
         kind = int if name == "--top-k" else float

@@ -9,7 +9,7 @@ import os
 from contextlib import closing
 
 from ark.cli.common import visible
-from ark.cli.engines import chat_templates, open_engine
+from ark.cli.engines import chat_templates, default_sampling, open_engine
 from ark.cli.parser import CHUNK, add_backend, add_device, positive
 from ark.errors import InvalidUsageError, SystemError
 from ark.models.checkpoint import Checkpoint
@@ -75,7 +75,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument(
         "--body-limit",
         type=positive,
-        default=32,
+        default=16,
         metavar="MIB",
         help="largest body of a request, in MiB",
     )
@@ -140,7 +140,12 @@ def run(args: argparse.Namespace) -> int:
     ):
         name = args.served_model_name or checkpoint.directory.resolve().name
         ends = frozenset(config.eos_token_ids)
-        model = ServedModel(name, tokenizer, templates, engine.context, config.vocab_size, ends)
+        defaults = default_sampling(checkpoint)
+        if defaults.get("temperature") == 0:  # the file says nothing; clients expect OpenAI's 1
+            del defaults["temperature"]
+        model = ServedModel(
+            name, tokenizer, templates, engine.context, config.vocab_size, ends, defaults
+        )
         limits = Limits(args.body_limit << 20, request_s=args.timeout, queue=args.queue)
         options = Options(keys, args.cors_origin, args.drain, limits)
 

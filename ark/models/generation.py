@@ -1,4 +1,4 @@
-"""How generation_config.json has a checkpoint sampled, as transformers read it. Called by the
+"""How generation_config.json has a checkpoint sampled, as transformers read it. Used by the
 command line, `ark.LLM` and the server, whose own settings come before it.
 """
 

@@ -10,7 +10,8 @@ from ark.models.tokenizer import TextStream
 
 
 class StoppedText:
-    """The text of tokens that come one at a time, which ends before the first stop string.
+    """The text of tokens that come one at a time, which ends before the stop string that is
+    complete first, so that it does not depend on how tokens cut the text.
 
     A string may begin in one token and end in another: an end of the text that may be its beginning
     is held back until it is known. stopped: the string that ended the text, or None.
@@ -36,9 +37,11 @@ class StoppedText:
 
     def _advance(self, piece: str) -> str:
         text = self._held + piece
-        places = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        places = [
+            (at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0
+        ]
         if places:
-            end, self.stopped = min(places)
+            _, end, self.stopped = min(places)
             self._held = ""
             return text[:end]
         shown = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)

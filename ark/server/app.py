@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from ark.server.errors import SERVER_ERROR, ApiError
 from ark.server.jobs import Dispatcher
 from ark.server.keys import KeyMiddleware
 from ark.server.metrics import Metrics
-from ark.server.model import ServedModel
+from ark.server.model import ServedModel, aside
 from ark.server.schema import (
     ChatRequest,
     CompletionRequest,
@@ -56,7 +57,7 @@ class Limits:
     queue: choices that wait beside those that have slots.
     """
 
-    body_bytes: int = 32 << 20
+    body_bytes: int = 16 << 20
     body_s: float = 30.0
     request_s: float = 600.0
     queue: int = 256
@@ -111,7 +112,8 @@ class Service:
             tokens = await self.model.chat_tokens(asked.messages)
         else:
             framed = asked.add_special_tokens is not False
-            tokens = await self.model.encoded(str(asked.prompt), "prompt", framed=framed)
+            text = str(asked.prompt)
+            (tokens,) = await self.model.encoded([text], ["prompt"], framed=framed)
         answer: dict[str, Any] = {
             "count": len(tokens),
             "max_model_len": self.model.context,
@@ -126,7 +128,8 @@ class Service:
         asked = decoded(await self._body(request), DetokenizeRequest)
         self.model.check_name(asked.model)
         self.model.check_tokens(asked.tokens, "tokens")
-        return _json({"prompt": self.model.tokenizer.backend.decode(asked.tokens, False)})
+        decode = partial(self.model.tokenizer.backend.decode, asked.tokens, False)
+        return _json({"prompt": await aside(len(asked.tokens), decode)})
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 while requests are taken, else 503."""

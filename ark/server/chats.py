@@ -47,7 +47,8 @@ class Chat:
             values=asked.chat_template_kwargs,
         )
         model.check_length(len(prompt), most, "messages")
-        sampling = sampling_of(asked, most or model.context - len(prompt), logprobs)
+        most = most or model.defaults.get("max_tokens")
+        sampling = sampling_of(asked, model.defaults, most, logprobs)
         answer = Answer(dispatcher, model, [prompt], sampling, timeout_s, "chat")
         return cls(model, asked, answer)
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from ark.errors import InvalidUsageError
 from ark.models.sampling import SamplingParams
+from ark.models.stops import StoppedText
 from ark.server.errors import SERVER_ERROR, ApiError, unsupported
 from ark.server.jobs import Dispatcher, Job, refused
 from ark.server.model import ServedModel
 from ark.server.schema import ChatRequest, CompletionRequest
-from ark.server.text import ChoiceText
 from ark.serving.types import Event, FinishReason
 
 SEED_RANGE = 1 << 63
@@ -45,7 +45,7 @@ class Piece:
 class Choice:
     """One choice that is being made."""
 
-    def __init__(self, index: int, text: ChoiceText, stop_token_ids: frozenset[int]) -> None:
+    def __init__(self, index: int, text: StoppedText, stop_token_ids: frozenset[int]) -> None:
         self.ended = False
         self._index = index
         self._text = text
@@ -74,10 +74,10 @@ class Choice:
             kept.logprobs += map(Logprob, tokens, event.logprobs, tops)
         if event.finish is FinishReason.STOP and tokens and tokens[-1] in self._stops:
             tokens = tokens[:-1]  # it ends the text and is not part of it
-        kept.text += self._text.push(tokens)
-        if event.finish is not None and not self._text.ended:
+        kept.text += "".join(map(self._text.push, tokens))
+        if event.finish is not None:
             kept.text += self._text.finish()
-        if self._text.ended:
+        if self._text.stopped is not None:
             kept.finish = FinishReason.STOP.value
         elif event.finish is FinishReason.CANCELLED:
             raise ApiError(500, "the request was cancelled", kind=SERVER_ERROR, code="cancelled")
@@ -107,7 +107,7 @@ class Answer:
         self._choices = [
             Choice(
                 i,
-                ChoiceText(model.tokenizer.stream(prompt[-CONTEXT_TOKENS:]), sampling.stop),
+                StoppedText(model.tokenizer.stream(prompt[-CONTEXT_TOKENS:]), sampling.stop),
                 stops,
             )
             for i, (prompt, _, _) in enumerate(requests)
@@ -165,28 +165,23 @@ def _numbered(sampling: SamplingParams, number: int) -> SamplingParams:
 
 
 def sampling_of(
-    asked: CompletionRequest | ChatRequest, max_tokens: int | None, logprobs: int | None
+    asked: CompletionRequest | ChatRequest,
+    defaults: Mapping[str, Any],
+    max_tokens: int | None,
+    logprobs: int | None,
 ) -> SamplingParams:
-    """The sampling that a body asks for; fields that it omits have SamplingParams' defaults."""
-    stop = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
+    """The sampling that a body asks for. defaults: of fields that it omits, before those of
+    SamplingParams.
+    """
     same = (
         *("n", "temperature", "top_p", "min_p", "typical_p", "repetition_penalty"),
         *("presence_penalty", "frequency_penalty", "logit_bias", "seed", "min_tokens"),
-        "ignore_eos",
+        *("ignore_eos", "top_k", "stop", "stop_token_ids"),
     )
-    given: dict[str, Any] = {
-        name: value for name in same if (value := getattr(asked, name)) is not None
-    }
-    if asked.top_k is not None:
-        given["top_k"] = max(asked.top_k, 0)  # -1 is off, as in vLLM
+    given = {name: value for name in same if (value := getattr(asked, name)) is not None}
+    given |= {"max_tokens": max_tokens, "logprobs": logprobs}
     try:
-        return SamplingParams(
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            stop=stop,
-            stop_token_ids=tuple(asked.stop_token_ids or ()),
-            **given,
-        )
+        return SamplingParams(**{**defaults, **given})
     except InvalidUsageError as error:
         raise refused(error) from None
 

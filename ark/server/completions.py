@@ -41,11 +41,11 @@ class Completion:
         """Checks a body and submits it; ApiError where it cannot be served."""
         check_common(asked, model)
         _check(asked)
-        prompts, texts = await _prompts(model, asked.prompt)
-        max_tokens = DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
+        prompts, texts = await _prompts(model, dispatcher, asked)
+        max_tokens = asked.max_tokens or model.defaults.get("max_tokens") or DEFAULT_MAX_TOKENS
         for prompt in prompts:
             model.check_length(len(prompt), asked.max_tokens, "prompt")
-        sampling = sampling_of(asked, max_tokens, asked.logprobs)
+        sampling = sampling_of(asked, model.defaults, max_tokens, asked.logprobs)
         answer = Answer(dispatcher, model, prompts, sampling, timeout_s, "cmpl")
         completion = cls(model, asked, answer)
         if asked.echo:
@@ -117,26 +117,29 @@ def _check(asked: CompletionRequest) -> None:
         raise unsupported("echo", "echo beside logprobs is not supported; omit one of them")
 
 
-async def _prompts(model: ServedModel, prompt: Any) -> tuple[list[list[int]], list[str]]:
+async def _prompts(
+    model: ServedModel, dispatcher: Dispatcher, asked: CompletionRequest
+) -> tuple[list[list[int]], list[str]]:
     """The token ids of every prompt of a body, and their texts."""
-    if isinstance(prompt, str) or (prompt and all(isinstance(part, int) for part in prompt)):
-        several = [prompt]
-    else:
-        several = prompt
+    prompt = asked.prompt
+    one_only = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
+    several: list[Any] = [prompt] if one_only else list(prompt)
     if not several:
         raise ApiError(400, "the prompt is empty; give a text or token ids", param="prompt")
-    ids, texts = [], []
-    for place, one in enumerate(several):
-        param = "prompt" if one is prompt or len(several) == 1 else f"prompt[{place}]"
+    dispatcher.check_room(len(several) * (asked.n or 1))
+    params = ["prompt" if one_only else f"prompt[{place}]" for place in range(len(several))]
+    written = [place for place, one in enumerate(several) if isinstance(one, str)]
+    encoded = await model.encoded([several[i] for i in written], [params[i] for i in written])
+    ids = dict(zip(written, encoded, strict=True))
+    texts = []
+    for place, (one, param) in enumerate(zip(several, params, strict=True)):
         if isinstance(one, int):
             raise ApiError(
                 400, "the prompt mixes token ids with texts; send lists of ids", param=param
             )
-        if isinstance(one, str):
-            ids.append(await model.encoded(one, param))
-            texts.append(one)
-        else:
+        if place not in ids:
+            model.check_length(len(one), None, param)
             model.check_tokens(one, param)
-            ids.append(list(one))
-            texts.append(model.tokenizer.decode(one))
-    return ids, texts
+            ids[place] = list(one)
+        texts.append(one if isinstance(one, str) else model.tokenizer.decode(one))
+    return [ids[place] for place in range(len(several))], texts

@@ -100,16 +100,7 @@ class Dispatcher:
         """Queues a choice for each prompt; ApiError where it cannot be served now."""
         if self.failure:
             raise ApiError(500, self.failure, kind=SERVER_ERROR)
-        opened = sum(job.open for job in self.jobs)
-        if opened + len(prompts) > self._room:
-            raise ApiError(
-                503 if opened else 400,
-                f"the queue is full: {opened} choices are running or waiting, {len(prompts)} more "
-                f"were asked for, and {self._room} is the limit; try again later",
-                kind=SERVER_ERROR,
-                code="queue_full",
-                retry_after=1,
-            )
+        self.check_room(len(prompts))
         number = next(self._numbers)
         job = Job([f"{name}-{number}-{i}" for i in range(len(prompts))], self.engine.cancel)
         self.jobs.add(job)
@@ -126,6 +117,23 @@ class Dispatcher:
                     raise refused(error) from None
                 raise
         return job
+
+    def check_room(self, choices: int) -> None:
+        """ApiError where so many more choices cannot wait."""
+        if choices > self._room:
+            raise ApiError(
+                400, f"{choices} choices were asked for, but the server's limit is {self._room}"
+            )
+        opened = sum(job.open for job in self.jobs)
+        if opened + choices > self._room:
+            raise ApiError(
+                503,
+                f"the queue is full: {opened} choices are running or waiting, {choices} more were "
+                f"asked for, and {self._room} is the limit; try again later",
+                kind=SERVER_ERROR,
+                code="queue_full",
+                retry_after=1,
+            )
 
     def _from_engine(self, job: Job, index: int, event: Event) -> None:
         """Called on the engine's thread."""

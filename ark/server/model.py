@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,13 +20,16 @@ from ark.server.errors import CONTEXT_LENGTH, ApiError, unsupported
 from ark.server.schema import Message
 
 CHARACTERS_A_POSITION = 16  # several times what a token has
-MAX_INLINE_CHARACTERS = 4096  # longer texts are encoded on another thread
+MAX_INLINE_SIZE = 4096  # characters or tokens; work on more is done on another thread
+MOST_IDS = 1 << 20  # of one list
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class ServedModel:
     """name: as clients ask for it. context: positions of a request, its answer included.
-    stop_token_ids: the checkpoint's end tokens.
+    stop_token_ids: the checkpoint's end tokens. defaults: fields of SamplingParams where a request
+    omits them.
     """
 
     name: str
@@ -35,6 +38,7 @@ class ServedModel:
     context: int
     vocab_size: int
     stop_token_ids: frozenset[int]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_name(self, asked: str | None) -> None:
@@ -47,14 +51,20 @@ class ServedModel:
                 code="model_not_found",
             )
 
-    async def encoded(self, text: str, param: str, *, framed: bool = True) -> list[int]:
-        """The ids of a text. framed: by the tokens that the tokenizer adds.
+    async def encoded(
+        self, texts: Sequence[str], params: Sequence[str], *, framed: bool = True
+    ) -> list[list[int]]:
+        """The ids of texts. framed: by the tokens that the tokenizer adds.
 
-        Of a text that is far too long only the beginning is encoded. ApiError names `param`.
+        Of a text that is far too long only the beginning is encoded. ApiError names the text's
+        entry of `params`.
         """
-        if len(text) <= MAX_INLINE_CHARACTERS:
-            return self._encode(text, param, framed)
-        return await asyncio.to_thread(self._encode, text, param, framed)
+
+        def encode() -> list[list[int]]:
+            pairs = zip(texts, params, strict=True)
+            return [self._encode(text, param, framed) for text, param in pairs]
+
+        return await aside(sum(map(len, texts)), encode)
 
     def _encode(self, text: str, param: str, framed: bool) -> list[int]:
         head = text[: CHARACTERS_A_POSITION * self.context]
@@ -71,6 +81,8 @@ class ServedModel:
 
     def check_tokens(self, tokens: Sequence[Any], param: str) -> None:
         """ApiError for ids that the vocabulary does not have."""
+        if len(tokens) > MOST_IDS:
+            raise ApiError(400, f"more than {MOST_IDS:,} token ids were given", param=param)
         for token in tokens:
             if not isinstance(token, int) or not 0 <= token < self.vocab_size:
                 raise ApiError(
@@ -116,14 +128,33 @@ class ServedModel:
                 param="messages",
                 code="no_chat_template",
             )
-        plain = [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
-        try:
-            text = self.templates.render(
-                plain, tools, add_generation_prompt=generation_prompt, **(values or {})
-            )
-        except InvalidUsageError as error:
-            raise ApiError(400, str(error), param="messages") from None
-        return await self.encoded(text, "messages", framed=False)
+
+        def encode() -> list[int]:
+            plain = [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
+            try:
+                text = self.templates.render(
+                    plain, tools, add_generation_prompt=generation_prompt, **(values or {})
+                )
+            except InvalidUsageError as error:
+                raise ApiError(400, str(error), param="messages") from None
+            return self._encode(text, "messages", framed=False)
+
+        return await aside(sum(_size(message) for message in messages), encode)
+
+
+async def aside(size: int, work: Callable[[], Result]) -> Result:
+    """The result of a function of so many characters or tokens; of many on another thread, so that
+    the event loop goes on.
+    """
+    return work() if size <= MAX_INLINE_SIZE else await asyncio.to_thread(work)
+
+
+def _size(message: Message) -> int:
+    """About how many characters a message has."""
+    content = message.content or ""
+    if isinstance(content, str):
+        return len(content) + 16
+    return sum(len(part.text or "") + 16 for part in content)
 
 
 def _plain(message: Message, param: str) -> dict[str, Any]:

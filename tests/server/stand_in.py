@@ -31,6 +31,7 @@ class CountingEngine:
         self.cancelled: list[str] = []
         self.submitted: list[Request] = []
         self.fail = ""
+        self.has_logprobs = False
         self._slots = slots
         self._open: dict[str, _Running] = {}
         self._lock = threading.Condition()
@@ -40,7 +41,7 @@ class CountingEngine:
         self._thread.start()
 
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
-        if request.sampling.logprobs is not None:
+        if request.sampling.logprobs is not None and not self.has_logprobs:
             raise InvalidUsageError("logprobs is not supported by this engine; omit it")
         with self._lock:
             self.submitted.append(request)
@@ -100,4 +101,8 @@ class CountingEngine:
             generated_tokens=self._stats.generated_tokens + 1,
             iterations=self._stats.iterations + 1,
         )
-        return Event(row.request.id, (token,), finish=finish)
+        most = row.request.sampling.logprobs
+        if most is None:
+            return Event(row.request.id, (token,), finish=finish)
+        top = {FIRST + (token - FIRST + i) % COUNT: -0.5 - i for i in range(most)}
+        return Event(row.request.id, (token,), (-0.5,), (top,), finish)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -132,11 +134,49 @@ def test_stop_strings_seeds_and_choices(server: Running, engine: CountingEngine)
     until(lambda: engine.stats().running == 0, "the slots are free")
 
 
+def test_a_stop_token_ends_the_text_before_it(server: Running) -> None:
+    asked = {"prompt": [2], "max_tokens": 50, "stop_token_ids": [9]}
+    answer = post(server, "/v1/completions", asked).json()
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("$%&'", "stop")
+    assert answer["usage"]["completion_tokens"] == 5
+
+
 def test_several_prompts_and_echo(server: Running) -> None:
     asked = {"prompt": ["one", "two"], "max_tokens": 2, "echo": True, "n": 2}
     choices = post(server, "/v1/completions", asked).json()["choices"]
     assert [c["index"] for c in choices] == [0, 1, 2, 3]
     assert [c["text"][:3] for c in choices] == ["one", "one", "two", "two"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities(server: Running, engine: CountingEngine, stream: bool) -> None:
+    """Their form is that of the `openai` package's types."""
+    engine.has_logprobs = True
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        texts: Any = client.completions.create(
+            model="noah", prompt=[2], max_tokens=3, logprobs=2, stream=stream
+        )
+        pieces = [one.choices[0] for one in (texts if stream else [texts])]
+        logprobs = [piece.logprobs for piece in pieces]
+        assert [t for entry in logprobs for t in entry.tokens] == ["$", "%", "&"]
+        assert [p for entry in logprobs for p in entry.token_logprobs] == [-0.5] * 3
+        assert [t for entry in logprobs for t in entry.text_offset] == [0, 1, 2]
+        assert logprobs[0].top_logprobs[0] == {"$": -0.5, "%": -1.5}
+        chats: Any = client.chat.completions.create(
+            model="noah",
+            messages=[{"role": "user", "content": "Who?"}],
+            max_tokens=3,
+            logprobs=True,
+            top_logprobs=1,
+            stream=stream,
+        )
+        pieces = [one.choices[0] for one in (chats if stream else [chats])]
+        content = [e for p in pieces if p.logprobs for e in p.logprobs.content or []]
+        text = "".join((p.delta if stream else p.message).content or "" for p in pieces)
+        assert "".join(entry.token for entry in content) == text and len(text) == 3
+        assert [bytes(entry.bytes).decode() for entry in content] == list(text)
+        assert [entry.top_logprobs[0].token for entry in content] == list(text)
 
 
 def test_keys(engine: CountingEngine) -> None:
@@ -158,6 +198,18 @@ def test_origins(engine: CountingEngine) -> None:
         assert allowed.headers["access-control-allow-origin"] == "https://here.test"
         other = httpx.options(url, headers={**ask, "origin": "https://there.test"})
         assert "access-control-allow-origin" not in other.headers
+
+
+def test_defaults_of_the_checkpoint(engine: CountingEngine) -> None:
+    model = replace(noah_model(128), defaults={"temperature": 0.25, "top_k": 9, "max_tokens": 7})
+    with running(engine, model) as server:
+        post(server, "/v1/completions", {"prompt": "a"})
+        post(server, "/v1/completions", {"prompt": "a", "temperature": 2, "max_tokens": 3})
+        post(server, "/v1/chat/completions", {**TALK, "top_k": -1})
+    fields = [
+        (r.sampling.temperature, r.sampling.top_k, r.sampling.max_tokens) for r in engine.submitted
+    ]
+    assert fields == [(0.25, 9, 7), (2, 9, 3), (0.25, 0, 7)]
 
 
 def test_a_full_queue(engine: CountingEngine) -> None:

@@ -82,6 +82,12 @@ def test_a_prompt_of_ten_megabytes(server: Running) -> None:
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
 
 
+def test_more_prompts_than_may_wait(server: Running) -> None:
+    """They are counted before any is encoded."""
+    status, answer = _whole(server, body(prompt=["king"] * 1_000_000))
+    assert status == 400 and "1000000 choices" in answer["error"]["message"]
+
+
 def test_a_body_beyond_the_limit(engine: CountingEngine) -> None:
     options = Options(limits=Limits(body_bytes=1000))
     with running(engine, noah_model(128), options) as server:

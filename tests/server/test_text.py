@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ark.models.stops import StoppedText
 from ark.models.tokenizer import Tokenizer
-from ark.server.text import ChoiceText, token_bytes, token_text
+from ark.server.text import token_bytes, token_text
 from tests.server.running import NOAH
 
 TOKENIZER = Tokenizer.open(NOAH, vocab_size=2048)
@@ -36,12 +37,12 @@ class Pieces:
 )
 def test_stop_strings(pieces: list[str], rest: str, stops: list[str]) -> None:
     """The text ends before the stop string that is complete first, however it is cut in pieces."""
-    text = ChoiceText(Pieces(pieces, rest), stops)  # type: ignore[arg-type]
-    sent = [text.push([i]) for i in range(len(pieces))]
+    text = StoppedText(Pieces(pieces, rest), stops)  # type: ignore[arg-type]
+    sent = [text.push(i) for i in range(len(pieces))]
     whole = "".join(pieces) + rest
     ends = [(whole.find(s) + len(s), whole.find(s)) for s in stops if s in whole]
     assert "".join(sent) + text.finish() == (whole[: min(ends)[1]] if ends else whole)
-    assert text.ended == bool(ends)
+    assert (text.stopped is not None) == bool(ends)
     # Nothing is held back that cannot begin a stop string.
     seen = 0
     for i, piece in enumerate(pieces):
@@ -53,11 +54,11 @@ def test_stop_strings(pieces: list[str], rest: str, stops: list[str]) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(ids=st.lists(st.integers(2, 2047), max_size=30), cut=st.integers(1, 5))
-def test_pieces_make_up_the_text_of_all_tokens(ids: list[int], cut: int) -> None:
+@given(ids=st.lists(st.integers(2, 2047), max_size=30))
+def test_pieces_make_up_the_text_of_all_tokens(ids: list[int]) -> None:
     """Random tokens hold parts of characters; every piece is whole characters all the same."""
-    text = ChoiceText(TOKENIZER.stream())
-    parts = [text.push(ids[i : i + cut]) for i in range(0, len(ids), cut)]
+    text = StoppedText(TOKENIZER.stream())
+    parts = list(map(text.push, ids))
     rest = text.finish()
     assert "".join(parts) + rest == TOKENIZER.decode(ids)
 
