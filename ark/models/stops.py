@@ -38,7 +38,8 @@ class StoppedText:
         text = self._held + piece
         places = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if places:
-            end, self.stopped = min(places)
+            # The one that is whole first, so that the text does not depend on the pieces.
+            end, self.stopped = min(places, key=lambda place: (place[0] + len(place[1]), place[0]))
             self._held = ""
             return text[:end]
         shown = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)

@@ -169,7 +169,7 @@ class DeviceRows:
         self._logprobs[row, len(progress.tokens) :] = -1
 
     def _write_bias(self, row: int, progress: Progress) -> None:
-        """Writes what is added to the row's logits, where the device holds something else."""
+        """Writes the row's bias, where the device holds another one."""
         request, vocabulary = progress.request, self.shape.config.vocab_size
         early = len(progress.tokens) - len(request.prompt) < request.sampling.min_tokens
         bias = bias_of(request.sampling, vocabulary, request.stop_token_ids if early else ())
