@@ -1,5 +1,5 @@
 """How generation_config.json has a checkpoint sampled, as transformers read it. Called by the
-command line, `ark.LLM` and the server, whose own settings come before it.
+command line and ark.serving.llm, whose own settings come before it.
 """
 
 from __future__ import annotations
