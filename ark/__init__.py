@@ -81,6 +81,10 @@ _NOT_BUILT = (
 )
 
 
+# Loaded on first use, so that importing ark takes no longer.
+_LAZY = {"LLM": "ark.serving.llm", "SamplingParams": "ark.models.sampling"}
+
+
 class _NotBuilt(UnsupportedError, AttributeError):
     """Raised for a name that is not built, which `hasattr` sees as no such name."""
 
@@ -89,6 +93,8 @@ def __getattr__(name: str) -> object:
     """Loads packages of ark on first use; UnsupportedError for names that are not built."""
     if name in ("comm", "parallel", "profiler"):
         return importlib.import_module(f"ark.{name}")
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
     if name == "parallelize":
         return importlib.import_module("ark.parallel").parallelize
     if name in ("from_onnx", "from_torch", "inference_model", "training_model"):

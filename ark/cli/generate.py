@@ -18,7 +18,7 @@ from ark.models.build import FULL
 from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
-from ark.models.generation import sampling_fields
+from ark.models.generation import default_sampling
 from ark.models.plans import choose_context
 from ark.models.request import no_room
 from ark.models.sampling import SamplingParams
@@ -165,8 +165,7 @@ def run(args: argparse.Namespace) -> int:
     tokenizer = Tokenizer.open(args.directory, vocab_size=checkpoint.config.vocab_size)
     backend, probe = registry.choose(args.backend)
     leader = rank_info.rank == 0
-    fields = sampling_fields(checkpoint.directory, warn=leader)
-    sampling = SamplingParams(**{"max_tokens": 128, **fields, **given})
+    sampling = default_sampling(checkpoint.directory, leader, **given)
     if args.backend is None and backend.name == registry.FALLBACK and leader:
         errors.print(f"no accelerator found; running on {probe.devices[0].name}", style="dim")
     for note in probe.notes if leader else ():

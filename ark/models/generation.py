@@ -14,6 +14,7 @@ from ark.models.fields import Fields
 from ark.models.sampling import SamplingParams
 
 FILE = "generation_config.json"
+USUAL_NEW_TOKENS = 128
 RENAMED = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -91,6 +92,14 @@ def sampling_fields(directory: Path, warn: bool = True) -> dict[str, Any]:
     if warn:
         warn_of_ignored(directory)
     return values
+
+
+def default_sampling(directory: Path, warn: bool = True, **given: Any) -> SamplingParams:
+    """The file's sampling, with `given` fields before it; at most USUAL_NEW_TOKENS tokens where
+    neither says how many. warn: as of sampling_fields.
+    """
+    fields = {"max_tokens": USUAL_NEW_TOKENS, **sampling_fields(directory, warn), **given}
+    return SamplingParams(**fields)
 
 
 def ignored(directory: Path) -> dict[str, Any]:

@@ -83,6 +83,13 @@ class SamplingParams:
             return self
         return replace(self, seed=secrets.randbits(63) if seed is None else seed)
 
+    def sample(self, number: int) -> SamplingParams:
+        """Of sample `number` of n, which has a seed of its own: the next one for each number."""
+        if self.seed is None:
+            return replace(self, n=1)
+        seed = (self.seed + number + (1 << 63)) % (1 << 64) - (1 << 63)
+        return replace(self, n=1, seed=seed if number else self.seed)
+
 
 SAMPLING_FIELDS = (
     "temperature",

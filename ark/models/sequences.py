@@ -13,11 +13,11 @@ import numpy as np
 
 from ark.errors import GpuError, InvalidUsageError
 from ark.models.build import Shape
+from ark.models.options import bias_of, check_tokens, counts_of, option_words
 from ark.models.sampling import SamplingParams
 from ark.ops.tokens import MAX_STOPS
 from ark.runtime.run import Run
 from ark.runtime.runner import Runner
-from ark.tasks.adjusted import IN_PROMPT, OPTIONS
 from ark.tasks.tokens import SETTINGS, key_halves, noise_key
 
 
@@ -59,32 +59,19 @@ def write_sequences(
 def write_options(
     runner: Runner, shape: Shape, prompts: Sequence[Sequence[int]], sampling: SamplingParams
 ) -> None:
-    """Sets the state of ark.ops.sampling_state.SamplingState, the same for each sequence."""
-    bias = np.zeros((shape.batch, shape.config.vocab_size), np.float32)
-    counts = np.zeros(bias.shape, np.int32)
-    for token, value in sampling.logit_bias.items():
-        bias[:, _known(token, shape)] = value
-    for token in sampling.suppress_tokens:
-        bias[:, _known(token, shape)] = -np.inf
+    """Sets the state of ark.ops.sampling_state.SamplingState, with the same sampling for each."""
+    vocabulary = shape.config.vocab_size
+    check_tokens(sampling, vocabulary)
+    bias = np.zeros((shape.batch, vocabulary), np.float32)
+    counts = np.zeros((shape.batch, vocabulary), np.int32)
+    added = bias_of(sampling, vocabulary)
     for b, prompt in enumerate(prompts):
-        counts[b, list(prompt)] = IN_PROMPT
-    reported = 0 if sampling.logprobs is None else sampling.logprobs + 1
-    values = {name: getattr(sampling, name) for name in OPTIONS} | {"logprobs": reported}
-    options = [
-        int(np.float32(v).view(np.int32)) if isinstance(v, float) else v for v in values.values()
-    ]
-    runner.write("options", np.tile(np.array(options, np.int32), shape.batch))
+        seen = counts_of(sampling, vocabulary, prompt)
+        bias[b] = 0 if added is None else added
+        counts[b] = 0 if seen is None else seen
+    runner.write("options", np.tile(option_words(sampling), shape.batch))
     runner.write("bias", bias)
     runner.write("counts", counts)
-
-
-def _known(token: int, shape: Shape) -> int:
-    if token >= shape.config.vocab_size:
-        raise InvalidUsageError(
-            f"the sampling names the token {token}, but the vocabulary has "
-            f"{shape.config.vocab_size} tokens"
-        )
-    return token
 
 
 def read_logprobs(words: np.ndarray, asked: int) -> tuple[float, dict[int, float]]:

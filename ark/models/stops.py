@@ -41,6 +41,7 @@ class StoppedText:
             (at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0
         ]
         if places:
+            # The stop that ends first, so that the text does not depend on the pieces.
             _, end, self.stopped = min(places)
             self._held = ""
             return text[:end]

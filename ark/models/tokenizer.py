@@ -171,6 +171,13 @@ class Tokenizer:
         with _without_panics("its tokenizer.json"):
             return self.backend.decode(list(ids), skip_special_tokens=True)
 
+    def token_text(self, token: int) -> str:
+        """The text of one token; the piece itself of a special one."""
+        if token in self.special_ids:
+            return str(self.backend.id_to_token(token))
+        with _without_panics("its tokenizer.json"):
+            return self.backend.decode([token], skip_special_tokens=False)
+
     def stream(self, prompt: Sequence[int] = ()) -> TextStream:
         """A decoder for tokens that follow `prompt`, one at a time."""
         return TextStream(self, prompt)

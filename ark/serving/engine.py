@@ -22,16 +22,17 @@ from ark.backend.protocol import Backend
 from ark.errors import BaseError, GpuError, InvalidUsageError, UnsupportedError
 from ark.ir.dtype import DataType
 from ark.ir.values import whole
-from ark.models.build import Pages, Shape
+from ark.models.build import FULL, Pages, Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.load import weights
+from ark.models.options import check_tokens
 from ark.models.plans import choose_chunk, choose_context, plans, usual_chunk
 from ark.models.request import no_room
 from ark.runtime.executor import BUDGET_S, Executor
 from ark.runtime.runner import load
 from ark.serving.pages import PagePool
 from ark.serving.rows import DeviceRows
-from ark.serving.scheduler import Scheduler
+from ark.serving.scheduler import Outcome, Scheduler, Step
 from ark.serving.types import Event, FinishReason, Request, Stats
 from ark.tasks.sequences import MAX_BATCH
 
@@ -42,8 +43,8 @@ PAGE_POSITIONS = 16
 STEP_S = 0.01
 """Seconds that rows decode in a step where no prompt waits to be computed."""
 MAX_STEP_ITERATIONS = 64
-SERVED = ("temperature", "top_k")
-"""Fields of SamplingParams that rows follow."""
+BASIC = ("temperature", "top_k")
+"""Fields of SamplingParams that rows follow without sampling=FULL."""
 
 
 def forms_of(slots: int) -> tuple[int, ...]:
@@ -65,6 +66,7 @@ class Engine:
     ) -> None:
         """executor: of a plan of `shape`, which has pages. close: frees it and its device."""
         assert shape.pages is not None
+        self._shape = shape
         self._rows = DeviceRows(executor, shape)
         self._vocabulary = vocabulary
         self._close_device = close
@@ -97,6 +99,8 @@ class Engine:
         page: int = PAGE_POSITIONS,
         step_s: float = STEP_S,
         draft: int = 0,
+        sampling: str = "",
+        max_logprobs: int = 0,
         budget_s: float = BUDGET_S,
         progress: Progressed | None = None,
     ) -> Engine:
@@ -108,7 +112,8 @@ class Engine:
         token beside what decodes. pages: of `page` positions each, in all; by default enough for
         all slots. step_s: how long rows decode before the host looks for new requests and tells
         tokens; at least one iteration. draft: tokens of a request that free rows try beyond the
-        next one, where its text repeats itself; the text stays the same. progress: as of
+        next one, where its text repeats itself; the text stays the same. sampling, max_logprobs:
+        `sampling` and `logprobs` of ark.models.build.Shape. progress: as of
         ark.models.generate.Generator.
 
         Raises ark.errors with a paragraph for a person before anything runs.
@@ -143,6 +148,8 @@ class Engine:
                 size,
                 batch=slots,
                 pages=_pages(slots, length, page, pages),
+                sampling=sampling,
+                logprobs=whole("the number of log probabilities", max_logprobs),
             )
             if draft and shape.sampling:
                 raise InvalidUsageError(
@@ -218,11 +225,18 @@ class Engine:
             raise InvalidUsageError(
                 f"{sampling.n} samples were asked for; submit a request for each"
             )
-        if others := sampling.beyond(SERVED):
+        others = () if self._shape.sampling else sampling.beyond(BASIC)
+        if others:
             raise InvalidUsageError(
-                f"{', '.join(others)} of the sampling cannot be followed by the engine; leave "
-                "these fields at their defaults"
+                f"{', '.join(others)} of the sampling cannot be followed by this engine; leave "
+                f"these fields at their defaults, or open it with sampling={FULL!r}"
             )
+        if (sampling.logprobs or 0) > self._shape.logprobs:
+            raise InvalidUsageError(
+                f"logprobs is {sampling.logprobs}, but this engine reports at most "
+                f"{self._shape.logprobs}; ask for fewer, or open it with more max_logprobs"
+            )
+        check_tokens(sampling, self._vocabulary)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request with CANCELLED before the next step; unknown ids are ignored."""
@@ -258,7 +272,7 @@ class Engine:
                 if self._scheduler.idle:
                     continue
                 few = int(min(self._step_s / self._iteration_s, MAX_STEP_ITERATIONS))
-                step = self._scheduler.plan(max(1, few))
+                step = self._scheduler.plan(min([max(1, few), *self._held_back()]))
                 begin = time.perf_counter()
                 tokens = self._rows.run(step)
                 if step.chunks is None:
@@ -266,13 +280,35 @@ class Engine:
                 self._iterations += step.iterations
                 for outcome in self._scheduler.record(step, tokens):
                     self._generated += len(outcome.tokens)
-                    request = outcome.progress.request
-                    self._tell(Event(request.id, outcome.tokens, finish=outcome.finish))
+                    self._tell(self._event(step, outcome))
                 self._stats = self._count()
         except BaseException as error:
             self._fail(error)
         finally:
             self._close_device()
+
+    def _held_back(self) -> list[int]:
+        """Of requests that may not end yet, how many tokens they are to make before: rows hold back
+        stop tokens for a whole step.
+        """
+        progress = (*self._scheduler.running, *self._scheduler.waiting)
+        left = [
+            p.request.sampling.min_tokens - (len(p.tokens) - len(p.request.prompt))
+            for p in progress
+        ]
+        return [count for count in left if count > 0]
+
+    def _event(self, step: Step, outcome: Outcome) -> Event:
+        """What a step did for a request."""
+        progress, tokens = outcome.progress, outcome.tokens
+        request = progress.request
+        asked = request.sampling.logprobs
+        if asked is None:
+            return Event(request.id, tokens, finish=outcome.finish)
+        row, first = step.rows.index(progress), len(progress.tokens) - len(tokens)
+        reported = self._rows.logprobs(row, first, len(tokens), asked)
+        own, best = tuple(o for o, _ in reported), tuple(b for _, b in reported)
+        return Event(request.id, tokens, own, best, outcome.finish)
 
     def _hear(self) -> bool:
         """Takes what other threads have left; waits while there is nothing to do. False if the

@@ -7,12 +7,15 @@ The host knows what the device makes of positions, so that it writes what differ
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ark.errors import GpuError
 from ark.models.build import Shape
+from ark.models.options import bias_of, counts_of, option_words
 from ark.models.sampling import SamplingParams
+from ark.models.sequences import read_logprobs
 from ark.runtime.executor import Executor
 from ark.serving.scheduler import Chunks, Progress, Step
 from ark.tasks.tokens import SETTINGS, key_halves, noise_key
@@ -20,15 +23,16 @@ from ark.tasks.tokens import SETTINGS, key_halves, noise_key
 NO_TOKEN = -1
 
 
-def settings_of(sampling: SamplingParams, last: int) -> list[int]:
+def settings_of(sampling: SamplingParams, last: int, options: bool = False) -> list[int]:
     """A row's settings (ark.tasks.tokens), whose limit is set step by step: those by which a
-    Generator draws for one sequence of that seed. last: the place of the last known token.
+    Generator draws for one sequence of that seed. last: the place of the last known token. options:
+    top-k is among the row's options (ark.tasks.adjusted) instead.
     """
     assert sampling.seed is not None
     low, high = key_halves(noise_key(sampling.seed))
     values = {
         "temperature": int(np.float32(sampling.temperature).view(np.int32)),
-        "top_k": sampling.top_k,
+        "top_k": 0 if options else sampling.top_k,
         "key_low": low,
         "key_high": high,
         "last": last,
@@ -67,6 +71,11 @@ class DeviceRows:
         self._rows: list[tuple[Progress, int] | None] = [None] * shape.batch
         self._known = [0] * shape.batch  # tokens of the row's text that the device has
         self._output = executor.host_view("output").reshape(shape.batch, shape.context)
+        self._top = shape.logprobs
+        self._biases: list[np.ndarray | None] = [np.zeros(0, np.float32)] * shape.batch
+        if shape.sampling:
+            words = executor.host_view("logprobs")
+            self._logprobs = words.reshape(shape.batch, shape.context, 1 + 2 * self._top)
         self._phases = [phase.name for phase in executor.plan.phases]
 
     @property
@@ -129,11 +138,16 @@ class DeviceRows:
                 positions[row], settings[row] = 0, IDLE
             else:
                 if own != self._rows[row]:
-                    settings[row] = settings_of(progress.request.sampling, progress.last)
+                    sampling = progress.request.sampling
+                    settings[row] = settings_of(sampling, progress.last, bool(self.shape.sampling))
                     self._write_text(row, progress)
+                    if self.shape.sampling:
+                        self._write_sampling(row, progress)
                 elif self._known[row] < len(progress.tokens):  # made by rows of its draft
                     self._write_tokens(row, self._known[row], progress.tokens[self._known[row] :])
                 self._known[row] = len(progress.tokens) + progress.new_tokens(count, size)
+                if self.shape.sampling:
+                    self._write_bias(row, progress)
                 settings[row, limit] = progress.end(self.pages.size)
                 self._tables[row, : len(progress.pages)] = progress.pages
                 positions[row] = progress.computed
@@ -158,6 +172,46 @@ class DeviceRows:
         address = executor.tensor_address(executor.find("tokens", self.shape.batch * context))
         words = np.array(tokens, np.int32)
         executor.device.write(address + 4 * (row * context + begin), words.view(np.uint8))
+
+    def logprobs(
+        self, row: int, first: int, count: int, asked: int
+    ) -> list[tuple[float, dict[int, float]]]:
+        """Of `count` tokens from place `first` on, which the last step made in this row: each one's
+        log probability, and the `asked` highest by id.
+        """
+        return [read_logprobs(w, asked) for w in self._logprobs[row, first : first + count]]
+
+    def _write_part(self, name: str, row: int, values: np.ndarray) -> None:
+        """Writes a row's part of a tensor, which has such a part for each row."""
+        executor = self.executor
+        address = executor.tensor_address(executor.find(name, self.shape.batch * values.size))
+        executor.device.write(address + row * values.nbytes, values.view(np.uint8))
+
+    def _write_sampling(self, row: int, progress: Progress) -> None:
+        """A row gets another request: its options, and how often its text has each token."""
+        request = progress.request
+        # The host holds back stop tokens, of which the device's rows have no lists of their own.
+        options = option_words(replace(request.sampling, min_tokens=0))
+        self._write_part("options", row, options)
+        prompt = len(request.prompt)
+        text = progress.tokens[prompt:]
+        counts = counts_of(request.sampling, self.shape.config.vocab_size, request.prompt, text)
+        if counts is not None:
+            self._write_part("counts", row, counts)
+        self._logprobs[row, len(progress.tokens) :] = -1
+
+    def _write_bias(self, row: int, progress: Progress) -> None:
+        """Writes the row's bias, where the device holds another one."""
+        request, vocabulary = progress.request, self.shape.config.vocab_size
+        early = len(progress.tokens) - len(request.prompt) < request.sampling.min_tokens
+        bias = bias_of(request.sampling, vocabulary, request.stop_token_ids if early else ())
+        before = self._biases[row]
+        if bias is None and before is None:
+            return
+        if bias is None or before is None or not np.array_equal(bias, before):
+            zeros = np.zeros(vocabulary, np.float32)
+            self._write_part("bias", row, zeros if bias is None else bias)
+            self._biases[row] = bias
 
     def _write_text(self, row: int, progress: Progress) -> None:
         """A row gets another request: its tokens, and no output yet."""

@@ -29,21 +29,14 @@ def streamed(tokens: list[int], stops: list[str]) -> tuple[list[str], str | None
 def test_the_text_ends_before_the_first_stop_string(tokens: list[int], stops: list[str]) -> None:
     whole = "".join(PIECES[t] for t in tokens)
     pieces, stopped = streamed(tokens, stops)
-    shown, ends = "", None
-    for end in range(len(whole) + 1):  # the first prefix that ends with a stop string
-        reached = [s for s in stops if whole[:end].endswith(s)]
-        if reached and ends is None:
-            ends = end
-    if ends is None:
+    ends = [end for end in range(len(whole) + 1) if whole[:end].endswith(tuple(stops))]
+    if not stops or not ends:
         assert stopped is None
         assert "".join(pieces) == whole
         return
-    assert stopped in stops
-    shown = "".join(pieces)
-    assert whole.startswith(shown + stopped)
-    assert not any(stop in shown for stop in stops)
-    # Nothing that was shown belongs to a stop string that came to be whole in the same token.
-    assert len(shown) <= ends - min(len(s) for s in stops if whole[:ends].endswith(s))
+    longest = max((stop for stop in stops if whole[: ends[0]].endswith(stop)), key=len)
+    assert stopped == longest
+    assert "".join(pieces) == whole[: ends[0] - len(longest)]
 
 
 @given(st.lists(st.integers(0, len(PIECES) - 1), max_size=30))

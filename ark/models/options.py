@@ -1,0 +1,60 @@
+"""Arrays that the device reads of a sequence's SamplingParams (ark.tasks.adjusted). Called by
+ark.models.sequences and ark.serving.rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from ark.errors import InvalidUsageError
+from ark.models.sampling import SamplingParams
+from ark.tasks.adjusted import IN_PROMPT, OPTIONS
+
+
+def check_tokens(sampling: SamplingParams, vocabulary: int) -> None:
+    """InvalidUsageError for a bias or a suppressed token that the model does not have."""
+    for token in (*sampling.logit_bias, *sampling.suppress_tokens):
+        if token >= vocabulary:
+            raise InvalidUsageError(
+                f"the sampling names the token {token}, but the vocabulary has {vocabulary} "
+                f"tokens, 0 to {vocabulary - 1}"
+            )
+
+
+def option_words(sampling: SamplingParams) -> np.ndarray:
+    """int32, ark.tasks.adjusted.OPTIONS."""
+    values = {name: getattr(sampling, name) for name in OPTIONS}
+    values["logprobs"] = 0 if sampling.logprobs is None else sampling.logprobs + 1
+    words = [
+        int(np.float32(v).view(np.int32)) if isinstance(v, float) else v for v in values.values()
+    ]
+    return np.array(words, np.int32)
+
+
+def bias_of(
+    sampling: SamplingParams, vocabulary: int, never: Collection[int] = ()
+) -> np.ndarray | None:
+    """fp32 (vocabulary,); None where nothing is added. never: further tokens to suppress."""
+    suppressed = (*sampling.suppress_tokens, *(t for t in never if t < vocabulary))
+    if not sampling.logit_bias and not suppressed:
+        return None
+    bias = np.zeros(vocabulary, np.float32)
+    bias[list(sampling.logit_bias)] = list(sampling.logit_bias.values())
+    bias[list(suppressed)] = -np.inf
+    return bias
+
+
+def counts_of(
+    sampling: SamplingParams, vocabulary: int, prompt: Sequence[int], text: Sequence[int] = ()
+) -> np.ndarray | None:
+    """int32 (vocabulary,): of a prompt and what was sampled after it; None where no penalty reads
+    them.
+    """
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    if penalties == (1.0, 0.0, 0.0):
+        return None
+    counts = np.bincount(np.array(text, np.int64), minlength=vocabulary).astype(np.int32)
+    counts[list(prompt)] |= IN_PROMPT
+    return counts

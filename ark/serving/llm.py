@@ -1,0 +1,293 @@
+"""`ark.LLM`: a checkpoint directory in, texts out, in vLLM's names where they mean the same. It
+stands on the engine (ark.serving.engine); docs/generate.md shows its use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ark import log
+from ark.backend import registry
+from ark.backend.devices import Device
+from ark.errors import InvalidUsageError, SystemError, UnsupportedError
+from ark.models.build import FULL
+from ark.models.chat import ChatTemplates
+from ark.models.checkpoint import Checkpoint
+from ark.models.generation import default_sampling
+from ark.models.plans import choose_context
+from ark.models.sampling import MAX_LOGPROBS, SamplingParams
+from ark.models.tokenizer import Tokenizer
+from ark.serving.answers import Answer
+from ark.serving.engine import PAGE_POSITIONS, Engine
+from ark.serving.outputs import Chunk, RequestOutput
+from ark.serving.types import Event
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A loaded checkpoint. A context manager; its methods may be called from any thread."""
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        backend: str | None = None,
+        device: int = 0,
+        ranks: int = 1,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 8,
+        memory_share: float = 0.9,
+        chunk: int | None = None,
+        sampling: str = FULL,
+        max_logprobs: int = MAX_LOGPROBS,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> None:
+        """model: a Hugging Face directory. backend, device: by default the first with a device.
+        max_model_len: positions of a prompt and its answer; by default the model's, at most 4096.
+        max_num_seqs: requests that run at once. memory_share: of the device's free memory, for
+        weights, keys and values; where these do not fit, fewer pages are kept than all requests
+        may fill. chunk: prompt tokens an iteration. sampling: "full", or "" for plans that follow
+        temperature and top-k alone and take a little less time. progress: as of
+        ark.models.generate.Generator. ranks: 1.
+
+        Raises ark.errors with a paragraph for a person before anything is loaded.
+        """
+        if ranks != 1:
+            raise UnsupportedError(
+                f"an LLM of {ranks!r:.20} ranks was asked for, but the engine runs on one device; "
+                "leave ranks at 1, or use `ark generate --ranks` for a single text"
+            )
+        if not isinstance(memory_share, (int, float)) or not 0 < memory_share <= 1:
+            raise InvalidUsageError(
+                f"memory_share is {memory_share!r:.60}; it must be above 0 and at most 1"
+            )
+        checkpoint = Checkpoint.open(model)
+        self._checkpoint = checkpoint
+        vocabulary = checkpoint.config.vocab_size
+        self._tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=vocabulary)
+        self._templates = ChatTemplates.open(checkpoint.directory, self._tokenizer.special_tokens)
+        self._default = default_sampling(checkpoint.directory)
+        self._names = itertools.count()
+        chosen, probe = registry.choose(backend)
+        for note in probe.notes:
+            log.warn(note)
+        self._device = chosen.open(device)
+        try:
+            context = choose_context(checkpoint, max_model_len)
+            self._engine = Engine.open(
+                checkpoint,
+                chosen,
+                self._device,
+                slots=max_num_seqs,
+                context=context,
+                chunk=chunk,
+                pages=_pages(checkpoint, self._device, context, max_num_seqs, memory_share),
+                sampling=sampling,
+                max_logprobs=max_logprobs if sampling else 0,
+                progress=progress,
+            )
+        except BaseException:
+            self._device.close()
+            raise
+
+    @property
+    def max_model_len(self) -> int:
+        """Positions that a prompt and its answer may have."""
+        return self._engine.context
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer."""
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Those of generation_config.json, which are used where none are given."""
+        return self._default
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Continues prompts, texts or lists of token ids, and returns when all have ended; results
+        are in the order of the prompts. sampling_params: of all, or of each.
+        """
+        return self._run(self._answers(_several(prompts), sampling_params))
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answers a conversation, or several, through the checkpoint's chat template. template:
+        tools, add_generation_prompt and other arguments of ark.models.chat.ChatTemplates.render.
+        """
+        single = not messages or isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if single else messages
+        texts = [self._templates.render(chat, **template) for chat in conversations]
+        return self._run(self._answers(texts, sampling_params, framed=False))
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[Chunk]:
+        """Continues one prompt and yields its text as it is made; closing the iterator ends it."""
+        return self._chunks(self._answers([prompt], sampling_params)[0])
+
+    def stream_chat(
+        self, messages: Messages, sampling_params: SamplingParams | None = None, **template: Any
+    ) -> Iterator[Chunk]:
+        """Answers one conversation as `chat` does and yields the text as it is made."""
+        text = self._templates.render(messages, **template)
+        return self._chunks(self._answers([text], sampling_params, framed=False)[0])
+
+    def stream_async(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> AsyncIterator[Chunk]:
+        """As `stream`, for `async for`."""
+        return self._chunks_async(self._answers([prompt], sampling_params)[0])
+
+    def stream_chat_async(
+        self, messages: Messages, sampling_params: SamplingParams | None = None, **template: Any
+    ) -> AsyncIterator[Chunk]:
+        """As `stream_chat`, for `async for`."""
+        text = self._templates.render(messages, **template)
+        return self._chunks_async(self._answers([text], sampling_params, framed=False)[0])
+
+    async def generate_async(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> RequestOutput:
+        """Continues one prompt; several of these calls run at once."""
+        answer = self._answers([prompt], sampling_params)[0]
+        async for _ in self._chunks_async(answer):
+            pass
+        return answer.output()
+
+    def close(self) -> None:
+        """Ends what runs and frees the device. Safe to call twice."""
+        self._engine.close()
+        self._device.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _answers(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        framed: bool = True,
+    ) -> list[Answer]:
+        """The answers to be made; everything is checked before any is submitted."""
+        each = [self._default] * len(prompts) if sampling is None else sampling
+        if isinstance(each, SamplingParams):
+            each = [each] * len(prompts)
+        wrong = not isinstance(each, Sequence) or not all(
+            isinstance(params, SamplingParams) for params in each
+        )
+        if wrong or len(each) != len(prompts):
+            raise InvalidUsageError(
+                f"sampling_params is {sampling!r:.60}; give one ark.SamplingParams, or a list of "
+                f"one for each of the {len(prompts)} prompts"
+            )
+        ends = self._checkpoint.config.eos_token_ids
+        answers = []
+        for prompt, params in zip(prompts, each, strict=True):
+            text = prompt if isinstance(prompt, str) else None
+            ids = self._tokenizer.encode(prompt, framed) if isinstance(prompt, str) else prompt
+            name = f"llm.{next(self._names)}"
+            answers.append(Answer(name, self._tokenizer, text, ids, params, ends))
+        return answers
+
+    def _run(self, answers: Sequence[Answer]) -> list[RequestOutput]:
+        by_request = {name: answer for answer in answers for name in answer.samples}
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        try:
+            for answer in answers:
+                answer.submit(self._engine, events.put)
+            while not all(answer.ended for answer in answers):
+                event = events.get()
+                by_request[event.id].take(self._engine, event)
+        finally:
+            for answer in answers:
+                answer.cancel(self._engine)
+        return [answer.output() for answer in answers]
+
+    def _chunks(self, answer: Answer) -> Iterator[Chunk]:
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        try:
+            answer.submit(self._engine, events.put)
+            while not answer.ended:
+                chunk = answer.take(self._engine, events.get())
+                if chunk is not None:
+                    yield chunk
+        finally:
+            answer.cancel(self._engine)
+
+    async def _chunks_async(self, answer: Answer) -> AsyncIterator[Chunk]:
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def hear(event: Event) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        try:
+            answer.submit(self._engine, hear)
+            while not answer.ended:
+                chunk = answer.take(self._engine, await events.get())
+                if chunk is not None:
+                    yield chunk
+        finally:
+            answer.cancel(self._engine)
+
+
+def _several(prompts: Any) -> list[Prompt]:
+    """One prompt or several as a list."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, Sequence) and not isinstance(prompts, bytes):
+        if prompts and all(isinstance(token, int) for token in prompts):
+            return [prompts]
+        if all(isinstance(p, Sequence) and not isinstance(p, bytes) for p in prompts):
+            return list(prompts)
+    raise InvalidUsageError(
+        f"the prompts are {prompts!r:.60}; give a text, a list of token ids, or a list of these"
+    )
+
+
+def _pages(checkpoint: Checkpoint, device: Device, context: int, slots: int, share: float) -> int:
+    """The pages to keep: for all slots, or as many as fit. Says in one line what fits; SystemError
+    where the weights and one request do not.
+    """
+    config, item = checkpoint.config, checkpoint.dtype.itemsize
+    stored = {w.stored_name: math.prod(w.shape) for w in checkpoint.weights.values()}
+    weights = item * sum(stored.values())
+    page = 2 * item * config.num_hidden_layers * config.kv_size * PAGE_POSITIONS
+    each = -(-context // PAGE_POSITIONS)
+    free = device.free_bytes()
+    fitting = int((free * share - weights) // page) - slots - 1
+    said = (
+        f"weights take {weights / 1e9:.2f} GB and a request of {context} positions "
+        f"{each * page / 1e9:.2f} GB of keys and values, of {free / 1e9:.2f} GB free"
+    )
+    if fitting < each:
+        raise SystemError(
+            f"{said} on the device, of which memory_share={share:g} is used; choose a smaller "
+            "max_model_len, a larger memory_share or another device"
+        )
+    count = min(slots * each, fitting)
+    log.info(f"{said}; {count // each} such requests fit at once")
+    return count

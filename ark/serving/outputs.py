@@ -1,0 +1,71 @@
+"""The results of `ark.LLM`, in vLLM's names where they mean the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """A token's natural logarithm of probability, and its text."""
+
+    logprob: float
+    decoded_token: str
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds from the call to the first token and to the end."""
+
+    first_token_s: float
+    total_s: float
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """A text that continues a prompt.
+
+    index: number of the sample. token_ids: with the stop token. logprobs: of each token the sampled
+    one and the highest ones by id, None where none were asked for. finish_reason: "stop" (a stop
+    token or string) or "length". stop_reason: the stop string, or the token other than the
+    checkpoint's end tokens, that ended the text.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[dict[int, Logprob], ...] | None
+    finish_reason: str
+    stop_reason: str | int | None
+    timings: Timings
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The logarithm of the probability of all tokens, None where none was asked for."""
+        if self.logprobs is None:
+            return None
+        pairs = zip(self.token_ids, self.logprobs, strict=True)
+        return sum(best[token].logprob for token, best in pairs)
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A prompt and the texts that continue it. prompt: None where it was given as token ids."""
+
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The next part of a text as it is made. index: number of the sample. finish_reason,
+    stop_reason: in the last one, as of CompletionOutput.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
