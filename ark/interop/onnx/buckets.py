@@ -173,6 +173,7 @@ PERMITTED: dict[str, Rule] = {
     "BatchNormalization": lambda p: p.same(1) and 1 not in p.dims(),
     **dict.fromkeys(("InstanceNormalization", "GroupNormalization", "LRN"), _only(0)),
     **dict.fromkeys(("Conv", "ConvTranspose", "DepthToSpace", "SpaceToDepth"), _only(0)),
+    **dict.fromkeys(("TreeEnsemble", "TreeEnsembleRegressor"), _only(0)),
     "Resize": lambda p: p.dims() <= {0},
     **dict.fromkeys(_POOLS, _only(0, 1)),
     "Slice": _sliced,

@@ -33,6 +33,7 @@ from ark.interop.onnx import reductions as reductions
 from ark.interop.onnx import resize as resize
 from ark.interop.onnx import sampling as sampling
 from ark.interop.onnx import spectral as spectral
+from ark.interop.onnx import trees as trees
 from ark.interop.onnx.fold import fold, foldable
 from ark.interop.onnx.load import OPSETS
 from ark.interop.onnx.values import (
@@ -129,7 +130,7 @@ class _Builder:
             given.pop()
         domain = "" if node.domain == "ai.onnx" else node.domain
         version = opsets.get(domain, 1)
-        operator = TABLE.get(node.op_type) if not domain else None
+        operator = TABLE.get(f"{domain}::{node.op_type}" if domain else node.op_type)
         if operator is None and functions.has_body(node, version):
             results = self._function(node, given, version)
         elif operator is None:
@@ -152,18 +153,19 @@ class _Builder:
         values: Values,
         opsets: Mapping[str, int],
     ) -> list[Value | None]:
-        schema = functions.schema_of(node, opsets[""])
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        schema = functions.schema_of(node, opsets.get(domain, 1))
         call = Call(
             node.op_type,
             given,
-            _attributes(node),
+            functions.attributes(node),
             list(node.output),
             schema.since_version,
             self.made.constants,
             self._bodies(node, values, opsets),
             self.whole,
         )
-        if not call.bodies and foldable(node.op_type, given):
+        if not call.bodies and not domain and foldable(node.op_type, given):
             results: Any = fold(node, given, opsets[""])
         else:
             results = carried.run(call, operator, schema)
@@ -207,15 +209,3 @@ def _weight(tensor: onnx.TensorProto) -> Value:
 def _input(name: str, shape: tuple[int, ...], dtype: Any) -> Value:
     tensor = ark.tensor(list(shape) or [1], data_type(dtype))
     return Value(tuple(shape), tensor, inputs=frozenset([name]), kind=kind_of(dtype))
-
-
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    found = {}
-    for attribute in node.attribute:
-        value = onnx.helper.get_attribute_value(attribute)
-        if isinstance(value, bytes):
-            value = value.decode("utf-8", "replace")
-        if isinstance(value, onnx.TensorProto):
-            value = onnx.numpy_helper.to_array(value)
-        found[attribute.name] = value
-    return found

@@ -11,16 +11,18 @@ import numpy as np
 import onnx
 
 from ark.errors import ModelError
+from ark.interop.onnx import functions, trees
 from ark.interop.onnx.fold import fold
 from ark.interop.onnx.values import Call, NeedsContents, Value, operator
 
 Arrays = list[np.ndarray | None]
 
 
-OPERATORS = ("NonMaxSuppression", "NonZero", "Unique")
+_SIZED = ("NonMaxSuppression", "NonZero", "Unique")
+OPERATORS = (*_SIZED, "TreeEnsemble", "TreeEnsembleRegressor")
 
 
-@operator(*OPERATORS)
+@operator(*_SIZED)
 def _on_the_host(call: Call) -> Value:
     seen = (v.inputs for v in call.inputs if v is not None)
     raise NeedsContents(frozenset[str]().union(*seen))
@@ -28,9 +30,11 @@ def _on_the_host(call: Call) -> Value:
 
 def computed(node: onnx.NodeProto, given: Arrays, version: int) -> list[np.ndarray]:
     """The results of a node for its inputs."""
+    attributes = functions.attributes(node)
     if node.op_type in FAST:
-        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         return [FAST[node.op_type](given, attributes)]
+    if node.op_type.startswith("TreeEnsemble") and given[0] is not None:
+        return [trees.on_host(node.op_type, given[0], attributes)]
     values = [None if a is None else Value(a.shape, array=a) for a in given]
     return [v.array for v in fold(node, values, version) if v.array is not None]
 

@@ -17,7 +17,7 @@ import onnx
 
 from ark.errors import UnsupportedError
 from ark.interop.onnx import host
-from ark.interop.onnx.load import nodes
+from ark.interop.onnx.load import nodes, opset
 
 MOST_STAGES = 32
 MOST_TURNS = 1 << 20  # of a loop that the host runs
@@ -115,8 +115,7 @@ class Stages:
         elif self.node.op_type == "Loop":
             results = self._loop(values)
         else:
-            opsets = self._proto.opset_import
-            version = next(o.version for o in opsets if o.domain in ("", "ai.onnx"))
+            version = opset(self._proto, "the model")
             given = [values[name] if name else None for name in self.node.input]
             results = host.computed(self.node, given, version)
         return {n: a for n, a in zip(self.node.output, results, strict=False) if n}
