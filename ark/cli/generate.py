@@ -129,8 +129,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "--max-new-tokens",
         type=positive,
         metavar="N",
-        help="tokens to make, at most (default: generation_config.json's, else 128, in a chat what "
-        "the context holds)",
+        help="tokens to make, at most (default: generation_config.json's, else 128)",
     )
     for name, metavar, meaning in NUMBERS:
         kind = int if name == "--top-k" else float

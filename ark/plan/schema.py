@@ -148,7 +148,8 @@ class PackingEntry(Closed, frozen=True):
 class MetaEntry(Closed, frozen=True, omit_defaults=True):
     """What the plan was made from. processor_ranges: by op, where it was asked to stay.
     contexts: by op, which it was asked for in. hosts: by rank a number, equal on one host.
-    engines: what was measured of collectives, by size and algorithm.
+    engines: what was measured of collectives, by size and algorithm. pages: of keys and values in
+    all; page: positions of one. sampling: "full" where it follows all of ark.SamplingParams.
     """
 
     model: Name | None = None
@@ -160,6 +161,9 @@ class MetaEntry(Closed, frozen=True, omit_defaults=True):
     contexts: tuple[Index | None, ...] | None = None
     hosts: tuple[Index, ...] | None = None
     engines: dict[Name, tuple[tuple[Bytes, dict[Name, Name]], ...]] | None = None
+    pages: Index | None = None
+    page: Index | None = None
+    sampling: Literal["full"] | None = None
 
 
 class PlanFile(Closed, frozen=True):
