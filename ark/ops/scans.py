@@ -101,8 +101,8 @@ def _scan_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> l
     if attrs["exclusive"]:
         first = np.full(lines(x.shape, axis), start, x.dtype)
         x = np.concatenate([first, np.delete(x, -1, axis)], axis)
-    made = apply(x, axis)
-    return [np.flip(made, axis) if attrs["reverse"] else made]
+    scanned = apply(x, axis)
+    return [np.flip(scanned, axis) if attrs["reverse"] else scanned]
 
 
 register("scan", _scan_reference, _lower_scan, aliasing="none")
