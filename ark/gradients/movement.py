@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from ark.frontend.tensor import Tensor
 from ark.gradients.pointwise import computed, unbroadcast
