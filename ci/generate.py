@@ -22,7 +22,7 @@ from evidence import RESULTS, SUITES, Result, SuiteResult, read, read_suite
 from performance_page import page
 from picture import DATA, PICTURE, picture
 from reference_pages import api, commands, ops
-from workflows import changes, devices, package
+from workflows import changes, devices, package, release
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKFLOWS = ROOT / ".github/workflows"
@@ -137,6 +137,7 @@ def outputs() -> dict[Path, str]:
         WORKFLOWS / "ci.yml": changes(matrix),
         WORKFLOWS / "devices.yml": devices(matrix),
         WORKFLOWS / "package.yml": package(),
+        WORKFLOWS / "release.yml": release(),
         ROOT / "ci/coverage.md": coverage(matrix) + suites(),
         ROOT / "docs/performance.md": page(matrix),
         PICTURE: picture(json.loads(DATA.read_text())),

@@ -69,3 +69,18 @@ def package() -> str:
     )
     on = f"{CHANGES}  workflow_dispatch:\n"
     return f"{NOTE}name: package\n{on}{READ_ONLY}{_job('package')}{keep}"
+
+
+def release() -> str:
+    """A release of a tag: the tag is the version, wheel and sdist are tested outside of the
+    repository, and both are attached to the release with the changelog's section as its notes.
+    """
+    on = 'on:\n  push:\n    tags: ["v*"]\n'
+    write = "permissions:\n  contents: write\njobs:\n"
+    make = (
+        '      - run: python3 ci/release.py "$GITHUB_REF_NAME" notes.md\n'
+        '      - run: gh release create "$GITHUB_REF_NAME" dist/* --title "ark $GITHUB_REF_NAME"'
+        " --notes-file notes.md\n"
+        "        env:\n          GH_TOKEN: ${{ github.token }}\n"
+    )
+    return f"{NOTE}name: release\n{on}{write}{_job('package')}{make}"

@@ -24,8 +24,8 @@ from ark.backend.devices import Device, FedDevice, Memory
 from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.frontend.model import Model
 from ark.frontend.storage import Storage
-from ark.frontend.streams import wait_for_stream
-from ark.frontend.tensor import Tensor, provided, synchronize
+from ark.frontend.streams import synchronize, wait_for_stream
+from ark.frontend.tensor import Tensor, provided
 from ark.runtime import live
 from ark.runtime.run import Ranks, Run
 from ark.runtime.runner import Runner, load

@@ -120,7 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ark.cli.common import visible
 
         text = visible(f"ark: {error}")  # it may quote a file
-        _complain(textwrap.fill(text, 100, break_on_hyphens=False))
+        terminal = sys.stderr is not None and sys.stderr.isatty()
+        _complain(textwrap.fill(text, 100, break_on_hyphens=False) if terminal else text)
         return 2
     except MemoryError:
         _complain(

@@ -111,8 +111,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     d.add_argument(
         "--model",
         metavar="NAME",
-        help="predict the times for this product with the backend's timing model, no device needed "
-        "(default: measure)",
+        help="predict for this product by the backend's timing model (default: measure)",
     )
     d.add_argument(
         "--layers",

@@ -24,7 +24,8 @@ from ark.runtime.rank_info import RankInfo
 
 MOST_TEXT = 1 << 28  # of a file that is read at once; a device such as /dev/zero never ends
 
-errors = Console(stderr=True, markup=False)
+# Lines are broken for people at a terminal alone; a program that reads them gets them whole.
+errors = Console(stderr=True, markup=False, soft_wrap=not sys.stderr.isatty())
 
 
 def visible(text: str) -> str:

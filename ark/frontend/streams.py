@@ -5,6 +5,7 @@ Called by ark.frontend.tensor and ark.api.runtime.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from ark.errors import InvalidUsageError
@@ -23,3 +24,14 @@ def wait_for_stream(stream: Any) -> None:
             "torch stream, or 0 for none"
         )
     stream.synchronize()
+
+
+def synchronize() -> None:
+    """Waits for the work on torch's current stream, if torch uses an accelerator.
+
+    Not for the whole device: a persistent kernel would never let that end.
+    """
+    torch = sys.modules.get("torch")
+    accelerator = getattr(torch, "accelerator", None)
+    if accelerator is not None and accelerator.is_available():
+        accelerator.current_stream().synchronize()

@@ -6,7 +6,6 @@ Created by ark.ops; all conversions to and from NumPy, torch and DLPack are here
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -345,17 +344,6 @@ def as_tensor(value: Any) -> Tensor:
     raise InvalidUsageError(
         f"expected a tensor, got {type(value).__name__}; create one with ark.tensor"
     )
-
-
-def synchronize() -> None:
-    """Waits for the work on torch's current stream, if torch uses an accelerator.
-
-    Not for the whole device: a persistent kernel would never let that end.
-    """
-    torch = sys.modules.get("torch")
-    accelerator = getattr(torch, "accelerator", None)
-    if accelerator is not None and accelerator.is_available():
-        accelerator.current_stream().synchronize()
 
 
 def _torch() -> Any:

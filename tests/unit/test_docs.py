@@ -119,6 +119,26 @@ def test_commands_that_pages_name_have_these_options() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def _block_lines(page: Path) -> Iterator[tuple[str, str]]:
+    """Commands of ark in a page's blocks for a shell, without `$`, variables and what follows."""
+    for kind, block in re.findall(r"```(bash|console)\n(.*?)```", page.read_text(), re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            if kind == "console" and not line.startswith("$ "):
+                continue
+            for part in re.split(r" && |; | \| ", line.removeprefix("$ ").split("  #")[0]):
+                words = re.sub(r"^(\S+=\S*\s+)+", "", part.strip())
+                words = re.sub(r"^\S*/ark ", "ark ", words)
+                if words.startswith("ark "):
+                    yield f"{page.relative_to(ROOT)}", words[4:].split(" > ")[0]
+
+
+def test_commands_in_blocks_of_pages_have_these_options() -> None:
+    calls = [call for page in _pages() for call in _block_lines(page)]
+    assert len(calls) > 40
+    wrong = [f"{at}: ark {call}: {what}" for at, call in calls if (what := _wrong(call))]
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize(
     ("command", "what"),
     [

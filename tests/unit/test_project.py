@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 import ark
-from tests.cases.ci import generate
+from tests.cases.ci import generate, load
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -75,6 +78,43 @@ def test_no_change_waits_for_a_runner_that_may_not_be_there() -> None:
             )
     known = [row["name"] for row in generate.rows() if row["runner"][0] == "self-hosted"]
     assert known == rows
+
+
+def test_a_tag_is_released_with_the_notes_of_its_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    release = load("release")
+    notes = tmp_path / "notes.md"
+    assert release.main([f"v{ark.__version__}", str(notes)]) == 0
+    assert notes.read_text().startswith("### Added\n\n- ")
+    assert [line for line in notes.read_text().splitlines() if line.startswith("## ")] == []
+    assert release.main(["v9.9.9"]) == 1
+    assert "the tag is v9.9.9, but the version is" in capsys.readouterr().err
+    for text in ("", "## 1.0.0 (unreleased)\n\n- x\n", "## 1.0.0 - 2026-01-02\n\nText.\n"):
+        with pytest.raises(ValueError, match=r"no entries under `## 1\.0\.0 - YYYY-MM-DD`"):
+            release.notes(text, "1.0.0")
+    text = "## Unreleased\n\n- a\n\n## 1.0.0 - 2026-01-02\n\n- b\n\n## 0.9.0 - 2026-01-01\n\n- c\n"
+    assert release.notes(text, "1.0.0") == "- b\n"
+
+
+def test_the_release_workflow_builds_tests_and_checks_the_tag() -> None:
+    parsed = yaml.load((ROOT / ".github/workflows/release.yml").read_text(), yaml.BaseLoader)
+    assert parsed["on"] == {"push": {"tags": ["v*"]}}
+    (job,) = parsed["jobs"].values()
+    runs = [step.get("run", "") for step in job["steps"]]
+    assert any(run.endswith("nox -s package") for run in runs)
+    assert any("ci/release.py" in run for run in runs)
+
+
+def test_dockerfiles_and_the_devcontainer_install_extras_that_there_are() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    texts = [container["postCreateCommand"]]
+    texts += [path.read_text() for path in sorted((ROOT / "docker").glob("*.Dockerfile"))]
+    assert len(texts) == 4
+    for text in texts:
+        (asked,) = re.findall(r"\.\[([\w,]+)\]", text)
+        assert set(asked.split(",")) <= set(extras)
 
 
 def test_the_changelog_has_three_headings() -> None:

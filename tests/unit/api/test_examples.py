@@ -70,3 +70,9 @@ def test_signatures_of_ops_say_types() -> None:
         if "Any" in str(inspect.signature(getattr(ark, name)).return_annotation)
     ]
     assert not untyped, untyped
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_docstring_begins_with_a_summary_of_one_line(name: str) -> None:
+    summary, *rest = (inspect.getdoc(getattr(ark, name)) or "").splitlines()
+    assert summary.endswith((".", "?")) and (not rest or not rest[0])

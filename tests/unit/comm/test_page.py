@@ -202,3 +202,11 @@ def test_a_synthesised_program_with_routes_is_drawn():
     data = embedded(render_page(topology, [(made.program, result)], bound))
     assert data["runs"][0]["name"] == "taccl"
     assert max(len(route) for route in data["runs"][0]["routes"]) == 5
+
+
+def test_every_picture_of_the_page_says_what_it_shows() -> None:
+    html = render_page(load("ring4"), runs_of(load("ring4")))
+    pictures = re.findall(r"<(?:canvas|svg) [^>]*>", html)
+    assert len(pictures) == 5
+    unnamed = [tag for tag in pictures if 'id="links"' not in tag and "aria-label=" not in tag]
+    assert not unnamed  # the links' own names stand at the nodes and in the tip

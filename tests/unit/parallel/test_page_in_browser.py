@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
@@ -39,6 +40,50 @@ def test_it_draws(made: Prediction, theme: str, tmp_path: Path) -> None:
     numbered = next(b for b in made.blocks if b.block.numbered)
     assert block and block[0].count("<rect") >= len(numbered.block.nodes)
     assert "all reduce" in block[0] and "NaN" not in shown.stdout
+
+
+def ask(page: Path, text: str, script: str, *extra: str) -> str:
+    """What a script finds out on a page, once that has been drawn."""
+    told = f"<script>document.body.dataset.told = String((() => {{ {script} }})());</script></body>"
+    page.write_text(text.replace("</body>", told))
+    shown = browse(page, "light", "--dump-dom", *extra)
+    assert not re.findall(r"CONSOLE.*", shown.stderr)
+    return html.unescape(re.findall(r'data-told="(.*?)"', shown.stdout)[0])
+
+
+PRESS = 'document.getElementById("grid").dispatchEvent(new KeyboardEvent("keydown", {key: "KEY"}));'
+CHOSEN = 'return document.getElementById("blockTitle").textContent;'
+
+
+def test_layers_are_chosen_by_keys_and_buttons(made: Prediction, tmp_path: Path) -> None:
+    page, text = tmp_path / "plan.html", render_page(made, "a model")
+    names = [block.block.name for block in made.blocks]
+    first = ask(page, text, PRESS.replace("KEY", "Home") + CHOSEN)
+    last = ask(page, text, PRESS.replace("KEY", "End") + CHOSEN)
+    second = ask(
+        page,
+        text,
+        PRESS.replace("KEY", "Home")
+        + 'document.getElementById("layerNext").click();'
+        + 'return document.getElementById("grid").getAttribute("aria-label");',
+    )
+    assert first != last and len(names) > 2
+    assert second.startswith("Layers across, ranks down; layer 2 of ")
+
+
+def test_it_fits_a_phone_and_says_what_canvases_show(made: Prediction, tmp_path: Path) -> None:
+    page, text = tmp_path / "plan.html", render_page(made, "a model")
+    width, needed, unnamed, layer = ask(
+        page,
+        text,
+        "const unnamed = [...document.querySelectorAll('canvas')].filter("
+        "c => !c.getAttribute('aria-label')).length;"
+        "const grid = document.getElementById('grid').getBoundingClientRect().width;"
+        "return [innerWidth, document.documentElement.scrollWidth, unnamed,"
+        " (grid - LEFT - BARS) / DATA.blocks.length];",
+        "--window-size=500,900",
+    ).split(",")
+    assert float(needed) <= float(width) and unnamed == "0" and float(layer) >= 12
 
 
 def test_a_script_that_fails_is_seen(made: Prediction, tmp_path: Path) -> None:

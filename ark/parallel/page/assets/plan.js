@@ -1,7 +1,10 @@
 // The plan: a grid of layers and ranks, one block's ops with what moves, and the timeline.
 const KINDS = ["whole", "columns", "rows", "sums"];
 const HOLDS = ["parameters", "gradients", "optimizer", "activations"];
-const LEFT = 74, BARS = 230, ROW = Math.max(6, Math.min(22, Math.floor(600 / DATA.ranks)));
+// A layer is wide enough for a finger; where the window is not, the grid is moved.
+const LEFT = 74, LAYER = 18, NARROW = 700;
+const BARS = innerWidth < NARROW ? 130 : 230;
+const ROW = Math.max(6, Math.min(22, Math.floor(600 / DATA.ranks)));
 let chosen = Math.min(1, DATA.blocks.length - 1);
 
 const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
@@ -22,6 +25,7 @@ function drawHeader() {
 }
 
 function drawGrid() {
+  $("grid").style.minWidth = `${LEFT + BARS + LAYER * DATA.blocks.length}px`;
   const { context, width, height } = fitCanvas($("grid"), DATA.ranks * ROW + 20);
   const across = (width - LEFT - BARS) / DATA.blocks.length;
   context.clearRect(0, 0, width, height);
@@ -55,6 +59,8 @@ function drawGrid() {
       context.fillText(bytesText(total(DATA.memory[DATA.placeOf[rank]])), x + 6, y + Math.min(ROW, 12));
     }
   }
+  $("grid").setAttribute("aria-label", `Layers across, ranks down; layer ${chosen + 1} of ` +
+    `${DATA.blocks.length} is chosen: ${DATA.blocks[chosen].name}. Arrow keys choose another.`);
   context.strokeStyle = colour("cursor");
   context.strokeRect(LEFT + chosen * across - 0.5, 16, Math.max(across, 2), DATA.ranks * ROW + 2);
 }
@@ -77,6 +83,8 @@ function drawBlock() {
   svg.setAttribute("width", 60 + block.ops.length * wide);
   svg.setAttribute("height", high);
   $("blockTitle").textContent = block.name;
+  svg.setAttribute("aria-label", `${plural(block.ops.length, "op")} of ${block.name}, and ` +
+    `${plural(block.moves.length, "transfer")} between ranks.`);
   const way = DATA.training ? `, ${timeText(block.backward)} back` : "";
   $("blockNote").textContent = `${timeText(block.forward)}${way} a micro-batch, ` +
     `${bytesText(block.parameters)} of parameters a rank`;
@@ -111,6 +119,7 @@ function drawBlock() {
 
 function drawTime() {
   const places = DATA.memory.length, high = 24;
+  $("time").style.minWidth = "480px";
   const { context, width } = fitCanvas($("time"), places * high + 24);
   const ends = DATA.makespan * DATA.tick, scale = (width - LEFT - 10) / DATA.us;
   context.clearRect(0, 0, width, places * high + 24);
@@ -144,15 +153,33 @@ function drawTime() {
   }
   const send = DATA.send[0] ? `${bytesText(DATA.send[0])} sent between stages; ` : "";
   const sum = DATA.synced[0] ? `${bytesText(DATA.synced[0])} of gradients sent by a rank; ` : "";
+  $("time").setAttribute("aria-label", `${plural(places, "stage")} over ${timeText(DATA.us)}; ` +
+    `${plural(DATA.spans.length, "block")} of micro-batches.`);
   $("timeNote").textContent = `${send}${sum}colours are micro-batches, paler is backward`;
+}
+
+function chooseLayer(block) {
+  chosen = block;
+  drawGrid();
+  drawBlock();
 }
 
 function drawAll() { drawHeader(); drawGrid(); drawBlock(); drawTime(); }
 
 $("grid").addEventListener("click", (event) => {
   const { block } = gridAt(event);
-  if (block >= 0) { chosen = block; drawGrid(); drawBlock(); }
+  if (block >= 0) chooseLayer(block);
 });
+$("grid").addEventListener("keydown", (event) => {
+  const last = DATA.blocks.length - 1;
+  const to = { ArrowLeft: chosen - 1, ArrowRight: chosen + 1, Home: 0, End: last }[event.key];
+  if (to === undefined) return;
+  event.preventDefault();
+  chooseLayer(Math.max(0, Math.min(last, to)));
+});
+$("layerBack").addEventListener("click", () => chooseLayer(Math.max(0, chosen - 1)));
+$("layerNext").addEventListener("click", () =>
+  chooseLayer(Math.min(DATA.blocks.length - 1, chosen + 1)));
 $("grid").addEventListener("mousemove", (event) => {
   const { block, rank } = gridAt(event);
   if (block < 0 || rank < 0) { hideTip(); return; }
