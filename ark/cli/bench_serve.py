@@ -158,7 +158,7 @@ def show(measured: Iterable[Summary], target: Target) -> None:
         console.print(table)
         good = "" if one.goodput is None else f", {one.goodput:.2f} requests/s kept the goals"
         console.print(
-            f"{one.requests_per_s:.2f} requests/s, {one.tokens_per_s:.1f} tokens/s ({one.tokens} "
-            f"of {one.prompt_tokens} prompt tokens in {one.seconds:.2f} s){good}"
+            f"{one.requests_per_s:.2f} requests/s, {one.tokens_per_s:.1f} new tokens/s "
+            f"({one.tokens} new and {one.prompt_tokens} prompt tokens in {one.seconds:.2f} s){good}"
             + (f"; {one.failed} failed" if one.failed else "")
         )

@@ -7,7 +7,7 @@ is refused, since ignoring it could change the answer. Each field may be null, w
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -132,7 +132,6 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 Body = TypeVar("Body", CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
-Kind = Literal["text", "json_object", "json_schema"]
 
 
 def decoded(text: bytes, kind: type[Body]) -> Body:

@@ -1,0 +1,45 @@
+"""The unit of systemd and the manifest of Kubernetes ask `ark serve` for options that it has."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import httpx
+import yaml
+
+from ark.cli import build_parser
+from tests.server.running import Running
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples/serve"
+
+
+def parsed(words: list[str]) -> argparse.Namespace:
+    assert words[0].endswith("ark") and words[1] == "serve"
+    return build_parser(words[1:]).parse_args(words[1:])
+
+
+def test_the_unit() -> None:
+    text = (FOLDER / "ark.service").read_text()
+    settings = dict(re.findall(r"^(\w+)=(.*)$", text, re.M))
+    args = parsed(settings["ExecStart"].split())
+    assert args.drain < int(settings["TimeoutStopSec"])
+    assert args.api_key == [] and "EnvironmentFile" in settings
+
+
+def test_the_manifest(server: Running) -> None:
+    deployment, service = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    args = parsed(container["args"])
+    assert args.drain < pod["terminationGracePeriodSeconds"]
+    (port,) = container["ports"]
+    assert (
+        args.port == port["containerPort"] and service["spec"]["ports"][0]["targetPort"] == "http"
+    )
+    for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+        path = container[kind]["httpGet"]["path"]
+        assert httpx.get(server.url + path).status_code == 200
+    assert args.directory in [m["mountPath"] for m in container["volumeMounts"]]
+    assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
