@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ark.cli.common import errors, visible
-from ark.cli.engines import chat_templates, default_sampling, open_engine
+from ark.cli.engines import chat_templates, open_engine
 from ark.cli.generate import add_sampling, given_sampling
 from ark.cli.parser import CHUNK, CONTEXT, add_backend, add_device, positive
 from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
+from ark.models.generation import sampling_fields
 from ark.models.sampling import SamplingParams
 from ark.models.stops import StoppedText
 from ark.models.tokenizer import Tokenizer
-from ark.serving.engine import SERVED
 from ark.serving.types import EngineLike, Event, FinishReason, Request
 
 HELP = """\
@@ -138,11 +138,9 @@ def run(args: argparse.Namespace) -> int:
     tokenizer = Tokenizer.open(args.directory, vocab_size=checkpoint.config.vocab_size)
     templates = chat_templates(args.directory, tokenizer, args.chat_template)
     templates.render([{"role": "user", "content": "Hello"}])  # refused before anything is loaded
-    sampling = SamplingParams(**{"max_tokens": None, **default_sampling(checkpoint), **given})
-    if beyond := sampling.beyond(SERVED):
-        raise InvalidUsageError(
-            f"the engine does not follow {', '.join(beyond)}; omit the option, or use ark generate"
-        )
+    sampling = SamplingParams(
+        **{"max_tokens": None, **sampling_fields(checkpoint.directory), **given}
+    )
     with open_engine(args, checkpoint, slots=1) as engine:
         ends = frozenset(checkpoint.config.eos_token_ids)
         talk = Talk(engine, tokenizer, templates, sampling, ends, _print, args.system)

@@ -7,20 +7,18 @@ import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any
 
-from ark import log
 from ark.backend import registry
 from ark.cli.common import errors, progress, read_file
 from ark.errors import SystemError
 from ark.machine import Machine
+from ark.models.build import FULL
 from ark.models.chat import DEFAULT, ChatTemplates
 from ark.models.checkpoint import Checkpoint
-from ark.models.generation import FILE, sampling_fields
 from ark.models.plans import choose_context
-from ark.models.sampling import SamplingParams
+from ark.models.sampling import MAX_LOGPROBS
 from ark.models.tokenizer import Tokenizer
-from ark.serving.engine import PAGE_POSITIONS, SERVED, Engine
+from ark.serving.engine import PAGE_POSITIONS, Engine
 
 
 def chat_templates(directory: str, tokenizer: Tokenizer, file: str | None) -> ChatTemplates:
@@ -29,20 +27,6 @@ def chat_templates(directory: str, tokenizer: Tokenizer, file: str | None) -> Ch
     if not file:
         return templates
     return replace(templates, source=file, texts={DEFAULT: read_file(file, "a chat template")})
-
-
-def default_sampling(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The fields of SamplingParams that generation_config.json sets. Those that the engine does not
-    follow are left out, with a warning.
-    """
-    fields = sampling_fields(checkpoint.directory)
-    beyond = SamplingParams(**{"max_tokens": None, **fields}).beyond(SERVED)
-    if beyond:
-        log.warn(
-            f"{checkpoint.directory / FILE} asks for {', '.join(beyond)}, which the engine does "
-            "not follow; the text may differ from that of transformers"
-        )
-    return {name: value for name, value in fields.items() if name not in beyond}
 
 
 @contextmanager
@@ -69,6 +53,8 @@ def open_engine(
                 context=args.context,
                 chunk=args.chunk,
                 pages=pages,
+                sampling=FULL,
+                max_logprobs=MAX_LOGPROBS,
                 progress=tell,
             )
         with engine:

@@ -9,10 +9,11 @@ import os
 from contextlib import closing
 
 from ark.cli.common import visible
-from ark.cli.engines import chat_templates, default_sampling, open_engine
+from ark.cli.engines import chat_templates, open_engine
 from ark.cli.parser import CHUNK, add_backend, add_device, positive
 from ark.errors import InvalidUsageError, SystemError
 from ark.models.checkpoint import Checkpoint
+from ark.models.generation import sampling_fields
 from ark.models.tokenizer import Tokenizer
 
 PACKAGES = ("prometheus_client", "starlette", "uvicorn")
@@ -140,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     ):
         name = args.served_model_name or checkpoint.directory.resolve().name
         ends = frozenset(config.eos_token_ids)
-        defaults = default_sampling(checkpoint)
+        defaults = sampling_fields(checkpoint.directory)
         if defaults.get("temperature") == 0:  # the file says nothing; clients expect OpenAI's 1
             del defaults["temperature"]
         model = ServedModel(
