@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,14 +15,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ark.backend import registry
 from ark.cli import main
 from ark.cli.chat import Talk, converse, message
-from ark.cli.engines import check_memory, default_sampling
+from ark.cli.engines import check_memory
 from ark.errors import InvalidUsageError, SystemError
 from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
 from ark.models.sampling import SamplingParams
 from ark.models.tokenizer import Tokenizer
-from ark.serving.engine import SERVED
-from tests.checkpoints import make_checkpoint
 from tests.server.running import NOAH, TEMPLATE
 from tests.server.stand_in import CountingEngine
 
@@ -144,18 +141,6 @@ def test_the_command_answers_as_transformers_does(
 def test_without_a_template(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", str(NOAH)]) == 2
     assert "has no chat template" in capsys.readouterr().err
-
-
-def test_fields_that_the_engine_does_not_follow_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    directory = make_checkpoint(tmp_path / "served")
-    fields = {"do_sample": True, "temperature": 0.6, "top_k": 20, "typical_p": 0.9}
-    (directory / "generation_config.json").write_text(json.dumps(fields))
-    kept = default_sampling(Checkpoint.open(directory))
-    assert (kept["temperature"], kept["top_k"]) == (0.6, 20)
-    followed = "typical_p" in SERVED
-    assert ("typical_p" in kept) == followed == ("typical_p" not in caplog.text)
 
 
 def test_the_verdict_on_memory() -> None:
