@@ -33,7 +33,8 @@ EPSILON = {"fp32": 2.0**-21, "fp16": 2.0**-9, "bf16": 2.0**-6}
 TINY = {"fp32": 1e-36, "fp16": 3e-7, "bf16": 1e-36}
 VARIANTS = 12  # runs of the reference
 # Values of what is undefined, by variant: no class of floats and no comparison is that of all.
-UNDEFINED = (0.0, np.inf, -np.inf, np.nan, 1e30, -1e30)
+# None: what it is in float64.
+UNDEFINED = (0.0, np.inf, -np.inf, np.nan, 1e30, -1e30, None)
 KINDS = ("small", "small", "plain", "special", "wide", "ones")
 HUGE = ("cpu-2", "h100", "mi300x")
 
@@ -202,7 +203,7 @@ def reference(
                 if isinstance(array, np.ma.MaskedArray):
                     numbers = dtype in FLOATS and array.dtype.kind != "b"
                     fill = UNDEFINED[variant % len(UNDEFINED)] if numbers else variant
-                    array = array.filled(fill)
+                    array = array.data if fill is None else array.filled(fill)
                 odd = dtype in FLOATS and variant % 2
                 kept = rounded(array, "fp32" if odd else dtype)
                 # The sign of a zero is not defined (docs/ops.md).
