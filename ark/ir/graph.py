@@ -8,49 +8,20 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from ark.errors import ModelError
-from ark.ir.attributes import Form, FormType
 from ark.ir.dtype import DataType
+from ark.ir.graph_view import GraphView
 from ark.ir.hints import Hints
+from ark.ir.node import Node
 from ark.ir.packing import Packing
 from ark.ir.values import Buffer, Tensor, check_layout
 
-
-@dataclass(frozen=True)
-class Node:
-    """One operator. Outputs are tensors too; an op that writes in place has its own new tensor.
-
-    virtual: it names or views memory and makes no task. phase: which part of the loop it runs in.
-    processors: first and last+1 processor that may run it; none: all. hints: how it is to be cut.
-    context: ops of one number were asked for together (ark.PlannerContext).
-    """
-
-    id: int
-    type: str
-    name: str
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
-    attrs: Mapping[str, Any] = field(default_factory=dict)
-    after: tuple[Tensor, ...] = ()
-    virtual: bool = False
-    phase: int = 0
-    processors: tuple[int, int] | None = None
-    hints: Hints | None = None
-    context: int | None = None
-
-    def read(self, form: FormType[Form]) -> Form:
-        """The attributes by name; `form` is the op's struct of them."""
-        return form.from_node(self.attrs)
-
-    @property
-    def placement(self) -> tuple[object, ...]:
-        """What ops must have in common to become one."""
-        return self.phase, self.processors, self.hints
+__all__ = ["Graph", "Node"]
 
 
 class Graph:
@@ -72,6 +43,15 @@ class Graph:
         self.packings: tuple[Packing, ...] = ()  # how packed parameters are made of others
         self.received: frozenset[int] = frozenset()  # ids of buffers in which packets arrive
         self._depends: dict[int, tuple[Tensor, ...]] = {}
+        self._view = GraphView(())
+
+    @property
+    def view(self) -> GraphView:
+        """Tables of makers and readers of the nodes as they are now."""
+        known = self._view.nodes
+        if len(known) != len(self.nodes) or not all(map(operator.is_, known, self.nodes)):
+            self._view = GraphView(self.nodes)
+        return self._view
 
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
         """A copy that has these nodes instead, and shares everything else."""

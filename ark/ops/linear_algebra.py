@@ -9,6 +9,7 @@ import numpy as np
 
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import ATTRIBUTES
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, DataType, bf16, fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -195,9 +196,11 @@ def _linear_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
 
 
 def _defined(op: str, inputs: list[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    reference = get(op).reference
+    """What an op makes; of the attributes it takes its own."""
+    reference, form = get(op).reference, ATTRIBUTES.get(op)
     assert reference is not None
-    return reference(inputs, attrs)
+    own = attrs if form is None else {k: v for k, v in attrs.items() if k in form.__struct_fields__}
+    return reference(inputs, own)
 
 
 register("linear", _linear_reference, _lower_linear)

@@ -19,6 +19,7 @@ from typing import Any
 
 from ark.capability import Capability
 from ark.ir.graph import Graph, Node
+from ark.ir.graph_view import GraphView, WritesSoFar
 from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise, read_once
@@ -66,7 +67,7 @@ def _convolutions(graph: Graph, kept: frozenset[int], tf32: bool) -> dict[int, _
     """
     private = read_once(graph, kept)
     windows: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
-    written: dict[int, int] = {}  # by buffer: place of the last write
+    written = WritesSoFar()
     found: dict[int, _Convolution] = {}
     for place, node in enumerate(graph.nodes):
         if node.type == "remap" and private(node.outputs[0]) and whole(node.outputs[0]):
@@ -74,15 +75,10 @@ def _convolutions(graph: Graph, kept: frozenset[int], tf32: bool) -> dict[int, _
         elif node.type == "matmul" and len(node.inputs) == 2:
             at, before = windows.get(node.inputs[1].buffer.id, (place, None))
             one = _fits(before, node, tf32)
-            if one is not None and written.get(one.source.buffer.id, -1) <= at:
+            if one is not None and not written.behind(at, [one.source]):
                 found[node.id] = one
-        written |= {t.buffer.id: place for t in node.outputs}
+        written.add(place, node)
     return found
-
-
-def _reads(nodes: Sequence[Node]) -> Counter[int]:
-    """How often nodes read each buffer."""
-    return Counter(t.buffer.id for n in nodes for t in (*n.inputs, *n.after))
 
 
 def _image(tensor: Tensor) -> tuple[int, int, int] | None:
@@ -102,7 +98,7 @@ def _wanted(
     of what elementwise ops make of them; and those that may as well be made so, because all who
     read them can.
     """
-    readers = _reads(graph.nodes)
+    readers = graph.view.reads
     able: Counter[int] = Counter()
     worth: set[int] = set()
     fine: set[int] = set()
@@ -147,7 +143,7 @@ class _Turned:
 
     def needed(self, kept: frozenset[int]) -> list[Node]:
         """The nodes, without turns back whose readers have all taken the rows."""
-        before, read = _reads(self.graph.nodes), _reads(self.nodes)
+        before, read = self.graph.view.reads, GraphView(self.nodes).reads
 
         def dead(node: Node) -> bool:
             buffer = node.outputs[0].buffer

@@ -11,6 +11,7 @@ import dataclasses
 from collections import Counter
 
 from ark.ir.graph import Graph, Node
+from ark.ir.graph_view import GraphView, WritesSoFar
 from ark.ir.values import Tensor
 from ark.lower.boxed import FLAGS
 from ark.lower.rewrite.context import Context
@@ -21,7 +22,7 @@ def fold_transposes(graph: Graph, context: Context) -> Graph:
     """A copy of the graph with such ops."""
     kept = context.kept
     transposed: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
-    written: dict[int, int] = {}  # by buffer: place of the last write
+    written = WritesSoFar()
     taken: set[int] = set()  # nodes whose result an op no longer reads
     nodes: list[Node] = []
     for place, node in enumerate(graph.nodes):
@@ -30,20 +31,19 @@ def fold_transposes(graph: Graph, context: Context) -> Graph:
         elif (node.type == "matmul" or node.type.startswith("reduce_")) and node.hints is None:
             for side, read in enumerate(node.inputs[:2]):
                 at, before = transposed.get(read.buffer.id, (-1, None))
-                if before is None or written[read.buffer.id] != at:
+                if before is None or written.at(read) != at:
                     continue
                 made, source = before.outputs[0], before.inputs[0]
                 if dataclasses.replace(read, id=made.id) != made:
                     continue
-                if before.phase == node.phase and written.get(source.buffer.id, -1) <= at:
+                if before.phase == node.phase and not written.behind(at, [source]):
                     turned = _reading(node, side, before)
                     taken.update(() if turned is None else (before.id,))
                     node = turned or node
-        for tensor in node.outputs:
-            written[tensor.buffer.id] = place
+        written.add(place, node)
         nodes.append(node)
-    used = Counter(t.buffer.id for n in nodes for t in (*n.inputs, *n.after))
-    return graph.with_nodes(n for n in nodes if n.id not in taken or not _unread(n, used, kept))
+    reads = GraphView(nodes).reads
+    return graph.with_nodes(n for n in nodes if n.id not in taken or not _unread(n, reads, kept))
 
 
 def _reading(node: Node, side: int, transpose: Node) -> Node | None:

@@ -22,7 +22,7 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.copies import read_in_place, without_unread
 from ark.lower.rewrite.fuse_chains import read_once
-from ark.lower.rewrite.masks import Masks
+from ark.lower.rewrite.masks import Masks, only_makers
 from ark.lower.rewrite.strided import (
     Place,
     Rows,
@@ -84,15 +84,10 @@ class _Finder:
 
     def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
         self.graph, self.private = graph, read_once(graph, kept)
-        self.makers: dict[int, Node | None] = {}  # by buffer: the only node that writes it
-        for node in graph.nodes:
-            for tensor in node.outputs:
-                one = tensor.buffer.id not in self.makers and not node.virtual
-                one = one and tensor.buffer.arena == "activation"
-                self.makers[tensor.buffer.id] = node if one else None
+        self.makers = only_makers(graph)
         self.number = max((n.id for n in graph.nodes), default=0)
         self.masks = Masks(self.makers)
-        self.places = {n.id: place for place, n in enumerate(graph.nodes)}
+        self.places = graph.view.places
 
     def maker(self, tensor: Tensor) -> Node | None:
         """The node that makes these elements, and all of their buffer."""

@@ -7,13 +7,13 @@ rounds as it says, and a constant is a value of its tensor's type. Listed in ark
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, DataType, fp32
 from ark.ir.graph import Graph, Node
+from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.views import same_elements, seen_in
@@ -55,19 +55,25 @@ def rounds(value: float, dtype: DataType) -> bool:
         return float(np.asarray(value, np.float64).astype(dtype.numpy)) != value
 
 
+def _repeated(node: Node) -> list[Tensor]:
+    """Inputs that the node has already as an earlier input."""
+    return [t for i, t in enumerate(node.inputs) if t.id in {u.id for u in node.inputs[:i]}]
+
+
 def read_once(graph: Graph, kept: frozenset[int], again: bool = False) -> Callable[[Tensor], bool]:
     """Tells whether nothing but one op touches a result's buffer beside the one that makes it, so
     that this one, if it reads the result, may take in the other. kept: ids of buffers that somebody
     else reads. again: may that op have one tensor as several of its inputs?
     """
-    touched: Counter[int] = Counter()
-    for node in graph.nodes:
-        inputs = {t.id: t for t in node.inputs}.values() if again else node.inputs
-        touched.update(t.buffer.id for t in (*inputs, *node.outputs, *node.after))
+    touches = graph.view.touches
+    if again:
+        touches = touches.copy()
+        for node in graph.nodes:
+            touches.subtract(t.buffer.id for t in _repeated(node))
 
     def private(out: Tensor) -> bool:
         unshared = out.buffer.arena == "activation" and out.buffer.id not in kept
-        return unshared and touched[out.buffer.id] == 2
+        return unshared and touches[out.buffer.id] == 2
 
     return private
 
@@ -89,7 +95,7 @@ def _joined_once(graph: Graph, kept: frozenset[int]) -> Graph:
     """The same of results that one op reads."""
     private = read_once(graph, kept, again=True)
     producer: dict[int, tuple[int, Node]] = {}  # by buffer: place and node of a joinable result
-    written: dict[int, int] = {}  # by buffer: place of the last write
+    written = WritesSoFar()
     nodes: list[Node | None] = []
     for place, node in enumerate(graph.nodes):
         if is_pointwise(node):
@@ -99,16 +105,15 @@ def _joined_once(graph: Graph, kept: frozenset[int]) -> Graph:
                 if found is None or unlike:
                     continue
                 before = found[1]
-                current = max((written.get(t.buffer.id, -1) for t in before.inputs), default=-1)
-                joined = _join_seen(before, node, tensor) if current <= found[0] else None
+                stale = written.behind(found[0], before.inputs)
+                joined = None if stale else _join_seen(before, node, tensor)
                 if joined is not None:
                     nodes[found[0]] = None
                     node = joined
             out = node.outputs[0]
             if private(out):
                 producer[out.buffer.id] = (place, node)
-        for tensor in node.outputs:
-            written[tensor.buffer.id] = place
+        written.add(place, node)
         nodes.append(node)
     return graph.with_nodes(n for n in nodes if n is not None)
 

@@ -25,6 +25,7 @@ from ark.ir.attributes import ProjectionAttributes
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, bf16, fp16, fp32
 from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
+from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor
 from ark.lower import k_parts
 from ark.lower.boxed import depth_of
@@ -47,15 +48,15 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
     everywhere = matrix or units or machine.one_product_body
     private = read_once(graph, kept)
     products: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
-    written: dict[int, int] = {}  # by buffer: place of the last write
+    written = WritesSoFar()
     nodes: list[Node | None] = []
     for place, node in enumerate(graph.nodes):
         if is_pointwise(node):
             found = [(t, *products[t.buffer.id]) for t in node.inputs if t.buffer.id in products]
             if found:
                 read, at, product = max(found, key=lambda f: f[1])
-                current = max((written.get(t.buffer.id, -1) for t in product.inputs), default=-1)
-                seen = _seen(product, node, read) if current <= at else None
+                stale = written.behind(at, product.inputs)
+                seen = None if stale else _seen(product, node, read)
                 if seen is not None and _fits(product, seen, read):
                     nodes[at] = None
                     node = _join(product, seen, read)
@@ -63,9 +64,9 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
                         products[node.outputs[0].buffer.id] = (place, node)
         elif node.type in PAIRS and (matrix or units) and _made(node.inputs[0], products):
             at, product = products[node.inputs[0].buffer.id]
-            current = max((written.get(t.buffer.id, -1) for t in product.inputs), default=-1)
+            stale = written.behind(at, product.inputs)
             plain = "finish" not in product.attrs and (matrix or _stays_whole(product, machine))
-            if plain and current <= at and PAIRS[node.type](product, node, matrix):
+            if plain and not stale and PAIRS[node.type](product, node, matrix):
                 nodes[at] = None
                 attrs = {"gated": True} if node.type == "swiglu_pairs" else {"rope_kv": node.attrs}
                 node = dataclasses.replace(
@@ -80,8 +81,7 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
             out = node.outputs[0]
             if private(out) and (everywhere or _scalar(node)):
                 products[out.buffer.id] = (place, node)
-        for tensor in node.outputs:
-            written[tensor.buffer.id] = place
+        written.add(place, node)
         nodes.append(node)
     return graph.with_nodes(n for n in nodes if n is not None)
 

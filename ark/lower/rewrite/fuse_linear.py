@@ -34,18 +34,13 @@ MAX_STREAM_ROWS = 8  # more input rows than this fill matrix units, where a mach
 def fuse_linear(graph: Graph, context: Context) -> Graph:
     """A copy of the graph with fused linear nodes; everything else as it was."""
     machine, kept = context.machine, context.kept
-    uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
-    by_output = {t.id: n for n in graph.nodes for t in n.outputs}
-    by_input: dict[int, Node] = {}
-    written = {t.buffer.id for n in graph.nodes for t in n.outputs}
-    for node in graph.nodes:
-        for tensor in node.inputs:
-            by_input.setdefault(tensor.id, node)
+    view = graph.view
+    uses, makers, readers = view.uses, view.makers, view.readers
     dropped: set[int] = set()
     replaced: dict[int, Node] = {}
     for node in graph.nodes:
         if node.type == "all_reduce":
-            added = by_input.get(node.outputs[0].id)
+            added = next(iter(readers.get(node.outputs[0].id, ())), None)
             if added is None or added.id in replaced:
                 continue
             if _adds_residual(graph, node, added, uses, kept):
@@ -54,12 +49,12 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
             continue
         if node.type != "matmul" or node.hints:
             continue
-        maker = by_output.get(node.inputs[0].id)
+        maker = makers.get(node.inputs[0].id)
         if not _streams(node, machine, maker is not None and maker.type in FROM_MEMORY):
             continue
-        if node.inputs[1].buffer.id in written or node.id in replaced:
+        if node.inputs[1].buffer.id in view.written or node.id in replaced:
             continue
-        norm = by_output.get(node.inputs[0].id)
+        norm = makers.get(node.inputs[0].id)
         if norm is not None and not (
             norm.type == "rmsnorm"
             and norm.hints is None
@@ -68,7 +63,7 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
             and norm.inputs[0].shape == node.inputs[0].shape
         ):
             norm = None
-        last = by_input.get(node.outputs[0].id)
+        last = next(iter(readers.get(node.outputs[0].id, ())), None)
         weight = node.inputs[1]
         if last is not None and (
             last.id in replaced  # the other operand of a sum has taken it in

@@ -11,6 +11,7 @@ import dataclasses
 
 from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
+from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise, read_once
@@ -22,7 +23,7 @@ def fuse_norm_scales(graph: Graph, context: Context) -> Graph:
     kept = context.kept
     private = read_once(graph, kept)
     norms: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
-    written: dict[int, int] = {}  # by buffer: place of the last write
+    written = WritesSoFar()
     nodes: list[Node | None] = []
     for place, node in enumerate(graph.nodes):
         if is_pointwise(node):
@@ -30,12 +31,11 @@ def fuse_norm_scales(graph: Graph, context: Context) -> Graph:
             if read is not None:
                 at, norm = norms[read.buffer.id]
                 joined = _joined(norm, node, read)
-                if joined is not None and written.get(norm.inputs[0].buffer.id, -1) <= at:
+                if joined is not None and not written.behind(at, norm.inputs[:1]):
                     nodes[at], node = None, joined
         elif _plain(node) and private(node.outputs[0]):
             norms[node.outputs[0].buffer.id] = place, node
-        for tensor in node.outputs:
-            written[tensor.buffer.id] = place
+        written.add(place, node)
         nodes.append(node)
     return graph.with_nodes(n for n in nodes if n is not None)
 

@@ -14,6 +14,7 @@ from ark.errors import PlanError
 from ark.ir.dtype import FLOATS, INTEGERS
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Graph, Node
+from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise, read_once
@@ -30,19 +31,17 @@ def fuse_reduction_terms(graph: Graph, context: Context) -> Graph:
     kept = context.kept
     private = read_once(graph, kept, again=True)
     made: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
-    written: dict[int, int] = {}  # by buffer: place of the last write
+    written = WritesSoFar()
     nodes: list[Node | None] = []
     for place, node in enumerate(graph.nodes):
         if is_pointwise(node) and private(node.outputs[0]):
             made[node.outputs[0].buffer.id] = place, node
         elif node.type in REDUCTIONS and node.inputs[0].buffer.id in made:
             at, before = made[node.inputs[0].buffer.id]
-            current = max((written.get(t.buffer.id, -1) for t in before.inputs), default=-1)
-            joined = _joined(before, node) if current <= at else None
+            joined = None if written.behind(at, before.inputs) else _joined(before, node)
             if joined is not None:
                 nodes[at], node = None, joined
-        for tensor in node.outputs:
-            written[tensor.buffer.id] = place
+        written.add(place, node)
         nodes.append(node)
     return graph.with_nodes(n for n in nodes if n is not None)
 

@@ -16,6 +16,7 @@ from ark.errors import PlanError
 from ark.ir.dtype import FLOATS, fp32
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Graph, Node
+from ark.ir.graph_view import touched
 from ark.ir.values import Tensor, overlap
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise
@@ -37,12 +38,12 @@ def fuse_regions(graph: Graph, context: Context) -> Graph:
     two are worth joining.
     """
     kept, handed = context.kept, not context.machine.cheap_hand_overs
-    touched = Counter(t.buffer.id for n in graph.nodes for t in _touched(n))
+    touches = graph.view.touches
     nodes: list[Node] = []
     run: list[Node] = []
 
     def end() -> None:
-        nodes.extend(_joined(run, touched, kept, handed))
+        nodes.extend(_joined(run, touches, kept, handed))
         run.clear()
 
     region = _Region(handed)
@@ -62,26 +63,22 @@ def fuse_regions(graph: Graph, context: Context) -> Graph:
     return graph.with_nodes(nodes)
 
 
-def _touched(node: Node) -> tuple[Tensor, ...]:
-    return (*node.inputs, *node.outputs, *node.after)
-
-
 def _joined(
-    run: Sequence[Node], touched: Counter[int], kept: frozenset[int], handed: bool
+    run: Sequence[Node], touches: Counter[int], kept: frozenset[int], handed: bool
 ) -> list[Node]:
     """A run that fits together as one node, or as two if that is too many operands, or as it is."""
     region = _Region(handed)
     for node in run:
         region.add(node)
-    few = handed and region.small() and len(region.stored(touched, kept)) > 1
+    few = handed and region.small() and len(region.stored(touches, kept)) > 1
     if region.shared() < LEAST_SHARED and not few:
         return list(run)
-    made = region.node(touched, kept)
+    made = region.node(touches, kept)
     if made is not None:
         return [made]
     half = len(run) // 2
     parts = (run[:half], run[half:])
-    return [node for part in parts for node in _joined(part, touched, kept, handed)]
+    return [node for part in parts for node in _joined(part, touches, kept, handed)]
 
 
 class _Region:
@@ -189,15 +186,15 @@ class _Region:
         """Has one task enough room for all of it?"""
         return bool(self.full) and math.prod(self.full) <= SMALL
 
-    def stored(self, touched: Counter[int], kept: frozenset[int]) -> list[int]:
+    def stored(self, touches: Counter[int], kept: frozenset[int]) -> list[int]:
         """The results that somebody outside of the region reads; the last ones, if nobody does."""
-        inside = Counter(t.buffer.id for n in self.nodes for t in _touched(n))
+        inside = Counter(t.buffer.id for n in self.nodes for t in touched(n))
         found = [
             number
             for number, t in enumerate(self.results)
             if t.buffer.arena != "activation"
             or t.buffer.id in kept
-            or touched[t.buffer.id] > inside[t.buffer.id]
+            or touches[t.buffer.id] > inside[t.buffer.id]
         ]
         # Of results that nobody reads none is kept beside others that somebody does.
         return found or [n for n in range(len(self.results)) if not self._uses[n]]
@@ -213,9 +210,9 @@ class _Region:
             return "each"
         return "last" if self.after_sums[number] or not any(self.summed) else "first"
 
-    def node(self, touched: Counter[int], kept: frozenset[int]) -> Node | None:
+    def node(self, touches: Counter[int], kept: frozenset[int]) -> Node | None:
         """The region as one node; None where one body cannot do it."""
-        stored = self.stored(touched, kept)
+        stored = self.stored(touches, kept)
         stages = {s: [n for n in range(len(self.results)) if self._stage(n) == s] for s in STAGES}
         if not stored or not self.inputs or len(self.inputs) + len(stored) > MAX_OPERANDS:
             return None

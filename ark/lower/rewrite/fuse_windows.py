@@ -19,6 +19,7 @@ from typing import Any
 from ark.capability import Capability
 from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
+from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor
 from ark.lower.boxed import FEW_ROWS
 from ark.lower.cuts import is_exact
@@ -36,7 +37,7 @@ def fuse_windows(graph: Graph, context: Context) -> Graph:
     machine, kept = context.machine, context.kept
     private = read_once(graph, kept)
     windows: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
-    written: dict[int, int] = {}  # by buffer: place of the last write
+    written = WritesSoFar()
     nodes: list[Node | None] = []
     for place, node in enumerate(graph.nodes):
         if node.type == "remap" and private(node.outputs[0]) and whole(node.outputs[0]):
@@ -44,15 +45,14 @@ def fuse_windows(graph: Graph, context: Context) -> Graph:
         elif node.type == "matmul":
             for side in (1, 0):
                 at, before = windows.get(node.inputs[side].buffer.id, (-1, node))
-                if at < 0 or written.get(before.inputs[0].buffer.id, -1) > at:
+                if at < 0 or written.behind(at, before.inputs[:1]):
                     continue
                 joined = _joined(before, node, side, machine)
                 if joined is not None:
                     nodes[at] = None
                     node = joined
                     break
-        for tensor in node.outputs:
-            written[tensor.buffer.id] = place
+        written.add(place, node)
         nodes.append(node)
     return graph.with_nodes(n for n in nodes if n is not None)
 

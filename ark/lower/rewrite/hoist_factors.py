@@ -29,7 +29,7 @@ BEFORE = {"finish": 1, "expr": 0}  # inputs of a node before the one that its tr
 
 def hoist_factors(graph: Graph, context: Context) -> Graph:
     """A copy of the graph with such ops in front, each in front of its phase."""
-    written = {t.buffer.id for node in graph.nodes for t in node.outputs if not node.virtual}
+    written = graph.view.working.written
     numbers = itertools.count(1 + max((n.id for n in graph.nodes), default=0))
     nodes: list[Node] = []
     for _, phase in itertools.groupby(graph.nodes, lambda n: n.phase):
@@ -44,7 +44,9 @@ class _Factors:
     ones. made: what computes those.
     """
 
-    def __init__(self, graph: Graph, node: Node, written: set[int], numbers: Iterator[int]) -> None:
+    def __init__(
+        self, graph: Graph, node: Node, written: frozenset[int], numbers: Iterator[int]
+    ) -> None:
         self.node = node
         self.made: list[Node] = []
         self._graph, self._written, self._numbers = graph, written, numbers

@@ -46,10 +46,7 @@ def _moved(graph: Graph, place: int, kept: frozenset[int]) -> list[Node]:
     if not few or gather.after or gather.hints or source.shape[0] < FEWER * ids.shape[0]:
         return []
     rows = source.shape[0]
-    touching: dict[int, set[int]] = {}  # by buffer: ids of nodes
-    for node in graph.nodes:
-        for tensor in (*node.inputs, *node.outputs, *node.after):
-            touching.setdefault(tensor.buffer.id, set()).add(node.id)
+    touching = graph.view.touching
     inside = {gather.id}
     wanted, whole = {source.id}, {ids.buffer.id}  # read row by row, tensors; as a whole, buffers
     read = {source.buffer.id: {source.id}}

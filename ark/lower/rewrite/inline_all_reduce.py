@@ -7,7 +7,6 @@ rank's share has the residual in it. Called by the pipeline after fusion.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from ark.capability import Capability
@@ -88,12 +87,8 @@ def _receive(graph: Graph, node: Node, number: int) -> tuple[Tensor, tuple[Tenso
 class _Finder:
     def __init__(self, graph: Graph, limit: int, kept: frozenset[int]) -> None:
         self.graph, self.limit, self.kept = graph, limit, kept
-        self.makers = {t.id: n for n in graph.nodes for t in n.outputs}
-        self.uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
-        self.readers: dict[int, list[Node]] = defaultdict(list)
-        for node in graph.nodes:
-            for tensor in node.inputs:
-                self.readers[tensor.id].append(node)
+        view = graph.view
+        self.makers, self.uses, self.readers = view.makers, view.uses, view.readers
 
     def choose(self) -> list[Node]:
         """The sums to spread, in program order: the largest set in which all readers agree."""

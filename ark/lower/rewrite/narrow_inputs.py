@@ -12,7 +12,6 @@ them if he can, as each reader would. Sums stay in fp32. Listed in ark.lower.pas
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 
 from ark.capability import Capability
 from ark.ir.dtype import DataType, bf16, fp16, fp32
@@ -38,8 +37,7 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
         return graph
 
     made = graph.with_nodes(graph.nodes)
-    uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
-    touched = Counter(t.buffer.id for n in graph.nodes for t in (*n.inputs, *n.outputs))
+    uses, touches = graph.view.uses, graph.view.touches
     products: dict[int, list[Node]] = {}  # of many rows, by their first input
     for node in graph.nodes:
         if units and _many(node) and _dtype(node):
@@ -50,7 +48,7 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
         return (
             len(kinds) == 1
             and uses[tensor.id] == len(readers)
-            and touched[tensor.buffer.id] == len(readers) + 1
+            and touches[tensor.buffer.id] == len(readers) + 1
             and tensor.buffer.arena == "activation"
             and tensor.buffer.id not in kept
         )
@@ -70,14 +68,13 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
         if wants(node) is not None:
             wanted.setdefault(node.inputs[0].id, []).append(node)
             tensors[node.inputs[0].id] = node.inputs[0]
-    makers = {t.id: place for place, n in enumerate(made.nodes) for t in n.outputs}
+    makers, places = graph.view.makers, graph.view.places
     casts: dict[int, list[Node]] = {}  # by place: what is put before it
     changed: dict[tuple[int, DataType], Tensor] = {}
     number = max((n.id for n in graph.nodes), default=0)
-    places = {n.id: place for place, n in enumerate(made.nodes)}
     for key, readers in wanted.items():
         old, kinds = tensors[key], {wants(n) for n in readers}
-        place = makers.get(key)
+        place = places[makers[key].id] if key in makers else None
         maker = made.nodes[place] if place is not None else None
         rounds = maker is not None and _rounds(maker) and alone(old, readers, kinds)
         for reader in readers if matrix or units or rounds else ():

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from ark.ir.graph import Graph, Node
+from ark.ir.graph_view import touched
 from ark.ir.values import Buffer, Tensor
 from ark.lower.engines import AUTO, ONE_SHOT, PACKET, PACKET_BYTES, measured
 from ark.lower.rewrite.context import Context
@@ -45,9 +45,7 @@ class _Finder:
         self, graph: Graph, machine: Machine, options: Mapping[str, Any], kept: frozenset[int]
     ) -> None:
         self.graph, self.machine, self.options, self.kept = graph, machine, options, kept
-        nodes = [n for n in graph.nodes if not n.virtual]
-        self.uses = Counter(t.buffer.id for n in nodes for t in _touched(n))
-        self.makers = {t.buffer.id: n for n in nodes for t in n.outputs}
+        self.uses, self.writers = graph.view.working.touches, graph.view.working.writers
         self.replaced: dict[int, Node] = {}
         self.gone: set[int] = set()
 
@@ -55,7 +53,8 @@ class _Finder:
         for node in self.graph.nodes:
             if node.virtual or node.hints:
                 continue
-            maker = self.makers.get(node.inputs[0].buffer.id) if node.inputs else None
+            writers = self.writers.get(node.inputs[0].buffer.id) if node.inputs else None
+            maker = writers[-1] if writers else None
             if maker is None or maker.hints or maker.phase != node.phase or maker.id in self.gone:
                 continue
             kind = _kind(maker, node)
@@ -93,7 +92,7 @@ class _Finder:
         """
         out = node.outputs[0]
         once = sum(t.buffer.id == buffer.id for n in graph.nodes for t in n.outputs) == 1
-        first = next(n for n in graph.nodes if buffer.id in {t.buffer.id for t in _touched(n)})
+        first = next(n for n in graph.nodes if buffer.id in {t.buffer.id for t in touched(n)})
         private = buffer.arena == "activation" and buffer.id not in self.kept
         if not (private and once and first.id == node.id and out.nbytes == buffer.nbytes):
             return
@@ -112,10 +111,6 @@ class _Finder:
             )
             for n in graph.nodes
         ]
-
-
-def _touched(node: Node) -> tuple[Tensor, ...]:
-    return (*node.inputs, *node.outputs, *node.after)
 
 
 def _kind(maker: Node, node: Node) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -55,8 +54,7 @@ class _Finder:
 
     def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
         self.graph, self.kept = graph, kept
-        self.uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
-        self.makers = {t.id: n for n in graph.nodes for t in n.outputs}
+        self.uses, self.makers = graph.view.uses, graph.view.makers
         self.written = {b for n in graph.nodes for b in writes(n)}
 
     def maker(self, type: str, tensor: Tensor) -> Node | None:
@@ -172,10 +170,8 @@ def pack_weights(graph: Graph, context: Context) -> Graph:
     kept = context.kept
     finder = _Finder(graph, kept)
     matches: dict[tuple[object, ...], list[_Match]] = {}
-    readers: dict[int, set[int]] = defaultdict(set)
+    readers = graph.view.reading
     for node in graph.nodes:
-        for tensor in (*node.inputs, *node.after):
-            readers[tensor.buffer.id].add(node.id)
         match = None
         if node.hints is not None:
             continue

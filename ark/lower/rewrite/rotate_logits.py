@@ -9,10 +9,8 @@ ark.lower.passes.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 
 from ark.ir.graph import Graph, Node
-from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 
 ONE_SHOT = "one_shot"
@@ -21,7 +19,7 @@ ONE_SHOT = "one_shot"
 def rotate_logits(graph: Graph, context: Context) -> Graph:
     """A copy of the graph with such gathers."""
     kept = context.kept
-    uses = Counter(t.buffer.id for n in graph.nodes if not n.virtual for t in _touched(n))
+    uses = graph.view.working.touches
     gathers = {n.outputs[0].buffer.id: n for n in graph.nodes if _plain_gather(n)}
     rewritten: set[int] = set()
     for node in graph.nodes:
@@ -36,10 +34,6 @@ def rotate_logits(graph: Graph, context: Context) -> Graph:
             rewritten |= {gather.id, node.id}
     world = graph.world_size
     return graph.with_nodes(_rewritten(n, world) if n.id in rewritten else n for n in graph.nodes)
-
-
-def _touched(node: Node) -> tuple[Tensor, ...]:
-    return (*node.inputs, *node.outputs, *node.after)
 
 
 def _plain_gather(node: Node) -> bool:
