@@ -51,7 +51,7 @@ def planned(
     """One plan of all calls; each case with its inputs' names and its op. cached: the type of keys
     and values, if not the queries'.
     """
-    model, made = ark.Model(0, 1), []
+    model, result = ark.Model(0, 1), []
 
     def kept(shape: Sequence[int], kind: DataType, name: str) -> Tensor:
         """A tensor whose memory is its own for as long as the plan runs."""
@@ -65,11 +65,11 @@ def planned(
             pairs = zip(named, one.inputs, strict=True)
             one.result = one.build(*(kept(a.shape, kind, n) for n, (a, kind) in pairs))
             ark.copy(one.result, kept(one.result.shape(), dtype, f"{i}.out"))
-            made.append((one, named))
+            result.append((one, named))
     plan = make_plan(model.graph, machine, {"variant": variant})
     verify([plan])
     ops = [op for op in plan.ops if op.kind == "attention_tiles"]
-    return plan, [(*both, op) for both, op in zip(made, ops, strict=True)]
+    return plan, [(*both, op) for both, op in zip(result, ops, strict=True)]
 
 
 def given(made: Case, named: Sequence[str]) -> dict[str, np.ndarray]:

@@ -81,8 +81,8 @@ class Block:
 
     def named(self, name: str) -> np.ndarray:
         """The only tensor of that name."""
-        (found,) = (t.id for t in self.plan.tensors if t.name == name)
-        return self.tensors[found]
+        (actual,) = (t.id for t in self.plan.tensors if t.name == name)
+        return self.tensors[actual]
 
     def run(self, op: PlanOp, late: bool = False, downwards: bool = False) -> None:
         """Runs the op's tasks, in the plan's order."""
@@ -105,5 +105,5 @@ def _view(tensor: PlanTensor, memory: np.ndarray) -> np.ndarray:
 
 
 def _memory(nbytes: int) -> np.ndarray:
-    made = np.zeros(nbytes + 16, np.uint8)
-    return made[-made.ctypes.data % 16 :][:nbytes]
+    result = np.zeros(nbytes + 16, np.uint8)
+    return result[-result.ctypes.data % 16 :][:nbytes]

@@ -102,7 +102,7 @@ def reference(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 def make_endless(directory: Path, context: int) -> Path:
     """A small quick model with a long context and no end token."""
-    made = make_checkpoint(
+    result = make_checkpoint(
         directory,
         layers=1,
         heads=2,
@@ -113,10 +113,10 @@ def make_endless(directory: Path, context: int) -> Path:
         context=context,
     )
     for name in ("config.json", "generation_config.json"):
-        path = made / name
+        path = result / name
         if path.exists():
             path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": None}))
-    return made
+    return result
 
 
 @torch.no_grad()

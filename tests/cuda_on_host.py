@@ -48,10 +48,10 @@ extern "C" void ark_touch(const ArkParams* params, char* scratch) {
 
 def dialect(plan: Plan) -> Dialect:
     """CUDA's dialect for a plan's machine, with a host's prelude around it."""
-    made = backend.dialect(str(plan.machine["arch"]))
-    assert ENTER in made.roles
-    leaving = made.roles.replace(ENTER, LEAVE, 1)
-    return dataclasses.replace(made, roles=leaving, entry=ENTRY)
+    result = backend.dialect(str(plan.machine["arch"]))
+    assert ENTER in result.roles
+    leaving = result.roles.replace(ENTER, LEAVE, 1)
+    return dataclasses.replace(result, roles=leaving, entry=ENTRY)
 
 
 def on_host(text: str) -> str:
@@ -61,12 +61,12 @@ def on_host(text: str) -> str:
 
 def assembly(text: str, statement: Callable[[str], str]) -> str:
     """The text with what `statement` makes of what stands in an assembly statement's brackets."""
-    made, at = [], 0
-    for found in re.finditer(r"\basm\s*(volatile)?\s*\(", text):
-        end = _closing(text, found.end())
-        made += [text[at : found.start()], statement(text[found.end() : end])]
+    results, at = [], 0
+    for actual in re.finditer(r"\basm\s*(volatile)?\s*\(", text):
+        end = _closing(text, actual.end())
+        results += [text[at : actual.start()], statement(text[actual.end() : end])]
         at = end + 1
-    return "".join((*made, text[at:]))
+    return "".join((*results, text[at:]))
 
 
 def parts(inside: str) -> tuple[str, list[str], list[str]]:
@@ -99,5 +99,5 @@ def _statement(inside: str) -> str:
 
 def _bracketed(words: str, opening: str) -> list[str]:
     """What stands in the brackets that the pattern opens."""
-    ends = [found.end() for found in re.finditer(opening, words)]
+    ends = [actual.end() for actual in re.finditer(opening, words)]
     return [words[end : _closing(words, end)] for end in ends]

@@ -23,12 +23,12 @@ PLACES = ("slow", "gfx942", "gfx1100")
 
 def places(item: pytest.Item) -> list[str]:
     """The words of a test's marks; one that is none of PLACES ends the run."""
-    found = [word for mark in item.iter_markers("emulated") for word in mark.args or ("nothing",)]
-    for word in found:
+    actual = [word for mark in item.iter_markers("emulated") for word in mark.args or ("nothing",)]
+    for word in actual:
         if word not in PLACES:
             said = f"{item.nodeid} is marked emulated({word!r}), none of {PLACES}"
             raise pytest.UsageError(said)
-    return found
+    return actual
 
 
 def few_emulated(cases: Iterable[Any], *kept: Any) -> list[ParameterSet]:

@@ -91,20 +91,20 @@ def check_rule(case: Case) -> None:
     seen = [_rounded(a, case) for a in case.inputs]
 
     def run(arrays: Sequence[np.ndarray]) -> Interpreter:
-        made = Interpreter()
+        result = Interpreter()
         for tensor, array in zip((*inputs, weight), (*arrays, weights), strict=True):
-            made.view(tensor.ir)[...] = array
-        made.run(model.graph, 0)
-        return made
+            result.view(tensor.ir)[...] = array
+        result.run(model.graph, 0)
+        return result
 
     memory = run(seen)
-    found = [memory.view(g.ir).copy() for g in gradients]
-    for got, want in zip(found, _by_torch(case, seen, weights), strict=True):
+    actual = [memory.view(g.ir).copy() for g in gradients]
+    for got, want in zip(actual, _by_torch(case, seen, weights), strict=True):
         np.testing.assert_allclose(
             got, want.reshape(got.shape), EXACT, EXACT, err_msg=f"{case.name} in float64"
         )
     random = np.random.default_rng(3)
-    for place, gradient in zip(varied(case), found, strict=True) if case.smooth else ():
+    for place, gradient in zip(varied(case), actual, strict=True) if case.smooth else ():
         along = random.uniform(-1, 1, seen[place].shape)
         ends = []
         for step in (STEP, -STEP):

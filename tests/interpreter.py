@@ -36,11 +36,11 @@ class Interpreter:
         """Runs one node."""
         define = registry.get(node.type).reference
         assert define is not None, f"{node.type} has no reference"
-        made = define([self.view(t).copy() for t in node.inputs], node.attrs)
+        result = define([self.view(t).copy() for t in node.inputs], node.attrs)
         targets: list[Any] = list(node.outputs)
         if "rope_kv" in (node.type, node.attrs.get("epilogue")):
             # A lone row hands its keys and values on; the caches are among the inputs.
             targets = [node.outputs[0], *(node.outputs[1:] or [None]), *node.inputs[-2:]]
-        for target, array in zip(targets, made, strict=True):
+        for target, array in zip(targets, result, strict=True):
             if target is not None:
                 self.view(target)[...] = np.reshape(array, target.shape)

@@ -40,8 +40,8 @@ def logits(
     model.load_state_dict(_state(config, dtype, weights))
     model.model.rotary_emb.inv_freq = torch.tensor(weights["frequencies"], dtype=torch.float32)
     with torch.no_grad():
-        found = model(torch.tensor(np.asarray(tokens, np.int64))[None], use_cache=False)
-    return np.asarray(found.logits[0])
+        result = model(torch.tensor(np.asarray(tokens, np.int64))[None], use_cache=False)
+    return np.asarray(result.logits[0])
 
 
 def _state(

@@ -72,8 +72,8 @@ def _check_registered(case: Case, want: np.ndarray) -> None:
             continue
         define = registry.get(node.type).reference
         assert define is not None, f"{node.type} has no reference"
-        made = define([rounded(a, d) for a, d in case.inputs], node.attrs)
-        got = made[outputs.index(case.result.ir.id)]
+        result = define([rounded(a, d) for a, d in case.inputs], node.attrs)
+        got = result[outputs.index(case.result.ir.id)]
         dtype = case.result.dtype()
         if dtype.name in (*WHOLE, "bool"):
             if dtype.name == "bool":

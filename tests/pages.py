@@ -16,13 +16,13 @@ def python_blocks(page: str) -> list[str]:
 
 def commands(page: str) -> list[tuple[list[str], list[str]]]:
     """The words of each `$ ark ...` of a page, and the lines under it."""
-    found = []
+    results = []
     for block in re.findall(r"```console\n(.*?)```", (DOCS / page).read_text(), re.S):
         for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
             command, *lines = part.splitlines()
             if command.startswith("ark "):
-                found.append((shlex.split(command)[1:], [line for line in lines if line]))
-    return found
+                results.append((shlex.split(command)[1:], [line for line in lines if line]))
+    return results
 
 
 def shown(lines: list[str], out: str) -> bool:

@@ -84,10 +84,10 @@ def build(seed: int, steps: int) -> tuple[list[ark.Tensor], list[ark.Tensor]]:
     ]
     held = list(inputs)
     for _ in range(steps):
-        made = _step(rng, held)
+        result = _step(rng, held)
         if rng.random() < 0.3:
-            made = ark.identity(made, deps=[held[rng.integers(len(held))]])
-        held.append(made)
+            result = ark.identity(result, deps=[held[rng.integers(len(held))]])
+        held.append(result)
         if len(held) > 6:
             del held[int(rng.integers(len(held)))]
     held.append(ark.add(held[-1], 1.0))

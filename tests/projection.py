@@ -63,21 +63,21 @@ class Projection:
         graph.add(
             "rope_kv", [product, position, frequencies, *caches], [queries], sizes, "rotation"
         )
-        made = plan(graph, machine, {"variant": "matrix", **options})
-        verify([made])
-        return made
+        result = plan(graph, machine, {"variant": "matrix", **options})
+        verify([result])
+        return result
 
     def random(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Contents of everything that is read or appended to, but the position."""
         cache = (self.kv_heads, self.context, self.width)
         shapes = {"x": (self.rows, self.k), "w": (self.columns, self.k)}
         shapes |= {"keys": cache, "values": cache}
-        found = {
+        actual = {
             name: rng.standard_normal(shape).astype(self.dtype.numpy)
             for name, shape in shapes.items()
         }
-        found["frequencies"] = 10.0 ** -rng.uniform(0, 3, self.width // 2).astype(np.float32)
-        return found
+        actual["frequencies"] = 10.0 ** -rng.uniform(0, 3, self.width // 2).astype(np.float32)
+        return actual
 
     def expected(self, given: dict[str, np.ndarray], position: int) -> dict[str, np.ndarray]:
         """queries, keys and values afterwards, in fp64. Pairs are neighbours."""
@@ -88,12 +88,12 @@ class Projection:
         turned = self.heads + self.kv_heads
         pairs = (product[:, :turned, 0::2] + 1j * product[:, :turned, 1::2]) * np.exp(1j * angles)
         product[:, :turned, 0::2], product[:, :turned, 1::2] = pairs.real, pairs.imag
-        found = {"queries": product[:, : self.heads].reshape(self.rows, -1)}
+        actual = {"queries": product[:, : self.heads].reshape(self.rows, -1)}
         count = max(0, min(self.rows, self.context - position))
         for i, name in enumerate(("keys", "values")):
             first = self.heads + i * self.kv_heads
             cache = given[name].astype(np.float64)
             rows = product[:count, first : first + self.kv_heads]
             cache[:, position : position + count] = rows.swapaxes(0, 1)
-            found[name] = cache
-        return found
+            actual[name] = cache
+        return actual

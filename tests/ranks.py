@@ -25,9 +25,9 @@ class ThreadRanks:
     def all_gather(self, data: bytes) -> list[bytes]:
         self.hub.slots[self.rank] = data
         self.barrier()
-        found = list(self.hub.slots)
+        actual = list(self.hub.slots)
         self.barrier()
-        return found
+        return actual
 
     def barrier(self, label: str = "barrier") -> None:
         self.hub.barrier.wait()

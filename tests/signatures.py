@@ -64,9 +64,9 @@ def _regions(dtype: DataType) -> None:
             first, second = second, ark.add(ark.mul(second, 0.25), first)
         if each is x:
             first, second = ark.reduce_sum(second, 1), ark.reduce_sum(first, 1)
-        made = ark.div(first, ark.add(ark.mul(second, second), 1.0))
+        result = ark.div(first, ark.add(ark.mul(second, second), 1.0))
         if dtype is fp32:
-            ark.copy(made, output=y)
+            ark.copy(result, output=y)
 
 
 def _matmuls(dtype: DataType) -> None:
@@ -207,7 +207,7 @@ _CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...]
 
 
 def _llama(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
-    found = []
+    results = []
     for dtype in (t for t in FLOATS if t in types):
         config = LlamaConfig(
             hidden_size=64,
@@ -222,18 +222,18 @@ def _llama(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]
         shape = Shape(config, dtype, 192, 16)
         for fused in (True, False):
             name = f"llama-{dtype.name}-{'fused' if fused else 'unfused'}"
-            found.append((name, llama_plans(shape, machine, {"fuse": fused})[0]))
+            results.append((name, llama_plans(shape, machine, {"fuse": fused})[0]))
         batch = Shape(config, dtype, 192, 0, batch=2)
-        found.append((f"llama-{dtype.name}-batch", llama_plans(batch, machine)[0]))
+        results.append((f"llama-{dtype.name}-batch", llama_plans(batch, machine)[0]))
         full = Shape(config, dtype, 192, 16, sampling="full", logprobs=3)
-        found.append((f"llama-{dtype.name}-sampling", llama_plans(full, machine)[0]))
+        results.append((f"llama-{dtype.name}-sampling", llama_plans(full, machine)[0]))
         pair = Shape(config, dtype, 192, 16, 0, 2)
-        found += [(f"llama-{dtype.name}-rank{p.rank}", p) for p in llama_plans(pair, machine)]
-    return found
+        results += [(f"llama-{dtype.name}-rank{p.rank}", p) for p in llama_plans(pair, machine)]
+    return results
 
 
 def _sums(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
-    found = []
+    results = []
     for dtype in types:
         pair = []
         for rank in range(2):
@@ -242,8 +242,8 @@ def _sums(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]
                 ark.all_reduce(ark.tensor((5, 41), dtype), rank, 2, algorithm="ring")
             pair.append(plan(model.graph, machine))
         verify(pair)
-        found.append((f"sums-{dtype.name}", pair[0]))
-    return found
+        results.append((f"sums-{dtype.name}", pair[0]))
+    return results
 
 
 def _overlapped(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
@@ -262,18 +262,18 @@ def _overlapped(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, 
         verify(pair)
         return pair[0]
 
-    found = []
+    results = []
     floats = [t for t in FLOATS if t in types]
     for dtype in floats[:1]:
-        found.append((f"overlapped-{dtype.name}", first(dtype, 768, 512, 64, False)))
+        results.append((f"overlapped-{dtype.name}", first(dtype, 768, 512, 64, False)))
     for dtype in [t for t in floats if t.itemsize == 2 and machine.has(Capability.WGMMA)][:1]:
-        found.append((f"bands-{dtype.name}", first(dtype, 1024, 1024, 512, True)))
-    return found
+        results.append((f"bands-{dtype.name}", first(dtype, 1024, 1024, 512, True)))
+    return results
 
 
 def _channels(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
     """Both ends of a channel, by every way that bytes have."""
-    found = []
+    results = []
     for dtype in types[:1]:
         pair = []
         for rank in range(2):
@@ -298,39 +298,39 @@ def _channels(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Pl
                     channel.recv(ark.tensor([999], dtype))
             pair.append(plan(model.graph, machine))
         verify(pair)
-        found += [(f"channel{p.rank}-{dtype.name}", p) for p in pair]
-    return found
+        results += [(f"channel{p.rank}-{dtype.name}", p) for p in pair]
+    return results
 
 
 def _claimed(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
     """Ops large enough for tiles to be claimed, where the machine has that."""
-    found = []
+    results = []
     for dtype in [t for t in types if t in FLOATS and machine.has(Capability.CLAIMS)][:1]:
         model = Model()
         with use_model(model):
             x = ark.softmax(ark.tensor([8192, 4096], dtype))
             ark.gather(ark.mul(x, x), ark.tensor([8192], ark.int32), 0)
-        made = plan(model.graph, machine)
-        verify([made])
-        found.append((f"claimed-{dtype.name}", made))
-    return found
+        result = plan(model.graph, machine)
+        verify([result])
+        results.append((f"claimed-{dtype.name}", result))
+    return results
 
 
 @cache
 def plans(machine: Machine, types: tuple[DataType, ...] = ALL) -> list[tuple[str, Plan]]:
     """Verified plans for `machine`, each with a name; the same ones in the same order each time."""
-    found = []
+    results = []
     for case, build, dtypes in _CASES:
         for dtype in (t for t in dtypes if t in types):
             model = Model()
             with use_model(model):
                 build(dtype)
-            made = plan(model.graph, machine)
-            verify([made])
-            found.append((f"{case}-{dtype.name}", made))
+            result = plan(model.graph, machine)
+            verify([result])
+            results.append((f"{case}-{dtype.name}", result))
     for ranks in (_sums, _llama, _overlapped, _channels, _claimed):
-        found += ranks(machine, types)
-    return found
+        results += ranks(machine, types)
+    return results
 
 
 def types_for(arch: str, archs: Sequence[str]) -> tuple[DataType, ...]:
@@ -360,12 +360,12 @@ def united(
     first, and of the rest every fourth of kinds with a body of the backend's own, every eighth of
     the others, whose text is the same for all, which ones as `which` says. In the slow run all.
     """
-    made = [plan for _, plan in plans(machine, types)]
+    result = [plan for _, plan in plans(machine, types)]
     seen, first_of, skipped = set(), set(), {4: 0, 8: 0}
     tensors: list[PlanTensor] = []
     buffers: list[PlanBuffer] = []
     ops: list[PlanOp] = []
-    for one in made:
+    for one in result:
         for op in one.ops:
             key = kinds.signature(one, op).key
             if key in seen or _of_roles(one, op):
@@ -387,7 +387,7 @@ def united(
             ops.append(dataclasses.replace(op, id=len(ops) % share, operands=operands))
     common = {"tensors": tuple(tensors), "buffers": tuple(buffers)}
     return [
-        dataclasses.replace(made[0], ops=tuple(ops[at : at + share]), **common)
+        dataclasses.replace(result[0], ops=tuple(ops[at : at + share]), **common)
         for at in range(0, len(ops), share)
     ]
 

@@ -203,9 +203,9 @@ class Bench:
         self.library.ark_touch(params.ctypes.data_as(ctypes.c_void_p), scratch)
         record(None, ctypes.c_size_t(0), None)
         assert host["error"][0] == 0, f"the task failed: {host}"
-        found = self._gather(number)
+        actual = self._gather(number)
         self.memory[:] = before
-        return found
+        return actual
 
     def _gather(self, number: int) -> Touched:
         marks = {b.id: self._part(self.marks, b.id).copy() for b in self.plan.buffers}

@@ -70,14 +70,14 @@ def torch_perceptron(
 
     wide = {n: torch.tensor(w, dtype=torch.float64).requires_grad_() for n, w in weights.items()}
     x, y = torch.tensor(given[0], dtype=torch.float64), torch.tensor(given[1], dtype=torch.int64)
-    made = optimizer(list(wide.values()))
+    result = optimizer(list(wide.values()))
     losses = []
     for _ in range(steps):
         hidden = torch.nn.functional.silu(x @ wide["first"].T + wide["bias"])
         loss = torch.nn.functional.cross_entropy(hidden @ wide["second"].T, y)
-        made.zero_grad()
+        result.zero_grad()
         loss.backward()
-        made.step()
+        result.step()
         losses.append(loss.item())
     return losses
 
@@ -96,10 +96,10 @@ def decoder(
     state = ark.TokenState(tokens[0:rows], start, start, start, start)
     hidden = ark.rmsnorm(model(state, rows), model.norm, model.eps)
     loss = ark.cross_entropy(model.head(hidden), tokens[1 : rows + 1])
-    made = optimizer(model.params_dict())
-    gradients, _ = ark.optim.clip_grad_norm(ark.grad(loss, made.parameters), 1.0)
+    result = optimizer(model.params_dict())
+    gradients, _ = ark.optim.clip_grad_norm(ark.grad(loss, result.parameters), 1.0)
     curve.record(loss)
-    made.step(gradients)
+    result.step(gradients)
     return model, text, curve
 
 
@@ -113,15 +113,15 @@ def torch_decoder(
     model = LlamaForCausalLM.from_pretrained(
         directory, dtype=torch.float32, num_hidden_layers=layers
     )
-    made = optimizer(list(model.parameters()))
+    result = optimizer(list(model.parameters()))
     losses = []
     for row in torch.from_numpy(text.astype(np.int64)):
         logits = model(row[None, :-1]).logits[0]
         loss = torch.nn.functional.cross_entropy(logits, row[1:])
-        made.zero_grad()
+        result.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        made.step()
+        result.step()
         losses.append(loss.item())
     return losses
 

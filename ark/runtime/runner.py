@@ -1,6 +1,6 @@
 """Loads plans: `load` turns a plan and a backend into a Runner, which launches it, as a loop kernel
-or by the backend's own means. Called by ark.api.runtime, ark.models.generate, ark.interop and
-ark.bench.
+or by the backend's own means. Called by ark.api.runtime, ark.models.generate and
+ark.interop.
 """
 
 from __future__ import annotations

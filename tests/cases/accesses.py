@@ -50,12 +50,12 @@ def may_be_larger(sig: kinds.Signature) -> bool:
 
 def masks(plan: Plan, op: int, accesses: list[kinds.Access]) -> dict[tuple[int, bool], np.ndarray]:
     """Declared bytes, as booleans, by (buffer, write)."""
-    made: dict[tuple[int, bool], np.ndarray] = {}
+    results: dict[tuple[int, bool], np.ndarray] = {}
     for access in accesses:
         tensor = plan.tensors[plan.ops[op].operands[access.operand]]
         size, items = tensor.itemsize, tensor.items
         each = 1 if tensor.packet else by_name(tensor.dtype).per_item
-        whole = made.setdefault(
+        whole = results.setdefault(
             (tensor.buffer, access.write), np.zeros(plan.buffers[tensor.buffer].nbytes, bool)
         )
         count = int(np.prod(items.extents)) * size
@@ -63,7 +63,7 @@ def masks(plan: Plan, op: int, accesses: list[kinds.Access]) -> dict[tuple[int, 
         lo[-1], hi[-1] = lo[-1] // each, -(-hi[-1] // each)
         box = tuple(slice(o + a, o + b) for o, a, b in zip(items.offsets, lo, hi, strict=True))
         whole[:count].reshape(*items.extents, size)[box] = True
-    return made
+    return results
 
 
 def compare(plan: Plan, touched: Touched, position: int | None) -> tuple[int, int]:
@@ -89,7 +89,7 @@ def compare(plan: Plan, touched: Touched, position: int | None) -> tuple[int, in
             )
             if not may_be_larger(sig):
                 less = np.count_nonzero(allowed & ~did)
-                # What is read after it was written is one's own.
+                # A read of bytes that the same task wrote before is local.
                 less -= 0 if write else np.count_nonzero(allowed & ~did & ((marks & WRITTEN) != 0))
                 assert not less, f"{less} declared bytes of {buffer} that it never {verb}: {what}"
             sums[0] += 0 if write else int(allowed.sum())
@@ -160,13 +160,13 @@ def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:
         return None
     caches = [s for s, d in zip(shapes, kinds_of, strict=True) if len(s) == 3]
     limit = caches[0][1] if caches else shapes[4][0] if entry.kind == "choose" else 4
-    found = None
+    actual = None
     for i, (shape, dtype) in enumerate(zip(shapes, kinds_of, strict=True)):
         if dtype == "int32" and shape == (1,) and entry.kind not in PLAIN:
-            found = int(rng.choice([0, 1, limit // 2, limit - 2, limit - 1]))
-            found = max(0, found)
-            bench.operand(op, i)[...] = found  # of all sequences
-    return found
+            actual = int(rng.choice([0, 1, limit // 2, limit - 2, limit - 1]))
+            actual = max(0, actual)
+            bench.operand(op, i)[...] = actual  # of all sequences
+    return actual
 
 
 def _options(rng: np.random.Generator) -> np.ndarray:

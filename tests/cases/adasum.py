@@ -30,13 +30,13 @@ def torch_weights(
     start = [torch.tensor(w.astype(np.float32), dtype=torch.float64) for w in start]
     start = [w * (1 + nudge * torch.sign(torch.randn_like(w))) for w in start]
     ranks = [[w.clone().requires_grad_() for w in start] for _ in range(world)]
-    made = [optimizer(weights) for weights in ranks]
+    result = [optimizer(weights) for weights in ranks]
     count = len(data["x"])
     picks = [np.random.default_rng([1, r]).integers(0, count, (steps, batch)) for r in range(world)]
     x, y = torch.tensor(data["x"], dtype=torch.float64), torch.tensor(data["y"]).long()
     for step in range(steps):
         old = [w.detach().clone() for w in ranks[0]]
-        for weights, own, drawn in zip(ranks, made, picks, strict=True):
+        for weights, own, drawn in zip(ranks, result, picks, strict=True):
             at = torch.tensor(drawn[step])
             logits = torch.relu(x[at] @ weights[0].T) @ weights[1].T
             own.zero_grad()

@@ -17,9 +17,9 @@ BATCH, HEADS, ROWS, WIDTH = 2, 3, 130, 24
 
 @dataclass(frozen=True)
 class Form:
-    """How queries, keys and values lie in what is given, how scores are made, how results lie.
-
-    shape: of the given tensor or tensors. split: to three of (batch, heads, rows, width).
+    """The layouts of queries, keys and values in the input, how scores are computed, and the layout
+    of results. shape: of the input tensor or tensors. split: to three of (batch, heads, rows,
+    width).
     """
 
     shape: tuple[int, ...]
@@ -88,10 +88,10 @@ def attention(form: Form, x: Any) -> Any:
     elif form.mask == "add":
         scores = ark.add(scores, lower_left("add", scores.dtype()))
     if form.scores == "wide":
-        made = ark.matmul(ark.cast(ark.softmax(ark.cast(scores, fp32)), x.dtype()), v)
+        result = ark.matmul(ark.cast(ark.softmax(ark.cast(scores, fp32)), x.dtype()), v)
     else:
-        made = ark.matmul(ark.softmax(scores), v)
-    return made if form.back is None else ark.transpose(made, list(form.back))
+        result = ark.matmul(ark.softmax(scores), v)
+    return result if form.back is None else ark.transpose(result, list(form.back))
 
 
 COLUMNS = (BATCH, ROWS, 3 * HEADS * WIDTH)
@@ -118,5 +118,5 @@ def by_torch(form: Form, x: np.ndarray) -> np.ndarray:
         q, k, v = parts
     else:
         q, k, v = given.reshape(BATCH, ROWS, 3, HEADS, WIDTH).permute(2, 0, 3, 1, 4)
-    made = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(form.mask))
-    return (made if form.back is None else made.permute(*form.back)).numpy()
+    result = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(form.mask))
+    return (result if form.back is None else result.permute(*form.back)).numpy()

@@ -74,12 +74,12 @@ def by_torch(s: Shape, q: np.ndarray, k: np.ndarray, v: np.ndarray, *rest: Any) 
         if s.sinks:
             sink = torch.tensor(extra[0]).reshape(1, -1, 1, 1).expand(batch, -1, s.rows, 1)
             scores = torch.cat((scores, sink), -1)
-        made = torch.softmax(scores, -1)[..., : s.context] @ values
+        result = torch.softmax(scores, -1)[..., : s.context] @ values
     else:
-        made = torch.nn.functional.scaled_dot_product_attention(
+        result = torch.nn.functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=seen, scale=s.scale
         )
-    return made.transpose(1, 2).reshape(q.shape).numpy()
+    return result.transpose(1, 2).reshape(q.shape).numpy()
 
 
 def case(s: Shape, dtype: DataType, seed: int, cached: DataType | None = None) -> Case:

@@ -168,9 +168,9 @@ def run(
                 x = executor.find("x")
                 executor.write("x", np.arange(x.shape[0], dtype=np.int32))
             executor.start(iterations).wait(60.0)
-            found = executor.read("total") if "total" in named else np.zeros(0)
+            result = executor.read("total") if "total" in named else np.zeros(0)
             ranks.barrier()
-            return found
+            return result
 
     return run_ranks(len(plans), work)[1]
 

@@ -87,10 +87,10 @@ def product() -> ParallelGraph:
     """x weight^T over shares of k, and what follows."""
     model = Model(0, 1)
     with use_model(model):
-        made = ark.linear(
+        result = ark.linear(
             ark.tensor((ROWS, WIDTH), name="x"), ark.parameter((16, WIDTH)), name="product"
         )
-        ark.copy(ark.relu(made, name="relu"), output=ark.tensor((ROWS, 16), name="result"))
+        ark.copy(ark.relu(result, name="relu"), output=ark.tensor((ROWS, 16), name="result"))
     plan = ParallelGraph(model.graph, RANKS)
     for node in plan.nodes:
         (piece,) = plan.pieces(node)

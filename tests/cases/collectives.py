@@ -27,9 +27,9 @@ ITERATIONS = 3
 
 def names(world: int, collective: str) -> list[str]:
     """The algorithms without a search (taccl is a search); on 8 ranks some of them, to be short."""
-    found = algorithms(topology.full_mesh(world), collective)
+    actual = algorithms(topology.full_mesh(world), collective)
     some = ("forestcoll", "ring", "double_binary_tree")
-    return [a for a in found if (a in some if world == 8 else a != "taccl")]
+    return [a for a in actual if (a in some if world == 8 else a != "taccl")]
 
 
 CPU_2 = registry.machine("cpu-2")
@@ -38,13 +38,13 @@ CPU_2 = registry.machine("cpu-2")
 def build(
     world: int, body: Callable[[int], object], machine: Machine = CPU_2, **options: bool
 ) -> list[Plan]:
-    made = []
+    results = []
     for rank in range(world):
         model = Model(rank, world)
         with use_model(model):
             body(rank)
-        made.append(make_plan(model.graph, machine, options))
-    return made
+        results.append(make_plan(model.graph, machine, options))
+    return results
 
 
 def keep(tensor: ark.Tensor, name: str) -> None:
@@ -126,15 +126,15 @@ def devices(name: str, world: int, arch: str = "gfx942") -> Iterator[tuple[list[
         elif name != "cpu" and len(registry.probe(name).devices) < world:
             pytest.skip(f"{name} has fewer than {world} devices")
         backend = registry.get(name)
-        made = [backend.open(0 if name == "cpu" else rank) for rank in range(world)]
-        for device in made:
+        result = [backend.open(0 if name == "cpu" else rank) for rank in range(world)]
+        for device in result:
             stack.callback(device.close)
         machine = registry.machine(f"cpu-{max(1, 4 // world)}") if name == "cpu" else None
-        yield made, machine or made[0].machine
+        yield result, machine or result[0].machine
 
 
 def short_suite(world: int) -> Callable[[int], None]:
-    """One graph with every collective once, as it is chosen where nobody says how."""
+    """One graph with every collective once, by the default algorithms."""
 
     def body(rank: int) -> None:
         place = (rank, world)
@@ -175,18 +175,18 @@ def check_collectives(
                 executor.write("z", zs[ranks.rank])
                 executor.write("w", ws[ranks.rank])
             executor.start(ITERATIONS).wait(250.0)
-            found = {name: executor.read(name) for name in outputs}
+            actual = {name: executor.read(name) for name in outputs}
             ranks.barrier()
-            return found
+            return actual
 
-    found = run_ranks(world, work)
+    actual = run_ranks(world, work)
     after = [x + ITERATIONS for x in xs]
     assert len(outputs) >= (17 if made is suite else 5)
     for rank in range(world):
         for name in outputs:
-            got = found[rank][name]
+            got = actual[rank][name]
             if name.startswith("sum.z."):
-                np.testing.assert_array_equal(got, found[0][name])
+                np.testing.assert_array_equal(got, actual[0][name])
                 exact = np.sum(np.array(zs, np.float64), axis=0)
                 np.testing.assert_allclose(got.reshape(exact.shape), exact, rtol=1e-5, atol=1e-5)
             else:
@@ -195,6 +195,6 @@ def check_collectives(
 
 
 def is_output(plan: Plan, tensor: int) -> bool:
-    """Was it made by `keep`?"""
+    """True if `keep` made it."""
     kept = {op.operands[-1] for op in plan.ops if op.name == "copy"}
     return tensor in kept and plan.buffers[plan.tensors[tensor].buffer].initial

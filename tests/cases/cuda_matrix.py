@@ -53,9 +53,9 @@ def product(
     e = graph.tensor(shape, dtype, arena="state", name="e")
     graph.add("matmul", [a, b], [c], {"transpose_a": ta, "transpose_b": tb}, "product")
     graph.add("relu", [c], [e], {}, "after")
-    made = plan(graph, machine)
-    verify([made])
-    return made
+    result = plan(graph, machine)
+    verify([result])
+    return result
 
 
 def few_bits(
@@ -65,20 +65,20 @@ def few_bits(
     graph = Graph()
     a = graph.tensor((m, k), types[0], arena="state", name="a")
     b = graph.tensor((n, k), types[1], arena="state", name="b")
-    made = int32 if types[0] == int8 else fp32
-    c = graph.tensor((m, n), fp32 if scaled else made, arena="state", name="c")
-    product = graph.tensor((m, n), made) if scaled else c
+    result = int32 if types[0] == int8 else fp32
+    c = graph.tensor((m, n), fp32 if scaled else result, arena="state", name="c")
+    product = graph.tensor((m, n), result) if scaled else c
     attrs = {"transpose_a": False, "transpose_b": True}
     graph.add("matmul", [a, b], [product], attrs | ({"tf32": True} if types[0] == fp32 else {}))
     if scaled:
         whole = product
-        if made == int32:
+        if result == int32:
             whole = graph.tensor((m, n), fp32)
             graph.add("cast", [product], [whole], {})
         graph.add("mul", [whole], [c], {"scalar": 0.5})
-    found = plan(graph, machine)
-    verify([found])
-    return found
+    actual = plan(graph, machine)
+    verify([actual])
+    return actual
 
 
 # (m, n, k, types, is it scaled?, the instruction)

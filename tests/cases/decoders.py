@@ -128,5 +128,5 @@ def best(directory: Path, prompt: list[int], ours: list[int]) -> list[int]:
     model = reference(directory)
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + ours[:-1]])).logits[0].numpy()
-    found: list[int] = logits[len(prompt) - 1 :].argmax(-1).tolist()
-    return found
+    results: list[int] = logits[len(prompt) - 1 :].argmax(-1).tolist()
+    return results

@@ -32,15 +32,15 @@ def read_png(data: bytes) -> np.ndarray:
         packed += data[at + 8 : at + 8 + size] if data[at + 4 : at + 8] == b"IDAT" else b""
         at += size + 12
     rows = np.frombuffer(zlib.decompress(packed), np.uint8).reshape(height, -1)
-    made = np.zeros((height + 1, width + 1, channels), np.uint8)  # a border of zeros before
+    result = np.zeros((height + 1, width + 1, channels), np.uint8)  # a border of zeros before
     pairs = zip(rows[:, 0], rows[:, 1:].reshape(height, -1, channels), strict=True)
     for y, (how, row) in enumerate(pairs, 1):
         if how in (0, 2):
-            made[y, 1:] = row + (made[y - 1, 1:] if how else 0)
+            result[y, 1:] = row + (result[y - 1, 1:] if how else 0)
             continue
         for x in range(1, width + 1):
             left, up, corner = (
-                made[place].astype(int) for place in ((y, x - 1), (y - 1, x), (y - 1, x - 1))
+                result[place].astype(int) for place in ((y, x - 1), (y - 1, x), (y - 1, x - 1))
             )
             near = np.abs([up - corner, left - corner, left + up - 2 * corner])
             paeth = np.where(
@@ -48,5 +48,5 @@ def read_png(data: bytes) -> np.ndarray:
                 left,
                 np.where(near[1] <= near[2], up, corner),
             )
-            made[y, x] = (row[x - 1] + {1: left, 3: (left + up) // 2, 4: paeth}[int(how)]) % 256
-    return made[1:, 1:]
+            result[y, x] = (row[x - 1] + {1: left, 3: (left + up) // 2, 4: paeth}[int(how)]) % 256
+    return result[1:, 1:]

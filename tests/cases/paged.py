@@ -36,15 +36,15 @@ def table(s: Shape, seed: int) -> np.ndarray:
     """
     rng = np.random.default_rng(seed)
     numbers = rng.permutation(s.pool)
-    found = np.full((len(s.positions), s.most), -7)
+    result = np.full((len(s.positions), s.most), -7)
     for b, position in enumerate(s.positions):
         last = position + (s.rows - 1 if len(s.positions) == 1 else 0)
         used = last // s.page + 1
-        found[b, :used], numbers = numbers[:used], numbers[used:]
-        found[b, used:] = rng.choice([-1, s.pool, 2**31 - 1], s.most - used)
+        result[b, :used], numbers = numbers[:used], numbers[used:]
+        result[b, used:] = rng.choice([-1, s.pool, 2**31 - 1], s.most - used)
         if s.window:
-            found[b, : max(0, position - s.window + 1) // s.page] = -1
-    return found
+            result[b, : max(0, position - s.window + 1) // s.page] = -1
+    return result
 
 
 def side_by_side(cache: np.ndarray, row: np.ndarray) -> torch.Tensor:
@@ -62,7 +62,7 @@ def by_torch(
     at: np.ndarray,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    made = []
+    results = []
     for b, rows in enumerate(np.split(q, len(s.positions))):
         queries = torch.tensor(rows).reshape(len(rows), s.heads, s.width).transpose(0, 1)
         keys, values = (
@@ -85,8 +85,8 @@ def by_torch(
             out = torch.softmax(masked, -1)[..., :-1] @ values
         else:
             out = attend(queries, keys, values, attn_mask=seen)
-        made.append(out.transpose(0, 1).reshape(len(rows), -1).numpy())
-    return np.concatenate(made)
+        results.append(out.transpose(0, 1).reshape(len(rows), -1).numpy())
+    return np.concatenate(results)
 
 
 def case(s: Shape, dtype: DataType, seed: int, cached: DataType | None = None) -> Case:

@@ -19,8 +19,8 @@ WIDTH, ITERATIONS = 3000, 40
 
 
 def planned(graphs: list[Graph], machine: Machine | str, together: bool = False) -> list[Plan]:
-    made = registry.machine(machine) if isinstance(machine, str) else machine
-    return list(plan_ranks(graphs, made, {"together": together}))
+    result = registry.machine(machine) if isinstance(machine, str) else machine
+    return list(plan_ranks(graphs, result, {"together": together}))
 
 
 def run(
@@ -31,7 +31,7 @@ def run(
     name: str = "cpu",
     opened: Sequence[Device] = (),
 ) -> list[tuple[np.ndarray, list]]:
-    """What is added up on each rank, and its trace. opened: a device for each rank."""
+    """The sums on each rank, and its trace. opened: a device for each rank."""
     backend, _ = registry.choose(name)
 
     def work(ranks: ThreadRanks) -> tuple[np.ndarray, list]:
@@ -43,8 +43,8 @@ def run(
             for name in ("batch", "total"):
                 executor.write(name, np.zeros(width, np.float32))
             executor.start(iterations).wait(120.0)
-            found = executor.read("total"), executor.trace() if trace else []
+            actual = executor.read("total"), executor.trace() if trace else []
             ranks.barrier()
-            return found
+            return actual
 
     return run_ranks(len(plans), work)

@@ -16,13 +16,13 @@ from tests.ranks import ThreadRanks, run_ranks
 
 def build(world: int, body: Callable[[int], None], machine: str = "cpu-2") -> list[Plan]:
     """The plans of all ranks of a model that `body` builds for a rank."""
-    made = []
+    results = []
     for rank in range(world):
         model = Model(rank, world)
         with use_model(model):
             body(rank)
-        made.append(make_plan(model.graph, registry.machine(machine)))
-    return made
+        results.append(make_plan(model.graph, registry.machine(machine)))
+    return results
 
 
 def execute(
@@ -40,8 +40,8 @@ def execute(
             for name, array in inputs[ranks.rank].items():
                 executor.write(name, array)
             executor.start(iterations).wait(60.0)
-            found = {name: executor.read(name) for name in outputs[ranks.rank]}
+            actual = {name: executor.read(name) for name in outputs[ranks.rank]}
             ranks.barrier()
-            return found
+            return actual
 
     return run_ranks(len(plans), work)

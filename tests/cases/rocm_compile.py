@@ -32,6 +32,6 @@ def assembly(source: Source, arch: str) -> str:
 
 
 def fact(text: str, name: str) -> int:
-    found = re.search(rf"\.{name}:\s+(\d+)", text)
-    assert found, name
-    return int(found.group(1))
+    matches = re.search(rf"\.{name}:\s+(\d+)", text)
+    assert matches, name
+    return int(matches.group(1))

@@ -33,21 +33,21 @@ def traced(build: Callable[[], Any]) -> Graph:
     """The one-device graph that `build` makes; its last tensor is copied to "result"."""
     model = Model(0, 1)
     with use_model(model):
-        made = build()
-        target = ark.tensor(made.shape(), made.dtype(), name="result")
-        ark.copy(made, output=target)
+        result = build()
+        target = ark.tensor(result.shape(), result.dtype(), name="result")
+        ark.copy(result, output=target)
     return model.graph
 
 
 def inputs_of(graph: Graph, seed: int) -> dict[str, np.ndarray]:
-    """Random contents of what the graph reads and nobody writes, by buffer name."""
+    """Random contents of tensors that the graph reads and does not write, by buffer name."""
     random = np.random.default_rng(seed)
     written = {n.outputs[0].buffer.id for n in graph.nodes}
-    found = {}
+    results = {}
     for tensor in (t for n in graph.nodes for t in n.inputs):
-        if tensor.buffer.id not in written and tensor.buffer.name not in found:
-            found[tensor.buffer.name] = random.integers(-3, 4, tensor.extents).astype(np.float32)
-    return found
+        if tensor.buffer.id not in written and tensor.buffer.name not in results:
+            results[tensor.buffer.name] = random.integers(-3, 4, tensor.extents).astype(np.float32)
+    return results
 
 
 def one_device(graph: Graph, inputs: dict[str, np.ndarray]) -> np.ndarray:
@@ -60,17 +60,17 @@ def one_device(graph: Graph, inputs: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def on_ranks_in_numpy(plan: ParallelGraph, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    made = materialise(plan)
-    ranks = Ranks(made.graphs)
+    result = materialise(plan)
+    ranks = Ranks(result.graphs)
     written = plan.graph.nodes[-1].outputs[0].buffer
-    for rank, held in enumerate(made.held):
+    for rank, held in enumerate(result.held):
         for name, view in held.items():
             if name in inputs:
                 ranks.fill(rank, name, part_of(inputs[name], view))
     ranks.run()
     parts = [
         (view, ranks.read(rank, name))
-        for rank, held in enumerate(made.held)
+        for rank, held in enumerate(result.held)
         for name, view in held.items()
         if view.buffer == written.id
     ]
@@ -94,13 +94,13 @@ def on_cpu_ranks(
                 if name in inputs:
                     executor.write(name, part_of(inputs[name], view))
             executor.start(2).wait(60.0)
-            found = [
+            actual = [
                 (v, executor.read(n).reshape(v.shape))
                 for n, v in held.items()
                 if v.buffer in results
             ]
             own.barrier()
-            return found
+            return actual
 
     return list(itertools.chain(*run_ranks(len(plans), work)))
 

@@ -18,7 +18,7 @@ PACKED = (ark.int4, ark.uint4, ark.fp4)
 
 
 def shapes(least: int, most: int) -> st.SearchStrategy[list[int]]:
-    """From `least` to `most` dimensions; what is drawn first, the simplest, has five."""
+    """From `least` to `most` dimensions; the simplest example has five."""
     size = st.sampled_from([2, 1, 3, 1, 1, 4, 1, 7, 1, 33, 1, 5, 18])
     ranks = sorted(range(least, most + 1), key=lambda n: abs(n - 5))
     drawn = st.sampled_from(ranks).flatmap(lambda n: st.lists(size, min_size=n, max_size=n))
@@ -43,12 +43,12 @@ def values(rng: np.random.Generator, shape: Any, dtype: DataType) -> np.ndarray:
 
 def box(draw: Any, shape: list[int], even: bool = False) -> tuple[slice, ...]:
     """A box in a shape; `even`: the last dimension begins at a whole byte of two elements."""
-    found = []
+    results = []
     for d, n in enumerate(shape):
         begin = draw(st.integers(0, n - 1))
         begin -= begin % 2 if even and d == len(shape) - 1 else 0
-        found.append(slice(begin, n - draw(st.integers(0, n - begin - 1))))
-    return tuple(found)
+        results.append(slice(begin, n - draw(st.integers(0, n - begin - 1))))
+    return tuple(results)
 
 
 def thinned(draw: Any, full: list[int]) -> list[int]:
@@ -71,7 +71,7 @@ COMPARISONS: tuple[tuple[str, Callable[..., np.ndarray]], ...] = (
 def movements(draw: Any) -> list[Case]:
     """Views, copies, transpositions, reshapes of every type and of up to eight dimensions."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    found = []
+    results = []
     for dtype in (*PLAIN, *PACKED):
         shape = draw(shapes(1, 8))
         inputs = [(values(rng, shape, dtype), dtype)]
@@ -81,7 +81,7 @@ def movements(draw: Any) -> list[Case]:
             cut = box(draw, shape)
         perm = draw(st.permutations(range(len(shape))))
         name = f"{dtype} {shape} {cut} {perm}"
-        found += [
+        results += [
             Case(f"copy {name}", inputs, lambda t, c=cut: ark.copy(t[c]), lambda a, c=cut: a[c]),
             Case(
                 f"transpose {name}",
@@ -96,14 +96,14 @@ def movements(draw: Any) -> list[Case]:
                 lambda a, c=cut: a[c].reshape(-1),
             ),
         ]
-    return found
+    return results
 
 
 @st.composite
 def elementwise(draw: Any) -> list[Case]:
     """Comparisons, selection, arithmetic, casts; every operand broadcasts."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    found = []
+    results = []
     for number, dtype in enumerate((*INTEGERS, ark.fp32, ark.bf16)):
         full = draw(shapes(1, 8))
         left, right, third = full, thinned(draw, full), thinned(draw, full)
@@ -111,17 +111,19 @@ def elementwise(draw: Any) -> list[Case]:
         a = np.where(rng.random(left) < 0.3, np.broadcast_to(b, left), a)
         pair = [(a, dtype), (b, dtype)]
         for name, reference in COMPARISONS:
-            found.append(
+            results.append(
                 Case(f"{name} {dtype} {left} {right}", pair, getattr(ark, name), reference)
             )
         for name, reference in (("maximum", np.maximum), ("minimum", np.minimum), ("mul", None)):
             op = getattr(ark, name)
-            found.append(Case(f"{name} {dtype} {left} {right}", pair, op, reference or np.multiply))
+            results.append(
+                Case(f"{name} {dtype} {left} {right}", pair, op, reference or np.multiply)
+            )
         mask = (values(rng, third, ark.bool), ark.bool)
-        found.append(Case(f"where {dtype} {third}", [mask, *pair], ark.where, np.where))
+        results.append(Case(f"where {dtype} {third}", [mask, *pair], ark.where, np.where))
         target = PLAIN[(number + 3) % len(PLAIN)]
         if target.name != "bool" and dtype in INTEGERS:
-            found.append(
+            results.append(
                 Case(
                     f"cast {dtype} to {target}",
                     pair[:1],
@@ -129,31 +131,31 @@ def elementwise(draw: Any) -> list[Case]:
                     lambda x: x,
                 )
             )
-        found.append(
+        results.append(
             Case(f"truth {dtype}", pair[1:], lambda t: ark.cast(t, ark.bool), lambda x: x != 0)
         )
     shape = draw(shapes(1, 8))
     p, q = (values(rng, s, ark.bool) for s in (shape, thinned(draw, shape)))
     both = [(p, ark.bool), (q, ark.bool)]
     for name in ("logical_and", "logical_or", "logical_xor", "equal"):
-        found.append(Case(f"{name} {shape}", both, getattr(ark, name), getattr(np, name)))
-    found.append(Case("not", both[:1], ark.logical_not, np.logical_not))
-    found.append(Case("number", both[:1], lambda t: ark.where(t, 2**40, t64(t)), select))
+        results.append(Case(f"{name} {shape}", both, getattr(ark, name), getattr(np, name)))
+    results.append(Case("not", both[:1], ark.logical_not, np.logical_not))
+    results.append(Case("number", both[:1], lambda t: ark.where(t, 2**40, t64(t)), select))
     # One op of more operands than a task's record holds.
     many, dtype = (
         draw(st.integers(13, 24)),
         draw(st.sampled_from([ark.int64, ark.int32, ark.uint8])),
     )
     operands = [(values(rng, shape, dtype), dtype) for _ in range(many)]
-    return [*found, Case(f"sum of {many} {dtype} {shape}", operands, total, total)]
+    return [*results, Case(f"sum of {many} {dtype} {shape}", operands, total, total)]
 
 
 def total(*parts: Any) -> Any:
     """((a + b) - c) + d ..., whose order integers show."""
-    made = parts[0]
+    result = parts[0]
     for number, part in enumerate(parts[1:]):
-        made = made - part if number % 2 else made + part
-    return made
+        result = result - part if number % 2 else result + part
+    return result
 
 
 def t64(t: Any) -> Any:
@@ -168,7 +170,7 @@ def select(p: np.ndarray) -> np.ndarray:
 def reductions(draw: Any) -> list[Case]:
     """Any axis of up to eight dimensions, and products of matrices with batches."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    found = []
+    results = []
     for dtype in (ark.fp32, ark.fp16, *INTEGERS):
         shape = draw(shapes(1, 8))
         cut = box(draw, shape)
@@ -177,7 +179,7 @@ def reductions(draw: Any) -> list[Case]:
         inputs = [(values(rng, shape, dtype), dtype)]
         for name in ("sum", "max", "min"):
             op, reference = getattr(ark, f"reduce_{name}"), getattr(np, name)
-            found.append(
+            results.append(
                 Case(
                     f"{name} {dtype} {shape} {cut} {axis}",
                     inputs,
@@ -189,7 +191,7 @@ def reductions(draw: Any) -> list[Case]:
                 )
             )
         for name, index in (("argmax", ark.int32), ("argmin", ark.int64)):
-            found.append(
+            results.append(
                 Case(
                     f"{name} {dtype} {shape} {axis}",
                     inputs,
@@ -199,7 +201,7 @@ def reductions(draw: Any) -> list[Case]:
             )
     shape = draw(shapes(3, 6))
     axes = tuple(draw(st.sets(st.integers(0, len(shape) - 1), min_size=1)))
-    found.append(
+    results.append(
         Case(
             f"mean {shape} {axes}",
             [(values(rng, shape, ark.fp32), ark.fp32)],
@@ -210,7 +212,7 @@ def reductions(draw: Any) -> list[Case]:
     batch = [min(n, 3) for n in draw(shapes(1, 6))]
     m, n, k = (draw(st.integers(1, 20)) for _ in range(3))
     left, right = [*batch, m, k], [*thinned(draw, batch), n, k]
-    found.append(
+    results.append(
         Case(
             f"matmul {left} {right}",
             [(values(rng, s, ark.fp32), ark.fp32) for s in (left, right)],
@@ -219,7 +221,7 @@ def reductions(draw: Any) -> list[Case]:
             tolerance=1e-4,
         )
     )
-    found.append(
+    results.append(
         Case(
             f"softmax {left}",
             [(values(rng, left, ark.fp32), ark.fp32)],
@@ -227,7 +229,7 @@ def reductions(draw: Any) -> list[Case]:
             lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True),
         )
     )
-    return found
+    return results
 
 
 def many(t: Any) -> Any:

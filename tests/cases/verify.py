@@ -41,13 +41,13 @@ def lower_threshold(plan: Plan, rng: random.Random) -> Plan:
 
 
 def _alive(plan: Plan) -> dict[int, tuple[int, int]]:
-    found: dict[int, tuple[int, int]] = {}
+    results: dict[int, tuple[int, int]] = {}
     for op in plan.ops:
         for tensor in op.operands:
             buffer = plan.tensors[tensor].buffer
-            first, _ = found.get(buffer, (op.id, op.id))
-            found[buffer] = (first, op.id)
-    return found
+            first, _ = results.get(buffer, (op.id, op.id))
+            results[buffer] = (first, op.id)
+    return results
 
 
 def overlap_buffers(plan: Plan, rng: random.Random) -> Plan:

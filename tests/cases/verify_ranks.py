@@ -30,7 +30,7 @@ def signalled(plan: Plan) -> list[tuple[Place, Task]]:
 
 
 def with_target(plan: Plan, op: int, tensor: int) -> Plan:
-    """The plan with another output of an op."""
+    """The plan with an op's output replaced."""
     ops = list(plan.ops)
     ops[op] = dataclasses.replace(ops[op], operands=(*ops[op].operands[:-1], tensor))
     return dataclasses.replace(plan, ops=tuple(ops))

@@ -83,8 +83,8 @@ def wanted(given: Corpus, o: Options, world: int, way: str) -> np.ndarray:
         of = (part, steps * world, tables)
         every = [chunk_steps(given, o, step * world + r, *of) for r in range(world)]
         for which, table in enumerate(tables):
-            for row in {row for found in every for row in found[which]}:
-                parts = [found[which].get(row, np.zeros(o.size)) for found in every]
+            for row in {row for actual in every for row in actual[which]}:
+                parts = [actual[which].get(row, np.zeros(o.size)) for actual in every]
                 total = parts[0]
                 for part in parts[1:]:
                     if way == "combiner" and total @ total > 0:

@@ -55,8 +55,8 @@ def networks() -> dict[str, tuple[nn.Module, torch.Tensor]]:
 
 def export(module: nn.Module, example: torch.Tensor, path: Path) -> None:
     """Writes the module in eval mode as ONNX, by the exporter that needs no further package."""
-    made = io.BytesIO()
+    result = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(module.eval(), (example,), made, dynamo=False, opset_version=17)
-    path.write_bytes(made.getvalue())
+        torch.onnx.export(module.eval(), (example,), result, dynamo=False, opset_version=17)
+    path.write_bytes(result.getvalue())

@@ -95,12 +95,12 @@ def onnx(module: nn.Module, example: torch.Tensor) -> Any:
         path = Path(folder, "model.onnx")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = torch.onnx.export(module, (example,), dynamo=True, verbose=False)
-        made.save(str(path))
+            result = torch.onnx.export(module, (example,), dynamo=True, verbose=False)
+        result.save(str(path))
         model = ark.from_onnx(path)
-        (found,) = model(example.numpy())
+        (actual,) = model(example.numpy())
         model.close()
-        return torch.from_numpy(found)
+        return torch.from_numpy(actual)
 
 
 WAYS = {"compile": compiled, "export": exported, "onnx": onnx}

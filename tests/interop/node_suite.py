@@ -103,10 +103,10 @@ def selected(names: Sequence[str]) -> list[TestCase]:
         for module in pkgutil.iter_modules(node.__path__, f"{node.__name__}."):
             if any(name.startswith(module.name.rpartition(".")[2]) for name in called):
                 importlib.import_module(module.name)
-    found = {case.name: case for case in node._NodeTestCases}
-    if not all(name in found for name in names):
-        found = {case.name: case for case in every()}
-    return [found[name] for name in names]
+    actual = {case.name: case for case in node._NodeTestCases}
+    if not all(name in actual for name in names):
+        actual = {case.name: case for case in every()}
+    return [actual[name] for name in names]
 
 
 def run_case(case: TestCase) -> None:
@@ -120,7 +120,7 @@ def run_case(case: TestCase) -> None:
 
 
 def by_name(model: OnnxModel, arrays: Sequence[Any]) -> dict[str, Any]:
-    """The arrays of a data set by input, those of optional inputs that were left away aside."""
+    """The arrays of a data set by input; omitted optional inputs are skipped."""
     names = [port.name for port in model.inputs]
     return dict(zip(names, map(plain, arrays), strict=True))
 
@@ -230,8 +230,8 @@ class Suite:
             for case in taken:
                 self.counts["passed"] += self._tried(case, run_case)
             return
-        for case, found in zip(taken, results, strict=True):
-            checked = self._tried(case, lambda c, f=found: self._judged(c, f))
+        for case, actual in zip(taken, results, strict=True):
+            checked = self._tried(case, lambda c, f=actual: self._judged(c, f))
             self.counts["passed"] += checked
 
     def _judged(self, case: TestCase, results: Sequence[Any]) -> None:
@@ -251,7 +251,7 @@ class Suite:
         return model, model.graph(inputs, into), inputs
 
     def _tried(self, case: TestCase, function: Callable[[TestCase], Any]) -> bool:
-        """Did it go well? If not, it is counted and told."""
+        """Counts and reports a failure; returns True if there is none."""
         try:
             function(case)
             return True

@@ -91,15 +91,15 @@ def found(names: Sequence[str], most: int) -> Iterator[tuple[str, Sample | str]]
         taken = 0
         with contextlib.suppress(Exception):
             for place, given in enumerate(info.sample_inputs("cpu", torch.float32)):
-                made = samples(label, info.op, given, place)
-                taken += isinstance(made, Sample)
-                yield label, made
+                result = samples(label, info.op, given, place)
+                taken += isinstance(result, Sample)
+                yield label, result
                 if taken >= most or place >= 4 * most:
                     break
 
 
 def check(batch: Sequence[Sample]) -> dict[str, str]:
-    """Runs samples in one kernel; by name what is wrong with those that differ."""
+    """Runs samples in one kernel; returns, by name, the differences."""
     wrong: dict[str, str] = {}
     with ark.use_model(ark.Model(0, 1)) as model:
         ready = []
@@ -130,7 +130,7 @@ def check(batch: Sequence[Sample]) -> dict[str, str]:
 
 
 def differs(value: Any, want: Any) -> str:
-    """What is wrong with a result; empty if nothing."""
+    """The fault of a result; empty if there is none."""
     got = value.tensor.to_numpy().reshape(value.shape)
     named = str(want.dtype).removeprefix("torch.")
     if got.shape != want.shape or got.dtype.name != named:
@@ -160,12 +160,12 @@ def main() -> None:
     ready: list[Sample] = []
     refused: Counter[str] = Counter()
     operators = set()
-    for name, made in found(args.names, args.most):
-        if isinstance(made, Sample):
-            ready.append(made)
+    for name, result in found(args.names, args.most):
+        if isinstance(result, Sample):
+            ready.append(result)
             operators.add(name)
         else:
-            refused[f"{name}: {made}" if args.reasons else made.split(" of ")[0]] += 1
+            refused[f"{name}: {result}" if args.reasons else result.split(" of ")[0]] += 1
     wrong: dict[str, str] = {}
     for begin in range(0, len(ready), TOGETHER):
         wrong |= check(ready[begin : begin + TOGETHER])

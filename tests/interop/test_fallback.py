@@ -90,9 +90,9 @@ def test_which_nodes_stay_in_torch_by_their_device(monkeypatch: pytest.MonkeyPat
     graph.owning_module.register_buffer("index", torch.ones(3))
 
     def node(value: Any, target: Any, *given: Any) -> Any:
-        made = target if isinstance(target, fx.Node) else graph.call_function(target, given)
-        made.meta["val"] = value
-        return made
+        result = target if isinstance(target, fx.Node) else graph.call_function(target, given)
+        result.meta["val"] = value
+        return result
 
     aten = torch.ops.aten
     x = node(torch.empty(3, 4, device=there), graph.placeholder("x"))

@@ -92,14 +92,14 @@ def test_a_parameter_that_becomes_a_negative_view() -> None:
     module = torch.nn.Linear(4, 3).requires_grad_(False)
     module.bias = torch.nn.Parameter(torch.randn(3)._neg_view(), requires_grad=False)
     compiled, x = torch.compile(module, backend=backend), torch.randn(2, 4)
-    made = ark.from_torch(module, (x,))
+    result = ark.from_torch(module, (x,))
     for _ in range(2):
         torch.testing.assert_close(compiled(x), module(x))
-        torch.testing.assert_close(made(x), module(x))
+        torch.testing.assert_close(result(x), module(x))
     module.weight.data = module.weight.data._neg_view()
     torch.testing.assert_close(compiled(x), module(x))
     with pytest.raises(ark.InvalidUsageError, match=r"negative views now; call ark\.from_torch"):
-        made(x)
+        result(x)
     torch.testing.assert_close(ark.from_torch(module, (x,))(x), module(x))
 
 

@@ -102,18 +102,18 @@ def test_options_of_torch_compile_are_refused() -> None:
 
 def test_modules_may_be_traced_in_several_threads() -> None:
     ark.init(backend="cpu")
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
 
     def work(number: int) -> None:
         try:
             inner = torch.nn.Linear(8, number + 1)
-            found[number] = torch.allclose(ark.from_torch(inner, (X,))(X), inner(X), atol=1e-5)
+            results[number] = torch.allclose(ark.from_torch(inner, (X,))(X), inner(X), atol=1e-5)
         except Exception as error:
-            found[number] = repr(error)
+            results[number] = repr(error)
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == dict.fromkeys(range(4), True)
+    assert results == dict.fromkeys(range(4), True)

@@ -26,15 +26,15 @@ def on_the_cpu() -> None:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry a launch."""
-    found: list[int] = []
+    results: list[int] = []
     launch: Callable[..., CpuLaunch] = CpuDevice.launch
 
     def counted(*args: Any, **named: Any) -> CpuLaunch:
-        found.append(1)
+        results.append(1)
         return launch(*args, **named)
 
     monkeypatch.setattr(CpuDevice, "launch", counted)
-    return found
+    return results
 
 
 def close(got: Any, want: Any) -> None:
@@ -52,8 +52,8 @@ class Net(torch.nn.Module):
 
 class Learner(Net):
     def forward(self, x: Any, y: Any) -> Any:
-        made = super().forward(x)
-        return made, torch.nn.functional.cross_entropy(made, y)
+        result = super().forward(x)
+        return result, torch.nn.functional.cross_entropy(result, y)
 
 
 MODES: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
@@ -82,7 +82,7 @@ def test_device_iterations_are_one_launch(mode: str, launches: list[int]) -> Non
 
 
 def test_replicas_take_rows_of_their_own(launches: list[int]) -> None:
-    """A softmax over the batch sees who is in it."""
+    """A softmax over the batch depends on the batch's other rows."""
 
     class Share(torch.nn.Module):
         def forward(self, x: Any) -> Any:
@@ -137,8 +137,8 @@ def test_training_steps_are_those_of_torch(name: str, launches: list[int]) -> No
 def test_the_last_loss_is_what_training_gives_by_itself() -> None:
     net = Learner()
     before = net.first.weight.detach().clone()
-    made = torch.optim.SGD(net.parameters(), 0.1)
-    model = ark.training_model(net, ark.torch.Options(device_iterations=4), made)
+    result = torch.optim.SGD(net.parameters(), 0.1)
+    model = ark.training_model(net, ark.torch.Options(device_iterations=4), result)
     out, loss = model(torch.randn(12, 6), torch.randint(0, 4, (12,)))
     assert out.shape == (3, 4) and loss.shape == (1,)
     assert (net.first.weight != before).any()  # in place
@@ -162,7 +162,7 @@ def test_pipeline_stages_have_processors_of_their_own() -> None:
 
 
 def processors_by_stage(model: Any) -> tuple[dict[str, set[int]], Any]:
-    """Who works on tensors of the shape of each layer's weight; the plan."""
+    """The processors that work on tensors of each layer's weight shape; the plan."""
     plan = model._program._plan
     where: dict[str, set[int]] = {}
     for processor, tasks in enumerate(plan.phases[0].processors):

@@ -117,14 +117,14 @@ def test_changed_parameters_are_seen(way: str) -> None:
 def test_inputs_of_other_memory_and_strides() -> None:
     """The kernel of a module that is held, called with strided inputs and others in turn."""
     module = network()
-    made = ark.from_torch(module, (torch.randn(2, 4),))
+    result = ark.from_torch(module, (torch.randn(2, 4),))
     compiled = torch.compile(module, backend=backend)
     wide = torch.randn(2, 8)
     with torch.no_grad():
         for _ in range(2):
             for x in (torch.randn(2, 4), wide[:, ::2], wide[:, 4:], torch.randn(4, 2).T):
                 for _ in range(2):
-                    close(made(x), module(x))
+                    close(result(x), module(x))
                     close(compiled(x), module(x))
 
 
@@ -144,13 +144,13 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
 def test_what_the_kernel_is_not_for_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     """After calls that were as they should be; torch has nothing to complain of."""
     module, x = network(), torch.randn(2, 4)
-    made = ark.from_torch(module, (x,))
+    result = ark.from_torch(module, (x,))
     for change, said in REFUSED.values():
         for _ in range(2):
-            close(made(x), module(x).detach())
+            close(result(x), module(x).detach())
         for _ in range(2):
             with pytest.raises(ark.InvalidUsageError, match=said):
-                made(change(x))
+                result(change(x))
     assert "aoti" not in capfd.readouterr().err
 
 
@@ -170,10 +170,10 @@ def test_calls_that_are_alike_take_one_look(looking: str, monkeypatch: pytest.Mo
     seen = Program._seen
     monkeypatch.setattr(Program, "_seen", lambda *given: taken.append(1) or seen(*given))
     with torch.no_grad():
-        made = ark.from_torch(module, (x,))
+        result = ark.from_torch(module, (x,))
         for _ in range(3):
             x = torch.randn(2, 4)
             close(compiled(x), module(x))
-            close(made(x), module(x))
+            close(result(x), module(x))
     assert len(set(PROGRAMS) - before) == 2
     assert len(taken) == (2 if looking == "native" else 6)

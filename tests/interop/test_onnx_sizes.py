@@ -49,8 +49,8 @@ def model(nodes: Sequence[Any], sizes: dict[str, Sequence[Any]], kind: int = FLO
     )
     graph.output[0].type.tensor_type.elem_type = FLOAT
     opset = [helper.make_opsetid("", 18)]
-    made = helper.make_model(graph, opset_imports=opset, ir_version=9)
-    return shape_inference.infer_shapes(made, data_prop=True)  # of the result
+    result = helper.make_model(graph, opset_imports=opset, ir_version=9)
+    return shape_inference.infer_shapes(result, data_prop=True)  # of the result
 
 
 ROWS = {"x": ["rows", 4]}

@@ -73,13 +73,13 @@ def test_an_onnx_file(
         [helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["batch", 3])],
         [numpy_helper.from_array(weight, "weight")],
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    result = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     monkeypatch.chdir(tmp_path)
-    onnx.save(made, "model.onnx")
+    onnx.save(result, "model.onnx")
     x, mask = np.ones((1, 4), np.float32), np.arange(4, dtype=np.float32)[None]
     np.save("t.npy", x)
     np.save("m.npy", mask)
-    (want,) = ReferenceEvaluator(made).run(None, {"input": x, "mask": mask})
+    (want,) = ReferenceEvaluator(result).run(None, {"input": x, "mask": mask})
     *_, command = re.findall(r"^\$ (ark run .*)$", (DOCS / "onnx.md").read_text(), re.M)
     words = [word.replace("tokens=", "input=") for word in shlex.split(command)[1:]]
     assert main([*words, "--backend", "cpu"]) == 0

@@ -36,11 +36,11 @@ def built(name: str) -> Built:
     graph = export(module, (example,), False).graph_module
     drop_checks(graph)
     values = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
-    made = build(graph, values)
+    result = build(graph, values)
     taken: set[int] = set()
-    with ark.use_model(made.model):
-        made.outputs = [own(v, taken) if isinstance(v, Value) else v for v in made.outputs]
-    return made
+    with ark.use_model(result.model):
+        result.outputs = [own(v, taken) if isinstance(v, Value) else v for v in result.outputs]
+    return result
 
 
 # The default run plans each of the smaller networks for one machine, by turns.
@@ -122,6 +122,6 @@ def test_a_plan_with_a_ring_does_not_count_on() -> None:
     weights = graph.tensor((512, 256), bf16, arena="parameter", name="weights")
     out = graph.tensor((1, 512), fp32, arena="state", name="out")
     graph.add("matmul", [row, weights], [out], {"transpose_a": False, "transpose_b": True})
-    made = make_plan(graph, registry.machine("h100").using("block"))
-    assert machine_of(made).ring_bytes
-    assert not counts_on(made)
+    plan = make_plan(graph, registry.machine("h100").using("block"))
+    assert machine_of(plan).ring_bytes
+    assert not counts_on(plan)

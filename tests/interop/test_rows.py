@@ -1,4 +1,6 @@
-"""What torch modules do to rows, lookups and vectors: results beside torch's, and how few ops."""
+"""Torch modules on rows, lookups and vectors: results compared with torch's, and the number of
+ops.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,9 @@ def same(function: Any, *given: Any, rtol: float = 2e-5) -> list[str]:
     """Compares a function's result with torch's; the kinds of ark's tasks."""
     module = function if isinstance(function, nn.Module) else Whole(function)
     with torch.no_grad():
-        made, want = ark.from_torch(module, given), module(*given)
-        torch.testing.assert_close(made(*given), want, rtol=rtol, atol=rtol)
-    return [op.kind for op in made._program._plan.ops]
+        result, want = ark.from_torch(module, given), module(*given)
+        torch.testing.assert_close(result(*given), want, rtol=rtol, atol=rtol)
+    return [op.kind for op in result._program._plan.ops]
 
 
 def rows(*shape: int, dtype: Any = torch.float32) -> Any:
@@ -101,9 +103,9 @@ def test_many_rows_of_a_table() -> None:
     table, at = rows(70, 24), torch.randint(0, 70, (5, 61))
     assert same(lambda i, t: functional.embedding(i, t), at, table) == ["gather"]
     for bad in (70, -1):  # an embedding does not count from the end
-        made = ark.from_torch(Whole(lambda i, t: functional.embedding(i, t)), (at, table))
+        result = ark.from_torch(Whole(lambda i, t: functional.embedding(i, t)), (at, table))
         with pytest.raises(ark.GpuError, match=f"index {bad}, which is out of range"):
-            made(torch.full_like(at, bad), table)
+            result(torch.full_like(at, bad), table)
 
 
 def test_dimensions_of_one_change_places_for_nothing() -> None:
@@ -162,7 +164,7 @@ def test_what_is_reduced_is_not_written(function: Any, kinds: list[str], dtype: 
 
 
 def test_what_is_reduced_is_written_where_it_must_be() -> None:
-    """Because somebody else reads it, or because a body has no form for it."""
+    """Because another op reads it, or because no body supports it."""
     x, row = rows(6, 70), rows(70)
 
     def both(t: Any) -> Any:

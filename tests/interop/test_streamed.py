@@ -48,9 +48,9 @@ class InOrder:
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch) -> Program:
     ark.init(backend="cpu")
-    found = device()
+    actual = device()
     again = lambda self, *given: InOrder(self, given)  # noqa: E731
-    monkeypatch.setattr(type(found), "again", again, raising=False)
+    monkeypatch.setattr(type(actual), "again", again, raising=False)
     tensors = [torch.zeros(4, 5), torch.zeros(4, 5)]
     return Program.of(make_fx(torch.add, tracing_mode="fake")(*tensors), tensors)
 
@@ -58,13 +58,13 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Program:
 def test_launches_count_on_and_tables_come_back(program: Program) -> None:
     rng = np.random.default_rng(0)
     pairs = [torch.from_numpy(rng.normal(size=(2, 4, 5)).astype(np.float32)) for _ in range(3)]
-    made = [torch.empty(4, 5) for _ in range(2)]
-    addresses = [(*(t.data_ptr() for t in p), m.data_ptr()) for p in pairs for m in made]
+    built = [torch.empty(4, 5) for _ in range(2)]
+    addresses = [(*(t.data_ptr() for t in p), m.data_ptr()) for p in pairs for m in built]
     executor = program._placed(addresses[0])
     assert isinstance(executor, Executor) and isinstance(executor.device, StreamDevice)
     streamed = Streamed(executor)
     for turn in range(4):
-        for number, (pair, result) in enumerate((p, m) for p in pairs for m in made):
+        for number, (pair, result) in enumerate((p, m) for p in pairs for m in built):
             result.fill_(float("nan"))
             assert program._placed(addresses[number]) is executor
             streamed(turn)

@@ -111,9 +111,9 @@ def test_what_reads_memory_behind_a_graph_break(name: str) -> None:
     make, read = READS[name]
 
     def function(x: Any) -> Any:
-        made = make(x)
+        result = make(x)
         torch._dynamo.graph_break()
-        return read(made) * 2
+        return read(result) * 2
 
     x = torch.randn(3, 5)
     torch.testing.assert_close(torch.compile(function, backend=backend)(x), function(x))

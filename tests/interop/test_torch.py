@@ -81,38 +81,40 @@ def test_gradients_through_torch_compile() -> None:
 
 def test_a_module_from_torch_shares_its_parameters() -> None:
     module, x = graphs.networks()["attention"]
-    made = ark.from_torch(module, (x,))
+    result = ark.from_torch(module, (x,))
     with torch.no_grad():
-        close(made(x), module(x))
+        close(result(x), module(x))
         module.out.bias.add_(1.0)
-        close(made(x), module(x))
-    assert isinstance(made, ark.torch.Module)
-    assert made.state_dict().keys() == {f"module.{n}" for n in module.state_dict()}
+        close(result(x), module(x))
+    assert isinstance(result, ark.torch.Module)
+    assert result.state_dict().keys() == {f"module.{n}" for n in module.state_dict()}
     with pytest.raises(
         ark.InvalidUsageError,
         match=r"\[2, 7, 32\]; the kernel is made for torch.float32 \[\d, 6, 32\]",
     ):
-        made(torch.randn(2, 7, 32))
+        result(torch.randn(2, 7, 32))
 
 
 def test_sizes_within_bounds() -> None:
     module, _ = graphs.networks()["mlp"]
     rows = torch.export.Dim("rows", min=2, max=8)
-    made = ark.from_torch(module, (torch.randn(3, 16),), dynamic_shapes=({0: rows},))
+    result = ark.from_torch(module, (torch.randn(3, 16),), dynamic_shapes=({0: rows},))
     for count in (2, 5, 2):
         x = torch.randn(count, 16)
-        close(made(x), module(x).detach())
+        close(result(x), module(x).detach())
     with pytest.raises(ark.InvalidUsageError, match="to be <= 8"):
-        made(torch.randn(9, 16))
+        result(torch.randn(9, 16))
 
 
 class Causal(torch.nn.Module):
-    """Attention in which nobody sees what comes behind."""
+    """Causal attention."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         heads = x.unflatten(-1, (2, 8)).transpose(1, 2)
-        made = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
-        return torch.tanh(made.transpose(1, 2).flatten(2)) + x.mean(-1, keepdim=True)
+        result = torch.nn.functional.scaled_dot_product_attention(
+            heads, heads, heads, is_causal=True
+        )
+        return torch.tanh(result.transpose(1, 2).flatten(2)) + x.mean(-1, keepdim=True)
 
 
 class Batched(torch.nn.Module):
@@ -144,11 +146,11 @@ SIZED: dict[str, tuple[Any, tuple[int, ...], int]] = {
 
 @pytest.mark.parametrize("name", SIZED)
 def test_twenty_sizes_have_few_kernels(name: str) -> None:
-    """Sizes are rounded up to powers of two where what is added changes nothing that is seen; a
-    bound that torch finds adds one.
+    """Sizes are rounded up to powers of two if the padding does not change visible results; a bound
+    that torch finds adds one.
     """
-    made, row, dim = SIZED[name]
-    module = made().eval()
+    result, row, dim = SIZED[name]
+    module = result().eval()
     compiled = torch.compile(module, backend=backend, dynamic=True)
     before = set(PROGRAMS)
     kept = []
@@ -191,10 +193,10 @@ def test_all_that_a_module_lacks_is_said_at_once() -> None:
 
 def test_numpy_sees_what_the_kernel_wrote() -> None:
     """Results are torch's own memory; ark wrote there, and nothing was copied."""
-    made = ark.from_torch(torch.nn.Softmax(-1), (torch.zeros(2, 4),))
+    result = ark.from_torch(torch.nn.Softmax(-1), (torch.zeros(2, 4),))
     x = torch.randn(2, 4)
-    first = made(x)
-    second = made(x * 2)
+    first = result(x)
+    second = result(x * 2)
     assert first.data_ptr() != second.data_ptr()
     np.testing.assert_allclose(first.numpy().sum(-1), 1.0, rtol=1e-6)
     close(second, torch.softmax(x * 2, -1))
@@ -208,7 +210,7 @@ def test_some_of_torchs_own_samples() -> None:
 
 
 def test_results_of_16_bits_and_undefined_ones_among_the_samples() -> None:
-    """bfloat16 is compared as such, also where it is wrong; what is undefined is not compared."""
+    """bfloat16 is compared as bfloat16; undefined values are not compared."""
     ready = [m for _, m in op_samples.found(("bfloat16",), 2) if not isinstance(m, str)]
     assert len(ready) == 2
     assert op_samples.check(ready) == {}
@@ -266,14 +268,14 @@ def test_calls_of_any_form() -> None:
     """What a module writes is written; names, numbers and structures are as the module's."""
     ours, theirs = Counting(), Counting()
     x, y = torch.randn(4, 3), torch.randn(2)
-    made = ark.from_torch(Wrapped(ours), (x.clone(), 2, y))
+    result = ark.from_torch(Wrapped(ours), (x.clone(), 2, y))
     for _ in range(3):
         left, right = x.clone(), x.clone()
-        torch.testing.assert_close(made(left, 2, y), Wrapped(theirs)(right, 2, y))
+        torch.testing.assert_close(result(left, 2, y), Wrapped(theirs)(right, 2, y))
         torch.testing.assert_close(left, right)
         torch.testing.assert_close(ours.calls, theirs.calls)
     with pytest.raises(ark.InvalidUsageError, match="to be equal to 2, but got 3"):
-        made(x, 3, y)
+        result(x, 3, y)
 
 
 class Wrapped(torch.nn.Module):
@@ -286,20 +288,20 @@ class Wrapped(torch.nn.Module):
 
 
 def test_a_module_that_is_moved_is_found() -> None:
-    """A strided parameter is copied in every call, so what is written into it is seen too."""
+    """A strided parameter is copied in every call, so writes to it are visible too."""
     module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 3))
     module[1].weight = torch.nn.Parameter(torch.randn(3, 3).T)
-    made = ark.from_torch(module, (x := torch.randn(2, 4),))
+    result = ark.from_torch(module, (x := torch.randn(2, 4),))
     for _ in range(3):
         for part in module:
             part.weight.data.add_(1.0)
-        close(made(x), module(x).detach())
+        close(result(x), module(x).detach())
         for part in module:
             part.weight.data, part.bias.data = part.weight * 2.0, part.bias + 1.0
-        close(made(x), module(x).detach())
+        close(result(x), module(x).detach())
     module.double()
     with pytest.raises(ark.InvalidUsageError, match=r"torch\.float64"):
-        made(x)
+        result(x)
 
 
 def test_parameters_that_move_under_torch_compile_are_found() -> None:
@@ -428,11 +430,11 @@ def test_precisions_of_fp32_are_those_that_torch_is_set_to() -> None:
     """
 
     def kinds(dtype: torch.dtype) -> list[bool]:
-        """Of the convolution, the layer and the product: are they as tf32?"""
+        """For the convolution, the layer and the matmul: True if computed as tf32."""
         module, x = Both().to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
         exported = export(module, (x,), False)
-        found = graph.build(exported.graph_module, [*exported.state_dict.values(), x])
-        nodes = [n for n in found.model.graph.nodes if n.type == "matmul"]
+        actual = graph.build(exported.graph_module, [*exported.state_dict.values(), x])
+        nodes = [n for n in actual.model.graph.nodes if n.type == "matmul"]
         return [bool(n.attrs.get("tf32")) for n in nodes]
 
     assert kinds(torch.float32) == [True, False, False]

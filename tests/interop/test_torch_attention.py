@@ -38,8 +38,8 @@ def test_an_encoder_is_one_kernel(first: bool, capfd: pytest.CaptureFixture[str]
     x = torch.randn(2, 9, 32)
 
     with torch.no_grad():
-        made = torch.compile(net, backend="ark")(x)
-        torch.testing.assert_close(made, net(x), rtol=3e-5, atol=3e-5)
+        result = torch.compile(net, backend="ark")(x)
+        torch.testing.assert_close(result, net(x), rtol=3e-5, atol=3e-5)
     assert "stay in torch" not in capfd.readouterr().err
 
 
@@ -83,8 +83,8 @@ def test_masks_of_an_encoder_layer(kind: int | None) -> None:
     names = [name_of(n.target) for n in module.graph.nodes if n.op == "call_function"]
     assert names == ["_transformer_encoder_layer_fwd.default"]
     with torch.no_grad():
-        made = compile_graph(module, arguments)(*arguments)
-    torch.testing.assert_close(made, right, rtol=3e-5, atol=3e-5)
+        result = compile_graph(module, arguments)(*arguments)
+    torch.testing.assert_close(result, right, rtol=3e-5, atol=3e-5)
 
 
 @pytest.mark.parametrize("other", [False, True])
@@ -108,17 +108,17 @@ def test_attention_of_several_heads(other: bool) -> None:
     given = [x, *([y] if other else []), *parameters]
     with torch.no_grad():
         module = make_fx(forward if other else same)(*given)
-        made = compile_graph(module, given)(*given)
+        result = compile_graph(module, given)(*given)
     assert not any(why_not(n) for n in module.graph.nodes if n.op == "call_function")
-    torch.testing.assert_close(made[0], right, rtol=3e-5, atol=3e-5)
-    torch.testing.assert_close(made[1], weights, rtol=3e-5, atol=3e-5)
+    torch.testing.assert_close(result[0], right, rtol=3e-5, atol=3e-5)
+    torch.testing.assert_close(result[1], weights, rtol=3e-5, atol=3e-5)
 
 
 def test_an_encoder_layer_on_matrix_units_reads_its_heads_in_place() -> None:
     """No transposes, no scores in memory."""
     module, arguments, _ = layer_graph(None, None, torch.bfloat16, (2, 256, 256))
-    made = build(module, arguments)
-    plan = planned(made.model, [*made.inputs, *made.outputs], registry.machine("h100"))
+    result = build(module, arguments)
+    plan = planned(result.model, [*result.inputs, *result.outputs], registry.machine("h100"))
     kinds = [op.kind for op in plan.ops]
     assert plan.variant == "matrix"
     assert kinds.count("attention_tiles") == 1 and kinds.count("matmul") == 4
@@ -145,11 +145,11 @@ def test_a_row_whose_keys_are_all_masked_is_zero(dtype: Any, kind: str) -> None:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     with torch.no_grad():
-        made = torch.compile(attend, backend="ark")(q, k, v, mask)
+        result = torch.compile(attend, backend="ark")(q, k, v, mask)
         want = attend(q, k, v, mask)
     assert (want[0, :, 0] == 0).all()
     limit = 3e-5 if dtype == torch.float32 else 3e-2
-    torch.testing.assert_close(made, want, rtol=limit, atol=limit)
+    torch.testing.assert_close(result, want, rtol=limit, atol=limit)
 
 
 FORMS = {
@@ -199,8 +199,8 @@ def test_torch_does_not_take_attention_apart(form: Any, monkeypatch: pytest.Monk
         def forward(self, x: Any) -> Any:
             parts = self.inner(x).chunk(3, -1)
             q, k, v = (t.unflatten(-1, (4, 64)).transpose(1, 2) for t in parts)
-            made = FORMS[form](q, k, v)
-            return self.outer(made.transpose(1, 2).flatten(2))
+            result = FORMS[form](q, k, v)
+            return self.outer(result.transpose(1, 2).flatten(2))
 
     module = Net().eval().to(torch.bfloat16)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
@@ -215,8 +215,8 @@ def test_attention_that_ark_lacks_stays_in_torch(capfd: pytest.CaptureFixture[st
     x = torch.randn(2, 3, 5, 8, dtype=torch.float64)
 
     def function(x: Any) -> Any:
-        made = nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
-        return made, made.transpose(1, 2)
+        result = nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+        return result, result.transpose(1, 2)
 
     with torch.no_grad():
         got, want = torch.compile(function, backend="ark")(x), function(x)

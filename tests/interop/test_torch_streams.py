@@ -46,9 +46,9 @@ def test_behind_and_before_what_lies_on_the_stream(network: Any) -> None:
                 for _ in range(20):
                     slow = slow @ big
                 given = x + slow[:8, :16] * 0.0 + 1.0
-                made = compiled(given) * 2.0
+                result = compiled(given) * 2.0
             torch.cuda.current_stream().wait_stream(stream)
-            torch.testing.assert_close(made, network(x + 1.0) * 2.0, rtol=2e-4, atol=2e-4)
+            torch.testing.assert_close(result, network(x + 1.0) * 2.0, rtol=2e-4, atol=2e-4)
 
 
 def test_calls_that_are_not_waited_for(network: Any) -> None:

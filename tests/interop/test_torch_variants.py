@@ -35,8 +35,8 @@ def on_the_cpu() -> Generator[None, None, None]:
 def plan_of(module: Any, x: Any) -> Plan:
     with torch.no_grad():
         graph = make_fx(module.eval())(x)
-    made = build(graph, [x])
-    return planned(made.model, [*made.inputs, *made.outputs], registry.machine("h200"))
+    result = build(graph, [x])
+    return planned(result.model, [*result.inputs, *result.outputs], registry.machine("h200"))
 
 
 class Block(nn.Module):
@@ -48,8 +48,8 @@ class Block(nn.Module):
         self.inner, self.outer = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Any) -> Any:
-        made = self.spread(x).permute(0, 2, 3, 1)
-        return x + self.outer(nn.functional.gelu(self.inner(made))).permute(0, 3, 1, 2)
+        result = self.spread(x).permute(0, 2, 3, 1)
+        return x + self.outer(nn.functional.gelu(self.inner(result))).permute(0, 3, 1, 2)
 
 
 def test_channels_by_themselves_read_their_windows_in_place_beside_warpgroups() -> None:

@@ -114,12 +114,12 @@ class Hosts:
 @contextlib.contextmanager
 def two_hosts(relayed: bool = False) -> Iterator[Hosts]:
     """relayed: the cable is a relay's, see Hosts.change."""
-    made = Hosts(2, relayed)
+    result = Hosts(2, relayed)
     try:
-        made.open()
-        yield made
+        result.open()
+        yield result
     finally:
-        made.close()
+        result.close()
 
 
 def why_not(relayed: bool = False) -> str:

@@ -31,9 +31,9 @@ QUEUE_FRAMES = 1000  # that wait for their turn in one direction; what comes the
 
 @dataclass(frozen=True)
 class Cable:
-    """delay_ms: each way, give or take at most jitter_ms, so that frames may overtake others. lost:
-    the share of frames that do not arrive, 1 for a cable that is cut. mbit: a second, 0 for no
-    limit. seed: of what is lost and of the jitter.
+    """delay_ms: in each direction, plus or minus at most jitter_ms, so that frames may be
+    reordered. lost: the fraction of frames that are dropped, 1 for a cut cable. mbit: per second, 0
+    for no limit. seed: of losses and jitter.
     """
 
     delay_ms: float = 0.0

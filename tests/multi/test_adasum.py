@@ -19,7 +19,7 @@ STEPS, BATCH = 4, 16
 def on_a_rank(folder: str) -> None:
     ark.init(backend="cpu")
     _, ended = example.train(small_data(), STEPS, BATCH, optimizers=("momentum", "LAMB"))
-    flat = {f"{name}.{i}": w for name, made in ended.items() for i, w in enumerate(made)}
+    flat = {f"{name}.{i}": w for name, result in ended.items() for i, w in enumerate(result)}
     np.savez(Path(folder) / f"{ark.Model.get_rank()}.npz", **flat)
 
 
@@ -28,18 +28,18 @@ def on_a_rank(folder: str) -> None:
 def test_weights_are_those_of_torch(world: int, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     assert ark.launch(world, on_a_rank, str(tmp_path)) == 0
-    found = [np.load(tmp_path / f"{rank}.npz") for rank in range(world)]
+    result = [np.load(tmp_path / f"{rank}.npz") for rank in range(world)]
     for method in example.METHODS:
         want = torch_weights(
             small_data(), world, method, lambda p: torch.optim.SGD(p, 0.4, 0.9), STEPS, BATCH
         )
         for layer, wanted in enumerate(want):
             name = f"momentum {method}.{layer}"
-            np.testing.assert_allclose(found[0][name], wanted, atol=2e-5, err_msg=name)
-            for other in found[1:]:
-                np.testing.assert_array_equal(other[name], found[0][name])
+            np.testing.assert_allclose(result[0][name], wanted, atol=2e-5, err_msg=name)
+            for other in result[1:]:
+                np.testing.assert_array_equal(other[name], result[0][name])
     for layer in range(2):
-        forms = [found[0][f"LAMB {form}.{layer}"] for form in ("tree", "halving")]
+        forms = [result[0][f"LAMB {form}.{layer}"] for form in ("tree", "halving")]
         np.testing.assert_allclose(*forms, atol=1e-6)
 
 
@@ -65,13 +65,13 @@ def test_lamb_parts_by_its_own_rounding() -> None:
 def adasum_of(a: list[float], b: list[float]) -> list[float]:
     ark.init(backend="cpu")
     first, second = ark.tensor([2]), ark.tensor([2])
-    made = example.tree([first, second])
+    result = example.tree([first, second])
     with ark.Runtime() as runtime:
         runtime.launch()
         first.from_numpy(np.array(a, np.float32))
         second.from_numpy(np.array(b, np.float32))
         runtime.run()
-        return [float(x) for x in made.to_numpy()]
+        return [float(x) for x in result.to_numpy()]
 
 
 def test_what_the_paper_says_of_pairs() -> None:

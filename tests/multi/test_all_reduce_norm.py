@@ -83,10 +83,10 @@ def check(
     name: str, world: int, what: str, dtype: str, residual: bool, target: Machine | None = None
 ) -> None:
     shape = SHAPES[what]
-    with devices(name, world) as (opened, found):
-        made = body(world, shape, dtype, residual)
-        fused = build(world, made, target or found)
-        apart = build(world, made, target or found, fuse=False)
+    with devices(name, world) as (opened, actual):
+        result = body(world, shape, dtype, residual)
+        fused = build(world, result, target or actual)
+        apart = build(world, result, target or actual, fuse=False)
         verify(fused)
         verify(apart)
         assert "combine_norm" in kinds(fused) and "rownorm" not in kinds(fused)

@@ -24,10 +24,10 @@ def bench(*extra: str) -> subprocess.CompletedProcess[str]:
 def test_plans_run_and_are_predicted() -> None:
     done = bench("--ranks", "2", "--batch", "2", "--plan", "megatron,1f1b", "--json", "-")
     assert done.returncode == 0, done.stderr
-    made = checked(msgspec.json.decode(done.stdout, type=Results))
-    assert made.machine.devices == 2
-    assert [f.detail["plan"] for f in made.figures] == ["megatron", "1f1b"]
-    for figure in made.figures:
+    output = checked(msgspec.json.decode(done.stdout, type=Results))
+    assert output.machine.devices == 2
+    assert [f.detail["plan"] for f in output.figures] == ["megatron", "1f1b"]
+    for figure in output.figures:
         row = figure.detail
         assert (row["ranks"], row["sequence"], row["batch"], len(row["runs"])) == (2, 8, 2, 2)
         assert row["predicted_us"] > 0 and min(row["runs"]) > 0

@@ -218,7 +218,7 @@ def test_a_rank_that_leaves_early_is_missed(job: Job) -> None:
 
 
 def knock(port: int, address: str = "127.0.0.1") -> socket.socket:
-    """A connection to somebody who begins to listen there."""
+    """A connection to a server that starts to listen there."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -229,7 +229,7 @@ def knock(port: int, address: str = "127.0.0.1") -> socket.socket:
 
 
 def test_a_peer_that_never_comes() -> None:
-    """Two threads of this process, which are there at once; the third rank is not."""
+    """Two ranks as threads of this process, which are ready at once; the third rank is missing."""
     port, said = free_port(), {}
 
     def work(rank: int, timeout_s: float) -> None:
@@ -330,7 +330,7 @@ def test_a_rank_must_be_below_the_world_size() -> None:
 
 
 def test_a_server_that_does_not_know_the_job() -> None:
-    """A rank listens to nobody who cannot answer its own nonce, whatever he sends."""
+    """A rank rejects a server that cannot answer its nonce, whatever it sends."""
 
     def pretend(peer: socket.socket) -> None:
         peer.sendall(rdv.MAGIC + bytes(rdv.NONCE_BYTES))
@@ -345,7 +345,7 @@ def test_a_server_that_does_not_know_the_job() -> None:
 
 
 def test_a_rank_that_sends_the_servers_proof_back(job: Job) -> None:
-    """Who knows nothing gets no proof that he could use elsewhere."""
+    """A client without the secret receives no proof that it could use elsewhere."""
     job.start('join(timeout_s=5.0, job="secret")', 0, 2)
     sock = knock(job.port)
     link = rdv.Link(sock)

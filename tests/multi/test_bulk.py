@@ -71,13 +71,13 @@ def check(
                     for what in ("gather", "sum", "put")
                 }
 
-        found = run_ranks(WORLD, run)
+        actual = run_ranks(WORLD, run)
     for rank in range(WORLD):
         for n in counts:
             both = [given[r][n] for r in range(WORLD)]
-            np.testing.assert_array_equal(found[rank][f"gather{n}"], np.concatenate(both))
-            np.testing.assert_array_equal(found[rank][f"sum{n}"], both[0] + both[1])
-            np.testing.assert_array_equal(found[rank][f"put{n}"], both[1 - rank])
+            np.testing.assert_array_equal(actual[rank][f"gather{n}"], np.concatenate(both))
+            np.testing.assert_array_equal(actual[rank][f"sum{n}"], both[0] + both[1])
+            np.testing.assert_array_equal(actual[rank][f"put{n}"], both[1 - rank])
 
 
 def test_its_tasks_on_cpu_ranks() -> None:

@@ -98,9 +98,9 @@ def test_messages_of_any_size_and_type(engine: str, dtype: ark.DataType) -> None
                 for n in sizes:
                     executor.write(names[f"kept{n}"], sent[n])
             executor.start(2).wait(60.0)
-            found = [executor.read(names[f"kept{n}"]) for n in sizes]
+            actual = [executor.read(names[f"kept{n}"]) for n in sizes]
             ranks.barrier()
-            return found
+            return actual
 
     for n, got in zip(sizes, run_ranks(2, work)[1], strict=True):
         np.testing.assert_array_equal(got.view(np.uint8), sent[n].view(np.uint8))

@@ -1,6 +1,6 @@
-"""The engine `dma` where the device writes its copy engine's queue itself: AMD's SDMA, emulated.
-The bytes arrive for odd sizes and past the end of the ring, the host's proxy takes over where there
-is no queue, and what is wrong ends the launch with an error in words.
+"""The engine `dma` with a device that writes its copy engine's queue itself: AMD's SDMA, emulated.
+The bytes arrive for odd sizes and past the end of the ring, the host's proxy is used if there is no
+queue, and a fault ends the launch with an error message.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def test_what_caches_hold_is_not_what_the_engine_copies(made: Made, seed: int) -
 
 
 def odd_sizes(rank: int) -> None:
-    """1, 3 and 4099 elements, one behind the other in one memory."""
+    """1, 3 and 4099 elements, contiguous in one memory."""
     x, inbox = channels.counting(4103), ark.comm.symmetric([4103], int32)
     channel = ark.comm.channel(1 - rank, engine="dma")
     if rank == 0:
@@ -189,7 +189,7 @@ def test_a_packet_that_is_none_stops_the_engine(
 @pytest.mark.parametrize(
     ("file", "old", "new", "found"),
     [
-        # What is copied is not written back before the engine hears of it.
+        # Copied data are not written back before the engine is notified.
         ("queue.h", "  ark_release_to_system();\n", "", "the engine reads what workgroup"),
         # The task ends when the engine has been told, and the bytes are under way.
         (

@@ -151,7 +151,9 @@ def test_what_arrives_is_what_was_sent(name: str) -> None:
 
 @pytest.mark.parametrize("world", few(1, [3, 2, 5]))
 def test_a_ring_all_reduce_of_the_users(world: int) -> None:
-    """Everybody's tiles go round, added on the way; each tile waits for itself alone."""
+    """All ranks' tiles go around the ring and are added on the way; each tile waits only for
+    itself.
+    """
 
     def body(rank: int) -> None:
         x = counting()
@@ -188,7 +190,7 @@ SENT = MOVE.replace(
     ("name", "world"), [pytest.param("cpu", 2, marks=slow), ("cpu", 3), ("cuda", 2), ("rocm", 2)]
 )
 def test_packets_need_no_edge(name: str, world: int) -> None:
-    """A ring whose memory between ranks holds packets: whoever loads one has waited for it."""
+    """A ring whose intermediate memory holds packets: a load of a packet is its wait."""
     send = ark.custom_op("move", SENT, "x[m] -> y[m]", {"m": TILE}, packets=["x", "y"])
     pass_on = ark.custom_op(
         "forward",
@@ -239,12 +241,12 @@ def test_the_ring_of_the_page(world: int) -> None:
             with Executor(plan, registry.get("cpu"), device, ranks=ranks) as executor:
                 executor.write("x0", given[ranks.rank])
                 executor.start(3).wait(60.0)
-                found = executor.read("found")
+                actual = executor.read("found")
                 ranks.barrier()
-                return found
+                return actual
 
-        for found in run_ranks(world, work):
-            np.testing.assert_allclose(found, given.mean(0), rtol=1e-5, atol=1e-6)
+        for actual in run_ranks(world, work):
+            np.testing.assert_allclose(actual, given.mean(0), rtol=1e-5, atol=1e-6)
 
 
 def scripts() -> None:

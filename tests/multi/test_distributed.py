@@ -124,21 +124,21 @@ def with_tags(rank: int) -> None:
 
     sizes = {3: 5, 1: 70_000, 2: 1}
     messages = [(3, 0), (1, 0), (0, 0), (3, 1), (2, 0), (0, 1)]  # tag, which of that tag
-    made = {(t, i): torch.arange(sizes.get(t, 4)) + 100 * t + i for t, i in messages}
+    result = {(t, i): torch.arange(sizes.get(t, 4)) + 100 * t + i for t, i in messages}
     if rank == 0:
-        for work in [dist.isend(made[key], 1, tag=key[0]) for key in messages]:
+        for work in [dist.isend(result[key], 1, tag=key[0]) for key in messages]:
             work.wait()
         dist.send(torch.zeros(3), 1, tag=9)
         return
     late = torch.zeros(5, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)
     waiting = [dist.irecv(each, 0, tag=3) for each in late]
     for key in [(0, 0), (2, 0), (0, 1), (1, 0)]:
-        found = torch.zeros_like(made[key])
-        dist.recv(found, 0, tag=key[0])
-        assert torch.equal(found, made[key])
+        actual = torch.zeros_like(result[key])
+        dist.recv(actual, 0, tag=key[0])
+        assert torch.equal(actual, result[key])
     for work, each, number in zip(waiting, late, (0, 1), strict=True):
         work.wait()
-        assert torch.equal(each, made[3, number])
+        assert torch.equal(each, result[3, number])
     with pytest.raises(
         ark.InvalidUsageError, match="sent 12 bytes with the tag 9, but the receiving tensor has 16"
     ):
@@ -192,10 +192,10 @@ def beside_gloo() -> None:
         )  # fmt: skip
     splits = ([3, 1], [2, 5])
     sent = torch.arange(sum(splits[rank])) + 100 * rank
-    found = torch.zeros(sum(row[rank] for row in splits), dtype=torch.int64)
-    dist.all_to_all_single(found, sent, [row[rank] for row in splits], splits[rank])
+    result = torch.zeros(sum(row[rank] for row in splits), dtype=torch.int64)
+    dist.all_to_all_single(result, sent, [row[rank] for row in splits], splits[rank])
     want = [(torch.arange(sum(row)) + 100 * s).split(row)[rank] for s, row in enumerate(splits)]
-    assert torch.equal(found, torch.cat(want))
+    assert torch.equal(result, torch.cat(want))
     mean = torch.full((3,), float(rank))
     dist.all_reduce(mean, dist.ReduceOp.AVG)
     assert torch.equal(mean, torch.full((3,), 0.5))
@@ -235,9 +235,9 @@ def test_a_receive_takes_the_first_message_that_fits() -> None:
         return message
 
     def take(source: int, content: str) -> None:
-        found.append(f"{content} of {source}")
+        results.append(f"{content} of {source}")
 
-    found: list[str] = []
+    results: list[str] = []
     matcher = TagMatcher(next_message, "test")
     named = [matcher.receive(1, 1, take) for _ in range(2)]
     anybody = matcher.receive(None, 1, take)
@@ -245,9 +245,9 @@ def test_a_receive_takes_the_first_message_that_fits() -> None:
         sent.put(Message(source, tag, content))
     for each in (*named, anybody):
         assert each.result(60) is None
-    assert found == ["a of 1", "d of 2", "b of 1"]
+    assert results == ["a of 1", "d of 2", "b of 1"]
     assert matcher.receive(2, 2, take).done() and matcher.receive(None, 2, take).done()
-    assert found[3:] == ["e of 2", "c of 1"]
+    assert results[3:] == ["e of 2", "c of 1"]
     lost = [matcher.receive(source, tag, take) for source, tag in ((1, 1), (None, 2))]
     sent.put(Message(1, -1, ""))
     for each in lost:
@@ -313,8 +313,8 @@ def test_a_receive_from_anybody_keeps_the_order_of_receives() -> None:
 
 
 def from_anybody(folder: str) -> None:
-    """Messages of all others, with and without a tag, sent before it is asked for them and after;
-    then two wait for anybody and one ends.
+    """Messages of all other ranks, with and without a tag, sent before and after the receive is
+    called; then two receives from any rank wait and one ends.
     """
     import torch
     import torch.distributed as dist

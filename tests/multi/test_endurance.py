@@ -1,6 +1,5 @@
-"""Collectives for long, and ended at any moment: nothing leaks, and who is left ends and says why.
-
-The default run does a part; ARK_ENDURANCE=1 does 100,000 collectives and 50 kills.
+"""Collectives for long, and ranks killed at any moment: nothing leaks, and the remaining ranks end
+with the reason. The default run does a part; ARK_ENDURANCE=1 does 100,000 collectives and 50 kills.
 """
 
 from __future__ import annotations

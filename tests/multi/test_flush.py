@@ -72,7 +72,7 @@ def test_a_flush_that_does_not_wait_is_refused() -> None:
     """Nothing else makes the second write come after the copies on the other processor."""
     plans = build(2, body_of("threads"))
     (flush,) = [o.id for o in plans[0].ops if o.name.startswith("flush")]
-    ((place, task),) = [found for found in tasks(plans[0]).items() if found[1].op == flush]
+    ((place, task),) = [actual for actual in tasks(plans[0]).items() if actual[1].op == flush]
     assert task.waits
     broken = replace_task(plans[0], place, waits=())
     with pytest.raises(PlanError, match=r"'again'.*nothing makes the second wait"):

@@ -254,8 +254,8 @@ def test_prompts_that_cannot_be_served(ranks: str, text: bytes, words: str) -> N
 
 
 def children(pid: int) -> list[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(c) for c in found]
+    actual = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(c) for c in actual]
 
 
 def check_that_the_others_name(rank: int, process: subprocess.Popen[str]) -> None:

@@ -42,14 +42,14 @@ from tests.slow import slow
 def hosts() -> Iterator[Hosts]:
     if reason():
         pytest.skip(reason())
-    with two_hosts() as made:
-        yield made
+    with two_hosts() as result:
+        yield result
 
 
 @slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_collective_between_hosts(hosts: Hosts, ranks: int) -> None:
-    """Four ranks: two on each host, who share memory, and reach the others by TCP."""
+    """Four ranks: two on each host, which share memory, and reach the others by TCP."""
     started = start(hosts, WORK, ranks)
     said = [p.communicate(timeout=300) for p in started]
     assert [p.returncode for p in started] == [0] * ranks, said
@@ -120,14 +120,16 @@ def test_a_stranger_is_turned_away(hosts: Hosts) -> None:
 
 
 def plans_of(body: channels.Body, hosts: list[int], machines: Sequence[Machine] = ()) -> list[Plan]:
-    made = []
+    results = []
     for rank in range(len(hosts)):
         model = Model(rank, len(hosts))
         with use_model(model):
             body(rank)
-        made.append(make_plan(model.graph, machines[rank] if machines else CPU_2, {"hosts": hosts}))
-    verify(made)
-    return made
+        results.append(
+            make_plan(model.graph, machines[rank] if machines else CPU_2, {"hosts": hosts})
+        )
+    verify(results)
+    return results
 
 
 @pytest.mark.parametrize(
@@ -303,13 +305,13 @@ def test_a_transfer_without_an_answer_names_the_rank() -> None:
 
 def test_a_plan_that_stores_to_another_host_is_refused() -> None:
     """A plan for one host, said to be for two."""
-    made = []
+    results = []
     for rank in range(2):
         model = Model(rank, 2)
         with use_model(model):
             channels.put_then_signal(rank)
-        made.append(make_plan(model.graph, CPU_2))
-    apart = [dataclasses.replace(p, meta={**p.meta, "hosts": [0, 1]}) for p in made]
+        results.append(make_plan(model.graph, CPU_2))
+    apart = [dataclasses.replace(p, meta={**p.meta, "hosts": [0, 1]}) for p in results]
     with pytest.raises(PlanError, match="only transfers reach there"):
         verify(apart)
 

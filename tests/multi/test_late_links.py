@@ -61,8 +61,8 @@ def reason() -> str:
 def hosts() -> Iterator[Hosts]:
     if reason():
         pytest.skip(reason())
-    with two_hosts(relayed=True) as made:
-        yield made
+    with two_hosts(relayed=True) as result:
+        yield result
 
 
 def running(hosts: Hosts, code: str) -> list[subprocess.Popen[str]]:

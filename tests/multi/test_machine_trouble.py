@@ -200,8 +200,8 @@ def test_what_is_left_of_a_control_group(tmp_path: Path) -> None:
     (v2.parent / "memory.stat").write_text("anon 1\nfile 50\n")
     of = tmp_path / "of"
     of.write_text("4:memory:/a\n1:cpu:/zzz\n0::/b/c\n")
-    found = [memory._left(g) for g in memory.groups(tmp_path, of)]
-    assert [n for n in found if n < 1 << 62] == [700, 250]
+    actual = [memory._left(g) for g in memory.groups(tmp_path, of)]
+    assert [n for n in actual if n < 1 << 62] == [700, 250]
 
 
 CLOCK = r"""

@@ -231,12 +231,12 @@ def test_a_board_without_a_peer_compares_nothing() -> None:
 
 
 def stated(*texts: str, inside: bool = True, **more: Any) -> Statement:
-    chain, made = 0, []
+    chain, result = 0, []
     for number, text in enumerate(texts, 1):
         chain = chained(chain, fingerprint(text))
-        made.append(StatedCall(number, chain, text))
+        result.append(StatedCall(number, chain, text))
     return Statement(
-        made, inside, more.get("away", []), more.get("before", ""), more.get("why", "")
+        result, inside, more.get("away", []), more.get("before", ""), more.get("why", "")
     )
 
 

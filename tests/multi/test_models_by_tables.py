@@ -61,13 +61,13 @@ def made(
             x = ark.mul(ark.tensor([nbytes // larger // 4], name="x"), 2.0)
             ark.mul(call(x, rank, 2, **words), 3.0)
         graphs.append(model.graph)
-    found = plan_ranks(graphs, GPU, {} if engines is None else {"engines": engines})
-    verify(found)
-    return found
+    plans = plan_ranks(graphs, GPU, {} if engines is None else {"engines": engines})
+    verify(plans)
+    return plans
 
 
 def in_packets(found: Sequence[Plan]) -> bool:
-    """Is what the ranks put to each other packets?"""
+    """True if the ranks' puts to each other are packets."""
     buffers = found[0].buffers
     puts = [t.packet for t in found[0].tensors if buffers[t.buffer].arena == "symmetric"]
     assert puts and len(set(puts)) == 1
@@ -81,7 +81,7 @@ def test_the_engine_is_the_measured_one_of_the_nearest_size(collective: str) -> 
     for size in (SMALL // 2, SMALL, 2 * SMALL):
         assert not in_packets(made(collective, size, table(collective, SMALL, one_shot="threads")))
     assert in_packets(made(collective, LARGE, table(collective, LARGE, one_shot="packet")))
-    # Far from it, of another collective, of another algorithm, or what the machine has not.
+    # Far from it, of another collective, of another algorithm, or an engine that the machine lacks.
     assert in_packets(made(collective, SMALL // 4, table(collective, SMALL, one_shot="threads")))
     assert in_packets(made(collective, SMALL, table("broadcast", SMALL, one_shot="threads")))
     assert in_packets(made(collective, SMALL, table(collective, SMALL, ring="threads")))
@@ -135,8 +135,8 @@ def test_rank_0_says_what_all_plan_with(tmp_path: Path) -> None:
 
     keep("threads")
     assert tuned.options(CPU, 2, Ranks()) == want  # type: ignore[arg-type]
-    found = run_ranks(2, lambda ranks: tuned.options(CPU, 2, ranks))
-    assert found[0] == found[1] != want
+    actual = run_ranks(2, lambda ranks: tuned.options(CPU, 2, ranks))
+    assert actual[0] == actual[1] != want
 
 
 def test_a_decoders_plans_are_kept_under_their_table() -> None:
@@ -153,7 +153,7 @@ def test_a_decoders_plans_are_kept_under_their_table() -> None:
     shape = Shape(config, ark.fp32, 64, 16, 0, 2)
 
     def received(found: Sequence[Plan]) -> bool:
-        """Do sums of the prompt's 16 rows travel as packets?"""
+        """True if sums of the prompt's 16 rows travel as packets."""
         sums = [t for t in found[0].tensors if t.name.startswith("all_reduce.")]
         return all(t.packet for t in sums)
 

@@ -26,10 +26,10 @@ def test_there_is_a_line_for_each() -> None:
 @pytest.mark.parametrize(("name", "line"), ROWS, ids=[name for name, _ in ROWS])
 def test_its_environment_says_where_the_rank_stands(name: str, line: str) -> None:
     environment = dict(word.split("=", 1) for word in line.split())
-    found = rank_from_environment(environment)
-    assert (found.rank, found.world_size, found.local_rank) == (3, 4, 1)
-    assert found.address == "node0"
-    assert found.port > 0
+    actual = rank_from_environment(environment)
+    assert (actual.rank, actual.world_size, actual.local_rank) == (3, 4, 1)
+    assert actual.address == "node0"
+    assert actual.port > 0
 
 
 @pytest.mark.parametrize(("name", "line"), ROWS, ids=[name for name, _ in ROWS])

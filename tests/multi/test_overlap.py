@@ -44,7 +44,7 @@ Body = Callable[[int], object]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is small is overlapped too."""
+    """Small shapes overlap too."""
     monkeypatch.setattr("ark.lower.rewrite.overlap_collectives.PACKET_BYTES", 0)
 
 
@@ -53,8 +53,8 @@ def rounded(world: int, rows: int) -> int:
 
 
 def body(world: int, what: str, symmetric: bool = False) -> Body:
-    """Both matrices of small whole numbers, of which one grows with the iteration. What is added
-    to a sum differs from rank to rank.
+    """Both matrices have small integers; one grows with the iteration. Addends of a sum differ from
+    rank to rank.
     """
     rows, columns, depth, dtype, turn_a, turn_b = (SHAPES | LARGE)[what]
     place = {"world_size": world}
@@ -69,8 +69,8 @@ def body(world: int, what: str, symmetric: bool = False) -> Body:
         transposes = {"transpose_input": turn_a, "transpose_other": turn_b}
         a = operand("a", [rows, depth], turn_a)
         residual = ark.cast(ark.tensor([rows, columns], name="added"), dtype)
-        made = ark.all_reduce(ark.matmul(a, b, **transposes), rank, **place)
-        keep(ark.cast(made, ark.fp32), "sum")
+        result = ark.all_reduce(ark.matmul(a, b, **transposes), rank, **place)
+        keep(ark.cast(result, ark.fp32), "sum")
         direct = ark.all_reduce(ark.matmul(a, b, **transposes), rank, **place)
         keep(ark.cast(ark.add(direct, residual), ark.fp32), "residual")
         out = ark.tensor([rows, columns], dtype, name="kept")
@@ -89,14 +89,14 @@ def body(world: int, what: str, symmetric: bool = False) -> Body:
 
 def inputs(world: int, what: str) -> list[dict[str, np.ndarray]]:
     rows, columns, depth, _, turn_a, turn_b = (SHAPES | LARGE)[what]
-    made = []
+    results = []
     for rank in range(world):
         rng = np.random.default_rng(rank)
 
         def whole(m: int, n: int, transposed: bool, rng: np.random.Generator = rng) -> np.ndarray:
             return rng.integers(-1, 2, (n, m) if transposed else (m, n)).astype(np.float32)
 
-        made.append(
+        results.append(
             {
                 "a": whole(rows, depth, turn_a),
                 "b": whole(depth, columns, turn_b),
@@ -105,7 +105,7 @@ def inputs(world: int, what: str) -> list[dict[str, np.ndarray]]:
                 "added": whole(rows, columns, False),
             }
         )
-    return made
+    return results
 
 
 def expected(world: int, what: str, rank: int) -> dict[str, np.ndarray]:

@@ -65,7 +65,7 @@ def build(world: int, slow: int, machine: Machine | str = "cpu-1", work: int = 3
 @pytest.mark.parametrize("slow", [0, 1, 2])
 @pytest.mark.parametrize("machine", ["cpu-1", "cpu-2"])
 def test_no_stage_sees_a_micro_batch_twice_or_misses_one(slow: int, machine: str) -> None:
-    """Each element of each stage adds up 1 to 40, whoever is slow."""
+    """Each element of each stage adds up 1 to 40, with any rank slow."""
     plans = build(3, slow, machine)
     verify(plans)
     assert {p.counters[ITERATION_BARRIER].step for p in plans} == {1}
@@ -318,7 +318,7 @@ def test_the_source_is_the_same_text_for_both_forms() -> None:
 
 
 def test_memory_that_peers_see_keeps_the_barrier() -> None:
-    """Nobody knows when a peer has read what one-sided puts bring."""
+    """A sender does not know when a peer has read the data of one-sided puts."""
     graphs = []
     for rank in range(2):
         model = Model(rank, 2)

@@ -1,5 +1,5 @@
-"""The host's proxy: what it moves arrives, in order; it sleeps when idle, stops, refuses what is no
-memory of the plan, and is missed by the engine `dma` alone where it cannot be built.
+"""The host's proxy: its copies arrive in order; it sleeps when idle, stops, refuses memory outside
+of the plan, and only the engine `dma` needs it where it cannot be built.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def test_collectives_by_the_proxy(algorithm: str) -> None:
             with Executor(plan, backend, opened[ranks.rank], ranks=ranks, budget_s=30.0) as ready:
                 ready.write("x", xs[ranks.rank])
                 ready.start(2).wait(60.0)
-                found = ready.read("total")
+                actual = ready.read("total")
                 ranks.barrier()
-                return found
+                return actual
 
-        for found in run_ranks(world, work):
-            np.testing.assert_array_equal(found, (xs + 2).sum(0))
+        for actual in run_ranks(world, work):
+            np.testing.assert_array_equal(actual, (xs + 2).sum(0))
 
 
 def test_each_vendor_copies_by_its_own_driver() -> None:
@@ -104,12 +104,12 @@ def alone() -> Iterator[tuple[Proxy, np.ndarray, np.ndarray]]:
     device = registry.get("cpu").open(0)
     abort = device.alloc(4, "host")
     memory = device.alloc(1 << 16, "device")
-    made = Proxy(device, abort.address)
-    made.allow(memory.address, memory.nbytes)
-    made.restart()
+    result = Proxy(device, abort.address)
+    result.allow(memory.address, memory.nbytes)
+    result.restart()
     assert memory.host is not None and abort.host is not None
-    yield made, memory.host, abort.host.view(np.uint32)
-    made.close()
+    yield result, memory.host, abort.host.view(np.uint32)
+    result.close()
     device.close()
 
 
@@ -165,16 +165,16 @@ def joined(nbytes: int) -> Iterator[tuple[list[Proxy], np.ndarray, np.ndarray, i
         patch.setenv("UCX_TLS", "tcp,self")
         device = registry.get("cpu").open(0)
         memories = [device.alloc(nbytes, "symmetric") for _ in range(2)]
-        made = [Proxy(device, 0) for _ in range(2)]
-        ways = [proxy.network(memory) for proxy, memory in zip(made, memories, strict=True)]
+        result = [Proxy(device, 0) for _ in range(2)]
+        ways = [proxy.network(memory) for proxy, memory in zip(result, memories, strict=True)]
     source, target = (memory.host.view(np.uint32) for memory in memories if memory.host is not None)
     source[:] = np.arange(nbytes // 4) + 1
-    there = made[0].connect(1, ways[1])
-    made[1].connect(0, ways[0])
-    made[0].allow(memories[0].address, memories[0].nbytes)
-    made[0].restart()
-    yield made, source, target, there.address
-    for proxy in made:
+    there = result[0].connect(1, ways[1])
+    result[1].connect(0, ways[0])
+    result[0].allow(memories[0].address, memories[0].nbytes)
+    result[0].restart()
+    yield result, source, target, there.address
+    for proxy in result:
         proxy.close()
     device.close()
 
@@ -186,18 +186,18 @@ def test_what_is_counted_as_served_has_arrived(size: int) -> None:
     """
     words = size // 4
     count = min(layout.FIFO_SLOTS, (8 << 20) // size)
-    with joined(count * size) as (made, source, target, there):
-        made[1].restart()
+    with joined(count * size) as (result, source, target, there):
+        result[1].restart()
         for at in range(count):
-            push(made[0], at, source.ctypes.data + at * size, there + at * size, size)
-        made[0].wake()
-        assert made[0].fifo.host is not None
-        done = made[0].fifo.host.view(np.uint32)
+            push(result[0], at, source.ctypes.data + at * size, there + at * size, size)
+        result[0].wake()
+        assert result[0].fifo.host is not None
+        done = result[0].fifo.host.view(np.uint32)
         end, seen, right = time.monotonic() + 60.0, 0, True
         while right and seen < count and time.monotonic() < end:
             seen = int(done[0])
             right = bool((target[: seen * words] == source[: seen * words]).all())
-        assert right and seen == count and not made[0].error()
+        assert right and seen == count and not result[0].error()
 
 
 @pytest.mark.parametrize("answered", ["late", "never"])
@@ -206,27 +206,27 @@ def test_puts_one_by_one_to_a_peer_that_is_late(answered: str) -> None:
     where it is closed while one does.
     """
     count = 600
-    with joined(4 * count) as (made, source, target, there):
+    with joined(4 * count) as (result, source, target, there):
         for at in range(count):
-            push(made[0], at, source.ctypes.data + 4 * at, there + 4 * at, 4)
-            made[0].wake()
+            push(result[0], at, source.ctypes.data + 4 * at, there + 4 * at, 4)
+            result[0].wake()
             time.sleep(2e-4)  # so that it is taken alone
-        assert made[0].served() == 0
+        assert result[0].served() == 0
         if answered == "late":
-            made[1].restart()
-            assert served(made[0], count)
+            result[1].restart()
+            assert served(result[0], count)
             np.testing.assert_array_equal(target, source)
 
 
 def test_a_put_alone_after_many() -> None:
     """What was under way together ends, and so does each that follows the end of the one before."""
     many, count = 40, 80
-    with joined(4 * count) as (made, source, target, there):
-        made[1].restart()
+    with joined(4 * count) as (result, source, target, there):
+        result[1].restart()
         for at in range(count):
-            push(made[0], at, source.ctypes.data + 4 * at, there + 4 * at, 4)
+            push(result[0], at, source.ctypes.data + 4 * at, there + 4 * at, 4)
             if at >= many:
-                assert served(made[0], at + 1)
+                assert served(result[0], at + 1)
         np.testing.assert_array_equal(target, source)
 
 

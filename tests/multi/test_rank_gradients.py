@@ -24,8 +24,8 @@ def differentiate() -> None:
         "all_to_all": ark.all_to_all(x, rank, WORLD),
         "broadcast": ark.broadcast(x, rank, WORLD, root=1),
     }
-    given = {name: ark.tensor(made.shape()) for name, made in calls.items()}
-    found = {name: ark.grad(made, x, given[name]) for name, made in calls.items()}
+    given = {name: ark.tensor(result.shape()) for name, result in calls.items()}
+    gradients = {name: ark.grad(result, x, given[name]) for name, result in calls.items()}
     four, eight, two = weights[4], weights[8], weights[2]
     want = {
         "all_reduce": four.sum(0),
@@ -42,7 +42,7 @@ def differentiate() -> None:
             tensor.from_numpy(weights[tensor.shape()[0]][rank])
         runtime.barrier()
         runtime.run()
-        for name, gradient in found.items():
+        for name, gradient in gradients.items():
             np.testing.assert_allclose(gradient.to_numpy(), want[name], rtol=1e-5, err_msg=name)
         runtime.barrier()
 

@@ -44,14 +44,14 @@ def test_all_reduce_gives_the_same_bits_everywhere(world: int) -> None:
             {"x": np.random.default_rng(rank).standard_normal(SHAPE).astype(dtype.numpy)}
             for rank in range(world)
         ]
-        found = [f["y"] for f in execute(plans, inputs, [["y"]] * world)]
+        actual = [f["y"] for f in execute(plans, inputs, [["y"]] * world)]
         shares = [i["x"] if whole else i["x"][1:, 3:650] for i in inputs]
         total = np.float32(0) + shares[0].astype(np.float32)
         for share in shares[1:]:
             total = total + share.astype(np.float32)
         want = (total.astype(dtype.numpy).astype(np.float32) * 2).astype(dtype.numpy)
-        for flat in found:
-            np.testing.assert_array_equal(flat.view(np.uint8), found[0].view(np.uint8))
+        for flat in actual:
+            np.testing.assert_array_equal(flat.view(np.uint8), actual[0].view(np.uint8))
             got = flat.reshape(want.shape)
             tolerance = 1e-6 if dtype is ark.fp32 else 1e-2
             np.testing.assert_allclose(
@@ -60,7 +60,7 @@ def test_all_reduce_gives_the_same_bits_everywhere(world: int) -> None:
 
 
 def test_neighbouring_tiles_go_to_a_peer_as_one_put() -> None:
-    """Four tiles of 64 KB, the last one cut off; two of them make the largest put, 128 KB."""
+    """Four tiles of 64 KB, the last one truncated; two of them make the largest put, 128 KB."""
     n, world = 60_001, 3
 
     def body(rank: int) -> None:
@@ -75,8 +75,8 @@ def test_neighbouring_tiles_go_to_a_peer_as_one_put() -> None:
     assert counts == [2, 2, 4]
     x = np.random.default_rng(0).standard_normal((world, n)).astype(np.float32)
     inputs = [{"x": row} for row in x]
-    for found in execute(plans, inputs, [["y"]] * world):
-        np.testing.assert_allclose(found["y"], 2 * x.sum(axis=0), rtol=1e-5, atol=1e-5)
+    for actual in execute(plans, inputs, [["y"]] * world):
+        np.testing.assert_allclose(actual["y"], 2 * x.sum(axis=0), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_a_residual_is_added_where_the_shares_are(case: str, ops: int) -> None:
         cut = np.s_[1:, 3:650]
     elif case == "broadcast":
         cut = np.s_[:1]
-    for rank, found in enumerate(execute(plans, inputs, [["y"]] * 2)):
+    for rank, actual in enumerate(execute(plans, inputs, [["y"]] * 2)):
         want = (total[cut] if case == "strided" else total) + inputs[rank]["rest"][cut]
-        np.testing.assert_allclose(found["y"].reshape(want.shape), want, rtol=1e-5, atol=2e-6)
+        np.testing.assert_allclose(actual["y"].reshape(want.shape), want, rtol=1e-5, atol=2e-6)
 
 
 def ring(rank: int) -> None:
@@ -133,13 +133,13 @@ def test_send_and_recv_pair_up_in_program_order() -> None:
     plans = build(3, ring)
     verify(plans)
     inputs = [{"x": np.full(SHAPE, rank + 1.0) + np.arange(700)} for rank in range(3)]
-    found = execute(plans, inputs, [["first", "second", "part"]] * 3)
+    actual = execute(plans, inputs, [["first", "second", "part"]] * 3)
     for rank in range(3):
         before = inputs[(rank + 2) % 3]["x"].astype(np.float32)
-        np.testing.assert_array_equal(found[rank]["first"].reshape(SHAPE), before)
-        np.testing.assert_array_equal(found[rank]["second"].reshape(SHAPE), before * 3)
+        np.testing.assert_array_equal(actual[rank]["first"].reshape(SHAPE), before)
+        np.testing.assert_array_equal(actual[rank]["second"].reshape(SHAPE), before * 3)
         after = inputs[(rank + 1) % 3]["x"].astype(np.float32)
-        np.testing.assert_array_equal(found[rank]["part"].reshape(2, 10), after[:2, 10:20])
+        np.testing.assert_array_equal(actual[rank]["part"].reshape(2, 10), after[:2, 10:20])
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -157,8 +157,8 @@ def test_llama_on_several_ranks_is_accepted(world: int, fuse: bool, machine: str
         max_position_embeddings=128,
     )
     shape = Shape(config, fp32, 64, 4, 0, world)
-    made = llama_plans(shape, registry.machine(machine), {"fuse": fuse})
-    assert [p.rank for p in made] == list(range(world))
+    result = llama_plans(shape, registry.machine(machine), {"fuse": fuse})
+    assert [p.rank for p in result] == list(range(world))
 
 
 def changed(plan: Plan, edit: Callable[[Plan, Task], Task]) -> Plan:

@@ -1,5 +1,5 @@
-"""All-reduces in a plan by what is no sum: element by element beside NumPy; Adasum and the model
-combiner beside the papers' formulas in fp64, and small vectors by hand.
+"""All-reduces in a plan by reductions other than sums: elementwise ones compared with NumPy; Adasum
+and the model combiner with the papers' formulas in fp64, and small vectors by hand.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ NUMPY = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
 
 def shares(world: int, count: int, kind: str) -> np.ndarray:
     """What the ranks put in; the first of one element is 0, whose norm vanishes."""
-    made = np.random.default_rng(count).standard_normal((world, count)).astype(NUMPY[kind])
+    result = np.random.default_rng(count).standard_normal((world, count)).astype(NUMPY[kind])
     if count == 1:
-        made[0] = 0
-    return made
+        result[0] = 0
+    return result
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_reductions_that_are_no_sums(name: str, world: int) -> None:
         for kind, count in cases:
             x = ark.tensor([count], getattr(ark, kind), name=f"{kind} {count}")
             for reduction in reductions:
-                made = ark.all_reduce(x, rank, world, reduction=reduction)
-                keep(made, f"{reduction} {kind} {count}")
+                result = ark.all_reduce(x, rank, world, reduction=reduction)
+                keep(result, f"{reduction} {kind} {count}")
 
     with devices(name, world) as (opened, machine):
         plans = build(world, body, machine)
@@ -68,15 +68,15 @@ def test_reductions_that_are_no_sums(name: str, world: int) -> None:
                 for kind, count in cases:
                     ready.write(f"{kind} {count}", shares(world, count, kind)[ranks.rank])
                 ready.start(2).wait(250.0)
-                found = {
+                actual = {
                     f"{reduction} {kind} {count}": ready.read(f"{reduction} {kind} {count}")
                     for kind, count in cases
                     for reduction in reductions
                 }
                 ranks.barrier()
-                return found
+                return actual
 
-        found = run_ranks(world, work)
+        actual = run_ranks(world, work)
     for kind, count in cases:
         wide = shares(world, count, kind).astype(np.float64)
         near = 2e-6 if kind == "fp32" else 2.0**-8
@@ -84,9 +84,9 @@ def test_reductions_that_are_no_sums(name: str, world: int) -> None:
             by_element = BY_ELEMENT.get(reduction)
             want = by_element(wide, axis=0) if by_element else reference(reduction, list(wide))
             label = f"{reduction} {kind} {count}"
-            got = found[0][label].reshape(count)
+            got = actual[0][label].reshape(count)
             np.testing.assert_allclose(got.astype(np.float64), want, near * 8, near, label)
-            for other in found:
+            for other in actual:
                 np.testing.assert_array_equal(other[label].reshape(count), got, label)
 
 
@@ -104,8 +104,8 @@ SMALL = {
     ("name", "world"), [("cpu", 3), ("cuda", 2), pytest.param("rocm", 2, marks=slow)]
 )
 def test_sums_of_small_types_and_integers(name: str, world: int) -> None:
-    """Of any bytes, what is no number among them: fp8 is added in fp32, in rank order, and rounded
-    once, as ml_dtypes rounds; integers wrap. All ranks' sums, and a rank's share of them.
+    """For arbitrary bytes, NaNs included: fp8 is added in fp32, in rank order, and rounded once, as
+    in ml_dtypes; integers wrap. All ranks' sums, and a rank's share of them.
     """
     count = 345 * world
 
@@ -119,8 +119,8 @@ def test_sums_of_small_types_and_integers(name: str, world: int) -> None:
     def given(kind: str) -> np.ndarray:
         dtype = np.dtype(SMALL[kind])
         nbytes = world * count * dtype.itemsize
-        made = np.random.default_rng(9).integers(0, 256, nbytes, np.uint8)
-        return made.view(dtype).reshape(world, count)
+        result = np.random.default_rng(9).integers(0, 256, nbytes, np.uint8)
+        return result.view(dtype).reshape(world, count)
 
     with devices(name, world) as (opened, machine):
         plans = build(world, body, machine)
@@ -133,11 +133,11 @@ def test_sums_of_small_types_and_integers(name: str, world: int) -> None:
                     ready.write(kind, given(kind)[ranks.rank])
                 ready.start(2).wait(250.0)
                 names = [f"{what} {kind}" for kind in SMALL for what in ("sum", "share", "max")]
-                found = {label: ready.read(label) for label in names}
+                actual = {label: ready.read(label) for label in names}
                 ranks.barrier()
-                return found
+                return actual
 
-        found = run_ranks(world, work)
+        actual = run_ranks(world, work)
     for kind, dtype in SMALL.items():
         shares = given(kind)
         wide = np.float32 if kind.startswith("fp8") else dtype
@@ -147,14 +147,14 @@ def test_sums_of_small_types_and_integers(name: str, world: int) -> None:
                 total, most = total + share.astype(wide), np.maximum(most, share.astype(wide))
             total, most = total.astype(dtype), most.astype(dtype)
         own = count // world
-        for rank, got in enumerate(found):
+        for rank, got in enumerate(actual):
             _same(got[f"sum {kind}"], total, kind)
             _same(got[f"max {kind}"], most, kind)
             _same(got[f"share {kind}"], total[rank * own : (rank + 1) * own], kind)
 
 
 def _same(got: np.ndarray, want: np.ndarray, kind: str) -> None:
-    """Byte by byte, but for the many codes of what is no number."""
+    """Compared byte by byte, except that all encodings of NaN are equal."""
     numbers = np.ones(want.shape, bool)
     if kind.startswith("fp8"):
         numbers = ~np.isnan(want.astype(np.float32))
@@ -186,20 +186,20 @@ def by_hand() -> None:
         "equal": ([[2, 4], [2, 4]], [2, 4], [2, 4]),
         "opposed": ([[2, 0], [-2, 0]], [0, 0], [2, 0]),
     }
-    made = {}
+    results = {}
     for name, (vectors, _, _) in given.items():
         x = ark.tensor([2, 1], name=name)
         both = [ark.all_reduce(x, rank, 2, reduction=r) for r in ("adasum", "combiner")]
-        made[name] = x, vectors[rank], both
+        results[name] = x, vectors[rank], both
     with ark.Runtime() as runtime:
         runtime.launch()
-        for x, vector, _ in made.values():
+        for x, vector, _ in results.values():
             x.from_numpy(np.array(vector, np.float32).reshape(2, 1))
         runtime.barrier()
         runtime.run(1)
         for name, (_, adasum, combined) in given.items():
-            found = [t.to_numpy().ravel().tolist() for t in made[name][2]]
-            assert found == [adasum, combined], (name, found)
+            actual = [t.to_numpy().ravel().tolist() for t in results[name][2]]
+            assert actual == [adasum, combined], (name, actual)
         runtime.barrier()
 
 

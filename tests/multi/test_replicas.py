@@ -25,21 +25,21 @@ class Learner(torch.nn.Module):
         self.first, self.second = torch.nn.Linear(6, 16), torch.nn.Linear(16, 3)
 
     def forward(self, x: Any, y: Any) -> Any:
-        made = self.second(torch.nn.functional.silu(self.first(x)))
-        return torch.nn.functional.cross_entropy(made, y)
+        result = self.second(torch.nn.functional.silu(self.first(x)))
+        return torch.nn.functional.cross_entropy(result, y)
 
 
 def counted() -> list[int]:
     """One entry a launch of this process from here on."""
-    found: list[int] = []
+    results: list[int] = []
     launch: Callable[..., CpuLaunch] = CpuDevice.launch
 
     def count(*args: Any, **named: Any) -> CpuLaunch:
-        found.append(1)
+        results.append(1)
         return launch(*args, **named)
 
     CpuDevice.launch = count  # type: ignore[method-assign]
-    return found
+    return results
 
 
 def train() -> None:
@@ -86,8 +86,8 @@ def refuse() -> None:
     with pytest.raises(ark.InvalidUsageError, match="3 is not divisible by the 2 ranks of the job"):
         ark.inference_model(torch.nn.Linear(2, 2), three)(torch.ones(6, 2))
     two = ark.torch.Options(replication=2)
-    made = ark.inference_model(torch.nn.Linear(2, 2), two)  # a replica on each, which are alone
-    assert made(torch.ones(1, 2)).shape == (1, 2)
+    result = ark.inference_model(torch.nn.Linear(2, 2), two)  # a replica on each, which are alone
+    assert result(torch.ones(1, 2)).shape == (1, 2)
     torch.manual_seed(ark.Model.get_rank())
     net = Learner()
     model = ark.training_model(net, two, torch.optim.SGD(net.parameters(), 0.1))

@@ -1,6 +1,6 @@
-"""Sums over ranks that a layer's packets carry straight to all ranks (ark.lower.rewrite.
-inline_all_reduce): who takes part, that the verifier sees what is missing, and that two and three
-ranks give one rank's tokens.
+"""Sums over ranks that a layer's packets carry directly to all ranks (ark.lower.rewrite.
+inline_all_reduce): the participating ranks, missing packets that the verifier finds, and equal
+tokens on one, two and three ranks.
 """
 
 from __future__ import annotations
@@ -76,20 +76,20 @@ def test_only_the_first_rank_adds_the_residual(plans: list[Plan]) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("backend", ["cpu", "rocm"])
 def test_ranks_that_do_the_same_share_a_kernel(backend: str, ranks: int) -> None:
-    """Which share is added first, who adds the residual and the first row of the logits are in the
-    records of tasks. Two ranks also read prompts, whose rows are summed by tasks.
+    """Tasks' records determine which share is added first, which rank adds the residual, and the
+    first row of the logits. Two ranks also read prompts, whose rows are summed by tasks.
     """
     model = registry.machine("cpu-2" if backend == "cpu" else "mi300x")
     packed = model.with_capabilities(Capability.PACKETS)
     config = dataclasses.replace(CONFIG, num_key_value_heads=4, num_attention_heads=4)
     shape = Shape(config, by_name("fp32"), 64, 4 if ranks == 2 else 0, 0, ranks)
     dialect = registry.get(backend).dialect(packed.arch)
-    made = make_plans(shape, packed)
-    sources = {write(plan, packed, dialect).source.text for plan in made}
-    assert len(made) == ranks and len(sources) == 1
+    result = make_plans(shape, packed)
+    sources = {write(plan, packed, dialect).source.text for plan in result}
+    assert len(result) == ranks and len(sources) == 1
     own = [
         {(op.kind, linear.own(signature(p, op))) for op in p.ops if op.kind == "linear"}
-        for p in made
+        for p in result
     ]
     assert len({frozenset(o) for o in own}) == ranks
 
@@ -146,13 +146,13 @@ def test_ranks_give_the_tokens_of_one(world: int) -> None:
     dtype = DataType.from_numpy(checkpoint.dtype)
     config = checkpoint.config
     shapes = [Shape(config, dtype, 64, 0, rank, world) for rank in range(world)]
-    made = make_plans(shapes[0], packed)
-    assert world == 1 or all("sum" not in kinds(p, 0) for p in made)
-    loaded = [list(weights(checkpoint, s, p)) for s, p in zip(shapes, made, strict=True)]
+    result = make_plans(shapes[0], packed)
+    assert world == 1 or all("sum" not in kinds(p, 0) for p in result)
+    loaded = [list(weights(checkpoint, s, p)) for s, p in zip(shapes, result, strict=True)]
 
     def work(ranks: ThreadRanks) -> list[list[int]]:
         texts = []
-        plan = made[ranks.rank]
+        plan = result[ranks.rank]
         with Executor(plan, backend, backend.open(0), ranks=ranks, budget_s=30.0) as executor:
             for name, array in loaded[ranks.rank]:
                 executor.write(name, array)

@@ -40,10 +40,10 @@ SEEDS = {"gfx942": 8, "gfx1100": 40}  # RDNA waits for loads and stores apart
 def opened(arch: str, stack: ExitStack, **options: int) -> tuple[list[Device], Machine]:
     """Two devices whose link carries stores alone."""
     stack.enter_context(emulator.emulated(arch, 2, stores_only=1, compute_units=3, **options))
-    made = [registry.get("rocm").open(rank) for rank in range(2)]
-    for device in made:
+    result = [registry.get("rocm").open(rank) for rank in range(2)]
+    for device in result:
         stack.callback(device.close)
-    return made, made[0].machine
+    return result, result[0].machine
 
 
 def adding(machine: Machine) -> Machine:
@@ -55,10 +55,10 @@ def adding(machine: Machine) -> Machine:
 @pytest.mark.parametrize("option", ["checks", "stale"])
 def test_channels(arch: str, option: str) -> None:
     with ExitStack() as stack:
-        made, machine = opened(arch, stack, **{option: 1})
+        result, machine = opened(arch, stack, **{option: 1})
         assert machine.has(Capability.PEER_STORES)
         for body in PROGRAMS if SLOW else BY_STORES:
-            got = run(build(2, body, machine), "rocm", made, ITERATIONS)
+            got = run(build(2, body, machine), "rocm", result, ITERATIONS)
             np.testing.assert_array_equal(got, wanted(len(got), ITERATIONS), body.__name__)
 
 
@@ -71,10 +71,10 @@ def test_collectives(arch: str) -> None:
 
 def test_additions_are_stopped_there() -> None:
     with ExitStack() as stack:
-        made, machine = opened("gfx1100", stack, report=0)
+        result, machine = opened("gfx1100", stack, report=0)
         plans = build(2, put_then_signal, adding(machine))
         with pytest.raises(GpuError):
-            run(plans, "rocm", made, ITERATIONS, budget_s=2.0)
+            run(plans, "rocm", result, ITERATIONS, budget_s=2.0)
         kinds = {failure.kind for failure in emulator.failures()}
         assert emulator.ErrorKind.LINK in kinds
 

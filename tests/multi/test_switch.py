@@ -1,5 +1,5 @@
-"""The engine `switch`: planned and verified, its sums right by the common body on CPU ranks, its
-own instructions compiled for sm_90a, never run; and chosen by nobody who does not name it.
+"""The engine `switch`: planned and verified, its sums computed by the common body on CPU ranks, its
+own instructions compiled for sm_90a but never run; and used only if it is named.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def test_sums_are_right_where_the_common_body_adds(world: int) -> None:
                 for n, values in xs[ranks.rank].items():
                     executor.write(f"x{n}", values)
                 executor.start(3).wait(60.0)
-                found = [executor.read(f"sum{n}") for n in COUNTS]
+                actual = [executor.read(f"sum{n}") for n in COUNTS]
                 ranks.barrier()
-                return found
+                return actual
 
-        for found in run_ranks(world, work):
-            for n, got in zip(COUNTS, found, strict=True):
+        for actual in run_ranks(world, work):
+            for n, got in zip(COUNTS, actual, strict=True):
                 np.testing.assert_array_equal(got, sum(x[n] for x in xs))
 
 
@@ -67,10 +67,10 @@ def test_its_instructions_compile_for_sm_90a(dtype: DataType) -> None:
     machine = able(registry.machine("h100"))
     plans = build(2, lambda rank: sums(rank, 2, dtype), machine)
     verify(plans)
-    made = machine_of(plans[0])
-    source = write(plans[0], made, backend.dialect("sm_90a")).source
+    result = machine_of(plans[0])
+    source = write(plans[0], result, backend.dialect("sm_90a")).source
     assert "multimem.ld_reduce" in source.text and "multimem.st" in source.text
-    assert backend.compiler().compile(source, Target("sm_90a", made.threads)).data
+    assert backend.compiler().compile(source, Target("sm_90a", result.threads)).data
 
 
 @pytest.mark.parametrize("name", ["cpu-2", "h100", "h200", "b200", "mi300x"])

@@ -46,8 +46,8 @@ def test_what_is_kept_is_read_again() -> None:
 
 def test_the_nearest_size_is_picked_and_none_that_is_far() -> None:
     def picked(nbytes: int, collective: str = "all_reduce", world: int = 2) -> str | None:
-        found = tuned.pick(TABLE, collective, world, nbytes)
-        return found and found.algorithm
+        actual = tuned.pick(TABLE, collective, world, nbytes)
+        return actual and actual.algorithm
 
     assert [picked(n) for n in (512, 1024, 2048)] == ["ring"] * 3
     assert [picked(n) for n in (32768, 131072)] == ["two_shot"] * 2
@@ -78,7 +78,7 @@ def _sums_by_tables(root: str) -> None:
     ranks = rank_from_environment()
     os.environ["ARK_CACHE_DIR"] = str(Path(root) / str(ranks.rank))
     ark.init(backend="cpu")
-    found = {}
+    results = {}
     for count in (256, 70001):
         total = ark.comm.all_reduce(np.full(count, ranks.rank + 1, np.float32))
         assert (total == 3.0).all()
@@ -87,15 +87,15 @@ def _sums_by_tables(root: str) -> None:
         chosen = call.key
         wanted = plans_for(chosen, 2, group._device.machine)[ranks.rank]
         assert call.executor.plan.ops == wanted.ops
-        found[str(chosen.elements)] = [chosen.algorithm, chosen.engine]
-    (Path(root) / f"took{ranks.rank}.json").write_text(json.dumps(found))
+        results[str(chosen.elements)] = [chosen.algorithm, chosen.engine]
+    (Path(root) / f"took{ranks.rank}.json").write_text(json.dumps(results))
 
 
 def test_ranks_measure_and_keep_and_all_take_what_rank_0_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the command's file to the calls: tables that differ from rank to rank, and a size that
-    nobody measured.
+    """From the command's file to the calls: tables that differ between ranks, and a size that was
+    not measured.
     """
     words = ["--ranks", "2", "--backend", "cpu", "--sizes", "1K", "--repeats", "1"]
     command = [sys.executable, "-m", "ark", "tune", "--collectives", "all_reduce", *words]

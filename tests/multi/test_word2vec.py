@@ -21,18 +21,18 @@ def test_one_rank_does_what_word2vec_does() -> None:
     ark.init(backend="cpu")
     given = text()
     assert 0.2 < given.keep.min() < 0.95
-    (found,) = word2vec.train(given, SMALL).vectors
+    (actual,) = word2vec.train(given, SMALL).vectors
     want = wanted(given, SMALL, 1, "sum")
     assert np.abs(want).max() > 2 / SMALL.size  # far from where it began
-    np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(actual, want, rtol=1e-3, atol=1e-4)
 
 
 def test_pieces_are_all_of_the_text_in_another_order() -> None:
     texts = corpus.topics(4, 6, texts=20, length=13)
-    made = wikipedia.pieces(texts, 5, seed=3)
+    result = wikipedia.pieces(texts, 5, seed=3)
     cut = [text[i:j] for text in texts for i, j in ((0, 5), (5, 10), (10, 13))]
-    assert made != cut
-    assert sorted(made) == sorted(cut)
+    assert result != cut
+    assert sorted(result) == sorted(cut)
 
 
 def on_a_rank(folder: str) -> None:
@@ -40,8 +40,8 @@ def on_a_rank(folder: str) -> None:
     for way in word2vec.WAYS:
         ark.Model.reset()
         options = Options(**{**SMALL.__dict__, "way": way})
-        (found,) = word2vec.train(text(), options).vectors
-        np.save(Path(folder) / f"{way}.{ark.Model.get_rank()}.npy", found)
+        (actual,) = word2vec.train(text(), options).vectors
+        np.save(Path(folder) / f"{way}.{ark.Model.get_rank()}.npy", actual)
 
 
 def test_ranks_combine_rows_as_asked(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_words_find_their_topic() -> None:
     ark.init(backend="cpu")
     given = Corpus.of(corpus.topics(), least=1)
     options = Options(size=32, epochs=2)
-    made = word2vec.train(given, options)
-    assert corpus.same_topic(given, made.vectors[-1]) > 0.9
+    result = word2vec.train(given, options)
+    assert corpus.same_topic(given, result.vectors[-1]) > 0.9
 
 
 def test_similarity_of_words_is_compared_with_people() -> None:

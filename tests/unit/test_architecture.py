@@ -18,8 +18,8 @@ from ark.codegen import layout
 ROOT = Path(__file__).resolve().parents[2]
 ARK = sorted((ROOT / "ark").rglob("*.py")) + sorted((ROOT / "ark").rglob("*.h"))
 VENDOR_WORDS = re.compile(r"\b(nvidia|amd|cuda|rocm|hip|nvrtc|hiprtc|cubin|hsaco)\b", re.IGNORECASE)
-# A peer that is measured beside ark, and the probing of links, must say whose they are; who takes
-# torch's tensors and is its backend speaks as torch does, which names one vendor for all.
+# The peers of benches and the probing of links must name their vendor; code that takes torch's
+# tensors or is its backend uses torch's terms, which name one vendor for all.
 MAY_NAME = {
     "ark/interop/torch/products.py",  # torch's own switches have such names
     "ark/bench/peer.py",
@@ -53,7 +53,7 @@ def test_ark_names_no_vendor(path: Path) -> None:
 
 
 def test_the_spine_imports_neither_synthesis_nor_emulator() -> None:
-    """Planning and running load these rooms only when somebody asks for what they do."""
+    """Planning and running import these packages only on use."""
     program = (
         "import sys, ark.models.generate, ark.bench.decode, ark.cli.plan, ark.cli.generate\n"
         "from ark.backend import registry\n"

@@ -21,8 +21,8 @@ BENCH = ["bench", "decode", "--backend", "cpu", "--config", NOAH, "--repeats", "
 
 def figures(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
     """The plan's figures with its contexts and prompts, read through the schema."""
-    (made,) = by_batch(capsys, *words)
-    return made
+    (output,) = by_batch(capsys, *words)
+    return output
 
 
 def by_batch(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:
@@ -31,22 +31,26 @@ def by_batch(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:
     assert read.machine.backend == "cpu" and read.command.startswith("ark bench decode")
     plans: dict[int, dict] = {}
     for row in read.figures:
-        made = plans.setdefault(row.detail["batch"], {**row.detail, "contexts": [], "prompts": []})
-        made["contexts" if "context" in row.detail else "prompts"].append(row.detail)
+        result = plans.setdefault(
+            row.detail["batch"], {**row.detail, "contexts": [], "prompts": []}
+        )
+        result["contexts" if "context" in row.detail else "prompts"].append(row.detail)
         seconds = row.detail["per_token" if "context" in row.detail else "seconds"]
         assert row.us == pytest.approx(seconds * 1e6) and row.figure.startswith("decode/noah")
     return list(plans.values())
 
 
 def test_contexts_and_prompts_of_one_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    made = figures(capsys, "--context", "16,200", "--tokens", "8", "--prompt", "40", "--chunk", "8")
-    near, far = made["contexts"]
+    output = figures(
+        capsys, "--context", "16,200", "--tokens", "8", "--prompt", "40", "--chunk", "8"
+    )
+    near, far = output["contexts"]
     assert [near["context"], far["context"]] == [16, 200]
     assert len(near["tokens"]) == len(far["tokens"]) == 8
     # Noah caches 6 layers of 2 heads of 32 keys and values in bf16.
     assert far["read_bytes"] - near["read_bytes"] == (200 - 16) * 6 * 2 * 32 * 2 * 2
-    assert near["read_bytes"] > made["weight_bytes"] > 0
-    assert made["prompts"][0]["length"] == 40 and made["prompts"][0]["seconds"] > 0
+    assert near["read_bytes"] > output["weight_bytes"] > 0
+    assert output["prompts"][0]["length"] == 40 and output["prompts"][0]["seconds"] > 0
 
 
 @pytest.mark.parametrize("words", [(), ("--model", "any")])
@@ -58,15 +62,15 @@ def test_a_prediction_needs_no_warm_up(
     """Two runs that count; a measurement is preceded by one that does not, and a prediction
     followed by a launch of one token, without which the second one is given.
     """
-    whole, made = decode._run, []
-    monkeypatch.setattr(decode, "_run", lambda *a: made.append(whole(*a)) or made[-1])
+    whole, result = decode._run, []
+    monkeypatch.setattr(decode, "_run", lambda *a: result.append(whole(*a)) or result[-1])
     monkeypatch.setattr(bench, "predict", lambda backend, model: None)
     got = figures(capsys, "--repeats", "2", "--context", "16", "--tokens", "2", *words)
     (row,) = got["contexts"]
-    times = [seconds for seconds, _ in made]
+    times = [seconds for seconds, _ in result]
     counted = times[:2] if words else times[1:]
     assert row["runs"] == pytest.approx([seconds / 2 for seconds in counted])
-    assert [len(tokens) for _, tokens in made] == ([2, 2, 1] if words else [2, 2, 2])
+    assert [len(tokens) for _, tokens in result] == ([2, 2, 1] if words else [2, 2, 2])
     further = max(counted) - times[2] if words else None
     assert row["further"] == (pytest.approx(further) if words else None)
 
@@ -90,22 +94,22 @@ def test_batches(capsys: pytest.CaptureFixture[str]) -> None:
 @slow
 def test_every_row_is_beside_torch(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    made = figures(capsys, "--context", "12", "--tokens", "4", "--vs", "torch")
-    (row,) = made["contexts"]
-    found = row["fidelity"]["ark"]
-    assert found["rows"] == found["agreed"] == GREEDY_STEPS
-    assert 0 < found["mean"] < found["most"] < 0.1 and found["distance"] < 5e-3
-    assert row["peer_s"]["eager"] > 0 and made["read_bandwidth"] > 0
+    output = figures(capsys, "--context", "12", "--tokens", "4", "--vs", "torch")
+    (row,) = output["contexts"]
+    actual = row["fidelity"]["ark"]
+    assert actual["rows"] == actual["agreed"] == GREEDY_STEPS
+    assert 0 < actual["mean"] < actual["most"] < 0.1 and actual["distance"] < 5e-3
+    assert row["peer_s"]["eager"] > 0 and output["read_bandwidth"] > 0
 
 
 def test_every_sequence_of_a_batch_is_beside_torch(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    made = figures(capsys, "--context", "12", "--tokens", "4", "--batch", "3", "--vs", "torch")
-    (row,) = made["contexts"]
-    found = row["fidelity"]["ark"]
-    assert found["rows"] == found["agreed"] == 3 * GREEDY_STEPS
-    assert 0 < found["mean"] < found["most"] < 0.1 and found["distance"] < 5e-3
-    assert row["peer_s"]["eager"] > 0 and made["read_bandwidth"] > 0
+    output = figures(capsys, "--context", "12", "--tokens", "4", "--batch", "3", "--vs", "torch")
+    (row,) = output["contexts"]
+    actual = row["fidelity"]["ark"]
+    assert actual["rows"] == actual["agreed"] == 3 * GREEDY_STEPS
+    assert 0 < actual["mean"] < actual["most"] < 0.1 and actual["distance"] < 5e-3
+    assert row["peer_s"]["eager"] > 0 and output["read_bandwidth"] > 0
 
 
 def test_nccl_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,10 +124,10 @@ def test_the_distance_is_by_row() -> None:
     right = np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 10.0]])
     off = right.copy()
     off[1] = [0.0, 10.5, 10.0]
-    found = compare(off, right)
-    assert found.mean == pytest.approx(10.5 / 6) and found.most == 10.5
-    assert found.distance == pytest.approx(1.05) and found.agreed == 1
-    assert not any(found.passes(name) for name in TOLERANCE)
+    actual = compare(off, right)
+    assert actual.mean == pytest.approx(10.5 / 6) and actual.most == 10.5
+    assert actual.distance == pytest.approx(1.05) and actual.agreed == 1
+    assert not any(actual.passes(name) for name in TOLERANCE)
     assert compare(right, right).passes("fp32")
 
 

@@ -61,16 +61,16 @@ def test_only_a_result_file_makes_hardware_executed(tmp_path: Path) -> None:
 
 
 def change(path: str, value: Any) -> dict[str, Any]:
-    made = copy.deepcopy(RESULT)
+    result = copy.deepcopy(RESULT)
     *outer, last = path.split(".")
-    place = made
+    place = result
     for word in outer:
         place = place[word]
     if value is None:
         del place[last]
     else:
         place[last] = value
-    return made
+    return result
 
 
 @pytest.mark.parametrize(
@@ -138,10 +138,10 @@ def test_a_run_writes_a_file_that_is_read_back(tmp_path: Path) -> None:
     row = next(r for r in generate.rows() if r["name"] == "cpu")
     report = tmp_path / "report.xml"
     report.write_text(REPORT.format(""))
-    made = evidence.describe(row, [report])
-    assert made.on_device == 1 and made.devices and made.total.passed == 3
-    (tmp_path / "cpu.json").write_bytes(evidence.msgspec.json.encode(made))
-    assert evidence.read(tmp_path / "cpu.json") == made
+    result = evidence.describe(row, [report])
+    assert result.on_device == 1 and result.devices and result.total.passed == 3
+    (tmp_path / "cpu.json").write_bytes(evidence.msgspec.json.encode(result))
+    assert evidence.read(tmp_path / "cpu.json") == result
     with pytest.raises(ValueError, match="this machine has"):
         evidence.describe({**row, "arch": "sm_90a"}, [report])
 
@@ -163,8 +163,8 @@ def test_a_row_may_run_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(evidence, "_run", run)
     words = ["cpu", "--output", str(tmp_path / "out"), "--reports", str(tmp_path / "reports")]
     assert [evidence.main(words) for _ in range(4)] == [0, 1, 2, 0]
-    made = evidence.read(tmp_path / "out/cpu.json")
-    assert made.total == evidence.Counts(4, 0, 1) and made.on_device == 2
+    result = evidence.read(tmp_path / "out/cpu.json")
+    assert result.total == evidence.Counts(4, 0, 1) and result.on_device == 2
 
 
 def test_a_compiler_is_forced_into_its_process(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""ci/figures.py measures a row's standard set: what was cut goes on, what is worse is said."""
+"""ci/figures.py measures a row's standard set: interrupted runs continue, slower figures are
+reported.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,11 @@ def a_run(tmp_path: Path, *before: Results, seconds: float = 100.0) -> Any:
 
 def test_new_figures_take_the_place_of_old_ones(tmp_path: Path) -> None:
     before = figure_file.Figures("cpu", True, [results(row("a"), row("b")), results(row("c"))])
-    made = figure_file.merged(before, [results(row("b", 5.0), row("c", 6.0))], True)
-    assert [[f.figure for f in r.figures] for r in made.runs] == [["a"], ["b", "c"]]
+    result = figure_file.merged(before, [results(row("b", 5.0), row("c", 6.0))], True)
+    assert [[f.figure for f in r.figures] for r in result.runs] == [["a"], ["b", "c"]]
     path = tmp_path / "cpu.json"
-    figure_file.write_figures(path, made)
-    assert figure_file.read_figures(path, "cpu") == made
+    figure_file.write_figures(path, result)
+    assert figure_file.read_figures(path, "cpu") == result
 
 
 @pytest.mark.parametrize(
@@ -169,9 +171,9 @@ def test_a_cpu_s_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     words = ["cpu", "--tiny", "--noisy", "--only", "ops", "decode", "all_reduce"]
     words += ["--output", str(tmp_path), "--work", str(tmp_path / "work")]
     figures.main(words)
-    made = figure_file.read_figures(tmp_path / "cpu.json", "cpu")
-    names = {f.figure.split("/")[0] for r in made.runs for f in r.figures}
-    assert made.noisy and {"ops", "decode", "comm"} <= names
+    result = figure_file.read_figures(tmp_path / "cpu.json", "cpu")
+    names = {f.figure.split("/")[0] for r in result.runs for f in r.figures}
+    assert result.noisy and {"ops", "decode", "comm"} <= names
     said = capsys.readouterr().out
     assert "0 failed, 0 missing" in said and "[1/3] ops" in said
 

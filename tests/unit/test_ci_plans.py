@@ -151,18 +151,18 @@ def test_texts_of_the_same_source_are_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that was refused is followed by one with a reason."""
-    made = []
+    results = []
     monkeypatch.setattr(plans, "UNWRITTEN", tmp_path / "made")
     monkeypatch.setattr(plans, "tree_digest", lambda folder: "one")
     texts = {"h200": TEXT}
-    monkeypatch.setattr(plans, "describe_all", lambda machines: made.append(machines) or texts)
+    monkeypatch.setattr(plans, "describe_all", lambda machines: results.append(machines) or texts)
     words = ["h200", "--folder", str(tmp_path)]
     assert plans.main(words) == 0
     texts = {"h200": slower(TEXT, "187.6", "250.0")}
-    assert plans.main(words) == 0 and len(made) == 1  # the source says that it is the same
+    assert plans.main(words) == 0 and len(results) == 1  # the source says that it is the same
     monkeypatch.setattr(plans, "tree_digest", lambda folder: "two")
     assert plans.main(words) == 1 and plans.main([*words, "--why", "claims are off"]) == 0
-    assert len(made) == 2
+    assert len(results) == 2
     assert [p.name for p in (tmp_path / "made").iterdir()] == ["h200-two.txt"]
 
 

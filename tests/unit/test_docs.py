@@ -81,11 +81,11 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 
 def _subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    found: dict[str, argparse.ArgumentParser] = {}
+    results: dict[str, argparse.ArgumentParser] = {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            found |= action.choices
-    return found
+            results |= action.choices
+    return results
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Where emulated devices take a test is said by a mark at it, in words that somebody knows."""
+"""Marks select tests for emulated devices, by documented words."""
 
 from __future__ import annotations
 

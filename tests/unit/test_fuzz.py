@@ -60,10 +60,10 @@ def test_mutations_begin_with_every_kind_of_task() -> None:
     seen: set[str] = set()
     for name in plans.NAMES:
         data, _ = plans.base(name)
-        made = serialize.from_json(json.dumps(data))
-        assert json.loads(serialize.to_json(made)) == data
-        admit([made], registry.machine(plans.MACHINE))
-        seen |= {op.kind for op in made.ops}
+        result = serialize.from_json(json.dumps(data))
+        assert json.loads(serialize.to_json(result)) == data
+        admit([result], registry.machine(plans.MACHINE))
+        seen |= {op.kind for op in result.ops}
     # No machine of the CPU claims tiles; tests/unit/plan/test_claims.py damages such plans.
     assert set(kind.names()) - seen == BETWEEN_RANKS | {"claimed"}
 
@@ -71,14 +71,14 @@ def test_mutations_begin_with_every_kind_of_task() -> None:
 @pytest.mark.parametrize("name", plans.NAMES)
 def test_ops_with_operands_too_few_or_too_many(name: str) -> None:
     """Each op of a plan with every smaller number of operands, and two larger ones."""
-    made = serialize.from_json(json.dumps(plans.base(name)[0]))
-    for op in {(o.kind, len(o.operands)): o for o in made.ops}.values():
+    result = serialize.from_json(json.dumps(plans.base(name)[0]))
+    for op in {(o.kind, len(o.operands)): o for o in result.ops}.values():
         numbers = (*range(len(op.operands)), *(len(op.operands) + extra for extra in (1, 2)))
         for number in numbers:
             other = dataclasses.replace(op, operands=(op.operands * 3)[:number])
-            ops = tuple(other if o.id == op.id else o for o in made.ops)
+            ops = tuple(other if o.id == op.id else o for o in result.ops)
             with contextlib.suppress(PlanError):  # a few kinds do with one more or less
-                verify([dataclasses.replace(made, ops=ops)])
+                verify([dataclasses.replace(result, ops=ops)])
 
 
 @settings(FEW, max_examples=10)
@@ -129,14 +129,14 @@ def test_the_oracle_sees_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None
     """A plan that computes something else than its program is a finding."""
     from tests.fuzz import execute
 
-    made = serialize.from_json(json.dumps(plans.base("decoder")[0]))
-    assert execute.compare(made) == execute.Outcome(True, "")
-    ops = list(made.ops)
+    result = serialize.from_json(json.dumps(plans.base("decoder")[0]))
+    assert execute.compare(result) == execute.Outcome(True, "")
+    ops = list(result.ops)
     number = next(i for i, o in enumerate(ops) if o.kind == "attention")
     ops[number] = dataclasses.replace(ops[number], params={**ops[number].params, "scale": 9.0})
-    other = dataclasses.replace(made, ops=tuple(ops))
+    other = dataclasses.replace(result, ops=tuple(ops))
     monkeypatch.setattr(execute, "serial", lambda plan: execute.dataclasses.replace(other))
-    assert "differs" in execute.compare(made).wrong
+    assert "differs" in execute.compare(result).wrong
 
 
 def test_a_command_line_that_ends_in_a_traceback_is_a_finding(

@@ -29,11 +29,11 @@ def test_a_run_says_where_and_how_and_is_read_back(tmp_path: Path) -> None:
     ]
     path = tmp_path / "results.json"
     path.write_text(encode(made(*rows)))
-    found = read(path)
-    assert found.machine.backend == "cpu" and found.machine.processors == 2
-    assert {"ark", "Python", "numpy"} <= set(found.versions)
-    assert found.source == code_digest()[:16] and found.command == "ark bench ops add"
-    first, second = found.figures
+    actual = read(path)
+    assert actual.machine.backend == "cpu" and actual.machine.processors == 2
+    assert {"ark", "Python", "numpy"} <= set(actual.versions)
+    assert actual.source == code_digest()[:16] and actual.command == "ark bench ops add"
+    first, second = actual.figures
     assert (first.us, first.peer_us, first.ratio) == pytest.approx((2.0, 3.0, 1.5))
     assert first.detail == {"distance": None, "runs": [1, 2]}
     assert second.us is None and second.error == "no such op"

@@ -48,33 +48,33 @@ def looks(monkeypatch: pytest.MonkeyPatch, module: Callable[[], Any]) -> Any:
 
 
 def test_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = looks(monkeypatch, lambda: fake_hip(2))
-    assert [(d.index, d.name, d.arch) for d in found.devices] == [
+    actual = looks(monkeypatch, lambda: fake_hip(2))
+    assert [(d.index, d.name, d.arch) for d in actual.devices] == [
         (0, "AMD Instinct MI300X", "gfx942"),
         (1, "AMD Instinct MI300X", "gfx942"),
     ]
-    assert found.reason == "" and found.notes == ()
-    assert found.versions == {"hip-python": "7.2.0", "hip runtime": "7.2"}
+    assert actual.reason == "" and actual.notes == ()
+    assert actual.versions == {"hip-python": "7.2.0", "hip runtime": "7.2"}
 
 
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = looks(monkeypatch, lambda: fake_hip(0))
-    assert found.reason == "HIP 7.2 finds no AMD GPU (hipErrorNoDevice)"
-    assert "/dev/kfd" in found.remedy
+    actual = looks(monkeypatch, lambda: fake_hip(0))
+    assert actual.reason == "HIP 7.2 finds no AMD GPU (hipErrorNoDevice)"
+    assert "/dev/kfd" in actual.remedy
 
 
 def test_a_library_of_another_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = looks(monkeypatch, lambda: fake_hip(0, version=60_400_000))
-    assert "hip-python 7.2.0 is made for HIP 7" in found.reason
-    assert found.remedy == "pip install 'hip-python>=6,<7'"
+    actual = looks(monkeypatch, lambda: fake_hip(0, version=60_400_000))
+    assert "hip-python 7.2.0 is made for HIP 7" in actual.reason
+    assert actual.remedy == "pip install 'hip-python>=6,<7'"
     (note,) = looks(monkeypatch, lambda: fake_hip(1, version=60_400_000)).notes
     assert "the driver is 6.4" in note
 
 
 def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hip", None)
-    found = backend.probe()
-    assert "hip-python" in found.reason and "ark-gpu[rocm]" in found.remedy
+    actual = backend.probe()
+    assert "hip-python" in actual.reason and "ark-gpu[rocm]" in actual.remedy
 
 
 def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +83,8 @@ def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
     hip = fake_hip(1)
     hip.hipRuntimeGetVersion = missing
-    found = looks(monkeypatch, lambda: hip)
-    assert "libamdhip64.so" in found.reason and "ROCm" in found.remedy
+    actual = looks(monkeypatch, lambda: hip)
+    assert "libamdhip64.so" in actual.reason and "ROCm" in actual.remedy
     with pytest.raises(SystemError, match=r"AMD GPU 0 cannot be opened: .*libamdhip64"):
         backend.open(0)
 
@@ -92,8 +92,8 @@ def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_driver_that_answers_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
     hip = fake_hip(1)
     hip.hipGetDeviceProperties = lambda index: 1 / 0
-    found = looks(monkeypatch, lambda: hip)
-    assert "division by zero" in found.reason and "rocminfo" in found.remedy
+    actual = looks(monkeypatch, lambda: hip)
+    assert "division by zero" in actual.reason and "rocminfo" in actual.remedy
 
 
 def test_emulation_is_asked_for_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,15 +103,15 @@ def test_emulation_is_asked_for_and_said(monkeypatch: pytest.MonkeyPatch) -> Non
     emulator.describe = lambda: "emulated gfx942"
     monkeypatch.setitem(sys.modules, "ark_rocm_emulator", emulator)
     monkeypatch.setenv(probe.VARIABLE, "emulated:gfx942")
-    found = looks(monkeypatch, lambda: fake_hip(1))
-    assert asked == ["emulated:gfx942"] and found.notes == ("emulated gfx942",)
+    actual = looks(monkeypatch, lambda: fake_hip(1))
+    assert asked == ["emulated:gfx942"] and actual.notes == ("emulated gfx942",)
 
     def broken(spec: str) -> None:
         raise OSError("no C++ compiler")
 
     emulator.activate = broken
-    found = backend.probe()
-    assert "no C++ compiler" in found.reason and "ark-gpu[emulator]" in found.remedy
+    actual = backend.probe()
+    assert "no C++ compiler" in actual.reason and "ark-gpu[emulator]" in actual.remedy
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_emulation_is_asked_for_and_said(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_emulation_that_cannot_be(monkeypatch: pytest.MonkeyPatch, value: str, words: str) -> None:
     monkeypatch.setitem(sys.modules, "ark_rocm_emulator", None)
     monkeypatch.setenv(probe.VARIABLE, value)
-    found = looks(monkeypatch, lambda: fake_hip(1))
-    assert found.devices == () and words in found.reason
+    actual = looks(monkeypatch, lambda: fake_hip(1))
+    assert actual.devices == () and words in actual.reason
 
 
 def test_errors_of_the_device_and_of_the_machine() -> None:

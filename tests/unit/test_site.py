@@ -30,8 +30,10 @@ def test_links_out_of_docs_become_their_text() -> None:
     spec.loader.exec_module(module)
 
     def shown(text: str, at: str) -> str:
-        made: str = module.on_page_markdown(text, SimpleNamespace(file=SimpleNamespace(src_uri=at)))
-        return made
+        result: str = module.on_page_markdown(
+            text, SimpleNamespace(file=SimpleNamespace(src_uri=at))
+        )
+        return result
 
     assert shown("[a](../ci/coverage.md)", "x.md") == "a"
     assert shown("[a](../x.md#y), [b](https://a.b)", "history/y.md") == (

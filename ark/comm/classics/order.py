@@ -1,7 +1,7 @@
 """The order of ranks in a ring: the circuit whose narrowest link is widest.
 
 A ring is as fast as its slowest hop, so a baseline ring on directly wired ranks follows the wires.
-Called by `ark.comm.synthesize` if no boxes are known.
+Called by ark.comm.synthesis if no boxes are known.
 """
 
 from __future__ import annotations

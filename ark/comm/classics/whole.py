@@ -2,7 +2,7 @@
 
 Adasum exists as a tree (whole tensors are combined in pairs) and in the vector-halving form of
 Maleki et al. (MLSys 2021, section 4), in which ranks keep slices and add up three partial dot
-products. The combiner folds in rank order. Called by `ark.comm.classics.build`.
+products. The combiner folds in rank order. Called by ark.comm.classics.
 """
 
 from __future__ import annotations

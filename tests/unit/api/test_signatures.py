@@ -1,5 +1,5 @@
-"""Every public op, given something else than its signature says in each of its places: an error of
-ark's, whichever the op and the place. What is not refused is taken.
+"""Every public op with a wrong argument in each position: an error of ark for every op and
+position. Arguments that are accepted must be supported.
 """
 
 from __future__ import annotations

@@ -109,8 +109,8 @@ def test_on_random_networks_the_trees_attain_what_is_claimed_and_nobody_beats_th
             continue
         best = optimal_all_reduce(topology)
         assert best.exact and best.rate >= optimal(topology).algbw / 2, topology.name
-        made = forest(topology, "all_reduce")
-        assert optimal(topology).algbw / 2 <= made.algbw <= best.bound
+        result = forest(topology, "all_reduce")
+        assert optimal(topology).algbw / 2 <= result.algbw <= best.bound
         for name in algorithms(topology, "all_reduce"):
             if name != "taccl":
                 program = synthesize(topology, "all_reduce", name)
@@ -121,15 +121,15 @@ def test_on_random_networks_the_trees_attain_what_is_claimed_and_nobody_beats_th
 def test_weighted_roots_make_right_programs_that_come_near_the_bound(name):
     topology = named(name)
     best = optimal_all_reduce(topology)
-    made = forest(topology, "all_reduce")
-    assert made.algbw == best.rate > optimal(topology).algbw / 2
+    built = forest(topology, "all_reduce")
+    assert built.algbw == best.rate > optimal(topology).algbw / 2
     carried = dict.fromkeys(topology.capacities(), 0)
-    for tree in (*made.reducing, *made.gathering):
+    for tree in (*built.reducing, *built.gathering):
         for edge in tree.edges:
             for path, units in edge.paths:
                 for link in itertools.pairwise(path):
                     carried[link] += units
-    units = sum(tree.count for tree in made.gathering)
+    units = sum(tree.count for tree in built.gathering)
     for link, capacity in topology.capacities().items():
         assert carried[link] <= units / best.rate * capacity
     program = synthesize(topology, "all_reduce")

@@ -43,8 +43,8 @@ def ring():
 
 def place(program, kind, nth=0):
     """The nth operation of a kind on rank 0."""
-    found = [i for i, op in enumerate(program.operations[0]) if op.kind is kind]
-    return found[nth]
+    actual = [i for i, op in enumerate(program.operations[0]) if op.kind is kind]
+    return actual[nth]
 
 
 def test_report_counts():

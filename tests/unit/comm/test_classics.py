@@ -125,9 +125,9 @@ def test_two_trees_are_shallow_and_no_rank_works_in_both(ranks):
 
 def test_trees_over_boxes_are_chains_behind_trees():
     boxes = [list(range(8 * box, 8 * box + 8)) for box in range(4)]
-    found = trees.chained_trees(boxes)
-    assert len(found) == 16
-    for number, tree in enumerate(found):
+    forest = trees.chained_trees(boxes)
+    assert len(forest) == 16
+    for number, tree in enumerate(forest):
         assert sorted(tree) == list(range(32)) and list(tree.values()).count(None) == 1
         across = [(r, p) for r, p in tree.items() if p is not None and r // 8 != p // 8]
         assert len(across) == 3  # one edge into every other box, all at one place

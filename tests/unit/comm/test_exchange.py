@@ -32,9 +32,9 @@ KNOWN = {
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_times_are_proven_and_attained(name):
-    found = exchange(named(name))
-    assert found.lower_bound == KNOWN[name]
-    assert found.lower_bound <= found.inv_rate <= found.lower_bound * Fraction(102, 100)
+    actual = exchange(named(name))
+    assert actual.lower_bound == KNOWN[name]
+    assert actual.lower_bound <= actual.inv_rate <= actual.lower_bound * Fraction(102, 100)
 
 
 def cut_bound(topology):
@@ -56,11 +56,11 @@ def test_on_random_networks_the_bound_is_above_every_cut_and_below_every_program
         topology = random_eulerian(each)
         if len(topology.ranks) < 2:
             continue
-        found = exchange(topology)
-        assert cut_bound(topology) <= found.lower_bound <= found.inv_rate, topology.name
-        assert found.inv_rate <= found.lower_bound * Fraction(13, 10), topology.name
-        for paths in found.shares.values():
-            assert sum(count for _, count in paths) == found.parts
+        actual = exchange(topology)
+        assert cut_bound(topology) <= actual.lower_bound <= actual.inv_rate, topology.name
+        assert actual.inv_rate <= actual.lower_bound * Fraction(13, 10), topology.name
+        for paths in actual.shares.values():
+            assert sum(count for _, count in paths) == actual.parts
         size = 1 << 20
         least = least_us(topology, "all_to_all", size)
         for name in set(algorithms(topology, "all_to_all")) - {"taccl"}:

@@ -165,9 +165,9 @@ def data(program: CollectiveProgram) -> list[np.ndarray]:
 def is_right(program: CollectiveProgram, seeds: int = 3) -> None:
     inputs, text = data(program), to_execution_plan(program)
     wanted = reference_result(program.collective, inputs, root=program.root)
-    made = [Machine(text, inputs, seed).run() for seed in range(seeds)]
-    made.append(execute(from_execution_plan(text, root=program.root or 0), inputs))
-    for outputs in made:
+    result = [Machine(text, inputs, seed).run() for seed in range(seeds)]
+    result.append(execute(from_execution_plan(text, root=program.root or 0), inputs))
+    for outputs in result:
         for got, want in zip(outputs, wanted, strict=True):
             if want is not None:
                 np.testing.assert_array_equal(got, want)
@@ -307,8 +307,8 @@ def all_pairs(world: int, place: str) -> str:
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_plan_in_place_that_reads_its_peers_is_read(world: int) -> None:
     inputs = [np.arange(2 * world) + 100 * r for r in range(world)]
-    for made in execute(from_execution_plan(all_pairs(world, "i")), inputs):
-        np.testing.assert_array_equal(made, sum(inputs))
+    for result in execute(from_execution_plan(all_pairs(world, "i")), inputs):
+        np.testing.assert_array_equal(result, sum(inputs))
 
 
 def test_every_algorithm_of_a_box_has_a_plan() -> None:

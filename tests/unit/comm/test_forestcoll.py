@@ -45,24 +45,24 @@ def test_full_mesh_of_8_reaches_512_gb_a_second():
 )
 def test_trees_of_known_topologies(name):
     topology = named(name)
-    made = forest(topology)
-    verify(topology, made)
+    result = forest(topology)
+    verify(topology, result)
 
 
 @pytest.mark.parametrize("block", range(examples(10)))
 def test_random_eulerian_networks_against_all_cuts(block):
     for seed in range(block * 50, block * 50 + 50):
         topology = random_eulerian(seed)
-        made = forest(topology)
-        assert made.optimum.inv_x == brute_force(topology), seed
-        side = made.optimum.cut
+        result = forest(topology)
+        assert result.optimum.inv_x == brute_force(topology), seed
+        side = result.optimum.cut
         leaving = sum(
             each
             for (src, dst), each in topology.capacities().items()
             if src in side and dst not in side
         )
-        assert Fraction(len(set(side) & set(topology.ranks))) / leaving == made.optimum.inv_x
-        verify(topology, made)
+        assert Fraction(len(set(side) & set(topology.ranks))) / leaving == result.optimum.inv_x
+        verify(topology, result)
 
 
 def test_random_networks_have_worst_cuts_of_all_sizes():

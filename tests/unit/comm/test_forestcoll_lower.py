@@ -65,10 +65,10 @@ def test_a_window_keeps_programs_right_and_starts_the_next_level_sooner(collecti
 @pytest.mark.parametrize("name", ["a100x2", "dgx1v", "mi250"])
 def test_no_link_carries_more_than_the_optimum_says(name):
     network = topology.named(name)
-    made = forest(network)
+    built = forest(network)
     size = 1 << 26
-    result = simulate(lower(made), network, size)
-    least = size / len(network.ranks) * made.optimum.inv_x
+    result = simulate(lower(built), network, size)
+    least = size / len(network.ranks) * built.optimum.inv_x
     for link, carried in result.link_bytes.items():
         assert carried / network.capacities()[link] <= least * (1 + 1e-9)
     assert result.time_us >= float(least) / 1e3
@@ -85,14 +85,14 @@ def test_every_put_follows_a_path_of_the_network():
 
 def test_reducing_trees_send_on_after_everything_has_arrived():
     network = topology.named("dgx1v")
-    made = forest(network, "reduce_scatter")
-    for tree in made.reducing:
+    result = forest(network, "reduce_scatter")
+    for tree in result.reducing:
         senders = [edge.src for edge in tree.edges]
         assert sorted([*senders, tree.root]) == list(range(8))
         for place, edge in enumerate(tree.edges):
             assert edge.dst not in senders[:place]
         assert tree.height == tree.reversed().height
-    assert made.height == forest(network).height
+    assert result.height == forest(network).height
 
 
 def test_synthesize_takes_names_and_checks():

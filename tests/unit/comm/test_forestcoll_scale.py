@@ -1,4 +1,4 @@
-"""Large networks: trees that are images of few under symmetries, and what is refused."""
+"""Large networks: trees as images under symmetries, and refused networks."""
 
 import importlib
 from dataclasses import replace
@@ -17,8 +17,8 @@ from tests.unit.comm.networks import verify
 
 @slow
 def test_more_than_512_ranks():
-    made = forest(named("h100x66"))  # which checks the trees
-    assert made.height == 2 and len({tree.root for tree in made.gathering}) == 528
+    result = forest(named("h100x66"))  # which checks the trees
+    assert result.height == 2 and len({tree.root for tree in result.gathering}) == 528
 
 
 def _without(topology, src, dst):
@@ -43,9 +43,9 @@ def test_trees_are_drawn_without_packing(topology, height):
     net, best = network(topology), optimal(topology)
     base = draw(net, find_symmetry(net), best.scale, best.k)
     assert base is not None
-    made = forest(topology)
-    assert made.height == height == max(tree.height for tree in base)
-    verify(topology, made)
+    result = forest(topology)
+    assert result.height == height == max(tree.height for tree in base)
+    verify(topology, result)
 
 
 @slow

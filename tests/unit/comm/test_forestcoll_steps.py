@@ -52,9 +52,9 @@ def test_violated_cuts_are_those_of_networkx(seed, demand):
         graph.add_edge("s", rank, capacity=demand * (rank + 1))
     demands = np.array([demand * (rank + 1) for rank in range(net.ranks)], dtype=np.int64)
     least = min(networkx.maximum_flow_value(graph, "s", rank) for rank in range(net.ranks))
-    found = violated_in(matrix, demands)
-    assert max((each.deficit for each in found), default=0) == int(demands.sum()) - least
-    for each in found:
+    actual = violated_in(matrix, demands)
+    assert max((each.deficit for each in actual), default=0) == int(demands.sum()) - least
+    for each in actual:
         leaving = int(matrix[np.ix_(each.side, ~each.side)].sum())
         inside = int(demands[each.side[: net.ranks]].sum())
         assert inside - leaving == each.deficit
@@ -102,9 +102,9 @@ def test_fixed_k_is_the_least_that_floors_allow(name, k):
     best = optimal(topology, k)
     bandwidth = sorted(set(topology.capacities().values()))
     assert best.lower_bound <= best.inv_x <= best.lower_bound + 1 / (k * bandwidth[0])
-    made = forest(topology, k=k)
-    verify(topology, made)
-    assert made.optimum == best
+    result = forest(topology, k=k)
+    verify(topology, result)
+    assert result.optimum == best
     # Just below U some link carries one tree less, and then a cut is short.
     below = max(
         Fraction(math.ceil(best.scale * each) - 1) / each
@@ -127,9 +127,9 @@ def test_known_fixed_k():
 @given(st.integers(0, 10**6), st.integers(1, 4))
 def test_fixed_k_on_any_eulerian_network(seed, k):
     topology = random_eulerian(seed)
-    made = forest(topology, k=k)
-    verify(topology, made)
-    assert made.optimum.inv_x >= made.optimum.lower_bound
+    result = forest(topology, k=k)
+    verify(topology, result)
+    assert result.optimum.inv_x >= result.optimum.lower_bound
 
 
 def test_isomorphic_trees_of_boxes_are_two_deep():
@@ -142,9 +142,9 @@ def test_isomorphic_trees_of_boxes_are_two_deep():
 def test_isomorphic_switches_in_any_order(shape, seed):
     topology = planes(*shape, seed)
     assert find_symmetry(network(topology)).size == len(topology.ranks)
-    made = forest(topology)
-    verify(topology, made)
-    assert made.height <= 3
+    result = forest(topology)
+    verify(topology, result)
+    assert result.height <= 3
 
 
 def test_no_switch_box_gets_a_chain():
@@ -239,12 +239,12 @@ def test_networks_with_degraded_links_have_an_optimum_that_trees_attain(seed):
         topology = degraded(each)
         if len(topology.ranks) < 2:
             continue
-        made = forest(topology)
-        verify(topology, made)
-        assert made.optimum.exact, topology.name
-        assert made.optimum.inv_x >= brute_force(topology)
+        result = forest(topology)
+        verify(topology, result)
+        assert result.optimum.exact, topology.name
+        assert result.optimum.inv_x >= brute_force(topology)
         if not topology.switches:
-            assert made.optimum.inv_x == brute_force(topology)
+            assert result.optimum.inv_x == brute_force(topology)
         scattered = forest(topology, "reduce_scatter")
         assert scattered.optimum == optimal(topology.reverse())
         both = forest(topology, "all_reduce")

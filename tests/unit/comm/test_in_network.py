@@ -62,8 +62,8 @@ def test_the_program_joins_what_the_trees_count():
 @pytest.mark.parametrize("collective", ["broadcast", "reduce"])
 def test_one_tree_of_height_one_does_a_rooted_collective(collective):
     topology = named("h100:inside=reducing")
-    made = forest(topology, collective, root="g3")
-    assert (made.trees, made.height, made.algbw) == (1, 1, 450)
+    result = forest(topology, collective, root="g3")
+    assert (result.trees, result.height, result.algbw) == (1, 1, 450)
     plain = forest(named("h100"), collective, root="g3")
     assert plain.algbw == 450 and plain.height > 1
     size = 1 << 20

@@ -1,5 +1,5 @@
-"""The language for programs: classic algorithms written in it are right in every order, in plans
-too, and what is wrong is refused in words.
+"""The language for programs: classic algorithms written in it are correct in every order, in plans
+too, and faulty programs are refused with a reason.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ PATH = Path(__file__).parents[3] / "examples" / "collectives.py"
 def _load() -> ModuleType:
     spec = importlib.util.spec_from_file_location("collectives_example", PATH)
     assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    result = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(result)
+    return result
 
 
 EXAMPLES = _load().ALGORITHMS

@@ -39,22 +39,22 @@ def test_pairs_become_links_and_costs():
         rate = 10.0 if b == 2 else 20.0
         lines = {"packet": Line(2.0, rate / 2), "threads": Line(5.0, rate)}
         pairs.append(Pair(a, b, lines, 0.25, None if b == 2 else 300.0))
-    made = measured(topology, pairs, ways)
-    assert {link.src: link.bandwidth for link in made.links if link.dst == "s0"} == {
+    result = measured(topology, pairs, ways)
+    assert {link.src: link.bandwidth for link in result.links if link.dst == "s0"} == {
         "g0": 20,
         "g1": 20,
         "g2": 10,
     }
-    assert {link.latency_us for link in made.links} == {1.0}
-    assert made.costs.put_overhead_us == 0.25 and made.costs.local_gbps == 300
-    assert [(p.name, p.share, p.latency_us) for p in made.costs.protocols] == [
+    assert {link.latency_us for link in result.links} == {1.0}
+    assert result.costs.put_overhead_us == 0.25 and result.costs.local_gbps == 300
+    assert [(p.name, p.share, p.latency_us) for p in result.costs.protocols] == [
         ("packet", 0.5, 0.0),
         ("threads", 1.0, 3.0),
     ]
-    assert from_json(to_json(made)) == made
+    assert from_json(to_json(result)) == result
     # A small put takes the packets' time, a large one the threads', as they were measured.
     program = classics.build("one_shot", "broadcast", 3)
-    small, large = (simulate(program, made, size).time_us for size in (100, 1 << 24))
+    small, large = (simulate(program, result, size).time_us for size in (100, 1 << 24))
     assert small == pytest.approx(2.0 + 0.25 + 100 * 2 / 10 / 1e3, rel=0.02)
     copy = 2 * (1 << 24) / 300 / 1e3  # of the root, into its own output
     assert large == pytest.approx(copy + 5.0 + 0.25 + (1 << 24) / 10 / 1e3, rel=1e-3)
@@ -67,9 +67,9 @@ def test_links_that_differ_by_less_than_repeats_do_are_equal():
     every = itertools.combinations(range(4), 2)
     pairs = [Pair(*pair, line, 1.0, None) for pair, line in zip(every, lines, strict=True)]
     ways = {(a, b): (f"g{a}", f"g{b}") for a, b in itertools.permutations(range(4), 2)}
-    made = measured(named("full4"), pairs, ways)
-    assert {link.bandwidth for link in made.links} == {350, 110}
-    assert {link.latency_us for link in made.links} == {4.325}
+    result = measured(named("full4"), pairs, ways)
+    assert {link.bandwidth for link in result.links} == {350, 110}
+    assert {link.latency_us for link in result.links} == {4.325}
     equal = measured(
         named("full4"), [Pair(p.one, p.other, lines[0], 1.0, None) for p in pairs], ways
     )

@@ -1,4 +1,4 @@
-"""MSCCL XML back to programs: what ark writes, what is written by hand, and what is refused."""
+"""Reading MSCCL XML: files that ark writes, files written by hand, and invalid files."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def ring(world: int, attributes: str = 'inplace="1" outofplace="0"') -> str:
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_a_ring_in_place_adds_everything(world: int) -> None:
     inputs = [np.arange(world * 2) + 100 * r for r in range(world)]
-    for made in execute(from_xml(ring(world)), inputs):
-        np.testing.assert_array_equal(made, sum(inputs))
+    for program in execute(from_xml(ring(world)), inputs):
+        np.testing.assert_array_equal(program, sum(inputs))
     largest = execute(from_xml(ring(world), reduction="max"), inputs)
     np.testing.assert_array_equal(largest[0], inputs[-1])
 

@@ -195,11 +195,11 @@ def test_scripts_parse(tmp_path):
 
 def test_a_synthesised_program_with_routes_is_drawn():
     topology = load("dgx2x2")
-    made = synthesize_taccl(topology, None, "all_gather", 20, size_bytes=SIZE)
-    check(made.program)
-    result = simulate(made.program, topology, SIZE)
+    program = synthesize_taccl(topology, None, "all_gather", 20, size_bytes=SIZE)
+    check(program.program)
+    result = simulate(program.program, topology, SIZE)
     bound = least_us(topology, "all_gather", SIZE)
-    data = embedded(render_page(topology, [(made.program, result)], bound))
+    data = embedded(render_page(topology, [(program.program, result)], bound))
     assert data["runs"][0]["name"] == "taccl"
     assert max(len(route) for route in data["runs"][0]["routes"]) == 5
 

@@ -41,8 +41,8 @@ def test_every_hop_between_ranks_is_a_put(network, name):
     topology = named(network)
     ranks = len(topology.ranks)
     reduction = "combiner" if name.startswith("combiner") else "sum"
-    made = classics.build(name, "all_reduce", ranks, reduction=reduction)
-    program = with_routes(made, topology)
+    result = classics.build(name, "all_reduce", ranks, reduction=reduction)
+    program = with_routes(result, topology)
     split = routed(program)
     check(split)
     puts = [op for ops in split.operations for op in ops if op.kind is Kind.PUT]

@@ -121,21 +121,21 @@ def test_routing_is_optimal_by_brute_force(seed):
 def test_programs_on_random_networks(seed, collective, chunkup):
     topology = random_topology(seed)
     sketch = Sketch(input_chunkup=chunkup)
-    made = synthesize_taccl(topology, sketch, collective, 10)
-    prove(made.program, topology, seed)
-    assert made.time_us >= made.routing_us * 0.6  # the relaxed time counts latency on links
+    program = synthesize_taccl(topology, sketch, collective, 10)
+    prove(program.program, topology, seed)
+    assert program.time_us >= program.routing_us * 0.6  # the relaxed time counts latency on links
 
 
 @pytest.mark.parametrize("name", ["ring8", "torus2x3", "hypercube3", "mi300x", "dgx1v", "star5"])
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_default_sketches_on_known_networks(name, collective):
     topology = load(name)
-    made = synthesize_taccl(topology, None, collective, 20, size_bytes=64 * MB)
-    prove(made.program, topology)
-    assert made.optimal and made.gap == 0
+    program = synthesize_taccl(topology, None, collective, 20, size_bytes=64 * MB)
+    prove(program.program, topology)
+    assert program.optimal and program.gap == 0
     bound = least_us(topology, collective, 64 * MB)
-    assert made.time_us >= bound * (1 - 1e-4)
-    assert simulate(made.program, topology, 64 * MB).time_us >= bound * (1 - 1e-9)
+    assert program.time_us >= bound * (1 - 1e-4)
+    assert simulate(program.program, topology, 64 * MB).time_us >= bound * (1 - 1e-9)
 
 
 def test_known_optima_are_reached():
@@ -143,8 +143,8 @@ def test_known_optima_are_reached():
     mesh = synthesize_taccl(load("mi300x"), None, "all_gather", size_bytes=8 * MB)
     assert mesh.time_us == pytest.approx(MB / 64e3 + 1.4, rel=0.1)
     ring = load("ring8:bandwidth=10,latency=0")
-    made = synthesize_taccl(ring, default_sketch(ring, 2), "all_gather", size_bytes=16 * MB)
-    assert made.time_us == pytest.approx(7 * MB / 10e3, rel=1e-3)
+    program = synthesize_taccl(ring, default_sketch(ring, 2), "all_gather", size_bytes=16 * MB)
+    assert program.time_us == pytest.approx(7 * MB / 10e3, rel=1e-3)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -154,15 +154,15 @@ def test_known_optima_are_reached():
 def test_the_papers_sketches(raw, collective):
     topology = load("dgx2x2" if raw is DGX2X2 else "ndv2x2")
     sketch = Sketch.from_json(json.dumps(raw))
-    made = synthesize_taccl(topology, sketch, collective, 30, size_bytes=32 * MB)
-    prove(made.program, topology)
-    assert made.optimal
-    assert from_json(to_json(made.program)) == made.program
+    program = synthesize_taccl(topology, sketch, collective, 30, size_bytes=32 * MB)
+    prove(program.program, topology)
+    assert program.optimal
+    assert from_json(to_json(program.program)) == program.program
     if collective == "all_gather":
-        to_xml(made.program)
+        to_xml(program.program)
     size = len(topology.ranks) // 2
     pairs = {int(k): v for k, v in raw["internode_sketch"]["internode_conn"].items()}
-    for rank, ops in enumerate(made.program.operations):
+    for rank, ops in enumerate(program.program.operations):
         for op in ops:
             if op.kind is Kind.PUT and rank // size != op.peer // size:
                 ends = (rank % size, op.peer % size)
@@ -260,12 +260,12 @@ def test_contiguity_merges_small_chunks_between_boxes():
     assert max(len(s.chunks) for s in small.sends) > 1
     late = order(graph, route(graph, False, 100.0, 10), 100.0, deadline=0.0)
     assert max(len(s.chunks) for s in late.sends) == 1  # no time was left to merge
-    made = synthesize_taccl(topology, sketch, "all_gather", 10, size_bytes=1600)
-    prove(made.program, topology)
+    program = synthesize_taccl(topology, sketch, "all_gather", 10, size_bytes=1600)
+    prove(program.program, topology)
     alone = synthesize_taccl(topology, sketch, "all_gather", 10, size_bytes=1 << 30)
     between = [
         sum(op.peer is not None and rank // 8 != op.peer // 8 for op in ops)
-        for rank, ops in enumerate(made.program.operations)
+        for rank, ops in enumerate(program.program.operations)
     ]
     assert (
         sum(between)
@@ -283,9 +283,9 @@ def test_contiguity_merges_small_chunks_between_boxes():
 
 def test_no_time_returns_the_best_found_with_its_gap():
     topology = load("torus4x4")
-    made = synthesize_taccl(topology, None, "all_to_all", 0.02, size_bytes=16 * MB)
-    prove(made.program, topology)
-    assert not made.optimal and 0 < made.gap <= 1
+    program = synthesize_taccl(topology, None, "all_to_all", 0.02, size_bytes=16 * MB)
+    prove(program.program, topology)
+    assert not program.optimal and 0 < program.gap <= 1
     long = synthesize_taccl(topology, None, "all_gather", 20, size_bytes=16 * MB)
     assert long.optimal and long.gap == 0
 
@@ -299,9 +299,9 @@ def test_the_same_input_gives_the_same_bytes():
 @pytest.mark.parametrize("reduction", ["max", "min", "mean"])
 def test_other_reductions(reduction):
     topology = load("ring5")
-    made = synthesize_taccl(topology, None, "all_reduce", 10, reduction=reduction, pieces=2)
-    assert made.program.reduction == reduction and made.program.pieces == 2
-    prove(made.program, topology)
+    program = synthesize_taccl(topology, None, "all_reduce", 10, reduction=reduction, pieces=2)
+    assert program.program.reduction == reduction and program.program.pieces == 2
+    prove(program.program, topology)
 
 
 BAD_SKETCHES = {
@@ -417,9 +417,9 @@ def test_bad_calls_give_one_sentence():
 @pytest.mark.parametrize("size", [1, 1 << 60])
 def test_tiny_and_huge_sizes(size):
     topology = load("torus2x3:bandwidth=1/1000,latency=0.5")
-    made = synthesize_taccl(topology, None, "all_to_all", 20, size_bytes=size)
-    prove(made.program, topology)
-    assert made.optimal and made.time_us >= made.routing_us * (1 - 1e-6) > 0
+    program = synthesize_taccl(topology, None, "all_to_all", 20, size_bytes=size)
+    prove(program.program, topology)
+    assert program.optimal and program.time_us >= program.routing_us * (1 - 1e-6) > 0
 
 
 def test_sizes_and_sketch_defaults():

@@ -20,8 +20,8 @@ def test_the_default_sketch_joins_all_ranks_of_mixed_networks(seed):
         topology = random_eulerian(each)
         if len(topology.ranks) < 2:
             continue
-        made = synthesize_taccl(topology, None, "all_gather", 5, size_bytes=MB)
-        check(made.program)
+        program = synthesize_taccl(topology, None, "all_gather", 5, size_bytes=MB)
+        check(program.program)
 
 
 @pytest.mark.parametrize("inside", ["switch", pytest.param("none", marks=slow)])
@@ -34,15 +34,15 @@ def test_detours_where_shortest_paths_share_a_thin_link(inside):
         "internode_sketch": {"strategy": "relay", "internode_conn": "fully-connected"},
         "symmetry_offsets": [[8, 32]],
     }
-    made = synthesize_taccl(topology, Sketch.from_json(raw), "all_gather", 60, 1 << 30)
-    assert "detours" in made.paths
-    assert made.routing_us < 1.1 * least_us(topology, "all_gather", 1 << 30)  # 8 without detours
-    prove(made.program, topology)
+    program = synthesize_taccl(topology, Sketch.from_json(raw), "all_gather", 60, 1 << 30)
+    assert "detours" in program.paths
+    assert program.routing_us < 1.1 * least_us(topology, "all_gather", 1 << 30)  # 8 without detours
+    prove(program.program, topology)
 
 
 def test_optimal_says_of_what():
-    made = synthesize_taccl(named("ring4"), None, "all_gather", 10)
-    assert made.optimal and made.paths == "paths at most 1 longer than the shortest"
+    program = synthesize_taccl(named("ring4"), None, "all_gather", 10)
+    assert program.optimal and program.paths == "paths at most 1 longer than the shortest"
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,6 @@ def test_optimal_says_of_what():
 )
 def test_the_default_sketch_comes_near_the_bound(name):
     topology = named(name)
-    made = synthesize_taccl(topology, None, "all_gather", 10, size_bytes=256 * MB)
-    _, result = tune_pieces(made.program, topology, 256 * MB)
+    program = synthesize_taccl(topology, None, "all_gather", 10, size_bytes=256 * MB)
+    _, result = tune_pieces(program.program, topology, 256 * MB)
     assert result.time_us * 0.9 < least_us(topology, "all_gather", 256 * MB)

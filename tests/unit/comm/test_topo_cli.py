@@ -44,12 +44,12 @@ def test_optimal_of_thousands_of_ranks(capsys):
 
 def test_this_machine_by_its_own_command(capsys, monkeypatch):
     """`ark topo detect` prints what `ark topo show detect` does."""
-    found = topology.named("h100x2")
-    monkeypatch.setattr("ark.comm.topology.names.detect", lambda: found)
+    actual = topology.named("h100x2")
+    monkeypatch.setattr("ark.comm.topology.names.detect", lambda: actual)
     code, shown, _ = run(capsys, "show", "detect")
     assert code == 0 and "16 ranks" in shown
     assert run(capsys, "detect") == (0, shown, "")
-    assert topology.from_json(run(capsys, "detect", "--json")[1]) == found
+    assert topology.from_json(run(capsys, "detect", "--json")[1]) == actual
 
 
 def test_tables(capsys):

@@ -32,12 +32,12 @@ from tests.unit.comm.networks import random_eulerian
 
 def counts_of(seed, ranks):
     rng = random.Random(seed)
-    made = tuple(tuple(rng.choice([0, 0, 1, 2, 5]) for _ in range(ranks)) for _ in range(ranks))
-    return made if any(map(any, made)) else ((1,) * ranks,) * ranks
+    result = tuple(tuple(rng.choice([0, 0, 1, 2, 5]) for _ in range(ranks)) for _ in range(ranks))
+    return result if any(map(any, result)) else ((1,) * ranks,) * ranks
 
 
 def split_and_joined(inputs, counts, unit):
-    """What NumPy alone says: every rank's parts, one behind the other."""
+    """The expected result in NumPy: every rank's parts, concatenated."""
     result = []
     for rank in range(len(counts)):
         parts = [
@@ -65,10 +65,10 @@ def test_it_is_right_in_every_order(seed, algorithm):
         said = reference_result("all_to_all", inputs, counts=counts)
         for direct, right in zip(said, want, strict=True):
             np.testing.assert_array_equal(direct, right)
-        for made in (program, coarsened(program), from_json(to_json(program))):
-            check(made)
+        for result in (program, coarsened(program), from_json(to_json(program))):
+            check(result)
             for order in (None, 1):
-                for got, right in zip(execute(made, inputs, order), want, strict=True):
+                for got, right in zip(execute(result, inputs, order), want, strict=True):
                     np.testing.assert_array_equal(got, right)
         assert from_json(to_json(program)) == program
         bound = least_us(topology, "all_to_all", 1 << 24, counts=counts)
@@ -81,8 +81,8 @@ def test_known_times():
     assert exchange(named("star4"), counts).lower_bound == 6
     # Of 8 chunks from 0 to 2 of a ring of 4 half go either way: 4 GB on a link.
     counts = ((0, 0, 8, 0), (0,) * 4, (0,) * 4, (0,) * 4)
-    found = exchange(named("ring4"), counts)
-    assert found.lower_bound == found.inv_rate == 4
+    actual = exchange(named("ring4"), counts)
+    assert actual.lower_bound == actual.inv_rate == 4
 
 
 def test_a_flow_comes_to_the_bound_where_putting_straight_does_not():

@@ -337,7 +337,7 @@ def test_no_damage_of_a_header_escapes_as_another_error(
     "name", ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
 )
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
-    """A FIFO that nobody writes to would be read for ever."""
+    """Reading a FIFO without a writer would block."""
     directory = make_checkpoint(tmp_path / "model", layers=1)
     (directory / name).unlink()
     os.mkfifo(directory / name)

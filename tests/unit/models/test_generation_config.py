@@ -48,10 +48,10 @@ def test_each_field_that_changes_a_text_is_named(tmp_path: Path) -> None:
         change = others.get(type(value), lambda v: [[3]])(value)
         needed = {"do_sample": True} if name in SAMPLED else {}
         needed |= {"num_beams": 2} if name in BEAMS else {}
-        found = ignored(write(tmp_path, {**needed, name: change}))
+        actual = ignored(write(tmp_path, {**needed, name: change}))
         silent = name in WITHOUT_EFFECT or name.startswith(ASSISTED)
-        assert (name in found) == (not silent), name
-        assert set(found) - {name} == set(needed) - set(READ)
+        assert (name in actual) == (not silent), name
+        assert set(actual) - {name} == set(needed) - set(READ)
 
 
 @pytest.mark.parametrize(

@@ -152,9 +152,9 @@ def test_generation_config_names_the_stop_tokens(tmp_path: Path) -> None:
 
 def test_mistral_without_a_window_is_a_llama() -> None:
     mistral = {**BASE, "architectures": ["MistralForCausalLM"], "sliding_window": None}
-    found = LlamaConfig.from_dict(mistral)
-    assert found.architecture == "MistralForCausalLM"
-    assert replace(found, architecture="LlamaForCausalLM") == LlamaConfig.from_dict(BASE)
+    actual = LlamaConfig.from_dict(mistral)
+    assert actual.architecture == "MistralForCausalLM"
+    assert replace(actual, architecture="LlamaForCausalLM") == LlamaConfig.from_dict(BASE)
 
 
 @pytest.mark.parametrize(

@@ -134,9 +134,9 @@ def test_every_random_program_has_a_hash_of_its_own() -> None:
     def graph(seed: int) -> Graph:
         return traced(lambda: programs.build(seed, 12))
 
-    found = [digest(graph(seed)) for seed in range(40)]
-    assert len(set(found)) == 40
-    assert found[:5] == [digest(graph(seed)) for seed in range(5)]
+    actual = [digest(graph(seed)) for seed in range(40)]
+    assert len(set(actual)) == 40
+    assert actual[:5] == [digest(graph(seed)) for seed in range(5)]
 
 
 def test_an_attribute_without_an_encoding_is_named() -> None:

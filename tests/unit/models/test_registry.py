@@ -56,10 +56,10 @@ def restored() -> Iterator[None]:
 
 def renamed(directory: Path, **fields: Any) -> Path:
     """A Llama whose config.json has other fields."""
-    made = make_checkpoint(directory)
-    path = made / "config.json"
+    result = make_checkpoint(directory)
+    path = result / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-    return made
+    return result
 
 
 def test_a_registered_decoder_opens_its_checkpoints(tmp_path: Path) -> None:

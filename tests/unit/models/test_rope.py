@@ -73,11 +73,11 @@ def test_frequencies_and_scale_are_those_of_transformers(
     rope = read_rope(Fields("config.json", {"rope_parameters": parameters}), context)
     places = rope.original_context + (1 if long else 0)
     if kind == "default":
-        made = ROPE_INIT_FUNCTIONS["linear"]
+        result = ROPE_INIT_FUNCTIONS["linear"]
         config.rope_parameters["factor"] = 1.0
     else:
-        made = ROPE_INIT_FUNCTIONS[kind]
-    frequencies, scale = made(config, seq_len=places if kind == "longrope" else None)
+        result = ROPE_INIT_FUNCTIONS[kind]
+    frequencies, scale = result(config, seq_len=places if kind == "longrope" else None)
     pairs = len(frequencies)
     assert pairs == rope.rotated(width) // 2
     ours = inverse_frequencies(rope, width, places)

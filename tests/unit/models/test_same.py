@@ -40,9 +40,9 @@ class Pair:
         def all_gather(self, data: bytes) -> list[bytes]:
             self.pair.said[self.number] = data
             self.pair.barrier.wait()
-            found = list(self.pair.said)
+            actual = list(self.pair.said)
             self.pair.barrier.wait()
-            return found
+            return actual
 
         def check_same(self, label: str, value: str) -> None:
             if len(set(self.all_gather(value.encode()))) > 1:

@@ -1,5 +1,6 @@
-"""Ranks that share a decoder's logits: who makes a share finds its best and gives both to every
-rank, where a task's record has room for all their places; else logits are gathered first.
+"""Ranks that share a decoder's logits: each rank finds the best token of its share and sends it to
+every rank, if a task's record has room for the indices of all ranks; else logits are gathered
+first.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ def tail(world: int) -> tuple[Plan, list[str]]:
     """A rank's plan, and the kinds of its ops from the one on that makes logits."""
     config = dataclasses.replace(CONFIG, num_attention_heads=8, num_key_value_heads=8)
     machine = dataclasses.replace(registry.machine("cpu-2"), processors=2)
-    made = make_plans(Shape(config, bf16, 64, 0, 0, world), machine)[1]
-    kinds = [op.kind for op in made.ops]
-    return made, kinds[len(kinds) - 1 - kinds[::-1].index("linear") :]
+    result = make_plans(Shape(config, bf16, 64, 0, 0, world), machine)[1]
+    kinds = [op.kind for op in result.ops]
+    return result, kinds[len(kinds) - 1 - kinds[::-1].index("linear") :]
 
 
 def test_a_share_is_given_by_who_makes_it() -> None:
-    made, kinds = tail(2)
+    result, kinds = tail(2)
     assert kinds == ["linear", "choose"]
-    choose = made.ops[-1]
-    (task,) = (t for tasks in made.phases[-1].processors for t in tasks if t.op == choose.id)
-    told = [made.counters[c] for c, _ in task.waits if made.counters[c].system]
+    choose = result.ops[-1]
+    (task,) = (t for tasks in result.phases[-1].processors for t in tasks if t.op == choose.id)
+    told = [result.counters[c] for c, _ in task.waits if result.counters[c].system]
     assert [(c.rank, c.step) for c in told] == [(1, 2)]  # the peer's tasks, by a counter here
 
 

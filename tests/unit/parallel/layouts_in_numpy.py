@@ -1,6 +1,5 @@
-"""Carries out changes of layout on NumPy arrays: what every step means, device by device.
-
-The oracle for whoever makes tasks of the steps, and for the search.
+"""Executes conversions of layouts on NumPy arrays, device by device: the reference for tasks of the
+steps, and for the search.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ def gather(
     shards: Shards, layout: Layout, coordinates: np.ndarray, shape: Sequence[int]
 ) -> list[np.ndarray]:
     """The whole tensor as each of the replicas has it, its value splits added up."""
-    found = [np.zeros(shape, shards[0].dtype) for _ in range(layout.replicas)]
+    result = [np.zeros(shape, shards[0].dtype) for _ in range(layout.replicas)]
     for shard, row in zip(shards, coordinates, strict=True):
-        found[row[0]][_box(row, layout, shape)] += shard
-    return found
+        result[row[0]][_box(row, layout, shape)] += shard
+    return result
 
 
 def _box(row: np.ndarray, layout: Layout, shape: Sequence[int]) -> tuple[slice, ...]:
@@ -48,12 +47,12 @@ def run(shards: Shards, steps: Sequence[Step]) -> tuple[Shards, float]:
     """The shards after the steps, and the most elements that a device sent, by ring volumes."""
     sent = 0.0
     for step in steps:
-        made: Shards = list(shards)
+        result: Shards = list(shards)
         for group in step.groups:
             inputs = [shards[device] for device in group]
             for device, output in zip(group, _together(step, inputs), strict=True):
-                made[device] = output
-        shards = made
+                result[device] = output
+        shards = result
         sent += step.elements
     return shards, sent
 
@@ -76,7 +75,7 @@ def _together(step: Step, blocks: Shards) -> Shards:
 
 
 def replicas_agree(shards: Shards, coordinates: np.ndarray) -> bool:
-    """Do devices with the same value split and block hold equal arrays?"""
+    """True if devices with the same value split and block hold equal arrays."""
     seen: dict[tuple[int, ...], np.ndarray] = {}
     for shard, row in zip(shards, coordinates.tolist(), strict=True):
         if not np.array_equal(seen.setdefault(tuple(row[R + 1 :]), shard), shard):

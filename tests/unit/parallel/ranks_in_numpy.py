@@ -12,7 +12,7 @@ from tests.interpreter import Interpreter
 
 
 class Ranks:
-    """The memories of the ranks, and what is on its way between them."""
+    """The memories of the ranks, and messages in flight."""
 
     def __init__(self, graphs: list[Graph]) -> None:
         self.graphs = graphs

@@ -1,4 +1,4 @@
-"""CoCoNet's transforms: equal results on integers bit for bit, side conditions, what is kept."""
+"""CoCoNet's transforms: results equal on integers bit for bit, conditions, preserved state."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.unit.parallel.ranks_in_numpy import Ranks
 
 def result(plan: ParallelGraph, steps: int = 2) -> dict[str, np.ndarray]:
     """What lasts, after some iterations in NumPy, by name."""
-    made = materialise(plan)
-    ranks, random = Ranks(made.graphs), np.random.default_rng(1)
+    result = materialise(plan)
+    ranks, random = Ranks(result.graphs), np.random.default_rng(1)
     whole: dict[str, np.ndarray] = {}
     for tensor in plan.graph.tensors:
         if tensor.buffer.arena != "activation" and tensor.shape == tensor.extents:
@@ -29,22 +29,22 @@ def result(plan: ParallelGraph, steps: int = 2) -> dict[str, np.ndarray]:
     for name in whole:
         if "square" in name:
             whole[name] = np.abs(whole[name])
-    for rank, held in enumerate(made.held):
+    for rank, held in enumerate(result.held):
         for name, view in held.items():
             ranks.fill(rank, name, part_of(whole[name], view))
     for _ in range(steps):
         ranks.run()
-    found: dict[str, np.ndarray] = {}
-    for buffer in {v.buffer for held in made.held for v in held.values()}:
+    results: dict[str, np.ndarray] = {}
+    for buffer in {v.buffer for held in result.held for v in held.values()}:
         parts = [
             (v, ranks.read(r, n))
-            for r, held in enumerate(made.held)
+            for r, held in enumerate(result.held)
             for n, v in held.items()
             if v.buffer == buffer
         ]
         name = next(t.name for t in plan.graph.tensors if t.buffer.id == buffer)
-        found[name] = whole_of(plan.graph, parts)
-    return found
+        results[name] = whole_of(plan.graph, parts)
+    return results
 
 
 @pytest.mark.parametrize("kind", ["momentum", "adam"])
@@ -194,7 +194,7 @@ def test_on_cpu_ranks() -> None:
     want = result(product(), 1)["result"]
     parts = coconet.split(plan, named(plan, "product"))
     coconet.reorder(plan, parts, [named(plan, "relu")])
-    made = materialise(plan)
+    built = materialise(plan)
     random = np.random.default_rng(1)
     inputs = {}
     for tensor in plan.graph.tensors:
@@ -202,5 +202,5 @@ def test_on_cpu_ranks() -> None:
             inputs.setdefault(tensor.buffer.name, random.integers(-3, 4, tensor.shape) * 1.0)
     inputs = {n: a.astype(np.float32) for n, a in inputs.items() if "result" not in n}
     target = {n.outputs[0].buffer.id for n in plan.nodes if n.outputs[0].name == "result"}
-    for view, array in on_cpu_ranks(made, inputs, target):
+    for view, array in on_cpu_ranks(built, inputs, target):
         np.testing.assert_array_equal(array, part_of(want, view))

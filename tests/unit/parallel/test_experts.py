@@ -18,7 +18,7 @@ ROWS, HIDDEN, INNER, EXPERTS, CHOSEN = 6, 8, 12, 4, 2
 
 
 def mixture() -> Any:
-    """As ark.models.mixtral's, with what is added to it."""
+    """Like ark.models.mixtral's, with additions."""
     x = ark.tensor((ROWS, HIDDEN), name="x")
     router = ark.parameter((EXPERTS, HIDDEN), name="router")
     gate, up = (ark.parameter((EXPERTS, INNER, HIDDEN), name=name) for name in ("gate", "up"))
@@ -38,37 +38,37 @@ GRAPH = traced(mixture)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_experts_are_shared_and_summed_once(ranks: int) -> None:
     inputs = inputs_of(GRAPH, 3)
-    made = parallelize(GRAPH, ranks, "expert")
+    split = parallelize(GRAPH, ranks, "expert")
     names = {t.name: t.buffer.name for t in GRAPH.tensors if t.buffer.arena == "parameter"}
-    for rank, held in enumerate(made.ranks.held):
+    for rank, held in enumerate(split.ranks.held):
         for name in ("gate", "up", "down"):
             first, last = held[names[name]].box[0]
             assert (first, last) == (rank * EXPERTS // ranks, (rank + 1) * EXPERTS // ranks)
-    for graph in made.ranks.graphs:
+    for graph in split.ranks.graphs:
         moving = [n.type for n in graph.nodes if n.type in ("all_reduce", "send", "recv")]
         assert moving == ["all_reduce"]
-    np.testing.assert_array_equal(on_ranks_in_numpy(made.plan, inputs), one_device(GRAPH, inputs))
+    np.testing.assert_array_equal(on_ranks_in_numpy(split.plan, inputs), one_device(GRAPH, inputs))
 
 
 @pytest.mark.parametrize("plan", ["replicated", "data", "column", "row", "megatron", "auto"])
 def test_other_plans_of_a_mixture(plan: str) -> None:
     inputs = inputs_of(GRAPH, 4)
-    made = parallelize(GRAPH, 2, plan)
-    np.testing.assert_array_equal(on_ranks_in_numpy(made.plan, inputs), one_device(GRAPH, inputs))
+    split = parallelize(GRAPH, 2, plan)
+    np.testing.assert_array_equal(on_ranks_in_numpy(split.plan, inputs), one_device(GRAPH, inputs))
 
 
 def test_on_cpu_ranks() -> None:
     inputs = inputs_of(GRAPH, 5)
-    made = parallelize(GRAPH, 2, "expert")
+    split = parallelize(GRAPH, 2, "expert")
     want = one_device(GRAPH, inputs)
-    parts = on_cpu_ranks(made.ranks, inputs, {GRAPH.nodes[-1].outputs[0].buffer.id})
+    parts = on_cpu_ranks(split.ranks, inputs, {GRAPH.nodes[-1].outputs[0].buffer.id})
     assert len(parts) == 2
     for _, array in parts:
         np.testing.assert_array_equal(array, want)
 
 
 def test_shares_pass_only_where_they_may() -> None:
-    """What is not linear in the shares, and makes no zeros of zeros, reads the sum."""
+    """An op that is not linear in the shares, and does not map zeros to zeros, reads the sum."""
     plan = ParallelGraph(GRAPH, 2)
     by_type: dict[str, list[dict]] = {}
     for node in plan.nodes:
@@ -85,9 +85,9 @@ def test_shares_pass_only_where_they_may() -> None:
             _, chosen = ark.topk(x, 1)
             return op(ark.expert_linear(x, ark.parameter((EXPERTS, 4, HIDDEN)), chosen))
 
-        made = ParallelGraph(traced(build), 2)
-        last = made.nodes[-2]
-        return dict(made.carried.get(last.id, {}))
+        result = ParallelGraph(traced(build), 2)
+        last = result.nodes[-2]
+        return dict(result.carried.get(last.id, {}))
 
     assert after(ark.exp) == {} and after(lambda t: ark.mul(t, t)) == {"+": {0, 1}}
     assert after(lambda t: ark.add(t, 1.0)) == {} == after(lambda t: ark.softmax(t))
@@ -111,7 +111,7 @@ def test_a_share_of_what_is_whole_is_refused() -> None:
 
 
 def test_a_part_of_the_experts_gives_zeros_for_others() -> None:
-    """Beside NumPy; and what is no part is refused."""
+    """Compared with NumPy; and a wrong part is refused."""
     product = next(n for n in GRAPH.nodes if n.type == "expert_linear")
     assert str(annotate(product)) == "r k+, e+ n k+, r s -> r s n"
     random = np.random.default_rng(0)
@@ -120,18 +120,18 @@ def test_a_part_of_the_experts_gives_zeros_for_others() -> None:
     model = Model(0, 1)
     with use_model(model):
         tensors = ark.tensor(x.shape), ark.tensor(weight.shape), ark.tensor(chosen.shape, ark.int32)
-        made = ark.expert_linear(*tensors, first=1, of=EXPERTS)
+        result = ark.expert_linear(*tensors, first=1, of=EXPERTS)
         with ark.Runtime() as runtime:
             runtime.launch(loop_mode=False)
             for tensor, array in zip(tensors, (x, weight, chosen), strict=True):
                 tensor.from_numpy(array.astype(tensor.dtype().numpy))
             runtime.run()
-            found = made.to_numpy()
+            actual = result.to_numpy()
         for row in range(ROWS):
             for slot in range(CHOSEN):
                 own = chosen[row, slot] - 1
                 want = weight[own] @ x[row] if 0 <= own < 2 else np.zeros(INNER)
-                np.testing.assert_allclose(found[row, slot], want, rtol=1e-5, atol=1e-5)
+                np.testing.assert_allclose(actual[row, slot], want, rtol=1e-5, atol=1e-5)
         for first, of in ((3, EXPERTS), (-1, EXPERTS), (0, 1)):
             with pytest.raises(InvalidUsageError, match="2 experts"):
                 ark.expert_linear(*tensors, first=first, of=of)

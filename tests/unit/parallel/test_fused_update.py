@@ -79,12 +79,12 @@ def one_device(kind: str, steps: int) -> dict[str, np.ndarray]:
 
 
 def contents(plan: ParallelGraph) -> dict[str, np.ndarray]:
-    random, found = np.random.default_rng(1), {}
+    random, result = np.random.default_rng(1), {}
     for tensor in plan.graph.tensors:
         if tensor.buffer.arena != "activation" and tensor.shape == tensor.extents:
             values = np.abs(random.integers(-3, 4, tensor.shape)).astype(np.float32)
-            found.setdefault(tensor.buffer.name, values)
-    return found
+            result.setdefault(tensor.buffer.name, values)
+    return result
 
 
 def planned(plan: ParallelGraph) -> list[Plan]:
@@ -160,8 +160,8 @@ def test_overlap_is_counters_between_chunks() -> None:
         sends = [op.id for op in own.ops if op.name.endswith("put+1")]
         assert len(products) == len(sends) == 2
         tasks = [t for row in own.phases[0].processors for t in row]
-        made = [{c for t in tasks if t.op == op for c in t.signals} for op in products]
+        result = [{c for t in tasks if t.op == op for c in t.signals} for op in products]
         waited = [{c for t in tasks if t.op == op for c, _ in t.waits} for op in sends]
         order = [t.op for t in tasks]
-        assert waited[0] & made[0] and not waited[0] & made[1]
+        assert waited[0] & result[0] and not waited[0] & result[1]
         assert order.index(products[0]) < order.index(sends[0])

@@ -107,9 +107,9 @@ def test_every_plan_trains_a_parameter_that_is_read_in_another_shape(
     """In NumPy, against torch; each plan passes the verifier."""
     if (kind, plan) == ("conv", "co-shard"):
         pytest.skip("co-shard does not split a convolution")
-    made, names = split(kind, plan, cut)
+    result, names = split(kind, plan, cut)
     values, want = given(kind), in_torch(kind)
-    ranks, held = Ranks(made.ranks.graphs), made.ranks.held
+    ranks, held = Ranks(result.ranks.graphs), result.ranks.held
     for rank, own in enumerate(held):
         for name, view in own.items():
             if name in names:
@@ -125,7 +125,7 @@ def test_every_plan_trains_a_parameter_that_is_read_in_another_shape(
                     ranks.read(rank, name), part_of(want[names[name]], view), rtol=1e-5, atol=1e-6
                 )
     assert seen == set("abc")
-    verify(plan_ranks(made.ranks.graphs, registry.machine("cpu-1")))
+    verify(plan_ranks(result.ranks.graphs, registry.machine("cpu-1")))
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,13 @@ def test_every_plan_trains_a_parameter_that_is_read_in_another_shape(
     few(2, [(kind, plan) for kind in ("reshape", "conv", "two shapes") for plan in PIPELINES]),
 )
 def test_pipelines_train_it_on_cpu_ranks(kind: str, plan: str) -> None:
-    made, names = split(kind, plan, False)
+    result, names = split(kind, plan, False)
     values, want = given(kind), in_torch(kind)
-    plans = plan_ranks(made.ranks.graphs, registry.machine("cpu-1"))
+    plans = plan_ranks(result.ranks.graphs, registry.machine("cpu-1"))
     backend, _ = registry.choose("cpu")
 
     def work(own: ThreadRanks) -> None:
-        held = made.ranks.held[own.rank]
+        held = result.ranks.held[own.rank]
         with Executor(plans[own.rank], backend, backend.open(0), ranks=own) as executor:
             for name, view in held.items():
                 if name in names:
@@ -157,26 +157,26 @@ def test_pipelines_train_it_on_cpu_ranks(kind: str, plan: str) -> None:
 
 
 def test_what_lasts_has_the_callers_shape_where_it_is_first_read_in_another() -> None:
-    """A parameter that nobody updates, for a stage that reads it in two shapes."""
+    """A parameter without an update, for a stage that reads it in two shapes."""
     model = Model(0, 1)
     with use_model(model):
         x, b = ark.tensor((4, 6)), ark.parameter((2, 3, 6))
         h = ark.relu(ark.matmul(x, ark.reshape(b, (6, 6))))
         y = ark.reduce_sum(ark.add(b, 1.0), axis=0)
         ark.add(ark.matmul(h, ark.transpose(y, [0, 2, 1])), 0.0)
-    made = parallelize(model.graph, RANKS, "gpipe")
-    views = [held[b.ir.buffer.name] for held in made.ranks.held if b.ir.buffer.name in held]
+    split = parallelize(model.graph, RANKS, "gpipe")
+    views = [held[b.ir.buffer.name] for held in split.ranks.held if b.ir.buffer.name in held]
     assert views and all(view.box == ((0, 2), (0, 3), (0, 6)) for view in views)
 
 
 def plans_of(kind: str = "reshape") -> list[Plan]:
-    made, _ = split(kind, "1f1b", False)
-    return list(plan_ranks(made.ranks.graphs, registry.machine("cpu-1")))
+    result, _ = split(kind, "1f1b", False)
+    return list(plan_ranks(result.ranks.graphs, registry.machine("cpu-1")))
 
 
 @pytest.mark.parametrize("what", ["buffer", "tensor"])
 def test_a_plan_whose_lasting_memory_shares_its_name_is_refused(what: str) -> None:
-    """Nobody fills one of the two then, and its tasks read what was never written."""
+    """One of the two is never filled then, and its tasks read uninitialised memory."""
     plans = plans_of()
     verify(plans)
     refused = 0

@@ -73,21 +73,21 @@ def reference(shape: tuple[int, ...], devices: int) -> networkx.DiGraph:
 
 @pytest.mark.parametrize(("shape", "devices"), [((64, 64), 16), ((12, 8), 12), ((4, 6, 8), 8)])
 def test_volumes_are_those_of_a_shortest_path(shape: tuple[int, ...], devices: int) -> None:
-    found = table(shape, devices)
+    actual = table(shape, devices)
     graph = reference(shape, devices)
     lengths = dict(networkx.all_pairs_dijkstra_path_length(graph))
-    assert len(found.layouts) == len(graph)
-    for i, a in enumerate(found.layouts):
-        for j, b in enumerate(found.layouts):
-            assert found.elements[i, j] * devices == lengths[a.counts][b.counts]
+    assert len(actual.layouts) == len(graph)
+    for i, a in enumerate(actual.layouts):
+        for j, b in enumerate(actual.layouts):
+            assert actual.elements[i, j] * devices == lengths[a.counts][b.counts]
 
 
 def test_steps_add_up_to_the_table() -> None:
-    found = table((64, 64), 8)
-    for i, a in enumerate(found.layouts):
-        for j, b in enumerate(found.layouts):
+    actual = table((64, 64), 8)
+    for i, a in enumerate(actual.layouts):
+        for j, b in enumerate(actual.layouts):
             steps = change((64, 64), a, b)
-            assert sum(s.elements for s in steps) == found.elements[i, j]
+            assert sum(s.elements for s in steps) == actual.elements[i, j]
             assert [s.before for s in steps[1:]] == [s.after for s in steps[:-1]]
             assert (steps[-1].after if steps else a) == b
 
@@ -126,10 +126,10 @@ def test_a_forgotten_step_is_seen() -> None:
 @given(st.from_regex(r"R?[0-9]{1,2}V[0-9٤]D[0-9]{1,2}(,[0-9]{0,2}){0,3}", fullmatch=True))
 def test_text_is_a_layout_or_refused(text: str) -> None:
     try:
-        made = Layout.parse(text)
+        result = Layout.parse(text)
     except InvalidUsageError:
         return
-    assert Layout.parse(str(made)) == made
+    assert Layout.parse(str(result)) == result
 
 
 def test_layouts_print_as_they_are_read() -> None:
@@ -156,9 +156,9 @@ def test_what_cannot_be_is_refused(
 def test_the_command_prints_the_object(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["layout", "--shape", "64x64", "--from", "R1V4D1,1", "--to", "R4V1D1,1"]
     assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert list(found) == ["steps", "elements"] and found["elements"] == 6144
-    assert [step["op"] for step in found["steps"]] == ["all_reduce"]
+    output = json.loads(capsys.readouterr().out)
+    assert list(output) == ["steps", "elements"] and output["elements"] == 6144
+    assert [step["op"] for step in output["steps"]] == ["all_reduce"]
     assert main(words) == 0
     assert "all reduce among 4, 6144" in capsys.readouterr().out
 

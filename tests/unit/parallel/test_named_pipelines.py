@@ -31,9 +31,9 @@ def wrong(plan: Named, made: Schedule, count: int) -> str | None:
 def test_every_schedule_is_one(name: str, inference: bool) -> None:
     for devices, spans, count in itertools.product((1, 2, 4), SPANS, (1, 2, 4, 8)):
         plan = named(name, devices, spans, inference)
-        made = list_schedule(plan, count)
-        assert wrong(plan, made, count) is None
-        assert made.makespan_bound <= made.makespan
+        schedule = list_schedule(plan, count)
+        assert wrong(plan, schedule, count) is None
+        assert schedule.makespan_bound <= schedule.makespan
 
 
 @pytest.mark.parametrize("devices", [2, 4, 8])
@@ -50,25 +50,25 @@ def test_makespans_are_the_published_ones(devices: int, spans: Spans, count: int
     }
     for name, ends in idle.items():
         chunks = STAGES_PER_DEVICE if name == "interleaved" else 1
-        made = list_schedule(named(name, devices, spans), count)
-        assert made.makespan == count * chunks * both + ends
+        schedule = list_schedule(named(name, devices, spans), count)
+        assert schedule.makespan == count * chunks * both + ends
 
 
 def test_1f1b_is_what_tessel_finds() -> None:
-    found = tessel(shape("V", 4), 4, 8)
-    made = list_schedule(named("1f1b", 4, Spans(1, 3)), 8)
-    assert (made.makespan, made.period) == (found.makespan, found.period) == (44, 4)
+    schedule = tessel(shape("V", 4), 4, 8)
+    result = list_schedule(named("1f1b", 4, Spans(1, 3)), 8)
+    assert (result.makespan, result.period) == (schedule.makespan, schedule.period) == (44, 4)
 
 
 def test_chimera_is_near_its_bound() -> None:
     for spans in SPANS:
-        made = list_schedule(named("chimera", 4, spans), 8)
-        assert made.makespan <= 1.05 * made.makespan_bound
+        schedule = list_schedule(named("chimera", 4, spans), 8)
+        assert schedule.makespan <= 1.05 * schedule.makespan_bound
 
 
 def test_three_passes_come_before_the_way_back() -> None:
-    made = list_schedule(named("3f1b", 4), 6)
-    starts = {(e.block, e.micro_batch): e.start for e in made.entries}
+    schedule = list_schedule(named("3f1b", 4), 6)
+    starts = {(e.block, e.micro_batch): e.start for e in schedule.entries}
     for m in range(6):
         assert starts["g3", m] < starts["h0", m] < starts["h3", m] < starts["f0", m]
         assert starts["f3", m] < starts["b3", m] < starts["b0", m]
@@ -76,17 +76,17 @@ def test_three_passes_come_before_the_way_back() -> None:
 
 def test_an_order_is_kept_with_other_times() -> None:
     plan = named("interleaved", 4)
-    made = list_schedule(plan, 8)
+    schedule = list_schedule(plan, 8)
     other = named("interleaved", 4, Spans(3, 4, 1))
-    again = replay(made, other.placement, 8)
+    again = replay(schedule, other.placement, 8)
     assert wrong(other, again, 8) is None
     for device in range(4):
         first, second = (
             [(e.block, e.micro_batch) for e in s.entries if device in e.devices]
-            for s in (made, again)
+            for s in (schedule, again)
         )
         assert first == second
-    assert replay(made, plan.placement, 8).makespan <= made.makespan
+    assert replay(schedule, plan.placement, 8).makespan <= schedule.makespan
 
 
 def test_refused_with_a_reason() -> None:

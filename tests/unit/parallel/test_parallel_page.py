@@ -47,8 +47,8 @@ def test_layouts_and_schedules() -> None:
     assert (step.op, step.elements) == ("all_reduce", 6144)
     assert len(space["table"]((64, 64), 64).elements) == 84
     exec(schedule, space)
-    found = space["found"]
-    assert (found.period, found.makespan, found.optimal) == (4, 44, True)
+    actual = space["found"]
+    assert (actual.period, actual.makespan, actual.optimal) == (4, 44, True)
     model = ark.Model(0, 1)
     with ark.use_model(model):
         up, down = ark.tensor([32, 16]), ark.tensor([16, 32])

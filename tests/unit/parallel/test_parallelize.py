@@ -66,9 +66,9 @@ def test_plans_give_the_one_device_result(name: str, mesh: tuple[int, ...]) -> N
     inputs = inputs_of(graph, 11)
     want, best = one_device(graph, inputs), parallelize(graph, mesh, "auto").solution
     for plan in PLANS:
-        made = parallelize(graph, mesh, plan)
-        np.testing.assert_array_equal(on_ranks_in_numpy(made.plan, inputs), want)
-        assert made.solution and best and best.us <= made.solution.us * (1 + 1e-6)
+        split = parallelize(graph, mesh, plan)
+        np.testing.assert_array_equal(on_ranks_in_numpy(split.plan, inputs), want)
+        assert split.solution and best and best.us <= split.solution.us * (1 + 1e-6)
 
 
 def kinds(graph: Graph) -> list[str]:
@@ -77,21 +77,21 @@ def kinds(graph: Graph) -> list[str]:
 
 def test_megatron_is_one_all_reduce_a_block() -> None:
     whole = 2 * 2 * INNER * WIDTH * 4
-    made = parallelize(MODELS["two blocks"], 4, "megatron")
-    assert made.solution and made.solution.parameter_bytes == whole // 4
-    assert [kinds(graph) for graph in made.ranks.graphs] == [["all_reduce"] * 2] * 4
+    split = parallelize(MODELS["two blocks"], 4, "megatron")
+    assert split.solution and split.solution.parameter_bytes == whole // 4
+    assert [kinds(graph) for graph in split.ranks.graphs] == [["all_reduce"] * 2] * 4
 
 
 def test_data_moves_nothing_and_has_all_parameters() -> None:
-    made = parallelize(MODELS["two blocks"], 4, "data")
-    assert made.solution and made.solution.parameter_bytes == 2 * 2 * INNER * WIDTH * 4
-    assert not any(kinds(graph) for graph in made.ranks.graphs)
+    split = parallelize(MODELS["two blocks"], 4, "data")
+    assert split.solution and split.solution.parameter_bytes == 2 * 2 * INNER * WIDTH * 4
+    assert not any(kinds(graph) for graph in split.ranks.graphs)
 
 
 def test_sequence_leaves_no_op_to_all_ranks() -> None:
-    made = parallelize(MODELS["two blocks"], 4, "sequence")
-    assert made.solution and all(made.solution.choices[n.id] != (None,) for n in made.plan.nodes)
-    assert made.solution.parameter_bytes == 2 * 2 * INNER * WIDTH
+    split = parallelize(MODELS["two blocks"], 4, "sequence")
+    assert split.solution and all(split.solution.choices[n.id] != (None,) for n in split.plan.nodes)
+    assert split.solution.parameter_bytes == 2 * 2 * INNER * WIDTH
 
 
 @pytest.mark.parametrize("plan", [p for p in PIPELINES if p != "chimera"])
@@ -99,10 +99,10 @@ def test_pipelines_deal_out_a_model_without_scopes(plan: str) -> None:
     """One micro-batch through stages of consecutive ops."""
     graph = MODELS["two blocks"]
     inputs, want = inputs_of(graph, 3), one_device(graph, inputs_of(graph, 3))
-    made = parallelize(graph, 2, plan)
-    np.testing.assert_array_equal(on_ranks_in_numpy(made.plan, inputs), want)
-    assert all(any(n.type == "matmul" for n in own.nodes) for own in made.ranks.graphs)
-    assert sum(len(own.nodes) for own in made.ranks.graphs) > len(graph.nodes)  # sent, not doubled
+    split = parallelize(graph, 2, plan)
+    np.testing.assert_array_equal(on_ranks_in_numpy(split.plan, inputs), want)
+    assert all(any(n.type == "matmul" for n in own.nodes) for own in split.ranks.graphs)
+    assert sum(len(own.nodes) for own in split.ranks.graphs) > len(graph.nodes)  # sent, not doubled
 
 
 EXECUTED = [*PLANS, *(p for p in PIPELINES if p != "chimera")]
@@ -114,8 +114,8 @@ def test_named_plans_run_on_cpu_ranks(plan: str) -> None:
     """Training under chimera, ZeRO and co-shard: test_training.py."""
     graph = MODELS["two blocks"]
     inputs = inputs_of(graph, 5)
-    made = parallelize(graph, 2, plan)
-    parts = on_cpu_ranks(made.ranks, inputs, {graph.nodes[-1].outputs[0].buffer.id})
+    split = parallelize(graph, 2, plan)
+    parts = on_cpu_ranks(split.ranks, inputs, {graph.nodes[-1].outputs[0].buffer.id})
     np.testing.assert_array_equal(whole_of(graph, parts), one_device(graph, inputs))
 
 
@@ -151,9 +151,9 @@ def test_stages_whose_ops_are_split(mesh: tuple[int, int], pipeline: str, split:
     stages = mesh[0] * (2 if pipeline == "interleaved" else 1)
     graph = staged(stages)
     inputs = inputs_of(graph, 7)
-    made = parallelize(graph, mesh, (pipeline, split))
-    np.testing.assert_array_equal(on_ranks_in_numpy(made.plan, inputs), one_device(graph, inputs))
-    for rank, held in enumerate(made.ranks.held):
+    result = parallelize(graph, mesh, (pipeline, split))
+    np.testing.assert_array_equal(on_ranks_in_numpy(result.plan, inputs), one_device(graph, inputs))
+    for rank, held in enumerate(result.ranks.held):
         mine = {name.partition(".")[0] for name in held if name.startswith("w")}
         assert mine == {f"w{s}" for s in range(rank // mesh[1], stages, mesh[0])}
         sizes = {view.shape for name, view in held.items() if name.startswith("w")}
@@ -165,8 +165,8 @@ def test_stages_whose_ops_are_split(mesh: tuple[int, int], pipeline: str, split:
 def test_split_stages_run_on_cpu_ranks(mesh: tuple[int, int]) -> None:
     graph = staged(mesh[0])
     inputs = inputs_of(graph, 9)
-    made = parallelize(graph, mesh, ("1f1b", "megatron"))
-    parts = on_cpu_ranks(made.ranks, inputs, {graph.nodes[-1].outputs[0].buffer.id})
+    split = parallelize(graph, mesh, ("1f1b", "megatron"))
+    parts = on_cpu_ranks(split.ranks, inputs, {graph.nodes[-1].outputs[0].buffer.id})
     want = one_device(graph, inputs)
     np.testing.assert_allclose(whole_of(graph, parts), want, rtol=0, atol=1e-6 * want.max())
 
@@ -202,10 +202,10 @@ def test_named_plans_that_do_not_go_with_a_graph_are_refused(
 
 def test_data_along_one_axis_and_tensors_along_the_other() -> None:
     graph = MODELS["two blocks"]
-    made = parallelize(graph, (2, 2), ("data", "megatron"))
-    assert made.solution and made.solution.parameter_bytes == 2 * INNER * WIDTH * 4
+    split = parallelize(graph, (2, 2), ("data", "megatron"))
+    assert split.solution and split.solution.parameter_bytes == 2 * INNER * WIDTH * 4
     inputs = inputs_of(graph, 2)
-    np.testing.assert_array_equal(on_ranks_in_numpy(made.plan, inputs), one_device(graph, inputs))
+    np.testing.assert_array_equal(on_ranks_in_numpy(split.plan, inputs), one_device(graph, inputs))
 
 
 def test_too_little_memory_splits_parameters_or_is_refused() -> None:
@@ -231,13 +231,13 @@ def test_no_choice_is_better_than_the_one_found(rates: Rates) -> None:
     plan = ParallelGraph(graph, 2)
     costs = Costs((2,), rates)
     options = {node.id: costs.options(node) for node in plan.nodes}
-    found = search(plan.nodes, options, costs)
+    actual = search(plan.nodes, options, costs)
     each = [
         evaluate(plan.nodes, dict(zip(options, chosen, strict=True)), costs).us
         for chosen in itertools.product(*options.values())
     ]
-    assert len(each) > 100 and found.optimal
-    assert found.us == pytest.approx(min(each), abs=1e-2)
+    assert len(each) > 100 and actual.optimal
+    assert actual.us == pytest.approx(min(each), abs=1e-2)
 
 
 def test_a_plan_of_the_users() -> None:
@@ -249,10 +249,10 @@ def test_a_plan_of_the_users() -> None:
             for i, part in enumerate(plan.op_trans(piece, piece.annotation.operands[0][0], 6)):
                 plan.op_assign(part, i % plan.ranks)
 
-    made = parallelize(graph, 4, rows_in_turn)
+    split = parallelize(graph, 4, rows_in_turn)
     inputs = inputs_of(graph, 9)
-    np.testing.assert_array_equal(on_ranks_in_numpy(made.plan, inputs), one_device(graph, inputs))
-    assert made.solution is None
+    np.testing.assert_array_equal(on_ranks_in_numpy(split.plan, inputs), one_device(graph, inputs))
+    assert split.solution is None
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,13 @@ def there_and_back(stages: int) -> Graph:
         weights = {name: ark.parameter((WIDTH, WIDTH), name=name) for name in names}
         for m in range(MICRO_BATCHES):
             h = ark.tensor((ROWS, WIDTH), name=f"x{m}")
-            made = {}
+            results = {}
             for stage in range(stages):
                 with model.graph.scope(f"f{stage}-{m}"):
-                    h = made[stage] = ark.relu(ark.linear(h, weights[f"f{stage}"]))
+                    h = results[stage] = ark.relu(ark.linear(h, weights[f"f{stage}"]))
             for stage in reversed(range(stages)):
                 with model.graph.scope(f"b{stage}-{m}"):
-                    h = ark.sub(ark.linear(h, weights[f"b{stage}"]), made[stage])
+                    h = ark.sub(ark.linear(h, weights[f"b{stage}"]), results[stage])
                     if stage == 0:
                         ark.copy(h, output=ark.tensor((ROWS, WIDTH), name=f"result{m}"))
     return model.graph
@@ -48,8 +48,8 @@ def block_of(node: Node) -> tuple[str, int]:
 def test_1f1b_runs_on_cpu_ranks() -> None:
     graph = there_and_back(2)
     schedule = tessel(shape("V", 2, 1, 2), 2, MICRO_BATCHES)
-    made = parallelize(graph, 2, pipelined(schedule, block_of))
-    for rank, own in enumerate(made.ranks.graphs):
+    split = parallelize(graph, 2, pipelined(schedule, block_of))
+    for rank, own in enumerate(split.ranks.graphs):
         computed = [n for n in own.nodes if n.type not in ("send", "recv")]
         blocks = list(dict.fromkeys(block_of(n) for n in computed))
         assert blocks == [
@@ -65,7 +65,7 @@ def test_1f1b_runs_on_cpu_ranks() -> None:
         if tensor.buffer.name in inputs:
             memory.view(tensor)[...] = inputs[tensor.buffer.name]
     memory.run(graph, 0)
-    parts = on_cpu_ranks(made.ranks, inputs, set(results))
+    parts = on_cpu_ranks(split.ranks, inputs, set(results))
     assert len(parts) == MICRO_BATCHES
     for view, array in parts:
         want = memory.view(results[view.buffer].outputs[0])

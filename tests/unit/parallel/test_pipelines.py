@@ -1,4 +1,4 @@
-"""Pipelines: published periods and makespans, brute force over small ones, and what is refused."""
+"""Pipelines: published periods and makespans, brute force over small ones, and invalid inputs."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from tests.slow import slow
     ],
 )
 def test_published_periods(name: str, memory: int, period: int, makespan: int | None) -> None:
-    found = tessel(shape(name), memory, 8)
-    assert (found.period, found.optimal) == (period, True)
-    assert makespan is None or found.makespan == makespan
-    assert found.makespan_bound <= found.makespan
+    schedule = tessel(shape(name), memory, 8)
+    assert (schedule.period, schedule.optimal) == (period, True)
+    assert makespan is None or schedule.makespan == makespan
+    assert schedule.makespan_bound <= schedule.makespan
 
 
 @pytest.mark.parametrize("name", ["V", "X", "M", "NN", "K"])
 def test_forward_only_takes_the_load_of_a_device(name: str) -> None:
     placement = shape(name, inference=True)
-    found = tessel(placement, 0, 6)
-    assert found.period == max(placement.load(d) for d in range(4)) and found.optimal
+    schedule = tessel(placement, 0, 6)
+    assert schedule.period == max(placement.load(d) for d in range(4)) and schedule.optimal
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_eight_devices_and_micro_batches_with_proof(
 ) -> None:
     """The proofs are the solver's; that it proves nothing false is brute force's to say, below."""
     placement = shape(name, 8)
-    found = tessel(placement, memory, 8)
-    assert (found.period, found.optimal) == (period, True)
-    assert makespan in (None, found.makespan)
-    assert verify(placement, [memory] * 8, 8, found.entries) is None
+    schedule = tessel(placement, memory, 8)
+    assert (schedule.period, schedule.optimal) == (period, True)
+    assert makespan in (None, schedule.makespan)
+    assert verify(placement, [memory] * 8, 8, schedule.entries) is None
 
 
 def holds(placement: Placement, memory: int, starts: dict[tuple[str, int], int]) -> bool:
@@ -159,25 +159,27 @@ def placements(draw: st.DrawFn) -> Placement:
 @given(placements(), st.integers(2, 8), st.integers(1, 5))
 def test_random_schedules_hold(placement: Placement, memory: int, count: int) -> None:
     try:
-        found = tessel(placement, memory, count)
+        schedule = tessel(placement, memory, count)
     except PlanError:
         return
-    starts = {(e.block, e.micro_batch): e.start for e in found.entries}
+    starts = {(e.block, e.micro_batch): e.start for e in schedule.entries}
     assert len(starts) == count * len(placement.blocks)
     assert holds(placement, memory, starts)
-    assert found.makespan >= found.makespan_bound
-    assert found.period >= max(placement.load(d) for d in range(placement.devices))
+    assert schedule.makespan >= schedule.makespan_bound
+    assert schedule.period >= max(placement.load(d) for d in range(placement.devices))
 
 
 def test_the_verifier_sees_what_is_wrong() -> None:
     placement = shape("V")
-    found = tessel(placement, 4, 4).entries
-    assert verify(placement, [4] * 4, 4, found) is None
-    assert "entries" in (verify(placement, [4] * 4, 4, found[1:]) or "")
-    assert "holds" in (verify(placement, [3] * 4, 4, found) or "")
-    early = tuple(dataclasses.replace(e, start=0) if e.block == "f3" else e for e in found)
+    schedule = tessel(placement, 4, 4).entries
+    assert verify(placement, [4] * 4, 4, schedule) is None
+    assert "entries" in (verify(placement, [4] * 4, 4, schedule[1:]) or "")
+    assert "holds" in (verify(placement, [3] * 4, 4, schedule) or "")
+    early = tuple(dataclasses.replace(e, start=0) if e.block == "f3" else e for e in schedule)
     assert "has ended" in (verify(placement, [4] * 4, 4, early) or "")
-    late = tuple(dataclasses.replace(e, start=e.start + 1) if e.block == "b0" else e for e in found)
+    late = tuple(
+        dataclasses.replace(e, start=e.start + 1) if e.block == "b0" else e for e in schedule
+    )
     moved = tuple(
         dataclasses.replace(e, start=late[0].start) if e.block == "f0" and e.micro_batch else e
         for e in late
@@ -186,8 +188,8 @@ def test_the_verifier_sees_what_is_wrong() -> None:
 
 
 def test_too_little_time_states_a_gap() -> None:
-    found = tessel(shape("X", 8), 5, 8, time_limit_s=0.8)
-    assert not found.optimal and 8 <= found.period_bound < found.period
+    schedule = tessel(shape("X", 8), 5, 8, time_limit_s=0.8)
+    assert not schedule.optimal and 8 <= schedule.period_bound < schedule.period
 
 
 def test_the_same_schedule_every_time() -> None:
@@ -259,9 +261,9 @@ def test_the_command_prints_the_object(tmp_path: Path, capsys: pytest.CaptureFix
     path.write_text(json.dumps({"devices": 1, "blocks": blocks}))
     words = ["tessel", str(path), "--memory", "1", "--micro-batches", "2"]
     assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert list(found) == ["period", "makespan", "optimal", "schedule"]
-    assert (found["period"], found["makespan"], found["optimal"]) == (4, 8, True)
-    assert [e["start"] for e in found["schedule"]] == [0, 1, 4, 5]
+    output = json.loads(capsys.readouterr().out)
+    assert list(output) == ["period", "makespan", "optimal", "schedule"]
+    assert (output["period"], output["makespan"], output["optimal"]) == (4, 8, True)
+    assert [e["start"] for e in output["schedule"]] == [0, 1, 4, 5]
     assert main(words) == 0
     assert "   0 0aaa1bbb" in capsys.readouterr().out

@@ -44,13 +44,13 @@ def target() -> Target:
 def test_megatron_is_two_all_reduces_a_layer_and_two_for_its_gradients(
     splits: Splits, target: Target
 ) -> None:
-    made = predict(splits, (4,), ("megatron",), target, Work(True, 1))
+    prediction = predict(splits, (4,), ("megatron",), target, Work(True, 1))
     hidden = 2048
     whole = ROWS * hidden * 4
     volume = 2 * 3 / 4 * whole
     # By rings at 450 GB/s; each rank reads the shares of its fourth at 3,079 GB/s, and writes it.
     us = 5 + volume / 450e3 + 5 * whole / 4 / 3079e3 + 4
-    for cost in made.blocks:
+    for cost in prediction.blocks:
         if cost.block.numbered:
             moves = [(m, c.backward) for c in cost.changes for m in c.moves]
             moved = [(m.op, m.bytes, backward) for m, backward in moves]
@@ -63,49 +63,55 @@ def test_parameters_and_states_are_adams(splits: Splits, target: Target) -> None
     count = 1_235_814_400 + 32 * 2  # the model's, and its frequencies in fp32
     for name, parts in (("data", (1, 1, 1)), ("zero1", (1, 1, 4)), ("zero2", (1, 4, 4)),
                         ("zero3", (4, 4, 4))):  # fmt: skip
-        made = predict(splits, (4,), (name,), target, Work(True, 4))
-        (held,) = made.memory
+        prediction = predict(splits, (4,), (name,), target, Work(True, 4))
+        (held,) = prediction.memory
         for got, size, part in zip(
             (held.parameters, held.gradients, held.optimizer), (2, 2, 12), parts, strict=True
         ):
             assert got == pytest.approx(count * size / part, rel=1e-6)
         sent = 2 * 3 / 4 * count * 2
-        assert made.synced_bytes == pytest.approx(sent, rel=1e-6)
+        assert prediction.synced_bytes == pytest.approx(sent, rel=1e-6)
 
 
 def test_pipelines_share_blocks_and_keep_what_is_in_flight(splits: Splits, target: Target) -> None:
     one = predict(splits, (1,), ("replicated",), target, Work(True, 8))
-    made = predict(splits, (4,), ("1f1b",), target, Work(True, 8))
-    assert list(made.stage_of) == sorted(made.stage_of) and set(made.stage_of) == {0, 1, 2, 3}
-    assert one.us / 4 < made.us < one.us
+    prediction = predict(splits, (4,), ("1f1b",), target, Work(True, 8))
+    assert list(prediction.stage_of) == sorted(prediction.stage_of) and set(
+        prediction.stage_of
+    ) == {0, 1, 2, 3}
+    assert one.us / 4 < prediction.us < one.us
     kept = [
-        sum(b.saved_bytes for b, s in zip(made.blocks, made.stage_of, strict=True) if s == stage)
+        sum(
+            b.saved_bytes
+            for b, s in zip(prediction.blocks, prediction.stage_of, strict=True)
+            if s == stage
+        )
         for stage in range(4)
     ]
-    assert [m.activations for m in made.memory] == [k * (4 - s) for s, k in enumerate(kept)]
+    assert [m.activations for m in prediction.memory] == [k * (4 - s) for s, k in enumerate(kept)]
     again = predict(splits, (4,), ("1f1b",), target, Work(True, 8, recompute=True))
-    assert again.us > made.us and again.peak < made.peak
+    assert again.us > prediction.us and again.peak < prediction.peak
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_predicts(splits: Splits, target: Target, name: str) -> None:
-    made = predict(splits, (4, 2), (name, "megatron"), target, Work(True, 8))
-    assert 0 < made.us < 1e9 and all(m.total > 0 for m in made.memory)
+    prediction = predict(splits, (4, 2), (name, "megatron"), target, Work(True, 8))
+    assert 0 < prediction.us < 1e9 and all(m.total > 0 for m in prediction.memory)
 
 
 def test_auto_is_as_good_as_every_name(splits: Splits, target: Target) -> None:
     limit = int(30e9)
-    found, tried = best(splits, 8, target, Work(True, 16), limit)
-    assert found is tried[0] and found.peak <= limit
+    actual, tried = best(splits, 8, target, Work(True, 16), limit)
+    assert actual is tried[0] and actual.peak <= limit
     fits = 0
     for names in itertools.product(("1f1b", "zero-bubble"), ("zero1", "zero2"), ("megatron",)):
         for mesh in ((2, 2, 2), (4, 1, 2), (1, 4, 2), (2, 1, 4)):
             try:
-                made = predict(splits, mesh, names, target, Work(True, 16), limit)
+                prediction = predict(splits, mesh, names, target, Work(True, 16), limit)
             except PlanError:
                 continue
             fits += 1
-            assert found.us <= made.us * 1.0001
+            assert actual.us <= prediction.us * 1.0001
     assert fits
 
 
@@ -120,9 +126,9 @@ def test_products_narrower_than_any_tile_are_predicted() -> None:
 def test_stages_are_the_best_there_are() -> None:
     loads = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0]
     for stages in (1, 2, 3, 4):
-        found = partition(loads, stages, [False] * 8)
+        actual = partition(loads, stages, [False] * 8)
         slowest = max(
-            sum(x for x, s in zip(loads, found, strict=True) if s == k) for k in range(stages)
+            sum(x for x, s in zip(loads, actual, strict=True) if s == k) for k in range(stages)
         )
         every = [
             max(sum(loads[a:b]) for a, b in itertools.pairwise((0, *cut, 8)))
@@ -177,10 +183,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_page_needs_nothing_from_outside_and_has_both_themes(
     splits: Splits, target: Target
 ) -> None:
-    made = predict(splits, (2, 2), ("chimera", "auto"), target, Work(True, 4))
+    prediction = predict(splits, (2, 2), ("chimera", "auto"), target, Work(True, 4))
     evil = "</script><script>alert(1)</script>"
-    html = render_page(made, evil)
-    assert html == render_page(made, evil) and html.count("<script>") == 1
+    html = render_page(prediction, evil)
+    assert html == render_page(prediction, evil) and html.count("<script>") == 1
     outside = re.findall(r'(?:src|href)\s*=|@import|url\(|https?://[^"\s]*', html)
     assert set(outside) <= {"http://www.w3.org/2000/svg"}
     style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)[1]  # type: ignore[index]
@@ -189,7 +195,7 @@ def test_page_needs_nothing_from_outside_and_has_both_themes(
     used = set(re.findall(r"var\(--(\w+)\)", style)) | {"whole", "rows", "sums", "optimizer"}
     for theme in (dark, light):
         assert used <= set(re.findall(r"--(\w+):", theme))
-    assert page_data(made, "x")["stages"] == [[0, 1], [0, 1]]
+    assert page_data(prediction, "x")["stages"] == [[0, 1], [0, 1]]
 
 
 DOM = """
@@ -214,10 +220,10 @@ made.data = { textContent: require("fs").readFileSync(process.argv[2], "utf8") }
 @pytest.mark.parametrize("names", [("1f1b", "megatron"), ("interlaced", "auto"), ("zero3", "row")])
 def test_the_script_draws(splits: Splits, target: Target, names: Any, tmp_path: Path) -> None:
     """On a document that only records: every figure is a number, nothing is thrown."""
-    made = predict(splits, (2, 2), names, target, Work(True, 4))
-    html = render_page(made, "model")
+    prediction = predict(splits, (2, 2), names, target, Work(True, 4))
+    html = render_page(prediction, "model")
     script = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)[-1]
-    (tmp_path / "data.json").write_text(json.dumps(page_data(made, "model")))
+    (tmp_path / "data.json").write_text(json.dumps(page_data(prediction, "model")))
     ends = "\nconsole.log(JSON.stringify([made.title.textContent, made.block.children.length]));"
     (tmp_path / "page.js").write_text(DOM + script.replace('"use strict";', "") + ends)
     ran = subprocess.run(
@@ -225,4 +231,4 @@ def test_the_script_draws(splits: Splits, target: Target, names: Any, tmp_path: 
     )
     assert ran.returncode == 0, ran.stderr
     title, drawn = json.loads(ran.stdout)
-    assert title == "model" and drawn >= 2 * len(made.blocks[1].block.nodes)
+    assert title == "model" and drawn >= 2 * len(prediction.blocks[1].block.nodes)

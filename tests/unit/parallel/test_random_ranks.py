@@ -61,7 +61,7 @@ def lay_out(plan: ParallelGraph, node: Node, layout: Layout) -> None:
     summed = sorted(piece.annotation.summed)[0] if piece.annotation and layout.values > 1 else ""
     pieces = plan.op_trans(piece, summed, layout.values) if layout.values > 1 else [piece]
     for letter, parts in zip(letters, layout.dims, strict=True):
-        pieces = [made for piece in pieces for made in plan.op_trans(piece, letter, parts)]
+        pieces = [result for piece in pieces for result in plan.op_trans(piece, letter, parts)]
     for number, piece in enumerate(pieces):
         ranks = [r * len(pieces) + number for r in range(layout.replicas)]
         plan.op_assign(piece, *ranks)
@@ -86,9 +86,9 @@ def all_layouts(devices: int) -> list[Layout]:
 @given(st.data(), st.sampled_from([2, 4, 8]))
 def test_random_layouts(data: st.DataObject, devices: int) -> None:
     """Partial sums, replicas and parts of a product become another layout on the way to a relu."""
-    found = all_layouts(devices)
-    before = data.draw(st.sampled_from(found))
-    after = data.draw(st.sampled_from([x for x in found if x.values == 1]))
+    actual = all_layouts(devices)
+    before = data.draw(st.sampled_from(actual))
+    after = data.draw(st.sampled_from([x for x in actual if x.values == 1]))
     plan, graph = laid_out(before, after)
     inputs = inputs_of(graph, 7)
     np.testing.assert_array_equal(executed(plan, graph, inputs), one_device(graph, inputs))
@@ -96,8 +96,8 @@ def test_random_layouts(data: st.DataObject, devices: int) -> None:
 
 def test_every_pair_of_layouts_of_four_ranks() -> None:
     """All of them, rank by rank in NumPy."""
-    found = all_layouts(4)
-    pairs = list(itertools.product(found, (x for x in found if x.values == 1)))
+    actual = all_layouts(4)
+    pairs = list(itertools.product(actual, (x for x in actual if x.values == 1)))
     assert len(pairs) == 60
     for before, after in pairs:
         plan, graph = laid_out(before, after)

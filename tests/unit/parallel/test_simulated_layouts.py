@@ -58,7 +58,7 @@ def test_other_numbers_of_ranks_are_refused() -> None:
 def test_the_command_says_times(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["layout", "--shape", "64x64", "--from", "R1V4D1,1", "--to", "R4V1D1,1"]
     assert main([*words, "--topology", "ring4", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["us"] == sum(step["us"] for step in found["steps"]) > 0
+    output = json.loads(capsys.readouterr().out)
+    assert output["us"] == sum(step["us"] for step in output["steps"]) > 0
     assert main([*words, "--topology", "ring4"]) == 0
     assert "(simulated)" in capsys.readouterr().out

@@ -58,9 +58,9 @@ def config_of(plan: str) -> Any:
 
 @functools.cache
 def split(plan: str, ranks: int) -> tuple[Any, Any]:
-    """The step and its graphs on ranks, which nobody here changes."""
-    made: tuple[Any, Any] = example.make(config_of(plan), plan, ranks, STEPS)
-    return made
+    """The step and its graphs on ranks, which are not changed here."""
+    result: tuple[Any, Any] = example.make(config_of(plan), plan, ranks, STEPS)
+    return result
 
 
 @functools.cache
@@ -76,18 +76,18 @@ def want(plan: str) -> np.ndarray:
 
 
 def in_numpy(plan: str, ranks: int) -> np.ndarray:
-    step, made = split(plan, ranks)
+    step, result = split(plan, ranks)
     count = example.shape_of(plan, ranks).micro_batches
     given, _ = example.arrays(config_of(plan), 3, count)
-    memory = Ranks(made.graphs)
-    for rank, held in enumerate(made.held):
+    memory = Ranks(result.graphs)
+    for rank, held in enumerate(result.held):
         for name, buffer in step.names.items():
             if name in given and buffer in held:
                 memory.fill(rank, buffer, part_of(given[name], held[buffer]))
     for _ in range(STEPS):
         memory.run()
     curve = step.names["losses"]
-    losses = [memory.read(r, curve) for r, held in enumerate(made.held) if curve in held]
+    losses = [memory.read(r, curve) for r, held in enumerate(result.held) if curve in held]
     for other in losses:
         np.testing.assert_array_equal(other, losses[0])
     return np.asarray(losses[0])
@@ -134,24 +134,24 @@ def test_recycled_passes_spread_in_torch_itself() -> None:
 def test_what_ranks_hold_and_send() -> None:
     """By the plan: whole or parts of parameters and of the optimizer's moments."""
 
-    def share(made: Any, buffer: str) -> float:
-        view = made.held[0][buffer]
-        whole = next(t for t in made.graphs[0].tensors if t.buffer.name == buffer)
+    def share(result: Any, buffer: str) -> float:
+        view = result.held[0][buffer]
+        whole = next(t for t in result.graphs[0].tensors if t.buffer.name == buffer)
         assert whole.elements == np.prod(view.shape)
         return float(np.prod(view.shape))
 
     size = CONFIG.hidden * CONFIG.hidden
     parts = {"data": (1, 1), "tensor": (4, 4), "zero1": (1, 4), "zero3": (4, 4)}
     for plan, (parameter, moment) in parts.items():
-        step, made = split(plan, 4)
-        assert share(made, step.names["layers.1.query"]) == size / parameter
-        assert share(made, step.names["layers.1.query.mean"]) == size / moment
-    step, made = split("data", 4)
-    assert set(kinds(made.graphs[0])) == {"all_reduce"}
-    step, made = split("1f1b", 2)
-    assert all("all_reduce" not in kinds(graph) for graph in made.graphs)
+        step, result = split(plan, 4)
+        assert share(result, step.names["layers.1.query"]) == size / parameter
+        assert share(result, step.names["layers.1.query.mean"]) == size / moment
+    step, result = split("data", 4)
+    assert set(kinds(result.graphs[0])) == {"all_reduce"}
+    step, result = split("1f1b", 2)
+    assert all("all_reduce" not in kinds(graph) for graph in result.graphs)
     for rank in range(2):
-        own = [i for i in range(2) if step.names[f"layers.{i}.query"] in made.held[rank]]
+        own = [i for i in range(2) if step.names[f"layers.{i}.query"] in result.held[rank]]
         assert own == [rank]
 
 
@@ -161,12 +161,12 @@ def test_what_ranks_hold_and_send() -> None:
 )
 @pytest.mark.timeout(600)
 def test_on_cpu_ranks(plan: str) -> None:
-    step, made = split(plan, 2)
-    plans = plan_ranks(made.graphs, registry.machine("cpu-1"))
+    step, result = split(plan, 2)
+    plans = plan_ranks(result.graphs, registry.machine("cpu-1"))
     verify(plans)
     given, _ = example.arrays(config_of(plan), 3, example.shape_of(plan, 2).micro_batches)
-    found = run_ranks(2, lambda own: example.train_rank(step, made, plans, given, STEPS, own))
-    kept = [x for x in found if x is not None]
+    actual = run_ranks(2, lambda own: example.train_rank(step, result, plans, given, STEPS, own))
+    kept = [x for x in actual if x is not None]
     assert kept
     for losses in kept:
         np.testing.assert_allclose(losses, want(plan), rtol=1e-4)
@@ -179,16 +179,16 @@ def blocks_on(graph: Any) -> list[str]:
 
 
 def test_ranks_compute_in_the_order_of_the_schedule() -> None:
-    """Interleaved: stage 2 of the first micro-batch comes before stage 0 of the last on their rank.
-    1F1B has begun to go back when the last micro-batch comes; GPipe has not.
+    """Interleaved: stage 2 of the first micro-batch runs before stage 0 of the last on their rank.
+    In 1F1B backward has begun when the last micro-batch starts; in GPipe it has not.
     """
-    _, made = split("interleaved", 2)
-    first = blocks_on(made.graphs[0])
+    _, result = split("interleaved", 2)
+    first = blocks_on(result.graphs[0])
     assert {b.partition("-")[0] for b in first} == {"f0", "f2", "b0", "b2"}
     assert first.index("f2-0") < first.index("f0-3")
     for plan, back in (("1f1b", True), ("gpipe", False)):
-        _, made = split(plan, 2)
-        last = blocks_on(made.graphs[1])
+        _, result = split(plan, 2)
+        last = blocks_on(result.graphs[1])
         assert (last.index("b1-0") < last.index("f1-3")) == back
 
 
@@ -196,8 +196,8 @@ def test_zero_bubble_hands_gradients_on_first() -> None:
     """Of a stage's way back what the stage before waits for comes before weights' gradients: after
     the first sending back of a rank there are still products of that micro-batch.
     """
-    _, made = split("zero-bubble", 2)
-    nodes = made.graphs[1].nodes
+    _, result = split("zero-bubble", 2)
+    nodes = result.graphs[1].nodes
     sent = next(i for i, n in enumerate(nodes) if n.type == "send")
     rest = [n for n in nodes[sent:] if n.name.startswith("b1-0") and n.type == "matmul"]
     _, plain = split("1f1b", 2)
@@ -208,14 +208,14 @@ def test_zero_bubble_hands_gradients_on_first() -> None:
 
 
 def test_what_newer_pipelines_hold() -> None:
-    step, made = split("chimera", 2)
-    for held in made.held:  # a stage of either direction
+    step, result = split("chimera", 2)
+    for held in result.held:  # a stage of either direction
         assert all(step.names[f"layers.{i}.query"] in held for i in range(2))
-    step, made = split("interlaced", 2)
-    table = [held[step.names["embedding"]].shape for held in made.held]
+    step, result = split("interlaced", 2)
+    table = [held[step.names["embedding"]].shape for held in result.held]
     assert table == [(CONFIG.vocab // 2, CONFIG.hidden), (CONFIG.vocab, CONFIG.hidden)]
-    step, made = split("3f1b", 2)
-    kinds_of = {b[0] for b in blocks_on(made.graphs[0])}
+    step, result = split("3f1b", 2)
+    kinds_of = {b[0] for b in blocks_on(result.graphs[0])}
     assert kinds_of == {"g", "h", "f", "b"}
 
 
@@ -227,11 +227,11 @@ def test_co_shard_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "FEW", 0)  # a few bytes are not shared at all
     config, sizes, orders = dataclasses.replace(CONFIG, rows=24, layers=4), {}, {}
     for plan in ("data", "co-shard"):
-        _, made = example.make(config, plan, 2, 1)
-        ops = [n for n in made.graphs[0].nodes if n.type in ("softmax", "swiglu")]
+        _, result = example.make(config, plan, 2, 1)
+        ops = [n for n in result.graphs[0].nodes if n.type in ("softmax", "swiglu")]
         orders[plan] = [n.type for n in ops if n.name.startswith("f0-0")]
         sizes[plan] = [
-            p.arenas["activation"] for p in plan_ranks(made.graphs, registry.machine("cpu-1"))
+            p.arenas["activation"] for p in plan_ranks(result.graphs, registry.machine("cpu-1"))
         ]
     assert orders["co-shard"] == ["softmax", "swiglu"] * 2
     assert max(sizes["co-shard"]) < 0.8 * min(sizes["data"])

@@ -72,8 +72,8 @@ def test_annotations_say_how_ops_split(name: str) -> None:
         ]
         parts = [define([side[i] for side in sides], node.attrs)[0] for i in range(2)]
         assert (joined is None) == (letter in annotation.summed)
-        made = parts[0] + parts[1] if joined is None else np.concatenate(parts, axis=joined)
-        np.testing.assert_allclose(made, whole, rtol=1e-9, atol=1e-9)
+        result = parts[0] + parts[1] if joined is None else np.concatenate(parts, axis=joined)
+        np.testing.assert_allclose(result, whole, rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -112,10 +112,10 @@ def test_plans_on_cpu_ranks(split: Callable[[ParallelGraph], None], ranks: int, 
     inputs = inputs_of(graph, 5)
     plan = ParallelGraph(graph, ranks)
     split(plan)
-    made = materialise(plan)
-    moving = {n.type for g in made.graphs for n in g.nodes} & {"all_reduce", "send", "recv"}
+    result = materialise(plan)
+    moving = {n.type for g in result.graphs for n in g.nodes} & {"all_reduce", "send", "recv"}
     assert moving == kinds
-    parts = on_cpu_ranks(made, inputs, {graph.nodes[-1].outputs[0].buffer.id})
+    parts = on_cpu_ranks(result, inputs, {graph.nodes[-1].outputs[0].buffer.id})
     np.testing.assert_array_equal(whole_of(graph, parts), one_device(graph, inputs))
 
 

@@ -21,9 +21,9 @@ def written() -> Any:
     (text,) = (b for b in blocks if "def rows_and_columns" in b)
     text = text.partition("\n\n\nmade = ")[0]
     assert len(text.splitlines()) <= 20
-    found: dict[str, Any] = {}
-    exec(text, found)
-    return found["rows_and_columns"]
+    results: dict[str, Any] = {}
+    exec(text, results)
+    return results["rows_and_columns"]
 
 
 def perceptron() -> Any:
@@ -36,12 +36,12 @@ def test_the_plan_of_the_page() -> None:
     graph = traced(perceptron)
     inputs = inputs_of(graph, 6)
     want = one_device(graph, inputs)
-    made = parallelize(graph, 4, written())
-    np.testing.assert_array_equal(on_ranks_in_numpy(made.plan, inputs), want)
+    split = parallelize(graph, 4, written())
+    np.testing.assert_array_equal(on_ranks_in_numpy(split.plan, inputs), want)
     weights = {t.buffer.name for t in graph.tensors if t.buffer.arena == "parameter"}
-    for held in made.ranks.held:
+    for held in split.ranks.held:
         assert {held[name].shape for name in weights} == {(8, 12), (12, 8)}
-    parts = on_cpu_ranks(made.ranks, inputs, {graph.nodes[-1].outputs[0].buffer.id})
+    parts = on_cpu_ranks(split.ranks, inputs, {graph.nodes[-1].outputs[0].buffer.id})
     assert {v.box for v, _ in parts} == {((0, 4), (0, 12)), ((4, 8), (0, 12))}
     np.testing.assert_array_equal(whole_of(graph, parts), want)
 

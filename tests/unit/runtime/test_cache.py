@@ -1,4 +1,6 @@
-"""The cache holds what will be run: who may write there, what is damaged, what does not fit."""
+"""The cache holds code that is executed: write permissions, damaged entries, and entries that do
+not match.
+"""
 
 from __future__ import annotations
 
@@ -151,10 +153,10 @@ def test_what_a_killed_process_left_is_swept(place: Path) -> None:
 def test_a_plan_that_cannot_be_read_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = registry.machine("cpu-2")
     shape = Shape(CONFIG, by_name("fp32"), 64, 0)
-    made = plans(shape, machine)
+    result = plans(shape, machine)
     (entry,) = cache.entries()
     cache.store(cache.PLANS, entry.name, b'{"version": "from long ago"}')
-    assert plans(shape, machine) == made
+    assert plans(shape, machine) == result
 
 
 @pytest.mark.parametrize("content", [b"", b"no library", b".so\0", b".so\0\x7fELF and no more"])
@@ -225,7 +227,9 @@ def test_a_full_disk_under_the_cache(tmp_path: Path) -> None:
 
 @slow
 def test_a_cache_that_can_only_be_read(tmp_path: Path) -> None:
-    """What is there is taken, what is not is compiled and not kept, and clearing is refused."""
+    """Existing entries are used, missing ones are compiled but not stored, and clearing is
+    refused.
+    """
     folder = tmp_path / "cache"
     first = generate(ARK_CACHE_DIR=str(folder))
     there = sorted(folder.rglob("*"))

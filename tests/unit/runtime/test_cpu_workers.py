@@ -38,7 +38,7 @@ def run() -> int:
 
 
 def test_the_next_launch_has_the_same_thread() -> None:
-    """Also at once: who hears of an end finds the thread free already."""
+    """Also at once: the thread is free when the end is reported."""
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     workers.run(lambda: None, lambda: free.put(len(workers._idle)))
     assert free.get(timeout=10) == 1
@@ -81,7 +81,7 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
     assert status == 0
 
 
-# Two processors, of which the caller's own has nothing to do; the other waits to be told to leave.
+# Two processors, of which the caller's own has no work; the other waits to be told to leave.
 WAITING = """
 #define ARK_LANES 1
 #define ARK_WARPS 1

@@ -26,10 +26,10 @@ def _runs(build: Chain, shape: list[int], dtype: DataType = fp32, machine: str =
     model = Model()
     with use_model(model):
         build(ark.tensor(shape, dtype, name="x"))
-    made = plan(model.graph, registry.machine(machine), {"fuse": False})
-    lists = [len(tasks) for tasks in made.phases[0].processors if tasks]
+    result = plan(model.graph, registry.machine(machine), {"fuse": False})
+    lists = [len(tasks) for tasks in result.phases[0].processors if tasks]
     assert len(lists) == 1, "the chain is for one processor"
-    return sorted((first, len(flow)) for first, flow in flows(made).items())
+    return sorted((first, len(flow)) for first, flow in flows(result).items())
 
 
 CASES: dict[str, tuple[Chain, list[int], DataType, list[tuple[int, int]]]] = {

@@ -27,7 +27,7 @@ def test_a_thread_that_the_system_refuses(no_room: None) -> None:
 
 
 def test_a_server_without_threads_goes_on() -> None:
-    """Who comes while none can be started is sent away, and may come again."""
+    """A client that connects while no thread can be started is rejected, and may connect again."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = rendezvous.Server(listener, 1, "a job", 5.0)
     before = threading.stack_size(1 << 46)

@@ -61,7 +61,7 @@ class StandIn:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A model of two ops, in a folder of its own: what is looked at is when it runs."""
+    """A model of two ops, in its own folder; the time of its run is recorded."""
 
     def build(made: Any) -> None:
         made.product(4, 6, 8, fp32)
@@ -109,7 +109,7 @@ def test_a_compiler_is_examined_once(small: None, monkeypatch: pytest.MonkeyPatc
     assert (ones(backend) == 1.0).all() and backend.made.texts == 2
     ones(backend)
     assert backend.made.texts == 2
-    # Another process: what is kept is on disk.
+    # Another process: the verdict is on disk.
     monkeypatch.setattr(toolchain, "_admitted", set())
     monkeypatch.setattr(toolchain, "examine", lambda *_: pytest.fail("examined again"))
     ones(backend)
@@ -160,5 +160,5 @@ def test_a_check_that_cannot_be_made_is_no_verdict(
 def test_the_doctor_examines_it(small: None, change: Any, verdict: str) -> None:
     with Bench(cpu, 0) as bench:
         bench.backend = StandIn(change)  # type: ignore[assignment]
-        found = checks.compiler(bench)
-    assert found.verdict == verdict and "compiler 1.2" in found.text
+        actual = checks.compiler(bench)
+    assert actual.verdict == verdict and "compiler 1.2" in actual.text

@@ -35,9 +35,9 @@ def made(cut: tuple[int, int, int] | None = None) -> Plan:
     ark.matmul(a, b)
     machine = registry.machine("cpu")
     options = {"cuts": {KEY: list(cut)}} if cut else tuned.options(machine)
-    found = make_plan(ark.Model.get_model().graph, machine, options)
-    verify([found])
-    return found
+    plan = make_plan(ark.Model.get_model().graph, machine, options)
+    verify([plan])
+    return plan
 
 
 def test_choices_are_kept_and_planned_with(own_cache: Path) -> None:
