@@ -47,6 +47,27 @@ MODELS = (
     }
     <domain: "own", opset_import: ["": 17, "own": 1]>
     twice (a) => (b) { b = Add (a, a) }""",
+    """<ir_version: 8, opset_import: ["": 19]>
+    turns (float[2,4] x) => (float[2,4] y, float[n,2,4] all)
+    <int64 count = {3}, bool yes = {1}, float scale = {0.5}, uint8 point = {3}> {
+      h = HannWindow <periodic: int = 0> (count)
+      y, all = Loop (count, yes, x) <body = once (int64 i, bool go, float[2,4] s)
+        => (bool on, float[2,4] t, float[2,4] each) {
+          q = QuantizeLinear (s, scale, point)
+          each = DequantizeLinear (q, scale, point)
+          t = Sub (each, x)
+          on = Identity (go)
+      }>
+    }""",
+    """<ir_version: 8, opset_import: ["": 17]>
+    chosen (float[2,4] x) => (float[n] y, float[2,3,2] z)
+    <float least = {0.1}, int64[1] zero = {0}, int64 step = {2}, int64 length = {4}> {
+      g = Greater (x, least)
+      i = NonZero (g)
+      j = Transpose (i)
+      y = GatherND (x, j)
+      z = STFT <onesided: int = 1> (x, step, , length)
+    }""",
 )
 NUMBERS = (0, 1, -1, 2, 3, 7, 10, 16, 17, 26, 255, 2**31 - 1, -(2**31), 2**62, -(2**63))
 FLOATS = (0.0, -1.0, 1e30, float("inf"), float("nan"))

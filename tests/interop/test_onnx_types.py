@@ -159,3 +159,28 @@ def test_products_of_integers_are_exact(depth: int) -> None:
     )
     want = (a.astype(np.int64) - 1) @ (b.astype(np.int64) - np.array([-128, 0, 3, 5]))
     np.testing.assert_array_equal(from_proto(proto)(a, b)[0], want)
+
+
+def test_a_loop_keeps_each_type_of_its_state() -> None:
+    """An int16 that wraps around beside a float."""
+    kind, info = TensorProto.INT16, helper.make_tensor_value_info
+    body = helper.make_graph(
+        [n("Mul", ["s", "s"], ["t"]), n("Add", ["f", "f"], ["g"]), n("Identity", ["go"], ["on"])],
+        "body",
+        [
+            info("i", TensorProto.INT64, ()),
+            info("go", BOOL, ()),
+            info("f", FLOAT, (2,)),
+            info("s", kind, (2,)),
+        ],
+        [info("on", BOOL, ()), info("g", FLOAT, (2,)), info("t", kind, (2,))],
+    )
+    proto = network(
+        [n("Loop", ["turns", "", "f", "s"], ["y", "z"], body=body)],
+        {"f": (FLOAT, (2,)), "s": (kind, (2,))},
+        {"y": (FLOAT, (2,)), "z": (kind, (2,))},
+        turns=np.array(2),
+    )
+    y, z = from_proto(proto)(np.array([0.375, -1], np.float32), np.array([-21, 3], np.int16))
+    np.testing.assert_array_equal(y, np.array([1.5, -4], np.float32))
+    np.testing.assert_array_equal(z, np.array([-21, 3], np.int16) ** 4)

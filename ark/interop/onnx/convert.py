@@ -47,7 +47,11 @@ from ark.interop.onnx.values import (
     kind_of,
 )
 
+MOST_NODES = 1 << 16  # of a graph with its loops unrolled
 Values = dict[str, Value | None]
+
+
+_MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError)
 
 
 @dataclass
@@ -59,6 +63,7 @@ class Built:
     results: dict[str, Value]
     constants: list[tuple[ark.Tensor, np.ndarray]] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    bodies: int = 0  # graphs within nodes that were built, a loop's once a turn
 
 
 def build(
@@ -121,7 +126,7 @@ class _Builder:
             except BaseError as error:
                 kind = UnsupportedError if isinstance(error, UnsupportedError) else ModelError
                 raise kind(f"{node.op_type} (node {label}): {error}") from error
-            except (ValueError, TypeError, IndexError, KeyError, ArithmeticError) as error:
+            except _MALFORMED as error:
                 raise ModelError(f"{node.op_type} (node {label}) is malformed: {error}") from error
 
     def _node(self, node: onnx.NodeProto, values: Values, opsets: Mapping[str, int]) -> None:
@@ -177,7 +182,10 @@ class _Builder:
     def _function(
         self, node: onnx.NodeProto, given: list[Value | None], version: int
     ) -> list[Value | None]:
-        body = functions.body_of(node, version, given)
+        try:
+            body = functions.body_of(node, version, given)
+        except Exception as error:  # of the library's code
+            raise UnsupportedError(f"its definition cannot be expanded: {error}") from error
         inner: Values = dict.fromkeys(body.input)
         inner.update(zip(body.input, given, strict=False))
         self.nodes(body.node, inner, _opsets(body.opset_import))
@@ -188,6 +196,9 @@ class _Builder:
         self, node: onnx.NodeProto, values: Values, opsets: Mapping[str, int]
     ) -> dict[str, Body]:
         def build(graph: onnx.GraphProto, given: Sequence[Value | None]) -> list[Value | None]:
+            self.made.bodies += 1
+            if max(self.made.bodies, len(self.made.steps)) > MOST_NODES:
+                raise UnsupportedError(f"loops that make a graph of more than {MOST_NODES} nodes")
             inner = dict(values)
             inner.update({tensor.name: _weight(tensor) for tensor in graph.initializer})
             inner.update({i.name: v for i, v in zip(graph.input, given, strict=True)})

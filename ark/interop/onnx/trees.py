@@ -163,7 +163,7 @@ def _run(call: Call) -> Value:
     split, feature = table(trees.splits, np.float32), table(trees.features, np.int32)
     yes, no = table(trees.yes, np.int32), table(trees.no, np.int32)
     kinds = sorted(set(trees.modes.tolist()))
-    mode: Any = table(trees.modes, np.int32) if len(kinds) > 1 else None
+    mode = table(trees.modes, np.int32)
     tracks: Any = table(trees.missing, np.int32) if trees.missing.any() else None
     at = ark.expand(table(trees.roots[None], np.int32), [rows, len(trees.roots)])
     for _ in range(trees.depth()):
