@@ -92,7 +92,6 @@ def test_chat_is_transformers(llm: LLM, folder: Path) -> None:
 def test_streams_give_the_same_text(llm: LLM) -> None:
     (whole,) = llm.generate(TEXTS[0], GREEDY)
     chunks = list(llm.stream(TEXTS[0], GREEDY))
-    assert len(chunks) > 3
     assert "".join(chunk.text for chunk in chunks) == whole.outputs[0].text
     assert sum((chunk.token_ids for chunk in chunks), ()) == whole.outputs[0].token_ids
     assert [c.finish_reason for c in chunks] == [None] * (len(chunks) - 1) + ["length"]

@@ -25,10 +25,8 @@ from ark.parallel.transform.normal import LASTING, RESHAPE
 from ark.parallel.transform.pieces import ParallelGraph, Piece
 from ark.parallel.transform.views import Box, View, meeting
 
-# Ops that may end the run, which all ranks must do together.
-ENDS = ("sample", "sample_adjusted", "sample_each")
-IN_PLACE = ("kv_append", "kv_cache_slot", "paged_append", *ENDS)
-"""Ops that write into a part of an operand."""
+ENDS = ("sample", "sample_adjusted", "sample_each")  # may end the run: all ranks do it together
+IN_PLACE = ("kv_append", "kv_cache_slot", "paged_append", *ENDS)  # write a part of an operand
 MESSAGE_TAG = 0
 Written = tuple[Piece, View]
 """A piece, and its view of the buffer that it writes."""
