@@ -11,6 +11,7 @@ from ark.models.stops import StoppedText
 from ark.models.tokenizer import Tokenizer
 from ark.server.text import token_bytes, token_text
 from tests.server.running import NOAH
+from tests.slow import examples
 
 TOKENIZER = Tokenizer.open(NOAH, vocab_size=2048)
 LETTERS = st.text("abc", max_size=40)
@@ -29,7 +30,7 @@ class Pieces:
         return self._rest
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(
     pieces=st.lists(LETTERS, max_size=12),
     rest=LETTERS,
@@ -53,7 +54,7 @@ def test_stop_strings(pieces: list[str], rest: str, stops: list[str]) -> None:
             assert held == "" or any(s.startswith(held) and s != held for s in stops)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(ids=st.lists(st.integers(2, 2047), max_size=30))
 def test_pieces_make_up_the_text_of_all_tokens(ids: list[int]) -> None:
     """Random tokens hold parts of characters; every piece is whole characters all the same."""
@@ -63,7 +64,7 @@ def test_pieces_make_up_the_text_of_all_tokens(ids: list[int]) -> None:
     assert "".join(parts) + rest == TOKENIZER.decode(ids)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(text=st.text(max_size=20))
 def test_bytes_of_tokens_make_up_the_text(text: str) -> None:
     ids = TOKENIZER.backend.encode(text, add_special_tokens=False).ids
