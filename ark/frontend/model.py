@@ -25,7 +25,7 @@ class Model:
     Example:
         >>> with ark.use_model(ark.Model(0, 2)) as model:
         ...     x = ark.relu(ark.tensor([4]))
-        >>> model.get_world_size(), len(model.graph.nodes) > 0
+        >>> model.graph.world_size, len(model.graph.nodes) > 0
         (2, True)
     """
 
