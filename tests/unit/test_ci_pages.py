@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.test_ci import load
+from tests.cases.ci import load
 
 pages = load("pages")
 ROOT = Path(__file__).resolve().parents[2]
