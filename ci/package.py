@@ -37,7 +37,8 @@ def main(argv: list[str]) -> int:
         programs = folder / "venv/bin"
         shutil.copytree(ROOT / "examples/noah", folder / "work/noah")
         page = (ROOT / "README.md").read_text(encoding="utf-8")
-        first = re.findall(r"```python\n(.*?)```", page, re.S)[0]
+        blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+        (first,) = (block for block in blocks if "ark.Runtime()" in block)
         text = ("generate", "noah", "--prompt", "The king said", "--max-new-tokens", "8")
         for command in (
             (programs / "pip", "install", "--quiet", f"{path}[cpu]"),

@@ -26,7 +26,12 @@ def rand() -> int:
 
 
 class Dims(tuple[int, ...]):
-    """A shape: Dims(2, 3) or Dims([2, 3])."""
+    """A shape: Dims(2, 3) or Dims([2, 3]).
+
+    Example:
+        >>> ark.Dims(2, 3).nelems()
+        6
+    """
 
     def __new__(cls, *sizes: object) -> Dims:
         """Sizes, one by one or as one sequence; InvalidUsageError for others."""

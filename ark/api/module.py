@@ -22,6 +22,18 @@ class Module:
     """Base class of models: subclasses make parameters and modules and write forward.
 
     A list of modules as an attribute holds each under the attribute's name and its number.
+
+    Example:
+        >>> class Layer(ark.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.weight = ark.parameter([2, 3])
+        ...
+        ...     def forward(self, x):
+        ...         return ark.relu(ark.linear(x, self.weight))
+        >>> layer = Layer()
+        >>> layer(ark.tensor([4, 3])).shape(), list(layer.params_dict())
+        ([4, 2], ['weight'])
     """
 
     def __init__(self) -> None:

@@ -33,6 +33,12 @@ class Plan:
 
     Plan(None) is empty; Plan(dict) reads ark's layout or ARK's. A plan in ARK's layout becomes one
     of ark's when it is launched (`built`), for the device and the model of that moment.
+
+    Example:
+        >>> y = ark.relu(ark.tensor([64]))
+        >>> plan = ark.Planner().plan()
+        >>> ark.Plan.from_str(str(plan)).world_size
+        1
     """
 
     def __init__(self, plan: Any = None, model: Model | None = None) -> None:

@@ -34,6 +34,12 @@ class Planner:
 
     ranks: the job's ranks, where all of them plan now; they take what rank 0 has measured. Alone a
     rank takes its own, and a launch refuses plans that were made with different ones.
+
+    Example:
+        >>> y = ark.relu(ark.tensor([64]))
+        >>> plan = ark.Planner().plan()
+        >>> plan.rank, plan.world_size
+        (0, 1)
     """
 
     machine_override: Machine | None = None

@@ -20,7 +20,14 @@ from ark.ir.graph import Graph
 
 
 class Model:
-    """A graph under construction, with its rank and the memory that Python reaches."""
+    """A graph under construction, with its rank and the memory that Python reaches.
+
+    Example:
+        >>> with ark.use_model(ark.Model(0, 2)) as model:
+        ...     x = ark.relu(ark.tensor([4]))
+        >>> model.graph.world_size, len(model.graph.nodes) > 0
+        (2, True)
+    """
 
     _current: Model | None = None  # of the process
     _within: ContextVar[Model | None] = ContextVar("within", default=None)  # of a with block

@@ -67,6 +67,11 @@ class Tensor:
     """A value of a model.
 
     Holding one keeps its memory; `initializer` returns its first contents.
+
+    Example:
+        >>> x = ark.tensor([2, 3], ark.bf16)
+        >>> x.shape(), x.nelems(), (x * 2.0)[0].shape()
+        ([2, 3], 6, [1, 3])
     """
 
     requires_grad = False

@@ -20,7 +20,12 @@ from ark.errors import InvalidUsageError, UnsupportedError
 
 @dataclass(frozen=True)
 class DataType:
-    """An element type. bits: of an element. storage: the type that the device ABI stores it as."""
+    """An element type. bits: of an element. storage: the type that the device ABI stores it as.
+
+    Example:
+        >>> ark.bf16.bits, ark.int4.nbytes(3)
+        (16, 2)
+    """
 
     name: str
     bits: int

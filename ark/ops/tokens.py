@@ -47,6 +47,10 @@ class TokenState:
     Of several sequences, tokens, position, settings and output have each one's elements one behind
     the other; `of` gives a sequence's own. pages (sequences, most) int32: the numbers of each one's
     pages, where keys and values lie in pages that sequences share; None where they do not.
+
+    Example:
+        >>> ark.TokenState.make(8).batch
+        1
     """
 
     tokens: Tensor

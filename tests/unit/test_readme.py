@@ -64,23 +64,20 @@ def test_continuous_integration_is_the_command_for_tests() -> None:
     assert BLOCKS["bash"][1].strip().split(" && ") == [s.replace(" --quiet", "") for s in steps]
 
 
-def test_the_first_program_equals_numpy(capsys: pytest.CaptureFixture[str]) -> None:
-    names: dict[str, object] = {}
-    ark.init(backend="cpu")
-    exec(BLOCKS["python"][0], names)
-    right = np.maximum(np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64), 0)
-    assert capsys.readouterr().out == f"{right}\n"
-    ark.init()
+def test_three_lines_of_python_give_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    exec(BLOCKS["python"][0].replace('"examples/noah"', '"examples/noah", backend="cpu"'), {})
+    assert len(capsys.readouterr().out.split()) > 5
 
 
-def test_the_torch_module_equals_torch() -> None:
+def test_the_second_program_equals_numpy(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     ark.init(backend="cpu")
     exec(BLOCKS["python"][1], names)
-    model, fast = names["model"], names["fast"]
-    assert callable(model) and callable(fast)
-    x = torch.linspace(-1, 1, 128).reshape(2, 64)
-    torch.testing.assert_close(fast(x), model(x))
+    right = np.maximum(np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64), 0)
+    assert capsys.readouterr().out == f"{right}\n"
     ark.init()
 
 

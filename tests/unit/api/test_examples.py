@@ -8,6 +8,7 @@ import doctest
 import inspect
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +23,7 @@ FUNCTIONS = sorted(
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # load: whatever was saved. grad: a tensor or a list of them, as `inputs` was.
 RETURNS_ANY = {"load", "grad"}
+CLASSES = (*("DataType", "Dims", "Model", "Module", "Plan", "Planner", "Tensor", "TokenState"),)
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
@@ -32,9 +34,9 @@ def fresh() -> Iterator[None]:
     ark.init(rank=0, world_size=1)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_example_of_a_function_runs(name: str) -> None:
-    space = {"ark": ark, "torch": torch}
+@pytest.mark.parametrize("name", [*FUNCTIONS, *CLASSES])
+def test_the_example_of_a_function_or_class_runs(name: str) -> None:
+    space = {"ark": ark, "np": np, "torch": torch}
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(optionflags=FLAGS)
     text = inspect.getdoc(getattr(ark, name)) or ""
     case = parser.get_doctest(text, space, name, None, 0)
