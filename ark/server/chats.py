@@ -11,7 +11,7 @@ from ark.server.errors import ApiError, unsupported
 from ark.server.jobs import Dispatcher, request_id
 from ark.server.model import ServedModel
 from ark.server.schema import ChatRequest
-from ark.server.text import token_bytes, token_text
+from ark.server.text import token_bytes
 
 RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message", "template")
 
@@ -104,7 +104,7 @@ class Chat:
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         tokenizer = self._model.tokenizer
-        text, data = token_text(tokenizer, token), token_bytes(tokenizer, token)
+        text, data = tokenizer.token_text(token), token_bytes(tokenizer, token)
         return {"token": text, "logprob": logprob, "bytes": data}
 
 

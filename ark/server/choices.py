@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ark.errors import InvalidUsageError
@@ -16,7 +16,6 @@ from ark.server.model import ServedModel
 from ark.server.schema import ChatRequest, CompletionRequest
 from ark.serving.types import Event, FinishReason
 
-SEED_RANGE = 1 << 63
 CONTEXT_TOKENS = 16  # of the prompt, before which decoders do not look
 
 
@@ -102,7 +101,7 @@ class Answer:
         self.completion_tokens = 0
         ends = frozenset() if sampling.ignore_eos else model.stop_token_ids
         stops = ends | frozenset(sampling.stop_token_ids)
-        samplings = [_numbered(sampling, i) for i in range(sampling.n)]
+        samplings = [sampling.sample(i) for i in range(sampling.n)]
         requests = [(prompt, one, stops) for prompt in prompts for one in samplings]
         self._choices = [
             Choice(
@@ -154,14 +153,6 @@ class Answer:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
         }
-
-
-def _numbered(sampling: SamplingParams, number: int) -> SamplingParams:
-    """The sampling of one of n choices: each has a seed of its own."""
-    seed = sampling.seed
-    if seed is not None:
-        seed = (seed + number + SEED_RANGE) % (2 * SEED_RANGE) - SEED_RANGE
-    return replace(sampling, n=1, seed=seed)
 
 
 def sampling_of(

@@ -11,7 +11,6 @@ from ark.server.errors import ApiError, unsupported
 from ark.server.jobs import Dispatcher, request_id
 from ark.server.model import ServedModel
 from ark.server.schema import CompletionRequest
-from ark.server.text import token_text
 
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's interface
 
@@ -90,7 +89,7 @@ class Completion:
     def _logprobs(self, index: int, entries: Sequence[Logprob]) -> dict[str, Any] | None:
         if self._asked.logprobs is None:
             return None
-        tokens = [token_text(self._model.tokenizer, entry.token) for entry in entries]
+        tokens = [self._model.tokenizer.token_text(entry.token) for entry in entries]
         offsets = []
         for text in tokens:
             offsets.append(self._lengths[index])
@@ -104,7 +103,7 @@ class Completion:
 
     def _top(self, entry: Logprob) -> Mapping[str, float]:
         tokenizer = self._model.tokenizer
-        return {token_text(tokenizer, token): logprob for token, logprob in entry.top.items()}
+        return {tokenizer.token_text(token): logprob for token, logprob in entry.top.items()}
 
 
 def _check(asked: CompletionRequest) -> None:

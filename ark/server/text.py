@@ -1,4 +1,4 @@
-"""Texts and bytes of single tokens, beside their log probabilities. Used by the routes."""
+"""The bytes of single tokens, beside their log probabilities. Used by ark.server.chats."""
 
 from __future__ import annotations
 
@@ -16,16 +16,9 @@ def _gpt2_alphabet() -> dict[str, int]:
 BYTE_OF_CHARACTER = _gpt2_alphabet()
 
 
-def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """The text of one token; the piece itself of a special token."""
-    if token in tokenizer.special_ids:
-        return str(tokenizer.backend.id_to_token(token))
-    return tokenizer.backend.decode([token], skip_special_tokens=False)
-
-
 def token_bytes(tokenizer: Tokenizer, token: int) -> list[int]:
     """The bytes of one token, which may be a part of a character."""
-    text = token_text(tokenizer, token)
+    text = tokenizer.token_text(token)
     if UNFINISHED not in text:
         return list(text.encode())
     piece = str(tokenizer.backend.id_to_token(token))

@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from ark.models.build import FULL
 from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
 from ark.models.tokenizer import Tokenizer
@@ -47,7 +48,7 @@ def server(directory: Path) -> Iterator[Running]:
     tokenizer = Tokenizer.open(directory, vocab_size=config.vocab_size)
     templates = ChatTemplates.open(directory, tokenizer.special_tokens)
     ends = frozenset(config.eos_token_ids)
-    with Engine.open(checkpoint, "cpu", slots=4) as engine:
+    with Engine.open(checkpoint, "cpu", slots=4, sampling=FULL, max_logprobs=5) as engine:
         model = ServedModel("small", tokenizer, templates, engine.context, config.vocab_size, ends)
         with running(engine, model, Options(keys=("secret",))) as started:
             yield started
@@ -152,6 +153,45 @@ def test_stop_strings_end_the_text_before_them(client: openai.OpenAI, peer: Any)
     chunks = list(streamed)
     assert "".join(chunk.choices[0].text for chunk in chunks) == text[: text.index(stop)]
     assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_log_probabilities_are_those_of_transformers(client: openai.OpenAI, peer: Any) -> None:
+    answer = client.completions.create(
+        model="small", prompt=PROMPTS[0], max_tokens=8, temperature=0, logprobs=3
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs and logprobs.token_logprobs and logprobs.top_logprobs and logprobs.tokens
+    ids = peer[1](PROMPTS[0]).input_ids
+    made = greedy(peer, ids, 8)
+    assert logprobs.tokens == [peer[1].decode([token]) for token in made]
+    with torch.no_grad():
+        logits = peer[0](torch.tensor([ids + made[:-1]])).logits[0, len(ids) - 1 :]
+    best = torch.log_softmax(logits.float(), -1).topk(3)
+    for i in range(len(made)):
+        assert logprobs.token_logprobs[i] == pytest.approx(float(best.values[i][0]), abs=1e-3)
+        assert len(logprobs.top_logprobs[i]) <= 3  # texts of tokens may be the same
+        named = [peer[1].decode([int(token)]) for token in best.indices[i]]
+        assert set(logprobs.top_logprobs[i]) == set(named)
+
+
+def test_other_fields_reach_the_device(client: openai.OpenAI, peer: Any) -> None:
+    ids = peer[1](PROMPTS[0]).input_ids
+    (first,) = greedy(peer, ids, 1)
+    answer = client.completions.create(
+        model="small",
+        prompt=PROMPTS[0],
+        max_tokens=8,
+        temperature=0,
+        logit_bias={str(first): -100},
+        presence_penalty=0.5,
+        extra_body={"min_tokens": 8, "repetition_penalty": 1.1},
+    )
+    assert answer.usage is not None and answer.usage.completion_tokens == 8
+    assert not answer.choices[0].text.startswith(peer[1].decode([first]))
+    sampled = client.completions.create(
+        model="small", prompt=PROMPTS[0], max_tokens=8, temperature=1.5, top_p=1e-6, seed=3
+    )
+    assert sampled.choices[0].text == text_of(peer, greedy(peer, ids, 8))
 
 
 def test_seeds_and_samples(client: openai.OpenAI) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ark.models.stops import StoppedText
 from ark.models.tokenizer import Tokenizer
-from ark.server.text import token_bytes, token_text
+from ark.server.text import token_bytes
 from tests.server.running import NOAH
 from tests.slow import examples
 
@@ -71,6 +71,5 @@ def test_bytes_of_tokens_make_up_the_text(text: str) -> None:
     assert bytes(b for token in ids for b in token_bytes(TOKENIZER, token)) == text.encode()
 
 
-def test_texts_of_special_tokens() -> None:
-    assert token_text(TOKENIZER, 1) == "<|end_of_text|>"
+def test_bytes_of_special_tokens() -> None:
     assert bytes(token_bytes(TOKENIZER, 1)) == b"<|end_of_text|>"
