@@ -162,12 +162,12 @@ def test_log_probabilities_are_those_of_transformers(client: openai.OpenAI, peer
     logprobs = answer.choices[0].logprobs
     assert logprobs and logprobs.token_logprobs and logprobs.top_logprobs and logprobs.tokens
     ids = peer[1](PROMPTS[0]).input_ids
-    made = greedy(peer, ids, 8)
-    assert logprobs.tokens == [peer[1].decode([token]) for token in made]
+    expected = greedy(peer, ids, 8)
+    assert logprobs.tokens == [peer[1].decode([token]) for token in expected]
     with torch.no_grad():
-        logits = peer[0](torch.tensor([ids + made[:-1]])).logits[0, len(ids) - 1 :]
+        logits = peer[0](torch.tensor([ids + expected[:-1]])).logits[0, len(ids) - 1 :]
     best = torch.log_softmax(logits.float(), -1).topk(3)
-    for i in range(len(made)):
+    for i in range(len(expected)):
         assert logprobs.token_logprobs[i] == pytest.approx(float(best.values[i][0]), abs=1e-3)
         assert len(logprobs.top_logprobs[i]) <= 3  # texts of tokens may be the same
         named = [peer[1].decode([int(token)]) for token in best.indices[i]]
