@@ -55,9 +55,12 @@ def test_ranks_share_other_decoders(case: str, tmp_path: Path) -> None:
     assert said["tokens"] == alone(directory, 20)
 
 
-def test_two_ranks_draw_the_tokens_of_one() -> None:
-    """Each finds the best of its own logits, and all need all for the 3 best."""
-    drawn = ("--temperature", "1.5", "--top-k", "3", "--seed", "11", "--max-new-tokens", "16")
+@pytest.mark.parametrize(
+    "filters", [("--top-k", "3"), ("--top-p", "0.8", "--repetition-penalty", "1.3")]
+)
+def test_two_ranks_draw_the_tokens_of_one(filters: tuple[str, ...]) -> None:
+    """Each finds the best of its own logits, and all need all for filters of the distribution."""
+    drawn = ("--temperature", "1.5", *filters, "--seed", "11", "--max-new-tokens", "16")
     common = (*drawn, "--backend", "cpu")
     one, two = (answer(NOAH, *common, "--ranks", str(n))["tokens"] for n in (1, 2))
     assert one == two and len(one) == 16

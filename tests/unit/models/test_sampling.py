@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -106,3 +108,15 @@ def test_fields_that_a_plan_may_not_follow() -> None:
 def test_each_field_is_checked() -> None:
     assert set(FIELDS) == set(ACCEPTED) == set(REFUSED)
     assert [f.name for f in dataclasses.fields(SamplingParams)] == FIELDS
+
+
+def test_importing_ark_does_not_load_models() -> None:
+    """ark.LLM and ark.SamplingParams are loaded on first use."""
+    code = (
+        "import sys, ark\n"
+        "loaded = [m for m in sys.modules if m.startswith(('ark.serving', 'ark.models'))]\n"
+        "assert not loaded, loaded\n"
+        "assert ark.SamplingParams.__module__ == 'ark.models.sampling'\n"
+        "assert ark.LLM.__module__ == 'ark.serving.llm'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
