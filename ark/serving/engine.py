@@ -76,6 +76,7 @@ class Engine:
         page: int = PAGE_POSITIONS,
         step_s: float = STEP_S,
         draft: int = 0,
+        deterministic: bool = False,
         sampling: str = "",
         max_logprobs: int = 0,
         budget_s: float = BUDGET_S,
@@ -89,7 +90,9 @@ class Engine:
         token beside what decodes. pages: of `page` positions each, in all; by default enough for
         all slots. step_s: how long rows decode before the host looks for new requests and tells
         tokens; at least one iteration. draft: tokens of a request that free rows try beyond the
-        next one, where its text repeats itself; the text stays the same. sampling, max_logprobs:
+        next one, where its text repeats itself; the text stays the same. deterministic: one
+        order of summation whatever else runs, by one form and without chunks. sampling,
+        max_logprobs:
         `sampling` and `logprobs` of ark.models.build.Shape. progress: as of
         ark.models.generate.Generator.
 
@@ -110,6 +113,7 @@ class Engine:
             chunk=chunk,
             pages=pages,
             page=page,
+            deterministic=deterministic,
             sampling=sampling,
             max_logprobs=max_logprobs,
             budget_s=budget_s,

@@ -53,7 +53,9 @@ def forms_of(slots: int) -> tuple[int, ...]:
     return (*(1 << n for n in range((slots - 1).bit_length())), slots)
 
 
-def pages_of(slots: int, context: int, size: int, asked: int | None) -> Pages:
+def pages_of(
+    slots: int, context: int, size: int, asked: int | None, forms: tuple[int, ...]
+) -> Pages:
     """The pages of an engine, and those beside them that its rows and its prompt need."""
     if whole("the page size", size) < 1:
         raise InvalidUsageError(f"page={size} is out of range; expected at least 1")
@@ -64,7 +66,7 @@ def pages_of(slots: int, context: int, size: int, asked: int | None) -> Pages:
             f"pages={count} is too few: a request of {context} positions needs {each} pages of "
             f"{size}; give more pages or a smaller context"
         )
-    return Pages(count + slots + 1, size, forms_of(slots))
+    return Pages(count + slots + 1, size, forms)
 
 
 def load_model(
@@ -77,6 +79,7 @@ def load_model(
     chunk: int | None = None,
     pages: int | None = None,
     page: int = PAGE_POSITIONS,
+    deterministic: bool = False,
     sampling: str = "",
     max_logprobs: int = 0,
     budget_s: float = BUDGET_S,
@@ -85,6 +88,11 @@ def load_model(
     """Plans, compiles and loads a checkpoint; arguments and errors as of Engine.open."""
     if not 1 <= whole("the number of slots", slots) <= MAX_BATCH:
         raise InvalidUsageError(f"slots={slots} is out of range; expected 1 to {MAX_BATCH}")
+    if deterministic and chunk:
+        raise InvalidUsageError(
+            f"chunk={chunk} beside deterministic: chunks sum in another order than rows; give "
+            "chunk=0, or omit one of them"
+        )
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint.open(Path(checkpoint))
     chosen = backend if not isinstance(backend, str) else registry.choose(backend)[0]
@@ -98,9 +106,11 @@ def load_model(
             checkpoint.config,
             dtype,
             length,
-            choose_chunk(chunk, length, usual_chunk(target.machine, dtype)),
+            0 if deterministic else choose_chunk(chunk, length, usual_chunk(target.machine, dtype)),
             batch=slots,
-            pages=pages_of(slots, length, page, pages),
+            pages=pages_of(
+                slots, length, page, pages, (slots,) if deterministic else forms_of(slots)
+            ),
             sampling=sampling,
             logprobs=whole("the number of log probabilities", max_logprobs),
         )
