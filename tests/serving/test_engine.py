@@ -201,6 +201,23 @@ def test_an_id_is_served_once_at_a_time(shared: Engine) -> None:
     shared.cancel("twice")
 
 
+def test_a_listener_may_submit_and_cancel(shared: Engine) -> None:
+    """On the engine's own thread."""
+    listener = Listener()
+
+    def goes_on(event: Event) -> None:
+        listener(event)
+        if event.id == "first" and event.finish is not None:
+            shared.submit(long("second"), goes_on)
+        elif event.id == "second" and event.finish is None:
+            shared.cancel("second")
+
+    shared.submit(Request("first", (3, 4), greedy(2)), goes_on)
+    listener.wait("first", "second")
+    assert listener.finish["second"] == FinishReason.CANCELLED
+    assert 0 < len(listener.tokens["second"]) < MAX_POSITIONS - 3
+
+
 @pytest.mark.parametrize("drain", [True, False])
 def test_close_ends_requests(small: Checkpoint, drain: bool) -> None:
     listener = Listener()
@@ -213,6 +230,23 @@ def test_close_ends_requests(small: Checkpoint, drain: bool) -> None:
     assert set(listener.finish.values()) == {wanted} and len(listener.finish) == 5
     with pytest.raises(InvalidUsageError, match="this engine was closed"):
         engine.submit(long("late"), listener)
+
+
+def test_a_listener_may_close_the_engine(small: Checkpoint) -> None:
+    """Its thread, which calls the listener, ends with the step."""
+    listener = Listener()
+    asked: dict[str, Any] = {"slots": 2, "context": MAX_POSITIONS, "chunk": 0, "step_s": 0.0}
+    engine = Engine.open(small, "cpu", **asked)
+
+    def closes(event: Event) -> None:
+        engine.close()
+        listener(event)
+
+    engine.submit(long("goes on"), listener)
+    engine.submit(Request("closes", (3, 4), greedy(3)), closes)
+    listener.wait("goes on")
+    assert set(listener.finish.values()) == {FinishReason.CANCELLED}
+    engine.close()
 
 
 def test_a_failing_device_ends_every_request(
