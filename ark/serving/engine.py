@@ -16,30 +16,23 @@ from pathlib import Path
 from types import TracebackType
 
 from ark import log
-from ark.backend import registry, threads
+from ark.backend import threads
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend
-from ark.errors import BaseError, GpuError, InvalidUsageError, UnsupportedError
-from ark.ir.dtype import DataType
+from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.ir.values import whole
-from ark.models.build import FULL, Pages, Shape
+from ark.models.build import FULL
 from ark.models.checkpoint import Checkpoint
-from ark.models.load import weights
 from ark.models.options import check_tokens
-from ark.models.plans import choose_chunk, choose_context, plans, usual_chunk
 from ark.models.request import no_room
-from ark.runtime.executor import BUDGET_S, Executor
-from ark.runtime.runner import load
-from ark.serving.pages import PagePool
+from ark.runtime.executor import BUDGET_S
+from ark.serving.loading import PAGE_POSITIONS, LoadedModel, Report, load_model
 from ark.serving.rows import DeviceRows
 from ark.serving.scheduler import Outcome, Scheduler, Step
 from ark.serving.types import Event, FinishReason, Request, Stats
 from ark.tasks.sequences import MAX_BATCH
 
 OnEvent = Callable[[Event], None]
-Progressed = Callable[[str, int, int], None]
-PAGE_POSITIONS = 16
-"""Positions of a page."""
 STEP_S = 0.01
 """Seconds that rows decode in a step where no prompt waits to be computed."""
 MAX_STEP_ITERATIONS = 64
@@ -47,34 +40,18 @@ BASIC = ("temperature", "top_k")
 """Fields of SamplingParams that rows follow without sampling=FULL."""
 
 
-def forms_of(slots: int) -> tuple[int, ...]:
-    """Numbers of rows with a decoding phase each: powers of two, and all slots."""
-    return (*(1 << n for n in range((slots - 1).bit_length())), slots)
-
-
 class Engine:
     """Serves requests on a device. A context manager; made by `Engine.open`."""
 
-    def __init__(
-        self,
-        executor: Executor,
-        shape: Shape,
-        vocabulary: int,
-        step_s: float,
-        draft: int,
-        close: Callable[[], object],
-    ) -> None:
-        """executor: of a plan of `shape`, which has pages. close: frees it and its device."""
-        assert shape.pages is not None
-        self._shape = shape
-        self._rows = DeviceRows(executor, shape)
-        self._vocabulary = vocabulary
-        self._close_device = close
+    def __init__(self, model: LoadedModel, step_s: float = STEP_S, draft: int = 0) -> None:
+        """model: which the engine closes in the end. Others as of `open`."""
+        self._model, self._shape = model, model.shape
+        self._rows = DeviceRows(model.executor, model.shape)
         self._step_s, self._iteration_s = step_s, float("inf")
-        reserved = self._rows.reserved
-        self._pool = PagePool(reserved, shape.pages.pool - reserved, shape.pages.size)
-        self._scheduler = Scheduler(shape.batch, shape.chunk, shape.context, self._pool, draft)
-        self._context = shape.context
+        self._pool = model.page_pool(self._rows.reserved)
+        self._scheduler = Scheduler(
+            model.shape.batch, model.shape.chunk, model.shape.context, self._pool, draft
+        )
         self._news = threading.Condition()
         self._arrived: deque[Request] = deque()
         self._cancelled: set[str] = set()
@@ -99,10 +76,11 @@ class Engine:
         page: int = PAGE_POSITIONS,
         step_s: float = STEP_S,
         draft: int = 0,
+        deterministic: bool = False,
         sampling: str = "",
         max_logprobs: int = 0,
         budget_s: float = BUDGET_S,
-        progress: Progressed | None = None,
+        progress: Report | None = None,
     ) -> Engine:
         """An engine that has loaded a checkpoint, or the one in a directory.
 
@@ -112,84 +90,45 @@ class Engine:
         token beside what decodes. pages: of `page` positions each, in all; by default enough for
         all slots. step_s: how long rows decode before the host looks for new requests and tells
         tokens; at least one iteration. draft: tokens of a request that free rows try beyond the
-        next one, where its text repeats itself; the text stays the same. sampling, max_logprobs:
+        next one, where its text repeats itself; the text stays the same. deterministic: one
+        order of summation whatever else runs, by one form and without chunks. sampling,
+        max_logprobs:
         `sampling` and `logprobs` of ark.models.build.Shape. progress: as of
         ark.models.generate.Generator.
 
         Raises ark.errors with a paragraph for a person before anything runs.
         """
         if not (isinstance(step_s, Real) and 0 <= step_s < float("inf")):
-            raise InvalidUsageError(f"a step of {step_s!r:.60} s was asked for; give 0 s or more")
+            raise InvalidUsageError(f"step_s={step_s!r:.60} is out of range; expected 0 s or more")
         if not 0 <= whole("the draft", draft) < MAX_BATCH:
             raise InvalidUsageError(
-                f"drafts of {draft} tokens were asked for; use 0 (none) to {MAX_BATCH - 1}"
+                f"draft={draft} is out of range; expected 0 (none) to {MAX_BATCH - 1}"
             )
-        if not 1 <= whole("the number of slots", slots) <= MAX_BATCH:
-            raise InvalidUsageError(
-                f"an engine of {slots} slots was asked for; it has from 1 to {MAX_BATCH}"
-            )
-        if whole("the page size", page) < 1:
-            raise InvalidUsageError(f"a page of {page} positions was asked for; use at least 1")
-        tell = progress or (lambda label, done, total: None)
-        if not isinstance(checkpoint, Checkpoint):
-            checkpoint = Checkpoint.open(Path(checkpoint))
-        chosen = backend if not isinstance(backend, str) else registry.choose(backend)[0]
-        opened = chosen.open(device) if isinstance(device, int) else None
-        target = opened or device
-        assert not isinstance(target, int)
+        model = load_model(
+            checkpoint,
+            backend,
+            device,
+            slots=slots,
+            context=context,
+            chunk=chunk,
+            pages=pages,
+            page=page,
+            deterministic=deterministic,
+            sampling=sampling,
+            max_logprobs=max_logprobs,
+            budget_s=budget_s,
+            progress=progress,
+        )
         try:
-            length = choose_context(checkpoint, context)
-            dtype = DataType.from_numpy(checkpoint.dtype)
-            size = choose_chunk(chunk, length, usual_chunk(target.machine, dtype))
-            shape = Shape(
-                checkpoint.config,
-                dtype,
-                length,
-                size,
-                batch=slots,
-                pages=_pages(slots, length, page, pages),
-                sampling=sampling,
-                logprobs=whole("the number of log probabilities", max_logprobs),
-            )
-            if draft and shape.sampling:
-                raise InvalidUsageError(
-                    "drafts are read by rows that sample by temperature and top-k alone; open the "
-                    "engine with draft=0, or without sampling"
-                )
-            tell("planning", 0, 0)
-            plan = plans(shape, target.machine)[0]
-            tell("compiling", 0, 0)
-            runner = load(plan, chosen, target, budget_s=budget_s)
-            try:
-                if not isinstance(runner, Executor):
-                    raise UnsupportedError(
-                        f"the backend {chosen.name!r} runs plans without a loop kernel, which "
-                        "an engine needs; use another backend, or ark.models.generate.Generator"
-                    )
-                total, done = plan.arenas["parameter"], 0
-                for name, array in weights(checkpoint, shape, plan):
-                    runner.write(name, array)
-                    done += array.nbytes
-                    tell("loading", min(done, total), total)
-
-                def close() -> None:
-                    runner.close(together=False)
-                    if opened is not None:
-                        opened.close()
-
-                return cls(runner, shape, checkpoint.config.vocab_size, step_s, draft, close)
-            except BaseException:
-                runner.close(together=False)
-                raise
+            return cls(model, step_s, draft)
         except BaseException:
-            if opened is not None:
-                opened.close()
+            model.close()
             raise
 
     @property
     def context(self) -> int:
         """Positions that a request may have, its prompt included."""
-        return self._context
+        return self._shape.context
 
     def submit(self, request: Request, on_event: OnEvent) -> None:
         """Queues a request; see ark.serving.types.EngineLike."""
@@ -211,16 +150,20 @@ class Engine:
     def _check(self, request: Request) -> None:
         """InvalidUsageError for a request that cannot be served."""
         prompt, sampling = request.prompt, request.sampling
+        vocabulary, context = self._shape.config.vocab_size, self._shape.context
         if not prompt:
             raise InvalidUsageError("the prompt has no tokens; give at least one")
-        bad = next((t for t in prompt if not 0 <= whole("a token", t) < self._vocabulary), None)
+        bad = next(
+            (t for t in prompt if not 0 <= whole("a token", t) < vocabulary),
+            None,
+        )
         if bad is not None:
             raise InvalidUsageError(
-                f"the prompt has the token {bad}, but the vocabulary has {self._vocabulary} "
-                f"tokens, 0 to {self._vocabulary - 1}; use the checkpoint's own tokenizer"
+                f"the prompt has the token {bad}, but the vocabulary has {vocabulary} "
+                f"tokens, 0 to {vocabulary - 1}; use the checkpoint's own tokenizer"
             )
-        if len(prompt) >= self._context:
-            raise no_room(f"the prompt has {len(prompt):,}", self._context, self._context)
+        if len(prompt) >= context:
+            raise no_room(f"the prompt has {len(prompt):,}", context, context)
         if sampling.n != 1:
             raise InvalidUsageError(
                 f"{sampling.n} samples were asked for; submit a request for each"
@@ -236,7 +179,7 @@ class Engine:
                 f"logprobs is {sampling.logprobs}, but this engine reports at most "
                 f"{self._shape.logprobs}; ask for fewer, or open it with more max_logprobs"
             )
-        check_tokens(sampling, self._vocabulary)
+        check_tokens(sampling, vocabulary)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request with CANCELLED before the next step; unknown ids are ignored."""
@@ -272,7 +215,7 @@ class Engine:
                 if self._scheduler.idle:
                     continue
                 few = int(min(self._step_s / self._iteration_s, MAX_STEP_ITERATIONS))
-                step = self._scheduler.plan(min([max(1, few), *self._held_back()]))
+                step = self._scheduler.plan(max(1, few))
                 begin = time.perf_counter()
                 tokens = self._rows.run(step)
                 if step.chunks is None:
@@ -285,18 +228,7 @@ class Engine:
         except BaseException as error:
             self._fail(error)
         finally:
-            self._close_device()
-
-    def _held_back(self) -> list[int]:
-        """Of requests that may not end yet, how many tokens they are to make before: rows hold back
-        stop tokens for a whole step.
-        """
-        progress = (*self._scheduler.running, *self._scheduler.waiting)
-        left = [
-            p.request.sampling.min_tokens - (len(p.tokens) - len(p.request.prompt))
-            for p in progress
-        ]
-        return [count for count in left if count > 0]
+            self._model.close()
 
     def _event(self, step: Step, outcome: Outcome) -> Event:
         """What a step did for a request."""
@@ -375,15 +307,3 @@ class Engine:
             preemptions=scheduler.preemptions,
             slot_ids=(*ids, *[""] * (scheduler.slots - len(ids))),
         )
-
-
-def _pages(slots: int, context: int, size: int, asked: int | None) -> Pages:
-    """The pages of an engine, and those beside them that its rows and its prompt need."""
-    each = -(-context // size)
-    count = slots * each if asked is None else whole("the number of pages", asked)
-    if count < each:
-        raise InvalidUsageError(
-            f"{count} pages of {size} positions were asked for, but one request of "
-            f"{context} positions needs {each}; ask for more pages or a smaller context"
-        )
-    return Pages(count + slots + 1, size, forms_of(slots))

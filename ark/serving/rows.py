@@ -68,6 +68,7 @@ class DeviceRows:
         self._settings = np.array([IDLE] * shape.batch, np.int32)
         self._positions = np.zeros(shape.batch, np.int32)
         self._written: dict[str, np.ndarray] = {}
+        self._addresses: dict[str, int] = {}
         self._rows: list[tuple[Progress, int] | None] = [None] * shape.batch
         self._known = [0] * shape.batch  # tokens of the row's text that the device has
         self._output = executor.host_view("output").reshape(shape.batch, shape.context)
@@ -109,7 +110,8 @@ class DeviceRows:
         """Writes a tensor of the plan, unless the device holds these values."""
         before = self._written.get(name)
         if before is None or not np.array_equal(before, values):
-            self.executor.write(name, values.ravel())
+            address = self._address(name, values.size)
+            self.executor.device.write(address, values.ravel().view(np.uint8))
             self._written[name] = values.copy()
 
     def _write_chunks(self, chunks: Chunks) -> None:
@@ -156,6 +158,9 @@ class DeviceRows:
             self._tables[row], settings[row] = self._tables[of], settings[of]
             settings[row, SETTINGS.index("last")] = positions[row] = place
             self._write_tokens(row, place, [token])
+            if self.shape.sampling:
+                self._write_options(row, rows[of])
+                self._write_bias(row, rows[of])
             self._output[row, place + 1] = NO_TOKEN
         self._write("pages", self._tables)
         self._write("settings", settings)
@@ -168,10 +173,9 @@ class DeviceRows:
 
     def _write_tokens(self, row: int, begin: int, tokens: Sequence[int]) -> None:
         """Tokens of a row's text, from place `begin` on."""
-        executor, context = self.executor, self.shape.context
-        address = executor.tensor_address(executor.find("tokens", self.shape.batch * context))
-        words = np.array(tokens, np.int32)
-        executor.device.write(address + 4 * (row * context + begin), words.view(np.uint8))
+        context, words = self.shape.context, np.array(tokens, np.int32)
+        address = self._address("tokens", self.shape.batch * context)
+        self.executor.device.write(address + 4 * (row * context + begin), words.view(np.uint8))
 
     def logprobs(
         self, row: int, first: int, count: int, asked: int
@@ -183,22 +187,31 @@ class DeviceRows:
 
     def _write_part(self, name: str, row: int, values: np.ndarray) -> None:
         """Writes a row's part of a tensor, which has such a part for each row."""
-        executor = self.executor
-        address = executor.tensor_address(executor.find(name, self.shape.batch * values.size))
-        executor.device.write(address + row * values.nbytes, values.view(np.uint8))
+        address = self._address(name, self.shape.batch * values.size)
+        self.executor.device.write(address + row * values.nbytes, values.view(np.uint8))
+
+    def _address(self, name: str, elements: int) -> int:
+        """The device address of a tensor of so many elements, looked up once in the plan."""
+        if name not in self._addresses:
+            tensor = self.executor.find(name, elements)
+            self._addresses[name] = self.executor.tensor_address(tensor)
+        return self._addresses[name]
 
     def _write_sampling(self, row: int, progress: Progress) -> None:
         """A row gets another request: its options, and how often its text has each token."""
         request = progress.request
-        # The host holds back stop tokens, of which the device's rows have no lists of their own.
-        options = option_words(replace(request.sampling, min_tokens=0))
-        self._write_part("options", row, options)
+        self._write_options(row, progress)
         prompt = len(request.prompt)
         text = progress.tokens[prompt:]
         counts = counts_of(request.sampling, self.shape.config.vocab_size, request.prompt, text)
         if counts is not None:
             self._write_part("counts", row, counts)
         self._logprobs[row, len(progress.tokens) :] = -1
+
+    def _write_options(self, row: int, progress: Progress) -> None:
+        # The host holds back stop tokens, of which the device's rows have no lists of their own.
+        options = option_words(replace(progress.request.sampling, min_tokens=0))
+        self._write_part("options", row, options)
 
     def _write_bias(self, row: int, progress: Progress) -> None:
         """Writes the row's bias, where the device holds another one."""

@@ -23,6 +23,9 @@ from ark.serving.drafts import Drafts
 from ark.serving.pages import PagePool, page_name
 from ark.serving.types import FinishReason, Request
 
+COUNTED = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+"""Fields of SamplingParams that count the tokens of a text."""
+
 
 @dataclass(eq=False)
 class Progress:
@@ -91,6 +94,15 @@ class Outcome:
     progress: Progress
     tokens: tuple[int, ...]
     finish: FinishReason | None
+
+
+def _may_draft(progress: Progress) -> bool:
+    """True where a row samples by what the device has of the request before the step: no counts of
+    its tokens, no log probabilities that are read row by row, no stop tokens held back.
+    """
+    how = progress.request.sampling
+    counted = any(name in COUNTED for name in how.beyond(()))
+    return not counted and how.logprobs is None and progress.new >= how.min_tokens
 
 
 class Scheduler:
@@ -295,7 +307,7 @@ class Scheduler:
         for progress in self.rows:
             most = min(self.draft, room, progress.total - len(progress.tokens) - 1)
             draft: tuple[int, ...] = ()
-            if most > 0 and progress.computed == progress.last:
+            if most > 0 and progress.computed == progress.last and _may_draft(progress):
                 draft = progress.drafts.propose(progress.tokens, most)
             self._take_ahead(progress, len(progress.tokens) + len(draft))
             draft = draft[: len(progress.pages) * self.pool.size - len(progress.tokens)]

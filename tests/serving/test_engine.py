@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from ark.errors import GpuError, InvalidUsageError
 from ark.models.checkpoint import Checkpoint
 from ark.models.sampling import SamplingParams
-from ark.serving.engine import Engine, forms_of
+from ark.serving.engine import Engine
+from ark.serving.loading import forms_of
 from ark.serving.rows import DeviceRows
 from ark.serving.types import Event, FinishReason, Request
 from tests.checkpoints import make_checkpoint
@@ -151,13 +153,17 @@ def test_a_listener_that_raises_ends_its_request_alone(
     assert "'raises' raised RuntimeError('no disk')" in capsys.readouterr().err
 
 
-def test_drafts_of_a_text_that_repeats_itself_save_iterations(small: Checkpoint) -> None:
+@pytest.mark.parametrize("sampling", ["", "full"])
+def test_drafts_of_a_text_that_repeats_itself_save_iterations(
+    small: Checkpoint, sampling: str
+) -> None:
     """Greedy texts, parts of which repeat themselves, and a sampled one."""
     sampled = SamplingParams(temperature=0.5, seed=3, max_tokens=50)
     given = [Request(f"greedy {n}", (3, 4, 5 + n), greedy(60)) for n in range(3)]
     given.append(Request("sampled", (3, 4, 5), sampled))
     texts, listener = solo_texts(small, given), Listener()
-    asked = {"slots": 4, "context": MAX_POSITIONS, "page": 8, "draft": 3}
+    asked: dict[str, Any] = {"slots": 4, "context": MAX_POSITIONS, "page": 8, "draft": 3}
+    asked["sampling"] = sampling
     with Engine.open(small, "cpu", **asked) as engine:  # type: ignore[arg-type]
         for request in given:
             engine.submit(request, listener)
@@ -195,6 +201,23 @@ def test_an_id_is_served_once_at_a_time(shared: Engine) -> None:
     shared.cancel("twice")
 
 
+def test_a_listener_may_submit_and_cancel(shared: Engine) -> None:
+    """On the engine's own thread."""
+    listener = Listener()
+
+    def goes_on(event: Event) -> None:
+        listener(event)
+        if event.id == "first" and event.finish is not None:
+            shared.submit(long("second"), goes_on)
+        elif event.id == "second" and event.finish is None:
+            shared.cancel("second")
+
+    shared.submit(Request("first", (3, 4), greedy(2)), goes_on)
+    listener.wait("first", "second")
+    assert listener.finish["second"] == FinishReason.CANCELLED
+    assert 0 < len(listener.tokens["second"]) < MAX_POSITIONS - 3
+
+
 @pytest.mark.parametrize("drain", [True, False])
 def test_close_ends_requests(small: Checkpoint, drain: bool) -> None:
     listener = Listener()
@@ -207,6 +230,23 @@ def test_close_ends_requests(small: Checkpoint, drain: bool) -> None:
     assert set(listener.finish.values()) == {wanted} and len(listener.finish) == 5
     with pytest.raises(InvalidUsageError, match="this engine was closed"):
         engine.submit(long("late"), listener)
+
+
+def test_a_listener_may_close_the_engine(small: Checkpoint) -> None:
+    """Its thread, which calls the listener, ends with the step."""
+    listener = Listener()
+    asked: dict[str, Any] = {"slots": 2, "context": MAX_POSITIONS, "chunk": 0, "step_s": 0.0}
+    engine = Engine.open(small, "cpu", **asked)
+
+    def closes(event: Event) -> None:
+        engine.close()
+        listener(event)
+
+    engine.submit(long("goes on"), listener)
+    engine.submit(Request("closes", (3, 4), greedy(3)), closes)
+    listener.wait("goes on")
+    assert set(listener.finish.values()) == {FinishReason.CANCELLED}
+    engine.close()
 
 
 def test_a_failing_device_ends_every_request(
@@ -236,11 +276,11 @@ def test_a_failing_device_ends_every_request(
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"slots": 0}, "an engine of 0 slots was asked for; it has from 1 to 64"),
-        ({"step_s": -1.0}, r"a step of -1.0 s"),
-        ({"draft": 64}, "drafts of 64 tokens were asked for; use 0"),
-        ({"page": 0}, "a page of 0 positions"),
-        ({"context": 64, "page": 8, "pages": 7}, "one request of 64 positions needs 8"),
+        ({"slots": 0}, "slots=0 is out of range; expected 1 to 64"),
+        ({"step_s": -1.0}, r"step_s=-1.0 is out of range"),
+        ({"draft": 64}, "draft=64 is out of range"),
+        ({"page": 0}, "page=0 is out of range"),
+        ({"context": 64, "page": 8, "pages": 7}, "a request of 64 positions needs 8 pages of 8"),
         ({"context": 10**6}, "the checkpoint allows 1 to 128"),
     ],
 )

@@ -57,7 +57,7 @@ def test_requests_are_their_solo_runs(small: Checkpoint) -> None:
         events[event.id].append(event)
         listener(event)
 
-    ways = {"slots": 3, "context": MAX_POSITIONS, "page": 8, "pages": 9, "chunk": 8}
+    ways = {"slots": 3, "context": MAX_POSITIONS, "page": 8, "pages": 9, "chunk": 8, "draft": 2}
     with Engine.open(small, "cpu", sampling="full", max_logprobs=2, **ways) as engine:  # type: ignore[arg-type]
         for request in given:
             engine.submit(request, hear)

@@ -144,6 +144,18 @@ def test_a_cached_prompt_computes_its_last_token_again() -> None:
     assert scheduler.cached_tokens == 4
 
 
+def test_a_step_ends_where_a_request_may_stop_first() -> None:
+    """Stop tokens are held back, and drafts too, until min_tokens are made."""
+    pool = PagePool(0, 8, 4)
+    scheduler, device = Scheduler(2, 4, MAX_POSITIONS, pool, draft=1), ModelDevice(4, 4)
+    scheduler.add(Request("0", (1, 1, 1, 1), SamplingParams(min_tokens=5, max_tokens=12)))
+    new = 0
+    while new < 5:
+        step = scheduler.plan(64)
+        assert new + step.iterations <= 5 and not any(step.drafts)
+        new += sum(len(outcome.tokens) for outcome in scheduler.record(step, device.run(step)))
+
+
 def test_requests_that_arrive_together_compute_their_beginning_once() -> None:
     pool = PagePool(0, 40, 4)
     scheduler, device = Scheduler(4, 4, MAX_POSITIONS, pool), ModelDevice(4, 4)

@@ -1,0 +1,153 @@
+"""A checkpoint loaded for an engine: the shape of its plan, its pages, its weights on a device.
+Called by ark.serving.engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ark.backend import registry
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend
+from ark.errors import InvalidUsageError, UnsupportedError
+from ark.ir.dtype import DataType
+from ark.ir.values import whole
+from ark.models.build import Pages, Shape
+from ark.models.checkpoint import Checkpoint
+from ark.models.load import weights
+from ark.models.plans import choose_chunk, choose_context, plans, usual_chunk
+from ark.runtime.executor import BUDGET_S, Executor
+from ark.runtime.runner import load
+from ark.serving.pages import PagePool
+from ark.tasks.sequences import MAX_BATCH
+
+Report = Callable[[str, int, int], None]
+PAGE_POSITIONS = 16
+"""Positions of a page."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A plan of pages with its weights. opened: the device, where it is closed with the plan."""
+
+    executor: Executor
+    shape: Shape
+    opened: Device | None = None
+
+    def page_pool(self, reserved: int) -> PagePool:
+        """The pages behind the first so many."""
+        assert self.shape.pages is not None
+        return PagePool(reserved, self.shape.pages.pool - reserved, self.shape.pages.size)
+
+    def close(self) -> None:
+        """Frees everything."""
+        self.executor.close(together=False)
+        if self.opened is not None:
+            self.opened.close()
+
+
+def forms_of(slots: int) -> tuple[int, ...]:
+    """Numbers of rows with a decoding phase each: powers of two, and all slots."""
+    return (*(1 << n for n in range((slots - 1).bit_length())), slots)
+
+
+def pages_of(
+    slots: int, context: int, size: int, asked: int | None, forms: tuple[int, ...]
+) -> Pages:
+    """The pages of an engine, and those beside them that its rows and its prompt need."""
+    if whole("the page size", size) < 1:
+        raise InvalidUsageError(f"page={size} is out of range; expected at least 1")
+    each = -(-context // size)
+    count = slots * each if asked is None else whole("the number of pages", asked)
+    if count < each:
+        raise InvalidUsageError(
+            f"pages={count} is too few: a request of {context} positions needs {each} pages of "
+            f"{size}; give more pages or a smaller context"
+        )
+    return Pages(count + slots + 1, size, forms)
+
+
+def load_model(
+    checkpoint: Checkpoint | Path | str,
+    backend: Backend | str = "",
+    device: Device | int = 0,
+    *,
+    slots: int = 8,
+    context: int | None = None,
+    chunk: int | None = None,
+    pages: int | None = None,
+    page: int = PAGE_POSITIONS,
+    deterministic: bool = False,
+    sampling: str = "",
+    max_logprobs: int = 0,
+    budget_s: float = BUDGET_S,
+    progress: Report | None = None,
+) -> LoadedModel:
+    """Plans, compiles and loads a checkpoint; arguments and errors as of Engine.open."""
+    if not 1 <= whole("the number of slots", slots) <= MAX_BATCH:
+        raise InvalidUsageError(f"slots={slots} is out of range; expected 1 to {MAX_BATCH}")
+    if deterministic and chunk:
+        raise InvalidUsageError(
+            f"chunk={chunk} beside deterministic: chunks sum in another order than rows; give "
+            "chunk=0, or omit one of them"
+        )
+    if not isinstance(checkpoint, Checkpoint):
+        checkpoint = Checkpoint.open(Path(checkpoint))
+    chosen = backend if not isinstance(backend, str) else registry.choose(backend)[0]
+    opened = None if not isinstance(device, int) else chosen.open(device)
+    target = device if not isinstance(device, int) else opened
+    assert target is not None
+    try:
+        length = choose_context(checkpoint, context)
+        dtype = DataType.from_numpy(checkpoint.dtype)
+        shape = Shape(
+            checkpoint.config,
+            dtype,
+            length,
+            0 if deterministic else choose_chunk(chunk, length, usual_chunk(target.machine, dtype)),
+            batch=slots,
+            pages=pages_of(
+                slots, length, page, pages, (slots,) if deterministic else forms_of(slots)
+            ),
+            sampling=sampling,
+            logprobs=whole("the number of log probabilities", max_logprobs),
+        )
+        executor = _loaded(checkpoint, chosen, target, shape, budget_s, progress)
+        return LoadedModel(executor, shape, opened)
+    except BaseException:
+        if opened is not None:
+            opened.close()
+        raise
+
+
+def _loaded(
+    checkpoint: Checkpoint,
+    backend: Backend,
+    device: Device,
+    shape: Shape,
+    budget_s: float,
+    progress: Report | None,
+) -> Executor:
+    """The shape's plan on a device, with the checkpoint's weights."""
+    tell = progress or (lambda label, done, total: None)
+    tell("planning", 0, 0)
+    plan = plans(shape, device.machine)[0]
+    tell("compiling", 0, 0)
+    runner = load(plan, backend, device, budget_s=budget_s)
+    try:
+        if not isinstance(runner, Executor):
+            raise UnsupportedError(
+                f"the backend {backend.name!r} runs plans without a loop kernel, which an engine "
+                "needs; use another backend, or ark.models.generate.Generator"
+            )
+        total, done = plan.arenas["parameter"], 0
+        for name, array in weights(checkpoint, shape, plan):
+            runner.write(name, array)
+            done += array.nbytes
+            tell("loading", min(done, total), total)
+    except BaseException:
+        runner.close(together=False)
+        raise
+    return runner
