@@ -1,5 +1,6 @@
-"""Each pass alone on a small printed graph: its texts before and after are those that are kept, and a
-second run changes nothing.
+"""Each pass alone on a small printed graph: its texts before and after are those that are kept.
+
+A second run changes nothing.
 """
 
 from __future__ import annotations
