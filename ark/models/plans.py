@@ -31,6 +31,7 @@ from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import cache, tuned, tuned_collectives
+from ark.tasks.adjusted import SampleAdjustedParams
 from ark.tasks.tokens import AdvanceParams
 
 Drafted = Callable[[int, Plan], None]
@@ -207,7 +208,8 @@ def plan_batch(plan: Plan) -> int:
 
 def plan_sampling(plan: Plan) -> tuple[str, int]:
     """A decoder's `sampling` and `logprobs`, as of ark.models.build.Shape."""
-    tops = [int(op.params["top"]) for op in plan.ops if op.kind == "sample_adjusted"]
+    adjusted = (op for op in plan.ops if op.kind == "sample_adjusted")
+    tops = [SampleAdjustedParams.from_plan(op.params).top for op in adjusted]
     return (FULL, tops[0]) if tops else ("", 0)
 
 

@@ -33,9 +33,15 @@ SIZES = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": WIDTH}
 # By op: its inputs, and what its reference is told.
 OPS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "embed": (("tokens", "table", "position"), {"rows": 1}),
-    "rotary_embedding": (("query", "position", "frequencies"), {"interleaved": False}),
+    "rotary_embedding": (
+        ("query", "position", "frequencies"),
+        {"head_dim": WIDTH, "interleaved": False},
+    ),
     "kv_append": (("key", "position", "keys"), {}),
-    "attention": (("query", "keys", "values", "position"), {**SIZES, "scale": WIDTH**-0.5}),
+    "attention": (
+        ("query", "keys", "values", "position"),
+        {"heads": HEADS, "head_dim": WIDTH, "scale": WIDTH**-0.5},
+    ),
     "rope_kv": (("joined", "position", "frequencies", "keys", "values"), SIZES),
 }
 

@@ -91,7 +91,7 @@ def with_a_computed(what: str) -> Graph:
     transposed = {"transpose_a": False, "transpose_b": True}
     graph.add("matmul", [normed, w], [product], transposed, "layer")
     caches = [tensor((2, 32, 16), "state") for _ in range(2)]
-    shape = {"heads": 4, "kv_heads": 2, "head_dim": 16, "scale": 0.25}
+    shape = {"heads": 4, "head_dim": 16, "scale": 0.25}
     graph.add("attention", [product, *caches, position], [out], shape, "attention")
     return graph
 

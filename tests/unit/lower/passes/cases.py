@@ -1,0 +1,203 @@
+"""Small programs, each of which one pass changes, and the pass's graph before and after as text.
+
+`python -m tests.unit.lower.passes.cases` writes the texts beside this file; read the diff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ark
+from ark.backend import registry
+from ark.frontend.model import Model, use_model
+from ark.ir.dtype import bf16, fp32, int32
+from ark.ir.graph import Graph
+from ark.ir.text import to_text
+from ark.lower.observe import observed
+from ark.lower.passes import PASSES
+from ark.lower.prepare import prepare
+from ark.lower.rewrite.context import Context
+
+FOLDER = Path(__file__).parent
+RUNS = {step.name: step.run for step in PASSES}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pass, the program that it changes, and what that is planned for. options: the planner's."""
+
+    name: str
+    build: Callable[[], None]
+    machine: str = "h200"
+    ranks: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        return FOLDER / f"{self.name}.txt"
+
+
+def _transposed() -> None:
+    x, w = ark.tensor([64, 32], fp32), ark.tensor([48, 32], fp32)
+    ark.matmul(x, ark.transpose(w, [1, 0]))
+
+
+def _convolution() -> None:
+    x = ark.tensor([8, 64, 32, 32], bf16)
+    ark.conv(ark.relu(x), ark.parameter([64, 64, 3, 3], bf16, name="w"), padding=1)
+
+
+def _gated() -> None:
+    x = ark.tensor([1, 256], fp32)
+    gate, up = (ark.parameter([512, 256], bf16, name=name) for name in ("gate", "up"))
+    ark.swiglu(ark.linear(x, gate), ark.linear(x, up))
+
+
+def _attention() -> None:
+    q, k, v = (ark.tensor([2, 256, 64], bf16) for _ in range(3))
+    scores = ark.mul(ark.matmul(q, ark.transpose(k, [0, 2, 1])), 0.125)
+    ark.matmul(ark.softmax(scores), v)
+
+
+def _normed_row() -> None:
+    x = ark.tensor([1, 256], fp32)
+    rows = ark.rmsnorm(x, ark.parameter([256], fp32, name="norm"))
+    ark.add(ark.linear(rows, ark.parameter([256, 256], bf16, name="w")), x)
+
+
+def _read_twice() -> None:
+    y = ark.exp(ark.tensor([1, 128], fp32))
+    ark.add(y, 1.0)
+    ark.mul(y, 2.0)
+
+
+def _chain() -> None:
+    ark.add(ark.exp(ark.tensor([64, 128], fp32)), 1.0)
+
+
+def _rounded() -> None:
+    x, w = ark.tensor([512, 1024], fp32), ark.parameter([1024, 1024], bf16, name="w")
+    ark.linear(ark.relu(x), w)
+
+
+def _rows_of() -> None:
+    x, w = ark.tensor([512, 1024], bf16), ark.parameter([1024, 1024], bf16, name="w")
+    ark.gather(ark.linear(x, w), ark.tensor([4], int32), 0)
+
+
+def _scaled_norm() -> None:
+    x = ark.tensor([64, 256], fp32)
+    weight, bias = (ark.parameter([256], fp32, name=name) for name in ("weight", "bias"))
+    ark.add(ark.mul(ark.layernorm(x), weight), bias)
+
+
+def _ended() -> None:
+    x, w = ark.tensor([512, 1024], bf16), ark.parameter([1024, 1024], bf16, name="w")
+    ark.relu(ark.linear(x, w))
+
+
+def _factor() -> None:
+    x, column = ark.tensor([1024, 1024], fp32), ark.tensor([1024, 1], fp32)
+    ark.mul(x, ark.exp(ark.expand(column, [1024, 1024])))
+
+
+def _squares() -> None:
+    x = ark.tensor([64, 256], fp32)
+    ark.reduce_sum(ark.mul(x, x), 1)
+
+
+def _side_by_side() -> None:
+    x = ark.tensor([1, 64], fp32)
+    for number in range(2):
+        w = ark.parameter([64, 64], fp32, name=f"w{number}")
+        ark.matmul(ark.matmul(ark.matmul(x, w), w), w)
+
+
+def _odd_rows() -> None:
+    x, w = ark.tensor([512, 1020], bf16), ark.parameter([1024, 1020], bf16, name="w")
+    ark.linear(x, w)
+
+
+def _parts() -> None:
+    y = ark.exp(ark.tensor([1, 256], fp32))
+    ark.mul(ark.sigmoid(y[:, :128]), ark.tanh(y[:, 128:]))
+
+
+def _summed_product() -> None:
+    x, w = ark.tensor([4096, 4096], bf16), ark.parameter([4096, 4096], bf16, name="w")
+    ark.all_reduce(ark.linear(x, w), 0, 2)
+
+
+def _summed_norm() -> None:
+    total = ark.all_reduce(ark.tensor([16, 1024], fp32), 0, 2)
+    ark.rmsnorm(total, ark.parameter([1024], fp32, name="norm"))
+
+
+def _summed_row() -> None:
+    x = ark.tensor([1, 512], fp32)
+    w, v = (ark.parameter([512, 512], bf16, name=name) for name in ("w", "v"))
+    norm = ark.parameter([512], fp32, name="norm")
+    ark.linear(ark.rmsnorm(ark.all_reduce(ark.linear(x, w), 0, 2), norm), v)
+
+
+CASES = (
+    Case("align_operands", _odd_rows),
+    Case("split_elementwise", _parts),
+    Case("overlap_collectives", _summed_product, ranks=2, options={"overlap": True}),
+    Case("fuse_all_reduce_norm", _summed_norm, ranks=2),
+    Case("inline_all_reduce", _summed_row, ranks=2),
+    Case("fold_transposes", _transposed),
+    Case("channels_last", _convolution),
+    Case("pack_weights", _gated),
+    Case("fuse_unit_attention", _attention),
+    Case("fuse_linear", _normed_row),
+    Case("fuse_regions", _read_twice),
+    Case("fuse_chains", _chain),
+    Case("narrow_inputs", _rounded),
+    Case("hoist_gathers", _rows_of),
+    Case("fuse_norm_scales", _scaled_norm),
+    Case("fuse_epilogues", _ended),
+    Case("hoist_factors", _factor),
+    Case("fuse_reduction_terms", _squares),
+    Case("fuse_windows", _convolution),
+    Case("reorder_small_ops", _side_by_side),
+)
+
+
+def graph_of(case: Case) -> Graph:
+    """The program's graph."""
+    model = Model(rank=0, world_size=case.ranks)
+    with use_model(model):
+        case.build()
+    return model.graph
+
+
+def step_of(case: Case) -> tuple[Graph, Context]:
+    """The graph that the case's pass gets while the program is prepared, and its context."""
+    steps: dict[str, tuple[Graph, Context]] = {}
+
+    def keep(name: str, before: Graph, after: Graph, context: Context) -> None:
+        steps.setdefault(name, (before, context))
+
+    with observed(keep):
+        prepare(graph_of(case), registry.machine(case.machine), case.options)
+    return steps[case.name]
+
+
+def text_of(case: Case) -> str:
+    """The graph before and after the pass alone."""
+    before, context = step_of(case)
+    after = RUNS[case.name](before, context)
+    return f"before\n{to_text(before)}after\n{to_text(after)}"
+
+
+def main() -> None:
+    for case in CASES:
+        case.path.write_text(text_of(case))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Each pass alone on a small printed graph: its texts before and after are those that are kept.
+
+A second run changes nothing.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ark.ir.text import to_text
+from ark.lower.passes import PASSES
+from tests.unit.lower.passes.cases import CASES, RUNS, Case, step_of, text_of
+
+# Both want a decoder of several ranks or sequences; tests/multi and tests/unit/lower have those.
+WITHOUT = {"rotate_logits", "round_norm_inputs"}
+
+
+def test_every_pass_has_a_case() -> None:
+    assert {case.name for case in CASES} == {step.name for step in PASSES} - WITHOUT
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_pass_changes_its_graph_as_kept(case: Case) -> None:
+    text = text_of(case)
+    before, _, after = text.removeprefix("before\n").partition("after\n")
+    assert before != after
+    assert text == case.path.read_text(), "python -m tests.unit.lower.passes.cases writes them"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_pass_run_twice_is_the_pass_run_once(case: Case) -> None:
+    before, context = step_of(case)
+    once = RUNS[case.name](before, context)
+    assert to_text(RUNS[case.name](once, context)) == to_text(once)
