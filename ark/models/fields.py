@@ -37,7 +37,7 @@ def check_directory(directory: Path) -> None:
 
 
 def _download(directory: Path) -> str:
-    """How to get a directory that has the name of a Hugging Face repository; else nothing."""
+    """A hint on how to download a Hugging Face repository of that name; empty for other names."""
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(directory)) or directory.exists():
         return ""
     return (

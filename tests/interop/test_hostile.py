@@ -56,7 +56,7 @@ def test_calls_with_what_the_kernel_is_not_made_for(make: Callable[[Any], Any]) 
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "no module": (lambda: ark.from_torch(3, (X,)), "a torch.nn.Module is expected, got int"),
+    "no module": (lambda: ark.from_torch(3, (X,)), "expected a torch.nn.Module, got int"),
     "no example": (lambda: ark.from_torch(module(), ()), "cannot follow the module"),
     "a tensor for an example": (lambda: ark.from_torch(module(), X), "pass a tuple"),
     "words": (lambda: ark.from_torch(module(), ("a",)), "cannot follow the module"),
@@ -72,14 +72,14 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "cannot follow the module",
     ),
     "no module to iterate": (lambda: ark.inference_model(3), "expected a torch.nn.Module"),
-    "no options": (lambda: ark.inference_model(module(), 3), "the options are int"),
+    "no options": (lambda: ark.inference_model(module(), 3), "options has type int"),
     "no optimizer": (
         lambda: ark.training_model(module(), Options(), None),
-        "the optimizer is NoneType",
+        "optimizer has type NoneType",
     ),
     "a word for an optimizer": (
         lambda: ark.training_model(module(), Options(), "sgd"),
-        "the optimizer is str",
+        "optimizer has type str",
     ),
 }
 

@@ -129,15 +129,15 @@ def test_inputs_of_other_memory_and_strides() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "rows": (lambda x: x[:1], r"\[1, 4\]; the kernel is made for"),
-    "as many in another shape": (lambda x: x.reshape(4, 2), r"\[4, 2\]; the kernel is made"),
-    "dimensions": (lambda x: x[None], r"\[1, 2, 4\]; the kernel is made for"),
-    "one more behind": (lambda x: x[..., None], r"\[2, 4, 1\]; the kernel is made for"),
-    "dtype": (lambda x: x.int(), r"torch.int32 \[2, 4\]; the kernel is made for"),
+    "rows": (lambda x: x[:1], r"\[1, 4\]; the kernel was compiled for"),
+    "as many in another shape": (lambda x: x.reshape(4, 2), r"\[4, 2\]; the kernel was"),
+    "dimensions": (lambda x: x[None], r"\[1, 2, 4\]; the kernel was compiled for"),
+    "one more behind": (lambda x: x[..., None], r"\[2, 4, 1\]; the kernel was compiled for"),
+    "dtype": (lambda x: x.int(), r"torch.int32 \[2, 4\]; the kernel was compiled for"),
     "device": (lambda x: x.to("meta"), "is on meta, but ark runs on cpu"),
     "sparse": (lambda x: x.to_sparse(), "call to_dense"),
     "no tensor": (lambda x: x.numpy(), "expected tensors, got ndarray"),
-    "a number": (lambda x: 3, "tensors are expected, got int"),
+    "a number": (lambda x: 3, "expected tensors, got int"),
 }
 
 

@@ -13,8 +13,8 @@ from onnx import helper, numpy_helper
 import ark
 from ark.errors import UnsupportedError
 from ark.interop.onnx.model import from_proto
+from tests.cases.onnx_forms import BOOL, FLOAT, INT64, n, network, same
 from tests.interop.node_suite import run_case, selected
-from tests.interop.test_onnx_forms import BOOL, FLOAT, INT64, n, network, same
 
 CASES = (
     "test_scan9_multi_state",

@@ -10,21 +10,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
+from onnx import helper, numpy_helper
 
 import ark
 from ark.errors import BaseError, UnsupportedError
 from ark.interop.onnx.model import from_proto
+from tests.cases.onnx_forms import BOOL, DOUBLE, FLOAT, INT64, n, network, same
 from tests.interop.node_suite import run_case, selected
 
-n = helper.make_node
-FLOAT, DOUBLE, INT64, BOOL = (
-    TensorProto.FLOAT,
-    TensorProto.DOUBLE,
-    TensorProto.INT64,
-    TensorProto.BOOL,
-)
 CASES = (
     "test_cast_FLOAT_to_FLOAT16",
     "test_castlike_FLOAT_to_FLOAT8E4M3FN",
@@ -59,36 +52,6 @@ def on_the_cpu() -> None:
 def test_cases_of_the_node_suite(name: str) -> None:
     (case,) = selected((name,))
     run_case(case)
-
-
-def network(
-    nodes: list[Any],
-    inputs: dict[str, Any],
-    outputs: dict[str, Any],
-    opset: int = 17,
-    **weights: Any,
-) -> onnx.ModelProto:
-    """inputs and outputs: element type and shape by name."""
-    graph = helper.make_graph(
-        nodes,
-        "graph",
-        [helper.make_tensor_value_info(name, *kind) for name, kind in inputs.items()],
-        [helper.make_tensor_value_info(name, *kind) for name, kind in outputs.items()],
-        [numpy_helper.from_array(np.asarray(a), name) for name, a in weights.items()],
-    )
-    version = 3 if opset < 9 else 8
-    return helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=version
-    )
-
-
-def same(proto: onnx.ModelProto, **arrays: Any) -> None:
-    model = from_proto(proto)
-    wanted = ReferenceEvaluator(proto).run(None, arrays)
-    for got, want in zip(model.run(arrays), wanted, strict=True):
-        assert got.dtype == want.dtype and got.shape == want.shape
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
-    model.close()
 
 
 ROUNDS = ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"]

@@ -17,8 +17,8 @@ import ark
 from ark.errors import UnsupportedError
 from ark.interop.onnx.host import _suppressed
 from ark.interop.onnx.model import from_proto
+from tests.cases.onnx_forms import BOOL, FLOAT, INT64, n, network
 from tests.interop.node_suite import run_case, selected
-from tests.interop.test_onnx_forms import BOOL, FLOAT, INT64, n, network
 
 
 @pytest.fixture(autouse=True)

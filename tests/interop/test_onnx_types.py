@@ -14,8 +14,8 @@ from onnx import TensorProto, helper
 import ark
 from ark.errors import UnsupportedError
 from ark.interop.onnx.model import from_proto
+from tests.cases.onnx_forms import BOOL, FLOAT, n, network
 from tests.interop.node_suite import run_case, selected
-from tests.interop.test_onnx_forms import BOOL, FLOAT, n, network
 
 CASES = (
     "test_castlike_UINT4_to_FLOAT16",

@@ -10,8 +10,8 @@ from onnx.reference import ReferenceEvaluator
 
 import ark
 from ark.interop.onnx.model import from_proto
+from tests.cases.onnx_forms import FLOAT, INT64, n, network, same
 from tests.interop.node_suite import run_case, selected
-from tests.interop.test_onnx_forms import FLOAT, INT64, n, network, same
 
 CASES = (
     "test_deform_conv_with_multiple_offset_groups",

@@ -90,7 +90,7 @@ def test_a_module_from_torch_shares_its_parameters() -> None:
     assert result.state_dict().keys() == {f"module.{n}" for n in module.state_dict()}
     with pytest.raises(
         ark.InvalidUsageError,
-        match=r"\[2, 7, 32\]; the kernel is made for torch.float32 \[\d, 6, 32\]",
+        match=r"\[2, 7, 32\]; the kernel was compiled for torch.float32 \[\d, 6, 32\]",
     ):
         result(torch.randn(2, 7, 32))
 

@@ -91,7 +91,9 @@ class Hosts:
         )
 
     def change(self, cable: Cable) -> tuple[int, int]:
-        """How a relayed cable is from now on. Frames that came so far, and those of them lost."""
+        """Sets the properties of a relayed cable. Returns the numbers of frames received and lost
+        so far.
+        """
         assert self._relay is not None and self._relay.stdin is not None
         assert self._relay.stdout is not None
         self._relay.stdin.write(json.dumps(dataclasses.asdict(cable)) + "\n")

@@ -285,7 +285,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
             },
             RankInfo(5, 8, 1, "gpu04", 6000, job="77"),
         ),
-        # A batch script outside a step is no rank.
+        # A batch script outside of a step does not count as a rank.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}, RankInfo()),
     ],
 )

@@ -109,7 +109,7 @@ class Executor:
         self.options = Options() if options is None else options
         if not isinstance(self.options, Options):
             raise InvalidUsageError(
-                f"options is a {type(options).__name__}; expected ark.torch.Options"
+                f"options has type {type(options).__name__}; expected ark.torch.Options"
             )
         self.module = check_module(module)
         self._rates = Rates(optimizer) if optimizer is not None else None
@@ -378,7 +378,7 @@ def training_model(
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidUsageError(
-            f"the optimizer is a {type(optimizer).__name__}; expected a torch optimizer over "
+            f"optimizer has type {type(optimizer).__name__}; expected a torch optimizer over "
             "the module's parameters"
         )
     return Executor(module, options, optimizer)

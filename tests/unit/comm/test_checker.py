@@ -83,10 +83,10 @@ def test_refuses_what_is_out_of_range():
     program = ring()
     put = place(program, Kind.PUT)
     for fields, says in (
-        ({"dst": Span("scratch", 3)}, "leaves the buffer scratch"),
-        ({"dst": Span("scratch", -1)}, "leaves the buffer scratch"),
-        ({"dst": Span("scratch", 0, 0)}, "leaves the buffer scratch"),
-        ({"srcs": (Span("in", 2, 2),)}, "leaves the buffer in"),
+        ({"dst": Span("scratch", 3)}, "exceeds the buffer scratch"),
+        ({"dst": Span("scratch", -1)}, "exceeds the buffer scratch"),
+        ({"dst": Span("scratch", 0, 0)}, "exceeds the buffer scratch"),
+        ({"srcs": (Span("in", 2, 2),)}, "exceeds the buffer in"),
         ({"dst": Span("nowhere", 0)}, "does not exist"),
         ({"peer": 3}, "peer must be another"),
         ({"peer": 0}, "peer must be another"),

@@ -187,7 +187,7 @@ def elsewhere() -> object:
         ({"ranks": 2, "chunks": 1.5}, "1.5 is not a whole number"),
         ({"ranks": 2, "pieces": None}, "None is not a whole number"),
         ({"ranks": 2, "scratch": 1 << 40}, "the most slots of all buffers"),
-        ({"ranks": 2, "scratch": -1}, "-1 slots of scratch memory"),
+        ({"ranks": 2, "scratch": -1}, "scratch=-1 must be at least 0"),
         ({"ranks": 2, "root": "0"}, "'0' is not a whole number"),
         ({"ranks": 2, "reduction": ["sum"]}, "name and reduction must be strings"),
         ({"ranks": 2, "name": 3}, "name and reduction must be strings"),
@@ -211,7 +211,7 @@ def test_what_no_program_has_is_said(asked: dict[str, Any], words: str) -> None:
         (lambda p: p.input(0, 0.5), "0.5 is not a whole number"),
         (lambda p: p.input("one"), "'one' is not a whole number"),
         (lambda p: p.input(0).to(1), "expected a chunk, got 1"),
-        (lambda p: p.reduce(p.input(0), None, into=p.output(0)), "a chunk was expected, got None"),
+        (lambda p: p.reduce(p.input(0), None, into=p.output(0)), "expected a chunk, got None"),
         (lambda p: p.input(0).to(elsewhere()), "of rank 1 belongs to another program"),
     ],
 )

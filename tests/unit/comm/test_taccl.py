@@ -396,7 +396,7 @@ def test_sketches_that_do_not_fit_give_one_sentence(name):
 def test_bad_calls_give_one_sentence():
     topology = load("ring4")
     for arguments, says in (
-        ({"collective": "broadcast"}, "cannot do broadcast"),
+        ({"collective": "broadcast"}, "does not support broadcast"),
         ({"collective": "sum"}, "the collective 'sum' does not exist"),
         ({"time_limit_s": 0}, "time limit"),
         ({"size_bytes": 0}, "size"),

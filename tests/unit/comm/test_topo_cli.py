@@ -101,7 +101,7 @@ def test_formats(capsys):
 @pytest.mark.parametrize("command", ["synthesize", "simulate", "compare"])
 def test_what_reduces_nothing_takes_no_reduction(capsys, command):
     code, _, err = run(capsys, command, "ring4", "--reduction", "max")
-    assert code != 0 and "all_gather reduces nothing; it takes no reduction max" in err
+    assert code != 0 and "all_gather does not reduce; omit the reduction max" in err
 
 
 def test_an_unknown_algorithm_lists_all(capsys):

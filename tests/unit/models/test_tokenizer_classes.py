@@ -247,7 +247,7 @@ def test_a_token_that_one_file_alone_declares_is_one_id(
 
 @pytest.mark.parametrize("kind", ["bytes", "llama3", "fallback"])
 def test_the_text_of_a_chat_template_has_one_begin_token(tmp_path: Path, kind: str) -> None:
-    """As apply_chat_template makes ids of the text that it made."""
+    """The ids equal those that apply_chat_template makes of its text."""
     template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     config = {"bos_token": BOS, "chat_template": template}
     folder = write(tmp_path / "made", {"kind": kind, "model_type": None}, config)

@@ -98,7 +98,7 @@ def test_autotune_takes_slices_where_memory_is_slow(kind: str) -> None:
     tuned = autotune(lambda: coco.started(kind), ways, SLOW_MEMORY)
     assert tuned.name in ("RS-compute-AG", "fused") and set(tuned.us) == set(WAYS[kind])
     assert tuned.us[tuned.name] < 0.9 * tuned.us["AR-compute"] and "wrong" in tuned.refused
-    # Where a step of a collective is dear, one all-reduce is the best.
+    # If a step of a collective takes long, a single all-reduce is the fastest.
     dear = autotune(lambda: coco.started(kind), WAYS[kind], Rates(1e6, 1e9, 1e9, 100.0))
     assert dear.us["AR-compute"] <= 1.01 * dear.us["RS-AG-compute"]
 

@@ -226,7 +226,7 @@ def test_too_little_memory_splits_parameters_or_is_refused() -> None:
 
 @pytest.mark.parametrize("rates", [Rates(1e5, 1e4, 1e4), Rates(1e3, 1e6, 10.0, 0.0)])
 def test_no_choice_is_better_than_the_one_found(rates: Rates) -> None:
-    """Beside all choices of a small graph, one by one."""
+    """Compared with an exhaustive search over all choices of a small graph."""
     graph = traced(perceptron)
     plan = ParallelGraph(graph, 2)
     costs = Costs((2,), rates)
