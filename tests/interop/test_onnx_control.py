@@ -15,6 +15,7 @@ from ark.errors import UnsupportedError
 from ark.interop.onnx.model import from_proto
 from tests.interop.node_suite import run_case, selected
 from tests.interop.test_onnx_forms import BOOL, FLOAT, INT64, n, network, same
+from tests.slow import slow
 
 CASES = (
     "test_scan9_multi_state",
@@ -29,6 +30,7 @@ def on_the_cpu() -> None:
     ark.init(backend="cpu")
 
 
+@slow
 @pytest.mark.parametrize("name", CASES)
 def test_cases_of_the_node_suite(name: str) -> None:
     (case,) = selected((name,))
