@@ -119,11 +119,11 @@ def test_scans(backwards: int) -> None:
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
     ahead = x[:, ::-1] if backwards else x
     sums = np.cumsum(ahead, 1)
-    made = sums * ahead if backwards else (sums * ahead)[:, ::-1]
+    products = sums * ahead if backwards else (sums * ahead)[:, ::-1]
     model = from_proto(proto)
     last, y = model(x)
     np.testing.assert_array_equal(last, sums[:, -1])
-    np.testing.assert_array_equal(y, made)
+    np.testing.assert_array_equal(y, products)
     model.close()
 
 
