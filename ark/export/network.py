@@ -48,6 +48,11 @@ def network(path: Path, dims: Mapping[str, int], machine: Machine) -> Network:
             )
         arrays[port.name] = np.zeros(port.sizes, port.dtype)
     built = model.graph(arrays)
+    for name, value in (*built.inputs.items(), *built.results.items()):
+        if value.kind is not None:
+            raise UnsupportedError(
+                f"{name!r} is of {value.kind}, which ark has no type for; cast it in the model"
+            )
     kept = []
     with ark.use_model(built.model):
         for name, value in built.results.items():

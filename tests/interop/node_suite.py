@@ -176,8 +176,8 @@ SHORT = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16
 
 
 def nearer(case: TestCase, results: Sequence[Any], number: int = 0) -> bool:
-    """Is every result at least as near to the one in float64 as what the test expects, by the
-    largest and the mean distance? What a test expects is rounded too, step by step.
+    """True where every result is at least as near to the one in float64 as the expected one, by
+    the largest and the mean distance: expected results are rounded too, step by step.
     """
     arrays, wanted = case.data_sets[number]
     try:

@@ -107,7 +107,7 @@ def test_what_is_missing_is_listed_at_once(tmp_path: Path, capsys) -> None:
     assert "Det: determinant; RandomNormalLike: noise, number 2" in said
 
 
-def test_what_a_loop_lacks_is_told_with_its_name(tmp_path: Path, capsys) -> None:
+def test_missing_operator_in_a_loop_is_listed_with_the_loop(tmp_path: Path, capsys) -> None:
     value = helper.make_tensor_value_info
     goes_on = [value("i", TensorProto.INT64, ()), value("c", TensorProto.BOOL, ())]
     state = value("s", TensorProto.FLOAT, (4, 4))

@@ -15,6 +15,7 @@ from ark.errors import UnsupportedError
 from ark.interop.onnx.model import from_proto
 from tests.cases.onnx_forms import BOOL, FLOAT, INT64, n, network, same
 from tests.interop.node_suite import run_case, selected
+from tests.slow import slow
 
 CASES = (
     "test_scan9_multi_state",
@@ -29,6 +30,7 @@ def on_the_cpu() -> None:
     ark.init(backend="cpu")
 
 
+@slow
 @pytest.mark.parametrize("name", CASES)
 def test_cases_of_the_node_suite(name: str) -> None:
     (case,) = selected((name,))
@@ -117,11 +119,11 @@ def test_scans(backwards: int) -> None:
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
     ahead = x[:, ::-1] if backwards else x
     sums = np.cumsum(ahead, 1)
-    made = sums * ahead if backwards else (sums * ahead)[:, ::-1]
+    products = sums * ahead if backwards else (sums * ahead)[:, ::-1]
     model = from_proto(proto)
     last, y = model(x)
     np.testing.assert_array_equal(last, sums[:, -1])
-    np.testing.assert_array_equal(y, made)
+    np.testing.assert_array_equal(y, products)
     model.close()
 
 

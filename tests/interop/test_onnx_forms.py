@@ -241,3 +241,22 @@ def test_einsum(equation: str, left: tuple[int, ...], right: tuple[int, ...]) ->
         {"y": (FLOAT, want.shape)},
     )
     same(proto, a=a, b=b)
+
+
+def test_a_number_cast_like_an_input_is_known() -> None:
+    """The input's contents are not asked for: one kernel for all of them."""
+    nodes = [n("CastLike", ["low", "x"], ["v"]), n("Pad", ["x", "pads", "v"], ["y"])]
+    proto = network(
+        nodes,
+        {"x": (FLOAT, (30, 3))},
+        {"y": (FLOAT, (31, 3))},
+        low=np.array(-7, np.int64),
+        pads=np.array([1, 0, 0, 0]),
+    )
+    model = from_proto(proto)
+    for seed in range(2):
+        x = np.random.default_rng(seed).standard_normal((30, 3)).astype(np.float32)
+        want = np.concatenate([np.full((1, 3), -7, np.float32), x])
+        np.testing.assert_array_equal(model(x)[0], want)
+    assert len(model._kernels) == 1
+    model.close()

@@ -44,8 +44,8 @@ def equal(proto: onnx.ModelProto, *inputs: dict[str, Any]) -> Any:
 
 
 def test_a_size_that_is_computed_is_a_stage_of_its_own() -> None:
-    """Rows are chosen by what is computed of them; what is ahead of the choice is needed behind it,
-    and results of both sides are outputs.
+    """Rows are chosen by their sums; the choice is made of a value that was computed before it, and
+    both sides have outputs.
     """
     nodes = [
         n("Exp", ["x"], ["e"]),
@@ -98,8 +98,8 @@ def info(name: str, kind: int, shape: Any) -> Any:
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def test_a_loop_ends_when_what_it_computes_says_so() -> None:
-    """s doubles and gains w until its sum is large; what is around the loop is computed before."""
+def test_loop_ends_by_a_computed_condition() -> None:
+    """s doubles and gains v until its sum is large; v is computed before the loop."""
     body = helper.make_graph(
         [
             n("Add", ["s", "s"], ["d"]),

@@ -14,6 +14,7 @@ import ark
 from ark.errors import ModelError
 from ark.interop.onnx.model import from_proto
 from tests.interop.node_suite import run_case, selected
+from tests.slow import slow
 
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT")
 
@@ -23,6 +24,7 @@ def on_the_cpu() -> None:
     ark.init(backend="cpu")
 
 
+@slow
 def test_a_case_of_the_node_suite() -> None:
     """In float64, which the host computes."""
     (case,) = selected(("test_ai_onnx_ml_tree_ensemble_single_tree",))

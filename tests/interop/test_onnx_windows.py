@@ -12,6 +12,7 @@ import ark
 from ark.interop.onnx.model import from_proto
 from tests.cases.onnx_forms import FLOAT, INT64, n, network, same
 from tests.interop.node_suite import run_case, selected
+from tests.slow import slow
 
 CASES = (
     "test_deform_conv_with_multiple_offset_groups",
@@ -31,6 +32,7 @@ def on_the_cpu() -> None:
     ark.init(backend="cpu")
 
 
+@slow
 @pytest.mark.parametrize("name", CASES)
 def test_cases_of_the_node_suite(name: str) -> None:
     (case,) = selected((name,))

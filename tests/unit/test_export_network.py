@@ -69,3 +69,18 @@ def test_tensors_are_called_as_in_the_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(got, a * b + a)
     np.testing.assert_array_equal(same, a)
     library("ark_destroy")
+
+
+def test_types_that_ark_lacks_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program in C would be asked for other bytes than the file says."""
+    helper, short = onnx.helper, onnx.TensorProto.INT16
+    ports = [helper.make_tensor_value_info(n, short, [4]) for n in ("x", "y")]
+    node = helper.make_node("Add", ["x", "x"], ["y"])
+    graph = helper.make_graph([node], "net", ports[:1], ports[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    onnx.save(model, tmp_path / "net.onnx")
+    words = ["export", str(tmp_path / "net.onnx"), "--backend", "cpu", "-o", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert "'x' is of int16, which ark has no type for" in capsys.readouterr().err

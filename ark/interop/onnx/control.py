@@ -102,9 +102,9 @@ def _scan(call: Call) -> list[Value | None]:
     columns: list[list[Value]] = [[] for _ in range(results)]
     for turn in range(length):
         now = [p[-1 - turn if b else turn] for p, b in zip(parts, backwards, strict=True)]
-        made = call.bodies["body"]([*state, *now])
-        state = made[:states]
-        for column, result in zip(columns, made[states:], strict=True):
+        results_now = call.bodies["body"]([*state, *now])
+        state = results_now[:states]
+        for column, result in zip(columns, results_now[states:], strict=True):
             column.append(_tensor(result))
     axes = call.attribute("scan_output_axes", [0] * results)
     backwards = call.attribute("scan_output_directions", [0] * results)
@@ -143,7 +143,7 @@ def _tensor(value: Value | None) -> Value:
 def _items(call: Call, place: int) -> tuple[Value, ...]:
     items = call.value(place).items
     if items is None:
-        raise ModelError(f"input {place} is no sequence")
+        raise ModelError(f"input {place} is not a sequence")
     return items
 
 

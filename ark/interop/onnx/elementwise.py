@@ -189,7 +189,13 @@ def _cast_to(call: Call, wanted: Any) -> Value:
 
 @operator("CastLike")
 def _cast_like(call: Call) -> Value:
-    return _cast_to(call, call.value(1).dtype)
+    known, wanted = call.value(0).array, call.value(1).dtype
+    if known is None:
+        return _cast_to(call, wanted)
+    limited = np.dtype(wanted).itemsize == 1 and call.attribute("saturate", 1)
+    if known.dtype.kind == "f" and limited and data_type(wanted) in (*SMALL_FLOATS, ark.fp32):
+        return Value(known.shape, array=onnx.numpy_helper.saturate_cast(known, np.dtype(wanted)))
+    return Value(known.shape, array=known.astype(wanted))
 
 
 @operator("IsInf")

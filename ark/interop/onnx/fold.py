@@ -19,7 +19,7 @@ _OWN = ("Constant", "Shape", "Size", "Dropout", "If", "Loop", "Scan")
 
 
 def foldable(op: str, given: list[Value | None]) -> bool:
-    """Is everything known that the node needs, and little enough?"""
+    """True where all that the node needs is known, and little enough."""
     present = [v for v in given if v is not None]
     arrays = [v.array for v in present if v.array is not None]
     if (
@@ -65,11 +65,11 @@ def fold(node: onnx.NodeProto, given: list[Value | None], version: int) -> list[
     opset = onnx.helper.make_opsetid("", version)
     try:
         single = onnx.helper.make_model(graph, opset_imports=[opset])
-        found = iter(ReferenceEvaluator(single).run(None, feeds))
+        outputs = iter(ReferenceEvaluator(single).run(None, feeds))
     except Exception as error:  # whatever the library's code makes of odd values
         raise UnsupportedError(f"it cannot be computed: {error}") from error
     results = []
     for name in node.output:
-        array = np.asarray(next(found)) if name else np.zeros(0)
+        array = np.asarray(next(outputs)) if name else np.zeros(0)
         results.append(Value(array.shape, array=array))
     return results

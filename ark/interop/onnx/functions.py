@@ -85,12 +85,12 @@ def _resolve(node: onnx.NodeProto, values: dict[str, Any]) -> None:
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
     """A node's attributes by name: texts as str, tensors as arrays."""
-    found = {}
+    values = {}
     for attribute in node.attribute:
         value = onnx.helper.get_attribute_value(attribute)
         if isinstance(value, bytes):
             value = value.decode("utf-8", "replace")
         if isinstance(value, onnx.TensorProto):
             value = onnx.numpy_helper.to_array(value)
-        found[attribute.name] = value
-    return found
+        values[attribute.name] = value
+    return values

@@ -1,5 +1,5 @@
 """Operators whose results have sizes that only a run knows: the host computes them in NumPy,
-between the kernels of what is ahead of them and what is behind.
+between the kernels of the nodes ahead of them and behind them.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def _converted(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
 
 def _unchanged(node: onnx.NodeProto, version: int) -> bool:
-    """Is the operator the same in the oldest of OPSETS?"""
+    """True where the oldest of OPSETS has the same operator."""
     old, new = schema_of(node, version), schema_of(node, OPSETS[0])
     return not (old is None or new is None) and old.since_version == new.since_version
 

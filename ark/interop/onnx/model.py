@@ -212,7 +212,12 @@ class OnnxModel:
         def part(proto: onnx.ModelProto, depth: int) -> OnnxModel:
             return OnnxModel(proto, self.name, depth)
 
-        self._stages = Stages(self._proto, error.place, on_host, self._depth, part)
+        try:
+            self._stages = Stages(self._proto, error.place, on_host, self._depth, part)
+        except UnsupportedError:
+            if not new:
+                raise
+            self._known |= new.keys()  # what is computed of them may be small
 
 
 MOST_DECIDING = 64  # whole numbers of an input whose contents a kernel may be made for

@@ -13,16 +13,16 @@ from ark.errors import ModelError, UnsupportedError
 class Port:
     """An input or output: its name, NumPy type, and sizes (texts for symbolic dimensions)."""
 
-    def __init__(self, info: onnx.ValueInfoProto, what: str) -> None:
+    def __init__(self, info: onnx.ValueInfoProto, role: str) -> None:
         self.name = info.name
         kind = info.type.WhichOneof("value")
         self.shape: tuple[int | str, ...] | None = None
         self.dtype: Any = None  # of an output of a part of a model: that which is computed
-        if kind is None and what == "output":
+        if kind is None and role == "output":
             return
         if kind != "tensor_type":
             raise UnsupportedError(
-                f"the {what} {info.name!r} is a {kind or 'thing without a type'}; only tensors "
+                f"the {role} {info.name!r} is a {kind or 'thing without a type'}; only tensors "
                 "are built"
             )
         tensor = info.type.tensor_type
@@ -30,7 +30,7 @@ class Port:
             self.dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
         except KeyError as error:
             raise ModelError(
-                f"the {what} {info.name!r} has the element type {tensor.elem_type}, which ONNX "
+                f"the {role} {info.name!r} has the element type {tensor.elem_type}, which ONNX "
                 "does not have; export the model again"
             ) from error
         if tensor.HasField("shape"):

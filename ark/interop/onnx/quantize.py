@@ -14,7 +14,7 @@ from ark.interop.onnx.products import convolved, multiplied
 from ark.interop.onnx.values import Call, Value, axis_of, data_type, kind_of, made, operator, refuse
 
 _BITS8 = (np.dtype(np.int8), np.dtype(np.uint8))
-EXACT = 256  # products of two integers of 9 bits that fp32 adds without rounding
+MAX_EXACT_PRODUCTS = 256  # products of two integers of 9 bits that fp32 adds without rounding
 
 
 def _along(call: Call, place: int, shape: tuple[int, ...]) -> Any:
@@ -119,16 +119,16 @@ def _products(a: Any, b: Any) -> Any:
         x = a[tuple([slice(None)] * (len(left) - 1) + [here])]
         return multiplied(x, b[tuple([slice(None)] * along + [here])])
 
-    return _in_parts(part, a.ir.shape[-1], EXACT)
+    return _in_parts(part, a.ir.shape[-1], MAX_EXACT_PRODUCTS)
 
 
 def _convolutions(call: Call, x: Any, w: Any) -> Any:
     """A convolution, the channels of one group in parts that are exact."""
     groups, (_, inner, *window) = call.attribute("group", 1), w.ir.shape
-    each = int(max(1, EXACT // int(np.prod(window))))
-    if inner <= each and int(np.prod(window)) <= EXACT:
+    each = int(max(1, MAX_EXACT_PRODUCTS // int(np.prod(window))))
+    if inner <= each and int(np.prod(window)) <= MAX_EXACT_PRODUCTS:
         return ark.cast(convolved(call, x, w, None), ark.int32)
-    if groups > 1 or int(np.prod(window)) > EXACT:
+    if groups > 1 or int(np.prod(window)) > MAX_EXACT_PRODUCTS:
         raise refuse(f"a convolution of integers of {inner} channels in {groups} groups")
 
     def part(low: int, high: int) -> Any:

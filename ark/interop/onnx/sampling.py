@@ -129,10 +129,10 @@ def _sampled(
             if weight is not None:
                 share = weight if share is None else ark.mul(share, weight)
         ids = ark.reshape(ark.cast(index, ark.int32), [rows, 1, count])
-        found = ark.gather_elements(x, ark.expand(ids, [rows, channels, count]), 2)
+        sampled = ark.gather_elements(x, ark.expand(ids, [rows, channels, count]), 2)
         if share is not None:
-            found = ark.mul(ark.cast(found, ark.fp32), ark.reshape(share, [rows, 1, count]))
-        total = found if total is None else ark.add(total, found)
+            sampled = ark.mul(ark.cast(sampled, ark.fp32), ark.reshape(share, [rows, 1, count]))
+        total = sampled if total is None else ark.add(total, sampled)
     return total if total.ir.dtype == x.ir.dtype else ark.cast(total, x.ir.dtype)
 
 
@@ -196,9 +196,9 @@ def _roi_align(call: Call) -> Value:
     flat = [ark.reshape(ark.expand(p, [count, *parts]), [count, math.prod(parts)]) for p in places]
     x = ark.gather(call.tensor(0), call.tensor(2), 0)
     x = ark.reshape(x, [count, channels, math.prod(sizes)])
-    found = _sampled(x, sizes, flat, "linear", _Outside("border", True))
+    sampled = _sampled(x, sizes, flat, "linear", _Outside("border", True))
     for p, n in zip(flat, sizes, strict=True):  # what is more than one element outside is nothing
         inside = ark.logical_and(ark.greater_equal(p, -1.0), ark.less_equal(p, float(n)))
-        found = ark.mul(found, ark.reshape(ark.cast(inside, found.ir.dtype), [count, 1, -1]))
-    found = ark.reshape(found, [count, channels, bins[0], samples, bins[1], samples])
-    return made(ark.reduce_mean(found, [3, 5]), (count, channels, *bins))
+        sampled = ark.mul(sampled, ark.reshape(ark.cast(inside, sampled.ir.dtype), [count, 1, -1]))
+    sampled = ark.reshape(sampled, [count, channels, bins[0], samples, bins[1], samples])
+    return made(ark.reduce_mean(sampled, [3, 5]), (count, channels, *bins))

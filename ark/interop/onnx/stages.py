@@ -1,5 +1,5 @@
 """Models of which a run decides more than the contents of a few inputs: the graph is cut at the
-node that needs them. What is ahead of it is a kernel; then the host computes the node, or, where
+node that needs them. The nodes ahead of it are a kernel; then the host computes the node, or, where
 its inputs' contents are enough, it is the first of the rest; and the rest is a model again.
 
 Control flow that no kernel can hold is run by the host, its branches and bodies are models. Called
@@ -51,8 +51,8 @@ class _Part:
     outputs: list[str]
 
     def run(self, values: Mapping[str, np.ndarray]) -> Values:
-        found = self.model.run({n: values[n] for n in self.inputs if n in values})
-        return dict(zip(self.outputs, found, strict=True))
+        results = self.model.run({n: values[n] for n in self.inputs if n in values})
+        return dict(zip(self.outputs, results, strict=True))
 
 
 class Stages:

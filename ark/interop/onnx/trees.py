@@ -142,9 +142,9 @@ def on_host(op: str, x: np.ndarray, attributes: Attributes) -> np.ndarray:
         for kind in np.unique(trees.modes):
             goes |= (mode == kind) & compare[kind](value, edge)
         at = np.where(goes, trees.yes[at], trees.no[at])
-    found = trees.weights[at]
+    leaves = trees.weights[at]
     together: dict[str, Callable[..., Any]] = {"MIN": np.min, "MAX": np.max, "AVERAGE": np.mean}
-    result = together.get(trees.aggregate, np.sum)(found, axis=1)
+    result = together.get(trees.aggregate, np.sum)(leaves, axis=1)
     result = result + trees.base if len(trees.base) else result
     return np.asarray(result, trees.weights.dtype)
 
@@ -177,9 +177,11 @@ def _run(call: Call) -> Value:
             tracked = ark.greater(ark.gather(tracks, at, 0), 0)
             goes = ark.logical_or(goes, ark.logical_and(ark.isnan(value), tracked))
         at = ark.where(goes, ark.gather(yes, at, 0), ark.gather(no, at, 0))
-    found = ark.gather(table(trees.weights, np.float32), at, 0)  # (rows, trees, targets)
+    leaves = ark.gather(table(trees.weights, np.float32), at, 0)  # (rows, trees, targets)
     together = {"MIN": ark.reduce_min, "MAX": ark.reduce_max, "AVERAGE": ark.reduce_mean}
-    result = ark.reshape(together.get(trees.aggregate, ark.reduce_sum)(found, [1]), [rows, targets])
+    result = ark.reshape(
+        together.get(trees.aggregate, ark.reduce_sum)(leaves, [1]), [rows, targets]
+    )
     if len(trees.base):
         result = ark.add(result, table(trees.base.reshape(1, -1), np.float32))
     return made(result, (rows, targets))

@@ -217,7 +217,7 @@ class Call:
         return value.array
 
     def decides(self, place: int) -> bool:
-        """Does the input come of the model's inputs of whole numbers alone?"""
+        """True where the input comes of the model's inputs of whole numbers alone."""
         return self.value(place).inputs <= self.whole_inputs
 
     def integers(self, place: int) -> list[int]:
