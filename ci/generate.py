@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from evidence import RESULTS, SUITES, Result, SuiteResult, read, read_suite
 from performance_page import page
 from picture import DATA, PICTURE, picture
-from reference_pages import api, commands, ops
+from reference_pages import api, capabilities, commands, ops, plan
 from workflows import changes, devices, package, release
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -144,6 +144,8 @@ def outputs() -> dict[Path, str]:
         ROOT / "docs/reference/api.md": api(),
         ROOT / "docs/reference/ops.md": ops(),
         ROOT / "docs/reference/commands.md": commands(),
+        ROOT / "docs/reference/plan.md": plan(),
+        ROOT / "docs/reference/capabilities.md": capabilities(),
     }
 
 

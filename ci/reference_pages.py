@@ -7,9 +7,13 @@ import inspect
 import re
 from collections.abc import Iterator
 
+import msgspec
+
 import ark
+from ark.capability import Capability
 from ark.cli import COMMANDS, build_parser
 from ark.cli.examples import EXAMPLES, NEEDS
+from ark.plan import schema
 
 # Modules that ark imports on first use.
 LATER = (
@@ -32,6 +36,62 @@ LINES = f"""# Commands
 This page is for users of the command line: every command with its options. `--debug` shows
 tracebacks, `--log-level DEBUG` what ark does meanwhile; both may stand anywhere. {SOURCE}
 """
+
+PLAN = f"""# The form of a plan
+
+This page is for those who read or write plan files: the JSON that `ark plan -o FILE` writes, field
+by field. Rows are lists with their fields in this order, all others are objects; unknown fields are
+refused. The verifier says whether the parts belong together, and parameters of an op are its task
+kind's. {SOURCE}
+"""
+CAPABILITIES = f"""# Capabilities
+
+This page is for those who write a machine model or ask why a plan differs between machines: what a
+machine may have, by the word that a plan holds. {SOURCE}
+| Capability | Meaning |
+|---|---|
+"""
+
+
+def plan() -> str:
+    """The structures of ark.plan.schema, from the file downwards."""
+    known = {
+        name: value
+        for name, value in vars(schema).items()
+        if inspect.isclass(value)
+        and issubclass(value, msgspec.Struct)
+        and value.__module__ == schema.__name__
+        and not name.startswith("_")
+    }
+    order = ["PlanFile", *(name for name in known if name != "PlanFile")]
+    parts = [PLAN]
+    for name in order:
+        value = known[name]
+        row = value.__struct_config__.array_like
+        parts.append(f"## {name}\n\n{'A list.' if row else 'An object.'}\n")
+        parts.append("| Field | Type |\n|---|---|")
+        types = inspect.get_annotations(value)
+        parts += [f"| `{field}` | `{_code(str(types[field]))}` |" for field in types]
+        parts.append("")
+    parts.append("## Named types\n\n| Name | Type |\n|---|---|")
+    named = {name: value for name, value in vars(schema).items() if "Meta(" in repr(value)}
+    parts += [
+        f"| `{name}` | `{_code(repr(value).replace('typing.', ''))}` |"
+        for name, value in named.items()
+        if name[0].isupper() and not inspect.isclass(value)
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _code(text: str) -> str:
+    """Text between backticks in a cell."""
+    return re.sub(r"\s+", " ", text).replace("|", "\\|")
+
+
+def capabilities() -> str:
+    """The members of Capability with their meanings."""
+    rows = [f"| `{member.value}` | {_cell(member.meaning)} |" for member in Capability]
+    return CAPABILITIES + "\n".join(rows) + "\n"
 
 
 def api() -> str:

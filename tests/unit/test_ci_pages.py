@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.cases.ci import load
@@ -49,9 +49,10 @@ def test_each_fault_of_a_page_is_named(
 
 
 WORD = st.sampled_from(["a", "word", "`code here`", "-", "1.", "#", "|", "longer-than-most", "+"])
-PARAGRAPH = st.lists(WORD, min_size=1, max_size=60).map(" ".join)
+PARAGRAPH = st.lists(WORD, min_size=1, max_size=30).map(" ".join)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(PARAGRAPH, min_size=1, max_size=3))
 def test_wrapping_keeps_words_and_is_done_once(paragraphs: list[str]) -> None:
     text = "\n\n".join(f"- first {p}" if i % 2 else f"first {p}" for i, p in enumerate(paragraphs))

@@ -1,0 +1,65 @@
+"""Blocks of pages that no page's own test runs: on one CPU, with what the text around them has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from tests.pages import python_blocks
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    ark.init(backend="cpu")
+    yield
+    ark.init(backend="cpu")
+
+
+def block(page: str, part: str) -> str:
+    (text,) = (b for b in python_blocks(page) if part in b)
+    return text
+
+
+def perceptron() -> ark.Model:
+    """A model whose ops the plans of docs/parallel.md split: relu(x up^T) down^T."""
+    with ark.use_model(ark.Model(0, 1)) as model:
+        x, up, down = ark.tensor([8, 16]), ark.tensor([32, 16]), ark.tensor([16, 32])
+        ark.linear(ark.relu(ark.linear(x, up)), down)
+    return model
+
+
+def test_the_mesh_is_a_backend_by_name() -> None:
+    exec(block("mesh.md", "ark.init"), {"ark": ark})
+    with ark.use_model():
+        y = ark.relu(ark.constant(2.0, [4]))
+        assert y.eval().tolist() == [2.0] * 4
+
+
+def test_collectives_on_arrays_of_one_rank() -> None:
+    space: dict[str, Any] = {}
+    exec(block("channels.md", "ark.comm.all_reduce"), space)
+    np.testing.assert_array_equal(space["total"], np.ones(4099))
+
+
+def test_a_mesh_of_ranks_is_planned_by_name() -> None:
+    space = {"ark": ark, "model": perceptron(), "machine": registry.machine("cpu-2")}
+    exec(block("parallel.md", '("data", "megatron")'), space)
+    assert len(space["made"].ranks.graphs) == 8  # type: ignore[attr-defined]
+
+
+def test_the_modules_of_the_page_of_models() -> None:
+    space: dict[str, Any] = {"ark": ark, "Config": SimpleNamespace}
+    exec(block("models.md", "class FeedForward"), space)
+    layer = space["FeedForward"](SimpleNamespace(intermediate_size=8, hidden_size=4), ark.fp32)
+    assert layer(ark.tensor([2, 4])).shape() == [2, 4]
+    exec(block("models.md", "def prompt"), space)
+    rows: list[int] = []
+    model = SimpleNamespace(hidden=lambda state, count: rows.append(count))
+    space["prompt"](model, ark.TokenState.make(8), 4)
+    assert rows == [4]
