@@ -53,6 +53,10 @@ class Graph:
             self._view = GraphView(self.nodes)
         return self._view
 
+    def state(self) -> dict[str, object]:
+        """All attributes by name, without the view, which follows from the nodes."""
+        return {name: value for name, value in vars(self).items() if name != "_view"}
+
     def with_nodes(self, nodes: Iterable[Node]) -> Graph:
         """A copy that has these nodes instead, and shares everything else."""
         made = copy.copy(self)

@@ -120,5 +120,6 @@ def _steps(a: Graph, b: Graph) -> dict[int, tuple[int, ...]] | None:
         for n in b.nodes
     ]
     tensors = list(back(tuple(b.tensors)))
-    same = {**vars(a), "rank": 0} == {**vars(b), "rank": 0, "nodes": nodes, "tensors": tensors}
+    own = {**a.state(), "rank": 0}
+    same = own == {**b.state(), "rank": 0, "nodes": nodes, "tensors": tensors}
     return found if same else None
