@@ -212,6 +212,7 @@ globalThis.matchMedia = () => ({ matches: false, addEventListener() {} });
 globalThis.getComputedStyle = () => ({ getPropertyValue: () => "#000000" });
 globalThis.addEventListener = () => {};
 globalThis.devicePixelRatio = 1;
+globalThis.innerWidth = 1200;
 made.data = { textContent: require("fs").readFileSync(process.argv[2], "utf8") };
 """
 
