@@ -99,7 +99,9 @@ class Talk:
         )
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.engine.submit(request, events.put)
-        stream = StoppedText(self.tokenizer.stream(prompt), self.sampling.stop)
+        stream = StoppedText(
+            self.tokenizer.stream(prompt), self.sampling.stop, self.sampling.min_tokens
+        )
         pieces: list[str] = []
 
         def show(piece: str) -> None:

@@ -289,7 +289,7 @@ def answer(
     What was made before an interrupt or an error is printed as well.
     """
     tokens: list[int] = []
-    text = StoppedText(tokenizer.stream(prompt), sampling.stop)
+    text = StoppedText(tokenizer.stream(prompt), sampling.stop, sampling.min_tokens)
     most = sampling.max_tokens or generator.context
     pieces: list[str] = []
     show = leader and not args.json
@@ -350,7 +350,10 @@ def answer_batch(
     was made before an interrupt or an error as well.
     """
     made: list[list[int]] = [[] for _ in prompts]
-    texts = [StoppedText(tokenizer.stream(prompt), sampling.stop) for prompt in prompts]
+    texts = [
+        StoppedText(tokenizer.stream(prompt), sampling.stop, sampling.min_tokens)
+        for prompt in prompts
+    ]
     pieces: list[list[str]] = [[] for _ in prompts]
     most = sampling.max_tokens or generator.context
     begin = time.monotonic()

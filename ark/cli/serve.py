@@ -8,6 +8,7 @@ import importlib.util
 import os
 from contextlib import closing
 
+from ark import log
 from ark.cli.common import visible
 from ark.cli.engines import chat_templates, open_engine
 from ark.cli.parser import CHUNK, add_backend, add_device, positive
@@ -17,6 +18,8 @@ from ark.models.generation import sampling_fields
 from ark.models.tokenizer import Tokenizer
 
 PACKAGES = ("prometheus_client", "starlette", "uvicorn")
+
+LOCAL = ("127.", "localhost", "::1")
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -128,7 +131,17 @@ def run(args: argparse.Namespace) -> int:
     from ark.server.model import ServedModel
     from ark.server.run import Options, bound, serve, url_of
 
-    keys = args.api_key or [key for key in [os.environ.get("ARK_API_KEY")] if key]
+    variable = os.environ.get("ARK_API_KEY")
+    keys = args.api_key or ([] if variable is None else [variable])
+    if not keys and not args.host.startswith(LOCAL):
+        log.warn(
+            f"the server listens on {args.host} without an API key, so that any client may "
+            "use it; give one by --api-key or ARK_API_KEY"
+        )
+    if not all(keys):
+        raise InvalidUsageError(
+            "the API key is empty; give one by --api-key or ARK_API_KEY, or none at all"
+        )
     if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
         raise InvalidUsageError("an API key has characters that HTTP headers cannot carry")
     checkpoint = Checkpoint.open(args.directory)

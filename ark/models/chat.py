@@ -83,7 +83,7 @@ class ChatTemplates:
         chat = [_message(number, message) for number, message in enumerate(_listed(messages))]
         end = _mark_end(chat, text) if continue_final_message else ""
         values = {**self.special_tokens, **_plain("a variable", variables)}
-        values["tools"] = None if tools is None else _plain("tools", list(tools))
+        values["tools"] = None if tools is None else _plain("tools", _schemas(tools))
         values.setdefault("documents", None)
         rendered = self._rendered(text, chat, add_generation_prompt, values)
         return _cut_at_mark(rendered, end) if continue_final_message else rendered
@@ -224,6 +224,12 @@ def _of_settings(settings: Fields) -> dict[str, str]:
             )
         texts[name] = text
     return texts
+
+
+def _schemas(tools: Any) -> list[Any]:
+    if isinstance(tools, str | bytes) or not isinstance(tools, Sequence):
+        raise InvalidUsageError(f"tools is {tools!r:.60}; give a list of JSON schemas")
+    return list(tools)
 
 
 def _listed(messages: Any) -> Sequence[Any]:

@@ -13,14 +13,26 @@ from ark.models.sampling import SamplingParams
 from ark.tasks.adjusted import IN_PROMPT, OPTIONS
 
 
-def check_tokens(sampling: SamplingParams, vocabulary: int) -> None:
-    """InvalidUsageError for a bias or a suppressed token that the model does not have."""
+def check_tokens(sampling: SamplingParams, vocabulary: int, stops: Collection[int] = ()) -> None:
+    """InvalidUsageError for a bias or a suppressed token that the model does not have, or if no
+    token is left. stops: those that min_tokens holds back, beside the sampling's own.
+    """
     for token in (*sampling.logit_bias, *sampling.suppress_tokens):
         if token >= vocabulary:
             raise InvalidUsageError(
                 f"the sampling names the token {token}, but the vocabulary has {vocabulary} "
                 f"tokens, 0 to {vocabulary - 1}"
             )
+    held = {*stops, *sampling.stop_token_ids} if sampling.min_tokens else set()
+    if (
+        len({token for token in (*sampling.suppress_tokens, *held) if token < vocabulary})
+        == vocabulary
+    ):
+        raise InvalidUsageError(
+            f"suppress_tokens, and the stop tokens that min_tokens={sampling.min_tokens} holds "
+            f"back, are all {vocabulary} tokens of the vocabulary, so that none can be sampled; "
+            "leave at least one"
+        )
 
 
 def option_words(sampling: SamplingParams) -> np.ndarray:

@@ -14,18 +14,26 @@ class StoppedText:
     complete first, so that it does not depend on how tokens cut the text.
 
     A string may begin in one token and end in another: an end of the text that may be its beginning
-    is held back until it is known. stopped: the string that ended the text, or None.
+    is held back until it is known. min_tokens: so many tokens are not searched. stopped: the string
+    that ended the text, or None.
     """
 
-    def __init__(self, text: TextStream, stops: Sequence[str] = ()) -> None:
+    def __init__(self, text: TextStream, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
         self.stopped: str | None = None
+        self._unsearched = min_tokens
         self._text = text
         self._stops = tuple(stops)
         self._held = ""
 
     def push(self, token: int) -> str:
         """The text that `token` completes; empty after the stop string."""
-        return "" if self.stopped is not None else self._advance(self._text.push(token))
+        if self.stopped is not None:
+            return ""
+        piece = self._text.push(token)
+        if self._unsearched:
+            self._unsearched -= 1
+            return piece
+        return self._advance(piece)
 
     def finish(self) -> str:
         """What was held back at the end of all tokens."""

@@ -106,7 +106,11 @@ class Answer:
         self._choices = [
             Choice(
                 i,
-                StoppedText(model.tokenizer.stream(prompt[-CONTEXT_TOKENS:]), sampling.stop),
+                StoppedText(
+                    model.tokenizer.stream(prompt[-CONTEXT_TOKENS:]),
+                    sampling.stop,
+                    sampling.min_tokens,
+                ),
                 stops,
             )
             for i, (prompt, _, _) in enumerate(requests)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ark.errors import GpuError
+from ark.errors import GpuError, InvalidUsageError
 from ark.models.sampling import SamplingParams
 from ark.models.stops import StoppedText
 from ark.models.tokenizer import Tokenizer
@@ -54,7 +54,9 @@ class Answer:
         for number in range(sampling.n):
             request = Request(f"{name}.{number}", self.token_ids, sampling.sample(number), stops)
             stream = tokenizer.stream(self.token_ids[-LAST_PROMPT_TOKENS:])
-            self.samples[request.id] = Sample(request, StoppedText(stream, sampling.stop))
+            self.samples[request.id] = Sample(
+                request, StoppedText(stream, sampling.stop, sampling.min_tokens)
+            )
 
     @property
     def ended(self) -> bool:
@@ -73,12 +75,18 @@ class Answer:
                 engine.cancel(sample.request.id)
 
     def take(self, engine: EngineLike, event: Event) -> Chunk | None:
-        """The chunk that an event makes; None for one after the end. Raises GpuError."""
+        """The chunk that an event makes; None for one after the end. Raises GpuError, or
+        InvalidUsageError where the engine was closed meanwhile.
+        """
         sample = self.samples[event.id]
         if sample.ended:
             return None
         if event.finish is FinishReason.ERROR:
             raise GpuError(event.error)
+        if event.finish is FinishReason.CANCELLED:
+            raise InvalidUsageError(
+                "this LLM was closed while it generated; close it when its answers have ended"
+            )
         now = time.monotonic()
         sample.first_s = sample.first_s or now
         text, used = "", 0

@@ -6,6 +6,7 @@ Used by `ark.LLM` and the server. docs/serving.md describes a step.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -58,6 +59,7 @@ class Engine:
         self._listeners: dict[str, OnEvent] = {}
         self._closing = self._draining = False
         self._failure = ""
+        self._process = os.getpid()
         self._prompt_tokens = self._generated = self._iterations = 0
         self._stats = self._count()
         self._thread = threads.start(self._serve, name="ark-engine")
@@ -132,6 +134,11 @@ class Engine:
 
     def submit(self, request: Request, on_event: OnEvent) -> None:
         """Queues a request; see ark.serving.types.EngineLike."""
+        if os.getpid() != self._process:  # whose thread a fork has not copied
+            raise InvalidUsageError(
+                "this engine was opened in another process; open one in this process, and start "
+                "processes by the method spawn"
+            )
         self._check(request)
         request = replace(request, sampling=request.sampling.seeded())
         with self._news:
@@ -179,7 +186,7 @@ class Engine:
                 f"logprobs is {sampling.logprobs}, but this engine reports at most "
                 f"{self._shape.logprobs}; ask for fewer, or open it with more max_logprobs"
             )
-        check_tokens(sampling, vocabulary)
+        check_tokens(sampling, vocabulary, request.stop_token_ids)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request with CANCELLED before the next step; unknown ids are ignored."""
@@ -286,6 +293,7 @@ class Engine:
             self._failure = f"the engine has failed, open another one: {reason}"
             ids = list(self._listeners)
             self._arrived.clear()
+        log.warn(self._failure)
         for request_id in ids:
             self._scheduler.cancel(request_id)
             self._tell(Event(request_id, finish=FinishReason.ERROR, error=self._failure))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import os
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from ark.serving.types import Event
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
+MAX_IDS = 1 << 31
 
 
 class LLM:
@@ -69,6 +71,10 @@ class LLM:
         if not isinstance(memory_share, (int, float)) or not 0 < memory_share <= 1:
             raise InvalidUsageError(
                 f"memory_share is {memory_share!r:.60}; it must be above 0 and at most 1"
+            )
+        if not isinstance(model, str | os.PathLike):
+            raise InvalidUsageError(
+                f"the model is {model!r:.60}; give the path of a checkpoint's directory"
             )
         checkpoint = Checkpoint.open(model)
         self._checkpoint = checkpoint
@@ -131,6 +137,11 @@ class LLM:
         """Answers a conversation, or several, through the checkpoint's chat template. template:
         tools, add_generation_prompt and other arguments of ark.models.chat.ChatTemplates.render.
         """
+        if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+            raise InvalidUsageError(
+                f"the messages are {messages!r:.60}; give a list of objects with role and content, "
+                "or a list of such lists"
+            )
         single = not messages or isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if single else messages
         texts = [self._templates.render(chat, **template) for chat in conversations]
@@ -206,6 +217,7 @@ class LLM:
         answers = []
         for prompt, params in zip(prompts, each, strict=True):
             text = prompt if isinstance(prompt, str) else None
+            _check_prompt(prompt)
             ids = self._tokenizer.encode(prompt, framed) if isinstance(prompt, str) else prompt
             name = f"llm.{next(self._names)}"
             answers.append(Answer(name, self._tokenizer, text, ids, params, ends))
@@ -252,6 +264,17 @@ class LLM:
                     yield chunk
         finally:
             answer.cancel(self._engine)
+
+
+def _check_prompt(prompt: Any) -> None:
+    """InvalidUsageError unless it is a text or a list of token ids."""
+    if isinstance(prompt, str):
+        return
+    listed = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
+    if not listed or not all(type(t) is int and 0 <= t < MAX_IDS for t in prompt):
+        raise InvalidUsageError(
+            f"the prompt is {prompt!r:.60}; give a text, or a list of token ids from 0 on"
+        )
 
 
 def _several(prompts: Any) -> list[Prompt]:

@@ -152,3 +152,12 @@ def test_the_verdict_on_memory() -> None:
     assert "of 0.01 GB" in check_memory(checkpoint, machine, fits)
     with pytest.raises(SystemError, match=f"room for {fits:,} positions"):
         check_memory(checkpoint, machine, fits + 1)
+
+
+@pytest.mark.parametrize("words", [["--api-key", ""], []])
+def test_an_empty_api_key_is_refused(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ARK_API_KEY", "")
+    assert main(["serve", str(NOAH), *words]) == 2
+    assert "the API key is empty" in " ".join(capsys.readouterr().err.split())

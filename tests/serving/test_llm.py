@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -208,3 +209,47 @@ def test_wrong_arguments(folder: Path) -> None:
         ark.LLM(folder, backend="cpu", memory_share=1e-12)
     with pytest.raises(ark.ModelError, match="does not exist"):
         ark.LLM("/nowhere")
+
+
+def test_requests_that_leave_no_token_are_refused_and_the_others_go_on(folder: Path) -> None:
+    with ark.LLM(folder) as llm:
+        every = tuple(range(llm._checkpoint.config.vocab_size))
+        for more in ({"suppress_tokens": every}, {"stop_token_ids": every, "min_tokens": 2}):
+            with pytest.raises(ark.InvalidUsageError, match="none can be sampled"):
+                llm.generate([[5, 6]], ark.SamplingParams(max_tokens=3, **more))
+        assert len(llm.generate([[5, 6]], ark.SamplingParams(max_tokens=3))[0].outputs) == 1
+
+
+def test_prompts_and_messages_of_other_types_are_refused(folder: Path) -> None:
+    with ark.LLM(folder) as llm:
+        for prompt in ([-1], [1 << 70], [True], [1.0], ["a", "b"], 5, None):
+            with pytest.raises(ark.InvalidUsageError, match="give a"):
+                next(llm.stream(prompt))
+        for messages in ({"role": "user", "content": "a"}, 5, "hi"):
+            with pytest.raises(ark.InvalidUsageError, match="the messages are"):
+                llm.chat(messages)
+    for model in (None, 5):
+        with pytest.raises(ark.InvalidUsageError, match="the model is"):
+            ark.LLM(model)
+
+
+def test_a_request_of_a_forked_process_is_refused(folder: Path) -> None:
+    with ark.LLM(folder) as llm:
+        child = os.fork()
+        if child == 0:
+            try:
+                llm.generate([[5, 6]])
+            except ark.InvalidUsageError as error:
+                os._exit(0 if "another process" in str(error) else 3)
+            os._exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_an_answer_that_closing_cut_is_no_answer(folder: Path) -> None:
+    llm = ark.LLM(folder)
+    chunks = llm.stream([5, 6], ark.SamplingParams(max_tokens=None, ignore_eos=True))
+    next(chunks)
+    llm.close()
+    with pytest.raises(ark.InvalidUsageError, match="closed while it generated"):
+        for _ in chunks:
+            pass

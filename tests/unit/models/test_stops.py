@@ -62,3 +62,9 @@ def test_a_stop_string_over_three_tokens_is_never_shown() -> None:
     pieces, stopped = streamed([PIECES.index(p) for p in ("ab", "e", "n", "a")], ["end"])
     assert pieces == ["ab", "", "", "ena", ""]
     assert stopped is None
+
+
+def test_the_first_min_tokens_are_not_searched() -> None:
+    text = StoppedText(TOKENIZER.stream(), ["a"], min_tokens=2)
+    pieces = [text.push(PIECES.index(piece)) for piece in ("a", "ba", "b", "ab", "n")]
+    assert ("".join(pieces), text.stopped) == ("abab", "a")
