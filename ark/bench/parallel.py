@@ -149,7 +149,7 @@ def micro_batches(case: ParallelCase, stage_of: Sequence[int], last: int) -> Gra
                 h = ark.embed(state.tokens, decoder.embedding, state.position, case.sequence)
             for i, layer in enumerate(decoder.layers):
                 with model.graph.scope(f"f{stage_of[i]}-{m}"), model.graph.scope(f"layers.{i}"):
-                    h = layer(h, state.position, decoder.frequencies)
+                    h = layer(h, state, decoder.frequencies)
             with model.graph.scope(f"f{last}-{m}"):
                 logits = decoder.head(ark.rmsnorm(h, decoder.norm, decoder.eps))
                 ark.reduce_sum(logits, axis=1)

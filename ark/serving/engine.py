@@ -78,7 +78,6 @@ class Engine:
         page: int = PAGE_POSITIONS,
         step_s: float = STEP_S,
         draft: int = 0,
-        deterministic: bool = False,
         sampling: str = "",
         max_logprobs: int = 0,
         budget_s: float = BUDGET_S,
@@ -92,10 +91,8 @@ class Engine:
         token beside what decodes. pages: of `page` positions each, in all; by default enough for
         all slots. step_s: how long rows decode before the host looks for new requests and tells
         tokens; at least one iteration. draft: tokens of a request that free rows try beyond the
-        next one, where its text repeats itself; the text stays the same. deterministic: one
-        order of summation whatever else runs, by one form and without chunks. sampling,
-        max_logprobs:
-        `sampling` and `logprobs` of ark.models.build.Shape. progress: as of
+        next one, where its text repeats itself; the text stays the same. sampling,
+        max_logprobs: `sampling` and `logprobs` of ark.models.build.Shape. progress: as of
         ark.models.generate.Generator.
 
         Raises ark.errors with a paragraph for a person before anything runs.
@@ -115,7 +112,6 @@ class Engine:
             chunk=chunk,
             pages=pages,
             page=page,
-            deterministic=deterministic,
             sampling=sampling,
             max_logprobs=max_logprobs,
             budget_s=budget_s,

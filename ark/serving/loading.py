@@ -79,7 +79,6 @@ def load_model(
     chunk: int | None = None,
     pages: int | None = None,
     page: int = PAGE_POSITIONS,
-    deterministic: bool = False,
     sampling: str = "",
     max_logprobs: int = 0,
     budget_s: float = BUDGET_S,
@@ -88,11 +87,6 @@ def load_model(
     """Plans, compiles and loads a checkpoint; arguments and errors as of Engine.open."""
     if not 1 <= whole("the number of slots", slots) <= MAX_BATCH:
         raise InvalidUsageError(f"slots={slots} is out of range; expected 1 to {MAX_BATCH}")
-    if deterministic and chunk:
-        raise InvalidUsageError(
-            f"chunk={chunk} beside deterministic: chunks sum in another order than rows; give "
-            "chunk=0, or omit one of them"
-        )
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint.open(Path(checkpoint))
     chosen = backend if not isinstance(backend, str) else registry.choose(backend)[0]
@@ -106,11 +100,9 @@ def load_model(
             checkpoint.config,
             dtype,
             length,
-            0 if deterministic else choose_chunk(chunk, length, usual_chunk(target.machine, dtype)),
+            choose_chunk(chunk, length, usual_chunk(target.machine, dtype)),
             batch=slots,
-            pages=pages_of(
-                slots, length, page, pages, (slots,) if deterministic else forms_of(slots)
-            ),
+            pages=pages_of(slots, length, page, pages, forms_of(slots)),
             sampling=sampling,
             logprobs=whole("the number of log probabilities", max_logprobs),
         )

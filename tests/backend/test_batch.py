@@ -144,8 +144,8 @@ def test_prompts_that_are_none(generator: Generator, prompts: list, most: int, w
     [
         ({"world_size": 2}, "on one rank only"),
         ({"chunk": 4}, "omit the chunk"),
-        ({"batch": 65}, "from 1 to 64"),
-        ({"batch": 0}, "from 1 to 64"),
+        ({"batch": 65}, "1 to 64 sequences"),
+        ({"batch": 0}, "1 to 64 sequences"),
     ],
 )
 def test_what_a_batch_cannot_have_is_refused(small: Path, asked: dict, words: str) -> None:

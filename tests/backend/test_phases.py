@@ -68,7 +68,7 @@ def test_iterations_that_do_not_fit_are_refused(iterations: list[int]) -> None:
     with (
         contextlib.closing(which.open(0)) as device,
         Executor(made, which, device) as executor,
-        pytest.raises(ark.InvalidUsageError, match="plan has 3"),
+        pytest.raises(ark.InvalidUsageError, match="each of the 3 phases"),
     ):
         executor.start(iterations)
 

@@ -40,5 +40,5 @@ def test_other_decoders(case: str, ranks: str, split: str, tmp_path: Path) -> No
 
 
 def test_a_name_that_is_none(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(AssertionError, match="no plan 'nothing'"):
+    with pytest.raises(AssertionError, match="the plan 'nothing' does not exist"):
         answer(NOAH, *COMMON, "--ranks", "2", "--split", "nothing")

@@ -33,8 +33,8 @@ SPREAD = ["parallelize", "llama-3.1-8b", "--mesh", "2x2", "--machine", "h100"]
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([*GENERATE, "--top-k", "2147483648"], "top-k is 2147483648"),
-        ([*GENERATE, "--top-k", "-1"], "top-k is -1"),
+        ([*GENERATE, "--top-k", "2147483648"], "top_k is 2147483648"),
+        ([*GENERATE, "--top-k", "-2"], "top_k is -2"),
         ([*GENERATE, "--budget", "inf"], "the budget is inf s"),
         ([*GENERATE, "--budget", "nan"], "the budget is nan s"),
         ([*GENERATE, "--plan", "/dev/zero"], "cannot be read as a plan"),

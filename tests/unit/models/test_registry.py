@@ -76,7 +76,7 @@ def test_a_registered_decoder_opens_its_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "made", "words"),
     [
-        ("LlamaForCausalLM", Own, "is computed by ark.models.llama:Llama already"),
+        ("LlamaForCausalLM", Own, "is already registered for ark.models.llama:Llama"),
         ("OwnForCausalLM", dict, "must be a subclass of ark.models.llama.Llama"),
         ("OwnForCausalLM", "mine:Mine", "must be a subclass of ark.models.llama.Llama"),
     ],
@@ -123,7 +123,7 @@ def test_a_package_adds_a_decoder_to_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("installed")
 def test_packages_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     assert "MineForCausalLM" in registry.architectures()
-    with pytest.raises(SystemError, match="missing_module:Mine cannot be used"):
+    with pytest.raises(SystemError, match="missing_module:Mine cannot be imported"):
         Checkpoint.open(renamed(tmp_path / "a", architectures=["BrokenForCausalLM"]))
     with pytest.raises(InvalidUsageError, match="must be a subclass"):
         Checkpoint.open(renamed(tmp_path / "b", architectures=["OtherForCausalLM"]))

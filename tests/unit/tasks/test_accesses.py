@@ -8,7 +8,6 @@ access to memory, and run task by task.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from ark.lower import tiling
 from ark.lower.rewrite import overlap_collectives
 from ark.plan import kind as kinds
 from ark.plan.types import Plan
+from tests.cases import accesses
 from tests.cases.accesses import LARGER, check
 from tests.projection import Projection, with_matrix
 from tests.slow import slow
@@ -181,7 +181,7 @@ def test_declarations_that_are_too_large_or_in_the_future_are_found(
         check(made)
     # Only the comparison believes in 8 bytes; the body has all that it needs.
     needed = kind.scratch
-    monkeypatch.setattr(sys.modules[__name__], "machine_of", lambda plan: None)
+    monkeypatch.setattr(accesses, "machine_of", lambda plan: None)
     monkeypatch.setattr(
         kind, "scratch", lambda sig, machine: needed(sig, machine) if machine else 8
     )
