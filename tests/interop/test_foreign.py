@@ -131,7 +131,7 @@ class Own(torch.Tensor):
 
 NO_MEMORY: dict[str, tuple[Callable[[], Any], str]] = {
     "no storage": (_resized, "needs 48 bytes of storage, but its storage has 0"),
-    "short storage": (_shortened, "needs 48 bytes of its storage, which has 16"),
+    "short storage": (_shortened, "needs 48 bytes of storage, but its storage has 16"),
     "fake": (_fake, "of the class FakeTensor"),
     "subclass": (lambda: _base().as_subclass(Own), "of the class Own"),
     "sparse": (lambda: _base().to_sparse(), r"call to_dense\(\)"),
