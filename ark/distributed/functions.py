@@ -41,12 +41,12 @@ def group(timeout_s: float | None = None) -> Group:
     use. A rank that ends is noticed earlier; the timeout ends calls that some ranks do not make.
     """
     global _group
+    if timeout_s is not None and not 0 < timeout_s <= MOST_BUDGET_S:
+        raise InvalidUsageError(
+            f"group: timeout_s={timeout_s} is out of range; it must be above 0 and at most "
+            f"{MOST_BUDGET_S:g}"
+        )
     if _group is None:
-        if timeout_s is not None and not 0 < timeout_s <= MOST_BUDGET_S:
-            raise InvalidUsageError(
-                f"group: timeout_s={timeout_s} is out of range; it must be above 0 and at most "
-                f"{MOST_BUDGET_S:g}"
-            )
         if not Model.has_world_size():
             init()
         job = session.ranks() or Bootstrap.connect(0, 1, "127.0.0.1", 0)

@@ -362,7 +362,7 @@ def test_a_plan_that_contradicts_itself(backend: str, small: Path) -> None:
     dtype = DataType.from_numpy(checkpoint.dtype)
     plan = plans(Shape(checkpoint.config, dtype, 100, 8), device.machine)[0]
     other = dataclasses.replace(plan, meta={**plan.meta, "chunk": 4})
-    with pytest.raises(InvalidUsageError, match=r"takes 4 prompt tokens .* advance by \[8\]"):
+    with pytest.raises(InvalidUsageError, match=r"reads 4 prompt tokens .* advance by \[8\]"):
         Generator(checkpoint, chosen, device, plan=other)
     device.close()
 
