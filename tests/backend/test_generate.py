@@ -244,7 +244,12 @@ def test_the_context_bounds_what_is_made(generator: Generator) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "count", "words"),
-    [([], 1, "no tokens"), ([320], 1, "token 320"), ([-1], 1, "token -1"), ([1], 0, "max_new_tokens=0")],
+    [
+        ([], 1, "no tokens"),
+        ([320], 1, "token 320"),
+        ([-1], 1, "token -1"),
+        ([1], 0, "max_new_tokens=0"),
+    ],
 )
 def test_bad_requests_are_refused_before_anything_runs(
     generator: Generator, prompt: list[int], count: int, words: str
