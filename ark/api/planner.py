@@ -86,10 +86,10 @@ class Planner:
             options |= tuned.options(machine)
         options |= tuned_collectives.options(machine, graph.world_size, self.ranks)
         with log.timed(f"planned {len(graph.nodes)} ops for {machine.name}"):
-            made = make_plan(graph, machine, options)
+            plan = make_plan(graph, machine, options)
         if graph.world_size == 1:
-            verify([made])
-        return Plan(made, model)
+            verify([plan])
+        return Plan(plan, model)
 
     def _configured(self, graph: Graph, arch: str) -> Graph:
         """The graph with the rules' hints where no context gave any."""

@@ -182,7 +182,7 @@ def maximum(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """The larger one; what is no number wins. Floating point or integers.
+    """The larger of two elements; NaN if one of them is. Floating point or integers.
 
     Example:
         >>> ark.maximum(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()
@@ -197,7 +197,7 @@ def minimum(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """The smaller one; what is no number wins. Floating point or integers.
+    """The smaller of two elements; NaN if one of them is. Floating point or integers.
 
     Example:
         >>> ark.minimum(torch.tensor([5.0, -5.0, 2.0]), torch.tensor([3.0, 3.0, 2.0])).eval()

@@ -77,11 +77,11 @@ def _sizes(call: Call, axes: list[int]) -> tuple[list[int], list[float]]:
     if call.has(3) and call.value(3).shape != (0,):
         given = dict(zip(axes, call.integers(3), strict=True))
         policy = call.attribute("keep_aspect_ratio_policy", "stretch")
-        found = [n / shape[d] for d, n in given.items()]
+        ratios = {d: n / shape[d] for d, n in given.items()}
         for d, n in given.items():
-            sizes[d], scales[d] = n, n / shape[d]
+            sizes[d], scales[d] = n, ratios[d]
             if policy != "stretch":
-                scales[d] = min(found) if policy == "not_larger" else max(found)
+                scales[d] = (min if policy == "not_larger" else max)(ratios.values())
                 sizes[d] = math.floor(scales[d] * shape[d] + 0.5)
     else:
         for d, scale in zip(axes, call.array(2).tolist(), strict=True):

@@ -73,9 +73,9 @@ def _joined(
     few = handed and region.small() and len(region.stored(touches, kept)) > 1
     if region.shared() < LEAST_SHARED and not few:
         return list(run)
-    made = region.node(touches, kept)
-    if made is not None:
-        return [made]
+    joined = region.node(touches, kept)
+    if joined is not None:
+        return [joined]
     half = len(run) // 2
     parts = (run[:half], run[half:])
     return [node for part in parts for node in _joined(part, touches, kept, handed)]

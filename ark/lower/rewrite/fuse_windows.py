@@ -58,18 +58,18 @@ def fuse_windows(graph: Graph, context: Context) -> Graph:
 
 
 def _joined(windows: Node, product: Node, side: int, machine: Machine) -> Node | None:
-    """Both as one node; None where it is none that reads windows in place. side: whose matrix the
-    windows are.
+    """Both as one node; None where no product reads these windows in place. side: the operand of
+    the product that the windows are.
     """
     if machine.variant.name == "matrix":
-        made = _boxed(windows, product, side, machine)
-        if made is not None or product.outputs[0].shape[-2] >= FEW_ROWS:
-            return made
+        boxed = _boxed(windows, product, side, machine)
+        if boxed is not None or product.outputs[0].shape[-2] >= FEW_ROWS:
+            return boxed
     return _unboxed(windows, product, machine) if side == 1 else None
 
 
 def _unboxed(windows: Node, product: Node, machine: Machine) -> Node | None:
-    """Both as one node; None where the product is none of windows, or a matrix unit serves it."""
+    """Both as one node; None where the product reads no windows, or a matrix unit serves it."""
     weight, table, *others = product.inputs
     if windows.placement != product.placement or windows.hints or product.hints:
         return None
@@ -124,16 +124,16 @@ def _boxed(windows: Node, product: Node, side: int, machine: Machine) -> Node | 
         return None
     if source.dtype.itemsize != 2 and not product.attrs.get("tf32"):
         return None
-    found = window_of_last(windows, side)
-    if found is None or not boxable(source.shape, source.dtype.itemsize, found):
+    window = window_of_last(windows, side)
+    if window is None or not boxable(source.shape, source.dtype.itemsize, window):
         return None
-    if table.shape != matrix_shape(source.shape, found):
+    if table.shape != matrix_shape(source.shape, window):
         return None
     inputs = (source, weight) if side == 0 else (weight, source)
     return dataclasses.replace(
         product,
         inputs=(*inputs, *product.inputs[2:]),
-        attrs={**product.attrs, "windows": found.to_plan()},
+        attrs={**product.attrs, "windows": window.to_plan()},
         after=(*windows.after, *product.after),
     )
 

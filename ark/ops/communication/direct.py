@@ -139,9 +139,9 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
 
 
 def _lower_sum_and_norm(lowering: Lowering, node: Node) -> None:
-    """The same, and whoever adds a row norms it: share, residual if there is one, weight.
+    """As _lower_all_reduce, but the rank that adds a row norms it too.
 
-    The sum and the normed rows.
+    Operands: share, residual if there is one, weight; results: the sum and the normed rows.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
     if world + 4 > MAX_OPERANDS:

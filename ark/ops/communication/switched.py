@@ -50,9 +50,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
     nbytes = tile_bytes(engine, machine, share.nbytes)
 
     def owned(owner: int) -> list[tuple[str, int, list[tuple[int, int]]]]:
-        """What adds a rank's part: by the switch, and what is no whole chunk by loads.
+        """How a rank's part is added: whole chunks by the switch, the rest by loads.
 
-        From where on, and in which tiles.
+        Of each way its first element and its tiles.
         """
         whole = elements * size // CHUNK * CHUNK // size
         lines = -(-whole * size // 128)
