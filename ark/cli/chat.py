@@ -99,9 +99,7 @@ class Talk:
         )
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.engine.submit(request, events.put)
-        stream = StoppedText(
-            self.tokenizer.stream(prompt), self.sampling.stop, self.sampling.min_tokens
-        )
+        stream = StoppedText.sampled(self.tokenizer.stream(prompt), self.sampling)
         pieces: list[str] = []
 
         def show(piece: str) -> None:

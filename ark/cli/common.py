@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ark.backend import registry
+from ark.backend.protocol import Backend, Probe
 from ark.bench.results import Results, encode
 from ark.errors import InvalidUsageError, PlanError, SystemError
 from ark.machine import Machine
@@ -26,6 +27,16 @@ MOST_TEXT = 1 << 28  # of a file that is read at once; a device such as /dev/zer
 
 # Lines are broken for people at a terminal alone; a program that reads them gets them whole.
 errors = Console(stderr=True, markup=False, soft_wrap=not sys.stderr.isatty())
+
+
+def tell_backend(given: str | None, backend: Backend, probe: Probe) -> None:
+    """Says where a command runs if no accelerator was found, and the probe's notes. given: the name
+    that the user gave.
+    """
+    if given is None and backend.name == registry.FALLBACK:
+        errors.print(f"no accelerator found; running on {probe.devices[0].name}", style="dim")
+    for note in probe.notes:
+        errors.print(note, style="yellow")
 
 
 def visible(text: str) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from ark.backend import registry
-from ark.cli.common import errors, progress, read_file
+from ark.cli.common import errors, progress, read_file, tell_backend
 from ark.errors import SystemError
 from ark.machine import Machine
 from ark.models.build import FULL
@@ -35,10 +34,7 @@ def open_engine(
 ) -> Iterator[Engine]:
     """An engine on the device that the options name, after a verdict on memory."""
     backend, probe = registry.choose(args.backend)
-    if args.backend is None and backend.name == registry.FALLBACK:
-        errors.print(f"no accelerator found; running on {probe.devices[0].name}", style="dim")
-    for note in probe.notes:
-        errors.print(note, style="yellow")
+    tell_backend(args.backend, backend, probe)
     with closing(backend.open(args.device)) as device:
         length = choose_context(checkpoint, args.context)
         positions = pages * PAGE_POSITIONS if pages else slots * length
@@ -65,10 +61,7 @@ def check_memory(checkpoint: Checkpoint, machine: Machine, positions: int) -> st
     """What weights, and keys and values of so many positions, take; SystemError where the device
     does not have as much memory. Nothing is loaded for it.
     """
-    config, item = checkpoint.config, checkpoint.dtype.itemsize
-    stored = {weight.stored_name: math.prod(weight.shape) for weight in checkpoint.weights.values()}
-    weights = item * sum(stored.values())
-    position = 2 * item * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    weights, position = checkpoint.nbytes, checkpoint.position_nbytes
     said = (
         f"weights take {weights / 1e9:.2f} GB, keys and values of {positions:,} positions "
         f"{position * positions / 1e9:.2f} GB"

@@ -11,7 +11,16 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 from ark.backend import registry
-from ark.cli.common import device_index, errors, progress, read_plan, share, to_be_started, visible
+from ark.cli.common import (
+    device_index,
+    errors,
+    progress,
+    read_plan,
+    share,
+    tell_backend,
+    to_be_started,
+    visible,
+)
 from ark.cli.parser import CHUNK, CONTEXT, add_backend, add_device, positive
 from ark.errors import InvalidUsageError
 from ark.models.build import FULL
@@ -21,7 +30,7 @@ from ark.models.generate import Generator
 from ark.models.generation import default_sampling
 from ark.models.plans import choose_context
 from ark.models.request import no_room
-from ark.models.sampling import SamplingParams
+from ark.models.sampling import BASIC, SamplingParams
 from ark.models.stops import StoppedText
 from ark.models.tokenizer import Tokenizer
 from ark.runtime.bootstrap import Bootstrap
@@ -165,10 +174,8 @@ def run(args: argparse.Namespace) -> int:
     backend, probe = registry.choose(args.backend)
     leader = rank_info.rank == 0
     sampling = default_sampling(checkpoint.directory, leader, **given)
-    if args.backend is None and backend.name == registry.FALLBACK and leader:
-        errors.print(f"no accelerator found; running on {probe.devices[0].name}", style="dim")
-    for note in probe.notes if leader else ():
-        errors.print(note, style="yellow")
+    if leader:
+        tell_backend(args.backend, backend, probe)
     with ExitStack() as stack:
         ranks = stack.enter_context(Bootstrap.from_environment(rank_info=rank_info))
         most = checkpoint.config.max_position_embeddings
@@ -193,7 +200,7 @@ def run(args: argparse.Namespace) -> int:
                     chunk=args.chunk,
                     batch=len(prompts),
                     split=args.split or "",
-                    sampling=FULL if sampling.beyond(("temperature", "top_k")) else "",
+                    sampling=FULL if sampling.beyond(BASIC) else "",
                     ranks=ranks,
                     rank=rank_info.rank,
                     world_size=rank_info.world_size,
@@ -289,7 +296,7 @@ def answer(
     What was made before an interrupt or an error is printed as well.
     """
     tokens: list[int] = []
-    text = StoppedText(tokenizer.stream(prompt), sampling.stop, sampling.min_tokens)
+    text = StoppedText.sampled(tokenizer.stream(prompt), sampling)
     most = sampling.max_tokens or generator.context
     pieces: list[str] = []
     show = leader and not args.json
@@ -350,10 +357,7 @@ def answer_batch(
     was made before an interrupt or an error as well.
     """
     made: list[list[int]] = [[] for _ in prompts]
-    texts = [
-        StoppedText(tokenizer.stream(prompt), sampling.stop, sampling.min_tokens)
-        for prompt in prompts
-    ]
+    texts = [StoppedText.sampled(tokenizer.stream(prompt), sampling) for prompt in prompts]
     pieces: list[list[str]] = [[] for _ in prompts]
     most = sampling.max_tokens or generator.context
     begin = time.monotonic()

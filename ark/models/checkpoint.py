@@ -116,6 +116,11 @@ class Checkpoint:
         names = {weight.stored_name for weight in self.weights.values()}
         return sum(self.stored[name].nbytes for name in names)
 
+    @property
+    def position_nbytes(self) -> int:
+        """Bytes of a position's keys and values in all layers."""
+        return 2 * self.dtype.itemsize * self.config.num_hidden_layers * self.config.kv_size
+
     def validate(self) -> None:
         """Raises ModelError unless the files hold exactly the config's tensors, all of one type."""
         needed = {weight.stored_name: weight for weight in self.weights.values()}

@@ -36,9 +36,9 @@ from ark.models.plans import (
     plans,
     usual_chunk,
 )
-from ark.models.request import check_arguments, check_stops, no_room
+from ark.models.request import check_arguments, check_prompt_tokens, check_stops, no_room
 from ark.models.same import check_same_model
-from ark.models.sampling import GREEDY, SamplingParams, seeded_alike
+from ark.models.sampling import BASIC, GREEDY, SamplingParams, seeded_alike
 from ark.models.sequences import read_logprobs, read_tokens, write_sequences
 from ark.ops.tokens import MAX_STOPS
 from ark.plan.rotated import on_rank
@@ -199,21 +199,12 @@ class Generator:
 
     def check_prompt(self, prompt: Sequence[int], max_new_tokens: int) -> None:
         """Raises an error for prompts that cannot be served, before anything runs."""
-        vocabulary = self.checkpoint.config.vocab_size
         if not isinstance(prompt, Sequence) or isinstance(prompt, str | bytes):
             raise InvalidUsageError(
                 f"the prompt is {prompt!r:.60}; give a list of token ids from the checkpoint's "
                 "tokenizer"
             )
-        if not prompt:
-            raise InvalidUsageError("the prompt has no tokens; give at least one")
-        tokens = [whole("a token of the prompt", t) for t in prompt]
-        bad = [t for t in tokens if not 0 <= t < vocabulary]
-        if bad:
-            raise InvalidUsageError(
-                f"the prompt has the token {bad[0]}, but the vocabulary has {vocabulary} tokens, 0 "
-                f"to {vocabulary - 1}; use the checkpoint's own tokenizer"
-            )
+        check_prompt_tokens(prompt, self.checkpoint.config.vocab_size)
         if whole("the number of new tokens", max_new_tokens) < 1:
             raise InvalidUsageError(f"max_new_tokens={max_new_tokens} must be at least 1")
         if len(prompt) > 1 and not self.shape.chunk and self.shape.batch == 1:
@@ -294,7 +285,7 @@ class Generator:
             raise InvalidUsageError(
                 f"the sampling is {sampling!r:.60}; make it with ark.SamplingParams"
             )
-        others = () if self.shape.sampling else sampling.beyond(("temperature", "top_k"))
+        others = () if self.shape.sampling else sampling.beyond(BASIC)
         if others:
             raise InvalidUsageError(
                 f"{', '.join(others)} of the sampling cannot be followed by this Generator; make "

@@ -27,6 +27,19 @@ def no_room(said: str, context: int, most: int) -> InvalidUsageError:
     )
 
 
+def check_prompt_tokens(prompt: Sequence[int], vocabulary: int) -> None:
+    """InvalidUsageError unless there are tokens and the vocabulary has them."""
+    if not prompt:
+        raise InvalidUsageError("the prompt has no tokens; give at least one")
+    tokens = [whole("a token of the prompt", t) for t in prompt]
+    bad = next((t for t in tokens if not 0 <= t < vocabulary), None)
+    if bad is not None:
+        raise InvalidUsageError(
+            f"the prompt has the token {bad}, but the vocabulary has {vocabulary} tokens, 0 to "
+            f"{vocabulary - 1}; use the checkpoint's own tokenizer"
+        )
+
+
 def check_stops(stops: Sequence[int]) -> list[int]:
     """Stop tokens as numbers; InvalidUsageError for values that are no tokens."""
     if isinstance(stops, (str, bytes)) or not isinstance(stops, Sequence):

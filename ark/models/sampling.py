@@ -91,6 +91,10 @@ class SamplingParams:
         return replace(self, n=1, seed=seed if number else self.seed)
 
 
+BASIC = ("temperature", "top_k")
+"""Fields of SAMPLING_FIELDS that every plan samples by; a plan for the others is made with
+`sampling` of ark.models.build.Shape.
+"""
 SAMPLING_FIELDS = (
     "temperature",
     "top_k",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ark.models.sampling import SamplingParams
 from ark.models.tokenizer import TextStream
 
 
@@ -24,6 +25,11 @@ class StoppedText:
         self._text = text
         self._stops = tuple(stops)
         self._held = ""
+
+    @classmethod
+    def sampled(cls, text: TextStream, sampling: SamplingParams) -> StoppedText:
+        """The text of a request."""
+        return cls(text, sampling.stop, sampling.min_tokens)
 
     def push(self, token: int) -> str:
         """The text that `token` completes; empty after the stop string."""

@@ -106,11 +106,7 @@ class Answer:
         self._choices = [
             Choice(
                 i,
-                StoppedText(
-                    model.tokenizer.stream(prompt[-CONTEXT_TOKENS:]),
-                    sampling.stop,
-                    sampling.min_tokens,
-                ),
+                StoppedText.sampled(model.tokenizer.stream(prompt[-CONTEXT_TOKENS:]), sampling),
                 stops,
             )
             for i, (prompt, _, _) in enumerate(requests)

@@ -54,9 +54,7 @@ class Answer:
         for number in range(sampling.n):
             request = Request(f"{name}.{number}", self.token_ids, sampling.sample(number), stops)
             stream = tokenizer.stream(self.token_ids[-LAST_PROMPT_TOKENS:])
-            self.samples[request.id] = Sample(
-                request, StoppedText(stream, sampling.stop, sampling.min_tokens)
-            )
+            self.samples[request.id] = Sample(request, StoppedText.sampled(stream, sampling))
 
     @property
     def ended(self) -> bool:

@@ -25,7 +25,8 @@ from ark.ir.values import whole
 from ark.models.build import FULL
 from ark.models.checkpoint import Checkpoint
 from ark.models.options import check_tokens
-from ark.models.request import no_room
+from ark.models.request import check_prompt_tokens, no_room
+from ark.models.sampling import BASIC
 from ark.runtime.executor import BUDGET_S
 from ark.serving.loading import PAGE_POSITIONS, LoadedModel, Report, load_model
 from ark.serving.rows import DeviceRows
@@ -37,8 +38,6 @@ OnEvent = Callable[[Event], None]
 STEP_S = 0.01
 """Seconds that rows decode in a step where no prompt waits to be computed."""
 MAX_STEP_ITERATIONS = 64
-BASIC = ("temperature", "top_k")
-"""Fields of SamplingParams that rows follow without sampling=FULL."""
 
 
 class Engine:
@@ -154,17 +153,7 @@ class Engine:
         """InvalidUsageError for a request that cannot be served."""
         prompt, sampling = request.prompt, request.sampling
         vocabulary, context = self._shape.config.vocab_size, self._shape.context
-        if not prompt:
-            raise InvalidUsageError("the prompt has no tokens; give at least one")
-        bad = next(
-            (t for t in prompt if not 0 <= whole("a token", t) < vocabulary),
-            None,
-        )
-        if bad is not None:
-            raise InvalidUsageError(
-                f"the prompt has the token {bad}, but the vocabulary has {vocabulary} "
-                f"tokens, 0 to {vocabulary - 1}; use the checkpoint's own tokenizer"
-            )
+        check_prompt_tokens(prompt, vocabulary)
         if len(prompt) >= context:
             raise no_room(f"the prompt has {len(prompt):,}", context, context)
         if sampling.n != 1:

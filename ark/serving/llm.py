@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import os
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -295,10 +294,7 @@ def _pages(checkpoint: Checkpoint, device: Device, context: int, slots: int, sha
     """The pages to keep: for all slots, or as many as fit. Says in one line what fits; SystemError
     where the weights and one request do not.
     """
-    config, item = checkpoint.config, checkpoint.dtype.itemsize
-    stored = {w.stored_name: math.prod(w.shape) for w in checkpoint.weights.values()}
-    weights = item * sum(stored.values())
-    page = 2 * item * config.num_hidden_layers * config.kv_size * PAGE_POSITIONS
+    weights, page = checkpoint.nbytes, checkpoint.position_nbytes * PAGE_POSITIONS
     each = -(-context // PAGE_POSITIONS)
     free = device.free_bytes()
     fitting = int((free * share - weights) // page) - slots - 1

@@ -53,9 +53,7 @@ def forms_of(slots: int) -> tuple[int, ...]:
     return (*(1 << n for n in range((slots - 1).bit_length())), slots)
 
 
-def pages_of(
-    slots: int, context: int, size: int, asked: int | None, forms: tuple[int, ...]
-) -> Pages:
+def pages_of(slots: int, context: int, size: int, asked: int | None) -> Pages:
     """The pages of an engine, and those beside them that its rows and its prompt need."""
     if whole("the page size", size) < 1:
         raise InvalidUsageError(f"page={size} is out of range; expected at least 1")
@@ -66,7 +64,7 @@ def pages_of(
             f"pages={count} is too few: a request of {context} positions needs {each} pages of "
             f"{size}; give more pages or a smaller context"
         )
-    return Pages(count + slots + 1, size, forms)
+    return Pages(count + slots + 1, size, forms_of(slots))
 
 
 def load_model(
@@ -102,7 +100,7 @@ def load_model(
             length,
             choose_chunk(chunk, length, usual_chunk(target.machine, dtype)),
             batch=slots,
-            pages=pages_of(slots, length, page, pages, forms_of(slots)),
+            pages=pages_of(slots, length, page, pages),
             sampling=sampling,
             logprobs=whole("the number of log probabilities", max_logprobs),
         )

@@ -18,6 +18,7 @@ from ark.models.sampling import SamplingParams
 from ark.models.sequences import read_logprobs
 from ark.runtime.executor import Executor
 from ark.serving.scheduler import Chunks, Progress, Step
+from ark.serving.types import Request
 from ark.tasks.tokens import SETTINGS, key_halves, noise_key
 
 NO_TOKEN = -1
@@ -73,7 +74,9 @@ class DeviceRows:
         self._known = [0] * shape.batch  # tokens of the row's text that the device has
         self._output = executor.host_view("output").reshape(shape.batch, shape.context)
         self._top = shape.logprobs
-        self._biases: list[np.ndarray | None] = [np.zeros(0, np.float32)] * shape.batch
+        # Of each row what its bias follows from; the rows whose bias on the device may not be 0.
+        self._bias_of: list[tuple[Request, bool] | None] = [None] * shape.batch
+        self._biased = set(range(shape.batch))
         if shape.sampling:
             words = executor.host_view("logprobs")
             self._logprobs = words.reshape(shape.batch, shape.context, 1 + 2 * self._top)
@@ -217,14 +220,16 @@ class DeviceRows:
         """Writes the row's bias, where the device holds another one."""
         request, vocabulary = progress.request, self.shape.config.vocab_size
         early = len(progress.tokens) - len(request.prompt) < request.sampling.min_tokens
-        bias = bias_of(request.sampling, vocabulary, request.stop_token_ids if early else ())
-        before = self._biases[row]
-        if bias is None and before is None:
+        if self._bias_of[row] == (request, early):
             return
-        if bias is None or before is None or not np.array_equal(bias, before):
-            zeros = np.zeros(vocabulary, np.float32)
-            self._write_part("bias", row, zeros if bias is None else bias)
-            self._biases[row] = bias
+        self._bias_of[row] = (request, early)
+        bias = bias_of(request.sampling, vocabulary, request.stop_token_ids if early else ())
+        if bias is not None:
+            self._write_part("bias", row, bias)
+            self._biased.add(row)
+        elif row in self._biased:
+            self._write_part("bias", row, np.zeros(vocabulary, np.float32))
+            self._biased.discard(row)
 
     def _write_text(self, row: int, progress: Progress) -> None:
         """A row gets another request: its tokens, and no output yet."""
