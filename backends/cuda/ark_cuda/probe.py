@@ -75,7 +75,8 @@ def _probe(driver, nvrtc) -> Probe:  # type: ignore[no-untyped-def]
         )
     _, version = driver.cuDriverGetVersion()
     versions["driver (CUDA)"] = f"{version // 1000}.{version % 1000 // 10}"
-    _, major, _ = nvrtc.nvrtcVersion()
+    _, major, minor = nvrtc.nvrtcVersion()
+    versions["NVRTC (loaded)"] = f"{major}.{minor}"
     if version // 1000 < major:
         release = DRIVER_RELEASE.get(major, "a newer release")
         return Probe(
