@@ -1,6 +1,6 @@
 """Products, attentions and rows with known results, for a compiler's first use on a device.
 
-One model has more bodies than a kernel that is compiled as one program; the other is large enough
+One model has more bodies than a kernel that is compiled as one program; the others are large enough
 for matrix units. What is expected comes from the ops' definitions in NumPy, in float64. Called by
 ark.runtime.toolchain through `examiners`, and by `ark doctor`.
 """
@@ -19,7 +19,8 @@ from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.lower import registry
 from ark.lower.pipeline import plan
 from ark.ops import attention, matmul, tensor
-from ark.runtime import toolchain
+from ark.plan.types import Plan
+from ark.runtime import program, toolchain
 from ark.runtime.executor import Executor
 
 # Of a result's largest element: what rounding in the type, and of 16-bit parts of fp32, may cost.
@@ -64,29 +65,39 @@ def many(known: Known) -> None:
         known.attention(40, 4, 2, 64, dtype)
 
 
-def large(known: Known) -> None:
-    """A product and an attention of whole tiles."""
+def large_product(known: Known) -> None:
+    """A product of whole tiles."""
     known.product(256, 256, 512, bf16)
+
+
+def large_attention(known: Known) -> None:
+    """An attention of whole tiles."""
     known.attention(200, 4, 2, 64, fp16)
 
 
-MODELS: tuple[Callable[[Known], None], ...] = (many, large)
+MODELS: tuple[Callable[[Known], None], ...] = (many, large_product, large_attention)
 
 
 def examine(backend: KernelBackend, device: KernelDevice) -> str:
-    """Runs the models; what is wrong, with numbers, or empty."""
+    """Runs the models; what is wrong, with numbers, or empty. Their kernels are compiled side by
+    side.
+    """
+    cases = []
     for build in MODELS:
         known = Known()
         with use_model(Model()) as model:
             build(known)
-        reason = _compared(known, model, backend, device)
-        if reason:
-            return reason
-    return ""
+        planned = plan(model.graph, device.machine)
+        program.begin(planned, backend, device.arch)
+        cases.append((known, model, planned))
+    reasons = (_compared(*case, backend, device) for case in cases)
+    return next(filter(None, reasons), "")
 
 
-def _compared(known: Known, model: Model, backend: KernelBackend, device: KernelDevice) -> str:
-    with Executor(plan(model.graph, device.machine), backend, device) as executor:
+def _compared(
+    known: Known, model: Model, planned: Plan, backend: KernelBackend, device: KernelDevice
+) -> str:
+    with Executor(planned, backend, device) as executor:
         for name, values in known.inputs.items():
             executor.write(name, values)
         executor.start(1).wait()
