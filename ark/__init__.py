@@ -91,7 +91,7 @@ class _NotBuilt(UnsupportedError, AttributeError):
 
 def __getattr__(name: str) -> object:
     """Loads packages of ark on first use; UnsupportedError for names that are not built."""
-    if name in ("comm", "parallel", "profiler"):
+    if name in ("comm", "distributed", "parallel", "profiler"):
         return importlib.import_module(f"ark.{name}")
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)

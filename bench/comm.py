@@ -21,12 +21,12 @@ import numpy as np
 from networkx.algorithms.flow import boykov_kolmogorov, dinitz, preflow_push
 from ortools.graph.python.max_flow import SimpleMaxFlow
 
-from ark.collective import check
-from ark.comm.forestcoll import forest, lower, optimal
-from ark.comm.forestcoll.cuts import Ints
-from ark.comm.forestcoll.network import network
-from ark.comm.taccl import synthesize_taccl
-from ark.comm.topology import named
+from ark.collective.forestcoll import forest, lower, optimal
+from ark.collective.forestcoll.cuts import Ints
+from ark.collective.forestcoll.network import network
+from ark.collective.programs import check
+from ark.collective.taccl import synthesize_taccl
+from ark.collective.topology import named
 
 
 def _optimum(name: str) -> str:

@@ -15,10 +15,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ark.collective import Collective, check
-from ark.comm.taccl import Sketch, default_sketch, logical, order, route
-from ark.comm.taccl.lower import lower
-from ark.comm.topology import load
+from ark.collective.programs import Collective, check
+from ark.collective.taccl import Sketch, default_sketch, logical, order, route
+from ark.collective.taccl.lower import lower
+from ark.collective.topology import load
 
 SIZE = 1 << 20  # bytes of one rank's share
 

@@ -4,7 +4,7 @@
 Decoders of 1B and 8B, every collective at several sizes, and the 8B shape in two stages whose ops
 are split: planned for all ranks, verified, written and, if asked, compiled. A line each, with
 the time that is predicted: of a decoder by ark.plan.cost (peers answer at once), of a collective by
-ark.comm.simulate on the machine's box, of stages by ark.parallel. Nothing is run.
+ark.collective.simulate on the machine's box, of stages by ark.parallel. Nothing is run.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ark.backend import registry
 from ark.backend.protocol import Target
 from ark.bench.parallel import ParallelCase, graphs, predicted
 from ark.codegen.writer import write
-from ark.collective import Collective
-from ark.comm.simulate import simulate
-from ark.comm.topology import TYPICAL, load
+from ark.collective.programs import Collective
+from ark.collective.simulate import simulate
+from ark.collective.topology import TYPICAL, load
 from ark.distributed.calls import Key, algorithm, plans_for
 from ark.ir.dtype import bf16
 from ark.lower.ranks import plan_ranks

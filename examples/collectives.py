@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import ark.comm
-from ark.collective import CollectiveProgram
-from ark.collective.language import Chunk, Program
+from ark.collective.programs import CollectiveProgram
+from ark.collective.programs.language import Chunk, Program
 
 
 def ring_all_gather(n: int) -> CollectiveProgram:
@@ -416,8 +416,8 @@ ALGORITHMS: tuple[Callable[[int], CollectiveProgram], ...] = (
 )
 
 if __name__ == "__main__":
-    from ark.comm.simulate import simulate
-    from ark.comm.topology import load
+    from ark.collective.simulate import simulate
+    from ark.collective.topology import load
 
     network = load("h100:gpus=8")
     for algorithm in ALGORITHMS:

@@ -1,8 +1,9 @@
 """Collectives in the format of nccl-tests: time, algorithm and bus bandwidth, and wrong elements.
 
 Two modes: `graph`, many dependent collectives in one launch of a plan, timed by the device; and
-`alone`, single calls on arrays (ark.comm). Each rank measures, the slowest one counts. The peer is
-torch.distributed with NCCL (in its own graph for `graph`) or Gloo. Called by ark.cli.bench_comm.
+`alone`, single calls on arrays (ark.distributed). Each rank measures, the slowest one counts. The
+peer is torch.distributed with NCCL (in its own graph for `graph`) or Gloo. Called by
+ark.cli.bench_comm.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.bench.comm_peer import GRAPH, CommCase, Peer, agreed, seconds_each
 from ark.bench.peer import import_torch, torch_device
-from ark.collective import Collective, CollectiveProgram
-from ark.comm.simulate import simulate
+from ark.collective.programs import Collective, CollectiveProgram
+from ark.collective.simulate import simulate
 from ark.distributed.calls import Key, algorithm, machine_for
 from ark.distributed.group import Group
 from ark.distributed.members import Members

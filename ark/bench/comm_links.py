@@ -18,9 +18,9 @@ from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.bench.comm import case_plans, measure
 from ark.bench.comm_peer import GRAPH, CommCase
-from ark.collective import Collective
-from ark.comm.classics import build
-from ark.comm.topology.measured import Line, Pair, fit
+from ark.collective.classics import build
+from ark.collective.programs import Collective
+from ark.collective.topology.measured import Line, Pair, fit
 from ark.distributed.members import Members
 from ark.errors import PlanError, UnsupportedError
 from ark.ir.dtype import by_name

@@ -16,8 +16,8 @@ import numpy as np
 
 from ark.backend.devices import Device
 from ark.bench.peer import import_torch, repeated
-from ark.collective import CollectiveProgram
-from ark.comm.topology import Topology
+from ark.collective.programs import CollectiveProgram
+from ark.collective.topology import Topology
 from ark.distributed.members import Members
 from ark.errors import SystemError
 from ark.ir.dtype import DataType

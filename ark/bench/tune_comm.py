@@ -10,8 +10,8 @@ from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.bench.comm import measure
 from ark.bench.comm_peer import CommCase
-from ark.comm import algorithms
-from ark.comm.topology import full_mesh
+from ark.collective.synthesis import algorithms
+from ark.collective.topology import full_mesh
 from ark.errors import PlanError, UnsupportedError
 from ark.ir.dtype import DataType
 from ark.lower.engines import AUTO, BULK, ENGINES, PACKET, THREADS

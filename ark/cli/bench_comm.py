@@ -19,8 +19,8 @@ from ark.bench.comm_peer import ALONE, GRAPH, CommCase, Peer
 from ark.bench.results import Figure, figure, results
 from ark.cli.common import device_index, to_be_started, write_file, write_results
 from ark.cli.parser import SVG, add_backend, add_figures, add_repeats, positive
-from ark.comm import algorithms
-from ark.comm.topology import Topology, full_mesh, load
+from ark.collective.synthesis import algorithms
+from ark.collective.topology import Topology, full_mesh, load
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import by_name
 from ark.lower.engines import AUTO, ENGINES

@@ -62,7 +62,7 @@ def _layout(args: argparse.Namespace) -> int:
     if args.topology is None:
         steps = change(shape, before, after)
     else:
-        from ark.comm.topology import load
+        from ark.collective.topology import load
         from ark.parallel.layout.simulated import change_on
 
         network = load(args.topology)

@@ -15,7 +15,10 @@ from rich.table import Table
 from ark.cli import topo_arguments, topo_measure
 from ark.cli.common import write_file
 from ark.cli.topo_inputs import named_counts, named_network, named_program, with_costs
-from ark.collective import (
+from ark.collective.bounds import least_us
+from ark.collective.forestcoll import Optimum, optimal
+from ark.collective.page import render_page
+from ark.collective.programs import (
     REDUCTIONS,
     CollectiveProgram,
     Counts,
@@ -27,15 +30,11 @@ from ark.collective import (
     to_json,
     to_xml,
 )
-from ark.comm import algorithms, synthesize
-from ark.comm.bounds import least_us
-from ark.comm.forestcoll import Optimum, optimal
-from ark.comm.page import render_page
-from ark.comm.simulate import SimulationResult, simulate, tune_pieces
-from ark.comm.synthesis import FORESTCOLL
-from ark.comm.taccl import parse_size
-from ark.comm.topology import GRAMMAR, Topology
-from ark.comm.topology import to_json as topology_json
+from ark.collective.simulate import SimulationResult, simulate, tune_pieces
+from ark.collective.synthesis import FORESTCOLL, algorithms, synthesize
+from ark.collective.taccl import parse_size
+from ark.collective.topology import GRAMMAR, Topology
+from ark.collective.topology import to_json as topology_json
 from ark.errors import REFUSALS, InvalidUsageError, SystemError, UnsupportedError
 
 _WIDTH = 110

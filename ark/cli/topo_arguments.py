@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ark.collective import TARGETS
+from ark.collective.programs import TARGETS
 
 FORMATS = ("text", "json", "xml")
 MSCCLPP = "msccl++"

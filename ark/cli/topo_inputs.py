@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from ark.cli.common import read_file
-from ark.collective import (
+from ark.collective.programs import (
     CollectiveProgram,
     Counts,
     check,
@@ -15,9 +15,9 @@ from ark.collective import (
     from_json,
     from_xml,
 )
-from ark.comm import synthesize
-from ark.comm.taccl import Sketch, parse_size
-from ark.comm.topology import TYPICAL, Topology, load
+from ark.collective.synthesis import synthesize
+from ark.collective.taccl import Sketch, parse_size
+from ark.collective.topology import TYPICAL, Topology, load
 from ark.errors import InvalidUsageError
 from ark.json_reader import read as read_json
 

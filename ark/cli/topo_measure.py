@@ -10,9 +10,9 @@ from ark.backend import registry
 from ark.bench.comm_links import measure_pairs
 from ark.cli.common import to_be_started, write_file
 from ark.cli.parser import add_backend, add_repeats, positive
-from ark.comm.simulate import Routes
-from ark.comm.topology import Topology, full_mesh, load, to_json
-from ark.comm.topology.measured import Pair, measured
+from ark.collective.simulate import Routes
+from ark.collective.topology import Topology, full_mesh, load, to_json
+from ark.collective.topology.measured import Pair, measured
 from ark.errors import InvalidUsageError
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command

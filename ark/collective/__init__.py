@@ -1,68 +1,7 @@
-"""Collective programs: their frozen form, the builder, dumps, the checker and the NumPy executor.
+"""Collectives of a network: programs of puts and reduces, their synthesis, and topologies.
 
-`ark.collective.types` defines the meaning of a program; start there. Other libraries' formats are
-imported when one of their functions is used.
+`programs` is what a program is: its frozen form, builder, checker, executor and other libraries'
+formats. `topology` reads, builds and detects networks; `synthesis` makes a program for a network
+by an algorithm (`classics`, `forestcoll`, `taccl`), `simulate` predicts its time and `page` draws
+it. The room does not depend on plans. Users reach it as ark.comm, and by `ark topo`.
 """
-
-import importlib
-from typing import Any
-
-from ark.collective.builder import IN, OUT, ProgramBuilder
-from ark.collective.checker import Report, check
-from ark.collective.execute import execute, reference_result
-from ark.collective.order import final_writers, in_order, steps
-from ark.collective.reductions import REDUCTIONS
-from ark.collective.text import dump, from_json, to_json
-from ark.collective.types import (
-    Buffer,
-    Collective,
-    CollectiveProgram,
-    Counts,
-    Kind,
-    Operation,
-    OpRef,
-    Role,
-    Span,
-)
-
-_FORMS = {
-    "TARGETS": "msccl",
-    "from_execution_plan": "execution_read",
-    "from_xml": "msccl_read",
-    "to_execution_plan": "execution_write",
-    "to_xml": "msccl",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _FORMS:
-        return getattr(importlib.import_module(f"ark.collective.{_FORMS[name]}"), name)
-    raise AttributeError(f"module 'ark.collective' has no attribute {name!r}")
-
-
-__all__ = [
-    "IN",
-    "OUT",
-    "REDUCTIONS",
-    "Buffer",
-    "Collective",
-    "CollectiveProgram",
-    "Counts",
-    "Kind",
-    "OpRef",
-    "Operation",
-    "ProgramBuilder",
-    "Report",
-    "Role",
-    "Span",
-    "check",
-    "dump",
-    "execute",
-    "final_writers",
-    "from_json",
-    "in_order",
-    "reference_result",
-    "steps",
-    "to_json",
-    *_FORMS,
-]

@@ -1,5 +1,31 @@
 """Collectives outside of a model, on NumPy arrays and torch tensors.
 
-Groups of ranks, the functions of ark.comm (all_reduce and friends), and the torch.distributed
-backend "ark".
+The functions (`ark.distributed.all_reduce(x)`), groups of ranks, and the torch.distributed backend
+"ark", which `import ark.distributed.torch` registers.
 """
+
+from ark.distributed.functions import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    all_to_all_v,
+    barrier,
+    broadcast,
+    group,
+    recv,
+    reduce_scatter,
+    send,
+)
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_v",
+    "barrier",
+    "broadcast",
+    "group",
+    "recv",
+    "reduce_scatter",
+    "send",
+]

@@ -14,7 +14,7 @@ from typing import Any
 
 from ark.backend.devices import Device, InlineDevice, Memory
 from ark.backend.protocol import Backend
-from ark.collective import Collective, CollectiveProgram
+from ark.collective.programs import Collective, CollectiveProgram
 from ark.distributed.arrays import Array
 from ark.ir.dtype import uint8, uint32
 from ark.ir.graph import Graph

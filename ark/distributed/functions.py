@@ -1,7 +1,8 @@
-"""The collectives of ark.comm on NumPy arrays and torch tensors, over the job's ranks.
+"""Collectives on NumPy arrays and torch tensors, over the job's ranks.
 
-`ark.comm.all_reduce(x)` and its like use one group for the process: the job that the launcher's
-environment describes (ark.launch, torchrun, mpirun, srun), on the backend and device of ark.init.
+`ark.distributed.all_reduce(x)` and its like use one group for the process: the job that the
+launcher's environment describes (ark.launch, torchrun, mpirun, srun), on the backend and device of
+ark.init.
 """
 
 from __future__ import annotations
@@ -17,19 +18,6 @@ from ark.errors import InvalidUsageError
 from ark.frontend.model import Model
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S, MOST_BUDGET_S
-
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_v",
-    "barrier",
-    "broadcast",
-    "group",
-    "recv",
-    "reduce_scatter",
-    "send",
-]
 
 _group: Group | None = None
 

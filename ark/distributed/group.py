@@ -19,7 +19,7 @@ import numpy as np
 
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend
-from ark.collective import Collective
+from ark.collective.programs import Collective
 from ark.distributed.arrays import Array, wrap
 from ark.distributed.board import fingerprint
 from ark.distributed.calls import LARGEST, Call, Key

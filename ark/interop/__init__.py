@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ark.comm.packages import require
+from ark.collective.packages import require
 
 if TYPE_CHECKING:
     from os import PathLike

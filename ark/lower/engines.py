@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ark.capability import Capability
-from ark.collective.near import nearest
+from ark.collective.programs.near import nearest
 from ark.errors import UnsupportedError
 from ark.machine import Machine
 

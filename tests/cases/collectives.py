@@ -11,7 +11,8 @@ import pytest
 import ark
 from ark.backend import registry
 from ark.backend.devices import Device
-from ark.comm import algorithms, synthesize, topology
+from ark.collective import topology
+from ark.collective.synthesis import algorithms, synthesize
 from ark.frontend.model import Model, use_model
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine

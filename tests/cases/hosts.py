@@ -16,27 +16,27 @@ import json, sys
 import numpy as np
 import ark
 ark.init(backend="cpu")
-ark.comm.group(timeout_s=120.0)  # no call hangs: on a busy machine ranks wait for processors
+ark.distributed.group(timeout_s=120.0)  # no call hangs: on a busy machine ranks wait for processors
 rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
 right = 0
 for n in (1, 3, 4099, 200_000):
     for dtype in (np.float32, np.float16, np.int64):
         shares = [(np.arange(n) % 11 + r).astype(dtype) for r in range(world)]
         mine = shares[rank]
-        right += bool((ark.comm.all_reduce(mine) == sum(shares)).all())
-        right += bool((ark.comm.all_reduce(mine, "max") == shares[-1]).all())
-        right += bool((ark.comm.all_gather(mine) == np.concatenate(shares)).all())
-        right += bool((ark.comm.broadcast(mine, world - 1) == shares[-1]).all())
+        right += bool((ark.distributed.all_reduce(mine) == sum(shares)).all())
+        right += bool((ark.distributed.all_reduce(mine, "max") == shares[-1]).all())
+        right += bool((ark.distributed.all_gather(mine) == np.concatenate(shares)).all())
+        right += bool((ark.distributed.broadcast(mine, world - 1) == shares[-1]).all())
     parts = [np.arange(world * n) + 1000 * r for r in range(world)]
     swapped = np.concatenate([p[rank * n : (rank + 1) * n] for p in parts])
-    right += bool((ark.comm.all_to_all(parts[rank]) == swapped).all())
+    right += bool((ark.distributed.all_to_all(parts[rank]) == swapped).all())
     summed = sum(parts)[rank * n : (rank + 1) * n]
-    right += bool((ark.comm.reduce_scatter(parts[rank]) == summed).all())
+    right += bool((ark.distributed.reduce_scatter(parts[rank]) == summed).all())
     if rank == 0:
-        ark.comm.send(mine, world - 1)
+        ark.distributed.send(mine, world - 1)
     elif rank == world - 1:
-        right += bool((ark.comm.recv(np.empty_like(mine), 0) == shares[0]).all())
-ark.comm.barrier()
+        right += bool((ark.distributed.recv(np.empty_like(mine), 0) == shares[0]).all())
+ark.distributed.barrier()
 print(right)
 """
 ENDLESS = """
@@ -44,10 +44,10 @@ import numpy as np
 import ark
 ark.init(backend="cpu")
 x = np.ones(5000, np.float32)
-ark.comm.all_reduce(x)
+ark.distributed.all_reduce(x)
 print("running", flush=True)
 while True:
-    ark.comm.all_reduce(x)
+    ark.distributed.all_reduce(x)
 """
 
 

@@ -1,9 +1,10 @@
-"""Cases and helpers of tests/unit/comm/test_msccl_read.py, which other tests use too."""
+"""Cases and helpers of tests/unit/collective/test_msccl_read.py, which other tests use too."""
 
 from __future__ import annotations
 
-from ark.collective import Collective
-from ark.comm import algorithms, topology
+from ark.collective import topology
+from ark.collective.programs import Collective
+from ark.collective.synthesis import algorithms
 
 ROUNDS = [
     (world, collective.value, algorithm)

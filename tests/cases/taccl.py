@@ -1,8 +1,8 @@
-"""Cases and helpers of tests/unit/comm/test_taccl.py, which other tests use too."""
+"""Cases and helpers of tests/unit/collective/test_taccl.py, which other tests use too."""
 
 import numpy as np
 
-from ark.collective import Kind, check, execute, reference_result
+from ark.collective.programs import Kind, check, execute, reference_result
 
 
 def prove(program, topology, seed=0):

@@ -13,7 +13,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from ark.collective import (
+from ark.collective import topology as networks
+from ark.collective.programs import (
     CollectiveProgram,
     check,
     execute,
@@ -25,8 +26,7 @@ from ark.collective import (
     to_json,
     to_xml,
 )
-from ark.comm import synthesize
-from ark.comm import topology as networks
+from ark.collective.synthesis import synthesize
 from ark.errors import BaseError
 from tests.fuzz import WrongResult, mutate
 

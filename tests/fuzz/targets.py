@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from ark.backend import registry
-from ark.comm import topology as networks
-from ark.comm.forestcoll import optimal
-from ark.comm.taccl import Sketch
+from ark.collective import topology as networks
+from ark.collective.forestcoll import optimal
+from ark.collective.taccl import Sketch
 from ark.errors import BaseError, InternalError
 from ark.parallel.pipeline import Placement, tessel
 from ark.plan import serialize

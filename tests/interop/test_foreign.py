@@ -184,19 +184,19 @@ def test_memory_that_is_shared_holds_the_values() -> None:
 def test_arrays_of_another_byte_order_and_masked_ones() -> None:
     x = np.arange(6, dtype=">f4")
     with pytest.raises(ark.InvalidUsageError, match=r"byte order of another machine"):
-        ark.comm.all_reduce(x)
+        ark.distributed.all_reduce(x)
     with pytest.raises(ark.InvalidUsageError, match=r"byte order of another machine"):
-        ark.comm.all_reduce(x.astype(np.float32), out=x)
+        ark.distributed.all_reduce(x.astype(np.float32), out=x)
     masked = np.ma.array([1.0, 2.0], mask=[0, 1], dtype=np.float32)
     into = ark.tensor([2], ark.fp32)
-    for way in (ark.comm.all_reduce, into.from_numpy, foreign.as_array):
+    for way in (ark.distributed.all_reduce, into.from_numpy, foreign.as_array):
         with pytest.raises(ark.InvalidUsageError, match="has a mask"):
             way(masked)
     fixed = np.ones(6, np.float32)
     fixed.flags.writeable = False
     with pytest.raises(ark.InvalidUsageError, match="read-only"):
-        ark.comm.all_reduce(x.astype(np.float32), out=fixed)
-    np.testing.assert_array_equal(ark.comm.all_reduce(fixed), fixed)
+        ark.distributed.all_reduce(x.astype(np.float32), out=fixed)
+    np.testing.assert_array_equal(ark.distributed.all_reduce(fixed), fixed)
 
 
 def test_what_a_collective_writes_is_seen_by_autograd() -> None:

@@ -42,18 +42,18 @@ def interrupted(elements: int) -> None:
     rank = ark.Model.get_rank()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     x = np.ones(elements, np.float32)
-    assert (ark.comm.all_reduce(x) == 2).all()
+    assert (ark.distributed.all_reduce(x) == 2).all()
     if rank == 0:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
-            ark.comm.all_reduce(x)
+            ark.distributed.all_reduce(x)
         (call,) = functions.group()._calls[functions.group()._all_ranks].values()
         assert int(call.executor._told["error"][0]) == 0  # it did not end because its time was up
     else:
         time.sleep(0.6)
         with pytest.raises(ark.SystemError, match="did not end: rank 0 reports: KeyboardInterrupt"):
-            ark.comm.all_reduce(x)
-    assert (ark.comm.all_reduce(x) == 2).all()
+            ark.distributed.all_reduce(x)
+    assert (ark.distributed.all_reduce(x) == 2).all()
 
 
 def test_ctrl_c_while_a_peer_is_waited_for() -> None:

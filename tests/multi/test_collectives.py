@@ -14,10 +14,11 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.collective import Collective, CollectiveProgram, ProgramBuilder
-from ark.collective.types import Kind, Span
-from ark.collective.values import flow
-from ark.comm import synthesize, topology
+from ark.collective import topology
+from ark.collective.programs import Collective, CollectiveProgram, ProgramBuilder
+from ark.collective.programs.types import Kind, Span
+from ark.collective.programs.values import flow
+from ark.collective.synthesis import synthesize
 from ark.frontend.model import Model, use_model
 from ark.lower.pipeline import plan as make_plan
 from ark.plan.types import Plan

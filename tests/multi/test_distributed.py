@@ -40,7 +40,7 @@ def arrays_in_processes() -> None:
     rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
     random = np.random.default_rng(7)
     with pytest.raises(ark.InvalidUsageError, match="a mean of int32 is not supported"):
-        ark.comm.all_reduce(np.full(3, 2 * 10**9, np.int32), "mean")
+        ark.distributed.all_reduce(np.full(3, 2 * 10**9, np.int32), "mean")
     for dtype, op in (
         (np.float32, "sum"),
         (ml_dtypes.bfloat16, "mean"),
@@ -49,7 +49,7 @@ def arrays_in_processes() -> None:
     ):
         for count in COUNTS:
             all_ranks = random.integers(-5, 6, (world, count)).astype(dtype)
-            got = ark.comm.all_reduce(all_ranks[rank], op)
+            got = ark.distributed.all_reduce(all_ranks[rank], op)
             wide = all_ranks.astype(np.float64 if np.dtype(dtype).kind != "i" else dtype)
             want = reductions_of(world)[op](wide)
             np.testing.assert_array_equal(got, want.astype(np.float32).astype(dtype), f"{op}")
@@ -57,40 +57,42 @@ def arrays_in_processes() -> None:
     for count in COUNTS:
         xs = random.standard_normal((world, world * count, 2)).astype(np.float32)
         mine = xs[rank]
-        np.testing.assert_array_equal(ark.comm.all_gather(mine), np.concatenate(xs))
+        np.testing.assert_array_equal(ark.distributed.all_gather(mine), np.concatenate(xs))
         np.testing.assert_array_equal(
-            ark.comm.all_to_all(mine), np.concatenate([np.split(x, world)[rank] for x in xs])
+            ark.distributed.all_to_all(mine), np.concatenate([np.split(x, world)[rank] for x in xs])
         )
-        np.testing.assert_array_equal(ark.comm.broadcast(mine, root=world - 1), xs[-1])
+        np.testing.assert_array_equal(ark.distributed.broadcast(mine, root=world - 1), xs[-1])
         total = np.zeros_like(mine)
         for x in xs:
             total = total + x
-        np.testing.assert_array_equal(ark.comm.reduce_scatter(mine), np.split(total, world)[rank])
+        np.testing.assert_array_equal(
+            ark.distributed.reduce_scatter(mine), np.split(total, world)[rank]
+        )
         own = mine.copy()
-        ark.comm.all_reduce(own, out=own)
+        ark.distributed.all_reduce(own, out=own)
         np.testing.assert_array_equal(own, total)
     lengths = [[(s + 2 * t) % 3 for t in range(world)] for s in range(world)]
     parts = [[np.full((n, 3), 10 * s + t, np.int32) for t, n in enumerate(row)]
              for s, row in enumerate(lengths)]  # fmt: skip
-    got = ark.comm.all_to_all_v(
+    got = ark.distributed.all_to_all_v(
         np.concatenate(parts[rank]), lengths[rank], [row[rank] for row in lengths]
     )
     np.testing.assert_array_equal(got, np.concatenate([row[rank] for row in parts]))
     ring = np.array([rank], np.int64)
     if rank == 0:
-        ark.comm.send(ring, 1)
-        ark.comm.recv(ring, world - 1)
+        ark.distributed.send(ring, 1)
+        ark.distributed.recv(ring, world - 1)
         assert ring[0] == world - 1
     else:
         before = np.zeros(1, np.int64)
-        ark.comm.recv(before, rank - 1)
+        ark.distributed.recv(before, rank - 1)
         assert before[0] == rank - 1
-        ark.comm.send(ring, (rank + 1) % world)
+        ark.distributed.send(ring, (rank + 1) % world)
     with pytest.raises(ark.InvalidUsageError, match="a multiple"):
-        ark.comm.reduce_scatter(np.zeros(world + 1))
+        ark.distributed.reduce_scatter(np.zeros(world + 1))
     with pytest.raises(ark.InvalidUsageError, match="not contiguous"):
-        ark.comm.all_reduce(np.zeros((4, 4))[:, 1:])
-    ark.comm.barrier()
+        ark.distributed.all_reduce(np.zeros((4, 4))[:, 1:])
+    ark.distributed.barrier()
 
 
 @slow
@@ -105,7 +107,7 @@ def every_byte_of_an_fp8_type() -> None:
     pairs = np.random.default_rng(3).permutation(np.repeat(codes, 16))
     for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2):
         both = np.repeat(codes, 16).view(dtype), pairs.view(dtype)
-        got = ark.comm.all_reduce(np.ascontiguousarray(both[rank]))
+        got = ark.distributed.all_reduce(np.ascontiguousarray(both[rank]))
         with np.errstate(all="ignore"):
             want = (both[0].astype(np.float32) + both[1].astype(np.float32)).astype(dtype)
         nans = np.isnan(want.astype(np.float32))
@@ -411,7 +413,7 @@ def until_one_is_killed(folder: str, victim: int, calls: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             if number == calls:
                 began = time.monotonic()
-            ark.comm.all_reduce(x, "max")
+            ark.distributed.all_reduce(x, "max")
     except ark.BaseError as error:
         Path(folder, str(rank)).write_text(f"{time.monotonic() - began} {error}")
         raise

@@ -16,7 +16,7 @@ import ark
 
 def wrong(rank: int) -> dict[str, Callable[[], Any]]:
     x = np.ones(8, np.float32)
-    comm = ark.comm
+    comm = ark.distributed
     return {
         "nothing": lambda: comm.all_reduce(None),
         "a list": lambda: comm.all_reduce([1.0]),
@@ -40,7 +40,7 @@ def wrong(rank: int) -> dict[str, Callable[[], Any]]:
 
 
 def refuse_all() -> None:
-    import ark.comm
+    import ark.distributed
 
     ark.init(backend="cpu")
     for name, call in wrong(ark.Model.get_rank()).items():
@@ -49,7 +49,7 @@ def refuse_all() -> None:
         except ark.InvalidUsageError:
             continue
         raise AssertionError(f"{name} was taken")
-    assert list(ark.comm.all_reduce(np.ones(8, np.float32))) == [2.0] * 8
+    assert list(ark.distributed.all_reduce(np.ones(8, np.float32))) == [2.0] * 8
 
 
 def test_what_no_collective_takes_is_refused_by_all() -> None:
@@ -57,17 +57,17 @@ def test_what_no_collective_takes_is_refused_by_all() -> None:
 
 
 def meet_late(timeout_s: float, late_s: float) -> None:
-    import ark.comm
+    import ark.distributed
 
     ark.init(backend="cpu")
-    ark.comm.group(timeout_s=timeout_s)
-    assert ark.comm.group(timeout_s) is ark.comm.group()
+    ark.distributed.group(timeout_s=timeout_s)
+    assert ark.distributed.group(timeout_s) is ark.distributed.group()
     with pytest.raises(ark.InvalidUsageError, match=r"is already .* s; pass"):
-        ark.comm.group(timeout_s + 1.0)
-    ark.comm.all_reduce(np.ones(8, np.float32))
+        ark.distributed.group(timeout_s + 1.0)
+    ark.distributed.all_reduce(np.ones(8, np.float32))
     if ark.Model.get_rank() == 1:
         time.sleep(late_s)
-    assert list(ark.comm.all_reduce(np.ones(8, np.float32))) == [2.0] * 8
+    assert list(ark.distributed.all_reduce(np.ones(8, np.float32))) == [2.0] * 8
 
 
 def test_a_rank_that_comes_late_is_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +80,7 @@ def test_a_rank_that_comes_late_is_waited_for(capfd: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("inf"), float("nan")])
 def test_no_time_to_wait(timeout_s: float) -> None:
-    import ark.comm
+    import ark.distributed
 
     with pytest.raises(ark.InvalidUsageError, match="timeout_s="):
-        ark.comm.group(timeout_s)
+        ark.distributed.group(timeout_s)

@@ -31,10 +31,10 @@ def held():
         len(os.listdir("/proc/self/" + kind)) for kind in ("fd", "task")
     )
 for _ in range(300):
-    ark.comm.all_reduce(x, "sum", y)
+    ark.distributed.all_reduce(x, "sum", y)
 before = held()
 for _ in range(COLLECTIVES):
-    ark.comm.all_reduce(x, "sum", y)
+    ark.distributed.all_reduce(x, "sum", y)
 assert (y == 2).all()
 end = time.monotonic() + 20
 while held()[2] > before[2] and time.monotonic() < end:
@@ -48,14 +48,14 @@ import ark
 ark.init(backend="cpu")
 rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
 calls = [
-    lambda n: ark.comm.all_reduce(np.ones(n, np.float32)),
-    lambda n: ark.comm.all_reduce(np.ones(n, np.int64), "max"),
-    lambda n: ark.comm.all_gather(np.ones(n, np.float16)),
-    lambda n: ark.comm.reduce_scatter(np.ones(n * world, np.float32)),
-    lambda n: ark.comm.all_to_all(np.ones(n * world, np.int32)),
-    lambda n: ark.comm.broadcast(np.ones(n, np.float32), 1),
+    lambda n: ark.distributed.all_reduce(np.ones(n, np.float32)),
+    lambda n: ark.distributed.all_reduce(np.ones(n, np.int64), "max"),
+    lambda n: ark.distributed.all_gather(np.ones(n, np.float16)),
+    lambda n: ark.distributed.reduce_scatter(np.ones(n * world, np.float32)),
+    lambda n: ark.distributed.all_to_all(np.ones(n * world, np.int32)),
+    lambda n: ark.distributed.broadcast(np.ones(n, np.float32), 1),
 ]
-ark.comm.barrier()  # who dies before he has joined is waited for as long as joining may take
+ark.distributed.barrier()  # who dies before he has joined is waited for as long as joining may take
 print("running", flush=True)
 for number in range(10**9):  # a new size now and then: planning and loading are ended too
     calls[number % 6](1 + number // 60)

@@ -24,13 +24,13 @@ ark.init(backend="cpu")
 rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
 for n in (3, 4099):
     shares = [np.arange(n, dtype=np.float32) % 11 + r for r in range(world)]
-    assert (ark.comm.all_reduce(shares[rank]) == sum(shares)).all()
-    assert (ark.comm.all_gather(shares[rank]) == np.concatenate(shares)).all()
+    assert (ark.distributed.all_reduce(shares[rank]) == sum(shares)).all()
+    assert (ark.distributed.all_gather(shares[rank]) == np.concatenate(shares)).all()
     if rank == 0:
-        ark.comm.send(shares[0], 1)
+        ark.distributed.send(shares[0], 1)
     elif rank == 1:
-        assert (ark.comm.recv(np.empty(n, np.float32), 0) == shares[0]).all()
-ark.comm.barrier()
+        assert (ark.distributed.recv(np.empty(n, np.float32), 0) == shares[0]).all()
+ark.distributed.barrier()
 print("right")
 """
 COUNTING = """
@@ -42,11 +42,11 @@ told = []
 if ark.Model.get_rank() == 0:
     threading.Thread(target=lambda: told.append(sys.stdin.readline()), daemon=True).start()
 count = 0
-done = ark.comm.all_reduce(np.zeros(2, np.int64))
+done = ark.distributed.all_reduce(np.zeros(2, np.int64))
 print("running", flush=True)
 while not done[1]:  # until rank 0 was told to stop
     count += 1
-    done = ark.comm.all_reduce(np.array([count, len(told)], np.int64))
+    done = ark.distributed.all_reduce(np.array([count, len(told)], np.int64))
     assert done[0] == 2 * count, (done, count)
 print("stopped")
 """

@@ -30,7 +30,7 @@ TYPES = ((np.float32, "fp32"), (np.int32, "int32"), (np.float64, "fp64"))
 
 def collectives() -> list[Call]:
     """Calls that differ in one thing or in several, by what errors call them."""
-    comm = ark.comm
+    comm = ark.distributed
     calls: list[Call] = [("barrier()", comm.barrier)]
     for (dtype, name), count in itertools.product(TYPES, COUNTS):
         x = np.ones(count, dtype)
@@ -52,10 +52,10 @@ def collectives() -> list[Call]:
 
 
 def mismatched(pairs: int, seed: int) -> None:
-    import ark.comm
+    import ark.distributed
 
     ark.init(backend="cpu")
-    ark.comm.group(timeout_s=60.0)
+    ark.distributed.group(timeout_s=60.0)
     rank, x = ark.Model.get_rank(), np.arange(8, dtype=np.float32)
     calls, order = collectives(), random.Random(seed)
     for _ in range(pairs):
@@ -66,7 +66,7 @@ def mismatched(pairs: int, seed: int) -> None:
             both[rank][1]()
         for each, (text, _) in enumerate(both):
             assert f"rank {each} calls {text}" in str(caught.value)
-        np.testing.assert_array_equal(ark.comm.all_reduce(x), 2 * x)
+        np.testing.assert_array_equal(ark.distributed.all_reduce(x), 2 * x)
 
 
 def test_both_calls_of_a_mismatched_pair_are_named() -> None:
@@ -80,24 +80,24 @@ def test_both_calls_of_ten_thousand_mismatched_pairs_are_named() -> None:
 
 def one_of_three() -> None:
     """One rank of three calls something else; then two ranks swap two calls."""
-    import ark.comm
+    import ark.distributed
 
     ark.init(backend="cpu")
-    ark.comm.group(timeout_s=60.0)
+    ark.distributed.group(timeout_s=60.0)
     rank, x = ark.Model.get_rank(), np.ones(6, np.float32)
     for odd in range(3):
         with pytest.raises(ark.InvalidUsageError) as caught:
-            ark.comm.all_reduce(x, "max" if rank == odd else "sum")
+            ark.distributed.all_reduce(x, "max" if rank == odd else "sum")
         assert f"rank {odd} calls all_reduce(fp32[6], op='max')" in str(caught.value)
         assert "all_reduce(fp32[6], op='sum')" in str(caught.value)  # of the others, who has come
-        assert list(ark.comm.all_reduce(x)) == [3.0] * 6
-    swapped = [lambda: ark.comm.broadcast(x, 0), lambda: ark.comm.all_gather(x)]
+        assert list(ark.distributed.all_reduce(x)) == [3.0] * 6
+    swapped = [lambda: ark.distributed.broadcast(x, 0), lambda: ark.distributed.all_gather(x)]
     for call in swapped:
         call()
     for call in swapped if rank else swapped[::-1]:
         with pytest.raises(ark.InvalidUsageError, match="do not make the same calls"):
             call()
-    assert list(ark.comm.all_reduce(x)) == [3.0] * 6
+    assert list(ark.distributed.all_reduce(x)) == [3.0] * 6
 
 
 def test_one_rank_of_three_makes_another_call() -> None:
@@ -105,15 +105,15 @@ def test_one_rank_of_three_makes_another_call() -> None:
 
 
 def lengths_that_differ() -> None:
-    import ark.comm
+    import ark.distributed
 
     ark.init(backend="cpu")
     x = np.ones(8, np.float32)
     receive = [4, 3] if ark.Model.get_rank() == 0 else [4, 4]
     said = "rank 1 sends 4 rows to rank 0, which receives 3"
     with pytest.raises(ark.InvalidUsageError, match=said):
-        ark.comm.all_to_all_v(x, [4, 4], receive)
-    assert list(ark.comm.all_reduce(x)) == [2.0] * 8
+        ark.distributed.all_to_all_v(x, [4, 4], receive)
+    assert list(ark.distributed.all_reduce(x)) == [2.0] * 8
 
 
 def test_lengths_that_two_ranks_do_not_share_are_an_error_on_both() -> None:
@@ -122,19 +122,19 @@ def test_lengths_that_two_ranks_do_not_share_are_an_error_on_both() -> None:
 
 def failing_alone() -> None:
     """A call that fails on one rank fails on the other, and both go on."""
-    import ark.comm
+    import ark.distributed
     from ark.distributed import calls
 
     ark.init(backend="cpu")
     rank, x = ark.Model.get_rank(), np.ones(8, np.float32)
-    ark.comm.all_reduce(x)
+    ark.distributed.all_reduce(x)
     plans_for = calls.plans_for
     if rank == 1:
         calls.plans_for = _no_memory
     with pytest.raises(ark.SystemError, match="no memory is left"):
-        ark.comm.all_reduce(x, "max")
+        ark.distributed.all_reduce(x, "max")
     calls.plans_for = plans_for
-    assert list(ark.comm.all_reduce(x, "max")) == [1.0] * 8
+    assert list(ark.distributed.all_reduce(x, "max")) == [1.0] * 8
 
 
 def _no_memory(*_: Any) -> Any:
@@ -151,10 +151,10 @@ LIMIT_S = 20.0  # for a machine with other work; without a bound it is 100 s and
 
 def unanswered() -> None:
     """Each kind of call that the other rank does not make, loaded before and not."""
-    import ark.comm
+    import ark.distributed
 
     ark.init(backend="cpu")
-    ark.comm.group(timeout_s=TIMEOUT_S)
+    ark.distributed.group(timeout_s=TIMEOUT_S)
     rank, comm = ark.Model.get_rank(), ark.comm
     x = np.ones(8, np.float32)
     both = {
@@ -292,16 +292,16 @@ def test_a_call_that_the_others_have_ended_ends_well_though_their_next_differ() 
 
 def fifty_kinds() -> None:
     """More kinds of calls than are kept, with a mismatch in between: ranks drop the same ones."""
-    import ark.comm
+    import ark.distributed
 
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
     for count in (*range(1, 40), 7, 39, *range(30, 75), 2):
         x = np.ones(count, np.float32)
-        assert list(ark.comm.all_reduce(x)) == [2.0] * count
+        assert list(ark.distributed.all_reduce(x)) == [2.0] * count
         if count % 25 == 0:
             with pytest.raises(ark.InvalidUsageError):
-                ark.comm.all_reduce(x, "max" if rank else "min")
+                ark.distributed.all_reduce(x, "max" if rank else "min")
 
 
 @slow

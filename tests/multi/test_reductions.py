@@ -10,7 +10,7 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.collective.reductions import reference
+from ark.collective.programs.reductions import reference
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.cases.collectives import build, devices, keep

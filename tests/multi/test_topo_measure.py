@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ark.cli import main
-from ark.comm.topology import load
+from ark.collective.topology import load
 from tests.slow import slow
 
 

@@ -80,7 +80,7 @@ def _sums_by_tables(root: str) -> None:
     ark.init(backend="cpu")
     results = {}
     for count in (256, 70001):
-        total = ark.comm.all_reduce(np.full(count, ranks.rank + 1, np.float32))
+        total = ark.distributed.all_reduce(np.full(count, ranks.rank + 1, np.float32))
         assert (total == 3.0).all()
     group = functions.group()
     for call in group._calls[group._all_ranks].values():

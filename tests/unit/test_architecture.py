@@ -24,8 +24,8 @@ MAY_NAME = {
     "ark/interop/torch/products.py",  # torch's own switches have such names
     "ark/bench/peer.py",
     "ark/bench/comm_peer.py",
-    "ark/comm/topology/detect.py",
-    "ark/comm/topology/boxes.py",
+    "ark/collective/topology/detect.py",
+    "ark/collective/topology/boxes.py",
     "ark/distributed/arrays.py",
     "ark/distributed/torch.py",
     "ark/interop/torch/program.py",
@@ -58,8 +58,10 @@ def test_the_spine_imports_neither_synthesis_nor_emulator() -> None:
         "import sys, ark.models.generate, ark.bench.decode, ark.cli.plan, ark.cli.generate\n"
         "from ark.backend import registry\n"
         "[registry.get(name) for name in registry.names()]\n"
-        "rooms = ('ark.comm', 'ark.parallel', 'ark_rocm_emulator')\n"
-        "print([m for m in sys.modules if m.startswith(rooms)])\n"
+        "rooms = ('ark.comm', 'ark.collective', 'ark.parallel', 'ark_rocm_emulator')\n"
+        "programs = ('ark.collective.programs', 'ark.collective')\n"
+        "loaded = (m for m in sys.modules if m.startswith(rooms))\n"
+        "print([m for m in loaded if not m.startswith(programs[0]) and m != programs[1]])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stdout + done.stderr

@@ -43,7 +43,7 @@ def test_the_mesh_is_a_backend_by_name() -> None:
 
 def test_collectives_on_arrays_of_one_rank() -> None:
     space: dict[str, Any] = {}
-    exec(block("channels.md", "ark.comm.all_reduce"), space)
+    exec(block("channels.md", "ark.distributed.all_reduce"), space)
     np.testing.assert_array_equal(space["total"], np.ones(4099))
 
 

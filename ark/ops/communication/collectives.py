@@ -1,7 +1,7 @@
-"""Collectives by any algorithm of ark.comm.
+"""Collectives by any algorithm of ark.collective.
 
 All_reduce, all_gather, reduce_scatter, broadcast, all_to_all. A call chooses a program and checks
-it; ark.ops.communication.programs makes tasks of it. The synthesis of programs (ark.comm) is
+it; ark.ops.communication.programs makes tasks of it. The synthesis of programs (ark.collective) is
 imported by the first call that needs one.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ark.collective import Collective, CollectiveProgram, Kind, check
-from ark.collective.routed import routed
-from ark.collective.types import no_algorithm
-from ark.collective.values import coarsened
+from ark.collective.programs import Collective, CollectiveProgram, Kind, check
+from ark.collective.programs.routed import routed
+from ark.collective.programs.types import no_algorithm
+from ark.collective.programs.values import coarsened
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import FLOATS, INTEGERS, SMALL_FLOATS, DataType, byte, fp16
@@ -25,7 +25,7 @@ from ark.ops.views import reshape
 from ark.tasks.combine import OPS
 
 if TYPE_CHECKING:
-    from ark.comm.topology import Topology
+    from ark.collective.topology import Topology
 
 # What elements are combined as they are, or as fp32 and rounded once: ark.tasks.combine.
 SUMMABLE = tuple(t for t in (*FLOATS, *SMALL_FLOATS, *INTEGERS) if t != byte)
@@ -38,7 +38,7 @@ PREFILL_ELEMENTS = 2048 * 4096
 def _synthesized(
     topology: Topology, collective: str, algorithm: str, root: int | None, reduction: str | None
 ) -> CollectiveProgram:
-    from ark.comm import synthesize
+    from ark.collective.synthesis import synthesize
 
     return synthesize(topology, collective, algorithm, root=root, reduction=reduction)
 
@@ -62,13 +62,13 @@ def choose_program(
         if algorithm.counts is not None:
             raise UnsupportedError(
                 f"the program {algorithm} has parts of unequal length; a tensor of a model "
-                "has equal ones, and ark.comm.all_to_all_v takes arrays of any"
+                "has equal ones, and ark.distributed.all_to_all_v takes arrays of any"
             )
         check(algorithm)
         program = algorithm
     else:
-        from ark.comm import algorithms
-        from ark.comm.topology import full_mesh, load
+        from ark.collective.synthesis import algorithms
+        from ark.collective.topology import full_mesh, load
 
         network = load(topology) if isinstance(topology, str) else topology
         network = network or full_mesh(world)

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from ark.collective import CollectiveProgram
-from ark.collective.values import Origin, Value, flow
+from ark.collective.programs import CollectiveProgram
+from ark.collective.programs.values import Origin, Value, flow
 from ark.ir.dtype import uint32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor

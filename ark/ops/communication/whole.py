@@ -1,8 +1,8 @@
 """Reductions that look at whole tensors, composed of other ops: Adasum and the model combiner.
 
-Each rank gathers all tensors and combines them as ark.collective.reductions does, in fp32: Adasum
-by pairs of pairs, the combiner in rank order. All ranks do the same to the same numbers, so they
-end with the same bits.
+Each rank gathers all tensors and combines them as ark.collective.programs.reductions does, in fp32:
+Adasum by pairs of pairs, the combiner in rank order. All ranks do the same to the same numbers, so
+they end with the same bits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any
 
-from ark.collective.reductions import require_power_of_two
+from ark.collective.programs.reductions import require_power_of_two
 from ark.errors import ModelError
 from ark.frontend.tensor import Tensor
 from ark.ir.dtype import FLOATS, fp32

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ark.collective import OUT, ProgramBuilder, Span
-from ark.comm.simulate import simulate
-from ark.comm.topology import Topology
+from ark.collective.programs import OUT, ProgramBuilder, Span
+from ark.collective.simulate import simulate
+from ark.collective.topology import Topology
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.parallel.layout.moves import Step, groups, moved, moves, operation, ring_volume
 from ark.parallel.layout.types import Layout

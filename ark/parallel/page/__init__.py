@@ -2,7 +2,7 @@
 
 `render_page` is called by `ark parallelize --html`. Colours are layouts; selecting a block shows
 its ops and the communication between them; bars are memory by rank, followed by the pipeline's
-timeline. Style and drawing helpers are those of the collectives' page (ark.comm.page).
+timeline. Style and drawing helpers are those of the collectives' page (ark.collective.page).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ark.comm.page import fill
+from ark.collective.page import fill
 from ark.parallel.plans.prediction import BlockCost, Prediction
 from ark.parallel.plans.rules import PLANS
 
@@ -118,7 +118,7 @@ def _kinds(state: tuple[str, ...], counts: list[int], shape: tuple[int, ...]) ->
 def render_page(prediction: Prediction, title: str) -> str:
     """The page's HTML; the same prediction gives the same bytes."""
     own = resources.files("ark.parallel.page") / "assets"
-    shared = resources.files("ark.comm.page") / "assets"
+    shared = resources.files("ark.collective.page") / "assets"
     style = (shared / "page.css").read_text("utf-8") + (own / "plan.css").read_text("utf-8")
     script = (shared / "draw.js").read_text("utf-8") + (own / "plan.js").read_text("utf-8")
     return fill((own / "plan.html").read_text("utf-8"), style, script, page_data(prediction, title))

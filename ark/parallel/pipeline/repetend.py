@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ark.comm.packages import require
+from ark.collective.packages import require
 from ark.errors import PlanError
 from ark.parallel.pipeline.placement import Placement
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ark.comm.packages import require
+from ark.collective.packages import require
 from ark.errors import InternalError, InvalidUsageError, ModelError, PlanError
 from ark.parallel.pipeline.placement import Placement, limits
 from ark.parallel.pipeline.repetend import search

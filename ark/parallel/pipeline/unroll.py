@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ark.comm.packages import require
+from ark.collective.packages import require
 from ark.parallel.pipeline.placement import Placement
 from ark.parallel.pipeline.repetend import Repetend
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ark.comm.packages import require
+from ark.collective.packages import require
 from ark.errors import PlanError
 from ark.ir.graph import Node
 from ark.ir.values import Tensor

@@ -1,4 +1,4 @@
-"""Reads how the GPUs of this machine are linked, from NVML; `ark.comm.topology.detect` calls it.
+"""Reads how this machine's GPUs are linked, from NVML, for `ark.collective.topology.detect`.
 
 Rates are NVLink's nominal ones per link and direction; NVML reports versions, not rates.
 """
@@ -10,7 +10,7 @@ from collections import Counter
 from fractions import Fraction
 from typing import Any
 
-from ark.comm.topology.detect import MachineLinks
+from ark.collective.topology.detect import MachineLinks
 from ark.errors import SystemError
 
 # GB/s each way of one link, by NVML's version number (1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0, 6.0).

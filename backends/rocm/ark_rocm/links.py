@@ -1,4 +1,4 @@
-"""Reads how the GPUs of this machine are linked, from HIP; `ark.comm.topology.detect` calls it.
+"""Reads how this machine's GPUs are linked, from HIP, for `ark.collective.topology.detect`.
 
 HIP tells the kind of link and the hops between two GPUs, not the rate; rates are the nominal ones
 of one Infinity Fabric link of the architecture. How many links join two dies of one package it does
@@ -16,7 +16,7 @@ from ark.errors import SystemError
 from ark_rocm.driver import device_properties
 
 if TYPE_CHECKING:
-    from ark.comm.topology.detect import MachineLinks
+    from ark.collective.topology.detect import MachineLinks
 
 XGMI = 4  # HSA_AMD_LINK_INFO_TYPE_XGMI
 # GB/s each way of one Infinity Fabric link between two GPUs.
@@ -26,7 +26,7 @@ HOST_RATE = Fraction(32)
 
 def read_links() -> MachineLinks:
     """Returns the links of all GPUs; raises SystemError with the reason where there are none."""
-    from ark.comm.topology.detect import MachineLinks  # a device asks `modifying` without it
+    from ark.collective.topology.detect import MachineLinks  # a device asks `modifying` without it
 
     try:
         package = importlib.import_module("hip")

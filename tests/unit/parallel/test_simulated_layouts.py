@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ark.cli import main
-from ark.comm import synthesize
-from ark.comm.simulate import simulate
-from ark.comm.topology import load
+from ark.collective.simulate import simulate
+from ark.collective.synthesis import synthesize
+from ark.collective.topology import load
 from ark.errors import InvalidUsageError
 from ark.parallel import Layout
 from ark.parallel.layout.simulated import StepTimes, change_on

@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import ark
-from ark.collective import Collective, CollectiveProgram
+from ark.collective.programs import Collective, CollectiveProgram
 from ark.frontend.model import Model, use_model
 from ark.lower.pipeline import plan as make_plan
 from ark.plan.types import Plan, Task
@@ -22,7 +22,7 @@ from ark.plan.verify import verify
 from ark.plan.verify.rank_set import RankSet
 from ark.plan.verify.symmetry import alone
 from ark.tasks.pointwise import COPY
-from tests.unit.comm.programs import any_program
+from tests.unit.collective.programs import any_program
 from tests.unit.plan.shapes import machine
 
 CALLS: dict[Collective, Any] = {

@@ -1,0 +1,44 @@
+"""Lower bounds on the time of a collective on a network, for any algorithm.
+
+Latency is not included. `ark.cli.topo` and the page print the bound next to every predicted time.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from ark.collective.exchange import exchange
+from ark.collective.forestcoll import cut_optimum, optimal, optimal_all_reduce
+from ark.collective.programs import Collective, Counts
+from ark.collective.topology import Topology
+
+
+def least_us(
+    topology: Topology,
+    collective: Collective | str,
+    size_bytes: int,
+    root: int | None = None,
+    counts: Counts | None = None,
+) -> float:
+    """Returns the time in microseconds that no schedule beats, for data of `size_bytes`.
+
+    Sizes are those of `ark.collective.simulate.simulate`; `root` is a rank's number, for broadcast
+    and reduce, `counts` an all-to-all's of unequal parts. The bounds: cuts for gathering and
+    scattering (ForestColl), for one root (Edmonds 1973), weighted roots for an all-reduce, and
+    multicommodity flow for an all-to-all. Where switches multicast or sum, all of them let these do
+    so. Raises UnsupportedError where the network is too large for the flow.
+    """
+    asked = Collective(collective)
+    ranks = len(topology.ranks)
+    able = bool(topology.multicast or topology.reduces)
+    if asked is Collective.ALL_TO_ALL:
+        seconds = exchange(topology, counts).lower_bound
+        seconds /= ranks if counts is None else max(map(sum, counts))
+    elif asked is Collective.ALL_REDUCE:
+        seconds = 1 / optimal_all_reduce(topology, able).bound
+    else:
+        network = topology.reverse() if asked.reduces else topology
+        roots = {topology.ranks[root or 0]: 1} if asked.rooted else None
+        best = cut_optimum(network, roots) if able else optimal(network, roots=roots)
+        seconds = best.lower_bound / (1 if asked.rooted else ranks)
+    return float(Fraction(size_bytes) * seconds) / 1e3

@@ -1,0 +1,82 @@
+"""One-shot and two-shot collectives: every rank communicates with every other at once.
+
+They have the least latency inside a box whose switch or mesh joins all pairs. Called by
+`ark.collective.classics.build`.
+"""
+
+from __future__ import annotations
+
+from ark.collective.classics.ring import own_shard, result_span
+from ark.collective.programs import IN, OUT, ProgramBuilder, Span
+
+
+def others(b: ProgramBuilder, rank: int) -> list[int]:
+    """The other ranks, nearest number first, so that no two ranks begin with the same peer."""
+    return [(rank + i) % b.ranks for i in range(1, b.ranks)]
+
+
+def gather_direct(b: ProgramBuilder) -> None:
+    """Every rank puts its shard of `out` to every other."""
+    for rank in range(b.ranks):
+        span = own_shard(b, rank)
+        for peer in others(b, rank):
+            b.put(rank, peer, span, span)
+
+
+def reduce_scatter_direct(b: ProgramBuilder) -> None:
+    """Every rank puts to each owner that owner's shard; the owner sums all of them at once."""
+    shard = b.chunks // b.ranks
+    scratch = b.scratch(b.chunks)
+    for rank in range(b.ranks):
+        for peer in others(b, rank):
+            b.put(rank, peer, Span(IN, peer * shard, shard), Span(scratch, rank * shard, shard))
+    for rank in range(b.ranks):
+        parts = [Span(scratch, source * shard, shard) for source in range(b.ranks)]
+        parts[rank] = Span(IN, rank * shard, shard)
+        b.reduce(rank, parts, result_span(b, rank, own_shard(b, rank)), final=True)
+
+
+def all_reduce_one_shot(b: ProgramBuilder) -> None:
+    """Every rank puts all of its data to every other, and each sums everything itself.
+
+    Folds in rank order, so it serves reductions whose order matters too.
+    """
+    scratch = b.scratch(b.ranks * b.chunks)
+    for rank in range(b.ranks):
+        for peer in others(b, rank):
+            b.put(rank, peer, Span(IN, 0, b.chunks), Span(scratch, rank * b.chunks, b.chunks))
+    for rank in range(b.ranks):
+        parts = [Span(scratch, source * b.chunks, b.chunks) for source in range(b.ranks)]
+        parts[rank] = Span(IN, 0, b.chunks)
+        b.reduce(rank, parts, Span(OUT, 0, b.chunks), final=True)
+
+
+def broadcast_direct(b: ProgramBuilder, root: int) -> None:
+    """The root puts everything to every other rank."""
+    whole = Span(OUT, 0, b.chunks)
+    b.copy(root, Span(IN, 0, b.chunks), whole)
+    for peer in others(b, root):
+        b.put(root, peer, whole, whole)
+
+
+def reduce_direct(b: ProgramBuilder, root: int) -> None:
+    """Every rank puts everything to the root, which sums all of it at once, in rank order."""
+    scratch = b.scratch(b.ranks * b.chunks)
+    parts = [Span(scratch, source * b.chunks, b.chunks) for source in range(b.ranks)]
+    for rank in others(b, root):
+        b.put(rank, root, Span(IN, 0, b.chunks), parts[rank])
+    parts[root] = Span(IN, 0, b.chunks)
+    b.reduce(root, parts, Span(OUT, 0, b.chunks), final=True)
+
+
+def all_to_all_direct(b: ProgramBuilder) -> None:
+    """Every rank puts to every other that rank's part."""
+    for rank in range(b.ranks):
+        for peer in (rank, *others(b, rank)):
+            here, there = b.exchanged(rank, peer)
+            if not here.count:
+                continue
+            if peer == rank:
+                b.copy(rank, here, there)
+            else:
+                b.put(rank, peer, here, there)

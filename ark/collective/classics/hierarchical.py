@@ -1,0 +1,116 @@
+"""Hierarchical collectives: boxes of fast links joined by slow ones, each level with its own part.
+
+Ranks with the same place in their boxes form a rail. Data cross boxes once, along rails, and spread
+directly inside boxes. `ark.collective.classics.build` calls these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.collective.classics.ring import own_shard, result_span
+from ark.collective.programs import IN, OUT, ProgramBuilder, Span
+
+Boxes = Sequence[Sequence[int]]
+
+
+def rails(boxes: Boxes) -> list[list[int]]:
+    """The ranks with the same place in every box."""
+    return [list(rail) for rail in zip(*boxes, strict=True)]
+
+
+def gather_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
+    """Each shard goes around its rail, and every rank forwards what it receives to its box."""
+    box_of = {rank: box for box in boxes for rank in box}
+
+    def spread(rank: int, owner: int) -> None:
+        span = own_shard(b, owner)
+        box = box_of[rank]
+        place = box.index(rank)
+        for i in range(1, len(box)):
+            b.put(rank, box[(place + i) % len(box)], span, span)
+
+    held = {rank: rank for rank in range(b.ranks)}
+    for hop in range(len(boxes)):
+        arriving = {}
+        for rail in rails(boxes) if hop < len(boxes) - 1 else ():
+            for i, rank in enumerate(rail):
+                span = own_shard(b, held[rank])
+                peer = rail[(i + 1) % len(rail)]
+                b.put(rank, peer, span, span)
+                arriving[peer] = held[rank]
+        for rank in range(b.ranks):
+            spread(rank, held[rank])
+        held = arriving
+
+
+def reduce_scatter_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
+    """A box sums, for each of its ranks, the shards of its rail; the sums go round the rail."""
+    shard = b.chunks // b.ranks
+    received = b.scratch(len(boxes[0]) * b.chunks, "receive")
+    sums = b.scratch(b.chunks, "sums")
+    gathered = []
+    for place, rail in enumerate(rails(boxes)):
+        for owner in rail:
+            own = Span(IN, owner * shard, shard)
+            for box in boxes:
+                rank = box[place]
+                parts = []
+                for i, peer in enumerate(box):
+                    part = Span(received, i * b.chunks + owner * shard, shard)
+                    if peer != rank:
+                        b.put(peer, rank, own, part)
+                    parts.append(own if peer == rank else part)
+                gathered.append((rank, owner, parts))
+    for rank, owner, parts in gathered:
+        target = Span(sums, owner * shard, shard)
+        if len(boxes) == 1:
+            target = result_span(b, owner, own_shard(b, owner))
+        if len(parts) > 1:
+            b.reduce(rank, parts, target, final=len(boxes) == 1)
+        else:
+            b.copy(rank, parts[0], target)
+    _reduce_rails(b, boxes, sums)
+
+
+def _reduce_rails(b: ProgramBuilder, boxes: Boxes, sums: str) -> None:
+    """Partial sums of every shard go round the rail and end with the shard's owner."""
+    shard = b.chunks // b.ranks
+    rounds = b.scratch(b.chunks, "rounds")
+    n = len(boxes)
+    for hop in range(n - 1):
+        arriving = []
+        for rail in rails(boxes):
+            for i, rank in enumerate(rail):
+                owner = rail[(i - hop - 1) % n]
+                here = Span(sums, owner * shard, shard)
+                there = Span(rounds, owner * shard, shard)
+                peer = rail[(i + 1) % n]
+                b.put(rank, peer, here if hop == 0 else there, there)
+                last = hop == n - 2
+                target = result_span(b, owner, own_shard(b, owner)) if last else there
+                arriving.append((peer, [there, here], target, last))
+        for peer, sources, target, last in arriving:
+            b.reduce(peer, sources, target, final=last)
+
+
+def all_to_all_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
+    """First to the box's member on the receiver's rail, then along that rail to the receiver."""
+    shard = b.chunks // b.ranks
+    width = len(boxes[0])
+    relay = b.scratch(width * b.chunks, "relay")
+    box_of = {rank: box for box in boxes for rank in box}
+    place_of = {rank: box.index(rank) for box in boxes for rank in box}
+    for rank in range(b.ranks):
+        mine = Span(OUT, rank * shard, shard)
+        b.copy(rank, Span(IN, rank * shard, shard), mine)
+        for i in range(1, b.ranks):
+            peer = (rank + i) % b.ranks
+            src = Span(IN, peer * shard, shard)
+            via = box_of[rank][place_of[peer]]
+            if via in (rank, peer):
+                b.put(rank, peer, src, mine)
+                continue
+            stop = Span(relay, place_of[rank] * b.chunks + peer * shard, shard)
+            b.put(rank, via, src, stop)
+            b.put(via, peer, stop, mine)

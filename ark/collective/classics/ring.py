@@ -1,0 +1,84 @@
+"""Ring collectives, in one direction or in both: every rank talks to its neighbours only.
+
+Bandwidth-optimal on a ring, N - 1 steps long. `ark.collective.classics.build` calls these.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from ark.collective.programs import IN, OUT, Collective, ProgramBuilder, Span
+
+
+def own_shard(b: ProgramBuilder, rank: int, part: int = 0, parts: int = 1) -> Span:
+    """The slots of `out` that hold the rank's shard, or one of `parts` equal parts of it."""
+    shard = b.chunks // b.ranks
+    return Span(OUT, rank * shard + part * shard // parts, shard // parts)
+
+
+def load_shards(b: ProgramBuilder) -> None:
+    """Every rank copies its contribution to an all-gather to its place in `out`."""
+    shard = b.chunks // b.ranks
+    for rank in range(b.ranks):
+        b.copy(rank, Span(IN, 0, shard), own_shard(b, rank))
+
+
+def gather_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> None:
+    """Every rank's shard in `out` goes round; each ring carries an equal part of every shard."""
+    for hop in range(b.ranks - 1):
+        for part, ring in enumerate(rings):
+            for i, rank in enumerate(ring):
+                span = own_shard(b, ring[(i - hop) % len(ring)], part, len(rings))
+                b.put(rank, ring[(i + 1) % len(ring)], span, span)
+
+
+def reduce_scatter_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> None:
+    """Partial sums go round and end, complete, with the owner of the shard.
+
+    The result lands in the owner's `out`: at its own place in an all-reduce, at the start in a
+    reduce-scatter.
+    """
+    scratch = b.scratch(b.chunks)
+    n = b.ranks
+    for hop in range(n - 1):
+        sums = []
+        for part, ring in enumerate(rings):
+            for i, rank in enumerate(ring):
+                owner = ring[(i - hop - 1) % n]
+                span = own_shard(b, owner, part, len(rings))
+                here = Span(IN, span.start, span.count)
+                there = Span(scratch, span.start, span.count)
+                peer = ring[(i + 1) % n]
+                b.put(rank, peer, here if hop == 0 else there, there)
+                last = hop == n - 2
+                target = result_span(b, owner, span) if last else there
+                sums.append((peer, [there, here], target, last))
+        for peer, sources, target, last in sums:
+            b.reduce(peer, sources, target, last)
+
+
+def result_span(b: ProgramBuilder, owner: int, span: Span) -> Span:
+    """Where a finished part of the owner's shard belongs in the owner's `out`."""
+    if b.collective is Collective.REDUCE_SCATTER:
+        return Span(OUT, span.start - owner * (b.chunks // b.ranks), span.count)
+    return span
+
+
+def broadcast_chain(b: ProgramBuilder, ring: Sequence[int]) -> None:
+    """The data walk the ring from its first rank to its last; pieces make it a pipeline."""
+    whole = Span(OUT, 0, b.chunks)
+    b.copy(ring[0], Span(IN, 0, b.chunks), whole)
+    for rank, peer in itertools.pairwise(ring):
+        b.put(rank, peer, whole, whole)
+
+
+def reduce_chain(b: ProgramBuilder, ring: Sequence[int]) -> None:
+    """Partial sums walk from the ring's last rank to its first."""
+    scratch = Span(b.scratch(b.chunks), 0, b.chunks)
+    here = Span(IN, 0, b.chunks)
+    back = list(reversed(ring))
+    for i, (rank, peer) in enumerate(itertools.pairwise(back)):
+        b.put(rank, peer, here if i == 0 else scratch, scratch)
+        last = i == len(ring) - 2
+        b.reduce(peer, [scratch, here], Span(OUT, 0, b.chunks) if last else scratch, last)

@@ -1,0 +1,88 @@
+"""How fast an all-reduce can be: roots of unequal weight, and both directions at once.
+
+An all-reduce sums each piece of the data on some rank, its root, and sends the sum out from there.
+Roots need not carry equal shares, and the two directions need not use a link in turn: while later
+pieces are still being summed, earlier ones are sent out. The rate is that of a linear programme
+over the roots' weights, the links' shares for either direction, and cuts
+(`ark.collective.forestcoll.programme`); reducing first and gathering then is the case of equal
+weights and a fixed share of every link. `ark.collective.forestcoll.forest` calls
+`optimal_all_reduce`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from ark.collective.forestcoll.network import network
+from ark.collective.forestcoll.optimum import balanced, optimal
+from ark.collective.forestcoll.programme import Point, Programme
+from ark.collective.forestcoll.symmetry import find_symmetry
+from ark.collective.topology import Topology
+
+
+@dataclass(frozen=True)
+class AllReduceOptimum:
+    """The rate of an all-reduce: bytes of the data per time, GB/s.
+
+    `rate` is what trees reach whose root v sums `weights[v]` GB/s, where the links, in the order of
+    `Topology.capacities`, give `gather` GB/s to the gathering trees and `reduce` to the reducing
+    ones. No trees do better than `bound`. `uniform` tells that all roots have the same weight and
+    that both directions take half of every link.
+    """
+
+    rate: Fraction
+    bound: Fraction
+    weights: tuple[Fraction, ...]
+    gather: tuple[Fraction, ...]
+    reduce: tuple[Fraction, ...]
+    uniform: bool
+
+    @property
+    def exact(self) -> bool:
+        """Tells whether the rate is proven to be the best."""
+        return self.rate == self.bound
+
+    @property
+    def gap(self) -> float:
+        """Returns by how much, at most, some trees could be faster, as a share of the bound."""
+        return float(1 - self.rate / self.bound)
+
+
+def optimal_all_reduce(topology: Topology, in_network: bool = False) -> AllReduceOptimum:
+    """Returns the best rate of an all-reduce by trees, and the proof that none is better.
+
+    With `in_network` switches multicast and sum where they can: no trees do better than `bound`;
+    `ark.collective.forestcoll.forest` tries to reach the rate by drawing trees.
+    """
+    net = network(topology)
+    reverse = topology.reverse()
+    equal, backward = optimal(topology), optimal(reverse)
+    # Links' shares p and 1 - p for gathering and reducing: both at the same rate.
+    inverse = equal.inv_x + backward.inv_x
+    share = equal.inv_x / inverse
+    rate = net.ranks / inverse
+    known = Point(
+        rate,
+        rate,
+        (rate / net.ranks,) * net.ranks,
+        (
+            tuple(share * each for each in balanced(net).bandwidth),
+            tuple((1 - share) * each for each in balanced(network(reverse)).bandwidth),
+        ),
+    )
+    programme = Programme(net, two_way=True, in_network=in_network)
+    symmetry = find_symmetry(net)
+    for optimum, reducing in ((equal, False), (backward, True)):
+        side = np.array([node in optimum.cut for node in topology.nodes])
+        for moved in symmetry.images:
+            image = np.empty_like(side)
+            image[moved] = side
+            programme.add(image, reducing)
+    best = programme.solve(known)
+    gather, reduce = best.shares
+    uniform = best.rate == rate
+    weights = best.weights[: net.ranks]
+    return AllReduceOptimum(best.rate, best.bound, weights, gather, reduce, uniform)

@@ -1,0 +1,72 @@
+"""Trees of an all-reduce for switches that multicast and sum (NVLS, SHARP), and their loads.
+
+One tree a root serves both phases, reversed for the sums: where a switch multicasts, a sender's
+branches use the links before it once, and where it reduces, what a receiver sums uses the links
+behind it once. So the two phases load opposite directions of the links that ranks have, and run at
+once. `ark.collective.forestcoll.forest` calls `draw_joint` where there are such switches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from fractions import Fraction
+
+from ark.collective.forestcoll.all_reduce import optimal_all_reduce
+from ark.collective.forestcoll.isomorphic import draw
+from ark.collective.forestcoll.network import network
+from ark.collective.forestcoll.symmetry import find_symmetry
+from ark.collective.forestcoll.tree import Tree
+from ark.collective.simulate.in_network import crossings
+from ark.collective.topology import Topology
+
+_MOST_TREES = 4  # a root
+_SLACK = (Fraction(1), Fraction(17, 16), Fraction(9, 8), Fraction(5, 4), Fraction(3, 2))
+
+
+def loads(trees: Sequence[Tree], able: Collection[str]) -> Counter[tuple[str, str]]:
+    """Returns the units that every link carries; switches in `able` make one flow of a sender's."""
+    load: Counter[tuple[str, str]] = Counter()
+    capable = frozenset(able)
+    for tree in trees:
+        sent: defaultdict[int, list[tuple[str, ...]]] = defaultdict(list)
+        for edge in tree.edges:
+            for path, units in edge.paths:
+                if units == tree.count:
+                    sent[edge.src].append(path)
+                else:  # one of several parts of the data, which are sent apart
+                    for link, times in crossings([path], True, frozenset()).items():
+                        load[link] += times * units
+        for paths in sent.values():
+            for link, times in crossings(paths, True, capable).items():
+                load[link] += times * tree.count
+    return load
+
+
+def draw_joint(topology: Topology) -> tuple[Fraction, Fraction, tuple[Tree, ...]] | None:
+    """Returns the rate of an all-reduce in GB/s, its bound, and the trees, or None.
+
+    Only for networks whose links come in equal pairs. The trees of all roots are images of few
+    under the network's symmetry, and every root has as many.
+    """
+    capacities = topology.capacities()
+    if topology.reverse().capacities() != capacities:
+        return None
+    net = network(topology)
+    symmetry = find_symmetry(net)
+    bound = optimal_all_reduce(topology, in_network=True).bound
+    for slack in _SLACK:
+        for k in range(1, _MOST_TREES + 1):
+            base = draw(net, symmetry, slack * net.ranks * k / bound, k, reversed_too=True)
+            if base is None:
+                continue
+            trees = tuple(
+                tree.image(topology.nodes, moved) for moved in symmetry.images for tree in base
+            )
+            load = loads(trees, topology.multicast)
+            for (src, dst), units in loads(trees, topology.reduces).items():
+                load[dst, src] += units
+            slowest = max(Fraction(units) / capacities[link] for link, units in load.items())
+            ordered = tuple(sorted(trees, key=lambda tree: tree.root))
+            return net.ranks * k / slowest, bound, ordered
+    return None

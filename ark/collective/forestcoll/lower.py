@@ -1,0 +1,175 @@
+"""Turns a forest into a collective program: puts along its trees, reductions where branches meet.
+
+`ark.comm.synthesize`, the command line and the planner call it. A root's data is cut into as many
+chunks as its trees need; a tree for several chunks moves them with one put. Operations are issued
+level by level over all trees, in an order in which they can run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterator
+
+from ark.collective.forestcoll.forest import Forest
+from ark.collective.forestcoll.tree import Edge, Tree
+from ark.collective.programs.builder import IN, OUT, ProgramBuilder
+from ark.collective.programs.types import CollectiveProgram, OpRef, Span
+
+
+def lower(
+    forest: Forest,
+    reduction: str = "sum",
+    pieces: int = 1,
+    window: int = 0,
+    most_operations: int | None = None,
+) -> CollectiveProgram:
+    """Returns the program of a forest; UnsupportedError beyond `most_operations`.
+
+    Args:
+        forest: the trees.
+        reduction: an elementwise reduction of `ark.collective.programs.reductions`.
+        pieces: cuts every chunk further, so that long paths are pipelined.
+        window: how many puts of a gathering rank, to ranks that pass them on, are under way over
+            one link at a time; 0 is all. With few, data arrive one after another instead of all
+            at the end, and are passed on sooner; each put then costs its latency.
+    """
+    everything = forest.reducing + forest.gathering
+    unit = math.gcd(
+        *(units for tree in everything for edge in tree.edges for _, units in edge.paths)
+    )
+    rooted = forest.collective in ("broadcast", "reduce")
+    ranks = len(forest.topology.ranks)
+    places = _places(forest.gathering or forest.reducing, unit, ranks)
+    builder = ProgramBuilder(
+        f"forestcoll k={forest.trees}{f' window={window}' if window else ''} "
+        f"{forest.collective} on {forest.topology.name}",
+        forest.collective,
+        ranks,
+        places[-1],
+        reduction=reduction if forest.reducing else None,
+        root=everything[0].root if rooted else None,
+        pieces=pieces,
+        most_operations=most_operations,
+    )
+    writer = _Writer(builder, forest, unit, places)
+    if forest.reducing:
+        writer.reduce()
+    if forest.gathering:
+        writer.gather(window)
+    return builder.build()
+
+
+def _places(trees: tuple[Tree, ...], unit: int, ranks: int) -> list[int]:
+    """Returns the first chunk of every root's data, in the order of ranks, and all chunks."""
+    chunks = [0] * ranks
+    for tree in trees:
+        chunks[tree.root] += tree.count // unit
+    return [0, *itertools.accumulate(chunks)]
+
+
+class _Writer:
+    """Writes the two phases; `places[root]` is the first chunk of what the root owns."""
+
+    def __init__(
+        self, builder: ProgramBuilder, forest: Forest, unit: int, places: list[int]
+    ) -> None:
+        self._builder = builder
+        self._forest = forest
+        self._unit = unit
+        self._places = places
+
+    def gather(self, window: int) -> None:
+        """Every root's data ends in `out` on all ranks, from `in` or from the reducing phase."""
+        trees = self._forest.gathering
+        firsts, totals = self._shares(trees)
+        starts_in = not self._forest.reducing
+        if starts_in:
+            for root, chunks in totals.items():
+                place = Span(OUT, self._places[root], chunks)
+                self._builder.copy(root, Span(IN, 0, chunks), place)
+        passing_on = [{edge.src for edge in tree.edges} for tree in trees]
+        under_way: defaultdict[tuple[int, str], deque[OpRef]]
+        under_way = defaultdict(lambda: deque(maxlen=window))
+        for number, edge in _in_rounds(trees):
+            root, first = trees[number].root, firsts[number]
+            there = Span(OUT, self._places[root] + first, trees[number].count // self._unit)
+            from_in = starts_in and edge.src == root
+            here = Span(IN, first, there.count) if from_in else there
+            for path, source, target in self._parts(edge, here, there):
+                passes_on = edge.dst in passing_on[number]
+                queue = under_way[edge.src, path[1]] if passes_on else deque()
+                after = [queue[0]] if window and len(queue) == window else []
+                queue.append(self._builder.put(edge.src, edge.dst, source, target, path, after))
+
+    def reduce(self) -> None:
+        """Every rank's contribution ends, reduced, in `out` on the root of its chunks."""
+        trees = self._forest.reducing
+        firsts, _ = self._shares(trees)
+        scratch = self._builder.scratch(self._most_arrivals())
+        used = [0] * len(self._forest.topology.ranks)
+        arrived: dict[tuple[int, int], list[Span]] = {}
+        own = [
+            Span(IN, self._places[tree.root] + first, tree.count // self._unit)
+            for tree, first in zip(trees, firsts, strict=True)
+        ]
+        for number, edge in _in_rounds(trees):
+            partial = own[number]
+            parts = arrived.pop((number, edge.src), [])
+            if parts:
+                self._builder.reduce(edge.src, [partial, *parts], parts[0])
+                partial = parts[0]
+            there = Span(scratch, used[edge.dst], partial.count)
+            used[edge.dst] += partial.count
+            arrived.setdefault((number, edge.dst), []).append(there)
+            for path, source, target in self._parts(edge, partial, there):
+                self._builder.put(edge.src, edge.dst, source, target, path)
+        for number, tree in enumerate(trees):
+            parts = arrived[number, tree.root]
+            place = own[number].start if self._forest.gathering else firsts[number]
+            result = Span(OUT, place, own[number].count)
+            self._builder.reduce(tree.root, [own[number], *parts], result, final=True)
+
+    def _parts(
+        self, edge: Edge, here: Span, there: Span
+    ) -> Iterator[tuple[tuple[str, ...], Span, Span]]:
+        """Yields (path, its part of `here`, its part of `there`) for each path of the edge."""
+        done = 0
+        for path, units in edge.paths:
+            count = units // self._unit
+            source = Span(here.buffer, here.start + done, count)
+            yield path, source, Span(there.buffer, there.start + done, count)
+            done += count
+
+    def _most_arrivals(self) -> int:
+        """Returns the most chunks that arrive on one rank while reducing."""
+        slots = [0] * len(self._forest.topology.ranks)
+        for tree in self._forest.reducing:
+            for edge in tree.edges:
+                slots[edge.dst] += tree.count // self._unit
+        return max(slots)
+
+    def _shares(self, trees: tuple[Tree, ...]) -> tuple[list[int], dict[int, int]]:
+        """Returns each tree's first chunk within its root's data, and each root's chunks."""
+        used: dict[int, int] = {}
+        firsts = []
+        for tree in trees:
+            firsts.append(used.get(tree.root, 0))
+            used[tree.root] = firsts[-1] + tree.count // self._unit
+        return firsts, used
+
+
+def _in_rounds(trees: tuple[Tree, ...]) -> list[tuple[int, Edge]]:
+    """Returns (tree number, edge) in rounds over all trees, in which each sender has received the
+    data that it sends.
+
+    Gathering starts at the roots, reducing at the ranks farthest from them.
+    """
+    rounds = []
+    for number, tree in enumerate(trees):
+        depth = tree.depths()
+        for edge in tree.edges:
+            away = depth[edge.dst] > depth[edge.src]
+            rounds.append((depth[edge.src] if away else -depth[edge.src], number, edge))
+    return [(number, edge) for _, number, edge in sorted(rounds, key=lambda each: each[:2])]

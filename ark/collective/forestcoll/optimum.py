@@ -1,0 +1,197 @@
+"""The best rate of a collective on a network: the optimum 1/x*, and the rate of k trees per rank.
+
+All-gather of M bytes over N ranks takes at least (M/N)(1/x*), where 1/x* is the largest ratio, over
+node sets S that lack some rank, of the ranks in S to the bandwidth leaving S; trees attain it
+(ForestColl, section 4). Broadcast from one root is the same with that root counted alone. The
+search is a discrete Newton iteration on exact integers; each round's cut is the next proof.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+
+from ark.collective.forestcoll.cuts import Ints, Mask
+from ark.collective.forestcoll.network import Network, network
+from ark.collective.forestcoll.programme import Point, Programme
+from ark.collective.packages import require
+from ark.collective.topology import Topology
+from ark.errors import InternalError, InvalidUsageError, UnsupportedError
+
+MOST_TREES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The rate of a forest of `k` trees a root, each tree carrying 1/k of its root's data.
+
+    `inv_x`: seconds * GB/s for one root's data of one GB, so M bytes over all roots take
+    M / roots * inv_x / 1e9 seconds. `lower_bound` is 1/x*, which no schedule beats, and `cut` the
+    node set that proves it; they are equal (`exact`) unless k was fixed. `scale` (the papers' U)
+    times a link's bandwidth is the number of trees that the link carries at this rate.
+    """
+
+    inv_x: Fraction
+    k: int
+    roots: int
+    scale: Fraction
+    lower_bound: Fraction
+    cut: tuple[str, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Tells whether the rate is the network's own optimum."""
+        return self.inv_x == self.lower_bound
+
+    @property
+    def algbw(self) -> Fraction:
+        """Returns the bytes of the gathered result per time, in GB/s: roots / inv_x."""
+        return self.roots / self.inv_x
+
+
+def optimal(
+    topology: Topology, k: int | None = None, roots: Mapping[str, int] | None = None
+) -> Optimum:
+    """Returns 1/x* with its proof and least number of trees or, for a given k, the best with k.
+
+    `roots` maps rank ids to the amount that each sends (all ranks 1 by default: all-gather).
+    """
+    net = network(topology, roots)
+    if k is not None and not 1 <= k <= MOST_TREES:
+        raise InvalidUsageError(f"k is {k}; expected a number of trees from 1 to {MOST_TREES}.")
+    if unbalanced(net):
+        point = _balance(net)
+        net = replace(net, bandwidth=point.shares[0])
+        best = replace(_newton(net), lower_bound=1 / point.bound)
+    else:
+        best = _newton(net)
+    return best if k is None else _fixed(net, best, k)
+
+
+def cut_optimum(topology: Topology, roots: Mapping[str, int] | None = None) -> Optimum:
+    """Returns the optimum that cuts alone prove, whatever switches can do.
+
+    It differs from that of `optimal` only if switches receive more than they send, or the reverse;
+    trees that reach it must then be multicast.
+    """
+    return _newton(network(topology, roots))
+
+
+def unbalanced(net: Network) -> bool:
+    """Tells whether some switch receives more than it can send on, or the other way round."""
+    passing = [Fraction(0)] * len(net.topology.nodes)
+    for tail, head, bandwidth in zip(net.tails, net.heads, net.bandwidth, strict=True):
+        passing[tail] -= bandwidth
+        passing[head] += bandwidth
+    return any(passing[net.ranks :])
+
+
+def balanced(net: Network) -> Network:
+    """Returns the network with as much of every link as trees can use at the best rate.
+
+    A switch cannot multicast, so trees never need more of its links than enters or leaves it. If
+    all switches balance, that is all of every link; ranks need not balance.
+    """
+    return replace(net, bandwidth=_balance(net).shares[0]) if unbalanced(net) else net
+
+
+def _balance(net: Network) -> Point:
+    nothing = Point(Fraction(0), Fraction(0), (), ())
+    point = Programme(net, net.demand).solve(nothing)
+    if not point.rate:
+        raise UnsupportedError(
+            f"the rate of {net.topology.name}, whose switches receive more or less than they send "
+            "on, was not found in fractions; round its bandwidths to simpler ones."
+        )
+    return point
+
+
+def _newton(net: Network) -> Optimum:
+    """Finds 1/x* by Newton's method on cuts; every round strictly raises the bound."""
+    common = math.lcm(*(each.denominator for each in net.bandwidth))
+    capacity = net.capacity(Fraction(common))
+    cuts = net.cuts()
+    sides = []
+    for rank in range(net.ranks):
+        side = np.ones(len(net.topology.nodes), dtype=bool)
+        side[rank] = False
+        sides.append(side)
+    bound = Fraction(0)
+    while sides:
+        ratios = [_ratio(net, capacity, side) for side in sides]
+        first_best = max(range(len(sides)), key=ratios.__getitem__)
+        if ratios[first_best] <= bound:
+            raise InternalError("a violated cut does not raise the bound on 1/x*.")
+        bound, side = ratios[first_best], sides[first_best]
+        violations = cuts.violated(capacity * bound.numerator, net.demand * bound.denominator)
+        sides = [violation.side for violation in violations]
+    inv_x = bound * common
+    k = bound.denominator // math.gcd(bound.denominator, *map(int, capacity))
+    cut = tuple(node for node, inside in zip(net.topology.nodes, side, strict=True) if inside)
+    return Optimum(inv_x, k, int(net.demand.sum()), k * inv_x, inv_x, cut)
+
+
+def _ratio(net: Network, capacity: Ints, side: Mask) -> Fraction:
+    demand = int(net.demand[side[: net.ranks]].sum())
+    if not demand:
+        return Fraction(0)  # all but the one root, which needs no data
+    return Fraction(demand, int(capacity[side[net.tails] & ~side[net.heads]].sum()))
+
+
+def _fixed(net: Network, best: Optimum, k: int) -> Optimum:
+    """Finds the least scale U for which floor(U b) carries k trees a root (ForestColl, 5.5).
+
+    U is at least k / x*. Where links come in equal pairs, or there are no switches, k / x* + 1 /
+    min b is always enough; other networks lose what `whole_units` drops, and a multiple of the
+    exact scale is enough for them. Only the points in between where some floor(U b) changes matter.
+    """
+    low = k * best.inv_x
+    distinct = sorted({each for each in net.bandwidth if each})
+    high = low + 1 / distinct[0]
+    points = {low} | {
+        Fraction(units) / each
+        for each in distinct
+        for units in range(math.ceil(low * each), math.floor(high * each) + 1)
+    }
+    ordered = [*sorted(points), best.scale * -(-k // best.k)]
+    cuts = net.cuts()
+
+    def enough(scale: Fraction) -> bool:
+        capacity = whole_units(net, net.capacity(scale))
+        return not cuts.violated(capacity, net.demand * k, first_only=True)
+
+    scale = ordered[bisect_left(ordered[:-1], True, key=enough)]
+    return Optimum(scale / k, k, best.roots, scale, best.lower_bound, best.cut)
+
+
+def whole_units(net: Network, capacity: Ints) -> Ints:
+    """Returns the capacities, less as few units as make each switch's inflow equal its outflow.
+
+    Rounding down unbalances a switch only if a link and its reverse differ. The dropped units are a
+    least-cost flow from the switches that send too much to those that receive too much, or through
+    the ranks, which need not balance.
+    """
+    nodes, ranks = len(net.topology.nodes), net.ranks
+    surplus = np.bincount(net.tails, capacity, nodes) - np.bincount(net.heads, capacity, nodes)
+    surplus = surplus.astype(np.int64)
+    surplus[:ranks] = 0
+    if not surplus.any():
+        return capacity
+    solver = require("ortools.graph.python.min_cost_flow").SimpleMinCostFlow()
+    arcs = solver.add_arcs_with_capacity_and_unit_cost(
+        net.tails, net.heads, capacity, np.ones(len(capacity), dtype=np.int64)
+    )
+    every, unlimited = np.arange(ranks), np.full(ranks, nodes)
+    endless, free = np.full(ranks, int(capacity.sum())), np.zeros(ranks, dtype=np.int64)
+    solver.add_arcs_with_capacity_and_unit_cost(every, unlimited, endless, free)
+    solver.add_arcs_with_capacity_and_unit_cost(unlimited, every, endless, free)
+    supplies = np.append(surplus, -surplus.sum())
+    solver.set_nodes_supplies(np.arange(nodes + 1), supplies)
+    if solver.solve() != solver.OPTIMAL:
+        raise InternalError("rounded capacities cannot be balanced.")
+    return capacity - solver.flows(arcs)

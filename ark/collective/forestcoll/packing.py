@@ -1,0 +1,167 @@
+"""Packs spanning trees into a network of ranks: the third step of ForestColl, shallow trees first.
+
+Edmonds (1973): if every cut keeps its demand, the trees exist. The papers' algorithm (Berczi and
+Frank 2010) adds one edge after another, each with a maximum flow that gives the number of trees
+that may take it. Here a whole tree is drawn at once, breadth first, within a pool of the known cuts
+(`ark.collective.forestcoll.drawing`); a check then accepts it or adds the cuts that it broke to the
+pool, and it is drawn again. Every accepted state keeps every cut, so packing never backtracks.
+
+If the network has symmetries, a tree is drawn together with its images under them, so equal roots
+get equal trees. What cannot be packed in this way is packed under a smaller group, finally under
+none. `ark.collective.forestcoll.forest` calls `pack`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from ark.collective.forestcoll.cuts import Ints, violated_in
+from ark.collective.forestcoll.drawing import Drawing, Pool
+from ark.collective.forestcoll.symmetry import groups_of
+from ark.collective.groups import Group
+from ark.errors import InternalError
+
+_MAX_REPACKINGS = 16
+_MOST_RANKS_REPACKED = 64
+
+
+@dataclass(frozen=True)
+class Branching:
+    """A spanning tree of rank numbers: its edges, parents before children, and the number of
+    copies.
+    """
+
+    root: int
+    edges: tuple[tuple[int, int], ...]
+    count: int
+
+    @property
+    def height(self) -> int:
+        """Returns the number of edges from the root to the rank farthest from it."""
+        depth = {self.root: 0}
+        for parent, child in self.edges:
+            depth[child] = depth[parent] + 1
+        return max(depth.values())
+
+
+Family = list[Branching]  # a tree and its images
+
+
+def pack(matrix: Ints, demand: Ints) -> list[Branching]:
+    """Returns trees, demand[v] of them rooted at v, that use matrix[x, y] units of (x, y) at most.
+
+    Every cut must suffice for `demand`. The tallest trees and a random part of the others are then
+    removed and packed again, a fixed number of times; the lower result is kept.
+    """
+    families = _pack(matrix, demand, np.zeros_like(matrix))
+    least = _eccentricity(matrix, demand)
+    for attempt in range(_MAX_REPACKINGS if len(demand) <= _MOST_RANKS_REPACKED else 0):
+        height, _ = best = _heights(families)
+        if height == least:
+            break
+        random = np.random.default_rng(attempt)
+        out = [each[0].height == height or random.random() < 0.6 for each in families]
+        kept = [each for each, removed in zip(families, out, strict=True) if not removed]
+        residual, pending = matrix.copy(), demand.copy()
+        for tree in itertools.chain(*kept):
+            pending[tree.root] -= tree.count
+            for edge in tree.edges:
+                residual[edge] -= tree.count
+        taste = random.integers(0, 2, matrix.shape)
+        repacked = kept + _pack(residual, pending, taste)
+        if _heights(repacked) < best:
+            families = repacked
+    return list(itertools.chain(*families))
+
+
+def _heights(families: list[Family]) -> tuple[int, int]:
+    """Returns the greatest height and the sum of all heights, copies counted."""
+    heights = [(each[0].height, each[0].count * len(each)) for each in families]
+    return max(heights)[0], sum(height * count for height, count in heights)
+
+
+def _eccentricity(matrix: Ints, demand: Ints) -> int:
+    """Returns the least height that the tallest tree can have."""
+    farthest = 0
+    for root in np.nonzero(demand)[0]:
+        reached = np.arange(len(demand)) == root
+        steps = 0
+        while not reached.all():
+            reached = reached | (matrix[reached] > 0).any(axis=0)
+            steps += 1
+        farthest = max(farthest, steps)
+    return farthest
+
+
+def _pack(matrix: Ints, demand: Ints, taste: Ints) -> list[Family]:
+    """Returns the trees; roots take turns, so that no root gets only bad trees.
+
+    `taste` is added to an edge's spare capacity when edges are chosen.
+    """
+    residual, pending = matrix.copy(), demand.copy()
+    families: list[Family] = []
+    for group in groups_of(matrix, demand):
+        pool = Pool(residual, pending, group)
+        while pending.any():
+            tree = _grow(residual, pending, pool, int(pending.argmax()), taste)
+            if tree is None:
+                break
+            families.append(_images(tree, group))
+            residual, pending = _without(residual, pending, tree, group)
+            pool.charge(tree.root, tree.edges, tree.count)
+        if not pending.any():
+            return families
+    raise InternalError("a tree that keeps every cut cannot be completed.")
+
+
+def _images(tree: Branching, group: Group) -> Family:
+    return [
+        Branching(
+            int(image[tree.root]),
+            tuple((int(image[x]), int(image[y])) for x, y in tree.edges),
+            tree.count,
+        )
+        for image in group.images
+    ]
+
+
+def _without(residual: Ints, pending: Ints, tree: Branching, group: Group) -> tuple[Ints, Ints]:
+    """Returns the capacities and demands after the tree and its images; may be negative for a
+    rejected tree.
+    """
+    residual, pending = residual.copy(), pending.copy()
+    for x, y in tree.edges:
+        residual[group.images[:, x], group.images[:, y]] -= tree.count
+    pending[group.images[:, tree.root]] -= tree.count
+    return residual, pending
+
+
+def _grow(residual: Ints, pending: Ints, pool: Pool, root: int, taste: Ints) -> Branching | None:
+    """Returns a tree that, with its images, leaves every cut enough for the pending demands.
+
+    As many copies are taken as the capacities and cuts allow. Returns None if no tree with images
+    under the pool's group exists; without images there always is one (Berczi and Frank 2010).
+    """
+    while True:
+        drawing = Drawing(residual, pending, pool, root, taste)
+        drawing.complete()
+        if not drawing.spans:
+            broken = drawing.broken_cuts()
+            if not broken:
+                return None
+            pool.add(broken, residual, pending)
+            continue
+        count = min(int(pending[root]), drawing.most_copies())
+        while count:
+            tree = Branching(root, tuple(drawing.edges), count)
+            rest, still_pending = _without(residual, pending, tree, pool.group)
+            broken = (
+                violated_in(rest, still_pending, orbits=pool.orbits) if still_pending.any() else []
+            )
+            if not broken:
+                return tree
+            pool.add(broken, residual, pending)
+            count = min(count, pool.most_copies(tree.root, tree.edges))

@@ -1,0 +1,68 @@
+"""A spanning tree on the physical network: the result of ForestColl and the input of programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ark.collective.forestcoll.cuts import Ints
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Data goes from rank `src` to rank `dst`; `paths` lists (node ids, units) that sum to count.
+
+    A path starts at the sender, ends at the receiver and passes only switches in between.
+    """
+
+    src: int
+    dst: int
+    paths: tuple[tuple[tuple[str, ...], int], ...]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """`count` equal spanning trees of `root`, a rank number, each for one unit of its data.
+
+    In a gathering tree the edges lead away from the root, and a rank is reached before it sends; in
+    a reducing tree they lead to it, in the opposite order.
+    """
+
+    root: int
+    count: int
+    edges: tuple[Edge, ...]
+
+    def depths(self) -> dict[int, int]:
+        """Returns the number of edges between the root and every rank."""
+        gathers = self.edges[0].src == self.root
+        depth = {self.root: 0}
+        for edge in self.edges if gathers else reversed(self.edges):
+            near, far = (edge.src, edge.dst) if gathers else (edge.dst, edge.src)
+            depth[far] = depth[near] + 1
+        return depth
+
+    @property
+    def height(self) -> int:
+        """Returns the number of edges on the longest way between the root and a rank."""
+        return max(self.depths().values())
+
+    def image(self, nodes: tuple[str, ...], moved: Sequence[int] | Ints) -> Tree:
+        """Returns the tree where node number i, named nodes[i], moves to number moved[i]."""
+        rename = {node: nodes[place] for node, place in zip(nodes, moved, strict=True)}
+        edges = tuple(
+            Edge(
+                int(moved[edge.src]),
+                int(moved[edge.dst]),
+                tuple((tuple(rename[node] for node in path), units) for path, units in edge.paths),
+            )
+            for edge in self.edges
+        )
+        return Tree(int(moved[self.root]), self.count, edges)
+
+    def reversed(self) -> Tree:
+        """Returns the tree with its data flowing the other way, over the reverse links."""
+        edges = tuple(
+            Edge(edge.dst, edge.src, tuple((path[::-1], units) for path, units in edge.paths))
+            for edge in reversed(self.edges)
+        )
+        return replace(self, edges=edges)

@@ -1,0 +1,165 @@
+"""The schema of MSCCL++ execution plans: JSON with the operations of every thread block of every
+GPU.
+
+Field names are those of MSCCL++; `ark.collective.programs.execution_write` and `execution_read` use
+them. A block refers to channels and remote buffers by index in its own lists, and those lists by
+index in the lists of its GPU; the n-th channel of GPU a to b is the n-th of b to a.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from ark.collective.programs.types import Collective
+from ark.json_reader import Closed
+
+COLLECTIVES = {
+    Collective.ALL_GATHER: "allgather",
+    Collective.REDUCE_SCATTER: "reducescatter",
+    Collective.ALL_REDUCE: "allreduce",
+    Collective.BROADCAST: "broadcast",
+    Collective.REDUCE: "reduce",
+    Collective.ALL_TO_ALL: "alltoall",
+}
+
+# The capacities of the executor's structures (execution_common.hpp), and the number of blocks that
+# an A100, with 108 multiprocessors, keeps resident at once, because blocks wait for each other.
+MOST_OPS, MOST_CHANNELS, MOST_PER_OP, MOST_SEMAPHORES, MOST_BLOCKS = 64, 16, 8, 16, 108
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 15)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 15)]
+Rank = Annotated[int, msgspec.Meta(ge=0, le=1023)]
+Bytes = Annotated[int, msgspec.Meta(ge=0)]
+Place = Literal["i", "o", "s"]
+ChannelType = Literal["memory", "port", "none", "switch"]
+
+
+class _Form(Closed, frozen=True, omit_defaults=True):
+    """Base of all objects of the schema: unknown fields are refused, and defaults are omitted."""
+
+
+class Chunks(_Form, frozen=True):
+    """`size` chunks from `index` on, of a buffer here (`type`) or of a peer (`buffer_id`)."""
+
+    index: Number
+    size: Count
+    type: Place | None = None
+    buffer_id: Number | None = None
+    switch_channel_id: Number | None = None
+
+
+class Slice(_Form, frozen=True):
+    """The part, of `tbg_size` equal parts of an operation, that the thread block executes."""
+
+    tb_id: Number
+    tbg_size: Count
+
+
+class Pipeline(_Form, frozen=True):
+    """How the operations inside a pipeline are cut."""
+
+    unit_size: Bytes
+    num_chunks: Number
+
+
+class Op(_Form, frozen=True):
+    """One operation of a thread block."""
+
+    name: str
+    channel_type: ChannelType | None = None
+    channel_ids: tuple[Number, ...] = ()
+    src_buff: tuple[Chunks, ...] = ()
+    dst_buff: tuple[Chunks, ...] = ()
+    tbg_info: Slice | None = None
+    barrier_id: Number | None = None
+    num_threadblocks: Number | None = None
+    semaphore_ids: tuple[Number, ...] = ()
+    iter_context: Pipeline | None = None
+    ops: tuple[Op, ...] = ()
+
+
+class BlockChannels(_Form, frozen=True):
+    """Channels of the GPU that a thread block uses."""
+
+    channel_type: ChannelType
+    channel_ids: tuple[Number, ...]
+    buff: Place | None = None
+
+
+class BlockBuffers(_Form, frozen=True):
+    """Remote buffers of the GPU that a thread block uses."""
+
+    access_channel_type: ChannelType
+    remote_buffer_ids: tuple[Number, ...]
+
+
+class Block(_Form, frozen=True):
+    """A thread block; its operations run one after another."""
+
+    id: Number
+    ops: tuple[Op, ...]
+    channels: tuple[BlockChannels, ...]
+    remote_buffer_refs: tuple[BlockBuffers, ...] = ()
+
+
+class RankGroup(_Form, frozen=True):
+    """Ranks of a switch channel."""
+
+    size: Count
+    ranks: tuple[Rank, ...]
+
+
+class Channels(_Form, frozen=True):
+    """Channels of one type of a GPU, one per entry of `connected_to`."""
+
+    channel_type: ChannelType
+    connected_to: tuple[Rank, ...] = ()
+    buffer_type: Place | None = None
+    rank_groups: tuple[RankGroup, ...] = ()
+
+
+class RemoteBuffer(_Form, frozen=True):
+    """A buffer of another GPU."""
+
+    rank: Rank
+    type: Place
+    access_channel_types: tuple[ChannelType, ...]
+
+
+class Semaphore(_Form, frozen=True):
+    """A counter between the thread blocks of a GPU."""
+
+    init_value: Number
+
+
+class Gpu(_Form, frozen=True):
+    """The buffers, channels and thread blocks of one rank."""
+
+    id: Rank
+    input_chunks: Number
+    output_chunks: Number
+    scratch_chunks: Number
+    threadblocks: tuple[Block, ...]
+    channels: tuple[Channels, ...]
+    remote_buffers: tuple[RemoteBuffer, ...] = ()
+    semaphores: tuple[Semaphore, ...] = ()
+
+
+class ExecutionPlan(_Form, frozen=True):
+    """The whole file."""
+
+    name: str
+    collective: Literal[
+        "allgather", "reducescatter", "allreduce", "broadcast", "reduce", "alltoall"
+    ]
+    inplace: bool
+    protocol: Literal["Simple", "LL"]
+    gpus: Annotated[tuple[Gpu, ...], msgspec.Meta(min_length=1, max_length=1024)]
+    reuse_resources: bool = False
+    use_double_scratch_buffer: bool = False
+    num_threads_per_block: Count = 1024
+    buffer_alignment: Count = 16
+    min_message_size: Bytes = 0
+    max_message_size: Bytes = (1 << 64) - 1

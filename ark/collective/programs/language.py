@@ -1,0 +1,171 @@
+"""A language for collective programs, in chunks: `ark.comm.program`.
+
+    @ark.comm.program("all_gather", ranks=4)
+    def ring(p):
+        for rank in p.ranks:
+            p.input(rank).to(p.output(rank, rank))
+        for hop in range(len(p.ranks) - 1):
+            for rank in p.ranks:
+                shard = (rank - hop) % 4
+                p.output(rank, shard).to(p.output((rank + 1) % 4, shard))
+
+The function states moves and reductions in an order that would be right one by one; what depends on
+what follows (ark.collective.programs.builder). The result is a checked CollectiveProgram, which
+every collective of ark takes as its `algorithm`, on the caller's ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from ark.collective.programs.builder import IN, OUT, ProgramBuilder
+from ark.collective.programs.checker import check
+from ark.collective.programs.types import Collective, CollectiveProgram, Span
+from ark.errors import InvalidUsageError
+from ark.ir.values import whole
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive slots of a rank's buffer."""
+
+    rank: int
+    span: Span
+    program: Program = field(repr=False, compare=False)
+
+    def to(self, place: Chunk) -> Chunk:
+        """Copies it to a place with the same number of slots, on this or another rank; returns the
+        place.
+        """
+        self.program.moved(self, place)
+        return place
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Its slots, one by one."""
+        for slot in self.span.slots():
+            yield Chunk(self.rank, Span(self.span.buffer, slot), self.program)
+
+
+class Program:
+    """The argument of a function of the language. ranks: their numbers."""
+
+    def __init__(self, builder: ProgramBuilder, scratch: int) -> None:
+        self._builder = builder
+        self._scratch = builder.scratch(scratch) if scratch else ""
+        self.ranks = range(builder.ranks)
+        self.root = builder.root
+        self.chunks = builder.chunks
+
+    def input(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:
+        """The rank's contribution: all chunks of a reduction or all-to-all, one of a gather."""
+        return self._place(rank, IN, slot, count)
+
+    def output(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:
+        """The slots of the rank's result."""
+        return self._place(rank, OUT, slot, count)
+
+    def scratch(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:
+        """Memory for intermediate results; raises InvalidUsageError if the program did not request
+        any.
+        """
+        if not self._scratch:
+            raise InvalidUsageError(
+                "the program has no scratch memory; request it by ark.comm.program(..., scratch=N)"
+            )
+        return self._place(rank, self._scratch, slot, count)
+
+    def reduce(self, *parts: Chunk, into: Chunk) -> Chunk:
+        """Folds chunks of one rank from left to right into one of its own; returns that.
+
+        A result in the output is final: a mean is divided there.
+        """
+        self._check_own(*parts, into)
+        if {p.rank for p in parts} != {into.rank} or not parts:
+            raise InvalidUsageError(
+                f"reduce into rank {into.rank} was given chunks of the ranks "
+                f"{[p.rank for p in parts]}; expected one or more of rank {into.rank}: move the "
+                "others there first"
+            )
+        self._check_sizes(*parts, into)
+        spans = [p.span for p in parts]
+        self._builder.reduce(into.rank, spans, into.span, final=into.span.buffer == OUT)
+        return into
+
+    def moved(self, chunk: Chunk, place: Chunk) -> None:
+        """See Chunk.to."""
+        self._check_own(chunk, place)
+        self._check_sizes(chunk, place)
+        if chunk.rank == place.rank:
+            self._builder.copy(chunk.rank, chunk.span, place.span)
+        else:
+            self._builder.put(chunk.rank, place.rank, chunk.span, place.span)
+
+    def _place(self, rank: int, buffer: str, slot: int, count: int) -> Chunk:
+        rank, slot, count = (whole("a place of a program", n) for n in (rank, slot, count))
+        if rank not in self.ranks:
+            raise InvalidUsageError(
+                f"rank {rank} is out of range; the program has {len(self.ranks)} ranks, "
+                "numbered from 0"
+            )
+        slots = self._builder.slots(buffer)
+        if count < 1 or not 0 <= slot <= slots - count:
+            raise InvalidUsageError(
+                f"{count} slots of {buffer!r} from slot {slot} on are out of range; it has "
+                f"{slots} slots, numbered from 0"
+            )
+        return Chunk(rank, Span(buffer, slot, count), self)
+
+    def _check_own(self, *chunks: object) -> None:
+        for chunk in chunks:
+            if not isinstance(chunk, Chunk):
+                raise InvalidUsageError(
+                    f"expected a chunk, got {chunk!r:.60}; use the program's input, output and "
+                    "scratch"
+                )
+            if chunk.program is not self:
+                raise InvalidUsageError(
+                    f"{chunk.span} of rank {chunk.rank} belongs to another program; use chunks "
+                    "of this one"
+                )
+
+    @staticmethod
+    def _check_sizes(*chunks: Chunk) -> None:
+        if len({c.span.count for c in chunks}) > 1:
+            raise InvalidUsageError(
+                f"chunks of {[c.span.count for c in chunks]} slots cannot be combined; they "
+                "must have equal sizes"
+            )
+
+
+def program(
+    collective: Collective | str,
+    ranks: int,
+    chunks: int | None = None,
+    *,
+    scratch: int = 0,
+    reduction: str | None = None,
+    root: int | None = None,
+    pieces: int = 1,
+    name: str = "",
+) -> Callable[[Callable[[Program], object]], CollectiveProgram]:
+    """Makes a checked program of the decorated function.
+
+    chunks: the number of chunks of the data, by default one per rank. scratch: slots of scratch
+    memory per rank. root: of a broadcast or reduce. pieces: independent copies on pieces of every
+    chunk. name: by default the function's. Raises PlanError with the first fault of the program.
+    """
+
+    def decorate(function: Callable[[Program], object]) -> CollectiveProgram:
+        label = name or str(getattr(function, "__name__", "program"))
+        count = ranks if chunks is None else chunks
+        slots = whole("the slots of scratch memory", scratch)
+        if slots < 0:
+            raise InvalidUsageError(f"scratch={slots} must be at least 0")
+        builder = ProgramBuilder(label, collective, ranks, count, reduction, root, pieces)
+        function(Program(builder, slots))
+        built = builder.build()
+        check(built)
+        return built
+
+    return decorate

@@ -1,0 +1,130 @@
+"""The values of a program: each write to a slot makes a new value, so that no slot is reused.
+
+Ranks that are not synchronised must not overwrite data that a peer might still read. In this form
+nothing is overwritten, so the only remaining dependencies are those that carry data. A copy makes
+no value: its readers read the source. Values that the result does not need are omitted. Used by the
+plan's lowering.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from ark.collective.programs.order import in_order
+from ark.collective.programs.types import CollectiveProgram, Kind, Role, Span
+
+
+class Origin(Enum):
+    """Where a value comes from."""
+
+    INPUT = "input"
+    PUT = "put"
+    REDUCE = "reduce"
+
+
+@dataclass(frozen=True)
+class Value:
+    """The result of one write to one slot, or the initial content of a slot of `in`.
+
+    number: the same on all ranks. rank: the holder. writer: the rank that wrote it, another one for
+    a put. part: the index among the equal parts of a share; only equal parts are combined. slot: of
+    `in`, for an input. sources: the numbers of the values that are combined, in order. reduce,
+    divide: those of the operation that combined them.
+    """
+
+    number: int
+    origin: Origin
+    rank: int
+    writer: int
+    part: int
+    slot: int = -1
+    sources: tuple[int, ...] = ()
+    reduce: str = ""
+    divide: int = 1
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The values that the result needs.
+
+    parts: the number of parts of a share; a share is the data that one rank owns, or everything if
+    the data are not divided among ranks. values: by number, in an order that is legal for all ranks
+    together; a rank's own are in the order of its list. final: the value in each slot of `out` at
+    the end, by (rank, slot).
+    """
+
+    parts: int
+    values: Mapping[int, Value]
+    final: Mapping[tuple[int, int], Value]
+
+
+def flow(program: CollectiveProgram) -> Flow:
+    """Follows all values through a checked program; operations are puts, copies and reductions."""
+    parts = program.shard if program.collective.sharded else program.chunks
+    values: list[Value] = []
+    holds: dict[tuple[int, str, int], Value] = {}
+
+    def add(origin: Origin, rank: int, writer: int, part: int, **more: object) -> Value:
+        values.append(Value(len(values), origin, rank, writer, part, **more))  # type: ignore[arg-type]
+        return values[-1]
+
+    for rank in range(program.ranks):
+        for slot in range(program.buffer_by_name["in"].slots):
+            holds[rank, "in", slot] = add(Origin.INPUT, rank, rank, slot % parts, slot=slot)
+    for ref in in_order(program):
+        op = program.op(ref)
+        owner = op.writes_on(ref.rank)
+        origin = Origin.PUT if op.kind is Kind.PUT else Origin.REDUCE
+        written = []
+        for column in range(op.dst.count):
+            sources = [holds[ref.rank, span.buffer, span.start + column] for span in op.srcs]
+            if op.kind is Kind.COPY:
+                written.append(sources[0])
+                continue
+            numbers = tuple(value.number for value in sources)
+            how = {"reduce": op.reduce or "", "divide": op.divide}
+            written.append(add(origin, owner, ref.rank, sources[0].part, sources=numbers, **how))
+        for slot, value in zip(op.dst.slots(), written, strict=True):
+            holds[owner, op.dst.buffer, slot] = value
+    final = {(rank, slot): v for (rank, buffer, slot), v in holds.items() if buffer == "out"}
+    needed = {value.number for value in final.values()}
+    for value in reversed(values):
+        if value.number in needed:
+            needed.update(value.sources)
+    return Flow(parts, {v.number: v for v in values if v.number in needed}, final)
+
+
+def coarsened(program: CollectiveProgram) -> CollectiveProgram:
+    """Returns the program with slots merged as far as all of its spans allow.
+
+    A put of several slots is then one write, if every operation cuts the data at the same places.
+    Programs with slots of dot products are returned unchanged.
+    """
+    if any(buffer.role is Role.DOTS for buffer in program.buffers):
+        return program
+    spans = [s for ops in program.operations for op in ops for s in (op.dst, *op.srcs)]
+    together = math.gcd(
+        program.shard if program.collective.sharded and not program.counts else program.chunks,
+        *(buffer.slots for buffer in program.buffers),
+        *(number for span in spans for number in (span.start, span.count)),
+        *(number for row in program.counts or () for number in row),
+    )
+    if together == 1:
+        return program
+
+    def shrunk(span: Span) -> Span:
+        return Span(span.buffer, span.start // together, span.count // together)
+
+    return replace(
+        program,
+        chunks=program.chunks // together,
+        counts=program.counts and tuple(tuple(n // together for n in r) for r in program.counts),
+        buffers=tuple(replace(b, slots=b.slots // together) for b in program.buffers),
+        operations=tuple(
+            tuple(replace(op, dst=shrunk(op.dst), srcs=tuple(map(shrunk, op.srcs))) for op in ops)
+            for ops in program.operations
+        ),
+    )

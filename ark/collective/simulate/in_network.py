@@ -1,0 +1,76 @@
+"""Puts that a switch can merge: copies of the same data, and parts of the same sum.
+
+If a switch multicasts (NVLS, InfiniBand), puts of one source to several ranks cross the links
+before it once; if it reduces (NVLS, SHARP), puts whose data are summed on arrival cross the links
+behind it once. Programs need not mark them: the simulator finds such puts and sends one flow.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ark.collective.programs import CollectiveProgram, Kind, OpRef, steps
+from ark.collective.topology import Topology
+
+Hop = tuple[str, str]
+
+
+def joined(program: CollectiveProgram, topology: Topology) -> list[list[OpRef]]:
+    """Returns the groups of puts, two or more each, that switches may merge into one flow.
+
+    As switches' loads and stores require, they use the same offset in the buffers of all their
+    ranks. Members of a group have the same dependency depth, so that none waits for another.
+    """
+    groups: defaultdict[object, list[OpRef]] = defaultdict(list)
+    step = steps(program) if topology.multicast or topology.reduces else {}
+    taken: set[OpRef] = set()
+    if topology.reduces:
+        for ref in program.refs():
+            op = program.op(ref)
+            if op.kind is Kind.REDUCE:
+                for dep in op.deps:
+                    put = program.op(dep)
+                    if put.kind is Kind.PUT and put.peer == ref.rank and put.dst in op.srcs:
+                        groups["sum", ref, put.srcs, step[dep]].append(dep)
+        taken = {ref for group in groups.values() if len(group) > 1 for ref in group}
+    if topology.multicast:
+        for ref in program.refs():
+            op = program.op(ref)
+            if op.kind is Kind.PUT and ref not in taken:
+                groups["copy", ref.rank, op.srcs, op.dst, step[ref]].append(ref)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def crossings(
+    routes: Sequence[tuple[str, ...]], copying: bool, capable: frozenset[str]
+) -> dict[Hop, int]:
+    """Returns how often a group's flow crosses each link.
+
+    Where the routes part (copying) or meet (sums), a switch in `capable` merges them into one flow;
+    any other node forwards each separately.
+    """
+    ways = [route if copying else route[::-1] for route in routes]
+    children: defaultdict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
+    ends: defaultdict[tuple[str, ...], int] = defaultdict(int)
+    for way in ways:
+        ends[way] += 1
+        for length in range(1, len(way)):
+            children[way[:length]].add(way[: length + 1])
+    flows: dict[tuple[str, ...], int] = {}
+    for prefix in sorted({*children, *ends}, key=len, reverse=True):
+        below = [flows[child] for child in children[prefix]]
+        own = ends[prefix]
+        flows[prefix] = max([own, *below]) if prefix[-1] in capable else own + sum(below)
+    total: defaultdict[Hop, int] = defaultdict(int)
+    for prefix, count in flows.items():
+        if len(prefix) > 1:
+            hop = prefix[-2:] if copying else prefix[:-3:-1]
+            total[hop[0], hop[1]] += count
+    return dict(total)
+
+
+def hops(route: tuple[str, ...]) -> dict[Hop, int]:
+    """Returns the links of one put, each crossed once."""
+    return dict.fromkeys(itertools.pairwise(route), 1)

@@ -1,0 +1,99 @@
+"""Routes through a topology: the default route of a put, checks of named ones, and boxes of ranks.
+
+The simulator loads the links of these routes; TACCL takes its paths from them too.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import math
+from collections import defaultdict
+
+from ark.collective.programs import CollectiveProgram, OpRef
+from ark.collective.programs.order import describe
+from ark.collective.topology import Topology
+from ark.errors import ModelError
+
+Cost = tuple[int, int, int]
+
+
+class Routes:
+    """Routes of one topology. A default route passes as few ranks, then as few links, as it can.
+
+    Among those the one with the most bandwidth wins, then the one whose node ids sort first.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.capacity = topology.capacities()
+        self.latency: dict[tuple[str, str], float] = {}
+        for link in topology.links:
+            pair = (link.src, link.dst)
+            self.latency[pair] = min(self.latency.get(pair, link.latency_us), link.latency_us)
+        # Whole numbers in proportion to the inverse bandwidths: exact, and quick to add.
+        scale = math.lcm(*(bandwidth.numerator for bandwidth in self.capacity.values()))
+        self._next: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        for (src, dst), bandwidth in sorted(self.capacity.items()):
+            self._next[src].append((dst, int(scale / bandwidth)))
+        self._ranks = frozenset(topology.ranks)
+        self._trees: dict[str, dict[str, str]] = {}
+
+    def default(self, src: str, dst: str) -> tuple[str, ...]:
+        """The node ids from `src` to `dst`; raises ModelError if there is no path."""
+        if src not in self._trees:
+            self._trees[src] = self._shortest(src)
+        parent = self._trees[src]
+        if dst not in parent:
+            raise ModelError(
+                f"In the topology {self.topology.name} no path leads from {src} to {dst}; "
+                "add links, or use an algorithm that does not ask for one."
+            )
+        route = [dst]
+        while route[-1] != src:
+            route.append(parent[route[-1]])
+        return tuple(reversed(route))
+
+    def latency_us(self, route: tuple[str, ...]) -> float:
+        """The sum of the latencies of a route's links, in microseconds."""
+        return sum(self.latency[hop] for hop in itertools.pairwise(route))
+
+    def of_put(self, program: CollectiveProgram, ref: OpRef) -> tuple[str, ...]:
+        """The route of a put, checked if the program names one."""
+        op = program.op(ref)
+        names = self.topology.ranks
+        src, dst = names[ref.rank], names[op.peer or 0]
+        if not op.route:
+            return self.default(src, dst)
+        hops = list(itertools.pairwise(op.route))
+        missing = next((hop for hop in hops if hop not in self.capacity), None)
+        if (op.route[0], op.route[-1]) != (src, dst) or missing:
+            fault = f"there is no link from {missing[0]} to {missing[1]}" if missing else ""
+            raise ModelError(
+                f"{describe(program, ref)} names the route {' > '.join(op.route)}, but "
+                f"{fault or f'it must lead from {src} to {dst}'} in {self.topology.name}; "
+                "simulate the program on the topology that it was made for."
+            )
+        return op.route
+
+    def _shortest(self, src: str) -> dict[str, str]:
+        parent: dict[str, str] = {}
+        heap: list[tuple[Cost, str, str]] = [((0, 0, 0), src, src)]
+        while heap:
+            cost, node, before = heapq.heappop(heap)
+            if node in parent:
+                continue
+            parent[node] = before
+            through = cost[0] + (node in self._ranks and node != src)
+            for after, inverse in self._next[node]:
+                if after not in parent:
+                    total = (through, cost[1] + 1, cost[2] + inverse)
+                    heapq.heappush(heap, (total, after, node))
+        return parent
+
+
+@functools.lru_cache(maxsize=8)
+def routes_of(topology: Topology) -> Routes:
+    """Returns the routes of a topology; simulations of it share them."""
+    return Routes(topology)

@@ -1,0 +1,98 @@
+"""Builds the topology of this machine from its own devices; the name `detect` stands for it.
+
+Each backend package (entry-point group "ark.backends") may have a module `links` with a function
+`read_links() -> MachineLinks`, which raises `ark.errors.SystemError` with the reason where it finds
+no device. The backends know their vendor's interface; this module knows none.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from importlib.metadata import entry_points
+
+from ark.collective.topology.boxes import DIRECT_LATENCY_US, SWITCH_HOP_LATENCY_US
+from ark.collective.topology.model import Link, Topology, TopologyError
+from ark.collective.topology.shapes import duplex
+from ark.errors import SystemError
+
+GROUP = "ark.backends"
+
+
+@dataclass(frozen=True)
+class MachineLinks:
+    """What a backend reads from a machine; bandwidths in GB/s each way.
+
+    `direct` lists (device, device, bandwidth) once for each pair that is wired together, `switched`
+    (device, bandwidth) for each device on the box's one switch, `host` (device, bandwidth) for the
+    bus of the host, which counts only where the other links leave devices apart.
+    """
+
+    name: str
+    devices: int
+    direct: tuple[tuple[int, int, Fraction], ...] = ()
+    switched: tuple[tuple[int, Fraction], ...] = ()
+    host: tuple[tuple[int, Fraction], ...] = ()
+
+
+def detect(readers: Iterable[Callable[[], MachineLinks]] | None = None) -> Topology:
+    """Returns the topology that the first reader with devices sees; the backends' by default.
+
+    Raises SystemError with every reader's reason where none sees a device.
+    """
+    reasons = []
+    for reader in _backend_readers() if readers is None else readers:
+        try:
+            machine = reader()
+        except SystemError as error:
+            reasons.append(str(error))
+            continue
+        topology = from_links(machine)
+        topology.validate()
+        return topology
+    why = " ".join(reasons) or "No installed backend can read a machine's links."
+    raise SystemError(
+        f"The topology of this machine cannot be detected. {why} Name one instead, such as h100, "
+        "or write it as JSON."
+    )
+
+
+def from_links(machine: MachineLinks) -> Topology:
+    """Returns the topology with devices "g<i>", the box's switch "s0" and the host's bus "host"."""
+    ranks = tuple(f"g{device}" for device in range(machine.devices))
+    links: list[Link] = []
+    for a, b, bandwidth in machine.direct:
+        links += duplex(ranks[a], ranks[b], bandwidth, DIRECT_LATENCY_US)
+    for device, bandwidth in machine.switched:
+        links += duplex(ranks[device], "s0", bandwidth, SWITCH_HOP_LATENCY_US)
+    switches = ("s0",) if machine.switched else ()
+    topology = Topology(machine.name, ranks, switches, tuple(links))
+    try:
+        topology.validate()
+        return topology
+    except TopologyError:
+        for device, bandwidth in machine.host:
+            links += duplex(ranks[device], "host", bandwidth, SWITCH_HOP_LATENCY_US)
+        return Topology(machine.name, ranks, (*switches, "host"), tuple(links))
+
+
+def _backend_readers() -> list[Callable[[], MachineLinks]]:
+    readers = []
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        try:
+            importlib.import_module(point.module)
+            if importlib.util.find_spec(f"{point.module}.links") is not None:
+                readers.append(importlib.import_module(f"{point.module}.links").read_links)
+        except ImportError as error:
+            readers.append(_unavailable(f"The backend {point.name} cannot be loaded ({error})."))
+    return readers
+
+
+def _unavailable(reason: str) -> Callable[[], MachineLinks]:
+    def read_links() -> MachineLinks:
+        raise SystemError(reason)
+
+    return read_links

@@ -1,0 +1,123 @@
+"""Measured topologies: the times of puts between pairs of ranks, fitted to the links.
+
+`ark topo measure` measures the times; `fit` turns them into a latency and a bandwidth, and
+`measured` gives every link the figures of the pairs whose routes pass it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+
+from ark.collective.topology.costs import CostModel, Protocol
+from ark.collective.topology.model import Link, Topology
+
+_LEAST_GBPS = Fraction(1, 1000)
+_MAX_EQUAL_RATIO = 1.15  # links with figures closer than this count as equal
+
+
+@dataclass(frozen=True)
+class Line:
+    """Time of a put of n bytes: alpha_us + n / gbps / 1e3 microseconds."""
+
+    alpha_us: float
+    gbps: float
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The measurement between ranks number `one` and `other`, in both directions at once.
+
+    lines: per protocol. put_overhead_us: the cost of one more put. local_gbps: bytes read and
+    written for a sum, per time; None if a sum was too quick to measure.
+    """
+
+    one: int
+    other: int
+    lines: Mapping[str, Line]
+    put_overhead_us: float
+    local_gbps: float | None
+
+
+def fit(sizes: Sequence[int], times_us: Sequence[float]) -> Line:
+    """Returns the line with the least sum of squared relative errors, neither part below zero.
+
+    sizes: bytes, two or more different ones. times_us: microseconds, above 0. If the times do not
+    fit a line, because other programs delayed the ranks, the bandwidth is at most twice the largest
+    that any of them attained.
+    """
+    n, t = np.array(sizes, float), np.array(times_us, float)
+    rows = np.stack([1 / t, n / t], axis=1)
+    (alpha, beta), *_ = np.linalg.lstsq(rows, np.ones(len(t)), rcond=None)
+    if alpha < 0:
+        alpha, beta = 0.0, float((n / t).sum() / ((n / t) ** 2).sum())
+    beta = max(beta, float((t / n).min()) / 2)
+    return Line(float(alpha), 1e-3 / float(beta))
+
+
+def measured(
+    topology: Topology, pairs: Sequence[Pair], routes: Mapping[tuple[int, int], Sequence[str]]
+) -> Topology:
+    """Returns the topology with the pairs' figures in its links and costs.
+
+    A link has the bandwidth of the fastest pair whose way (`routes`, node ids by rank numbers)
+    passes it, since no slower pair was held up by it, and the least latency a hop of these pairs,
+    each to two digits and the same for links that are equal within the noise, so that what was
+    measured of equal links gives the trees of equal links; links that none passes keep theirs.
+    Protocols cost what they add to the quickest on the median pair.
+    """
+    gbps: dict[tuple[str, str], float] = {}
+    latency: dict[tuple[str, str], float] = {}
+    for pair in pairs:
+        best = max(line.gbps for line in pair.lines.values())
+        alpha = min(line.alpha_us for line in pair.lines.values())
+        for ends in ((pair.one, pair.other), (pair.other, pair.one)):
+            way = routes[ends]
+            for hop in itertools.pairwise(way):
+                gbps[hop] = max(gbps.get(hop, 0.0), best)
+                latency[hop] = min(latency.get(hop, alpha), alpha / (len(way) - 1))
+    links = []
+    rates, late = _smoothed(gbps.values()), _smoothed(latency.values())
+    for link in topology.links:
+        hop = link.src, link.dst
+        if hop in gbps:
+            exact = max(_LEAST_GBPS, Fraction(f"{rates[gbps[hop]]:.2g}"))
+            link = Link(*hop, exact, round(late[latency[hop]], 3))
+        links.append(link)
+    return replace(topology, links=tuple(dict.fromkeys(links)), costs=_costs(pairs))
+
+
+def _smoothed(figures: Iterable[float]) -> dict[float, float]:
+    """The median of the figures near to each, by figure; the greatest of a group is at most
+    _MAX_EQUAL_RATIO times its least.
+    """
+    groups: list[list[float]] = []
+    for figure in sorted(figures):
+        if not groups or figure > _MAX_EQUAL_RATIO * groups[-1][0]:
+            groups.append([])
+        groups[-1].append(figure)
+    return {figure: statistics.median(group) for group in groups for figure in group}
+
+
+def _costs(pairs: Sequence[Pair]) -> CostModel:
+    protocols = []
+    for name in dict.fromkeys(name for pair in pairs for name in pair.lines):
+        share, late = [], []
+        for pair in pairs:
+            if name in pair.lines:
+                line = pair.lines[name]
+                share.append(line.gbps / max(each.gbps for each in pair.lines.values()))
+                late.append(line.alpha_us - min(each.alpha_us for each in pair.lines.values()))
+        median = round(statistics.median(share), 3)
+        protocols.append(Protocol(name, max(median, 0.001), round(statistics.median(late), 3)))
+    sums = [pair.local_gbps for pair in pairs if pair.local_gbps is not None]
+    return CostModel(
+        round(statistics.median(pair.put_overhead_us for pair in pairs), 3),
+        round(statistics.median(sums), 3) if sums else None,
+        tuple(protocols),
+    )

@@ -1,0 +1,62 @@
+"""docs/collectives.md and docs/collective-programs.md: their blocks run, their commands print what
+they show.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+from ark.cli import main
+from ark.collective.programs import CollectiveProgram, execute
+from tests.pages import commands, python_blocks, shown
+
+SHOWN = [*commands("collectives.md"), *commands("collective-programs.md")]
+
+
+def test_there_are_commands() -> None:
+    assert [words[:2] for words, _ in SHOWN] == [
+        ["topo", "optimal"],
+        ["topo", "compare"],
+        ["topo", "synthesize"],
+    ]
+
+
+@pytest.mark.parametrize(("words", "lines"), SHOWN, ids=lambda v: " ".join(v)[:24])
+def test_commands_print_what_the_pages_show(
+    words: list[str],
+    lines: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a page is drawn
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert shown(lines, out), out
+
+
+def test_programs_written_by_hand() -> None:
+    star, language = python_blocks("collective-programs.md")[:2]
+    space: dict[str, Any] = {"inputs": [np.arange(3.0) + rank for rank in range(4)], "ark": ark}
+    exec(star, space)
+    assert [part.tolist() for part in space["outputs"]] == [[0.0, 1.0, 2.0]] * 4
+    exec(language, space)
+    inputs = [np.arange(8.0) * rank for rank in range(4)]
+    for got in execute(space["two_shot"], inputs):
+        np.testing.assert_array_equal(got, np.arange(8.0) * 6)
+
+
+def test_synthesis_and_a_models_collectives() -> None:
+    synthesis, calls = python_blocks("collectives.md")
+    space: dict[str, Any] = {"ark": ark, "rank": 0, "world_size": 8}
+    exec(synthesis, space)
+    assert isinstance(space["program"], CollectiveProgram)
+    with ark.use_model(ark.Model(0, 8)):
+        space["x"] = ark.tensor([16, 4])
+        exec(calls, space)
+        assert space["z"].shape() == [128, 4]

@@ -1,0 +1,51 @@
+"""The page of 128 ranks in headless Chromium: small, drawn whole, no complaints, in both themes.
+It is drawn in the slow session; the default run draws pages of less (tests/unit/parallel).
+"""
+
+import re
+
+import numpy as np
+import pytest
+
+from ark.collective.bounds import least_us
+from ark.collective.page import render_page
+from ark.collective.simulate import simulate
+from ark.collective.synthesis import synthesize
+from ark.collective.topology import load
+from tests.cases.page_in_browser import CHROMIUM, THEMES, browse, read_png
+from tests.slow import slow
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+SIZE = 1 << 28
+
+
+@pytest.fixture(scope="module")
+def page():
+    topology = load("a100x16")
+    programs = [
+        synthesize(topology, "all_gather", name, k=1 if name == "forestcoll" else None)
+        for name in ("forestcoll", "hierarchical")
+    ]
+    runs = [(program, simulate(program, topology, SIZE)) for program in programs]
+    return render_page(topology, runs, least_us(topology, "all_gather", SIZE))
+
+
+def test_it_is_small(page):
+    assert len(page.encode()) < 3e6
+
+
+@slow
+@pytest.mark.parametrize("theme", THEMES)
+def test_it_draws(page, theme, tmp_path):
+    file, picture = tmp_path / "page.html", tmp_path / "page.png"
+    file.write_text(page, encoding="utf-8")
+    shown = browse(file, theme, "--dump-dom", f"--screenshot={picture}")
+    assert not re.findall(r"CONSOLE.*", shown.stderr)
+    drawn = re.sub(r"<script.*?</script>", "", shown.stdout, flags=re.DOTALL)
+    assert "128 ranks" in drawn and "NaN" not in drawn
+    for name in ("forestcoll k=1", "hierarchical"):
+        assert name in drawn, name
+    pixels = read_png(picture.read_bytes())
+    corner = pixels[-5, -5, :3].mean()
+    assert corner < 60 if theme == "dark" else corner > 200
+    assert len(np.unique(pixels[::7, ::7].reshape(-1, pixels.shape[2]), axis=0)) > 50
