@@ -11,7 +11,6 @@ from ark import errors as error
 from ark import log, ops
 from ark import tasks as tasks  # registers the task kinds
 from ark._version import __version__
-from ark.api import known as _known  # noqa: F401  what ark.runtime.toolchain computes
 from ark.api.aliases import install
 from ark.api.context import PlannerContext
 from ark.api.core import Dims
@@ -20,7 +19,6 @@ from ark.api.module import Module
 from ark.api.plan import Plan
 from ark.api.planner import Planner
 from ark.api.profiler import Profiler
-from ark.api.runtime import Runtime
 from ark.api.state import load, save
 from ark.errors import (
     BaseError,
@@ -54,7 +52,9 @@ from ark.ir.dtype import (
     uint32,
 )
 from ark.ops import *  # noqa: F403
+from ark.runtime import known as _known  # noqa: F401  registers itself at ark.runtime.toolchain
 from ark.runtime.launch import launch
+from ark.runtime.runtime import Runtime
 
 
 def version() -> str:

@@ -3,10 +3,10 @@
 `python ci/compilers.py FOLDER [--tests tests/codegen/test_cuda_bodies.py ...]`: FOLDER has one
 folder a version, with libnvrtc.so.* and libnvrtc-builtins.so.* somewhere in it (an unpacked wheel
 nvidia-cuda-nvrtc). Each version runs in processes of its own, into which its libraries are loaded
-before any other. The line shows whether the models of ark.api.known compile, alone and in parts,
-with shared memory aligned in the ELF file (ark_cuda.alignment); on a GPU, whether their results are
-right; and the counts of the pytest files that were named. Exit code 1 if a version fails. The last
-line stands also where the run is interrupted (`timeout -s INT 9m`).
+before any other. The line shows whether the models of ark.runtime.known compile, alone and in
+parts, with shared memory aligned in the ELF file (ark_cuda.alignment); on a GPU, whether their
+results are right; and the counts of the pytest files that were named. Exit code 1 if a version
+fails. The last line stands also where the run is interrupted (`timeout -s INT 9m`).
 """
 
 from __future__ import annotations
@@ -40,14 +40,13 @@ def examine() -> dict[str, str]:
     from ark_cuda import backend, machines
     from ark_cuda.compiler import NvrtcCompiler
 
-    from ark.api import known
     from ark.backend.protocol import Target
     from ark.codegen.writer import write
     from ark.errors import BaseError
     from ark.frontend.model import Model, use_model
     from ark.lower.pipeline import plan
     from ark.plan.serialize import machine_of
-    from ark.runtime import toolchain
+    from ark.runtime import known, toolchain
 
     compiler = NvrtcCompiler()
     verdicts = {"nvrtc": compiler.key(Target(ARCH, 0)).split(f" {ARCH}")[0]}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import ark
-from ark.api import session
+from ark.runtime import session
 from tests.interpreter import Interpreter
 
 

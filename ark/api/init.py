@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ark.api import session
-from ark.api.runtime import Runtime
 from ark.frontend.model import Model
+from ark.runtime import session
 from ark.runtime.rank_info import rank_from_environment
+from ark.runtime.runtime import Runtime
 
 
 def init(

@@ -5,7 +5,7 @@ The real one is ark.runtime.executor.
 
 from __future__ import annotations
 
-from ark.api.runtime import Runtime
+from ark.runtime.runtime import Runtime
 
 
 class Executor:

@@ -15,6 +15,7 @@ from ark.frontend.model import Model
 from ark.machine import Machine
 from ark.plan import serialize
 from ark.plan import types as inner
+from ark.runtime.planned import Planned
 from ark.runtime.run import Ranks
 
 _EMPTY: Mapping[str, Any] = {
@@ -28,7 +29,7 @@ _EMPTY: Mapping[str, Any] = {
 }
 
 
-class Plan:
+class Plan(Planned):
     """A plan with ARK's properties. `inner` is ark's own plan, None for an empty one of ARK's.
 
     Plan(None) is empty; Plan(dict) reads ark's layout or ARK's. A plan in ARK's layout becomes one
@@ -42,15 +43,13 @@ class Plan:
     """
 
     def __init__(self, plan: Any = None, model: Model | None = None) -> None:
-        self.inner: inner.Plan | None = None
-        self.model = model
-        self._head = dict(_EMPTY)
+        super().__init__(None, model, dict(_EMPTY))
         self._tasks: TaskPlan | None = None
         if isinstance(plan, inner.Plan):
             self.inner = plan
         elif isinstance(plan, Mapping) and "Rank" in plan:
             self._tasks = read_task_plan(plan)
-            self._head = {**_EMPTY, **plan}
+            self.head = {**_EMPTY, **plan}
         elif plan is not None:
             self.inner = serialize.from_dict(plan)
 
@@ -72,9 +71,6 @@ class Plan:
             raise InvalidUsageError(f"{file_path} cannot be read as a plan: {error}") from error
         return cls.from_str(text)
 
-    def __str__(self) -> str:
-        return serialize.to_json(self.inner) if self.inner else json.dumps(self._head)
-
     def built(self, machine: Machine, members: Callable[[int], Ranks] | None = None) -> Plan:
         """The plan as one of ark's for a machine; itself where it is one, or has no tasks.
 
@@ -85,38 +81,28 @@ class Plan:
         return Plan(task_plan.build(self._tasks, Model.get_model(), machine, members))
 
     @property
-    def rank(self) -> int:
-        """The rank that the plan is for, from 0."""
-        return self.inner.rank if self.inner else int(self._head["Rank"])
-
-    @property
-    def world_size(self) -> int:
-        """Ranks that run the plan together."""
-        return self.inner.world_size if self.inner else int(self._head["WorldSize"])
-
-    @property
     def architecture(self) -> str:
         """What the plan was made for; ANY for an empty one."""
-        return str(self.inner.machine["arch"]) if self.inner else str(self._head["Architecture"])
+        return str(self.inner.machine["arch"]) if self.inner else str(self.head["Architecture"])
 
     @property
     def num_processors(self) -> int:
         """Processors that the plan has task lists for."""
-        return self.inner.processors if self.inner else int(self._head["NumProcessors"])
+        return self.inner.processors if self.inner else int(self.head["NumProcessors"])
 
     @property
     def num_warps_per_processor(self) -> int:
         """Computing warps of a processor."""
         if self.inner:
             return serialize.machine_of(self.inner).warps
-        return int(self._head["NumWarpsPerProcessor"])
+        return int(self.head["NumWarpsPerProcessor"])
 
     @property
     def task_infos(self) -> list[dict[str, Any]]:
         """One entry per op: what its tasks compute."""
         plan = self.inner
         if plan is None:
-            return list(self._head["TaskInfos"])
+            return list(self.head["TaskInfos"])
         warps = self.num_warps_per_processor
         counts = self._task_counts(plan)
         return [
@@ -144,7 +130,7 @@ class Plan:
         """
         plan = self.inner
         if plan is None:
-            return list(self._head["ProcessorGroups"])
+            return list(self.head["ProcessorGroups"])
         counts = self._task_counts(plan)
         ranges = plan.meta.get("processor_ranges") or [None] * len(plan.ops)
         contexts = plan.meta.get("contexts") or [None] * len(plan.ops)

@@ -1,14 +1,9 @@
-"""ARK's planner, thin over ark.lower.pipeline; `ark.planner` has its plan and context as well.
-
-Planning needs no device: without one, `plan_script` and `Planner` plan for a machine model.
-"""
+"""ARK's planner: makes ARK's plans, asks rules for configurations; `ark.planner` is this module."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import runpy
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,20 +11,16 @@ from ark import log
 from ark.api.config import hints_of, read_config
 from ark.api.context import PlannerContext as PlannerContext
 from ark.api.plan import Plan as Plan
-from ark.api.session import device
-from ark.errors import BaseError, InvalidUsageError, PlanError
+from ark.errors import InvalidUsageError
 from ark.frontend.model import Model
 from ark.ir.export import op_entry
 from ark.ir.graph import Graph, Node
-from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
-from ark.plan import types as inner
-from ark.plan.verify import verify
-from ark.runtime import tuned, tuned_collectives
+from ark.runtime import planner
 from ark.runtime.run import Ranks
 
 
-class Planner:
+class Planner(planner.Planner):
     """Makes the plan of the current (or a given) model for a device's machine, or for `machine`.
 
     ranks: the job's ranks, where all of them plan now; they take what rank 0 has measured. Alone a
@@ -42,8 +33,6 @@ class Planner:
         (0, 1)
     """
 
-    machine_override: Machine | None = None
-
     def __init__(
         self,
         device_id: int = 0,
@@ -51,10 +40,7 @@ class Planner:
         machine: Machine | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        self.device_id = device_id
-        self.model = model
-        self.machine = machine
-        self.ranks = ranks
+        super().__init__(device_id, model, machine, ranks)
         self._rules: list[Callable[..., Any]] = []
 
     def install_config_rule(self, rule: Callable[..., Any]) -> None:
@@ -74,22 +60,8 @@ class Planner:
 
         Tensors that Python still holds keep their memory; others may share theirs.
         """
-        model = self.model or Model.get_model()
-        graph = model.graph
-        if not any(not n.virtual for n in graph.nodes):
-            return Plan({"Rank": graph.rank, "WorldSize": graph.world_size}, model)
-        machine = self.machine or Planner.machine_override or device(self.device_id).machine
-        graph = self._configured(graph, machine.arch)
-        held = (i for i in model.storages if model.graph.buffers[i].arena != "symmetric")
-        options: dict[str, Any] = {"external": sorted(held)}
-        if graph.world_size == 1:
-            options |= tuned.options(machine)
-        options |= tuned_collectives.options(machine, graph.world_size, self.ranks)
-        with log.timed(f"planned {len(graph.nodes)} ops for {machine.name}"):
-            plan = make_plan(graph, machine, options)
-        if graph.world_size == 1:
-            verify([plan])
-        return Plan(plan, model)
+        planned = super().plan()
+        return Plan(planned.inner or planned.head, planned.model)
 
     def _configured(self, graph: Graph, arch: str) -> Graph:
         """The graph with the rules' hints where no context gave any."""
@@ -105,95 +77,11 @@ class Planner:
     def _ask(self, node: Node, arch: str) -> dict[str, Any]:
         for rule in self._rules:
             try:
-                said = rule(json.dumps(op_entry(node)), arch)
+                answer = rule(json.dumps(op_entry(node)), arch)
             except Exception as error:
                 log.warn(f"a config rule failed for op {node.name!r} and is left out: {error!r}")
                 continue
-            found = read_config(said, f"the config rule for {node.name!r}")
-            if found:
-                return found
+            config = read_config(answer, f"the config rule for {node.name!r}")
+            if config:
+                return config
         return {}
-
-
-class _Planned(BaseException):
-    """Ends a script at its first launch, with the plan that it would have launched."""
-
-    def __init__(self, plan: Plan) -> None:
-        super().__init__()
-        self.plan = plan
-
-
-def capture(plan: Plan | None) -> None:
-    """Called by a launch: ends the script where a script is only being planned."""
-    if Planner.machine_override is not None:
-        raise _Planned(plan or Planner().plan())
-
-
-class ScriptError(BaseError):
-    """A script ended with an error of its own, which is the cause.
-
-    Its traceback has the frames from the script on, not those of who ran it.
-    """
-
-
-def _own_error(path: str, error: Exception) -> ScriptError | None:
-    """None for what was raised before the script ran, such as that there is none."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename != path:
-        frames = frames.tb_next
-    if frames is None:
-        return None
-    raised = ScriptError(f"{path} ended with an error of its own, {type(error).__name__}: {error}")
-    raised.__cause__ = error.with_traceback(frames)
-    return raised
-
-
-def _run(path: str) -> dict[str, Any]:
-    """Runs a script and returns its names.
-
-    One that ends by `sys.exit()` or with code 0, as `sys.exit(main())` does, has built what it
-    builds; another code or text is an error of its own.
-    """
-    try:
-        return runpy.run_path(path, run_name="__main__")
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise InvalidUsageError(
-                f"{path} ended by itself before its first launch: sys.exit({end.code!r})"
-            ) from end
-        return {}
-
-
-def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
-    """The verified plan of the model that a Python script builds, up to its first launch.
-
-    Nothing is run on a device. PlanError if the script builds nothing, ScriptError if it raises.
-    """
-    Model.reset()
-    Planner.machine_override = machine
-    arguments = sys.argv
-    sys.argv = [path]
-    try:
-        try:
-            names = _run(path)
-            made = Planner().plan().inner
-            del names  # until here they held the tensors that keep their memory
-        except _Planned as planned:
-            made = planned.plan.built(machine).inner
-        except BaseError:
-            raise
-        except Exception as error:
-            own = _own_error(path, error)
-            if own is not None:
-                raise own from own.__cause__
-            if isinstance(error, OSError):
-                raise InvalidUsageError(f"{path} cannot be read: {error}") from error
-            if isinstance(error, SyntaxError):
-                raise InvalidUsageError(f"{path} is no Python script: {error}") from error
-            raise
-    finally:
-        Planner.machine_override = None
-        sys.argv = arguments
-    if made is None:
-        raise PlanError(f"{path} builds no model; call ops such as ark.add")
-    return [made]

@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from ark.api.plan import Plan
-from ark.api.runtime import Runtime
 from ark.errors import BaseError, InvalidUsageError
 from ark.runtime.executor import Executor
+from ark.runtime.runtime import Runtime
 
 __all__ = ["Plan", "Profiler", "main", "timeit"]
 

@@ -1,6 +1,6 @@
 """Finds backends through the entry-point group `ark.backends`, and selects one for a user.
 
-Called by ark.api.session, the planner's front ends and the command line.
+Called by ark.runtime.session, the planner's front ends and the command line.
 """
 
 from __future__ import annotations

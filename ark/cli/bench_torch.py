@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 import ark
-from ark.api import session
 from ark.backend import registry
 from ark.bench.peer import import_torch, torch_device
 from ark.bench.results import Figure, figure, results
 from ark.cli.common import write_results
 from ark.cli.parser import add_backend, add_device, add_figures, add_repeats
 from ark.errors import InvalidUsageError
+from ark.runtime import session
 
 if TYPE_CHECKING:
     from ark.bench.modules import ModuleFigures

@@ -79,7 +79,7 @@ def make(args: argparse.Namespace) -> list[Plan]:
         raise InvalidUsageError("name a machine model with --machine, for example cpu-2 or h100")
     machine = registry.machine(args.machine)
     if source.endswith(".py"):
-        from ark.api.planner import ScriptError, plan_script
+        from ark.runtime.planner import ScriptError, plan_script
 
         try:
             return plan_script(source, machine)

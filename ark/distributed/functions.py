@@ -11,11 +11,11 @@ import atexit
 from collections.abc import Sequence
 from typing import Any
 
-from ark.api import session
 from ark.api.init import init
 from ark.distributed.group import Group
 from ark.errors import InvalidUsageError
 from ark.frontend.model import Model
+from ark.runtime import session
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S, MOST_BUDGET_S
 

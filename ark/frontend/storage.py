@@ -1,7 +1,7 @@
 """Memory that Python can access: one Storage per buffer whose tensors are still referenced.
 
 It outlives launches, runtimes and models, so that results can be read and used later; it is freed
-when its last tensor is dropped. Created by ark.frontend.tensor, filled by ark.api.runtime.
+when its last tensor is dropped. Created by ark.frontend.tensor, filled by ark.runtime.runtime.
 """
 
 from __future__ import annotations

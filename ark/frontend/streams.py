@@ -1,6 +1,6 @@
 """The `stream` argument of ARK's calls: the work that is waited for before memory is accessed.
 
-Called by ark.frontend.tensor and ark.api.runtime.
+Called by ark.frontend.tensor and ark.runtime.runtime.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ TensorLike: TypeAlias = "Tensor | torch.Tensor"
 NullTensor: Any = None
 
 # Functions that a tensor calls and that layers above define; these register them when they are
-# imported. ark.ops registers the public ops by name and `view` (a box of a tensor), ark.api.runtime
-# `run` (the model, once).
+# imported. ark.ops registers the public ops by name and `view` (a box of a tensor),
+# ark.runtime.runtime `run` (the model, once).
 provided: dict[str, Callable[..., Any]] = {}
 
 

@@ -1,6 +1,6 @@
 """A launch in progress: watched, released iteration by iteration, aborted, explained.
 
-Created by `Executor.start`. Called by ark.api.runtime, ark.models.generate and ark.bench.
+Created by `Executor.start`. Called by ark.runtime.runtime, ark.models.generate and ark.bench.
 """
 
 from __future__ import annotations

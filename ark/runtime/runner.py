@@ -1,5 +1,5 @@
 """Loads plans: `load` turns a plan and a backend into a Runner, which launches it, as a loop kernel
-or by the backend's own means. Called by ark.api.runtime, ark.models.generate and
+or by the backend's own means. Called by ark.runtime.runtime, ark.models.generate and
 ark.interop.
 """
 

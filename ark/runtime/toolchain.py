@@ -3,8 +3,8 @@
 Compilers that are installed separately from ark come in many versions, and a miscompilation gives
 wrong numbers without an error. So each version of a `CheckedBackend`'s compiler is checked on a
 device before it compiles anything else there; the verdict is cached under everything that the
-results depend on. Called by ark.runtime.kernels. The known results are in ark.api.known, which is
-above the planner and registers itself in `examiners`.
+results depend on. Called by ark.runtime.kernels. The known results are in ark.runtime.known, which
+is above the planner and registers itself in `examiners`.
 """
 
 from __future__ import annotations

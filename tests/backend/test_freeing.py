@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ark
-from ark.api import session
+from ark.runtime import session
 
 emulator = pytest.importorskip("ark_rocm_emulator")
 pytest.importorskip("hip")

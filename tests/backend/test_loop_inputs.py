@@ -11,7 +11,7 @@ import pytest
 from ark_rocm.device import Device
 
 import ark
-from ark.api import session
+from ark.runtime import session
 from tests.slow import slow
 
 emulator = pytest.importorskip("ark_rocm_emulator")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ark
-from ark.api.session import device
 from ark.lower import tiling
+from ark.runtime.session import device
 from tests.programs import build, contents, reference
 
 

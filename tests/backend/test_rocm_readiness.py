@@ -12,11 +12,11 @@ import pytest
 from ark_rocm import machines
 
 import ark
-from ark.api import session
 from ark.backend import registry
 from ark.backend.devices import Grid
 from ark.doctor.bench import Bench
 from ark.errors import SystemError
+from ark.runtime import session
 from ark.runtime.executor import Executor
 
 emulator = pytest.importorskip("ark_rocm_emulator")

@@ -316,7 +316,7 @@ def test_more_iterations_than_a_launch_counts(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The persistent kernel is started again before its count of iterations is full."""
-    monkeypatch.setattr("ark.api.runtime.FOREVER", 8)
+    monkeypatch.setattr("ark.runtime.runtime.FOREVER", 8)
     x = ark.tensor([4])
     y = ark.add(x, 1.0, output=x)
     with ark.Runtime() as runtime:

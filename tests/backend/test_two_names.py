@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import ark
-from ark.api import session
 from ark.errors import InvalidUsageError
+from ark.runtime import session
 
 torch = pytest.importorskip("torch")
 HEADS, GROUP, LENGTH, WIDTH = 2, 2, 12, 16

@@ -151,7 +151,7 @@ def test_pipeline_stages_have_processors_of_their_own() -> None:
     ark.torch.block(net.first, 0)
     ark.torch.block(net.second, 1)
     model = ark.inference_model(net, ark.torch.Options(replication=4))
-    if ark.api.session.device().machine.processors < 2:
+    if ark.runtime.session.device().machine.processors < 2:
         with pytest.raises(InvalidUsageError, match="2 stages"):
             model(x)
         return
@@ -180,7 +180,7 @@ def test_gradients_and_updates_stay_on_their_stages(name: str, launches: list[in
     """Steps of two stages are torch's; whatever touches a weight, its gradient or its moments is
     done by the stage's processors.
     """
-    if ark.api.session.device().machine.processors < 2:
+    if ark.runtime.session.device().machine.processors < 2:
         pytest.skip("two stages need two processors")
     ours = Learner()
     theirs = copy.deepcopy(ours)

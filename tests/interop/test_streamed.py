@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import ark
-from ark.api.session import backend, device
 from ark.backend.devices import StreamDevice
 from ark.errors import InvalidUsageError
 from ark.runtime.executor import Executor
+from ark.runtime.session import backend, device
 from ark.runtime.streams import Streamed
 
 torch = pytest.importorskip("torch")

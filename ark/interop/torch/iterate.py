@@ -22,7 +22,6 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
 import ark
-from ark.api import session
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.frontend.foreign import address_of, dense, written
 from ark.interop.torch.compile import refuse_missing
@@ -32,6 +31,7 @@ from ark.interop.torch.optimizers import Rates
 from ark.interop.torch.program import Program
 from ark.interop.torch.stages import Stages
 from ark.interop.torch.values import Value, input_of
+from ark.runtime import session
 from ark.runtime.run import Ranks
 
 MODES = ("all", "final", "sum", "every")

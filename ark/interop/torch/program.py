@@ -19,7 +19,6 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import ark
-from ark.api.session import backend, device
 from ark.errors import InvalidUsageError
 from ark.frontend.foreign import check_memory, dense, is_literal
 from ark.interop.torch.calls import Fixed, kinds, maker
@@ -34,6 +33,7 @@ from ark.runtime.graphs import record
 from ark.runtime.inline import InlineRuns, inline_runs
 from ark.runtime.run import Ranks
 from ark.runtime.runner import Runner, load
+from ark.runtime.session import backend, device
 from ark.runtime.streams import Streamed
 from ark.variant import LOAD
 

@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 import ark
-from ark.api.session import device
 from ark.errors import InvalidUsageError
+from ark.runtime.session import device
 
 _STAGE = "_ark_stage"
 

@@ -267,7 +267,7 @@ def emulated(arch: str = "gfx942", count: int = 1, **options: int) -> Iterator[A
     before, variable = _active, os.environ.get(VARIABLE)
     request = f"{_PREFIX}{arch},{count}"
     parse_request(request)
-    session = sys.modules.get("ark.api.session")
+    session = sys.modules.get("ark.runtime.session")
     aside = session.set_aside("rocm") if session is not None else {}
     _active = _enter(arch, count)
     os.environ[VARIABLE] = request
@@ -293,7 +293,7 @@ def _close_opened() -> None:
     """Has ark's own session close what it opened of the devices that go: their streams and memory
     are void afterwards, also under devices of the same name.
     """
-    session = sys.modules.get("ark.api.session")
+    session = sys.modules.get("ark.runtime.session")
     if session is not None:
         session.forget("rocm")
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import ark
-from ark.api.planner import plan_script
 from ark.backend import registry
 from ark.cli import main
 from ark.plan.verify import verify
+from ark.runtime.planner import plan_script
 
 
 def test_empty_plans() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 import ark
-from ark.api.session import backend, device
 from ark.plan.types import Plan
 from ark.runtime.executor import Executor
 from ark.runtime.placements import MAX_TABLES
+from ark.runtime.session import backend, device
 
 
 def test_moved_tables_are_those_that_would_be_built() -> None:

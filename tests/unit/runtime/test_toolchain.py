@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from ark_cpu import backend as cpu
 
-from ark.api import known
 from ark.backend.devices import Binary
 from ark.backend.protocol import CheckedBackend, Target, Toolchain
 from ark.codegen.dialect import Source
@@ -22,7 +21,7 @@ from ark.errors import SystemError
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
-from ark.runtime import toolchain
+from ark.runtime import known, toolchain
 from ark.runtime.executor import Executor
 
 

@@ -1,4 +1,4 @@
-"""Methods that threads call one after the other. Called by ark.api.runtime."""
+"""Methods that threads call one after the other. Called by ark.runtime.runtime."""
 
 from __future__ import annotations
 

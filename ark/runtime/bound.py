@@ -1,7 +1,7 @@
 """The user's memory under placeholders.
 
 Which tensors it may stand for, and that two names of one memory are not in the way of a write.
-Called by ark.api.runtime.
+Called by ark.runtime.runtime.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which backend, device and job of ranks this process uses.
 
 Nothing is opened before something must run, so models are built and planned without a device.
-Called by ark.api.init, ark.api.runtime and ark.api.planner.
+Called by ark.api.init, ark.runtime.runtime and ark.runtime.planner.
 """
 
 from __future__ import annotations

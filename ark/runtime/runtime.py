@@ -16,19 +16,19 @@ from numbers import Integral
 from typing import Any, ClassVar
 from weakref import WeakMethod, WeakSet, ref
 
-from ark.api import planner
-from ark.api.bound import bind, check_overlaps
-from ark.api.session import backend, device, ranks
-from ark.api.turns import in_turn
 from ark.backend.devices import Device, FedDevice, Memory
 from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.frontend.model import Model
 from ark.frontend.storage import Storage
 from ark.frontend.streams import synchronize, wait_for_stream
 from ark.frontend.tensor import Tensor, provided
-from ark.runtime import live
+from ark.runtime import live, planner
+from ark.runtime.bound import bind, check_overlaps
+from ark.runtime.planned import Planned
 from ark.runtime.run import Ranks, Run
 from ark.runtime.runner import Runner, load
+from ark.runtime.session import backend, device, ranks
+from ark.runtime.turns import in_turn
 
 FOREVER = 1 << 31  # iterations of a persistent launch: `run` never releases so many
 TRACE_RECORDS = 1 << 16
@@ -53,14 +53,14 @@ class Runtime:
     _all: ClassVar[WeakSet[Runtime]] = WeakSet()
     _latest: ClassVar[ref[Runtime] | None] = None
     _shared: ClassVar[Runtime | None] = None  # what get_runtime gave, which nobody else may hold
-    last_plan: planner.Plan | None = None
+    last_plan: Planned | None = None
 
     def __init__(self, ranks: Ranks | None = None) -> None:
         self._turn = threading.RLock()
         self.loop_mode = True
         self.executor: Runner | None = None
         self._ranks = ranks
-        self._plan: planner.Plan | None = None
+        self._plan: Planned | None = None
         self._run: Run | None = None
         self._target = 0
         self._elapsed = 0.0
@@ -102,7 +102,7 @@ class Runtime:
     @in_turn
     def launch(
         self,
-        plan: planner.Plan | None = None,
+        plan: Planned | None = None,
         device_id: int = -1,
         stream: Any = 0,
         loop_mode: bool = True,
@@ -115,7 +115,7 @@ class Runtime:
         first, an object with synchronize(); 0 is none. record: keep a trace of tasks.
         tensor_mappings: placeholders to torch tensors. Launching again stops the launch before.
         """
-        if plan is not None and not isinstance(plan, planner.Plan):
+        if plan is not None and not isinstance(plan, Planned):
             raise InvalidUsageError(
                 f"the plan is {plan!r:.60}; give an ark.Plan (of Planner.plan, Plan.from_file or "
                 "Plan(dict)), or None to plan the current model"
@@ -181,7 +181,7 @@ class Runtime:
             )
         self._end_loop()
 
-    def _load(self, plan: planner.Plan, model: Model, record: bool) -> None:
+    def _load(self, plan: Planned, model: Model, record: bool) -> None:
         assert plan.inner is not None and self._device is not None
         members = None
         if plan.world_size > 1:
@@ -207,7 +207,7 @@ class Runtime:
             )
         return members
 
-    def _addresses(self, plan: planner.Plan, model: Model) -> dict[int, int]:
+    def _addresses(self, plan: Planned, model: Model) -> dict[int, int]:
         """By plan buffer: where the memory of a buffer lies that a tensor or the caller holds."""
         assert plan.inner is not None and self._device is not None
         by_buffer = {model.graph.buffers[i].name: s for i, s in model.storages.items()}

@@ -1,0 +1,51 @@
+"""A plan as a launch takes it: ark's own plan, with the model whose tensors it runs on.
+
+`ark.Plan` (ark.api.plan) adds ARK's properties and ARK's own layout. Called by ark.runtime.planner
+and ark.runtime.runtime.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from ark.frontend.model import Model
+from ark.machine import Machine
+from ark.plan import serialize
+from ark.plan import types as inner
+from ark.runtime.run import Ranks
+
+
+class Planned:
+    """A plan; `inner` is ark's own, None where there is nothing to run.
+
+    head: what ARK's layout says of a plan without an inner one: rank, number of ranks and tasks.
+    """
+
+    def __init__(
+        self,
+        plan: inner.Plan | None,
+        model: Model | None = None,
+        head: dict[str, Any] | None = None,
+    ) -> None:
+        self.inner = plan
+        self.model = model
+        self.head = head or {"Rank": 0, "WorldSize": 1}
+
+    def __str__(self) -> str:
+        return serialize.to_json(self.inner) if self.inner else json.dumps(self.head)
+
+    def built(self, machine: Machine, members: Callable[[int], Ranks] | None = None) -> Planned:
+        """The plan with an inner one, for a machine; itself where it has one or has no tasks."""
+        return self
+
+    @property
+    def rank(self) -> int:
+        """The rank that the plan is for, from 0."""
+        return self.inner.rank if self.inner else int(self.head["Rank"])
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that run the plan together."""
+        return self.inner.world_size if self.inner else int(self.head["WorldSize"])

@@ -1,0 +1,156 @@
+"""The planner of the current model, thin over ark.lower.pipeline.
+
+`ark.Planner` (ark.api.planner) gives ARK's plans and takes rules that configure ops. Planning needs
+no device: without one, `plan_script` and `Planner` plan for a machine model.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from typing import Any
+
+from ark import log
+from ark.errors import BaseError, InvalidUsageError, PlanError
+from ark.frontend.model import Model
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan as make_plan
+from ark.machine import Machine
+from ark.plan import types as inner
+from ark.plan.verify import verify
+from ark.runtime import tuned, tuned_collectives
+from ark.runtime.planned import Planned
+from ark.runtime.run import Ranks
+from ark.runtime.session import device
+
+
+class Planner:
+    """Makes the plan of the current (or a given) model for a device's machine, or for `machine`.
+
+    ranks: the job's ranks, where all of them plan now; they take what rank 0 has measured. Alone a
+    rank takes its own, and a launch refuses plans that were made with different ones.
+    """
+
+    machine_override: Machine | None = None
+
+    def __init__(
+        self,
+        device_id: int = 0,
+        model: Model | None = None,
+        machine: Machine | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.device_id = device_id
+        self.model = model
+        self.machine = machine
+        self.ranks = ranks
+
+    def plan(self) -> Planned:
+        """The verified plan of this rank. Plans of several ranks are verified when they launch.
+
+        Tensors that Python still holds keep their memory; others may share theirs.
+        """
+        model = self.model or Model.get_model()
+        graph = model.graph
+        if not any(not n.virtual for n in graph.nodes):
+            return Planned(None, model, {"Rank": graph.rank, "WorldSize": graph.world_size})
+        machine = self.machine or Planner.machine_override or device(self.device_id).machine
+        graph = self._configured(graph, machine.arch)
+        held = (i for i in model.storages if model.graph.buffers[i].arena != "symmetric")
+        options: dict[str, Any] = {"external": sorted(held)}
+        if graph.world_size == 1:
+            options |= tuned.options(machine)
+        options |= tuned_collectives.options(machine, graph.world_size, self.ranks)
+        with log.timed(f"planned {len(graph.nodes)} ops for {machine.name}"):
+            plan = make_plan(graph, machine, options)
+        if graph.world_size == 1:
+            verify([plan])
+        return Planned(plan, model)
+
+    def _configured(self, graph: Graph, arch: str) -> Graph:
+        """The graph with hints for ops where the user gave some."""
+        return graph
+
+
+class _Planned(BaseException):
+    """Ends a script at its first launch, with the plan that it would have launched."""
+
+    def __init__(self, plan: Planned) -> None:
+        super().__init__()
+        self.plan = plan
+
+
+def capture(plan: Planned | None) -> None:
+    """Called by a launch: ends the script where a script is only being planned."""
+    if Planner.machine_override is not None:
+        raise _Planned(plan or Planner().plan())
+
+
+class ScriptError(BaseError):
+    """A script ended with an error of its own, which is the cause.
+
+    Its traceback has the frames from the script on, not those of who ran it.
+    """
+
+
+def _own_error(path: str, error: Exception) -> ScriptError | None:
+    """None for what was raised before the script ran, such as that there is none."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != path:
+        frames = frames.tb_next
+    if frames is None:
+        return None
+    raised = ScriptError(f"{path} ended with an error of its own, {type(error).__name__}: {error}")
+    raised.__cause__ = error.with_traceback(frames)
+    return raised
+
+
+def _run(path: str) -> dict[str, Any]:
+    """Runs a script and returns its names.
+
+    One that ends by `sys.exit()` or with code 0, as `sys.exit(main())` does, has built what it
+    builds; another code or text is an error of its own.
+    """
+    try:
+        return runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise InvalidUsageError(
+                f"{path} ended by itself before its first launch: sys.exit({end.code!r})"
+            ) from end
+        return {}
+
+
+def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
+    """The verified plan of the model that a Python script builds, up to its first launch.
+
+    Nothing is run on a device. PlanError if the script builds nothing, ScriptError if it raises.
+    """
+    Model.reset()
+    Planner.machine_override = machine
+    arguments = sys.argv
+    sys.argv = [path]
+    try:
+        try:
+            names = _run(path)
+            made = Planner().plan().inner
+            del names  # until here they held the tensors that keep their memory
+        except _Planned as planned:
+            made = planned.plan.built(machine).inner
+        except BaseError:
+            raise
+        except Exception as error:
+            own = _own_error(path, error)
+            if own is not None:
+                raise own from own.__cause__
+            if isinstance(error, OSError):
+                raise InvalidUsageError(f"{path} cannot be read: {error}") from error
+            if isinstance(error, SyntaxError):
+                raise InvalidUsageError(f"{path} is no Python script: {error}") from error
+            raise
+    finally:
+        Planner.machine_override = None
+        sys.argv = arguments
+    if made is None:
+        raise PlanError(f"{path} builds no model; call ops such as ark.add")
+    return [made]
