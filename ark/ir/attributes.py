@@ -130,6 +130,22 @@ class SampleAttributes(Attributes, frozen=True):
     shares: int = 1
 
 
+class ChooseAttributes(SampleAttributes, frozen=True, kw_only=True):
+    """tiles: of which each has a candidate. counter: the name of the peers' counters that say when
+    their candidates are there, which count `signals` of each; "" where there are none.
+    """
+
+    tiles: int
+    counter: str = ""
+    signals: int = 0
+
+
+class ChooseEachAttributes(Attributes, frozen=True):
+    """tiles: of which each has a candidate of each sequence."""
+
+    tiles: int
+
+
 ATTRIBUTES: Mapping[str, type[Attributes]] = {
     "gather": AxisAttributes,
     "gather_elements": AxisAttributes,
@@ -144,4 +160,6 @@ ATTRIBUTES: Mapping[str, type[Attributes]] = {
     "embed": RowsAttributes,
     "advance": RowsAttributes,
     "sample": SampleAttributes,
+    "choose": ChooseAttributes,
+    "choose_each": ChooseEachAttributes,
 }

@@ -34,10 +34,7 @@ class Lowering:
         self.alone = alone  # do ranks begin iterations by themselves?
         self.groups: list[Group] = []
         self.node: Node | None = None  # the one that is being lowered
-        self.next: Node | None = None  # the one behind it that makes tasks
-        self.beside = 1  # ops that run at the same time, the node among them
         self.cut = False  # were its tasks cut as its hints say?
-        self.shares: dict[int, Tensor] = {}  # by the buffer of logits that nobody gathers
         self._numbers: dict[str, int] = {}
 
     def emit(
@@ -125,6 +122,17 @@ class Lowering:
     def semaphore(self, rank: int, name: str) -> RemoteSemaphore:
         """The counter called `name` on `rank`."""
         return RemoteSemaphore(rank, name)
+
+    def peer_counters(self, name: str) -> tuple[RemoteSemaphore, ...]:
+        """The counters of each peer that count what this rank gives it."""
+        rank, world = self.graph.rank, self.graph.world_size
+        steps = range(1, world)
+        return tuple(self.semaphore((rank + s) % world, f"{name}.from+{world - s}") for s in steps)
+
+    def own_counters(self, name: str) -> tuple[RemoteSemaphore, ...]:
+        """The counters of this rank that count what each peer gives it (their `peer_counters`)."""
+        rank, world = self.graph.rank, self.graph.world_size
+        return tuple(self.semaphore(rank, f"{name}.from+{world - s}") for s in range(1, world))
 
     def number(self, key: str) -> int:
         """How often `key` was asked for before: pairs up what ranks give the same name."""

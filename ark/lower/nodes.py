@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from typing import Any
 
 from ark.errors import PlanError
@@ -13,7 +12,6 @@ from ark.ir.values import Tensor
 from ark.lower import registry
 from ark.lower.context import Lowering
 from ark.lower.registry import Aliasing
-from ark.lower.rewrite.reorder_small_ops import beside
 from ark.machine import Machine
 from ark.plan.groups import Group
 
@@ -42,11 +40,10 @@ def lower_nodes(
     phase.
     """
     lowering = Lowering(graph, machines[0], options, alone)
-    pairs = zip(graph.nodes, beside(graph.nodes, machines), strict=True)
-    listed = [(node, number) for node, number in pairs if not node.virtual]
-    for (node, number), after in zip_longest(listed, listed[1:]):
-        lowering.node, lowering.next = node, after[0] if after else None
-        lowering.machine, lowering.beside = machines[node.phase], number
+    for node in graph.nodes:
+        if node.virtual:
+            continue
+        lowering.node, lowering.machine = node, machines[node.phase]
         op = registry.get(node.type)
         lowering.cut = False
         if op.aliasing == "any":

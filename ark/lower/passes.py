@@ -17,6 +17,7 @@ from ark.lower.choose import choose
 from ark.lower.rewrite.align_operands import align_operands
 from ark.lower.rewrite.channels_last import channels_last
 from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.cut_products import cut_products
 from ark.lower.rewrite.fold_transposes import fold_transposes
 from ark.lower.rewrite.fuse_all_reduce_norm import fuse_all_reduce_norm
 from ark.lower.rewrite.fuse_attention import fuse_attention
@@ -24,8 +25,10 @@ from ark.lower.rewrite.fuse_chains import fuse_chains
 from ark.lower.rewrite.fuse_epilogues import fuse_epilogues
 from ark.lower.rewrite.fuse_linear import fuse_linear
 from ark.lower.rewrite.fuse_norm_scales import fuse_norm_scales
+from ark.lower.rewrite.fuse_parts_norm import fuse_parts_norm
 from ark.lower.rewrite.fuse_reduction_terms import fuse_reduction_terms
 from ark.lower.rewrite.fuse_regions import fuse_regions
+from ark.lower.rewrite.fuse_sampling import fuse_sampling
 from ark.lower.rewrite.fuse_windows import fuse_windows
 from ark.lower.rewrite.hoist_factors import hoist_factors
 from ark.lower.rewrite.hoist_gathers import hoist_gathers
@@ -48,7 +51,9 @@ class Stage(Enum):
     KERNEL = "kernel"
     """Over the phases of one kernel, whose variant is known."""
     ORDER = "order"
-    """Over the whole graph, last: only the order of nodes changes."""
+    """Over the whole graph: only the order of nodes changes."""
+    CUT = "cut"
+    """Over the whole graph, last: how ops are cut, and ops that share one cut."""
 
 
 @dataclass(frozen=True)
@@ -225,5 +230,29 @@ PASSES: tuple[Pass, ...] = (
         reorder_small_ops,
         Stage.ORDER,
         "Small independent nodes run side by side, longest remaining path first.",
+    ),
+    Pass(
+        cut_products,
+        Stage.CUT,
+        "Each product has the tiles and parts of k that are predicted to end first.",
+        gives=("add_parts",),
+        needs=("reorder_small_ops",),
+        option="",
+    ),
+    Pass(
+        fuse_parts_norm,
+        Stage.CUT,
+        "The task that adds up a row's parts norms it.",
+        gives=("add_parts_norm",),
+        needs=("cut_products",),
+        option="",
+    ),
+    Pass(
+        fuse_sampling,
+        Stage.CUT,
+        "The layer that makes logits finds the best of its own, on all ranks.",
+        gives=("choose", "choose_each"),
+        needs=("fuse_linear", "rotate_logits", "reorder_small_ops"),
+        option="",
     ),
 )

@@ -17,8 +17,8 @@ from ark.lower.choose import choose, with_movers
 from ark.lower.nodes import begins_alone, meets_peers
 from ark.lower.observe import observer, show_pass, show_variants
 from ark.lower.passes import PASSES, Stage
+from ark.lower.products import JOINED
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.overlap_collectives import JOINED
 from ark.machine import Machine
 
 OPTIONS = (
@@ -70,8 +70,10 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     if len(machines) == 1 and any(n.type in JOINED for n in nodes):
         machines = (with_movers(machines[0], machine),)
     private.nodes = nodes
-    last = _run(Stage.ORDER, private, Context(machine, chosen, external, machines))
-    return Prepared(last, machines, chosen, alone, ended, last is not private)
+    context = Context(machine, chosen, external, machines, alone)
+    ordered = _run(Stage.ORDER, private, context)
+    last = _run(Stage.CUT, ordered, context)
+    return Prepared(last, machines, chosen, alone, ended, ordered is not private)
 
 
 def _run(stage: Stage, graph: Graph, context: Context) -> Graph:

@@ -29,6 +29,11 @@ MOST_PARTS = 16  # of k
 BATCH_TASKS = 4  # tasks a processor, at most, of many matrices
 
 
+def is_thin(params: MatmulParams, tensors: Sequence[Tensor], machine: Machine) -> bool:
+    """True for a product that `thin_cut` cuts. Arguments as there."""
+    return thin(signature(params, tensors), machine) is not None
+
+
 def thin_cut(
     params: MatmulParams, tensors: Sequence[Tensor], machine: Machine, beside: int
 ) -> Cut | None:

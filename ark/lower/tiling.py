@@ -15,7 +15,7 @@ from ark.ir.graph import Node
 from ark.ir.hints import Hints
 from ark.ir.values import Tensor
 from ark.machine import Machine
-from ark.tasks.linear_form import MATRIX_ROWS, SPREAD, takes_whole
+from ark.tasks.linear_form import MATRIX_ROWS, dealt, takes_whole
 from ark.variant import COMMUNICATE
 
 MIN_TILE = 4096
@@ -192,7 +192,7 @@ def input_in_memory(node: Node) -> bool:
     """Is the input of a linear layer of few rows as matrix units take it, and stays in memory
     (ark.tasks.linear.reads_from_memory)?
     """
-    plain = node.attrs["prologue"] == "none" and node.attrs["epilogue"] in SPREAD
+    plain = node.attrs["prologue"] == "none" and node.attrs["epilogue"] not in PAIRED
     return plain and node.inputs[0].dtype == node.inputs[1].dtype
 
 
@@ -218,6 +218,18 @@ def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
     parts = (p for p in range(1, unit + 1) if unit % p == 0)
     room = (p for p in parts if held * row_bytes(weight) <= p * machine.stage_bytes)
     return held, next(room, unit)
+
+
+def layer_tiles(node: Node, machine: Machine) -> tuple[int, int, list[tuple[int, int]]]:
+    """Rows of weights that a linear layer's stages hold, how many stages these rows take, and the
+    tasks: the first row of weights of each, and the first one behind.
+    """
+    weight = node.inputs[1]
+    n = weight.shape[0]
+    rows, splits = stage_tile(node, machine)
+    shares = dealt(node.outputs[0].shape[0], n, row_bytes(weight), machine)
+    parts = split(-(-n // rows), shares)
+    return rows, splits, [(a * rows, min(b * rows, n)) for a, b in parts]
 
 
 def split_k(rows: int, weight: Tensor, machine: Machine) -> int:

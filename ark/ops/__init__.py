@@ -14,6 +14,7 @@ from ark.ops import adjusted as adjusted
 from ark.ops import custom_lowering as custom_lowering
 from ark.ops import decoder as decoder
 from ark.ops import fusion as fusion
+from ark.ops import parts as parts
 from ark.ops import sequences as sequences
 from ark.ops import views
 from ark.ops.activations import exp, gelu, relu, rsqrt, sigmoid, silu, sqrt, swiglu

@@ -14,15 +14,10 @@ from ark.ir.dtype import FLOATS, SMALL_FLOATS, DataType, bf16, fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import get, register
-from ark.lower.tiling import (
-    row_bytes,
-    split,
-    stage_tile,
-)
+from ark.lower.tiling import layer_tiles
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.ops.matmul_lowering import lower_matmul
 from ark.tasks import expression
-from ark.tasks.linear_form import dealt
 from ark.tasks.linear_params import LinearParams
 from ark.tasks.matmul_params import WindowParams
 from ark.tasks.matmul_windows import laid_out
@@ -166,19 +161,19 @@ def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
 
 def _lower_linear(lowering: Lowering, node: Node) -> None:
     """Deals whole stages of weight rows to processors; each task streams its rows."""
-    machine = lowering.machine
     weight = node.inputs[1]
-    n = weight.shape[0]
-    rows, splits = stage_tile(node, machine)
     if not weight.dense:
         raise ModelError(f"the weight {weight.name!r} must be dense to be streamed")
+    rows, splits, coords = layer_tiles(node, lowering.machine)
     x, w, *rest = node.inputs
     operands = [x, w, node.outputs[0], *rest, *node.outputs[1:]]
-    params = LinearParams(rows=rows, split_k=splits, **node.attrs)
-    stages = -(-n // rows)
-    shares = dealt(node.outputs[0].shape[0], n, row_bytes(weight), machine)
-    coords = [(a * rows, min(b * rows, n)) for a, b in split(stages, shares)]
-    lowering.emit("linear", params, operands, coords)
+    attrs = dict(node.attrs)
+    counter = attrs.pop("counter", "")
+    group = lowering.emit(
+        "linear", LinearParams(rows=rows, split_k=splits, **attrs), operands, coords
+    )
+    if counter:
+        group.sends = [lowering.peer_counters(counter)] * len(coords)
 
 
 register("matmul", _matmul_reference, lower_matmul, aliasing="none")

@@ -15,7 +15,6 @@ from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.ir.values import dense_view
 from ark.lower.context import Lowering
-from ark.lower.parts import norm_sum
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords
 from ark.machine import Machine
@@ -31,8 +30,6 @@ FEW = 1024  # elements of rows that one task normalises in the time of one row
 
 def lower_rows(lowering: Lowering, node: Node) -> None:
     """Tasks of whole rows: one a processor, or of a few short rows that take the time of one."""
-    if norm_sum(lowering, node):
-        return
     (source, *others), out, machine = node.inputs, node.outputs[0], lowering.machine
     row = out.shape[-1:]
     others = [t if t.shape == row else lowering.view(t, row) for t in others]

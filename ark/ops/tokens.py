@@ -19,13 +19,12 @@ import numpy as np
 from ark.errors import ModelError
 from ark.frontend.model import Model
 from ark.frontend.tensor import Tensor, TensorLike, as_tensor
-from ark.ir.attributes import RowsAttributes, SampleAttributes
+from ark.ir.attributes import ChooseAttributes, RowsAttributes, SampleAttributes
 from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
-from ark.ops.logits import Drawing, draws, give_logits, makes_logits
 from ark.ops.sampling_state import SamplingState
 from ark.ops.views import new_tensor, refer
 from ark.tasks.tokens import SETTINGS, AdvanceParams, EmbeddingParams, SampleParams
@@ -331,32 +330,26 @@ def _lower_sample(lowering: Lowering, node: Node) -> None:
     shares: of the logits, which begin with the rank's own (ark.lower.rewrite.rotate_logits).
     """
     shares = node.read(SampleAttributes).shares
-    first = lowering.graph.rank if shares > 1 else 0
-    logits, settings, position, tokens, output, stops = node.inputs
-    drawing = Drawing(settings, position, tokens, output, stops)
-    vocabulary = logits.shape[1]
-    share = lowering.shares.get(logits.buffer.id)
-    if share is not None:
-        give_logits(lowering, share, drawing)
-        return
-    product = makes_logits(lowering, node)
-    if product is not None:
-        tiles = len(product.coords)
-        candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
-        draws(product, tiles)
-        product.operands += (settings, position, candidates)
-    else:
-        tiles = max(1, min(lowering.machine.processors, vocabulary // 256))
-        candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
-        lowering.emit(
-            "sample",
-            SampleParams(tiles, shares, first),
-            [logits, settings, position, candidates],
-            [(i,) for i in range(tiles)],
-        )
-    drawing.choose(lowering, SampleParams(tiles, shares, first), logits, candidates)
+    logits, settings, position, *others = node.inputs
+    tiles = max(1, min(lowering.machine.processors, logits.shape[1] // 256))
+    candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
+    first = [logits, settings, position, candidates]
+    params = SampleParams(tiles, shares, lowering.graph.rank if shares > 1 else 0)
+    lowering.emit("sample", params, first, [(i,) for i in range(tiles)])
+    lowering.emit("choose", params, [*first, *others], [(0,)], ".choose")
+
+
+def _lower_choose(lowering: Lowering, node: Node) -> None:
+    """One task chooses among candidates that the linear layer found, or those of all ranks."""
+    given = node.read(ChooseAttributes)
+    first = lowering.graph.rank if given.shares > 1 else 0
+    params = SampleParams(given.tiles, given.shares, first)
+    group = lowering.emit("choose", params, list(node.inputs), [(0,)])
+    if given.counter:
+        group.awaits = [tuple((s, given.signals) for s in lowering.own_counters(given.counter))]
 
 
 register("embed", _embed, _lower_embed)
 register("advance", _advance, _lower_advance)
 register("sample", sample_reference, _lower_sample)
+register("choose", None, _lower_choose)

@@ -17,13 +17,12 @@ from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import touched
 from ark.ir.values import Buffer, Tensor
 from ark.lower.engines import AUTO, ONE_SHOT, PACKET, PACKET_BYTES, measured
+from ark.lower.products import GATHER, SHARE, SUM
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_linear import still
 from ark.machine import Machine
 from ark.plan.types import MAX_OPERANDS
 
-SUM, SHARE, GATHER = "matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmul"
-JOINED = (SUM, SHARE, GATHER)
 COLLECTIVES = {SUM: "all_reduce", SHARE: "reduce_scatter", GATHER: "all_gather"}
 
 

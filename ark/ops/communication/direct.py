@@ -27,7 +27,6 @@ from ark.lower.registry import register
 from ark.lower.rewrite.fuse_all_reduce_norm import SUM_AND_NORM
 from ark.lower.tiling import split
 from ark.ops.copies import copy_box, dense, move
-from ark.ops.logits import gives_logits
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks.combine import CombineParams, moved, tiles, words
 from ark.tasks.combine_norm import CombineNormParams
@@ -168,9 +167,6 @@ def _lower_sum_and_norm(lowering: Lowering, node: Node) -> None:
 
 def _lower_gather(lowering: Lowering, node: Node) -> None:
     """Every rank's share, the rank's own first, then the next rank's, and so on round."""
-    if gives_logits(lowering, node):
-        lowering.shares[node.outputs[0].buffer.id] = node.inputs[0]
-        return
     rank, world = lowering.graph.rank, lowering.graph.world_size
     share = dense(lowering, node.inputs[0], ".dense", fill=True)
     name = f"gather.{lowering.number('gather')}"

@@ -11,8 +11,8 @@ from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.merge import part
+from ark.lower.products import GATHER
 from ark.lower.registry import register
-from ark.lower.rewrite.overlap_collectives import GATHER
 from ark.ops.communication.bands import Product
 from ark.ops.copies import dense
 from ark.tasks.combine import CombineParams, moved

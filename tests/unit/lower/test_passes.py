@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ark
+from ark import ops
 from ark.backend import registry
 from ark.bench.cases import lstm
 from ark.bench.ops import planned
@@ -45,6 +46,12 @@ def test_every_module_of_rewrites_is_a_pass() -> None:
     assert {step.run.__module__.rpartition(".")[2] for step in PASSES} <= {*modules, "passes"}
     names = {step.name.replace("unit_", "") for step in PASSES}
     assert modules == names
+
+
+def test_no_lowering_looks_at_tasks_of_earlier_nodes() -> None:
+    assert ops.__file__ is not None
+    sources = Path(ops.__file__).parent.rglob("*.py")
+    assert [p.name for p in sources if "lowering.groups" in p.read_text()] == []
 
 
 def _graphs() -> list[Graph]:

@@ -18,11 +18,15 @@ def test_every_op_has_a_rule_or_is_a_constant() -> None:
 
 # What only the compiler makes, what ranks say to each other, and what is not built.
 NO_RULE = {
+    "add_parts",
+    "add_parts_norm",
     "all_gather_matmul",
     "all_reduce_norm",
     "all_reduce_switch",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
+    "choose",
+    "choose_each",
     "convolution",
     "expert_linear",
     "fusion",

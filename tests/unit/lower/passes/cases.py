@@ -27,17 +27,24 @@ RUNS = {step.name: step.run for step in PASSES}
 
 @dataclass(frozen=True)
 class Case:
-    """A pass, the program that it changes, and what that is planned for. options: the planner's."""
+    """A pass, the program that it changes, and what that is planned for. options: the planner's.
+    label: of the second program of a pass.
+    """
 
     name: str
     build: Callable[[], None]
     machine: str = "h200"
     ranks: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}_{self.label}" if self.label else self.name
 
     @property
     def path(self) -> Path:
-        return FOLDER / f"{self.name}.txt"
+        return FOLDER / f"{self.title}.txt"
 
 
 def _transposed() -> None:
@@ -143,7 +150,49 @@ def _summed_row() -> None:
     ark.linear(ark.rmsnorm(ark.all_reduce(ark.linear(x, w), 0, 2), norm), v)
 
 
+def _few_tiles() -> None:
+    x, bias = ark.tensor([128, 4096], bf16), ark.tensor([128, 512], bf16)
+    ark.add(ark.linear(x, ark.parameter([512, 4096], bf16, name="w")), bias)
+
+
+def _normed_product() -> None:
+    x, residual = ark.tensor([128, 8192], fp32), ark.tensor([128, 512], fp32)
+    w, norm = ark.parameter([512, 8192], bf16, name="w"), ark.parameter([512], fp32, name="norm")
+    total = ark.add(ark.linear(ark.relu(x), w), residual)
+    ark.mul(ark.rmsnorm(total, norm), total)
+
+
+def _sampled_row() -> None:
+    x, w = ark.tensor([1, 512], fp32), ark.parameter([1024, 512], bf16, name="w")
+    ark.sample(ark.linear(x, w), ark.TokenState.make(8))
+
+
+def _sampled_rows() -> None:
+    x, w = ark.tensor([4, 512], fp32), ark.parameter([1024, 512], bf16, name="w")
+    ark.sample(ark.linear(x, w), ark.TokenState.make(8, 4))
+
+
+def _sampled_shares() -> None:
+    x, w = ark.tensor([1, 512], fp32), ark.parameter([512, 512], bf16, name="w")
+    logits = ark.all_gather(ark.linear(x, w), 0, 2)
+    ark.sample(ark.reshape(logits, [1, 1024]), ark.TokenState.make(8))
+
+
+def _embedded_rows() -> None:
+    state = ark.TokenState.make(8, 4)
+    table, w = (ark.parameter([4096, 4096], bf16, name=name) for name in ("table", "w"))
+    x = ark.embed(state.tokens, table, state.position)
+    ark.linear(ark.rmsnorm(x, ark.parameter([4096], bf16, name="norm")), w)
+
+
 CASES = (
+    Case("cut_products", _few_tiles),
+    Case("fuse_parts_norm", _normed_product),
+    Case("fuse_sampling", _sampled_row),
+    Case("fuse_sampling", _sampled_rows, label="of_sequences"),
+    Case("fuse_sampling", _sampled_shares, ranks=2, options={"together": True}, label="of_ranks"),
+    Case("rotate_logits", _sampled_shares, ranks=2),
+    Case("round_norm_inputs", _embedded_rows),
     Case("align_operands", _odd_rows),
     Case("split_elementwise", _parts),
     Case("overlap_collectives", _summed_product, ranks=2, options={"overlap": True}),

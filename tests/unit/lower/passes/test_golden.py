@@ -11,15 +11,12 @@ from ark.ir.text import to_text
 from ark.lower.passes import PASSES
 from tests.unit.lower.passes.cases import CASES, RUNS, Case, step_of, text_of
 
-# Both want a decoder of several ranks or sequences; tests/multi and tests/unit/lower have those.
-WITHOUT = {"rotate_logits", "round_norm_inputs"}
-
 
 def test_every_pass_has_a_case() -> None:
-    assert {case.name for case in CASES} == {step.name for step in PASSES} - WITHOUT
+    assert {case.name for case in CASES} == {step.name for step in PASSES}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
 def test_a_pass_changes_its_graph_as_kept(case: Case) -> None:
     text = text_of(case)
     before, _, after = text.removeprefix("before\n").partition("after\n")
@@ -27,7 +24,7 @@ def test_a_pass_changes_its_graph_as_kept(case: Case) -> None:
     assert text == case.path.read_text(), "python -m tests.unit.lower.passes.cases writes them"
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
 def test_a_pass_run_twice_is_the_pass_run_once(case: Case) -> None:
     before, context = step_of(case)
     once = RUNS[case.name](before, context)

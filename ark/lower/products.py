@@ -1,0 +1,142 @@
+"""What the cut and the lowering of a product ask of its node: its operands, its shape, its
+parameters, and whether warpgroups take it. Called by ark.lower.rewrite.cut_products and by the
+lowering of matmul.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ark.ir.dtype import fp32
+from ark.ir.fold import FOLDED, fold
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.lower.boxed import SIDES, aligned, depth_of, lies_along, wants_along
+from ark.lower.cuts import Cut, candidates
+from ark.lower.merge import join, joins, widen
+from ark.lower.registry import get
+from ark.machine import Machine
+from ark.tasks.matmul_params import MatmulParams, WindowParams
+
+# Types of nodes that are a product and the collective that it meets.
+SUM, SHARE, GATHER = "matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmul"
+JOINED = (SUM, SHARE, GATHER)
+FINISHES = ("gated", "rope_kv", "windows")  # attributes of products that are not stored one by one
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product. tensors: both sides, addends, and the result. shape: batch, batch,
+    rows and columns. depth: elements of k. cut: how it is cut, if that is known.
+    """
+
+    node: Node
+    tensors: tuple[Tensor, ...]
+    shape: tuple[int, ...]
+    depth: int
+    cut: Cut | None
+
+    @property
+    def plain(self) -> bool:
+        """True where both sides are matrices in memory and the sums are stored one by one."""
+        return not any(self.node.attrs.get(name) for name in FINISHES)
+
+    @property
+    def asks_tile(self) -> bool:
+        """True where the node's hints say how it is cut."""
+        hints = self.node.hints
+        return hints is not None and not (hints.tile is hints.tasks is hints.product is None)
+
+    @property
+    def dtypes(self) -> list[str]:
+        """Types of both sides."""
+        return [t.dtype.name for t in self.node.inputs[:2]]
+
+    @property
+    def params(self) -> MatmulParams:
+        """Parameters of the product as one tile."""
+        attrs = self.node.attrs
+        windows = attrs.get("windows")
+        return MatmulParams(
+            transpose_a=bool(attrs["transpose_a"]),
+            transpose_b=bool(attrs["transpose_b"]),
+            tile=(self.shape[2], self.shape[3]),
+            tf32=bool(attrs.get("tf32")),
+            windows=None if windows is None else WindowParams.from_plan(windows),
+        )
+
+    def loads_boxes(self, machine: Machine) -> bool:
+        """True where the variant has warpgroups that take the product: it is as wide as their
+        tiles, its types are theirs, and rows of both sides begin where boxes may. Other products
+        have the common bodies.
+        """
+        node = self.node
+        if machine.variant.name != "matrix":
+            return False
+        if not self.plain:
+            return True
+        left, right, *_, out = self.tensors
+        narrow, size = bool(node.attrs["transpose_b"]), left.dtype.itemsize
+        return (
+            len(out.shape) <= FOLDED
+            and bool(candidates(self.shape, self.depth, size, False, narrow))
+            and (left.dtype != fp32 or bool(node.attrs.get("tf32")))
+            and (not wants_along(node) or all(lies_along(node, side) for side in SIDES))
+            and left.dtype.bits == right.dtype.bits
+            and aligned(left)
+            and aligned(right)
+        )
+
+
+def product_of(node: Node) -> Product:
+    """The product that a matmul node is."""
+    tensors = [*node.inputs, *node.outputs]
+    cut = Cut(*node.attrs["cut"]) if "cut" in node.attrs else None
+    if len(node.outputs[0].shape) > FOLDED:
+        tensors = _merge_batch(tensors)
+    shape = fold(tensors[-1].shape)
+    if cut is not None and cut.parts > 1:
+        shape = (1, 1, *shape[2:])
+    elif node.attrs.get("gated"):
+        shape = (*shape[:3], 2 * shape[3])
+    elif "rope_kv" in node.attrs:
+        shape = (*shape[:3], node.inputs[1].shape[-2 if node.attrs["transpose_b"] else -1])
+    return Product(node, tuple(tensors), tuple(shape), _depth(node), cut)
+
+
+def _depth(node: Node) -> int:
+    if "windows" in node.attrs:
+        return node.inputs[1 - node.attrs["windows"]["side"]].shape[-1]
+    return depth_of(node)
+
+
+def travels(graph: Graph, node: Node) -> bool:
+    """True where a peer waits for the node's result, or the node for a peer. Its tiles are tasks of
+    their own then: each leaves when it is done.
+    """
+    if graph.world_size == 1:
+        return False
+    written = {t.buffer.id for t in node.outputs}
+    read = {t.buffer.id for t in node.inputs}
+    return any(
+        (entry.all_ranks or entry.names_ranks)
+        and (
+            (other.type not in (SUM, SHARE) and any(t.buffer.id in written for t in other.inputs))
+            or any(t.buffer.id in read for t in other.outputs)
+        )
+        for other in graph.nodes
+        if not other.virtual
+        for entry in (get(other.type),)
+    )
+
+
+def _merge_batch(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The operands with as few batch dimensions as their memory allows."""
+    merged = [widen(t, len(tensors[-1].shape)) for t in tensors]
+    for d in range(len(merged[-1].shape) - 4, -1, -1):
+        wanted = merged[-1].shape[d : d + 2]
+        matching = all(t.shape[d : d + 2] in (wanted, (1, 1)) for t in merged)
+        if matching and all(joins(t, d) for t in merged):
+            merged = [join(t, d) for t in merged]
+    return merged

@@ -1,0 +1,151 @@
+"""How each product is cut, as data of its node: rows and columns of its tiles, and parts of k. A
+product in parts of k gives the sums of each part, which an op of its own adds up.
+
+The rules are in ark.lower.cuts (warpgroups, other bodies), k_parts and thin_cuts. Listed in
+ark.lower.passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ark.ir.dtype import fp32, int8, int32
+from ark.ir.graph import Graph, Node
+from ark.lower import k_parts
+from ark.lower.cuts import Cut, choose_cut, choose_tile, deals_matrices, is_exact
+from ark.lower.products import Product, product_of, travels
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.reorder_small_ops import beside
+from ark.lower.thin_cuts import thin_cut
+from ark.machine import Machine
+from ark.tasks import expression
+
+
+def cut_products(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph whose products say how they are cut, but for those whose hints say so and
+    those of small matrices, of which a task takes several.
+    """
+    if not any(_uncut(n) for n in graph.nodes):
+        return graph
+    rewritten = graph.with_nodes(())
+    numbers = itertools.count(1 + max(n.id for n in graph.nodes))
+    working = [n for n in graph.nodes if not n.virtual]
+    after = {n.id: follower for n, follower in itertools.pairwise(working)}
+    for node, ways in zip(graph.nodes, beside(graph.nodes, context.machines), strict=True):
+        cut = None
+        if _uncut(node):
+            normed = _normed(node, after.get(node.id))
+            cut = _cut(graph, product_of(node), context, ways, normed)
+        if cut is None:
+            rewritten.nodes.append(node)
+        elif cut.parts == 1:
+            rewritten.nodes.append(
+                dataclasses.replace(node, attrs={**node.attrs, "cut": _plain(cut)})
+            )
+        else:
+            rewritten.nodes += _in_parts(rewritten, node, cut, next(numbers))
+    return rewritten
+
+
+def _uncut(node: Node) -> bool:
+    return node.type == "matmul" and "cut" not in node.attrs
+
+
+def _plain(cut: Cut) -> list[int]:
+    return [cut.rows, cut.columns, cut.parts]
+
+
+def _normed(node: Node, norm: Node | None) -> bool:
+    """True where the next op is an rmsnorm of the product's rows, which may add up the parts."""
+    out = node.outputs[0]
+    return (
+        norm is not None
+        and (norm.type, norm.placement) == ("rmsnorm", node.placement)
+        and norm.inputs[0].buffer.id == out.buffer.id
+        and out.dtype == fp32
+    )
+
+
+def _cut(graph: Graph, product: Product, context: Context, ways: int, normed: bool) -> Cut | None:
+    """The cut of a product; None if it has none of its own. ways: ops that run at the same time."""
+    node, machine = product.node, context.machines[product.node.phase]
+    measured = context.options.get("cuts", {})
+    if product.asks_tile:
+        return None
+    alone = node.hints is None and not travels(graph, node)
+    if product.loads_boxes(machine):
+        return _boxed(product, machine, measured, alone, normed)
+    whole = product.params
+    cut = thin_cut(whole, product.tensors, machine, ways) if product.plain else None
+    if cut is not None:
+        return cut if alone else dataclasses.replace(cut, parts=1)
+    if product.plain and deals_matrices(whole, product.tensors, machine):
+        return None
+    return _common(product, machine, measured, alone)
+
+
+def _boxed(
+    product: Product,
+    machine: Machine,
+    measured: Mapping[str, Sequence[int]],
+    alone: bool,
+    normed: bool,
+) -> Cut:
+    """The cut of a product that warpgroups take."""
+    attrs = product.node.attrs
+    plain = "gated" not in attrs and "rope_kv" not in attrs
+    several = alone and plain and all(len(t.shape) <= 2 for t in product.tensors)
+    windows = "windows" in attrs
+    measured = {} if windows else measured  # of matrices in memory
+    narrow, size = bool(attrs["transpose_b"]), product.node.inputs[0].dtype.itemsize
+    return choose_cut(
+        product.shape, product.depth, size, machine, several, measured, narrow, normed, windows
+    )
+
+
+def _common(
+    product: Product, machine: Machine, measured: Mapping[str, Sequence[int]], alone: bool
+) -> Cut:
+    """The cut of a product that warpgroups do not take."""
+    shape, depth, dtypes = product.shape, product.depth, product.dtypes
+    if "windows" not in product.node.attrs and k_parts.serves(dtypes, shape, machine):
+        flat = product.plain and all(len(t.shape) <= 2 for t in product.tensors)
+        return k_parts.choose(shape, depth, dtypes, machine, flat and alone, measured)
+    exact = product.plain and machine.variant.name == "block" and is_exact(dtypes, shape, depth)
+    size = product.node.inputs[0].dtype.itemsize
+    return Cut(*choose_tile(shape, depth, size, machine, measured, exact))
+
+
+def _in_parts(graph: Graph, node: Node, cut: Cut, number: int) -> tuple[Node, Node]:
+    """The product in parts of k, and the op that adds these up, in order, and does what follows."""
+    left, right, *others = node.inputs
+    out = node.outputs[0]
+    dtype = int32 if left.dtype == int8 else fp32
+    sums = graph.tensor((cut.parts, *out.shape[-2:]), dtype, name=f"{node.name}.parts")
+    attrs: dict[str, Any] = {**node.attrs, "cut": _plain(cut)}
+    tree = sum_of_parts(cut.parts)
+    finish = attrs.pop("finish", None)
+    if finish is not None:
+        leaves = [tree, *(expression.leaf(cut.parts + i) for i in range(len(others)))]
+        tree = expression.substitute(finish, leaves)
+    adding = dataclasses.replace(
+        node,
+        id=number,
+        type="add_parts",
+        name=f"{node.name}.sum",
+        inputs=(sums, *others),
+        attrs={"expr": tree, "tile": [cut.rows, cut.columns]},
+    )
+    multiplying = dataclasses.replace(node, inputs=(left, right), outputs=(sums,), attrs=attrs)
+    return multiplying, adding
+
+
+def sum_of_parts(count: int) -> list[Any]:
+    """The expression that adds up the first `count` operands, in order."""
+    tree = expression.leaf(0)
+    for i in range(1, count):
+        tree = ["add", tree, expression.leaf(i)]
+    return tree

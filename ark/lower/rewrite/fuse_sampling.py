@@ -1,0 +1,175 @@
+"""The linear layer that makes logits finds the best of its own, so that sampling only chooses among
+the candidates of its tasks.
+
+Where ranks make a share of the logits each, the layer also gives every rank its logits and
+candidates: the gather is gone, and one task waits for all. Listed in ark.lower.passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ark.codegen.layout import RECORD_OPERANDS
+from ark.ir.dtype import fp32
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.lower.rewrite.context import Context
+from ark.lower.tiling import layer_tiles
+from ark.tasks.linear_form import MATRIX_ROWS, MOST_NARROW, narrow_rows
+from ark.variant import COMMUNICATE
+
+CHOOSE = {"sample": "choose", "sample_each": "choose_each"}
+
+
+def fuse_sampling(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph with such layers; the graph itself if it has none.
+
+    A layer that makes logits asks for the position before it waits, so that nothing of its phase
+    may have moved the position.
+    """
+    rewritten = graph.with_nodes(graph.nodes)
+    advanced: set[int] = set()  # phases whose position has moved
+    dropped: set[int] = set()  # places of gathers that layers do
+    exchanges = 0
+    before: list[int] = []  # places of nodes that make tasks
+    for place, node in enumerate(graph.nodes):
+        if node.type in CHOOSE and node.phase not in advanced and before:
+            *others, last = before
+            layer = graph.nodes[last]
+            if _samples(layer, node, context):
+                rewritten.nodes[last], rewritten.nodes[place] = _sampling(
+                    rewritten, layer, node, context
+                )
+            elif others and _gives(graph, graph.nodes[others[-1]], layer, node, context):
+                name = f"logits.{exchanges}"
+                layer = graph.nodes[others[-1]]
+                rewritten.nodes[others[-1]], rewritten.nodes[place] = _giving(
+                    rewritten, layer, node, context, name
+                )
+                dropped.add(last)
+                exchanges += 1
+        if node.type == "advance":
+            advanced.add(node.phase)
+        if not node.virtual:
+            before = [*before[-1:], place]
+    if all(n is m for n, m in zip(graph.nodes, rewritten.nodes, strict=True)):
+        return graph
+    return rewritten.with_nodes(
+        n for place, n in enumerate(rewritten.nodes) if place not in dropped
+    )
+
+
+def _makes(layer: Node, logits: Tensor, reader: Node) -> bool:
+    """True where the node is a linear layer that makes just these logits, which a node reads."""
+    return (
+        layer.type == "linear"
+        and layer.attrs["epilogue"] == "store"
+        and [t.id for t in layer.outputs] == [logits.id]
+        and (layer.phase, layer.processors) == (reader.phase, reader.processors)
+        and not reader.after
+    )
+
+
+def _samples(layer: Node, node: Node, context: Context) -> bool:
+    """True where the layer has a body that finds the best of the logits that a node reads."""
+    if not _makes(layer, node.inputs[0], node):
+        return False
+    if node.type == "sample":
+        return True
+    (x, weight), machine = layer.inputs[:2], context.machines[node.phase]
+    held, splits, _ = layer_tiles(layer, machine)
+    return (
+        machine.variant.role(COMMUNICATE) > 0
+        and 1 < x.shape[0] <= MOST_NARROW
+        and narrow_rows(x.shape[0], weight, splits)
+        and held in MATRIX_ROWS
+    )
+
+
+def _sampling(graph: Graph, layer: Node, node: Node, context: Context) -> tuple[Node, Node]:
+    """The layer that finds the best of its logits, and the node that chooses among them."""
+    tiles = len(layer_tiles(layer, context.machines[node.phase])[2])
+    rows = tiles * node.inputs[0].shape[0]
+    candidates = graph.tensor((rows, 2), fp32, name=f"{node.name}.candidates")
+    finding = dataclasses.replace(
+        layer,
+        inputs=(*layer.inputs, *node.inputs[1:3]),
+        outputs=(*layer.outputs, candidates),
+        attrs={**layer.attrs, "epilogue": "sample", "tiles": tiles},
+    )
+    return finding, _choosing(node, node.inputs[0], candidates, {**node.attrs, "tiles": tiles})
+
+
+def _choosing(node: Node, logits: Tensor, candidates: Tensor, attrs: dict[str, Any]) -> Node:
+    return dataclasses.replace(
+        node,
+        type=CHOOSE[node.type],
+        name=f"{node.name}.choose",
+        inputs=(logits, *node.inputs[1:3], candidates, *node.inputs[3:]),
+        attrs=attrs,
+    )
+
+
+def _gives(graph: Graph, layer: Node, gather: Node, node: Node, context: Context) -> bool:
+    """True where the layer that makes a rank's share of logits may give it to all ranks by itself:
+    no other host takes part, all ranks begin iterations together, and a task's record has room for
+    the places of all peers.
+    """
+    if (gather.type, node.type) != ("gather_own_first", "sample"):
+        return False
+    share, world = gather.inputs[0], graph.world_size
+    uses = sum(share.buffer.id in {t.buffer.id for t in n.inputs} for n in graph.nodes)
+    return (
+        _makes(layer, share, gather)
+        and node.inputs[0].buffer.id == gather.outputs[0].buffer.id
+        and not context.alone
+        and len(set(context.options.get("hosts") or ())) <= 1
+        and share.shape[0] == 1
+        and share.dtype == fp32
+        and share.buffer.arena == "activation"
+        and share.buffer.id not in context.kept
+        and uses == 1
+        and len(layer.inputs) + 4 + 2 * (world - 1) <= RECORD_OPERANDS
+    )
+
+
+def _giving(
+    graph: Graph, layer: Node, node: Node, context: Context, name: str
+) -> tuple[Node, Node]:
+    """The layer that gives each rank its logits and candidates, and the node that chooses when all
+    have come. Both begin with the rank's own.
+    """
+    rank, world, share = graph.rank, graph.world_size, layer.outputs[0]
+    tiles = len(layer_tiles(layer, context.machines[node.phase])[2])
+
+    def places(size: tuple[int, int], axis: int, label: str) -> list[Tensor]:
+        """This rank's part of what all ranks make, on itself and then on each peer."""
+        parts = []
+        for step in range(world):
+            peer = (rank + step) % world if step else -1
+            whole = tuple(n * world if d == axis else n for d, n in enumerate(size))
+            tensor = graph.tensor(whole, fp32, arena="symmetric", rank=peer, name=f"{name}.{label}")
+            at = tuple((world - step) % world * n if d == axis else 0 for d, n in enumerate(size))
+            parts.append(dataclasses.replace(tensor, shape=size, offsets=at, padded=size))
+        return parts
+
+    def all_ranks(part: Tensor) -> Tensor:
+        whole = part.extents
+        return dataclasses.replace(
+            part, shape=whole, offsets=(0, 0), padded=whole, name=part.buffer.name
+        )
+
+    own, *logits = places((1, share.shape[1]), 1, "all")
+    best, *candidates = places((tiles, 2), 0, "best")
+    own = dataclasses.replace(own, name=share.name)
+    peers = (t for pair in zip(logits, candidates, strict=True) for t in pair)
+    attrs = {"epilogue": "sample", "tiles": tiles, "shares": world, "share": rank, "counter": name}
+    giving = dataclasses.replace(
+        layer,
+        inputs=(*layer.inputs, *node.inputs[1:3]),
+        outputs=(own, best, *peers),
+        attrs={**layer.attrs, **attrs},
+    )
+    given = {"tiles": tiles * world, "shares": world, "counter": name, "signals": tiles}
+    return giving, _choosing(node, all_ranks(own), all_ranks(best), given)
