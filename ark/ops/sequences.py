@@ -27,7 +27,7 @@ from ark.variant import COMMUNICATE
 
 def _sample_each(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """New positions, tokens and outputs."""
-    logits, settings, positions, tokens, output, stops = inputs
+    logits, settings, positions, tokens, output, stops, *_ = inputs
     batch = len(logits)
     rows = [np.array_split(t, batch) for t in (settings, positions, tokens, output)]
     made = []
@@ -52,11 +52,11 @@ def _share(tensor: Tensor, batch: int, sequence: int) -> Tensor:
 
 
 def _takes(product: Group, machine: Machine) -> bool:
-    """Has the layer a body of several rows that finds each one's best?"""
+    """Has the layer a body that finds each row's best?"""
     (x, weight), params = product.operands[:2], product.params
-    return (
+    return x.shape[0] == 1 or (
         machine.variant.role(COMMUNICATE) > 0
-        and 1 < x.shape[0] <= MOST_NARROW
+        and x.shape[0] <= MOST_NARROW
         and isinstance(params, LinearParams)
         and narrow_rows(x.shape[0], weight, params.split_k)
         and params.rows in MATRIX_ROWS
@@ -68,7 +68,7 @@ def _lower_sample_each(lowering: Lowering, node: Node) -> None:
 
     In a variant whose bodies take few rows at once, who makes logits finds the best of its own.
     """
-    logits, settings, position, tokens, output, stops = node.inputs
+    logits, settings, position, tokens, output, stops, *leave = node.inputs
     batch, vocabulary = logits.shape
     product = makes_logits(lowering, node)
     finds = product is not None and _takes(product, lowering.machine)
@@ -84,7 +84,7 @@ def _lower_sample_each(lowering: Lowering, node: Node) -> None:
         operands = [_share(tensor, batch, b) for tensor in shared]
         coords = [(i,) for i in range(tiles)]
         lowering.emit("sample", SampleParams(tiles), operands, coords, f".{b}")
-    operands = [logits, settings, position, candidates, tokens, output, stops]
+    operands = [logits, settings, position, candidates, tokens, output, stops, *leave]
     lowering.emit("choose_each", ChooseEachParams(tiles, batch), operands, [(0,)], ".choose")
 
 
