@@ -177,7 +177,12 @@ def _trace_paged(model: Model, decoder: Llama, shape: Shape, pages: Pages) -> No
     decoder.name_tensors()
     most = pages.most(shape.context)
     state = TokenState.make(
-        shape.context, shape.batch, most, vocabulary=shape.vocabulary, logprobs=shape.logprobs
+        shape.context,
+        shape.batch,
+        most,
+        vocabulary=shape.vocabulary,
+        logprobs=shape.logprobs,
+        leaves=True,
     )
     if shape.chunk:
         prompt = TokenState.make(shape.context, 1, most, prefix="prompt_")

@@ -126,7 +126,8 @@ def _bits(value: float) -> int:
 
 def _lower(lowering: Lowering, node: Node) -> None:
     """Of each sequence tiles adjust the logits, and one task samples; one then chooses for all."""
-    logits, settings, position, tokens, output, stops, options, bias, counts, logprobs = node.inputs
+    state, leave = node.inputs[:10], node.inputs[10:]
+    logits, settings, position, tokens, output, stops, options, bias, counts, logprobs = state
     batch, vocabulary = logits.shape
     processors = lowering.machine.processors
     tiles = max(1, min(processors // batch, vocabulary // MIN_TILE_ELEMENTS))
@@ -156,8 +157,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
         lowering.emit(
             "sample_adjusted", SampleAdjustedParams(tiles, top), operands, [(0,)], f".{b}"
         )
-    chosen = [logits, settings, position, drawn, tokens, output, stops]
-    if batch == 1:
+    chosen = [logits, settings, position, drawn, tokens, output, stops, *leave]
+    if batch == 1 and not leave:
         lowering.emit("choose", SampleParams(1), chosen, [(0,)], ".choose")
     else:
         lowering.emit("choose_each", ChooseEachParams(1, batch), chosen, [(0,)], ".choose")

@@ -22,7 +22,7 @@ from ark.tasks.tokens import SETTINGS, SampleParams
 
 def _sample_each(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """New positions, tokens and outputs."""
-    logits, settings, positions, tokens, output, stops = inputs
+    logits, settings, positions, tokens, output, stops, *_ = inputs
     batch = len(logits)
     rows = [np.array_split(t, batch) for t in (settings, positions, tokens, output)]
     made = []

@@ -45,7 +45,9 @@ class TokenState:
 
     Of several sequences, tokens, position, settings and output have each one's elements one behind
     the other; `of` gives a sequence's own. pages (sequences, most) int32: the numbers of each one's
-    pages, where keys and values lie in pages that sequences share; None where they do not.
+    pages, where keys and values lie in pages that sequences share; None where they do not. leave
+    (1,) int32: a word that the host may set while the kernel runs, which then ends with the
+    iteration; None without one.
 
     Example:
         >>> ark.TokenState.make(8).batch
@@ -59,6 +61,7 @@ class TokenState:
     output: Tensor
     pages: Tensor | None = None
     sampling: SamplingState | None = None
+    leave: Tensor | None = None
 
     @classmethod
     def make(
@@ -69,12 +72,14 @@ class TokenState:
         prefix: str = "",
         vocabulary: int = 0,
         logprobs: int = 0,
+        leaves: bool = False,
     ) -> TokenState:
         """The state of the current model, for `batch` texts of at most `context` tokens each.
 
         pages: the most that a text has, 0 for caches that are not in pages. prefix: of the tensors'
         names. vocabulary: the number of tokens, if sampling is to follow all of ark.SamplingParams,
-        with at most `logprobs` reported beside the sampled one.
+        with at most `logprobs` reported beside the sampled one. leaves: with the word `leave`, for
+        texts in pages.
         """
 
         def state(name: str, *shape: int, arena: str = "state") -> Tensor:
@@ -90,6 +95,7 @@ class TokenState:
             state("output", batch * context, arena="host"),
             state("pages", batch, pages) if pages else None,
             SamplingState.make(context, batch, vocabulary, logprobs) if vocabulary else None,
+            state("leave", 1, arena="host") if leaves else None,
         )
 
     @property
@@ -121,6 +127,7 @@ class TokenState:
             part(self.output),
             None if self.pages is None else part(self.pages),
             None if self.sampling is None else self.sampling.rows(part),
+            self.leave,
         )
 
 
@@ -239,13 +246,15 @@ def sample(logits: TensorLike, state: TokenState, name: str = "") -> None:
     kept = (state.settings, state.position, state.tokens, state.output, state.stops)
     inputs = [tensor.ir, *(as_tensor(t).ir for t in kept)]
     outputs = [model.graph.rewrite(t) for t in inputs[2:5]]
+    leave = [] if state.leave is None else [as_tensor(state.leave).ir]
     if state.sampling is not None:
         inputs += state.sampling.tensors
         outputs += [model.graph.rewrite(t) for t in inputs[-2:]]
-        model.graph.add("sample_adjusted", inputs, outputs, {}, name)
+        model.graph.add("sample_adjusted", [*inputs, *leave], outputs, {}, name)
         return
     alone = state.batch == 1 and state.pages is None
-    model.graph.add("sample" if alone else "sample_each", inputs, outputs, {}, name)
+    type_name = "sample" if alone else "sample_each"
+    model.graph.add(type_name, [*inputs, *leave], outputs, {}, name)
 
 
 def _embed(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

@@ -1,5 +1,6 @@
-"""The engine: many requests on one device, each as if it were alone. A thread plans a step, has the
-device do it, and tells what was made; all other threads leave messages for it.
+"""The engine: many requests on one device, each as if it were alone. A thread plans a step,
+launches it, and tells tokens while the device makes them; all other threads leave messages for it,
+and a word in the device's sight that ends the launch with the iteration.
 
 Used by `ark.LLM` and the server. docs/serving.md describes a step.
 """
@@ -10,9 +11,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from numbers import Real
 from pathlib import Path
 from types import TracebackType
 
@@ -29,25 +29,29 @@ from ark.models.request import check_prompt_tokens, no_room
 from ark.models.sampling import BASIC
 from ark.runtime.executor import BUDGET_S
 from ark.serving.loading import PAGE_POSITIONS, LoadedModel, Report, load_model
-from ark.serving.rows import DeviceRows
+from ark.serving.rows import DeviceRows, Launched
 from ark.serving.scheduler import Outcome, Scheduler, Step
 from ark.serving.types import Event, FinishReason, Request, Stats
 from ark.tasks.sequences import MAX_BATCH
 
 OnEvent = Callable[[Event], None]
-STEP_S = 0.01
-"""Seconds that rows decode in a step where no prompt waits to be computed."""
-MAX_STEP_ITERATIONS = 64
+LAUNCH_ITERATIONS = 512
+"""Iterations of a launch, after which the host launches again: its work is a small part of them."""
+MAX_LAUNCH_ITERATIONS = 1 << 16
+FIRST_PAUSE_S, LAST_PAUSE_S = 1e-5, 1e-3
+"""Seconds between two looks at a running launch: they grow while no token comes."""
 
 
 class Engine:
     """Serves requests on a device. A context manager; made by `Engine.open`."""
 
-    def __init__(self, model: LoadedModel, step_s: float = STEP_S, draft: int = 0) -> None:
+    def __init__(
+        self, model: LoadedModel, iterations: int = LAUNCH_ITERATIONS, draft: int = 0
+    ) -> None:
         """model: which the engine closes in the end. Others as of `open`."""
         self._model, self._shape = model, model.shape
         self._rows = DeviceRows(model.executor, model.shape)
-        self._step_s, self._iteration_s = step_s, float("inf")
+        self._launch_iterations = iterations
         self._pool = model.page_pool(self._rows.reserved)
         self._scheduler = Scheduler(
             model.shape.batch, model.shape.chunk, model.shape.context, self._pool, draft
@@ -75,7 +79,7 @@ class Engine:
         chunk: int | None = None,
         pages: int | None = None,
         page: int = PAGE_POSITIONS,
-        step_s: float = STEP_S,
+        iterations: int = LAUNCH_ITERATIONS,
         draft: int = 0,
         sampling: str = "",
         max_logprobs: int = 0,
@@ -88,16 +92,18 @@ class Engine:
         stays open, or an index. slots: requests that run at once. context: positions of each,
         prompt included. chunk: prompt tokens that an iteration takes, 0 to read prompts token by
         token beside what decodes. pages: of `page` positions each, in all; by default enough for
-        all slots. step_s: how long rows decode before the host looks for new requests and tells
-        tokens; at least one iteration. draft: tokens of a request that free rows try beyond the
+        all slots. iterations: the most of a launch; it ends earlier where a request arrives, ends
+        or is cancelled. draft: tokens of a request that free rows try beyond the
         next one, where its text repeats itself; the text stays the same. sampling,
         max_logprobs: `sampling` and `logprobs` of ark.models.build.Shape. progress: as of
         ark.models.generate.Generator.
 
         Raises ark.errors with a paragraph for a person before anything runs.
         """
-        if not (isinstance(step_s, Real) and 0 <= step_s < float("inf")):
-            raise InvalidUsageError(f"step_s={step_s!r:.60} is out of range; expected 0 s or more")
+        if not 1 <= whole("the number of iterations", iterations) <= MAX_LAUNCH_ITERATIONS:
+            raise InvalidUsageError(
+                f"iterations={iterations} is out of range; expected 1 to {MAX_LAUNCH_ITERATIONS}"
+            )
         if not 0 <= whole("the draft", draft) < MAX_BATCH:
             raise InvalidUsageError(
                 f"draft={draft} is out of range; expected 0 (none) to {MAX_BATCH - 1}"
@@ -117,7 +123,7 @@ class Engine:
             progress=progress,
         )
         try:
-            return cls(model, step_s, draft)
+            return cls(model, iterations, draft)
         except BaseException:
             model.close()
             raise
@@ -147,6 +153,8 @@ class Engine:
                 )
             self._listeners[request.id] = on_event
             self._arrived.append(request)
+            if len(self._listeners) <= self._shape.batch:  # there is a slot for it
+                self._rows.leave()
             self._news.notify_all()
 
     def _check(self, request: Request) -> None:
@@ -174,20 +182,23 @@ class Engine:
         check_tokens(sampling, vocabulary, request.stop_token_ids)
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request with CANCELLED before the next step; unknown ids are ignored."""
+        """Ends a request with CANCELLED at the next iteration; unknown ids are ignored."""
         with self._news:
             if request_id in self._listeners:
                 self._cancelled.add(request_id)
+                self._rows.leave()
                 self._news.notify_all()
 
     def stats(self) -> Stats:
-        """The state after the latest step."""
+        """The state after the latest tokens."""
         return self._stats
 
     def close(self, drain: bool = False) -> None:
         """Ends the engine; see ark.serving.types.EngineLike. Safe to call twice."""
         with self._news:
             self._closing, self._draining = True, drain
+            if not drain:
+                self._rows.leave()
             self._news.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -206,24 +217,55 @@ class Engine:
             while self._hear():
                 if self._scheduler.idle:
                     continue
-                few = int(min(self._step_s / self._iteration_s, MAX_STEP_ITERATIONS))
-                step = self._scheduler.plan(max(1, few))
-                begin = time.perf_counter()
-                tokens = self._rows.run(step)
-                if step.chunks is None:
-                    self._iteration_s = (time.perf_counter() - begin) / step.iterations
-                self._iterations += step.iterations
-                for outcome in self._scheduler.record(step, tokens):
-                    self._generated += len(outcome.tokens)
-                    self._tell(self._event(step, outcome))
-                self._stats = self._count()
+                self._do(self._scheduler.plan(self._launch_iterations))
         except BaseException as error:
             self._fail(error)
         finally:
+            with self._news:
+                self._rows.close()
             self._model.close()
 
+    def _do(self, step: Step) -> None:
+        """Launches a step and tells its tokens as they come."""
+        launched = self._rows.start(step)
+        try:
+            self._follow(step, launched)
+            done, tokens = launched.end()
+        finally:
+            launched.stop()
+        self._take(step, tokens)
+        self._scheduler.end(step, done)
+        self._iterations += done
+        self._stats = self._count()
+
+    def _follow(self, step: Step, launched: Launched) -> None:
+        """Tells tokens until the kernel has ended; has it leave where another step is better."""
+        pause_s = FIRST_PAUSE_S
+        while launched.running():
+            tokens = launched.read()
+            if tokens:
+                pause_s = FIRST_PAUSE_S
+                if self._take(step, tokens) and (self._arrived or self._scheduler.leaves(step)):
+                    self._rows.leave()
+            time.sleep(pause_s)
+            if not self._rows.leaving:
+                pause_s = min(1.5 * pause_s, LAST_PAUSE_S)
+
+    def _take(self, step: Step, tokens: Sequence[tuple[int, Sequence[int]]]) -> bool:
+        """Rows have made tokens; True if a request has ended with them."""
+        ended = False
+        for row, made in tokens:
+            outcome = self._scheduler.take(step, row, made)
+            if outcome is not None:
+                self._generated += len(outcome.tokens)
+                ended = ended or outcome.finish is not None
+                self._tell(self._event(step, outcome))
+        if tokens:
+            self._stats = self._count()
+        return ended
+
     def _event(self, step: Step, outcome: Outcome) -> Event:
-        """What a step did for a request."""
+        """The event of tokens that a row has made."""
         progress, tokens = outcome.progress, outcome.tokens
         request = progress.request
         asked = request.sampling.logprobs
@@ -235,11 +277,12 @@ class Engine:
         return Event(request.id, tokens, own, best, outcome.finish)
 
     def _hear(self) -> bool:
-        """Takes what other threads have left; waits while there is nothing to do. False if the
+        """Takes the messages of other threads; waits while there is nothing to do. False if the
         engine is to end.
         """
         with self._news:
             while True:
+                self._rows.stay()  # of what arrives from here on the next launch hears
                 while self._arrived:
                     request = self._arrived.popleft()
                     self._prompt_tokens += len(request.prompt)
@@ -286,10 +329,10 @@ class Engine:
 
     def _count(self) -> Stats:
         scheduler = self._scheduler
-        ids = [progress.request.id for progress in scheduler.running]
+        ids = [progress.request.id for progress in scheduler.running if progress.finish is None]
         return Stats(
             slots=scheduler.slots,
-            running=len(scheduler.running),
+            running=len(ids),
             waiting=len(scheduler.waiting),
             pages=self._pool.count,
             free_pages=self._pool.available,

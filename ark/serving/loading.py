@@ -21,6 +21,7 @@ from ark.models.plans import choose_chunk, choose_context, plans, usual_chunk
 from ark.runtime.executor import BUDGET_S, Executor
 from ark.runtime.runner import load
 from ark.serving.pages import PagePool
+from ark.serving.scheduler import forms_of
 from ark.tasks.sequences import MAX_BATCH
 
 Report = Callable[[str, int, int], None]
@@ -46,11 +47,6 @@ class LoadedModel:
         self.executor.close(together=False)
         if self.opened is not None:
             self.opened.close()
-
-
-def forms_of(slots: int) -> tuple[int, ...]:
-    """Numbers of rows with a decoding phase each: powers of two, and all slots."""
-    return (*(1 << n for n in range((slots - 1).bit_length())), slots)
 
 
 def pages_of(slots: int, context: int, size: int, asked: int | None) -> Pages:

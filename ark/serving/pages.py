@@ -36,6 +36,11 @@ class PagePool:
         self._names: dict[int, bytes] = {}
 
     @property
+    def free(self) -> int:
+        """Pages that nobody uses and that hold no text for later requests."""
+        return len(self._free)
+
+    @property
     def available(self) -> int:
         """Pages that `take` can give."""
         return len(self._free) + len(self._kept)

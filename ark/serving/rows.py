@@ -1,7 +1,9 @@
-"""The rows of an engine on its device: what of requests is written before a step, the launch, and
-the tokens that it made. Called by ark.serving.engine.
+"""The rows of an engine on its device: the state of requests that is written before a step, the
+launch, the tokens that it makes while it runs, and the word that makes it leave. Called by
+ark.serving.engine.
 
-The host knows what the device makes of positions, so that it writes what differs alone.
+The host knows the positions at which a launch leaves its rows, so that it writes only those that
+change.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from ark.models.options import bias_of, counts_of, option_words
 from ark.models.sampling import SamplingParams
 from ark.models.sequences import read_logprobs
 from ark.runtime.executor import Executor
+from ark.runtime.run import Run
 from ark.serving.scheduler import Chunks, Progress, Step
 from ark.serving.types import Request
 from ark.tasks.tokens import SETTINGS, key_halves, noise_key
@@ -53,6 +56,78 @@ def _drafted(step: Step) -> list[tuple[int, int, int]]:
     ]
 
 
+class Launched:
+    """A step on the device, from its launch until `end`."""
+
+    def __init__(self, rows: DeviceRows, step: Step, run: Run) -> None:
+        size = rows.pages.size
+        self._rows, self._step, self._run = rows, step, run
+        self._texts = np.array([len(p.tokens) for p in step.rows], np.int64)
+        self._ends = self._texts + [p.new_tokens(step.iterations, size) for p in step.rows]
+        self._most = np.array([p.end(size) for p in step.rows], np.int64) - self._texts
+        self._reads = np.array([p.last - p.computed for p in step.rows], np.int64)
+        self._starts = np.array([p.computed for p in step.rows], np.int64)
+        self._next = self._texts.copy()  # of each row the place of its next token to be read
+        self._each = np.arange(len(step.rows))
+
+    def running(self) -> bool:
+        """Is the kernel on the device? Raises GpuError if a wait has given up there."""
+        self._run.check()
+        return self._run.running()
+
+    def read(self) -> list[tuple[int, list[int]]]:
+        """Rows with the tokens that they made since the last call; none where rows read drafts."""
+        found: list[tuple[int, list[int]]] = []
+        if any(self._step.drafts) or not len(self._each):
+            return found
+        output, places = self._rows.output, np.minimum(self._next, self._ends - 1)
+        fresh = (output[self._each, places] != NO_TOKEN) & (self._next < self._ends)
+        for row in np.flatnonzero(fresh):
+            part = output[row, self._next[row] : self._ends[row]].tolist()
+            tokens = part[: part.index(NO_TOKEN)] if NO_TOKEN in part else part
+            self._next[row] += len(tokens)
+            found.append((int(row), tokens))
+        return found
+
+    def end(self) -> tuple[int, list[tuple[int, list[int]]]]:
+        """Waits for the kernel. How many iterations of the rows it has done, and the tokens that
+        `read` has not given.
+        """
+        try:
+            self._run.wait()
+        finally:
+            self._run.stop()
+        step, rows = self._step, self._rows
+        if not step.rows:
+            return 0, []
+        chunks = 0 if step.chunks is None else step.chunks.count
+        done = rows.executor.end() - chunks
+        made = np.clip(done - self._reads, 0, self._most)
+        ends, begins = self._texts + made, self._next
+        tokens = [self._read(row, row, begins[row], ends[row]) for row in range(len(step.rows))]
+        for row, (of, place, _) in enumerate(_drafted(step), len(step.rows)):
+            tokens[of] += self._read(row, of, place + 1, place + 2)
+        moved = np.minimum(done, self._reads + made)
+        rows.left(self._starts + moved, ends, done)
+        return done, [(row, each) for row, each in enumerate(tokens) if each]
+
+    def stop(self) -> None:
+        """Aborts the kernel, if it still runs."""
+        self._run.stop()
+
+    def _read(self, row: int, of: int, begin: int, end: int) -> list[int]:
+        """The tokens of a row from place `begin` to `end`, for the request of the row `of`."""
+        tokens: list[int] = self._rows.output[row, begin:end].tolist()
+        if NO_TOKEN in tokens:
+            request_id = self._step.rows[of].request.id
+            raise GpuError(
+                f"the kernel ended without the token at position {begin + tokens.index(NO_TOKEN)} "
+                f"of request {request_id!r} and gave no reason; open the engine anew, and report "
+                "it if it happens again"
+            )
+        return tokens
+
+
 class DeviceRows:
     """The memory of a loaded plan of pages (ark.models.build.Shape.pages) that requests fill.
 
@@ -72,7 +147,9 @@ class DeviceRows:
         self._addresses: dict[str, int] = {}
         self._rows: list[tuple[Progress, int] | None] = [None] * shape.batch
         self._known = [0] * shape.batch  # tokens of the row's text that the device has
-        self._output = executor.host_view("output").reshape(shape.batch, shape.context)
+        self._drafted = 0  # rows of the last step that read drafts
+        self.output = executor.host_view("output").reshape(shape.batch, shape.context)
+        self._leave = executor.host_view("leave")
         self._top = shape.logprobs
         # Of each row what its bias follows from; the rows whose bias on the device may not be 0.
         self._bias_of: list[tuple[Request, bool] | None] = [None] * shape.batch
@@ -87,27 +164,46 @@ class DeviceRows:
         """Pages from 0 on that belong to rows and to the prompt."""
         return self.shape.batch + 1
 
-    def run(self, step: Step) -> list[list[int]]:
-        """Does a step: by row the tokens that it made. Raises GpuError."""
+    def leave(self) -> None:
+        """Makes the running launch leave at the end of an iteration: the one that runs, or the next
+        one if that has passed the point where it looks. Any thread may call it.
+        """
+        self._leave[0] = 1
+
+    def stay(self) -> None:
+        """Takes `leave` back, before the next launch."""
+        self._leave[0] = 0
+
+    def close(self) -> None:
+        """The executor is about to free the word, which other threads may still set."""
+        self._leave = np.zeros(1, np.int32)
+
+    @property
+    def leaving(self) -> bool:
+        """Was `leave` called since `stay`?"""
+        return bool(self._leave[0])
+
+    def start(self, step: Step) -> Launched:
+        """Launches a step."""
         iterations = [0] * len(self._phases)
         drafted = _drafted(step)
         if step.chunks is not None:
             self._write_chunks(step.chunks)
             iterations[self._phases.index("chunk")] = step.chunks.count
-        counts = [p.new_tokens(step.iterations, self.pages.size) for p in step.rows]
         if step.rows:
             self._write_rows(step)
             form = next(n for n in self.pages.forms if n >= len(step.rows) + len(drafted))
             iterations[self._phases.index(f"decode{form}")] = step.iterations
-        run = self.executor.start(iterations)
-        try:
-            run.wait()
-        finally:
-            run.stop()
-        tokens = [self._read(row, p, counts[row]) for row, p in enumerate(step.rows)]
-        for row, (of, place, _) in enumerate(drafted, len(step.rows)):
-            tokens[of] += self._read(row, step.rows[of], 1, place + 1)
-        return tokens
+        return Launched(self, step, self.executor.start(iterations))
+
+    def left(self, positions: np.ndarray, known: np.ndarray, iterations: int) -> None:
+        """A launch has left its first rows at these positions, with so many known tokens each; rows
+        of drafts have moved on by its iterations.
+        """
+        count = len(positions)
+        self._known[:count] = known.tolist()
+        self._written["position"][:count] = positions
+        self._written["position"][count : count + self._drafted] += iterations
 
     def _write(self, name: str, values: np.ndarray) -> None:
         """Writes a tensor of the plan, unless the device holds these values."""
@@ -132,9 +228,8 @@ class DeviceRows:
         self._write("prompt_pages", table)
 
     def _write_rows(self, step: Step) -> None:
-        rows, count, drafted = step.rows, step.iterations, _drafted(step)
+        rows, drafted = step.rows, _drafted(step)
         positions, settings, limit = self._positions, self._settings, SETTINGS.index("limit")
-        size = self.pages.size
         for row in range(self.shape.batch):
             progress = rows[row] if row < len(rows) else None
             own = None if progress is None else (progress, progress.admissions)
@@ -150,7 +245,6 @@ class DeviceRows:
                         self._write_sampling(row, progress)
                 elif self._known[row] < len(progress.tokens):  # made by rows of its draft
                     self._write_tokens(row, self._known[row], progress.tokens[self._known[row] :])
-                self._known[row] = len(progress.tokens) + progress.new_tokens(count, size)
                 if self.shape.sampling:
                     self._write_bias(row, progress)
                 settings[row, limit] = progress.end(self.pages.size)
@@ -164,15 +258,11 @@ class DeviceRows:
             if self.shape.sampling:
                 self._write_options(row, rows[of])
                 self._write_bias(row, rows[of])
-            self._output[row, place + 1] = NO_TOKEN
+            self.output[row, place + 1] = NO_TOKEN
         self._write("pages", self._tables)
         self._write("settings", settings)
         self._write("position", positions)
-        for row, progress in enumerate(rows):  # where the device moves on to
-            reads = progress.last - progress.computed
-            moved = min(count, reads + progress.new_tokens(count, self.pages.size))
-            self._written["position"][row] += moved
-        self._written["position"][len(rows) : len(rows) + len(drafted)] += count
+        self._drafted = len(drafted)
 
     def _write_tokens(self, row: int, begin: int, tokens: Sequence[int]) -> None:
         """Tokens of a row's text, from place `begin` on."""
@@ -234,18 +324,4 @@ class DeviceRows:
     def _write_text(self, row: int, progress: Progress) -> None:
         """A row gets another request: its tokens, and no output yet."""
         self._write_tokens(row, 0, progress.tokens)
-        self._output[row] = NO_TOKEN
-
-    def _read(
-        self, row: int, progress: Progress, count: int, begin: int | None = None
-    ) -> list[int]:
-        """Tokens that a row has made, from place `begin` on, by default behind the text."""
-        begin = len(progress.tokens) if begin is None else begin
-        tokens = [int(token) for token in self._output[row, begin : begin + count]]
-        if NO_TOKEN in tokens:
-            raise GpuError(
-                f"the kernel ended without the token at position {begin + tokens.index(NO_TOKEN)} "
-                f"of request {progress.request.id!r} and gave no reason; open the engine anew, and "
-                "report it if it happens again"
-            )
-        return tokens
+        self.output[row] = NO_TOKEN

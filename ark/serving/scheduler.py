@@ -1,6 +1,9 @@
-"""What an engine does in its next step: which requests run, in which rows, on which pages. A plain
-state machine without a device, threads or a clock: the same calls in the same order make the same
-steps. Called by ark.serving.engine.
+"""The decisions of an engine: which requests run in its next step, in which rows, on which pages,
+and when the device is to leave a step early. A plain state machine without a device, threads or a
+clock: the same calls in the same order make the same steps. Called by ark.serving.engine.
+
+A step is one launch. While it runs, `take` is given the tokens that rows have made so far; what a
+request holds stays untouched until `end`, because the device writes to its pages until then.
 
 A request waits, is admitted when a slot and pages for its text are free, has its prompt computed in
 chunks (or token by token in a row), and decodes in a row. Rows that decode are the first ones, so
@@ -31,7 +34,8 @@ COUNTED = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 class Progress:
     """A request and how far it is. tokens: its prompt and what was made. total: tokens that it has
     at most in the end. computed: tokens whose keys and values lie in pages. names: of its full
-    pages. admissions: how often it was given pages anew. drafts: of its next tokens.
+    pages. admissions: how often it was given pages anew. drafts: of its next tokens. finish: why it
+    ended, in a step that may still run.
     """
 
     request: Request
@@ -42,6 +46,7 @@ class Progress:
     names: list[bytes] = field(default_factory=list)
     admissions: int = 0
     drafts: Drafts = field(default_factory=Drafts)
+    finish: FinishReason | None = None
 
     @property
     def last(self) -> int:
@@ -76,9 +81,9 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Step:
-    """What the device does next: chunks of a text, then iterations of the first rows. drafts: by
-    row, the tokens that further rows read behind the last one of its request, at the places that
-    follow; the iteration is a single one then.
+    """What the device does next: chunks of a text, then at most so many iterations of the first
+    rows. drafts: by row, the tokens that further rows read behind the last one of its request, at
+    the places that follow; the iteration is a single one then.
     """
 
     chunks: Chunks | None
@@ -89,7 +94,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Tokens that a step made for a request, and why it ended, if it did."""
+    """Tokens that a row made for a request, and why it ended, if it did."""
 
     progress: Progress
     tokens: tuple[int, ...]
@@ -105,6 +110,11 @@ def _may_draft(progress: Progress) -> bool:
     return not counted and how.logprobs is None and progress.new >= how.min_tokens
 
 
+def forms_of(slots: int) -> tuple[int, ...]:
+    """Numbers of rows with a decoding phase each: powers of two, and all slots."""
+    return (*(1 << n for n in range((slots - 1).bit_length())), slots)
+
+
 class Scheduler:
     """The state of all requests of an engine.
 
@@ -118,6 +128,7 @@ class Scheduler:
         assert pool.count * pool.size >= context
         self.slots, self.chunk, self.context, self.pool = slots, chunk, context, pool
         self.draft = draft
+        self.forms = forms_of(slots)
         self.drafted_tokens = self.accepted_tokens = 0
         self.waiting: deque[Progress] = deque()
         self.running: list[Progress] = []  # in order of admission
@@ -136,8 +147,14 @@ class Scheduler:
         total = self.context if most is None else min(self.context, len(request.prompt) + most)
         self.waiting.append(Progress(request, list(request.prompt), total))
 
+    def form(self, rows: int) -> int:
+        """The rows of the phase that computes so many."""
+        return next(n for n in self.forms if n >= rows)
+
     def cancel(self, request_id: str) -> bool:
-        """Removes a request, in whatever state; False if there is none of that id."""
+        """Removes a request between two steps, whether it waits or runs; False if there is none of
+        that id.
+        """
         for progress in (*self.waiting, *self.running):
             if progress.request.id == request_id:
                 if progress in self.waiting:
@@ -148,8 +165,8 @@ class Scheduler:
         return False
 
     def plan(self, iterations: int = 1) -> Step:
-        """The next step, in which rows decode at most so many iterations, one beside chunks.
-        `record` must follow.
+        """The next step, in which rows decode at most so many iterations, one while prompts are
+        left to compute. `end` must follow.
         """
         self._admit()
         for progress in list(self.running):
@@ -160,30 +177,48 @@ class Scheduler:
         self._place(ready)
         drafts = self._draft()
         few = min(iterations, self.draft + 1) if self.draft else iterations  # then draft again
-        count = self._iterations(1 if chunks or any(drafts) else few)
+        prompts = self.chunk and any(p.computed < p.last for p in self.running)
+        count = self._iterations(1 if prompts or any(drafts) else few)
         return Step(chunks, tuple(self.rows), count, drafts)
 
-    def record(self, step: Step, tokens: Sequence[Sequence[int]]) -> list[Outcome]:
-        """The device has done a step. tokens: by row, as many as `Progress.new_tokens` counts, and
-        behind them those of the rows that read its draft.
+    def take(self, step: Step, row: int, tokens: Sequence[int]) -> Outcome | None:
+        """A row has made further tokens; those of the rows that read its draft are behind its own.
+        What they are for its request, or None if it has ended before them.
         """
-        outcomes = []
-        drafts = step.drafts or ((),) * len(step.rows)
-        for progress, raw, draft in zip(step.rows, tokens, drafts, strict=True):
-            given = self._right(progress, raw, draft) if draft else raw
-            accepted, finish = self._accept(progress, given)
-            reads = progress.last - progress.computed
-            moved = len(given) if draft else min(step.iterations, reads + len(given))
-            progress.tokens += accepted
-            progress.computed = min(progress.computed + moved, progress.last)
+        progress, draft = step.rows[row], step.drafts[row] if step.drafts else ()
+        if progress.finish is not None:
+            return None
+        given = self._right(progress, tokens, draft) if draft else tokens
+        accepted, progress.finish = self._accept(progress, given)
+        progress.tokens += accepted
+        progress.computed = progress.last  # the row has read all tokens before the newest one
+        return Outcome(progress, tuple(accepted), progress.finish)
+
+    def leaves(self, step: Step) -> bool:
+        """Should the device leave the step, because requests have ended in it? It should where
+        others wait, and where fewer rows take a smaller form.
+        """
+        left = sum(progress.finish is None for progress in step.rows)
+        if left == len(step.rows):
+            return False
+        return bool(self.waiting) or not left or self.form(left) < self.form(len(step.rows))
+
+    def end(self, step: Step, iterations: int) -> None:
+        """The device has left a step after so many iterations of its rows, and all tokens were
+        taken. Requests that have ended give their slots and pages back, the others the pages that
+        they were given ahead.
+        """
+        for progress in step.rows:
+            progress.computed = min(progress.computed + iterations, progress.last)
+        prompt = () if step.chunks is None else (step.chunks.progress,)
+        for progress in dict.fromkeys((*step.rows, *prompt)):
             self._publish(progress)
-            if finish is not None:
+            if progress.finish is not None:
                 self._give_back(progress)
-            if accepted or finish is not None:
-                outcomes.append(Outcome(progress, tuple(accepted), finish))
-        if step.chunks is not None:
-            self._publish(step.chunks.progress)
-        return outcomes
+            else:
+                used = -(-len(progress.tokens) // self.pool.size)
+                self.pool.release(progress.pages[used:])
+                del progress.pages[used:]
 
     def _right(
         self, progress: Progress, tokens: Sequence[int], draft: Sequence[int]
@@ -316,18 +351,31 @@ class Scheduler:
         return tuple(drafts)
 
     def _iterations(self, most: int) -> int:
-        """How many iterations rows decode, with pages ahead where some are free. While requests
-        wait, none beyond the end of the first that is known to end; and none beyond the first token
-        from which on a request may stop.
+        """How many iterations rows decode at most. Each is given the pages for all of them. While
+        requests wait, none beyond the end of the first that is known to end; and none beyond the
+        first token from which on a request may stop.
         """
         if not self.rows:
             return 0
         left = [p.total - p.computed - 1 for p in self.rows]
         early = [p.request.sampling.min_tokens - p.new for p in self.rows]
         count = min(most, min(left) if self.waiting else max(left), *(n for n in early if n > 0))
+        while count > 1 and not self._fits(count):
+            count = (count + 1) // 2
         for progress in self.rows:
             self._take_ahead(progress, min(progress.total - 1, progress.computed + count))
         return count
+
+    def _fits(self, iterations: int) -> bool:
+        """True if there are pages for so many iterations of all rows. Pages that are kept for later
+        requests are given up for a page's iterations alone, since the device may leave before it
+        needs them.
+        """
+        size, need = self.pool.size, 0
+        for progress in self.rows:
+            end = min(progress.total - 1, progress.computed + iterations)
+            need += max(0, -(-end // size) - len(progress.pages))
+        return need <= (self.pool.available if iterations <= size else self.pool.free)
 
     def _take_ahead(self, progress: Progress, end: int) -> None:
         """Pages for the places up to `end`, as far as some are free."""

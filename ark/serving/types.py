@@ -35,7 +35,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a request in a step of the engine.
+    """What happened to a request since its last event.
 
     tokens: ids that were made, often one. logprobs: of each of them its natural logarithm of
     probability, or empty where none was asked for. top_logprobs: of each of them the most probable
@@ -81,7 +81,7 @@ class EngineLike(Protocol):
         """
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request with CANCELLED before the next step; unknown ids are ignored."""
+        """Ends a request with CANCELLED at the next iteration; unknown ids are ignored."""
 
     def stats(self) -> Stats:
         """What the engine does now."""

@@ -4,7 +4,8 @@
 or consecutive elements (settings, position, candidates, tokens, output) for each sequence; the stop
 tokens are everybody's. A sequence within its prompt only moves its position on, because its next
 token is known; one that has ended stays where it is. Whether it has follows from its settings, its
-position and its last token, so that no state says so.
+position and its last token, so that no state says so. One more operand is a word that the host
+writes while the kernel runs (1,): where it is not 0, the iteration is the launch's last.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ark.tasks.tokens import HEADERS, SETTINGS
 MAX_BATCH = 64
 """Sequences that one plan decodes."""
 WRITTEN = (2, 4, 5)  # position, tokens, output
+LEAVE = 7  # the host's word, where there is one
 
 
 class ChooseEachParams(Params, frozen=True):
@@ -48,7 +50,7 @@ class ChooseEach(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         params = sig.read(ChooseEachParams)
-        count(sig, 7)
+        count(sig, LEAVE, LEAVE + 1)
         tiles, batch = params.tiles, params.batch
         rows, vocabulary = matrix(sig, 0)
         need(rows == batch, f"there are {rows} rows of logits for {batch} sequences")
@@ -62,12 +64,14 @@ class ChooseEach(TaskKind):
         need(tokens[0] % batch == 0, f"{tokens[0]} tokens are not those of {batch} sequences")
         shaped(sig, 4, tokens, "int32", dense=True)
         shaped(sig, 5, tokens, "int32", dense=True)
+        if len(sig.operands) > LEAVE:
+            shaped(sig, LEAVE, (1,), "int32")
 
     def places(self, sig: Signature) -> Places:
         return Places((range(1),))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        return [whole(i, sig.operands[i]) for i in range(7)] + [
+        return [whole(i, operand) for i, operand in enumerate(sig.operands)] + [
             whole(i, sig.operands[i], write=True) for i in WRITTEN
         ]
 
@@ -86,8 +90,18 @@ class ChooseEach(TaskKind):
         batch, tiles = params.batch, params.tiles
         context, stops = sig.operands[4].shape[0] // batch, sig.operands[6].shape[0]
         constants = (sig.operands[0].shape[1], tiles, context, stops, batch, len(SETTINGS))
-        operands = [text.given(sig, i, const=i not in WRITTEN) for i in range(7)]
-        return text.call(name, "ark_choose_each", constants, operands)
+        operands = [text.given(sig, i, const=i not in WRITTEN) for i in range(LEAVE)]
+        if len(sig.operands) == LEAVE:
+            return text.call(name, "ark_choose_each", constants, operands)
+        # Asked for first and used last, so that the answer comes while the tokens are chosen. The
+        # barrier behind this task orders the limit for all processors, as of a stop token.
+        word = f"reinterpret_cast<const ark_u32*>({text.pointer(sig, LEAVE)})"
+        return text.function(
+            name,
+            f"  const ark_u32 leave = ark_tid() == 0 ? ark_peek_host({word}) : 0u;\n"
+            f"  {text.called('ark_choose_each', constants, operands)};\n"
+            "  if (leave != 0u) ark_lower_limit(c, c.iteration + 1u);\n",
+        )
 
 
 register(ChooseEach())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ark.serving.scheduler import Progress, Step
+from ark.serving.scheduler import Outcome, Progress, Scheduler, Step
 from ark.serving.types import FinishReason, Request
 
 VOCABULARY_TOKENS = 5
@@ -45,15 +45,16 @@ class ModelDevice:
         self.chunk, self.size = chunk, size
         self._cells: dict[tuple[int, int], int] = {}
 
-    def run(self, step: Step) -> list[list[int]]:
-        """By row, the tokens that the step makes."""
+    def run(self, step: Step, iterations: int | None = None) -> list[list[int]]:
+        """By row, the tokens that the step makes; iterations: after which it is left."""
+        done = step.iterations if iterations is None else iterations
         if step.chunks is not None:
             progress, start = step.chunks.progress, step.chunks.start
             end = min(start + step.chunks.count * self.chunk, progress.last)
             assert step.chunks.count * self.chunk < end - start + self.chunk, "an empty chunk"
             for place in range(start, end):
                 self._compute(progress.tokens, place, progress.pages)
-        tokens = [self._decode(progress, step.iterations) for progress in step.rows]
+        tokens = [self._decode(progress, done) for progress in step.rows]
         assert step.iterations == 1 or not any(step.drafts)
         for row, draft in enumerate(step.drafts):
             progress = step.rows[row]
@@ -86,3 +87,12 @@ class ModelDevice:
                 tokens.append(next_token(chain))
             at += 1
         return tokens[len(progress.tokens) :]
+
+
+def finish(scheduler: Scheduler, step: Step, device: ModelDevice) -> list[Outcome]:
+    """Does a step to its end; what it made for each request."""
+    outcomes = [
+        scheduler.take(step, row, made) for row, made in enumerate(device.run(step)) if made
+    ]
+    scheduler.end(step, step.iterations)
+    return [outcome for outcome in outcomes if outcome is not None]

@@ -14,8 +14,8 @@ from ark.errors import GpuError, InvalidUsageError
 from ark.models.checkpoint import Checkpoint
 from ark.models.sampling import SamplingParams
 from ark.serving.engine import Engine
-from ark.serving.loading import forms_of
 from ark.serving.rows import DeviceRows
+from ark.serving.scheduler import forms_of
 from ark.serving.types import Event, FinishReason, Request
 from tests.checkpoints import make_checkpoint
 from tests.serving.requests import MAX_POSITIONS, Listener, random_requests, solo_texts
@@ -39,7 +39,7 @@ WAYS = {
     "chunks that are not whole pages": {"chunk": 5, "page": 4},
     "one slot": {"slots": 1},
     "drafts": {"draft": 3, "pages": 12},
-    "an iteration a step": {"step_s": 0.0, "pages": 9},
+    "an iteration a launch": {"iterations": 1, "pages": 9},
 }
 
 
@@ -78,7 +78,7 @@ def test_requests_give_the_ids_of_their_solo_runs(
 @pytest.fixture(scope="module")
 def shared(small: Checkpoint) -> Iterator[Engine]:
     """One engine of two slots for tests that leave it idle."""
-    asked = {"slots": 2, "context": MAX_POSITIONS, "page": 8, "chunk": 8, "step_s": 0.0}
+    asked = {"slots": 2, "context": MAX_POSITIONS, "page": 8, "chunk": 8, "iterations": 1}
     with Engine.open(small, "cpu", **asked) as opened:  # type: ignore[arg-type]
         yield opened
 
@@ -221,7 +221,7 @@ def test_a_listener_may_submit_and_cancel(shared: Engine) -> None:
 @pytest.mark.parametrize("drain", [True, False])
 def test_close_ends_requests(small: Checkpoint, drain: bool) -> None:
     listener = Listener()
-    engine = Engine.open(small, "cpu", slots=2, context=MAX_POSITIONS, page=8, chunk=8, step_s=0.0)
+    engine = Engine.open(small, "cpu", slots=2, context=MAX_POSITIONS, page=8, chunk=8)
     for number in range(5):
         engine.submit(long(str(number)), listener)
     engine.close(drain)
@@ -235,7 +235,7 @@ def test_close_ends_requests(small: Checkpoint, drain: bool) -> None:
 def test_a_listener_may_close_the_engine(small: Checkpoint) -> None:
     """Its thread, which calls the listener, ends with the step."""
     listener = Listener()
-    asked: dict[str, Any] = {"slots": 2, "context": MAX_POSITIONS, "chunk": 0, "step_s": 0.0}
+    asked: dict[str, Any] = {"slots": 2, "context": MAX_POSITIONS, "chunk": 0}
     engine = Engine.open(small, "cpu", **asked)
 
     def closes(event: Event) -> None:
@@ -254,7 +254,7 @@ def test_a_failing_device_ends_every_request(
 ) -> None:
     """The kernel meets a page beyond the pool; every request ends with its sentence."""
     listener = Listener()
-    asked = {"slots": 2, "context": MAX_POSITIONS, "page": 8, "chunk": 8, "step_s": 0.0}
+    asked = {"slots": 2, "context": MAX_POSITIONS, "page": 8, "chunk": 8, "iterations": 1}
     with Engine.open(small, "cpu", **asked) as engine:  # type: ignore[arg-type]
         write = DeviceRows._write
 
@@ -277,7 +277,7 @@ def test_a_failing_device_ends_every_request(
     ("asked", "words"),
     [
         ({"slots": 0}, "slots=0 is out of range; expected 1 to 64"),
-        ({"step_s": -1.0}, r"step_s=-1.0 is out of range"),
+        ({"iterations": 0}, "iterations=0 is out of range; expected 1 to 65536"),
         ({"draft": 64}, "draft=64 is out of range"),
         ({"page": 0}, "page=0 is out of range"),
         ({"context": 64, "page": 8, "pages": 7}, "a request of 64 positions needs 8 pages of 8"),

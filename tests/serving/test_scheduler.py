@@ -16,9 +16,9 @@ from hypothesis.stateful import (
 
 from ark.models.sampling import SamplingParams
 from ark.serving.pages import PagePool
-from ark.serving.scheduler import Outcome, Scheduler
+from ark.serving.scheduler import Outcome, Scheduler, Step
 from ark.serving.types import FinishReason, Request
-from tests.serving.model_device import VOCABULARY_TOKENS, ModelDevice, solo
+from tests.serving.model_device import VOCABULARY_TOKENS, ModelDevice, finish, solo
 from tests.slow import examples
 
 MAX_POSITIONS = 24
@@ -66,16 +66,37 @@ class Schedules(RuleBasedStateMachine):
         self.ends.setdefault(number, FinishReason.CANCELLED)
 
     @precondition(lambda self: not self.scheduler.idle)
-    @rule(iterations=st.integers(1, 5))
-    def step(self, iterations: int) -> None:
+    @rule(iterations=st.integers(1, 40), data=st.data())
+    def step(self, iterations: int, data: st.DataObject) -> None:
+        """A launch that is left after any of its iterations. Its tokens come in any portions."""
         scheduler = self.scheduler
         step = scheduler.plan(iterations)
         assert step.rows or step.chunks, "a step without work"
         assert (step.iterations > 0) == bool(step.rows) and step.iterations <= iterations
         assert set(step.rows) <= set(scheduler.running)
         assert len(step.rows) + sum(map(len, step.drafts)) <= scheduler.slots
-        for outcome in scheduler.record(step, self.device.run(step)):
-            self._hear(outcome)
+        for progress in step.rows:  # no row waits for a page
+            needed = min(progress.total, progress.computed + step.iterations + 1)
+            assert progress.end(self.pool.size) >= needed
+        done = data.draw(st.integers(min(1, step.iterations), step.iterations))
+        whole = any(step.drafts)
+        made = self.device.run(step, done)
+        while any(made):
+            row = data.draw(st.sampled_from([row for row, tokens in enumerate(made) if tokens]))
+            many = len(made[row]) if whole else data.draw(st.integers(1, len(made[row])))
+            tokens, made[row] = made[row][:many], made[row][many:]
+            outcome = scheduler.take(step, row, tokens)
+            if outcome is not None:
+                self._hear(outcome)
+            self.pages_are_held(step)
+        scheduler.end(step, done)
+        for progress in scheduler.running:  # none has pages ahead between two steps
+            assert len(progress.pages) <= -(-len(progress.tokens) // self.pool.size)
+
+    def pages_are_held(self, step: Step) -> None:
+        """Until a step has ended, the device writes to the pages of its rows, ended ones too."""
+        assert set(step.rows) <= set(self.scheduler.running)
+        assert all(progress.pages for progress in step.rows)
 
     def _hear(self, outcome: Outcome) -> None:
         number = outcome.progress.request.id
@@ -115,7 +136,9 @@ class Schedules(RuleBasedStateMachine):
             return
         steps = 0
         while not self.scheduler.idle:
-            self.step(1)
+            step = self.scheduler.plan(1)
+            for outcome in finish(self.scheduler, step, self.device):
+                self._hear(outcome)
             self.pages_add_up()
             steps += 1
             assert steps <= 2 * MAX_POSITIONS * len(self.requests), "requests do not end"
@@ -138,7 +161,7 @@ def test_a_cached_prompt_computes_its_last_token_again() -> None:
         text: list[int] = []
         while not scheduler.idle:
             step = scheduler.plan()
-            for outcome in scheduler.record(step, device.run(step)):
+            for outcome in finish(scheduler, step, device):
                 text += outcome.tokens
         assert (text, FinishReason.LENGTH) == solo(request, MAX_POSITIONS)
     assert scheduler.cached_tokens == 4
@@ -153,7 +176,7 @@ def test_a_step_ends_where_a_request_may_stop_first() -> None:
     while new < 5:
         step = scheduler.plan(64)
         assert new + step.iterations <= 5 and not any(step.drafts)
-        new += sum(len(outcome.tokens) for outcome in scheduler.record(step, device.run(step)))
+        new += sum(len(outcome.tokens) for outcome in finish(scheduler, step, device))
 
 
 def test_requests_that_arrive_together_compute_their_beginning_once() -> None:
@@ -163,5 +186,5 @@ def test_requests_that_arrive_together_compute_their_beginning_once() -> None:
         scheduler.add(Request(str(number), (1, 2, 3, 4, 0, 1, 2, 3, number), SamplingParams()))
     while not scheduler.idle:
         step = scheduler.plan()
-        scheduler.record(step, device.run(step))
+        finish(scheduler, step, device)
     assert scheduler.cached_tokens == 3 * 8

@@ -1,0 +1,263 @@
+"""What a token costs through the engine beside plain decoding, in one process on one device.
+
+    python bench/engine_token.py --backend cuda --config llama-3.2-1b --slots 8
+
+Weights are random. Reported: plain decoding (launches of 64 tokens and of one); requests that
+decode together through the engine, in long launches and in launches of one iteration, whose
+difference is what a launch and the host's work beside it cost; the host's processor time for a
+token; the time from `submit` to the first token beside a decoding request, and on an idle engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+
+import numpy as np
+
+from ark.backend import registry
+from ark.backend.devices import Device
+from ark.backend.protocol import Backend
+from ark.bench.decode import _fill_caches, _run, _text, random_weights
+from ark.ir.dtype import by_name
+from ark.models.build import Shape
+from ark.models.config import LlamaConfig, builtin_config
+from ark.models.plans import plans
+from ark.models.sampling import SamplingParams
+from ark.plan.types import Plan
+from ark.runtime.executor import Executor
+from ark.serving.engine import LAUNCH_ITERATIONS, Engine
+from ark.serving.loading import PAGE_POSITIONS, LoadedModel, pages_of
+from ark.serving.rows import Launched
+from ark.serving.types import Event, Request
+
+PLAIN_TOKENS = 64
+SKIPPED_TOKENS = 16  # of a request, while others still join
+
+
+def median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def loaded(shape: Shape, backend: Backend, device: Device) -> Executor:
+    """A plan with random weights and caches."""
+    begin = time.perf_counter()
+    plan: Plan = plans(shape, device.machine)[0]
+    planned = time.perf_counter()
+    executor = Executor(plan, backend, device)
+    compiled = time.perf_counter()
+    for name, array in random_weights(plan, shape.config):
+        executor.write(name, array)
+    _fill_caches(executor, plan)
+    names = ", ".join(dict.fromkeys(k.machine.variant.name for k in executor.kernels))
+    now = time.perf_counter()
+    print(
+        f"  {names}: planned {planned - begin:.1f} s, compiled {compiled - planned:.1f} s, weights "
+        f"{now - compiled:.1f} s",
+        flush=True,
+    )
+    return executor
+
+
+def plain(shape: Shape, backend: Backend, device: Device, position: int) -> float:
+    """Microseconds of a token of plain decoding."""
+    with loaded(shape, backend, device) as executor:
+        text = _text(position + 1)
+
+        def took(tokens: int) -> float:
+            return _run(executor, shape, text, tokens)[0] / tokens * 1e6
+
+        took(PLAIN_TOKENS)
+        many = median([took(PLAIN_TOKENS) for _ in range(5)])
+        one = median([took(1) for _ in range(9)])
+    print(f"plain decoding: {many:.1f} us a token of {PLAIN_TOKENS}; a launch of one {one:.1f}")
+    return many
+
+
+class Watched:
+    """The events of requests, with their times."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, list[tuple[float, int]]] = {}
+        self.ended: set[str] = set()
+        self.news = threading.Condition()
+
+    def __call__(self, event: Event) -> None:
+        with self.news:
+            assert not event.error, event.error
+            self.times.setdefault(event.id, []).append((time.perf_counter(), len(event.tokens)))
+            if event.finish is not None:
+                self.ended.add(event.id)
+            self.news.notify_all()
+
+    def tokens(self, request_id: str) -> int:
+        return sum(count for _, count in self.times.get(request_id, ()))
+
+    def wait(self, request_id: str, tokens: int | None = None) -> None:
+        """Until a request has ended, or has made so many tokens."""
+        with self.news:
+            self.news.wait_for(
+                lambda: (
+                    request_id in self.ended
+                    or (tokens is not None and self.tokens(request_id) >= tokens)
+                )
+            )
+
+    def us_per_token(self, request_id: str, skipped: int) -> float:
+        """Wall time of a token behind the first ones."""
+        seen, points = 0, []
+        for at, count in self.times[request_id]:
+            seen += count
+            points.append((at, seen))
+        steady = [p for p in points if p[1] >= skipped]
+        (begin, first), (end, last) = steady[0], steady[-1]
+        return (end - begin) / (last - first) * 1e6
+
+
+@contextmanager
+def watched_launches() -> Iterator[list[tuple[int, float]]]:
+    """Of each launch in this block its iterations, and its milliseconds on the device."""
+    launches: list[tuple[int, float]] = []
+    end = Launched.end
+
+    def watched(self: Launched) -> tuple[int, list[tuple[int, list[int]]]]:
+        done, tokens = end(self)
+        launches.append((done, self._run.elapsed_ms()))
+        return done, tokens
+
+    Launched.end = watched  # type: ignore[method-assign]
+    try:
+        yield launches
+    finally:
+        Launched.end = end  # type: ignore[method-assign]
+
+
+class Bench:
+    """An engine whose requests are measured."""
+
+    def __init__(self, engine: Engine, position: int, tokens: int, plain_us: float) -> None:
+        self.engine, self.position, self.tokens, self.plain_us = engine, position, tokens, plain_us
+        self.number = 0
+
+    def request(self, prompt: int, tokens: int) -> Request:
+        """A request of a text of its own."""
+        self.number += 1
+        rng = np.random.default_rng(self.number)
+        text = tuple(map(int, rng.integers(1, 90, prompt)))
+        how = SamplingParams(temperature=0.0, max_tokens=tokens)
+        return Request(f"request {self.number}", text, how)
+
+    def rows(self, count: int, iterations: int, tokens: int) -> float:
+        """Microseconds of a token of each of so many requests that decode together."""
+        self.engine._launch_iterations = iterations
+        watched = Watched()
+        given = [self.request(self.position, tokens) for _ in range(count)]
+        with watched_launches() as launches:
+            for request in given:
+                self.engine.submit(request, watched)
+            for request in given:
+                watched.wait(request.id, SKIPPED_TOKENS)
+            busy, begin = time.process_time(), time.perf_counter()
+            for request in given:
+                watched.wait(request.id)
+            share = (time.process_time() - busy) / (time.perf_counter() - begin)
+        each = [watched.us_per_token(request.id, SKIPPED_TOKENS) for request in given]
+        us = median(each)
+        steady = [(done, ms) for done, ms in launches if done >= min(iterations, 32)]
+        on_device = sum(ms for _, ms in steady) / max(1, sum(done for done, _ in steady)) * 1e3
+        print(
+            f"{count} rows, launches of at most {iterations}: {us:.1f} us a token "
+            f"({us / self.plain_us:.3f} of plain), {on_device:.1f} on the device "
+            f"({len(launches)} launches); host busy {share:.0%}, {share * us / count:.1f} us a token",
+            flush=True,
+        )
+        return us
+
+    def first_token(self, beside: int, prompt: int, repeats: int = 9) -> None:
+        """Time from submit to the first token, beside requests that decode."""
+        self.engine._launch_iterations = LAUNCH_ITERATIONS
+        watched, times = Watched(), []
+        others = [self.request(2, self.tokens * 2) for _ in range(beside)]
+        for request in others:
+            self.engine.submit(request, watched)
+        for request in others:
+            watched.wait(request.id, 4)
+        for repeat in range(repeats):
+            request = self.request(prompt, 3)
+            time.sleep(0.003 + 0.0007 * repeat)
+            begin = time.perf_counter()
+            self.engine.submit(request, watched)
+            watched.wait(request.id)
+            times.append((watched.times[request.id][0][0] - begin) * 1e6)
+        gaps = [
+            b[0] - a[0]
+            for request in others
+            for a, b in zip(watched.times[request.id], watched.times[request.id][1:], strict=False)
+        ]
+        for request in others:
+            self.engine.cancel(request.id)
+            watched.wait(request.id)
+        longest = f"; the others' longest gap {max(gaps) * 1e6:.0f} us" if gaps else ""
+        print(
+            f"first token of a prompt of {prompt} beside {beside}: {median(times):.0f} us, at most "
+            f"{max(times):.0f}{longest}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", default="")
+    parser.add_argument("--config", default="llama-3.2-1b", help="a built-in shape")
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--layers", type=int, help="of the shape (default: all)")
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--chunk", type=int, default=0, help="tokens (default: token by token)")
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--position", type=int, default=512, help="length of prompts")
+    parser.add_argument("--tokens", type=int, default=600, help="new tokens of each request")
+    args = parser.parse_args()
+    begin = time.perf_counter()
+    config: LlamaConfig = builtin_config(args.config)
+    if args.layers:
+        from dataclasses import replace
+
+        config = replace(config, num_hidden_layers=args.layers)
+    dtype = by_name(args.dtype)
+    backend, _ = registry.choose(args.backend)
+    with closing(backend.open(0)) as device:
+        us = plain(Shape(config, dtype, args.context, 0), backend, device, args.position)
+        shape = Shape(
+            config,
+            dtype,
+            args.context,
+            args.chunk,
+            batch=args.slots,
+            pages=pages_of(args.slots, args.context, PAGE_POSITIONS, None),
+        )
+        model = LoadedModel(loaded(shape, backend, device), shape)
+        print(f"set up in {time.perf_counter() - begin:.1f} s", flush=True)
+        with Engine(model) as engine:
+            bench = Bench(engine, args.position, args.tokens, us)
+            bench.rows(1, LAUNCH_ITERATIONS, 64)
+            one = bench.rows(1, LAUNCH_ITERATIONS, args.tokens)
+            short = bench.rows(1, 1, min(args.tokens, 200))
+            print(f"a launch more costs {short - one:.1f} us of wall time")
+            for count in (2, 4, 8, 16, 32, 64):
+                if count <= args.slots:
+                    many = bench.rows(count, LAUNCH_ITERATIONS, args.tokens)
+                    print(f"  {count} rows by one: {many / one:.3f}")
+            bench.first_token(0, 2)
+            if args.slots > 1:
+                bench.first_token(1, 2)
+                if args.chunk:
+                    bench.first_token(1, args.position)
+            if args.slots >= 8:
+                bench.first_token(7, 2)
+
+
+if __name__ == "__main__":
+    main()
