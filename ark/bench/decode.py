@@ -187,7 +187,7 @@ def _load(
     for name, array in source:
         executor.write(name, array)
         if accelerated is not None:
-            kept[name] = _to_torch(array, torch_device(accelerated))
+            kept[name] = to_torch(array, torch_device(accelerated))
     return None if accelerated is None else kept
 
 
@@ -252,7 +252,7 @@ def _fill_caches(executor: Executor, plan: Plan) -> None:
             executor.write(tensor.name, values.astype(dtype_by_name(tensor.dtype).numpy))
 
 
-def _to_torch(array: np.ndarray, place: str) -> Any:
+def to_torch(array: np.ndarray, place: str) -> Any:
     torch = import_torch()
     data = np.ascontiguousarray(array)
     if data.dtype == ml_dtypes.bfloat16:
@@ -328,7 +328,7 @@ def _fidelity(
 def _copy_caches(executor: Executor, decoder: TorchDecoder) -> None:
     for i in range(decoder.config.num_hidden_layers):
         caches = [
-            _to_torch(executor.read(f"layers.{i}.attention.{kind}"), decoder.device)
+            to_torch(executor.read(f"layers.{i}.attention.{kind}"), decoder.device)
             for kind in ("keys", "values")
         ]
         decoder.fill(i, *caches)
