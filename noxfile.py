@@ -111,15 +111,18 @@ def _emulate(session: nox.Session, runs: list[dict], *meanwhile: str) -> None:
 @nox.session
 def package(session: nox.Session) -> None:
     """Builds wheel and sdist into dist/ and tests each outside of the repository, in an environment
-    of its own: types, metadata, the README's programs and its first text.
+    of its own: types, metadata, the README's programs and its first text. The ROCm emulator is a
+    wheel of its own, installed on top.
     """
     session.install("build", "twine")
     shutil.rmtree("dist", ignore_errors=True)
     session.run("python", "-m", "build")
     built = sorted(str(path) for path in Path("dist").iterdir())
     session.run("twine", "check", "--strict", *built)
+    session.run("python", "-m", "build", "--wheel", "--outdir", "dist", "backends/rocm_emulator")
+    (emulator,) = map(str, Path("dist").glob("ark_gpu_rocm_emulator-*.whl"))
     for path in built:
-        session.run("python", "ci/package.py", path)
+        session.run("python", "ci/package.py", path, emulator)
 
 
 @nox.session

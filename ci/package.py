@@ -1,8 +1,9 @@
 """Tests a built wheel or sdist outside of the repository. Called by the session `package`.
 
-`python ci/package.py FILE` installs FILE with the extra `cpu` into a new environment, changes to an
-empty folder, and there runs a new user's first steps: the command line, the README's first program
-and text from examples/noah, which is copied there. Exit code 1 says what failed.
+`python ci/package.py FILE EMULATOR` installs FILE with the extra `cpu` into a new environment,
+changes to an empty folder, and there runs a new user's first steps: the command line, the README's
+first program and text from examples/noah, which is copied there. Then it installs the wheel of the
+ROCm emulator and builds its core. Exit code 1 says what failed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("ark", "ark_cpu", "ark_cuda", "ark_mesh", "ark_rocm", "ark_rocm_emulator")
+PACKAGES = ("ark", "ark_cpu", "ark_cuda", "ark_mesh", "ark_rocm")
 INSPECT = f"""
 import importlib.metadata, importlib.util, pathlib, sys
 for name in {PACKAGES}:
@@ -24,13 +25,18 @@ for name in {PACKAGES}:
     assert pathlib.Path(sys.prefix) in folder.parents, f"{{name}} is from {{folder}}"
     assert (folder / "py.typed").is_file(), f"{{name}} has no py.typed"
 about = importlib.metadata.metadata("ark-gpu")
+assert importlib.util.find_spec("ark_rocm_emulator") is None, "the emulator is a part of ark-gpu"
 assert "](docs/" not in str(about), "the README has links to files that the index lacks"
 assert {{e.name for e in importlib.metadata.entry_points(group="ark.backends")}} >= {{"cpu"}}
+"""
+EMULATOR = """
+from ark_rocm_emulator.engine import core
+core()
 """
 
 
 def main(argv: list[str]) -> int:
-    (path,) = (Path(word).resolve() for word in argv)
+    path, emulator = (Path(word).resolve() for word in argv)
     with tempfile.TemporaryDirectory(prefix="ark-package-") as place:
         folder = Path(place)
         venv.create(folder / "venv", with_pip=True)
@@ -46,6 +52,8 @@ def main(argv: list[str]) -> int:
             (programs / "python", "-I", "-c", first),
             (programs / "ark", "info"),
             (programs / "ark", *text, "--backend", "cpu"),
+            (programs / "pip", "install", "--quiet", emulator),
+            (programs / "python", "-I", "-c", EMULATOR),
         ):
             done = subprocess.run([str(word) for word in command], cwd=folder / "work", check=False)
             if done.returncode:

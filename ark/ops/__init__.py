@@ -11,7 +11,6 @@ from inspect import isfunction
 
 from ark.frontend.tensor import provided
 from ark.ops import adjusted as adjusted
-from ark.ops import custom_lowering as custom_lowering
 from ark.ops import decoder as decoder
 from ark.ops import fusion as fusion
 from ark.ops import parts as parts

@@ -11,8 +11,8 @@ from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import AttentionAttributes
 from ark.ir.dtype import fp32
+from ark.lower.ops.attention import lower_attention
 from ark.lower.registry import register
-from ark.ops.attention_lowering import lower_attention
 from ark.ops.base import float_dtype, result
 from ark.ops.tokens import by_sequence, check_position
 

@@ -15,12 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ark.errors import InvalidUsageError
+import numpy as np
+
+from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.model import Model
 from ark.frontend.tensor import Tensor, as_tensor
 from ark.ir import values as ir
 from ark.ir.dtype import DataType
 from ark.ir.values import whole
+from ark.lower.ops.custom import lower_custom, lower_custom_on_channels
+from ark.lower.registry import register
 from ark.ops.communication.channels import CUSTOM, Channel
 from ark.ops.custom_checks import (
     Types,
@@ -286,3 +290,27 @@ def custom_op(
         raise InvalidUsageError(f"custom op {name!r}: backward is {backward!r:.60}, no custom op")
     first = {word: types[0] for word, types in allowed.items()}
     return CustomOp(form, defaults, first, sizes, reference, backward)
+
+
+def _reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    op = of_attrs(attrs)
+    if op.reference is None:
+        raise UnsupportedError(
+            f"the custom op {op.name!r} has no reference to compare with; give custom_op one by "
+            "reference="
+        )
+    results = op.reference(*inputs, **attrs["constants"])
+    arrays = [
+        np.asarray(a) for a in (results if isinstance(results, (tuple, list)) else (results,))
+    ]
+    wanted = len(custom_form.get(attrs["name"], attrs["digest"]).results)
+    if len(arrays) != wanted:
+        raise ModelError(
+            f"the reference of the custom op {op.name!r} makes {len(arrays)} arrays; its signature "
+            f"has {wanted} results"
+        )
+    return arrays
+
+
+register("custom", _reference, lower_custom)
+register(CUSTOM, None, lower_custom_on_channels, names_ranks=True, iteration_barrier=True)

@@ -13,10 +13,10 @@ from ark.ir.attributes import ATTRIBUTES
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, DataType, bf16, fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
+from ark.lower.ops.matmul import lower_matmul
 from ark.lower.registry import get, register
 from ark.lower.tiling import layer_tiles
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
-from ark.ops.matmul_lowering import lower_matmul
 from ark.tasks import expression
 from ark.tasks.linear_params import LinearParams
 from ark.tasks.matmul_params import WindowParams

@@ -15,14 +15,14 @@ from ark.ir.attributes import AttentionAttributes
 from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
-from ark.lower.registry import register
-from ark.ops.attention import attention_reference, check_mask, check_sinks
-from ark.ops.attention_lowering import (
+from ark.lower.ops.attention import (
     TILED_ROWS,
     attention_splits,
     lower_tiles,
     merge_group,
 )
+from ark.lower.registry import register
+from ark.ops.attention import attention_reference, check_mask, check_sinks
 from ark.ops.base import float_dtype, result
 from ark.ops.caches import check_rows
 from ark.plan.params import Params

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from hatchling.builders.wheel import WheelBuilder
 
 import ark
 from tests.cases.ci import generate, load
@@ -28,9 +29,23 @@ def read(name: str) -> Any:
     return yaml.safe_load((ROOT / name).read_text())
 
 
+def _files_of_wheel(root: Path) -> set[str]:
+    return {file.distribution_path for file in WheelBuilder(str(root)).recurse_included_files()}
+
+
+def test_the_emulator_is_a_distribution_of_its_own() -> None:
+    emulator = ROOT / "backends/rocm_emulator"
+    project = tomllib.loads((emulator / "pyproject.toml").read_text())["project"]
+    assert project["version"] == ark.__version__
+    ours, theirs = _files_of_wheel(ROOT), _files_of_wheel(emulator)
+    assert {name.partition("/")[0] for name in theirs} == {"ark_rocm_emulator"}
+    assert {"ark_rocm_emulator/core/README.md", "ark_rocm_emulator/py.typed"} <= theirs
+    assert "ark_rocm/probe.py" in ours and not ours & theirs
+
+
 def test_every_package_of_the_wheel_says_that_it_has_types() -> None:
     packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    assert len(packages) == 6
+    assert len(packages) == 5
     assert [p for p in packages if not (ROOT / p / "py.typed").is_file()] == []
     assert "Typing :: Typed" in PROJECT["project"]["classifiers"]
 

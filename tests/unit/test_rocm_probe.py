@@ -111,7 +111,7 @@ def test_emulation_is_asked_for_and_said(monkeypatch: pytest.MonkeyPatch) -> Non
 
     emulator.activate = broken
     actual = backend.probe()
-    assert "no C++ compiler" in actual.reason and "ark-gpu[emulator]" in actual.remedy
+    assert "no C++ compiler" in actual.reason and "ark-gpu-rocm-emulator" in actual.remedy
 
 
 @pytest.mark.parametrize(

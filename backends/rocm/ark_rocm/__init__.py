@@ -80,7 +80,7 @@ def _emulator(name: str) -> ModuleType:
         return importlib.import_module(f"ark_rocm_emulator.{name}")
     except ImportError:
         raise SystemError(
-            "reading AMD machine code needs the emulator: pip install 'ark-gpu[emulator]'"
+            "reading AMD machine code needs the emulator: pip install ark-gpu-rocm-emulator"
         ) from None
 
 

@@ -50,7 +50,7 @@ def prepare() -> tuple[str, ...]:
     except ImportError as error:
         raise SystemError(
             f"{VARIABLE}={wanted} asks for an emulated device, but the package ark_rocm_emulator "
-            f"cannot be imported ({error}); install it with `pip install 'ark-gpu[emulator]'`"
+            f"cannot be imported ({error}); install it with `pip install ark-gpu-rocm-emulator`"
         ) from error
     try:
         emulator.activate(wanted)
@@ -59,7 +59,7 @@ def prepare() -> tuple[str, ...]:
     except Exception as error:
         raise SystemError(
             f"the emulator could not start for {VARIABLE}={wanted}: {error}; a C++ compiler or the "
-            f"ziglang package is needed: `pip install 'ark-gpu[emulator]'`"
+            f"ziglang package is needed: `pip install ark-gpu-rocm-emulator`"
         ) from error
     return (str(emulator.describe()),)
 

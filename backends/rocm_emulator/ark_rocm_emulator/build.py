@@ -93,7 +93,7 @@ def compiler() -> tuple[str, ...]:
     except ImportError:
         raise SystemError(
             "No C++ compiler was found to build the ROCm emulator. Expected CXX, c++, g++ or "
-            "clang++ on PATH, or the `ziglang` wheel: pip install 'ark-gpu[emulator]'."
+            "clang++ on PATH, or the `ziglang` wheel: pip install ark-gpu-rocm-emulator."
         ) from None
     return (str(Path(ziglang.__file__).parent / "zig"), "c++")
 

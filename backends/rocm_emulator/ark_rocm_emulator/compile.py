@@ -66,7 +66,7 @@ def toolchain() -> Toolchain:
         raise SystemError(
             "No clang for AMD targets was found. Expected the `ziglang` wheel, or both "
             "ARK_ROCM_CLANG and ARK_ROCM_LLD naming programs. Install it: "
-            "pip install 'ark-gpu[emulator]'."
+            "pip install ark-gpu-rocm-emulator."
         ) from None
     zig = str(Path(ziglang.__file__).parent / "zig")
     return Toolchain((zig, "clang"), (zig, "ld.lld"))

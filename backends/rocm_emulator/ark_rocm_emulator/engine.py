@@ -32,7 +32,7 @@ def core() -> ModuleType:
     except ImportError:
         raise SystemError(
             "pybind11 was not found; the emulator core needs it to become a Python module. "
-            "Install it: pip install 'ark-gpu[emulator]'."
+            "Install it: pip install ark-gpu-rocm-emulator."
         ) from None
     file_name = _NAME + str(sysconfig.get_config_var("EXT_SUFFIX"))
     sources = [*core_sources(), PACKAGE / "core" / "module.cpp"]

@@ -15,13 +15,13 @@ from ark.errors import PlanError
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import bf16, fp32
 from ark.ir.graph import Graph
+from ark.lower.ops import attention as attention_lowering
 from ark.lower.pipeline import plan as plan_graph
 from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.config import builtin_config
 from ark.models.llama import Llama
 from ark.models.plans import make_plans
-from ark.ops import attention_lowering
 from ark.ops.tokens import TokenState
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Growth, Plan, Task

@@ -74,7 +74,7 @@ ARK_DEVICE float ark_group_sum(float v) {
 ARK_DEVICE constexpr int ark_common(int a, int b) { return b == 0 ? a : ark_common(b, a % b); }
 
 // How many of a head's parts have positions: as many as a plan with room for `count` alone would
-// have (ark/ops/attention_lowering.py). The others' processors go on to what comes next.
+// have (ark/lower/ops/attention.py). The others' processors go on to what comes next.
 template <int SPLITS>
 ARK_DEVICE int ark_parts_used(int count) {
   constexpr int LEAST = 64;

@@ -1,51 +1,31 @@
-"""How calls of custom ops become tasks, and what they mean in NumPy."""
+"""How calls of custom ops become tasks."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Iterator, Mapping
 
 from ark.capability import Capability
-from ark.errors import ModelError, UnsupportedError
+from ark.errors import UnsupportedError
 from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.lower.context import Lowering
-from ark.lower.registry import register
-from ark.ops.communication.channels import CUSTOM
-from ark.ops.custom import of_attrs
-from ark.ops.custom_checks import made_by
 from ark.plan.groups import Group, RemoteSemaphore
 from ark.tasks import custom_form
 from ark.tasks.custom import CustomParams
 from ark.tasks.custom_form import Form
 
 
-def _reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    op = of_attrs(attrs)
-    if op.reference is None:
-        raise UnsupportedError(
-            f"the custom op {op.name!r} has no reference to compare with; give custom_op one by "
-            "reference="
-        )
-    made = op.reference(*inputs, **attrs["constants"])
-    arrays = [np.asarray(a) for a in (made if isinstance(made, (tuple, list)) else (made,))]
-    wanted = len(custom_form.get(attrs["name"], attrs["digest"]).results)
-    if len(arrays) != wanted:
-        raise ModelError(
-            f"the reference of the custom op {op.name!r} makes {len(arrays)} arrays; its signature "
-            f"has {wanted} results"
-        )
-    return arrays
+def lower_custom(lowering: Lowering, node: Node) -> None:
+    """A task for every tile of the op's axes."""
+    _emit(lowering, node)
 
 
-def _lower(lowering: Lowering, node: Node) -> None:
+def _emit(lowering: Lowering, node: Node) -> Group:
     form = custom_form.get(node.attrs["name"], node.attrs["digest"])
     tensors = dict(zip((o.name for o in form.operands if o.read), node.inputs, strict=True))
-    tensors |= made_by(form, node.outputs)
+    tensors |= zip(form.results, node.outputs, strict=True)
     operands = [tensors[o.name] for o in form.operands]
     sizes = form.sizes({o.name: tensors[o.name].shape for o in form.operands})
     tile = dict(_tiles(form, sizes, lowering.machine.processors))
@@ -53,9 +33,13 @@ def _lower(lowering: Lowering, node: Node) -> None:
     params = CustomParams(name, digest, tile, constants)
     places = [range(0, sizes[axis], n) for axis, n in tile.items()] or [range(1)]
     group = lowering.emit("custom", params, operands, list(itertools.product(*places)))
-    if node.type == CUSTOM:
-        _pair(lowering, node, group)
     group.received = _received(lowering, form, tensors)
+    return group
+
+
+def lower_custom_on_channels(lowering: Lowering, node: Node) -> None:
+    """The same, with a wait and a signal for every task on the op's channels."""
+    _pair(lowering, node, _emit(lowering, node))
 
 
 def _received(lowering: Lowering, form: Form, tensors: Mapping[str, Tensor]) -> frozenset[int]:
@@ -106,7 +90,3 @@ def _tiles(form: Form, sizes: Mapping[str, int], processors: int) -> Iterator[tu
         parts = min(sizes[axis], max(1, processors // tasks))
         tasks *= parts
         yield axis, -(-sizes[axis] // parts)
-
-
-register("custom", _reference, _lower)
-register(CUSTOM, None, _lower, names_ranks=True, iteration_barrier=True)
