@@ -31,16 +31,16 @@ from ark.models.sequences import write_sequences
 from ark.runtime.executor import Executor
 
 TRACE_RECORDS = 1 << 12  # a processor
-TOKENS = 12
-PROCESSORS = 4  # that the picture shows, of all
+TRACED_TOKENS = 12
+SHOWN_PROCESSORS = 4  # that the picture shows, of all
 
 
 def loop_kernel(executor: Executor, shape: Any, context: int) -> list[list[Any]]:
     """[op, kind, processor, begin, end] of each task of the median token, in us from its first."""
     text = [i * 31 % 97 + 1 for i in range(context + 1)]
     for _ in range(2):
-        write_sequences(executor, shape, [text], [len(text) + TOKENS], GREEDY, (), context)
-        executor.start(TOKENS).wait()
+        write_sequences(executor, shape, [text], [len(text) + TRACED_TOKENS], GREEDY, (), context)
+        executor.start(TRACED_TOKENS).wait()
     tokens: dict[int, list[dict]] = {}
     for event in measured_events(executor):
         if event["ph"] == "X":
@@ -51,7 +51,7 @@ def loop_kernel(executor: Executor, shape: Any, context: int) -> list[list[Any]]
     number = lengths.index(statistics.median_low(lengths))
     rows = []
     for e in whole[number]:
-        if e["tid"] < PROCESSORS:
+        if e["tid"] < SHOWN_PROCESSORS:
             begin = e["ts"] - starts[number]
             times = (round(begin, 2), round(begin + e["dur"], 2))
             rows.append([e["name"], e["cat"], e["tid"], *times])
@@ -103,7 +103,7 @@ def main() -> None:
     args = parser.parse_args()
     backend, probe = registry.choose("cuda")
     device = backend.open(0)
-    positions = args.context + 2 * TOKENS
+    positions = args.context + 2 * TRACED_TOKENS
     shape = Shape(builtin_config(args.config), bf16, positions, 0)
     plan = plans(shape, device.machine)[0]
     try:

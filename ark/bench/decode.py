@@ -99,6 +99,16 @@ def random_weights(
             continue
         size = int(np.prod(tensor.shape))
         kind = dtype_by_name(tensor.dtype).numpy
+        if tensor.name.endswith(".codes"):
+            codes = np.roll(np.clip(np.rint(2.5 * pool), -7, 7), n * 7919)
+            # Types without a sign take negative codes as large ones.
+            codes = codes % 16 if tensor.dtype in ("uint4", "uint8") else codes
+            yield tensor.name, np.resize(codes.astype(kind), size).reshape(tensor.shape)
+            continue
+        if tensor.name.endswith((".scales", ".zeros")):
+            least = 0.4 * config.hidden_size**-0.5 * (1.0 + 0.1 * pool)
+            yield tensor.name, np.resize(least.astype(kind), size).reshape(tensor.shape)
+            continue
         if len(tensor.shape) == 1:
             yield tensor.name, (1.0 + 0.1 * pool[:size]).astype(kind)
             continue

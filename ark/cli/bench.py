@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 import sys
 from pathlib import Path
 
@@ -21,19 +20,26 @@ from ark.bench.results import Figure, figure, results
 from ark.bench.scaled import scaled
 from ark.cli import bench_comm, bench_fidelity, bench_ops, bench_parallel, bench_serve, bench_torch
 from ark.cli.common import device_index, errors, share, to_be_started, write_results
-from ark.cli.parser import CHUNK, add_backend, add_device, add_figures, add_repeats, positive
+from ark.cli.machine_settings import change
+from ark.cli.parser import (
+    CHUNK,
+    add_backend,
+    add_device,
+    add_figures,
+    add_quantize,
+    add_repeats,
+    positive,
+)
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
-from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import LlamaConfig, builtin_config
+from ark.models.holding import quantised_config
 from ark.models.plans import usual_chunk
-from ark.plan.schema import read_machine
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
-from ark.variant import Variant
 
 PEERS = ("LlamaForCausalLM", "MistralForCausalLM")
 NAMES = {
@@ -73,6 +79,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         help="time prompts of N tokens too (default: none)",
     )
     d.add_argument("--chunk", type=positive, metavar="N", help=CHUNK)
+    add_quantize(d)
     d.add_argument(
         "--batch",
         type=listed,
@@ -145,39 +152,19 @@ def cut(shape: Shape, layers: list[int] | None, args: argparse.Namespace) -> lis
     return [dataclasses.replace(shape, config=c) for c in configs]
 
 
-def _numbers(value: Machine | Variant) -> set[str]:
-    """Names of the fields that hold a number."""
-    names = {f.name for f in dataclasses.fields(value)}
-    return {n for n in names - {"lanes"} if isinstance(getattr(value, n), (int, float))}
-
-
-def change(machine: Machine, settings: list[str]) -> Machine:
-    """Applies FIELD=NUMBER pairs to a machine model and its kernel variants."""
-    ring = _numbers(machine.variant)
-    numbers = ring | _numbers(machine)
-    changes = {}
-    for text in settings:
-        name, _, value = text.partition("=")
-        if name not in numbers or not re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,15})?", value):
-            raise InvalidUsageError(
-                f"--set {text} is not understood; write FIELD=NUMBER with a field of "
-                f"{', '.join(sorted(numbers))}"
-            )
-        changes[name] = float(value) if "." in value else int(value)
-    shape = {k: int(v) for k, v in changes.items() if k in ring}
-    rest = {k: v for k, v in changes.items() if k not in ring}
-    made = dataclasses.replace(machine.shaped(**shape), **rest)  # type: ignore[arg-type]
-    return read_machine(dataclasses.asdict(made))
-
-
 def run(args: argparse.Namespace) -> int:
     rank_info = rank_from_environment()
     checkpoint = None
     if "/" in args.config or args.config.startswith("."):
-        checkpoint = Checkpoint.open(args.config)
+        checkpoint = Checkpoint.open(args.config, args.quantize)
         config, dtype = checkpoint.config, DataType.from_numpy(checkpoint.dtype)
     else:
         config, dtype = builtin_config(args.config), by_name("bf16")
+        config = quantised_config(config, args.quantize, args.config)
+    if args.vs and config.layouts:
+        raise InvalidUsageError(
+            "--vs torch compares with weights that are not quantised; omit --quantize, or --vs"
+        )
     contexts, tokens = places(args, config.max_position_embeddings)
     world = max(args.ranks, rank_info.world_size)
     after = max(tokens, GREEDY_STEPS if args.vs else 0)

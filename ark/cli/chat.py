@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from ark.cli.common import errors, visible
 from ark.cli.engines import chat_templates, open_engine
 from ark.cli.generate import add_sampling, given_sampling
-from ark.cli.parser import CHUNK, CONTEXT, add_backend, add_device, positive
+from ark.cli.parser import CHUNK, CONTEXT, add_backend, add_device, add_quantize, positive
 from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
@@ -59,6 +59,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     )
     p.add_argument("--context", type=positive, metavar="N", help=CONTEXT)
     p.add_argument("--chunk", type=positive, metavar="N", help=CHUNK)
+    add_quantize(p)
     add_backend(p)
     add_device(p)
     p.set_defaults(func=run)
@@ -134,7 +135,7 @@ def _interrupts(then: Callable[[], None]) -> Iterator[None]:
 
 def run(args: argparse.Namespace) -> int:
     given = given_sampling(args)
-    checkpoint = Checkpoint.open(args.directory)
+    checkpoint = Checkpoint.open(args.directory, args.quantize)
     tokenizer = Tokenizer.open(args.directory, vocab_size=checkpoint.config.vocab_size)
     templates = chat_templates(args.directory, tokenizer, args.chat_template)
     templates.render([{"role": "user", "content": "Hello"}])  # refused before anything is loaded

@@ -9,7 +9,7 @@ from pathlib import Path
 from ark.backend import registry
 from ark.backend.protocol import Backend, SourceBackend
 from ark.cli.common import memory_verdict, read_plan
-from ark.cli.parser import CONTEXT, add_backend, positive
+from ark.cli.parser import CONTEXT, add_backend, add_quantize, positive
 from ark.cli.run import dimensions
 from ark.errors import InvalidUsageError
 from ark.export.write import exporting, files, identifier, save
@@ -50,6 +50,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         metavar="N",
         help=f"prompt tokens of an iteration (default: at most {CHUNK})",
     )
+    add_quantize(p)
     p.add_argument(
         "--dim",
         action="append",
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         plan = read_plan(args.source)
         made = files(plan, backend, args.arch, name)
     else:
-        checkpoint = Checkpoint.open(args.source)
+        checkpoint = Checkpoint.open(args.source, args.quantize)
         machine = registry.machine(args.machine or _machine(backend, args.arch))
         context = choose_context(checkpoint, args.context)
         dtype = DataType.from_numpy(checkpoint.dtype)

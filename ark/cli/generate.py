@@ -21,9 +21,10 @@ from ark.cli.common import (
     to_be_started,
     visible,
 )
-from ark.cli.parser import CHUNK, CONTEXT, add_backend, add_device, positive
+from ark.cli.parser import CHUNK, CONTEXT, add_backend, add_device, add_quantize, positive
 from ark.errors import InvalidUsageError
-from ark.models.build import FULL
+from ark.ir.dtype import DataType
+from ark.models.build import FULL, Shape
 from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
@@ -96,6 +97,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     )
     p.add_argument("--context", type=positive, metavar="N", help=CONTEXT)
     p.add_argument("--chunk", type=positive, metavar="N", help=CHUNK)
+    add_quantize(p)
     add_backend(p)
     add_device(p, of_rank=True)
     p.add_argument(
@@ -156,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
     rank_info = rank_from_environment()
     if to_be_started(args.ranks, rank_info):
         # The checkpoint's and the model's errors are one process's to tell.
-        checkpoint = Checkpoint.open(args.directory)
+        checkpoint = Checkpoint.open(args.directory, args.quantize)
         check_ranks(checkpoint, args.ranks, len(args.prompt), args.split or "")
         argv = [sys.executable, "-m", "ark", *args.words]
         return launch_command(args.ranks, argv, stdin="-" in args.prompt)
@@ -169,7 +171,7 @@ def run(args: argparse.Namespace) -> int:
             f"the budget is {args.budget} s; it must be above 0 and at most {MOST_BUDGET_S:g}"
         )
     given = given_sampling(args)
-    checkpoint = Checkpoint.open(args.directory)
+    checkpoint = Checkpoint.open(args.directory, args.quantize)
     tokenizer = Tokenizer.open(args.directory, vocab_size=checkpoint.config.vocab_size)
     backend, probe = registry.choose(args.backend)
     leader = rank_info.rank == 0
@@ -277,9 +279,6 @@ def prompt_text(asked: str, ranks: Bootstrap) -> str:
 
 def check_ranks(checkpoint: Checkpoint, ranks: int, batch: int, split: str) -> None:
     """Refuses a number of ranks that cannot share the work, before any of them starts."""
-    from ark.ir.dtype import DataType
-    from ark.models.build import Shape
-
     Shape(checkpoint.config, DataType.from_numpy(checkpoint.dtype), 1, 0, 0, ranks, batch, split)
 
 

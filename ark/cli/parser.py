@@ -66,6 +66,16 @@ def add_backend(parser: argparse.ArgumentParser, required: bool = False) -> None
     parser.add_argument("--backend", required=required, metavar="NAME", help=f"{BACKEND}{default}")
 
 
+def add_quantize(parser: argparse.ArgumentParser) -> None:
+    """The option that quantises weights while they are loaded."""
+    parser.add_argument(
+        "--quantize",
+        choices=("fp8", "int8", "int4"),
+        help="bring the weights of linear layers into this format while they are loaded (default: "
+        "as they are stored)",
+    )
+
+
 def add_device(parser: argparse.ArgumentParser, of_rank: bool = False) -> None:
     """Adds `--device`. of_rank: the default is by the rank's number on its host."""
     default = " (default: by the rank's number on its host)" if of_rank else ""

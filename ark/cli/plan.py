@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ark.backend import registry
 from ark.cli.common import errors, memory_verdict, progress, read_plan, write_file
-from ark.cli.parser import CHUNK, CONTEXT, positive
+from ark.cli.parser import CHUNK, CONTEXT, add_quantize, positive
 from ark.cli.pass_pages import PassPages
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
@@ -18,6 +18,7 @@ from ark.lower.observe import observed
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
+from ark.models.holding import quantised_config
 from ark.models.plans import choose_chunk, choose_context, make_plans, plans, usual_chunk
 from ark.plan.dump import dump, summary
 from ark.plan.serialize import to_json
@@ -43,6 +44,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     )
     p.add_argument("--context", type=positive, metavar="N", help=CONTEXT)
     p.add_argument("--chunk", type=int, metavar="N", help=f"{CHUNK}; 0: no prompts")
+    add_quantize(p)
     p.add_argument(
         "-o",
         "--output",
@@ -88,11 +90,12 @@ def make(args: argparse.Namespace) -> list[Plan]:
             traceback.print_exception(error.__cause__)
             raise
     if Path(source).is_dir() or "/" in source:
-        checkpoint = Checkpoint.open(source)
+        checkpoint = Checkpoint.open(source, args.quantize)
         context = choose_context(checkpoint, args.context)
         config, dtype = checkpoint.config, DataType.from_numpy(checkpoint.dtype)
     else:
         config, dtype = builtin_config(source), by_name("bf16")
+        config = quantised_config(config, args.quantize, source)
         context = args.context or 1024
     chunk = choose_chunk(args.chunk, context, usual_chunk(machine, dtype))
     shape = Shape(config, dtype, context, chunk, 0, args.ranks)

@@ -11,7 +11,7 @@ from contextlib import closing
 from ark import log
 from ark.cli.common import visible
 from ark.cli.engines import chat_templates, open_engine
-from ark.cli.parser import CHUNK, add_backend, add_device, positive
+from ark.cli.parser import CHUNK, add_backend, add_device, add_quantize, positive
 from ark.errors import InvalidUsageError, SystemError
 from ark.models.checkpoint import Checkpoint
 from ark.models.generation import sampling_fields
@@ -64,6 +64,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         help="positions of a request, its answer included (default: the model's, at most 4096)",
     )
     p.add_argument("--chunk", type=positive, metavar="N", help=CHUNK)
+    add_quantize(p)
     p.add_argument(
         "--pages",
         type=positive,
@@ -144,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
         raise InvalidUsageError("an API key has characters that HTTP headers cannot carry")
-    checkpoint = Checkpoint.open(args.directory)
+    checkpoint = Checkpoint.open(args.directory, args.quantize)
     config = checkpoint.config
     tokenizer = Tokenizer.open(args.directory, vocab_size=config.vocab_size)
     templates = chat_templates(args.directory, tokenizer, args.chat_template)

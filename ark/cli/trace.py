@@ -8,7 +8,7 @@ from typing import Any
 
 from ark.backend import registry
 from ark.cli.common import write_file
-from ark.cli.parser import CONTEXT, add_backend, add_device, positive
+from ark.cli.parser import CONTEXT, add_backend, add_device, add_quantize, positive
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from ark.models.tokenizer import Tokenizer
@@ -33,13 +33,14 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "--max-new-tokens", type=positive, default=4, metavar="N", help="tokens to make, at most"
     )
     p.add_argument("--context", type=positive, metavar="N", help=CONTEXT)
+    add_quantize(p)
     add_backend(p)
     add_device(p)
     p.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    checkpoint = Checkpoint.open(args.directory)
+    checkpoint = Checkpoint.open(args.directory, args.quantize)
     tokenizer = Tokenizer.open(args.directory, vocab_size=checkpoint.config.vocab_size)
     prompt = tokenizer.encode(args.prompt)
     backend, probe = registry.choose(args.backend)

@@ -17,7 +17,9 @@ from ark.ir.dtype import DataType, fp32
 from ark.ir.graph import Graph
 from ark.models import registry
 from ark.models.config import LlamaConfig
+from ark.models.formats.layout import Layout
 from ark.models.llama import Llama
+from ark.models.quantized import quantise
 from ark.models.shard import Share, check_ranks, split
 from ark.ops.tokens import TokenState
 from ark.tasks.adjusted import MAX_TOP
@@ -98,6 +100,11 @@ class Shape:
             check_ranks(self.config, self.world_size)
         else:
             _check_split(self.split)
+            if self.config.layouts and self.world_size > 1:
+                raise InvalidUsageError(
+                    f"the plan {self.split!r} cannot share quantised weights; omit the split, or "
+                    "use a checkpoint that is not quantised"
+                )
         if not 1 <= self.batch <= MAX_BATCH:
             raise InvalidUsageError(
                 f"batch={self.batch} is out of range; 1 to {MAX_BATCH} sequences can be decoded "
@@ -124,13 +131,14 @@ class Shape:
 class Built:
     """A traced decoder. lasting: its parameters and state by name. shares: the part of a whole
     parameter that a rank holds, if not all. constants: parameters that are computed from the
-    config.
+    config. layouts: of the rank's quantised weights, by parameter.
     """
 
     graph: Graph
     lasting: dict[str, ir.Tensor]
     shares: dict[str, Share]
     constants: dict[str, Callable[[], np.ndarray]]
+    layouts: dict[str, Layout]
 
 
 def build(shape: Shape) -> Built:
@@ -142,6 +150,7 @@ def build(shape: Shape) -> Built:
         decoder = registry.decoder(shape.config.architecture)(shape.config, shape.dtype)
         decoder.name_tensors()
         shares = split(decoder, shape.rank, shape.world_size) if shape.world_size > 1 else {}
+        layouts = quantise(decoder, shape.dtype, dict(shape.config.layouts), shares)
         if shape.pages is not None:
             _trace_paged(model, decoder, shape, shape.pages)
         else:
@@ -149,7 +158,8 @@ def build(shape: Shape) -> Built:
         parameters = decoder.params_dict().values()
         constants = {p.ir.name: p.initializer for p in parameters if p.initializer}
     lasting = {t.name: t for n in model.graph.nodes for t in n.inputs if _names_buffer(t)}
-    return Built(model.graph, lasting, {p.ir.name: s for p, s in shares.items()}, constants)
+    named = {p.ir.name: share for p, share in shares.items()}
+    return Built(model.graph, lasting, named, constants, layouts)
 
 
 def _trace(model: Model, decoder: Llama, shape: Shape) -> None:
@@ -216,7 +226,7 @@ def _by_plan(shape: Shape) -> Built:
         for name, view in held.items()
         if view.shape != one.lasting[name].shape
     }
-    return Built(graph, lasting, shares, one.constants)
+    return Built(graph, lasting, shares, one.constants, {})
 
 
 def whole_pass(config: LlamaConfig, dtype: DataType, rows: int) -> Graph:

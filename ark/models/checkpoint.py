@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ from ark import log
 from ark.errors import InvalidUsageError, ModelError
 from ark.models.build import parameters
 from ark.models.config import LlamaConfig
+from ark.models.formats.base import QuantizedTensor, find
+from ark.models.formats.layout import Codes
+from ark.models.formats.on_load import OnLoad
+from ark.models.holding import held, layouts_on_load
 from ark.models.registry import decoder
 from ark.models.rope import Rope, inverse_frequencies
 from ark.models.shards import DTYPES, StoredTensor, find_tensors, read_bytes
@@ -26,6 +31,7 @@ from ark.models.stored import Stored
 
 FREQUENCIES = ".rotary_emb.inv_freq"
 """Suffixes of stored rotary frequencies, which older checkpoints have in addition to the config."""
+FLOAT_TYPES = {dtype.name: dtype for dtype in DTYPES.values()}
 PIECE_BYTES = 16 << 20  # bytes that are compared at a time
 
 
@@ -82,10 +88,21 @@ class Checkpoint:
         self.config = config
         self.weights = {weight.name: weight for weight in model_weights(config)}
         self.stored = stored
+        self.quantized: dict[str, QuantizedTensor] = {}
+        self.on_load: OnLoad | None = None
+        self._decoded: tuple[str, Codes | npt.NDArray[np.float32]] | None = None
+        if config.format is not None:
+            for name, weight in self.weights.items():
+                tensor = find(config.format, weight.stored_name, weight.stored_shape, stored)
+                if tensor is not None:
+                    self.quantized[name] = tensor
 
     @classmethod
-    def open(cls, directory: str | Path) -> Checkpoint:
+    def open(cls, directory: str | Path, quantize: str | None = None) -> Checkpoint:
         """Reads the config and the safetensors headers, and checks both against each other.
+
+        quantize: a format of ark.models.formats.on_load into which the weights of linear layers are
+        brought while they are loaded; None: as they are stored.
 
         Raises ModelError if a file is missing, damaged or contradictory, and UnsupportedError if
         ark does not support the model or the format.
@@ -103,18 +120,42 @@ class Checkpoint:
             )
         checkpoint = cls(path, untied(config, stored), stored)
         checkpoint.validate()
+        checkpoint.hold(quantize)
         return checkpoint
+
+    def hold(self, quantize: str | None) -> None:
+        """Sets the config's layouts: which weights are held as codes."""
+        shapes = {name: weight.shape for name, weight in self.weights.items()}
+        where = str(self.directory)
+        if quantize is not None:
+            self.on_load, layouts = layouts_on_load(
+                self.config, shapes, self.quantized, quantize, where
+            )
+        else:
+            layouts = held(self.config, shapes, self.quantized, where)
+        self.config = replace(self.config, layouts=tuple(layouts.items()))
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The one type of all weights: float32, float16 or ml_dtypes' bfloat16."""
+        """The type of the weights that are held as floats: float32, float16 or ml_dtypes'
+        bfloat16.
+        """
+        if self.config.format is not None and self.config.dtype is not None:
+            return FLOAT_TYPES[self.config.dtype]
+        if "embedding" in self.quantized:
+            return FLOAT_TYPES["float16"]
         return self.stored[self.weights["embedding"].stored_name].dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all weights; tied embeddings count once."""
-        names = {weight.stored_name for weight in self.weights.values()}
-        return sum(self.stored[name].nbytes for name in names)
+        """Bytes of all weights in memory; tied embeddings count once."""
+        layouts, size = dict(self.config.layouts), self.dtype.itemsize
+        tied = self.config.tie_word_embeddings
+        return sum(
+            layouts[name].nbytes(weight.shape) if name in layouts else size * prod(weight.shape)
+            for name, weight in self.weights.items()
+            if not (tied and name == "head.weight")
+        )
 
     @property
     def position_nbytes(self) -> int:
@@ -123,7 +164,12 @@ class Checkpoint:
 
     def validate(self) -> None:
         """Raises ModelError unless the files hold exactly the config's tensors, all of one type."""
-        needed = {weight.stored_name: weight for weight in self.weights.values()}
+        needed = {
+            weight.stored_name: weight
+            for name, weight in self.weights.items()
+            if name not in self.quantized
+        }
+        pieces = {t.name for q in self.quantized.values() for t in q.pieces.values()}
         missing = [name for name in needed if name not in self.stored]
         if missing:
             raise ModelError(
@@ -132,7 +178,11 @@ class Checkpoint:
                 f"{str(self.config.tie_word_embeddings).lower()}). Correct the config, or "
                 "download the weights that belong to it."
             )
-        extra = [name for name in self.stored if name not in needed and not self._implied(name)]
+        extra = [
+            name
+            for name in self.stored
+            if name not in needed and name not in pieces and not self._implied(name)
+        ]
         if extra:
             raise ModelError(
                 f"{self.directory} holds {describe(extra)}, which a model of its config.json "
@@ -150,6 +200,8 @@ class Checkpoint:
         expected = self.config.dtype or self.dtype.name
         for name in needed:
             tensor = self.stored[name]
+            if self.config.format is not None and tensor.dtype_code in DTYPES:
+                continue  # norms and biases may have another type beside quantised weights
             if tensor.dtype.name != expected:
                 source = "config.json says" if self.config.dtype else "the embedding is"
                 raise ModelError(
@@ -174,6 +226,10 @@ class Checkpoint:
                 f"The checkpoint has no weight {name!r}; its weights are named as model_weights() "
                 f"lists them: {', '.join(list(self.weights)[:3])}, ... Use one of these names."
             )
+        if name in self.quantized:
+            decoded = self._whole(name)
+            values = decoded if isinstance(decoded, np.ndarray) else decoded.floats()
+            return values.astype(self.dtype)[share]
         tensor, stored = self.stored[self.weights[name].stored_name], self.weights[name].stored
         first, *others = share or (slice(None),)
         if stored:
@@ -186,6 +242,27 @@ class Checkpoint:
         else:
             others = [slice(None), *others]
         return self._rows(tensor, begin, end)[tuple(others)]
+
+    def codes(self, name: str) -> Codes:
+        """The whole of a parameter that the config's layouts hold as codes."""
+        if self.on_load is not None:
+            return self.on_load.encode(self.read(name), dict(self.config.layouts)[name].group)
+        decoded = self._whole(name)
+        assert isinstance(decoded, Codes)
+        return decoded
+
+    def _whole(self, name: str) -> Codes | npt.NDArray[np.float32]:
+        """A quantised parameter. The last tensor remains decoded: its codes and scales are read
+        one by one, as are parameters that are parts of it.
+        """
+        tensor, stored = self.quantized[name], self.weights[name].stored
+        if self._decoded is None or self._decoded[0] != tensor.name:
+            self._decoded = (tensor.name, tensor.decode())
+        decoded = self._decoded[1]
+        if stored is None:
+            return decoded
+        rows = np.asarray(stored.rows, np.intp)
+        return decoded[rows] if isinstance(decoded, np.ndarray) else decoded.rows(rows)
 
     def _rows(self, tensor: StoredTensor, begin: int, end: int) -> npt.NDArray[Any]:
         """Rows of a stored tensor in the file's order."""
@@ -202,12 +279,20 @@ class Checkpoint:
                 yield name, self.read(name)
 
     def distinct(self) -> Iterator[tuple[str, StoredTensor]]:
-        """Each stored tensor once, with ark's name of it, in model order."""
+        """Each stored tensor once, with ark's name of it, in model order. A quantised weight's
+        others have names of their own behind that of its codes.
+        """
         seen: set[str] = set()
         for name, weight in self.weights.items():
-            if weight.stored_name not in seen:
-                seen.add(weight.stored_name)
+            if weight.stored_name in seen:
+                continue
+            seen.add(weight.stored_name)
+            if name not in self.quantized:
                 yield name, self.stored[weight.stored_name]
+                continue
+            first, *others = self.quantized[name].pieces.items()
+            yield name, first[1]
+            yield from ((f"{name}:{end}", tensor) for end, tensor in others)
 
     def _implied(self, stored_name: str) -> bool:
         """True if a tensor without a parameter repeats what the config and other tensors say: a

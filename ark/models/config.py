@@ -17,6 +17,9 @@ import numpy.typing as npt
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.models.fields import Fields, check_directory
+from ark.models.formats import read_format
+from ark.models.formats.base import Format
+from ark.models.formats.layout import Layout
 from ark.models.registry import MODEL_TYPES, architectures, decoder
 from ark.models.rope import Rope, inverse_frequencies, read_rope
 
@@ -31,7 +34,9 @@ class LlamaConfig:
     `architecture` names the decoder (ark.models.registry). `dtype` is the weights' type if the
     config names one: "float32", "float16" or "bfloat16". Any of `eos_token_ids` ends a text; there
     may be none. windows: for each layer the number of positions that a token attends to, the latest
-    ones with its own; 0: all before it. Empty: all layers attend to all.
+    ones with its own; 0: all before it. Empty: all layers attend to all. format: that of the
+    checkpoint's quantised weights. layouts: how ark holds quantised weights, by ark's names of the
+    parameters; ark.models.checkpoint fills it.
     """
 
     hidden_size: int
@@ -50,6 +55,8 @@ class LlamaConfig:
     eos_token_ids: tuple[int, ...] = ()
     architecture: str = "LlamaForCausalLM"
     windows: tuple[int, ...] = ()
+    format: Format | None = None
+    layouts: tuple[tuple[str, Layout], ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -163,11 +170,6 @@ def read_common(
             f"{fields.source}: {name} is {given!r}, but ark computes this architecture with "
             f"{activation!r}. Use a checkpoint with that activation."
         )
-    if fields.get("quantization_config"):
-        raise UnsupportedError(
-            f"{fields.source} describes quantised weights, but ark reads float32, float16 and "
-            "bfloat16. Use the unquantised checkpoint."
-        )
     heads, hidden = fields.size("num_attention_heads"), fields.size("hidden_size")
     context = fields.size("max_position_embeddings")
     rope = read_rope(fields, context)
@@ -194,6 +196,7 @@ def read_common(
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=fields.token_ids("eos_token_id"),
         architecture=read_architecture(fields),
+        format=read_format(fields),
     )
 
 

@@ -137,8 +137,11 @@ class Llama(ark.Module):
     """The decoder. Its entry points are `prompt`, `begin` and `decode`.
 
     DEFAULTS: values of fields that config.json omits, as in transformers' class of the
-    architecture. WEIGHTS: the checkpoint's tensor for each parameter.
+    architecture. WEIGHTS: the checkpoint's tensor for each parameter. UNQUANTIZED: matrices that
+    `--quantize` leaves as they are.
     """
+
+    UNQUANTIZED: ClassVar[tuple[str, ...]] = ("embedding", "head.weight")
 
     DEFAULTS: ClassVar[dict[str, Any]] = {
         "vocab_size": 32000,

@@ -24,10 +24,13 @@ def weights(checkpoint: Checkpoint, shape: Shape, plan: Plan) -> Iterator[tuple[
     def read(name: str) -> np.ndarray:
         if name in built.constants:
             return np.asarray(built.constants[name]())
+        weight, _, field = name.rpartition(".")
+        if weight in built.layouts:
+            tensors = checkpoint.codes(weight).laid_out(built.layouts[weight])
+            return np.asarray(tensors[field][built.shares.get(name, ())])
         values = checkpoint.read(name, *built.shares.get(name, ()))
-        # Norms and biases may be fp32 while other weights have 16 bits.
-        fp32 = built.lasting[name].dtype.name == "fp32"
-        return values.astype(np.float32, copy=False) if fp32 else values
+        # Norms and biases may have another type than other weights.
+        return values.astype(built.lasting[name].dtype.numpy, copy=False)
 
     for buffer in plan.buffers:
         if buffer.arena == "parameter" and buffer.rank == plan.rank:

@@ -73,6 +73,7 @@ class Experts(ark.Module):
 class Mixtral(Llama):
     """The decoder."""
 
+    UNQUANTIZED: ClassVar[tuple[str, ...]] = (*Llama.UNQUANTIZED, "layers.{}.mlp.router")
     DEFAULTS: ClassVar[dict[str, Any]] = {
         **Llama.DEFAULTS,
         "intermediate_size": 14336,

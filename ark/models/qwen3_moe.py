@@ -16,6 +16,7 @@ from ark.models.qwen3 import Qwen3, Qwen3Attention
 class Qwen3Moe(Qwen3):
     """The decoder."""
 
+    UNQUANTIZED: ClassVar[tuple[str, ...]] = (*Qwen3.UNQUANTIZED, "layers.{}.mlp.router")
     DEFAULTS: ClassVar[dict[str, Any]] = {
         **Llama.DEFAULTS,
         "vocab_size": 151936,

@@ -73,7 +73,7 @@ def _described(checkpoint: Checkpoint) -> str:
     """A hash of the files' description of the model, without the weights' bytes."""
     hashed = hashlib.sha256(repr(checkpoint.config).encode())
     for name, tensor in sorted(checkpoint.distinct()):
-        hashed.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
+        hashed.update(f"{name} {tensor.dtype_code} {tensor.shape}".encode())
     return hashed.hexdigest()[:16]
 
 

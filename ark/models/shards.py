@@ -24,6 +24,18 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+"""Types of weights that are not quantised."""
+ELEMENTS: dict[str, np.dtype[Any]] = {
+    **DTYPES,
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+}
+"""Types of all tensors that ark reads."""
 LENGTH_BYTES = 8
 LONGEST_HEADER = 100_000_000
 _ANY, _LONGEST = ("utf-8", "surrogatepass"), 255  # bytes of a file's name
@@ -171,6 +183,12 @@ def read_bytes(tensor: StoredTensor, begin: int, nbytes: int) -> np.ndarray:
     return content
 
 
+def read_array(tensor: StoredTensor) -> np.ndarray:
+    """A whole tensor of one of the types in ELEMENTS."""
+    content = read_bytes(tensor, 0, tensor.nbytes)
+    return content.view(ELEMENTS[tensor.dtype_code]).reshape(tensor.shape)
+
+
 def read_entry(path: Path, name: str, entry: Any, base: int) -> StoredTensor:
     """One header entry {dtype, shape, data_offsets}; `base` is the offset of the data."""
     try:
@@ -181,7 +199,7 @@ def read_entry(path: Path, name: str, entry: Any, base: int) -> StoredTensor:
     if type(code) is not str or any(type(n) is not int or n < 0 for n in whole) or end < begin:
         raise damaged(path, f"the header entry of {name} has values out of range")
     tensor = StoredTensor(name, path, code, tuple(shape), base + begin, end - begin)
-    if code in DTYPES and math.prod(shape) * tensor.dtype.itemsize != tensor.nbytes:
+    if code in ELEMENTS and math.prod(shape) * ELEMENTS[code].itemsize != tensor.nbytes:
         raise damaged(
             path, f"{name} has {tensor.nbytes} bytes, which does not match {code} of shape {shape}"
         )

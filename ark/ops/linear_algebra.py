@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -100,16 +100,25 @@ def _result_type(a: Tensor, b: Tensor, asked: DataType | None, tf32: bool) -> Da
     return made
 
 
+@runtime_checkable
+class LinearWeight(Protocol):
+    """A weight of `linear` that is not one tensor, such as a quantised one with its scales."""
+
+    def linear(self, input: TensorLike, output: TensorLike | None, name: str) -> Tensor:
+        """The result of ark.linear(input, this weight)."""
+
+
 def linear(
     input: TensorLike,
-    weight: TensorLike,
+    weight: TensorLike | LinearWeight,
     output: TensorLike | None = NullTensor,
     name: str = "",
     tf32: bool = False,
 ) -> Tensor:
     """input weight^T: (rows, k) and (n, k) to (rows, n), of the input's type, accumulated in fp32.
 
-    The weight is of the input's type, or of any floating-point type where the input is fp32.
+    The weight is of the input's type, or of any floating-point type where the input is fp32, or an
+    object with a method `linear` that computes the result.
     Without a name it is called as its weight is. tf32: as of matmul, for an input and a weight of
     fp32.
 
@@ -119,6 +128,8 @@ def linear(
         tensor([[ 3.,  3.],
                 [12., 12.]])
     """
+    if isinstance(weight, LinearWeight):
+        return weight.linear(input, output, name)
     x, w = as_tensor(input), as_tensor(weight)
     dtype = float_dtype("linear", x)
     float_dtype("linear", w)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
-from ark.ir.dtype import PACKED, DataType, fp32, int4, int8, uint8
+from ark.ir.dtype import PACKED, SMALL_FLOATS, DataType, fp32, int4, int8, uint8
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.merge import part
@@ -21,7 +21,7 @@ from ark.lower.registry import register
 from ark.lower.tiling import split
 from ark.ops.base import float_dtype, result
 from ark.ops.elementwise import cast, composed, div
-from ark.ops.linear_algebra import matmul
+from ark.ops.linear_algebra import linear
 from ark.ops.logic import maximum
 from ark.ops.math import abs as magnitude
 from ark.ops.math import round as nearest
@@ -31,7 +31,7 @@ from ark.ops.views import reshape
 from ark.tasks.expression import Tree, leaf
 from ark.tasks.quantized import MOST_ROWS, STEP, QuantizedParams, most_rows
 
-TYPES = (*PACKED, int8, uint8)
+TYPES = (*PACKED, int8, uint8, *SMALL_FLOATS)
 
 
 def _groups(what: str, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> int:
@@ -58,9 +58,9 @@ def dequantize(
 ) -> Tensor:
     """scale * (element - zero) for every element: (..., k) with scales (..., k / group).
 
-    weight: int4, uint4, fp4, int8 or uint8; zeros of the scales' shape, floating point; the result
-    of `dtype`, fp32, fp16 or bf16. A group is an even number of elements.
-    ModelError for other types, or scales that do not fit.
+    weight: int4, uint4, fp4, int8, uint8 or fp8; zeros of the scales' shape, floating point; the
+    result of `dtype`, fp32, fp16 or bf16. A group is an even number of elements. ModelError for
+    other types, or scales that do not fit.
 
     Example:
         >>> weight = torch.tensor([[2, -4]], dtype=torch.int8)
@@ -120,11 +120,13 @@ def quantized_linear(
     zeros: TensorLike | None = None,
     output: TensorLike | None = NullTensor,
     name: str = "",
+    dtype: DataType | None = None,
 ) -> Tensor:
     """input dequantize(weight)^T: (rows, k) and (n, k) to (rows, n), accumulated in fp32.
 
-    Up to eight rows read the weight's bits alone; more dequantise it first. Types as dequantize;
-    the result is of the input's type. ModelError for shapes or types that do not fit.
+    Up to eight rows read the weight's bits alone; more dequantise it first, to `dtype`, which is by
+    default the input's type. Types as dequantize; the result is of the input's type. ModelError
+    for shapes or types that do not fit.
 
     Example:
         >>> weight = torch.tensor([[2, -4]], dtype=torch.int8)
@@ -133,7 +135,7 @@ def quantized_linear(
     """
     x, w, s = as_tensor(input), as_tensor(weight), as_tensor(scales)
     z = None if zeros is None else as_tensor(zeros)
-    dtype = float_dtype("quantized_linear", x)
+    own = float_dtype("quantized_linear", x)
     group = _groups("quantized_linear", w, s, z)
     left, right = x.ir.shape, w.ir.shape
     if len(left) != 2 or len(right) != 2 or left[1] != right[1]:
@@ -143,11 +145,11 @@ def quantized_linear(
         )
     plain = all(t.ir.dense for t in (w, s, *([z] if z else [])))
     if left[0] > MOST_ROWS or group % STEP or not plain:
-        full = dequantize(w, s, z, dtype)
-        return matmul(x, full, output, transpose_other=True, name=name or "quantized_linear")
+        full = dequantize(w, s, z, dtype or own)
+        return linear(x, full, output, name=name or "quantized_linear")
     inputs = [x, w, s, *([z] if z else [])]
     attrs = {"group": group}
-    return result("quantized_linear", inputs, (left[0], right[0]), dtype, output, attrs, name)
+    return result("quantized_linear", inputs, (left[0], right[0]), own, output, attrs, name)
 
 
 def _lower_quantized(lowering: Lowering, node: Node) -> None:

@@ -44,6 +44,7 @@ class LLM:
         backend: str | None = None,
         device: int = 0,
         ranks: int = 1,
+        quantize: str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         memory_share: float = 0.9,
@@ -53,6 +54,8 @@ class LLM:
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
         """model: a Hugging Face directory. backend, device: by default the first with a device.
+        quantize: "fp8", "int8" or "int4" to bring the weights of linear layers into that format
+        while they are loaded; by default they stay as they are stored.
         max_model_len: positions of a prompt and its answer; by default the model's, at most 4096.
         max_num_seqs: requests that run at once. memory_share: of the device's free memory, for
         weights, keys and values; where these do not fit, fewer pages are kept than all requests
@@ -75,7 +78,7 @@ class LLM:
             raise InvalidUsageError(
                 f"the model is {model!r:.60}; give the path of a checkpoint's directory"
             )
-        checkpoint = Checkpoint.open(model)
+        checkpoint = Checkpoint.open(model, quantize)
         self._checkpoint = checkpoint
         vocabulary = checkpoint.config.vocab_size
         self._tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=vocabulary)

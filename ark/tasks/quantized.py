@@ -1,8 +1,8 @@
-"""Rows times weights of few bits, which share a scale (and a zero point) in groups.
+"""Rows times weights of 4 or 8 bits, which share a scale (and a zero point) in groups.
 
 params: group (elements of a weight's row that share them). operands: rows (m, k), weights (n, k) of
-an integer type or fp4, scales (n, k / group), [zeros, of the scales' shape and a floating-point
-type], output (m, n). A weight is scale * (value - zero). coord: first and last+1 row of weights.
+an integer type, fp4 or fp8, scales (n, k / group), [zeros, of the scales' shape and a type of
+floats], output (m, n). A weight is scale * (value - zero). coord: first and last+1 row of weights.
 quantized.h has the device side.
 """
 
@@ -15,7 +15,7 @@ from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import Params, Places, Size, count, is_dense, matrix, need, shaped
 from ark.tasks import text
 
-WEIGHTS = ("int4", "uint4", "fp4", "int8", "uint8")
+WEIGHTS = ("int4", "uint4", "fp4", "int8", "uint8", "fp8_e4m3", "fp8_e5m2")
 MOST_ROWS = 8
 STEP = 8  # elements of a weight's row that a lane takes at once
 MOST_SIDE_BY_SIDE = 4  # rows of the weights that a warp takes at once

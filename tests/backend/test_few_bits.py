@@ -13,7 +13,11 @@ from tests.opcheck import Case, check
 
 
 @pytest.mark.parametrize(
-    "dtype", few_emulated((ark.int4, ark.uint4, ark.fp4, ark.int8), ark.fp4), ids=str
+    "dtype",
+    few_emulated(
+        (ark.int4, ark.uint4, ark.fp4, ark.int8, ark.fp8_e4m3, ark.fp8_e5m2), ark.fp4, ark.fp8_e4m3
+    ),
+    ids=str,
 )
 def test_weights_of_few_bits(backend: str, dtype: Any) -> None:
     """Dequantised, and multiplied by few rows (from the bits) and by many."""

@@ -168,7 +168,7 @@ def test_mistral_without_a_window_is_a_llama() -> None:
         ({"attention_bias": True}, UnsupportedError, "attention_bias"),
         ({"mlp_bias": True}, UnsupportedError, "mlp_bias"),
         ({"torch_dtype": "int8"}, UnsupportedError, "int8"),
-        ({"quantization_config": {"bits": 4}}, UnsupportedError, "quantised"),
+        ({"quantization_config": {"bits": 4}}, UnsupportedError, "quant_method is 'None'"),
         ({"partial_rotary_factor": 0.5}, UnsupportedError, "partial_rotary_factor"),
         ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, UnsupportedError, "spiral"),
         ({"partial_rotary_factor": 1.5}, ModelError, "partial_rotary_factor should be at most 1"),

@@ -1,0 +1,29 @@
+"""The weight formats of checkpoints, one file each; docs/quantization.md describes how they fit
+together and how to add one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ark.errors import UnsupportedError
+from ark.models.fields import Fields
+from ark.models.formats.base import Format
+
+READERS: dict[str, Callable[[Fields], Format]] = {}
+"""By quant_method of quantization_config: what makes the format of its other fields."""
+
+
+def read_format(fields: Fields) -> Format | None:
+    """The format that a config.json describes in quantization_config; None if it has none."""
+    table = fields.table("quantization_config") or fields.table("compression_config")
+    if table is None:
+        return None
+    method = table.text("quant_method")
+    if method not in READERS:
+        raise UnsupportedError(
+            f"{table.source}: quant_method is {str(method)[:200]!r}, but ark reads quantised "
+            f"weights of {', '.join(sorted(READERS))}. Use a checkpoint of one of these, or the "
+            "one that is not quantised."
+        )
+    return READERS[method](table)

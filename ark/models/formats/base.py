@@ -1,0 +1,138 @@
+"""The description of a weight format: its tensors, how ark holds them, how codes become numbers.
+
+A format is one file beside this one: a frozen dataclass with what config.json says of it. The
+checkpoint reader asks it which tensors a weight has (`pieces`), checks them, and reads values by
+`decode`; the planner asks for the layout in ark's memory (`layout`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ark.errors import ModelError, UnsupportedError
+from ark.models.fields import Fields
+from ark.models.formats.layout import Array, Codes, Layout
+from ark.models.shards import StoredTensor, read_array
+
+FLOATS = ("F32", "F16", "BF16")
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor of a quantised weight: the types and shapes that it may have. needed: True where the
+    weight cannot be read without it.
+    """
+
+    types: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    needed: bool = True
+
+
+@dataclass(frozen=True)
+class QuantizedTensor:
+    """A weight of a checkpoint in a format; pieces: its tensors by the ends of their names."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: Format
+    pieces: Mapping[str, StoredTensor]
+
+    def read(self, end: str) -> Array:
+        """A whole tensor, in its own type."""
+        return read_array(self.pieces[end])
+
+    def decode(self) -> Codes | Floats:
+        """The weight's codes, or its values if it has no form that ark computes with."""
+        return self.format.decode(self)
+
+    def layout(self) -> Layout | None:
+        """How ark holds it; None: as floats."""
+        return self.format.layout(self) if len(self.shape) == 2 else None
+
+    def wrong(self, fault: str) -> ModelError:
+        """The error for tensors that contradict each other."""
+        where = next(iter(self.pieces.values())).path
+        return ModelError(
+            f"{where} holds {self.name} quantised, but {fault}. The file is damaged, or "
+            "config.json belongs to another one: download both again."
+        )
+
+
+class Format(Protocol):
+    """One weight format with its parameters. name: as people write it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def pieces(self, name: str, shape: tuple[int, ...]) -> dict[str, Piece]:
+        """The tensors of the weight `name` (its stored name without `weight`) of a shape, by the
+        ends of their names. The first has the codes: a weight without it is not quantised.
+        """
+
+    def layout(self, tensor: QuantizedTensor) -> Layout | None:
+        """How ark holds a weight; None if it has no form that ark.quantized_linear reads."""
+
+    def decode(self, tensor: QuantizedTensor) -> Codes | Floats:
+        """The whole weight."""
+
+
+def find(
+    format: Format, stored_name: str, shape: tuple[int, ...], stored: Mapping[str, StoredTensor]
+) -> QuantizedTensor | None:
+    """The quantised weight of a stored name, if it is one; ModelError names what it lacks."""
+    stem = stored_name.removesuffix("weight")
+    if not stored_name.endswith("weight") or len(shape) != 2:
+        return None
+    pieces = format.pieces(stem, shape)
+    first = next(iter(pieces))
+    codes = stored.get(stem + first)
+    others = [end for end in pieces if end != first and stem + end in stored]
+    if codes is None and (stored_name in stored or not others):
+        return None
+    if codes is not None and codes.dtype_code in FLOATS and not others:
+        return None
+    present = {}
+    for end, piece in pieces.items():
+        tensor = stored.get(stem + end)
+        if tensor is None:
+            if piece.needed:
+                where = (codes or stored[stem + others[0]]).path
+                raise ModelError(
+                    f"{where} holds {stored_name} quantised ({format.name}), but lacks {stem + end}"
+                    ". Download the weights again."
+                )
+            continue
+        if tensor.dtype_code not in piece.types or tensor.shape not in piece.shapes:
+            expected = " or ".join(str(list(shape)) for shape in piece.shapes)
+            raise ModelError(
+                f"{tensor.path} holds {tensor.name} as {tensor.dtype_code} of shape "
+                f"{list(tensor.shape)}, but {format.name} requires {' or '.join(piece.types)} of "
+                f"shape {expected}. Correct quantization_config, or download the weights again."
+            )
+        present[end] = tensor
+    return QuantizedTensor(stored_name, shape, format, present)
+
+
+def unpacked(words: Array, bits: int) -> npt.NDArray[np.uint8]:
+    """The codes of 32-bit words along the last dimension, lowest bits first."""
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    values = (words.view(np.uint32)[..., None] >> shifts) & np.uint32((1 << bits) - 1)
+    return values.astype(np.uint8).reshape(*words.shape[:-1], -1)
+
+
+def choice(fields: Fields, name: str, values: tuple[object, ...], default: object) -> object:
+    """A field that has one of some values; UnsupportedError names others."""
+    value = fields.get(name)
+    value = default if value is None else value
+    if value not in values or isinstance(value, bool) != isinstance(values[0], bool):
+        raise UnsupportedError(
+            f"{fields.source}: {name} is {str(value)[:200]!r}, but ark reads quantised weights "
+            f"with {' or '.join(map(str, values))}. Use a checkpoint with one of these."
+        )
+    return value

@@ -1,0 +1,72 @@
+"""Formats that weights of 16 or 32 bits are brought into while they are loaded
+(`--quantize fp8|int8|int4`).
+
+fp8 and int8 have one fp32 scale a row: the largest magnitude becomes the type's largest value. int4
+has a bf16 scale for each group of up to 128 inputs. Codes are rounded to nearest even.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ark.errors import InvalidUsageError
+from ark.ir.dtype import DataType, bf16, fp8_e4m3, fp32, int4, int8
+from ark.models.formats.layout import Array, Codes, Layout, group_for
+
+SMALLEST_SCALE = 1e-30  # of a group of zeros
+
+
+@dataclass(frozen=True)
+class OnLoad:
+    """name: the option's word. codes, scales: types. most: the largest code. group: inputs that
+    share a scale, at most; 0 for a whole row.
+    """
+
+    name: str
+    codes: DataType
+    most: float
+    scales: DataType
+    group: int
+
+    def layout(self, shape: Sequence[int]) -> Layout | None:
+        """How a weight of that shape is held; None if its rows have no groups of 8 inputs."""
+        group = group_for(self.group or shape[-1], shape[-1])
+        return Layout(self.codes, group, self.scales) if len(shape) == 2 and group else None
+
+    def encode(self, values: Array, group: int) -> Codes:
+        """The codes of a weight (outputs, inputs)."""
+        outputs, inputs = values.shape
+        wide = values.astype(np.float32).reshape(outputs, inputs // group, group)
+        most = np.abs(wide).max(-1)
+        scales = np.maximum(most / np.float32(self.most), SMALLEST_SCALE).astype(self.scales.numpy)
+        scaled = wide / scales.astype(np.float32)[..., None]
+        codes = self._rounded(scaled.reshape(outputs, inputs))
+        return Codes(codes.astype(self.codes.numpy), scales)
+
+    def _rounded(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        whole = values if self.codes is fp8_e4m3 else np.rint(values)
+        return np.clip(whole, -self.most, self.most)
+
+
+ON_LOAD = {
+    format.name: format
+    for format in (
+        OnLoad("fp8", fp8_e4m3, 448.0, fp32, 0),
+        OnLoad("int8", int8, 127.0, fp32, 0),
+        OnLoad("int4", int4, 7.0, bf16, 128),
+    )
+}
+
+
+def on_load(name: str) -> OnLoad:
+    """The format of a name of `--quantize`; InvalidUsageError for others."""
+    if name not in ON_LOAD:
+        raise InvalidUsageError(
+            f"quantize={name!r} is not a format that weights can be loaded in; give "
+            f"{', '.join(ON_LOAD)}"
+        )
+    return ON_LOAD[name]

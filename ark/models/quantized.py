@@ -1,0 +1,91 @@
+"""Replaces the weights of a decoder's linear layers by quantised ones. Called by ark.models.build
+after ranks have been given their shares; decoders do not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import ark
+from ark.errors import InvalidUsageError
+from ark.models.formats.layout import Layout
+from ark.tasks.quantized import STEP
+
+Share = tuple[slice, ...]
+
+
+class QuantizedWeight(ark.Module):
+    """The weight of a linear layer, of `shape` (outputs, inputs), as codes with scales. dtype: the
+    type to which it is dequantised where many rows are multiplied.
+    """
+
+    def __init__(self, shape: list[int], layout: Layout, dtype: ark.DataType) -> None:
+        super().__init__()
+        outputs, inputs = shape
+        groups = (outputs, inputs // layout.group)
+        self.dtype = dtype
+        self.codes = ark.parameter(shape, layout.codes)
+        self.scales = ark.parameter(groups, layout.scales)
+        self.zeros = ark.parameter(groups, layout.scales) if layout.zeros else None
+        self.order = ark.parameter((inputs,), ark.int32) if layout.ordered else None
+
+    def linear(self, input: Any, output: Any = None, name: str = "") -> ark.Tensor:
+        """As ark.linear."""
+        x = input if self.order is None else ark.gather(input, self.order, axis=1)
+        label = name or self._name
+        return ark.quantized_linear(
+            x, self.codes, self.scales, self.zeros, output, label, self.dtype
+        )
+
+
+def quantise(
+    model: ark.Module,
+    dtype: ark.DataType,
+    layouts: Mapping[str, Layout],
+    shares: dict[ark.Parameter, Share],
+) -> dict[str, Layout]:
+    """Replaces the parameters that `layouts` names; returns the layouts of this rank, whose groups
+    are smaller where its inputs are no whole groups. shares: those of the new parameters are added.
+    """
+    own = {}
+    for name, module, attribute in list(_parameters(model)):
+        if name not in layouts:
+            continue
+        whole = module.parameters.pop(attribute)
+        share = shares.pop(whole, ())
+        inputs = whole.shape()[1]
+        layout = own[name] = layouts[name].grouped(inputs)
+        cut = len(share) == 2 and share[1] != slice(None)
+        if layout.ordered and cut:
+            raise InvalidUsageError(
+                f"the inputs of {name} are reordered (act-order), and ranks cannot share a weight "
+                "like that; use one rank, or a checkpoint without act-order"
+            )
+        if layout.group % STEP:
+            raise InvalidUsageError(
+                f"a rank's share of {name} has {inputs} inputs, which are not whole groups of "
+                f"{STEP} of a quantised weight; use fewer ranks"
+            )
+        weight = QuantizedWeight(whole.shape(), layout, dtype)
+        setattr(module, attribute, weight)
+        if share:
+            shares[weight.codes] = share
+            columns = tuple(_divided(part, layout.group) for part in share[1:])
+            shares[weight.scales] = (share[0], *columns)
+            if weight.zeros is not None:
+                shares[weight.zeros] = (share[0], *columns)
+    return own
+
+
+def _divided(part: slice, group: int) -> slice:
+    """A range of inputs as one of groups."""
+    return part if part == slice(None) else slice(part.start // group, part.stop // group)
+
+
+def _parameters(module: ark.Module, prefix: str = "") -> Iterator[tuple[str, ark.Module, str]]:
+    """All parameters: the dotted name, and the module and attribute that hold it."""
+    for name in module.parameters:
+        yield prefix + name, module, name
+    for name, inner in module.sub_modules.items():
+        yield from _parameters(inner, f"{prefix}{name}.")

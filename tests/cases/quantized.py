@@ -1,0 +1,75 @@
+"""Quantised checkpoints of small random decoders, and the check of their logits: those of
+transformers with weights that the format's own library dequantised.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from ark.backend import registry
+from ark.models.checkpoint import Checkpoint
+from ark.models.generate import Generator
+from tests.checkpoints import make_checkpoint, reference
+
+PROMPT = [int(t) for t in np.random.default_rng(5).integers(0, 258, 21)]
+# Widths 96 and 160: whole groups of 32, but no multiples of 128.
+ODD: dict[str, Any] = {"hidden": 96, "head_dim": 24, "intermediate": 160, "layers": 2}
+Tensors = dict[str, torch.Tensor]
+Quantise = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
+"""From a weight to its tensors by the ends of their names, and its dequantised values."""
+
+
+def quantised_checkpoint(
+    folder: Path, quantise: Quantise, config: Mapping[str, Any], *, skip: str = "", **fields: Any
+) -> tuple[Path, Path, Tensors]:
+    """A checkpoint as `make_checkpoint` writes it, the same with all linear layers but the head
+    quantised, and their dequantised weights by name. config: quantization_config. skip: a part of
+    the names of weights that stay.
+    """
+    plain = make_checkpoint(folder / "plain", **{**ODD, **fields})
+    there = make_checkpoint(folder / "quantised", **{**ODD, **fields})
+    stored, values = load_file(plain / "model.safetensors"), {}
+    for name in [n for n in stored if n.endswith("_proj.weight") and (not skip or skip not in n)]:
+        pieces, values[name] = quantise(stored.pop(name).float())
+        stem = name.removesuffix("weight")
+        stored |= {stem + end: piece.contiguous() for end, piece in pieces.items()}
+    save_file(stored, there / "model.safetensors", {"format": "pt"})
+    path = there / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": config}))
+    return plain, there, values
+
+
+def check_logits(
+    backend: str,
+    checkpoint: Checkpoint,
+    plain: Path,
+    values: Mapping[str, torch.Tensor],
+    room: float = 1e-4,
+    chunk: int = 16,
+) -> list[int]:
+    """The tokens after a prompt; the logits of the last are within `room` of transformers' with
+    `values` for the weights of these names.
+    """
+    chosen, _ = registry.choose(backend)
+    with (
+        closing(chosen.open(0)) as device,
+        Generator(checkpoint, chosen, device, chunk=chunk) as generator,
+    ):
+        tokens = list(generator.stream(PROMPT, 4, stop_tokens=()))
+        ours = generator.executor.read("decode.head.logits").ravel()
+    model = reference(plain)
+    with torch.inference_mode():
+        parameters = dict(model.named_parameters())
+        for name, value in values.items():
+            parameters[name].copy_(value)
+        logits = model(torch.tensor([PROMPT + tokens[:-1]])).logits[0, -1].numpy()
+    np.testing.assert_allclose(ours, logits, rtol=room, atol=room)
+    return tokens
