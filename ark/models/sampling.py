@@ -12,6 +12,7 @@ from typing import Any
 
 from ark.errors import InvalidUsageError
 from ark.ir.values import whole
+from ark.models.structured import StructuredOutputsParams, structured_outputs
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 1e5  # logits divided by it stay finite in fp32
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3  # likewise
@@ -33,6 +34,7 @@ class SamplingParams:
     tokens; None up to the context. min_tokens: before so many no stop token is sampled. stop:
     strings that end the text. logprobs: how many of the most probable tokens are reported beside
     the chosen one; None reports nothing. suppress_tokens: ids that are never sampled.
+    structured_outputs: the form that the text must have, for `ark.LLM` and the server.
     """
 
     n: int = 1
@@ -53,6 +55,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     suppress_tokens: tuple[int, ...] = ()
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         values = {name: check(name, getattr(self, name)) for name, check in _CHECKS.items()}
@@ -62,6 +65,12 @@ class SamplingParams:
             raise InvalidUsageError(
                 f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}; "
                 "lower min_tokens or raise max_tokens"
+            )
+        if self.structured_outputs is not None and (self.min_tokens or self.ignore_eos):
+            name = "min_tokens" if self.min_tokens else "ignore_eos"
+            raise InvalidUsageError(
+                f"{name} is given beside structured_outputs, whose text ends where its form is "
+                "complete; give one of them"
             )
 
     @property
@@ -108,6 +117,7 @@ SAMPLING_FIELDS = (
     "min_tokens",
     "logprobs",
     "suppress_tokens",
+    "structured_outputs",
 )
 """Fields that the device reads, beside the seed and the ids of stop tokens."""
 
@@ -200,6 +210,7 @@ _CHECKS = {
     "ignore_eos": _flag,
     "logprobs": lambda name, v: _optional(name, v, 0, MAX_LOGPROBS),
     "suppress_tokens": _tokens,
+    "structured_outputs": structured_outputs,
 }
 
 DEFAULT = SamplingParams()
