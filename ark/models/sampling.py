@@ -20,6 +20,7 @@ MAX_ABS_PENALTY = 2.0  # of presence and frequency, as in OpenAI's interface
 MAX_ABS_BIAS = 100.0  # likewise
 MAX_SAMPLES = 128  # likewise
 MAX_LOGPROBS = 20  # likewise
+MAX_STOPS, MAX_STOP_CHARACTERS = 128, 1000
 END_INT32 = 1 << 31
 
 
@@ -130,13 +131,19 @@ def _integer(name: str, value: Any, low: int, high: int, said: str = "") -> int:
     return int(value)
 
 
+def _written(value: Any) -> str:
+    """A value for a message; whole numbers alike, whether they are floats or not."""
+    number = isinstance(value, float) and value.is_integer()
+    return f"{int(value) if number else value!r:.60}"
+
+
 def _number(name: str, value: Any, low: float, high: float, also: float | None = None) -> float:
     """A number from low to high, or the number `also`."""
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not (low <= value <= high or (also is not None and value == also)):
         other = "" if also is None else f"{also:g} or "
         raise InvalidUsageError(
-            f"{name} is {value!r:.60}; it must be {other}a number from {low:g} to {high:g}"
+            f"{name} is {_written(value)}; it must be {other}a number from {low:g} to {high:g}"
         )
     return float(value)
 
@@ -145,7 +152,7 @@ def _share(name: str, value: Any) -> float:
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not 0 < value <= 1:
         raise InvalidUsageError(
-            f"{name} is {value!r:.60}; it must be a number above 0 and at most 1 (off)"
+            f"{name} is {_written(value)}; it must be a number above 0 and at most 1 (off)"
         )
     return float(value)
 
@@ -163,6 +170,11 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     ):
         raise InvalidUsageError(
             f"{name} is {value!r:.60}; it must be a string or a list of strings, none of them empty"
+        )
+    if len(strings) > MAX_STOPS or max(map(len, strings), default=0) > MAX_STOP_CHARACTERS:
+        raise InvalidUsageError(
+            f"{name} is {value!r:.60}; it may have at most {MAX_STOPS} strings of at most "
+            f"{MAX_STOP_CHARACTERS:,} characters"
         )
     return tuple(strings)
 

@@ -34,8 +34,8 @@ class StructuredOutputsParams:
     def __post_init__(self) -> None:
         given = [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
         if len(given) != 1:
-            said = " and ".join(given) or "none of its fields"
-            raise InvalidUsageError(f"structured_outputs has {said}; give exactly one of {NAMES}")
+            names = " and ".join(given) or "none of its fields"
+            raise InvalidUsageError(f"structured_outputs has {names}; give exactly one of {NAMES}")
         name, text = given[0], ""
         if name == "json":
             text = _schema(self.json)

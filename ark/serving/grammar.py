@@ -43,9 +43,9 @@ class TextGuide:
         return allowed
 
     def _failed(self) -> InvalidUsageError:
-        said = one_line(self._matcher.get_error())
+        cause = one_line(self._matcher.get_error())
         return InvalidUsageError(
-            f"the text's form cannot be followed any further ({said}); use a simpler schema"
+            f"the text's form cannot be followed any further ({cause}); use a simpler schema"
         )
 
 

@@ -217,14 +217,14 @@ class LLM:
             )
         ends = self._checkpoint.config.eos_token_ids
         forms = [params.structured_outputs for params in each]
-        made = {id(form): self._grammars.grammar(form) for form in forms if form is not None}
+        grammars = {id(form): self._grammars.grammar(form) for form in forms if form is not None}
         answers = []
         for prompt, params in zip(prompts, each, strict=True):
             text = prompt if isinstance(prompt, str) else None
             _check_prompt(prompt)
             ids = self._tokenizer.encode(prompt, framed) if isinstance(prompt, str) else prompt
             name = f"llm.{next(self._names)}"
-            grammar = made.get(id(params.structured_outputs))
+            grammar = grammars.get(id(params.structured_outputs))
             answers.append(Answer(name, self._tokenizer, text, ids, params, ends, grammar))
         return answers
 

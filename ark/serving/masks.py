@@ -15,7 +15,7 @@ from ark.backend import threads
 from ark.errors import InvalidUsageError
 from ark.serving.scheduler import Progress
 
-Made = tuple[Progress, np.ndarray | None, str]
+Answered = tuple[Progress, np.ndarray | None, str]
 """A request, its mask or None where its text has ended, and why it cannot go on, or ""."""
 
 
@@ -26,7 +26,7 @@ class MaskMaker:
         self._news = news
         self._asked: queue.SimpleQueue[tuple[Progress, tuple[int, ...]] | None]
         self._asked = queue.SimpleQueue()
-        self._made: deque[Made] = deque()
+        self._made: deque[Answered] = deque()
         self._thread: threading.Thread | None = None
         self.pending = 0
         """Masks that were asked for and not taken."""
@@ -49,13 +49,13 @@ class MaskMaker:
         if self._thread is None:
             self._thread = threads.start(self._work, name="ark-masks")
 
-    def take(self) -> list[Made]:
+    def take(self) -> list[Answered]:
         """What was made since the last call."""
-        made = []
+        answers = []
         while self._made:
-            made.append(self._made.popleft())
-        self.pending -= len(made)
-        return made
+            answers.append(self._made.popleft())
+        self.pending -= len(answers)
+        return answers
 
     def close(self) -> None:
         """Ends the thread."""
@@ -73,8 +73,8 @@ def _mask(progress: Progress, tokens: Sequence[int]) -> tuple[np.ndarray | None,
     try:
         mask = progress.guide.advance(tokens)
     except Exception as error:  # ends this request alone
-        said = str(error) if isinstance(error, InvalidUsageError) else repr(error)[:300]
-        return None, said
+        cause = str(error) if isinstance(error, InvalidUsageError) else repr(error)[:300]
+        return None, cause
     if mask is None:
         return None, ""
     mask[list(progress.request.sampling.suppress_tokens)] = False

@@ -32,7 +32,7 @@ from tests.slow import examples
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
 
-CONTEXT = 256
+MAX_POSITIONS = 256
 RANDOM = {"temperature": 1e5, "max_tokens": None}
 """Every allowed token is as probable as any other: random weights could not be worse."""
 PLAIN = ark.SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -43,13 +43,15 @@ PROMPT = "The quick brown"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("structured")
     return make_checkpoint(
-        directory, layers=1, hidden=32, intermediate=48, head_dim=8, context=CONTEXT
+        directory, layers=1, hidden=32, intermediate=48, head_dim=8, context=MAX_POSITIONS
     )
 
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[LLM]:
-    with ark.LLM(folder, backend="cpu", max_num_seqs=4, max_model_len=CONTEXT, chunk=16) as opened:
+    with ark.LLM(
+        folder, backend="cpu", max_num_seqs=4, max_model_len=MAX_POSITIONS, chunk=16
+    ) as opened:
         yield opened
 
 
@@ -77,7 +79,7 @@ LEAVES = st.one_of(
 def objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     names = st.dictionaries(st.text('abcdé"', min_size=1, max_size=3), inner, max_size=3)
 
-    def made(properties: dict[str, Any], optional: bool) -> dict[str, Any]:
+    def closed_object(properties: dict[str, Any], optional: bool) -> dict[str, Any]:
         return {
             "type": "object",
             "properties": properties,
@@ -85,7 +87,7 @@ def objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
             "additionalProperties": False,
         }
 
-    return st.builds(made, names, st.booleans())
+    return st.builds(closed_object, names, st.booleans())
 
 
 SCHEMAS = st.recursive(
@@ -114,7 +116,7 @@ def test_texts_match_random_schemas(llm: LLM, plain_text: str, schema: Any, seed
     assert before.outputs[0].text == after.outputs[0].text == plain_text
     for output in given.outputs:
         if output.finish_reason == "length":  # the context is full
-            assert len(given.prompt_token_ids) + len(output.token_ids) == CONTEXT
+            assert len(given.prompt_token_ids) + len(output.token_ids) == MAX_POSITIONS
         else:
             jsonschema.validate(json.loads(output.text), schema)
 
@@ -140,7 +142,7 @@ def test_grammars_and_any_object(llm: LLM) -> None:
 
 @pytest.mark.parametrize("prompt", [PROMPT, "A tile of a matmul", "lazy dog"])
 def test_a_greedy_text_is_transformers(llm: LLM, folder: Path, prompt: str) -> None:
-    """transformers' generate with the tokens that fit into what is left of the form."""
+    """transformers' generate with the tokens that the rest of the form has room for."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer(prompt).input_ids
@@ -152,14 +154,14 @@ def test_a_greedy_text_is_transformers(llm: LLM, folder: Path, prompt: str) -> N
         left = 30 - len(tokenizer.decode(text[len(ids) :]))
         return [i for i, length in fitting.items() if length <= left] or [end]
 
-    made = model.generate(
+    generated = model.generate(
         torch.tensor([ids]),
         max_new_tokens=64,
         do_sample=False,
         pad_token_id=end,
         prefix_allowed_tokens_fn=allowed,
     )
-    wanted = [i for i in made[0, len(ids) :].tolist() if i != end]
+    wanted = [i for i in generated[0, len(ids) :].tolist() if i != end]
     how = ark.SamplingParams(
         temperature=0, max_tokens=64, structured_outputs={"regex": "[a-m ]{30}"}, logprobs=2
     )
@@ -192,7 +194,7 @@ def test_faulty_forms_are_refused(llm: LLM, form: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize("more", [{"min_tokens": 2}, {"ignore_eos": True}])
-def test_forms_exclude_what_moves_the_end(more: dict[str, Any]) -> None:
+def test_forms_exclude_min_tokens_and_ignore_eos(more: dict[str, Any]) -> None:
     with pytest.raises(ark.InvalidUsageError, match="beside structured_outputs"):
         ark.SamplingParams(structured_outputs={"regex": "a"}, **more)
 
