@@ -82,7 +82,11 @@ _NOT_BUILT = (
 
 
 # Loaded on first use, so that importing ark takes no longer.
-_LAZY = {"LLM": "ark.serving.llm", "SamplingParams": "ark.models.sampling"}
+_LAZY = {
+    "LLM": "ark.serving.llm",
+    "SamplingParams": "ark.models.sampling",
+    "StructuredOutputsParams": "ark.models.structured",
+}
 
 
 class _NotBuilt(UnsupportedError, AttributeError):

@@ -16,6 +16,7 @@ from ark.errors import InvalidUsageError, SystemError
 from ark.models.checkpoint import Checkpoint
 from ark.models.generation import sampling_fields
 from ark.models.tokenizer import Tokenizer
+from ark.server.calls import FORMATS, format_of
 
 PACKAGES = ("prometheus_client", "starlette", "uvicorn")
 
@@ -73,6 +74,12 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     )
     p.add_argument(
         "--chat-template", metavar="FILE", help="a Jinja template (default: the checkpoint's)"
+    )
+    p.add_argument(
+        "--tool-call-parser",
+        choices=("auto", *FORMATS),
+        default="auto",
+        help="how the model writes calls of tools (default: as its chat template shows)",
     )
     p.add_argument(
         "--queue", type=positive, default=256, metavar="N", help="requests that wait at most"
@@ -158,8 +165,10 @@ def run(args: argparse.Namespace) -> int:
         defaults = sampling_fields(checkpoint.directory)
         if defaults.get("temperature") == 0:  # the file says nothing; clients expect OpenAI's 1
             del defaults["temperature"]
+        chosen = args.tool_call_parser
+        calls = format_of(templates) if chosen == "auto" else FORMATS[chosen]
         model = ServedModel(
-            name, tokenizer, templates, engine.context, config.vocab_size, ends, defaults
+            name, tokenizer, templates, engine.context, config.vocab_size, ends, defaults, calls
         )
         limits = Limits(args.body_limit << 20, request_s=args.timeout, queue=args.queue)
         options = Options(keys, args.cors_origin, args.drain, limits)

@@ -285,6 +285,10 @@ class Generator:
             raise InvalidUsageError(
                 f"the sampling is {sampling!r:.60}; make it with ark.SamplingParams"
             )
+        if sampling.structured_outputs is not None:
+            raise InvalidUsageError(
+                "structured_outputs cannot be followed by a Generator; use ark.LLM or `ark serve`"
+            )
         others = () if self.shape.sampling else sampling.beyond(BASIC)
         if others:
             raise InvalidUsageError(

@@ -12,6 +12,7 @@ from typing import Any
 
 from ark.errors import InvalidUsageError
 from ark.ir.values import whole
+from ark.models.structured import StructuredOutputsParams, structured_outputs
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 1e5  # logits divided by it stay finite in fp32
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3  # likewise
@@ -19,6 +20,7 @@ MAX_ABS_PENALTY = 2.0  # of presence and frequency, as in OpenAI's interface
 MAX_ABS_BIAS = 100.0  # likewise
 MAX_SAMPLES = 128  # likewise
 MAX_LOGPROBS = 20  # likewise
+MAX_STOPS, MAX_STOP_CHARACTERS = 128, 1000
 END_INT32 = 1 << 31
 
 
@@ -33,6 +35,7 @@ class SamplingParams:
     tokens; None up to the context. min_tokens: before so many no stop token is sampled. stop:
     strings that end the text. logprobs: how many of the most probable tokens are reported beside
     the chosen one; None reports nothing. suppress_tokens: ids that are never sampled.
+    structured_outputs: the form that the text must have, for `ark.LLM` and the server.
     """
 
     n: int = 1
@@ -53,6 +56,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     suppress_tokens: tuple[int, ...] = ()
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         values = {name: check(name, getattr(self, name)) for name, check in _CHECKS.items()}
@@ -62,6 +66,12 @@ class SamplingParams:
             raise InvalidUsageError(
                 f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}; "
                 "lower min_tokens or raise max_tokens"
+            )
+        if self.structured_outputs is not None and (self.min_tokens or self.ignore_eos):
+            name = "min_tokens" if self.min_tokens else "ignore_eos"
+            raise InvalidUsageError(
+                f"{name} is given beside structured_outputs, whose text ends where its form is "
+                "complete; give one of them"
             )
 
     @property
@@ -108,6 +118,7 @@ SAMPLING_FIELDS = (
     "min_tokens",
     "logprobs",
     "suppress_tokens",
+    "structured_outputs",
 )
 """Fields that the device reads, beside the seed and the ids of stop tokens."""
 
@@ -120,13 +131,19 @@ def _integer(name: str, value: Any, low: int, high: int, said: str = "") -> int:
     return int(value)
 
 
+def _written(value: Any) -> str:
+    """A value for a message; whole numbers alike, whether they are floats or not."""
+    number = isinstance(value, float) and value.is_integer()
+    return f"{int(value) if number else value!r:.60}"
+
+
 def _number(name: str, value: Any, low: float, high: float, also: float | None = None) -> float:
     """A number from low to high, or the number `also`."""
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not (low <= value <= high or (also is not None and value == also)):
         other = "" if also is None else f"{also:g} or "
         raise InvalidUsageError(
-            f"{name} is {value!r:.60}; it must be {other}a number from {low:g} to {high:g}"
+            f"{name} is {_written(value)}; it must be {other}a number from {low:g} to {high:g}"
         )
     return float(value)
 
@@ -135,7 +152,7 @@ def _share(name: str, value: Any) -> float:
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not 0 < value <= 1:
         raise InvalidUsageError(
-            f"{name} is {value!r:.60}; it must be a number above 0 and at most 1 (off)"
+            f"{name} is {_written(value)}; it must be a number above 0 and at most 1 (off)"
         )
     return float(value)
 
@@ -153,6 +170,11 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     ):
         raise InvalidUsageError(
             f"{name} is {value!r:.60}; it must be a string or a list of strings, none of them empty"
+        )
+    if len(strings) > MAX_STOPS or max(map(len, strings), default=0) > MAX_STOP_CHARACTERS:
+        raise InvalidUsageError(
+            f"{name} is {value!r:.60}; it may have at most {MAX_STOPS} strings of at most "
+            f"{MAX_STOP_CHARACTERS:,} characters"
         )
     return tuple(strings)
 
@@ -200,6 +222,7 @@ _CHECKS = {
     "ignore_eos": _flag,
     "logprobs": lambda name, v: _optional(name, v, 0, MAX_LOGPROBS),
     "suppress_tokens": _tokens,
+    "structured_outputs": structured_outputs,
 }
 
 DEFAULT = SamplingParams()

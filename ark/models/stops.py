@@ -59,12 +59,12 @@ class StoppedText:
             _, end, self.stopped = min(places)
             self._held = ""
             return text[:end]
-        shown = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
+        shown = len(text) - max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[shown:]
         return text[:shown]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """The length of the longest beginning of `stop` that ends `text`."""
     lengths = range(min(len(text), len(stop) - 1), 0, -1)
     return next((n for n in lengths if text.endswith(stop[:n])), 0)

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ark.errors import BaseError
+from ark.server.bodies import decoded
 from ark.server.chats import Chat
 from ark.server.completions import Completion
 from ark.server.errors import SERVER_ERROR, ApiError
@@ -29,13 +30,7 @@ from ark.server.jobs import Dispatcher
 from ark.server.keys import KeyMiddleware
 from ark.server.metrics import Metrics
 from ark.server.model import ServedModel, aside
-from ark.server.schema import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-    decoded,
-)
+from ark.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ark.serving.types import EngineLike
 
 PAGE = Path(__file__).parent / "page.html"

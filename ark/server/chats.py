@@ -6,12 +6,15 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from ark.server.choices import Answer, Logprob, check_common, sampling_of
+from ark.server.calls import ForcedReader, Reader
+from ark.server.choices import Answer, Logprob, Piece, check_common, sampling_of
 from ark.server.errors import ApiError, unsupported
+from ark.server.forms import Form, call_form, form_of
 from ark.server.jobs import Dispatcher, request_id
 from ark.server.model import ServedModel
-from ark.server.schema import ChatRequest
+from ark.server.schema import ChatRequest, Tool, ToolChoice
 from ark.server.text import token_bytes
+from ark.serving.types import FinishReason
 
 RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message", "template")
 
@@ -25,6 +28,7 @@ class Chat:
         self._model = model
         self._logprobs_asked = bool(asked.logprobs)
         self._options = asked.stream_options
+        self._replies = [_Reply(_reader(asked, model)) for _ in range(len(answer))]
         self._common: dict[str, Any] = {
             "id": request_id("chatcmpl"),
             "object": "chat.completion.chunk" if asked.stream else "chat.completion",
@@ -39,17 +43,23 @@ class Chat:
         """Checks a body and submits it; ApiError where it cannot be served."""
         check_common(asked, model)
         _check(asked)
-        most = asked.max_completion_tokens or asked.max_tokens
+        tools, form = _tools(asked, model)
+        most, names = asked.max_tokens, {"logprobs": "top_logprobs"}
+        if asked.max_completion_tokens is not None:
+            most, names["max_tokens"] = asked.max_completion_tokens, "max_completion_tokens"
         logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
+        limit = model.defaults.get("max_tokens") if most is None else most
+        sampling = sampling_of(asked, model.defaults, limit, logprobs, form, names)
         prompt = await model.chat_tokens(
             asked.messages,
+            tools,
             generation_prompt=asked.add_generation_prompt is not False,
             values=asked.chat_template_kwargs,
         )
         model.check_length(len(prompt), most, "messages")
-        most = most or model.defaults.get("max_tokens")
-        sampling = sampling_of(asked, model.defaults, most, logprobs)
-        answer = Answer(dispatcher, model, [prompt], sampling, timeout_s, "chat")
+        grammar = await model.grammar(form)
+        marks = model.special_marks if tools else None
+        answer = Answer(dispatcher, model, [prompt], sampling, timeout_s, "chat", grammar, marks)
         return cls(model, asked, answer)
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
@@ -59,31 +69,33 @@ class Chat:
             if piece.index not in opened:
                 opened.add(piece.index)
                 yield self._chunk(piece.index, {"role": "assistant", "content": ""}, None, None)
-            if piece.text or piece.logprobs:
-                logprobs = self._logprobs(piece.logprobs)
-                yield self._chunk(piece.index, {"content": piece.text}, logprobs, None)
+            reply = self._replies[piece.index]
+            deltas = reply.take(piece)
+            if piece.logprobs and not deltas:
+                deltas = [{"content": ""}]
+            logprobs = self._logprobs(piece.logprobs)
+            for delta in deltas:
+                yield self._chunk(piece.index, delta, logprobs, None)
+                logprobs = None
             if piece.finish is not None:
-                yield self._chunk(piece.index, {}, None, piece.finish)
+                yield self._chunk(piece.index, {}, None, reply.finish)
         if self._options and self._options.include_usage:
             yield {**self._common, "choices": [], "usage": self.answer.usage()}
 
     async def whole(self) -> dict[str, Any]:
         """The whole answer."""
-        number = len(self.answer)
-        texts, finishes = [""] * number, [""] * number
-        logprobs: list[list[Logprob]] = [[] for _ in texts]
+        logprobs: list[list[Logprob]] = [[] for _ in self._replies]
         async for piece in self.answer.pieces():
-            texts[piece.index] += piece.text
+            self._replies[piece.index].take(piece)
             logprobs[piece.index] += piece.logprobs
-            finishes[piece.index] = piece.finish or ""
         choices = [
             {
                 "index": i,
-                "message": {"role": "assistant", "content": texts[i]},
+                "message": reply.message(),
                 "logprobs": self._logprobs(logprobs[i]),
-                "finish_reason": finishes[i],
+                "finish_reason": reply.finish,
             }
-            for i in range(number)
+            for i, reply in enumerate(self._replies)
         ]
         return {**self._common, "choices": choices, "usage": self.answer.usage()}
 
@@ -108,12 +120,96 @@ class Chat:
         return {"token": text, "logprob": logprob, "bytes": data}
 
 
+class _Reply:
+    """The message of a choice as it is made: its text and its calls of tools."""
+
+    def __init__(self, reader: Reader | ForcedReader) -> None:
+        self.finish = ""
+        self._reader = reader
+        self._text = ""
+        self._calls: list[dict[str, Any]] = []
+
+    def take(self, piece: Piece) -> list[dict[str, Any]]:
+        """The changes of the message that a piece makes."""
+        parts = self._reader.push(piece.text)
+        if piece.finish is not None:
+            parts += self._reader.finish()
+        deltas: list[dict[str, Any]] = []
+        for part in parts:
+            if isinstance(part, str):
+                self._text += part
+                deltas.append({"content": part})
+            else:
+                call = part.content()
+                deltas.append({"tool_calls": [{"index": len(self._calls), **call}]})
+                self._calls.append(call)
+        if piece.finish is not None:
+            called = bool(self._calls) and piece.finish == FinishReason.STOP.value
+            self.finish = "tool_calls" if called else piece.finish
+        return deltas
+
+    def message(self) -> dict[str, Any]:
+        """The whole message."""
+        if not self._calls:
+            return {"role": "assistant", "content": self._text}
+        content = self._text.strip() and self._text
+        return {"role": "assistant", "content": content or None, "tool_calls": self._calls}
+
+
+def _reader(asked: ChatRequest, model: ServedModel) -> Reader | ForcedReader:
+    """Takes the answer's text apart as tool_choice says."""
+    choice = asked.tool_choice
+    if isinstance(choice, ToolChoice):
+        return ForcedReader(choice.function.name)
+    if choice == "required":
+        return ForcedReader(None)
+    return Reader(model.call_format if asked.tools and choice != "none" else None)
+
+
+def _tools(asked: ChatRequest, model: ServedModel) -> tuple[Sequence[Tool] | None, Form | None]:
+    """The tools that the template is given, and the form of the text."""
+    form, choice = form_of(asked), asked.tool_choice
+    tools = asked.tools or []
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise ApiError(400, "two tools have the same name; name them differently", param="tools")
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise ApiError(400, "tool_choice needs tools; give them", param="tool_choice")
+        return None, form
+    if choice == "none":
+        return None, form
+    if form is not None:
+        raise ApiError(
+            400,
+            f"{form.field} is given beside tools, whose calls have a form of their own; omit it, "
+            "or set tool_choice to none",
+            param=form.field,
+        )
+    if model.templates.texts and not any("tools" in t for t in model.templates.texts.values()):
+        raise unsupported(
+            "tools", "the model's chat template does not take tools; omit them, or use another one"
+        )
+    if choice == "required" or isinstance(choice, ToolChoice):
+        name = choice.function.name if isinstance(choice, ToolChoice) else None
+        if name is not None and name not in names:
+            raise ApiError(
+                400,
+                f"tool_choice names {name!r:.60}, which is not among the tools; name one of them",
+                param="tool_choice",
+            )
+        return tools, call_form(tools, name, asked.parallel_tool_calls is not False)
+    if model.call_format is None:
+        raise unsupported(
+            "tools",
+            "the chat template does not show how the model writes calls; start the server with "
+            "--tool-call-parser, or set tool_choice to required",
+        )
+    return tools, None
+
+
 def _check(asked: ChatRequest) -> None:
     """ApiError for fields of chats whose meaning the server does not have."""
-    if asked.tools:
-        raise unsupported("tools", "tools are not supported; omit them")
-    if asked.tool_choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice", "tool_choice needs tools, which are not supported")
     if asked.top_logprobs is not None and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true; set it", param="top_logprobs")
     if asked.max_completion_tokens is not None and asked.max_tokens is not None:

@@ -10,11 +10,12 @@ from typing import Any
 from ark.errors import InvalidUsageError
 from ark.models.sampling import SamplingParams
 from ark.models.stops import StoppedText
-from ark.server.errors import SERVER_ERROR, ApiError, unsupported
+from ark.server.errors import SERVER_ERROR, ApiError
+from ark.server.forms import Form
 from ark.server.jobs import Dispatcher, Job, refused
 from ark.server.model import ServedModel
 from ark.server.schema import ChatRequest, CompletionRequest
-from ark.serving.types import Event, FinishReason
+from ark.serving.types import Event, FinishReason, Grammar
 
 CONTEXT_TOKENS = 16  # of the prompt, before which decoders do not look
 
@@ -42,10 +43,17 @@ class Piece:
 
 
 class Choice:
-    """One choice that is being made."""
+    """One choice that is being made. shown: special tokens that are part of the text."""
 
-    def __init__(self, index: int, text: StoppedText, stop_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        index: int,
+        text: StoppedText,
+        stop_token_ids: frozenset[int],
+        shown: Mapping[int, str],
+    ) -> None:
         self.ended = False
+        self._shown = shown
         self._index = index
         self._text = text
         self._stops = stop_token_ids
@@ -73,12 +81,15 @@ class Choice:
             kept.logprobs += map(Logprob, tokens, event.logprobs, tops)
         if event.finish is FinishReason.STOP and tokens and tokens[-1] in self._stops:
             tokens = tokens[:-1]  # it ends the text and is not part of it
-        kept.text += "".join(map(self._text.push, tokens))
+        for token in tokens:
+            kept.text += self._shown.get(token, "") or self._text.push(token)
         if event.finish is not None:
             kept.text += self._text.finish()
         if self._text.stopped is not None:
             kept.finish = FinishReason.STOP.value
         elif event.finish is FinishReason.CANCELLED:
+            if event.error:
+                raise ApiError(400, event.error, code="form_failed")
             raise ApiError(500, "the request was cancelled", kind=SERVER_ERROR, code="cancelled")
         elif event.finish is not None:
             kept.finish = event.finish.value
@@ -96,20 +107,23 @@ class Answer:
         sampling: SamplingParams,
         timeout_s: float,
         name: str,
+        grammar: Grammar | None = None,
+        shown: Mapping[int, str] | None = None,
     ) -> None:
         self.prompt_tokens = sum(map(len, prompts))
         self.completion_tokens = 0
         ends = frozenset() if sampling.ignore_eos else model.stop_token_ids
         stops = ends | frozenset(sampling.stop_token_ids)
         samplings = [sampling.sample(i) for i in range(sampling.n)]
-        requests = [(prompt, one, stops) for prompt in prompts for one in samplings]
+        requests = [(prompt, one, stops, grammar) for prompt in prompts for one in samplings]
         self._choices = [
             Choice(
                 i,
                 StoppedText.sampled(model.tokenizer.stream(prompt[-CONTEXT_TOKENS:]), sampling),
                 stops,
+                shown or {},
             )
-            for i, (prompt, _, _) in enumerate(requests)
+            for i, (prompt, *_) in enumerate(requests)
         ]
         self._job: Job = dispatcher.submit(name, requests)
         too_late = ApiError(
@@ -160,9 +174,11 @@ def sampling_of(
     defaults: Mapping[str, Any],
     max_tokens: int | None,
     logprobs: int | None,
+    form: Form | None,
+    names: Mapping[str, str] | None = None,
 ) -> SamplingParams:
     """The sampling that a body asks for. defaults: of fields that it omits, before those of
-    SamplingParams.
+    SamplingParams. form: of the text. names: the body's, where they are others.
     """
     same = (
         *("n", "temperature", "top_p", "min_p", "typical_p", "repetition_penalty"),
@@ -171,20 +187,16 @@ def sampling_of(
     )
     given = {name: value for name in same if (value := getattr(asked, name)) is not None}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs}
+    given["structured_outputs"] = None if form is None else form.params
     try:
         return SamplingParams(**{**defaults, **given})
     except InvalidUsageError as error:
-        raise refused(error) from None
+        raise refused(error, names) from None
 
 
 def check_common(asked: CompletionRequest | ChatRequest, model: ServedModel) -> None:
     """ApiError for what neither kind of completions has, and for ids out of the vocabulary."""
     model.check_name(asked.model)
-    kind = (asked.response_format or {"type": "text"}).get("type")
-    if kind != "text":
-        raise unsupported(
-            "response_format", f"response_format {kind!r:.60} is not supported; only text is"
-        )
     model.check_tokens(list(asked.logit_bias or ()), "logit_bias")
     model.check_tokens(asked.stop_token_ids or (), "stop_token_ids")
     if asked.stream_options is not None and not asked.stream:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ark.server.choices import Answer, Logprob, check_common, sampling_of
 from ark.server.errors import ApiError, unsupported
+from ark.server.forms import form_of
 from ark.server.jobs import Dispatcher, request_id
 from ark.server.model import ServedModel
 from ark.server.schema import CompletionRequest
@@ -40,12 +41,16 @@ class Completion:
         """Checks a body and submits it; ApiError where it cannot be served."""
         check_common(asked, model)
         _check(asked)
-        prompts, texts = await _prompts(model, dispatcher, asked)
-        max_tokens = asked.max_tokens or model.defaults.get("max_tokens") or DEFAULT_MAX_TOKENS
+        max_tokens = asked.max_tokens
+        if max_tokens is None:
+            max_tokens = model.defaults.get("max_tokens") or DEFAULT_MAX_TOKENS
+        form = form_of(asked)
+        sampling = sampling_of(asked, model.defaults, max_tokens, asked.logprobs, form)
+        prompts, texts = await _prompts(model, dispatcher, asked, sampling.n)
         for prompt in prompts:
             model.check_length(len(prompt), asked.max_tokens, "prompt")
-        sampling = sampling_of(asked, model.defaults, max_tokens, asked.logprobs)
-        answer = Answer(dispatcher, model, prompts, sampling, timeout_s, "cmpl")
+        grammar = await model.grammar(form)
+        answer = Answer(dispatcher, model, prompts, sampling, timeout_s, "cmpl", grammar)
         completion = cls(model, asked, answer)
         if asked.echo:
             completion._heads = [text for text in texts for _ in range(sampling.n)]
@@ -108,7 +113,7 @@ class Completion:
 
 def _check(asked: CompletionRequest) -> None:
     """ApiError for fields of completions whose meaning the server does not have."""
-    if asked.best_of is not None and asked.best_of != (asked.n or 1):
+    if asked.best_of is not None and asked.best_of != (1 if asked.n is None else asked.n):
         raise unsupported("best_of", "best_of other than n is not supported; ask for n choices")
     if asked.suffix:
         raise unsupported("suffix", "suffix is not supported; omit it")
@@ -117,15 +122,15 @@ def _check(asked: CompletionRequest) -> None:
 
 
 async def _prompts(
-    model: ServedModel, dispatcher: Dispatcher, asked: CompletionRequest
+    model: ServedModel, dispatcher: Dispatcher, asked: CompletionRequest, choices: int
 ) -> tuple[list[list[int]], list[str]]:
-    """The token ids of every prompt of a body, and their texts."""
+    """The token ids of every prompt of a body, and their texts. choices: of each."""
     prompt = asked.prompt
     one_only = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
     several: list[Any] = [prompt] if one_only else list(prompt)
     if not several:
         raise ApiError(400, "the prompt is empty; give a text or token ids", param="prompt")
-    dispatcher.check_room(len(several) * (asked.n or 1))
+    dispatcher.check_room(len(several) * choices)
     params = ["prompt" if one_only else f"prompt[{place}]" for place in range(len(several))]
     written = [place for place, one in enumerate(several) if isinstance(one, str)]
     encoded = await model.encoded([several[i] for i in written], [params[i] for i in written])

@@ -13,14 +13,14 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ark.errors import BaseError, InvalidUsageError
 from ark.models.sampling import SamplingParams
 from ark.server.errors import SERVER_ERROR, ApiError
 from ark.server.metrics import Metrics
-from ark.serving.types import EngineLike, Event, FinishReason, Request
+from ark.serving.types import EngineLike, Event, FinishReason, Grammar, Request
 
 
 class Job:
@@ -95,7 +95,7 @@ class Dispatcher:
     def submit(
         self,
         name: str,
-        prompts: Sequence[tuple[Sequence[int], SamplingParams, frozenset[int]]],
+        prompts: Sequence[tuple[Sequence[int], SamplingParams, frozenset[int], Grammar | None]],
     ) -> Job:
         """Queues a choice for each prompt; ApiError where it cannot be served now."""
         if self.failure:
@@ -104,9 +104,9 @@ class Dispatcher:
         number = next(self._numbers)
         job = Job([f"{name}-{number}-{i}" for i in range(len(prompts))], self.engine.cancel)
         self.jobs.add(job)
-        self._metrics.begin(job.ids, [len(prompt) for prompt, _, _ in prompts])
-        for i, (prompt, sampling, stops) in enumerate(prompts):
-            request = Request(job.ids[i], tuple(prompt), sampling, stops)
+        self._metrics.begin(job.ids, [len(prompt) for prompt, *_ in prompts])
+        for i, (prompt, sampling, stops, grammar) in enumerate(prompts):
+            request = Request(job.ids[i], tuple(prompt), sampling, stops, grammar)
             try:
                 self.engine.submit(request, partial(self._from_engine, job, i))
             except BaseError as error:
@@ -167,13 +167,17 @@ def request_id(kind: str) -> str:
     return f"{kind}-{secrets.token_hex(12)}"
 
 
-def refused(error: InvalidUsageError) -> ApiError:
+def refused(error: InvalidUsageError, others: Mapping[str, str] | None = None) -> ApiError:
     """The error for a request that the engine or the sampling parameters refuse: `param` is the
-    first of the parameters that the message names.
+    first of the parameters that the message names. others: the request's names of some of them.
     """
     message = str(error)
     words = re.findall(r"\w+", message)
     names = set(SamplingParams.__dataclass_fields__)
     longer = names - {"n", "stop", "seed"}  # which are English words too
     named = [word for i, word in enumerate(words) if word in (longer if i else names)]
-    return ApiError(400, message, param=named[0] if named else None)
+    param: str | None = named[0] if named else None
+    if param and others and param in others:
+        message = re.sub(rf"\b{param}\b", others[param], message)
+        param = others[param]
+    return ApiError(400, message, param=param)

@@ -9,15 +9,20 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 import msgspec
 
-from ark.errors import InvalidUsageError
+from ark.errors import InvalidUsageError, SystemError, UnsupportedError
 from ark.models.chat import ChatTemplates
 from ark.models.tokenizer import Tokenizer
+from ark.server.calls import CallFormat
 from ark.server.errors import CONTEXT_LENGTH, ApiError, unsupported
-from ark.server.schema import Message
+from ark.server.forms import Form
+from ark.server.schema import Message, Tool
+from ark.serving.grammar import Grammars
+from ark.serving.types import Grammar
 
 CHARACTERS_A_POSITION = 16  # several times what a token has
 MAX_INLINE_SIZE = 4096  # characters or tokens; work on more is done on another thread
@@ -29,7 +34,7 @@ Result = TypeVar("Result")
 class ServedModel:
     """name: as clients ask for it. context: positions of a request, its answer included.
     stop_token_ids: the checkpoint's end tokens. defaults: fields of SamplingParams where a request
-    omits them.
+    omits them. call_format: how the model writes calls of tools.
     """
 
     name: str
@@ -39,6 +44,7 @@ class ServedModel:
     vocab_size: int
     stop_token_ids: frozenset[int]
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    call_format: CallFormat | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_name(self, asked: str | None) -> None:
@@ -115,7 +121,7 @@ class ServedModel:
     async def chat_tokens(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Tool] | None = None,
         generation_prompt: bool = True,
         values: Mapping[str, Any] | None = None,
     ) -> list[int]:
@@ -131,15 +137,39 @@ class ServedModel:
 
         def encode() -> list[int]:
             plain = [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
+            functions = None if tools is None else [msgspec.to_builtins(tool) for tool in tools]
             try:
                 text = self.templates.render(
-                    plain, tools, add_generation_prompt=generation_prompt, **(values or {})
+                    plain, functions, add_generation_prompt=generation_prompt, **(values or {})
                 )
             except InvalidUsageError as error:
                 raise ApiError(400, str(error), param="messages") from None
             return self._encode(text, "messages", framed=False)
 
         return await aside(sum(_size(message) for message in messages), encode)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Makes grammars for the tokenizer."""
+        return Grammars(self.tokenizer, self.vocab_size, sorted(self.stop_token_ids))
+
+    async def grammar(self, form: Form | None) -> Grammar | None:
+        """The grammar of a form, made on another thread; ApiError where it is faulty."""
+        if form is None:
+            return None
+        try:
+            return await asyncio.to_thread(self.grammars.grammar, form.params)
+        except InvalidUsageError as error:
+            raise form.refused(error) from None
+        except (SystemError, UnsupportedError) as error:
+            raise unsupported(form.field, str(error)) from None
+
+    @cached_property
+    def special_marks(self) -> dict[int, str]:
+        """Marks of calls that are special tokens, which a text has where tools are given."""
+        marks = () if self.call_format is None else self.call_format.marks
+        ids = {self.tokenizer.backend.token_to_id(mark): mark for mark in marks}
+        return {i: mark for i, mark in ids.items() if i in self.tokenizer.special_ids}
 
 
 async def aside(size: int, work: Callable[[], Result]) -> Result:
@@ -152,14 +182,33 @@ async def aside(size: int, work: Callable[[], Result]) -> Result:
 def _size(message: Message) -> int:
     """About how many characters a message has."""
     content = message.content or ""
+    calls = sum(len(str(call.function.arguments)) for call in message.tool_calls or ())
     if isinstance(content, str):
-        return len(content) + 16
-    return sum(len(part.text or "") + 16 for part in content)
+        return len(content) + calls + 16
+    return calls + sum(len(part.text or "") + 16 for part in content)
+
+
+def _arguments(value: str | dict[str, Any], param: str) -> dict[str, Any]:
+    """The arguments of a call as templates read them: an object."""
+    try:
+        arguments = msgspec.json.decode(value) if isinstance(value, str) else value
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ApiError(400, f"{param} is {value!r:.60}; it must be a JSON object", param=param)
+    return arguments
 
 
 def _plain(message: Message, param: str) -> dict[str, Any]:
     """A message as templates read it: its content is one text."""
     plain: dict[str, Any] = msgspec.to_builtins(message)
+    plain.pop("annotations", None)
+    for place, call in enumerate(plain.get("tool_calls", ())):
+        call.pop("index", None)
+        call.setdefault("type", "function")
+        call["function"]["arguments"] = _arguments(
+            call["function"]["arguments"], f"{param}.tool_calls[{place}].function.arguments"
+        )
     if isinstance(message.content, list):
         for part in message.content:
             if part.type != "text" or part.text is None:

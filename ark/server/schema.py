@@ -1,67 +1,84 @@
-"""The JSON bodies that the routes take, as types that msgspec checks.
+"""The JSON bodies that the routes take, as types that msgspec checks (ark.server.bodies).
 
-Fields and ranges are OpenAI's; those that vLLM adds have vLLM's names. A field that is not listed
-is refused, since ignoring it could change the answer. Each field may be null, which omits it.
+Fields are OpenAI's; those that vLLM adds have vLLM's names. Ranges are ark.models.sampling's. A
+field that is not listed is refused, since ignoring it could change the answer. Each field may be
+null, which omits it.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from ark.server.errors import ApiError
+MAX_TOOLS = 128
 
-MAX_CHOICES = 128
-MAX_STOPS = 32
-MAX_TOP_LOGPROBS = 20
-
-Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Token = Annotated[int, Meta(ge=0, lt=1 << 31)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Bias = Annotated[float, Meta(ge=-100, le=100)]
-StopText = Annotated[str, Meta(min_length=1, max_length=1000)]
-Stops = Annotated[list[StopText], Meta(max_length=MAX_STOPS)]
-Tokens = Annotated[list[Token], Meta(max_length=MAX_STOPS)]
 Prompts = str | list[str | int | list[Token]]
 
-_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`")
 
-
-class StreamOptions(msgspec.Struct, frozen=True):
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """include_usage: a last chunk counts the tokens."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
+class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A JSON schema. Texts are strict whatever `strict` says."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The form of the text: text, json_object or json_schema."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The form of the text, as ark.models.structured.StructuredOutputsParams."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
 class Common(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Fields of completions and of chats."""
+    """Fields of completions and of chats. Ranges are those of ark.models.sampling."""
 
     model: str | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
-    min_p: Share | None = None
-    typical_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: dict[Token, Bias] | None = None
-    seed: Seed | None = None
-    max_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
-    stop: StopText | Stops | None = None
-    stop_token_ids: Tokens | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[Token, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Token] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     # Fields without an effect on the answer.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -78,37 +95,91 @@ class CompletionRequest(Common, frozen=True, kw_only=True):
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logprobs: int | None = None
 
 
-class ContentPart(msgspec.Struct, frozen=True):
+class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a message. Only text is supported."""
 
     type: str
     text: str | None = None
+    # What parts of other types hold, which are refused by their type.
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+    refusal: Any = None
 
 
-class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """arguments: a JSON object, as text or not."""
+
+    name: str
+    arguments: str | dict[str, Any]
+
+
+class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A call of a tool in an earlier answer."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One message of a conversation."""
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
+    # Null or empty in the answers that clients send back.
+    annotations: list[None] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A function that the model may call. parameters: a JSON schema. strict: has no effect."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The function that must be called."""
+
+    name: str
+
+
+class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tool that must be called."""
+
+    function: ChosenFunction
+    type: Literal["function"] = "function"
 
 
 class ChatRequest(Common, frozen=True, kw_only=True):
     """The body of /v1/chat/completions."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=10000)]
-    max_completion_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+    max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    top_logprobs: int | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -129,41 +200,3 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     tokens: list[Token]
     model: str | None = None
-
-
-Body = TypeVar("Body", CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
-
-
-def decoded(text: bytes, kind: type[Body]) -> Body:
-    """The body as `kind`; ApiError that names the field where it does not match."""
-    if not text:
-        raise ApiError(400, "the body is empty; send a JSON object")
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except msgspec.ValidationError as error:
-        raise _refused(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from None
-
-
-def _refused(said: str) -> ApiError:
-    """The error for a body that does not match its type. said: msgspec's words."""
-    place = _PLACE.search(said)
-    param = place.group(1) if place else None
-    cause = said[: place.start()] if place else said
-    unknown = _UNKNOWN.search(cause)
-    if unknown:
-        param = f"{param}.{unknown.group(1)}" if param else unknown.group(1)
-        return ApiError(
-            400,
-            f"the field {param!r:.100} is not supported; omit it",
-            param=param[:100],
-            code="unknown_parameter",
-        )
-    missing = re.search(r"missing required field `(.*?)`", cause)
-    if missing:
-        param = f"{param}.{missing.group(1)}" if param else missing.group(1)
-        return ApiError(400, f"the field {param!r} is missing; give it", param=param)
-    cause = cause[:1].lower() + cause[1:]
-    where = f" in {param!r:.100}" if param else ""
-    return ApiError(400, f"the request is not valid{where}: {cause:.300}", param=param)

@@ -11,7 +11,7 @@ from ark.models.sampling import SamplingParams
 from ark.models.stops import StoppedText
 from ark.models.tokenizer import Tokenizer
 from ark.serving.outputs import Chunk, CompletionOutput, Logprob, RequestOutput, Timings
-from ark.serving.types import EngineLike, Event, FinishReason, Request
+from ark.serving.types import EngineLike, Event, FinishReason, Grammar, Request
 
 LAST_PROMPT_TOKENS = 64
 """Tokens of the prompt on which the text of the first new ones may depend."""
@@ -44,6 +44,7 @@ class Answer:
         token_ids: Sequence[int],
         sampling: SamplingParams,
         end_token_ids: Sequence[int],
+        grammar: Grammar | None = None,
     ) -> None:
         self.prompt, self.token_ids, self._sampling = prompt, tuple(token_ids), sampling
         self._tokenizer, self._ends = tokenizer, frozenset(end_token_ids)
@@ -52,7 +53,8 @@ class Answer:
         self._begin_s = time.monotonic()
         self.samples = {}
         for number in range(sampling.n):
-            request = Request(f"{name}.{number}", self.token_ids, sampling.sample(number), stops)
+            own = sampling.sample(number)
+            request = Request(f"{name}.{number}", self.token_ids, own, stops, grammar)
             stream = tokenizer.stream(self.token_ids[-LAST_PROMPT_TOKENS:])
             self.samples[request.id] = Sample(request, StoppedText.sampled(stream, sampling))
 
@@ -83,7 +85,8 @@ class Answer:
             raise GpuError(event.error)
         if event.finish is FinishReason.CANCELLED:
             raise InvalidUsageError(
-                "this LLM was closed while it generated; close it when its answers have ended"
+                event.error
+                or "this LLM was closed while it generated; close it when its answers have ended"
             )
         now = time.monotonic()
         sample.first_s = sample.first_s or now
@@ -112,7 +115,7 @@ class Answer:
             return "stop", sample.text.stopped
         if event.finish is None:
             return None, None
-        if event.finish is not FinishReason.STOP:
+        if event.finish is not FinishReason.STOP or not used:
             return event.finish.value, None
         last = event.tokens[used - 1]
         return "stop", None if last in self._ends else last

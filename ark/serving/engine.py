@@ -29,6 +29,7 @@ from ark.models.request import check_prompt_tokens, no_room
 from ark.models.sampling import BASIC
 from ark.runtime.executor import BUDGET_S
 from ark.serving.loading import PAGE_POSITIONS, LoadedModel, Report, load_model
+from ark.serving.masks import MaskMaker
 from ark.serving.rows import DeviceRows, Launched
 from ark.serving.scheduler import Outcome, Scheduler, Step
 from ark.serving.types import Event, FinishReason, Request, Stats
@@ -40,6 +41,8 @@ LAUNCH_ITERATIONS = 512
 MAX_LAUNCH_ITERATIONS = 1 << 16
 FIRST_PAUSE_S, LAST_PAUSE_S = 1e-5, 1e-3
 """Seconds between two looks at a running launch: they grow while no token comes."""
+MASK_WAIT_S = 1e-4
+"""How long a step waits for masks before it goes on without the rows that need them."""
 
 
 class Engine:
@@ -57,6 +60,7 @@ class Engine:
             model.shape.batch, model.shape.chunk, model.shape.context, self._pool, draft
         )
         self._news = threading.Condition()
+        self._masks = MaskMaker(self._mask_made)
         self._arrived: deque[Request] = deque()
         self._cancelled: set[str] = set()
         self._listeners: dict[str, OnEvent] = {}
@@ -168,6 +172,11 @@ class Engine:
             raise InvalidUsageError(
                 f"{sampling.n} samples were asked for; submit a request for each"
             )
+        if (request.grammar is None) != (sampling.structured_outputs is None):
+            raise InvalidUsageError(
+                "a request's grammar and its structured_outputs belong together; make the grammar "
+                "by ark.serving.grammar.Grammars, or use ark.LLM"
+            )
         others = () if self._shape.sampling else sampling.beyond(BASIC)
         if others:
             raise InvalidUsageError(
@@ -215,15 +224,46 @@ class Engine:
         """The engine's thread."""
         try:
             while self._hear():
+                self._take_masks()
                 if self._scheduler.idle:
                     continue
-                self._do(self._scheduler.plan(self._launch_iterations))
+                step = self._scheduler.plan(self._launch_iterations)
+                if step.rows or step.chunks is not None:
+                    self._do(step)
+                else:  # each request waits for its mask
+                    self._await_mask()
         except BaseException as error:
             self._fail(error)
         finally:
+            self._masks.close()
             with self._news:
                 self._rows.close()
             self._model.close()
+
+    def _mask_made(self) -> None:
+        """Called on the thread of masks: a running launch leaves, so that its row may join."""
+        with self._news:
+            self._rows.leave()
+            self._news.notify_all()
+
+    def _await_mask(self) -> None:
+        """Waits until there is a mask, or something else to do."""
+        with self._news:
+            self._news.wait_for(
+                lambda: self._masks.ready or self._cancelled or self._arrived or self._closing
+            )
+
+    def _take_masks(self) -> None:
+        """Gives requests their masks, and ends those whose text is complete."""
+        if not self._masks.pending:
+            return
+        with self._news:
+            self._news.wait_for(lambda: self._masks.all_ready, MASK_WAIT_S)
+        for progress, mask, error in self._masks.take():
+            progress.mask = mask
+            if mask is None and self._scheduler.remove(progress):
+                finish = FinishReason.CANCELLED if error else FinishReason.STOP
+                self._tell(Event(progress.request.id, finish=finish, error=error))
 
     def _do(self, step: Step) -> None:
         """Launches a step and tells its tokens as they come."""
@@ -260,6 +300,8 @@ class Engine:
                 self._generated += len(outcome.tokens)
                 ended = ended or outcome.finish is not None
                 self._tell(self._event(step, outcome))
+                if outcome.progress.guide is not None and outcome.finish is None:
+                    self._masks.ask(outcome.progress, outcome.tokens)
         if tokens:
             self._stats = self._count()
         return ended
@@ -286,7 +328,9 @@ class Engine:
                 while self._arrived:
                     request = self._arrived.popleft()
                     self._prompt_tokens += len(request.prompt)
-                    self._scheduler.add(request)
+                    progress = self._scheduler.add(request)
+                    if progress.guide is not None:
+                        self._masks.ask(progress)
                 cancelled = self._cancelled
                 if self._closing and not self._draining:
                     cancelled = set(self._listeners)

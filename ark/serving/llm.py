@@ -26,6 +26,7 @@ from ark.models.sampling import MAX_LOGPROBS, SamplingParams
 from ark.models.tokenizer import Tokenizer
 from ark.serving.answers import Answer
 from ark.serving.engine import PAGE_POSITIONS, Engine
+from ark.serving.grammar import Grammars
 from ark.serving.outputs import Chunk, RequestOutput
 from ark.serving.types import Event
 
@@ -84,6 +85,8 @@ class LLM:
         self._tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=vocabulary)
         self._templates = ChatTemplates.open(checkpoint.directory, self._tokenizer.special_tokens)
         self._default = default_sampling(checkpoint.directory)
+        ends = checkpoint.config.eos_token_ids
+        self._grammars = Grammars(self._tokenizer, vocabulary, ends)
         self._names = itertools.count()
         chosen, probe = registry.choose(backend)
         for note in probe.notes:
@@ -216,13 +219,16 @@ class LLM:
                 f"one for each of the {len(prompts)} prompts"
             )
         ends = self._checkpoint.config.eos_token_ids
+        forms = [params.structured_outputs for params in each]
+        grammars = {id(form): self._grammars.grammar(form) for form in forms if form is not None}
         answers = []
         for prompt, params in zip(prompts, each, strict=True):
             text = prompt if isinstance(prompt, str) else None
             _check_prompt(prompt)
             ids = self._tokenizer.encode(prompt, framed) if isinstance(prompt, str) else prompt
             name = f"llm.{next(self._names)}"
-            answers.append(Answer(name, self._tokenizer, text, ids, params, ends))
+            grammar = grammars.get(id(params.structured_outputs))
+            answers.append(Answer(name, self._tokenizer, text, ids, params, ends, grammar))
         return answers
 
     def _run(self, answers: Sequence[Answer]) -> list[RequestOutput]:

@@ -14,6 +14,9 @@ twice.
 Where rows are free, a request may have more of them: these read a draft of its next tokens, and the
 tokens that they make count as far as the draft was right. A row's noise depends on the seed and the
 position alone, so that the text is the same as without drafts.
+
+A request with a grammar has a mask of the tokens that may come next. While the host makes it, the
+request has no row; a step with such a row is a single iteration.
 """
 
 from __future__ import annotations
@@ -22,9 +25,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ark.serving.drafts import Drafts
 from ark.serving.pages import PagePool, page_name
-from ark.serving.types import FinishReason, Request
+from ark.serving.types import FinishReason, Guide, Request
 
 COUNTED = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 """Fields of SamplingParams that count the tokens of a text."""
@@ -35,7 +40,8 @@ class Progress:
     """A request and how far it is. tokens: its prompt and what was made. total: tokens that it has
     at most in the end. computed: tokens whose keys and values lie in pages. names: of its full
     pages. admissions: how often it was given pages anew. drafts: of its next tokens. finish: why it
-    ended, in a step that may still run.
+    ended, in a step that may still run. guide, mask: its place in its grammar, and the tokens that
+    this allows next, None until that is known.
     """
 
     request: Request
@@ -47,6 +53,13 @@ class Progress:
     admissions: int = 0
     drafts: Drafts = field(default_factory=Drafts)
     finish: FinishReason | None = None
+    guide: Guide | None = None
+    mask: np.ndarray | None = None
+
+    @property
+    def masked(self) -> bool:
+        """True where its next token may be sampled: its mask is there, if it needs one."""
+        return self.guide is None or self.mask is not None
 
     @property
     def last(self) -> int:
@@ -107,7 +120,9 @@ def _may_draft(progress: Progress) -> bool:
     """
     how = progress.request.sampling
     counted = any(name in COUNTED for name in how.beyond(()))
-    return not counted and how.logprobs is None and progress.new >= how.min_tokens
+    return (
+        not (counted or progress.guide) and how.logprobs is None and progress.new >= how.min_tokens
+    )
 
 
 def forms_of(slots: int) -> tuple[int, ...]:
@@ -141,11 +156,14 @@ class Scheduler:
         """True where no request waits or runs."""
         return not self.waiting and not self.running
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request) -> Progress:
         """A request arrives; its prompt is shorter than the context."""
         most = request.sampling.max_tokens
         total = self.context if most is None else min(self.context, len(request.prompt) + most)
-        self.waiting.append(Progress(request, list(request.prompt), total))
+        guide = None if request.grammar is None else request.grammar.begin()
+        progress = Progress(request, list(request.prompt), total, guide=guide)
+        self.waiting.append(progress)
+        return progress
 
     def form(self, rows: int) -> int:
         """The rows of the phase that computes so many."""
@@ -157,12 +175,18 @@ class Scheduler:
         """
         for progress in (*self.waiting, *self.running):
             if progress.request.id == request_id:
-                if progress in self.waiting:
-                    self.waiting.remove(progress)
-                else:
-                    self._give_back(progress)
-                return True
+                return self.remove(progress)
         return False
+
+    def remove(self, progress: Progress) -> bool:
+        """Removes a request, in whatever state; False if it has ended."""
+        if progress in self.waiting:
+            self.waiting.remove(progress)
+        elif progress in self.running:
+            self._give_back(progress)
+        else:
+            return False
+        return True
 
     def plan(self, iterations: int = 1) -> Step:
         """The next step, in which rows decode at most so many iterations, one while prompts are
@@ -173,7 +197,8 @@ class Scheduler:
             if progress in self.running and progress.computed == progress.last:
                 self._grow(progress)
         chunks = self._chunks()
-        ready = [p for p in self.running if not self.chunk or p.computed == p.last]
+        computed = [p for p in self.running if not self.chunk or p.computed == p.last]
+        ready = [p for p in computed if p.masked]
         self._place(ready)
         drafts = self._draft()
         few = min(iterations, self.draft + 1) if self.draft else iterations  # then draft again
@@ -352,11 +377,13 @@ class Scheduler:
 
     def _iterations(self, most: int) -> int:
         """How many iterations rows decode at most. Each is given the pages for all of them. While
-        requests wait, none beyond the end of the first that is known to end; and none beyond the
-        first token from which on a request may stop.
+        requests wait, none beyond the end of the first that is known to end; none beyond the first
+        token from which on a request may stop; and one where a row's mask is of its next token.
         """
         if not self.rows:
             return 0
+        if any(p.guide for p in self.rows):
+            most = 1
         left = [p.total - p.computed - 1 for p in self.rows]
         early = [p.request.sampling.min_tokens - p.new for p in self.rows]
         count = min(most, min(left) if self.waiting else max(left), *(n for n in early if n > 0))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
 
 from ark.models.sampling import SamplingParams
 
@@ -19,18 +21,37 @@ class FinishReason(enum.Enum):
     ERROR = "error"  # the engine failed; the event's text says why
 
 
+class Guide(Protocol):
+    """The state of one text within a grammar. Used by one thread at a time."""
+
+    def advance(self, tokens: Sequence[int]) -> np.ndarray | None:
+        """Takes the text's next tokens, which are none at first.
+
+        Returns which tokens may follow, bool (vocabulary,), or None where the text is complete.
+        InvalidUsageError where the grammar cannot be followed.
+        """
+
+
+class Grammar(Protocol):
+    """The form that a text must have (ark.serving.grammar)."""
+
+    def begin(self) -> Guide:
+        """The state before the first token."""
+
+
 @dataclass(frozen=True)
 class Request:
     """A prompt of token ids and how it is continued.
 
     id: unique among those that have not ended. stop_token_ids: end tokens of the checkpoint
-    included, unless the sampling ignores them.
+    included, unless the sampling ignores them. grammar: of the sampling's structured outputs.
     """
 
     id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
     stop_token_ids: frozenset[int] = frozenset()
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +60,8 @@ class Event:
 
     tokens: ids that were made, often one. logprobs: of each of them its natural logarithm of
     probability, or empty where none was asked for. top_logprobs: of each of them the most probable
-    ids with theirs. finish: set in the last event of a request.
+    ids with theirs. finish: set in the last event of a request. error: why the engine failed, or
+    why it cancelled this request by itself.
     """
 
     id: str

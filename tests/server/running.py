@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ark.models.build import FULL
 from ark.models.chat import ChatTemplates
+from ark.models.checkpoint import Checkpoint
 from ark.models.tokenizer import Tokenizer
 from ark.server import run
 from ark.server.app import Service, application
+from ark.server.calls import format_of
 from ark.server.model import ServedModel
 from ark.server.run import Options, bound, server_of, url_of
+from ark.serving.engine import Engine
 from ark.serving.types import EngineLike
 
 PATIENCE_S = 30.0
@@ -31,7 +35,8 @@ def noah_model(context: int, template: str | None = TEMPLATE) -> ServedModel:
     """The shipped checkpoint's tokenizer with a chat template, which it does not have."""
     tokenizer = Tokenizer.open(NOAH, vocab_size=2048)
     chat = ChatTemplates("the test", {"default": template} if template else {}, {})
-    return ServedModel("noah", tokenizer, chat, context, 2048, frozenset([1]))
+    ends, calls = frozenset([1]), format_of(chat)
+    return ServedModel("noah", tokenizer, chat, context, 2048, ends, call_format=calls)
 
 
 @dataclass
@@ -90,6 +95,20 @@ def running(engine: EngineLike, model: ServedModel, options: Options | None = No
         thread.join(PATIENCE_S)
         assert not thread.is_alive(), "the server did not end"
         assert not failures, failures
+
+
+@contextlib.contextmanager
+def running_checkpoint(directory: Path, options: Options | None = None) -> Iterator[Running]:
+    """Serves a checkpoint as "small", on an engine on the CPU."""
+    checkpoint = Checkpoint.open(directory)
+    config = checkpoint.config
+    tokenizer = Tokenizer.open(directory, vocab_size=config.vocab_size)
+    templates = ChatTemplates.open(directory, tokenizer.special_tokens)
+    ends = frozenset(config.eos_token_ids)
+    with Engine.open(checkpoint, "cpu", slots=4, sampling=FULL, max_logprobs=5) as engine:
+        model = ServedModel("small", tokenizer, templates, engine.context, config.vocab_size, ends)
+        with running(engine, model, options) as started:
+            yield started
 
 
 def until(condition: Callable[[], Any], said: str, patience_s: float = PATIENCE_S) -> Any:

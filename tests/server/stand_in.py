@@ -106,3 +106,20 @@ class CountingEngine:
             return Event(row.request.id, (token,), finish=finish)
         top = {FIRST + (token - FIRST + i) % COUNT: -0.5 - i for i in range(most)}
         return Event(row.request.id, (token,), (-0.5,), (top,), finish)
+
+
+class ScriptedEngine(CountingEngine):
+    """Answers every request with the tokens of `script`, and the end token 1 behind them."""
+
+    def __init__(self, context: int = 2048) -> None:
+        super().__init__(context=context)
+        self.script: list[int] = []
+
+    def _step(self, row: _Running) -> Event:
+        tokens = [*self.script, 1]
+        row.count += 1
+        token = tokens[row.count - 1]
+        finish = FinishReason.STOP if row.count == len(tokens) else None
+        if finish is None and row.count == row.request.sampling.max_tokens:
+            finish = FinishReason.LENGTH
+        return Event(row.request.id, (token,), finish=finish)

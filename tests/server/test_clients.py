@@ -14,15 +14,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ark.models.build import FULL
-from ark.models.chat import ChatTemplates
-from ark.models.checkpoint import Checkpoint
-from ark.models.tokenizer import Tokenizer
-from ark.server.model import ServedModel
 from ark.server.run import Options
-from ark.serving.engine import Engine
 from tests.checkpoints import make_checkpoint
-from tests.server.running import TEMPLATE, Running, running, until
+from tests.server.running import TEMPLATE, Running, running_checkpoint, until
 
 PROMPTS = [
     "The quick brown fox",
@@ -43,15 +37,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(directory: Path) -> Iterator[Running]:
-    checkpoint = Checkpoint.open(directory)
-    config = checkpoint.config
-    tokenizer = Tokenizer.open(directory, vocab_size=config.vocab_size)
-    templates = ChatTemplates.open(directory, tokenizer.special_tokens)
-    ends = frozenset(config.eos_token_ids)
-    with Engine.open(checkpoint, "cpu", slots=4, sampling=FULL, max_logprobs=5) as engine:
-        model = ServedModel("small", tokenizer, templates, engine.context, config.vocab_size, ends)
-        with running(engine, model, Options(keys=("secret",))) as started:
-            yield started
+    with running_checkpoint(directory, Options(keys=("secret",))) as started:
+        yield started
 
 
 @pytest.fixture

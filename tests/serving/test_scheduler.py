@@ -4,7 +4,10 @@ solo run, no page is lost or shared wrongly, and all requests end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import hypothesis.strategies as st
+import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -16,7 +19,7 @@ from hypothesis.stateful import (
 
 from ark.models.sampling import SamplingParams
 from ark.serving.pages import PagePool
-from ark.serving.scheduler import Outcome, Scheduler, Step
+from ark.serving.scheduler import Outcome, Progress, Scheduler, Step
 from ark.serving.types import FinishReason, Request
 from tests.serving.model_device import VOCABULARY_TOKENS, ModelDevice, finish, solo
 from tests.slow import examples
@@ -25,8 +28,21 @@ MAX_POSITIONS = 24
 TOKEN = st.integers(0, VOCABULARY_TOKENS - 1)
 
 
+MASK = np.ones(VOCABULARY_TOKENS, bool)
+
+
+class AnyText:
+    """A grammar of all texts."""
+
+    def begin(self) -> AnyText:
+        return self
+
+    def advance(self, tokens: Sequence[int]) -> np.ndarray | None:
+        return MASK
+
+
 class Schedules(RuleBasedStateMachine):
-    """Requests arrive, are cancelled, and steps are done, in any order."""
+    """Requests arrive, are cancelled, get their masks, and steps are done, in any order."""
 
     @initialize(
         slots=st.integers(1, 5),
@@ -49,12 +65,19 @@ class Schedules(RuleBasedStateMachine):
         rest=st.lists(TOKEN, min_size=1, max_size=12),
         most=st.one_of(st.none(), st.integers(1, 12)),
         stops=st.frozensets(TOKEN, max_size=1),
+        grammar=st.sampled_from([None, None, AnyText()]),
     )
     def add(
-        self, beginning: tuple[int, ...], rest: list[int], most: int | None, stops: frozenset[int]
+        self,
+        beginning: tuple[int, ...],
+        rest: list[int],
+        most: int | None,
+        stops: frozenset[int],
+        grammar: AnyText | None,
     ) -> None:
         number = str(len(self.requests))
-        request = Request(number, (*beginning, *rest), SamplingParams(max_tokens=most), stops)
+        sampling = SamplingParams(max_tokens=most)
+        request = Request(number, (*beginning, *rest), sampling, stops, grammar)
         self.requests[number], self.texts[number] = request, []
         self.scheduler.add(request)
 
@@ -71,7 +94,11 @@ class Schedules(RuleBasedStateMachine):
         """A launch that is left after any of its iterations. Its tokens come in any portions."""
         scheduler = self.scheduler
         step = scheduler.plan(iterations)
-        assert step.rows or step.chunks, "a step without work"
+        if not step.rows and not step.chunks:
+            assert scheduler.running and all(self._waits(p) for p in scheduler.running)
+            return
+        assert not any(map(self._waits, step.rows))
+        assert step.iterations <= 1 or not any(p.guide for p in step.rows)
         assert (step.iterations > 0) == bool(step.rows) and step.iterations <= iterations
         assert set(step.rows) <= set(scheduler.running)
         assert len(step.rows) + sum(map(len, step.drafts)) <= scheduler.slots
@@ -88,6 +115,7 @@ class Schedules(RuleBasedStateMachine):
             outcome = scheduler.take(step, row, tokens)
             if outcome is not None:
                 self._hear(outcome)
+                outcome.progress.mask = None
             self.pages_are_held(step)
         scheduler.end(step, done)
         for progress in scheduler.running:  # none has pages ahead between two steps
@@ -97,6 +125,15 @@ class Schedules(RuleBasedStateMachine):
         """Until a step has ended, the device writes to the pages of its rows, ended ones too."""
         assert set(step.rows) <= set(self.scheduler.running)
         assert all(progress.pages for progress in step.rows)
+
+    def _waits(self, progress: Progress) -> bool:
+        return progress.guide is not None and progress.mask is None
+
+    @precondition(lambda self: any(map(self._waits, self.scheduler.running)))
+    @rule(data=st.data())
+    def mask(self, data: st.DataObject) -> None:
+        waiting = [p for p in self.scheduler.running if self._waits(p)]
+        data.draw(st.sampled_from(waiting)).mask = MASK
 
     def _hear(self, outcome: Outcome) -> None:
         number = outcome.progress.request.id
@@ -136,6 +173,8 @@ class Schedules(RuleBasedStateMachine):
             return
         steps = 0
         while not self.scheduler.idle:
+            for progress in (*self.scheduler.running, *self.scheduler.waiting):
+                progress.mask = MASK
             step = self.scheduler.plan(1)
             for outcome in finish(self.scheduler, step, self.device):
                 self._hear(outcome)

@@ -348,7 +348,7 @@ def test_cache_clear(
         (["generate", "/nowhere", "--prompt", "x"], "/nowhere does not exist"),
         (["generate", NOAH, "--prompt", "", "--backend", "cpu"], ""),
         (["generate", NOAH, "--prompt", "x", "--backend", "tpu"], "backend 'tpu' is not installed"),
-        (["generate", NOAH, "--prompt", "x", "--temperature", "-1"], "temperature is -1.0"),
+        (["generate", NOAH, "--prompt", "x", "--temperature", "-1"], "temperature is -1;"),
         (["generate", NOAH, "--prompt", "x", "--temperature", "nan"], "temperature is nan"),
         (["generate", NOAH, "--prompt", "x", "--context", "9999"], "allows 1 to 512"),
         (["generate", NOAH, "--prompt", "x", "--ranks", "3"], "not divisible by 3 ranks"),

@@ -1,0 +1,135 @@
+"""Grammars of token ids by the llguidance package: which tokens may follow a text so that its form
+stays within reach. Made by `ark.LLM` and the server for requests with structured outputs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.errors import InvalidUsageError, SystemError, UnsupportedError
+from ark.models.structured import StructuredOutputsParams
+from ark.models.tokenizer import Tokenizer
+
+SPACES = r"[\x20\x0A\x0D\x09]{1,20}"
+"""Between the parts of JSON. Unbounded, a text could go on with spaces for ever."""
+
+
+class TextGuide:
+    """One text within a grammar; see ark.serving.types.Guide."""
+
+    def __init__(self, matcher: Any, vocabulary: int) -> None:
+        self._matcher, self._vocabulary = matcher, vocabulary
+
+    def advance(self, tokens: Sequence[int]) -> np.ndarray | None:
+        """Takes the text's next tokens: which may follow, or None where it is complete."""
+        if tokens and not self._matcher.consume_tokens(list(tokens)):
+            raise self._failed()
+        if self._matcher.is_error():
+            raise self._failed()
+        if self._matcher.is_stopped():
+            return None
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            raise self._failed()
+        allowed = np.zeros(self._vocabulary, bool)
+        known = np.unpackbits(bits, bitorder="little")[: self._vocabulary]
+        allowed[: known.size] = known
+        return allowed
+
+    def _failed(self) -> InvalidUsageError:
+        cause = one_line(self._matcher.get_error())
+        return InvalidUsageError(
+            f"the text's form cannot be followed any further ({cause}); use a simpler schema"
+        )
+
+
+class TextGrammar:
+    """A grammar from which each text begins; see ark.serving.types.Grammar."""
+
+    def __init__(self, matcher: Any, vocabulary: int) -> None:
+        self._matcher, self._vocabulary = matcher, vocabulary
+
+    def begin(self) -> TextGuide:
+        """The state before a text's first token."""
+        return TextGuide(self._matcher.deep_copy(), self._vocabulary)
+
+
+class Grammars:
+    """Makes grammars for a tokenizer. vocabulary: of the model. ends: the model's end tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int, ends: Sequence[int]) -> None:
+        self._tokenizer, self._vocabulary = tokenizer, vocabulary
+        self._ends = sorted(end for end in ends if 0 <= end < vocabulary)
+        self._made: Any = None
+        self._lock = threading.Lock()
+
+    def grammar(self, form: StructuredOutputsParams) -> TextGrammar:
+        """The grammar of a form, which may take as long as some tokens do. InvalidUsageError for a
+        form that is faulty or that llguidance does not have, SystemError without that package.
+        """
+        if importlib.util.find_spec("llguidance") is None:
+            raise SystemError(
+                "structured outputs need llguidance, which the extra `structured` installs: "
+                "pip install 'ark-gpu[structured]'"
+            )
+        import llguidance
+
+        known = self._known(llguidance)
+        name, text = _source(llguidance.LLMatcher, form)
+        matcher = llguidance.LLMatcher(known, text, log_level=0)
+        if matcher.is_error():
+            raise InvalidUsageError(
+                f"structured_outputs.{name} is not valid or not supported: "
+                f"{one_line(matcher.get_error())}"
+            )
+        return TextGrammar(matcher, self._vocabulary)
+
+    def _known(self, llguidance: Any) -> Any:
+        """The tokenizer as llguidance has it, made once."""
+        with self._lock:
+            if self._made is None:
+                text = self._tokenizer.backend.to_str()
+                try:
+                    self._made = llguidance.LLTokenizer(
+                        text, n_vocab=self._vocabulary, eos_token=self._ends or None
+                    )
+                except Exception as error:  # the package raises bare ValueError and others
+                    raise UnsupportedError(
+                        "structured outputs are not supported with this checkpoint's tokenizer: "
+                        f"{one_line(str(error))}"
+                    ) from None
+            return self._made
+
+
+def _source(matcher: Any, form: StructuredOutputsParams) -> tuple[str, str]:
+    """The field that a form has, and llguidance's grammar of it."""
+    spaces = {"whitespace_flexible": True, "whitespace_pattern": SPACES}
+    if form.json is not None:
+        return "json", matcher.grammar_from_json_schema(form.json, overrides=spaces)
+    if form.json_object:
+        schema = json.dumps({"type": "object"})
+        return "json_object", matcher.grammar_from_json_schema(schema, overrides=spaces)
+    if form.regex is not None:
+        return "regex", matcher.grammar_from_regex(form.regex)
+    if form.choice is not None:
+        texts = " | ".join(json.dumps(text) for text in form.choice)
+        return "choice", matcher.grammar_from_lark(f"start: {texts}")
+    from llguidance import grammar_from
+
+    try:
+        return "grammar", grammar_from("grammar", str(form.grammar))
+    except ValueError as error:
+        raise InvalidUsageError(
+            f"structured_outputs.grammar is not valid: {one_line(str(error))}"
+        ) from None
+
+
+def one_line(text: str) -> str:
+    """A package's message on one line, short enough for a sentence."""
+    return " ".join(text.split())[:300] or "no cause was given"

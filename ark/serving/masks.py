@@ -1,0 +1,83 @@
+"""Masks of requests with grammars, made on a thread of their own while the device computes. Called
+by ark.serving.engine, whose thread asks for them and takes what was made.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ark.backend import threads
+from ark.errors import InvalidUsageError
+from ark.serving.scheduler import Progress
+
+Answered = tuple[Progress, np.ndarray | None, str]
+"""A request, its mask or None where its text has ended, and why it cannot go on, or ""."""
+
+
+class MaskMaker:
+    """Makes masks in the order in which they are asked for. news: called when one was made."""
+
+    def __init__(self, news: Callable[[], None]) -> None:
+        self._news = news
+        self._asked: queue.SimpleQueue[tuple[Progress, tuple[int, ...]] | None]
+        self._asked = queue.SimpleQueue()
+        self._made: deque[Answered] = deque()
+        self._thread: threading.Thread | None = None
+        self.pending = 0
+        """Masks that were asked for and not taken."""
+
+    @property
+    def ready(self) -> bool:
+        """True where a mask was made that was not taken."""
+        return bool(self._made)
+
+    @property
+    def all_ready(self) -> bool:
+        """True where every mask that was asked for was made."""
+        return len(self._made) == self.pending
+
+    def ask(self, progress: Progress, tokens: Sequence[int] = ()) -> None:
+        """Asks for the mask behind these further tokens of a request with a grammar."""
+        progress.mask = None
+        self.pending += 1
+        self._asked.put((progress, tuple(tokens)))
+        if self._thread is None:
+            self._thread = threads.start(self._work, name="ark-masks")
+
+    def take(self) -> list[Answered]:
+        """What was made since the last call."""
+        answers = []
+        while self._made:
+            answers.append(self._made.popleft())
+        self.pending -= len(answers)
+        return answers
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._asked.put(None)
+
+    def _work(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            progress, tokens = asked
+            self._made.append((progress, *_mask(progress, tokens)))
+            self._news()
+
+
+def _mask(progress: Progress, tokens: Sequence[int]) -> tuple[np.ndarray | None, str]:
+    assert progress.guide is not None
+    try:
+        mask = progress.guide.advance(tokens)
+    except Exception as error:  # ends this request alone
+        cause = str(error) if isinstance(error, InvalidUsageError) else repr(error)[:300]
+        return None, cause
+    if mask is None:
+        return None, ""
+    mask[list(progress.request.sampling.suppress_tokens)] = False
+    if not mask.any():
+        return None, "no token is left that the text's form and suppress_tokens both allow"
+    return mask, ""
