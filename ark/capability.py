@@ -98,3 +98,13 @@ class Capability(Enum):
         "single_thread",
         "a processor runs a task in one thread, so bodies are loops that the compiler vectorises",
     )
+    ONE_PRODUCT_BODY = (
+        "one_product_body",
+        "products and attention of every type and shape have one body at one rate, which "
+        "does what follows them too",
+    )
+    STARTS_PROCESSORS = (
+        "starts_processors",
+        "each launch starts its processors, which spin while they wait: little work gets few",
+    )
+    HOST_MEMORY = ("host_memory", "its memory is the host's")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ark.ranges import Bytes, Name, Rate
+from ark.ranges import Bytes, Count, Name, Rate, Work
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,11 @@ class Costs:
     few_rate: of products of 9 to 16 rows or columns, whose few side comes from the last cache again
     and again.
 
+    packet_bytes: of a transfer to a peer that is faster as packets, at most. stream_rows: of an
+    input beside which a weight is streamed, at most; more fill matrix units, where there are any.
     begin_work: multiplications that take as long as a tile of exact_tiles begins and ends.
-    hand_over_work: those that a processor does in a common body while a task is handed over.
+    hand_over_work: those that a processor does in a common body while a task is handed over; 0
+    where handing over takes less than the smallest op, so that joining ops saves nothing.
     idle_bytes: that a processor has at most of an op that waits longer than it works. boxes, units:
     of products by warpgroups, and by matrix units in any variant; None where there are none.
     """
@@ -114,8 +117,10 @@ class Costs:
     scalar_rate: Rate = 20e3
     exact_rate: Rate = 20e3
     few_rate: Rate = 20e3
+    packet_bytes: Bytes = 2 << 10
+    stream_rows: Count = 64
     begin_work: Rate = 524288.0
-    hand_over_work: Rate = 32768.0
+    hand_over_work: Work = 0.0
     idle_bytes: Rate = 65536.0
     boxes: BoxCosts | None = None
     units: UnitCosts | None = None

@@ -82,41 +82,18 @@ class Machine:
         """Threads of a block, all roles together."""
         return self.lanes * self.variant.warps
 
-    # What a single thread for each processor means beside the form of bodies (ark.tasks). Each
-    # property is one question. A machine that answers one differently gets a capability or a cost
-    # for it here; the callers stay.
-
     @property
     def coalesces(self) -> bool:
         """Lanes load neighbouring elements in one access, so a load of one costs a whole line."""
         return self.lanes > 1
 
     @property
-    def cheap_hand_overs(self) -> bool:
-        """Handing a result over takes less than the smallest op: joining ops saves nothing."""
-        return self.has(Capability.SINGLE_THREAD)
-
-    @property
-    def starts_processors(self) -> bool:
-        """Each launch starts its processors, which spin while they wait: little work gets few."""
-        return self.has(Capability.SINGLE_THREAD)
-
-    @property
-    def host_memory(self) -> bool:
-        """Its memory is the host's."""
-        return self.has(Capability.SINGLE_THREAD)
-
-    @property
-    def movers_apart(self) -> bool:
-        """What moves (ark.variant.MOVE) are blocks of their own, not warps of the same block."""
-        return self.has(Capability.SINGLE_THREAD)
-
-    @property
-    def one_product_body(self) -> bool:
-        """Products and attention of every type and shape have one body at one rate, which takes
-        what follows them too; else matrix units take some, and others are slower.
+    def cooperative(self) -> bool:
+        """Several threads share a task: bodies deal its elements to lanes and meet at barriers, and
+        warps of the same block may move what others compute. Else a body is a loop in one thread,
+        which the compiler vectorises.
         """
-        return self.has(Capability.SINGLE_THREAD)
+        return not self.has(Capability.SINGLE_THREAD)
 
     @property
     def ring_bytes(self) -> int:

@@ -20,6 +20,7 @@ from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.bench.comm_peer import GRAPH, CommCase, Peer, agreed, seconds_each
 from ark.bench.peer import import_torch, torch_device
+from ark.capability import Capability
 from ark.collective.programs import Collective, CollectiveProgram
 from ark.collective.simulate import simulate
 from ark.distributed.calls import Key, algorithm, machine_for
@@ -235,7 +236,7 @@ def _alone(
     backend: Backend,
     device: Device,
 ) -> tuple[float, np.ndarray]:
-    on_host = device.machine.host_memory
+    on_host = device.machine.has(Capability.HOST_MEMORY)
     with Group(job, backend, device) as group:
         x: Any = values
         if not on_host or case.dtype.name == "bf16":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ark.capability import Capability
 from ark.codegen.dialect import BoxMap, Dialect
 from ark.errors import PlanError
 from ark.machine import Machine
@@ -39,7 +38,7 @@ def flows(signatures: Sequence[Signature], machine: Machine, dialect: Dialect) -
     """May warps go from task to task of the kernel without meeting? Where bodies that allow it are
     most ops': what the loop keeps for them makes others spill.
     """
-    if machine.variant.name != "block" or machine.has(Capability.SINGLE_THREAD):
+    if machine.variant.name != "block" or not machine.cooperative:
         return False
     bodies = {sig.key: sig for sig in signatures}
     if any(_enters(sig, machine, dialect) for sig in bodies.values()):
@@ -83,7 +82,7 @@ class Bodies:
         self._common: dict[str, int] = {}  # opcodes by text, of bodies that the dialect leaves
         self.leads = bool(machine.variant.role(COMMUNICATE))
         self.loads = bool(machine.variant.role(LOAD)) and not machine.ring_bytes
-        self.moves = bool(machine.variant.role(MOVE)) and not machine.movers_apart
+        self.moves = bool(machine.variant.role(MOVE)) and machine.cooperative
         self.names: list[str] = []
         self.maps: list[tuple[BoxMap, ...]] = []
         self.opcode = [-1] * ops

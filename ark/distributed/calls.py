@@ -14,6 +14,7 @@ from typing import Any
 
 from ark.backend.devices import Device, InlineDevice, Memory
 from ark.backend.protocol import Backend
+from ark.capability import Capability
 from ark.collective.programs import Collective, CollectiveProgram
 from ark.distributed.arrays import Array
 from ark.ir.dtype import uint8, uint32
@@ -76,7 +77,7 @@ def machine_for(device: Machine, world: int, key: Key) -> Machine:
     plain = next(v for v in device.variants if v.name == "block")
     machine = dataclasses.replace(device, variants=(block(plain.role(COMPUTE)),))
     most = machine.processors
-    if machine.starts_processors:
+    if machine.has(Capability.STARTS_PROCESSORS):
         most = max(1, most // world) if key.nbytes >= 1 << 20 else 1
     moved = max(key.nbytes, key.out_bytes(world))
     small = choose_engine(machine, moved, key.engine).name == PACKET

@@ -190,11 +190,7 @@ MOST_TOGETHER = 4  # tiles, one behind the other
 
 def tiles_together(many: int, machine: Machine) -> int:
     """How many tiles of so many multiplications take no longer than handing one of them over."""
-    return (
-        0
-        if machine.cheap_hand_overs
-        else min(MOST_TOGETHER, int(machine.costs.hand_over_work) // many)
-    )
+    return min(MOST_TOGETHER, int(machine.costs.hand_over_work) // many)
 
 
 EXACT_WORK, EXACT_ROWS = 1 << 24, 9  # of a product of fp32 that is worth tiles of its own

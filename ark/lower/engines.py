@@ -61,9 +61,6 @@ ENGINES = {
         Engine(SWITCH, Capability.PEER_MULTICAST, 64 << 10),
     )
 }
-# Transfers up to so many bytes travel as packets. One thread writes packets word by word.
-PACKET_BYTES = 512 << 10
-PACKET_BYTES_SINGLE = 2 << 10
 # What can move a message, with its own signal, and what memory that the peer has in any case.
 MESSAGES = (PACKET, THREADS, BULK, DMA)
 TRANSFERS = (THREADS, BULK, DMA)
@@ -89,9 +86,13 @@ def choose_engine(
                 f"{', '.join(there) or 'no other for it'}"
             )
         return engine
-    limit = PACKET_BYTES_SINGLE if machine.has(Capability.SINGLE_THREAD) else PACKET_BYTES
-    packets = ENGINES[PACKET] in able and nbytes <= limit
+    packets = ENGINES[PACKET] in able and in_packets(machine, nbytes)
     return ENGINES[PACKET if packets else THREADS]
+
+
+def in_packets(machine: Machine, nbytes: int) -> bool:
+    """True where a transfer of so many bytes is faster as packets."""
+    return nbytes <= machine.costs.packet_bytes
 
 
 def measured(

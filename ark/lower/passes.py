@@ -88,7 +88,7 @@ def fuse_unit_attention(graph: Graph, context: Context) -> Graph:
 
 
 def _multiplies_attention(machine: Machine) -> bool:
-    boxed = machine.has(Capability.WGMMA) or machine.one_product_body
+    boxed = machine.has(Capability.WGMMA) or machine.has(Capability.ONE_PRODUCT_BODY)
     return machine.has(Capability.ATTENTION_UNITS) or (machine.variant.name == "matrix" and boxed)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ark.capability import Capability
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import AxisAttributes, ScatterAttributes
@@ -273,7 +272,7 @@ def _lower_scatter(lowering: Lowering, node: Node) -> None:
     count, size, spans = updates.shape[axis], out.shape[axis], 1
     tile, alone = (
         box_tile(frame, lowering.machine, count),
-        lowering.machine.has(Capability.SINGLE_THREAD),
+        not lowering.machine.cooperative,
     )
     if not alone and 2 * len(box_coords(frame, tile)) <= lowering.machine.processors:
         tile[3] = min(tile[3], lowering.machine.lanes)  # each thread's updates are in a row
@@ -293,7 +292,7 @@ def _by_rows(lowering: Lowering, node: Node) -> bool:
     source, ids, updates = node.inputs
     out, axis, machine = node.outputs[0], node.read(ScatterAttributes).axis, lowering.machine
     rows = math.prod(lines(out.shape, axis))
-    enough = machine.has(Capability.SINGLE_THREAD) or rows >= ROWS_EACH * machine.processors
+    enough = not machine.cooperative or rows >= ROWS_EACH * machine.processors
     return (
         enough
         and source.buffer.id != out.buffer.id

@@ -34,7 +34,7 @@ def lower_rows(lowering: Lowering, node: Node) -> None:
     row = out.shape[-1:]
     others = [t if t.shape == row else lowering.view(t, row) for t in others]
     few = 1
-    if node.hints is None and not machine.has(Capability.SINGLE_THREAD):
+    if node.hints is None and machine.cooperative:
         columns = source.shape[-1]
         few = min(2 * machine.warps, max(1, FEW // columns))
     if node.hints is None and len(out.shape) > 2:
@@ -73,7 +73,7 @@ def _dealt(source: IrTensor, out: IrTensor, machine: Machine) -> int:
     if (
         not large
         or machine.has(Capability.CLAIMS)
-        or machine.has(Capability.SINGLE_THREAD)
+        or not machine.cooperative
         or len(out.shape) != 2
         or source.shape != out.shape
     ):

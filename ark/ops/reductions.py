@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ark.capability import Capability
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import FLOATS, INTEGERS, DataType, fp32
 from ark.ir.fold import FOLDED, fold
@@ -117,7 +116,7 @@ def _across(count: int, source: IrTensor, machine: Machine) -> int:
     Parts that lie far apart, one a processor, took 80 us of 64M bf16 on an H100 where columns of
     the same bytes took 48.
     """
-    if machine.has(Capability.SINGLE_THREAD) or source.dtype.itemsize != 2:
+    if not machine.cooperative or source.dtype.itemsize != 2:
         return 0
     if count < machine.processors * LEAST_SPLIT:
         return 0

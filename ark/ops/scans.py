@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ark.capability import Capability
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ScanAttributes
 from ark.ir.fold import fold
@@ -83,7 +82,7 @@ def _lower_scan(lowering: Lowering, node: Node) -> None:
     machine = lowering.machine
     tile = box_tile(frame, machine, out.shape[axis])
     tasks = math.prod(-(-n // t) for n, t in zip(fold(frame), tile, strict=True))
-    if tasks < machine.processors and not machine.has(Capability.SINGLE_THREAD):
+    if tasks < machine.processors and machine.cooperative:
         tile[3] = min(tile[3], machine.lanes)  # neighbours that a block goes along together
     lowering.emit(
         "scan",

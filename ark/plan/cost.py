@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
+from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.access import Region, region
@@ -93,7 +94,7 @@ def busied(plan: Plan, machine: Machine) -> int:
     """How many of the machine's processors the plan's one phase is worth: one that is a thread is
     started by each launch, and spins where it waits.
     """
-    if not machine.starts_processors:
+    if not machine.has(Capability.STARTS_PROCESSORS):
         return machine.processors
     return min(machine.processors, max(1, int(work(plan, 0) / EACH_US)))
 
@@ -187,10 +188,11 @@ def _operations(sig: Signature, machine: Machine) -> float:
     if sig.kind not in PRODUCTS:
         return costs.scalar_rate
     least = min(sig.read(TiledParams).tile) if sig.kind == "matmul" else FEW + 1
-    if least <= FEW and not machine.one_product_body and machine.variant.name != "matrix":
+    several = not machine.has(Capability.ONE_PRODUCT_BODY)
+    if several and least <= FEW and machine.variant.name != "matrix":
         return costs.few_rate if least >= LEAST_FEW else costs.scalar_rate
     units = machine.tflops * 1e6 / machine.processors
-    if sig.operands[0].dtype == "fp32" and not machine.one_product_body:
+    if several and sig.operands[0].dtype == "fp32":
         return units / 2 if sig.read(_Product).tf32 else costs.exact_rate
     return 2 * units if sig.operands[0].itemsize == 1 else units
 

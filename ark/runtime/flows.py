@@ -15,7 +15,6 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ark.capability import Capability
 from ark.codegen.layout import FLOW_TASKS
 from ark.ir.fold import fold
 from ark.plan import kind as kinds
@@ -119,7 +118,7 @@ def _known(plan: Plan, phase: int) -> Known:
     neighbours.
     """
     machine = machine_of(plan, phase)
-    if machine.variant.name != "block" or machine.has(Capability.SINGLE_THREAD):
+    if machine.variant.name != "block" or not machine.cooperative:
         return {}
     ops = {task.op for tasks in plan.phases[phase].processors for task in tasks}
     known: dict[object, int] = {}

@@ -46,7 +46,7 @@ class Kernel:
         if processors not in self._grids:
             machine, shared_bytes = self.machine, self.program.emitted.scratch_bytes
             blocks = processors
-            if machine.movers_apart:
+            if not machine.cooperative:
                 blocks = machine.with_processors(processors).lists
             grid = Grid(blocks, machine.threads, shared_bytes + machine.ring_bytes)
             self._grids[processors] = grid

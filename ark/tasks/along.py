@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from ark.capability import Capability
 from ark.ir.fold import fold
 from ark.machine import Machine
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register
@@ -145,7 +144,7 @@ def _pieces(sig: Signature, machine: Machine) -> tuple[bool, int] | None:
     params = sig.read(ScanParams)
     shape, axis, tile = sig.operands[1].shape, params.axis, params.tile
     shared = any(o.per_item > 1 for o in sig.operands)
-    if machine.has(Capability.SINGLE_THREAD) or shared or shape[axis] < machine.lanes:
+    if not machine.cooperative or shared or shape[axis] < machine.lanes:
         return None
     if axis != len(shape) - 1 and 2 * tile[3] >= machine.lanes:
         return (False, machine.warps) if shape[axis] >= AHEAD * machine.warps else None

@@ -28,7 +28,6 @@ from typing import Annotated, TypeVar
 import msgspec
 import numpy as np
 
-from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
@@ -148,13 +147,13 @@ class AttentionTiles(TaskKind):
 
 def _scratch(sig: Signature, machine: Machine, chunk: int, strip: int) -> int:
     width = sig.read(AttentionTilesParams).head_dim
-    keys = chunk * width if machine.has(Capability.SINGLE_THREAD) else 1
+    keys = chunk * width if not machine.cooperative else 1
     return 4 * (strip * (2 * width + chunk + 3) + keys)
 
 
 def _cut(sig: Signature, machine: Machine) -> tuple[int, int]:
     """Keys and rows that the common body takes at a time; fewer rows where the ring leaves less."""
-    chunk, strip = (64, 32) if machine.has(Capability.SINGLE_THREAD) else (32, 16)
+    chunk, strip = (64, 32) if not machine.cooperative else (32, 16)
     strip = min(strip, sig.read(AttentionTilesParams).rows)
     room = machine.shared_bytes - machine.ring_bytes
     while strip > 1 and _scratch(sig, machine, chunk, strip) > room:

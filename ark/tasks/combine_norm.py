@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from ark.capability import Capability
 from ark.ir.dtype import by_name
 from ark.machine import Machine
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
@@ -129,7 +128,7 @@ class CombineNorm(TaskKind):
         """
         shares, held = sig.operands[:-3], self._held(sig, machine)
         apart = any(o.packet or o.system for o in shares)
-        if machine.has(Capability.SINGLE_THREAD) or not held or apart:
+        if not machine.cooperative or not held or apart:
             return 0
         there = sig.operands[-1].shape[0] // sig.read(CombineNormParams).columns
         return min(MOST_ROWS, MOST_CHUNKS // (held * len(shares)), there)

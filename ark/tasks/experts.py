@@ -15,7 +15,6 @@ from typing import Annotated
 
 import msgspec
 
-from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import (
@@ -89,7 +88,7 @@ class TopK(TaskKind):
         a block sorts; (0, 0) where it does not.
         """
         n, k = sig.operands[0].shape[1], sig.read(TopKParams).k
-        if machine.has(Capability.SINGLE_THREAD) or k < LEAST_SORTED or self._each(sig, machine):
+        if not machine.cooperative or k < LEAST_SORTED or self._each(sig, machine):
             return 0, 0
         all_of, run = (1 << (m - 1).bit_length() for m in (n, max(k, machine.lanes)))
         room = (machine.shared_bytes - machine.ring_bytes) // 2

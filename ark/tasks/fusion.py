@@ -18,7 +18,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ark.capability import Capability
 from ark.ir.fold import FOLDED, fold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
@@ -138,7 +137,7 @@ class Fusion(TaskKind):
         return (*HEADERS, text.header("fusion.h"))
 
     def apart(self, sig: Signature, machine: Machine) -> int:
-        return 0 if machine.has(Capability.SINGLE_THREAD) else 1
+        return 0 if not machine.cooperative else 1
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         return text.function(name, _Body(sig).write(1 if machine.lanes > 1 else LANES))

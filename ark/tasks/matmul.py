@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ark.capability import Capability
 from ark.ir.fold import fold, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
@@ -162,7 +161,7 @@ class Matmul(TaskKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         rows, columns = sig.read(MatmulParams).tile
-        if not machine.has(Capability.SINGLE_THREAD):
+        if machine.cooperative:
             if matmul_small.served(sig, machine):
                 return matmul_small.scratch(sig, machine)
             form = served(sig, machine)

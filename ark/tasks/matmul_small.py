@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-from ark.capability import Capability
 from ark.ir.fold import fold
 from ark.machine import Machine
 from ark.plan.kind import Signature
@@ -28,7 +27,7 @@ def small(sig: Signature, machine: Machine) -> bool:
     shape = fold(sig.operands[2].shape)
     many = shape[0] * shape[1] >= LEAST * machine.processors
     fits = max(m, n) <= MOST and k <= MOST_DEPTH
-    if not (many and fits) or machine.has(Capability.SINGLE_THREAD) or paired(sig):
+    if not (many and fits) or not machine.cooperative or paired(sig):
         return False
     if params.windows or params.splits > 1 or sums_of(sig) == "int32":
         return False

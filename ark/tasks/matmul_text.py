@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import expression, matmul_small, text
@@ -46,7 +45,7 @@ def staged(sig: Signature, machine: Machine) -> int:
     params = sig.read(MatmulParams)
     rows, columns = params.tile
     _, _, k = dims(sig)
-    alone = machine.has(Capability.SINGLE_THREAD) or bool(params.windows)
+    alone = not machine.cooperative or bool(params.windows)
     if alone or paired(sig) or sums_of(sig) == "int32" or part_of_k(sig) < k:
         return 0
     few = rows < 2 or rows * columns * k < LEAST_STAGED
@@ -68,10 +67,10 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     pairs = paired(sig)
     shape: tuple[Any, ...] = (*params.tile, *dims(sig)[:2])
     callee = "ark_matmul_pairs" if pairs else "ark_matmul"
-    if machine.has(Capability.SINGLE_THREAD) and params.tile[0] >= FEW_ROWS:
+    if not machine.cooperative and params.tile[0] >= FEW_ROWS:
         transposed = (params.transpose_a, params.transpose_b)
         callee, shape = "ark_matmul_blocked", (*shape, DEPTH, pairs, *transposed)
-    elif machine.has(Capability.SINGLE_THREAD) and not pairs and not params.transpose_b:
+    elif not machine.cooperative and not pairs and not params.transpose_b:
         callee = "ark_matmul_alone"
     elif matmul_small.served(sig, machine):
         sides = _line(sig, 0), _line(sig, 1)

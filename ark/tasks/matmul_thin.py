@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ark.capability import Capability
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
@@ -39,7 +38,7 @@ class Thin:
 
 def thin(sig: Signature, machine: Machine) -> Thin | None:
     """The form of such a product, whatever its tile; None if it is none."""
-    if machine.has(Capability.SINGLE_THREAD) or paired(sig) or sig.read(MatmulParams).windows:
+    if not machine.cooperative or paired(sig) or sig.read(MatmulParams).windows:
         return None
     if any(o.packet for o in sig.operands):
         return None

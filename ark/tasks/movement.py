@@ -15,7 +15,6 @@ from typing import Annotated
 
 import msgspec
 
-from ark.capability import Capability
 from ark.ir.fold import fold
 from ark.ir.values import MAX_DIMS
 from ark.machine import Machine
@@ -93,7 +92,7 @@ class Transpose(TaskKind):
     def scratch(self, sig: Signature, machine: Machine) -> int:
         size = sig.operands[0].itemsize
         apart = SQUARE * size + max(4, size)  # bytes between rows of a square
-        return 0 if machine.has(Capability.SINGLE_THREAD) else SQUARE * apart
+        return 0 if not machine.cooperative else SQUARE * apart
 
     def headers(self) -> tuple[str, ...]:
         return (*pointwise.HEADERS, text.header("transpose.h"))

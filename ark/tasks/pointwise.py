@@ -17,7 +17,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ark.capability import Capability
 from ark.ir.fold import fold, tile_of, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
@@ -122,7 +121,7 @@ class Pointwise(TaskKind):
 
     def apart(self, sig: Signature, machine: Machine) -> int:
         params = sig.read(PointwiseParams)
-        if machine.has(Capability.SINGLE_THREAD) or any(o.per_item > 1 for o in sig.operands):
+        if not machine.cooperative or any(o.per_item > 1 for o in sig.operands):
             return 0
         pack, packed = _Box(sig, params.expr, params.tile, {}).pack()
         # Where addresses are looked at when the body runs, other tasks may have other packs.
@@ -175,7 +174,7 @@ def write_box(
     writer = _Box(sig, expr, tile, dict(places or {}), guard, once, apart)
     if sig.operands[out].per_item > 1:
         return declare + writer.shared()
-    if machine.has(Capability.SINGLE_THREAD):
+    if not machine.cooperative:
         return declare + writer.nested()
     pack, packed = writer.pack()
     if pack == 1:

@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ark.capability import Capability
 from ark.ir.fold import FOLDED, fold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
@@ -149,7 +148,7 @@ class Reduce(TaskKind):
         size = 8 if _compute(sig) == "ark_i64" else 4
         if self._last(sig):
             return 2 * size * machine.warps
-        if machine.has(Capability.SINGLE_THREAD):
+        if not machine.cooperative:
             return size * int(sig.read(ReduceParams).tile[3])
         pack, across = self._across(sig, machine)
         return size * threads // across * across * pack
@@ -244,7 +243,7 @@ class Reduce(TaskKind):
         out = len(sig.operands) - 1
         names = text.indices(sig.operands[out].shape, [*NAMES[:3], "0"])
         pack, narrow, deep = self._pack(sig), 1, DEEP_PACKS
-        if machine.has(Capability.SINGLE_THREAD):
+        if not machine.cooperative:
             pack, narrow, deep = SIDE_BY_SIDE, SIDE_BY_SIDE, 1
         many = math.prod(sig.read(ReduceParams).tile[:3]) >= machine.warps
         columns = fold(sig.operands[0].shape)[3]
@@ -283,9 +282,7 @@ class Reduce(TaskKind):
         outer, packs = math.prod(tile[:3]), math.prod(tile) // pack
         rounds = -(-packs // (machine.lanes * machine.warps))
         # Else the block reduces one outer index after the other, with two barriers for each.
-        alone = (
-            not machine.has(Capability.SINGLE_THREAD) and outer * LOADS_OF_BARRIERS > rounds * count
-        )
+        alone = machine.cooperative and outer * LOADS_OF_BARRIERS > rounds * count
         constants = (*self._forms(sig), count, stride, pack, DEEP_PACKS, across, scalar, alone)
         arguments = (
             self._source(sig, NAMES, inner),

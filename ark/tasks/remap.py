@@ -23,7 +23,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ark.capability import Capability
 from ark.ir.fold import fold
 from ark.ir.values import MAX_DIMS
 from ark.machine import Machine
@@ -126,7 +125,7 @@ class Remap(TaskKind):
         fill = f"{int(value)}ll" if integer else text.literal(value)
         guard = (" && ".join(conditions), fill)
         tile = params.tile
-        if conditions and NAMES[3] not in guard[0] and not machine.has(Capability.SINGLE_THREAD):
+        if conditions and NAMES[3] not in guard[0] and machine.cooperative:
             texts = nearest  # so that several packs are loaded side by side, without branches
         return text.function(
             name, write_box(sig, COPY, tile, machine, places={0: texts}, guard=guard, apart=True)

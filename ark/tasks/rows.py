@@ -215,7 +215,7 @@ class RowNorm(TaskKind):
         """
         columns = sig.operands[-1].shape[-1]
         pack = packs((sig.operands[0], sig.operands[-1]), columns)
-        if machine.has(Capability.SINGLE_THREAD):
+        if not machine.cooperative:
             return None
         itemsize = sig.operands[0].itemsize
         part = 1 << (-(-columns // pack) - 1).bit_length()
@@ -238,7 +238,7 @@ class RowNorm(TaskKind):
         constants = (
             ROW_OPS[sig.read(RowNormParams).function],
             *row_constants(sig),
-            SIDE_BY_SIDE if machine.has(Capability.SINGLE_THREAD) else 1,
+            SIDE_BY_SIDE if not machine.cooperative else 1,
             self._kept(sig, machine),
             folds(machine),
             *(self._held(sig, machine) or (0, 0, 0, 0, 0)),

@@ -18,7 +18,6 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from ark.capability import Capability
 from ark.ir.fold import fold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
@@ -137,11 +136,11 @@ class Scatter(TaskKind):
     def _together(self, sig: Signature, machine: Machine) -> bool:
         """Do all threads of a block look for the updates of their places?"""
         same = same_places(sig.operands[0].shape, sig.read(ScatterParams).axis)
-        return same and not machine.has(Capability.SINGLE_THREAD)
+        return same and machine.cooperative
 
     def _by_rows(self, sig: Signature, machine: Machine) -> bool:
         """Does each warp have lines to itself?"""
-        copied, alone = len(sig.operands) == 4, machine.has(Capability.SINGLE_THREAD)
+        copied, alone = len(sig.operands) == 4, not machine.cooperative
         return _of_rows(sig) and (copied or alone or sig.operands[1].shape[-1] >= LINE_UPDATES)
 
     def _rooms(self, sig: Signature, machine: Machine) -> int:
@@ -207,7 +206,7 @@ class Scatter(TaskKind):
                 f"  ark_each_update_found{span}ARK_SCRATCH(c), [&](const ArkUpdates& updates) {{\n"
                 f"{each_index(tile, frame, apply)}  }});\n"
             )
-        elif not machine.has(Capability.SINGLE_THREAD):
+        elif machine.cooperative:
             apply = (
                 f"    ark_apply_line<{compute}, {many}, {size}>(c,\n"
                 f"        [&](int n) {{ (void)n; return p0[{at[0]}]; }},\n{updated}"

@@ -14,7 +14,6 @@ from typing import Annotated, Literal, Protocol
 
 import msgspec
 
-from ark.capability import Capability
 from ark.ir.fold import fold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
@@ -164,7 +163,7 @@ class Pool(TaskKind):
         join = "total = v > total || v != v ? v : total;" if most else "total += v;"
         # Many threads load something where there is nothing, so that a window's loads, and those of
         # several windows, are under way together.
-        together = not machine.has(Capability.SINGLE_THREAD) and math.prod(p.size) <= MOST_TOGETHER
+        together = machine.cooperative and math.prod(p.size) <= MOST_TOGETHER
         there = " && ".join(f"inside{d}" for d in range(spatial)) if together else "true"
         value = f"{there} ? loaded : {start}" if together else "loaded"
         inner = (
@@ -188,7 +187,7 @@ class Pool(TaskKind):
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1", const=False)
         if not together:
             body = f"{total}    const float made = {result};\n    {store}\n"
-            each = in_order if machine.has(Capability.SINGLE_THREAD) else each_index
+            each = in_order if not machine.cooperative else each_index
             return text.function(name, declare + each(p.tile, fold(out), body))
         at4 = ", ".join(f"int {i}" for i in NAMES)
         unused = " ".join(f"(void){i};" for i in NAMES)

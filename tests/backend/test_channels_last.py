@@ -12,7 +12,6 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.capability import Capability
 from ark.lower.rewrite import channels_last
 from tests.opcheck import Case, check
 
@@ -30,7 +29,7 @@ SHAPES: list[tuple[Any, Any, dict[str, Any]]] = [
 def test_convolutions_of_turned_channels(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     with contextlib.closing(registry.get(backend).open(0)) as device:
-        if device.machine.has(Capability.SINGLE_THREAD):
+        if not device.machine.cooperative:
             pytest.skip("the processors have one thread each")
     monkeypatch.setattr(channels_last, "LEAST_WORK", 1)
     ark.init(backend=backend)

@@ -92,7 +92,7 @@ def test_claimed_tiles_are_numpys(backend: str, case: str) -> None:
     values = np.random.default_rng(3).integers(-4, 4, (ROWS, columns)).astype(dtype.numpy)
     opened = registry.get(backend)
     with contextlib.closing(opened.open(0)) as device:
-        lone = device.machine.has(Capability.SINGLE_THREAD)
+        lone = not device.machine.cooperative
         made = _planned(model, device, True)
         verify([made])
         claiming = {op.params["kind"] for op in made.ops if op.claims is not None}

@@ -10,7 +10,6 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.capability import Capability
 from ark.codegen.writer import write
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import DataType, bf16, fp32
@@ -66,7 +65,7 @@ def test_chains_of_small_ops_are_numpys(backend: str, case: str, dtype: DataType
     with contextlib.closing(opened.open(0)) as device:
         made = plan(model.graph, device.machine, {"fuse": False})
         verify([made])
-        lone = device.machine.has(Capability.SINGLE_THREAD)
+        lone = not device.machine.cooperative
         assert lone or sum(map(len, flows(made).values())) >= going_on
         machine = machine_of(made, 0)
         source = write(made, machine, opened.dialect(device.machine.arch)).source.text

@@ -177,7 +177,7 @@ def test_rows_that_are_dealt(backend: str, monkeypatch: pytest.MonkeyPatch) -> N
             ready = plan(model.graph, machine, {"fuse": False})
             verify([ready])
             rows = [op.params for op in ready.ops if op.kind == "rownorm"]
-            apart = not least and not device.machine.has(Capability.SINGLE_THREAD)
+            apart = not least and device.machine.cooperative
             assert [p.get("dealt", False) for p in rows] == [apart] * 4
             with Executor(ready, chosen, device) as executor:
                 executor.write("x", x)

@@ -45,7 +45,7 @@ Body = Callable[[int], object]
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small shapes overlap too."""
-    monkeypatch.setattr("ark.lower.rewrite.overlap_collectives.PACKET_BYTES", 0)
+    monkeypatch.setattr("ark.lower.rewrite.overlap_collectives.in_packets", lambda *_: False)
 
 
 def rounded(world: int, rows: int) -> int:
@@ -344,7 +344,7 @@ def test_plans_are_the_same_each_time() -> None:
 @pytest.mark.parametrize("case", ["engine", "two readers", "small", "residual", "off"])
 def test_what_stays_apart(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if case == "small":
-        monkeypatch.setattr("ark.lower.rewrite.overlap_collectives.PACKET_BYTES", 1 << 20)
+        monkeypatch.setattr("ark.lower.rewrite.overlap_collectives.in_packets", lambda *_: True)
 
     def make(rank: int) -> None:
         a, b = ark.tensor([64, 32], name="a"), ark.tensor([32, 64], name="b")

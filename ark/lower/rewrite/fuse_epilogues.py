@@ -45,7 +45,7 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
     if machine.variant.name == "roles":
         return graph
     matrix, units = machine.variant.name == "matrix", machine.has(Capability.K_PARTS)
-    everywhere = matrix or units or machine.one_product_body
+    everywhere = matrix or units or machine.has(Capability.ONE_PRODUCT_BODY)
     private = read_once(graph, kept)
     products: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
     written = WritesSoFar()

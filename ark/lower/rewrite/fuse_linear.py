@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ark.capability import Capability
 from ark.ir.dtype import FLOATS, bf16, fp16
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -28,7 +27,6 @@ EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
 FROM_MEMORY = ("attention", "swiglu_pairs")
 """Ops whose result each reader reads piece by piece where it is too much for packets."""
 BOX = 16  # bytes at whose multiples rows begin that box copies load
-MAX_STREAM_ROWS = 8  # more input rows than this fill matrix units, where a machine has them
 
 
 def fuse_linear(graph: Graph, context: Context) -> Graph:
@@ -91,7 +89,6 @@ def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
     """from_memory: may its input be rounded where it is made, and stay in memory?"""
     x, weight = node.inputs
     rows = x.shape[0]
-    limit = 64 if machine.has(Capability.SINGLE_THREAD) else MAX_STREAM_ROWS
     return (
         weight.buffer.arena == "parameter"
         and weight.dense
@@ -100,7 +97,7 @@ def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
         and len(x.shape) == len(weight.shape) == 2
         and bool(node.attrs["transpose_b"])
         and not node.attrs["transpose_a"]
-        and rows <= limit
+        and rows <= machine.costs.stream_rows
         and not _boxed(weight, machine)
         and _room(rows, weight, machine, from_memory)
     )

@@ -37,7 +37,7 @@ def fuse_regions(graph: Graph, context: Context) -> Graph:
     Where a processor has many threads, a small op takes as long as handing its result over, so that
     two are worth joining.
     """
-    kept, handed = context.kept, not context.machine.cheap_hand_overs
+    kept, handed = context.kept, context.machine.costs.hand_over_work > 0
     touches = graph.view.touches
     nodes: list[Node] = []
     run: list[Node] = []

@@ -81,7 +81,7 @@ def _unboxed(windows: Node, product: Node, machine: Machine) -> Node | None:
         return None
     if product.attrs["transpose_a"] or product.attrs["transpose_b"] or product.attrs.get("gated"):
         return None
-    alone = machine.one_product_body
+    alone = machine.has(Capability.ONE_PRODUCT_BODY)
     served = alone or not _scalar(product) or _exact(product, depth, machine)
     if rows >= (PACKED_ROWS if alone else FEW_ROWS) and served:
         return None

@@ -16,7 +16,7 @@ from typing import Any
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import touched
 from ark.ir.values import Buffer, Tensor
-from ark.lower.engines import AUTO, ONE_SHOT, PACKET, PACKET_BYTES, measured
+from ark.lower.engines import AUTO, ONE_SHOT, PACKET, in_packets, measured
 from ark.lower.products import GATHER, SHARE, SUM
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_linear import still
@@ -83,7 +83,7 @@ class _Finder:
 
     def _in_packets(self, kind: str, nbytes: int) -> bool:
         found = measured(self.options, self.machine, COLLECTIVES[kind], ONE_SHOT, nbytes)
-        return nbytes <= PACKET_BYTES if found == AUTO else found == PACKET
+        return in_packets(self.machine, nbytes) if found == AUTO else found == PACKET
 
     def _open_to_peers(self, graph: Graph, buffer: Buffer, node: Node) -> None:
         """Lets peers put their parts of a sum where it is read, if it is plain memory of ours that

@@ -39,7 +39,14 @@ def model(processors: int, memory_bytes: int = 0) -> Machine:
         bandwidth_gbps=12.0 * processors,
         tflops=0.05 * processors,
         costs=Costs(signal_us=0.3, cache_rate=12e3 * processors, scalar_rate=50e3, exact_rate=50e3),
-        capabilities=(Capability.SINGLE_THREAD, Capability.PEER_PACKETS, Capability.PROXY),
+        capabilities=(
+            Capability.SINGLE_THREAD,
+            Capability.ONE_PRODUCT_BODY,
+            Capability.STARTS_PROCESSORS,
+            Capability.HOST_MEMORY,
+            Capability.PEER_PACKETS,
+            Capability.PROXY,
+        ),
     )
 
 

@@ -26,7 +26,12 @@ def model(cores: int) -> Machine:
         memory_bytes=cores * CORE_BYTES,
         bandwidth_gbps=12.0 * cores,
         tflops=0.05 * cores,
-        capabilities=(Capability.SINGLE_THREAD,),
+        capabilities=(
+            Capability.SINGLE_THREAD,
+            Capability.ONE_PRODUCT_BODY,
+            Capability.STARTS_PROCESSORS,
+            Capability.HOST_MEMORY,
+        ),
     )
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from functools import cache
 
 from ark.capability import Capability
+from ark.costs import ESTIMATED, Costs
 from ark.ir.dtype import by_name
 from ark.ir.graph import Graph
 from ark.machine import Machine
@@ -29,18 +30,28 @@ CONFIG = LlamaConfig(
 )
 
 
+OF_THREADS = (
+    Capability.SINGLE_THREAD,
+    Capability.ONE_PRODUCT_BODY,
+    Capability.STARTS_PROCESSORS,
+    Capability.HOST_MEMORY,
+)
+COOPERATIVE_COSTS = Costs(packet_bytes=512 << 10, stream_rows=8, hand_over_work=32768.0)
+
+
 def machine(processors: int, *capabilities: Capability, warps: int = 1) -> Machine:
     """A machine model for tests; warps > 1 makes it look like a GPU."""
-    threads = (Capability.SINGLE_THREAD,) if warps == 1 else ()
+    cooperative = warps > 1
     return Machine(
         name="test",
         arch="test",
         backend="test",
         processors=processors,
-        lanes=1 if warps == 1 else 32,
+        lanes=32 if cooperative else 1,
         shared_bytes=1 << 20,
         variants=(block(warps),),
-        capabilities=(*capabilities, *threads),
+        capabilities=(*capabilities, *(() if cooperative else OF_THREADS)),
+        costs=COOPERATIVE_COSTS if cooperative else ESTIMATED,
     )
 
 

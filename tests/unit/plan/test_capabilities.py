@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import ark
 from ark.backend import registry
 from ark.capability import Capability
 from ark.errors import PlanError
+from ark.lower.engines import choose_engine
 from ark.machine import Machine
 from ark.plan import schema
 from ark.plan.serialize import machine_entry
@@ -66,25 +68,29 @@ def test_more_and_fewer() -> None:
     assert more.without_capabilities(Capability.CLAIMS) == model
 
 
-def test_a_single_thread_is_asked_for_where_a_body_depends_on_it() -> None:
-    """All else has a question of its own: see the properties of Machine."""
+def test_no_module_asks_for_a_single_thread() -> None:
+    """Bodies ask whether threads share a task (`Machine.cooperative`); all else that differs is a
+    cost or a capability of its own.
+    """
     root = Path(ark.__file__).parent
-    asking = {
+    asking = [
         str(path.relative_to(root))
         for path in root.rglob("*.py")
         if "Capability.SINGLE_THREAD" in path.read_text()
-    }
-    forms = {path for path in asking if path.split("/")[0] in ("tasks", "ops")}
-    assert asking - forms == {
-        "machine.py",  # which answers the questions
-        "codegen/bodies.py",  # may warps of a block go on without meeting
-        "lower/engines.py",  # one thread writes packets word by word
-        "lower/rewrite/fuse_linear.py",  # how many rows a thread's sums hold
-        "runtime/flows.py",  # as codegen/bodies.py
-    }
+    ]
+    assert asking == ["machine.py"]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_lanes_and_a_single_thread_agree(name: str) -> None:
+def test_lanes_and_shared_tasks_agree(name: str) -> None:
     model = registry.machine(name)
-    assert model.coalesces != model.has(Capability.SINGLE_THREAD)
+    assert model.coalesces == model.cooperative
+
+
+def test_a_machine_of_single_threads_may_differ_in_the_rest() -> None:
+    model = registry.machine("cpu-2")
+    own = model.without_capabilities(Capability.HOST_MEMORY, Capability.ONE_PRODUCT_BODY)
+    assert not own.cooperative and own.has(Capability.STARTS_PROCESSORS)
+    assert choose_engine(model, 1 << 16).name == "threads"
+    costs = dataclasses.replace(model.costs, packet_bytes=1 << 20)
+    assert choose_engine(dataclasses.replace(model, costs=costs), 1 << 16).name == "packet"
