@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ark.parallel.plans.auto import best
 from ark.parallel.plans.predict import NAMES, predict
 from ark.parallel.plans.prediction import Prediction, Target, Work
 from ark.parallel.plans.splits import Splits
+from ark.parallel.plans.work import Whole, whole_in
 
 MOST_RANKS = 4096
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -157,7 +159,14 @@ def _graph(args: argparse.Namespace) -> Any:
     return whole_pass(config, dtype, rows)
 
 
+def _work(made: Prediction) -> tuple[float, tuple[Whole, ...]]:
+    """A rank's part of its stage's work, and the ops that all ranks of the stage compute."""
+    nodes = [node for cost in made.blocks for node in cost.block.nodes]
+    return whole_in(nodes, made.options, [made.mesh[axis] for axis in made.axes])
+
+
 def _object(made: Prediction) -> dict[str, Any]:
+    share, replicated = _work(made)
     return {
         "mesh": list(made.mesh),
         "plan": list(made.names),
@@ -169,6 +178,7 @@ def _object(made: Prediction) -> dict[str, Any]:
         "gradients": {"bytes": made.synced_bytes, "us": made.synced_us},
         "send": {"bytes": made.send_bytes, "us": made.send_us},
         "update_us": made.update_us,
+        "work": {"share": share, "replicated": [dataclasses.asdict(op) for op in replicated]},
         "blocks": [
             {
                 "name": cost.block.name,
@@ -210,6 +220,17 @@ def _show(made: Prediction, memory: int | None) -> None:
     moved = ", ".join(
         f"{m.op.replace('_', ' ')} {m.bytes / 1e6:.1f} MB" for c in layer.changes for m in c.moves
     )
+    share, replicated = _work(made)
+    several = math.prod(made.mesh[axis] for axis in made.axes)
+    if several > 1:
+        shares: Counter[str] = Counter()
+        for op in replicated:
+            shares[op.type] += op.share
+        listed = ", ".join(f"{kind} {part:.1%}" for kind, part in shares.most_common(3))
+        print(
+            f"each of {several} ranks that split ops does {share:.1%} of the work; all of them "
+            f"repeat {sum(shares.values()):.1%}{f' ({listed})' if listed else ''}"
+        )
     print(f"{layer.block.name}: {layer.forward_us:.0f} us; moves {moved or 'nothing'}")
     print(
         f"{made.send_bytes / 1e6:.1f} MB between stages, {made.synced_bytes / 1e6:.1f} MB of "

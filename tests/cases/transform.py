@@ -53,8 +53,9 @@ def inputs_of(graph: Graph, seed: int) -> dict[str, np.ndarray]:
 def one_device(graph: Graph, inputs: dict[str, np.ndarray]) -> np.ndarray:
     memory = Interpreter()
     for tensor in graph.tensors:
-        if tensor.buffer.name in inputs and tensor.shape == tensor.extents:
-            memory.view(tensor)[...] = inputs[tensor.buffer.name]
+        array = inputs.get(tensor.buffer.name)
+        if array is not None and tensor.shape == tensor.extents == array.shape:
+            memory.view(tensor)[...] = array
     memory.run(graph, 0)
     return memory.view(graph.nodes[-1].outputs[0]).copy()
 

@@ -83,9 +83,9 @@ class Costs:
             whole: State = ("R",) * len(self.mesh)
             inputs = (whole,) * len(node.inputs)
             out = sum(t.nbytes for t in node.outputs)
-            us = self._us(node, _flops(node), sum(_touched(node)), inputs, whole)
+            us = self._us(node, arithmetic(node), sum(_touched(node)), inputs, whole)
             return [Option((None,) * len(self.mesh), inputs, whole, us, inputs, out)]
-        sizes = annotation.sizes([t.shape for t in (*node.inputs, *node.outputs)])
+        sizes = annotation.sizes([t.shape for t in (*node.inputs, node.outputs[0])])
         through = through or {}
         free = sorted((set(sizes) | set(through)) - annotation.frozen - {"1"})
         options = []
@@ -134,12 +134,12 @@ class Costs:
             for letter, state in zip(choice, inputs[-1], strict=True)
         )
         # Partial sums of a value are as large as the value.
-        work = _flops(node) / math.prod(n for letter, n in parts.items() if letter != VALUE)
+        work = arithmetic(node) / math.prod(n for letter, n in parts.items() if letter != VALUE)
+        tensors = (*node.inputs, *node.outputs)
+        states_of = [*inputs[:-1], *[output] * len(node.outputs)]
         moved = sum(
             touched * self.local(tensor, state) / tensor.elements
-            for tensor, state, touched in zip(
-                (*node.inputs, *node.outputs), (*inputs[:-1], output), _touched(node), strict=True
-            )
+            for tensor, state, touched in zip(tensors, states_of, _touched(node), strict=True)
         )
         out = node.outputs[0]
         saved = self.local(out, output) * out.dtype.itemsize
@@ -202,12 +202,12 @@ def of_gradient(state: State) -> State:
     return tuple("R" if kind == "V" else kind for kind in state)
 
 
-def _flops(node: Node) -> float:
-    """Arithmetic of a node; causal attention computes half of all pairs."""
+def arithmetic(node: Node) -> float:
+    """The operations of a node; causal attention computes half of all pairs."""
     out = node.outputs[0] if node.outputs else node.inputs[0]
     if node.type == "matmul":
         return 2.0 * out.elements * node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
-    if node.type == "expert_linear":
+    if node.type in ("expert_linear", "quantized_linear"):
         return 2.0 * out.elements * node.inputs[1].shape[-1]
     if node.type == "attention":
         return 2.0 * out.elements * node.inputs[1].shape[-2]

@@ -21,9 +21,10 @@ from ark.parallel.pipeline.named import PIPELINES
 from ark.parallel.plans.blocks import blocks_of, isomorphic
 from ark.parallel.plans.by_name import NAMED, copies_plan, pipeline_plan
 from ark.parallel.plans.choices import Choice, Costs, Option
-from ark.parallel.plans.rules import PLANS, allowed
+from ark.parallel.plans.rules import PLANS, allowed, roles_of
 from ark.parallel.plans.search import Kept, Memory, Solution, search
 from ark.parallel.plans.times import Rates, rates_of
+from ark.parallel.plans.work import Whole, shares, whole
 from ark.parallel.transform import ParallelGraph, Piece, RankGraphs, materialise
 from ark.parallel.transform.materialise import IN_PLACE
 
@@ -39,12 +40,15 @@ class Parallelized:
 
     ranks: their graphs, and the part of each external tensor that a rank holds.
     solution: the choices, their predicted time and the parameters' bytes of a rank; None for a plan
-    of the user.
+    of the user. work: for each rank its share of one device's arithmetic. whole: what several ranks
+    compute alike, with its share and the reason, the largest share first.
     """
 
     plan: ParallelGraph
     ranks: RankGraphs
     solution: Solution | None
+    work: tuple[float, ...]
+    whole: tuple[Whole, ...]
 
 
 def parallelize(
@@ -104,7 +108,7 @@ def parallelize(
         )
     if callable(plan):
         plan(split)
-        return Parallelized(split, materialise(split), None)
+        return _written(split, None)
     staged = len(names) == len(axes) == 2 and names[0] in STAGED and names[1] in PLANS
     if staged:  # the ops are split over a stage's ranks only
         first, names, axes = names[0], names[1:], axes[1:]
@@ -117,7 +121,8 @@ def parallelize(
             "function"
         )
     options = {n.id: costs.options(n, split.carried.get(n.id)) for n in split.nodes}
-    able = {node.id: allowed(node, options[node.id], names) for node in split.nodes}
+    roles = roles_of(split.nodes)
+    able = {node.id: allowed(roles, node, options[node.id], names) for node in split.nodes}
     kept = _kept(split)
     _agree(kept, able, options)
     memory = None if memory_bytes is None else Memory(memory_bytes)
@@ -129,7 +134,11 @@ def parallelize(
             split.op_assign(piece, *_ranks_at(at, axes))
     if staged:
         pipeline_plan(first, {}, lambda n: min(o.us for o in costs.options(n)), axes[0])(split)
-    return Parallelized(split, materialise(split), solution)
+    return _written(split, solution)
+
+
+def _written(split: ParallelGraph, solution: Solution | None) -> Parallelized:
+    return Parallelized(split, materialise(split), solution, shares(split), whole(split))
 
 
 def _by_name(

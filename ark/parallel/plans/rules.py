@@ -5,67 +5,126 @@ A rule does not restrict choices that it does not name; ark.parallel.plans.searc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from ark.errors import UnsupportedError
 from ark.ir.graph import Node
 from ark.parallel.plans.choices import Option
+from ark.parallel.transform import annotate
 from ark.parallel.transform.carried import EXPERT, VALUE
 
-Rule = Callable[[Node, str, str | None], bool]
-"""From an op, its result's state and the letter that gives it, to whether the plan allows it."""
 RESULTS = ("state", "external")  # arenas that a caller reads
+PRODUCTS = ("matmul", "quantized_linear")
 
 
-def _weights(node: Node) -> bool:
-    """True for a matmul with a parameter."""
-    return node.type == "matmul" and any(t.buffer.arena == "parameter" for t in node.inputs)
+@dataclass(frozen=True)
+class Roles:
+    """weights: buffers whose values follow from parameters alone. features: for each buffer the
+    dimension of its features: the outputs of the product with weights that it follows from, or the
+    last.
+    """
+
+    weights: frozenset[int]
+    features: Mapping[int, int]
+
+    def product(self, node: Node) -> bool:
+        """True for a product with weights."""
+        return node.type in PRODUCTS and any(t.buffer.id in self.weights for t in node.inputs)
+
+    def constant(self, node: Node) -> bool:
+        """True if the result follows from parameters alone."""
+        return node.outputs[0].buffer.id in self.weights
+
+    def feature(self, node: Node) -> str:
+        """The dimension of features of a node's result, as a state."""
+        return str(self.features[node.outputs[0].buffer.id])
 
 
-def _last(node: Node) -> str:
-    """The last dimension of a node's result, as a state."""
-    return str(len(node.outputs[0].shape) - 1)
+Rule = Callable[[Roles, Node, str, str | None], bool]
+"""From an op, its result's state and the letter that gives it, to whether the plan allows it."""
 
 
-def _replicated(node: Node, state: str, letter: str | None) -> bool:
+def roles_of(nodes: Sequence[Node]) -> Roles:
+    """The roles of a graph's buffers."""
+    weights = {t.buffer.id for node in nodes for t in node.inputs if t.buffer.arena == "parameter"}
+    features: dict[int, int] = {}
+    for node in nodes:
+        read = [t.buffer.id for t in node.inputs]
+        if read and node.type not in PRODUCTS and weights.issuperset(read):
+            weights.update(t.buffer.id for t in node.outputs)
+        last = len(node.outputs[0].shape) - 1
+        for tensor in node.outputs:
+            features[tensor.buffer.id] = _feature(node, weights, features, last)
+    return Roles(frozenset(weights), features)
+
+
+def _feature(node: Node, weights: set[int], features: Mapping[int, int], last: int) -> int:
+    """The dimension of features of a node's result."""
+    try:
+        operands = annotate(node).operands
+    except UnsupportedError:
+        return last
+    pairs = list(zip(node.inputs, operands, strict=False))
+    if node.type in PRODUCTS:
+        others = {x for t, letters in pairs if t.buffer.id not in weights for x in letters}
+        own = [x for t, letters in pairs if t.buffer.id in weights for x in letters]
+        letters = [x for x in own if x not in others]
+    else:
+        letters = [
+            names[features[t.buffer.id]]
+            for t, names in pairs
+            if features.get(t.buffer.id, -1) != len(names) - 1 and t.buffer.id in features
+        ]
+    kept = [operands[-1].index(x) for x in letters if x != "1" and x in operands[-1]]
+    return kept[0] if kept else last
+
+
+def _replicated(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
     """Every rank computes everything."""
     return state == "R"
 
 
-def _data(node: Node, state: str, letter: str | None) -> bool:
-    """Each rank has some rows of every result."""
-    return state == "0"
+def _data(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
+    """Each rank has some rows of every result that is not the same for all rows."""
+    return state == ("R" if roles.constant(node) else "0")
 
 
-def _column(node: Node, state: str, letter: str | None) -> bool:
+def _column(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
     """Matmuls with parameters by the columns of their result."""
-    return state == _last(node) if _weights(node) else True
+    return state == roles.feature(node) if roles.product(node) else True
 
 
-def _row(node: Node, state: str, letter: str | None) -> bool:
+def _row(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
     """Matmuls with parameters along the summed dimension: partial sums."""
-    return state == "V" if _weights(node) else True
+    return state == "V" if roles.product(node) else True
 
 
-def _megatron(node: Node, state: str, letter: str | None) -> bool:
+def _megatron(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
     """Matmuls with parameters by columns or as partial sums, the rest whole or by columns;
     reductions over cut dimensions as partial sums too, such as those of logits over the vocabulary.
 
-    Results that the caller reads are whole on every rank.
+    Results that the caller reads are whole on every rank, and what follows from parameters alone is
+    as its readers need it.
     """
+    if roles.constant(node):
+        return True
     if node.outputs[0].buffer.arena in RESULTS and node.type != "kv_append":
         return state == "R"
     return state in (
-        "V" if _weights(node) or (letter is not None and node.type == "reduce_sum") else "R",
-        "0" if node.type == "kv_append" else _last(node),
+        "V" if roles.product(node) or (letter is not None and node.type == "reduce_sum") else "R",
+        "0" if node.type == "kv_append" else roles.feature(node),
     )
 
 
-def _sequence(node: Node, state: str, letter: str | None) -> bool:
+def _sequence(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
     """Like megatron, but ops that it would replicate on all ranks are split by rows."""
-    return state in ("V", _last(node)) if _weights(node) else state not in ("R", "V")
+    if roles.constant(node):
+        return True
+    return state in ("V", roles.feature(node)) if roles.product(node) else state not in ("R", "V")
 
 
-def _expert(node: Node, state: str, letter: str | None) -> bool:
+def _expert(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
     """Each rank has some of the experts: of matmuls with a parameter a matrix per expert; of other
     ops the experts along their first dimension, and sums over these as partial sums. Where rows are
     routed to experts, results stay partial sums until they are added to another value.
@@ -78,7 +137,7 @@ def _expert(node: Node, state: str, letter: str | None) -> bool:
     return state == "R"
 
 
-def _auto(node: Node, state: str, letter: str | None) -> bool:
+def _auto(roles: Roles, node: Node, state: str, letter: str | None) -> bool:
     """Any choice; the fastest is searched."""
     return True
 
@@ -96,10 +155,12 @@ PLANS: dict[str, Rule] = {
 """By name: True if a node's result may have that state along an axis of the mesh."""
 
 
-def allowed(node: Node, options: Sequence[Option], names: Sequence[str]) -> list[Option]:
+def allowed(
+    roles: Roles, node: Node, options: Sequence[Option], names: Sequence[str]
+) -> list[Option]:
     """The options that each axis's plan allows; an axis for which it allows none splits nothing."""
     kept = list(options)
     for axis, name in enumerate(names):
-        able = [o for o in kept if PLANS[name](node, o.output[axis], o.choice[axis])]
+        able = [o for o in kept if PLANS[name](roles, node, o.output[axis], o.choice[axis])]
         kept = able or [o for o in kept if o.choice[axis] is None]
     return kept

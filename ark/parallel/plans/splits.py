@@ -16,7 +16,7 @@ from ark.parallel.pipeline.schedule import Schedule
 from ark.parallel.plans.blocks import blocks_of, isomorphic
 from ark.parallel.plans.choices import Costs, Option
 from ark.parallel.plans.prediction import BlockCost, Work
-from ark.parallel.plans.rules import allowed
+from ark.parallel.plans.rules import allowed, roles_of
 from ark.parallel.plans.search import Change, Memory, changes, search
 from ark.parallel.plans.stages import partition
 
@@ -31,6 +31,7 @@ class Splits:
         self.nodes = [n for n in graph.nodes if not n.virtual]
         self.blocks = blocks_of(self.nodes)
         self.same = isomorphic(self.blocks)
+        self.roles = roles_of(self.nodes)
         parameters = [t for n in self.nodes for t in n.inputs if t.buffer.arena == "parameter"]
         largest = max(parameters, key=lambda t: t.nbytes, default=None)
         self.itemsize = largest.dtype.itemsize if largest else 4
@@ -46,7 +47,7 @@ class Splits:
         key = (costs.mesh, costs.links, costs.training, tuple(names), memory)
         if key not in self._found:
             first = [n for n in self.nodes if self.same[n.id] == n.id]
-            able = {n.id: allowed(n, costs.options(n), names) for n in first}
+            able = {n.id: allowed(self.roles, n, costs.options(n), names) for n in first}
             result = search(self.nodes, able, costs, memory, self.same)
             chosen = {
                 n.id: next(o for o in able[self.same[n.id]] if o.choice == result.choices[n.id])

@@ -54,7 +54,8 @@ def spread(
             assert whole.annotation is not None
             result = whole.annotation.operands[-1]
             if letter in result:
-                cut[node.outputs[0].buffer.id] = result.index(letter)
+                for tensor in node.outputs:
+                    cut[tensor.buffer.id] = result.index(letter)
         for own in pieces.values():
             for before, after in itertools.pairwise(own[part] for part in sorted(own)):
                 for first, then in itertools.product(ends(before, True), ends(after, False)):
@@ -96,7 +97,7 @@ def _letter(node: Node, cut: Mapping[int, int], ranks: int) -> str | None:
         annotation = annotate(node)
     except UnsupportedError:
         return None
-    sizes = annotation.sizes([t.shape for t in (*node.inputs, *node.outputs)])
+    sizes = annotation.sizes([t.shape for t in (*node.inputs, node.outputs[0])])
     votes: Counter[str] = Counter()
     for tensor, letters in zip(node.inputs, annotation.operands, strict=False):
         if tensor.buffer.id in cut:

@@ -20,9 +20,9 @@ from ark.errors import ModelError, UnsupportedError
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph
 from ark.ir.values import Buffer, Tensor, dense_view
-from ark.parallel.transform.annotations import local_attrs
 from ark.parallel.transform.normal import LASTING, RESHAPE
 from ark.parallel.transform.pieces import ParallelGraph, Piece
+from ark.parallel.transform.rearranged import local_attrs
 from ark.parallel.transform.views import Box, View, meeting
 
 ENDS = ("sample", "sample_adjusted", "sample_each")  # may end the run: all ranks do it together
@@ -139,7 +139,7 @@ class _Writer:
             graph.depend(out, earlier)
             self.local[rank, piece, view.buffer] = out
         if piece.node.type != RESHAPE:
-            attrs = local_attrs(piece.node, piece.inputs, outs[0].shape)
+            attrs = local_attrs(piece.node, piece.inputs, piece.output)
             graph.add(piece.node.type, inputs, outs, attrs, piece.node.name)
 
     def _place(self, rank: int, piece: Piece, view: View) -> Tensor:

@@ -25,7 +25,7 @@ from ark.parallel.transform.views import View, meeting
 class Piece:
     """A part of a node: the views that it reads and writes. Pieces are compared by identity.
 
-    others: outputs after the first, of an op that is not split.
+    others: outputs after the first, which are split in the same way.
     """
 
     node: Node
@@ -143,8 +143,16 @@ class ParallelGraph:
                 cut[at] = cut[at].partial(index, parts)
             if letter in annotation.summed or letter == VALUE:
                 cut[-1] = cut[-1].partial(index, parts)
-            inputs = tuple(cut[:-1])
-            split.append(dataclasses.replace(piece, inputs=inputs, output=cut[-1]))
+            letters = annotation.operands[-1]
+            others = [
+                view.cut(letters.index(letter), index, parts) if letter in letters else view
+                for view in piece.others
+            ]
+            split.append(
+                dataclasses.replace(
+                    piece, inputs=tuple(cut[:-1]), output=cut[-1], others=tuple(others)
+                )
+            )
         kept = self._pieces[piece.node.id]
         at = kept.index(piece)
         self._pieces[piece.node.id] = [*kept[:at], *split, *kept[at + 1 :]]

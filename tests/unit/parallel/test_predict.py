@@ -174,6 +174,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())[1]  # type: ignore[index]
     )
     assert data["us"] == pytest.approx(said["us"], abs=0.1) and data["placeOf"] == [0] * 4 + [1] * 4
+    assert 1 / 4 <= said["work"]["share"] < 0.26
+    repeated = sum(op["share"] for op in said["work"]["replicated"])
+    assert said["work"]["share"] == pytest.approx((1 + 3 * repeated) / 4)
+    assert main([*words, "--plan", "1f1b,megatron"]) == 0
+    assert "each of 4 ranks that split ops does 25." in capsys.readouterr().out
     assert main([*words[:3], "2by4", *words[4:]]) == 2
     assert "is no mesh" in capsys.readouterr().err
     assert main([*words, "--memory", "lots"]) == 2

@@ -1,0 +1,106 @@
+"""Each rank's share of a model's work under a plan, and the ops that several ranks compute alike.
+
+Work is arithmetic: two operations for each product of a matmul, one for each element of any other
+op's largest operand. Views have none. Called by ark.parallel.plans.parallelize, and by `ark
+parallelize` for predictions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ark.errors import UnsupportedError
+from ark.ir.graph import Node
+from ark.parallel.plans.choices import Option, arithmetic
+from ark.parallel.transform import ParallelGraph, Piece, annotate
+from ark.parallel.transform.carried import VALUE
+from ark.parallel.transform.normal import RESHAPE
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An op, or a part of one, that several ranks compute alike. share: of one device's work.
+    reason: why it is not split.
+    """
+
+    name: str
+    type: str
+    share: float
+    reason: str
+
+
+def work_of(node: Node) -> float:
+    """The arithmetic of a node on one device."""
+    return 0.0 if node.type == RESHAPE else arithmetic(node)
+
+
+def shares(plan: ParallelGraph) -> tuple[float, ...]:
+    """For each rank its part of one device's work: 1 / ranks at best, 1 if it computes all."""
+    done = [0.0] * plan.ranks
+    for piece, work in _pieces(plan):
+        for rank in plan.ranks_of(piece):
+            done[rank] += work
+    total = sum(map(work_of, plan.nodes)) or 1.0
+    return tuple(work / total for work in done)
+
+
+def whole(plan: ParallelGraph) -> tuple[Whole, ...]:
+    """What several ranks compute alike, the largest share first."""
+    total = sum(map(work_of, plan.nodes)) or 1.0
+    several = [(p.node, work) for p, work in _pieces(plan) if len(plan.ranks_of(p)) > 1]
+    return _sorted(several, total)
+
+
+def whole_in(
+    nodes: Sequence[Node], options: Mapping[int, Option], mesh: Sequence[int]
+) -> tuple[float, tuple[Whole, ...]]:
+    """Of a prediction: a rank's part of the work of the ops over the axes that split them, and the
+    ops that these leave whole.
+    """
+    total = sum(map(work_of, nodes)) or 1.0
+    done = 0.0
+    several = []
+    for node in nodes:
+        choice = options[node.id].choice
+        cut = [n for n, letter in zip(mesh, choice, strict=True) if letter not in (None, VALUE)]
+        done += work_of(node) / math.prod(cut)
+        if not any(choice) and math.prod(mesh) > 1:
+            several.append((node, work_of(node)))
+    return done / total, _sorted(several, total)
+
+
+def _pieces(plan: ParallelGraph) -> Iterable[tuple[Piece, float]]:
+    """Pieces with their work."""
+    for node in plan.nodes:
+        for piece in plan.pieces(node):
+            yield piece, work_of(node) * _fraction(piece)
+
+
+def _fraction(piece: Piece) -> float:
+    """A piece's part of its node's work."""
+    node, parts = piece.node, {}
+    if piece.annotation is None:
+        return 1.0
+    tensors = (*node.inputs, node.outputs[0])
+    views = (*piece.inputs, piece.output)
+    for letters, tensor, view in zip(piece.annotation.operands, tensors, views, strict=True):
+        for letter, own, size in zip(letters, view.shape, tensor.shape, strict=True):
+            parts[letter] = own / size
+    return math.prod(parts.values())
+
+
+def _sorted(several: Sequence[tuple[Node, float]], total: float) -> tuple[Whole, ...]:
+    kept = [
+        Whole(node.name, node.type, work / total, _reason(node)) for node, work in several if work
+    ]
+    return tuple(sorted(kept, key=lambda one: -one.share))
+
+
+def _reason(node: Node) -> str:
+    try:
+        annotate(node)
+    except UnsupportedError as error:
+        return str(error)
+    return "the plan leaves it whole"

@@ -1,0 +1,88 @@
+"""How ops that depend on the index of an element are split: remap's rules, and expressions that
+read indices.
+
+A part of a result counts its indices from its own first element, so its rules and expressions are
+shifted by where the part begins (`local_attrs`, called by ark.parallel.transform.materialise).
+"""
+
+from __future__ import annotations
+
+import math
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ark.ir.attributes import AttentionAttributes
+from ark.ir.graph import Node
+from ark.ir.values import Tensor
+from ark.parallel.transform.views import View
+from ark.tasks.expression import Tree, index, number
+
+LETTERS = string.ascii_lowercase
+
+
+def remap(node: Node) -> str:
+    """Every dimension of the result may be cut. A dimension of the input is cut with it if the one
+    is the other in the same order, also if a run of dimensions is one in the input; otherwise the
+    input is needed whole along it.
+    """
+    out = node.outputs[0].shape
+    names = list(LETTERS[: len(out)])
+    rules = node.attrs["rules"]
+    uses = Counter(d for terms, *_ in rules for d, _ in terms if out[d] > 1)
+    words = []
+    for i, ((terms, shift, divide, _), size) in enumerate(
+        zip(rules, node.inputs[0].shape, strict=True)
+    ):
+        run = sorted(((f, d) for d, f in terms if out[d] > 1), reverse=True)
+        steps = [f for f, _ in run]
+        want = [math.prod(out[d] for _, d in run[k + 1 :]) for k in range(len(run))]
+        whole = math.prod(out[d] for _, d in run) == size
+        alone = all(uses[d] == 1 for _, d in run)
+        if run and steps == want and whole and alone and shift == 0 and divide == 1:
+            words.append(names[run[0][1]] + (f"/{steps[0]}" if steps[0] > 1 else ""))
+        else:
+            words.append("1" if size == 1 else f"{LETTERS[len(out) + i]}^")
+    return f"{' '.join(words)} -> {' '.join(names)}"
+
+
+def local_attrs(node: Node, inputs: Sequence[View], output: View) -> Mapping[str, Any]:
+    """A node's attributes for a piece of it that reads and writes these views."""
+    if node.type == "expert_linear":
+        experts = node.inputs[1].shape[0]
+        first, last = inputs[1].box[0]
+        own = {"first": first, "of": experts} if last - first < experts else {}
+        return {**node.attrs, **own}
+    if node.type in ("attention", "paged_attention"):
+        heads = output.shape[-1] // node.read(AttentionAttributes).head_dim
+        return {**node.attrs, "heads": heads}
+    begin = _begin(node.outputs[0], output)
+    changed: dict[str, Any] = {}
+    if "shape" in node.attrs:
+        changed["shape"] = output.shape
+    if "expr" in node.attrs:
+        changed["expr"] = _shifted(node.attrs["expr"], begin)
+    if node.type == "remap":
+        changed["rules"] = [
+            [terms, shift + sum(f * begin[d] for d, f in terms) - divide * first, divide, edge]
+            for (terms, shift, divide, edge), first in zip(
+                node.attrs["rules"], _begin(node.inputs[0], inputs[0]), strict=True
+            )
+        ]
+    return {**node.attrs, **changed}
+
+
+def _begin(tensor: Tensor, view: View) -> list[int]:
+    """The first index of a view within the tensor that it is a part of."""
+    return [first - origin for (first, _), origin in zip(view.box, tensor.offsets, strict=True)]
+
+
+def _shifted(tree: Tree, begin: Sequence[int]) -> Tree:
+    """The expression (ark.tasks.expression) for elements whose indices begin there."""
+    if tree[0] == "index":
+        first = begin[tree[1]]
+        return ["add", index(tree[1]), number(first)] if first else tree
+    if tree[0] in ("input", "number"):
+        return tree
+    return [_shifted(part, begin) if isinstance(part, (list, tuple)) else part for part in tree]
