@@ -7,6 +7,7 @@ checkpoint reader asks it which tensors a weight has (`pieces`), checks them, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,18 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from ark.errors import ModelError, UnsupportedError
+from ark.ir.dtype import bf16, fp16, fp32
 from ark.models.fields import Fields
 from ark.models.formats.layout import Array, Codes, Layout
 from ark.models.shards import StoredTensor, read_array
 
 FLOATS = ("F32", "F16", "BF16")
+FLOAT_SCALES = {"F32": fp32, "F16": fp16, "BF16": bf16}
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor of a quantised weight: the types and shapes that it may have. needed: True where the
-    weight cannot be read without it.
+    """A tensor of a quantised weight: the types and shapes that it may have; empty: any, because
+    it is not read. needed: True where the weight cannot be read without it.
     """
 
     types: tuple[str, ...]
@@ -108,7 +111,9 @@ def find(
                     ". Download the weights again."
                 )
             continue
-        if tensor.dtype_code not in piece.types or tensor.shape not in piece.shapes:
+        if piece.types and (
+            tensor.dtype_code not in piece.types or tensor.shape not in piece.shapes
+        ):
             expected = " or ".join(str(list(shape)) for shape in piece.shapes)
             raise ModelError(
                 f"{tensor.path} holds {tensor.name} as {tensor.dtype_code} of shape "
@@ -124,6 +129,25 @@ def unpacked(words: Array, bits: int) -> npt.NDArray[np.uint8]:
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     values = (words.view(np.uint32)[..., None] >> shifts) & np.uint32((1 << bits) - 1)
     return values.astype(np.uint8).reshape(*words.shape[:-1], -1)
+
+
+def by_blocks(codes: Array, scales: Array, zeros: Array | None, block: tuple[int, int]) -> Codes:
+    """Codes whose scales and zeros are those of blocks of so many rows and columns (0: of all),
+    the last ones of which may be cut off.
+    """
+    outputs, inputs = codes.shape
+    rows, columns = block[0] or outputs, block[1] or inputs
+    group = math.gcd(columns, inputs)
+    places = np.ix_(np.arange(outputs) // rows, np.arange(0, inputs, group) // columns)
+    shape = (-(-outputs // rows), -(-inputs // columns))
+    wide = [None if part is None else part.reshape(shape)[places] for part in (scales, zeros)]
+    assert wide[0] is not None
+    return Codes(codes, wide[0], wide[1])
+
+
+def read_group(fields: Fields, name: str) -> int:
+    """A number of inputs that share a scale; -1 stands for all, here 0."""
+    return 0 if fields.get(name) == -1 else fields.size(name)
 
 
 def choice(fields: Fields, name: str, values: tuple[object, ...], default: object) -> object:

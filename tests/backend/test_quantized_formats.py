@@ -1,0 +1,197 @@
+"""Checkpoints in the formats of other packages: logits are those of the weights that the package
+itself dequantises.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ark.models.checkpoint import Checkpoint
+from tests.cases.quantized import Quantise, Tensors, check_logits, quantised_checkpoint
+from tests.cases.quantized_words import awq, gptq
+from tests.slow import slow
+
+GROUP = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+COMPRESSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "fp8-tensor": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"}),
+    "fp8-channel": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+    "fp8-block": (
+        "float-quantized",
+        {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
+    ),
+    "int8-channel": ("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}),
+    "int8-channel-asymmetric": (
+        "int-quantized",
+        {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False},
+    ),
+    "int4-group": ("pack-quantized", GROUP),
+    "int4-group-asymmetric": ("pack-quantized", {**GROUP, "symmetric": False}),
+    "int8-packed": ("pack-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}),
+    "nvfp4": (
+        "nvfp4-pack-quantized",
+        {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+    ),
+    "mxfp4": (
+        "mxfp4-pack-quantized",
+        {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32},
+    ),
+}
+DEFAULT = ("fp8-block", "int4-group-asymmetric", "nvfp4", "mxfp4")
+
+
+def scales_of(
+    weight: torch.Tensor, scheme: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Scales and zero points of a weight, by the largest and the smallest value that share one."""
+    outputs, inputs = weight.shape
+    strategy = scheme["strategy"]
+    rows, columns = {"tensor": weight.shape, "channel": (1, inputs), "block": (128, 128)}.get(
+        strategy, (1, scheme.get("group_size"))
+    )
+    size = (-(-outputs // rows), -(-inputs // columns))
+    pad = (0, size[1] * columns - inputs, 0, size[0] * rows - outputs)
+    wide = torch.nn.functional.pad(weight, pad).reshape(size[0], rows, size[1], columns)
+    most, least = wide.amax((1, 3)), wide.amin((1, 3))
+    if not scheme.get("symmetric", True):
+        steps = 2 ** scheme["num_bits"] - 1
+        scale = (most - least).clamp_min(1e-6) / steps
+        zero = (-(steps + 1) / 2 - least / scale).round().clamp(-(steps + 1) // 2, steps // 2)
+        return scale, zero.to(torch.int8)
+    limit = {"float": {8: 448.0, 4: 6.0}, "int": {8: 127.0, 4: 7.0}}
+    largest = torch.maximum(most.abs(), least.abs()).clamp_min(1e-6)
+    scale = largest / limit[scheme["type"]][scheme["num_bits"]]
+    return (scale.reshape(1) if strategy == "tensor" else scale), None
+
+
+def compressed(name: str) -> tuple[Quantise, dict[str, Any]]:
+    """The package's own compression and decompression, and the quantization_config."""
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    packing, fields = COMPRESSED[name]
+    args = QuantizationArgs(**fields)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    compressor = BaseCompressor.get_value_from_registry(packing)
+
+    def quantise(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        scale, zero = scales_of(weight, fields)
+        state = {"weight": weight, "weight_scale": scale}
+        if zero is not None:
+            state["weight_zero_point"] = zero
+        if name == "nvfp4":
+            state["weight_global_scale"] = 448.0 / scale.max().reshape(1)
+            scale = (scale * state["weight_global_scale"]).to(torch.float8_e4m3fn).float()
+            state["weight_scale"] = scale
+        if name == "mxfp4":
+            state["weight_scale"] = 2.0 ** scale.log2().ceil()
+        pieces = compressor.compress(dict(state), scheme)
+        if name != "nvfp4":
+            return pieces, compressor.decompress(dict(pieces), scheme)["weight"].float()
+        # decompress rounds to bf16; the package unpacks the codes to fp32 too.
+        codes = unpack_fp4_from_uint8(pieces["weight_packed"], *weight.shape, dtype=torch.float32)
+        wide = (scale / state["weight_global_scale"]).repeat_interleave(16, 1)
+        return pieces, codes * wide
+
+    group = {"targets": ["Linear"], "weights": fields, "input_activations": None}
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": packing,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+    return quantise, config
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in DEFAULT else pytest.param(n, marks=slow) for n in COMPRESSED],
+)
+@pytest.mark.emulated("slow")
+def test_compressed_tensors(backend: str, name: str, tmp_path: Path) -> None:
+    quantise, config = compressed(name)
+    plain, there, values = quantised_checkpoint(tmp_path, quantise, config)
+    checkpoint = Checkpoint.open(there)
+    assert len(checkpoint.config.layouts) == len(values) == 14
+    check_logits(backend, checkpoint, plain, values)
+
+
+def test_codes_of_compressed_tensors_are_the_packages(tmp_path: Path) -> None:
+    """Every scheme, value by value, in widths that no group of 128 divides."""
+    pytest.importorskip("compressed_tensors")
+    for name in COMPRESSED:
+        quantise, config = compressed(name)
+        _, there, values = quantised_checkpoint(tmp_path / name, quantise, config)
+        check_values(Checkpoint.open(there), values)
+
+
+def check_values(checkpoint: Checkpoint, values: Tensors) -> None:
+    """The values of all codes, which the tests of logits use in part only."""
+    names = {weight.stored_name: name for name, weight in checkpoint.weights.items()}
+    layouts = dict(checkpoint.config.layouts)
+    for stored, value in values.items():
+        name = names[stored]
+        ours = checkpoint.codes(name).floats() if name in layouts else checkpoint.read(name)
+        np.testing.assert_allclose(ours, value.numpy(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.emulated("slow")
+@pytest.mark.parametrize("block", [True, pytest.param(False, marks=slow)])
+def test_fp8_of_transformers(backend: str, block: bool, tmp_path: Path) -> None:
+    """Blocks of 128x128 as DeepSeek-V3 has them, the last ones cut off; one scale in all."""
+    fields = {"num_bits": 8, "type": "float", "strategy": "block" if block else "tensor"}
+
+    def quantise(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        scale, _ = scales_of(weight, fields)
+        wide = scale
+        if block:
+            wide = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+            wide = wide[: weight.shape[0], : weight.shape[1]]
+        codes = (weight / wide).to(torch.float8_e4m3fn)
+        end = "weight_scale_inv" if block else "weight_scale"
+        return {"weight": codes, end: scale}, codes.float() * wide
+
+    config = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    config |= {"weight_block_size": [128, 128]} if block else {}
+    sizes = {"intermediate": 200, "hidden": 136}
+    plain, there, values = quantised_checkpoint(tmp_path, quantise, config, **sizes)
+    checkpoint = Checkpoint.open(there)
+    check_values(checkpoint, values)
+    check_logits(backend, checkpoint, plain, values)
+
+
+@pytest.mark.emulated("slow")
+def test_awq(backend: str, tmp_path: Path) -> None:
+    config = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+    plain, there, values = quantised_checkpoint(tmp_path, awq, {**config, "version": "gemm"})
+    checkpoint = Checkpoint.open(there)
+    check_values(checkpoint, values)
+    check_logits(backend, checkpoint, plain, values)
+
+
+@pytest.mark.emulated("slow")
+@pytest.mark.parametrize(
+    ("bits", "symmetric", "ordered"),
+    [
+        (4, True, False),
+        (4, False, True),
+        pytest.param(4, False, False, marks=slow),
+        pytest.param(4, True, True, marks=slow),
+        pytest.param(8, False, True, marks=slow),
+        pytest.param(2, True, False, marks=slow),
+    ],
+)
+def test_gptq(backend: str, bits: int, symmetric: bool, ordered: bool, tmp_path: Path) -> None:
+    """With act-order the inputs of a group are spread over a row."""
+    config = {"quant_method": "gptq", "bits": bits, "group_size": 32, "sym": symmetric}
+    quantise = gptq(bits, symmetric, ordered)
+    plain, there, values = quantised_checkpoint(tmp_path, quantise, {**config, "desc_act": ordered})
+    checkpoint = Checkpoint.open(there)
+    check_values(checkpoint, values)
+    check_logits(backend, checkpoint, plain, values)
