@@ -25,6 +25,7 @@ from ark.cli.parser import CHUNK, add_backend, add_device, add_figures, add_repe
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
 from ark.machine import Machine
+from ark.machine.variant import Variant
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import LlamaConfig, builtin_config
@@ -33,7 +34,6 @@ from ark.plan.schema import read_machine
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
-from ark.variant import Variant
 
 PEERS = ("LlamaForCausalLM", "MistralForCausalLM")
 NAMES = {

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ark.capability import Capability
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import AxisAttributes, ScatterAttributes
@@ -22,6 +21,7 @@ from ark.lower.context import Lowering
 from ark.lower.merge import part
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
+from ark.machine.capability import Capability
 from ark.ops.base import check_dims, index_dtype, positive_axis, result, same_dtype
 from ark.ops.copies import copy_box
 from ark.ops.elementwise import add, cast, mul

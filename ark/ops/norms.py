@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ark.capability import Capability
 from ark.errors import ModelError, PlanError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.fold import fold
@@ -19,6 +18,7 @@ from ark.lower.parts import norm_sum
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.ops.base import float_dtype, result
 from ark.tasks.movement import ArgMaxParams
 from ark.tasks.rows import RowNormParams

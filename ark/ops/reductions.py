@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ark.capability import Capability
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import FLOATS, INTEGERS, DataType, fp32
 from ark.ir.fold import FOLDED, fold
@@ -23,6 +22,7 @@ from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.ops.base import MOST_SIZE, float_dtype, positive_axis, result
 from ark.ops.elementwise import copy
 from ark.ops.views import reshape

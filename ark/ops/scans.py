@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ark.capability import Capability
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ScanAttributes
 from ark.ir.fold import fold
@@ -16,6 +15,7 @@ from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
+from ark.machine.capability import Capability
 from ark.ops.base import positive_axis, result
 from ark.ops.elementwise import arithmetic
 from ark.tasks.along import ScanParams, lines

@@ -15,6 +15,7 @@ from ark.lower.context import Lowering
 from ark.lower.merge import part
 from ark.lower.registry import register
 from ark.machine import Machine
+from ark.machine.variant import COMMUNICATE
 from ark.ops.logits import draws, makes_logits
 from ark.ops.tokens import sample_reference
 from ark.plan.groups import Group
@@ -22,7 +23,6 @@ from ark.tasks.linear_form import MATRIX_ROWS, MOST_NARROW, narrow_rows
 from ark.tasks.linear_params import LinearParams
 from ark.tasks.sequences import ChooseEachParams
 from ark.tasks.tokens import SETTINGS, SampleParams
-from ark.variant import COMMUNICATE
 
 
 def _sample_each(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

@@ -15,9 +15,9 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ark.capability import Capability
 from ark.codegen.layout import FLOW_TASKS
 from ark.ir.fold import fold
+from ark.machine.capability import Capability
 from ark.plan import kind as kinds
 from ark.plan.access import space_of
 from ark.plan.kind import Signature

@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from ark.capability import Capability
 from ark.ir.fold import fold
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register
 from ark.plan.params import (
     FLOAT_NAMES,

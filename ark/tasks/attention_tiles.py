@@ -28,8 +28,8 @@ from typing import Annotated, TypeVar
 import msgspec
 import numpy as np
 
-from ark.capability import Capability
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan import kind as kinds
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
 from ark.plan.params import INT_MAX, Heads, Params, Places, Size, need, shaped, typed

@@ -15,8 +15,8 @@ from typing import Annotated
 
 import msgspec
 
-from ark.capability import Capability
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import (
     INT_MAX,

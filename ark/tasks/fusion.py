@@ -18,9 +18,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ark.capability import Capability
 from ark.ir.fold import FOLDED, fold
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import FLOAT_NAMES, Params, Places, Size, Tile, box, covers, need, typed
 from ark.tasks import expression, text

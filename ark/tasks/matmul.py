@@ -24,9 +24,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ark.capability import Capability
 from ark.ir.fold import fold, unfold
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INT_MAX, Places, box, count, fits, need, typed
 from ark.tasks import expression, matmul_small, matmul_windows, text

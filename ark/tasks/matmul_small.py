@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
-from ark.capability import Capability
 from ark.ir.fold import fold
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.matmul_form import along_k, dims, grid, paired, side_strides, sums_of

@@ -15,10 +15,10 @@ from typing import Annotated
 
 import msgspec
 
-from ark.capability import Capability
 from ark.ir.fold import fold
 from ark.ir.values import MAX_DIMS
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import (
     INDEX_NAMES,

@@ -17,9 +17,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ark.capability import Capability
 from ark.ir.fold import fold, tile_of, unfold
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import Params, Places, Tile, TiledParams, box, covers, need
 from ark.tasks import expression, text

@@ -14,9 +14,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ark.capability import Capability
 from ark.ir.fold import FOLDED, fold
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import (
     FLOAT_NAMES,

@@ -23,10 +23,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ark.capability import Capability
 from ark.ir.fold import fold
 from ark.ir.values import MAX_DIMS
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import (
     INDEX_NAMES,

@@ -14,9 +14,9 @@ from typing import Annotated, Literal, Protocol
 
 import msgspec
 
-from ark.capability import Capability
 from ark.ir.fold import fold
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import (
     INT_MAX,

@@ -12,8 +12,8 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.capability import Capability
 from ark.lower.rewrite import channels_last
+from ark.machine.capability import Capability
 from tests.opcheck import Case, check
 
 pytestmark = pytest.mark.emulated("slow")

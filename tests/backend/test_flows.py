@@ -10,11 +10,11 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.capability import Capability
 from ark.codegen.writer import write
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import DataType, bf16, fp32
 from ark.lower.pipeline import plan
+from ark.machine.capability import Capability
 from ark.plan.serialize import machine_of
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor

@@ -9,9 +9,9 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.capability import Capability
 from ark.errors import PlanError
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan import schema
 from ark.plan.serialize import machine_entry
 from tests.unit.plan.shapes import machine

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ark.ranges import Bytes, Name, Rate
+from ark.machine.ranges import Bytes, Name, Rate
 
 
 @dataclass(frozen=True)
