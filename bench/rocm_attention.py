@@ -17,11 +17,11 @@ import ark_rocm_emulator
 import numpy as np
 from ark_rocm import backend
 
-from ark.capability import Capability
 from ark.ir.dtype import DataType, bf16, fp32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import msgspec
 
 import ark
-from ark.capability import Capability
 from ark.cli import COMMANDS, build_parser
 from ark.cli.examples import EXAMPLES, NEEDS
+from ark.machine.capability import Capability
 from ark.plan import schema
 
 # Modules that ark imports on first use.

@@ -14,9 +14,9 @@ from ark.ir.dtype import DataType, bf16, fp32, int32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
 from ark.machine import Machine
+from ark.machine.variant import COMPUTE, Role, Variant
 from ark.plan.types import Plan
 from ark.plan.verify import verify
-from ark.variant import COMPUTE, Role, Variant
 
 
 def with_matrix(machine: Machine) -> Machine:

@@ -15,11 +15,11 @@ from functools import cache
 
 import ark
 from ark import tasks
-from ark.capability import Capability
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import FLOATS, DataType, bf16, fp16, fp32, int8, int32, int64, uint32
 from ark.lower.pipeline import plan
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.models.build import Shape
 from ark.models.config import LlamaConfig
 from ark.models.plans import plans as llama_plans

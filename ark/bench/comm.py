@@ -20,7 +20,6 @@ from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.bench.comm_peer import GRAPH, CommCase, Peer, agreed, seconds_each
 from ark.bench.peer import import_torch, torch_device
-from ark.capability import Capability
 from ark.collective.programs import Collective, CollectiveProgram
 from ark.collective.simulate import simulate
 from ark.distributed.calls import Key, algorithm, machine_for
@@ -28,6 +27,7 @@ from ark.distributed.group import Group
 from ark.distributed.members import Members
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan as make_plan
+from ark.machine.capability import Capability
 from ark.ops.communication.collectives import choose_program
 from ark.plan.types import Plan
 from ark.plan.verify import verify

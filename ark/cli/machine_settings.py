@@ -7,8 +7,8 @@ import re
 
 from ark.errors import InvalidUsageError
 from ark.machine import Machine
+from ark.machine.variant import Variant
 from ark.plan.schema import read_machine
-from ark.variant import Variant
 
 
 def _numbers(value: Machine | Variant) -> set[str]:

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import math
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -223,10 +222,13 @@ def _show(made: Prediction, memory: int | None) -> None:
     share, replicated = _work(made)
     several = math.prod(made.mesh[axis] for axis in made.axes)
     if several > 1:
-        shares: Counter[str] = Counter()
+        shares: dict[str, float] = {}
         for op in replicated:
-            shares[op.type] += op.share
-        listed = ", ".join(f"{kind} {part:.1%}" for kind, part in shares.most_common(3))
+            shares[op.type] = shares.get(op.type, 0.0) + op.share
+        listed = ", ".join(
+            f"{kind} {part:.1%}"
+            for kind, part in sorted(shares.items(), key=lambda kept: -kept[1])[:3]
+        )
         print(
             f"each of {several} ranks that split ops does {share:.1%} of the work; all of them "
             f"repeat {sum(shares.values()):.1%}{f' ({listed})' if listed else ''}"

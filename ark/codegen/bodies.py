@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from ark.codegen.dialect import BoxMap, Dialect
 from ark.errors import PlanError
 from ark.machine import Machine
+from ark.machine.variant import COMMUNICATE, LOAD, MOVE
 from ark.plan import kind as kinds
 from ark.plan.params import PartialParams
 from ark.plan.signature import Signature
 from ark.plan.types import Plan, PlanOp
-from ark.variant import COMMUNICATE, LOAD, MOVE
 
 
 def kernel_ops(plan: Plan, phases: range | None) -> list[PlanOp]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ark.capability import Capability
 from ark.codegen import layout
 from ark.errors import UnsupportedError
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.types import Plan
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from ark.backend.devices import Device, InlineDevice, Memory
 from ark.backend.protocol import Backend
-from ark.capability import Capability
 from ark.collective.programs import Collective, CollectiveProgram
 from ark.distributed.arrays import Array
 from ark.ir.dtype import uint8, uint32
@@ -22,13 +21,14 @@ from ark.ir.graph import Graph
 from ark.lower.engines import AUTO, PACKET, choose_engine
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
+from ark.machine.capability import Capability
+from ark.machine.variant import COMPUTE, block
 from ark.ops.communication.collectives import choose_program
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from ark.runtime.inline import InlineRuns
 from ark.runtime.run import Ranks
-from ark.variant import COMPUTE, block
 
 PROCESSOR_BYTES = 4 << 10  # of packets for each processor of a small call
 LARGEST = 1 << 30  # bytes of one call's result, since coordinates have 32 bits

@@ -17,7 +17,7 @@ from ark.codegen.constants import constants
 from ark.codegen.dialect import Source
 from ark.errors import GpuError
 from ark.machine import Machine
-from ark.variant import COMPUTE, block
+from ark.machine.variant import COMPUTE, block
 
 WORD_STRIDE_BYTES = 128  # bytes between words that different processors poll
 CHECKS = ("meet", "message", "packets", "host", "clock", "add", "read")

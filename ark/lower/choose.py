@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ark.capability import Capability
 from ark.errors import PlanError
 from ark.ir.attributes import AttentionAttributes
 from ark.ir.graph import Graph, Node
@@ -19,8 +18,9 @@ from ark.lower.rewrite.narrow_inputs import narrow_inputs
 from ark.lower.tiling import LEAST_TILE, input_in_memory, split_k, stage_tile
 from ark.lower.work_times import boxed, work_us
 from ark.machine import Machine
+from ark.machine.capability import Capability
+from ark.machine.variant import COMMUNICATE, MOVE
 from ark.tasks.linear_form import MOST_NARROW, narrow_bytes, narrow_rows, sums_bytes
-from ark.variant import COMMUNICATE, MOVE
 
 HELD = 1024  # bytes that one row's sums take, or what else several need
 # More rows want more registers a thread than a block of more warps leaves them.

@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ark.capability import Capability
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan import kind as kinds
 from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature

@@ -13,10 +13,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ark.costs import BoxCosts
 from ark.ir.values import Tensor
 from ark.log import show, shows
 from ark.machine import Machine
+from ark.machine.costs import BoxCosts
 from ark.plan.kind import OperandType, Signature
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_small import small

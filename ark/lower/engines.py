@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ark.capability import Capability
 from ark.collective.programs.near import nearest
 from ark.errors import UnsupportedError
 from ark.machine import Machine
+from ark.machine.capability import Capability
 
 AUTO = "auto"
 ONE_SHOT = "one_shot"  # the algorithm of a call that names none: to every peer at once

@@ -1,7 +1,7 @@
 """How a product is cut where matrix units take it in any variant, in parts of k too (the machine's
 capability `k_parts`): tiles that have a loop of their own, and narrower ones where tiles are few;
 where processors would still be left without one, k is cut too. The cut that is predicted to end
-first is taken, by the machine's costs (ark.costs.UnitCosts; docs/matmul.md, "The cut").
+first is taken, by the machine's costs (ark.machine.costs.UnitCosts; docs/matmul.md, "The cut").
 
 Called by the lowering of matmul and by `ark tune`.
 """
@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ark.capability import Capability
-from ark.costs import UnitCosts
 from ark.errors import PlanError
 from ark.lower.cuts import LINE, Cut, fastest, key
 from ark.machine import Machine
+from ark.machine.capability import Capability
+from ark.machine.costs import UnitCosts
 from ark.tasks.matmul_form import LEAST_UNIT_ROWS, UNIT_PARTS, filled
 
 LEAST_COLUMNS, BLOCK = 32, 16  # of a tile; of what matrix units take at once

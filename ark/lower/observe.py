@@ -15,10 +15,10 @@ from ark.log import show
 from ark.lower.choose import refusal
 from ark.lower.rewrite.context import Context
 from ark.machine import Machine
+from ark.machine.variant import COMMUNICATE
 from ark.plan.cost import predict
 from ark.plan.groups import Group
 from ark.plan.types import Plan
-from ark.variant import COMMUNICATE
 
 Observer = Callable[[str, Graph, Graph, Context], None]
 """Told of a pass by name, with the graph before and after it and what the pass was given. Behind

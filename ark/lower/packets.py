@@ -9,16 +9,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ark.capability import Capability
 from ark.ir.dtype import fp32
 from ark.ir.values import Tensor
 from ark.machine import Machine
+from ark.machine.capability import Capability
+from ark.machine.variant import COMMUNICATE
 from ark.plan.boxes import Templates
 from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature
 from ark.plan.kind import get as task_kind
 from ark.tasks.linear_form import MOST_NARROW
-from ark.variant import COMMUNICATE
 
 PACKET_LIMIT = 1 << 18  # bytes of fp32 activations that may travel as packets
 PACKET_READ = 1 << 12  # elements of one that a task may read; beyond, a counter is faster

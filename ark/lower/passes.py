@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from ark.capability import Capability
 from ark.ir.graph import Graph
 from ark.lower.choose import choose
 from ark.lower.rewrite.align_operands import align_operands
@@ -41,6 +40,7 @@ from ark.lower.rewrite.rotate_logits import rotate_logits
 from ark.lower.rewrite.round_norm_inputs import round_norm_inputs
 from ark.lower.rewrite.split_elementwise import split_elementwise
 from ark.machine import Machine
+from ark.machine.capability import Capability
 
 
 class Stage(Enum):

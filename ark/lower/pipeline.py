@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ark.capability import Capability
 from ark.ir.graph import Graph
 from ark.log import show, shows
 from ark.lower.claims import claimed
@@ -23,6 +22,7 @@ from ark.lower.observe import cuts_text, plan_text
 from ark.lower.packets import choose_packets
 from ark.lower.prepare import Prepared, prepare
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan import kind as kinds
 from ark.plan.boxes import Templates
 from ark.plan.collector import paused

@@ -15,8 +15,8 @@ from ark.ir.graph import Node
 from ark.ir.hints import Hints
 from ark.ir.values import Tensor
 from ark.machine import Machine
+from ark.machine.variant import COMMUNICATE
 from ark.tasks.linear_form import MATRIX_ROWS, dealt, takes_whole
-from ark.variant import COMMUNICATE
 
 MIN_TILE = 4096
 BOX_LINE = 16  # bytes at whose multiples rows begin that box copies load

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 
-from ark.capability import Capability
-from ark.costs import BoxCosts
 from ark.ir.dtype import bf16, fp16, fp32
 from ark.ir.fold import fold
 from ark.ir.graph import Node
@@ -19,7 +17,9 @@ from ark.lower.boxed import SIDES, aligned, boxes, depth_of, lies_along, wants_a
 from ark.lower.cuts import candidates, is_exact, predicted_us
 from ark.lower.tiling import attends
 from ark.machine import Machine
-from ark.variant import LOAD, Variant
+from ark.machine.capability import Capability
+from ark.machine.costs import BoxCosts
+from ark.machine.variant import LOAD, Variant
 
 LEAST_ROWS, LEAST_WORK = 16, 1 << 26  # of a product for which a variant is chosen
 LAID = 2  # times that the bytes of a side are moved that is laid otherwise: read and written

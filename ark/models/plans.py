@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from ark import log
-from ark.capability import Capability
 from ark.errors import InvalidUsageError, PlanError
 from ark.ir.digest import digest as graph_digest
 from ark.ir.dtype import DataType
@@ -23,6 +22,7 @@ from ark.ir.values import whole
 from ark.lower import registry as ops
 from ark.lower.ranks import plan_ranks
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.models.build import FULL, Shape, build
 from ark.models.checkpoint import Checkpoint
 from ark.plan import kind as kinds

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ark.capability import Capability
 from ark.errors import ModelError, PlanError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.fold import fold
@@ -18,6 +17,7 @@ from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.ops.base import float_dtype, result
 from ark.tasks.movement import ArgMaxParams
 from ark.tasks.rows import RowNormParams

@@ -1,12 +1,12 @@
 """The cost model: a predicted timeline of one iteration, to draw beside the measured one.
 
 A task takes its begin and the longer of its arithmetic and its bytes, at rates of the machine
-(ark.costs): products of types that matrix units take at theirs, all else at that of scalar units;
-what an op reads first at memory's rate, or the last cache's if the plan fits it, what its tasks
-read again at the cache's. A hand-over takes the machine's signal time, by counter or by packets.
-`ark bench fidelity` measures how far it is off. Called by `ark trace`, by ark.bench.predicted, and
-by ark.interop, which asks how many processors a graph can busy; no decision of the planner depends
-on it.
+(ark.machine.costs): products of types that matrix units take at theirs, all else at that of scalar
+units; what an op reads first at memory's rate, or the last cache's if the plan fits it, what its
+tasks read again at the cache's. A hand-over takes the machine's signal time, by counter or by
+packets. `ark bench fidelity` measures how far it is off. Called by `ark trace`, by
+ark.bench.predicted, and by ark.interop, which asks how many processors a graph can busy; no
+decision of the planner depends on it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from ark.capability import Capability
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan import kind as kinds
 from ark.plan.access import Region, region
 from ark.plan.boxes import Templates

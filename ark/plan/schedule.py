@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ark.machine import Machine
+from ark.machine.variant import COMMUNICATE
 from ark.plan import kind as kinds
 from ark.plan.access import Region, region
 from ark.plan.boxes import Templates
@@ -20,7 +21,6 @@ from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature
 from ark.plan.ordering import Decision, Needs, OpRun, Ordering
 from ark.plan.types import ITERATION_BARRIER, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Task
-from ark.variant import COMMUNICATE
 
 Waits = tuple[tuple[int, int], ...]  # counters and thresholds
 

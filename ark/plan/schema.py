@@ -16,10 +16,11 @@ import msgspec
 from msgspec import Meta
 
 from ark import json_reader
-from ark.capability import Capability
 from ark.errors import PlanError
 from ark.json_reader import Closed
 from ark.machine import Machine
+from ark.machine.capability import Capability
+from ark.machine.variant import COMPUTE
 from ark.plan.types import (
     MAX_OPERANDS,
     MAX_PIECES,
@@ -33,7 +34,6 @@ from ark.plan.types import (
     PlanTensor,
     Task,
 )
-from ark.variant import COMPUTE
 
 FORMAT = 1
 

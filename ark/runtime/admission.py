@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from ark.backend import registry
 from ark.backend.devices import Device
 from ark.backend.protocol import KernelBackend
-from ark.capability import Capability
 from ark.codegen.shared_memory import check_shared_memory
 from ark.errors import InvalidUsageError, PlanError, SystemError
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.serialize import from_json, machine_of, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify

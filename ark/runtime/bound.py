@@ -12,10 +12,10 @@ from typing import Any
 from ark.errors import InvalidUsageError
 from ark.frontend.foreign import is_torch
 from ark.frontend.tensor import Tensor
+from ark.machine.variant import COMMUNICATE
 from ark.plan import kind as kinds
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
-from ark.variant import COMMUNICATE
 
 
 def check_overlaps(plan: Plan, addresses: Mapping[int, int]) -> None:

@@ -18,6 +18,7 @@ from ark.backend.devices import Device, GraphDevice, Launch
 from ark.backend.protocol import Backend
 from ark.codegen import layout
 from ark.errors import GpuError, InvalidUsageError
+from ark.machine.variant import COMMUNICATE
 from ark.plan.serialize import machine_of
 from ark.plan.types import ITERATION_BARRIER, Plan
 from ark.runtime import live
@@ -25,7 +26,6 @@ from ark.runtime.faults import explain
 from ark.runtime.kernels import launch_all
 from ark.runtime.loaded import LoadedPlan
 from ark.runtime.run import Ranks, Run
-from ark.variant import COMMUNICATE
 
 BUDGET_S = 10.0
 MOST_BUDGET_S = 1e9  # in nanoseconds, which must fit 64 bits

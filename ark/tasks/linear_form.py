@@ -7,14 +7,14 @@ backends' bodies.
 
 from __future__ import annotations
 
-from ark.capability import Capability
 from ark.ir.dtype import by_name
 from ark.ir.values import Tensor
 from ark.machine import Machine
+from ark.machine.capability import Capability
+from ark.machine.variant import COMMUNICATE
 from ark.plan.kind import OperandType, Signature
 from ark.plan.params import is_dense
 from ark.tasks.linear_params import LinearParams
-from ark.variant import COMMUNICATE
 
 FLOATS = ("fp32", "fp16", "bf16")
 SPREAD = ("store", "add")  # epilogues whose output peers may get too; so they may of `sample`

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from ark.capability import Capability
 from ark.ir.fold import fold, unfold
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
 from ark.plan.params import (
     Epsilon,

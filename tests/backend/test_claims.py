@@ -12,11 +12,11 @@ import ark
 from ark.backend import registry
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend
-from ark.capability import Capability
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import DataType, bf16, fp32, int32
 from ark.lower import claims
 from ark.lower.pipeline import plan
+from ark.machine.capability import Capability
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ark.backend import registry
-from ark.capability import Capability
 from ark.errors import GpuError, PlanError
 from ark.ir.dtype import by_name
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.models.build import Shape
 from ark.models.plans import plans
 from ark.plan.types import Plan

@@ -16,9 +16,9 @@ from ark.backend.devices import Device
 from ark.frontend.model import Model, use_model
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
+from ark.machine.variant import COMPUTE, Role, Variant
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
-from ark.variant import COMPUTE, Role, Variant
 
 EPS = 1e-5
 

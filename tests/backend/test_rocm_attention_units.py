@@ -16,10 +16,10 @@ from ark_rocm import backend, compiler
 from ark_rocm.tasks import attention_units
 
 import ark
-from ark.capability import Capability
 from ark.codegen.writer import write
 from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.lower.pipeline import plan as make_plan
+from ark.machine.capability import Capability
 from ark.plan.kind import signature
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, PlanOp

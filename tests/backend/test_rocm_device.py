@@ -15,9 +15,9 @@ from ark_rocm.device import Device
 
 from ark.backend.devices import Grid
 from ark.backend.protocol import Target
-from ark.capability import Capability
 from ark.codegen.dialect import Source
 from ark.errors import SystemError
+from ark.machine.capability import Capability
 
 emulator = pytest.importorskip("ark_rocm_emulator")
 

@@ -12,10 +12,10 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.capability import Capability
 from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
 from ark.lower.pipeline import plan
+from ark.machine.capability import Capability
 from ark.ops import norms
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor

@@ -13,11 +13,11 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.capability import Capability
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import DataType, bf16, fp16
 from ark.lower.pipeline import plan
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 

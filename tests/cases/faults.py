@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ark.capability import Capability
 from ark.ir.dtype import by_name
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.models.build import Shape
 from ark.models.plans import plans
 from ark.plan.types import Plan

@@ -7,7 +7,7 @@ import os
 import random
 from collections.abc import Callable
 
-from ark.capability import Capability
+from ark.machine.capability import Capability
 from ark.plan import kind as kinds
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan

@@ -20,7 +20,7 @@ import pytest
 from ark.backend.protocol import Target
 from ark.codegen import layout
 from ark.errors import GpuError, SystemError
-from ark.variant import block
+from ark.machine.variant import block
 
 pytest.importorskip("cuda.bindings.driver")
 

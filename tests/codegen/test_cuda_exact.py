@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from ark.backend.protocol import Target
-from ark.capability import Capability
 from ark.codegen import layout
 from ark.codegen.writer import write
 from ark.ir.dtype import bf16, fp32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.plan.verify import verify

@@ -20,13 +20,13 @@ from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
 from ark.lower.tiling import side_by_side
 from ark.machine import Machine
+from ark.machine.variant import COMPUTE, LOAD, Role
 from ark.plan.serialize import from_json, machine_of, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.cells import cells, map_cells
 from ark.runtime.executor import Executor
 from ark.runtime.tables import ALL, RIGHT, build
-from ark.variant import COMPUTE, LOAD, Role
 from tests.codegen.machine_code import section
 from tests.slow import slow
 

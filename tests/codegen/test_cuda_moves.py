@@ -15,11 +15,11 @@ from ark.errors import PlanError
 from ark.ir.dtype import bf16
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
+from ark.machine.variant import MOVE
 from ark.ops.communication.collectives import choose_program
 from ark.plan.serialize import from_json, machine_of, to_json
 from ark.plan.types import Plan, Task
 from ark.plan.verify import verify
-from ark.variant import MOVE
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

@@ -19,12 +19,12 @@ from ark.errors import SystemError
 from ark.ir.dtype import by_name
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan as make_plan
+from ark.machine.variant import COMPUTE, block
 from ark.models.build import Shape
 from ark.models.config import builtin_config
 from ark.models.plans import plans as llama_plans
 from ark.plan.serialize import machine_of
 from ark.plan.types import Phase, Plan, PlanCounter
-from ark.variant import COMPUTE, block
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

@@ -10,11 +10,11 @@ from ark_rocm import backend, compiler
 
 from ark.backend.devices import Binary
 from ark.backend.protocol import Target
-from ark.capability import Capability
 from ark.codegen.dialect import Source
 from ark.codegen.writer import Emitted, write
 from ark.errors import SystemError, UnsupportedError
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.types import Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 from tests import signatures
 from tests.cases.rocm_compile import ARCHS, assembly, fact, machine_for, target

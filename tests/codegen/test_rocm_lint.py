@@ -10,11 +10,11 @@ from __future__ import annotations
 import pytest
 from ark_rocm import backend, compiler
 
-from ark.capability import Capability
 from ark.codegen.dialect import Source
 from ark.codegen.writer import write
 from ark.ir.dtype import bf16
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.types import Plan
 from tests import signatures
 from tests.cases.collectives import build

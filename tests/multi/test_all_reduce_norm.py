@@ -11,9 +11,9 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.capability import Capability
 from ark.ir.dtype import by_name
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor

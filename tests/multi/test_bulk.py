@@ -11,8 +11,8 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.capability import Capability
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.cases.collectives import build, devices, keep

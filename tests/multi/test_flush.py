@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import ark
-from ark.capability import Capability
 from ark.errors import PlanError
 from ark.ir.dtype import int32
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.verify import verify
 from tests.cases import channels
 from tests.cases.collectives import build, devices

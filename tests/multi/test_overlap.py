@@ -20,10 +20,10 @@ from ark.ir.dtype import fp32
 from ark.lower.engines import DMA
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
+from ark.machine.variant import MOVE, Role
 from ark.plan.types import Plan, Task
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
-from ark.variant import MOVE, Role
 from tests.cases.collectives import build, devices, keep
 from tests.ranks import ThreadRanks, run_ranks
 from tests.slow import slow

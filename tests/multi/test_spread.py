@@ -13,10 +13,10 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.capability import Capability
 from ark.codegen.writer import write
 from ark.errors import PlanError
 from ark.ir.dtype import DataType, by_name
+from ark.machine.capability import Capability
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator

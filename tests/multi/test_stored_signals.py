@@ -16,7 +16,6 @@ import pytest
 from ark.backend import registry
 from ark.backend.devices import Device
 from ark.backend.protocol import KernelBackend
-from ark.capability import Capability
 from ark.codegen import layout
 from ark.codegen.constants import constants
 from ark.codegen.dialect import Source
@@ -24,6 +23,7 @@ from ark.doctor import bench as benches
 from ark.doctor.bench import Bench
 from ark.errors import GpuError, PlanError
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.runtime.admission import admit
 from tests.cases.channels import BY_STORES, PROGRAMS, put_then_signal, run, wanted
 from tests.cases.collectives import build, check_collectives, short_suite

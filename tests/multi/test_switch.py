@@ -10,12 +10,12 @@ import pytest
 import ark
 from ark.backend import registry
 from ark.backend.protocol import Target
-from ark.capability import Capability
 from ark.codegen.writer import write
 from ark.errors import UnsupportedError
 from ark.ir.dtype import DataType, bf16, by_name, fp16, fp32
 from ark.lower.engines import ENGINES, MESSAGES, SWITCH, TRANSFERS, choose_engine
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.serialize import machine_of
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor

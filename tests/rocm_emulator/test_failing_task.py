@@ -13,9 +13,9 @@ import pytest
 from ark_rocm_emulator import emulated, failures
 
 from ark.backend import registry
-from ark.capability import Capability
 from ark.errors import GpuError
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.types import Plan
 from ark.runtime.executor import Executor
 from tests.cases.faults import decoder, prepare, small_machine, without_a_signal

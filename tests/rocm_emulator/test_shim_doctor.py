@@ -21,7 +21,7 @@ from ark.backend.protocol import KernelBackend, Target
 from ark.codegen import layout
 from ark.codegen.dialect import Source
 from ark.doctor.bench import source
-from ark.variant import COMPUTE, block
+from ark.machine.variant import COMPUTE, block
 from tests.cases.shim import fences
 
 pytest.importorskip("cuda.bindings.nvrtc")

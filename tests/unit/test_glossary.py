@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ark.capability import Capability
 from ark.lower.engines import ENGINES
 from ark.lower.passes import PASSES
+from ark.machine.capability import Capability
 from ark.plan import kind
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,12 +9,12 @@ import ark
 from ark.interop.torch.values import Value
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
+from ark.machine.variant import COMPUTE, LOAD, MOVE, block
 from ark.plan.cost import busied
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import tuned, tuned_collectives
 from ark.runtime.run import Ranks
-from ark.variant import COMPUTE, LOAD, MOVE, block
 
 
 def planned(

@@ -27,6 +27,7 @@ from ark.interop.torch.look import Look, looker, nothing
 from ark.interop.torch.planning import planned
 from ark.interop.torch.strides import Memory, Results, contiguous
 from ark.interop.torch.values import Value
+from ark.machine.variant import LOAD
 from ark.plan.serialize import machine_of
 from ark.runtime.executor import Executor
 from ark.runtime.graphs import record
@@ -35,7 +36,6 @@ from ark.runtime.run import Ranks
 from ark.runtime.runner import Runner, load
 from ark.runtime.session import backend, device
 from ark.runtime.streams import Streamed
-from ark.variant import LOAD
 
 DLPACK_HOST = 1  # DLPack's number for the host's memory
 DENSE = torch.contiguous_format

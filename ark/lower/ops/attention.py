@@ -10,7 +10,6 @@ import dataclasses
 
 from msgspec import structs
 
-from ark.capability import Capability
 from ark.ir import values as ir
 from ark.ir.attributes import AttentionAttributes
 from ark.ir.dtype import fp32
@@ -19,9 +18,10 @@ from ark.lower.context import Lowering
 from ark.lower.packets import PACKET_LIMIT
 from ark.lower.tiling import attends_in_units
 from ark.machine import Machine
+from ark.machine.capability import Capability
+from ark.machine.variant import COMMUNICATE
 from ark.tasks.attention import AttentionMergeParams, AttentionParams, staged_bytes
 from ark.tasks.attention_tiles import AttentionTilesParams, balanced_group
-from ark.variant import COMMUNICATE
 
 STREAMED, MOST_STREAMED = 8, 64  # positions that matrix units take at once, and a warp holds
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 
-from ark.capability import Capability
 from ark.errors import UnsupportedError
 from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.lower.context import Lowering
+from ark.machine.capability import Capability
 from ark.plan.groups import Group, RemoteSemaphore
 from ark.tasks import custom_form
 from ark.tasks.custom import CustomParams

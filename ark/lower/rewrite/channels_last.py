@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ark.capability import Capability
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import GraphView, WritesSoFar
 from ark.ir.values import Tensor, dense_view
@@ -26,6 +25,7 @@ from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise, read_once
 from ark.lower.rewrite.fuse_windows import window
 from ark.lower.rewrite.views import UNSEEN, whole
 from ark.lower.tiling import BOX_LINE
+from ark.machine.capability import Capability
 from ark.tasks import expression
 
 LEAST_WORK = 1 << 24  # multiplications that are worth turning what they read

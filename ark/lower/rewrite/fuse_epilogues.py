@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from ark.capability import Capability
 from ark.codegen.layout import RECORD_OPERANDS
 from ark.ir.attributes import ProjectionAttributes
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, bf16, fp16, fp32
@@ -33,6 +32,7 @@ from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise, read_once
 from ark.lower.rewrite.views import same_elements, seen_in
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.tasks import expression
 
 TOGETHER = 64  # columns of one head that leave a body for matrix units at a time

@@ -18,9 +18,9 @@ from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.pack_weights import writes
 from ark.lower.tiling import PAIRED, row_bytes, split_k
 from ark.machine import Machine
+from ark.machine.variant import COMMUNICATE
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks.linear_form import narrow_bytes, narrow_rows
-from ark.variant import COMMUNICATE
 
 EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
 """Ops that a linear task does where its sums end, and the task's name for each."""

@@ -16,8 +16,8 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.tiling import layer_tiles
+from ark.machine.variant import COMMUNICATE
 from ark.tasks.linear_form import MATRIX_ROWS, MOST_NARROW, narrow_rows
-from ark.variant import COMMUNICATE
 
 CHOOSE = {"sample": "choose", "sample_each": "choose_each"}
 

@@ -16,7 +16,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ark.capability import Capability
 from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
@@ -27,6 +26,7 @@ from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.views import whole
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.tasks.matmul_params import WindowParams
 from ark.tasks.matmul_text import FEW_ROWS as PACKED_ROWS
 from ark.tasks.matmul_windows import boxable, matrix_shape

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from ark.capability import Capability
 from ark.codegen.layout import RECORD_OPERANDS
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node
@@ -17,7 +16,8 @@ from ark.ir.values import Tensor
 from ark.lower.packets import PACKET_READ, PACKET_READ_POLLED
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.pack_weights import writes
-from ark.variant import COMMUNICATE
+from ark.machine.capability import Capability
+from ark.machine.variant import COMMUNICATE
 
 LINEAR_ADD_OPERANDS = 4  # input, weight, output, residual; each further rank has an output more
 

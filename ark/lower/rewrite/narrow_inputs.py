@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from ark.capability import Capability
 from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.packets import PACKET_READ_FEW, SHORT_ROW, takes_short
 from ark.lower.rewrite.context import Context
 from ark.lower.tiling import LEAST_TILE
+from ark.machine.capability import Capability
+from ark.machine.variant import COMMUNICATE
 from ark.tasks.linear_form import MOST_NARROW
-from ark.variant import COMMUNICATE
 
 ROUNDS = ("attention", "layernorm", "rmsnorm", "rope_kv", "rotary_embedding", "swiglu_pairs")
 """Ops whose first result may be of another type than its inputs."""

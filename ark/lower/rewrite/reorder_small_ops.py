@@ -21,7 +21,7 @@ from ark.lower import registry
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.pack_weights import writes
 from ark.machine import Machine
-from ark.variant import COMMUNICATE
+from ark.machine.variant import COMMUNICATE
 
 LEAST_WIDE = 2  # ops side by side, on average: fewer are a chain, which program order serves
 

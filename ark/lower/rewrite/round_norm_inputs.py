@@ -14,8 +14,8 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.packets import PACKET_READ_FEW
 from ark.lower.rewrite.context import Context
+from ark.machine.variant import COMMUNICATE
 from ark.tasks.linear_form import MOST_NARROW, SPREAD
-from ark.variant import COMMUNICATE
 
 
 def round_norm_inputs(graph: Graph, context: Context) -> Graph:

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ark.capability import Capability
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
@@ -39,6 +38,7 @@ from ark.lower.engines import (
     tile_bytes,
 )
 from ark.lower.registry import register
+from ark.machine.capability import Capability
 from ark.ops.base import check_dims, result
 from ark.ops.copies import copy_box, dense, move
 from ark.ops.views import refer

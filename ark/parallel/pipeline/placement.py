@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from ark.errors import InvalidUsageError, ModelError
-from ark.ranges import Name
+from ark.machine.ranges import Name
 
 MOST_DEVICES = 256
 MOST_BLOCKS = 256

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ark.ir.graph import Node
 from ark.lower.cuts import candidates, choose_cut, predicted_us
 from ark.machine import Machine
-from ark.variant import LOAD
+from ark.machine.variant import LOAD
 
 ENDS_US = 4.0  # of an op: its last tile's results, and the wait for them
 TILE_US = 1.5  # of a matmul's tile: its first load, and its store

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
+from ark.machine.variant import COMMUNICATE
 from ark.plan import kind as kinds
 from ark.plan.access import Region
 from ark.plan.serialize import machine_of
 from ark.plan.verify.conflicts import Touch
 from ark.plan.verify.rank_set import RankSet, refuse
-from ark.variant import COMMUNICATE
 
 
 def check_early(rank_set: RankSet, number: int, rank: int, foreign: Sequence[Touch]) -> None:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 from ark.machine import Machine
+from ark.machine.variant import COMMUNICATE
 from ark.plan.serialize import machine_of
 from ark.plan.types import (
     MAX_PIECE_PITCH_BYTES,
@@ -17,7 +18,6 @@ from ark.plan.types import (
     PlanOp,
 )
 from ark.plan.verify.rank_set import Key, RankSet, refuse
-from ark.variant import COMMUNICATE
 
 BULK_COPY_BYTES = 16  # least size and alignment of a bulk copy
 

@@ -6,10 +6,10 @@ import os
 import platform
 import re
 
-from ark.capability import Capability
-from ark.costs import Costs
 from ark.machine import Machine
-from ark.variant import block
+from ark.machine.capability import Capability
+from ark.machine.costs import Costs
+from ark.machine.variant import block
 
 
 def host_arch() -> str:

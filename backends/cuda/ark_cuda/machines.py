@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ark.capability import Capability
 from ark.codegen.layout import LOOP_BYTES
-from ark.costs import BoxCosts, Costs
 from ark.machine import Machine
-from ark.variant import COMMUNICATE, COMPUTE, LOAD, MOVE, Role, Variant, block
+from ark.machine.capability import Capability
+from ark.machine.costs import BoxCosts, Costs
+from ark.machine.variant import COMMUNICATE, COMPUTE, LOAD, MOVE, Role, Variant, block
 
 GIB = 1 << 30
 STAGE = 16384

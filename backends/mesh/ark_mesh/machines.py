@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 import re
 
-from ark.capability import Capability
 from ark.machine import Machine
-from ark.variant import block
+from ark.machine.capability import Capability
+from ark.machine.variant import block
 
 MOST_CORES = 64
 CORE_BYTES = 16 << 20  # private memory of a core

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ark.capability import Capability
 from ark.codegen.layout import LOOP_BYTES
-from ark.costs import Costs, UnitCosts
 from ark.errors import UnsupportedError
 from ark.machine import Machine
-from ark.variant import block
+from ark.machine.capability import Capability
+from ark.machine.costs import Costs, UnitCosts
+from ark.machine.variant import block
 
 VOTE_BYTES = 256  # shared memory that the prelude keeps for itself, rounded up
 RESERVED = VOTE_BYTES + LOOP_BYTES  # with what the loop keeps

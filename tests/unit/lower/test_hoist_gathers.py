@@ -16,10 +16,10 @@ from ark.lower.registry import get
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.hoist_gathers import hoist_gathers
 from ark.machine import Machine
+from ark.machine.variant import COMPUTE, Role, Variant
 from ark.models.build import Shape
 from ark.models.config import builtin_config
 from ark.models.plans import make_plans
-from ark.variant import COMPUTE, Role, Variant
 from tests.projection import with_matrix
 from tests.slow import examples
 

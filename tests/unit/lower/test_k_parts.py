@@ -9,12 +9,12 @@ import dataclasses
 import pytest
 
 from ark.backend import registry
-from ark.capability import Capability
 from ark.ir.dtype import bf16, fp32
 from ark.ir.graph import Graph
 from ark.ir.hints import Hints
 from ark.lower import k_parts
 from ark.lower.pipeline import plan
+from ark.machine.capability import Capability
 from ark.models.build import Shape
 from ark.models.config import builtin_config
 from ark.models.plans import plans

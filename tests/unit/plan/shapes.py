@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 from functools import cache
 
-from ark.capability import Capability
-from ark.costs import ESTIMATED, Costs
 from ark.ir.dtype import by_name
 from ark.ir.graph import Graph
 from ark.machine import Machine
+from ark.machine.capability import Capability
+from ark.machine.costs import ESTIMATED, Costs
+from ark.machine.variant import block
 from ark.models.build import Shape, build
 from ark.models.config import LlamaConfig, Rope
 from ark.models.plans import make_plans
 from ark.plan.types import Plan
-from ark.variant import block
 
 CONFIG = LlamaConfig(
     hidden_size=64,

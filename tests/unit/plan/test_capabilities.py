@@ -10,10 +10,10 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.capability import Capability
 from ark.errors import PlanError
 from ark.lower.engines import choose_engine
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan import schema
 from ark.plan.serialize import machine_entry
 from tests.unit.plan.shapes import machine

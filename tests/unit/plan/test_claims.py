@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import ark
-from ark.capability import Capability
 from ark.errors import PlanError
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import bf16, fp32
 from ark.lower import claims
 from ark.lower.pipeline import plan
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.types import ITERATION_BARRIER, Plan
 from ark.plan.verify import verify
 from ark.tasks import pointwise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ark.capability import Capability
+from ark.machine.capability import Capability
 from ark.plan.cost import predict, work
 from ark.plan.serialize import machine_of
 from tests.unit.plan.oracle import order, tasks

@@ -10,7 +10,6 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.capability import Capability
 from ark.errors import PlanError
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import bf16, fp32
@@ -18,6 +17,8 @@ from ark.ir.graph import Graph
 from ark.lower.ops import attention as attention_lowering
 from ark.lower.pipeline import plan as plan_graph
 from ark.machine import Machine
+from ark.machine.capability import Capability
+from ark.machine.variant import COMMUNICATE, COMPUTE, LOAD, Role, Variant, block
 from ark.models.build import Shape
 from ark.models.config import builtin_config
 from ark.models.llama import Llama
@@ -27,7 +28,6 @@ from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Growth, Plan, Task
 from ark.plan.verify import verify
 from ark.runtime import tables
-from ark.variant import COMMUNICATE, COMPUTE, LOAD, Role, Variant, block
 from tests.unit.plan.shapes import CONFIG, machine, replace_task
 
 WIDE = dataclasses.replace(CONFIG, hidden_size=128, head_dim=32)

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ark
-from ark.capability import Capability
 from ark.errors import PlanError
 from ark.frontend.model import Model, use_model
 from ark.lower import tiling
 from ark.lower.pipeline import plan as make_plan
+from ark.machine.capability import Capability
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from tests.cases.verify import MORE

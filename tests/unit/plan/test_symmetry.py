@@ -15,13 +15,13 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.capability import Capability
 from ark.errors import PlanError
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import by_name
 from ark.lower import registry as operations
 from ark.lower.pipeline import plan as make_plan
 from ark.lower.ranks import plan_ranks
+from ark.machine.capability import Capability
 from ark.models.build import Shape
 from ark.models.plans import plans as plans_of
 from ark.ops.tokens import TokenState

@@ -7,20 +7,20 @@ import dataclasses
 import pytest
 
 from ark.backend import registry
-from ark.capability import Capability
 from ark.errors import PlanError
 from ark.ir.dtype import DataType, by_name
 from ark.ir.graph import Graph
 from ark.ir.values import Tensor
 from ark.lower.pipeline import plan
 from ark.machine import Machine
+from ark.machine.capability import Capability
+from ark.machine.variant import COMMUNICATE, COMPUTE, LOAD, Role, Variant, block
 from ark.models.build import Shape
 from ark.models.config import builtin_config
 from ark.models.plans import make_plans
 from ark.plan import kind as kinds
 from ark.plan.serialize import from_json, machine_of, to_json
 from ark.plan.verify import verify
-from ark.variant import COMMUNICATE, COMPUTE, LOAD, Role, Variant, block
 from tests.unit.plan.shapes import CONFIG, decoder_plans, machine
 
 ROLES = Variant("roles", (Role(COMPUTE, 6), Role(COMMUNICATE, 1), Role(LOAD, 1)), 6, 1024, 2)

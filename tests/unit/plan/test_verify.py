@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ark.capability import Capability
 from ark.errors import InvalidUsageError, PlanError
+from ark.machine.capability import Capability
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import ITERATION_BARRIER, Plan, PlanOp
 from ark.plan.verify import verify

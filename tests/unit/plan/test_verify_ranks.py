@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ark.capability import Capability
 from ark.errors import PlanError
+from ark.machine.capability import Capability
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from tests.cases.verify import MORE

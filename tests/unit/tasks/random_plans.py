@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from ark_cpu import machines
 
 import ark
-from ark.capability import Capability
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import FLOATS, DataType, fp16, fp32, int4, int32, int64
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.models.build import Shape
 from ark.models.config import LlamaConfig
 from ark.models.plans import make_plans

@@ -5,9 +5,9 @@ to mma.sync (attention_units.py). Called by the writer through the dialect.
 
 from __future__ import annotations
 
-from ark.capability import Capability
 from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention_tiles import AttentionTilesParams, given, shape

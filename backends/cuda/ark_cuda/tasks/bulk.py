@@ -3,9 +3,9 @@ bulk_copies.h the copies themselves."""
 
 from __future__ import annotations
 
-from ark.capability import Capability
 from ark.ir.dtype import by_name
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark_cuda.tasks import inline

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ark.capability import Capability
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import matmul_packs as packs
 from ark.tasks import matmul_small, text

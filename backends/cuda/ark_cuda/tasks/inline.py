@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import resources
 
 from ark.machine import Machine
-from ark.variant import COMMUNICATE
+from ark.machine.variant import COMMUNICATE
 
 
 def header(name: str) -> str:

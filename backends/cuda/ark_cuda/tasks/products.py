@@ -13,9 +13,10 @@ import math
 from collections.abc import Sequence
 from importlib import resources
 
-from ark.capability import Capability
 from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
+from ark.machine.capability import Capability
+from ark.machine.variant import COMPUTE, LOAD, MOVE
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import matmul_packs as packs
 from ark.tasks import text
@@ -23,7 +24,6 @@ from ark.tasks.matmul_form import ROPE, deal, dims, k_range, part_of_k, place_na
 from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.matmul_text import outputs
 from ark.tasks.rotary import rope
-from ark.variant import COMPUTE, LOAD, MOVE
 from ark_cuda.tasks import windows
 from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, sum_of
 

@@ -4,8 +4,8 @@ multicast memory too (ArkParams.multicast); elsewhere the common body. switch.h 
 
 from __future__ import annotations
 
-from ark.capability import Capability
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import combine, text
 from ark.tasks.combine import CombineParams

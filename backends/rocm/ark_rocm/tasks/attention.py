@@ -11,8 +11,8 @@ from __future__ import annotations
 from importlib import resources
 from math import gcd
 
-from ark.capability import Capability
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan import kind as kinds
 from ark.plan.kind import Signature
 from ark.tasks import text

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 
-from ark.capability import Capability
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention_tiles import AttentionTilesParams, given, shape, where_aligned

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from importlib import resources
 
-from ark.capability import Capability
 from ark.ir.dtype import by_name
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
 

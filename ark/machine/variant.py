@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ark.ranges import Few, StageBytes, Threads, Word
+from ark.machine.ranges import Few, StageBytes, Threads, Word
 
 LOAD, COMPUTE, COMMUNICATE, MOVE = "load", "compute", "communicate", "move"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ark.ranges import Bytes, Count, Name, Rate, Work
+from ark.machine.ranges import Bytes, Count, Name, Rate, Work
 
 
 @dataclass(frozen=True)

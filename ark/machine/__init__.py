@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from ark.capability import Capability
-from ark.costs import ESTIMATED, Costs
-from ark.ranges import Bytes, Count, LineBytes, MemoryBytes, Name, Rate, Threads, Word
-from ark.variant import COMPUTE, MOVE, Variant, block
+from ark.machine.capability import Capability
+from ark.machine.costs import ESTIMATED, Costs
+from ark.machine.ranges import Bytes, Count, LineBytes, MemoryBytes, Name, Rate, Threads, Word
+from ark.machine.variant import COMPUTE, MOVE, Variant, block
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Machine:
     shared_bytes: shared memory (LDS) that tasks and the ring may use, without what the loop keeps
     for itself (ark.codegen.layout.LOOP_BYTES). variants: kernel variants that it can run, the one
     to use first. bandwidth_gbps, tflops: of memory and of matrix units, all processors together.
-    costs: all other times and rates (ark.costs). line_bytes: a cache line; counters of different
-    producers lie so far apart. tile: rows and columns of a matmul tile. large_tiles: rows and
-    columns of those that have a loop of their own
-    for 16-bit types, and the share of its time that matrix units multiply. exact_tiles: the same
-    of products of fp32 in its own digits, the last number the speed beside the others'.
-    attention_rows: of a tile of attention on matrix units, at most.
-    capabilities: what bodies and forms are chosen by (ark.capability), each once.
+    costs: all other times and rates (ark.machine.costs). line_bytes: a cache line; counters of
+    different producers lie so far apart. tile: rows and columns of a matmul tile. large_tiles: rows
+    and columns of those that have a loop of their own for 16-bit types, and the share of its time
+    that matrix units multiply. exact_tiles: the same of products of fp32 in its own digits, the
+    last number the speed beside the others'. attention_rows: of a tile of attention on matrix
+    units, at most. capabilities: what bodies and forms are chosen by (ark.machine.capability), each
+    once.
     """
 
     name: Name

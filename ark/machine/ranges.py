@@ -1,6 +1,6 @@
 """Types with ranges: what a plan file may say of a machine and its kernel variants.
 
-They stand at the fields of ark.machine and ark.variant; ark.plan.schema holds values from
+They stand at the fields of ark.machine and ark.machine.variant; ark.plan.schema holds values from
 outside to them.
 """
 
