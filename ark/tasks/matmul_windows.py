@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from msgspec import structs
 
 from ark.errors import PlanError
 from ark.plan.kind import Signature
@@ -23,7 +24,7 @@ from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.windows import PlacedWindows, index_ranges, reached, window_sizes
 
 MOST_ROWS = 4  # results of a thread that share an element of the input
-LINE = 128  # bytes of a place's channels in a box
+LINE, PACK = 128, 16  # bytes of a place's channels in a box; of the steps from place to place
 MOST_STEP, MOST_MARGIN = 8, 127  # of boxes that are windows
 
 
@@ -47,10 +48,31 @@ def matrix_shape(source: Sequence[int], p: WindowParams) -> tuple[int, ...]:
     return (source[0], 1, places, depth) if p.side else (source[0] * places, depth)
 
 
-def boxable(source: Sequence[int], itemsize: int, p: WindowParams) -> bool:
-    """Can box copies be of these windows? A place's channels fill lines; steps, margins and the
-    distance of taps are small.
+def as_boxes(
+    shape: Sequence[int], strides: Sequence[int], p: WindowParams, itemsize: int
+) -> tuple[tuple[int, ...], tuple[int, ...], WindowParams]:
+    """Shape, strides and windows of an input as box copies see them. Where channels fill no line,
+    but the taps of a row lie side by side and inside of the input, these are the channels of one
+    place: places overlap then.
     """
+    channels, across = shape[-1], shape[-2]
+    reach = (p.sizes[-1] - 1) * p.stride[-1] + p.size[-1]
+    inside = p.before[-1] == 0 and reach <= across
+    beside = p.dilation[-1] == 1 and strides[-2] == channels
+    if channels * itemsize % LINE == 0 or not (inside and beside):
+        return tuple(shape), tuple(strides), p
+    row = structs.replace(p, size=(*p.size[:-1], 1), stride=(*p.stride[:-1], 1))
+    places = (*shape[:-2], p.sizes[-1], p.size[-1] * channels)
+    return places, (*strides[:-2], p.stride[-1] * channels, 1), row
+
+
+def boxable(
+    shape: Sequence[int], strides: Sequence[int], itemsize: int, windows: WindowParams
+) -> bool:
+    """Can box copies be of these windows? What a place holds fills lines, or is a row of taps;
+    steps, margins and the distance of taps are small.
+    """
+    source, steps, p = as_boxes(shape, strides, windows, itemsize)
     stride, spread, before = p.stride, p.dilation, p.before
     sizes = zip(p.size, p.sizes, source[1:-1], strict=True)
     margins = [
@@ -59,7 +81,8 @@ def boxable(source: Sequence[int], itemsize: int, p: WindowParams) -> bool:
     ]
     return (
         len(margins) <= 2
-        and source[-1] * itemsize % LINE == 0
+        and (source[-1] * itemsize % LINE == 0 or p != windows)
+        and all(s * itemsize % PACK == 0 for s in (*steps[:-1], source[-1]))
         and max(stride) <= MOST_STEP
         and max(max(m) for m in margins) <= MOST_MARGIN
     )

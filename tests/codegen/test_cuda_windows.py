@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ark.backend.protocol import Target
 from ark.codegen.dialect import BoxMap
 from ark.codegen.writer import write
 from ark.lower.pipeline import plan as make_plan
+from ark.ops.windows import padding_pairs
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.plan.verify import verify
@@ -32,7 +34,14 @@ needs_gpu = pytest.mark.skipif(
     reason=f"no NVIDIA GPU: {backend.probe().reason}",
 )
 Shape = tuple[int, ...]
+BOXED = {"variant": "matrix"}
 # Input, weights, options.
+FEW_CHANNELS: list[tuple[Shape, Shape, dict[str, Any]]] = [
+    ((4, 3, 64, 66), (64, 3, 7, 7), {"stride": 2, "padding": 3}),
+    ((6, 3, 48, 50), (72, 3, 3, 3), {"padding": 1}),
+    ((4, 5, 61, 70), (64, 5, 4, 11), {"stride": (3, 2), "padding": ((2, 0), (1, 4))}),
+    ((4, 6, 4000), (64, 6, 9), {"stride": 2, "padding": 4}),
+]
 SHAPES: list[tuple[Shape, Shape, dict[str, Any]]] = [
     ((4, 64, 30, 31), (64, 64, 3, 3), {"padding": 1}),
     ((4, 64, 32, 32), (128, 64, 3, 2), {"stride": (2, 1), "padding": ((1, 1), (0, 0))}),
@@ -44,15 +53,23 @@ SHAPES: list[tuple[Shape, Shape, dict[str, Any]]] = [
     ((2, 64, 64, 64), (64, 64, 7, 7), {"stride": 2, "padding": 3}),
     ((2, 192, 48, 48), (200, 192, 3, 3), {"padding": ((0, 2), (1, 0))}),
     ((16, 256, 7, 7), (256, 256, 3, 3), {"padding": 1}),
+    *FEW_CHANNELS,
 ]
 
 
-def planned(model: str, x: Shape, w: Shape, dtype: Any = ark.bf16, **conv: Any) -> Plan:
+def planned(
+    model: str,
+    x: Shape,
+    w: Shape,
+    dtype: Any = ark.bf16,
+    plan_options: Mapping[str, Any] | None = None,
+    **conv: Any,
+) -> Plan:
     made = ark.Model(0, 1)
     with ark.use_model(made):
         given, weight = ark.tensor(x, dtype, name="x"), ark.tensor(w, dtype, name="w")
         ark.conv(given, weight, **conv, name="out")
-    found = make_plan(made.graph, machines.MODELS[model])
+    found = make_plan(made.graph, machines.MODELS[model], plan_options)
     verify([found])
     return found
 
@@ -107,12 +124,66 @@ def test_a_map_of_windows_of_one_dimension_as_the_left_side() -> None:
     )
 
 
+def loaded(box: BoxMap, memory: np.ndarray, place: Sequence[int]) -> np.ndarray:
+    """Lines of elements that copies through a tiled map bring of the rows at `place`, zeros outside
+    of the map. place: of dimensions 1 and up, the first of which are the rows' numbers.
+    """
+    steps = [s // memory.itemsize for s in box.strides]
+    at = np.arange(-(-box.dims[0] // box.box[0]) * box.box[0])
+    lines = np.zeros((*np.broadcast(*place).shape, len(at)), memory.dtype)
+    inside = np.all([(p >= 0) & (p < n) for p, n in zip(place, box.dims[1:], strict=True)], axis=0)
+    first = sum(np.asarray(p) * s for p, s in zip(place, steps, strict=True))
+    lines[inside, : box.dims[0]] = memory[first[inside][:, None] + at[: box.dims[0]]]
+    return lines
+
+
+@pytest.mark.parametrize("dtype", [ark.bf16, ark.fp32], ids=str)
+@pytest.mark.parametrize(("x", "w", "options"), FEW_CHANNELS)
+def test_boxes_of_few_channels_hold_the_windows(
+    x: Shape, w: Shape, options: dict[str, Any], dtype: Any
+) -> None:
+    """Copies through both maps, done by hand, bring sides whose product is torch's convolution; of
+    an image's row they bring a window's taps and no more.
+    """
+    torch = pytest.importorskip("torch")
+    plan = planned("h100", x, w, dtype, BOXED, tf32=dtype == ark.fp32, **options)
+    assert [op.kind for op in plan.ops[:3]] == ["remap", "remap", "matmul"]
+    p = plan.ops[2].params["windows"]
+    maps = maps_of(plan)
+    image_map, weight_map = maps[p["side"]], maps[1 - p["side"]]
+    padded = plan.tensors[plan.ops[2].operands[p["side"]]].shape
+    spatial, more = len(x) - 2, padded[-1] - x[1]
+    assert image_map.dims[0] == weight_map.dims[0] == p["size"][-1] * padded[-1]
+    rng = np.random.default_rng(0)
+    source, weight = (rng.integers(-4, 5, shape).astype(np.float32) for shape in (x, w))
+    margins = padding_pairs("conv", options["padding"], spatial)
+    image = np.pad(np.moveaxis(source, 1, -1), [*[(0, 0)] * spatial, margins[-1], (0, more)])
+    image = image[(slice(None),) * spatial + (slice(padded[-2]),)].astype(dtype.numpy)
+    assert image.shape == padded
+    kernel = np.pad(np.moveaxis(weight, 1, -1), [*[(0, 0)] * (1 + spatial), (0, more)])
+    sizes, down = (1, *p["sizes"])[-2:], (1, *p["size"])[-2]
+    n, oy, ox = (g.ravel() for g in np.indices((x[0], *sizes)))
+    rows, sums = np.arange(w[0]), np.zeros((len(n), w[0]), np.float32)
+    for tap in range(down):
+        y = oy * image_map.steps[2] + image_map.lower[1] + tap
+        left = loaded(image_map, image.ravel(), (ox + image_map.lower[0], y, n))
+        right = loaded(weight_map, kernel.ravel().astype(dtype.numpy), (rows, rows * 0 + tap))
+        sums += left.astype(np.float32) @ right.astype(np.float32).T
+    pairs = [m for pair in reversed(margins) for m in pair]
+    given = torch.nn.functional.pad(torch.from_numpy(source), pairs)
+    peer = getattr(torch.nn.functional, f"conv{spatial}d")
+    how = {"stride": options.get("stride", 1)}
+    want = peer(given, torch.from_numpy(weight), **how).numpy()
+    np.testing.assert_array_equal(np.moveaxis(sums.reshape(x[0], *p["sizes"], w[0]), -1, 1), want)
+
+
 @pytest.mark.parametrize("model", ["h100", pytest.param("b200", marks=slow)])
 @pytest.mark.parametrize(
     ("x", "w", "options"),
     [
         ((16, 64, 56, 56), (64, 64, 3, 3), {"padding": 1}),
         ((16, 128, 14, 14), (512, 128, 3, 3), {"stride": 2, "padding": 1}),
+        ((16, 3, 112, 112), (64, 3, 7, 7), {"stride": 2, "padding": 3}),
     ],
 )
 @pytest.mark.parametrize("dtype", [ark.bf16, ark.fp32], ids=str)
@@ -141,7 +212,7 @@ def test_fp32_is_convolved_in_its_own_digits_unless_tf32_is_allowed() -> None:
     small = planned("h100", (1, 8, 16, 16), (8, 8, 3, 3), ark.fp32, padding=1)
     assert [op.kind for op in small.ops] == ["convolution"]
     odd = planned("h100", (16, 3, 224, 224), (64, 3, 7, 7), ark.fp32, stride=2, tf32=True)
-    assert [op.kind for op in odd.ops] == ["remap", "matmul"]
+    assert [op.kind for op in odd.ops[:3]] == ["remap", "remap", "matmul"]
 
 
 def test_images_of_their_own_channels_are_dealt_so_that_all_end_together() -> None:
@@ -168,7 +239,7 @@ def test_a_gpu_convolves_as_torch_does(
         margins = [n for pair in reversed(how.pop("padding")) for n in pair]
         source = torch.nn.functional.pad(source, margins)
     want = getattr(torch.nn.functional, f"conv{len(x) - 2}d")(source, weight, **how)
-    made = planned("h100", x, w, dtype, tf32=dtype == ark.fp32, **options)
+    made = planned("h100", x, w, dtype, BOXED, tf32=dtype == ark.fp32, **options)
     assert any(op.params.get("windows") for op in made.ops)
     with contextlib.closing(backend.open(0)) as device, Executor(made, backend, device) as run:
         for name, value in zip("xw", values, strict=True):

@@ -21,6 +21,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import GraphView, WritesSoFar
 from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.few_channels import Padded, padded
 from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise, read_once
 from ark.lower.rewrite.fuse_windows import window
 from ark.lower.rewrite.views import UNSEEN, whole
@@ -52,18 +53,20 @@ def channels_last(graph: Graph, context: Context) -> Graph:
 @dataclass(frozen=True)
 class _Convolution:
     """windows: what lays the matrix out, none where that is the image itself; found: its windows'
-    numbers. source: the image as (n, channels, places...).
+    numbers. source: the image as (n, channels, places...). padded: the image that is made of it
+    where channels fill no pack.
     """
 
     windows: Node | None
     product: Node
     found: dict[str, Any]
     source: Tensor
+    padded: Padded | None = None
 
 
-def _convolutions(graph: Graph, kept: frozenset[int], tf32: bool) -> dict[int, _Convolution]:
-    """The convolutions that are worth it, by their product's id. tf32: are those of fp32, whose
-    user allows tf32?
+def _convolutions(graph: Graph, kept: frozenset[int], boxes: bool) -> dict[int, _Convolution]:
+    """The convolutions that are worth it, by their product's id. boxes: may box copies be of
+    windows? Those of fp32, whose user allows tf32, and those of few channels are then among them.
     """
     private = read_once(graph, kept)
     windows: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
@@ -74,7 +77,7 @@ def _convolutions(graph: Graph, kept: frozenset[int], tf32: bool) -> dict[int, _
             windows[node.outputs[0].buffer.id] = place, node
         elif node.type == "matmul" and len(node.inputs) == 2:
             at, before = windows.get(node.inputs[1].buffer.id, (place, None))
-            one = _fits(before, node, tf32)
+            one = _fits(before, node, boxes)
             if one is not None and not written.behind(at, [one.source]):
                 found[node.id] = one
         written.add(place, node)
@@ -102,7 +105,7 @@ def _wanted(
     able: Counter[int] = Counter()
     worth: set[int] = set()
     fine: set[int] = set()
-    laid = {c.windows.id: c for c in found.values() if c.windows is not None}
+    laid = {c.windows.id: c for c in found.values() if c.windows is not None and c.padded is None}
     for node in reversed(graph.nodes):
         for tensor in node.outputs:
             number, private = tensor.buffer.id, tensor.buffer.arena == "activation"
@@ -164,32 +167,14 @@ class _Turned:
 
     def convolution(self, one: _Convolution) -> None:
         """What turns the image, if that is not done, and multiplies."""
-        product, windows = one.product, one.windows
-        n, channels, places = _image(one.source) or (0, 0, 0)
-        weight, out = product.inputs[0], product.outputs[0]
+        product, out = one.product, one.product.outputs[0]
         wanted = out.buffer.id in self.wanted
-        rows = self.rows(one.source, product)
-        if windows is None and rows is None and out.buffer.id not in self.worth:
+        sides = self._padded_sides(one) if one.padded else self._sides(one)
+        if sides is None:
             self.keep(product)
             return
-        like = windows or product
-        if rows is None or like.after:
-            last = self._turn(like, one.source, [n, channels, places])
-            self.nodes.append(last)
-            rows = self._view(last.outputs[0], [n * places, channels])
-            self.turned[one.source.buffer.id] = rows, product.placement
-        outputs, depth = weight.shape[2:]
-        flat, table = self._view(weight, [outputs, depth]), rows
-        if windows is not None:
-            image = self._view(rows, [n, *one.source.shape[2:], channels])
-            self.nodes.append(self._windows(windows, image, one.found))
-            taps = math.prod(one.found["size"])
-            places = math.prod(one.found["sizes"])
-            table = self._view(self.nodes[-1].outputs[0], [n * places, depth])
-            if taps > 1:
-                kernel = self._turn(product, weight, [outputs, channels, taps])
-                self.nodes.append(kernel)
-                flat = self._view(kernel.outputs[0], [outputs, depth])
+        flat, table = sides
+        (outputs, depth), n, places = flat.shape, out.shape[0], out.shape[-1]
         if not wanted and places * out.dtype.itemsize % BOX_LINE == 0:
             inputs = (
                 self._view(flat, [1, 1, outputs, depth]),
@@ -201,6 +186,54 @@ class _Turned:
         between = self.graph.tensor((n * places, outputs), out.dtype, name=f"{product.name}.places")
         self.nodes.append(self._product(product, (table, flat), between))
         self._turn_back(product, between, out)
+
+    def _sides(self, one: _Convolution) -> tuple[Tensor, Tensor] | None:
+        """The weights as (outputs, k) and the windows as (n * places, k); None where the image is
+        not turned and need not be.
+        """
+        product, windows = one.product, one.windows
+        n, channels, places = _image(one.source) or (0, 0, 0)
+        weight = product.inputs[0]
+        rows = self.rows(one.source, product)
+        if windows is None and rows is None and product.outputs[0].buffer.id not in self.worth:
+            return None
+        like = windows or product
+        if rows is None or like.after:
+            last = self._turn(like, one.source, [n, channels, places])
+            self.nodes.append(last)
+            rows = self._view(last.outputs[0], [n * places, channels])
+            self.turned[one.source.buffer.id] = rows, product.placement
+        outputs, depth = weight.shape[2:]
+        if windows is None:
+            return self._view(weight, [outputs, depth]), rows
+        image = self._view(rows, [n, *one.source.shape[2:], channels])
+        self.nodes.append(self._windows(windows, image, one.found))
+        taps = math.prod(one.found["size"])
+        places = math.prod(one.found["sizes"])
+        table = self._view(self.nodes[-1].outputs[0], [n * places, depth])
+        if taps == 1:
+            return self._view(weight, [outputs, depth]), table
+        kernel = self._turn(product, weight, [outputs, channels, taps])
+        self.nodes.append(kernel)
+        return self._view(kernel.outputs[0], [outputs, depth]), table
+
+    def _padded_sides(self, one: _Convolution) -> tuple[Tensor, Tensor] | None:
+        """The same of a convolution of few channels."""
+        product, windows, padded = one.product, one.windows, one.padded
+        if windows is None or padded is None:
+            return None
+        size, channels = padded.window["size"], one.source.shape[1]
+        outputs = product.inputs[0].shape[2]
+        weight = self._view(product.inputs[0], [outputs, channels, *size])
+        name = f"{product.name}.channels_last"
+        image = self._remap(windows, one.source, padded.shape, padded.image_rules(), name)
+        shape = (outputs, *size, padded.channels)
+        kernel = self._remap(product, weight, shape, padded.kernel_rules(), name)
+        laid = self._windows(windows, image.outputs[0], padded.window)
+        self.nodes += [image, laid, kernel]
+        places = math.prod(padded.window["sizes"]) * one.source.shape[0]
+        table = self._view(laid.outputs[0], [places, padded.depth])
+        return self._view(kernel.outputs[0], [outputs, padded.depth]), table
 
     def pointwise(self, node: Node) -> bool:
         """An elementwise op on rows of channels, where a convolution reads its result so."""
@@ -259,8 +292,15 @@ class _Turned:
             terms = [[1 + count + d, found["dilation"][d]], [1 + d, found["stride"][d]]]
             rules.append([terms, -found["before"][d], 1, "fill"])
         rules.append([[[1 + 2 * count, 1]], 0, 1, "fill"])
-        out = self.graph.tensor(shape, source.dtype, name=node.name)
-        return self._node(node, "remap", source, out, {"rules": rules, "fill": 0.0, "shape": shape})
+        return self._remap(node, source, shape, rules, node.name)
+
+    def _remap(
+        self, like: Node, source: Tensor, shape: Sequence[int], rules: list[Any], name: str
+    ) -> Node:
+        """Index arithmetic, with zeros outside of the source."""
+        out = self.graph.tensor(shape, source.dtype, name=name)
+        attrs = {"rules": rules, "fill": 0.0, "shape": list(shape)}
+        return self._node(like, "remap", source, out, attrs)
 
     def _product(self, product: Node, inputs: tuple[Tensor, Tensor], out: Tensor) -> Node:
         attrs = {**product.attrs, "transpose_b": True}
@@ -292,7 +332,7 @@ class _Turned:
         )
 
 
-def _fits(windows: Node | None, product: Node, tf32: bool) -> _Convolution | None:
+def _fits(windows: Node | None, product: Node, boxes: bool) -> _Convolution | None:
     """Of a product of 16-bit types, or of fp32 as tf32 (where there is that), whose channels fill
     packs and that is large enough: the convolution; None of others. windows: what lays out its
     right side.
@@ -302,7 +342,7 @@ def _fits(windows: Node | None, product: Node, tf32: bool) -> _Convolution | Non
     weight, table, out = *product.inputs, product.outputs[0]
     plain = not product.attrs["transpose_a"] and not product.attrs["transpose_b"]
     types = {t.dtype.name for t in (weight, table, out)}
-    able = {"bf16", "fp16", "fp32"} if tf32 and product.attrs.get("tf32") else {"bf16", "fp16"}
+    able = {"bf16", "fp16", "fp32"} if boxes and product.attrs.get("tf32") else {"bf16", "fp16"}
     if not plain or len(types) != 1 or not types <= able:
         return None
     source = table if windows is None else windows.inputs[0]
@@ -316,6 +356,9 @@ def _fits(windows: Node | None, product: Node, tf32: bool) -> _Convolution | Non
         return None
     channels, rows = depth // math.prod(found["size"]), weight.shape[2]
     pack = BOX_LINE // table.dtype.itemsize
-    large = n * rows * places * depth >= LEAST_WORK
-    fits = large and channels % pack == rows % pack == 0
-    return _Convolution(windows, product, found, source) if fits else None
+    if n * rows * places * depth < LEAST_WORK or rows % pack:
+        return None
+    if channels % pack == 0:
+        return _Convolution(windows, product, found, source)
+    image = padded(source, found) if boxes and windows is not None else None
+    return None if image is None else _Convolution(windows, product, found, source, image)

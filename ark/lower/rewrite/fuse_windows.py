@@ -125,7 +125,9 @@ def _boxed(windows: Node, product: Node, side: int, machine: Machine) -> Node | 
     if source.dtype.itemsize != 2 and not product.attrs.get("tf32"):
         return None
     window = window_of_last(windows, side)
-    if window is None or not boxable(source.shape, source.dtype.itemsize, window):
+    if window is None:
+        return None
+    if not boxable(source.shape, source.strides, source.dtype.itemsize, window):
         return None
     if table.shape != matrix_shape(source.shape, window):
         return None

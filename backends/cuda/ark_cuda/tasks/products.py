@@ -148,7 +148,7 @@ def _lines(sig: Signature) -> int:
     _, _, k = dims(sig)
     deep, part = LINE // sig.operands[0].itemsize, part_of_k(sig)
     across = params.transpose_a or not params.transpose_b
-    if k % deep or across or not _flat(sig):
+    if k % deep or k != _depth(sig) or across or not _flat(sig):
         return 1
     counts = part // deep, (k % part or part) // deep
     for lines in DEEPER:
@@ -168,6 +168,14 @@ def _windows(sig: Signature, index: int) -> WindowParams | None:
     """The windows of which the operand is the matrix, if it is one."""
     found = sig.read(MatmulParams).windows
     return found if found is not None and found.side == index else None
+
+
+def _depth(sig: Signature) -> int:
+    """Elements of k that are loaded: all, and the zeros behind places of windows."""
+    params = sig.read(MatmulParams).windows
+    if params is None:
+        return dims(sig)[2]
+    return windows.padded_depth(sig.operands[params.side], params)
 
 
 def _mappable(sig: Signature, index: int) -> bool:
@@ -194,6 +202,9 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
         operand, seen = sig.operands[i], _windows(sig, i)
         if seen is not None:
             found.append(windows.window_map(operand, i, rows, seen))
+        elif params.windows is not None and _depth(sig) > dims(sig)[2]:
+            source = sig.operands[params.windows.side]
+            found.append(windows.weight_map(operand, i, rows, source, params.windows))
         elif _lines(sig) > 1:
             found.append(_map_of_lines(sig, i, rows))
         else:
@@ -271,9 +282,15 @@ def _overlaps(sig: Signature) -> bool:
     return a + b <= OVERLAP_BYTES and not weights
 
 
+def _k_range(sig: Signature) -> tuple[str, str]:
+    """As k_range, with the zeros behind places of windows."""
+    depth = _depth(sig)
+    return k_range(sig) if depth == dims(sig)[2] else ("0", str(depth))
+
+
 def _steps(sig: Signature) -> str:
     """Stages that a tile takes."""
-    k0, k1 = k_range(sig)
+    k0, k1 = _k_range(sig)
     deep = LINE // sig.operands[0].itemsize * _lines(sig)
     if k0 == "0":
         return f"{-(-int(k1) // deep)}u"
@@ -324,18 +341,24 @@ def load(name: str, sig: Signature, machine: Machine) -> str | None:
     """The loading half, run by one thread."""
     if not serves(sig, machine):
         return None
-    k0, k1 = k_range(sig)
+    k0, k1 = _k_range(sig)
     flat, first = _flat(sig), len(sig.operands)
+    padded = sig.read(MatmulParams).windows if _depth(sig) > dims(sig)[2] else None
     batches = []
     for index in (0, 1):
         operand, seen = sig.operands[index], _windows(sig, index)
         if seen is not None:
             batches.append(f"{windows.window_type(operand, seen)}{{}}")
             continue
+        if padded is not None:
+            source = sig.operands[padded.side]
+            batches.append(f"{windows.weight_type(source, padded)}{{}}")
+            continue
         shape = text.pad4(operand.shape, 1)
         flags = (flat, shape[0] > 1, shape[1] > 1)
         batches.append(f"ArkBatch<{', '.join(str(f).lower() for f in flags)}>{{}}")
     return (
+        f"{windows.TAPS if padded is not None else ''}"
         f"ARK_DEVICE void {name}_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {{\n"
         f"  ark_matrix_load_product<{_product(sig)}>(\n"
         f"      c, t, load, t.operand[{first}], t.operand[{first + 1}], "

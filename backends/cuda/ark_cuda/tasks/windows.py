@@ -7,13 +7,15 @@ Called by ark_cuda.tasks.products.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
 from ark.codegen.dialect import BoxMap
 from ark.plan.kind import OperandType
 from ark.tasks.matmul_params import WindowParams
-from ark.tasks.matmul_windows import LINE, boxable
+from ark.tasks.matmul_windows import LINE, as_boxes, boxable
+from ark_cuda.tasks.wgmma import once
 
 
 def _plane(numbers: Sequence[int], fill: int) -> tuple[int, int]:
@@ -22,14 +24,33 @@ def _plane(numbers: Sequence[int], fill: int) -> tuple[int, int]:
     return down, across
 
 
+def _as_boxes(operand: OperandType, p: WindowParams) -> tuple[OperandType, WindowParams]:
+    shape, strides, seen = as_boxes(operand.shape, operand.strides, p, operand.itemsize)
+    return dataclasses.replace(operand, shape=shape, strides=strides), seen
+
+
 def serves(operand: OperandType, p: WindowParams) -> bool:
     """Can a description hold these windows?"""
-    rows = all(s * operand.itemsize % 16 == 0 for s in operand.strides[:-1])
-    return rows and boxable(operand.shape, operand.itemsize, p)
+    return boxable(operand.shape, operand.strides, operand.itemsize, p)
+
+
+def padded_depth(operand: OperandType, p: WindowParams) -> int:
+    """Elements of k that boxes of the windows and of their weights have, in whole lines; each
+    place's last line ends with zeros where what the place holds fills none.
+    """
+    seen, windows = _as_boxes(operand, p)
+    return math.prod(windows.size) * _filled(seen)
+
+
+def _filled(operand: OperandType) -> int:
+    """Elements of the lines that a place takes."""
+    deep = LINE // operand.itemsize
+    return -(-operand.shape[-1] // deep) * deep
 
 
 def window_map(operand: OperandType, index: int, rows: int, p: WindowParams) -> BoxMap:
     """The map whose boxes are `rows` places under one tap, of one line of channels."""
+    operand, p = _as_boxes(operand, p)
     n, *plane, channels = operand.shape
     high, wide = (1, *plane)[-2:]
     first, *down, across, _ = operand.strides
@@ -55,14 +76,48 @@ def window_map(operand: OperandType, index: int, rows: int, p: WindowParams) -> 
     )
 
 
+def weight_map(
+    weight: OperandType, index: int, rows: int, operand: OperandType, p: WindowParams
+) -> BoxMap:
+    """The map of the weights that meet windows with zeros behind each place: boxes of `rows` rows
+    and one line of a tap's channels. operand: the windows' input.
+    """
+    seen, windows = _as_boxes(operand, p)
+    channels, taps = seen.shape[-1], math.prod(windows.size)
+    pitch = weight.strides[-2] * weight.itemsize
+    sizes = (channels, weight.shape[-2], taps)
+    steps = (pitch, channels * weight.itemsize)
+    return BoxMap(index, weight.dtype, sizes, steps, (LINE // weight.itemsize, rows, 1))
+
+
 def window_type(operand: OperandType, p: WindowParams) -> str:
     """The type that tells the loading half where a tile's places and a stage's channels are."""
+    operand, p = _as_boxes(operand, p)
     pairs = [_plane(n, fill) for n, fill in ((p.stride, 1), (p.before, 0), (p.dilation, 1))]
     numbers = (
         math.prod(p.sizes),
         p.sizes[-1],
-        operand.shape[-1],
+        _filled(operand),
         p.size[-1],
         *(n for pair in pairs for n in pair),
     )
     return f"ArkWindows<{str(p.side == 0).lower()}, {', '.join(map(str, numbers))}>"
+
+
+def weight_type(operand: OperandType, p: WindowParams) -> str:
+    """The type that tells the loading half where a stage's weights are in `weight_map`."""
+    return f"ArkTaps<{_filled(_as_boxes(operand, p)[0])}>"
+
+
+TAPS = once(
+    "ARK_TAPS",
+    """// Weights that meet windows with zeros behind each place, which fill FILLED elements of k.
+template <int FILLED>
+struct ArkTaps {};
+template <bool ACROSS, int ROWS, int DEEP, int LINES, int FILLED>
+ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int, int, ark_u64* full,
+                                 ArkTaps<FILLED>, ark_u64 keep = ARK_BOX_STAYS) {
+  static_assert(!ACROSS && LINES == 1, "a line of k at a time, side by side");
+  ark_box_load(to, map, k % FILLED, row, k / FILLED, full, keep);
+}""",
+)

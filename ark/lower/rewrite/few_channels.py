@@ -1,0 +1,76 @@
+"""Convolutions of few channels, as the first one of a network is, whose input is an image.
+
+Box copies load places whose channels fill whole packs, and a place of few channels fills no line.
+So the image is laid with channels last, padded with zeros to a pack, and with zeros on both sides
+of each row: the taps of a window's row then lie side by side in memory, and are loaded as one place
+(ark.tasks.matmul_windows). The image grows by the padding alone; the matrix of windows is not made.
+Called by ark.lower.rewrite.channels_last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ark.ir.values import Tensor
+from ark.lower.tiling import BOX_LINE
+from ark.tasks.matmul_params import WindowParams
+from ark.tasks.matmul_windows import boxable
+
+
+@dataclass(frozen=True)
+class Padded:
+    """shape: of the padded image, (n, spatial..., channels). window: as of fuse_windows.window, in
+    that image. before: elements in front of its rows. channels: with zeros.
+    """
+
+    shape: tuple[int, ...]
+    window: dict[str, Any]
+    before: int
+    channels: int
+
+    @property
+    def depth(self) -> int:
+        """Elements of k."""
+        return math.prod(self.window["size"]) * self.channels
+
+    def image_rules(self) -> list[Any]:
+        """Where an element of the padded image comes from, in (n, channels, spatial...)."""
+        count = len(self.window["size"])
+        rules = [_same(0), _same(1 + count), *(_same(1 + d) for d in range(count))]
+        rules[-1] = [[[count, 1]], -self.before, 1, "fill"]
+        return rules
+
+    def kernel_rules(self) -> list[Any]:
+        """Where an element of (outputs, taps..., channels) comes from, in (outputs, channels,
+        taps...).
+        """
+        count = len(self.window["size"])
+        return [_same(0), _same(1 + count), *(_same(1 + d) for d in range(count))]
+
+
+def _same(dimension: int) -> list[Any]:
+    return [[[dimension, 1]], 0, 1, "fill"]
+
+
+def padded(source: Tensor, window: dict[str, Any]) -> Padded | None:
+    """The padded image of a convolution; None where its windows would be no boxes. source: (n,
+    channels, spatial...). window: as of fuse_windows.window.
+    """
+    n, channels, *spatial = source.shape
+    itemsize = source.dtype.itemsize
+    pack = BOX_LINE // itemsize
+    wide = -(-channels // pack) * pack
+    row = (window["sizes"][-1] - 1) * window["stride"][-1] + window["size"][-1]
+    shape = (n, *spatial[:-1], row, wide)
+    inside = {**window, "before": [*window["before"][:-1], 0]}
+    params = WindowParams.from_plan({**inside, "side": 0})
+    if window["dilation"][-1] != 1 or not boxable(shape, _strides(shape), itemsize, params):
+        return None
+    return Padded(shape, inside, window["before"][-1], wide)
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
