@@ -15,6 +15,7 @@ from ark.capability import Capability
 from ark.ir.graph import Graph
 from ark.lower.choose import choose
 from ark.lower.rewrite.align_operands import align_operands
+from ark.lower.rewrite.cancel_transposes import cancel_transposes
 from ark.lower.rewrite.channels_last import channels_last
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fold_transposes import fold_transposes
@@ -93,6 +94,12 @@ PASSES: tuple[Pass, ...] = (
         Stage.GRAPH,
         "Products and reductions read what was transposed; the transposed copy is not made.",
         option="",
+    ),
+    Pass(
+        cancel_transposes,
+        Stage.GRAPH,
+        "Rows that are transposed before a linear layer and back behind it stay where they are.",
+        needs=("fold_transposes",),
     ),
     Pass(
         channels_last,
