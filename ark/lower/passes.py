@@ -14,6 +14,7 @@ from enum import Enum
 from ark.ir.graph import Graph
 from ark.lower.choose import choose
 from ark.lower.rewrite.align_operands import align_operands
+from ark.lower.rewrite.cancel_transposes import cancel_transposes
 from ark.lower.rewrite.channels_last import channels_last
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.cut_products import cut_products
@@ -98,6 +99,12 @@ PASSES: tuple[Pass, ...] = (
         Stage.GRAPH,
         "Products and reductions read what was transposed; the transposed copy is not made.",
         option="",
+    ),
+    Pass(
+        cancel_transposes,
+        Stage.GRAPH,
+        "Rows that are transposed before a linear layer and back behind it stay where they are.",
+        needs=("fold_transposes",),
     ),
     Pass(
         channels_last,

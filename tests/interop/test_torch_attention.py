@@ -210,6 +210,31 @@ def test_torch_does_not_take_attention_apart(form: Any, monkeypatch: pytest.Monk
     assert not {"transpose", "pointwise"} & set(kinds)
 
 
+def test_sequences_before_batches_are_not_transposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in torchvision's vision transformers: nn.MultiheadAttention of batches of sequences."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.mha = nn.LayerNorm(256), nn.MultiheadAttention(256, 4, batch_first=True)
+            self.wide = nn.Linear(256, 256)
+
+        def forward(self, x: Any) -> Any:
+            inner = self.norm(x)
+            mixed, _ = nn.functional.multi_head_attention_forward(
+                *[inner.transpose(0, 1)] * 3, 256, 4, self.mha.in_proj_weight,
+                self.mha.in_proj_bias, None, None, False, 0.0, self.mha.out_proj.weight,
+                self.mha.out_proj.bias, training=False, need_weights=False,
+            )  # fmt: skip
+            return self.wide(x + mixed.transpose(0, 1))
+
+    module = Net().eval().to(torch.bfloat16)
+    (plan,) = planned_as(module, torch.randn(2, 197, 256).bfloat16(), "h200", monkeypatch)
+    kinds = [op.kind for op in plan.ops]
+    assert plan.variant == "matrix" and kinds.count("attention_tiles") == 1
+    assert sorted(kinds) == ["attention_tiles", "matmul", "matmul", "matmul", "rownorm"]
+
+
 def test_attention_that_ark_lacks_stays_in_torch(capfd: pytest.CaptureFixture[str]) -> None:
     """As torch's own call, of a type that ark does not have, in its memory."""
     x = torch.randn(2, 3, 5, 8, dtype=torch.float64)

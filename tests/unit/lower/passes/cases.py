@@ -52,6 +52,13 @@ def _transposed() -> None:
     ark.matmul(x, ark.transpose(w, [1, 0]))
 
 
+def _turned_rows() -> None:
+    x, w = ark.tensor([8, 64, 32], fp32), ark.parameter([48, 32], fp32, name="w")
+    rows = ark.reshape(ark.transpose(x, [1, 0, 2]), [512, 32])
+    y = ark.add(ark.linear(rows, w), ark.parameter([48], fp32, name="bias"))
+    ark.relu(ark.transpose(ark.reshape(y, [64, 8, 48]), [1, 0, 2]))
+
+
 def _convolution() -> None:
     x = ark.tensor([8, 64, 32, 32], bf16)
     ark.conv(ark.relu(x), ark.parameter([64, 64, 3, 3], bf16, name="w"), padding=1)
@@ -199,6 +206,7 @@ CASES = (
     Case("fuse_all_reduce_norm", _summed_norm, ranks=2),
     Case("inline_all_reduce", _summed_row, ranks=2),
     Case("fold_transposes", _transposed),
+    Case("cancel_transposes", _turned_rows),
     Case("channels_last", _convolution),
     Case("pack_weights", _gated),
     Case("fuse_unit_attention", _attention),

@@ -1,0 +1,255 @@
+"""A transpose of rows in front of a linear layer, and another one behind it, become one or none.
+
+A product with a weight, and elementwise ops whose other inputs are equal for all rows, compute each
+row by itself. So the rows may keep the order that they had before the first transpose, and the
+second one undoes what the first one would have done. torch.nn.MultiheadAttention, whose sequences
+come first and batches second, transposes this way around both of its projections.
+
+A chain is rewritten where at least one of the two transposes is then left out. Listed in
+ark.lower.passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor, dense_view
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise, read_once
+from ark.lower.rewrite.views import UNSEEN, same_elements, whole
+from ark.tasks import expression
+
+
+def cancel_transposes(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph with such chains rewritten; the graph itself if it has none."""
+    while True:
+        rewritten = _rewritten(graph, context.kept)
+        if rewritten is None:
+            return graph
+        graph = rewritten
+
+
+def _rewritten(graph: Graph, kept: frozenset[int]) -> Graph | None:
+    """The graph with the first such chain rewritten; None where there is no chain."""
+    private = read_once(graph, kept)
+    for node in graph.nodes:
+        if node.type == "transpose" and _plain(node) and private(node.outputs[0]):
+            chain = [node]
+            while private(chain[-1].outputs[0]):
+                reader = _reader(graph, chain[-1])
+                if reader is None or not _joins(reader, chain[-1].outputs[0], node):
+                    break
+                chain.append(reader)
+                if reader.type == "transpose":
+                    break
+            ends = len(chain) > 2 and chain[-1].type == "transpose"
+            made = _reordered(graph, chain) if ends else None
+            if made is not None:
+                each = (made.get(n.id, n) for n in graph.nodes)
+                return graph.with_nodes(n for n in each if n is not None)
+    return None
+
+
+def _plain(node: Node) -> bool:
+    """Does the node make one whole tensor, cut as the planner likes?"""
+    return (
+        len(node.outputs) == 1
+        and node.hints is None
+        and not node.after
+        and whole(node.outputs[0])
+        and not any(t.dtype.packed for t in (*node.inputs, *node.outputs))
+    )
+
+
+def _reader(graph: Graph, node: Node) -> Node | None:
+    """The node that reads a result which one other node touches, once."""
+    buffer, view = node.outputs[0].buffer.id, graph.view
+    (number,) = view.touching[buffer] - {node.id}
+    reader = graph.nodes[view.places[number]]
+    return reader if sum(t.buffer.id == buffer for t in reader.inputs) == 1 else None
+
+
+def _read(node: Node, out: Tensor) -> Tensor:
+    """The input that lies in the tensor's buffer."""
+    return next(t for t in node.inputs if t.buffer.id == out.buffer.id)
+
+
+def _joins(node: Node, out: Tensor, first: Node) -> bool:
+    """May the node stand in a chain behind the one that made `out`? Whether an elementwise op
+    computes rows by themselves is known when the rows are.
+    """
+    read = _read(node, out)
+    if node.placement != first.placement or not _plain(node) or not same_elements(read, out):
+        return False
+    if node.type == "matmul":
+        rows = node.inputs[0] is read and not node.attrs["transpose_a"]
+        flat = len(read.shape) == len(node.inputs[1].shape) == len(node.outputs[0].shape) == 2
+        return rows and flat and "finish" not in node.attrs and len(node.inputs) == 2
+    if node.type == "transpose":
+        return True
+    together = is_pointwise(node) and read.shape == node.outputs[0].shape
+    return together and not expression.places(expression_of(node))
+
+
+def _leading(shape: Sequence[int], rows: int) -> int | None:
+    """How many of the leading dimensions hold so many rows."""
+    held = 1
+    for d, n in enumerate(shape):
+        if held == rows:
+            return d
+        held *= n
+    return len(shape) if held == rows else None
+
+
+def _reordered(graph: Graph, chain: Sequence[Node]) -> dict[int, Node | None] | None:
+    """What stands in each node's place, by its id: its rows lie as the first transpose's source
+    has them. None where no transpose would be left out.
+    """
+    first, *between, last = chain
+    counts = {n.inputs[0].shape[0] for n in between if n.type == "matmul"}
+    if len(counts) != 1:
+        return None
+    (rows,) = counts
+    begin = _first(first, rows)
+    if begin is None:
+        return None
+    order, lead, leaves = begin
+    ends = _last(last, rows, order, lead)
+    if ends is None:
+        return None
+    shape, perm, out_shape = ends
+    undone = perm == sorted(perm) and _unread_before(graph, last)
+    if (not undone and not leaves) or (leaves and not _lasts(graph, first, chain[1])):
+        return None
+    made: dict[int, Node | None] = {}
+    source: Tensor | None = first.inputs[0]
+    if leaves:
+        made[first.id] = None
+    else:
+        perm_of = first.attrs["perm"]
+        turned = [*sorted(perm_of[: len(lead)]), *perm_of[len(lead) :]]
+        sizes = [first.inputs[0].shape[d] for d in turned]
+        source = _on(graph, first.outputs[0], sizes)
+        made[first.id] = dataclasses.replace(first, outputs=(source,), attrs={"perm": turned})
+    at = first.outputs[0]
+    for node in between:
+        target = last.outputs[0] if undone and node is between[-1] else node.outputs[0]
+        moved = None if source is None else _by_rows(graph, node, at, source, target, rows)
+        if moved is None:
+            return None
+        made[node.id], at, source = moved, node.outputs[0], moved.outputs[0]
+    read = None if source is None else _seen(graph, source, shape)
+    if undone:
+        made[last.id] = None
+    elif read is None:
+        return None
+    else:
+        out = _on(graph, last.outputs[0], out_shape)
+        attrs = {"perm": perm}
+        made[last.id] = dataclasses.replace(last, inputs=(read,), outputs=(out,), attrs=attrs)
+    return made
+
+
+def _first(node: Node, rows: int) -> tuple[list[int], list[int], bool] | None:
+    """Of the transpose in front: the dimensions of rows in the order of its source, their sizes in
+    the order of its result, and whether nothing else is transposed. The dimensions are numbers
+    from 0 by their places in the result.
+    """
+    perm, shape = list(node.attrs["perm"]), node.outputs[0].shape
+    count = _leading(shape, rows)
+    if count is None:
+        return None
+    order = sorted(range(count), key=perm.__getitem__)
+    if [d for d in order if shape[d] > 1] == [d for d in range(count) if shape[d] > 1]:
+        return None  # rows stay where they are
+    moved = [perm[d] for d in (*order, *range(count, len(perm))) if shape[d] > 1]
+    leaves = moved == sorted(moved) and node.inputs[0].dense
+    return order, list(shape[:count]), leaves
+
+
+def _last(
+    node: Node, rows: int, order: Sequence[int], lead: Sequence[int]
+) -> tuple[list[int], list[int], list[int]] | None:
+    """Of the transpose behind, if its rows lie in another order: the shape that it reads, its
+    permutation and the shape that it makes, all without dimensions of one index.
+    """
+    shape, perm = node.inputs[0].shape, node.attrs["perm"]
+    count = _leading(shape, rows)
+    if count is None:
+        return None
+    groups: list[list[int]] = []
+    at = 0
+    for size in lead:
+        begin, held = at, 1
+        while held < size and at < count:
+            held, at = held * shape[at], at + 1
+        if held != size:
+            return None
+        groups.append(list(range(begin, at)))
+    moved = [*(d for g in order for d in groups[g]), *range(count, len(shape))]
+    dims = [d for d in moved if shape[d] > 1]
+    kept = [d for d in perm if shape[d] > 1]
+    return [shape[d] for d in dims], [dims.index(d) for d in kept], [shape[d] for d in kept]
+
+
+def _by_rows(
+    graph: Graph, node: Node, before: Tensor, source: Tensor, target: Tensor, rows: int
+) -> Node | None:
+    """The node, which reads rows in another order from `source` and writes them into the target's
+    buffer; None where an input differs between rows.
+    """
+    out = node.outputs[0]
+    count = _leading(out.shape, rows)
+    if count is None:
+        return None
+    read, shape = _read(node, before), (rows, *out.shape[count:])
+    inputs: list[Tensor] = []
+    for tensor in node.inputs:
+        if tensor is read:
+            seen = _seen(graph, source, read.shape if node.type == "matmul" else shape)
+        elif node.type == "matmul":
+            seen = tensor
+        else:
+            wide = (1,) * (len(out.shape) - len(tensor.shape)) + tensor.shape
+            if any(n > 1 for n in wide[:count]):
+                return None
+            few = len(tensor.shape) <= len(out.shape) - count
+            seen = tensor if few else _seen(graph, tensor, wide[count:])
+        if seen is None:
+            return None
+        inputs.append(seen)
+    made = _on(graph, target, shape)
+    return dataclasses.replace(node, inputs=tuple(inputs), outputs=(made,))
+
+
+def _seen(graph: Graph, tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
+    """The tensor in another shape; None where its elements do not lie so."""
+    view = dense_view(tensor, shape)
+    if view is None or tensor.padded != tensor.shape:
+        return None
+    extents, offsets = view
+    return graph.tensor(shape, tensor.dtype, buffer=tensor.buffer, extents=extents, offsets=offsets)
+
+
+def _on(graph: Graph, target: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor of another shape in all of the target's buffer."""
+    assert math.prod(shape) == target.elements
+    return graph.tensor(shape, target.dtype, buffer=target.buffer, name=target.name)
+
+
+def _lasts(graph: Graph, first: Node, reader: Node) -> bool:
+    """True where the source still holds the same elements when the reader runs."""
+    places = graph.view.places
+    writers = graph.view.writers.get(first.inputs[0].buffer.id, [])
+    return not any(places[first.id] < places[n.id] <= places[reader.id] for n in writers)
+
+
+def _unread_before(graph: Graph, last: Node) -> bool:
+    """May the result be written before the last transpose would write it?"""
+    buffer, places = last.outputs[0].buffer, graph.view.places
+    others = graph.view.touching[buffer.id] - {last.id}
+    alone = buffer.arena in UNSEEN and len(graph.view.writers[buffer.id]) == 1
+    return alone and all(places[number] > places[last.id] for number in others)
