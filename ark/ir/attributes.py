@@ -104,6 +104,35 @@ class AttentionAttributes(Attributes, frozen=True):
         return self == usual
 
 
+class MatmulAttributes(Attributes, frozen=True):
+    """finish: the expression that ends sums, of the sum and the inputs behind both sides. gated,
+    rope_kv: neighbouring columns are a gate and its row, or are rotated. windows: what one side is
+    of an image (ark.tasks.matmul_params.WindowParams). cut: rows and columns of tiles, parts of k.
+    """
+
+    transpose_a: bool
+    transpose_b: bool
+    tf32: bool = False
+    finish: list[Any] | None = None
+    gated: bool = False
+    rope_kv: ProjectionAttributes | None = None
+    windows: dict[str, Any] | None = None
+    cut: tuple[int, int, int] | None = None
+
+    @property
+    def transposes(self) -> tuple[bool, bool]:
+        """Of both sides."""
+        return self.transpose_a, self.transpose_b
+
+
+class OverlappedAttributes(Attributes, frozen=True):
+    """A product and the collective that it meets. rows: of the product."""
+
+    transpose_a: bool
+    transpose_b: bool
+    rows: int
+
+
 class TopKAttributes(Attributes, frozen=True):
     """least: the smallest are chosen."""
 
@@ -155,6 +184,10 @@ ATTRIBUTES: Mapping[str, type[Attributes]] = {
     "rope_kv": ProjectionAttributes,
     "attention": AttentionAttributes,
     "paged_attention": AttentionAttributes,
+    "matmul": MatmulAttributes,
+    "matmul_all_reduce": OverlappedAttributes,
+    "matmul_reduce_scatter": OverlappedAttributes,
+    "all_gather_matmul": OverlappedAttributes,
     "topk": TopKAttributes,
     "expert_linear": ExpertLinearAttributes,
     "embed": RowsAttributes,

@@ -10,10 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
+from msgspec import structs
+
+from ark.ir.attributes import MatmulAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import GraphView, WritesSoFar
 from ark.ir.values import Tensor
-from ark.lower.boxed import FLAGS
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.views import in_shape
 
@@ -70,8 +72,10 @@ def reading_turned(product: Node, side: int, source: Tensor) -> Node:
     """The product, which reads as that side what is its transpose."""
     inputs = list(product.inputs)
     inputs[side] = source
-    attrs = {**product.attrs, FLAGS[side]: not product.attrs[FLAGS[side]]}
-    return dataclasses.replace(product, inputs=tuple(inputs), attrs=attrs)
+    given = product.read(MatmulAttributes)
+    a, b = (turned != (side == i) for i, turned in enumerate(given.transposes))
+    turned = structs.replace(given, transpose_a=a, transpose_b=b)
+    return dataclasses.replace(product, inputs=tuple(inputs)).with_attributes(turned)
 
 
 def _unread(node: Node, read: Counter[int], kept: frozenset[int]) -> bool:

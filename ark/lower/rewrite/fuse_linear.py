@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ark.ir.attributes import MatmulAttributes
 from ark.ir.dtype import FLOATS, bf16, fp16
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -87,7 +88,7 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
 
 def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
     """from_memory: may its input be rounded where it is made, and stay in memory?"""
-    x, weight = node.inputs
+    (x, weight), given = node.inputs, node.read(MatmulAttributes)
     rows = x.shape[0]
     return (
         weight.buffer.arena == "parameter"
@@ -95,8 +96,7 @@ def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
         and x.dtype in FLOATS
         and weight.dtype in FLOATS
         and len(x.shape) == len(weight.shape) == 2
-        and bool(node.attrs["transpose_b"])
-        and not node.attrs["transpose_a"]
+        and given.transposes == (False, True)
         and rows <= machine.costs.stream_rows
         and not _boxed(weight, machine)
         and _room(rows, weight, machine, from_memory)

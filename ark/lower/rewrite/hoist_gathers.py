@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ark.ir.attributes import MatmulAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
@@ -80,7 +81,8 @@ def _by_rows(node: Node, rows: int) -> bool:
         placed = bool(expression.places(expression_of(node)))
         return not placed and bool(node.inputs) and not any(t.dtype.packed for t in node.inputs)
     if node.type == "matmul":
-        plain = not node.attrs["transpose_a"] and "finish" not in node.attrs
+        given = node.read(MatmulAttributes)
+        plain = not given.transpose_a and given.finish is None
         return plain and all(len(t.shape) == 2 for t in node.inputs)
     return node.type in BY_ROWS and len(node.inputs[0].shape) == 2
 
