@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from msgspec import structs
 
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
-from ark.ir.attributes import ATTRIBUTES, MatmulAttributes
+from ark.ir.attributes import ATTRIBUTES, LinearAttributes, MatmulAttributes
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, DataType, bf16, fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -177,13 +178,12 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     rows, splits, coords = layer_tiles(node, lowering.machine)
     x, w, *rest = node.inputs
     operands = [x, w, node.outputs[0], *rest, *node.outputs[1:]]
-    attrs = dict(node.attrs)
-    counter = attrs.pop("counter", "")
-    group = lowering.emit(
-        "linear", LinearParams(rows=rows, split_k=splits, **attrs), operands, coords
-    )
-    if counter:
-        group.sends = [lowering.peer_counters(counter)] * len(coords)
+    given = node.read(LinearAttributes)
+    kept = {name: value for name, value in structs.asdict(given).items() if name != "counter"}
+    params = LinearParams(rows=rows, split_k=splits, **kept)
+    group = lowering.emit("linear", params, operands, coords)
+    if given.counter:
+        group.sends = [lowering.peer_counters(given.counter)] * len(coords)
 
 
 register("matmul", _matmul_reference, lower_matmul, aliasing="none")
@@ -192,12 +192,13 @@ register("matmul", _matmul_reference, lower_matmul, aliasing="none")
 def _linear_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """A norm, the product, and what is done to it, each by its own definition."""
     x, weight, *others = inputs
-    if attrs["prologue"] != "none":
-        x = _defined(attrs["prologue"], [x, others.pop(0)], attrs)[0]
+    given = LinearAttributes.from_node(attrs)
+    if given.prologue != "none":
+        x = _defined(given.prologue, [x, others.pop(0)], attrs)[0]
     product = x @ weight.T
-    if attrs["epilogue"] == "store":
+    if given.epilogue == "store":
         return [product]
-    return _defined(EPILOGUES[attrs["epilogue"]], [product, *others], attrs)
+    return _defined(EPILOGUES[given.epilogue], [product, *others], attrs)
 
 
 def _defined(op: str, inputs: list[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import structs
 
-from ark.ir.attributes import MatmulAttributes
+from ark.ir.attributes import AddPartsAttributes, MatmulAttributes
 from ark.ir.dtype import fp32, int8, int32
 from ark.ir.graph import Graph, Node
 from ark.lower import k_parts
@@ -137,7 +137,7 @@ def _in_parts(graph: Graph, node: Node, cut: Cut, number: int) -> tuple[Node, No
         type="add_parts",
         name=f"{node.name}.sum",
         inputs=(sums, *others),
-        attrs={"expr": tree, "tile": [cut.rows, cut.columns]},
+        attrs=AddPartsAttributes(expr=tree, tile=(cut.rows, cut.columns)).to_node(),
     )
     multiplying = dataclasses.replace(node, inputs=(left, right), outputs=(sums,))
     return multiplying.with_attributes(structs.replace(given, finish=None)), adding

@@ -12,7 +12,7 @@ from collections import Counter
 
 from msgspec import structs
 
-from ark.ir.attributes import MatmulAttributes
+from ark.ir.attributes import MatmulAttributes, ReduceAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import GraphView, WritesSoFar
 from ark.ir.values import Tensor
@@ -55,17 +55,17 @@ def _reading(node: Node, side: int, transpose: Node) -> Node | None:
         turned = [*range(len(order) - 2), *range(len(order) - 1, len(order) - 3, -1)]
         plain = len(order) > 1 and order == turned and not source.dtype.packed
         return reading_turned(node, side, source) if plain else None
-    axis, out = order.pop(node.attrs["axis"]), node.outputs[0]
+    axis, out = order.pop(node.read(ReduceAttributes).axis), node.outputs[0]
     if order != sorted(order):
         return None
-    if node.attrs["keepdims"]:
+    if node.read(ReduceAttributes).keepdims:
         shape = [1 if d == axis else n for d, n in enumerate(source.shape)]
         seen = in_shape(out, shape)
         if seen is None:
             return None
         out = seen
-    attrs = {**node.attrs, "axis": axis}
-    return dataclasses.replace(node, inputs=(source,), outputs=(out,), attrs=attrs)
+    given = structs.replace(node.read(ReduceAttributes), axis=axis)
+    return dataclasses.replace(node, inputs=(source,), outputs=(out,)).with_attributes(given)
 
 
 def reading_turned(product: Node, side: int, source: Tensor) -> Node:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ark.ir.attributes import MatmulAttributes
+from ark.ir.attributes import AxisAttributes, MatmulAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
@@ -43,7 +43,7 @@ def _moved(graph: Graph, place: int, kept: frozenset[int]) -> list[Node]:
     """The nodes before a gather that may be done for its rows alone, in order."""
     gather = graph.nodes[place]
     source, ids = gather.inputs
-    few = gather.attrs["axis"] == 0 and len(ids.shape) == 1 and len(source.shape) == 2
+    few = gather.read(AxisAttributes).axis == 0 and len(ids.shape) == 1 and len(source.shape) == 2
     if not few or gather.after or gather.hints or source.shape[0] < FEWER * ids.shape[0]:
         return []
     rows = source.shape[0]

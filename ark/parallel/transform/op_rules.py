@@ -11,7 +11,7 @@ import math
 import string
 from collections.abc import Callable, Sequence
 
-from ark.ir.attributes import AttentionAttributes, MatmulAttributes
+from ark.ir.attributes import AttentionAttributes, MatmulAttributes, ReduceAttributes
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.parallel.transform.carried import EXPERT
@@ -84,9 +84,10 @@ def _reduced(node: Node, axis: int, mark: str, keepdims: bool) -> str:
 
 
 def _reduce(node: Node) -> str:
-    axis = node.attrs["axis"] % len(node.inputs[0].shape)
+    given = node.read(ReduceAttributes)
+    axis = given.axis % len(node.inputs[0].shape)
     mark = "+" if node.type == "reduce_sum" else "^"
-    return _reduced(node, axis, mark, node.attrs["keepdims"])
+    return _reduced(node, axis, mark, given.keepdims)
 
 
 def _argmax(node: Node) -> str:
