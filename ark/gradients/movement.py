@@ -37,7 +37,7 @@ def _transpose(call: Call) -> Gradients:
 
 @rule("concat")
 def _concat(call: Call) -> Gradients:
-    axis, at, gradients = call.attrs["axis"], 0, []
+    axis, at, gradients = AxisAttributes.from_node(call.attrs).axis, 0, []
     for tensor in call.node.inputs:
         whole = [slice(None)] * len(tensor.shape)
         whole[axis] = slice(at, at + tensor.shape[axis])

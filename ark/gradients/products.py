@@ -7,7 +7,7 @@ import math
 from ark.frontend.tensor import Tensor
 from ark.gradients.pointwise import computed, unbroadcast
 from ark.gradients.table import Call, Gradients, refuse, rule
-from ark.ir.attributes import AttentionAttributes, RotaryAttributes
+from ark.ir.attributes import AttentionAttributes, MatmulAttributes, RotaryAttributes
 from ark.ir.dtype import fp32
 from ark.ops.decoder import rotary_embedding
 from ark.ops.elementwise import cast, mul, sub
@@ -28,8 +28,8 @@ def _as(tensor: Tensor, like: Tensor) -> Tensor:
 def _matmul(call: Call) -> Gradients:
     """C = A B: the gradients are dC B^T and A^T dC, with the operands transposed as they were."""
     given = call.gradient()
-    transpose_a, transpose_b = call.attrs["transpose_a"], call.attrs["transpose_b"]
-    tf32 = bool(call.attrs.get("tf32"))
+    attributes = MatmulAttributes.from_node(call.attrs)
+    (transpose_a, transpose_b), tf32 = attributes.transposes, attributes.tf32
     left = right = None
     if call.wanted[0]:
         b = _as(call.input(1), given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ark.frontend.tensor import Tensor
 from ark.gradients.products import wide
 from ark.gradients.table import Call, Gradients, constant, rule
+from ark.ir.attributes import NormAttributes, ReduceAttributes
 from ark.ops.activations import exp, rsqrt
 from ark.ops.elementwise import add, cast, div, mul, sub
 from ark.ops.indexing import expand
@@ -16,10 +17,14 @@ from ark.ops.views import reshape
 constant("argmax", "sample", "sample_adjusted", "sample_each", "advance", "noop")
 
 
+def _axis(call: Call) -> int:
+    return ReduceAttributes.from_node(call.attrs).axis
+
+
 def _kept(call: Call, tensor: Tensor) -> Tensor:
     """A reduced tensor with a dimension of 1 at the axis."""
     shape = list(call.shape(0))
-    shape[call.attrs["axis"]] = 1
+    shape[_axis(call)] = 1
     return reshape(tensor, shape)
 
 
@@ -35,7 +40,7 @@ def _sum(call: Call) -> Gradients:
 
 @rule("reduce_mean")
 def _mean(call: Call) -> Gradients:
-    share = mul(_kept(call, call.gradient()), 1.0 / call.shape(0)[call.attrs["axis"]])
+    share = mul(_kept(call, call.gradient()), 1.0 / call.shape(0)[_axis(call)])
     return [call.fitted(expand(share, call.shape(0)), 0)]
 
 
@@ -45,14 +50,14 @@ def _extreme(call: Call) -> Gradients:
     extreme = call.output()
     source = _as(call.input(0), extreme)
     hits = cast(equal(source, _kept(call, extreme)), extreme.ir.dtype)
-    share = div(_kept(call, call.gradient()), reduce_sum(hits, call.attrs["axis"]))
+    share = div(_kept(call, call.gradient()), reduce_sum(hits, _axis(call)))
     return [call.fitted(mul(hits, share), 0)]
 
 
 @rule("reduce_prod")
 def _product(call: Call) -> Gradients:
     """Each element's slope is the product of the others: of those before it and those after it."""
-    source, axis = _as(call.input(0), call.output()), call.attrs["axis"]
+    source, axis = _as(call.input(0), call.output()), _axis(call)
     before = cumprod(source, axis, exclusive=True)
     behind = cumprod(source, axis, exclusive=True, reverse=True)
     return [call.fitted(mul(mul(before, behind), _kept(call, call.gradient())), 0)]
@@ -75,7 +80,9 @@ def _log_softmax(call: Call) -> Gradients:
 def _layernorm(call: Call) -> Gradients:
     source, result, given = (wide(t) for t in (call.input(0), call.output(), call.gradient()))
     centred = sub(source, reduce_mean(source, -1))
-    scale = rsqrt(add(reduce_mean(mul(centred, centred), -1), call.attrs["eps"]))
+    scale = rsqrt(
+        add(reduce_mean(mul(centred, centred), -1), NormAttributes.from_node(call.attrs).eps)
+    )
     along = mul(result, reduce_mean(mul(given, result), -1))
     back = mul(scale, sub(sub(given, reduce_mean(given, -1)), along))
     return [call.fitted(back, 0)]
@@ -84,7 +91,9 @@ def _layernorm(call: Call) -> Gradients:
 @rule("rmsnorm")
 def _rmsnorm(call: Call) -> Gradients:
     source, weight, given = (wide(t) for t in (call.input(0), call.input(1), call.gradient()))
-    scale = rsqrt(add(reduce_mean(mul(source, source), -1), call.attrs["eps"]))
+    scale = rsqrt(
+        add(reduce_mean(mul(source, source), -1), NormAttributes.from_node(call.attrs).eps)
+    )
     normed = mul(source, scale)
     back = slope = None
     if call.wanted[0]:

@@ -104,6 +104,82 @@ class AttentionAttributes(Attributes, frozen=True):
         return self == usual
 
 
+class MatmulAttributes(Attributes, frozen=True):
+    """finish: the expression that ends sums, of the sum and the inputs behind both sides. gated,
+    rope_kv: neighbouring columns are a gate and its row, or are rotated. windows: what one side is
+    of an image (ark.tasks.matmul_params.WindowParams). cut: rows and columns of tiles, parts of k.
+    """
+
+    transpose_a: bool
+    transpose_b: bool
+    tf32: bool = False
+    finish: list[Any] | None = None
+    gated: bool = False
+    rope_kv: ProjectionAttributes | None = None
+    windows: dict[str, Any] | None = None
+    cut: tuple[int, int, int] | None = None
+
+    @property
+    def transposes(self) -> tuple[bool, bool]:
+        """Of both sides."""
+        return self.transpose_a, self.transpose_b
+
+
+class OverlappedAttributes(Attributes, frozen=True):
+    """A product and the collective that it meets. rows: of the product."""
+
+    transpose_a: bool
+    transpose_b: bool
+    rows: int
+
+
+class AddPartsAttributes(Attributes, frozen=True):
+    """expr: of the parts of a sum, in order, and the other inputs. tile: of what made the parts."""
+
+    expr: list[Any]
+    tile: tuple[int, int]
+
+
+class LinearAttributes(Attributes, frozen=True):
+    """prologue: done to rows before. epilogue: done where sums end; with "sample" tiles have a
+    candidate each, of one share of the logits, and counter names what tells peers that they have
+    theirs. ranks: whose shares the input is, the sum's first one at `first`.
+    """
+
+    prologue: Literal["none", "rmsnorm"]
+    epilogue: Literal["store", "add", "swiglu", "rope_kv", "sample"]
+    eps: float | None = None
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    tiles: int = 0
+    shares: int = 1
+    share: int = 0
+    ranks: int = 1
+    first: int = 0
+    counter: str = ""
+
+
+class NormAttributes(Attributes, frozen=True):
+    """eps: added to the mean of squares; 0.0 for ops over rows that are no norms."""
+
+    eps: float = 0.0
+
+
+class SumNormAttributes(NormAttributes, frozen=True, kw_only=True):
+    """columns: of a row that is normed."""
+
+    columns: int
+
+
+class ReduceAttributes(AxisAttributes, frozen=True, kw_only=True):
+    """term: the expression of the inputs whose values are reduced; None: those of the input."""
+
+    function: Literal["sum", "mean", "max", "min", "prod"]
+    keepdims: bool
+    term: list[Any] | None = None
+
+
 class TopKAttributes(Attributes, frozen=True):
     """least: the smallest are chosen."""
 
@@ -155,6 +231,20 @@ ATTRIBUTES: Mapping[str, type[Attributes]] = {
     "rope_kv": ProjectionAttributes,
     "attention": AttentionAttributes,
     "paged_attention": AttentionAttributes,
+    "matmul": MatmulAttributes,
+    "matmul_all_reduce": OverlappedAttributes,
+    "matmul_reduce_scatter": OverlappedAttributes,
+    "all_gather_matmul": OverlappedAttributes,
+    "add_parts": AddPartsAttributes,
+    "add_parts_norm": NormAttributes,
+    "linear": LinearAttributes,
+    "layernorm": NormAttributes,
+    "rmsnorm": NormAttributes,
+    "all_reduce_norm": SumNormAttributes,
+    **dict.fromkeys(
+        ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod"), ReduceAttributes
+    ),
+    "concat": AxisAttributes,
     "topk": TopKAttributes,
     "expert_linear": ExpertLinearAttributes,
     "embed": RowsAttributes,

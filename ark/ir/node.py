@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ark.ir.attributes import Form, FormType
+from ark.ir.attributes import Attributes, Form, FormType
 from ark.ir.hints import Hints
 from ark.ir.values import Tensor
 
@@ -32,6 +32,10 @@ class Node:
     processors: tuple[int, int] | None = None
     hints: Hints | None = None
     context: int | None = None
+
+    def with_attributes(self, attributes: Attributes) -> Node:
+        """The node with these attributes instead."""
+        return replace(self, attrs=attributes.to_node())
 
     def read(self, form: FormType[Form]) -> Form:
         """The attributes by name; `form` is the op's struct of them."""

@@ -4,6 +4,7 @@ the kernel's variant is known, and where sides are laid as box copies load them.
 
 from __future__ import annotations
 
+from ark.ir.attributes import MatmulAttributes
 from ark.ir.dtype import SMALL_FLOATS, bf16, fp16, int8
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Node
@@ -14,8 +15,7 @@ FEW_ROWS = 9  # of a product; fewer are not worth a matrix unit
 FULL = 64  # rows of the lowest tile; of fewer, twice as many columns at least
 LEAST_READ = 64  # times that a product reads each element of a side that is worth another copy
 SIDES = (0, 1)
-FLAGS = ("transpose_a", "transpose_b")
-ALONG = (False, True)  # the flags of sides whose k lies side by side
+ALONG = (False, True)  # the transposes of sides whose k lies side by side
 
 
 def boxes(node: Node) -> bool:
@@ -40,17 +40,17 @@ def aligned(tensor: Tensor) -> bool:
 
 def wants_along(node: Node) -> bool:
     """Is it a product of types of which matrix units multiply k that lies side by side alone?"""
-    return node.inputs[0].dtype.bits == 8 or bool(node.attrs.get("tf32"))
+    return node.inputs[0].dtype.bits == 8 or node.read(MatmulAttributes).tf32
 
 
 def lies_along(node: Node, side: int) -> bool:
     """Does k lie side by side in one side of a product?"""
-    return bool(node.attrs[FLAGS[side]]) == ALONG[side]
+    return node.read(MatmulAttributes).transposes[side] == ALONG[side]
 
 
 def depth_of(node: Node) -> int:
     """Elements of k of a product of two matrices in memory."""
-    return node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
+    return node.inputs[0].shape[-2 if node.read(MatmulAttributes).transpose_a else -1]
 
 
 def _read_often(node: Node, side: int) -> bool:
@@ -63,4 +63,4 @@ def _unit_types(node: Node) -> bool:
     if left in (bf16, fp16):
         return all(t.dtype == left for t in (*node.inputs, *node.outputs))
     small = left in SMALL_FLOATS and right in SMALL_FLOATS
-    return small or left == right == int8 or bool(node.attrs.get("tf32"))
+    return small or left == right == int8 or node.read(MatmulAttributes).tf32

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from ark.errors import PlanError
-from ark.ir.attributes import AttentionAttributes
+from ark.ir.attributes import AttentionAttributes, LinearAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
@@ -183,7 +183,7 @@ def _settled(nodes: Sequence[Node]) -> bool:
     for node in nodes:
         early: Sequence[Tensor] = ()
         if node.type == "linear":
-            early = node.inputs[2 : -1 if node.attrs["epilogue"] == "add" else None]
+            early = node.inputs[2 : -1 if node.read(LinearAttributes).epilogue == "add" else None]
         elif node.type == "attention":
             early = node.inputs[3:4]
         if any((node.phase, t.buffer.id) in made for t in early):

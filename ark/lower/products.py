@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ark.ir.attributes import MatmulAttributes
 from ark.ir.dtype import fp32
 from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Graph, Node
@@ -22,7 +23,6 @@ from ark.tasks.matmul_params import MatmulParams, WindowParams
 # Types of nodes that are a product and the collective that it meets.
 SUM, SHARE, GATHER = "matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmul"
 JOINED = (SUM, SHARE, GATHER)
-FINISHES = ("gated", "rope_kv", "windows")  # attributes of products that are not stored one by one
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Product:
     """
 
     node: Node
+    attributes: MatmulAttributes
     tensors: tuple[Tensor, ...]
     shape: tuple[int, ...]
     depth: int
@@ -40,7 +41,8 @@ class Product:
     @property
     def plain(self) -> bool:
         """True where both sides are matrices in memory and the sums are stored one by one."""
-        return not any(self.node.attrs.get(name) for name in FINISHES)
+        given = self.attributes
+        return not given.gated and given.rope_kv is given.windows is None
 
     @property
     def asks_tile(self) -> bool:
@@ -56,14 +58,13 @@ class Product:
     @property
     def params(self) -> MatmulParams:
         """Parameters of the product as one tile."""
-        attrs = self.node.attrs
-        windows = attrs.get("windows")
+        given = self.attributes
         return MatmulParams(
-            transpose_a=bool(attrs["transpose_a"]),
-            transpose_b=bool(attrs["transpose_b"]),
+            transpose_a=given.transpose_a,
+            transpose_b=given.transpose_b,
             tile=(self.shape[2], self.shape[3]),
-            tf32=bool(attrs.get("tf32")),
-            windows=None if windows is None else WindowParams.from_plan(windows),
+            tf32=given.tf32,
+            windows=None if given.windows is None else WindowParams.from_plan(given.windows),
         )
 
     def loads_boxes(self, machine: Machine) -> bool:
@@ -71,17 +72,17 @@ class Product:
         tiles, its types are theirs, and rows of both sides begin where boxes may. Other products
         have the common bodies.
         """
-        node = self.node
+        node, given = self.node, self.attributes
         if machine.variant.name != "matrix":
             return False
         if not self.plain:
             return True
         left, right, *_, out = self.tensors
-        narrow, size = bool(node.attrs["transpose_b"]), left.dtype.itemsize
+        narrow, size = given.transpose_b, left.dtype.itemsize
         return (
             len(out.shape) <= FOLDED
             and bool(candidates(self.shape, self.depth, size, False, narrow))
-            and (left.dtype != fp32 or bool(node.attrs.get("tf32")))
+            and (left.dtype != fp32 or given.tf32)
             and (not wants_along(node) or all(lies_along(node, side) for side in SIDES))
             and left.dtype.bits == right.dtype.bits
             and aligned(left)
@@ -91,24 +92,21 @@ class Product:
 
 def product_of(node: Node) -> Product:
     """The product that a matmul node is."""
-    tensors = [*node.inputs, *node.outputs]
-    cut = Cut(*node.attrs["cut"]) if "cut" in node.attrs else None
+    tensors, given = [*node.inputs, *node.outputs], node.read(MatmulAttributes)
+    cut = None if given.cut is None else Cut(*given.cut)
     if len(node.outputs[0].shape) > FOLDED:
         tensors = _merge_batch(tensors)
     shape = fold(tensors[-1].shape)
     if cut is not None and cut.parts > 1:
         shape = (1, 1, *shape[2:])
-    elif node.attrs.get("gated"):
+    elif given.gated:
         shape = (*shape[:3], 2 * shape[3])
-    elif "rope_kv" in node.attrs:
-        shape = (*shape[:3], node.inputs[1].shape[-2 if node.attrs["transpose_b"] else -1])
-    return Product(node, tuple(tensors), tuple(shape), _depth(node), cut)
-
-
-def _depth(node: Node) -> int:
-    if "windows" in node.attrs:
-        return node.inputs[1 - node.attrs["windows"]["side"]].shape[-1]
-    return depth_of(node)
+    elif given.rope_kv is not None:
+        shape = (*shape[:3], node.inputs[1].shape[-2 if given.transpose_b else -1])
+    depth = depth_of(node)
+    if given.windows is not None:
+        depth = node.inputs[1 - WindowParams.from_plan(given.windows).side].shape[-1]
+    return Product(node, given, tuple(tensors), tuple(shape), depth, cut)
 
 
 def travels(graph: Graph, node: Node) -> bool:

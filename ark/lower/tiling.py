@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from ark.errors import PlanError
-from ark.ir.attributes import AttentionAttributes
+from ark.ir.attributes import AttentionAttributes, LinearAttributes
 from ark.ir.fold import FOLDED, LINE, block, fold, tile_of
 from ark.ir.graph import Node
 from ark.ir.hints import Hints
@@ -192,7 +192,8 @@ def input_in_memory(node: Node) -> bool:
     """Is the input of a linear layer of few rows as matrix units take it, and stays in memory
     (ark.tasks.linear.reads_from_memory)?
     """
-    plain = node.attrs["prologue"] == "none" and node.attrs["epilogue"] not in PAIRED
+    given = node.read(LinearAttributes)
+    plain = given.prologue == "none" and given.epilogue not in PAIRED
     return plain and node.inputs[0].dtype == node.inputs[1].dtype
 
 
@@ -204,7 +205,7 @@ def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
     ones.
     """
     x, weight, out = *node.inputs[:2], node.outputs[0]
-    rows, paired = out.shape[0], node.attrs["epilogue"] in PAIRED
+    rows, paired = out.shape[0], node.read(LinearAttributes).epilogue in PAIRED
     few = machine.variant.role(COMMUNICATE) and 1 < rows <= MOST_ROWS and x.shape[0] == rows
     unit = row_bytes(weight) // MATRIX_UNIT
     held = stage_rows(weight, machine, paired)

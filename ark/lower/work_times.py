@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+from ark.ir.attributes import MatmulAttributes
 from ark.ir.dtype import bf16, fp16, fp32
 from ark.ir.fold import fold
 from ark.ir.graph import Node
@@ -56,7 +57,7 @@ def _work(node: Node) -> int:
 
 def _cut_us(node: Node, machine: Machine) -> float:
     shape, size = fold(node.outputs[0].shape), node.inputs[0].dtype.itemsize
-    parts, narrow = len(node.outputs[0].shape) <= 2, bool(node.attrs["transpose_b"])
+    parts, narrow = len(node.outputs[0].shape) <= 2, node.read(MatmulAttributes).transpose_b
     depth = depth_of(node)
     able = candidates(shape, depth, size, parts, narrow)
     return min(predicted_us(cut, shape, depth, size, machine) for cut in able)
@@ -80,7 +81,7 @@ def _tiles_us(node: Node, machine: Machine, costs: BoxCosts, units: bool) -> flo
     exact = is_exact([left.name, right.name], shape, depth) and bool(machine.exact_tiles)
     rows, columns = machine.matmul_tile(shape[2], shape[3], batch, left.bits)
     if left == fp32 and exact and not units:
-        rate = costs.tf32_rate if node.attrs.get("tf32") else machine.costs.exact_rate
+        rate = costs.tf32_rate if node.read(MatmulAttributes).tf32 else machine.costs.exact_rate
         rows, columns = machine.exact_tile(shape[2], shape[3], depth, batch) or (rows, columns)
         high, wide = shape[2:]
         speeds = ((min(r, high), min(c, wide), s) for r, c, s in machine.exact_tiles)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import AxisAttributes
 from ark.ir.graph import Node
 from ark.ir.values import whole
 from ark.lower.context import Lowering
@@ -222,12 +223,12 @@ def concat(
         )
     dims = list(first)
     dims[axis] = sum(t.ir.shape[axis] for t in tensors)
-    return result("concat", tensors, dims, dtype, output, {"axis": axis}, name)
+    return result("concat", tensors, dims, dtype, output, AxisAttributes(axis=axis).to_node(), name)
 
 
 def _lower_concat(lowering: Lowering, node: Node) -> None:
     """A copy of each tensor into its part of the result."""
-    axis, at = node.attrs["axis"], 0
+    axis, at = node.read(AxisAttributes).axis, 0
     for number, source in enumerate(node.inputs):
         target = part(node.outputs[0], axis, at, source.shape[axis])
         copy_box(lowering, source, target, f".{number}")
@@ -235,7 +236,7 @@ def _lower_concat(lowering: Lowering, node: Node) -> None:
 
 
 def _concat(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    return [np.concatenate(inputs, attrs["axis"])]
+    return [np.concatenate(inputs, AxisAttributes.from_node(attrs).axis)]
 
 
 def split(input: TensorLike, sizes: Sequence[int], axis: int, name: str = "") -> list[Tensor]:

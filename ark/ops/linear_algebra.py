@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from msgspec import structs
 
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
-from ark.ir.attributes import ATTRIBUTES
+from ark.ir.attributes import ATTRIBUTES, LinearAttributes, MatmulAttributes
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, DataType, bf16, fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -71,9 +72,8 @@ def matmul(
             f"{list(right)} (transpose_input={transpose_input}, transpose_other={transpose_other})"
         )
     shape = (*broadcast(left[:-2], right[:-2], "matmul"), m, n)
-    attrs = {"transpose_a": transpose_input, "transpose_b": transpose_other}
-    if tf32:
-        attrs["tf32"] = True
+    turned = bool(transpose_input), bool(transpose_other)
+    attrs = MatmulAttributes(*turned, tf32=bool(tf32)).to_node()
     return result("matmul", [a, b], shape, dtype, output, attrs, name)
 
 
@@ -144,29 +144,29 @@ def linear(
             f"linear: the input has shape {list(left)} and the weight {list(right)}; expected "
             "(rows, k) and (n, k)"
         )
-    attrs = {"transpose_a": False, "transpose_b": True}
     if tf32:
         _result_type(x, w, None, tf32)
-        attrs["tf32"] = True
+    attrs = MatmulAttributes(False, True, tf32=bool(tf32)).to_node()
     label = name or w.ir.name.rpartition(".")[2]
     return result("matmul", [x, w], (left[0], right[0]), dtype, output, attrs, label)
 
 
 def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     a, b, *others = inputs
-    if "windows" in attrs:
+    given = MatmulAttributes.from_node(attrs)
+    if given.windows is not None:
         sides = [a, b]
-        windows = WindowParams.from_plan(attrs["windows"])
+        windows = WindowParams.from_plan(given.windows)
         sides[windows.side] = laid_out(sides[windows.side], windows)
         a, b = sides
-    a = np.swapaxes(a, -1, -2) if attrs["transpose_a"] else a
-    b = np.swapaxes(b, -1, -2) if attrs["transpose_b"] else b
-    if "finish" in attrs:
-        return [expression.evaluate(attrs["finish"], [a @ b, *others])]
-    if attrs.get("gated"):
-        return _defined("swiglu_pairs", [a @ b], attrs)
-    if "rope_kv" in attrs:
-        return _defined("rope_kv", [a @ b, *others], attrs["rope_kv"])[:1]
+    a = np.swapaxes(a, -1, -2) if given.transpose_a else a
+    b = np.swapaxes(b, -1, -2) if given.transpose_b else b
+    if given.finish is not None:
+        return [expression.evaluate(given.finish, [a @ b, *others])]
+    if given.gated:
+        return _defined("swiglu_pairs", [a @ b], {})
+    if given.rope_kv is not None:
+        return _defined("rope_kv", [a @ b, *others], given.rope_kv.to_node())[:1]
     return [a @ b]
 
 
@@ -178,13 +178,12 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     rows, splits, coords = layer_tiles(node, lowering.machine)
     x, w, *rest = node.inputs
     operands = [x, w, node.outputs[0], *rest, *node.outputs[1:]]
-    attrs = dict(node.attrs)
-    counter = attrs.pop("counter", "")
-    group = lowering.emit(
-        "linear", LinearParams(rows=rows, split_k=splits, **attrs), operands, coords
-    )
-    if counter:
-        group.sends = [lowering.peer_counters(counter)] * len(coords)
+    given = node.read(LinearAttributes)
+    kept = {name: value for name, value in structs.asdict(given).items() if name != "counter"}
+    params = LinearParams(rows=rows, split_k=splits, **kept)
+    group = lowering.emit("linear", params, operands, coords)
+    if given.counter:
+        group.sends = [lowering.peer_counters(given.counter)] * len(coords)
 
 
 register("matmul", _matmul_reference, lower_matmul, aliasing="none")
@@ -193,12 +192,13 @@ register("matmul", _matmul_reference, lower_matmul, aliasing="none")
 def _linear_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """A norm, the product, and what is done to it, each by its own definition."""
     x, weight, *others = inputs
-    if attrs["prologue"] != "none":
-        x = _defined(attrs["prologue"], [x, others.pop(0)], attrs)[0]
+    given = LinearAttributes.from_node(attrs)
+    if given.prologue != "none":
+        x = _defined(given.prologue, [x, others.pop(0)], attrs)[0]
     product = x @ weight.T
-    if attrs["epilogue"] == "store":
+    if given.epilogue == "store":
         return [product]
-    return _defined(EPILOGUES[attrs["epilogue"]], [product, *others], attrs)
+    return _defined(EPILOGUES[given.epilogue], [product, *others], attrs)
 
 
 def _defined(op: str, inputs: list[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ark.errors import ModelError, PlanError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import NormAttributes
 from ark.ir.fold import fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
@@ -50,14 +51,14 @@ def lower_rows(lowering: Lowering, node: Node) -> None:
     if many:
         apart = (out.shape[0] // many, many, out.shape[1])
         source, out = lowering.view(source, apart), lowering.view(out, apart)
-        params = RowNormParams(node.type, apart[0], node.attrs.get("eps", 0.0), dealt=True)
+        params = RowNormParams(node.type, apart[0], node.read(NormAttributes).eps, dealt=True)
         coords = [(0, 0, i, 0) for i in range(many)]
         lowering.emit("rownorm", params, [source, *others, out], coords)
         return
     if node.type == "argmax":
         lowering.emit("argmax", ArgMaxParams(rows), [source, *others, out], coords)
         return
-    params = RowNormParams(node.type, rows, node.attrs.get("eps", 0.0))
+    params = RowNormParams(node.type, rows, node.read(NormAttributes).eps)
     lowering.emit("rownorm", params, [source, *others, out], coords)
 
 
@@ -125,7 +126,9 @@ def _log_softmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list
 
 def _layernorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     x, *given = inputs
-    made = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + attrs["eps"])
+    made = (x - x.mean(-1, keepdims=True)) / np.sqrt(
+        x.var(-1, keepdims=True) + NormAttributes.from_node(attrs).eps
+    )
     for row, join in zip(given, (np.multiply, np.add), strict=False):
         made = join(made, row.reshape(-1))
     return [made]
@@ -133,7 +136,11 @@ def _layernorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
 
 def _rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     x = inputs[0]
-    return [x / np.sqrt((x * x).mean(-1, keepdims=True) + attrs["eps"]) * inputs[1]]
+    return [
+        x
+        / np.sqrt((x * x).mean(-1, keepdims=True) + NormAttributes.from_node(attrs).eps)
+        * inputs[1]
+    ]
 
 
 register("softmax", _softmax, lower_rows, aliasing="exact")
@@ -214,7 +221,7 @@ def layernorm(
     """
     tensor = as_tensor(input)
     dtype = float_dtype("layernorm", tensor)
-    attrs = {"eps": float(eps)}
+    attrs = NormAttributes(eps=float(eps)).to_node()
     return result("layernorm", [tensor], tensor.ir.shape, dtype, output, attrs, name)
 
 
@@ -243,5 +250,5 @@ def rmsnorm(
             f"rmsnorm: the weight has shape {list(scale.ir.shape)}, but rows have "
             f"{tensor.ir.shape[-1]} columns; pass a weight of shape [{tensor.ir.shape[-1]}]"
         )
-    attrs = {"eps": float(eps)}
+    attrs = NormAttributes(eps=float(eps)).to_node()
     return result("rmsnorm", [tensor, scale], tensor.ir.shape, dtype, output, attrs, name)

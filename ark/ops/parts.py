@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ark.ir.attributes import AddPartsAttributes, NormAttributes
 from ark.ir.fold import fold
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -24,12 +25,13 @@ def _lower_add(lowering: Lowering, node: Node) -> None:
     """A tile's parts are added by as many tasks as made them."""
     (sums, *others), out = node.inputs, node.outputs[0]
     parts, m, n = sums.shape
-    rows, columns = node.attrs["tile"]
+    given = node.read(AddPartsAttributes)
+    rows, columns = given.tile
     views = [part(sums, 0, i, 1) for i in range(parts)]
     wide = [widen(t, 3) if len(t.shape) < 3 else t for t in (*others, out)]
     tile = (1, 1, -(-min(rows, m) // parts), min(columns, n))
     coords = box_coords(fold(wide[-1].shape), tile)
-    params = PointwiseParams(node.attrs["expr"], tile)
+    params = PointwiseParams(given.expr, tile)
     lowering.emit("pointwise", params, [*views, *wide], coords)
 
 
@@ -38,7 +40,7 @@ def _lower_add_and_norm(lowering: Lowering, node: Node) -> None:
     (sums, *others, weight), (total, normed) = node.inputs, node.outputs
     columns = total.shape[-1]
     shares = [*(part(sums, 0, i, 1) for i in range(sums.shape[0])), *others]
-    params = CombineNormParams("fp32", columns, node.attrs["eps"])
+    params = CombineNormParams("fp32", columns, node.read(NormAttributes).eps)
     operands = [*map(lowering.flat, shares), weight, *map(lowering.flat, (total, normed))]
     rows = split(total.elements // columns, lowering.machine.processors)
     lowering.emit("combine_norm", params, operands, [(a * columns, b * columns) for a, b in rows])
@@ -46,7 +48,7 @@ def _lower_add_and_norm(lowering: Lowering, node: Node) -> None:
 
 def _added(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     sums, *others = inputs
-    return [expression.evaluate(attrs["expr"], [*sums, *others])]
+    return [expression.evaluate(AddPartsAttributes.from_node(attrs).expr, [*sums, *others])]
 
 
 register("add_parts", _added, _lower_add, aliasing="exact")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.ir.attributes import ReduceAttributes
 from ark.ir.dtype import FLOATS, INTEGERS, DataType, fp32
 from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
@@ -54,8 +55,9 @@ def _lower_reduce(lowering: Lowering, node: Node) -> None:
     Where they are few and long, tasks reduce parts of them into a temporary first (split-k).
     """
     source, out = node.inputs[0], node.outputs[0]
-    axis, function = node.attrs["axis"], node.attrs["function"]
-    count, term = source.shape[axis], node.attrs.get("term")
+    given = node.read(ReduceAttributes)
+    axis, function = given.axis, given.function
+    count, term = source.shape[axis], given.term
     if len(out.shape) < len(source.shape):
         out = _insert(out, axis)
     outer, inner = math.prod(source.shape[:axis]), math.prod(source.shape[axis + 1 :])
@@ -91,7 +93,7 @@ def _views(lowering: Lowering, node: Node, parts: Sequence[int]) -> list[IrTenso
 
     Those that have one index along it have one in the parts; None where one cannot be seen so.
     """
-    shape, axis = node.inputs[0].shape, node.attrs["axis"]
+    shape, axis = node.inputs[0].shape, node.read(ReduceAttributes).axis
     groups = (shape[:axis], shape[axis : axis + 1], shape[axis + 1 :])
     made = []
     for tensor in node.inputs:
@@ -138,12 +140,13 @@ def _lower_swept(lowering: Lowering, node: Node, inputs: Sequence[IrTensor], acr
 
     inputs: the node's, by neighbours in the last but one of four dimensions.
     """
-    out, function, count = node.outputs[0], node.attrs["function"], node.inputs[0].elements
+    given = node.read(ReduceAttributes)
+    out, function, count = node.outputs[0], given.function, node.inputs[0].elements
     dtype = fp32 if out.dtype in FLOATS else out.dtype
     part = lowering.temp((1, across), dtype, f"{node.name}.partial")
     first = "sum" if function == "mean" else function
     seen = [lowering.view(t, t.shape[1:3]) for t in inputs]
-    _emit_reduce(lowering, first, 0, count, seen, part, node.attrs.get("term"), ".partial")
+    _emit_reduce(lowering, first, 0, count, seen, part, given.term, ".partial")
     _emit_reduce(lowering, function, 1, count, [part], lowering.view(out, (1, 1)))
 
 
@@ -181,7 +184,9 @@ def _emit_reduce(
 
 def _beside_axis(node: Node | None, axis: int) -> list[int] | None:
     """The hinted tile where the result has no dimension in the place of the reduced one."""
-    if node is None or node.hints is None or node.hints.tile is None or node.attrs["keepdims"]:
+    if node is None or node.hints is None or node.hints.tile is None:
+        return None
+    if node.read(ReduceAttributes).keepdims:
         return None
     left = len(node.inputs[0].shape) - 1 - len(node.hints.tile)
     sizes = [1] * left + list(node.hints.tile)
@@ -192,7 +197,8 @@ def _reduce_reference(function: str) -> Any:
     apply: Any = getattr(np, function)
 
     def run(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-        return [apply(inputs[0], axis=attrs["axis"], keepdims=attrs["keepdims"])]
+        given = ReduceAttributes.from_node(attrs)
+        return [apply(inputs[0], axis=given.axis, keepdims=given.keepdims)]
 
     return run
 
@@ -236,7 +242,8 @@ def reduce_axis(
     shape[axis] = 1
     if not keepdims:
         del shape[axis]
-    attrs = {"function": function, "axis": axis, "keepdims": bool(keepdims)}
+    named = {"function": function, "axis": axis, "keepdims": bool(keepdims)}
+    attrs = ReduceAttributes.from_node(named).to_node()
     return result(what, [tensor], shape or [1], dtype, output, attrs, name)
 
 

@@ -58,15 +58,15 @@ def _emit_product(
     params: MatmulParams,
     coords: Sequence[tuple[int, ...]],
 ) -> None:
-    attrs, (left, right, *others, out) = product.node.attrs, product.tensors
+    given, (left, right, *others, out) = product.attributes, product.tensors
     if product.cut is not None and product.cut.parts > 1:
         params = structs.replace(params, splits=product.cut.parts)
-    elif "finish" in attrs:
-        params = structs.replace(params, expr=attrs["finish"])
-    elif attrs.get("gated"):
+    elif given.finish is not None:
+        params = structs.replace(params, expr=given.finish)
+    elif given.gated:
         params = structs.replace(params, gated=True)
-    elif "rope_kv" in attrs:
-        params = structs.replace(params, **attrs["rope_kv"])
+    elif given.rope_kv is not None:
+        params = structs.replace(params, **given.rope_kv.to_node())
     elif lowering.machine.variant.name == "matrix" and out.dtype not in (left.dtype, fp32, int32):
         params = structs.replace(params, expr=expression.leaf(0))  # the sums as they are
     lowering.emit("matmul", params, [left, right, out, *others], coords)

@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import structs
+
+from ark.ir.attributes import MatmulAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import GraphView, WritesSoFar
 from ark.ir.values import Tensor, dense_view
@@ -303,8 +306,8 @@ class _Turned:
         return self._node(like, "remap", source, out, attrs)
 
     def _product(self, product: Node, inputs: tuple[Tensor, Tensor], out: Tensor) -> Node:
-        attrs = {**product.attrs, "transpose_b": True}
-        return dataclasses.replace(product, inputs=inputs, outputs=(out,), attrs=attrs)
+        given = structs.replace(product.read(MatmulAttributes), transpose_b=True)
+        return dataclasses.replace(product, inputs=inputs, outputs=(out,)).with_attributes(given)
 
     def _node(self, like: Node, type: str, source: Tensor, out: Tensor, attrs: Any) -> Node:
         """A node of one input in the place of another, behind what that comes after."""
@@ -340,9 +343,10 @@ def _fits(windows: Node | None, product: Node, boxes: bool) -> _Convolution | No
     if product.hints or (windows is not None and windows.placement != product.placement):
         return None
     weight, table, out = *product.inputs, product.outputs[0]
-    plain = not product.attrs["transpose_a"] and not product.attrs["transpose_b"]
+    given = product.read(MatmulAttributes)
+    plain = given.transposes == (False, False)
     types = {t.dtype.name for t in (weight, table, out)}
-    able = {"bf16", "fp16", "fp32"} if boxes and product.attrs.get("tf32") else {"bf16", "fp16"}
+    able = {"bf16", "fp16", "fp32"} if boxes and given.tf32 else {"bf16", "fp16"}
     if not plain or len(types) != 1 or not types <= able:
         return None
     source = table if windows is None else windows.inputs[0]

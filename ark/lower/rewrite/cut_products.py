@@ -12,6 +12,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import structs
+
+from ark.ir.attributes import AddPartsAttributes, MatmulAttributes
 from ark.ir.dtype import fp32, int8, int32
 from ark.ir.graph import Graph, Node
 from ark.lower import k_parts
@@ -42,20 +45,18 @@ def cut_products(graph: Graph, context: Context) -> Graph:
         if cut is None:
             rewritten.nodes.append(node)
         elif cut.parts == 1:
-            rewritten.nodes.append(
-                dataclasses.replace(node, attrs={**node.attrs, "cut": _plain(cut)})
-            )
+            rewritten.nodes.append(node.with_attributes(_with_cut(node, cut)))
         else:
             rewritten.nodes += _in_parts(rewritten, node, cut, next(numbers))
     return rewritten
 
 
 def _uncut(node: Node) -> bool:
-    return node.type == "matmul" and "cut" not in node.attrs
+    return node.type == "matmul" and node.read(MatmulAttributes).cut is None
 
 
-def _plain(cut: Cut) -> list[int]:
-    return [cut.rows, cut.columns, cut.parts]
+def _with_cut(node: Node, cut: Cut) -> MatmulAttributes:
+    return structs.replace(node.read(MatmulAttributes), cut=dataclasses.astuple(cut))
 
 
 def _normed(node: Node, norm: Node | None) -> bool:
@@ -95,12 +96,12 @@ def _boxed(
     normed: bool,
 ) -> Cut:
     """The cut of a product that warpgroups take."""
-    attrs = product.node.attrs
-    plain = "gated" not in attrs and "rope_kv" not in attrs
+    given = product.attributes
+    plain = not given.gated and given.rope_kv is None
     several = alone and plain and all(len(t.shape) <= 2 for t in product.tensors)
-    windows = "windows" in attrs
+    windows = given.windows is not None
     measured = {} if windows else measured  # of matrices in memory
-    narrow, size = bool(attrs["transpose_b"]), product.node.inputs[0].dtype.itemsize
+    narrow, size = given.transpose_b, product.node.inputs[0].dtype.itemsize
     return choose_cut(
         product.shape, product.depth, size, machine, several, measured, narrow, normed, windows
     )
@@ -111,7 +112,7 @@ def _common(
 ) -> Cut:
     """The cut of a product that warpgroups do not take."""
     shape, depth, dtypes = product.shape, product.depth, product.dtypes
-    if "windows" not in product.node.attrs and k_parts.serves(dtypes, shape, machine):
+    if product.attributes.windows is None and k_parts.serves(dtypes, shape, machine):
         flat = product.plain and all(len(t.shape) <= 2 for t in product.tensors)
         return k_parts.choose(shape, depth, dtypes, machine, flat and alone, measured)
     exact = product.plain and machine.variant.name == "block" and is_exact(dtypes, shape, depth)
@@ -125,9 +126,8 @@ def _in_parts(graph: Graph, node: Node, cut: Cut, number: int) -> tuple[Node, No
     out = node.outputs[0]
     dtype = int32 if left.dtype == int8 else fp32
     sums = graph.tensor((cut.parts, *out.shape[-2:]), dtype, name=f"{node.name}.parts")
-    attrs: dict[str, Any] = {**node.attrs, "cut": _plain(cut)}
-    tree = sum_of_parts(cut.parts)
-    finish = attrs.pop("finish", None)
+    given = _with_cut(node, cut)
+    tree, finish = sum_of_parts(cut.parts), given.finish
     if finish is not None:
         leaves = [tree, *(expression.leaf(cut.parts + i) for i in range(len(others)))]
         tree = expression.substitute(finish, leaves)
@@ -137,10 +137,10 @@ def _in_parts(graph: Graph, node: Node, cut: Cut, number: int) -> tuple[Node, No
         type="add_parts",
         name=f"{node.name}.sum",
         inputs=(sums, *others),
-        attrs={"expr": tree, "tile": [cut.rows, cut.columns]},
+        attrs=AddPartsAttributes(expr=tree, tile=(cut.rows, cut.columns)).to_node(),
     )
-    multiplying = dataclasses.replace(node, inputs=(left, right), outputs=(sums,), attrs=attrs)
-    return multiplying, adding
+    multiplying = dataclasses.replace(node, inputs=(left, right), outputs=(sums,))
+    return multiplying.with_attributes(structs.replace(given, finish=None)), adding
 
 
 def sum_of_parts(count: int) -> list[Any]:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
+from msgspec import structs
+
+from ark.ir.attributes import MatmulAttributes, ReduceAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import GraphView, WritesSoFar
 from ark.ir.values import Tensor
-from ark.lower.boxed import FLAGS
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.views import in_shape
 
@@ -53,25 +55,27 @@ def _reading(node: Node, side: int, transpose: Node) -> Node | None:
         turned = [*range(len(order) - 2), *range(len(order) - 1, len(order) - 3, -1)]
         plain = len(order) > 1 and order == turned and not source.dtype.packed
         return reading_turned(node, side, source) if plain else None
-    axis, out = order.pop(node.attrs["axis"]), node.outputs[0]
+    axis, out = order.pop(node.read(ReduceAttributes).axis), node.outputs[0]
     if order != sorted(order):
         return None
-    if node.attrs["keepdims"]:
+    if node.read(ReduceAttributes).keepdims:
         shape = [1 if d == axis else n for d, n in enumerate(source.shape)]
         seen = in_shape(out, shape)
         if seen is None:
             return None
         out = seen
-    attrs = {**node.attrs, "axis": axis}
-    return dataclasses.replace(node, inputs=(source,), outputs=(out,), attrs=attrs)
+    given = structs.replace(node.read(ReduceAttributes), axis=axis)
+    return dataclasses.replace(node, inputs=(source,), outputs=(out,)).with_attributes(given)
 
 
 def reading_turned(product: Node, side: int, source: Tensor) -> Node:
     """The product, which reads as that side what is its transpose."""
     inputs = list(product.inputs)
     inputs[side] = source
-    attrs = {**product.attrs, FLAGS[side]: not product.attrs[FLAGS[side]]}
-    return dataclasses.replace(product, inputs=tuple(inputs), attrs=attrs)
+    given = product.read(MatmulAttributes)
+    a, b = (turned != (side == i) for i, turned in enumerate(given.transposes))
+    turned = structs.replace(given, transpose_a=a, transpose_b=b)
+    return dataclasses.replace(product, inputs=tuple(inputs)).with_attributes(turned)
 
 
 def _unread(node: Node, read: Counter[int], kept: frozenset[int]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ark.ir.attributes import NormAttributes, SumNormAttributes
 from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -70,7 +71,8 @@ def _on_chunks(tensor: Tensor) -> bool:
 
 
 def _joined(total: Node, norm: Node) -> Node:
-    attrs = {"eps": norm.attrs["eps"], "columns": norm.inputs[0].shape[-1]}
+    columns = norm.inputs[0].shape[-1]
+    attrs = SumNormAttributes(eps=norm.read(NormAttributes).eps, columns=columns).to_node()
     return dataclasses.replace(
         total,
         type=SUM_AND_NORM,

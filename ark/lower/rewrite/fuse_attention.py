@@ -15,7 +15,7 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 
-from ark.ir.attributes import AttentionAttributes
+from ark.ir.attributes import AttentionAttributes, MatmulAttributes
 from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -101,7 +101,8 @@ class _Finder:
         return None if found is None else self._built(product, found, writes)
 
     def _scores(self, product: Node) -> _Found | None:
-        if product.hints or product.attrs.get("finish") or product.attrs["transpose_a"]:
+        given = product.read(MatmulAttributes)
+        if product.hints or given.finish or given.transpose_a:
             return None
         at, scale, causal, weights = product.inputs[0], 1.0, False, False
         taken = [product.id]
@@ -131,7 +132,8 @@ class _Finder:
 
     def _product(self, node: Node, scale: float, causal: bool, taken: list[int]) -> _Found | None:
         """What is multiplied, without the scales that queries and keys have."""
-        if node.attrs.get("finish") or node.attrs["transpose_a"]:
+        given = node.read(MatmulAttributes)
+        if given.finish or given.transpose_a:
             return None
         sides, first = [], self.places[node.id]
         for side in node.inputs:
@@ -145,7 +147,7 @@ class _Finder:
             sides.append(side)
         if not 0.0 < scale < math.inf:
             return None
-        flipped = not node.attrs["transpose_b"]
+        flipped = not given.transpose_b
         return _Found(sides[0], sides[1], flipped, scale, causal, taken, first)
 
     def _built(
@@ -161,7 +163,7 @@ class _Finder:
         if rank < 2 or len(leads) != 1 or len({t.dtype for t in (*tensors, out)}) != 1:
             return None
         lead = tuple(range(rank - 2))
-        turned = (False, found.flipped, bool(product.attrs["transpose_b"]))
+        turned = (False, found.flipped, product.read(MatmulAttributes).transpose_b)
         places: list[list[Place]] = []
         for tensor, flip in zip(tensors, turned, strict=True):
             rows, columns = (rank - 1, rank - 2) if flip else (rank - 2, rank - 1)

@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from msgspec import structs
+
 from ark.codegen.layout import RECORD_OPERANDS
-from ark.ir.attributes import ProjectionAttributes
+from ark.ir.attributes import MatmulAttributes, ProjectionAttributes
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, bf16, fp16, fp32
 from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
@@ -65,19 +67,23 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
         elif node.type in PAIRS and (matrix or units) and _made(node.inputs[0], products):
             at, product = products[node.inputs[0].buffer.id]
             stale = written.behind(at, product.inputs)
-            plain = "finish" not in product.attrs and (matrix or _stays_whole(product, machine))
+            given = product.read(MatmulAttributes)
+            plain = given.finish is None and (matrix or _stays_whole(product, machine))
             if plain and not stale and PAIRS[node.type](product, node, matrix):
                 nodes[at] = None
-                attrs = {"gated": True} if node.type == "swiglu_pairs" else {"rope_kv": node.attrs}
+                if node.type == "swiglu_pairs":
+                    given = structs.replace(given, gated=True)
+                else:
+                    given = structs.replace(given, rope_kv=node.read(ProjectionAttributes))
                 node = dataclasses.replace(
                     product,
                     id=node.id,
                     inputs=(*product.inputs, *node.inputs[1:]),
                     outputs=node.outputs,
-                    attrs={**product.attrs, **attrs},
+                    attrs=given.to_node(),
                     after=(*product.after, *node.after),
                 )
-        elif node.type == "matmul" and "finish" not in node.attrs and not node.hints:
+        elif _takes_epilogue(node):
             out = node.outputs[0]
             if private(out) and (everywhere or _scalar(node)):
                 products[out.buffer.id] = (place, node)
@@ -92,6 +98,11 @@ def _stays_whole(product: Node, machine: Machine) -> bool:
     return k_parts.serves(dtypes, shape, machine) and k_parts.stays_whole(
         shape, depth_of(product), dtypes, machine
     )
+
+
+def _takes_epilogue(node: Node) -> bool:
+    """True for a product that ends with nothing yet."""
+    return node.type == "matmul" and node.read(MatmulAttributes).finish is None and not node.hints
 
 
 def _scalar(node: Node) -> bool:
@@ -173,7 +184,7 @@ PAIRS = {"swiglu_pairs": _gates, "rope_kv": _rotates}
 
 def _ends(product: Node, node: Node, read: Tensor) -> tuple[expression.Tree, list[Tensor]]:
     """What the product ends with that has taken in the node, and what that reads beside it."""
-    before = product.attrs.get("finish", expression.leaf(0))
+    before = product.read(MatmulAttributes).finish or expression.leaf(0)
     others = list(product.inputs[2:])
     others += [t for t in dict.fromkeys(node.inputs) if t.id != read.id and t not in others]
     leaves = [
@@ -189,6 +200,6 @@ def _join(product: Node, node: Node, read: Tensor) -> Node:
         type="matmul",
         name=product.name,
         inputs=(*product.inputs[:2], *others),
-        attrs={**product.attrs, "finish": tree},
+        attrs=structs.replace(product.read(MatmulAttributes), finish=tree).to_node(),
         after=(*product.after, *node.after),
     )

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from msgspec import structs
+
+from ark.ir.attributes import LinearAttributes, MatmulAttributes, NormAttributes
 from ark.ir.dtype import FLOATS, bf16, fp16
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -87,7 +90,7 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
 
 def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
     """from_memory: may its input be rounded where it is made, and stay in memory?"""
-    x, weight = node.inputs
+    (x, weight), given = node.inputs, node.read(MatmulAttributes)
     rows = x.shape[0]
     return (
         weight.buffer.arena == "parameter"
@@ -95,8 +98,7 @@ def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
         and x.dtype in FLOATS
         and weight.dtype in FLOATS
         and len(x.shape) == len(weight.shape) == 2
-        and bool(node.attrs["transpose_b"])
-        and not node.attrs["transpose_a"]
+        and given.transposes == (False, True)
         and rows <= machine.costs.stream_rows
         and not _boxed(weight, machine)
         and _room(rows, weight, machine, from_memory)
@@ -194,14 +196,14 @@ def _sum(node: Node, added: Node) -> Node:
 def _linear(node: Node, norm: Node | None, last: Node | None) -> Node:
     x, weight = node.inputs
     inputs = [norm.inputs[0] if norm else x, weight]
-    attrs: dict[str, object] = {"prologue": "rmsnorm" if norm else "none", "epilogue": "store"}
+    attributes = LinearAttributes("none", "store")
     if norm:
         inputs.append(norm.inputs[1])
-        attrs["eps"] = norm.attrs["eps"]
+        eps = norm.read(NormAttributes).eps
+        attributes = structs.replace(attributes, prologue="rmsnorm", eps=eps)
     if last:
         inputs += _others(last, node.outputs[0])
-        attrs["epilogue"] = EPILOGUES[last.type]
-        attrs.update(last.attrs)
+        attributes = structs.replace(attributes, epilogue=EPILOGUES[last.type], **last.attrs)
     end = last or node
     after = (*(norm.after if norm else ()), *node.after, *(last.after if last else ()))
     return Node(
@@ -210,7 +212,7 @@ def _linear(node: Node, norm: Node | None, last: Node | None) -> Node:
         node.name,
         tuple(inputs),
         end.outputs,
-        attrs,
+        attributes.to_node(),
         after,
         phase=node.phase,
         processors=end.processors,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ark.ir.attributes import AddPartsAttributes
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import dense_view
@@ -42,7 +43,7 @@ def _fits(total: Node, norm: Node) -> bool:
     beside = ["add", expression.leaf(count - 1), sum_of_parts(count - 1)]
     memory = [t.buffer.id for t in (parts, *others, weight, out, normed)]
     return (
-        total.attrs["expr"] in (plain, beside)
+        total.read(AddPartsAttributes).expr in (plain, beside)
         and (total.placement, total.context) == (norm.placement, norm.context)
         and norm.hints is None
         and not (total.after or norm.after)

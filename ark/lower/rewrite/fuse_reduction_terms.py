@@ -10,7 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from ark.errors import PlanError
+from ark.ir.attributes import ReduceAttributes
 from ark.ir.dtype import FLOATS, INTEGERS
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Graph, Node
@@ -56,7 +59,8 @@ def _joined(before: Node, node: Node) -> Node | None:
     seen = seen_in(before, read.shape, named=True)
     if seen is None or len(read.shape) > FOLDED:
         return None
-    deep, flat = _parted(seen.inputs, read.shape, node.attrs["axis"])
+    given = node.read(ReduceAttributes)
+    deep, flat = _parted(seen.inputs, read.shape, given.axis)
     if not deep or len(deep) + len(flat) < len({t.id for t in seen.inputs}):
         return None
     inputs = (*deep, *flat)
@@ -64,7 +68,7 @@ def _joined(before: Node, node: Node) -> Node | None:
     leaves = [expression.leaf(number[t.id]) for t in seen.inputs]
     tree = expression.substitute(expression_of(seen), leaves)
     fits = expression.reads(tree) == frozenset(range(len(inputs)))
-    beside = expression.indices(tree) - {node.attrs["axis"] - len(read.shape)}
+    beside = expression.indices(tree) - {given.axis - len(read.shape)}
     if expression.places(tree) and (seen is not before or beside):
         return None  # it counts in another shape
     if not fits or _kind(tree, inputs) not in _kinds(node):
@@ -74,7 +78,7 @@ def _joined(before: Node, node: Node) -> Node | None:
     return dataclasses.replace(
         node,
         inputs=inputs,
-        attrs={**node.attrs, "term": tree},
+        attrs=structs.replace(given, term=tree).to_node(),
         after=(*before.after, *node.after),
     )
 

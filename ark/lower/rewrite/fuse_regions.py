@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ark.errors import PlanError
+from ark.ir.attributes import ReduceAttributes
 from ark.ir.dtype import FLOATS, fp32
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Graph, Node
@@ -107,7 +108,7 @@ class _Region:
     def add(self, node: Node) -> bool:
         """Takes the node in, if it fits."""
         summing = node.type == "reduce_sum"
-        if not (summing and node.attrs["keepdims"]) and not is_pointwise(node):
+        if not (summing and node.read(ReduceAttributes).keepdims) and not is_pointwise(node):
             return False
         out = node.outputs[0]
         first = self.nodes[0] if self.nodes else node
@@ -124,7 +125,7 @@ class _Region:
             return False
         axis, full = self._frame(node.inputs[0].shape if summing else out.shape)
         if summing and axis < 0:
-            axis = node.attrs["axis"]
+            axis = node.read(ReduceAttributes).axis
         if not full or (summing and not self._sums(node, axis, full)):
             return False
         # What was written before is read as a result, or not at all; nothing is written twice.
@@ -168,7 +169,7 @@ class _Region:
         source = node.inputs[0]
         number = self._numbers.get(source.id, -1)
         return (
-            node.attrs["axis"] == axis < len(full) - 1
+            node.read(ReduceAttributes).axis == axis < len(full) - 1
             and source.shape == full
             and 1 < full[axis] <= MOST_SUMMED
             and not (number >= 0 and self.after_sums[number])

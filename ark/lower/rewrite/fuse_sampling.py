@@ -10,7 +10,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from msgspec import structs
+
 from ark.codegen.layout import RECORD_OPERANDS
+from ark.ir.attributes import LinearAttributes
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -64,7 +67,7 @@ def _makes(layer: Node, logits: Tensor, reader: Node) -> bool:
     """True where the node is a linear layer that makes just these logits, which a node reads."""
     return (
         layer.type == "linear"
-        and layer.attrs["epilogue"] == "store"
+        and layer.read(LinearAttributes).epilogue == "store"
         and [t.id for t in layer.outputs] == [logits.id]
         and (layer.phase, layer.processors) == (reader.phase, reader.processors)
         and not reader.after
@@ -96,9 +99,15 @@ def _sampling(graph: Graph, layer: Node, node: Node, context: Context) -> tuple[
         layer,
         inputs=(*layer.inputs, *node.inputs[1:3]),
         outputs=(*layer.outputs, candidates),
-        attrs={**layer.attrs, "epilogue": "sample", "tiles": tiles},
+        attrs=_finding(layer, tiles=tiles),
     )
     return finding, _choosing(node, node.inputs[0], candidates, {**node.attrs, "tiles": tiles})
+
+
+def _finding(layer: Node, **more: Any) -> dict[str, Any]:
+    """Attributes of the layer that finds the best of its logits."""
+    given = layer.read(LinearAttributes)
+    return structs.replace(given, epilogue="sample", **more).to_node()
 
 
 def _choosing(node: Node, logits: Tensor, candidates: Tensor, attrs: dict[str, Any]) -> Node:
@@ -164,12 +173,11 @@ def _giving(
     best, *candidates = places((tiles, 2), 0, "best")
     own = dataclasses.replace(own, name=share.name)
     peers = (t for pair in zip(logits, candidates, strict=True) for t in pair)
-    attrs = {"epilogue": "sample", "tiles": tiles, "shares": world, "share": rank, "counter": name}
     giving = dataclasses.replace(
         layer,
         inputs=(*layer.inputs, *node.inputs[1:3]),
         outputs=(own, best, *peers),
-        attrs={**layer.attrs, **attrs},
+        attrs=_finding(layer, tiles=tiles, shares=world, share=rank, counter=name),
     )
     given = {"tiles": tiles * world, "shares": world, "counter": name, "signals": tiles}
     return giving, _choosing(node, all_ranks(own), all_ranks(best), given)

@@ -16,6 +16,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import structs
+
+from ark.ir.attributes import MatmulAttributes
 from ark.ir.fold import fold
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
@@ -79,7 +82,8 @@ def _unboxed(windows: Node, product: Node, machine: Machine) -> Node | None:
     rows = weight.shape[2]
     if weight.shape != (1, groups, rows, depth):
         return None
-    if product.attrs["transpose_a"] or product.attrs["transpose_b"] or product.attrs.get("gated"):
+    given = product.read(MatmulAttributes)
+    if given.transposes != (False, False) or given.gated:
         return None
     alone = machine.has(Capability.ONE_PRODUCT_BODY)
     served = alone or not _scalar(product) or _exact(product, depth, machine)
@@ -88,7 +92,7 @@ def _unboxed(windows: Node, product: Node, machine: Machine) -> Node | None:
     found = window(windows, groups)
     if found is None or math.prod(found["sizes"]) != places or windows.inputs[0].shape[0] != n:
         return None
-    attrs = {**found, **{k: product.attrs[k] for k in ("finish",) if k in product.attrs}}
+    attrs = found if given.finish is None else {**found, "finish": given.finish}
     return dataclasses.replace(
         product,
         type="convolution",
@@ -116,13 +120,14 @@ def _boxed(windows: Node, product: Node, side: int, machine: Machine) -> Node | 
     source, table, weight = windows.inputs[0], product.inputs[side], product.inputs[1 - side]
     if not machine.has(Capability.WINDOW_BOXES) or windows.placement != product.placement:
         return None
-    if windows.hints or product.hints or product.attrs.get("gated") or "rope_kv" in product.attrs:
+    given = product.read(MatmulAttributes)
+    if windows.hints or product.hints or given.gated or given.rope_kv is not None:
         return None
-    if product.attrs["transpose_a"] or not product.attrs["transpose_b"]:
+    if given.transposes != (False, True):
         return None
     if not all(map(whole, (source, table, weight))):
         return None
-    if source.dtype.itemsize != 2 and not product.attrs.get("tf32"):
+    if source.dtype.itemsize != 2 and not given.tf32:
         return None
     window = window_of_last(windows, side)
     if window is None:
@@ -135,7 +140,7 @@ def _boxed(windows: Node, product: Node, side: int, machine: Machine) -> Node | 
     return dataclasses.replace(
         product,
         inputs=(*inputs, *product.inputs[2:]),
-        attrs={**product.attrs, "windows": window.to_plan()},
+        attrs=structs.replace(given, windows=window.to_plan()).to_node(),
         after=(*windows.after, *product.after),
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ark.ir.attributes import AxisAttributes, MatmulAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
@@ -42,7 +43,7 @@ def _moved(graph: Graph, place: int, kept: frozenset[int]) -> list[Node]:
     """The nodes before a gather that may be done for its rows alone, in order."""
     gather = graph.nodes[place]
     source, ids = gather.inputs
-    few = gather.attrs["axis"] == 0 and len(ids.shape) == 1 and len(source.shape) == 2
+    few = gather.read(AxisAttributes).axis == 0 and len(ids.shape) == 1 and len(source.shape) == 2
     if not few or gather.after or gather.hints or source.shape[0] < FEWER * ids.shape[0]:
         return []
     rows = source.shape[0]
@@ -80,7 +81,8 @@ def _by_rows(node: Node, rows: int) -> bool:
         placed = bool(expression.places(expression_of(node)))
         return not placed and bool(node.inputs) and not any(t.dtype.packed for t in node.inputs)
     if node.type == "matmul":
-        plain = not node.attrs["transpose_a"] and "finish" not in node.attrs
+        given = node.read(MatmulAttributes)
+        plain = not given.transpose_a and given.finish is None
         return plain and all(len(t.shape) == 2 for t in node.inputs)
     return node.type in BY_ROWS and len(node.inputs[0].shape) == 2
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from msgspec import structs
+
 from ark.codegen.layout import RECORD_OPERANDS
+from ark.ir.attributes import LinearAttributes
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -50,7 +53,9 @@ def inline_all_reduce(graph: Graph, context: Context) -> Graph:
             maker,
             inputs=(*maker.inputs, *node.inputs[1:]),
             outputs=outputs,
-            attrs={**maker.attrs, "epilogue": "add" if len(node.inputs) > 1 else "store"},
+            attrs=structs.replace(
+                maker.read(LinearAttributes), epilogue="add" if len(node.inputs) > 1 else "store"
+            ).to_node(),
         )
     gone = {n.id for n in chosen}
     order = {"ranks": graph.world_size, "first": -graph.rank % graph.world_size}
@@ -109,7 +114,11 @@ class _Finder:
         share, out = node.inputs[0], node.outputs[0]
         maker = self.makers.get(share.id)
         world = self.graph.world_size
-        if maker is None or maker.type != "linear" or maker.attrs["epilogue"] != "store":
+        if (
+            maker is None
+            or maker.type != "linear"
+            or maker.read(LinearAttributes).epilogue != "store"
+        ):
             return False
         plain = all(
             t.dtype == fp32

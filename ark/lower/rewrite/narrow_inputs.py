@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ark.ir.attributes import LinearAttributes
 from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -108,7 +109,9 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
 
 def _rounds(maker: Node) -> bool:
     """May the node's first result be of another type?"""
-    return maker.type in ROUNDS or maker.attrs.get("epilogue") == "swiglu"
+    if maker.type == "linear":
+        return maker.read(LinearAttributes).epilogue == "swiglu"
+    return maker.type in ROUNDS
 
 
 def _many(node: Node) -> bool:
@@ -123,7 +126,7 @@ def _few(node: Node, short: bool) -> DataType | None:
     """The same of rows of a linear layer that take longer as packets than the wait for a counter
     and a quarter of the bytes; and of one row where short packets are, which have half the bytes.
     """
-    if node.type != "linear" or node.attrs["prologue"] != "none":
+    if node.type != "linear" or node.read(LinearAttributes).prologue != "none":
         return None
     x, weight = node.inputs[:2]
     plain = x.dtype == fp32 and x.shape[0] <= MOST_NARROW and x.dense

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ark.ir.attributes import MatmulAttributes, OverlappedAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import touched
 from ark.ir.values import Buffer, Tensor
@@ -120,7 +121,10 @@ def _kind(maker: Node, node: Node) -> str:
         if _by_default(node, "reduce_scatter", "sum"):
             return SHARE
     elif _by_default(maker, "all_gather", None) and _plain_product(node):
-        rows = maker.outputs[0].shape == node.inputs[0].shape and not node.attrs["transpose_a"]
+        rows = (
+            maker.outputs[0].shape == node.inputs[0].shape
+            and not node.read(MatmulAttributes).transpose_a
+        )
         return GATHER if rows and len(maker.inputs[0].shape) == 2 else ""
     return ""
 
@@ -129,8 +133,8 @@ def _plain_product(node: Node) -> bool:
     """Is it a product of two matrices and nothing else?"""
     return (
         node.type == "matmul"
-        and not node.attrs.get("gated")
-        and "finish" not in node.attrs
+        and not node.read(MatmulAttributes).gated
+        and node.read(MatmulAttributes).finish is None
         and all(len(t.shape) == 2 for t in (*node.inputs, *node.outputs))
     )
 
@@ -148,8 +152,8 @@ def _by_default(node: Node, collective: str, reduction: str | None) -> bool:
 
 def _joined(kind: str, maker: Node, node: Node) -> Node:
     product = node if kind == GATHER else maker
-    attrs = {name: product.attrs[name] for name in ("transpose_a", "transpose_b")}
-    attrs["rows"] = math.prod(product.outputs[0].shape[:-1])
+    rows = math.prod(product.outputs[0].shape[:-1])
+    attrs = OverlappedAttributes(*product.read(MatmulAttributes).transposes, rows).to_node()
     return dataclasses.replace(
         node,
         type=kind,

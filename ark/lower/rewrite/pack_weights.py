@@ -15,7 +15,12 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from ark.ir.attributes import AttentionAttributes, ProjectionAttributes, RotaryAttributes
+from ark.ir.attributes import (
+    AttentionAttributes,
+    MatmulAttributes,
+    ProjectionAttributes,
+    RotaryAttributes,
+)
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.packing import Packing, Part
@@ -67,7 +72,7 @@ class _Finder:
     def product(self, tensor: Tensor) -> Node | None:
         """The product with a weight that makes a tensor which nobody else reads."""
         node = self.maker("matmul", tensor)
-        if node is None or node.attrs["transpose_a"] or not node.attrs["transpose_b"]:
+        if node is None or node.read(MatmulAttributes).transposes != (False, True):
             return None
         weight = node.inputs[1]
         whole = weight.dense and weight.nbytes == weight.buffer.nbytes
@@ -238,7 +243,9 @@ def writes(node: Node) -> list[int]:
     """Ids of buffers that a node writes; rope_kv, also as the end of a product, appends to caches
     that are among its inputs.
     """
-    ends = node.type == "rope_kv" or "rope_kv" in node.attrs
+    ends = node.type == "rope_kv"
+    if node.type == "matmul":
+        ends = node.read(MatmulAttributes).rope_kv is not None
     caches = node.inputs[-2:] if ends else ()
     return [t.buffer.id for t in (*node.outputs, *caches)]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 
+from ark.ir.attributes import LinearAttributes
 from ark.ir.dtype import bf16, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -46,7 +47,7 @@ def round_norm_inputs(graph: Graph, context: Context) -> Graph:
 
 def _gathers(node: Node) -> bool:
     """Is it a layer of few rows with a norm before it, whose rows are many packets?"""
-    if node.type != "linear" or node.attrs["prologue"] == "none":
+    if node.type != "linear" or node.read(LinearAttributes).prologue == "none":
         return False
     x, weight = node.inputs[:2]
     few = 1 < x.shape[0] <= MOST_NARROW and x.elements > PACKET_READ_FEW
@@ -57,5 +58,6 @@ def _gathers(node: Node) -> bool:
 def _writes_twice(maker: Node, out: Tensor) -> bool:
     """Has the node a place for a result of another type beside this one?"""
     if maker.type == "linear":
-        return maker.attrs["epilogue"] in SPREAD and maker.inputs[0].shape[0] == out.shape[0]
+        spread = maker.read(LinearAttributes).epilogue in SPREAD
+        return spread and maker.inputs[0].shape[0] == out.shape[0]
     return maker.type == "embed"

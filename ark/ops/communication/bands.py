@@ -9,6 +9,7 @@ where they leave none, all do between two tiles.
 
 from __future__ import annotations
 
+from ark.ir.attributes import OverlappedAttributes
 from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
@@ -36,8 +37,9 @@ class Product:
         self.a, self.b = node.inputs[:2]
         self.out = dense(lowering, node.outputs[0], ".out", fill=False)
         self.rows = rows
-        self.columns = self.b.shape[0 if node.attrs["transpose_b"] else 1]
-        self.depth = self.b.shape[1 if node.attrs["transpose_b"] else 0]
+        self.given = node.read(OverlappedAttributes)
+        self.columns = self.b.shape[0 if self.given.transpose_b else 1]
+        self.depth = self.b.shape[1 if self.given.transpose_b else 0]
         self.high, self.wide = self._tile()
         self.name = f"bands.{lowering.number('bands')}"
         begin, end = node.processors or (0, lowering.machine.processors)
@@ -72,7 +74,7 @@ class Product:
 
     def multiply(self, a: IrTensor, out: IrTensor, suffix: str) -> Group:
         """The tiles of some rows; `a` and `out` hold these."""
-        machine, attrs = self.lowering.machine, self.node.attrs
+        machine = self.lowering.machine
         rows = out.shape[0]
         tile = (min(self.high, rows), self.wide)
         coords = box_coords((1, 1, *out.shape), (1, 1, *tile))
@@ -82,8 +84,8 @@ class Product:
         coords.sort(key=lambda c: (c[2] // (group * tile[0]), c[3], c[2]))
         stored = machine.variant.name == "matrix" and out.dtype not in (a.dtype, fp32)
         params = MatmulParams(
-            transpose_a=bool(attrs["transpose_a"]),
-            transpose_b=bool(attrs["transpose_b"]),
+            transpose_a=self.given.transpose_a,
+            transpose_b=self.given.transpose_b,
             tile=tile,
             expr=expression.leaf(0) if stored else None,
         )

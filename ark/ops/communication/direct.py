@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ark.errors import UnsupportedError
+from ark.ir.attributes import SumNormAttributes
 from ark.ir.dtype import uint32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
@@ -150,11 +151,12 @@ def _lower_sum_and_norm(lowering: Lowering, node: Node) -> None:
     given, *residuals, weight = node.inputs
     share = dense(lowering, given, ".dense", fill=True)
     name = f"all_reduce.{lowering.number('all_reduce')}"
-    columns = node.attrs["columns"]
+    norm = node.read(SumNormAttributes)
+    columns = norm.columns
     got = _exchange(lowering, share, name, lambda step, i: f"{name}.{i}", columns)
     shares = [*got.shares, *(lowering.flat(residual) for residual in residuals)]
     order = tuple((other - rank) % world for other in range(world))
-    params = CombineNormParams(share.dtype.name, columns, node.attrs["eps"], order)
+    params = CombineNormParams(share.dtype.name, columns, norm.eps, order)
     outs = [lowering.flat(out) for out in node.outputs]
     group = lowering.emit("combine_norm", params, [*shares, weight, *outs], got.coords)
     group.received = got.received

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
+from ark.ir.attributes import OverlappedAttributes
 from ark.ir.graph import Node
 from ark.ir.values import Buffer
 from ark.ir.values import Tensor as IrTensor
@@ -39,7 +40,7 @@ class _Sum(Product):
     """A product that is summed over ranks; each owns a share of its rows."""
 
     def __init__(self, lowering: Lowering, node: Node) -> None:
-        super().__init__(lowering, node, node.attrs["rows"])
+        super().__init__(lowering, node, node.read(OverlappedAttributes).rows)
         self.everywhere = node.type == SUM
         self.dtype = self.out.dtype
         self.flat = lowering.flat(self.out)
@@ -101,7 +102,7 @@ class _Sum(Product):
         if begin == end:
             return None
         shape = (end - begin, self.columns)
-        a = part(self.a, int(bool(self.node.attrs["transpose_a"])), begin, end - begin)
+        a = part(self.a, int(self.given.transpose_a), begin, end - begin)
         if step == 0:
             made = self._made(shape, begin, f"{round_index}.own")
             first = self._dealt

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 
+from ark.ir.attributes import OverlappedAttributes
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
@@ -22,7 +23,7 @@ class _Gathered(Product):
     """A product of rows that all ranks have a share of."""
 
     def __init__(self, lowering: Lowering, node: Node) -> None:
-        super().__init__(lowering, node, node.attrs["rows"])
+        super().__init__(lowering, node, node.read(OverlappedAttributes).rows)
         self.own = dense(lowering, node.inputs[0], ".dense", fill=True)
         self.share, self.k = self.own.shape
         nbytes = self.share_bytes(self.own.nbytes, False)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ark.errors import UnsupportedError
+from ark.ir.attributes import MatmulAttributes
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.parallel.layout.moves import ring_volume
@@ -206,7 +207,8 @@ def arithmetic(node: Node) -> float:
     """The operations of a node; causal attention computes half of all pairs."""
     out = node.outputs[0] if node.outputs else node.inputs[0]
     if node.type == "matmul":
-        return 2.0 * out.elements * node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
+        depth = -2 if node.read(MatmulAttributes).transpose_a else -1
+        return 2.0 * out.elements * node.inputs[0].shape[depth]
     if node.type in ("expert_linear", "quantized_linear"):
         return 2.0 * out.elements * node.inputs[1].shape[-1]
     if node.type == "attention":

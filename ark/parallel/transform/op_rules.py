@@ -11,7 +11,7 @@ import math
 import string
 from collections.abc import Callable, Sequence
 
-from ark.ir.attributes import AttentionAttributes
+from ark.ir.attributes import AttentionAttributes, MatmulAttributes, ReduceAttributes
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.parallel.transform.carried import EXPERT
@@ -46,8 +46,9 @@ def _matmul(node: Node) -> str:
         sizes = zip(lead, shape, out[len(batch) - len(lead) :], strict=False)
         return " ".join([*("1" if n == 1 != m else name for name, n, m in sizes), last])
 
-    a = letters(node.inputs[0].shape, "z+ x" if node.attrs["transpose_a"] else "x z+")
-    b = letters(node.inputs[1].shape, "y z+" if node.attrs["transpose_b"] else "z+ y")
+    transpose_a, transpose_b = node.read(MatmulAttributes).transposes
+    a = letters(node.inputs[0].shape, "z+ x" if transpose_a else "x z+")
+    b = letters(node.inputs[1].shape, "y z+" if transpose_b else "z+ y")
     return f"{a}, {b} -> {' '.join([*batch, 'x', 'y'])}"
 
 
@@ -83,9 +84,10 @@ def _reduced(node: Node, axis: int, mark: str, keepdims: bool) -> str:
 
 
 def _reduce(node: Node) -> str:
-    axis = node.attrs["axis"] % len(node.inputs[0].shape)
+    given = node.read(ReduceAttributes)
+    axis = given.axis % len(node.inputs[0].shape)
     mark = "+" if node.type == "reduce_sum" else "^"
-    return _reduced(node, axis, mark, node.attrs["keepdims"])
+    return _reduced(node, axis, mark, given.keepdims)
 
 
 def _argmax(node: Node) -> str:
