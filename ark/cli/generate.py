@@ -21,7 +21,15 @@ from ark.cli.common import (
     to_be_started,
     visible,
 )
-from ark.cli.parser import CHUNK, CONTEXT, add_backend, add_device, add_quantize, positive
+from ark.cli.parser import (
+    CHUNK,
+    CONTEXT,
+    add_backend,
+    add_device,
+    add_directory,
+    add_quantize,
+    positive,
+)
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType
 from ark.models.build import FULL, Shape
@@ -29,6 +37,7 @@ from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from ark.models.generation import default_sampling
+from ark.models.hub import local_directory
 from ark.models.plans import choose_context
 from ark.models.request import no_room
 from ark.models.sampling import BASIC, SamplingParams
@@ -74,9 +83,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         help="generate text from a checkpoint directory",
         description="Generates text with a Hugging Face Llama directory, in one kernel launch.",
     )
-    p.add_argument(
-        "directory", help="a folder with config.json, safetensors files and tokenizer.json"
-    )
+    add_directory(p)
     p.add_argument(
         "--prompt",
         required=True,
@@ -155,6 +162,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    args.directory = str(local_directory(args.directory))
     rank_info = rank_from_environment()
     if to_be_started(args.ranks, rank_info):
         # The checkpoint's and the model's errors are one process's to tell.
