@@ -161,9 +161,11 @@ def test_a_full_context_is_said(engine: CountingEngine, capsys: pytest.CaptureFi
     engine.context = 64
     talk = talk_with(engine, lambda text: None, max_tokens=None)
     converse(talk, ask("One", "Two"))
-    told = " ".join(capsys.readouterr().err.split())
-    assert "the answer was cut: the context of 64 tokens is full; /reset begins anew" in told
-    assert re.search(r"has \d+ tokens with this message, but the context holds 64, .*/reset", told)
+    output = " ".join(capsys.readouterr().err.split())
+    assert "the answer was cut: the context of 64 tokens is full; /reset begins anew" in output
+    assert re.search(
+        r"has \d+ tokens with this message, but the context holds 64, .*/reset", output
+    )
     assert len(talk.messages) == 2 and len(engine.submitted) == 1  # the second is left out
     talk.reset()
     assert talk.answer("Three") == "context"

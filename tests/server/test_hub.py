@@ -52,8 +52,8 @@ def test_names_are_downloaded_once(tmp_path: Path) -> None:
         assert not [path for path in asked if path.endswith(".safetensors")]
         other = ark(tmp_path, address, "generate", "someone/else", *SAMPLED)
         assert other.returncode == 2 and "Traceback" not in other.stderr
-        said = " ".join(other.stderr.split())
-        assert "gave no checkpoint of that name" in said and "hf download someone/else" in said
+        output = " ".join(other.stderr.split())
+        assert "gave no checkpoint of that name" in output and "hf download someone/else" in output
     given = ark(tmp_path, address, "generate", NAME, *SAMPLED, HF_HUB_OFFLINE="1")
     assert (given.returncode, given.stdout) == (0, wanted.stdout), given.stderr
 
