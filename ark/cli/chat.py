@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 from ark.cli.common import errors, visible
 from ark.cli.engines import add_memory, chat_templates, open_engine
-from ark.cli.generate import add_sampling, given_sampling
 from ark.cli.parser import (
     CHUNK,
     CONTEXT,
@@ -27,6 +26,7 @@ from ark.cli.parser import (
     add_quantize,
     positive,
 )
+from ark.cli.sampling import add_sampling, given_sampling
 from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
