@@ -16,13 +16,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ark.cli.common import errors, visible
-from ark.cli.engines import chat_templates, open_engine
-from ark.cli.generate import add_sampling, given_sampling
-from ark.cli.parser import CHUNK, CONTEXT, add_backend, add_device, add_quantize, positive
+from ark.cli.engines import add_memory, chat_templates, open_engine
+from ark.cli.parser import (
+    CHUNK,
+    CONTEXT,
+    add_backend,
+    add_device,
+    add_directory,
+    add_quantize,
+    positive,
+)
+from ark.cli.sampling import add_sampling, given_sampling
 from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
 from ark.models.generation import sampling_fields
+from ark.models.hub import local_directory
 from ark.models.sampling import SamplingParams
 from ark.models.stops import StoppedText
 from ark.models.tokenizer import Tokenizer
@@ -35,6 +44,8 @@ HELP = """\
 /exit          end, as Ctrl-D does
 A line that ends with a backslash goes on in the next line. Ctrl-C stops an answer."""
 CONTINUED = "\\"
+FULL = "context"
+"""Why an answer ended that the end of the context has cut."""
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -43,9 +54,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         help="talk with a checkpoint in the terminal",
         description="Talks with a checkpoint in the terminal.\n\n" + HELP,
     )
-    p.add_argument(
-        "directory", help="a folder with config.json, safetensors files and tokenizer.json"
-    )
+    add_directory(p)
     p.add_argument("--system", metavar="TEXT", help="the system message (default: none)")
     p.add_argument(
         "--chat-template", metavar="FILE", help="a Jinja template (default: the checkpoint's)"
@@ -57,7 +66,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         metavar="N",
         help="seed of the sampler's random numbers (default: random)",
     )
-    p.add_argument("--context", type=positive, metavar="N", help=CONTEXT)
+    add_memory(p, CONTEXT)
     p.add_argument("--chunk", type=positive, metavar="N", help=CHUNK)
     add_quantize(p)
     add_backend(p)
@@ -87,7 +96,7 @@ class Talk:
     def answer(self, text: str) -> str:
         """The answer to a message; both are part of the conversation from now on. An interrupt
         stops the answer, of which the part that was made stays. Returns why it ended, as
-        FinishReason says it.
+        FinishReason says it, or FULL.
 
         Raises InvalidUsageError, and forgets the message, where it cannot be answered.
         """
@@ -95,6 +104,12 @@ class Talk:
         asked = {"role": "user", "content": text}
         rendered = self.templates.render([*begin, *self.messages, asked])
         prompt = self.tokenizer.encode(rendered, framed=False)
+        if len(prompt) >= self.engine.context:
+            raise InvalidUsageError(
+                f"the conversation has {len(prompt):,} tokens with this message, but the context "
+                f"holds {self.engine.context:,}, so that the message was left out; send a shorter "
+                "one"
+            )
         request = Request(
             f"chat-{next(self._numbers)}", tuple(prompt), self.sampling, self.stop_token_ids
         )
@@ -102,6 +117,7 @@ class Talk:
         self.engine.submit(request, events.put)
         stream = StoppedText.sampled(self.tokenizer.stream(prompt), self.sampling)
         pieces: list[str] = []
+        places = len(prompt)
 
         def show(piece: str) -> None:
             pieces.append(piece)
@@ -111,6 +127,7 @@ class Talk:
         with _interrupts(lambda: self.engine.cancel(request.id)):
             while event.finish is None:
                 event = events.get()
+                places += len(event.tokens)
                 stopped = event.finish is FinishReason.STOP
                 for token in event.tokens[:-1] if stopped else event.tokens:
                     show(stream.push(token))
@@ -120,6 +137,8 @@ class Talk:
         if event.finish is FinishReason.ERROR:
             raise GpuError(event.error)
         self.messages += [asked, {"role": "assistant", "content": "".join(pieces)}]
+        if event.finish is FinishReason.LENGTH and places >= self.engine.context:
+            return FULL
         return FinishReason.STOP.value if stream.stopped is not None else event.finish.value
 
 
@@ -135,9 +154,9 @@ def _interrupts(then: Callable[[], None]) -> Iterator[None]:
 
 def run(args: argparse.Namespace) -> int:
     given = given_sampling(args)
-    checkpoint = Checkpoint.open(args.directory, args.quantize)
-    tokenizer = Tokenizer.open(args.directory, vocab_size=checkpoint.config.vocab_size)
-    templates = chat_templates(args.directory, tokenizer, args.chat_template)
+    checkpoint = Checkpoint.open(local_directory(args.directory), args.quantize)
+    tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=checkpoint.config.vocab_size)
+    templates = chat_templates(checkpoint.directory, tokenizer, args.chat_template)
     templates.render([{"role": "user", "content": "Hello"}])  # refused before anything is loaded
     sampling = SamplingParams(
         **{"max_tokens": None, **sampling_fields(checkpoint.directory), **given}
@@ -205,7 +224,7 @@ def _answer(talk: Talk, text: str) -> None:
     try:
         finish = talk.answer(text)
     except InvalidUsageError as error:
-        errors.print(visible(f"{error}; /reset forgets the conversation"), soft_wrap=True)
+        errors.print(visible(f"{error}, or /reset to begin anew"), soft_wrap=True)
         return
     except BaseError:
         print()
@@ -213,7 +232,15 @@ def _answer(talk: Talk, text: str) -> None:
     print(flush=True)
     if finish == FinishReason.LENGTH.value:
         errors.print(
-            "(the answer has reached its most tokens, or the context is full)", style="dim"
+            f"(the answer has reached {talk.sampling.max_tokens:,} tokens; --max-new-tokens N "
+            "allows more)",
+            style="dim",
+        )
+    elif finish == FULL:
+        errors.print(
+            f"(the answer was cut: the context of {talk.engine.context:,} tokens is full; /reset "
+            "begins anew, --context N makes it larger)",
+            style="dim",
         )
     elif finish == FinishReason.CANCELLED.value:
         errors.print("(stopped)", style="dim")

@@ -6,26 +6,52 @@ import argparse
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from ark.backend import registry
 from ark.cli.common import errors, progress, read_file, tell_backend
-from ark.errors import SystemError
-from ark.machine import Machine
+from ark.cli.parser import positive
+from ark.errors import InvalidUsageError
 from ark.models.build import FULL
 from ark.models.chat import DEFAULT, ChatTemplates
 from ark.models.checkpoint import Checkpoint
 from ark.models.plans import choose_context
 from ark.models.sampling import MAX_LOGPROBS
 from ark.models.tokenizer import Tokenizer
-from ark.serving.engine import PAGE_POSITIONS, Engine
+from ark.serving.engine import Engine
+from ark.serving.memory import MEMORY_SHARE, checked_share, choose_pages
 
 
-def chat_templates(directory: str, tokenizer: Tokenizer, file: str | None) -> ChatTemplates:
+def chat_templates(directory: Path, tokenizer: Tokenizer, file: str | None) -> ChatTemplates:
     """The templates of a checkpoint, or the one of `--chat-template FILE`."""
     templates = ChatTemplates.open(directory, tokenizer.special_tokens)
     if not file:
         return templates
     return replace(templates, source=file, texts={DEFAULT: read_file(file, "a chat template")})
+
+
+def add_memory(parser: argparse.ArgumentParser, help_context: str) -> None:
+    """Adds `--context` and `--memory-share`."""
+    parser.add_argument(
+        "--context", "--max-model-len", type=positive, metavar="N", help=help_context
+    )
+    parser.add_argument(
+        "--memory-share",
+        type=share,
+        default=MEMORY_SHARE,
+        metavar="X",
+        help="of the device's free memory, for weights, keys and values",
+    )
+
+
+def share(text: str) -> float:
+    """An argparse type: above 0 and at most 1."""
+    try:
+        return checked_share(float(text))
+    except (ValueError, InvalidUsageError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number above 0 and at most 1"
+        ) from None
 
 
 @contextmanager
@@ -37,9 +63,10 @@ def open_engine(
     tell_backend(args.backend, backend, probe)
     with closing(backend.open(args.device)) as device:
         length = choose_context(checkpoint, args.context)
-        positions = pages * PAGE_POSITIONS if pages else slots * length
-        said = check_memory(checkpoint, device.machine, positions)
-        errors.print(said, style="dim", soft_wrap=True)
+        count, verdict = choose_pages(
+            checkpoint, device.free_bytes(), length, slots, args.memory_share, pages
+        )
+        errors.print(verdict, style="dim", soft_wrap=True)
         with progress(False) as tell:
             engine = Engine.open(
                 checkpoint,
@@ -48,29 +75,10 @@ def open_engine(
                 slots=slots,
                 context=args.context,
                 chunk=args.chunk,
-                pages=pages,
+                pages=count,
                 sampling=FULL,
                 max_logprobs=MAX_LOGPROBS,
                 progress=tell,
             )
         with engine:
             yield engine
-
-
-def check_memory(checkpoint: Checkpoint, machine: Machine, positions: int) -> str:
-    """What weights, and keys and values of so many positions, take; SystemError where the device
-    does not have as much memory. Nothing is loaded for it.
-    """
-    weights, position = checkpoint.nbytes, checkpoint.position_nbytes
-    said = (
-        f"weights take {weights / 1e9:.2f} GB, keys and values of {positions:,} positions "
-        f"{position * positions / 1e9:.2f} GB"
-    )
-    room = machine.memory_bytes
-    if room and weights + position * positions > room:
-        most = max(0, room - weights) // position
-        raise SystemError(
-            f"{said}, but {machine.name} has {room / 1e9:.2f} GB: room for {most:,} positions; "
-            "lower --slots or --context, or use a smaller model"
-        )
-    return said + (f", of {room / 1e9:.2f} GB" if room else "")

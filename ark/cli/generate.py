@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from contextlib import ExitStack, closing
-from typing import Any
 
 from ark.backend import registry
 from ark.cli.common import (
@@ -21,7 +20,16 @@ from ark.cli.common import (
     to_be_started,
     visible,
 )
-from ark.cli.parser import CHUNK, CONTEXT, add_backend, add_device, add_quantize, positive
+from ark.cli.parser import (
+    CHUNK,
+    CONTEXT,
+    add_backend,
+    add_device,
+    add_directory,
+    add_quantize,
+    positive,
+)
+from ark.cli.sampling import add_sampling, given_sampling
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType
 from ark.models.build import FULL, Shape
@@ -29,6 +37,7 @@ from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from ark.models.generation import default_sampling
+from ark.models.hub import local_directory
 from ark.models.plans import choose_context
 from ark.models.request import no_room
 from ark.models.sampling import BASIC, SamplingParams
@@ -40,30 +49,6 @@ from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
 
 HEAD = 16  # characters for each place of the context: several times what a token has
-
-
-OPTIONS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "stop",
-)
-"""Options that are fields of SamplingParams."""
-NUMBERS = (
-    ("--temperature", "X", "divides the logits before sampling; 0 takes the likeliest token"),
-    ("--top-k", "K", "sample of the K likeliest tokens; 0 of all"),
-    ("--top-p", "P", "sample of the likeliest tokens of probability P in sum; 1 of all"),
-    ("--min-p", "P", "sample of tokens of at least P times the likeliest one's probability"),
-    ("--typical-p", "P", "sample of the most typical tokens of probability P in sum; 1 of all"),
-    ("--repetition-penalty", "X", "divides or multiplies logits of tokens that were there; 1: off"),
-    ("--presence-penalty", "X", "subtracted from logits of tokens that were sampled"),
-    ("--frequency-penalty", "X", "the same for each time that they were sampled"),
-)
 FEWEST_OF_A_RATE = 16
 """Fewer tokens are not called a rate."""
 
@@ -74,9 +59,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         help="generate text from a checkpoint directory",
         description="Generates text with a Hugging Face Llama directory, in one kernel launch.",
     )
-    p.add_argument(
-        "directory", help="a folder with config.json, safetensors files and tokenizer.json"
-    )
+    add_directory(p)
     p.add_argument(
         "--prompt",
         required=True,
@@ -134,27 +117,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.set_defaults(func=run)
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """Options that come before generation_config.json."""
-    parser.add_argument(
-        "--max-new-tokens",
-        type=positive,
-        metavar="N",
-        help="tokens to make, at most (default: generation_config.json's, else 128)",
-    )
-    for name, metavar, meaning in NUMBERS:
-        kind = int if name == "--top-k" else float
-        told = f"{meaning} (default: generation_config.json's)"
-        parser.add_argument(name, type=kind, metavar=metavar, help=told)
-    parser.add_argument(
-        "--stop",
-        action="append",
-        metavar="TEXT",
-        help="end the text before this one; may be given several times (default: none)",
-    )
-
-
 def run(args: argparse.Namespace) -> int:
+    args.directory = str(local_directory(args.directory))
     rank_info = rank_from_environment()
     if to_be_started(args.ranks, rank_info):
         # The checkpoint's and the model's errors are one process's to tell.
@@ -217,15 +181,6 @@ def run(args: argparse.Namespace) -> int:
                 return answer(args, generator, tokenizer, prompts[0], sampling, leader)
         finally:
             device.close()
-
-
-def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of SamplingParams that options set, checked."""
-    fields = {name: getattr(args, name) for name in OPTIONS}
-    fields |= {"max_tokens": args.max_new_tokens, "seed": args.seed}
-    given = {name: value for name, value in fields.items() if value is not None}
-    SamplingParams(**given)
-    return given
 
 
 def rendered(

@@ -20,6 +20,17 @@ DIM = "size of a symbolic dimension of an ONNX model (default: none)"
 SVG = "FILE for a chart of the ratios, with --vs (default: none)"
 FIGURES = "FILE for the figures as JSON; - is the standard output (default: none)"
 
+OTHER_NAMES = {
+    "--max-tokens": "--max-new-tokens",
+    "--max_tokens": "--max-new-tokens",
+    "--max_new_tokens": "--max-new-tokens",
+    "--max-model-len": "--context",
+    "--max-num-seqs": "--slots",
+    "--gpu-memory-utilization": "--memory-share",
+    "--tensor-parallel-size": "--ranks",
+}
+"""Of options by the names that other programs have for them, ark's."""
+
 
 class Formatter(argparse.HelpFormatter):
     """Names defaults; keeps the lines of texts that have several."""
@@ -53,11 +64,31 @@ class Parser(argparse.ArgumentParser):
         parts += [f"Needs the extra {needs}: pip install 'ark-gpu[{needs}]'"] if needs else []
         self.epilog = "\n\n".join(parts) + "\n" if parts else None
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's; an unknown option whose name others use for one of ark's is an error with
+        that one.
+        """
+        parsed, rest = super().parse_known_args(args, namespace)
+        for word in rest:
+            other = OTHER_NAMES.get(word.partition("=")[0])
+            if other in self._option_string_actions:
+                self.error(f"{word.partition('=')[0]} is not an option of {self.prog}: use {other}")
+        return parsed, rest
+
     def error(self, message: str) -> NoReturn:
         """Ends the process with code 2, after the usage and the message."""
         from ark.cli.common import visible
 
         super().error(visible(message))
+
+
+def add_directory(parser: argparse.ArgumentParser) -> None:
+    """Adds the checkpoint."""
+    parser.add_argument(
+        "directory",
+        help="a folder with config.json, safetensors files and tokenizer.json, or the name of one "
+        "on the Hugging Face hub",
+    )
 
 
 def add_backend(parser: argparse.ArgumentParser, required: bool = False) -> None:

@@ -10,11 +10,12 @@ from contextlib import closing
 
 from ark import log
 from ark.cli.common import visible
-from ark.cli.engines import chat_templates, open_engine
-from ark.cli.parser import CHUNK, add_backend, add_device, add_quantize, positive
+from ark.cli.engines import add_memory, chat_templates, open_engine
+from ark.cli.parser import CHUNK, add_backend, add_device, add_directory, add_quantize, positive
 from ark.errors import InvalidUsageError, SystemError
 from ark.models.checkpoint import Checkpoint
 from ark.models.generation import sampling_fields
+from ark.models.hub import hub_name, local_directory
 from ark.models.tokenizer import Tokenizer
 from ark.server.calls import FORMATS, format_of
 
@@ -29,7 +30,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         help="serve a checkpoint over HTTP, as OpenAI's clients expect",
         description="Serves a checkpoint directory over HTTP with OpenAI's routes.",
     )
-    p.add_argument("directory", help="config.json, safetensors and tokenizer.json")
+    add_directory(p)
     p.add_argument(
         "--host",
         default="127.0.0.1",
@@ -58,11 +59,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument(
         "--slots", type=positive, default=8, metavar="N", help="requests that run at once"
     )
-    p.add_argument(
-        "--context",
-        type=positive,
-        metavar="N",
-        help="positions of a request, its answer included (default: the model's, at most 4096)",
+    add_memory(
+        p, "positions of a request, its answer included (default: the model's, at most 4096)"
     )
     p.add_argument("--chunk", type=positive, metavar="N", help=CHUNK)
     add_quantize(p)
@@ -70,7 +68,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "--pages",
         type=positive,
         metavar="N",
-        help="pages of keys and values (default: for all slots)",
+        help="pages of keys and values (default: for all slots, or what fits)",
     )
     p.add_argument(
         "--chat-template", metavar="FILE", help="a Jinja template (default: the checkpoint's)"
@@ -152,15 +150,16 @@ def run(args: argparse.Namespace) -> int:
         )
     if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
         raise InvalidUsageError("an API key has characters that HTTP headers cannot carry")
-    checkpoint = Checkpoint.open(args.directory, args.quantize)
+    checkpoint = Checkpoint.open(local_directory(args.directory), args.quantize)
     config = checkpoint.config
-    tokenizer = Tokenizer.open(args.directory, vocab_size=config.vocab_size)
-    templates = chat_templates(args.directory, tokenizer, args.chat_template)
+    tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=config.vocab_size)
+    templates = chat_templates(checkpoint.directory, tokenizer, args.chat_template)
+    usual_name = hub_name(args.directory) or checkpoint.directory.resolve().name
     with (
         closing(bound(args.host, args.port)) as listener,
         open_engine(args, checkpoint, args.slots, args.pages) as engine,
     ):
-        name = args.served_model_name or checkpoint.directory.resolve().name
+        name = args.served_model_name or usual_name
         ends = frozenset(config.eos_token_ids)
         defaults = sampling_fields(checkpoint.directory)
         if defaults.get("temperature") == 0:  # the file says nothing; clients expect OpenAI's 1

@@ -30,8 +30,9 @@ from ark.models.sampling import BASIC
 from ark.runtime.executor import BUDGET_S
 from ark.serving.loading import PAGE_POSITIONS, LoadedModel, Report, load_model
 from ark.serving.masks import MaskMaker
+from ark.serving.progress import Outcome, Step
 from ark.serving.rows import DeviceRows, Launched
-from ark.serving.scheduler import Outcome, Scheduler, Step
+from ark.serving.scheduler import Scheduler
 from ark.serving.types import Event, FinishReason, Request, Stats
 from ark.tasks.sequences import MAX_BATCH
 

@@ -15,18 +15,19 @@ from typing import Any
 
 from ark import log
 from ark.backend import registry
-from ark.backend.devices import Device
-from ark.errors import InvalidUsageError, SystemError, UnsupportedError
+from ark.errors import InvalidUsageError, UnsupportedError
 from ark.models.build import FULL
 from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
 from ark.models.generation import default_sampling
+from ark.models.hub import local_directory
 from ark.models.plans import choose_context
 from ark.models.sampling import MAX_LOGPROBS, SamplingParams
 from ark.models.tokenizer import Tokenizer
 from ark.serving.answers import Answer
-from ark.serving.engine import PAGE_POSITIONS, Engine
+from ark.serving.engine import Engine
 from ark.serving.grammar import Grammars
+from ark.serving.memory import MEMORY_SHARE, checked_share, choose_pages
 from ark.serving.outputs import Chunk, RequestOutput
 from ark.serving.types import Event
 
@@ -48,13 +49,14 @@ class LLM:
         quantize: str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
-        memory_share: float = 0.9,
+        memory_share: float = MEMORY_SHARE,
         chunk: int | None = None,
         sampling: str = FULL,
         max_logprobs: int = MAX_LOGPROBS,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
-        """model: a Hugging Face directory. backend, device: by default the first with a device.
+        """model: a Hugging Face directory, or a name on the hub (ark.models.hub).
+        backend, device: by default the first with a device.
         quantize: "fp8", "int8" or "int4" to bring the weights of linear layers into that format
         while they are loaded; by default they stay as they are stored.
         max_model_len: positions of a prompt and its answer; by default the model's, at most 4096.
@@ -71,15 +73,12 @@ class LLM:
                 f"an LLM of {ranks!r:.20} ranks was asked for, but the engine runs on one device; "
                 "leave ranks at 1, or use `ark generate --ranks` for a single text"
             )
-        if not isinstance(memory_share, (int, float)) or not 0 < memory_share <= 1:
-            raise InvalidUsageError(
-                f"memory_share is {memory_share!r:.60}; it must be above 0 and at most 1"
-            )
+        share = checked_share(memory_share)
         if not isinstance(model, str | os.PathLike):
             raise InvalidUsageError(
                 f"the model is {model!r:.60}; give the path of a checkpoint's directory"
             )
-        checkpoint = Checkpoint.open(model, quantize)
+        checkpoint = Checkpoint.open(local_directory(model), quantize)
         self._checkpoint = checkpoint
         vocabulary = checkpoint.config.vocab_size
         self._tokenizer = Tokenizer.open(checkpoint.directory, vocab_size=vocabulary)
@@ -94,6 +93,9 @@ class LLM:
         self._device = chosen.open(device)
         try:
             context = choose_context(checkpoint, max_model_len)
+            free = self._device.free_bytes()
+            pages, verdict = choose_pages(checkpoint, free, context, max_num_seqs, share, None)
+            log.info(verdict)
             self._engine = Engine.open(
                 checkpoint,
                 chosen,
@@ -101,7 +103,7 @@ class LLM:
                 slots=max_num_seqs,
                 context=context,
                 chunk=chunk,
-                pages=_pages(checkpoint, self._device, context, max_num_seqs, memory_share),
+                pages=pages,
                 sampling=sampling,
                 max_logprobs=max_logprobs if sampling else 0,
                 progress=progress,
@@ -297,25 +299,3 @@ def _several(prompts: Any) -> list[Prompt]:
     raise InvalidUsageError(
         f"the prompts are {prompts!r:.60}; give a text, a list of token ids, or a list of these"
     )
-
-
-def _pages(checkpoint: Checkpoint, device: Device, context: int, slots: int, share: float) -> int:
-    """The pages to keep: for all slots, or as many as fit. Says in one line what fits; SystemError
-    where the weights and one request do not.
-    """
-    weights, page = checkpoint.nbytes, checkpoint.position_nbytes * PAGE_POSITIONS
-    each = -(-context // PAGE_POSITIONS)
-    free = device.free_bytes()
-    fitting = int((free * share - weights) // page) - slots - 1
-    said = (
-        f"weights take {weights / 1e9:.2f} GB and a request of {context} positions "
-        f"{each * page / 1e9:.2f} GB of keys and values, of {free / 1e9:.2f} GB free"
-    )
-    if fitting < each:
-        raise SystemError(
-            f"{said} on the device, of which memory_share={share:g} is used; choose a smaller "
-            "max_model_len, a larger memory_share or another device"
-        )
-    count = min(slots * each, fitting)
-    log.info(f"{said}; {count // each} such requests fit at once")
-    return count

@@ -13,7 +13,7 @@ import numpy as np
 
 from ark.backend import threads
 from ark.errors import InvalidUsageError
-from ark.serving.scheduler import Progress
+from ark.serving.progress import Progress
 
 Answered = tuple[Progress, np.ndarray | None, str]
 """A request, its mask or None where its text has ended, and why it cannot go on, or ""."""

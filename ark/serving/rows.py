@@ -20,7 +20,7 @@ from ark.models.sampling import SamplingParams
 from ark.models.sequences import read_logprobs
 from ark.runtime.executor import Executor
 from ark.runtime.run import Run
-from ark.serving.scheduler import Chunks, Progress, Step
+from ark.serving.progress import Chunks, Progress, Step
 from ark.serving.types import Request
 from ark.tasks.tokens import SETTINGS, key_halves, noise_key
 

@@ -23,106 +23,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-import numpy as np
-
-from ark.serving.drafts import Drafts
 from ark.serving.pages import PagePool, page_name
-from ark.serving.types import FinishReason, Guide, Request
-
-COUNTED = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-"""Fields of SamplingParams that count the tokens of a text."""
-
-
-@dataclass(eq=False)
-class Progress:
-    """A request and how far it is. tokens: its prompt and what was made. total: tokens that it has
-    at most in the end. computed: tokens whose keys and values lie in pages. names: of its full
-    pages. admissions: how often it was given pages anew. drafts: of its next tokens. finish: why it
-    ended, in a step that may still run. guide, mask: its place in its grammar, and the tokens that
-    this allows next, None until that is known.
-    """
-
-    request: Request
-    tokens: list[int]
-    total: int
-    computed: int = 0
-    pages: list[int] = field(default_factory=list)
-    names: list[bytes] = field(default_factory=list)
-    admissions: int = 0
-    drafts: Drafts = field(default_factory=Drafts)
-    finish: FinishReason | None = None
-    guide: Guide | None = None
-    mask: np.ndarray | None = None
-
-    @property
-    def masked(self) -> bool:
-        """True where its next token may be sampled: its mask is there, if it needs one."""
-        return self.guide is None or self.mask is not None
-
-    @property
-    def last(self) -> int:
-        """The place of its last known token, which a row reads to make the next one."""
-        return len(self.tokens) - 1
-
-    @property
-    def new(self) -> int:
-        """Tokens that were made."""
-        return len(self.tokens) - len(self.request.prompt)
-
-    def end(self, size: int) -> int:
-        """Tokens that it may have with the pages that it has, of `size` positions."""
-        return min(self.total, len(self.pages) * size + 1)
-
-    def new_tokens(self, iterations: int, size: int) -> int:
-        """Tokens that so many iterations in its row make."""
-        reads = self.last - self.computed
-        return max(0, min(iterations - reads, self.end(size) - len(self.tokens)))
-
-
-@dataclass(frozen=True)
-class Chunks:
-    """Chunks of a request's text that are computed before rows decode: `count` of them from place
-    `start` on. They end before the text's last token.
-    """
-
-    progress: Progress
-    start: int
-    count: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """What the device does next: chunks of a text, then at most so many iterations of the first
-    rows. drafts: by row, the tokens that further rows read behind the last one of its request, at
-    the places that follow; the iteration is a single one then.
-    """
-
-    chunks: Chunks | None
-    rows: tuple[Progress, ...]
-    iterations: int
-    drafts: tuple[tuple[int, ...], ...] = ()
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Tokens that a row made for a request, and why it ended, if it did."""
-
-    progress: Progress
-    tokens: tuple[int, ...]
-    finish: FinishReason | None
-
-
-def _may_draft(progress: Progress) -> bool:
-    """True where a row samples by what the device has of the request before the step: no counts of
-    its tokens, no log probabilities that are read row by row, no stop tokens held back.
-    """
-    how = progress.request.sampling
-    counted = any(name in COUNTED for name in how.beyond(()))
-    return (
-        not (counted or progress.guide) and how.logprobs is None and progress.new >= how.min_tokens
-    )
+from ark.serving.progress import Chunks, Outcome, Progress, Step, may_draft
+from ark.serving.types import FinishReason, Request
 
 
 def forms_of(slots: int) -> tuple[int, ...]:
@@ -367,7 +271,7 @@ class Scheduler:
         for progress in self.rows:
             most = min(self.draft, room, progress.total - len(progress.tokens) - 1)
             draft: tuple[int, ...] = ()
-            if most > 0 and progress.computed == progress.last and _may_draft(progress):
+            if most > 0 and progress.computed == progress.last and may_draft(progress):
                 draft = progress.drafts.propose(progress.tokens, most)
             self._take_ahead(progress, len(progress.tokens) + len(draft))
             draft = draft[: len(progress.pages) * self.pool.size - len(progress.tokens)]

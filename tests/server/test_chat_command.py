@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ark.backend import registry
 from ark.cli import main
 from ark.cli.chat import Talk, converse, message
-from ark.cli.engines import check_memory
 from ark.errors import InvalidUsageError, SystemError
 from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
 from ark.models.sampling import SamplingParams
 from ark.models.tokenizer import Tokenizer
+from ark.serving.memory import choose_pages
 from tests.server.running import NOAH, TEMPLATE
 from tests.server.stand_in import CountingEngine
 
@@ -145,13 +144,31 @@ def test_without_a_template(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_verdict_on_memory() -> None:
     checkpoint = Checkpoint.open(NOAH)
-    room = 10_000_000
-    machine = replace(registry.machine("cpu-2"), memory_bytes=room)
-    # 3,771,648 parameters of 2 bytes; 6 layers of 2 heads of 32, keys and values, of 2 bytes.
-    fits = (room - 2 * 3_771_648) // (6 * 2 * 32 * 2 * 2)
-    assert "of 0.01 GB" in check_memory(checkpoint, machine, fits)
-    with pytest.raises(SystemError, match=f"room for {fits:,} positions"):
-        check_memory(checkpoint, machine, fits + 1)
+    # 3,771,648 parameters of 2 bytes; 6 layers of 2 heads of 32, keys and values, of 2 bytes; 16
+    # positions a page. 3 pages belong to the rows and the prompt.
+    weights, page = 2 * 3_771_648, 16 * 6 * 2 * 32 * 2 * 2
+    room = 2 * (weights + (3 + 8) * page)  # of which a half is used
+    pages, verdict = choose_pages(checkpoint, room, 64, 2, 0.5, None)
+    assert pages == 8 and "2 such requests fit at once" in verdict  # all slots
+    assert choose_pages(checkpoint, room, 100, 2, 0.5, None)[0] == 8  # as many as fit, of 14
+    assert choose_pages(checkpoint, room, 64, 2, 0.5, 5)[0] == 5
+    for context, asked in ((129, None), (64, 9)):
+        with pytest.raises(SystemError, match=r"the share 0.5 is used: room for 128 positions"):
+            choose_pages(checkpoint, room, context, 2, 0.5, asked)
+
+
+def test_a_full_context_is_said(engine: CountingEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.context = 64
+    talk = talk_with(engine, lambda text: None, max_tokens=None)
+    converse(talk, ask("One", "Two"))
+    output = " ".join(capsys.readouterr().err.split())
+    assert "the answer was cut: the context of 64 tokens is full; /reset begins anew" in output
+    assert re.search(
+        r"has \d+ tokens with this message, but the context holds 64, .*/reset", output
+    )
+    assert len(talk.messages) == 2 and len(engine.submitted) == 1  # the second is left out
+    talk.reset()
+    assert talk.answer("Three") == "context"
 
 
 @pytest.mark.parametrize("words", [["--api-key", ""], []])

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ark.serving.scheduler import Outcome, Progress, Scheduler, Step
+from ark.serving.progress import Outcome, Progress, Step
+from ark.serving.scheduler import Scheduler
 from ark.serving.types import FinishReason, Request
 
 VOCABULARY_TOKENS = 5

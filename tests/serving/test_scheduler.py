@@ -19,7 +19,8 @@ from hypothesis.stateful import (
 
 from ark.models.sampling import SamplingParams
 from ark.serving.pages import PagePool
-from ark.serving.scheduler import Outcome, Progress, Scheduler, Step
+from ark.serving.progress import Outcome, Progress, Step
+from ark.serving.scheduler import Scheduler
 from ark.serving.types import FinishReason, Request
 from tests.serving.model_device import VOCABULARY_TOKENS, ModelDevice, finish, solo
 from tests.slow import examples

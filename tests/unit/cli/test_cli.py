@@ -88,7 +88,10 @@ def test_generate_streams_the_text_that_json_reports(capsys: pytest.CaptureFixtu
     assert len(answer["tokens"]) == 12
 
 
-def test_a_name_of_the_hub_is_told_how_to_be_downloaded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_of_the_hub_is_told_how_to_be_downloaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     said = refused(capsys, "generate", "meta-llama/Llama-3.2-1B", "--prompt", "x")
     assert "hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B" in said
     assert "hf download" not in refused(capsys, "generate", "../nowhere/at-all", "--prompt", "x")

@@ -1,0 +1,61 @@
+"""The options of `ark generate` and `ark chat` that are fields of SamplingParams."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ark.cli.parser import positive
+from ark.models.sampling import SamplingParams
+
+OPTIONS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+)
+"""Options that are fields of SamplingParams."""
+NUMBERS = (
+    ("--temperature", "X", "divides the logits before sampling; 0 takes the likeliest token"),
+    ("--top-k", "K", "sample of the K likeliest tokens; 0 of all"),
+    ("--top-p", "P", "sample of the likeliest tokens of probability P in sum; 1 of all"),
+    ("--min-p", "P", "sample of tokens of at least P times the likeliest one's probability"),
+    ("--typical-p", "P", "sample of the most typical tokens of probability P in sum; 1 of all"),
+    ("--repetition-penalty", "X", "divides or multiplies logits of tokens that were there; 1: off"),
+    ("--presence-penalty", "X", "subtracted from logits of tokens that were sampled"),
+    ("--frequency-penalty", "X", "the same for each time that they were sampled"),
+)
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Options that come before generation_config.json."""
+    parser.add_argument(
+        "--max-new-tokens",
+        type=positive,
+        metavar="N",
+        help="tokens to make, at most (default: generation_config.json's, else 128)",
+    )
+    for name, metavar, meaning in NUMBERS:
+        kind = int if name == "--top-k" else float
+        told = f"{meaning} (default: generation_config.json's)"
+        parser.add_argument(name, type=kind, metavar=metavar, help=told)
+    parser.add_argument(
+        "--stop",
+        action="append",
+        metavar="TEXT",
+        help="end the text before this one; may be given several times (default: none)",
+    )
+
+
+def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of SamplingParams that options set, checked."""
+    fields = {name: getattr(args, name) for name in OPTIONS}
+    fields |= {"max_tokens": args.max_new_tokens, "seed": args.seed}
+    given = {name: value for name, value in fields.items() if value is not None}
+    SamplingParams(**given)
+    return given

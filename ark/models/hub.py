@@ -1,0 +1,44 @@
+"""Checkpoints by their names on the Hugging Face hub, where the package huggingface_hub is
+installed and reaches it; files are kept in its cache. Used by `ark serve`, `ark generate`,
+`ark chat` and `ark.LLM`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+from ark.errors import ModelError
+
+NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+FILES = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*")
+"""What ark reads of a checkpoint."""
+
+
+def hub_name(model: str | os.PathLike[str]) -> str | None:
+    """The name on the hub that `model` may be: it looks like one, and no such path is here."""
+    name = str(model)
+    return name if NAME.fullmatch(name) and not Path(name).exists() else None
+
+
+def local_directory(model: str | os.PathLike[str]) -> Path:
+    """The directory of a checkpoint: the path itself, or where the hub's files of that name are
+    kept, which are downloaded if they are missing. ModelError where that fails.
+    """
+    name = hub_name(model)
+    if name is None or importlib.util.find_spec("huggingface_hub") is None:
+        return Path(model)  # whose absence Checkpoint.open reports, with the way to download it
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(FILES)))
+    except Exception as error:  # of the package, of HTTP, of the disk
+        cause = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+        raise ModelError(
+            f"{name} is not a directory here, and the Hugging Face hub gave no checkpoint of that "
+            f"name: {cause}. Check the name and the connection (a private one needs `hf auth "
+            f"login`), or download it elsewhere (hf download {name} --local-dir "
+            f"{name.partition('/')[2]}) and give the directory."
+        ) from None

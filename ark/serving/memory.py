@@ -1,0 +1,48 @@
+"""The verdict on memory before an engine loads anything: weights, keys and values against the
+device's free memory. Used by `ark.LLM`, `ark serve` and `ark chat`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ark.errors import InvalidUsageError, SystemError
+from ark.models.checkpoint import Checkpoint
+from ark.serving.loading import PAGE_POSITIONS
+
+MEMORY_SHARE = 0.9
+"""Of the device's free memory, by default. The rest is for what a plan needs beside."""
+
+
+def checked_share(share: Any) -> float:
+    """The share; InvalidUsageError unless it is above 0 and at most 1."""
+    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
+        raise InvalidUsageError(f"memory_share is {share!r:.60}; it must be above 0 and at most 1")
+    return float(share)
+
+
+def choose_pages(
+    checkpoint: Checkpoint, free: int, context: int, slots: int, share: float, asked: int | None
+) -> tuple[int, str]:
+    """The pages to keep, and a line that says what fits. asked: so many; None for those of all
+    slots, or as many as fit. free: bytes of the device, of which that share is used.
+
+    SystemError where the weights, and the pages or one request, do not fit.
+    """
+    weights, page = checkpoint.nbytes, checkpoint.position_nbytes * PAGE_POSITIONS
+    each = -(-context // PAGE_POSITIONS)
+    fitting = int((free * share - weights) // page) - slots - 1  # rows and the prompt have one each
+    verdict = (
+        f"weights take {weights / 1e9:.2f} GB and a request of {context:,} positions "
+        f"{each * page / 1e9:.2f} GB of keys and values, of {free / 1e9:.2f} GB free on the device"
+    )
+    least = each if asked is None else asked
+    if fitting < least:
+        raise SystemError(
+            f"{verdict}, of which the share {share:g} is used: room for "
+            f"{max(0, fitting) * PAGE_POSITIONS:,} positions, and "
+            f"{least * PAGE_POSITIONS:,} are needed; lower the context (max_model_len, --context) "
+            "or the pages, raise the share (memory_share, --memory-share), or use another device"
+        )
+    count = min(slots * each, fitting) if asked is None else asked
+    return count, f"{verdict}; {count // each} such requests fit at once"
