@@ -13,7 +13,7 @@ import pytest
 import ark
 from ark.backend import registry
 from ark.capability import Capability
-from ark.lower.rewrite import channels_last
+from ark.lower.rewrite import convolutions
 from tests.opcheck import Case, check
 
 pytestmark = pytest.mark.emulated("slow")
@@ -32,7 +32,7 @@ def test_convolutions_of_turned_channels(backend: str, monkeypatch: pytest.Monke
     with contextlib.closing(registry.get(backend).open(0)) as device:
         if device.machine.has(Capability.SINGLE_THREAD):
             pytest.skip("the processors have one thread each")
-    monkeypatch.setattr(channels_last, "LEAST_WORK", 1)
+    monkeypatch.setattr(convolutions, "LEAST_WORK", 1)
     ark.init(backend=backend)
     rng = np.random.default_rng(3)
     cases = []

@@ -62,7 +62,7 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
                 stale = written.behind(at, product.inputs)
                 seen = None if stale else _seen(product, node, read)
                 if others and seen is not None and not _fits(product, seen, read):
-                    # Too much for one product: the others take in what is made of them alone.
+                    # Too much for one product: each other one ends with its own part.
                     for tensor, place_of, other in others:
                         split = not written.behind(place_of, other.inputs)
                         parts = _split(graph, other, node, tensor, number + 1) if split else None
