@@ -11,6 +11,7 @@ from ark.ir.graph import Graph
 from ark.lower import prepare
 from ark.lower.passes import PASSES, Pass
 from ark.lower.rewrite import channels_last as module
+from ark.lower.rewrite import convolutions
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_windows import fuse_windows
 
@@ -29,5 +30,5 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     def windowed(step: Pass) -> Pass:
         return dataclasses.replace(step, run=channels_last) if step.run is given else step
 
-    monkeypatch.setattr(module, "LEAST_WORK", 1)
+    monkeypatch.setattr(convolutions, "LEAST_WORK", 1)
     monkeypatch.setattr(prepare, "PASSES", tuple(windowed(step) for step in PASSES))

@@ -27,7 +27,7 @@ from ark.plan.types import Plan, Task
 
 # Kinds whose products matrix units do, where they take the type.
 PRODUCTS = ("matmul", "linear", "expert_linear", "attention_tiles")
-FEW, LEAST_FEW = 16, 9  # rows or columns of a tile for scalar units
+FEW, LEAST_FEW = 16, 9  # rows or columns of a tile, or of a product, for scalar units
 BOX_LINE = 128  # bytes of a row that a step of box copies loads
 EACH_US = 300.0  # of predicted work that a thread of a CPU has at least, for `busied`
 Place = tuple[int, int]  # processor, position
@@ -188,12 +188,17 @@ def _operations(sig: Signature, machine: Machine) -> float:
     if sig.kind not in PRODUCTS:
         return costs.scalar_rate
     least = min(sig.read(TiledParams).tile) if sig.kind == "matmul" else FEW + 1
-    several = not machine.has(Capability.ONE_PRODUCT_BODY)
-    if several and least <= FEW and machine.variant.name != "matrix":
-        return costs.few_rate if least >= LEAST_FEW else costs.scalar_rate
+    boxed = machine.variant.name == "matrix"
+    exact = sig.operands[0].dtype == "fp32" and not sig.read(_Product).tf32
+    if least <= FEW and not machine.has(Capability.ONE_PRODUCT_BODY) and (exact or not boxed):
+        narrow = min(sig.operands[2].shape[-2:])
+        return costs.few_rate if LEAST_FEW <= narrow <= FEW else costs.scalar_rate
     units = machine.tflops * 1e6 / machine.processors
-    if several and sig.operands[0].dtype == "fp32":
-        return units / 2 if sig.read(_Product).tf32 else costs.exact_rate
+    if sig.operands[0].dtype == "fp32" and not machine.has(Capability.ONE_PRODUCT_BODY):
+        if not exact:
+            return units / 2
+        alone = boxed and sig.kind == "matmul"  # tiles of fp32 are of the first variant
+        return costs.boxes.plain_rate if alone and costs.boxes else costs.exact_rate
     return 2 * units if sig.operands[0].itemsize == 1 else units
 
 

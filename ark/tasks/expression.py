@@ -195,6 +195,26 @@ def substitute(tree: Tree, inputs: Sequence[Tree]) -> list[Any]:
     return [*tree[:skip], *(substitute(part, inputs) for part in tree[skip:])]
 
 
+def own_part(tree: Tree, operand: int, beside: frozenset[int]) -> Tree | None:
+    """The largest part of a checked tree that has all uses of an operand and reads none but that
+    one and those of `beside`; None where its uses lie apart.
+    """
+    if reads(tree) <= {operand, *beside}:
+        return tree
+    users = [part for part in _children(tree) if operand in reads(part)]
+    return own_part(users[0], operand, beside) if len(users) == 1 else None
+
+
+def replaced(tree: Tree, part: Tree, by: Tree) -> Tree:
+    """The tree with `by` in the place of a part of it, this very object."""
+    if tree is part:
+        return by
+    if tree[0] in ("input", "number", "index"):
+        return tree
+    skip = 2 if tree[0] == "cast" else 1
+    return [*tree[:skip], *(replaced(each, part, by) for each in tree[skip:])]
+
+
 def counted(tree: Tree, place: Tree) -> list[Any]:
     """The tree with `place` where it uses the element's own index, in one dimension."""
     if tree[0] == "index":

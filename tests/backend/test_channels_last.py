@@ -12,7 +12,12 @@ import pytest
 
 import ark
 from ark.backend import registry
+<<<<<<< HEAD
 from ark.lower.rewrite import channels_last
+=======
+from ark.capability import Capability
+from ark.lower.rewrite import convolutions
+>>>>>>> convnet
 from tests.opcheck import Case, check
 
 pytestmark = pytest.mark.emulated("slow")
@@ -31,7 +36,7 @@ def test_convolutions_of_turned_channels(backend: str, monkeypatch: pytest.Monke
     with contextlib.closing(registry.get(backend).open(0)) as device:
         if not device.machine.cooperative:
             pytest.skip("the processors have one thread each")
-    monkeypatch.setattr(channels_last, "LEAST_WORK", 1)
+    monkeypatch.setattr(convolutions, "LEAST_WORK", 1)
     ark.init(backend=backend)
     rng = np.random.default_rng(3)
     cases = []

@@ -14,25 +14,22 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from msgspec import structs
 
 from ark.ir.attributes import MatmulAttributes
 from ark.ir.graph import Graph, Node
-from ark.ir.graph_view import GraphView, WritesSoFar
+from ark.ir.graph_view import GraphView
 from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.few_channels import Padded, padded
-from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise, read_once
-from ark.lower.rewrite.fuse_windows import window
+from ark.lower.rewrite.convolutions import Convolution, convolutions, image_of
+from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise
+from ark.lower.rewrite.fuse_reduction_terms import REDUCTIONS
 from ark.lower.rewrite.views import UNSEEN, whole
 from ark.lower.tiling import BOX_LINE
 from ark.machine.capability import Capability
 from ark.tasks import expression
-
-LEAST_WORK = 1 << 24  # multiplications that are worth turning what they read
 
 
 def channels_last(graph: Graph, context: Context) -> Graph:
@@ -40,7 +37,7 @@ def channels_last(graph: Graph, context: Context) -> Graph:
     machine, kept = context.machine, context.kept
     if not machine.coalesces:
         return graph
-    found = _convolutions(graph, kept, machine.has(Capability.WINDOW_BOXES))
+    found = convolutions(graph, kept, machine.has(Capability.WINDOW_BOXES))
     if not found:
         return graph
     made = _Turned(graph, *_wanted(graph, found, kept))
@@ -48,57 +45,27 @@ def channels_last(graph: Graph, context: Context) -> Graph:
     for node in graph.nodes:
         if node.id in found:
             made.convolution(found[node.id])
-        elif node.id not in laid and not made.pointwise(node):
+        elif node.id not in laid and not made.takes(node):
             made.keep(node)
     return graph.with_nodes(made.needed(kept))
 
 
-@dataclass(frozen=True)
-class _Convolution:
-    """windows: what lays the matrix out, none where that is the image itself; found: its windows'
-    numbers. source: the image as (n, channels, places...). padded: the image that is made of it
-    where channels fill no pack.
-    """
-
-    windows: Node | None
-    product: Node
-    found: dict[str, Any]
-    source: Tensor
-    padded: Padded | None = None
+def _pools(node: Node) -> bool:
+    """Is it a pool of an image in one or two dimensions?"""
+    return node.type == "pool" and len(node.outputs[0].shape) <= 4 and whole(node.inputs[0])
 
 
-def _convolutions(graph: Graph, kept: frozenset[int], boxes: bool) -> dict[int, _Convolution]:
-    """The convolutions that are worth it, by their product's id. boxes: may box copies be of
-    windows? Those of fp32, whose user allows tf32, and those of few channels are then among them.
-    """
-    private = read_once(graph, kept)
-    windows: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
-    written = WritesSoFar()
-    found: dict[int, _Convolution] = {}
-    for place, node in enumerate(graph.nodes):
-        if node.type == "remap" and private(node.outputs[0]) and whole(node.outputs[0]):
-            windows[node.outputs[0].buffer.id] = place, node
-        elif node.type == "matmul" and len(node.inputs) == 2:
-            at, before = windows.get(node.inputs[1].buffer.id, (place, None))
-            one = _fits(before, node, boxes)
-            if one is not None and not written.behind(at, [one.source]):
-                found[node.id] = one
-        written.add(place, node)
-    return found
-
-
-def _image(tensor: Tensor) -> tuple[int, int, int] | None:
-    """(n, channels, places) of a whole tensor of that form."""
-    if not whole(tensor) or len(tensor.shape) < 3:
-        return None
-    shape = list(tensor.shape)
-    if len(shape) > 3 and shape[1] == 1:  # a group
-        del shape[1]
-    return shape[0], shape[1], math.prod(shape[2:])
+def _reduces_places(node: Node) -> bool:
+    """Does it reduce each channel of an image to one element, of which nobody sees the shape?"""
+    source, out = node.inputs[0] if node.inputs else None, node.outputs[0]
+    if source is None or node.type not in REDUCTIONS or len(node.inputs) > 1:
+        return False
+    image = len(source.shape) == 3 and node.attrs["axis"] == 2 and whole(source)
+    return image and whole(out) and out.buffer.arena in UNSEEN
 
 
 def _wanted(
-    graph: Graph, found: dict[int, _Convolution], kept: frozenset[int]
+    graph: Graph, found: dict[int, Convolution], kept: frozenset[int]
 ) -> tuple[set[int], set[int]]:
     """Buffers whose channels are worth turning, because a convolution's windows are read of them or
     of what elementwise ops make of them; and those that may as well be made so, because all who
@@ -123,9 +90,14 @@ def _wanted(
             read = [found[node.id].source]
             worth |= {read[0].buffer.id} if made & worth else set()
         elif is_pointwise(node) and made & (worth | fine):
-            image = _image(node.outputs[0])
-            read = [t for t in node.inputs if image is not None and _image(t) == image]
+            image = image_of(node.outputs[0])
+            read = [t for t in node.inputs if image is not None and image_of(t) == image]
             worth |= {t.buffer.id for t in read} if made & worth else set()
+        elif _pools(node) and made & (worth | fine):
+            read = [node.inputs[0]]
+            worth |= {read[0].buffer.id} if made & worth else set()
+        elif _reduces_places(node):
+            read = [node.inputs[0]]
         able.update(t.buffer.id for t in read)
     return worth, fine
 
@@ -162,13 +134,13 @@ class _Turned:
     def rows(self, tensor: Tensor, node: Node) -> Tensor | None:
         """An image's rows of channels, if they are made where the node is."""
         found = self.turned.get(tensor.buffer.id)
-        image = _image(tensor)
+        image = image_of(tensor)
         if found is None or image is None or found[1] != node.placement:
             return None
         n, channels, places = image
         return found[0] if found[0].shape == (n * places, channels) else None
 
-    def convolution(self, one: _Convolution) -> None:
+    def convolution(self, one: Convolution) -> None:
         """What turns the image, if that is not done, and multiplies."""
         product, out = one.product, one.product.outputs[0]
         wanted = out.buffer.id in self.wanted
@@ -190,12 +162,12 @@ class _Turned:
         self.nodes.append(self._product(product, (table, flat), between))
         self._turn_back(product, between, out)
 
-    def _sides(self, one: _Convolution) -> tuple[Tensor, Tensor] | None:
+    def _sides(self, one: Convolution) -> tuple[Tensor, Tensor] | None:
         """The weights as (outputs, k) and the windows as (n * places, k); None where the image is
         not turned and need not be.
         """
         product, windows = one.product, one.windows
-        n, channels, places = _image(one.source) or (0, 0, 0)
+        n, channels, places = image_of(one.source) or (0, 0, 0)
         weight = product.inputs[0]
         rows = self.rows(one.source, product)
         if windows is None and rows is None and product.outputs[0].buffer.id not in self.worth:
@@ -220,7 +192,7 @@ class _Turned:
         self.nodes.append(kernel)
         return self._view(kernel.outputs[0], [outputs, depth]), table
 
-    def _padded_sides(self, one: _Convolution) -> tuple[Tensor, Tensor] | None:
+    def _padded_sides(self, one: Convolution) -> tuple[Tensor, Tensor] | None:
         """The same of a convolution of few channels."""
         product, windows, padded = one.product, one.windows, one.padded
         if windows is None or padded is None:
@@ -238,13 +210,47 @@ class _Turned:
         table = self._view(laid.outputs[0], [places, padded.depth])
         return self._view(kernel.outputs[0], [outputs, padded.depth]), table
 
+    def takes(self, node: Node) -> bool:
+        """An op that goes on with rows of channels, if it can and they are there."""
+        if node.hints or node.after:
+            return False
+        return self.pointwise(node) or self.pool(node) or self.reduction(node)
+
+    def pool(self, node: Node) -> bool:
+        """A pool, in which the channels are one more dimension, with windows of one element."""
+        out = node.outputs[0]
+        rows = self.rows(node.inputs[0], node) if _pools(node) else None
+        if rows is None or out.buffer.id not in self.wanted or not whole(out):
+            return False
+        n, channels, *sizes = out.shape
+        result = self.graph.tensor((n * math.prod(sizes), channels), out.dtype, name=node.name)
+        source = self._view(rows, [1, n, *node.inputs[0].shape[2:], channels])
+        more = {"size": 1, "stride": 1, "dilation": 1, "before": 0, "sizes": channels}
+        attrs = {**node.attrs, **{key: [*node.attrs[key], last] for key, last in more.items()}}
+        view = self._view(result, [1, n, *sizes, channels])
+        self.nodes.append(dataclasses.replace(node, inputs=(source,), outputs=(view,), attrs=attrs))
+        self._turn_back(node, result, out)
+        return True
+
+    def reduction(self, node: Node) -> bool:
+        """A reduction over an image's places."""
+        rows = self.rows(node.inputs[0], node) if _reduces_places(node) else None
+        if rows is None:
+            return False
+        n, channels, places = node.inputs[0].shape
+        inputs = (self._view(rows, [n, places, channels]),)
+        outputs = (self._view(node.outputs[0], [n, 1, channels]),)
+        attrs = {**node.attrs, "axis": 1, "keepdims": True}
+        self.keep(dataclasses.replace(node, inputs=inputs, outputs=outputs, attrs=attrs))
+        return True
+
     def pointwise(self, node: Node) -> bool:
         """An elementwise op on rows of channels, where a convolution reads its result so."""
         out = node.outputs[0]
-        image = _image(out)
+        image = image_of(out)
         if not is_pointwise(node) or image is None or out.buffer.id not in self.wanted:
             return False
-        if node.hints or node.after or expression.places(expression_of(node)) or out.dtype.packed:
+        if expression.places(expression_of(node)) or out.dtype.packed:
             return False
         n, channels, places = image
         inputs = [self._as_rows(t, node, out) for t in node.inputs]
@@ -276,7 +282,7 @@ class _Turned:
 
     def _turn_back(self, like: Node, rows: Tensor, out: Tensor) -> None:
         """Rows of channels as the image that others read."""
-        n, channels, places = _image(out) or (0, 0, 0)
+        n, channels, places = image_of(out) or (0, 0, 0)
         source, target = (
             self._view(rows, [n, places, channels]),
             self._view(out, [n, channels, places]),
@@ -333,36 +339,3 @@ class _Turned:
         return self.graph.tensor(
             shape, tensor.dtype, buffer=buffer, extents=extents, name=tensor.name
         )
-
-
-def _fits(windows: Node | None, product: Node, boxes: bool) -> _Convolution | None:
-    """Of a product of 16-bit types, or of fp32 as tf32 (where there is that), whose channels fill
-    packs and that is large enough: the convolution; None of others. windows: what lays out its
-    right side.
-    """
-    if product.hints or (windows is not None and windows.placement != product.placement):
-        return None
-    weight, table, out = *product.inputs, product.outputs[0]
-    given = product.read(MatmulAttributes)
-    plain = given.transposes == (False, False)
-    types = {t.dtype.name for t in (weight, table, out)}
-    able = {"bf16", "fp16", "fp32"} if boxes and given.tf32 else {"bf16", "fp16"}
-    if not plain or len(types) != 1 or not types <= able:
-        return None
-    source = table if windows is None else windows.inputs[0]
-    if not all(map(whole, (weight, source, table, out))) or len(table.shape) != 4:
-        return None
-    n, groups, depth, places = table.shape
-    if groups != 1 or weight.shape != (1, 1, weight.shape[2], depth):
-        return None
-    found = {"size": [1], "sizes": [places]} if windows is None else window(windows, 1)
-    if found is None or math.prod(found["sizes"]) != places or source.shape[0] != n:
-        return None
-    channels, rows = depth // math.prod(found["size"]), weight.shape[2]
-    pack = BOX_LINE // table.dtype.itemsize
-    if n * rows * places * depth < LEAST_WORK or rows % pack:
-        return None
-    if channels % pack == 0:
-        return _Convolution(windows, product, found, source)
-    image = padded(source, found) if boxes and windows is not None else None
-    return None if image is None else _Convolution(windows, product, found, source, image)

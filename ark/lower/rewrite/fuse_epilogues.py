@@ -18,6 +18,7 @@ Listed in ark.lower.passes after chains are joined.
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 
 from msgspec import structs
 
@@ -51,14 +52,28 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
     private = read_once(graph, kept)
     products: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
     written = WritesSoFar()
+    number = max((n.id for n in graph.nodes), default=0)
     nodes: list[Node | None] = []
+    ahead: dict[int, list[Node]] = defaultdict(list)  # products, by the place that they precede
     for place, node in enumerate(graph.nodes):
         if is_pointwise(node):
             found = [(t, *products[t.buffer.id]) for t in node.inputs if t.buffer.id in products]
             if found:
                 read, at, product = max(found, key=lambda f: f[1])
+                others = [f for f in found if f[2] is not product]
                 stale = written.behind(at, product.inputs)
                 seen = None if stale else _seen(product, node, read)
+                if others and seen is not None and not _fits(product, seen, read):
+                    # Too much for one product: each other one ends with its own part.
+                    for tensor, place_of, other in others:
+                        split = not written.behind(place_of, other.inputs)
+                        parts = _split(graph, other, node, tensor, number + 1) if split else None
+                        if parts is None:
+                            continue
+                        number, (ended, node) = number + 1, parts
+                        nodes[place_of] = None
+                        ahead[place].append(ended)
+                    seen = _seen(product, node, read)
                 if seen is not None and _fits(product, seen, read):
                     nodes[at] = None
                     node = _join(product, seen, read)
@@ -89,7 +104,8 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
                 products[out.buffer.id] = (place, node)
         written.add(place, node)
         nodes.append(node)
-    return graph.with_nodes(n for n in nodes if n is not None)
+    ordered = (n for place, node in enumerate(nodes) for n in (*ahead[place], node))
+    return graph.with_nodes(n for n in ordered if n is not None)
 
 
 def _stays_whole(product: Node, machine: Machine) -> bool:
@@ -191,6 +207,49 @@ def _ends(product: Node, node: Node, read: Tensor) -> tuple[expression.Tree, lis
         before if t.id == read.id else expression.leaf(1 + others.index(t)) for t in node.inputs
     ]
     return expression.substitute(expression_of(node), leaves), others
+
+
+def _split(
+    graph: Graph, product: Node, node: Node, read: Tensor, number: int
+) -> tuple[Node, Node] | None:
+    """The product, ended with what the node makes of it and of smaller tensors alone, and the node
+    that reads the result; None where that is nothing, or more than a product takes in. number: of
+    the node between them.
+    """
+    if "expr" not in node.attrs:
+        return None
+    inputs, tree = node.inputs, node.attrs["expr"]
+    place = next(i for i, t in enumerate(inputs) if t.id == read.id)
+    small = frozenset(i for i, t in enumerate(inputs) if t.elements < read.elements)
+    part = expression.own_part(tree, place, small)
+    if part is None or part is tree or part[0] == "input" or read.shape != node.outputs[0].shape:
+        return None
+    operands = sorted(expression.reads(part))
+    result = graph.tensor(read.shape, read.dtype, name=product.name)
+    leaves = [
+        expression.leaf(operands.index(i) if i in operands else 0) for i in range(len(inputs))
+    ]
+    first = dataclasses.replace(
+        node,
+        id=number,
+        name=product.name,
+        inputs=tuple(inputs[i] for i in operands),
+        outputs=(result,),
+        attrs={"expr": expression.substitute(part, leaves)},
+        after=(),
+    )
+    seen = _seen(product, first, read)
+    if seen is None or not _fits(product, seen, read):
+        return None
+    rest = expression.replaced(tree, part, expression.leaf(place))
+    kept = sorted({*expression.reads(rest), place})
+    leaves = [expression.leaf(kept.index(i) if i in kept else 0) for i in range(len(inputs))]
+    second = dataclasses.replace(
+        node,
+        inputs=tuple(result if i == place else inputs[i] for i in kept),
+        attrs={"expr": expression.substitute(rest, leaves)},
+    )
+    return _join(product, seen, read), second
 
 
 def _join(product: Node, node: Node, read: Tensor) -> Node:

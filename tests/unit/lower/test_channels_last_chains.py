@@ -108,6 +108,32 @@ def test_windows_of_one_place_between_two_convolutions_are_rows() -> None:
     assert types(alone) == ["matmul"]
 
 
+def test_pools_and_means_of_channels_go_along() -> None:
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.relu(ark.conv(ark.tensor(SHAPE, ark.bf16), weights(), padding=1))
+        x = ark.conv(ark.max_pool(x, 3, 2, 1), weights(), padding=1)
+        y = ark.avg_pool(ark.conv(ark.relu(x), weights(64, 64, 1, 1)), 2)
+        ark.reshape(ark.global_avg_pool(y), (4, 64))
+    rows = [t for t in types(model) if t not in ("remap", "weights")]
+    assert rows == [
+        *["transpose", "matmul", "relu", "pool", "matmul", "relu", "matmul", "pool"],
+        "reduce_mean",
+    ]
+
+
+def test_the_shape_of_a_mean_that_is_read_by_name_stays() -> None:
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.conv(ark.tensor(SHAPE, ark.bf16), weights(), padding=1)
+        named = ark.tensor((4, 64, 1), ark.bf16, name="means")
+        ark.reduce_mean(ark.reshape(x, (4, 64, 1024)), 2, output=named)
+    (mean,) = (
+        n for n in channels_last(model.graph, Context(H100)).nodes if n.type == "reduce_mean"
+    )
+    assert mean.outputs[0].shape == (4, 64, 1)
+
+
 def test_a_network_of_blocks_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
@@ -126,8 +152,9 @@ def test_a_network_of_blocks_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
             y = self.second(torch.relu(self.norm(self.first(x))))
             return self.last(torch.relu(y + (x if self.short is None else self.short(x))))
 
-    stem = [nn.Conv2d(3, 64, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(2)]
-    network = nn.Sequential(*stem, Block(64, 1), Block(128, 2), nn.AdaptiveAvgPool2d(1)).eval()
+    stem = [nn.Conv2d(3, 64, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    pools = [nn.AvgPool2d(3, 2, 1, count_include_pad=False), nn.AdaptiveAvgPool2d(1)]
+    network = nn.Sequential(*stem, Block(64, 1), Block(128, 2), *pools).eval()
     for part in network.modules():
         if isinstance(part, nn.BatchNorm2d):
             part.running_mean.uniform_(-0.3, 0.3)

@@ -115,3 +115,41 @@ def test_a_product_is_not_moved_past_a_write_of_what_it_reads() -> None:
 
     made = planned(build, ark_cpu.backend.open(0).machine)
     assert "expr" not in next(op.params for op in made.ops if op.kind == "matmul")
+
+
+def normed(x: Any, *norm: Any) -> Any:
+    """A batch norm of columns."""
+    mean, variance, weight, shift = norm
+    return (x - mean) * ark.rsqrt(variance + 1e-5) * weight + shift
+
+
+def test_two_products_take_in_their_norms_and_one_the_sum() -> None:
+    """A residual block whose shortcut is a product too: ten operands are more than one takes."""
+    torch = pytest.importorskip("torch")
+    names = ("x", "w", "y", "v", *(f"{side}{i}" for side in "ab" for i in range(4)))
+    shapes = [(M, K), (K, K)] * 2 + [(K,)] * 8
+    model = Model()
+    with use_model(model):
+        x, w, y, v, *norms = (
+            ark.tensor(s, fp32, name=n) for n, s in zip(names, shapes, strict=True)
+        )
+        total = normed(ark.matmul(x, w), *norms[:4]) + normed(ark.matmul(y, v), *norms[4:])
+        ark.relu(total, name="out")
+    device = ark_cpu.backend.open(0)
+    plan = make_plan(model.graph, device.machine)
+    verify([plan])
+    products = [op for op in plan.ops if op.kind == "matmul"]
+    assert len(products) == 2 and all(op.params.get("expr") for op in products)
+    results = [op.operands[-1] for op in plan.ops if op.kind == "pointwise"]
+    assert all(math.prod(plan.tensors[t].shape) <= K for t in results)
+    rng = np.random.default_rng(3)
+    values = [rng.uniform(0.5, 1.5, s).astype(np.float32) for s in shapes]
+    with Executor(plan, ark_cpu.backend, device) as executor:
+        for name, value in zip(names, values, strict=True):
+            executor.write(name, value)
+        executor.start(1).wait(60)
+        got = executor.read("out")
+    x, w, y, v, *norms = map(torch.from_numpy, values)
+    peer = torch.nn.functional.batch_norm
+    want = torch.relu(peer(x @ w, *norms[:4]) + peer(y @ v, *norms[4:]))
+    np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=1e-3)

@@ -27,7 +27,16 @@ from ark.models.build import Shape, build
 from ark.models.config import builtin_config
 from tests import programs
 
-SHARED = {"__init__", "context", "copies", "few_channels", "masks", "strided", "views"}
+SHARED = {
+    "__init__",
+    "context",
+    "convolutions",
+    "copies",
+    "few_channels",
+    "masks",
+    "strided",
+    "views",
+}
 RUNS = {step.name: step.run for step in PASSES}
 MACHINES = ("h200", "mi300x", "cpu-2")
 

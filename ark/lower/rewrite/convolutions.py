@@ -1,0 +1,99 @@
+"""The convolutions of a graph whose channels are worth turning to be last: products with a matrix
+of windows that index arithmetic lays out, or with the image itself. Called by
+ark.lower.rewrite.channels_last.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ark.ir.attributes import MatmulAttributes
+from ark.ir.graph import Graph, Node
+from ark.ir.graph_view import WritesSoFar
+from ark.ir.values import Tensor
+from ark.lower.rewrite.few_channels import Padded, padded
+from ark.lower.rewrite.fuse_chains import read_once
+from ark.lower.rewrite.fuse_windows import window
+from ark.lower.rewrite.views import whole
+from ark.lower.tiling import BOX_LINE
+
+LEAST_WORK = 1 << 24  # multiplications that are worth turning what they read
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """windows: what lays the matrix out, none where that is the image itself; found: its windows'
+    numbers. source: the image as (n, channels, places...). padded: the image that is made of it
+    where channels fill no pack.
+    """
+
+    windows: Node | None
+    product: Node
+    found: dict[str, Any]
+    source: Tensor
+    padded: Padded | None = None
+
+
+def convolutions(graph: Graph, kept: frozenset[int], boxes: bool) -> dict[int, Convolution]:
+    """The convolutions that are worth it, by their product's id. boxes: may box copies be of
+    windows? Those of fp32, whose user allows tf32, and those of few channels are then among them.
+    """
+    private = read_once(graph, kept)
+    windows: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
+    written = WritesSoFar()
+    found: dict[int, Convolution] = {}
+    for place, node in enumerate(graph.nodes):
+        if node.type == "remap" and private(node.outputs[0]) and whole(node.outputs[0]):
+            windows[node.outputs[0].buffer.id] = place, node
+        elif node.type == "matmul" and len(node.inputs) == 2:
+            at, before = windows.get(node.inputs[1].buffer.id, (place, None))
+            one = _fits(before, node, boxes)
+            if one is not None and not written.behind(at, [one.source]):
+                found[node.id] = one
+        written.add(place, node)
+    return found
+
+
+def image_of(tensor: Tensor) -> tuple[int, int, int] | None:
+    """(n, channels, places) of a whole tensor of that form."""
+    if not whole(tensor) or len(tensor.shape) < 3:
+        return None
+    shape = list(tensor.shape)
+    if len(shape) > 3 and shape[1] == 1:  # a group
+        del shape[1]
+    return shape[0], shape[1], math.prod(shape[2:])
+
+
+def _fits(windows: Node | None, product: Node, boxes: bool) -> Convolution | None:
+    """Of a product of 16-bit types, or of fp32 as tf32 (where there is that), whose channels fill
+    packs and that is large enough: the convolution; None of others. windows: what lays out its
+    right side.
+    """
+    if product.hints or (windows is not None and windows.placement != product.placement):
+        return None
+    weight, table, out = *product.inputs, product.outputs[0]
+    given = product.read(MatmulAttributes)
+    plain = given.transposes == (False, False)
+    types = {t.dtype.name for t in (weight, table, out)}
+    able = {"bf16", "fp16", "fp32"} if boxes and given.tf32 else {"bf16", "fp16"}
+    if not plain or len(types) != 1 or not types <= able:
+        return None
+    source = table if windows is None else windows.inputs[0]
+    if not all(map(whole, (weight, source, table, out))) or len(table.shape) != 4:
+        return None
+    n, groups, depth, places = table.shape
+    if groups != 1 or weight.shape != (1, 1, weight.shape[2], depth):
+        return None
+    found = {"size": [1], "sizes": [places]} if windows is None else window(windows, 1)
+    if found is None or math.prod(found["sizes"]) != places or source.shape[0] != n:
+        return None
+    channels, rows = depth // math.prod(found["size"]), weight.shape[2]
+    pack = BOX_LINE // table.dtype.itemsize
+    if n * rows * places * depth < LEAST_WORK or rows % pack:
+        return None
+    if channels % pack == 0:
+        return Convolution(windows, product, found, source)
+    image = padded(source, found) if boxes and windows is not None else None
+    return None if image is None else Convolution(windows, product, found, source, image)
