@@ -87,6 +87,9 @@ def _rows(dtype: DataType) -> None:
     ark.softmax(a)
     ark.layernorm(a)
     ark.rmsnorm(a, ark.tensor((200,), dtype))
+    wide = ark.cast(a, fp32)
+    factor = ark.rsqrt(ark.add(ark.reduce_mean(ark.mul(wide, wide), 1), 1e-5))
+    ark.mul(ark.tensor((200,), dtype), ark.cast(ark.mul(wide, factor), dtype))
     ark.argmax(a)
     for reduce in (ark.reduce_sum, ark.reduce_mean, ark.reduce_max):
         reduce(a, 0)

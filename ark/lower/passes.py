@@ -28,6 +28,7 @@ from ark.lower.rewrite.fuse_norm_scales import fuse_norm_scales
 from ark.lower.rewrite.fuse_parts_norm import fuse_parts_norm
 from ark.lower.rewrite.fuse_reduction_terms import fuse_reduction_terms
 from ark.lower.rewrite.fuse_regions import fuse_regions
+from ark.lower.rewrite.fuse_rmsnorm import fuse_rmsnorm
 from ark.lower.rewrite.fuse_sampling import fuse_sampling
 from ark.lower.rewrite.fuse_windows import fuse_windows
 from ark.lower.rewrite.hoist_factors import hoist_factors
@@ -105,6 +106,12 @@ PASSES: tuple[Pass, ...] = (
         Stage.GRAPH,
         "Rows that are transposed before a linear layer and back behind it stay where they are.",
         needs=("fold_transposes",),
+    ),
+    Pass(
+        fuse_rmsnorm,
+        Stage.GRAPH,
+        "An rmsnorm that is written op by op becomes one node, which reads each row once.",
+        gives=("rounded_rmsnorm",),
     ),
     Pass(
         channels_last,

@@ -10,6 +10,7 @@ import numpy as np
 from ark.errors import ModelError, PlanError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import NormAttributes
+from ark.ir.dtype import by_name
 from ark.ir.fold import fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
@@ -143,6 +144,12 @@ def _rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.
     ]
 
 
+def _rounded_rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """attrs: `type`, to which rows are rounded before they are multiplied by the weight."""
+    (normed,) = _rmsnorm([inputs[0], np.ones(1)], attrs)
+    return [normed.astype(by_name(attrs["type"]).numpy).astype(normed.dtype) * inputs[1]]
+
+
 register("softmax", _softmax, lower_rows, aliasing="exact")
 
 
@@ -156,6 +163,9 @@ register("layernorm", _layernorm, lower_rows, aliasing="exact")
 
 
 register("rmsnorm", _rmsnorm, lower_rows, aliasing="exact")
+
+
+register("rounded_rmsnorm", _rounded_rmsnorm, lower_rows, aliasing="exact")
 
 
 def softmax(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:

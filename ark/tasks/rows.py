@@ -2,9 +2,9 @@
 
 params: function, eps, rows (rows of dimension 2 per task), dealt (a task has all rows of dimension
 1, which lie apart, at one index of dimension 2). operands: input, [weight, [bias]], output; a bias
-is a layernorm's. coord: first index of dimensions 0 to 2. A row is held in registers by a warp or
-the block where it fits, in shared memory where that holds it, and is read again where not. rows.h
-has the device side.
+is a layernorm's. A rounded_rmsnorm rounds to the output's type before it multiplies by the weight.
+coord: first index of dimensions 0 to 2. A row is held in registers by a warp or the block where it
+fits, in shared memory where that holds it, and is read again where not. rows.h has the device side.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ ROW_OPS = {
     "log_softmax": "ArkLogSoftmax",
     "layernorm": "ArkLayerNorm",
     "rmsnorm": "ArkRmsNorm",
+    "rounded_rmsnorm": "ArkRmsNorm",
 }
 HELD = 32  # elements of a row that a thread keeps in registers, and bytes that wait for it there
 HELD_BYTES = 64
@@ -85,6 +86,21 @@ def row_constants(sig: Signature) -> tuple[int, int, int]:
     params = sig.read(RowNormParams)
     shape = fold(sig.operands[-1].shape)
     return params.rows, shape[1 if params.dealt else 2], shape[3]
+
+
+def row_op(name: str, sig: Signature) -> tuple[str, str]:
+    """The type that says what a body of this name does with rows, and its definition if no header
+    has it: a rounded_rmsnorm rounds to the result's type before it multiplies by the weight.
+    """
+    function = sig.read(RowNormParams).function
+    op, ctype = ROW_OPS[function], sig.operands[-1].ctype
+    if function != "rounded_rmsnorm":
+        return op, ""
+    body = (
+        f"  ARK_DEVICE float value(float v, float factor) {{\n    {ctype} rounded;\n"
+        "    ark_put(&rounded, 0, v * factor);\n    return ark_get(&rounded, 0);\n  }\n"
+    )
+    return f"{name}_op", f"struct {name}_op : {op} {{\n{body}}};\n"
 
 
 def operands(sig: Signature, of_all: bool = False) -> tuple[str, ...]:
@@ -136,7 +152,11 @@ class RowNorm(TaskKind):
         super().check(sig)
         params = sig.read(RowNormParams)
         function, given = params.function, len(sig.operands) - 2
-        least, most = {"rmsnorm": (1, 1), "layernorm": (0, 2)}.get(function, (0, 0))
+        least, most = {
+            "rmsnorm": (1, 1),
+            "rounded_rmsnorm": (1, 1),
+            "layernorm": (0, 2),
+        }.get(function, (0, 0))
         count(sig, *range(2 + least, 3 + most))
         shape = typed(sig, 0).shape
         shaped(sig, len(sig.operands) - 1, shape)
@@ -181,8 +201,9 @@ class RowNorm(TaskKind):
             or math.prod(fold(sig.operands[-1].shape)[:2]) > 1
         ):
             return ""
+        op, definition = row_op(name, sig)
         constants = (
-            ROW_OPS[sig.read(RowNormParams).function],
+            op,
             *others,
             1,
             self._kept(sig, machine),
@@ -194,7 +215,7 @@ class RowNorm(TaskKind):
         )
         addresses = text.addresses(sig, range(len(sig.operands)))
         arguments = (*operands(sig, of_all=True), addresses)
-        return text.call(name, "ark_row_norm_claimed", constants, arguments)
+        return definition + text.call(name, "ark_row_norm_claimed", constants, arguments)
 
     def claiming_headers(self) -> tuple[str, ...]:
         return (text.header("claimed_rows.h"),)
@@ -235,8 +256,9 @@ class RowNorm(TaskKind):
         return (text.header("folds.h"), text.header("rows.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        op, definition = row_op(name, sig)
         constants = (
-            ROW_OPS[sig.read(RowNormParams).function],
+            op,
             *row_constants(sig),
             SIDE_BY_SIDE if not machine.cooperative else 1,
             self._kept(sig, machine),
@@ -244,7 +266,7 @@ class RowNorm(TaskKind):
             *(self._held(sig, machine) or (0, 0, 0, 0, 0)),
         )
         addresses = text.addresses(sig, range(len(sig.operands)))
-        return text.call(name, "ark_row_norm", constants, (*operands(sig), addresses))
+        return definition + text.call(name, "ark_row_norm", constants, (*operands(sig), addresses))
 
 
 register(RowNorm())

@@ -100,6 +100,11 @@ def check_rows(backend: str, shapes: list[tuple[int, ...]]) -> None:
     def rmsnorm(x: np.ndarray, w: np.ndarray) -> np.ndarray:
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * w
 
+    def by_ops(x: ark.Tensor, w: ark.Tensor) -> ark.Tensor:
+        wide = ark.cast(x, ark.fp32)
+        factor = ark.rsqrt(ark.add(ark.reduce_mean(ark.mul(wide, wide), -1), 1e-5))
+        return ark.mul(w, ark.cast(ark.mul(wide, factor), x.dtype()))
+
     cases = []
     for number, shape in enumerate(shapes):
         dtype = FLOATS[number]
@@ -113,6 +118,7 @@ def check_rows(backend: str, shapes: list[tuple[int, ...]]) -> None:
                 lambda t, u: ark.rmsnorm(t, u, eps=1e-5),
                 rmsnorm,
             ),
+            Case(f"rmsnorm by ops {shape}", [(x, dtype), (w, dtype)], by_ops, rmsnorm),
             Case(
                 f"argmax {shape}",
                 [(x, ark.fp32)],

@@ -20,7 +20,7 @@ from ark.lower.rewrite.fuse_chains import expression_of, is_pointwise
 from ark.lower.rewrite.pack_weights import writes
 from ark.tasks import expression
 
-BY_ROWS = ("layernorm", "matmul", "rmsnorm", "swiglu", "swiglu_pairs")
+BY_ROWS = ("layernorm", "matmul", "rmsnorm", "rounded_rmsnorm", "swiglu", "swiglu_pairs")
 """Ops but elementwise ones whose rows depend on the same rows of the first input, or of all."""
 FEWER = 2  # times as many rows as are taken there must be
 

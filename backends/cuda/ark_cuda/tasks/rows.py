@@ -15,7 +15,7 @@ import re
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.rows import HELD, ROW_OPS, RowNormParams, folds, operands, packs, row_constants
+from ark.tasks.rows import HELD, RowNormParams, folds, operands, packs, row_constants, row_op
 from ark_cuda.tasks import inline
 
 STAGE_BYTES = 128 << 10  # of rows in shared memory; the rest is the nearest cache's
@@ -65,13 +65,14 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     shape = _shape(sig, machine)
     if not shape:
         return None
+    op, definition = row_op(name, sig)
     constants = (
-        ROW_OPS[sig.read(RowNormParams).function],
+        op,
         *row_constants(sig),
         folds(machine),
         BARRIERS,
     )
-    return text.call(name, "ark_row_stream", (*constants, *shape), operands(sig))
+    return definition + text.call(name, "ark_row_stream", (*constants, *shape), operands(sig))
 
 
 def headers(machine: Machine) -> tuple[str, ...]:

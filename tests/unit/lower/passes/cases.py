@@ -59,6 +59,13 @@ def _turned_rows() -> None:
     ark.relu(ark.transpose(ark.reshape(y, [64, 8, 48]), [1, 0, 2]))
 
 
+def _norm_by_ops() -> None:
+    x, w = ark.tensor([64, 256], bf16), ark.parameter([256], bf16, name="w")
+    wide = ark.cast(x, fp32)
+    factor = ark.rsqrt(ark.add(ark.reduce_mean(ark.mul(wide, wide), 1), 1e-5))
+    ark.mul(w, ark.cast(ark.mul(wide, factor), bf16))
+
+
 def _convolution() -> None:
     x = ark.tensor([8, 64, 32, 32], bf16)
     ark.conv(ark.relu(x), ark.parameter([64, 64, 3, 3], bf16, name="w"), padding=1)
@@ -207,6 +214,7 @@ CASES = (
     Case("inline_all_reduce", _summed_row, ranks=2),
     Case("fold_transposes", _transposed),
     Case("cancel_transposes", _turned_rows),
+    Case("fuse_rmsnorm", _norm_by_ops),
     Case("channels_last", _convolution),
     Case("pack_weights", _gated),
     Case("fuse_unit_attention", _attention),

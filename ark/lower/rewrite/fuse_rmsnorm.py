@@ -1,0 +1,163 @@
+"""An rmsnorm that is written op by op becomes one node, which reads each row once.
+
+    c = cast(x, fp32); y = c * rsqrt(mean(c * c) + eps); result = weight * y
+
+All but the result is fp32. Where y is rounded to the result's 16-bit type before it is multiplied
+by a weight of that type, as norms of transformers do, the node is a `rounded_rmsnorm`, which rounds
+there too. Where the product is fp32, and rounded behind it or not at all, it is an `rmsnorm`. What
+rounds elsewhere stays as it is. Listed in ark.lower.passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ark.ir.dtype import FLOATS, fp32
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.copies import without_unread
+from ark.lower.rewrite.fuse_chains import read_once
+from ark.lower.rewrite.masks import only_makers
+from ark.lower.rewrite.views import same_elements
+
+SQUARE = ["mul", ["input", 0], ["input", 0]]
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """rounded: before rows are multiplied by the weight. taken: ids of nodes that it replaces."""
+
+    rows: Tensor
+    weight: Tensor
+    eps: float
+    rounded: bool
+    taken: tuple[int, ...]
+
+
+def fuse_rmsnorm(graph: Graph, context: Context) -> Graph:
+    """A copy of the graph with such norms."""
+    finder = _Finder(graph, context.kept)
+    norms = {n.id: norm for n in graph.nodes if (norm := finder.ending_with(n)) is not None}
+    if not norms:
+        return graph
+    taken = {number for norm in norms.values() for number in norm.taken}
+    each = (_fused(n, norms.get(n.id)) for n in graph.nodes if n.id not in taken)
+    return without_unread(graph.with_nodes(each), context.kept, frozenset())
+
+
+def _fused(node: Node, norm: _Norm | None) -> Node:
+    if norm is None:
+        return node
+    kind = "rounded_rmsnorm" if norm.rounded else "rmsnorm"
+    rounds = {"type": norm.weight.dtype.name} if norm.rounded else {}
+    attrs = {"eps": norm.eps, **rounds}
+    inputs = (norm.rows, norm.weight)
+    return dataclasses.replace(node, type=kind, name="rmsnorm", inputs=inputs, attrs=attrs)
+
+
+class _Finder:
+    """Looks for the nodes of a norm."""
+
+    def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
+        self.view, self.private = graph.view, read_once(graph, kept, again=True)
+        self.makers = only_makers(graph)
+
+    def ending_with(self, last: Node) -> _Norm | None:
+        """The norm whose result this node makes: it multiplies by the weight, or rounds that."""
+        if last.hints is not None or len(last.outputs) != 1:
+            return None
+        out = last.outputs[0].dtype
+        if last.type == "mul" and not (out == fp32 and self._is_rounded(last)):
+            return self._weighted(last, last, ())
+        product = self._maker(last.inputs[0], last) if last.type == "cast" else None
+        if product is None or product.outputs[0].dtype != fp32 or out not in FLOATS:
+            return None
+        return self._weighted(product, last, (product.id,))
+
+    def _is_rounded(self, product: Node) -> bool:
+        """Is the result read by a cast alone, with which the norm ends?"""
+        out = product.outputs[0]
+        if not self.private(out):
+            return False
+        (number,) = self.view.touching[out.buffer.id] - {product.id}
+        reader = self.view.nodes[self.view.places[number]]
+        return reader.type == "cast" and reader.outputs[0].dtype in FLOATS
+
+    def _maker(self, tensor: Tensor, reader: Node) -> Node | None:
+        """The node that makes these elements for this reader alone."""
+        node = self.makers.get(tensor.buffer.id)
+        if node is None or len(node.outputs) != 1 or node.placement != reader.placement:
+            return None
+        fits = not node.after and self.private(node.outputs[0])
+        return node if fits and same_elements(tensor, node.outputs[0]) else None
+
+    def _weighted(self, product: Node, last: Node, taken: tuple[int, ...]) -> _Norm | None:
+        """The norm that is multiplied by its weight there."""
+        if product.type != "mul" or len(product.inputs) != 2:
+            return None
+        for weight, value in itertools.permutations(product.inputs):
+            alike = weight.dtype == value.dtype == product.outputs[0].dtype
+            row = weight.shape == value.shape[-1:] and len(value.shape) > 1 and weight.dense
+            node = self._maker(value, last) if alike and row else None
+            rounded = node is not None and node.type == "cast" and value.dtype in FLOATS
+            if node is None or (value.dtype != fp32 and not rounded):
+                continue
+            also = taken
+            if rounded:
+                also = (*taken, node.id)
+                node = self._maker(node.inputs[0], last)
+            for rows, eps, nodes in self._normed(node, last):
+                if rows.shape == value.shape == last.outputs[0].shape:
+                    return _Norm(rows, weight, eps, rounded, (*also, *nodes))
+        return None
+
+    def _normed(
+        self, product: Node | None, last: Node
+    ) -> Iterator[tuple[Tensor, float, tuple[int, ...]]]:
+        """Rows, eps and the nodes of rows * rsqrt(mean(rows * rows) + eps)."""
+        if product is None or product.type != "mul" or len(product.inputs) != 2:
+            return
+        for value, factor in itertools.permutations(product.inputs):
+            root = self._maker(factor, last)
+            added = self._of_type(root, "rsqrt", last)
+            mean = self._of_type(added, "add", last)
+            square = self._of_type(mean, "reduce_mean", last)
+            if root is None or added is None or mean is None or square is None:
+                continue
+            axis = mean.attrs["axis"] % len(value.shape)
+            over = axis == len(value.shape) - 1 and mean.attrs["keepdims"]
+            nodes = (product, root, added, mean, square)
+            plain = all(n.outputs[0].dtype == fp32 for n in nodes) and value.dtype == fp32
+            eps = added.attrs.get("scalar", 0.0)
+            squares = all(t.id == value.id for t in square.inputs) and (
+                (square.type == "mul" and len(square.inputs) == 2)
+                or square.attrs.get("expr") == SQUARE
+            )
+            if over and plain and eps > 0.0 and squares and square.inputs:
+                rows = self._rows(value, square, last)
+                if rows is not None:
+                    yield rows, float(eps), tuple(n.id for n in nodes)
+
+    def _of_type(self, node: Node | None, kind: str, last: Node) -> Node | None:
+        """What makes the only input of a node, if the node is of this type."""
+        fits = node is not None and node.type == kind and len(node.inputs) == 1
+        return self._maker(node.inputs[0], last) if node is not None and fits else None
+
+    def _rows(self, value: Tensor, first: Node, last: Node) -> Tensor | None:
+        """The rows that are normed, the value or the input of its cast; None where they are
+        written again before the norm ends.
+        """
+        rows, places = value, self.view.places
+        begin = places[first.id]
+        maker = self.makers.get(value.buffer.id)
+        if maker is not None and maker.type == "cast" and same_elements(value, maker.outputs[0]):
+            source = maker.inputs[0]
+            if source.dtype in FLOATS and source.shape == value.shape:
+                rows, begin = source, places[maker.id]
+        writers = self.view.writers.get(rows.buffer.id, ())
+        written = any(begin < places[n.id] < places[last.id] for n in writers)
+        return None if written else rows
