@@ -158,10 +158,10 @@ def _graph(args: argparse.Namespace) -> Any:
     return whole_pass(config, dtype, rows)
 
 
-def _work(made: Prediction) -> tuple[float, tuple[Whole, ...]]:
+def _work(prediction: Prediction) -> tuple[float, tuple[Whole, ...]]:
     """A rank's part of its stage's work, and the ops that all ranks of the stage compute."""
-    nodes = [node for cost in made.blocks for node in cost.block.nodes]
-    return whole_in(nodes, made.options, [made.mesh[axis] for axis in made.axes])
+    nodes = [node for cost in prediction.blocks for node in cost.block.nodes]
+    return whole_in(nodes, prediction.options, [prediction.mesh[axis] for axis in prediction.axes])
 
 
 def _object(made: Prediction) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,10 @@ import ark
 from examples.common import dense
 from examples.common.plot import Panel, page
 from examples.pose import algebra
+from examples.pose.status import COLUMN, ROW, Status, after, before, square
 
 STEPS = 20  # no problem of a sensible size needs more
 TOLERANCE = 1e-5  # of a step's length: radians, and units of length
-ROW, COLUMN = np.triu_indices(6)
 
 
 @dataclass
@@ -41,13 +41,15 @@ class Problems:
 class Poses:
     """rotation (batch, 3, 3): A. position (batch, 3): p. cost (batch,): J, half the sum of squares.
     information (batch, 6, 6): the inverse of the Cramer-Rao bound of (rotation vector, position).
-    iterations: how many the batch took.
+    status (batch,): whether there is an answer; without one the others are NaN. iterations: how
+    many the batch took.
     """
 
     rotation: np.ndarray
     position: np.ndarray
     cost: np.ndarray
     information: np.ndarray
+    status: np.ndarray
     iterations: int
 
     def bound(self) -> np.ndarray:
@@ -91,8 +93,8 @@ def kabsch(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def iteration(
     first: ark.Tensor, second: ark.Tensor, covariance: ark.Tensor, pose: ark.Tensor
 ) -> tuple[list[ark.Tensor], ark.Tensor, ark.Tensor]:
-    """A step of all poses, in place: sum H'WH as it was before (the triangle), J, and the
-    square of the batch's longest step.
+    """A step of all poses, in place: sum H'WH as it was before (the triangle), J, and the squares
+    of the steps' lengths (1, 1, batch).
     """
     parts = [[t[i] for i in range(t.shape()[0])] for t in (first, second, covariance, pose)]
     triangle, gradient, squares = algebra.normal_equations(
@@ -101,19 +103,36 @@ def iteration(
     step = dense.solve(triangle, gradient)
     for new, old in zip(algebra.moved(parts[3], step), parts[3], strict=True):
         ark.copy(new, output=old)
-    return triangle, ark.mul(squares, 0.5), ark.reduce_max(dense.dot(step, step), [0, 1, 2])
+    return triangle, ark.mul(squares, 0.5), dense.dot(step, step)
 
 
-def solve(problems: Problems, repeats: int = 1) -> tuple[Poses, float]:
-    """The poses, and the seconds of a launch, the least of so many (compilation and the start are
-    before it).
+def usable(problems: Problems, status: np.ndarray) -> Problems:
+    """The problems with harmless numbers in place of those that have no answer."""
+    kept = status == Status.SOLVED
+    triangle = np.eye(6, dtype=np.float32)[ROW, COLUMN][:, None, None]
+    return replace(
+        problems,
+        first=np.where(kept, problems.first, 0),
+        second=np.where(kept, problems.second, 0),
+        covariance=np.where(kept, problems.covariance, triangle),
+    )
+
+
+def solve(problems: Problems, repeats: int = 1, steps: int = STEPS) -> tuple[Poses, float]:
+    """The poses after at most so many steps, and the seconds of a launch, the least of `repeats`
+    (compilation and the start are before it).
     """
     _, points, batch = problems.first.shape
+    status = before(problems.first, problems.second, problems.covariance)
+    problems = usable(problems, status)
     ark.Model.reset()
     first, second = ark.tensor([3, points, batch]), ark.tensor([3, points, batch])
     covariance = ark.tensor([21, points, batch])
     pose = ark.tensor([7, 1, batch])
-    triangle, cost, longest = iteration(first, second, covariance, pose)
+    triangle, cost, lengths = iteration(first, second, covariance, pose)
+    # A step that is infinite or NaN belongs to a problem without an answer, which none wait for.
+    finite = ark.where(ark.less(lengths, float(np.finfo(np.float32).max)), lengths, 0.0)
+    longest = ark.reduce_max(finite, [0, 1, 2])
     # Token 1 is drawn, which ends the launch, once no step is longer than the tolerance.
     limit = ark.constant(TOLERANCE**2, [1, 1], ark.fp32)
     state = ark.TokenState.make(STEPS + 2)
@@ -123,27 +142,29 @@ def solve(problems: Problems, repeats: int = 1) -> tuple[Poses, float]:
         first.from_numpy(problems.first)
         second.from_numpy(problems.second)
         covariance.from_numpy(problems.covariance)
-        start = kabsch(problems.first, problems.second).reshape(7, 1, batch)
+        start = kabsch(problems.first, problems.second)
         state.settings.from_numpy(np.array([0, 0, 0, 0, STEPS + 2, 1, 0], np.int32))
         state.stops.from_numpy(np.array([1] + [-1] * 15, np.int32))
         seconds = np.inf
         for _ in range(repeats):
-            pose.from_numpy(start)
+            pose.from_numpy(start.reshape(7, 1, batch))
             state.position.from_numpy(np.zeros(1, np.int32))
             begin = time.perf_counter()
-            runtime.run(STEPS)
+            runtime.run(steps)
             seconds = min(seconds, time.perf_counter() - begin)
         result = pose.to_numpy().reshape(7, batch).astype(np.float64)
-        square = np.zeros((batch, 6, 6))
-        square[:, ROW, COLUMN] = np.stack([t.to_numpy().reshape(batch) for t in triangle], 1)
-        square[:, COLUMN, ROW] = square[:, ROW, COLUMN]
-        poses = Poses(
+        information = square(np.stack([t.to_numpy().reshape(batch) for t in triangle]))
+        length = np.sqrt(lengths.to_numpy().reshape(batch))
+        status = after(status, problems.covariance, start, information, length, TOLERANCE)
+        answers = [
             np.moveaxis(np.array(algebra.to_matrix(result[:4])), -1, 0),
             result[4:].T,
             cost.to_numpy().reshape(batch),
-            square,
-            int(state.position.to_numpy()[0]),
-        )
+            information,
+        ]
+        for answer in answers:
+            answer[status != Status.SOLVED] = np.nan
+        poses = Poses(*answers, status, int(state.position.to_numpy()[0]))
     return poses, seconds
 
 
@@ -195,6 +216,7 @@ def main() -> None:
     poses, seconds = solve(problems, args.repeats)
     scaled = errors(poses, rotation, position)
     scaled /= np.sqrt(np.diagonal(poses.bound(), axis1=1, axis2=2))
+    scaled = scaled[poses.status == Status.SOLVED]
     start = kabsch(problems.first, problems.second)
     begin = time.perf_counter()
     _, iterations = in_numpy(problems, start)
@@ -202,8 +224,9 @@ def main() -> None:
     args.figure.write_text(figure(scaled), encoding="utf-8")
     report = {
         "iterations": poses.iterations,
+        "status": {s.name: int((poses.status == s).sum()) for s in Status},
         "sigma_over_bound": scaled.std(0).round(4).tolist(),
-        "twice_cost_mean": round(2 * float(poses.cost.mean()), 3),
+        "twice_cost_mean": round(2 * float(np.nanmean(poses.cost)), 3),
         "expected": 3 * args.points - 6,
         "problems_per_second": round(args.batch / seconds),
         "numpy_iterations": iterations,

@@ -52,6 +52,72 @@ def test_scipy_finds_the_same_poses(backend: str, points: int) -> None:
         np.testing.assert_allclose(poses.cost[which], cost, rtol=1e-4)
 
 
+def unusual() -> tuple[Any, list[Any]]:
+    """A batch of problems that have no answer between some that have, and their statuses."""
+    status = example.Status
+    expected = [status.SOLVED] * 9
+    problems, *_ = example.draw(8, len(expected), seed=3)
+    first, second, covariance = (
+        a.copy() for a in (problems.first, problems.second, problems.covariance)
+    )
+    random = np.random.default_rng(4)
+    line = random.normal(size=(3, 1)) * np.linspace(-1, 1, 8)
+    for which, noise in ((1, 0.0), (2, 0.01)):  # the points lie on a line, up to noise
+        for side in (first, second):
+            side[:, :, which] = line + noise * random.normal(size=(3, 8))
+        expected[which] = status.UNOBSERVABLE
+    first[:, :, 3] = second[:, :, 3] = 0.5  # and in one place
+    expected[3] = status.UNOBSERVABLE
+    covariance[1, 5, 4] *= 40  # a correlation of more than 1
+    covariance[0, 2, 5] *= -1  # a negative variance
+    covariance[:, 0, 6] = 0  # a point without noise
+    expected[4:7] = [status.INDEFINITE_COVARIANCE] * 3
+    second[1, 1, 7] = np.nan
+    expected[7] = status.NOT_FINITE
+    return example.Problems(first, second, covariance), expected
+
+
+def test_problems_without_an_answer_say_why(backend: str) -> None:
+    problems, expected = unusual()
+    poses, _ = example.solve(problems)
+    assert list(poses.status) == expected
+    solved = poses.status == example.Status.SOLVED
+    assert np.isfinite(poses.position[solved]).all() and np.isnan(poses.position[~solved]).all()
+    start = example.kabsch(problems.first[:, :, :1], problems.second[:, :, :1])
+    a, p, _ = scipy_pose(problems, 0, start[:, 0].astype(np.float64))
+    np.testing.assert_allclose(poses.rotation[0], a, atol=2e-5)
+    np.testing.assert_allclose(poses.position[0], p, atol=2e-5)
+
+
+def test_problems_that_did_not_converge_say_so(backend: str) -> None:
+    problems, *_ = example.draw(8, 9, seed=2, sigma=0.05)
+    poses, _ = example.solve(problems, steps=1)
+    assert set(poses.status) == {example.Status.NOT_CONVERGED}
+    assert np.isnan(poses.rotation).all()
+
+
+def test_two_points_are_too_few() -> None:
+    problems, *_ = example.draw(2, 3, seed=2)
+    status = example.before(problems.first, problems.second, problems.covariance)
+    assert list(status) == [example.Status.TOO_FEW_POINTS] * 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_covariances_are_those_that_numpy_takes(seed: int) -> None:
+    """Semidefinite as NumPy's eigenvalues say, of random matrices of every rank."""
+    from examples.pose import status
+
+    random = np.random.default_rng(seed)
+    root = random.normal(size=(300, 6, 6)) * (np.arange(6) < random.integers(1, 7, (300, 1, 1)))
+    signs = np.where(random.random((300, 1, 6)) < 0.1, -1.0, 1.0)
+    matrices = (root * signs) @ root.transpose(0, 2, 1)
+    least = np.linalg.eigvalsh(matrices)[:, 0] / np.abs(matrices).max((1, 2))
+    clear = (least > -1e-9) | (least < -1e-2)
+    want = least > -1e-9
+    assert 50 < want.sum() < 280
+    np.testing.assert_array_equal(status.pivots(matrices)[1][clear], want[clear])
+
+
 def test_errors_are_those_of_the_bound() -> None:
     example.ark.init(backend="cpu")
     points, batch = 8, 40_000

@@ -176,8 +176,13 @@ def test_a_mean_of_integers_is_named() -> None:
             build(2, lambda r, f=reduce: f(ark.tensor([8], ark.int32), r, 2, reduction="mean"))
 
 
+HUGE, TINY = 2.0**126, 2.0**-100
+
+
 def by_hand() -> None:
-    """[1, 0] and [1, 1], the papers' own example; orthogonal ones; equal ones; whole matrices."""
+    """[1, 0] and [1, 1], the papers' own example; orthogonal ones; equal ones; whole matrices;
+    numbers whose squares overflow or vanish.
+    """
     ark.init(backend="cpu")
     rank = ark.Model.get_rank()
     given = {
@@ -185,6 +190,8 @@ def by_hand() -> None:
         "orthogonal": ([[2, 0], [0, 3]], [2, 3], [2, 3]),
         "equal": ([[2, 4], [2, 4]], [2, 4], [2, 4]),
         "opposed": ([[2, 0], [-2, 0]], [0, 0], [2, 0]),
+        "huge": ([[HUGE, 0], [HUGE, HUGE]], [1.25 * HUGE, 0.75 * HUGE], [HUGE, HUGE]),
+        "tiny": ([[TINY, 0], [TINY, TINY]], [1.25 * TINY, 0.75 * TINY], [TINY, TINY]),
     }
     results = {}
     for name, (vectors, _, _) in given.items():

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ark.errors import InvalidUsageError
+from ark.errors import InvalidUsageError, ModelError
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,20 @@ class Reduction:
 
 
 def dot_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Returns [a.b, a.a, b.b] in fp64, shape (3,)."""
+    """Returns [a.b, a.a, b.b] in fp64, shape (3,); infinite where fp64 is too narrow."""
     x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
-    return np.array([x @ y, x @ x, y @ y])
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.array([x @ y, x @ x, y @ y])
 
 
 def coefficients(name: str, dots: np.ndarray) -> tuple[float, float]:
     """Returns the factors of a and b for dots = [a.b, a.a, b.b]; 1 where a norm vanishes."""
     ab, aa, bb = (float(v) for v in dots)
+    if not np.isfinite((ab, aa, bb)).all():
+        raise ModelError(
+            f"{name}: the dot products of two ranks' tensors are {ab:g}, {aa:g} and {bb:g}; they "
+            "must be finite in fp64: scale the tensors down, and remove infinities and NaN"
+        )
     if name == "adasum":
         return (1 - ab / (2 * aa) if aa else 1.0), (1 - ab / (2 * bb) if bb else 1.0)
     if name == "combiner":
@@ -58,7 +64,15 @@ def blend(name: str, a: np.ndarray, b: np.ndarray, dots: np.ndarray) -> np.ndarr
 
 
 def _whole(name: str) -> Reduction:
-    return Reduction(name, False, lambda a, b: blend(name, a, b, dot_products(a, b)))
+    def combine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        if a.dtype != np.float64:  # products of smaller types fit into fp64
+            return blend(name, a, b, dot_products(a, b))
+        # Factors are those of tensors of any scale, so the larger magnitude can be 1.
+        largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0))
+        scale = largest if 0 < largest < np.inf else 1.0
+        return scale * blend(name, a / scale, b / scale, dot_products(a / scale, b / scale))
+
+    return Reduction(name, False, combine)
 
 
 REDUCTIONS: dict[str, Reduction] = {

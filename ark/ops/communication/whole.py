@@ -16,29 +16,35 @@ from ark.frontend.tensor import Tensor
 from ark.ir.dtype import FLOATS, fp32
 from ark.ops.elementwise import add, cast, div, mul, sub
 from ark.ops.logic import greater
-from ark.ops.reductions import reduce_sum
+from ark.ops.math import abs as magnitude
+from ark.ops.reductions import reduce_max, reduce_sum
 from ark.ops.selection import where
 from ark.ops.views import reshape
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    return reduce_sum(mul(a, b), 0)
+def _scaled(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest magnitude of x, and x over it, whose squares neither overflow nor vanish."""
+    largest = reduce_max(magnitude(x), 0)
+    return largest, div(x, where(greater(largest, 0.0), largest, 1.0))
 
 
-def _along(dot: Tensor, norm: Tensor) -> Tensor:
-    """dot / norm; 0 where the norm vanishes, so that the factor made of it is 1."""
-    return where(greater(norm, 0.0), div(dot, norm), mul(norm, 0.0))
+def _removed(x: Tensor, other: Tensor, share: float) -> Tensor:
+    """x without `share` of the projection of `other` on it; x itself where it vanishes."""
+    (_, unit), (largest, direction) = _scaled(x), _scaled(other)
+    norm = reduce_sum(mul(unit, unit), 0)
+    along = mul(reduce_sum(mul(unit, direction), 0), share)
+    ratio = where(greater(norm, 0.0), div(along, norm), mul(norm, 0.0))
+    return sub(x, mul(unit, mul(ratio, largest)))
 
 
 def _adasum(a: Tensor, b: Tensor) -> Tensor:
-    dot = mul(_product(a, b), 0.5)
-    first, second = (mul(x, sub(1.0, _along(dot, _product(x, x)))) for x in (a, b))
-    return add(first, second)
+    """(1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b."""
+    return add(_removed(a, b, 0.5), _removed(b, a, 0.5))
 
 
 def _combiner(a: Tensor, b: Tensor) -> Tensor:
     """What of b is not along a, added to it."""
-    return add(b, mul(a, sub(1.0, _along(_product(a, b), _product(a, a)))))
+    return add(b, _removed(a, b, 1.0))
 
 
 def _by_pairs(parts: list[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ark.collective import classics
 from ark.collective.programs import check, execute
 from ark.collective.programs.reductions import REDUCTIONS, reference
-from ark.errors import InvalidUsageError
+from ark.errors import InvalidUsageError, ModelError
 
 
 def vectors(*rows):
@@ -70,6 +70,19 @@ def test_combiner_programs_fold_in_rank_order(ranks, length, seed):
         check(program)
         for out in execute(program, list(rows), seed=seed):
             np.testing.assert_allclose(out, total, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_scale_does_not_matter(scale):
+    rows = np.random.default_rng(3).normal(size=(4, 9))
+    want = scale * by_hand(list(rows))
+    np.testing.assert_allclose(reference("adasum", list(scale * rows)), want, rtol=1e-9)
+
+
+def test_programs_refuse_products_that_overflow():
+    program = classics.build("adasum_halving", "all_reduce", 2)
+    with pytest.raises(ModelError, match="must be finite in fp64: scale the tensors down"):
+        execute(program, [np.full(4, 1e200), np.full(4, 1e200)])
 
 
 def test_dot_products_are_in_fp64():
