@@ -75,7 +75,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         description="Generates text with a Hugging Face Llama directory, in one kernel launch.",
     )
     p.add_argument(
-        "directory", help="a folder with config.json, safetensors files and tokenizer.json"
+        "directory",
+        help="a folder with config.json, safetensors files and tokenizer.json, or a GGUF file",
     )
     p.add_argument(
         "--prompt",

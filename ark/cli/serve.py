@@ -28,7 +28,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         help="serve a checkpoint over HTTP, as OpenAI's clients expect",
         description="Serves a checkpoint directory over HTTP with OpenAI's routes.",
     )
-    p.add_argument("directory", help="config.json, safetensors and tokenizer.json")
+    p.add_argument("directory", help="config.json, safetensors and tokenizer.json; or a GGUF file")
     p.add_argument(
         "--host",
         default="127.0.0.1",
