@@ -87,7 +87,7 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "directory",
         help="a folder with config.json, safetensors files and tokenizer.json, or the name of one "
-        "on the Hugging Face hub",
+        "on the Hugging Face hub; or a GGUF file",
     )
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.models.fields import Fields, check_file
+from ark.models.gguf_file import is_gguf, read_gguf
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -42,11 +43,16 @@ class ChatTemplates:
     @classmethod
     def open(cls, directory: str | Path, special_tokens: Mapping[str, str]) -> ChatTemplates:
         """Reads chat_template.jinja, additional_chat_templates/NAME.jinja and `chat_template` of
-        tokenizer_config.json, which is a text or a list of named ones; files come first.
+        tokenizer_config.json, which is a text or a list of named ones; files come first. A GGUF
+        file has one in its metadata.
 
         special_tokens: Tokenizer.special_tokens. ModelError where a file is damaged.
         """
         folder = Path(directory)
+        if is_gguf(folder):
+            template = read_gguf(folder).metadata.get("tokenizer.chat_template")
+            own = {DEFAULT: template} if isinstance(template, str) else {}
+            return cls(str(directory), own, dict(special_tokens))
         named = [(DEFAULT, folder / FILE)]
         named += [(path.stem, path) for path in sorted((folder / FOLDER).glob("*.jinja"))]
         texts = {name: _read(path) for name, path in named if path.exists()}

@@ -7,7 +7,7 @@ demand, one weight at a time, so opening and validating a checkpoint is quick.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -23,6 +23,7 @@ from ark.models.config import LlamaConfig
 from ark.models.formats.base import QuantizedTensor, find
 from ark.models.formats.layout import Codes
 from ark.models.formats.on_load import OnLoad
+from ark.models.gguf_file import find_gguf_tensors, is_gguf, read_config, read_gguf, reordered
 from ark.models.holding import held, layouts_on_load
 from ark.models.registry import decoder
 from ark.models.rope import Rope, inverse_frequencies
@@ -82,11 +83,17 @@ class Checkpoint:
     """
 
     def __init__(
-        self, directory: Path, config: LlamaConfig, stored: dict[str, StoredTensor]
+        self,
+        directory: Path,
+        config: LlamaConfig,
+        stored: dict[str, StoredTensor],
+        reordered: Mapping[str, Stored] | None = None,
     ) -> None:
         self.directory = directory
         self.config = config
         self.weights = {weight.name: weight for weight in model_weights(config)}
+        for name, rows in (reordered or {}).items():
+            self.weights[name] = replace(self.weights[name], stored=rows)
         self.stored = stored
         self.quantized: dict[str, QuantizedTensor] = {}
         self.on_load: OnLoad | None = None
@@ -99,7 +106,8 @@ class Checkpoint:
 
     @classmethod
     def open(cls, directory: str | Path, quantize: str | None = None) -> Checkpoint:
-        """Reads the config and the safetensors headers, and checks both against each other.
+        """Reads the config and the safetensors headers, or a GGUF file, and checks both against
+        each other.
 
         quantize: a format of ark.models.formats.on_load into which the weights of linear layers are
         brought while they are loaded; None: as they are stored.
@@ -108,8 +116,9 @@ class Checkpoint:
         ark does not support the model or the format.
         """
         path = Path(directory)
-        config = LlamaConfig.from_directory(path)
-        stored = find_tensors(path)
+        file = read_gguf(path) if is_gguf(path) else None
+        config = read_config(file) if file else LlamaConfig.from_directory(path)
+        stored = find_gguf_tensors(file) if file else find_tensors(path)
         # Checked before the weights are listed, because a wrong number of layers could make that
         # list endless.
         if config.num_hidden_layers > len(stored):
@@ -118,7 +127,8 @@ class Checkpoint:
                 f"are {len(stored)} tensors in all. Correct num_hidden_layers, or download the "
                 "weights that belong to it."
             )
-        checkpoint = cls(path, untied(config, stored), stored)
+        orders = reordered(file, config) if file else None
+        checkpoint = cls(path, untied(config, stored), stored, orders)
         checkpoint.validate()
         checkpoint.hold(quantize)
         return checkpoint

@@ -36,9 +36,9 @@ def held(
     if floats:
         kinds = sorted({quantized[name].format.name for name in floats})
         log.warn(
-            f"{_listed(floats)} of {where}, of {len(quantized)} quantised weights "
-            f"({', '.join(kinds)}), are dequantised while they are loaded, because ark has no "
-            "product with them in that form; nothing is saved for these"
+            f"{where}: loading dequantises {_listed(floats)}, {len(floats)} of {len(quantized)} "
+            f"quantised weights ({', '.join(kinds)}), because ark has no product with them in that "
+            "form; nothing is saved for these"
         )
     return layouts
 

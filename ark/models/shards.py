@@ -82,6 +82,11 @@ def find_tensors(directory: Path) -> dict[str, StoredTensor]:
         for pattern in ("*.bin", "*.pth", "*.pt", "*.gguf", "*.h5", "*.msgpack")
         for path in sorted(directory.glob(pattern))
     ]
+    if others and others[0].endswith(".gguf"):
+        raise UnsupportedError(
+            f"{directory} holds its weights in {others[0]}, but ark reads a GGUF file by its own "
+            f"name; give that file: {directory / others[0]}"
+        )
     if others:
         raise UnsupportedError(
             f"{directory} holds its weights in {others[0]}, but ark reads safetensors "

@@ -16,6 +16,8 @@ from tokenizers.models import BPE
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.models.fields import Fields, check_directory, check_file
+from ark.models.gguf_file import is_gguf, read_gguf
+from ark.models.gguf_tokenizer import read_tokenizer
 from ark.models.tokenizer_classes import built, class_of
 from ark.models.tokenizer_tokens import add, declared
 
@@ -84,6 +86,13 @@ def _completed(
     return completed, {name: str(token) for name, token in added.named.items()}
 
 
+def _of_gguf(
+    path: Path, vocab_size: int | None
+) -> tuple[tokenizers.Tokenizer, int | None, dict[str, str]]:
+    backend, special_tokens = read_tokenizer(read_gguf(path))
+    return backend, vocab_size, special_tokens
+
+
 class Tokenizer:
     """Encodes and decodes; `vocab_size` is the model's, against which prompts are checked.
 
@@ -111,10 +120,15 @@ class Tokenizer:
         `add_bos_token` in tokenizer_config.json has no effect, as in transformers: it applies to
         tokenizers without tokenizer.json.
 
+        A GGUF file has its own (ark.models.gguf_tokenizer).
+
         Raises ModelError if a file is missing or damaged, UnsupportedError if the tokenizer is in
         another format.
         """
         folder = Path(directory)
+        if is_gguf(folder):
+            with _without_panics(str(folder)):
+                return cls(*_of_gguf(folder, vocab_size))
         check_directory(folder)
         path = folder / "tokenizer.json"
         other = next((n for n in ("tokenizer.model", "vocab.json") if (folder / n).exists()), None)

@@ -37,7 +37,12 @@ ARK_DEVICE ArkFourBits<8> ark_load_few(const ark_int4* p) {
 template <int SIGN>
 ARK_DEVICE float ark_few_bits(const ArkFourBits<SIGN>& few, int j) {
   const ark_u32 code = (few.word ^ SIGN * 0x11111111u) >> 4 * j & 15u;
+#if defined(ARK_VECTOR_BYTES)
+  // Its compiler may reassociate: it would add a zero point to 2^23, which loses the fraction.
+  return static_cast<float>(static_cast<int>(code) - SIGN);
+#else
   return ark_bits_float(code | 0x4b000000u) - (8388608.0f + SIGN);
+#endif
 }
 
 constexpr int ark_quantized_step =

@@ -26,7 +26,8 @@ def test_weights_of_few_bits(backend: str, dtype: Any) -> None:
         weight = rng.integers(0, 16, (40, 96)).astype(np.uint8).view(dtype.numpy).astype(float)
     else:
         weight = rng.integers(*((0, 16) if dtype is ark.uint4 else (-8, 8)), (40, 96))
-    scales, zeros = rng.uniform(0.1, 1, (40, 6)), rng.integers(0, 5, (40, 6)).astype(float)
+    # Zeros with fractions, as GGUF's and others' offsets give them.
+    scales, zeros = rng.uniform(0.1, 1, (40, 6)), rng.uniform(0, 5, (40, 6))
 
     def full(w: np.ndarray, s: np.ndarray, z: Any = 0) -> np.ndarray:
         wide = s.repeat(16, -1)

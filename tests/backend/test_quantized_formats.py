@@ -7,12 +7,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from ark.models.checkpoint import Checkpoint
-from tests.cases.quantized import Quantise, Tensors, check_logits, quantised_checkpoint
+from tests.cases.quantized import (
+    Quantise,
+    Tensors,
+    check_logits,
+    check_values,
+    quantised_checkpoint,
+)
 from tests.cases.quantized_words import awq, gptq
 from tests.slow import slow
 
@@ -129,16 +134,6 @@ def test_codes_of_compressed_tensors_are_the_packages(tmp_path: Path) -> None:
         quantise, config = compressed(name)
         _, there, values = quantised_checkpoint(tmp_path / name, quantise, config)
         check_values(Checkpoint.open(there), values)
-
-
-def check_values(checkpoint: Checkpoint, values: Tensors) -> None:
-    """The values of all codes, which the tests of logits use in part only."""
-    names = {weight.stored_name: name for name, weight in checkpoint.weights.items()}
-    layouts = dict(checkpoint.config.layouts)
-    for stored, value in values.items():
-        name = names[stored]
-        ours = checkpoint.codes(name).floats() if name in layouts else checkpoint.read(name)
-        np.testing.assert_allclose(ours, value.numpy(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.emulated("slow")

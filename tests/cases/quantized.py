@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
@@ -73,3 +74,16 @@ def check_logits(
         logits = model(torch.tensor([PROMPT + tokens[:-1]])).logits[0, -1].numpy()
     np.testing.assert_allclose(ours, logits, rtol=room, atol=room)
     return tokens
+
+
+def check_values(checkpoint: Checkpoint, values: Mapping[str, torch.Tensor]) -> None:
+    """The values of all codes, which the tests of logits use in part only."""
+    names = {weight.stored_name: name for name, weight in checkpoint.weights.items()}
+    layouts = dict(checkpoint.config.layouts)
+    for stored, value in values.items():
+        name = names[stored]
+        coded = name in layouts
+        ours = checkpoint.codes(name).floats() if coded else checkpoint.read(name)
+        room = 1e-6 if coded else float(ml_dtypes.finfo(checkpoint.dtype).eps)
+        most = float(value.abs().max())
+        np.testing.assert_allclose(ours.astype(np.float32), value, rtol=room, atol=1e-7 * most)

@@ -111,17 +111,25 @@ def find(
                     ". Download the weights again."
                 )
             continue
-        if piece.types and (
-            tensor.dtype_code not in piece.types or tensor.shape not in piece.shapes
-        ):
-            expected = " or ".join(str(list(shape)) for shape in piece.shapes)
-            raise ModelError(
-                f"{tensor.path} holds {tensor.name} as {tensor.dtype_code} of shape "
-                f"{list(tensor.shape)}, but {format.name} requires {' or '.join(piece.types)} of "
-                f"shape {expected}. Correct quantization_config, or download the weights again."
-            )
+        if piece.types:
+            _check(format, tensor, piece)
         present[end] = tensor
     return QuantizedTensor(stored_name, shape, format, present)
+
+
+def _check(format: Format, tensor: StoredTensor, piece: Piece) -> None:
+    """Raises ModelError for a tensor of another type or shape."""
+    if tensor.dtype_code not in piece.types:
+        kind, expected = tensor.dtype_code, " or ".join(piece.types)
+    elif tensor.shape not in piece.shapes:
+        kind = f"shape {list(tensor.shape)}"
+        expected = "shape " + " or ".join(str(list(shape)) for shape in piece.shapes)
+    else:
+        return
+    raise ModelError(
+        f"{tensor.path} holds {tensor.name} as {kind}, but {format.name} of this config requires "
+        f"{expected}. Correct the config, or download the weights again."
+    )
 
 
 def unpacked(words: Array, bits: int) -> npt.NDArray[np.uint8]:

@@ -27,13 +27,13 @@ from ark.models.formats.layout import Array, Codes, Layout, group_for
 @dataclass(frozen=True)
 class Gptq:
     """group: inputs that share a scale, 0 for all. symmetric: all zeros are half of the codes'
-    range. less: what is subtracted from zeros that are stored.
+    range. added: to stored zeros.
     """
 
     bits: int
     group: int
     symmetric: bool
-    less: int
+    added: int
     name: str = "GPTQ"
 
     def pieces(self, name: str, shape: tuple[int, ...]) -> dict[str, Piece]:
@@ -60,7 +60,7 @@ class Gptq:
     def decode(self, tensor: QuantizedTensor) -> Codes | Floats:
         words = np.ascontiguousarray(tensor.read("qweight").T)
         codes: Array = unpacked(words, self.bits)
-        zeros = unpacked(tensor.read("qzeros"), self.bits).astype(np.int16).T + self.less
+        zeros = unpacked(tensor.read("qzeros"), self.bits).astype(np.int16).T + self.added
         scales = tensor.read("scales").T
         half = 1 << (self.bits - 1)
         order = self._order(tensor)
