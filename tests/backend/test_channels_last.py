@@ -12,12 +12,7 @@ import pytest
 
 import ark
 from ark.backend import registry
-<<<<<<< HEAD
-from ark.lower.rewrite import channels_last
-=======
-from ark.capability import Capability
 from ark.lower.rewrite import convolutions
->>>>>>> convnet
 from tests.opcheck import Case, check
 
 pytestmark = pytest.mark.emulated("slow")
