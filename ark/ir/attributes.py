@@ -161,9 +161,12 @@ class LinearAttributes(Attributes, frozen=True):
 
 
 class NormAttributes(Attributes, frozen=True):
-    """eps: added to the mean of squares; 0.0 for ops over rows that are no norms."""
+    """eps: added to the mean of squares; 0.0 for ops over rows that are no norms. type: to which
+    rows are rounded before they are multiplied by the weight; empty where they are not.
+    """
 
     eps: float = 0.0
+    type: str = ""
 
 
 class SumNormAttributes(NormAttributes, frozen=True, kw_only=True):
@@ -240,6 +243,7 @@ ATTRIBUTES: Mapping[str, type[Attributes]] = {
     "linear": LinearAttributes,
     "layernorm": NormAttributes,
     "rmsnorm": NormAttributes,
+    "rounded_rmsnorm": NormAttributes,
     "all_reduce_norm": SumNormAttributes,
     **dict.fromkeys(
         ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod"), ReduceAttributes

@@ -145,9 +145,10 @@ def _rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.
 
 
 def _rounded_rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """attrs: `type`, to which rows are rounded before they are multiplied by the weight."""
+    """Rows are rounded before they are multiplied by the weight."""
     (normed,) = _rmsnorm([inputs[0], np.ones(1)], attrs)
-    return [normed.astype(by_name(attrs["type"]).numpy).astype(normed.dtype) * inputs[1]]
+    kind = by_name(NormAttributes.from_node(attrs).type)
+    return [normed.astype(kind.numpy).astype(normed.dtype) * inputs[1]]
 
 
 register("softmax", _softmax, lower_rows, aliasing="exact")

@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ark.ir.attributes import NormAttributes
 from ark.ir.dtype import FLOATS, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -53,10 +54,11 @@ def _fused(node: Node, norm: _Norm | None) -> Node:
     if norm is None:
         return node
     kind = "rounded_rmsnorm" if norm.rounded else "rmsnorm"
-    rounds = {"type": norm.weight.dtype.name} if norm.rounded else {}
-    attrs = {"eps": norm.eps, **rounds}
+    attrs = NormAttributes(eps=norm.eps, type=norm.weight.dtype.name if norm.rounded else "")
     inputs = (norm.rows, norm.weight)
-    return dataclasses.replace(node, type=kind, name="rmsnorm", inputs=inputs, attrs=attrs)
+    return dataclasses.replace(
+        node, type=kind, name="rmsnorm", inputs=inputs, attrs=attrs.to_node()
+    )
 
 
 class _Finder:
