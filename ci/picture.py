@@ -1,15 +1,13 @@
-"""Draws docs/pictures/token.svg: one token on the processors, and beside the same in a CUDA graph.
+"""Draws docs/pictures/token.svg: one token on four processors, and beside it the kernels of a CUDA
+graph that torch.compile made of the same model, on one axis of time.
 
-`python ci/picture.py TRACE` keeps the shortest iteration of a file that `ark trace` wrote, as
-docs/pictures/token.json; `python ci/generate.py` draws that. The lanes are the trace of a CPU. The
-bars are times that were measured on a GPU, whose trace is not recorded (LOG has them).
+docs/pictures/token.json holds both traces, as `bench/token_trace.py` recorded them on a GPU. Called
+by ci/generate.py.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -18,86 +16,77 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "docs/pictures/token.json"
 PICTURE = ROOT / "docs/pictures/token.svg"
 WIDTH, LEFT, LANE, GAP = 960, 110, 26, 6
-LOG = ROOT / "docs/history/performance.md"
-# Llama 3.2 1B, a token, H100, 2026-11-21: us of the loop kernel, and of torch.compile's CUDA graph.
-LOOP_KERNEL_US, CUDA_GRAPH_US = 1079, 1415
 COLOURS = {
-    "linear": "#4477aa",
+    "products": "#4477aa",
     "attention": "#ee6677",
     "embedding": "#228833",
-    "choose": "#aa3377",
+    "others": "#999999",
+}
+# Of each colour, what the names of task kinds and kernels hold.
+NAMES = {
+    "products": ("linear", "nvjet", "splitkreduce", "gemm", "gemv"),
+    "attention": ("attention", "sdpa", "lean_reduction", "flash", "fmha"),
+    "embedding": ("embedding",),
 }
 
 
 @dataclass(frozen=True)
 class Span:
-    """A task on a processor; begin and end in us from the iteration's first task."""
+    """A task or a kernel; begin and end in us from the token's first one."""
 
-    op: str
-    kind: str
-    processor: int
+    name: str
+    colour: str
     begin: float
     end: float
 
 
-def shortest(trace: Path) -> dict:
-    """The iteration that took the least, and what was traced."""
-    text = json.loads(trace.read_text())
-    by_iteration: dict[int, list[dict]] = {}
-    for event in text["traceEvents"]:
-        if event["ph"] == "X" and event["pid"] == 1:
-            by_iteration.setdefault(event["args"]["iteration"], []).append(event)
-    # The first iterations may be those of the prompt.
-    tasks = max(map(len, list(by_iteration.values())[-3:]))
-    rows = min(
-        (events for events in by_iteration.values() if len(events) == tasks),
-        key=lambda events: max(e["ts"] + e["dur"] for e in events) - min(e["ts"] for e in events),
-    )
-    start = min(event["ts"] for event in rows)
-    spans = [
-        [e["name"], e["cat"], e["tid"], e["ts"] - start, e["ts"] + e["dur"] - start] for e in rows
+def colour_of(name: str) -> str:
+    """The group of a task kind or a kernel. Kernels that Triton made of several ops are others."""
+    text = name.lower()
+    if text.startswith("triton"):
+        return "others"
+    for colour, parts in NAMES.items():
+        if any(part in text for part in parts):
+            return colour
+    return "others"
+
+
+def _lane(name: str, spans: Iterable[Span], y: int, scale: float) -> list[str]:
+    width = WIDTH - LEFT - 10
+    parts = [
+        f'<text x="{LEFT - 10}" y="{y + 17}" class="lane">{name}</text>',
+        f'<rect x="{LEFT}" y="{y}" width="{width}" height="{LANE}" class="idle"/>',
     ]
-    return {
-        "device": text["otherData"]["device"],
-        "spans": [[*s[:3], *(round(t, 2) for t in s[3:])] for s in spans],
-    }
-
-
-def _lanes(spans: Sequence[Span], top: int, scale: float, processors: int) -> list[str]:
-    parts = []
-    for processor in range(processors):
-        y = top + processor * (LANE + GAP)
-        parts.append(
-            f'<text x="{LEFT - 10}" y="{y + 17}" class="lane">processor {processor}</text>'
-        )
-        parts.append(
-            f'<rect x="{LEFT}" y="{y}" width="{WIDTH - LEFT - 10}" height="{LANE}" class="idle"/>'
-        )
     for span in spans:
-        x, width = LEFT + span.begin * scale, max((span.end - span.begin) * scale, 0.5)
-        y = top + span.processor * (LANE + GAP)
-        colour = COLOURS.get(span.kind, "#888888")
+        x, wide = LEFT + span.begin * scale, max((span.end - span.begin) * scale, 0.3)
         parts.append(
-            f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{LANE}" fill="{colour}">'
-            f"<title>{escape(span.op)}: {span.end - span.begin:.1f} us</title></rect>"
+            f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{LANE}" '
+            f'fill="{COLOURS[span.colour]}"><title>{escape(span.name)}: '
+            f"{span.end - span.begin:.1f} us</title></rect>"
         )
     return parts
 
 
+def _end(spans: Sequence[Span]) -> float:
+    return max(span.end for span in spans)
+
+
 def picture(data: dict) -> str:
     """The SVG."""
-    spans = [Span(*row) for row in data["spans"]]
-    end = max(span.end for span in spans)
-    processors = max(span.processor for span in spans) + 1
-    bars = 42 + processors * (LANE + GAP) + 46
-    height = bars + 2 * (LANE + GAP) + 60
+    lanes: dict[int, list[Span]] = {}
+    for op, kind, processor, begin, end in data["spans"]:
+        lanes.setdefault(processor, []).append(Span(op, colour_of(kind), begin, end))
+    kernels = [Span(name, colour_of(name), begin, end) for name, begin, end in data["kernels"]]
+    tasks = [span for lane in lanes.values() for span in lane]
+    scale = (WIDTH - LEFT - 10) / max(_end(tasks), _end(kernels))
     titles = (
-        f"A token of examples/noah, {len(spans)} tasks of one loop kernel: {end:.0f} us "
-        f"({data['device']}, traced)",
-        "A token of Llama 3.2 1B on an H100 (measured 2026-11-21)",
+        f"{data['config']}, a token after {data['context']} others on an {data['device']}: ark's loop "
+        f"kernel, {_end(tasks):.0f} us ({len(lanes)} of {data['processors']} processors)",
+        f"torch.compile in a CUDA graph: {len(kernels)} kernels, {_end(kernels):.0f} us",
     )
-    pairs = (("loop kernel", LOOP_KERNEL_US), ("CUDA graph", CUDA_GRAPH_US))
-    label = f"{titles[0]}. {titles[1]}: " + ", ".join(f"{name} {us} us" for name, us in pairs)
+    label = ". ".join(titles)
+    graph = 42 + len(lanes) * (LANE + GAP) + 34
+    height = graph + LANE + 50
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-label="{escape(label)}">',
@@ -106,33 +95,14 @@ def picture(data: dict) -> str:
         ".idle{fill:#eeeeee}.small{font-size:12px;fill:#555}</style>",
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
         f'<text x="{LEFT}" y="28">{escape(titles[0])}</text>',
-        *_lanes(spans, 42, (WIDTH - LEFT - 10) / end, processors),
-        f'<text x="{LEFT}" y="{bars - 14}">{escape(titles[1])}</text>',
     ]
-    for row, (name, us) in enumerate(pairs):
-        y, width = bars + row * (LANE + GAP), (WIDTH - LEFT - 90) * us / CUDA_GRAPH_US
-        colour = COLOURS["linear"] if row == 0 else "#999999"
-        parts += [
-            f'<text x="{LEFT - 10}" y="{y + 17}" class="lane">{name}</text>',
-            f'<rect x="{LEFT}" y="{y}" width="{width:.0f}" height="{LANE}" fill="{colour}"/>',
-            f'<text x="{LEFT + width + 8:.0f}" y="{y + 18}">{us} us</text>',
-        ]
+    for row, (processor, spans) in enumerate(sorted(lanes.items())):
+        parts += _lane(f"processor {processor}", spans, 42 + row * (LANE + GAP), scale)
+    parts.append(f'<text x="{LEFT}" y="{graph - 12}">{escape(titles[1])}</text>')
+    parts += _lane("all processors", kernels, graph, scale)
     x = LEFT
-    for kind in dict.fromkeys(span.kind for span in spans):
-        colour = COLOURS.get(kind, "#888888")
-        parts.append(f'<rect x="{x}" y="{height - 40}" width="14" height="14" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 20}" y="{height - 28}" class="small">{escape(kind)}</text>')
+    for name, colour in COLOURS.items():
+        parts.append(f'<rect x="{x}" y="{height - 32}" width="14" height="14" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 20}" y="{height - 20}" class="small">{name}</text>')
         x += 120
     return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def main(argv: list[str]) -> int:
-    (trace,) = argv
-    DATA.parent.mkdir(exist_ok=True)
-    DATA.write_text(json.dumps(shortest(Path(trace)), indent=None) + "\n")
-    PICTURE.write_text(picture(json.loads(DATA.read_text())))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -115,18 +115,19 @@ def test_each_number_stands_in_the_section_that_it_links_to() -> None:
             assert re.search(rf"(?<![\d.]){number}(?![\d])", text), (number, cells)
 
 
-def test_the_picture_is_of_a_trace_and_of_the_log() -> None:
+def test_the_picture_is_of_two_traces_of_a_token() -> None:
     picture = load("picture")
-    spans = json.loads(picture.DATA.read_text())["spans"]
-    assert len(spans) > 60 and {row[2] for row in spans} == {0, 1}
-    by_processor = [sorted(row[3:] for row in spans if row[2] == p) for p in (0, 1)]
-    for lane in by_processor:  # a processor does one task after the other
+    data = json.loads(picture.DATA.read_text())
+    spans, kernels = data["spans"], data["kernels"]
+    lanes = [sorted(row[3:] for row in spans if row[2] == p) for p in range(4)]
+    for lane in [*lanes, sorted(row[1:] for row in kernels)]:  # one task or kernel after the other
+        assert len(lane) > 40
         assert all(a[1] <= b[0] + 0.01 for a, b in itertools.pairwise(lane))
-    log = picture.LOG.read_text()
-    (row,) = re.findall(r"^\| H100 80GB HBM3 \| llama-3\.2-1b \|.*$", log, re.M)
-    assert f"**{picture.LOOP_KERNEL_US} us**" in row and f"{picture.CUDA_GRAPH_US} us" in row
     text = picture.PICTURE.read_text()
-    assert text.count("<rect") == len(spans) + 1 + 2 + 2 + len({row[1] for row in spans})
+    for end, count in ((max(r[4] for r in spans), ""), (max(r[2] for r in kernels), len(kernels))):
+        assert f"{end:.0f} us" in text and str(count) in text
+    backgrounds = 1 + len(lanes) + 1
+    assert text.count("<rect") == len(spans) + len(kernels) + backgrounds + len(picture.COLOURS)
     assert 'role="img"' in text and "aria-label=" in text
 
 
