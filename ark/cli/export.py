@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from ark.backend import registry
+from ark.backend import machine_files, registry
 from ark.backend.protocol import Backend, SourceBackend
 from ark.cli.common import memory_verdict, read_plan
 from ark.cli.parser import CONTEXT, add_backend, add_quantize, positive
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if source.suffix == ".onnx":
         from ark.export.network import network
 
-        machine = registry.machine(args.machine or _machine(backend, args.arch))
+        machine = machine_files.machine(args.machine or _machine(backend, args.arch))
         found = network(source, dimensions(args.dim), machine)
         plan = found.plan
         made = files(plan, backend, args.arch, name, network=found)
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         made = files(plan, backend, args.arch, name)
     else:
         checkpoint = Checkpoint.open(args.source, args.quantize)
-        machine = registry.machine(args.machine or _machine(backend, args.arch))
+        machine = machine_files.machine(args.machine or _machine(backend, args.arch))
         context = choose_context(checkpoint, args.context)
         dtype = DataType.from_numpy(checkpoint.dtype)
         # An exported program has one kernel, and long chunks may want another one than tokens.

@@ -9,7 +9,7 @@ import sys
 import time
 from contextlib import ExitStack, closing
 
-from ark.backend import registry
+from ark.backend import machine_files, registry
 from ark.cli.common import (
     device_index,
     errors,
@@ -152,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
         prompts = [encoded(tokenizer, text, context, most, not args.chat) for text in texts]
         device = backend.open(device_index(args.device, rank_info, len(probe.devices)))
         try:
-            machine = registry.machine(args.machine) if args.machine else device.machine
+            machine = machine_files.machine(args.machine) if args.machine else device.machine
             machine = share(machine, backend.name, rank_info.world_size, len(probe.devices))
             plan = None
             if args.plan:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ark._version import __version__
-from ark.backend import registry
+from ark.backend import machine_files, registry
 from ark.errors import InvalidUsageError, SystemError
 from ark.runtime import cache
 
@@ -23,6 +23,12 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "--require",
         metavar="NAME:N",
         help="fail unless backend NAME has N devices (default: nothing is required)",
+    )
+    p.add_argument(
+        "--machine",
+        metavar="NAME",
+        help="print that machine model as JSON, which `ark plan --machine FILE.json` takes, "
+        "changed or as it is (default: none)",
     )
     p.set_defaults(func=run)
 
@@ -36,6 +42,9 @@ def requirement(text: str) -> tuple[str, int]:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.machine:
+        print(machine_files.write(machine_files.machine(args.machine)))
+        return 0
     wanted = requirement(args.require) if args.require else None
     probes = {name: registry.probe(name) for name in registry.names()}
     if args.json:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ark.backend import registry
+from ark.backend import machine_files
 from ark.cli.common import write_file
 from ark.cli.parser import positive
 from ark.errors import InvalidUsageError
@@ -114,7 +114,7 @@ def parse_bytes(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    mesh, machine = parse_mesh(args.mesh), registry.machine(args.machine)
+    mesh, machine = parse_mesh(args.mesh), machine_files.machine(args.machine)
     memory = parse_bytes(args.memory) if args.memory else machine.memory_bytes or None
     for name in ("link_gbps", "network_gbps"):
         if not 1e-3 <= getattr(args, name) <= 1e9:

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from ark.backend import registry
+from ark.backend import machine_files
 from ark.cli.common import errors, memory_verdict, progress, read_plan, write_file
 from ark.cli.parser import CHUNK, CONTEXT, add_quantize, positive
 from ark.cli.pass_pages import PassPages
@@ -37,7 +37,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument(
         "--machine",
         metavar="NAME",
-        help="machine model, for example h100, mi300x or cpu-2 (required, but for a plan.json)",
+        help="machine model, for example h100, mi300x or cpu-2, or a file with one, as "
+        "`ark info --machine h100` prints it (required, but for a plan.json)",
     )
     p.add_argument(
         "--ranks", type=positive, default=1, metavar="N", help="tensor parallel ranks to plan for"
@@ -79,7 +80,7 @@ def make(args: argparse.Namespace) -> list[Plan]:
         return read_plans([source])
     if not args.machine:
         raise InvalidUsageError("name a machine model with --machine, for example cpu-2 or h100")
-    machine = registry.machine(args.machine)
+    machine = machine_files.machine(args.machine)
     if source.endswith(".py"):
         from ark.runtime.planner import ScriptError, plan_script
 

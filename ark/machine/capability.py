@@ -89,6 +89,11 @@ class Capability(Enum):
         "a switch adds and stores for all ranks at once; no machine model has it, because no "
         "backend maps such memory yet",
     )
+    ROW_COPIES = (
+        "row_copies",
+        "a thread starts copies of whole rows into shared memory, which end by themselves, so that "
+        "rows come while others are computed",
+    )
     PROXY = ("proxy", "the host can copy for the device")
     UNCACHED_COPIES = (
         "uncached_copies",

@@ -185,10 +185,12 @@ _HOPPER = (
     Capability.CLAIMS,
     Capability.FP32_PARTS,
     Capability.PEER_BULK,
+    Capability.ROW_COPIES,
     Capability.WGMMA,
     Capability.WINDOW_BOXES,
 )
-_BLACKWELL = (*_COMMON, Capability.TCGEN05, Capability.WINDOW_BOXES)
+_DESKTOP = (*_COMMON, Capability.ROW_COPIES)
+_BLACKWELL = (*_COMMON, Capability.ROW_COPIES, Capability.TCGEN05, Capability.WINDOW_BOXES)
 _GROUPS = frozenset(
     (Capability.WGMMA, Capability.TCGEN05)
 )  # instructions of warpgroups, of the variant `matrix`
@@ -202,7 +204,7 @@ MODELS = {
         _machine("h100", "sm_90a", 132, 227, 12, 2, 80, 3079.0, 700.0, _HOPPER),
         _machine("h200", "sm_90a", 132, 227, 12, 2, 141, 4300.0, 750.0, _HOPPER),
         _machine("b200", "sm_100a", 148, 227, 12, 4, 180, 7700.0, 2000.0, _BLACKWELL),
-        _machine("rtx5090", "sm_120", 170, 99, 4, 2, 32, 1700.0, 200.0, _COMMON),
+        _machine("rtx5090", "sm_120", 170, 99, 4, 2, 32, 1700.0, 200.0, _DESKTOP),
     )
 }
 

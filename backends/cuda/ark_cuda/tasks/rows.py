@@ -10,9 +10,9 @@ registers, which is as fast without the copies.
 from __future__ import annotations
 
 import math
-import re
 
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.rows import HELD, RowNormParams, folds, operands, packs, row_constants, row_op
@@ -28,7 +28,7 @@ BARRIERS = 1024  # bytes
 
 def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None:
     """(pack, packs a thread, warps of a team, rows ahead) where rows are streamed."""
-    able = machine.variant.name == "block" and int(re.sub(r"\D", "", machine.arch)) >= 90
+    able = machine.variant.name == "block" and machine.has(Capability.ROW_COPIES)
     first, out = sig.operands[0], sig.operands[-1]
     columns, pack = out.shape[-1], packs((first, out), out.shape[-1])
     strides = (s for n, s in zip(first.shape[:-1], first.strides[:-1], strict=True) if n > 1)

@@ -1,0 +1,55 @@
+"""A user's machine model, from a file: `--machine my.json`.
+
+The file holds what `ark info --machine NAME` prints for a named model. It is data from outside, so
+it is checked against the form of a plan's machine. Called by the command line alone: a plan from
+outside names no file.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ark import json_reader
+from ark.backend import registry
+from ark.errors import InvalidUsageError, ModelError, PlanError
+from ark.machine import Machine
+from ark.plan.schema import read_machine
+from ark.plan.serialize import machine_entry
+
+SUFFIX = ".json"
+MAX_BYTES = 1 << 20
+
+
+def machine(name: str) -> Machine:
+    """The machine model that a user names: one of an installed backend, or a file's."""
+    if not name.endswith(SUFFIX):
+        return registry.machine(name)
+    model = read(name)
+    registry.get(model.backend)
+    return model
+
+
+def read(name: str) -> Machine:
+    """The machine model in a file; InvalidUsageError for a file that holds none."""
+    what = f"the machine file {name!r}"
+    try:
+        with Path(name).open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InvalidUsageError(f"{what} cannot be read: {error.strerror}") from error
+    if len(text) > MAX_BYTES:
+        raise InvalidUsageError(f"{what} has more than {MAX_BYTES} bytes; a machine has a few KiB")
+    try:
+        return read_machine(json_reader.read(text, dict[str, Any], what), what)
+    except (ModelError, PlanError) as error:
+        reason = str(error).rstrip(".")
+        raise InvalidUsageError(
+            f"{reason}; `ark info --machine h100` prints a file to begin with"
+        ) from error
+
+
+def write(machine: Machine) -> str:
+    """The text of a machine's file."""
+    return json.dumps(machine_entry(machine), indent=2)
