@@ -62,8 +62,9 @@ def _tessel(args: argparse.Namespace) -> int:
         print(json.dumps(_object(made)))
         return 0
     proof = "the least" if made.optimal else f"the least is not below {made.period_bound}"
-    print(f"period {made.period} ({proof}), makespan {made.makespan}")
-    print(f"no schedule is shorter than {made.makespan_bound}")
+    above = made.makespan - made.makespan_bound
+    end = f"at most {above} above the least" if above else "the least"
+    print(f"period {made.period} ({proof}), makespan {made.makespan} ({end})")
     for line in _timeline(placement, made):
         print(line)
     return 0
@@ -75,6 +76,8 @@ def _object(made: Schedule) -> dict[str, Any]:
         "makespan": made.makespan,
         "optimal": made.optimal,
     }
+    if made.makespan > made.makespan_bound:
+        found["makespan_bound"] = made.makespan_bound
     if not made.optimal:
         found["bound"] = made.period_bound
     return {**found, "schedule": [dataclasses.asdict(entry) for entry in made.entries]}

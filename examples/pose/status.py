@@ -14,7 +14,7 @@ from examples.pose import algebra
 
 LEAST_POINTS = 3  # of a rotation and a position
 LEAST_SIGNAL = 3.0  # extent of the points across their best line, in standard deviations of noise
-ROUNDING = 1e-5  # of the largest variance: pivots of fp32 covariances that count as zero
+MAX_ROUNDING_SHARE = 1e-5  # of the largest variance: pivots of fp32 covariances that count as zero
 ROW, COLUMN = np.triu_indices(6)
 
 
@@ -50,9 +50,11 @@ def pivots(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     for k in range(size):
         pivot, column = rest[..., k, k], rest[..., k, k + 1 :]
         least = np.minimum(least, pivot)
-        flat = pivot <= ROUNDING
-        tied = (np.abs(column) > ROUNDING**0.5).any(-1)  # a zero variance has no covariances
-        semidefinite &= (pivot >= -ROUNDING) & ~(flat & tied)
+        flat = pivot <= MAX_ROUNDING_SHARE
+        tied = (np.abs(column) > MAX_ROUNDING_SHARE**0.5).any(
+            -1
+        )  # a zero variance has no covariances
+        semidefinite &= (pivot >= -MAX_ROUNDING_SHARE) & ~(flat & tied)
         factor = column / np.where(flat, np.inf, pivot)[..., None]
         rest[..., k + 1 :, k + 1 :] -= factor[..., :, None] * column[..., None, :]
     return least, semidefinite
@@ -93,7 +95,7 @@ def after(
     known = np.where(seen[:, None, None], places, np.eye(3))
     turns = turns - mixed @ np.linalg.solve(known, mixed.transpose(0, 2, 1))
     seen &= np.linalg.eigvalsh(turns)[:, 0] > points * LEAST_SIGNAL**2
-    noisy = _spread(covariance, start) > ROUNDING
+    noisy = _spread(covariance, start) > MAX_ROUNDING_SHARE
     open_ = status == Status.SOLVED
     result = status.copy()
     result[open_ & ~(step <= tolerance)] = Status.NOT_CONVERGED
@@ -105,5 +107,5 @@ def after(
 def _spread(covariance: np.ndarray, pose: np.ndarray) -> np.ndarray:
     """The least pivot (batch,) of the points' residuals' covariances at a pose."""
     rotation = np.moveaxis(np.array(algebra.to_matrix(pose[:4].astype(np.float64))), -1, 0)
-    both = np.concatenate([-rotation, np.broadcast_to(np.eye(3), rotation.shape)], 2)
-    return pivots(both @ square(covariance) @ both.transpose(0, 2, 1))[0].min(0)
+    jacobian = np.concatenate([-rotation, np.broadcast_to(np.eye(3), rotation.shape)], 2)
+    return pivots(jacobian @ square(covariance) @ jacobian.transpose(0, 2, 1))[0].min(0)

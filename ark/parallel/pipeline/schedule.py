@@ -11,9 +11,10 @@ import msgspec
 
 from ark.collective.packages import require
 from ark.errors import InternalError, InvalidUsageError, ModelError, PlanError
+from ark.parallel.pipeline.complete import fewer, makespan, repeat, shorten
 from ark.parallel.pipeline.placement import Placement, limits
-from ark.parallel.pipeline.repetend import search
-from ark.parallel.pipeline.unroll import makespan_bound, unroll
+from ark.parallel.pipeline.repetend import Repetend, search
+from ark.parallel.pipeline.unroll import Times, makespan_bound, unroll
 
 MOST_ENTRIES = 200_000
 
@@ -35,7 +36,8 @@ class Schedule:
     """Every block's start time, sorted.
 
     period: time per further micro-batch. optimal: no repeating schedule has a shorter period.
-    period_bound, makespan_bound: lower bounds for every schedule.
+    period_bound, makespan_bound: lower bounds for every schedule; the makespan is the least if it
+    is its bound, and else at most `makespan - makespan_bound` above it.
     """
 
     period: int
@@ -86,7 +88,7 @@ def tessel(
             "free it, or give more memory"
         )
     core = search(scaled, steady, time_limit_s)
-    times, ahead = unroll(scaled, given, core, micro_batches)
+    times, ahead, bound = _completed(scaled, given, core, micro_batches)
     entries = []
     for (m, b), start in times.items():
         window = m + core.starts[b] // core.period
@@ -101,7 +103,7 @@ def tessel(
         optimal=core.bound == core.period,
         entries=tuple(entries),
         period_bound=core.bound * unit,
-        makespan_bound=makespan_bound(placement, micro_batches),
+        makespan_bound=bound * unit,
     )
     wrong = verify(placement, given, micro_batches, result.entries)
     if wrong:
@@ -109,6 +111,32 @@ def tessel(
             f"the resulting schedule is not valid: {wrong}; please report this placement"
         )
     return result
+
+
+def _completed(
+    placement: Placement, memory: Sequence[int], core: Repetend, count: int
+) -> tuple[Times, int, int]:
+    """Starts of all blocks, the number of windows before the first copy of the core, and a lower
+    bound on the makespan.
+    """
+    times, ahead = unroll(placement, memory, core, count)
+    few = fewer(placement, count)
+    if few == count:
+        times, bound = shorten(placement, memory, times, count)
+        return times, ahead, bound
+    bound = makespan_bound(placement, count)
+    if few > 1 and makespan(placement, times) > bound:
+        placed, _ = shorten(placement, memory, unroll(placement, memory, core, few)[0], few)
+        longer = repeat(placement, placed, core.period, count - few)
+        if longer and makespan(placement, longer) < makespan(placement, times):
+            blocks = placement.blocks
+            entries = [
+                Entry(blocks[b].name, m, start, blocks[b].span, blocks[b].devices, "")
+                for (m, b), start in longer.items()
+            ]
+            if verify(placement, memory, count, entries) is None:
+                times = longer
+    return times, ahead, bound
 
 
 def _kept(placement: Placement, device: int, micro_batches: int) -> int:

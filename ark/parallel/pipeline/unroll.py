@@ -150,8 +150,8 @@ def _place(
     return {key: known[key] if key not in free else solver.value(starts[key]) for key in known}
 
 
-def makespan_bound(placement: Placement, count: int) -> int:
-    """A lower bound on the makespan of `count` micro-batches: by device, and by chain."""
+def around(placement: Placement) -> tuple[list[int], list[int]]:
+    """For each block the least time before it and after it in its micro-batch."""
     order, blocks = placement.order(), placement.blocks
     heads, tails = [0] * len(blocks), [0] * len(blocks)
     edges = placement.edges()
@@ -159,6 +159,12 @@ def makespan_bound(placement: Placement, count: int) -> int:
         heads[i] = max((heads[a] + blocks[a].span for a, b in edges if b == i), default=0)
     for i in reversed(order):
         tails[i] = max((tails[b] + blocks[b].span for a, b in edges if a == i), default=0)
+    return heads, tails
+
+
+def makespan_bound(placement: Placement, count: int) -> int:
+    """A lower bound on the makespan of `count` micro-batches: by device, and by chain."""
+    heads, tails = around(placement)
     busy = [
         min(heads[i] for i in on) + count * placement.load(d) + min(tails[i] for i in on)
         for d in range(placement.devices)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ark.cli import main
 from ark.errors import BaseError, InvalidUsageError, ModelError, PlanError
 from ark.parallel.pipeline import Block, Placement, shape, tessel, verify
+from ark.parallel.pipeline.named import Spans, named
 from tests.slow import slow
 
 
@@ -27,7 +28,7 @@ from tests.slow import slow
         ("V", 4, 4, 4 * 8 + 12),
         ("V", 6, 4, 4 * 8 + 12),
         ("X", 4, 8, 8 * 8 + 6),
-        ("X", 6, 8, 8 * 8 + 6),
+        ("X", 6, 8, 68),  # the paper has 8 * 8 + 6
         ("M", 5, 6, None),
         ("M", 6, 6, None),
     ],
@@ -37,6 +38,28 @@ def test_published_periods(name: str, memory: int, period: int, makespan: int | 
     assert (schedule.period, schedule.optimal) == (period, True)
     assert makespan is None or schedule.makespan == makespan
     assert schedule.makespan_bound <= schedule.makespan
+
+
+@pytest.mark.parametrize(
+    ("memory", "count", "makespan", "exact"),
+    [
+        (4, 8, 4 * 8 + 6, True),
+        (4, 100, 4 * 100 + 6, True),  # nnScaler's 4N + 6
+        (2, 8, 42, True),
+        (2, 100, 412, False),
+    ],
+)
+def test_3f1b_is_complete_or_says_how_far_it_may_be_off(
+    memory: int, count: int, makespan: int, exact: bool
+) -> None:
+    placement = named("3f1b", 4, Spans(1, 1)).placement
+    schedule = tessel(placement, memory, count)
+    assert schedule.makespan <= makespan
+    assert (schedule.makespan == schedule.makespan_bound) == exact
+    if count < 10:
+        assert holds(
+            placement, memory, {(e.block, e.micro_batch): e.start for e in schedule.entries}
+        )
 
 
 @pytest.mark.parametrize("name", ["V", "X", "M", "NN", "K"])
