@@ -190,3 +190,42 @@ def test_gptq(backend: str, bits: int, symmetric: bool, ordered: bool, tmp_path:
     checkpoint = Checkpoint.open(there)
     check_values(checkpoint, values)
     check_logits(backend, checkpoint, plain, values)
+
+
+@pytest.mark.emulated("slow")
+@pytest.mark.parametrize("nested", [True, pytest.param(False, marks=slow)])
+def test_bitsandbytes_nf4(
+    backend: str, nested: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Dequantised while it is loaded, with a warning."""
+    functional = pytest.importorskip("bitsandbytes.functional")
+
+    def quantise(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        kind = {"quant_type": "nf4", "compress_statistics": nested}
+        codes, state = functional.quantize_4bit(weight, **kind)
+        # On the CPU the package dequantises rows of whole blocks only; blocks ignore rows.
+        values = functional.dequantize_4bit(*functional.quantize_4bit(weight.view(-1, 64), **kind))
+        pieces = {f"weight.{end}": t for end, t in state.as_dict(packed=True).items()}
+        return {"weight": codes, **pieces}, values.view(weight.shape)
+
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    plain, there, values = quantised_checkpoint(tmp_path, quantise, config)
+    checkpoint = Checkpoint.open(there)
+    assert "dequantises" in capfd.readouterr().err and not checkpoint.config.layouts
+    check_values(checkpoint, values)
+    check_logits(backend, checkpoint, plain, values)
+
+
+def test_bitsandbytes_int8(tmp_path: Path) -> None:
+    """LLM.int8's weights: the largest magnitude of a row is 127."""
+
+    def quantise(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        most = weight.abs().amax(1)
+        codes = (weight * 127 / most[:, None]).round().to(torch.int8)
+        return {"weight": codes, "SCB": most}, codes * (most / 127)[:, None]
+
+    config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    _, there, values = quantised_checkpoint(tmp_path, quantise, config)
+    checkpoint = Checkpoint.open(there)
+    assert len(checkpoint.config.layouts) == 14
+    check_values(checkpoint, values)

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 from ark.errors import UnsupportedError
 from ark.models.fields import Fields
-from ark.models.formats import awq, compressed, fp8, gptq
+from ark.models.formats import awq, bitsandbytes, compressed, fp8, gptq
 from ark.models.formats.base import Format
 
 READERS: dict[str, Callable[[Fields], Format]] = {
     "awq": awq.read,
+    "bitsandbytes": bitsandbytes.read,
     "compressed-tensors": compressed.read,
     "fp8": fp8.read,
     "gptq": gptq.read,
