@@ -1,0 +1,86 @@
+"""LangChain and LiteLLM against a server of a small checkpoint, where they are installed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.server.running import TEMPLATE, Running, running_checkpoint
+from tests.slow import slow
+
+SCHEMA: dict[str, Any] = {
+    "title": "Weather",
+    "description": "The weather of a city.",
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Bern", "Oslo"]},
+        "days": {"type": "integer", "minimum": 0, "maximum": 20},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+QUESTION = "How is it?"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    directory = make_checkpoint(tmp_path_factory.mktemp("served"), context=512)
+    template = "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}" + TEMPLATE
+    (directory / "chat_template.jinja").write_text(template)
+    with running_checkpoint(directory) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def wanted(server: Running) -> str:
+    """What the `openai` package is answered."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        answer = client.chat.completions.create(
+            model="small",
+            messages=[{"role": "user", "content": QUESTION}],
+            max_tokens=12,
+            temperature=0,
+        )
+    return answer.choices[0].message.content or ""
+
+
+@slow
+def test_langchain(server: Running, wanted: str) -> None:
+    models = pytest.importorskip("langchain_openai")
+    asked: dict[str, Any] = {"base_url": f"{server.url}/v1", "api_key": "none", "model": "small"}
+    chat = models.ChatOpenAI(**asked, temperature=0, max_tokens=12)
+    assert chat.invoke(QUESTION).content == wanted
+    assert "".join(str(chunk.content) for chunk in chat.stream(QUESTION)) == wanted
+    assert asyncio.run(chat.ainvoke(QUESTION)).content == wanted
+    pytest.importorskip("llguidance")
+    free = models.ChatOpenAI(**asked, temperature=2, seed=3)
+    for method in ("json_schema", "function_calling"):
+        value = free.with_structured_output(SCHEMA, method=method).invoke(QUESTION)
+        assert value["city"] in ("Bern", "Oslo") and 0 <= value["days"] <= 20
+    (call,) = free.bind_tools([SCHEMA], tool_choice="Weather").invoke(QUESTION).tool_calls
+    assert call["name"] == "Weather" and set(call["args"]) == {"city", "days"}
+
+
+@slow
+def test_litellm(server: Running, wanted: str) -> None:
+    litellm = pytest.importorskip("litellm")
+    asked: dict[str, Any] = {
+        "model": "openai/small",
+        "api_base": f"{server.url}/v1",
+        "api_key": "none",
+        "messages": [{"role": "user", "content": QUESTION}],
+    }
+    answer = litellm.completion(**asked, temperature=0, max_tokens=12)
+    assert answer.choices[0].message.content == wanted
+    stream = litellm.completion(**asked, temperature=0, max_tokens=12, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == wanted
+    pytest.importorskip("llguidance")
+    shape = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
+    answer = litellm.completion(**asked, temperature=2, seed=3, response_format=shape)
+    assert set(json.loads(answer.choices[0].message.content)) == {"city", "days"}
