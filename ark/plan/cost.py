@@ -188,13 +188,14 @@ def _operations(sig: Signature, machine: Machine) -> float:
     if sig.kind not in PRODUCTS:
         return costs.scalar_rate
     least = min(sig.read(TiledParams).tile) if sig.kind == "matmul" else FEW + 1
+    several = not machine.has(Capability.ONE_PRODUCT_BODY)
     boxed = machine.variant.name == "matrix"
     exact = sig.operands[0].dtype == "fp32" and not sig.read(_Product).tf32
-    if least <= FEW and not machine.has(Capability.ONE_PRODUCT_BODY) and (exact or not boxed):
+    if several and least <= FEW and (exact or not boxed):
         narrow = min(sig.operands[2].shape[-2:])
         return costs.few_rate if LEAST_FEW <= narrow <= FEW else costs.scalar_rate
     units = machine.tflops * 1e6 / machine.processors
-    if sig.operands[0].dtype == "fp32" and not machine.has(Capability.ONE_PRODUCT_BODY):
+    if several and sig.operands[0].dtype == "fp32":
         if not exact:
             return units / 2
         alone = boxed and sig.kind == "matmul"  # tiles of fp32 are of the first variant

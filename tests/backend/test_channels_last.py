@@ -52,3 +52,45 @@ def test_convolutions_of_turned_channels(backend: str, monkeypatch: pytest.Monke
             )
         )
     check(cases)
+
+
+def test_pools_of_neighbouring_channels(backend: str) -> None:
+    """Channels as a last dimension with windows of one element, whole packs of them and not."""
+    torch = pytest.importorskip("torch")
+    ark.init(backend=backend)
+    rng = np.random.default_rng(4)
+    size, steps, margin = (3, 3, 1), (2, 1, 1), (1, 1, 0)
+    cases = []
+    for channels, dtype in ((16, ark.fp32), (16, ark.bf16), (6, ark.fp32)):
+        array = rng.uniform(-1, 1, (1, 2, 7, 9, channels))
+        array[0, 1, 3, 4] = np.nan
+        array[0, 0, 0, :, 0] = -np.inf
+        for name, run, peer in (
+            (
+                "max",
+                lambda x: ark.max_pool(x, size, steps, margin),
+                lambda x: torch.nn.functional.max_pool3d(x, size, steps, margin),
+            ),
+            (
+                "mean",
+                lambda x: ark.avg_pool(x, size, steps, margin),
+                lambda x: torch.nn.functional.avg_pool3d(x, size, steps, margin),
+            ),
+            (
+                "mean inside",
+                lambda x: ark.avg_pool(x, size, steps, margin, count_include_pad=False),
+                lambda x: torch.nn.functional.avg_pool3d(
+                    x, size, steps, margin, count_include_pad=False
+                ),
+            ),
+        ):
+            values = array if name == "max" else np.nan_to_num(array, neginf=0.0)
+            cases.append(
+                Case(
+                    f"{name} {channels} {dtype}",
+                    [(values, dtype)],
+                    run,
+                    lambda x, peer=peer: peer(torch.from_numpy(x)).numpy(),
+                )
+            )
+    check(cases)

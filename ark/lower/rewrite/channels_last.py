@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec import structs
 
-from ark.ir.attributes import MatmulAttributes
+from ark.ir.attributes import MatmulAttributes, ReduceAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import GraphView
 from ark.ir.values import Tensor, dense_view
@@ -51,16 +51,16 @@ def channels_last(graph: Graph, context: Context) -> Graph:
 
 
 def _pools(node: Node) -> bool:
-    """Is it a pool of an image in one or two dimensions?"""
+    """True for a pool of an image in one or two dimensions."""
     return node.type == "pool" and len(node.outputs[0].shape) <= 4 and whole(node.inputs[0])
 
 
 def _reduces_places(node: Node) -> bool:
-    """Does it reduce each channel of an image to one element, of which nobody sees the shape?"""
+    """True where each channel of an image is reduced to one element, which is not read by name."""
     source, out = node.inputs[0] if node.inputs else None, node.outputs[0]
     if source is None or node.type not in REDUCTIONS or len(node.inputs) > 1:
         return False
-    image = len(source.shape) == 3 and node.attrs["axis"] == 2 and whole(source)
+    image = len(source.shape) == 3 and node.read(ReduceAttributes).axis == 2 and whole(source)
     return image and whole(out) and out.buffer.arena in UNSEEN
 
 
@@ -182,9 +182,9 @@ class _Turned:
         if windows is None:
             return self._view(weight, [outputs, depth]), rows
         image = self._view(rows, [n, *one.source.shape[2:], channels])
-        self.nodes.append(self._windows(windows, image, one.found))
-        taps = math.prod(one.found["size"])
-        places = math.prod(one.found["sizes"])
+        self.nodes.append(self._windows(windows, image, one.numbers))
+        taps = math.prod(one.numbers["size"])
+        places = math.prod(one.numbers["sizes"])
         table = self._view(self.nodes[-1].outputs[0], [n * places, depth])
         if taps == 1:
             return self._view(weight, [outputs, depth]), table
@@ -240,7 +240,7 @@ class _Turned:
         n, channels, places = node.inputs[0].shape
         inputs = (self._view(rows, [n, places, channels]),)
         outputs = (self._view(node.outputs[0], [n, 1, channels]),)
-        attrs = {**node.attrs, "axis": 1, "keepdims": True}
+        attrs = structs.replace(node.read(ReduceAttributes), axis=1, keepdims=True).to_node()
         self.keep(dataclasses.replace(node, inputs=inputs, outputs=outputs, attrs=attrs))
         return True
 

@@ -24,26 +24,27 @@ LEAST_WORK = 1 << 24  # multiplications that are worth turning what they read
 
 @dataclass(frozen=True)
 class Convolution:
-    """windows: what lays the matrix out, none where that is the image itself; found: its windows'
-    numbers. source: the image as (n, channels, places...). padded: the image that is made of it
+    """windows: what lays the matrix out, none where that is the image itself; numbers: of its
+    windows. source: the image as (n, channels, places...). padded: the image that is made of it
     where channels fill no pack.
     """
 
     windows: Node | None
     product: Node
-    found: dict[str, Any]
+    numbers: dict[str, Any]
     source: Tensor
     padded: Padded | None = None
 
 
 def convolutions(graph: Graph, kept: frozenset[int], boxes: bool) -> dict[int, Convolution]:
-    """The convolutions that are worth it, by their product's id. boxes: may box copies be of
-    windows? Those of fp32, whose user allows tf32, and those of few channels are then among them.
+    """The convolutions that are worth it, by their product's id. boxes: True where box
+    copies may be of windows; those of fp32, whose user allows tf32, and those of few channels are
+    then among them.
     """
     private = read_once(graph, kept)
     windows: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
     written = WritesSoFar()
-    found: dict[int, Convolution] = {}
+    listed: dict[int, Convolution] = {}
     for place, node in enumerate(graph.nodes):
         if node.type == "remap" and private(node.outputs[0]) and whole(node.outputs[0]):
             windows[node.outputs[0].buffer.id] = place, node
@@ -51,9 +52,9 @@ def convolutions(graph: Graph, kept: frozenset[int], boxes: bool) -> dict[int, C
             at, before = windows.get(node.inputs[1].buffer.id, (place, None))
             one = _fits(before, node, boxes)
             if one is not None and not written.behind(at, [one.source]):
-                found[node.id] = one
+                listed[node.id] = one
         written.add(place, node)
-    return found
+    return listed
 
 
 def image_of(tensor: Tensor) -> tuple[int, int, int] | None:
@@ -86,14 +87,14 @@ def _fits(windows: Node | None, product: Node, boxes: bool) -> Convolution | Non
     n, groups, depth, places = table.shape
     if groups != 1 or weight.shape != (1, 1, weight.shape[2], depth):
         return None
-    found = {"size": [1], "sizes": [places]} if windows is None else window(windows, 1)
-    if found is None or math.prod(found["sizes"]) != places or source.shape[0] != n:
+    numbers = {"size": [1], "sizes": [places]} if windows is None else window(windows, 1)
+    if numbers is None or math.prod(numbers["sizes"]) != places or source.shape[0] != n:
         return None
-    channels, rows = depth // math.prod(found["size"]), weight.shape[2]
+    channels, rows = depth // math.prod(numbers["size"]), weight.shape[2]
     pack = BOX_LINE // table.dtype.itemsize
     if n * rows * places * depth < LEAST_WORK or rows % pack:
         return None
     if channels % pack == 0:
-        return Convolution(windows, product, found, source)
-    image = padded(source, found) if boxes and windows is not None else None
-    return None if image is None else Convolution(windows, product, found, source, image)
+        return Convolution(windows, product, numbers, source)
+    image = padded(source, numbers) if boxes and windows is not None else None
+    return None if image is None else Convolution(windows, product, numbers, source, image)

@@ -1,0 +1,28 @@
+// Pools whose last dimension has windows of one element, so that neighbours there are pooled
+// together in packs.
+
+// The tile by all threads, U packs of each under way: store(pack, i0 to i3) of the pack that
+// window(i0 to i3) returns, by its first index.
+template <class TILE, int PACK, int U, class Window, class Store>
+ARK_DEVICE void ark_each_window_pack(const ark_i32* coord, const Window& window,
+                                     const Store& store) {
+  constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * (TILE::tile[3] / PACK);
+  constexpr int n0 = TILE::size[0], n1 = TILE::size[1], n2 = TILE::size[2], n3 = TILE::size[3];
+  for (int first = ark_tid(); first < total; first += U * ARK_THREADS) {
+    decltype(window(0, 0, 0, 0)) packs[U];
+    int at[U][4];
+    bool inside[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int r = first + u * ARK_THREADS;
+      inside[u] = ark_tile_place<TILE, PACK>(coord, r, at[u][0], at[u][1], at[u][2], at[u][3]);
+      inside[u] = r < total && inside[u];
+      packs[u] = window(ark_edge(at[u][0], n0), ark_edge(at[u][1], n1), ark_edge(at[u][2], n2),
+                        ark_edge(at[u][3], n3 - PACK + 1));
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (inside[u]) store(packs[u], at[u][0], at[u][1], at[u][2], at[u][3]);
+    }
+  }
+}
