@@ -24,13 +24,14 @@ from ark.backend.protocol import Backend
 from ark.bench.decode import _fill_caches, _run, _text, random_weights
 from ark.ir.dtype import by_name
 from ark.models.build import Shape
-from ark.models.config import LlamaConfig, builtin_config
+from ark.models.checkpoint import Checkpoint
+from ark.models.config import builtin_config
 from ark.models.plans import plans
 from ark.models.sampling import SamplingParams
 from ark.plan.types import Plan
 from ark.runtime.executor import Executor
 from ark.serving.engine import LAUNCH_ITERATIONS, Engine
-from ark.serving.loading import PAGE_POSITIONS, LoadedModel, pages_of
+from ark.serving.loading import PAGE_POSITIONS, LoadedModel, compiling, pages_of
 from ark.serving.rows import Launched
 from ark.serving.types import Event, Request
 
@@ -45,7 +46,7 @@ def median(values: Sequence[float]) -> float:
 def loaded(shape: Shape, backend: Backend, device: Device) -> Executor:
     """A plan with random weights and caches."""
     begin = time.perf_counter()
-    plan: Plan = plans(shape, device.machine)[0]
+    plan: Plan = plans(shape, device.machine, drafted=compiling(backend, device))[0]
     planned = time.perf_counter()
     executor = Executor(plan, backend, device)
     compiled = time.perf_counter()
@@ -163,6 +164,8 @@ class Bench:
             busy, begin = time.process_time(), time.perf_counter()
             for request in given:
                 watched.wait(request.id)
+            while not self.engine._scheduler.idle:
+                time.sleep(1e-3)
             share = (time.process_time() - busy) / (time.perf_counter() - begin)
         each = [watched.us_per_token(request.id, SKIPPED_TOKENS) for request in given]
         us = median(each)
@@ -211,9 +214,8 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="")
-    parser.add_argument("--config", default="llama-3.2-1b", help="a built-in shape")
+    parser.add_argument("--config", default="llama-3.2-1b", help="a built-in shape, or a directory")
     parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--layers", type=int, help="of the shape (default: all)")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--chunk", type=int, default=0, help="tokens (default: token by token)")
     parser.add_argument("--context", type=int, default=2048)
@@ -221,11 +223,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=600, help="new tokens of each request")
     args = parser.parse_args()
     begin = time.perf_counter()
-    config: LlamaConfig = builtin_config(args.config)
-    if args.layers:
-        from dataclasses import replace
-
-        config = replace(config, num_hidden_layers=args.layers)
+    stored = "/" in args.config
+    config = Checkpoint.open(args.config).config if stored else builtin_config(args.config)
     dtype = by_name(args.dtype)
     backend, _ = registry.choose(args.backend)
     with closing(backend.open(0)) as device:
