@@ -174,7 +174,8 @@ class Bench:
         print(
             f"{count} rows, launches of at most {iterations}: {us:.1f} us a token "
             f"({us / self.plain_us:.3f} of plain), {on_device:.1f} on the device "
-            f"({len(launches)} launches); host busy {share:.0%}, {share * us / count:.1f} us a token",
+            f"({len(launches)} launches); host busy {share:.0%}, {share * us / count:.1f} us a "
+            "token",
             flush=True,
         )
         return us

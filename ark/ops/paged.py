@@ -92,7 +92,8 @@ def _lower_append(lowering: Lowering, node: Node) -> None:
     lowering.emit("paged_append", Params(), [rows, table, position, cache], coords)
 
 
-def _append(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+def append_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """The cache with the new rows."""
     rows, table, position, cache = inputs
     made, page = cache.copy(), cache.shape[2]
     for r, row in enumerate(rows):
@@ -240,5 +241,5 @@ def _attention(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
     return [np.concatenate(made)]
 
 
-register("paged_append", _append, _lower_append)
+register("paged_append", append_reference, _lower_append)
 register("paged_attention", _attention, _lower_attention, aliasing="none")

@@ -1,6 +1,6 @@
-"""The engine: many requests on one device, each as if it were alone. A thread plans a step, launches
-it, and tells tokens while the device makes them; all other threads leave messages for it, and a word
-in the device's sight that ends the launch with the iteration.
+"""The engine: many requests on one device, each as if it were alone. A thread plans a step,
+launches it, and tells tokens while the device makes them; all other threads leave messages for it,
+and set a word that ends the launch with the iteration.
 
 Used by `ark.LLM` and the server. docs/serving.md describes a step.
 """
@@ -239,7 +239,7 @@ class Engine:
         self._stats = self._count()
 
     def _follow(self, step: Step, launched: Launched) -> None:
-        """Tells tokens until the kernel has ended, and has it leave where another step is better."""
+        """Tells tokens until the kernel has ended; has it leave where another step is better."""
         pause_s = FIRST_PAUSE_S
         while launched.running():
             tokens = launched.read()

@@ -165,8 +165,8 @@ class Scheduler:
         return False
 
     def plan(self, iterations: int = 1) -> Step:
-        """The next step, in which rows decode at most so many iterations, one while prompts are left
-        to compute. `end` must follow.
+        """The next step, in which rows decode at most so many iterations, one while prompts are
+        left to compute. `end` must follow.
         """
         self._admit()
         for progress in list(self.running):
@@ -367,8 +367,8 @@ class Scheduler:
         return count
 
     def _fits(self, iterations: int) -> bool:
-        """Are there pages for so many iterations of all rows? Pages that are kept for later requests
-        are given up for a page's iterations alone, since the device may leave before it needs them.
+        """Are there pages for so many iterations of all rows? Pages that are kept for later
+        requests are given up for a page's iterations alone, since the device may leave earlier.
         """
         size, need = self.pool.size, 0
         for progress in self.rows:

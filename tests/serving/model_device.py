@@ -91,6 +91,8 @@ class ModelDevice:
 
 def finish(scheduler: Scheduler, step: Step, device: ModelDevice) -> list[Outcome]:
     """Does a step to its end; what it made for each request."""
-    outcomes = [scheduler.take(step, row, made) for row, made in enumerate(device.run(step)) if made]
+    outcomes = [
+        scheduler.take(step, row, made) for row, made in enumerate(device.run(step)) if made
+    ]
     scheduler.end(step, step.iterations)
     return [outcome for outcome in outcomes if outcome is not None]
