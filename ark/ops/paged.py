@@ -196,7 +196,7 @@ def _lower_attention(lowering: Lowering, node: Node) -> None:
 
 
 def _lower_splits(lowering: Lowering, node: Node) -> None:
-    q, key, value, table, position = node.inputs
+    q, key, value, table, position, *newest = node.inputs
     machine, sequences = lowering.machine, table.shape[0]
     given = node.read(AttentionAttributes)
     heads, width = given.heads, given.head_dim
@@ -219,7 +219,8 @@ def _lower_splits(lowering: Lowering, node: Node) -> None:
         if splits > 1:
             made = lowering.temp((rows, heads, splits, width + 2), fp32, f"{node.name}.partial")
             merges.append((made, out))
-        lowering.emit("paged_attention", params, [own, key, value, row, at, made], coords)
+        operands = [own, key, value, row, at, made, *newest]
+        lowering.emit("paged_attention", params, operands, coords)
     for partial, out in merges:
         group = merge_group(q.shape[0] * heads, heads, 4 * splits * (width + 2), machine)
         merge = AttentionMergeParams(heads, width, splits, group)
@@ -228,7 +229,8 @@ def _lower_splits(lowering: Lowering, node: Node) -> None:
 
 
 def _attention(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    q, key, value, table, position, *sinks = inputs
+    q, key, value, table, position, *others = inputs
+    sinks = others if AttentionAttributes.from_node(attrs).sinks else []
     made = []
     for of, rows in enumerate(np.split(q, len(table))):
         numbers = table[of].astype(np.int64)

@@ -134,8 +134,9 @@ class _Finder:
             sizes = ProjectionAttributes(heads=attention.heads, kv_heads=kv_heads, head_dim=width)
             end = max((first, second, key, value), key=lambda n: n.id)
             outputs, inputs = [query], [query, *caches, *table, position]
-            # A row of all positions need not wait for the caches.
-            if rows == sequences and not attention.window and not paged:
+            # A row of all positions need not wait for the caches; in pages one that is alone, since
+            # rows of one request may be further ones of its draft.
+            if rows == sequences and not attention.window and (rows == 1 or not paged):
                 name = f"{node.name}.newest"
                 newest = self.graph.tensor((rows, 2 * kv_heads * width), fp32, name=name)
                 outputs.append(newest)
