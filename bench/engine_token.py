@@ -36,6 +36,7 @@ from ark.serving.rows import Launched
 from ark.serving.types import Event, Request
 
 PLAIN_TOKENS = 64
+CHECKED = (7,)  # a prompt after which the engine's text is compared with plain decoding's
 SKIPPED_TOKENS = 16  # of a request, while others still join
 
 
@@ -43,39 +44,49 @@ def median(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def loaded(shape: Shape, backend: Backend, device: Device) -> Executor:
-    """A plan with random weights and caches."""
+def planned(shape: Shape, backend: Backend, device: Device) -> Plan:
+    """A plan whose kernels are compiled meanwhile."""
     begin = time.perf_counter()
-    plan: Plan = plans(shape, device.machine, drafted=compiling(backend, device))[0]
-    planned = time.perf_counter()
+    plan = plans(shape, device.machine, drafted=compiling(backend, device))[0]
+    print(f"  planned in {time.perf_counter() - begin:.1f} s", flush=True)
+    return plan
+
+
+def loaded(
+    plan: Plan, backend: Backend, device: Device, weights: dict[str, np.ndarray]
+) -> Executor:
+    """A plan with these weights, which have the same names in both plans, and random caches."""
+    begin = time.perf_counter()
     executor = Executor(plan, backend, device)
     compiled = time.perf_counter()
-    for name, array in random_weights(plan, shape.config):
+    for name, array in weights.items():
         executor.write(name, array)
     _fill_caches(executor, plan)
-    names = ", ".join(dict.fromkeys(k.machine.variant.name for k in executor.kernels))
+    phases = (
+        f"{plan.phases[k.phases[0]].name}: {k.machine.variant.name}, {k.machine.warps} warps"
+        for k in executor.kernels
+    )
     now = time.perf_counter()
     print(
-        f"  {names}: planned {planned - begin:.1f} s, compiled {compiled - planned:.1f} s, weights "
-        f"{now - compiled:.1f} s",
+        f"  {'; '.join(phases)}; compiled and loaded in {compiled - begin:.1f} s, weights written "
+        f"in {now - compiled:.1f} s",
         flush=True,
     )
     return executor
 
 
-def plain(shape: Shape, backend: Backend, device: Device, position: int) -> float:
-    """Microseconds of a token of plain decoding."""
-    with loaded(shape, backend, device) as executor:
-        text = _text(position + 1)
+def plain(executor: Executor, shape: Shape, position: int) -> tuple[float, list[int]]:
+    """Microseconds of a token of plain decoding, and a text from the token CHECKED[0] on."""
+    text = _text(position + 1)
 
-        def took(tokens: int) -> float:
-            return _run(executor, shape, text, tokens)[0] / tokens * 1e6
+    def took(tokens: int) -> float:
+        return _run(executor, shape, text, tokens)[0] / tokens * 1e6
 
-        took(PLAIN_TOKENS)
-        many = median([took(PLAIN_TOKENS) for _ in range(5)])
-        one = median([took(1) for _ in range(9)])
+    took(PLAIN_TOKENS)
+    many = median([took(PLAIN_TOKENS) for _ in range(5)])
+    one = median([took(1) for _ in range(9)])
     print(f"plain decoding: {many:.1f} us a token of {PLAIN_TOKENS}; a launch of one {one:.1f}")
-    return many
+    return many, _run(executor, shape, CHECKED, PLAIN_TOKENS)[1]
 
 
 class Watched:
@@ -180,6 +191,21 @@ class Bench:
         )
         return us
 
+    def check(self, wanted: Sequence[int]) -> None:
+        """Compares a text with plain decoding's, from the same weights."""
+        watched, text = Watched(), []
+
+        def listen(event: Event) -> None:
+            text.extend(event.tokens)
+            watched(event)
+
+        how = SamplingParams(temperature=0.0, max_tokens=len(wanted))
+        self.engine.submit(Request("checked", CHECKED, how), listen)
+        watched.wait("checked")
+        pairs = zip(text, wanted, strict=True)
+        same = next((n for n, (a, b) in enumerate(pairs) if a != b), len(text))
+        print(f"the first {same} of {len(wanted)} tokens are those of plain decoding", flush=True)
+
     def first_token(self, beside: int, prompt: int, repeats: int = 9) -> None:
         """Time from submit to the first token, beside requests that decode."""
         self.engine._launch_iterations = LAUNCH_ITERATIONS
@@ -229,7 +255,7 @@ def main() -> None:
     dtype = by_name(args.dtype)
     backend, _ = registry.choose(args.backend)
     with closing(backend.open(0)) as device:
-        us = plain(Shape(config, dtype, args.context, 0), backend, device, args.position)
+        alone = Shape(config, dtype, args.context, 0)
         shape = Shape(
             config,
             dtype,
@@ -238,10 +264,15 @@ def main() -> None:
             batch=args.slots,
             pages=pages_of(args.slots, args.context, PAGE_POSITIONS, None),
         )
-        model = LoadedModel(loaded(shape, backend, device), shape)
+        both = [planned(each, backend, device) for each in (alone, shape)]
+        weights = dict(random_weights(both[0], config))
+        with loaded(both[0], backend, device, weights) as executor:
+            us, text = plain(executor, alone, args.position)
+        model = LoadedModel(loaded(both[1], backend, device, weights), shape)
         print(f"set up in {time.perf_counter() - begin:.1f} s", flush=True)
         with Engine(model) as engine:
             bench = Bench(engine, args.position, args.tokens, us)
+            bench.check(text)
             bench.rows(1, LAUNCH_ITERATIONS, 64)
             one = bench.rows(1, LAUNCH_ITERATIONS, args.tokens)
             short = bench.rows(1, 1, min(args.tokens, 200))

@@ -9,9 +9,10 @@ whose number stands at p // page in the sequence's row of the table.
 head_dim), keys, values, the table's row (1, most), position (1,), output, [fresh (1, 2 * kv_heads *
 head_dim): the newest key and value, where nothing else is appended in the iteration]. Row r of q
 sees positions 0 .. position + r. coord, output and splits as of `attention` (ark.tasks.attention),
-whose splits `attention_merge` joins. `paged_append` operands: rows (m, heads * head_dim), table (sequences,
-most), position (sequences,), cache. coord: head. Either each row is of a sequence of its own, or
-all are of one, from its position on. What has no place in the table or the pool is dropped.
+whose splits `attention_merge` joins. `paged_append` operands: rows (m, heads * head_dim), table
+(sequences, most), position (sequences,), cache. coord: head. Either each row is of a sequence of
+its own, or all are of one, from its position on. What has no place in the table or the pool is
+dropped.
 """
 
 from __future__ import annotations
