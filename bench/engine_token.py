@@ -24,17 +24,19 @@ from ark.backend.protocol import Backend
 from ark.bench.decode import _fill_caches, _run, _text, random_weights
 from ark.ir.dtype import by_name
 from ark.models.build import Shape
-from ark.models.config import LlamaConfig, builtin_config
+from ark.models.checkpoint import Checkpoint
+from ark.models.config import builtin_config
 from ark.models.plans import plans
 from ark.models.sampling import SamplingParams
 from ark.plan.types import Plan
 from ark.runtime.executor import Executor
 from ark.serving.engine import LAUNCH_ITERATIONS, Engine
-from ark.serving.loading import PAGE_POSITIONS, LoadedModel, pages_of
+from ark.serving.loading import PAGE_POSITIONS, LoadedModel, compiling, pages_of
 from ark.serving.rows import Launched
 from ark.serving.types import Event, Request
 
 PLAIN_TOKENS = 64
+CHECKED = (7,)  # a prompt after which the engine's text is compared with plain decoding's
 SKIPPED_TOKENS = 16  # of a request, while others still join
 
 
@@ -42,39 +44,49 @@ def median(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def loaded(shape: Shape, backend: Backend, device: Device) -> Executor:
-    """A plan with random weights and caches."""
+def planned(shape: Shape, backend: Backend, device: Device) -> Plan:
+    """A plan whose kernels are compiled meanwhile."""
     begin = time.perf_counter()
-    plan: Plan = plans(shape, device.machine)[0]
-    planned = time.perf_counter()
+    plan = plans(shape, device.machine, drafted=compiling(backend, device))[0]
+    print(f"  planned in {time.perf_counter() - begin:.1f} s", flush=True)
+    return plan
+
+
+def loaded(
+    plan: Plan, backend: Backend, device: Device, weights: dict[str, np.ndarray]
+) -> Executor:
+    """A plan with these weights, which have the same names in both plans, and random caches."""
+    begin = time.perf_counter()
     executor = Executor(plan, backend, device)
     compiled = time.perf_counter()
-    for name, array in random_weights(plan, shape.config):
+    for name, array in weights.items():
         executor.write(name, array)
     _fill_caches(executor, plan)
-    names = ", ".join(dict.fromkeys(k.machine.variant.name for k in executor.kernels))
+    phases = (
+        f"{plan.phases[k.phases[0]].name}: {k.machine.variant.name}, {k.machine.warps} warps"
+        for k in executor.kernels
+    )
     now = time.perf_counter()
     print(
-        f"  {names}: planned {planned - begin:.1f} s, compiled {compiled - planned:.1f} s, weights "
-        f"{now - compiled:.1f} s",
+        f"  {'; '.join(phases)}; compiled and loaded in {compiled - begin:.1f} s, weights written "
+        f"in {now - compiled:.1f} s",
         flush=True,
     )
     return executor
 
 
-def plain(shape: Shape, backend: Backend, device: Device, position: int) -> float:
-    """Microseconds of a token of plain decoding."""
-    with loaded(shape, backend, device) as executor:
-        text = _text(position + 1)
+def plain(executor: Executor, shape: Shape, position: int) -> tuple[float, list[int]]:
+    """Microseconds of a token of plain decoding, and a text from the token CHECKED[0] on."""
+    text = _text(position + 1)
 
-        def took(tokens: int) -> float:
-            return _run(executor, shape, text, tokens)[0] / tokens * 1e6
+    def took(tokens: int) -> float:
+        return _run(executor, shape, text, tokens)[0] / tokens * 1e6
 
-        took(PLAIN_TOKENS)
-        many = median([took(PLAIN_TOKENS) for _ in range(5)])
-        one = median([took(1) for _ in range(9)])
+    took(PLAIN_TOKENS)
+    many = median([took(PLAIN_TOKENS) for _ in range(5)])
+    one = median([took(1) for _ in range(9)])
     print(f"plain decoding: {many:.1f} us a token of {PLAIN_TOKENS}; a launch of one {one:.1f}")
-    return many
+    return many, _run(executor, shape, CHECKED, PLAIN_TOKENS)[1]
 
 
 class Watched:
@@ -163,6 +175,8 @@ class Bench:
             busy, begin = time.process_time(), time.perf_counter()
             for request in given:
                 watched.wait(request.id)
+            while not self.engine._scheduler.idle:
+                time.sleep(1e-3)
             share = (time.process_time() - busy) / (time.perf_counter() - begin)
         each = [watched.us_per_token(request.id, SKIPPED_TOKENS) for request in given]
         us = median(each)
@@ -171,10 +185,26 @@ class Bench:
         print(
             f"{count} rows, launches of at most {iterations}: {us:.1f} us a token "
             f"({us / self.plain_us:.3f} of plain), {on_device:.1f} on the device "
-            f"({len(launches)} launches); host busy {share:.0%}, {share * us / count:.1f} us a token",
+            f"({len(launches)} launches); host busy {share:.0%}, {share * us / count:.1f} us a "
+            "token",
             flush=True,
         )
         return us
+
+    def check(self, wanted: Sequence[int]) -> None:
+        """Compares a text with plain decoding's, from the same weights."""
+        watched, text = Watched(), []
+
+        def listen(event: Event) -> None:
+            text.extend(event.tokens)
+            watched(event)
+
+        how = SamplingParams(temperature=0.0, max_tokens=len(wanted))
+        self.engine.submit(Request("checked", CHECKED, how), listen)
+        watched.wait("checked")
+        pairs = zip(text, wanted, strict=True)
+        same = next((n for n, (a, b) in enumerate(pairs) if a != b), len(text))
+        print(f"the first {same} of {len(wanted)} tokens are those of plain decoding", flush=True)
 
     def first_token(self, beside: int, prompt: int, repeats: int = 9) -> None:
         """Time from submit to the first token, beside requests that decode."""
@@ -211,9 +241,8 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="")
-    parser.add_argument("--config", default="llama-3.2-1b", help="a built-in shape")
+    parser.add_argument("--config", default="llama-3.2-1b", help="a built-in shape, or a directory")
     parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--layers", type=int, help="of the shape (default: all)")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--chunk", type=int, default=0, help="tokens (default: token by token)")
     parser.add_argument("--context", type=int, default=2048)
@@ -221,15 +250,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=600, help="new tokens of each request")
     args = parser.parse_args()
     begin = time.perf_counter()
-    config: LlamaConfig = builtin_config(args.config)
-    if args.layers:
-        from dataclasses import replace
-
-        config = replace(config, num_hidden_layers=args.layers)
+    stored = "/" in args.config
+    config = Checkpoint.open(args.config).config if stored else builtin_config(args.config)
     dtype = by_name(args.dtype)
     backend, _ = registry.choose(args.backend)
     with closing(backend.open(0)) as device:
-        us = plain(Shape(config, dtype, args.context, 0), backend, device, args.position)
+        alone = Shape(config, dtype, args.context, 0)
         shape = Shape(
             config,
             dtype,
@@ -238,10 +264,15 @@ def main() -> None:
             batch=args.slots,
             pages=pages_of(args.slots, args.context, PAGE_POSITIONS, None),
         )
-        model = LoadedModel(loaded(shape, backend, device), shape)
+        both = [planned(each, backend, device) for each in (alone, shape)]
+        weights = dict(random_weights(both[0], config))
+        with loaded(both[0], backend, device, weights) as executor:
+            us, text = plain(executor, alone, args.position)
+        model = LoadedModel(loaded(both[1], backend, device, weights), shape)
         print(f"set up in {time.perf_counter() - begin:.1f} s", flush=True)
         with Engine(model) as engine:
             bench = Bench(engine, args.position, args.tokens, us)
+            bench.check(text)
             bench.rows(1, LAUNCH_ITERATIONS, 64)
             one = bench.rows(1, LAUNCH_ITERATIONS, args.tokens)
             short = bench.rows(1, 1, min(args.tokens, 200))

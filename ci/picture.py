@@ -80,8 +80,8 @@ def picture(data: dict) -> str:
     tasks = [span for lane in lanes.values() for span in lane]
     scale = (WIDTH - LEFT - 10) / max(_end(tasks), _end(kernels))
     titles = (
-        f"{data['config']}, a token after {data['context']} others on an {data['device']}: ark's loop "
-        f"kernel, {_end(tasks):.0f} us ({len(lanes)} of {data['processors']} processors)",
+        f"{data['config']}, a token after {data['context']} others on an {data['device']}: "
+        f"ark's loop kernel, {_end(tasks):.0f} us ({len(lanes)} of {data['processors']} processors)",
         f"torch.compile in a CUDA graph: {len(kernels)} kernels, {_end(kernels):.0f} us",
     )
     label = ". ".join(titles)

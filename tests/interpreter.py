@@ -40,7 +40,9 @@ class Interpreter:
         targets: list[Any] = list(node.outputs)
         if "rope_kv" in (node.type, node.attrs.get("epilogue")):
             # A lone row hands its keys and values on; the caches are among the inputs.
-            targets = [node.outputs[0], *(node.outputs[1:] or [None]), *node.inputs[-2:]]
+            pages = len(node.inputs[-2].shape) == 4  # the table is behind the caches
+            caches = node.inputs[-3:-1] if pages else node.inputs[-2:]
+            targets = [node.outputs[0], *(node.outputs[1:] or [None]), *caches]
         for target, array in zip(targets, result, strict=True):
             if target is not None:
                 self.view(target)[...] = np.reshape(array, target.shape)

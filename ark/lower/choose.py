@@ -31,7 +31,8 @@ def choose(graph: Graph, context: Context) -> tuple[Machine, ...]:
     """By phase, the machine with the one variant that it will run under.
 
     All phases have one variant, but those that read prompts before others: in one with a loader
-    for warpgroups where the machine has that.
+    for warpgroups where the machine has that; and those that decode sequences in pages: in that of
+    their own number of rows, because a launch runs one of them.
     """
     machine, options = context.machine, context.options
     found = _choose(graph, context)
@@ -42,6 +43,9 @@ def choose(graph: Graph, context: Context) -> tuple[Machine, ...]:
             variant = next((v for v in machine.variants if boxed(v)), None)
             if variant is not None and _reads_prompts(nodes):
                 machines[phase] = dataclasses.replace(machine, variants=(variant,))
+            elif any(n.type == "paged_attention" for n in nodes):
+                alone = graph.with_nodes(n for n in graph.nodes if n.phase == phase)
+                machines[phase] = _choose(alone, context, phase)
     return tuple(machines)
 
 
@@ -79,11 +83,11 @@ def _reads_prompts(nodes: list[Node]) -> bool:
     )
 
 
-def _choose(graph: Graph, context: Context) -> Machine:
-    """The machine with the variant of the last phase.
+def _choose(graph: Graph, context: Context, phase: int = -1) -> Machine:
+    """The machine with the variant of a phase, by default the last one.
 
     The option `variant` names one; PlanError if the machine has none of that name. Otherwise it is
-    the one with communicating warps where the last phase decodes: its products are linear layers of
+    the one with communicating warps where the phase decodes: its products are linear layers of
     one row; the one that loads for warpgroups where that is predicted to take less time (refusal),
     or where the only phase reads prompts.
     All else runs under the machine's first.
@@ -111,7 +115,7 @@ def _choose(graph: Graph, context: Context) -> Machine:
             continue
         under = dataclasses.replace(context, machine=target)
         made = narrow_inputs(fuse_linear(graph, under), under)
-        last = [n for n in made.nodes if n.phase == len(made.phases) - 1]
+        last = [n for n in made.nodes if n.phase == range(len(made.phases))[phase]]
         decodes = streams and _decodes(last, target) and _settled(made.nodes)
         fits = _fits(made.nodes, target) and not _starves(last, target, machine)
         if fits and (variant.name == wanted or decodes):

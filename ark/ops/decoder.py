@@ -27,6 +27,7 @@ from ark.ops.caches import check_cache
 from ark.ops.elementwise import sub
 from ark.ops.logic import minimum
 from ark.ops.lookup import gather
+from ark.ops.paged import append_reference
 from ark.ops.tokens import TokenState, by_sequence, check_position
 from ark.plan.params import Params
 from ark.tasks.rotary import PACK, RopeKvParams, RotaryEmbeddingParams
@@ -167,7 +168,9 @@ def _rotary(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
 
 def rope_kv_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """Queries, and where a lone row hands them on its keys and values; then the two new caches."""
-    x, position, frequencies, keys, values = inputs
+    x, position, frequencies, keys, values, *table = inputs
+    if table:
+        return _rope_pages(inputs, attrs)
     if len(position) > 1:
         each = [rope_kv_reference(i, attrs) for i in by_sequence(inputs, len(position), (2,))]
         return [np.concatenate(parts) for parts in zip(*each, strict=True)]
@@ -183,6 +186,23 @@ def rope_kv_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
         count = max(0, min(len(rows), context - at))
         made[:, at : at + count] = rows[:count].reshape(count, heads, width).swapaxes(0, 1)
         caches.append(made)
+    return [query, np.concatenate([key, value], axis=1), *caches]
+
+
+def _rope_pages(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """The same with caches in pages."""
+    x, position, frequencies, keys, values, table = inputs
+    heads = ProjectionAttributes.from_node(attrs)
+    ends = np.cumsum([heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim])
+    rows_of = []
+    for rows, at in zip(np.split(x, len(position)), position, strict=True):
+        *turned, value = np.split(rows, ends, axis=1)
+        rows_of.append([*(_rotated(part, int(at), frequencies, True) for part in turned), value])
+    query, key, value = (np.concatenate(part) for part in zip(*rows_of, strict=True))
+    caches = [
+        append_reference([rows, table, position, cache], {})[0]
+        for cache, rows in ((keys, key), (values, value))
+    ]
     return [query, np.concatenate([key, value], axis=1), *caches]
 
 

@@ -92,7 +92,8 @@ def _lower_append(lowering: Lowering, node: Node) -> None:
     lowering.emit("paged_append", Params(), [rows, table, position, cache], coords)
 
 
-def _append(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+def append_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """The cache with the new rows."""
     rows, table, position, cache = inputs
     made, page = cache.copy(), cache.shape[2]
     for r, row in enumerate(rows):
@@ -195,7 +196,7 @@ def _lower_attention(lowering: Lowering, node: Node) -> None:
 
 
 def _lower_splits(lowering: Lowering, node: Node) -> None:
-    q, key, value, table, position = node.inputs
+    q, key, value, table, position, *newest = node.inputs
     machine, sequences = lowering.machine, table.shape[0]
     given = node.read(AttentionAttributes)
     heads, width = given.heads, given.head_dim
@@ -218,7 +219,8 @@ def _lower_splits(lowering: Lowering, node: Node) -> None:
         if splits > 1:
             made = lowering.temp((rows, heads, splits, width + 2), fp32, f"{node.name}.partial")
             merges.append((made, out))
-        lowering.emit("paged_attention", params, [own, key, value, row, at, made], coords)
+        operands = [own, key, value, row, at, made, *newest]
+        lowering.emit("paged_attention", params, operands, coords)
     for partial, out in merges:
         group = merge_group(q.shape[0] * heads, heads, 4 * splits * (width + 2), machine)
         merge = AttentionMergeParams(heads, width, splits, group)
@@ -227,7 +229,8 @@ def _lower_splits(lowering: Lowering, node: Node) -> None:
 
 
 def _attention(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    q, key, value, table, position, *sinks = inputs
+    q, key, value, table, position, *others = inputs
+    sinks = others if AttentionAttributes.from_node(attrs).sinks else []
     made = []
     for of, rows in enumerate(np.split(q, len(table))):
         numbers = table[of].astype(np.int64)
@@ -240,5 +243,5 @@ def _attention(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
     return [np.concatenate(made)]
 
 
-register("paged_append", _append, _lower_append)
+register("paged_append", append_reference, _lower_append)
 register("paged_attention", _attention, _lower_attention, aliasing="none")

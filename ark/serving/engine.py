@@ -1,6 +1,6 @@
 """The engine: many requests on one device, each as if it were alone. A thread plans a step,
 launches it, and tells tokens while the device makes them; all other threads leave messages for it,
-and a word in the device's sight that ends the launch with the iteration.
+and set a word that ends the launch with the iteration.
 
 Used by `ark.LLM` and the server. docs/serving.md describes a step.
 """

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ark.backend import registry
-from ark.backend.devices import Device
+from ark.backend.devices import Device, KernelDevice
 from ark.backend.protocol import Backend
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.ir.dtype import DataType
@@ -17,8 +17,10 @@ from ark.ir.values import whole
 from ark.models.build import Pages, Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.load import weights
-from ark.models.plans import choose_chunk, choose_context, plans, usual_chunk
+from ark.models.plans import Drafted, choose_chunk, choose_context, plans, usual_chunk
+from ark.plan.types import Plan
 from ark.runtime.executor import BUDGET_S, Executor
+from ark.runtime.program import begin
 from ark.runtime.runner import load
 from ark.serving.pages import PagePool
 from ark.serving.scheduler import forms_of
@@ -108,6 +110,16 @@ def load_model(
         raise
 
 
+def compiling(backend: Backend, device: Device) -> Drafted:
+    """Starts to compile the kernels of a plan's draft, all at once."""
+
+    def drafted(rank: int, draft: Plan) -> None:
+        if isinstance(device, KernelDevice):
+            begin(draft, backend, device.arch)
+
+    return drafted
+
+
 def _loaded(
     checkpoint: Checkpoint,
     backend: Backend,
@@ -119,7 +131,7 @@ def _loaded(
     """The shape's plan on a device, with the checkpoint's weights."""
     tell = progress or (lambda label, done, total: None)
     tell("planning", 0, 0)
-    plan = plans(shape, device.machine)[0]
+    plan = plans(shape, device.machine, drafted=compiling(backend, device))[0]
     tell("compiling", 0, 0)
     runner = load(plan, backend, device, budget_s=budget_s)
     try:

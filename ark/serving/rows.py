@@ -76,7 +76,7 @@ class Launched:
         return self._run.running()
 
     def read(self) -> list[tuple[int, list[int]]]:
-        """Rows with the tokens that they made since the last call; none where rows read drafts."""
+        """Rows with the tokens that they have made since the last call; none beside drafts."""
         found: list[tuple[int, list[int]]] = []
         if any(self._step.drafts) or not len(self._each):
             return found

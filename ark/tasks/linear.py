@@ -15,8 +15,8 @@ operands: x (m, k), w (n, k), output, [norm weight], then add: residual; sample:
 candidates (tasks, 2), as of ark.tasks.tokens, of logits that are share number `share` of `shares`,
 and for each peer places for this output and these candidates once more; rope_kv: position,
 frequencies, key and value cache (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim):
-the new keys and values once more, for readers in the same iteration]. coord: first and last+1 row
-of w.
+the new keys and values once more, for readers in the same iteration]; before it the table of caches
+in pages (ark.tasks.rotary). coord: first and last+1 row of w.
 
 Between ranks (ark.lower.rewrite.inline_all_reduce) x, and the residual, may be sums that readers
 make: as many times m rows as there are shares, the first share's m rows before the second's. With
@@ -58,7 +58,9 @@ from ark.tasks.linear_form import (
 )
 from ark.tasks.linear_params import LinearParams
 from ark.tasks.rotary import (
+    fresh_operand,
     has_fresh,
+    page_texts,
     rope,
     rotary_accesses,
     rotary_check,
@@ -179,7 +181,7 @@ class Linear(TaskKind):
         if params.epilogue == "add":
             found.add(first)
         if params.epilogue == "rope_kv" and has_fresh(sig, first):
-            found.add(first + 4)
+            found.add(fresh_operand(sig, first))
         if params.epilogue == "sample":
             found.update(candidates(sig))
         return frozenset(found)
@@ -236,6 +238,10 @@ class Linear(TaskKind):
 
     def headers(self) -> tuple[str, ...]:
         return tuple(map(text.header, ("rotary.h", "sampling.h", "fused.h", "linear.h")))
+
+    def texts(self, sig: Signature) -> tuple[str, ...]:
+        rotates = sig.read(LinearParams).epilogue == "rope_kv"
+        return page_texts(sig, first_extra(sig)) if rotates else ()
 
 
 def prologue(sig: Signature) -> str:

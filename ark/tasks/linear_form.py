@@ -24,7 +24,7 @@ MATRIX_ROWS = (16, 8, 4, 2)  # of weights in a stage that matrix units multiply 
 LEAST_SHARE = 3  # of so many processors one has a task of a layer at least
 # Of the epilogue's operands, those that are asked for while the weights are on the way.
 AHEAD = {"store": (), "add": (0,), "swiglu": (), "rope_kv": (0, 1), "sample": (0, 1)}
-EXTRA = {"store": (0,), "add": (1,), "swiglu": (0,), "rope_kv": (4, 5), "sample": (3,)}
+EXTRA = {"store": (0,), "add": (1,), "swiglu": (0,), "rope_kv": (4, 5, 6), "sample": (3,)}
 
 
 def dealt(rows: int, weights: int, row_bytes: int, machine: Machine) -> int:

@@ -4,16 +4,16 @@
 // coord: row, key/value head, split, as of ark_attention; MOST pages of a sequence. What the row
 // sees must lie in pages of the pool.
 template <int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, int SPLITS, int CHUNK, class Q,
-          class K, class V, class T, class P, class O>
+          class K, class V, class T, class P, class O, class F>
 ARK_DEVICE void ark_paged_attention(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys,
-                                    V values, T pages, P position, O output) {
+                                    V values, T pages, P position, O output, F fresh) {
   constexpr int ROOM = PAGE * MOST;
   const int at = position.p[0], seen = (at < ROOM ? at : ROOM) + t.coord[0] + 1;
   const auto paged = ark_paged<PAGE, POOL>(keys, pages);
   ark_check_pages<ROOM>(c, paged, position, 0, seen < ROOM ? seen : ROOM);
   ark_attention<G, KV_HEADS, D, PAGE * MOST, SPLITS, CHUNK>(c, t, scale, query, paged,
                                                             ark_paged<PAGE, POOL>(values, pages),
-                                                            position, output, ArkNoOperand{});
+                                                            position, output, fresh);
 }
 
 // coord: head. Row r is of sequence r, or all are of the only one, one position behind the other. A

@@ -6,11 +6,13 @@ A cache is (pool, kv_heads, page, head_dim); position p of a sequence is row p %
 whose number stands at p // page in the sequence's row of the table.
 
 `paged_attention` params: heads, kv_heads, head_dim, splits, scale. operands: q (m, heads *
-head_dim), keys, values, the table's row (1, most), position (1,), output. Row r of q sees positions
-0 .. position + r. coord, output and splits as of `attention` (ark.tasks.attention), whose splits
-`attention_merge` joins. `paged_append` operands: rows (m, heads * head_dim), table (sequences,
-most), position (sequences,), cache. coord: head. Either each row is of a sequence of its own, or
-all are of one, from its position on. What has no place in the table or the pool is dropped.
+head_dim), keys, values, the table's row (1, most), position (1,), output, [fresh (1, 2 * kv_heads *
+head_dim): the newest key and value, where nothing else is appended in the iteration]. Row r of q
+sees positions 0 .. position + r. coord, output and splits as of `attention` (ark.tasks.attention),
+whose splits `attention_merge` joins. `paged_append` operands: rows (m, heads * head_dim), table
+(sequences, most), position (sequences,), cache. coord: head. Either each row is of a sequence of
+its own, or all are of one, from its position on. What has no place in the table or the pool is
+dropped.
 """
 
 from __future__ import annotations
@@ -35,6 +37,13 @@ from ark.tasks import text
 from ark.tasks.attention import CHUNK, SplitAttention
 from ark.tasks.movement import HEADERS
 
+PAGED_FRESH = 6  # the operand with the newest key and value
+
+
+def has_newest(sig: Signature) -> bool:
+    """Are the newest key and value given beside the caches?"""
+    return len(sig.operands) > PAGED_FRESH
+
 
 class PagedAttentionParams(Params, frozen=True):
     heads: Heads
@@ -50,7 +59,7 @@ class PagedAttention(SplitAttention):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        count(sig, 6)
+        count(sig, PAGED_FRESH, PAGED_FRESH + 1)
         p = sig.read(PagedAttentionParams)
         heads, kv_heads, width, splits = p.heads, p.kv_heads, p.head_dim, p.splits
         need(heads % kv_heads == 0, f"{heads} heads do not share {kv_heads} evenly")
@@ -68,6 +77,9 @@ class PagedAttention(SplitAttention):
             shaped(sig, 5, (rows, columns))
         else:
             shaped(sig, 5, (rows, heads, splits, width + 2), "fp32")
+        if has_newest(sig):
+            need(rows == 1, f"{rows} rows cannot have one fresh key")
+            shaped(sig, PAGED_FRESH, (1, 2 * kv_heads * width))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         p, (row, head, split) = sig.read(PagedAttentionParams), coord[:3]
@@ -80,12 +92,19 @@ class PagedAttention(SplitAttention):
         if p.splits > 1:
             part = (row, begin, split, 0), (row + 1, end, split + 1, width + 2)
             made = Access(5, *part, write=True)
-        read = [Access(0, *box), Access(1, *cache), Access(2, *cache)]
+        older = has_newest(sig)
+        read = [Access(0, *box), *(Access(i, *cache, append_only=older) for i in (1, 2))]
+        for first in (head, p.kv_heads + head) if older else ():
+            read.append(Access(PAGED_FRESH, (0, first * width), (1, (first + 1) * width)))
         tables = [whole(i, sig.operands[i]) for i in (3, 4)]
         return [*read, *tables, made]
 
     def packets(self, sig: Signature) -> frozenset[int]:
-        return frozenset({0, 5})
+        newest = {PAGED_FRESH} if has_newest(sig) else set()
+        return frozenset({0, 5} | {i for i in newest if sig.operands[i].dtype == "fp32"})
+
+    def early(self, sig: Signature) -> frozenset[int]:
+        return frozenset({1, 2, 3, 4} if has_newest(sig) else {3, 4})
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         p = sig.read(PagedAttentionParams)
@@ -106,7 +125,7 @@ class PagedAttention(SplitAttention):
         pool, page = _pool(sig, 1)
         group, most = p.heads // p.kv_heads, sig.operands[3].shape[-1]
         constants = (group, p.kv_heads, p.head_dim, page, pool, most, p.splits, CHUNK)
-        operands = [text.given(sig, i, const=i != 5) for i in range(6)]
+        operands = [text.given(sig, i, const=i != 5) for i in range(PAGED_FRESH + 1)]
         given = (text.literal(p.scale), *operands)
         return text.call(name, "ark_paged_attention", constants, given)
 

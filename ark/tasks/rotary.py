@@ -8,7 +8,8 @@ output q (m, heads * head_dim), position, frequencies, key cache and value cache
 head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values once more, for readers in
 the same iteration]. coord: first and last+1 column of x, for all rows, because rows share the
 cache. With m positions each row is a sequence's, and the caches are (m * kv_heads, context,
-head_dim).
+head_dim). Caches in pages (ark.tasks.paged) are (pool, kv_heads, page, head_dim); behind them comes
+the table (sequences, most), and then fresh, where one row alone is appended.
 
 `rotary_embedding` params: head_dim, interleaved (pairs are neighbours, else the halves of a head).
 operands: x (m, heads * head_dim), output, position, frequencies. coord: row, first and last+1 head.
@@ -48,8 +49,23 @@ class HeadCounts(PartialParams, frozen=True):
 
 
 def has_fresh(sig: Signature, first: int) -> bool:
-    """Are the new keys and values given once more, as the operand behind the caches?"""
-    return len(sig.operands) > first + 4
+    """Are the new keys and values given once more?"""
+    return len(sig.operands) > fresh_operand(sig, first)
+
+
+def fresh_operand(sig: Signature, first: int) -> int:
+    """The operand of the new keys and values, if they are given once more."""
+    return first + 4 + in_pages(sig, first)
+
+
+def in_pages(sig: Signature, first: int) -> bool:
+    """Are the caches in pages, whose table is the operand behind them?"""
+    return len(sig.operands[first + 2].shape) == 4
+
+
+def page_texts(sig: Signature, first: int) -> tuple[str, ...]:
+    """The header that caches in pages need."""
+    return (text.header("appended_pages.h"),) if in_pages(sig, first) else ()
 
 
 def sequences_of(sig: Signature, first: int) -> int:
@@ -74,12 +90,24 @@ def rotary_check(sig: Signature, out: int, first: int, shape: tuple[int, int]) -
     shaped(sig, first, (sequences,), "int32", dense=True)
     shaped(sig, first + 1, (width // 2,), "fp32", dense=True)
     cache = sig.operands[first + 2]
-    need(len(cache.shape) == 3, "the cache has not 3 dimensions")
+    need(len(cache.shape) in (3, 4), "the cache has neither 3 dimensions nor the 4 of pages")
+    whole_cache: tuple[int, ...]
+    if in_pages(sig, first):
+        need(len(sig.operands) > first + 4, "it lacks the table of pages")
+        need(rows == 1 or not has_fresh(sig, first), f"{rows} rows append beside fresh ones")
+        table = sig.operands[first + 4].shape
+        need(len(table) == 2 and table[0] == sequences, f"the table has shape {list(table)}")
+        shaped(sig, first + 4, table, "int32", dense=True)
+        pool, _, page, _ = cache.shape
+        need(page * table[1] + rows <= INT_MAX, "it has too many positions")
+        whole_cache = (pool, p.kv_heads, page, width)
+    else:
+        whole_cache = (sequences * p.kv_heads, cache.shape[1], width)
     for index in (first + 2, first + 3):
-        shaped(sig, index, (sequences * p.kv_heads, cache.shape[1], width), dense=True)
+        shaped(sig, index, whole_cache, dense=True)
     need(cache.dtype == sig.operands[first + 3].dtype, "the caches are of two types")
     if has_fresh(sig, first):
-        shaped(sig, first + 4, (rows, 2 * keys))
+        shaped(sig, fresh_operand(sig, first), (rows, 2 * keys))
 
 
 def rotary_accesses(
@@ -97,7 +125,10 @@ def rotary_accesses(
         found.append(Access(out, (m0, n0), (rows, min(n1, queries)), write=True))
     if has_fresh(sig, first) and n1 > queries:
         lo, hi = max(n0, queries) - queries, n1 - queries
-        found.append(Access(first + 4, (m0, lo), (rows, hi), write=True))
+        found.append(Access(fresh_operand(sig, first), (m0, lo), (rows, hi), write=True))
+    paged = in_pages(sig, first)
+    if paged:
+        found.append(whole(first + 4, sig.operands[first + 4]))
     context = sig.operands[first + 2].shape[1]
     for cache, base in ((first + 2, queries), (first + 3, queries + keys)):
         for head in range(p.kv_heads):
@@ -106,6 +137,12 @@ def rotary_accesses(
             if lo >= hi:
                 continue
             at = base + head * width
+            if paged:
+                pool, _, page, _ = sig.operands[cache].shape
+                pages = (0, head, 0, lo - at), (pool, head + 1, page, hi - at)
+                alone = has_fresh(sig, first)
+                found.append(Access(cache, *pages, write=True, append_only=alone))
+                continue
             for s in range(sequences_of(sig, first)):
                 place = s * p.kv_heads + head
                 box = ((place, 0, lo - at), (place + 1, context, hi - at))
@@ -117,12 +154,19 @@ def rotary_accesses(
 def rope(sig: Signature, out: int, first: int) -> str:
     """The ArkRope of operands `first` on (the position) and of the output."""
     p = sig.read(HeadCounts)
-    sizes = (p.heads, p.kv_heads, p.head_dim, sig.operands[first + 2].shape[1])
-    constants = (*sizes, sequences_of(sig, first))
+    context = sig.operands[first + 2].shape[1]
+    caches = [text.given(sig, first + i, const=False) for i in (2, 3, 4)]
+    if in_pages(sig, first):
+        pool, _, page, _ = sig.operands[first + 2].shape
+        most, table = sig.operands[first + 4].shape[1], text.given(sig, first + 4)
+        context, counts = page * most, f"{p.kv_heads}, {page}, {pool}, {most}"
+        caches = [f"ark_appended_pages<{counts}>({cache}, {table})" for cache in caches[:2]]
+        caches.append(text.given(sig, first + 5, const=False))
+    constants = (p.heads, p.kv_heads, p.head_dim, context, sequences_of(sig, first))
     listed = ", ".join(str(n) for n in constants)
     operands = [text.given(sig, out, const=False)]
     operands += [text.given(sig, first + i) for i in (0, 1)]
-    operands += [text.given(sig, first + i, const=False) for i in (2, 3, 4)]
+    operands += caches
     return f"ark_rope<{listed}>({', '.join(operands)})"
 
 
@@ -151,7 +195,7 @@ class RopeKv(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        count(sig, 6, 7)
+        count(sig, 6, 7, 8)
         rows, columns = matrix(sig, 0)
         need(rows * columns <= INT_MAX, "the projection is too large for a task")
         rotary_check(sig, 1, 2, (rows, columns))
@@ -160,7 +204,7 @@ class RopeKv(TaskKind):
         return Places((range(0, sig.operands[0].shape[1], 2),), span=True)
 
     def packets(self, sig: Signature) -> frozenset[int]:
-        return frozenset({0, 1, 6})
+        return frozenset({0, 1} | ({fresh_operand(sig, 2)} if has_fresh(sig, 2) else set()))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         n0, n1 = coord[:2]
@@ -173,6 +217,9 @@ class RopeKv(TaskKind):
 
     def headers(self) -> tuple[str, ...]:
         return (text.header("rotary.h"),)
+
+    def texts(self, sig: Signature) -> tuple[str, ...]:
+        return page_texts(sig, 2)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         rows, given = sig.operands[0].shape[0], (text.given(sig, 0), rope(sig, 1, 2))

@@ -13,6 +13,9 @@ from transformers import LlamaForCausalLM
 
 from ark.models.sampling import SamplingParams
 from ark.serving.engine import Engine
+from ark.serving.loading import load_model
+from ark.serving.rows import DeviceRows
+from ark.serving.scheduler import Scheduler, Step
 from ark.serving.types import Event, FinishReason, Request
 from tests.checkpoints import make_checkpoint
 
@@ -63,3 +66,49 @@ def test_requests_give_the_ids_of_transformers(backend: str, tmp_path: Path) -> 
         stats = engine.stats()
     assert not errors and texts == wanted
     assert stats.cached_prompt_tokens >= len(BEGINNING)
+
+
+def test_a_word_of_the_host_ends_a_launch(backend: str, tmp_path: Path) -> None:
+    """Set before a launch, it lets one iteration be done; set during one, those that have begun and
+    perhaps one more. The tokens are those of one launch, in which nobody sets it.
+    """
+    directory = make_checkpoint(tmp_path / "small", layers=1, hidden=32, intermediate=48)
+    model = load_model(directory, backend, slots=2, context=24, chunk=4, page=4)
+    try:
+        rows = DeviceRows(model.executor, model.shape)
+        texts = []
+        for leaves in (False, True):
+            scheduler = Scheduler(2, 4, 24, model.page_pool(rows.reserved))
+            for number in range(2):
+                how = SamplingParams(temperature=0.0, seed=0, max_tokens=18)
+                scheduler.add(Request(f"{leaves} {number}", PROMPTS[3], how))
+            progress, counts = [*scheduler.waiting], []
+            while not scheduler.idle:
+                rows.stay()
+                if leaves and len(counts) == 1:
+                    rows.leave()
+                step = scheduler.plan(24)
+                launched = rows.start(step)
+                seen = 0
+                while leaves and len(counts) > 1 and launched.running() and seen < 3:
+                    seen += sum(_take(scheduler, step, launched.read()))
+                if seen >= 3:
+                    rows.leave()
+                    seen += sum(_take(scheduler, step, launched.read()))
+                done, tokens = launched.end()
+                _take(scheduler, step, tokens)
+                scheduler.end(step, done)
+                assert done <= (seen + 2 if seen else step.iterations)
+                counts.append(done)
+            assert counts[:2] == [1, 1] if leaves else counts == [1, 18]
+            texts.append([each.tokens for each in progress])
+        assert texts[0] == texts[1]
+    finally:
+        model.close()
+
+
+def _take(scheduler: Scheduler, step: Step, made: list[tuple[int, list[int]]]) -> list[int]:
+    """Gives tokens to the scheduler; how many the first row has."""
+    for row, tokens in made:
+        scheduler.take(step, row, tokens)
+    return [len(tokens) for row, tokens in made if row == 0]

@@ -38,6 +38,11 @@ WAYS = {
     "pages that run out": {"pages": 9},
     "chunks that are not whole pages": {"chunk": 5, "page": 4},
     "one slot": {"slots": 1},
+    "one slot that reads prompts and samples by all fields": {
+        "slots": 1,
+        "chunk": 0,
+        "sampling": "full",
+    },
     "drafts": {"draft": 3, "pages": 12},
     "an iteration a launch": {"iterations": 1, "pages": 9},
 }

@@ -185,6 +185,7 @@ def _rotates(product: Node, node: Node, matrix: bool) -> bool:
         and not node.hints
         and len(node.outputs) == 1 < query.shape[0]
         and position.shape == (1,)
+        and len(node.inputs) == 5  # no pages, which a tile's rows would have to look up
         and len(product.inputs[0].shape) == len(product.inputs[1].shape) == 2
         and all(t.dtype in (bf16, fp16) for t in caches)
         and all(t.dtype == query.dtype or (query.dtype == fp32 and not matrix) for t in caches)

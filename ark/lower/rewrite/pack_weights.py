@@ -105,24 +105,28 @@ class _Finder:
 
     def attention(self, node: Node) -> _Match | None:
         """attention over caches to which rotated keys, and values, have just been appended."""
+        paged = node.type == "paged_attention"
         usual = structs.replace(node.read(AttentionAttributes), window=0).plain
-        if len(node.inputs) != 4 or node.inputs[0].dtype != fp32 or not usual:
+        if len(node.inputs) != 4 + paged or node.inputs[0].dtype != fp32 or not usual:
             return None
-        query, keys, values, position = node.inputs
-        appends = [self.maker("kv_append", t) for t in (keys, values)]
+        query, keys, values, *table, position = node.inputs
+        appends = [self.maker("paged_append" if paged else "kv_append", t) for t in (keys, values)]
         if appends[0] is None or appends[1] is None:
             return None
         key, value = appends[0], appends[1]
+        if paged and not key.inputs[1].id == value.inputs[1].id == table[0].id:
+            return None
         rotations = [self.maker("rotary_embedding", t) for t in (query, key.inputs[0])]
         if rotations[0] is None or rotations[1] is None:
             return None
         first, second = rotations[0], rotations[1]
         products = self.products([first.inputs[0], second.inputs[0], value.inputs[0]])
         same = first.inputs[1:] == second.inputs[1:] and first.attrs == second.attrs
-        places = {t.id for t in (position, first.inputs[1], key.inputs[1], value.inputs[1])}
+        told = key.inputs[-2], value.inputs[-2]  # before the cache
+        places = {t.id for t in (position, first.inputs[1], *told)}
         if products is None or not same or len(places) > 1:
             return None
-        frequencies, caches = first.inputs[2], (key.inputs[2], value.inputs[2])
+        frequencies, caches = first.inputs[2], (key.inputs[-1], value.inputs[-1])
         attention, rotation = node.read(AttentionAttributes), first.read(RotaryAttributes)
         width = attention.head_dim
         if rotation.head_dim != width or caches[0].buffer.id == caches[1].buffer.id:
@@ -131,12 +135,13 @@ class _Finder:
 
         def rewrite(product: Tensor) -> dict[int, Node]:
             sequences = position.shape[0]
-            kv_heads = keys.shape[0] // sequences
+            kv_heads = keys.shape[1] if paged else keys.shape[0] // sequences
             sizes = ProjectionAttributes(heads=attention.heads, kv_heads=kv_heads, head_dim=width)
             end = max((first, second, key, value), key=lambda n: n.id)
-            outputs, inputs = [query], [query, *caches, position]
-            # A row of all positions need not wait for the caches.
-            if rows == sequences and not attention.window:
+            outputs, inputs = [query], [query, *caches, *table, position]
+            # A row of all positions need not wait for the caches; in pages one that is alone, since
+            # rows of one request may be further ones of its draft.
+            if rows == sequences and not attention.window and (rows == 1 or not paged):
                 name = f"{node.name}.newest"
                 newest = self.graph.tensor((rows, 2 * kv_heads * width), fp32, name=name)
                 outputs.append(newest)
@@ -145,7 +150,7 @@ class _Finder:
                 end,
                 type="rope_kv",
                 name=_joined([node.name])[0] + "rope_kv",
-                inputs=(product, position, frequencies, *caches),
+                inputs=(product, position, frequencies, *caches, *table),
                 outputs=tuple(outputs),
                 attrs=sizes.to_node(),
                 after=_after([first, second, key, value]),
@@ -182,7 +187,7 @@ def pack_weights(graph: Graph, context: Context) -> Graph:
             continue
         if node.type == "swiglu":
             match = finder.gated(node)
-        elif node.type == "attention":
+        elif node.type in ("attention", "paged_attention"):
             match = finder.attention(node)
         if match is not None:
             matches.setdefault(match.key, []).append(match)
@@ -243,10 +248,11 @@ def writes(node: Node) -> list[int]:
     """Ids of buffers that a node writes; rope_kv, also as the end of a product, appends to caches
     that are among its inputs.
     """
-    ends = node.type == "rope_kv"
-    if node.type == "matmul":
-        ends = node.read(MatmulAttributes).rope_kv is not None
-    caches = node.inputs[-2:] if ends else ()
+    caches: tuple[Tensor, ...] = ()
+    if node.type == "rope_kv":
+        caches = node.inputs[3:5]
+    elif "rope_kv" in node.attrs:
+        caches = node.inputs[-2:]
     return [t.buffer.id for t in (*node.outputs, *caches)]
 
 

@@ -32,6 +32,7 @@ BODIES: Mapping[str, BodyWriter] = {
     "bulk": bulk.write,
     "linear": linear.write,
     "matmul": matmul.write,
+    "paged_attention": attention.write_paged,
     "rownorm": rows.write,
     "switch": switch.write,
 }
@@ -42,6 +43,7 @@ HEADERS: Mapping[str, HeaderRule] = {
     "bulk": bulk.headers,
     "linear": linear.headers,
     "matmul": matmul.headers,
+    "paged_attention": attention.paged_headers,
     "rownorm": rows.headers,
     "switch": switch.headers,
 }
@@ -49,6 +51,7 @@ POLLS: Mapping[str, BodyWriter] = {
     "attention": attention.poll,
     "attention_merge": attention.merge_poll,
     "linear": linear.poll,
+    "paged_attention": attention.poll,
 }
 LOADS: Mapping[str, BodyWriter] = {"attention_tiles": attention_tiles.load, "matmul": products.load}
 MOVES: Mapping[str, BodyWriter] = {"combine": moves.write}
@@ -64,5 +67,6 @@ SCRATCH: Mapping[str, ScratchRule] = {
     "bulk": bulk.scratch,
     "linear": linear.scratch,
     "matmul": matmul.scratch,
+    "paged_attention": attention.paged_scratch,
     "rownorm": rows.scratch,
 }

@@ -15,6 +15,8 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention import FRESH, AttentionMergeParams, AttentionParams, staged_bytes
+from ark.tasks.movement import HEADERS as MOVEMENT
+from ark.tasks.paged import PAGED_FRESH
 from ark_cuda.tasks import inline
 
 MAX_STAGED = 64  # positions of a stage whose scores a warp holds
@@ -106,6 +108,32 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     return inline.inlined(name, call, machine, often=sig.operands[0].shape[0] == 1)
 
 
+def paged_headers(machine: Machine) -> tuple[str, ...]:
+    """The device code that `write_paged` instantiates."""
+    pages = (*MOVEMENT, text.header("pages.h"), inline.header("attention_pages.h"))
+    return (*headers(machine), *pages)
+
+
+def write_paged(name: str, sig: Signature, machine: Machine) -> str | None:
+    """The body over pages, or None where the common body serves."""
+    warps = _warps(sig, machine)
+    if not warps:
+        return None
+    group, width = _shape(sig)
+    p, (pool, _, page, _) = sig.read(AttentionParams), sig.operands[1].shape
+    most = sig.operands[3].shape[-1]
+    constants = (group, p.kv_heads, width, page, pool, most, p.splits, warps)
+    operands = [text.given(sig, i, const=i != 5) for i in range(PAGED_FRESH + 1)]
+    call = text.called("ark_attention_pages", constants, (text.literal(p.scale), *operands))
+    return inline.inlined(name, call, machine, often=sig.operands[0].shape[0] == 1)
+
+
+def paged_scratch(sig: Signature, machine: Machine) -> int:
+    """Shared memory of `write_paged`'s body, in bytes."""
+    warps = _warps(sig, machine)
+    return _bytes(sig, warps) if warps else 0
+
+
 def _write_staged(name: str, sig: Signature, machine: Machine, rows: int) -> str:
     """The body that takes keys and values from the ring."""
     group, width = _shape(sig)
@@ -118,7 +146,8 @@ def _write_staged(name: str, sig: Signature, machine: Machine, rows: int) -> str
 
 def poll(name: str, sig: Signature, machine: Machine) -> str | None:
     """In the variant `roles`: waits for the head's last query; None if `write` gives none."""
-    if not _warps(sig, machine) and not _staged(sig, machine):
+    paged = sig.kind == "paged_attention"
+    if not _warps(sig, machine) and (paged or not _staged(sig, machine)):
         return None
     group, width = _shape(sig)
     call = text.called("ark_attention_poll", (group * width,), (text.given(sig, 0),))

@@ -1,0 +1,143 @@
+// Attention of one row over keys and values in pages. What a task computes and touches is said in
+// ark/tasks/paged.py; the steps are those of ark_attention_warps (attention.h), whose rows lie one
+// behind the other.
+
+// coord: row, key/value head, split; MOST pages of a sequence. A row of the pool is read by a group
+// of lanes, 16 bytes each, U rows of a lane at a time. False if the processor is to leave.
+template <int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, int SPLITS, int W, class Q,
+          class K, class V, class T, class P, class O, class F>
+ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys,
+                                    V values, T pages, P position, O output, F fresh) {
+  constexpr int ROOM = PAGE * MOST, E = 16 / sizeof(*keys.p), LANES = D / E, ROWS = 32 / LANES;
+  constexpr int STEP = ROWS * W, U = LANES < 2 || ROOM / SPLITS <= STEP ? 1 : 2, OWN = LANES / U;
+  constexpr float LOG2E = 1.44269504f, LN2 = 0.693147181f;
+  auto& s = *reinterpret_cast<ArkAttentionParts<G, D, W>*>(ARK_SCRATCH(c));
+  const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
+  const int at = position.p[0], seen = (at < ROOM ? at : ROOM) + row + 1;
+  const int count = seen < 0 ? 0 : seen < ROOM ? seen : ROOM;
+  const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
+  const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
+  // The position whose key and value are `fresh`; one that no row has where this split has none.
+  const int newest = F::given && end == count ? count - 1 : 0x7fffffff;
+  const int column = ark_lane() % LANES * E, mine = ark_warp() * ROWS + ark_lane() / LANES;
+  const auto* some_keys = keys.p;
+  const auto* some_values = values.p;
+  uint4 k[U] = {}, v[U] = {};
+  // Row u of a batch that begins at `first`, of keys and values.
+  const auto load = [&](int u, int first) {
+    const int e = first + u * STEP + mine;
+    if (ark_warp() >= W || e >= end || e >= newest) return;
+    const int number = pages.p[e / PAGE], page = number >= 0 && number < POOL ? number : 0;
+    const ark_i64 from = ((static_cast<ark_i64>(page) * KV_HEADS + head) * PAGE + e % PAGE) * D;
+    k[u] = *reinterpret_cast<const uint4*>(some_keys + from + column);
+    v[u] = *reinterpret_cast<const uint4*>(some_values + from + column);
+  };
+  const auto first_rows = [&] {
+#pragma unroll
+    for (int u = 0; u < U; ++u) load(u, begin);
+  };
+  if (!ark_attention_inputs<G, KV_HEADS, D, W>(c, s, row, head, end == count, scale * LOG2E, query,
+                                               fresh, first_rows)) {
+    return false;
+  }
+  // A page outside of the pool ends the run; what was read for it is not used.
+  ark_check_pages<ROOM>(c, ark_paged<PAGE, POOL>(keys, pages), position, begin, end);
+  ark_sync();
+  float top[G], den[G], o[G][E];
+#pragma unroll
+  for (int g = 0; g < G; ++g) {
+    top[g] = -1e30f;
+    den[g] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < E; ++i) o[g][i] = 0.0f;
+  }
+  for (int first = begin; ark_warp() < W && first < end; first += U * STEP) {
+    float score[G][U] = {}, vf[U][E] = {};
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (first + u * STEP >= end) continue;
+      float kf[E];
+      ark_unpack(kf, k[u], some_keys);
+      ark_unpack(vf[u], v[u], some_values);
+      if (first + u * STEP + mine == newest) {
+#pragma unroll
+        for (int i = 0; i < E; ++i) {
+          kf[i] = s.current[column + i];
+          vf[u][i] = s.current[D + column + i];
+        }
+      }
+#pragma unroll
+      for (int g = 0; g < G; ++g) {
+#pragma unroll
+        for (int i = 0; i < E; ++i) {
+          score[g][u] = fmaf(kf[i], s.query[g * D + column + i], score[g][u]);
+        }
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) load(u, first + U * STEP);
+    const bool there = first + ark_lane() % LANES / OWN * STEP + mine < end;
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+      const float own = ark_fold_scores<LANES>(score[g]);
+      float m = there ? fmaxf(top[g], own) : top[g];
+#pragma unroll
+      for (int mask = OWN; mask < 32; mask *= 2) m = fmaxf(m, ark_shfl_xor(m, mask));
+      const float keep = ark_exp2(top[g] - m), power = there ? ark_exp2(own - m) : 0.0f;
+      top[g] = m;
+      den[g] = fmaf(den[g], keep, power);
+#pragma unroll
+      for (int i = 0; i < E; ++i) o[g][i] *= keep;
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const float p = __shfl_sync(0xffffffffu, power, ark_lane() / LANES * LANES + u * OWN);
+#pragma unroll
+        for (int i = 0; i < E; ++i) o[g][i] = fmaf(p, vf[u][i], o[g][i]);
+      }
+    }
+  }
+  // A warp's rows share their maximum: their parts simply add up.
+#pragma unroll
+  for (int g = 0; g < G; ++g) {
+#pragma unroll
+    for (int mask = OWN; mask < 32; mask *= 2) den[g] += ark_shfl_xor(den[g], mask);
+#pragma unroll
+    for (int mask = LANES; mask < 32; mask *= 2) {
+#pragma unroll
+      for (int i = 0; i < E; ++i) o[g][i] += ark_shfl_xor(o[g][i], mask);
+    }
+    if (ark_warp() < W && ark_lane() < LANES) {
+      float* to = s.part[ark_warp()][g];
+#pragma unroll
+      for (int i = 0; i < E; ++i) to[column + i] = o[g][i];
+      if (ark_lane() == 0) {
+        to[D] = top[g] * LN2;
+        to[D + 1] = den[g];
+      }
+    }
+  }
+  ark_sync();
+  for (int i = ark_tid(); i < G * D; i += ARK_THREADS) {
+    const int g = i / D, d = i % D;
+    float m = -1e30f;
+#pragma unroll
+    for (int w = 0; w < W; ++w) m = fmaxf(m, s.part[w][g][D]);
+    float sum = 0.0f, all = 0.0f;
+#pragma unroll
+    for (int w = 0; w < W; ++w) {
+      const float share = ark_exp(s.part[w][g][D] - m);
+      sum = fmaf(share, s.part[w][g][d], sum);
+      all = fmaf(share, s.part[w][g][D + 1], all);
+    }
+    if constexpr (SPLITS == 1) {
+      ark_publish(c, output, 0, 0, row, head * (G * D) + i, all != 0.0f ? sum / all : 0.0f);
+    } else {
+      ark_publish(c, output, row, head * G + g, split, d, sum);
+      if (d == 0) {
+        ark_publish(c, output, row, head * G + g, split, D, m);
+        ark_publish(c, output, row, head * G + g, split, D + 1, all);
+      }
+    }
+  }
+  return true;
+}

@@ -1,0 +1,191 @@
+"""Long launches of the engine: the device leaves them at an iteration when the host has news. These
+tests count iterations: after the word is set, the one that runs and perhaps one more are done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ark.models.checkpoint import Checkpoint
+from ark.models.sampling import SamplingParams
+from ark.serving.engine import Engine
+from ark.serving.rows import NO_TOKEN, Launched
+from ark.serving.scheduler import Step
+from ark.serving.types import Event, FinishReason, Request
+from tests.checkpoints import make_checkpoint
+from tests.serving.requests import Listener, random_requests, solo_texts
+
+POSITIONS = 1024
+AFTER = 2  # iterations that end after the word was set, at most
+ATTEMPTS = 20
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    directory = tmp_path_factory.mktemp("small")
+    sizes: dict[str, Any] = {"layers": 1, "hidden": 32, "intermediate": 48, "context": POSITIONS}
+    return Checkpoint.open(make_checkpoint(directory, **sizes))
+
+
+def opened(small: Checkpoint, **asked: Any) -> Engine:
+    given = {"slots": 2, "context": POSITIONS, "iterations": POSITIONS, **asked}
+    return Engine.open(small, "cpu", **given)
+
+
+def long(request_id: str, tokens: int | None = None) -> Request:
+    return Request(request_id, (3, 4, 5), SamplingParams(temperature=0.0, max_tokens=tokens))
+
+
+@contextmanager
+def launches() -> Iterator[list[tuple[Step, int]]]:
+    """The launches in this block: their steps, and the iterations that they did."""
+    found: list[tuple[Step, int]] = []
+    end = Launched.end
+
+    def watched(self: Launched) -> tuple[int, list[tuple[int, list[int]]]]:
+        done, tokens = end(self)
+        found.append((self._step, done))
+        return done, tokens
+
+    Launched.end = watched  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        Launched.end = end  # type: ignore[method-assign]
+
+
+def visible(engine: Engine) -> int:
+    """New tokens of the first row that the device has made."""
+    output = engine._rows.output[0, 3:]
+    return int(np.argmax(output == NO_TOKEN)) if (output == NO_TOKEN).any() else len(output)
+
+
+NEWS: dict[str, Callable[[Engine, Listener], None]] = {
+    "a request arrives": lambda engine, heard: engine.submit(long("b", 3), heard),
+    "the request is cancelled": lambda engine, _: engine.cancel("a"),
+    "the engine is closed": lambda engine, _: engine.close(),
+}
+
+
+def told(small: Checkpoint, news: str) -> bool:
+    """Tells the news when the first token of a long launch is told; False if the device had done it
+    by then.
+    """
+    heard, seen = Listener(), [0]
+    with opened(small) as engine, launches() as found:
+
+        def tells(event: Event) -> None:
+            first = not heard.tokens.get("a")
+            heard(event)
+            if first and event.tokens:
+                NEWS[news](engine, heard)
+                seen[0] = visible(engine)
+
+        engine.submit(long("a"), tells)
+        heard.wait("a", *(["b"] if news == "a request arrives" else []))
+    (step, done), *others = found
+    assert done <= seen[0] + AFTER
+    if news == "a request arrives":
+        assert len(heard.tokens["b"]) == 3
+    elif done < step.iterations:
+        assert heard.finish["a"] == FinishReason.CANCELLED and not others
+    if done < step.iterations and news == "a request arrives":
+        assert [p.request.id for p in others[0][0].rows] == ["a", "b"]
+    return done < step.iterations
+
+
+@pytest.mark.parametrize("news", NEWS)
+def test_news_end_a_launch_at_an_iteration(small: Checkpoint, news: str) -> None:
+    assert any(told(small, news) for _ in range(ATTEMPTS)), "the device was faster than the host"
+
+
+def test_a_free_row_ends_a_launch_for_those_that_wait(small: Checkpoint) -> None:
+    """A stop token, of which the device knows nothing, frees the only slot."""
+    text = solo(small, long("a", 64))
+    stop = next(token for token in text[8:] if token not in text[:8])
+    how = SamplingParams(temperature=0.0)
+
+    def leaves() -> bool:
+        heard = Listener()
+        with opened(small, slots=1) as engine, launches() as found:
+            engine.submit(Request("a", (3, 4, 5), how, frozenset({stop})), heard)
+            engine.submit(long("b", 4), heard)
+            heard.wait("a", "b")
+        assert heard.tokens["a"] == text[: text.index(stop) + 1]
+        assert heard.tokens["b"] == text[:4]
+        return sum(done for _, done in found) < POSITIONS // 2
+
+    assert any(leaves() for _ in range(ATTEMPTS)), "the device was faster than the host"
+
+
+def solo(small: Checkpoint, request: Request) -> list[int]:
+    """The text of a request by launches of one iteration."""
+    heard = Listener()
+    with opened(small, iterations=1) as engine:
+        engine.submit(request, heard)
+        heard.wait(request.id)
+    return heard.tokens[request.id]
+
+
+def test_fewer_rows_take_a_smaller_form(small: Checkpoint) -> None:
+    """Of two requests one ends: the launch of two rows ends with it, one of one row follows."""
+
+    def leaves() -> bool:
+        heard = Listener()
+        with opened(small) as engine, launches() as found:
+            engine.submit(long("a"), heard)
+            engine.submit(long("b", 8), heard)
+            heard.wait("a", "b")
+        assert heard.tokens["b"] == heard.tokens["a"][:8]
+        return len(found[-1][0].rows) == 1
+
+    assert any(leaves() for _ in range(ATTEMPTS)), "the device was faster than the host"
+
+
+def test_a_host_that_stands_still_holds_nobody_up(small: Checkpoint) -> None:
+    """For longer than any wait on the device may take; the tokens are those of solo runs."""
+    given = random_requests(6, most=40)
+    wanted, heard = solo_texts(small, given), Listener()
+    with opened(small, budget_s=0.5, slots=3) as engine:
+
+        def tells(event: Event) -> None:
+            heard(event)
+            if event.id == given[0].id and len(heard.tokens[event.id]) < 3:
+                time.sleep(1.5)
+
+        for request in given:
+            engine.submit(request, tells)
+        heard.wait(*wanted)
+    assert heard.tokens == wanted and not any(heard.errors.values())
+
+
+def test_tokens_are_told_while_the_launch_runs(small: Checkpoint) -> None:
+    """One launch makes them all, and its events are many."""
+    heard, portions = Listener(), []
+    with opened(small) as engine, launches() as found:
+
+        def tells(event: Event) -> None:
+            portions.append(len(event.tokens))
+            heard(event)
+
+        engine.submit(long("a"), tells)
+        heard.wait("a")
+    assert sum(portions) == POSITIONS - 3 and len(portions) > 3
+    assert len(found) == 1 and found[0][1] == POSITIONS - 3
+
+
+def test_an_engine_that_was_closed_takes_no_news(small: Checkpoint) -> None:
+    """Its memory is free, the word with it."""
+    engine = opened(small)
+    word = engine._rows._leave
+    engine.close()
+    assert engine._rows._leave is not word
+    for _ in range(2):
+        engine.cancel("a")
+        engine.close()
