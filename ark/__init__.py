@@ -139,7 +139,7 @@ def _names() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a name, a package or an op on first use; UnsupportedError for a name that is not built."""
+    """Loads a name, a package or an op on first use; UnsupportedError for one not built."""
     if name == "__all__":
         value: Any = _names()
     elif name in _MODULES:
