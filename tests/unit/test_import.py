@@ -1,4 +1,4 @@
-"""What `import ark` loads, and that what is loaded on first use is what the stub says."""
+"""The modules that `import ark` loads, and the names that load others on first use."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_op_loads_no_executor_and_no_gradients() -> None:
         ("import ark", "assert (ark.copy(3.0) * 2).eval().tolist() == [6]"),
     ],
 )
-def test_what_is_loaded_on_first_use_is_there(first: str, then: str) -> None:
+def test_a_first_use_loads_its_module(first: str, then: str) -> None:
     run(f"{first}\n{then}")
 
 
