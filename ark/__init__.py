@@ -1,25 +1,22 @@
-"""ark compiles a whole model into one persistent kernel per GPU; this is what users import."""
+"""ark compiles a whole model into one persistent kernel per GPU; this is what users import.
+
+Names are loaded on first use, so that `import ark` takes no longer than its errors and its log;
+`__init__.pyi` says the same to type checkers and editors.
+"""
 
 from ark import _interrupt as _interrupt  # before all that takes time to load
 
 # isort: split
 import builtins
-import importlib
+import importlib.util
 import sys
+from collections.abc import Callable
+from typing import Any
 
+from ark import _late, log
 from ark import errors as error
-from ark import log, ops
-from ark import tasks as tasks  # registers the task kinds
+from ark._aliases import ALIASES, install
 from ark._version import __version__
-from ark.api.aliases import install
-from ark.api.context import PlannerContext
-from ark.api.core import Dims
-from ark.api.init import init, set_rank, set_world_size
-from ark.api.module import Module
-from ark.api.plan import Plan
-from ark.api.planner import Planner
-from ark.api.profiler import Profiler
-from ark.api.state import load, save
 from ark.errors import (
     BaseError,
     GpuError,
@@ -27,34 +24,82 @@ from ark.errors import (
     InvalidUsageError,
     ModelError,
     PlanError,
+    SystemError,
     UnsupportedError,
 )
-from ark.errors import SystemError as SystemError
-from ark.frontend.model import Model, current_model, set_model, use_model
-from ark.frontend.tensor import NullTensor, Parameter, Tensor
-from ark.gradients import grad, optim
-from ark.ir.dtype import (
-    DataType,
-    bf16,
-    bool_,
-    byte,
-    fp4,
-    fp8_e4m3,
-    fp8_e5m2,
-    fp16,
-    fp32,
-    int4,
-    int8,
-    int32,
-    int64,
-    uint4,
-    uint8,
-    uint32,
+
+_FROM = {
+    "ark.api.context": ("PlannerContext",),
+    "ark.api.core": ("Dims",),
+    "ark.api.init": ("init", "set_rank", "set_world_size"),
+    "ark.api.module": ("Module",),
+    "ark.api.plan": ("Plan",),
+    "ark.api.planner": ("Planner",),
+    "ark.api.profiler": ("Profiler",),
+    "ark.api.state": ("load", "save"),
+    "ark.frontend.model": ("Model", "current_model", "set_model", "use_model"),
+    "ark.frontend.tensor": ("NullTensor", "Parameter", "Tensor"),
+    "ark.gradients": ("grad", "optim"),
+    "ark.interop": ("from_onnx", "from_torch", "inference_model", "training_model"),
+    "ark.ir.dtype": (
+        "DataType",
+        "bf16",
+        "bool_",
+        "byte",
+        "fp4",
+        "fp8_e4m3",
+        "fp8_e5m2",
+        "fp16",
+        "fp32",
+        "int4",
+        "int8",
+        "int32",
+        "int64",
+        "uint4",
+        "uint8",
+        "uint32",
+    ),
+    "ark.models.sampling": ("SamplingParams",),
+    "ark.models.structured": ("StructuredOutputsParams",),
+    "ark.parallel": ("parallelize",),
+    "ark.runtime.launch": ("launch",),
+    "ark.runtime.runtime": ("Runtime",),
+    "ark.serving.llm": ("LLM",),
+}
+_MODULES = {name: (module, name) for module, names in _FROM.items() for name in names}
+_ERRORS = (
+    "BaseError",
+    "GpuError",
+    "InternalError",
+    "InvalidUsageError",
+    "ModelError",
+    "PlanError",
+    "UnsupportedError",
 )
-from ark.ops import *  # noqa: F403
-from ark.runtime import known as _known  # noqa: F401  registers itself at ark.runtime.toolchain
-from ark.runtime.launch import launch
-from ark.runtime.runtime import Runtime
+# ARK's names of them, and an op that an alias hides.
+_MODULES |= {
+    "FP8_E4M3": ("ark.ir.dtype", "fp8_e4m3"),
+    "FP8_E5M2": ("ark.ir.dtype", "fp8_e5m2"),
+    "bool": ("ark.ir.dtype", "bool_"),
+    "tensor": ("ark.ops", "tensor"),
+}
+# What the interface names and ark does not have yet: asking for one says so.
+_NOT_BUILT = ("get", "put", "sampling", "signal", "wait")
+# Reached by `ark.` alone: what has a package of its own, and what Python itself calls so.
+_NOT_BY_STAR = {
+    *_FROM["ark.interop"],
+    "LLM",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "bool",
+    "bool_",
+    "parallelize",
+    "tensor",
+}
+
+
+class _NotBuilt(UnsupportedError, AttributeError):
+    """Raised for a name that is not built, which `hasattr` sees as no such name."""
 
 
 def version() -> str:
@@ -67,101 +112,57 @@ def version() -> str:
     return __version__
 
 
-# ARK's names of them.
-FP8_E4M3, FP8_E5M2 = fp8_e4m3, fp8_e5m2
-bool = bool_
+def _loads(*modules: str) -> Callable[[], object]:
+    return lambda: [importlib.import_module(module) for module in modules]
 
-# What the interface names and ark does not have yet: asking for one says so.
-_NOT_BUILT = (
-    "get",
-    "put",
-    "sampling",
-    "signal",
-    "wait",
+
+_late.fillers.update(
+    {
+        "examiners": _loads("ark.runtime.known"),
+        "methods of tensors": _loads("ark.ops", "ark.runtime.runtime"),
+        "ops": _loads("ark.ops"),
+        "task kinds": _loads("ark.tasks"),
+    }
 )
 
 
-# Loaded on first use, so that importing ark takes no longer.
-_LAZY = {
-    "LLM": "ark.serving.llm",
-    "SamplingParams": "ark.models.sampling",
-    "StructuredOutputsParams": "ark.models.structured",
-}
+def _ops() -> list[str]:
+    return importlib.import_module("ark.ops").__all__
 
 
-class _NotBuilt(UnsupportedError, AttributeError):
-    """Raised for a name that is not built, which `hasattr` sees as no such name."""
+def _names() -> list[str]:
+    """`from ark import *` leaves Python's own names alone: ark.bool, ark.SystemError and ops such
+    as ark.abs are reached by `ark.` alone.
+    """
+    own = {*_MODULES, *_ERRORS, "__version__", "error", "log", "version"} - _NOT_BY_STAR
+    return sorted(own) + [name for name in _ops() if not hasattr(builtins, name)]
 
 
-def __getattr__(name: str) -> object:
-    """Loads packages of ark on first use; UnsupportedError for names that are not built."""
-    if name in ("comm", "distributed", "parallel", "profiler"):
-        return importlib.import_module(f"ark.{name}")
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    if name == "parallelize":
-        return importlib.import_module("ark.parallel").parallelize
-    if name in ("from_onnx", "from_torch", "inference_model", "training_model"):
-        return getattr(importlib.import_module("ark.interop"), name)
-    if name in _NOT_BUILT:
+def __getattr__(name: str) -> Any:
+    """Loads a name, a package or an op on first use; UnsupportedError for one not built."""
+    if name == "__all__":
+        value: Any = _names()
+    elif name in _MODULES:
+        module, attribute = _MODULES[name]
+        value = getattr(importlib.import_module(module), attribute)
+    elif name in _NOT_BUILT:
         raise _NotBuilt(f"ark.{name} is not built yet")
-    raise AttributeError(f"module 'ark' has no attribute {name!r}")
+    elif name in ALIASES:
+        value = sys.modules[f"ark.{name}"]
+    elif name.startswith("_"):
+        raise AttributeError(f"module 'ark' has no attribute {name!r}")
+    elif importlib.util.find_spec(f"ark.{name}") is not None:
+        value = importlib.import_module(f"ark.{name}")
+    elif name in _ops():
+        value = getattr(importlib.import_module("ark.ops"), name)
+    else:
+        raise AttributeError(f"module 'ark' has no attribute {name!r}")
+    globals()[name] = value
+    return value
 
 
-__all__ = [
-    "FP8_E4M3",
-    "FP8_E5M2",
-    "BaseError",
-    "DataType",
-    "Dims",
-    "GpuError",
-    "InternalError",
-    "InvalidUsageError",
-    "Model",
-    "ModelError",
-    "Module",
-    "NullTensor",
-    "Parameter",
-    "Plan",
-    "PlanError",
-    "Planner",
-    "PlannerContext",
-    "Profiler",
-    "Runtime",
-    "Tensor",
-    "UnsupportedError",
-    "__version__",
-    "bf16",
-    "byte",
-    "current_model",
-    "error",
-    "fp4",
-    "fp8_e4m3",
-    "fp8_e5m2",
-    "fp16",
-    "fp32",
-    "grad",
-    "init",
-    "int4",
-    "int8",
-    "int32",
-    "int64",
-    "launch",
-    "load",
-    "log",
-    "optim",
-    "save",
-    "set_model",
-    "set_rank",
-    "set_world_size",
-    "uint4",
-    "uint8",
-    "uint32",
-    "use_model",
-    "version",
-]
-# `from ark import *` leaves Python's own names alone: ark.bool, ark.SystemError and ops such as
-# ark.abs are reached by `ark.` alone.
-__all__ += [name for name in ops.__all__ if not hasattr(builtins, name)]
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES, *ALIASES, *_ops()})
 
-install(sys.modules[__name__])
+
+install()

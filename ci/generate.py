@@ -21,10 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from evidence import RESULTS, SUITES, Result, SuiteResult, read, read_suite
 from performance_page import page
 from picture import DATA, PICTURE, picture
-from reference_pages import api, capabilities, commands, ops, plan
+from reference_pages import api, capabilities, commands, ops, plan, stub
 from workflows import changes, devices, package, release
 
 ROOT = Path(__file__).resolve().parent.parent
+STUB = ROOT / "ark/__init__.pyi"
 WORKFLOWS = ROOT / ".github/workflows"
 TESTS = {
     "all": "all of tests/backend",
@@ -143,6 +144,7 @@ def outputs() -> dict[Path, str]:
         PICTURE: picture(json.loads(DATA.read_text())),
         ROOT / "docs/reference/api.md": api(),
         ROOT / "docs/reference/ops.md": ops(),
+        STUB: stub(STUB.read_text()),
         ROOT / "docs/reference/commands.md": commands(),
         ROOT / "docs/reference/plan.md": plan(),
         ROOT / "docs/reference/capabilities.md": capabilities(),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ark._late import LateTable
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend import dlpack
 from ark.frontend.foreign import address_of, as_array, is_torch
@@ -32,7 +33,7 @@ NullTensor: Any = None
 # Functions that a tensor calls and that layers above define; these register them when they are
 # imported. ark.ops registers the public ops by name and `view` (a box of a tensor),
 # ark.runtime.runtime `run` (the model, once).
-provided: dict[str, Callable[..., Any]] = {}
+provided: LateTable[Callable[..., Any]] = LateTable("methods of tensors")
 
 
 def _operator(name: str, swapped: bool = False) -> Any:
@@ -265,7 +266,7 @@ class Tensor:
     ) -> Any:
         """torch functions of an op's name call the op."""
         name = getattr(func, "__name__", str(func))
-        if name not in provided:
+        if name not in provided and name not in provided.filled():
             raise UnsupportedError(
                 f"torch.{name} of an ark tensor is not supported; use the ops of ark"
             )

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ark._late import LateTable
 from ark.errors import InternalError, UnsupportedError
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
@@ -45,7 +46,7 @@ class OpDef:
     all_ranks: bool = False
 
 
-_OPS: dict[str, OpDef] = {}
+_OPS: LateTable[OpDef] = LateTable("ops")
 
 
 def register(
@@ -66,10 +67,10 @@ def register(
 
 def get(name: str) -> OpDef:
     """The op of that name; UnsupportedError if there is none."""
-    if name not in _OPS:
+    if name not in _OPS and name not in _OPS.filled():
         raise UnsupportedError(f"the op {name!r} is not built; ark has {', '.join(sorted(_OPS))}")
     return _OPS[name]
 
 
 def names() -> tuple[str, ...]:
-    return tuple(sorted(_OPS))
+    return tuple(sorted(_OPS.filled()))

@@ -74,16 +74,10 @@ from ark.ops.logsumexp import logsumexp
 from ark.ops.lookup import gather, gather_elements, gather_nd, scatter_elements, scatter_nd
 from ark.ops.losses import cross_entropy
 from ark.ops.math import (
+    ENTRIES,
     abs,
-    acos,
-    acosh,
-    asin,
-    asinh,
-    atan,
-    atanh,
     ceil,
     cos,
-    cosh,
     elu,
     erf,
     expm1,
@@ -104,9 +98,7 @@ from ark.ops.math import (
     selu,
     sign,
     sin,
-    sinh,
     softsign,
-    tan,
     tanh,
 )
 from ark.ops.movement import embedding, rope, transpose
@@ -136,8 +128,6 @@ from ark.ops.windows import conv, conv_transpose
 __all__ = [
     "TokenState",
     "abs",
-    "acos",
-    "acosh",
     "add",
     "advance",
     "all_gather",
@@ -147,11 +137,7 @@ __all__ = [
     "all_to_all",
     "argmax",
     "argmin",
-    "asin",
-    "asinh",
-    "atan",
     "atan2",
-    "atanh",
     "attention",
     "avg_pool",
     "batch_norm",
@@ -169,7 +155,6 @@ __all__ = [
     "conv_transpose",
     "copy",
     "cos",
-    "cosh",
     "cross_entropy",
     "cumprod",
     "cumsum",
@@ -280,7 +265,6 @@ __all__ = [
     "sign",
     "silu",
     "sin",
-    "sinh",
     "softmax",
     "softsign",
     "split",
@@ -288,7 +272,6 @@ __all__ = [
     "strided_slice",
     "sub",
     "swiglu",
-    "tan",
     "tanh",
     "tensor",
     "tile",
@@ -299,6 +282,9 @@ __all__ = [
     "where",
     "zeros",
 ]
+
+globals().update(ENTRIES)
+__all__ += ENTRIES
 
 for _name in __all__:
     if isfunction(globals()[_name]):

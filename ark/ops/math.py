@@ -15,6 +15,7 @@ from ark.ir.dtype import bool_
 from ark.ops.base import float_dtype, result
 from ark.ops.elementwise import composed, unary
 from ark.tasks.expression import Tree, leaf, number
+from ark.tasks.functions import FUNCTIONS
 
 X = leaf(0)
 
@@ -96,19 +97,6 @@ erf = _op(
 )
 sin = _op("sin", "Sine of radians", ("[-1.0, 0.0, 2.0]", "[-0.8415,  0.0000,  0.9093]"))
 cos = _op("cos", "Cosine of radians", ("[-1.0, 0.0, 2.0]", "[ 0.5403,  1.0000, -0.4161]"))
-tan = _op("tan", "Tangent of radians", ("[-1.0, 0.0, 2.0]", "[-1.5574,  0.0000, -2.1850]"))
-asin = _op("asin", "Inverse sine, in radians", ("[-0.5, 0.0, 0.5]", "[-0.5236,  0.0000,  0.5236]"))
-acos = _op("acos", "Inverse cosine, in radians", ("[-0.5, 0.0, 0.5]", "[2.0944, 1.5708, 1.0472]"))
-atan = _op(
-    "atan", "Inverse tangent, in radians", ("[-1.0, 0.0, 2.0]", "[-0.7854,  0.0000,  1.1071]")
-)
-sinh = _op("sinh", "Hyperbolic sine", ("[-1.0, 0.0, 2.0]", "[-1.1752,  0.0000,  3.6269]"))
-cosh = _op("cosh", "Hyperbolic cosine", ("[-1.0, 0.0, 2.0]", "[1.5431, 1.0000, 3.7622]"))
-asinh = _op("asinh", "Inverse hyperbolic sine", ("[-1.0, 0.0, 2.0]", "[-0.8814,  0.0000,  1.4436]"))
-acosh = _op("acosh", "Inverse hyperbolic cosine", ("[1.0, 2.0, 4.0]", "[0.0000, 1.3170, 2.0634]"))
-atanh = _op(
-    "atanh", "Inverse hyperbolic tangent", ("[-0.5, 0.0, 0.5]", "[-0.5493,  0.0000,  0.5493]")
-)
 isnan = _op(
     "isnan",
     "True where the element is NaN",
@@ -121,6 +109,14 @@ isinf = _op(
     ('[1.0, float("nan"), float("inf")]', "[False, False,  True]"),
     predicate=True,
 )
+
+
+ENTRIES: dict[str, Any] = {
+    function.name: _op(function.name, function.public.meaning, function.public.example)
+    for function in FUNCTIONS.values()
+    if function.public is not None
+}
+"""By name the ops that an entry of ark.tasks.functions makes whole."""
 
 
 def activation(name: str, input: Any, output: Any, label: str, tree: Tree) -> Tensor:

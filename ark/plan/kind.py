@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ark._late import LateTable
 from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan.params import INT_MAX, Params, Places, read_params
@@ -211,7 +212,7 @@ def signature(plan: Plan, op: PlanOp) -> Signature:
     return Signature(op.kind, op.params, tuple(operands))
 
 
-_KINDS: dict[str, TaskKind] = {}
+_KINDS: LateTable[TaskKind] = LateTable("task kinds")
 
 
 def register(kind: TaskKind) -> TaskKind:
@@ -222,7 +223,7 @@ def register(kind: TaskKind) -> TaskKind:
 
 def get(name: str) -> TaskKind:
     """The kind of that name; PlanError if there is none (a plan from a newer ark, say)."""
-    if name not in _KINDS:
+    if name not in _KINDS and name not in _KINDS.filled():
         raise PlanError(
             f"the plan has a task of kind {name!r}, but this ark knows only "
             f"{', '.join(sorted(_KINDS))}; make the plan again with this version"
@@ -231,4 +232,4 @@ def get(name: str) -> TaskKind:
 
 
 def names() -> tuple[str, ...]:
-    return tuple(sorted(_KINDS))
+    return tuple(sorted(_KINDS.filled()))

@@ -115,4 +115,4 @@ def _compared(
     return ""
 
 
-toolchain.examiners.append(examine)
+toolchain.examiners["known results"] = examine

@@ -15,6 +15,7 @@ from functools import cache as once
 from pathlib import Path
 
 from ark import log
+from ark._late import LateTable
 from ark._version import __version__
 from ark.backend.devices import KernelDevice
 from ark.backend.protocol import CheckedBackend, KernelBackend, Toolchain
@@ -23,7 +24,7 @@ from ark.runtime import cache
 
 Examiner = Callable[[KernelBackend, KernelDevice], str]
 """Computes known results; returns why they are wrong, empty if all are right."""
-examiners: list[Examiner] = []
+examiners: LateTable[Examiner] = LateTable("examiners")
 _RIGHT = b"right"
 _admitted: set[str] = set()
 _held = threading.RLock()  # other threads wait until the first one's check has ended
@@ -68,7 +69,8 @@ def examine(backend: KernelBackend, device: KernelDevice) -> str:
     with _held:
         before, _checking = _checking, True
         try:
-            return next((reason for e in examiners if (reason := e(backend, device))), "")
+            reasons = (e(backend, device) for e in examiners.filled().values())
+            return next((reason for reason in reasons if reason), "")
         finally:
             _checking = before
 

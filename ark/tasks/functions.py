@@ -1,21 +1,47 @@
-"""The elementwise functions: expression on the device and NumPy reference, one line each.
+"""The elementwise functions: expression on the device and NumPy reference, one entry each.
 
-A line here is all that the device and the lowering need of a new one; docs/architecture.md has the
-other steps. `a`, `b` and `c` are the inputs as float; the expression uses the device ABI's math.
-Read by ark.ops.elementwise, which registers an op for each line, and by ark.tasks.expression, which
-checks and writes trees of them.
+An entry with `public` is a whole op: users' function, derivative, torch's and ONNX's names, tests
+and reference page follow from it (docs/new-elementwise-op.md). `a`, `b` and `c` are the inputs as
+float; the expression uses the device ABI's math. Read by ark.ops.elementwise, which registers an op
+for each entry, and by ark.tasks.expression, which checks and writes trees of them.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
+
+
+@dataclass(frozen=True)
+class Public:
+    """What makes a function of one floating-point tensor an op that users call.
+
+    meaning: the first words of its docstring. example: elements of a tensor, and those of the
+    result. slope: its derivative, a tree of functions over X. torch, onnx: names of operators that
+    compute the same. between: where tests compare values and derivatives with torch's; in torch the
+    function has the name that `torch` says.
+    """
+
+    meaning: str
+    example: tuple[str, str]
+    slope: Sequence[Any]
+    torch: str
+    onnx: str = ""
+    between: tuple[float, float] = (-2.0, 2.0)
+
+
+# For slopes: the argument, numbers and functions, as trees of ark.tasks.expression.
+X: Sequence[Any] = ["input", 0]
+ONE: Sequence[Any] = ["number", 1.0]
+_SQUARE = ["mul", X, X]
+_ARC = ["rsqrt", ["mul", ["sub", ONE, X], ["add", ONE, X]]]
 
 
 @dataclass(frozen=True)
@@ -25,7 +51,8 @@ class Function:
     integer: the same over integers, whose type is INT and its unsigned twin UINT (ark_i32 or
     ark_i64; wrapping, nothing traps); none where the function is for floating point only.
     floating: false where it is for integers only. predicate: the result is a bool. logical: the
-    arguments are bools. A function whose name is `where` takes a bool first.
+    arguments are bools. A function whose name is `where` takes a bool first. public: set where the
+    entry is all that there is of an op.
     """
 
     name: str
@@ -35,6 +62,7 @@ class Function:
     floating: bool = True
     predicate: bool = False
     logical: bool = False
+    public: Public | None = None
 
     @property
     def arity(self) -> int:
@@ -137,17 +165,121 @@ FUNCTIONS: dict[str, Function] = {
         Function("erf", "ark_erf(a)", _erf),
         Function("sin", "ark_sin(a)", np.sin),
         Function("cos", "ark_cos(a)", np.cos),
-        Function("tan", "ark_tan(a)", np.tan),
-        Function("atan", "ark_atan(a)", np.arctan),
+        Function(
+            "tan",
+            "ark_tan(a)",
+            np.tan,
+            public=Public(
+                "Tangent of radians",
+                ("[-1.0, 0.0, 2.0]", "[-1.5574,  0.0000, -2.1850]"),
+                ["add", ONE, ["mul", ["tan", X], ["tan", X]]],
+                "tan",
+                "Tan",
+                (-1.0, 1.0),
+            ),
+        ),
+        Function(
+            "atan",
+            "ark_atan(a)",
+            np.arctan,
+            public=Public(
+                "Inverse tangent, in radians",
+                ("[-1.0, 0.0, 2.0]", "[-0.7854,  0.0000,  1.1071]"),
+                ["reciprocal", ["add", ONE, _SQUARE]],
+                "atan",
+                "Atan",
+            ),
+        ),
         Function("atan2", "ark_atan2(a, b)", np.arctan2),
         Function("hypot", "ark_hypot(a, b)", np.hypot),
-        Function("asin", "ark_asin(a)", np.arcsin),
-        Function("acos", "ark_acos(a)", np.arccos),
-        Function("sinh", "ark_sinh(a)", np.sinh),
-        Function("cosh", "ark_cosh(a)", np.cosh),
-        Function("asinh", "ark_asinh(a)", np.arcsinh),
-        Function("acosh", "ark_acosh(a)", np.arccosh),
-        Function("atanh", "ark_atanh(a)", np.arctanh),
+        Function(
+            "asin",
+            "ark_asin(a)",
+            np.arcsin,
+            public=Public(
+                "Inverse sine, in radians",
+                ("[-0.5, 0.0, 0.5]", "[-0.5236,  0.0000,  0.5236]"),
+                _ARC,
+                "asin",
+                "Asin",
+                (-0.8, 0.8),
+            ),
+        ),
+        Function(
+            "acos",
+            "ark_acos(a)",
+            np.arccos,
+            public=Public(
+                "Inverse cosine, in radians",
+                ("[-0.5, 0.0, 0.5]", "[2.0944, 1.5708, 1.0472]"),
+                ["neg", _ARC],
+                "acos",
+                "Acos",
+                (-0.8, 0.8),
+            ),
+        ),
+        Function(
+            "sinh",
+            "ark_sinh(a)",
+            np.sinh,
+            public=Public(
+                "Hyperbolic sine",
+                ("[-1.0, 0.0, 2.0]", "[-1.1752,  0.0000,  3.6269]"),
+                ["cosh", X],
+                "sinh",
+                "Sinh",
+            ),
+        ),
+        Function(
+            "cosh",
+            "ark_cosh(a)",
+            np.cosh,
+            public=Public(
+                "Hyperbolic cosine",
+                ("[-1.0, 0.0, 2.0]", "[1.5431, 1.0000, 3.7622]"),
+                ["sinh", X],
+                "cosh",
+                "Cosh",
+            ),
+        ),
+        Function(
+            "asinh",
+            "ark_asinh(a)",
+            np.arcsinh,
+            public=Public(
+                "Inverse hyperbolic sine",
+                ("[-1.0, 0.0, 2.0]", "[-0.8814,  0.0000,  1.4436]"),
+                ["rsqrt", ["add", ONE, _SQUARE]],
+                "asinh",
+                "Asinh",
+            ),
+        ),
+        Function(
+            "acosh",
+            "ark_acosh(a)",
+            np.arccosh,
+            public=Public(
+                "Inverse hyperbolic cosine",
+                ("[1.0, 2.0, 4.0]", "[0.0000, 1.3170, 2.0634]"),
+                ["rsqrt", ["mul", ["sub", X, ONE], ["add", X, ONE]]],
+                "acosh",
+                "Acosh",
+                (1.3, 3.0),
+            ),
+        ),
+        Function(
+            "atanh",
+            "ark_atanh(a)",
+            np.arctanh,
+            public=Public(
+                "Inverse hyperbolic tangent",
+                ("[-0.5, 0.0, 0.5]", "[-0.5493,  0.0000,  0.5493]"),
+                ["reciprocal", ["mul", ["sub", ONE, X], ["add", ONE, X]]],
+                "atanh",
+                "Atanh",
+                (-0.8, 0.8),
+            ),
+        ),
         _compare("less", "<", np.less),
         _compare("less_equal", "<=", np.less_equal),
         _compare("greater", ">", np.greater),

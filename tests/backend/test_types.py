@@ -6,6 +6,7 @@ holds all that an example draws, because compiling is what costs.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 import ark
 from ark.ir.dtype import DataType
+from ark.tasks.functions import FUNCTIONS
 from tests.cases.types import PACKED, elementwise, held, many, movements, reductions, values
 from tests.opcheck import Case, check
 
@@ -51,6 +53,11 @@ def test_reductions(backend: str, drawn: list[Case]) -> None:
     check(drawn)
 
 
+def by_torch(name: str, array: np.ndarray) -> np.ndarray:
+    torch = pytest.importorskip("torch")
+    return getattr(torch, name)(torch.from_numpy(array)).numpy()
+
+
 UNARY: dict[str, tuple[Callable[..., np.ndarray], float, float]] = {
     "expm1": (np.expm1, -3, 3),
     "ln": (np.log, 1e-3, 50.0),
@@ -75,6 +82,11 @@ UNARY: dict[str, tuple[Callable[..., np.ndarray], float, float]] = {
     "asinh": (np.arcsinh, -50, 50),
     "acosh": (np.arccosh, 1, 50),
     "atanh": (np.arctanh, -0.99, 0.99),
+}
+UNARY |= {
+    f.name: (functools.partial(by_torch, f.public.torch), *f.public.between)
+    for f in FUNCTIONS.values()
+    if f.public and f.name not in UNARY
 }
 
 

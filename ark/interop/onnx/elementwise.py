@@ -23,19 +23,13 @@ from ark.interop.onnx.values import (
     refuse,
 )
 from ark.ir.dtype import FLOATS, SMALL_FLOATS
+from ark.tasks.functions import FUNCTIONS
 
 _SAME = {
     "Abs": ark.abs,
-    "Acos": ark.acos,
-    "Acosh": ark.acosh,
-    "Asin": ark.asin,
-    "Asinh": ark.asinh,
-    "Atan": ark.atan,
-    "Atanh": ark.atanh,
     "BitwiseNot": ark.bitwise_not,
     "Ceil": ark.ceil,
     "Cos": ark.cos,
-    "Cosh": ark.cosh,
     "Erf": ark.erf,
     "Exp": ark.exp,
     "Floor": ark.floor,
@@ -50,11 +44,14 @@ _SAME = {
     "Sigmoid": ark.sigmoid,
     "Sign": ark.sign,
     "Sin": ark.sin,
-    "Sinh": ark.sinh,
     "Softsign": ark.softsign,
     "Sqrt": ark.sqrt,
-    "Tan": ark.tan,
     "Tanh": ark.tanh,
+}
+_SAME |= {
+    f.public.onnx: getattr(ark, f.name)
+    for f in FUNCTIONS.values()
+    if f.public is not None and f.public.onnx
 }
 _PAIRS = {
     "Add": ark.add,

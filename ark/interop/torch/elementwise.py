@@ -20,6 +20,7 @@ from ark.interop.torch.values import (
     operator,
     refuse,
 )
+from ark.tasks.functions import FUNCTIONS
 
 
 def _trunc(tensor: Any) -> Any:
@@ -34,15 +35,8 @@ def _sign(tensor: Any) -> Any:
 
 _UNARY: dict[str, Callable[[Any], Any]] = {
     "abs": ark.abs,
-    "acos": ark.acos,
-    "acosh": ark.acosh,
-    "asin": ark.asin,
-    "asinh": ark.asinh,
-    "atan": ark.atan,
-    "atanh": ark.atanh,
     "ceil": ark.ceil,
     "cos": ark.cos,
-    "cosh": ark.cosh,
     "erf": ark.erf,
     "erfc": lambda x: ark.sub(1.0, ark.erf(x)),
     "exp": ark.exp,
@@ -70,14 +64,13 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "sign": _sign,
     "silu": ark.silu,
     "sin": ark.sin,
-    "sinh": ark.sinh,
     "softsign": ark.softsign,
     "sqrt": ark.sqrt,
     "square": lambda x: x * x,
-    "tan": ark.tan,
     "tanh": ark.tanh,
     "trunc": _trunc,
 }
+_UNARY |= {f.public.torch: getattr(ark, f.name) for f in FUNCTIONS.values() if f.public}
 _WHOLE = ("abs", "ceil", "floor", "neg", "round", "sgn", "sign", "square", "trunc", "relu")
 
 

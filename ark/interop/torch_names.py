@@ -18,6 +18,9 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__") or _no_torch:
         raise AttributeError(f"module 'ark.torch' has no attribute {name!r}")
     if name in ("Module", "Options", "block"):
-        return getattr(importlib.import_module("ark.interop.torch"), name)
-    module = importlib.import_module("torch")
-    return module if name == "torch" else getattr(module, name)
+        from ark.interop import torch as ours
+
+        return getattr(ours, name)
+    import torch
+
+    return torch if name == "torch" else getattr(torch, name)

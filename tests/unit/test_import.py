@@ -1,0 +1,93 @@
+"""The modules that `import ark` loads, and the names that load others on first use."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ark
+
+STUB = ast.parse((Path(ark.__file__).with_suffix(".pyi")).read_text())
+MOST_MODULES = 20  # the package, its errors and log, and eleven names of ARK's paths
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+LOADED = "sorted(m for m in sys.modules if m.partition('.')[0] in ('ark', 'numpy'))"
+
+
+def test_importing_ark_loads_few_modules() -> None:
+    loaded = run(f"import sys, ark; print(*{LOADED})").split()
+    assert "ark.errors" in loaded and len(loaded) <= MOST_MODULES, loaded
+
+
+def test_an_op_loads_no_executor_and_no_gradients() -> None:
+    code = f"import sys, ark; ark.relu(ark.tensor([4])); print(*{LOADED})"
+    loaded = run(code).split()
+    assert "ark.ops.elementwise" in loaded
+    late = ("ark.runtime", "ark.gradients", "ark.models", "ark.interop", "ark.serving", "ark.api.")
+    assert [m for m in loaded if m.startswith(late)] == []
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("from ark.plan import kind", "kind.get('matmul')"),
+        ("from ark.plan import kind", "assert 'matmul' in kind.names()"),
+        ("from ark.lower import registry", "registry.get('softmax')"),
+        ("from ark.frontend.tensor import Tensor", "import numpy; Tensor.__add__"),
+        ("from ark.runtime.toolchain import examiners", "assert list(examiners.filled())"),
+        ("import torch, ark", "assert ark.Tensor.from_torch(torch.ones(3)).shape() == [3]"),
+        ("import ark", "assert ark.planner.Planner is ark.Planner and callable(ark.init)"),
+        ("import ark.tensor, ark", "assert callable(ark.tensor) and ark.init.__doc__"),
+        ("from ark.planner import Planner, Plan", "import ark; assert Plan is ark.Plan"),
+        ("import ark", "assert 'relu' in dir(ark) and 'Runtime' in dir(ark)"),
+        ("import ark", "assert not hasattr(ark, 'get') and not hasattr(ark, 'no_such_name')"),
+        ("import ark", "assert (ark.copy(3.0) * 2).eval().tolist() == [6]"),
+    ],
+)
+def test_a_first_use_loads_its_module(first: str, then: str) -> None:
+    run(f"{first}\n{then}")
+
+
+def test_the_stub_has_the_names_that_the_package_has() -> None:
+    imported = {
+        (alias.asname or alias.name): (node.module, alias.name)
+        for node in STUB.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name != "*"
+    }
+    for name, (module, attribute) in imported.items():
+        there = getattr(ark, name)
+        assert there is getattr(sys.modules[str(module)], attribute), name
+    declared = {ast.unparse(n.target) for n in STUB.body if isinstance(n, ast.AnnAssign)}
+    typed = {*imported, *declared, *ark.ops.__all__, "error", "version"}
+    assert set(ark.__all__) <= typed
+    assert {*ark._MODULES, *ark._ERRORS} <= typed
+
+
+def test_threads_that_ask_a_table_at_once_all_find_it_full() -> None:
+    code = """
+import threading
+from ark.plan import kind
+errors = []
+def ask():
+    try:
+        kind.get("pool")
+    except Exception as error:
+        errors.append(error)
+threads = [threading.Thread(target=ask) for _ in range(8)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+assert not errors, errors
+"""
+    run(code)
