@@ -81,7 +81,8 @@ def picture(data: dict) -> str:
     scale = (WIDTH - LEFT - 10) / max(_end(tasks), _end(kernels))
     titles = (
         f"{data['config']}, a token after {data['context']} others on an {data['device']}: "
-        f"ark's loop kernel, {_end(tasks):.0f} us ({len(lanes)} of {data['processors']} processors)",
+        f"ark's loop kernel, {_end(tasks):.0f} us "
+        f"({len(lanes)} of {data['processors']} processors)",
         f"torch.compile in a CUDA graph: {len(kernels)} kernels, {_end(kernels):.0f} us",
     )
     label = ". ".join(titles)
