@@ -29,6 +29,7 @@ from ark.lower.rewrite.fuse_parts_norm import fuse_parts_norm
 from ark.lower.rewrite.fuse_reduction_terms import fuse_reduction_terms
 from ark.lower.rewrite.fuse_regions import fuse_regions
 from ark.lower.rewrite.fuse_rmsnorm import fuse_rmsnorm
+from ark.lower.rewrite.fuse_rotary import fuse_rotary
 from ark.lower.rewrite.fuse_sampling import fuse_sampling
 from ark.lower.rewrite.fuse_windows import fuse_windows
 from ark.lower.rewrite.hoist_factors import hoist_factors
@@ -112,6 +113,11 @@ PASSES: tuple[Pass, ...] = (
         Stage.GRAPH,
         "An rmsnorm that is written op by op becomes one node, which reads each row once.",
         gives=("rounded_rmsnorm",),
+    ),
+    Pass(
+        fuse_rotary,
+        Stage.GRAPH,
+        "Rotary embeddings that are written op by op read both halves of a head in place.",
     ),
     Pass(
         channels_last,

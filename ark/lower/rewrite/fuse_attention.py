@@ -22,7 +22,8 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.copies import read_in_place, without_unread
 from ark.lower.rewrite.fuse_chains import read_once
-from ark.lower.rewrite.masks import Masks, only_makers
+from ark.lower.rewrite.makers import only_makers
+from ark.lower.rewrite.masks import Masks
 from ark.lower.rewrite.strided import (
     Place,
     Rows,

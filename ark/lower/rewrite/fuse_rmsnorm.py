@@ -20,9 +20,7 @@ from ark.ir.dtype import FLOATS, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.copies import without_unread
-from ark.lower.rewrite.fuse_chains import read_once
-from ark.lower.rewrite.masks import only_makers
+from ark.lower.rewrite.makers import Pattern, without
 from ark.lower.rewrite.views import same_elements
 
 SQUARE = ["mul", ["input", 0], ["input", 0]]
@@ -46,8 +44,9 @@ def fuse_rmsnorm(graph: Graph, context: Context) -> Graph:
     if not norms:
         return graph
     taken = {number for norm in norms.values() for number in norm.taken}
-    each = (_fused(n, norms.get(n.id)) for n in graph.nodes if n.id not in taken)
-    return without_unread(graph.with_nodes(each), context.kept, frozenset())
+    casts = {n.id for norm in norms.values() for n in finder.reading(norm.rows)}
+    fused = graph.with_nodes(_fused(n, norms.get(n.id)) for n in graph.nodes)
+    return without(fused, taken, casts, context.kept)
 
 
 def _fused(node: Node, norm: _Norm | None) -> Node:
@@ -61,12 +60,12 @@ def _fused(node: Node, norm: _Norm | None) -> Node:
     )
 
 
-class _Finder:
+class _Finder(Pattern):
     """Looks for the nodes of a norm."""
 
-    def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
-        self.view, self.private = graph.view, read_once(graph, kept, again=True)
-        self.makers = only_makers(graph)
+    def reading(self, rows: Tensor) -> list[Node]:
+        """The casts of rows."""
+        return [n for n in self.view.readers.get(rows.id, ()) if n.type == "cast"]
 
     def ending_with(self, last: Node) -> _Norm | None:
         """The norm whose result this node makes: it multiplies by the weight, or rounds that."""
@@ -75,27 +74,19 @@ class _Finder:
         out = last.outputs[0].dtype
         if last.type == "mul" and not (out == fp32 and self._is_rounded(last)):
             return self._weighted(last, last, ())
-        product = self._maker(last.inputs[0], last) if last.type == "cast" else None
+        product = self.maker(last.inputs[0], last) if last.type == "cast" else None
         if product is None or product.outputs[0].dtype != fp32 or out not in FLOATS:
             return None
         return self._weighted(product, last, (product.id,))
 
     def _is_rounded(self, product: Node) -> bool:
-        """Is the result read by a cast alone, with which the norm ends?"""
+        """True where a cast alone reads the result, with which the norm ends."""
         out = product.outputs[0]
         if not self.private(out):
             return False
         (number,) = self.view.touching[out.buffer.id] - {product.id}
         reader = self.view.nodes[self.view.places[number]]
         return reader.type == "cast" and reader.outputs[0].dtype in FLOATS
-
-    def _maker(self, tensor: Tensor, reader: Node) -> Node | None:
-        """The node that makes these elements for this reader alone."""
-        node = self.makers.get(tensor.buffer.id)
-        if node is None or len(node.outputs) != 1 or node.placement != reader.placement:
-            return None
-        fits = not node.after and self.private(node.outputs[0])
-        return node if fits and same_elements(tensor, node.outputs[0]) else None
 
     def _weighted(self, product: Node, last: Node, taken: tuple[int, ...]) -> _Norm | None:
         """The norm that is multiplied by its weight there."""
@@ -104,16 +95,18 @@ class _Finder:
         for weight, value in itertools.permutations(product.inputs):
             alike = weight.dtype == value.dtype == product.outputs[0].dtype
             row = weight.shape == value.shape[-1:] and len(value.shape) > 1 and weight.dense
-            node = self._maker(value, last) if alike and row else None
+            node = self.maker(value, last) if alike and row else None
             rounded = node is not None and node.type == "cast" and value.dtype in FLOATS
             if node is None or (value.dtype != fp32 and not rounded):
                 continue
             also = taken
             if rounded:
                 also = (*taken, node.id)
-                node = self._maker(node.inputs[0], last)
+                node = self.maker(node.inputs[0], last)
             for rows, eps, nodes in self._normed(node, last):
-                if rows.shape == value.shape == last.outputs[0].shape:
+                out, given = last.outputs[0], (rows.buffer.id, weight.buffer.id)
+                fits = rows.shape == value.shape == out.shape and out.buffer.id not in given
+                if fits and self.steady(weight, product, last):
                     return _Norm(rows, weight, eps, rounded, (*also, *nodes))
         return None
 
@@ -124,14 +117,14 @@ class _Finder:
         if product is None or product.type != "mul" or len(product.inputs) != 2:
             return
         for value, factor in itertools.permutations(product.inputs):
-            root = self._maker(factor, last)
-            added = self._of_type(root, "rsqrt", last)
-            mean = self._of_type(added, "add", last)
-            square = self._of_type(mean, "reduce_mean", last)
+            root = self.maker(factor, last, "rsqrt")
+            added = self._before(root, last, "add")
+            mean = self._before(added, last, "reduce_mean")
+            square = self._before(mean, last)
             if root is None or added is None or mean is None or square is None:
                 continue
             axis = mean.attrs["axis"] % len(value.shape)
-            over = axis == len(value.shape) - 1 and mean.attrs["keepdims"]
+            over = axis == len(value.shape) - 1 and factor.shape == (*value.shape[:-1], 1)
             nodes = (product, root, added, mean, square)
             plain = all(n.outputs[0].dtype == fp32 for n in nodes) and value.dtype == fp32
             eps = added.attrs.get("scalar", 0.0)
@@ -144,22 +137,19 @@ class _Finder:
                 if rows is not None:
                     yield rows, float(eps), tuple(n.id for n in nodes)
 
-    def _of_type(self, node: Node | None, kind: str, last: Node) -> Node | None:
-        """What makes the only input of a node, if the node is of this type."""
-        fits = node is not None and node.type == kind and len(node.inputs) == 1
-        return self._maker(node.inputs[0], last) if node is not None and fits else None
+    def _before(self, node: Node | None, last: Node, kind: str = "") -> Node | None:
+        """The node of this type that makes the only input of a node."""
+        alone = node is not None and len(node.inputs) == 1
+        return self.maker(node.inputs[0], last, kind) if node is not None and alone else None
 
     def _rows(self, value: Tensor, first: Node, last: Node) -> Tensor | None:
         """The rows that are normed, the value or the input of its cast; None where they are
         written again before the norm ends.
         """
-        rows, places = value, self.view.places
-        begin = places[first.id]
+        rows, begin = value, first
         maker = self.makers.get(value.buffer.id)
         if maker is not None and maker.type == "cast" and same_elements(value, maker.outputs[0]):
             source = maker.inputs[0]
             if source.dtype in FLOATS and source.shape == value.shape:
-                rows, begin = source, places[maker.id]
-        writers = self.view.writers.get(rows.buffer.id, ())
-        written = any(begin < places[n.id] < places[last.id] for n in writers)
-        return None if written else rows
+                rows, begin = source, maker
+        return rows if self.steady(rows, begin, last) else None

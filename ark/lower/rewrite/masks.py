@@ -10,23 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ark.ir.graph import Graph, Node
+from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.lower.registry import get
 from ark.lower.rewrite.views import whole
 
 MASKED = -6e4  # and less: such a score has no weight in any type
 MOST_MASK = 1 << 24  # elements of a mask that is computed to look at it
-
-
-def only_makers(graph: Graph) -> dict[int, Node]:
-    """By activation buffer, the only node that writes it."""
-    makers: dict[int, Node] = {}
-    for buffer, nodes in graph.view.writers.items():
-        first = next(t for t in nodes[0].outputs if t.buffer.id == buffer)
-        if len(nodes) == 1 and not nodes[0].virtual and first.buffer.arena == "activation":
-            makers[buffer] = nodes[0]
-    return makers
 
 
 class Masks:

@@ -5,7 +5,7 @@ where each row is computed by itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,30 +16,10 @@ from hypothesis import strategies as st
 import ark
 from ark.backend import registry
 from ark.ir.graph import Graph
-from ark.ir.values import Tensor
-from ark.lower import registry as ops
 from ark.lower.rewrite.cancel_transposes import cancel_transposes
 from ark.lower.rewrite.context import Context
 from tests.slow import examples
-
-
-def seen(tensor: Tensor, memory: dict[int, np.ndarray]) -> np.ndarray:
-    """The tensor's elements, a view of its buffer's."""
-    flat = memory.setdefault(tensor.buffer.id, np.zeros(tensor.buffer.nbytes // 4, np.float32))
-    start = sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
-    steps = [4 * s for s in tensor.strides]
-    return np.lib.stride_tricks.as_strided(flat[start:], tensor.shape, steps)
-
-
-def computed(graph: Graph, inputs: Mapping[int, np.ndarray], result: Tensor) -> np.ndarray:
-    """A result in fp32, by the references of the nodes in order."""
-    memory = {number: value.reshape(-1) for number, value in inputs.items()}
-    for node in graph.nodes:
-        reference = ops.get(node.type).reference
-        if reference is not None and not node.virtual:
-            value = reference([seen(t, memory) for t in node.inputs], node.attrs)[0]
-            seen(node.outputs[0], memory)[...] = value.reshape(node.outputs[0].shape)
-    return seen(result, memory)
+from tests.unit.lower.computed import computed
 
 
 class Turned:

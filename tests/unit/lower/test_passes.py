@@ -33,6 +33,7 @@ SHARED = {
     "convolutions",
     "copies",
     "few_channels",
+    "makers",
     "masks",
     "strided",
     "views",

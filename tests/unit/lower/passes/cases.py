@@ -66,6 +66,13 @@ def _norm_by_ops() -> None:
     ark.mul(w, ark.cast(ark.mul(wide, factor), bf16))
 
 
+def _rotary_by_ops() -> None:
+    x, factors = ark.tensor([2, 64, 4, 32], bf16), [ark.tensor([1, 1, 64, 32], bf16)] * 2
+    heads = ark.transpose(x, [0, 2, 1, 3])
+    turned = ark.concat([ark.neg(heads[:, :, :, 16:]), heads[:, :, :, :16]], 3)
+    ark.relu(ark.add(ark.mul(heads, factors[0]), ark.mul(turned, factors[1])))
+
+
 def _convolution() -> None:
     x = ark.tensor([8, 64, 32, 32], bf16)
     ark.conv(ark.relu(x), ark.parameter([64, 64, 3, 3], bf16, name="w"), padding=1)
@@ -215,6 +222,7 @@ CASES = (
     Case("fold_transposes", _transposed),
     Case("cancel_transposes", _turned_rows),
     Case("fuse_rmsnorm", _norm_by_ops),
+    Case("fuse_rotary", _rotary_by_ops),
     Case("channels_last", _convolution),
     Case("pack_weights", _gated),
     Case("fuse_unit_attention", _attention),

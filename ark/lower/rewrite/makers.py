@@ -1,0 +1,60 @@
+"""The nodes that make tensors, for rewrites that look for a pattern from its last node back.
+
+Called by ark.lower.rewrite.masks, fuse_attention, fuse_rmsnorm and fuse_rotary.
+"""
+
+from __future__ import annotations
+
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.lower.rewrite.fuse_chains import read_once
+from ark.lower.rewrite.views import same_elements
+
+
+def only_makers(graph: Graph) -> dict[int, Node]:
+    """By activation buffer, the only node that writes it."""
+    makers: dict[int, Node] = {}
+    for buffer, nodes in graph.view.writers.items():
+        first = next(t for t in nodes[0].outputs if t.buffer.id == buffer)
+        if len(nodes) == 1 and not nodes[0].virtual and first.buffer.arena == "activation":
+            makers[buffer] = nodes[0]
+    return makers
+
+
+def without(graph: Graph, taken: set[int], idle: set[int], kept: frozenset[int]) -> Graph:
+    """The graph without the nodes of some ids. idle: ids of nodes that are dropped, too, if their
+    results are no longer read. kept: ids of buffers that are read outside of the graph.
+    """
+    left = graph.with_nodes(n for n in graph.nodes if n.id not in taken)
+    reads = left.view.reads
+
+    def unread(node: Node) -> bool:
+        buffers = [t.buffer for t in node.outputs]
+        return all(
+            b.arena == "activation" and b.id not in kept and not reads[b.id] for b in buffers
+        )
+
+    return left.with_nodes(n for n in left.nodes if n.id not in idle or not unread(n))
+
+
+class Pattern:
+    """The nodes of a graph as a pattern that ends with one of them looks for them."""
+
+    def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
+        self.view, self.private = graph.view, read_once(graph, kept, again=True)
+        self.makers = only_makers(graph)
+
+    def maker(self, tensor: Tensor, reader: Node, kind: str = "") -> Node | None:
+        """The node of this type, or of any, that makes these elements for this reader alone."""
+        node = self.makers.get(tensor.buffer.id)
+        if node is None or len(node.outputs) != 1 or node.placement != reader.placement:
+            return None
+        fits = not node.after and self.private(node.outputs[0]) and kind in ("", node.type)
+        return node if fits and same_elements(tensor, node.outputs[0]) else None
+
+    def steady(self, tensor: Tensor, first: Node, last: Node) -> bool:
+        """True where the tensor holds the same elements when the last node runs as when the first
+        one does.
+        """
+        places, writers = self.view.places, self.view.writers.get(tensor.buffer.id, ())
+        return not any(places[first.id] < places[n.id] < places[last.id] for n in writers)
