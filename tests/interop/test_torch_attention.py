@@ -15,6 +15,7 @@ from ark.backend import registry  # noqa: E402
 from ark.interop.torch.compile import compile_graph  # noqa: E402
 from ark.interop.torch.graph import build, name_of, why_not  # noqa: E402
 from ark.interop.torch.planning import planned  # noqa: E402
+from tests.cases.torch_plans import planned_as  # noqa: E402
 
 nn = torch.nn
 
@@ -167,24 +168,6 @@ FORMS = {
         q, k, v, torch.zeros(2, 1, 1, 256, dtype=torch.bfloat16)
     ),
 }
-
-
-def planned_as(module: Any, example: Any, machine: str, monkeypatch: Any) -> list[Any]:
-    """The plans of torch.compile for a named machine; the kernels run on the CPU."""
-    from ark.interop.torch import program
-
-    plans: list[Any] = []
-
-    def both(model: Any, places: Any, own: Any, *rest: Any, **named: Any) -> Any:
-        plans.append(planned(model, places, registry.machine(machine), *rest, **named))
-        return planned(model, places, own, *rest, **named)
-
-    monkeypatch.setattr(program, "planned", both)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            torch.compile(module, backend="ark")(example), module(example), rtol=2e-2, atol=2e-2
-        )
-    return plans
 
 
 @pytest.mark.parametrize("form", list(FORMS))

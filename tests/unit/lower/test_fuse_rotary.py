@@ -100,7 +100,7 @@ def test_a_llama_of_transformers_is_products_norms_rotations_and_attention(
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from ark.bench.whole_models import FirstTensor
-    from tests.interop.test_torch_attention import planned_as
+    from tests.cases.torch_plans import planned_as
 
     ark.init(backend="cpu")
     torch._dynamo.reset()

@@ -1,0 +1,28 @@
+"""Plans that torch.compile makes for a machine which is not here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ark.backend import registry
+from ark.interop.torch.planning import planned
+
+
+def planned_as(module: Any, example: Any, machine: str, monkeypatch: Any) -> list[Any]:
+    """The plans of torch.compile for a named machine; the kernels run on the CPU."""
+    from ark.interop.torch import program
+
+    plans: list[Any] = []
+
+    def both(model: Any, places: Any, own: Any, *rest: Any, **named: Any) -> Any:
+        plans.append(planned(model, places, registry.machine(machine), *rest, **named))
+        return planned(model, places, own, *rest, **named)
+
+    monkeypatch.setattr(program, "planned", both)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            torch.compile(module, backend="ark")(example), module(example), rtol=2e-2, atol=2e-2
+        )
+    return plans
