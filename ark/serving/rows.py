@@ -75,6 +75,11 @@ class Launched:
         self._run.check()
         return self._run.running()
 
+    @property
+    def complete(self) -> bool:
+        """Were all tokens of a full launch read?"""
+        return not any(self._step.drafts) and bool((self._next >= self._ends).all())
+
     def read(self) -> list[tuple[int, list[int]]]:
         """Rows with the tokens that they have made since the last call; none beside drafts."""
         found: list[tuple[int, list[int]]] = []
@@ -101,7 +106,7 @@ class Launched:
         if not step.rows:
             return 0, []
         chunks = 0 if step.chunks is None else step.chunks.count
-        done = rows.executor.end() - chunks
+        done = rows.executor.end() - chunks if rows.leaving else step.iterations
         made = np.clip(done - self._reads, 0, self._most)
         ends, begins = self._texts + made, self._next
         tokens = [self._read(row, row, begins[row], ends[row]) for row in range(len(step.rows))]
