@@ -55,7 +55,7 @@ def planned(shape: Shape, backend: Backend, device: Device) -> Plan:
 def loaded(
     plan: Plan, backend: Backend, device: Device, weights: dict[str, np.ndarray]
 ) -> Executor:
-    """A plan with these weights, which have the same names in each_plan plans, and random caches."""
+    """A plan with these weights, which have the same names in both plans, and random caches."""
     begin = time.perf_counter()
     executor = Executor(plan, backend, device)
     compiled = time.perf_counter()
@@ -267,13 +267,13 @@ def main() -> None:
             batch=args.slots,
             pages=pages_of(args.slots, args.context, PAGE_POSITIONS, None),
         )
-        each_plan = [planned(each, backend, device) for each in (alone, shape)]
-        weights = dict(random_weights(each_plan[0], config))
-        with loaded(each_plan[0], backend, device, weights) as executor:
+        prepared = [planned(each, backend, device) for each in (alone, shape)]
+        weights = dict(random_weights(prepared[0], config))
+        with loaded(prepared[0], backend, device, weights) as executor:
             plain(executor, alone, args.position)
             middle = args.position + max(0, args.tokens - PLAIN_TOKENS) // 2
             us, text = plain(executor, alone, middle)  # at the positions of the engine's requests
-        model = LoadedModel(loaded(each_plan[1], backend, device, weights), shape)
+        model = LoadedModel(loaded(prepared[1], backend, device, weights), shape)
         print(f"set up in {time.perf_counter() - begin:.1f} s", flush=True)
         with Engine(model) as engine:
             bench = Bench(engine, args.position, args.tokens, us)
