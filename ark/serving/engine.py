@@ -298,8 +298,8 @@ class Engine:
     def _take(self, step: Step, tokens: Sequence[tuple[int, Sequence[int]]]) -> bool:
         """Rows have made tokens; True if a request has ended with them."""
         ended = False
-        for row, made in tokens:
-            outcome = self._scheduler.take(step, row, made)
+        for row, new in tokens:
+            outcome = self._scheduler.take(step, row, new)
             if outcome is not None:
                 self._generated += len(outcome.tokens)
                 ended = ended or outcome.finish is not None

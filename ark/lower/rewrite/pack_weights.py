@@ -123,8 +123,8 @@ class _Finder:
         first, second = rotations[0], rotations[1]
         products = self.products([first.inputs[0], second.inputs[0], value.inputs[0]])
         same = first.inputs[1:] == second.inputs[1:] and first.attrs == second.attrs
-        told = key.inputs[-2], value.inputs[-2]  # before the cache
-        places = {t.id for t in (position, first.inputs[1], *told)}
+        positions = key.inputs[-2], value.inputs[-2]  # before the cache
+        places = {t.id for t in (position, first.inputs[1], *positions)}
         if products is None or not same or len(places) > 1:
             return None
         frequencies, caches = first.inputs[2], (key.inputs[-1], value.inputs[-1])
